@@ -1,0 +1,31 @@
+"""The Django app: finds the project's messages, consumers and check-backs; writes topics and days after a migration."""
+
+from __future__ import annotations
+
+from django.apps import AppConfig
+from django.db.models.signals import post_migrate
+from django.utils.module_loading import autodiscover_modules
+
+
+class OutboxConfig(AppConfig):
+    name = "outbox"
+    label = "outbox"
+    verbose_name = "Transactional outbox"
+    default_auto_field = "django.db.models.BigAutoField"
+
+    def ready(self) -> None:
+        autodiscover_modules("messages", "consumers", "check_back")
+        post_migrate.connect(_prepare_database, sender=self)
+
+
+def _prepare_database(*, using: str, **kwargs: object) -> None:
+    """Write what the tables need beside their shape: topics, and days of the message table made ahead."""
+    from django.db import connections, router
+
+    from outbox.models import MessageRow
+    from outbox.partitions import make_days
+    from outbox.topics import write_topics
+
+    if connections[using].vendor == "postgresql" and router.allow_migrate_model(using, MessageRow):
+        write_topics(using)
+        make_days(using)

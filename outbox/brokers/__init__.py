@@ -1,0 +1,1 @@
+"""Brokers: `base.py` says what each owes, then one file per broker."""

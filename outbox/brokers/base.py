@@ -1,0 +1,247 @@
+"""
+What a broker owes, on one page. A broker carries messages; it knows neither outbox nor inbox rows.
+
+Every call speaks in batches, so that a network broker can pipeline. A call gives one outcome per message, in the order
+of the messages, and raises only for a programming error: the broker's trouble is an outcome (`UNAVAILABLE`, `UNSURE`).
+"""
+
+from __future__ import annotations
+
+import abc
+import enum
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from datetime import datetime, timedelta
+from typing import Any, ClassVar
+
+from outbox.errors import NotOffered
+from outbox.message import Half, Resolution, TopicSpec
+
+DEFAULT_MAX_BODY_BYTES = 4 * 1024 * 1024
+
+
+class Verdict(enum.StrEnum):
+    """What became of a message that was handed over."""
+
+    ACCEPTED = "accepted"  # the broker has it
+    REFUSED = "refused"  # this very message can never go
+    MISCONFIGURED = "misconfigured"  # topic missing, wrong type, no permission: a person must act
+    UNAVAILABLE = "unavailable"  # the broker's trouble, the message is surely not stored
+    UNSURE = "unsure"  # may or may not be stored
+
+
+class EndSemantics(enum.StrEnum):
+    """What a broker does with a second end of one half message. Source: docs/guarantees.md."""
+
+    IDEMPOTENT = "idempotent"  # BI: the first end wins, is remembered and returned
+    FORGETFUL = "forgetful"  # BF: the first end wins, a later one hears NOT_FOUND
+    DUPLICATING = "duplicating"  # BD: a second COMMIT makes a second copy
+    STATELESS = "stateless"  # BS: every COMMIT makes a copy, also after ROLLBACK or a discard
+
+
+class Ended(enum.StrEnum):
+    """How a half message stands after an end."""
+
+    COMMITTED = "committed"
+    ROLLED_BACK = "rolled_back"
+    DISCARDED = "discarded"
+    NOT_FOUND = "not_found"
+
+
+@dataclass(frozen=True, slots=True)
+class Outgoing:
+    """
+    A message on its way to a broker.
+
+    Args:
+        token: text of the token; only on half messages.
+        deliver_at: not before this time; only on topics of type delay.
+    """
+
+    message_id: str
+    topic: str
+    body: bytes
+    key: str = ""
+    tag: str = ""
+    headers: Mapping[str, str] = field(default_factory=dict)
+    token: str = ""
+    deliver_at: datetime | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class HalfRef:
+    """What finds a half message at its broker again."""
+
+    topic: str
+    half_id: str
+    message_id: str
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """
+    What became of one message.
+
+    Args:
+        half_id: the broker's id of the half message, after `send_halves`.
+        ended: how the half message stands now, after `end`; it may differ from what was asked.
+        reason: for every verdict but ACCEPTED, what a person should read.
+    """
+
+    verdict: Verdict
+    half_id: str = ""
+    ended: Ended | None = None
+    reason: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Delivery:
+    """
+    A message handed to a consumer group.
+
+    Args:
+        receipt: names this very delivery to the broker; another delivery of the same message has another one.
+        attempt: how many times the group has been handed it, this time included.
+        stored_at: when the broker made it visible.
+    """
+
+    group: str
+    topic: str
+    message_id: str
+    body: bytes
+    receipt: str
+    key: str = ""
+    tag: str = ""
+    headers: Mapping[str, str] = field(default_factory=dict)
+    attempt: int = 1
+    stored_at: datetime | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """A message as its broker holds it. `state`: half, visible, delayed, rolled_back, discarded or dead_letter."""
+
+    message_id: str
+    topic: str
+    state: str
+    half_id: str = ""
+    stored_at: datetime | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Problem:
+    """What `check()` found wrong with a broker's options or topics."""
+
+    text: str
+    hint: str
+    is_error: bool = True
+
+
+class Broker(abc.ABC):
+    """
+    Carries messages from relays to consumer groups.
+
+    Create one after a fork only, in the process and thread that uses it.
+
+    Args:
+        alias: the broker's name in `OUTBOX["BROKERS"]`.
+        options: its OPTIONS, as written there.
+        topics: the topics that settings give to it.
+    """
+
+    supports_half_messages: ClassVar[bool] = False
+    end_semantics: EndSemantics = EndSemantics.STATELESS
+    supports_order: ClassVar[bool] = False
+    supports_delay: ClassVar[bool] = False
+    supports_tags: ClassVar[bool] = False
+    needs_check_loop: ClassVar[bool] = False  # True: a host of ours must call check_halves() now and then
+    max_body_bytes: int = DEFAULT_MAX_BODY_BYTES
+
+    def __init__(self, alias: str, options: Mapping[str, Any], topics: Sequence[TopicSpec]) -> None:
+        self.alias = alias
+        self.options = options
+        self.topics = {topic.name: topic for topic in topics}
+
+    @classmethod
+    def check_options(cls, options: Mapping[str, Any]) -> list[Problem]:
+        """Say what is wrong with the OPTIONS, without a connection."""
+        return []
+
+    def check(self) -> list[Problem]:
+        """Say what is wrong with the options, and with the topics as the running broker knows them."""
+        return self.check_options(self.options)
+
+    @abc.abstractmethod
+    def send(self, messages: Sequence[Outgoing]) -> list[Outcome]:
+        """Send whole messages (one-phase) and wait for each answer."""
+
+    def send_halves(self, messages: Sequence[Outgoing]) -> list[Outcome]:
+        """Store half messages, hidden from consumers until they are ended. One physical send each, never repeated."""
+        raise NotOffered(f"{type(self).__name__} has no half messages. Ask supports_half_messages before.")
+
+    def end(self, halves: Sequence[HalfRef], resolution: Resolution) -> list[Outcome]:
+        """Commit or roll back half messages; `Outcome.ended` says how each stands now."""
+        raise NotOffered(f"{type(self).__name__} has no half messages. Ask supports_half_messages before.")
+
+    def check_halves(self, ask: Callable[[Half], Resolution], *, limit: int = 100) -> int:
+        """Ask about half messages that are due, end them as answered; give how many were asked about."""
+        raise NotOffered(f"{type(self).__name__} asks by itself. Look at needs_check_loop before.")
+
+    @abc.abstractmethod
+    def receive(
+        self,
+        group: str,
+        topics: Mapping[str, frozenset[str] | None],
+        *,
+        limit: int,
+        invisible_for: timedelta,
+        wait: timedelta,
+    ) -> list[Delivery]:
+        """
+        Take messages for a consumer group; they stay invisible to its other members for that long.
+
+        Args:
+            topics: topic -> the tags wanted, None for all. The same for every member of the group.
+            limit: at most this many messages (1 or more).
+            wait: return an empty list after this time when nothing comes.
+        """
+
+    @abc.abstractmethod
+    def ack(self, deliveries: Sequence[Delivery]) -> list[bool]:
+        """Say that these are done. False: the delivery's time was over, the message may be handed out again."""
+
+    @abc.abstractmethod
+    def retry(self, delivery: Delivery, after: timedelta) -> bool:
+        """Have the message delivered to the group again after that time. False as for `ack`."""
+
+    @abc.abstractmethod
+    def dead_letter(self, delivery: Delivery, reason: str) -> bool:
+        """Put the message aside for a person; the group goes on with the next. False as for `ack`."""
+
+    @abc.abstractmethod
+    def backlog(self, group: str) -> dict[str, int]:
+        """Count, per topic, the messages that wait for a group, those being handled included."""
+
+    @abc.abstractmethod
+    def find(self, message_id: str) -> list[Found]:
+        """Look a message up, in each form the broker holds it."""
+
+    def close(self) -> None:  # noqa: B027  (nothing to let go of is a good answer)
+        """Let go of connections. The broker is not used after it."""
+
+
+__all__ = [
+    "DEFAULT_MAX_BODY_BYTES",
+    "Broker",
+    "Delivery",
+    "EndSemantics",
+    "Ended",
+    "Found",
+    "Half",
+    "HalfRef",
+    "Outcome",
+    "Outgoing",
+    "Problem",
+    "TopicSpec",
+    "Verdict",
+]

@@ -1,0 +1,1 @@
+"""The check-back: did the transaction of this half message commit?"""

@@ -1,0 +1,224 @@
+"""
+The one settings object: `OUTBOX` in Django's settings, typed, frozen, read at use.
+
+`settings()` gives it; it is read again after `setting_changed`, so `override_settings` works. Every name stands here
+with its type, default and unit.
+"""
+
+from __future__ import annotations
+
+import difflib
+from datetime import timedelta
+from functools import cache
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+from django.conf import settings as django_settings
+from django.core.signals import setting_changed
+from django.utils.module_loading import import_string
+
+from outbox.errors import ConfigurationError, UnknownTopic
+from outbox.message import TopicSpec, TopicType
+
+if TYPE_CHECKING:  # settings are read without importing any broker
+    from outbox.brokers.base import Broker
+
+RETRY_DELAYS = tuple(
+    timedelta(seconds=seconds)
+    for seconds in (1, 5, 10, 30, 60, 120, 180, 240, 300, 360, 420, 480, 540, 600, 1200, 1800, 3600, 7200)
+)
+"""RocketMQ's 18 delay levels. Source: apache/rocketmq MessageStoreConfig, messageDelayLevel."""
+
+
+class _Section(msgspec.Struct, frozen=True, forbid_unknown_fields=True, rename=str.upper):
+    """A dict of settings: names in capitals, unknown ones refused."""
+
+
+class BrokerSettings(_Section, frozen=True):
+    """One entry of BROKERS. BACKEND: dotted path of a Broker class. OPTIONS: the broker's own, checked by it."""
+
+    backend: str = "outbox.brokers.embedded.EmbeddedBroker"
+    options: dict[str, Any] = {}
+
+
+class TopicSettings(_Section, frozen=True):
+    """One entry of TOPICS. TYPE: by default transaction where the broker has half messages, else normal."""
+
+    broker: str = "default"
+    type: TopicType | None = None
+    queues: int = 4
+    retention: timedelta = timedelta(days=7)
+
+
+class RelaySettings(_Section, frozen=True):
+    """How the relay works. Safety never depends on a time given here."""
+
+    batch_size: int = 500  # messages per topic in one claim, 1 to 2,000
+    lease: timedelta = timedelta(seconds=30)
+    lanes: int = 16  # at most so many relays at once in a database
+    sweep_age: timedelta = timedelta(seconds=10)  # a decided batch that old is ended again
+    retry_base: timedelta = timedelta(seconds=1)  # back-off of a refused or unsure position: base x 2^tries, jittered
+    retry_limit: timedelta = timedelta(minutes=5)
+    misconfigured_retry: timedelta = timedelta(seconds=30)
+    breaker_threshold: int = 3  # batches in a row that found the broker unavailable
+    breaker_base: timedelta = timedelta(seconds=1)
+    breaker_limit: timedelta = timedelta(seconds=30)
+    idle_wait_min: timedelta = timedelta(milliseconds=20)
+    idle_wait_max: timedelta = timedelta(seconds=1)
+    task_time: timedelta = timedelta(seconds=30)  # a Celery task drains no longer than this
+    slice_bytes: int = 8 * 1024 * 1024  # bodies loaded at once
+    partition_days: int = 7  # days of the message table made ahead
+
+
+class ConsumerSettings(_Section, frozen=True):
+    """How consumers receive. A handler slower than INVISIBLE may see its message delivered to another process too."""
+
+    batch_size: int = 32
+    invisible: timedelta = timedelta(seconds=60)
+    wait: timedelta = timedelta(seconds=1)
+    settle: timedelta = timedelta(minutes=1)  # a number missing longer than this is a gap
+    task_time: timedelta = timedelta(seconds=30)
+
+
+class CheckBackSettings(_Section, frozen=True):
+    """The check-back endpoint. SECRETS: Standard Webhooks secrets (`whsec_...`); the first signs, all verify."""
+
+    url: str = ""
+    secrets: list[str] = []
+    tolerance: timedelta = timedelta(minutes=5)  # a signature's time may differ from ours by this
+    lock_timeout: timedelta = timedelta(seconds=2)
+    statement_timeout: timedelta = timedelta(seconds=5)
+    throttle: str = "600/s"  # rate of answers, as in DRF, with any whole number of seconds
+
+
+class Settings(_Section, frozen=True):
+    """`OUTBOX`."""
+
+    brokers: dict[str, BrokerSettings] = msgspec.field(default_factory=lambda: {"default": BrokerSettings()})
+    topics: dict[str, TopicSettings] = {}
+    relay: RelaySettings = RelaySettings()
+    consumer: ConsumerSettings = ConsumerSettings()
+    check_back: CheckBackSettings = CheckBackSettings()
+    nudge: bool = True  # False: nobody is woken; relays find everything by their sweep
+    celery_queue: str = "outbox"
+    retention: timedelta = timedelta(days=7)  # sent messages, inbox rows and records stay that long
+    dedupe_retention: timedelta = timedelta(days=7)
+
+
+def read(raw: object) -> Settings:
+    """
+    Turn the `OUTBOX` dict into settings.
+
+    Raises:
+        ConfigurationError: a name is unknown, or a value has the wrong type; the text names the place.
+    """
+    try:
+        found = msgspec.convert(raw, Settings)
+    except msgspec.ValidationError as error:
+        raise ConfigurationError(_explain(str(error), raw)) from error
+    for name, topic in found.topics.items():
+        if topic.broker not in found.brokers:
+            raise ConfigurationError(
+                f'OUTBOX["TOPICS"]["{name}"] names the broker {topic.broker!r}, which is not in OUTBOX["BROKERS"] '
+                f"({', '.join(sorted(found.brokers)) or 'empty'}). Add it there, or correct the name."
+            )
+    return found
+
+
+def _explain(text: str, raw: object) -> str:
+    if "unknown field" in text:
+        unknown = text.split("`")[1]
+        known = {name.upper() for section in _Section.__subclasses__() for name in section.__struct_fields__}
+        close = difflib.get_close_matches(unknown, known, n=1)
+        hint = f" Did you mean {close[0]}?" if close else ""
+        return f"OUTBOX has an unknown setting {unknown!r}: {text}.{hint}"
+    return f"OUTBOX has a wrong value: {text}."
+
+
+@cache
+def settings() -> Settings:
+    """Give the settings as they are now. Raises ConfigurationError as `read` does."""
+    return read(getattr(django_settings, "OUTBOX", {}))
+
+
+def topic_settings(name: str) -> TopicSettings:
+    """
+    Give one topic's settings, its type filled in.
+
+    Raises:
+        UnknownTopic: the topic is not in `OUTBOX["TOPICS"]`.
+    """
+    return _topic_settings(name)
+
+
+@cache
+def _topic_settings(name: str) -> TopicSettings:
+    topics = settings().topics
+    if name not in topics:
+        close = difflib.get_close_matches(name, topics, n=1)
+        hint = f"Did you mean {close[0]!r}?" if close else f'Add it: OUTBOX["TOPICS"]["{name}"] = {{}}.'
+        raise UnknownTopic(f'Topic {name!r} is not in OUTBOX["TOPICS"]. {hint}')
+    topic = topics[name]
+    if topic.type is None:
+        is_two_phase = broker_class(topic.broker).supports_half_messages
+        kind = TopicType.TRANSACTION if is_two_phase else TopicType.NORMAL
+        topic = msgspec.structs.replace(topic, type=kind)
+    return topic
+
+
+@cache
+def broker_class(alias: str) -> type[Broker]:
+    """
+    Give a broker's class.
+
+    Raises:
+        ConfigurationError: the alias is unknown, or its BACKEND cannot be imported or is no Broker.
+    """
+    brokers = settings().brokers
+    if alias not in brokers:
+        raise ConfigurationError(
+            f'Broker {alias!r} is not in OUTBOX["BROKERS"] ({", ".join(sorted(brokers))}). Add it, or correct the name.'
+        )
+    path = brokers[alias].backend
+    try:
+        backend = import_string(path)
+    except ImportError as error:
+        raise ConfigurationError(
+            f'OUTBOX["BROKERS"]["{alias}"]["BACKEND"] {path!r} cannot be imported: {error}. '
+            "Correct the path, or install the broker's extra."
+        ) from error
+    base: type[Broker] = import_string("outbox.brokers.base.Broker")
+    if not (isinstance(backend, type) and issubclass(backend, base)):
+        raise ConfigurationError(f'OUTBOX["BROKERS"]["{alias}"]["BACKEND"] {path!r} is not a Broker class.')
+    return backend
+
+
+def topics_of(alias: str) -> list[TopicSpec]:
+    """Give the topics of a broker, types filled in, sorted by name."""
+    found = []
+    for name in sorted(settings().topics):
+        topic = topic_settings(name)
+        if topic.broker == alias:
+            assert topic.type is not None
+            found.append(TopicSpec(name, topic.type, topic.queues, topic.retention))
+    return found
+
+
+def make_broker(alias: str) -> Broker:
+    """Create a broker from settings: a new one at each call, for the process and thread that uses it."""
+    return broker_class(alias)(alias, settings().brokers[alias].options, topics_of(alias))
+
+
+def forget() -> None:
+    """Read the settings again at their next use."""
+    settings.cache_clear()
+    _topic_settings.cache_clear()
+    broker_class.cache_clear()
+
+
+def _on_setting_changed(*, setting: str, **kwargs: Any) -> None:
+    if setting == "OUTBOX":
+        forget()
+
+
+setting_changed.connect(_on_setting_changed)

@@ -1,0 +1,1 @@
+"""Consumers: each message's database effects once per group."""

@@ -1,0 +1,43 @@
+"""Connections of our own, beside Django's: autocommit, plain psycopg, never inside the caller's transaction."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import psycopg
+from django.db import connections
+from django.db.backends.postgresql.psycopg_any import is_psycopg3
+
+from outbox.errors import ConfigurationError
+
+Connection = psycopg.Connection[tuple[Any, ...]]
+
+
+def connect(alias: str, *, application_name: str = "outbox") -> Connection:
+    """
+    Open a connection to one of Django's databases: autocommit, READ COMMITTED, tuples as rows.
+
+    Raises:
+        ConfigurationError: the database is not PostgreSQL.
+        psycopg.OperationalError: it cannot be reached.
+    """
+    wrapper = connections[alias]
+    if wrapper.vendor != "postgresql" or not is_psycopg3:
+        raise ConfigurationError(
+            f"Database {alias!r} is {wrapper.vendor}; the outbox needs PostgreSQL 13 or later with psycopg 3. "
+            'Set its ENGINE to "django.db.backends.postgresql".'
+        )
+    params = wrapper.get_connection_params()
+    for name in ("cursor_factory", "context", "server_side_binding", "prepare_threshold"):
+        params.pop(name, None)
+    params["application_name"] = application_name
+    connection: Connection = psycopg.connect(**params, autocommit=True)
+    connection.isolation_level = psycopg.IsolationLevel.READ_COMMITTED
+    return connection
+
+
+def raw(alias: str) -> Connection:
+    """Give the psycopg connection under Django's own, connected; statements on it join the caller's transaction."""
+    wrapper = connections[alias]
+    wrapper.ensure_connection()
+    return wrapper.connection  # type: ignore[no-any-return]

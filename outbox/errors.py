@@ -1,0 +1,63 @@
+"""What can go wrong. One family; each text says what happened, to which row or topic, and what to do next."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+
+from django.core.exceptions import ImproperlyConfigured
+
+
+class OutboxError(Exception):
+    """Base of all errors of this package."""
+
+
+class ConfigurationError(OutboxError, ImproperlyConfigured):
+    """Raised when `OUTBOX` holds a wrong or unknown value, or a decorator contradicts another."""
+
+
+class NotInTransaction(OutboxError):
+    """Raised when a message is published outside a database transaction."""
+
+
+class WrongDatabase(OutboxError):
+    """Raised when a message would go to another database than the rows it speaks of."""
+
+
+class InvalidMessage(OutboxError, ValueError):
+    """Raised by `publish()` when topic, key, tag, headers or body break a rule."""
+
+
+class BodyTooLarge(InvalidMessage):
+    """Raised by `publish()` when the body is larger than the topic's broker takes."""
+
+
+class UnknownTopic(InvalidMessage):
+    """Raised when a topic is not in `OUTBOX["TOPICS"]`."""
+
+
+class NotOffered(OutboxError):
+    """Raised when a broker is asked for what its flags say it does not offer."""
+
+
+class LaneNotHeld(OutboxError):
+    """Raised when a relay asks for a lane that another relay holds."""
+
+
+class UnknownMessageType(OutboxError):
+    """Raised when a received message names a type that no module defines (any more)."""
+
+
+class StaleRow(OutboxError):
+    """Raised by the precondition helper when the row is no longer in the expected version or state."""
+
+
+class Reject(OutboxError):
+    """Raised by a handler: this message can never be handled. It becomes a dead letter at once."""
+
+
+class RetryLater(OutboxError):
+    """Raised by a handler: deliver the message again after that time, given in seconds or as a timedelta."""
+
+    def __init__(self, after: float | timedelta, reason: str = "") -> None:
+        self.after = after if isinstance(after, timedelta) else timedelta(seconds=after)
+        super().__init__(reason or f"to be retried after {self.after}")

@@ -1,0 +1,47 @@
+"""
+Places where a test may stop, kill or break the process. Nothing happens unless `OUTBOX_FAILPOINTS` is set.
+
+`OUTBOX_FAILPOINTS="relay.after_half=kill@3,consumer.before_ack=raise"`: at the third pass of `relay.after_half` the
+process kills itself with SIGKILL; each pass of `consumer.before_ack` raises. Actions: `kill`, `raise`, `hang`. `@N` acts
+at the Nth pass only; without it, at each.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from collections import Counter
+
+VARIABLE = "OUTBOX_FAILPOINTS"
+
+_passes: Counter[str] = Counter()
+
+
+class FailpointReached(BaseException):
+    """Raised by the action `raise`; no `except Exception` swallows it."""
+
+
+def failpoint(name: str) -> None:
+    """Act here as `OUTBOX_FAILPOINTS` says for that name; return at once when it says nothing."""
+    plan = os.environ.get(VARIABLE)
+    if not plan:
+        return
+    for entry in plan.split(","):
+        place, _, rest = entry.strip().partition("=")
+        if place == name:
+            _passes[name] += 1
+            action, _, nth = rest.partition("@")
+            if not nth or _passes[name] == int(nth):
+                _act(name, action)
+
+
+def _act(name: str, action: str) -> None:
+    if action == "kill":
+        os.kill(os.getpid(), signal.SIGKILL)
+    elif action == "raise":
+        raise FailpointReached(name)
+    elif action == "hang":
+        time.sleep(3600)
+    else:
+        raise ValueError(f"{VARIABLE} gives {name} the action {action!r}. Known are kill, raise and hang.")

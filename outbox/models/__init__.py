@@ -1,0 +1,25 @@
+"""Tables of the outbox. `MessageRow` is the stored message, `outbox.Message` the type of what travels."""
+
+from outbox.models.batch import Batch, DeadMessage, FailedAttempt, Lane, Process, State
+from outbox.models.check_back import CheckBack
+from outbox.models.inbox import Duplicate, FailedDelivery, Gap, Inbox
+from outbox.models.message import Dedupe, Delayed, MessageRow, Ticket, Topic
+
+__all__ = [
+    "Batch",
+    "CheckBack",
+    "DeadMessage",
+    "Dedupe",
+    "Delayed",
+    "Duplicate",
+    "FailedAttempt",
+    "FailedDelivery",
+    "Gap",
+    "Inbox",
+    "Lane",
+    "MessageRow",
+    "Process",
+    "State",
+    "Ticket",
+    "Topic",
+]

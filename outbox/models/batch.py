@@ -1,0 +1,137 @@
+"""
+The batch: messages of one topic claimed together, the unit of the protocol; and what the relay writes down beside it.
+
+States and transitions are drawn in docs/state-machine.md. A step is a one-row UPDATE whose WHERE names state and
+attempt.
+"""
+
+from __future__ import annotations
+
+from django.contrib.postgres.fields import ArrayField
+from django.db import models
+from django.db.models.functions import Now
+
+
+class State(models.IntegerChoices):
+    """Where a batch stands."""
+
+    RELEASED = 0
+    CLAIMED = 1
+    PREPARED = 2
+    SENT = 3
+    DEAD = 4
+    SKIPPED = 5
+
+
+class Lane(models.Model):
+    """The last number a lane has given in a topic. A relay holds a lane alone, by an advisory lock."""
+
+    pk = models.CompositePrimaryKey("topic_id", "lane")
+    topic_id = models.IntegerField()
+    lane = models.SmallIntegerField()
+    last_seq = models.BigIntegerField()
+
+    class Meta:
+        db_table = "outbox_lane"
+
+    def __str__(self) -> str:
+        return f"topic {self.topic_id} lane {self.lane}: {self.last_seq}"
+
+
+class Batch(models.Model):
+    """One batch. The message at position p (from 1) has number `first_seq + p - 1`."""
+
+    id = models.BigIntegerField(primary_key=True)
+    topic_id = models.IntegerField()
+    lane = models.SmallIntegerField(null=True)
+    first_seq = models.BigIntegerField(null=True)
+    message_ids = ArrayField(models.UUIDField())
+    order_keys = ArrayField(models.BigIntegerField(), null=True)
+    half_ids = ArrayField(models.TextField(null=True), null=True)
+    split = ArrayField(models.SmallIntegerField(), default=list)  # positions that left for a batch of their own
+    open = ArrayField(models.SmallIntegerField(), null=True)  # decided positions whose commit has no answer; NULL: all
+    state = models.SmallIntegerField(choices=State, default=State.CLAIMED)
+    attempt = models.BigIntegerField(default=1)  # the fence
+    tries = models.IntegerField(default=0)
+    owner = models.IntegerField(null=True)
+    lease_until = models.DateTimeField(null=True)
+    due_at = models.DateTimeField(null=True)
+    decided_at = models.DateTimeField(null=True)
+    claimed_at = models.DateTimeField(null=True)
+    sent_at = models.DateTimeField(null=True)
+    last_error = models.TextField(null=True)  # noqa: DJ001
+
+    class Meta:
+        db_table = "outbox_batch"
+        verbose_name_plural = "batches"
+
+    def __str__(self) -> str:
+        return f"{self.id} {State(self.state).label}"
+
+
+class FailedAttempt(models.Model):
+    """A send that failed: which positions of a batch, how the broker put it."""
+
+    id = models.BigAutoField(primary_key=True)
+    batch_id = models.BigIntegerField(db_index=True)
+    attempt = models.BigIntegerField()
+    message_ids = ArrayField(models.UUIDField())
+    verdict = models.TextField()
+    reason = models.TextField()
+    failed_at = models.DateTimeField(db_default=Now(), db_index=True)
+
+    class Meta:
+        db_table = "outbox_attempt"
+
+    def __str__(self) -> str:
+        return f"batch {self.batch_id} attempt {self.attempt}: {self.verdict}"
+
+
+class DeadMessage(models.Model):
+    """A copy of a message that was given up, so that its day can be dropped without losing it."""
+
+    message_id = models.UUIDField(primary_key=True)
+    batch_id = models.BigIntegerField()
+    topic = models.TextField()
+    key = models.TextField(default="")
+    headers = models.TextField(default="{}")
+    about = models.TextField(null=True)  # noqa: DJ001
+    body = models.BinaryField(null=True)  # NULL: the message row itself was gone
+    lane = models.SmallIntegerField(null=True)
+    number = models.BigIntegerField(null=True)
+    reason = models.TextField()
+    died_at = models.DateTimeField(db_default=Now())
+
+    class Meta:
+        db_table = "outbox_dead"
+
+    def __str__(self) -> str:
+        return f"{self.message_id}: {self.reason}"
+
+
+class Process(models.Model):
+    """A relay, consumer or checker that says it lives."""
+
+    id = models.BigAutoField(primary_key=True)
+    kind = models.TextField()  # relay, consumer, checker
+    host = models.TextField()
+    pid = models.IntegerField()
+    broker = models.TextField(default="")
+    lane = models.SmallIntegerField(null=True)
+    consumer_group = models.TextField(default="")
+    breaker = models.TextField(default="closed")  # closed, open, half-open
+    note = models.TextField(default="")
+    started_at = models.DateTimeField(db_default=Now())
+    beat_at = models.DateTimeField(db_default=Now())
+
+    class Meta:
+        db_table = "outbox_process"
+        verbose_name_plural = "processes"
+        constraints = [
+            models.UniqueConstraint(
+                fields=["kind", "host", "pid", "broker", "consumer_group"], name="outbox_process_once"
+            )
+        ]
+
+    def __str__(self) -> str:
+        return f"{self.kind} {self.host}:{self.pid}"

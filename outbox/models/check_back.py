@@ -1,0 +1,30 @@
+"""What was asked about half messages, and what was answered."""
+
+from __future__ import annotations
+
+from django.db import models
+from django.db.models.functions import Now
+
+
+class CheckBack(models.Model):
+    """One question of a broker and our answer. `request_id` makes a replayed request visible."""
+
+    id = models.BigAutoField(primary_key=True)
+    request_id = models.TextField(unique=True)
+    asked_by = models.TextField()  # endpoint, embedded, rocketmq, command
+    topic = models.TextField()
+    message_id = models.TextField(db_index=True)
+    half_id = models.TextField()
+    token = models.TextField(default="")
+    nth = models.IntegerField(default=1)
+    answer = models.TextField()
+    reason = models.TextField()
+    about = models.TextField(default="none")  # exists, missing, none
+    milliseconds = models.FloatField()
+    answered_at = models.DateTimeField(db_default=Now(), db_index=True)
+
+    class Meta:
+        db_table = "outbox_check_back"
+
+    def __str__(self) -> str:
+        return f"{self.message_id} #{self.nth}: {self.answer}"

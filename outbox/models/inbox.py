@@ -1,0 +1,105 @@
+"""What consumer groups have handled, what failed on the way, and which numbers never came."""
+
+from __future__ import annotations
+
+from django.db import models
+from django.db.models.functions import Now
+
+
+class Inbox(models.Model):
+    """
+    Says that a group has handled a message; inserted in the handler's transaction.
+
+    `dedupe_key` is the message id unless the handler names its own key. Lane and number are NULL where the message
+    carried none.
+    """
+
+    pk = models.CompositePrimaryKey("consumer_group", "dedupe_key")
+    consumer_group = models.TextField()
+    dedupe_key = models.TextField()
+    message_id = models.UUIDField()
+    source = models.TextField(default="")
+    topic = models.TextField()
+    lane = models.SmallIntegerField(null=True)
+    number = models.BigIntegerField(null=True)
+    handled_at = models.DateTimeField(db_default=Now())
+
+    class Meta:
+        db_table = "outbox_inbox"
+        verbose_name = "inbox row"
+        indexes = [
+            models.Index(
+                fields=["consumer_group", "topic", "source", "lane", "number"],
+                name="outbox_inbox_number",
+                condition=models.Q(number__isnull=False),
+            ),
+            models.Index(fields=["message_id"], name="outbox_inbox_message"),
+            models.Index(fields=["handled_at"], name="outbox_inbox_handled"),
+        ]
+
+    def __str__(self) -> str:
+        return f"{self.consumer_group}: {self.dedupe_key}"
+
+
+class FailedDelivery(models.Model):
+    """A try of a handler that failed. `nth`: which delivery to the group it was, from 1."""
+
+    id = models.BigAutoField(primary_key=True)
+    consumer_group = models.TextField()
+    message_id = models.UUIDField(db_index=True)
+    topic = models.TextField()
+    nth = models.IntegerField()
+    outcome = models.TextField()  # retry, dead letter
+    fingerprint = models.TextField()  # equal for errors that look alike
+    error = models.TextField()
+    traceback = models.TextField(default="")
+    failed_at = models.DateTimeField(db_default=Now(), db_index=True)
+
+    class Meta:
+        db_table = "outbox_delivery"
+        verbose_name_plural = "failed deliveries"
+
+    def __str__(self) -> str:
+        return f"{self.consumer_group}: {self.message_id} try {self.nth}"
+
+
+class Duplicate(models.Model):
+    """A delivery that the inbox dropped, because its group had handled the message before."""
+
+    id = models.BigAutoField(primary_key=True)
+    consumer_group = models.TextField()
+    message_id = models.UUIDField(db_index=True)
+    topic = models.TextField()
+    nth = models.IntegerField()
+    dropped_at = models.DateTimeField(db_default=Now(), db_index=True)
+
+    class Meta:
+        db_table = "outbox_duplicate"
+
+    def __str__(self) -> str:
+        return f"{self.consumer_group}: {self.message_id}"
+
+
+class Gap(models.Model):
+    """Numbers of a lane that a group has not seen within the settle time. `closed_at`: when they came after all."""
+
+    id = models.BigAutoField(primary_key=True)
+    consumer_group = models.TextField()
+    source = models.TextField()
+    topic = models.TextField()
+    lane = models.SmallIntegerField()
+    first_number = models.BigIntegerField()
+    last_number = models.BigIntegerField()
+    found_at = models.DateTimeField(db_default=Now())
+    closed_at = models.DateTimeField(null=True)
+
+    class Meta:
+        db_table = "outbox_gap"
+        constraints = [
+            models.UniqueConstraint(
+                fields=["consumer_group", "source", "topic", "lane", "first_number"], name="outbox_gap_once"
+            )
+        ]
+
+    def __str__(self) -> str:
+        return f"{self.consumer_group}: {self.topic} lane {self.lane} {self.first_number}-{self.last_number}"

@@ -1,0 +1,93 @@
+"""
+The stored message and the ticket that says it waits.
+
+The tables are written in SQL by the migration; these models read them. A message row never changes.
+"""
+
+from __future__ import annotations
+
+from django.db import models
+from django.db.models.functions import Now
+
+
+class Topic(models.Model):
+    """A topic as this database knows it; written from `OUTBOX["TOPICS"]`. Id 0 is kept for tombstones."""
+
+    id = models.IntegerField(primary_key=True)
+    name = models.TextField(unique=True)
+    broker = models.TextField(default="default")
+    type = models.TextField()
+    ordered = models.BooleanField(default=False)
+    paused = models.BooleanField(default=False)
+
+    class Meta:
+        db_table = "outbox_topic"
+
+    def __str__(self) -> str:
+        return self.name
+
+
+class MessageRow(models.Model):
+    """One published message: written once by the caller's transaction, dropped with its day."""
+
+    id = models.UUIDField(primary_key=True)  # uuid7: its first 48 bits are the time in milliseconds
+    topic_id = models.IntegerField()
+    key = models.TextField(default="")
+    headers = models.TextField(default="{}")  # JSON object of texts: tag, trace, ce-*
+    about = models.TextField(null=True)  # noqa: DJ001  (NULL keeps the row out of the index)
+    body = models.BinaryField()
+    created_at = models.DateTimeField(db_default=Now())
+
+    class Meta:
+        db_table = "outbox_message"
+        verbose_name = "message"
+
+    def __str__(self) -> str:
+        return str(self.id)
+
+
+class Ticket(models.Model):
+    """Says that a message waits to be claimed; the claim deletes it. `pos` is the primary key for Django only."""
+
+    pos = models.BigIntegerField(primary_key=True)
+    message_id = models.UUIDField()
+    topic_id = models.IntegerField()
+    order_key = models.BigIntegerField(null=True)
+
+    class Meta:
+        db_table = "outbox_ticket"
+
+    def __str__(self) -> str:
+        return f"{self.pos}: {self.message_id}"
+
+
+class Delayed(models.Model):
+    """Says that a message waits for its time; the relay moves it to the tickets when it is due."""
+
+    message_id = models.UUIDField(primary_key=True)
+    due_at = models.DateTimeField()
+    topic_id = models.IntegerField()
+    order_key = models.BigIntegerField(null=True)
+
+    class Meta:
+        db_table = "outbox_delayed"
+        verbose_name_plural = "delayed"
+
+    def __str__(self) -> str:
+        return f"{self.message_id} at {self.due_at}"
+
+
+class Dedupe(models.Model):
+    """Remembers a dedupe key until it expires; a second publish with it gets the first one's receipt."""
+
+    pk = models.CompositePrimaryKey("topic_id", "dedupe_key")
+    topic_id = models.IntegerField()
+    dedupe_key = models.TextField()
+    message_id = models.UUIDField()
+    expires_at = models.DateTimeField()
+
+    class Meta:
+        db_table = "outbox_dedupe"
+
+    def __str__(self) -> str:
+        return self.dedupe_key

@@ -1,0 +1,61 @@
+"""Topic rows: written from settings, their ids remembered per database."""
+
+from __future__ import annotations
+
+from django.db import connections
+
+from outbox import conf, database
+from outbox.message import TopicType
+
+WRITE_TOPIC = """
+INSERT INTO outbox_topic (name, broker, type, ordered) VALUES (%s, %s, %s, %s)
+ON CONFLICT (name) DO UPDATE SET broker = excluded.broker, type = excluded.type, ordered = excluded.ordered
+WHERE (outbox_topic.broker, outbox_topic.type, outbox_topic.ordered)
+   IS DISTINCT FROM (excluded.broker, excluded.type, excluded.ordered)
+"""
+
+_ids: dict[tuple[str, str], int] = {}
+
+
+def write_topics(using: str, connection: database.Connection | None = None) -> None:
+    """Write the topics of `OUTBOX["TOPICS"]` into a database, over its Django connection unless another is given."""
+    for alias in conf.settings().brokers:
+        for topic in conf.topics_of(alias):
+            _write(connection or database.raw(using), topic.name)
+    forget(using)
+
+
+def topic_id(name: str, using: str) -> int:
+    """
+    Give a topic's id, writing its row first where there is none.
+
+    The row is written over a connection of its own: the caller's transaction may yet be rolled back.
+
+    Raises:
+        UnknownTopic: the topic is not in settings.
+    """
+    database_name = str(connections[using].settings_dict["NAME"])
+    known = _ids.get((database_name, name))
+    if known is not None:
+        return known
+    conf.topic_settings(name)
+    row = database.raw(using).execute("SELECT id FROM outbox_topic WHERE name = %s", [name]).fetchone()
+    if row is None:
+        with database.connect(using) as own:
+            _write(own, name)
+            row = own.execute("SELECT id FROM outbox_topic WHERE name = %s", [name]).fetchone()
+    assert row is not None
+    _ids[database_name, name] = row[0]
+    return int(row[0])
+
+
+def forget(using: str) -> None:
+    """Read the ids of a database again; its rows may have been flushed."""
+    database_name = str(connections[using].settings_dict["NAME"])
+    for found in [key for key in _ids if key[0] == database_name]:
+        del _ids[found]
+
+
+def _write(connection: database.Connection, name: str) -> None:
+    topic = conf.topic_settings(name)
+    connection.execute(WRITE_TOPIC, [name, topic.broker, topic.type, topic.type is TopicType.FIFO])
