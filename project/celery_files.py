@@ -1,0 +1,85 @@
+"""
+Celery without a server: tasks travel between processes as files in a folder.
+
+kombu's own filesystem transport opens a task's file under its final name and writes afterwards. A worker that looks in
+between takes an empty file: the task is lost, and the worker ends with a JSON error. Here each file is written under
+another name and renamed when it is whole, and a worker takes a file by renaming it; a rename within a file system
+happens wholly or not at all.
+
+A worker that is killed takes its running tasks with it, whatever `acks_late` says: nobody gives them back. That suits
+nudges, which may be lost. What may not be lost belongs on Redis or RabbitMQ (`CELERY_BROKER_URL`).
+"""
+
+import time
+import uuid
+from pathlib import Path
+from queue import Empty
+from typing import Any
+
+from kombu.transport import filesystem
+from kombu.utils.functional import cached_property
+from kombu.utils.json import dumps, loads
+
+
+class Channel(filesystem.Channel):
+    """A channel whose files are always whole. Its option `folder` says where; what is missing there is made."""
+
+    @cached_property
+    def data_folder_in(self) -> Path:
+        return self._made("tasks")
+
+    data_folder_out = data_folder_in
+
+    @cached_property
+    def processed_folder(self) -> Path:
+        return self._made("taken")
+
+    @cached_property
+    def control_folder(self) -> Path:
+        return self._made("exchanges")
+
+    def _made(self, name: str) -> Path:
+        folder = Path(self.transport_options["folder"], name)
+        folder.mkdir(parents=True, exist_ok=True)
+        return folder
+
+    def _put(self, queue: str, payload: Any, **kwargs: Any) -> None:
+        # The clock of the day: tasks keep their order when the machine starts again.
+        name = f"{time.time_ns()}_{uuid.uuid4()}.{queue}.msg"
+        _write_whole(self.data_folder_out / name, dumps(payload))
+
+    def _get(self, queue: str) -> Any:
+        for path in sorted(self.data_folder_in.iterdir()):
+            if path.name.partition(".")[2] != f"{queue}.msg":
+                continue
+            taken = self.processed_folder / path.name
+            try:
+                path.rename(taken)
+            except FileNotFoundError:
+                continue  # another worker was faster
+            payload = taken.read_bytes()
+            taken.unlink()
+            return loads(payload)
+        raise Empty
+
+    def _queue_bind(self, exchange: str, routing_key: str, pattern: str, queue: str) -> None:
+        # kombu locks the table of an exchange once it exists, but makes it without a lock.
+        with (self.control_folder / "lock").open("w") as lock:
+            filesystem.lock(lock, filesystem.LOCK_EX)
+            table = self._exchange_file(exchange)
+            if not table.exists():
+                _write_whole(table, "[]")
+        super()._queue_bind(exchange, routing_key, pattern, queue)
+
+
+class Transport(filesystem.Transport):
+    """`files://`, with the transport option `folder`."""
+
+    Channel = Channel
+
+
+def _write_whole(path: Path, text: str) -> None:
+    """Write a file so that nobody sees a part of it."""
+    part = path.with_name(f"{path.name}.{uuid.uuid4()}.part")  # no reader takes a name that ends like this
+    part.write_text(text)
+    part.rename(path)

@@ -1,0 +1,17 @@
+"""Where Django looks for the backend."""
+
+from typing import Any, NoReturn
+
+from django.core.exceptions import ImproperlyConfigured
+from django.db.backends.postgresql import base
+
+
+class DatabaseWrapper(base.DatabaseWrapper):
+    """Say what to do instead of connecting."""
+
+    def get_new_connection(self, conn_params: dict[str, Any]) -> NoReturn:
+        raise ImproperlyConfigured(
+            "The shop needs a PostgreSQL database and DATABASE_URL is not set. Set it "
+            "(DATABASE_URL=postgresql://user:password@host/name), or run the command on a throw-away server: "
+            "python -m outbox.testing.postgres -- python manage.py ..."
+        )

@@ -1,0 +1,98 @@
+"""The shop's settings."""
+
+import os
+from pathlib import Path
+
+import dj_database_url
+
+BASE_DIR = Path(__file__).resolve().parent.parent
+VAR_DIR = Path(os.environ.get("SHOP_VAR_DIR", BASE_DIR / "var"))
+
+DEBUG = os.environ.get("DEBUG", "1") == "1"
+SECRET_KEY = os.environ.get("SECRET_KEY", "for-a-shop-on-your-own-machine-and-nowhere-else")
+ALLOWED_HOSTS = os.environ.get("ALLOWED_HOSTS", "127.0.0.1,localhost").split(",")
+
+INSTALLED_APPS = [
+    "django.contrib.admin",
+    "django.contrib.auth",
+    "django.contrib.contenttypes",
+    "django.contrib.messages",
+    "django.contrib.sessions",
+    "django.contrib.staticfiles",
+    "rest_framework",
+    "outbox",
+    "project.shop",
+]
+
+MIDDLEWARE = [
+    "django.middleware.security.SecurityMiddleware",
+    "django.contrib.sessions.middleware.SessionMiddleware",
+    "django.middleware.common.CommonMiddleware",
+    "django.middleware.csrf.CsrfViewMiddleware",
+    "django.contrib.auth.middleware.AuthenticationMiddleware",
+    "django.contrib.messages.middleware.MessageMiddleware",
+    "django.middleware.clickjacking.XFrameOptionsMiddleware",
+]
+
+ROOT_URLCONF = "project.urls"
+WSGI_APPLICATION = "project.wsgi.application"
+STATIC_URL = "static/"
+
+TEMPLATES = [
+    {
+        "BACKEND": "django.template.backends.django.DjangoTemplates",
+        "APP_DIRS": True,
+        "OPTIONS": {
+            "context_processors": [
+                "django.template.context_processors.request",
+                "django.contrib.auth.context_processors.auth",
+                "django.contrib.messages.context_processors.messages",
+            ],
+        },
+    },
+]
+
+USE_TZ = True
+TIME_ZONE = "UTC"
+DEFAULT_AUTO_FIELD = "django.db.models.BigAutoField"
+
+# Commands that need no database work without DATABASE_URL; a connection says what is missing.
+if "DATABASE_URL" in os.environ:
+    DATABASES = {"default": dj_database_url.config(conn_max_age=60, conn_health_checks=True)}
+    # A socket's folder comes as "?host=": dbshell and others look for it in HOST.
+    DATABASES["default"]["HOST"] = DATABASES["default"].get("OPTIONS", {}).pop("host", DATABASES["default"]["HOST"])
+else:
+    DATABASES = {"default": {"ENGINE": "project.no_database", "NAME": "no-database"}}
+
+OUTBOX = {
+    "BROKERS": {
+        "default": {
+            "BACKEND": "outbox.brokers.embedded.EmbeddedBroker",
+            "OPTIONS": {"DATABASE": "default"},
+        },
+    },
+    "TOPICS": {
+        "orders": {"TYPE": "transaction"},
+        "order-cancellations": {"TYPE": "transaction"},
+    },
+}
+
+# Without a server: tasks travel as files (project/celery_files.py). With one: its URL.
+CELERY_BROKER_URL = os.environ.get("CELERY_BROKER_URL", "files://")
+if CELERY_BROKER_URL.startswith("files:"):
+    CELERY_BROKER_TRANSPORT_OPTIONS = {
+        "folder": os.environ.get("CELERY_FILES_DIR", str(VAR_DIR / "celery")),
+        "polling_interval": 0.02,
+    }
+CELERY_BROKER_CONNECTION_RETRY_ON_STARTUP = True
+CELERY_TASK_IGNORE_RESULT = True  # what a task did stands in the database
+CELERY_TASK_ACKS_LATE = True
+CELERY_TASK_REJECT_ON_WORKER_LOST = True
+CELERY_TASK_TIME_LIMIT = 120
+CELERY_TASK_SOFT_TIME_LIMIT = 90
+CELERY_TASK_DEFAULT_QUEUE = "shop"
+CELERY_TASK_ROUTES = {"outbox.tasks.*": {"queue": "outbox"}}
+CELERY_WORKER_PREFETCH_MULTIPLIER = 1
+CELERY_WORKER_CANCEL_LONG_RUNNING_TASKS_ON_CONNECTION_LOSS = True
+CELERY_WORKER_HIJACK_ROOT_LOGGER = False
+CELERY_TIMEZONE = TIME_ZONE
