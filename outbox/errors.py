@@ -39,6 +39,10 @@ class NotOffered(OutboxError):
     """Raised when a broker is asked for what its flags say it does not offer."""
 
 
+class BrokerUnavailable(OutboxError):
+    """Raised when a broker cannot be reached by a call that has no outcome to say so: receive, ack, backlog, find."""
+
+
 class LaneNotHeld(OutboxError):
     """Raised when a relay asks for a lane that another relay holds."""
 

@@ -3,6 +3,7 @@ What a broker owes, on one page. A broker carries messages; it knows neither out
 
 Every call speaks in batches, so that a network broker can pipeline. A call gives one outcome per message, in the order
 of the messages, and raises only for a programming error: the broker's trouble is an outcome (`UNAVAILABLE`, `UNSURE`).
+A call without outcomes (`receive`, `ack`, `retry`, `dead_letter`, `backlog`, `find`) raises `BrokerUnavailable` instead.
 """
 
 from __future__ import annotations
@@ -129,6 +130,19 @@ class Found:
 
 
 @dataclass(frozen=True, slots=True)
+class DeadLetter:
+    """A message that a group gave up. `id` names it for `replay`."""
+
+    id: str
+    group: str
+    topic: str
+    message_id: str
+    reason: str
+    attempt: int
+    died_at: datetime
+
+
+@dataclass(frozen=True, slots=True)
 class Problem:
     """What `check()` found wrong with a broker's options or topics."""
 
@@ -154,6 +168,7 @@ class Broker(abc.ABC):
     supports_order: ClassVar[bool] = False
     supports_delay: ClassVar[bool] = False
     supports_tags: ClassVar[bool] = False
+    supports_replay: ClassVar[bool] = False  # dead letters can be listed and delivered again
     needs_check_loop: ClassVar[bool] = False  # True: a host of ours must call check_halves() now and then
     max_body_bytes: int = DEFAULT_MAX_BODY_BYTES
 
@@ -218,6 +233,14 @@ class Broker(abc.ABC):
     def dead_letter(self, delivery: Delivery, reason: str) -> bool:
         """Put the message aside for a person; the group goes on with the next. False as for `ack`."""
 
+    def dead_letters(self, group: str, *, limit: int = 100) -> list[DeadLetter]:
+        """List what a group gave up, oldest first."""
+        raise NotOffered(f"{type(self).__name__} does not list dead letters. Ask supports_replay before.")
+
+    def replay(self, group: str, letters: Sequence[str]) -> int:
+        """Have dead letters (by `DeadLetter.id`) delivered to their group again, attempts from 1; give how many were."""
+        raise NotOffered(f"{type(self).__name__} does not replay dead letters. Ask supports_replay before.")
+
     @abc.abstractmethod
     def backlog(self, group: str) -> dict[str, int]:
         """Count, per topic, the messages that wait for a group, those being handled included."""
@@ -233,6 +256,7 @@ class Broker(abc.ABC):
 __all__ = [
     "DEFAULT_MAX_BODY_BYTES",
     "Broker",
+    "DeadLetter",
     "Delivery",
     "EndSemantics",
     "Ended",
