@@ -12,12 +12,12 @@ nudges, which may be lost. What may not be lost belongs on Redis or RabbitMQ (`C
 
 import time
 import uuid
+from functools import cached_property
 from pathlib import Path
 from queue import Empty
 from typing import Any
 
-from kombu.transport import filesystem
-from kombu.utils.functional import cached_property
+from kombu.transport import filesystem, virtual
 from kombu.utils.json import dumps, loads
 
 
@@ -28,7 +28,9 @@ class Channel(filesystem.Channel):
     def data_folder_in(self) -> Path:
         return self._made("tasks")
 
-    data_folder_out = data_folder_in
+    @property
+    def data_folder_out(self) -> Path:
+        return self.data_folder_in
 
     @cached_property
     def processed_folder(self) -> Path:
@@ -76,6 +78,10 @@ class Transport(filesystem.Transport):
     """`files://`, with the transport option `folder`."""
 
     Channel = Channel
+
+    def __init__(self, client: Any, **kwargs: Any) -> None:
+        super().__init__(client, **kwargs)
+        self.state = virtual.BrokerState()  # what is bound stands in this connection's folder, not in the process
 
 
 def _write_whole(path: Path, text: str) -> None:

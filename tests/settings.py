@@ -3,5 +3,6 @@
 from project.settings import *  # noqa: F403
 from project.settings import DATABASES
 
+DATABASES["default"]["CONN_MAX_AGE"] = 0  # no thread keeps a connection to a database that is to be dropped
 DATABASES["other"] = {**DATABASES["default"], "NAME": f"{DATABASES['default']['NAME']}_other"}
 PASSWORD_HASHERS = ["django.contrib.auth.hashers.MD5PasswordHasher"]

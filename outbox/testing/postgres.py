@@ -36,8 +36,12 @@ from typing import Any, Self
 from urllib.parse import quote
 
 # sockaddr_un holds 107 bytes on Linux and 103 on macOS; PostgreSQL names its socket in the folder it is given.
-SOCKET_NAME = ".s.PGSQL.5432"
 SOCKET_PATH_MAX_BYTES = 103
+PORT = 5432  # only a part of the socket's name, .s.PGSQL.5432
+
+DEBIAN = Path("/usr/lib/postgresql")
+HOMEBREW = (Path("/opt/homebrew/opt"), Path("/usr/local/opt"))
+OURS = {"data", "data.new", "log", "programs"}
 
 START_SECONDS = 60
 STOP_SECONDS = 15
@@ -54,8 +58,8 @@ class Postgres:
     Args:
         home: the server's folder. It is kept, and a later start continues with its data. None: a temporary folder,
             deleted when the server stops.
-        durable: write to the disk as a production server does. False is several times faster and survives the end of
-            any process, but not the end of the machine.
+        durable: wait for the disk at each commit, as a production server does. False is several times faster; commits
+            survive the server's end, but not the machine's.
         max_connections: the server's limit of connections.
 
     Raises:
@@ -65,8 +69,9 @@ class Postgres:
     def __init__(self, home: Path | str | None = None, *, durable: bool = False, max_connections: int = 200) -> None:
         self.durable = durable
         self.max_connections = max_connections
-        self.programs: Path | None = None
-        self.process: subprocess.Popen[bytes] | None = None
+        self.programs: Path | None = None  # known when it was started, as is the version
+        self.version = ""
+        self._process: subprocess.Popen[bytes] | None = None
         self._given_home = Path(home).absolute() if home is not None else None
         self._temporary: list[Path] = []
 
@@ -84,15 +89,8 @@ class Postgres:
 
     def url_of(self, database: str) -> str:
         """Give the URL of another database of this server; it is not made by this."""
-        return f"postgresql://postgres@/{quote(database, safe='')}?host={quote(str(self._socket_folder))}"
-
-    @property
-    def version(self) -> str:
-        """What the server's program calls itself, such as "postgres (PostgreSQL) 17.2"."""
-        if self.programs is None:
-            raise PostgresError("The server was not started yet.")
-        command = [self.programs / "postgres", "--version"]
-        return subprocess.run(command, check=True, capture_output=True, text=True).stdout.strip()
+        # The folder is not in the place of the host: URL parsers turn that to lower case.
+        return f"postgresql://postgres@:{PORT}/{quote(database, safe='')}?host={quote(str(self._socket_folder))}"
 
     def start(self) -> None:
         """
@@ -101,7 +99,7 @@ class Postgres:
         On Linux the kernel stops the server when the *thread* that started it ends. So that a server does not end with
         a worker thread, this is only asked for from the main thread.
         """
-        if self.process is not None:
+        if self._process is not None:
             raise PostgresError(f"The server in {self.home} was already started.")
         try:
             self._start()
@@ -113,45 +111,44 @@ class Postgres:
 
     def _start(self) -> None:
         owner = _owner()
-        self.home = self._given_home or self._made_temporary(owner)
-        self.home.mkdir(parents=True, exist_ok=True)
-        if owner:
-            os.chown(self.home, owner.pw_uid, owner.pw_gid)
-        _check_writable(self.home, owner)
-        longest = SOCKET_PATH_MAX_BYTES - len(f"/{SOCKET_NAME}")
-        self._socket_folder = self.home if len(os.fsencode(self.home)) <= longest else self._made_temporary(owner)
+        self.home = self._given_home or self._make_temporary(owner)
+        _take(self.home, owner)
+        longest = SOCKET_PATH_MAX_BYTES - len(f"/.s.PGSQL.{PORT}")
+        self._socket_folder = self.home if len(os.fsencode(self.home)) <= longest else self._make_temporary(owner)
         self.programs = find_programs(owner, self.home)
+        self.version = subprocess.run(
+            [self.programs / "postgres", "--version"], check=True, capture_output=True, text=True
+        ).stdout.strip()
         data = self.home / "data"
-        if not (data / "PG_VERSION").exists():
-            self._initdb(data, owner)
-        self.process = self._serve(data, owner)
-        self._wait_until_ready(data / "postmaster.pid")
+        if not data.exists():
+            self._make_data(self.programs / "initdb", data, owner)
+        self._process = self._serve(self.programs / "postgres", data, owner)
+        self._wait_until_ready(self._process, data / "postmaster.pid")
 
-    def _made_temporary(self, owner: pwd.struct_passwd | None) -> Path:
+    def _make_temporary(self, owner: pwd.struct_passwd | None) -> Path:
         folder = Path(tempfile.mkdtemp(prefix="outbox-pg-")).absolute()
         self._temporary.append(folder)
-        if owner:
-            os.chown(folder, owner.pw_uid, owner.pw_gid)
+        _take(folder, owner)
         return folder
 
-    def _initdb(self, data: Path, owner: pwd.struct_passwd | None) -> None:
-        assert self.programs is not None
-        command = [self.programs / "initdb", "-D", data, "-U", "postgres", "--auth=trust", "--encoding=UTF8", "--locale=C"]
+    def _make_data(self, initdb: Path, data: Path, owner: pwd.struct_passwd | None) -> None:
+        unfinished = self.home / "data.new"
+        shutil.rmtree(unfinished, ignore_errors=True)
+        command = [initdb, "-D", unfinished, "-U", "postgres", "--auth=trust", "--encoding=UTF8", "--locale=C"]
         command += [] if self.durable else ["--no-sync"]
         outcome = subprocess.run(command, cwd=self.home, capture_output=True, text=True, **_as(owner))
         if outcome.returncode:
-            raise PostgresError(f"{self.programs / 'initdb'} failed:\n{outcome.stdout}{outcome.stderr}")
+            raise PostgresError(f"{initdb} failed:\n{outcome.stdout}{outcome.stderr}")
+        unfinished.rename(data)
 
-    def _serve(self, data: Path, owner: pwd.struct_passwd | None) -> subprocess.Popen[bytes]:
-        assert self.programs is not None
-        settings = {"max_connections": str(self.max_connections), "unix_socket_permissions": "0777"}
-        if not self.durable:
-            settings |= {"fsync": "off", "synchronous_commit": "off", "full_page_writes": "off"}
-        command = [self.programs / "postgres", "-D", data, "-k", self._socket_folder, "-h", ""]
+    def _serve(self, postgres: Path, data: Path, owner: pwd.struct_passwd | None) -> subprocess.Popen[bytes]:
+        # A killed server still keeps what it committed. synchronous_commit=off would lose that and saves nothing here.
+        settings = {"max_connections": str(self.max_connections), "fsync": "on" if self.durable else "off"}
+        command = [postgres, "-D", data, "-k", self._socket_folder, "-h", "", "-p", str(PORT)]
         command += [part for name, value in settings.items() for part in ("-c", f"{name}={value}")]
         who = _as(owner)
         if _has_pdeathsig() and threading.current_thread() is threading.main_thread():
-            # Becoming another user clears the kernel's order, so setpriv does both.
+            # Becoming another user clears this order to the kernel, so setpriv does both.
             drop = [f"--reuid={owner.pw_uid}", f"--regid={owner.pw_gid}", "--clear-groups"] if owner else []
             command = ["setpriv", "--pdeathsig=INT", *drop, *command]
             who = {}
@@ -161,15 +158,19 @@ class Postgres:
                 command, cwd=self.home, stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True, **who
             )
 
-    def _wait_until_ready(self, pid_file: Path) -> None:
-        assert self.process is not None
+    def _wait_until_ready(self, process: subprocess.Popen[bytes], pid_file: Path) -> None:
         deadline = time.monotonic() + START_SECONDS
-        while not _is_ready(pid_file, self.process.pid):
-            if self.process.poll() is not None:
-                raise PostgresError(f"PostgreSQL ended while it started. Its log {self.home / 'log'} says:\n{self.log_tail()}")
+        while not _is_ready(pid_file, process.pid):
+            if process.poll() is not None:
+                raise PostgresError(f"PostgreSQL ended while it started. Its log says:\n{self.log_tail()}")
             if time.monotonic() > deadline:
                 raise PostgresError(f"PostgreSQL was not ready within {START_SECONDS} s. Its log says:\n{self.log_tail()}")
             time.sleep(0.02)
+
+    def wait(self) -> None:
+        """Wait until the server ends without being stopped here."""
+        if self._process is not None:
+            self._process.wait()
 
     def log_tail(self, lines: int = 20) -> str:
         """Give the last lines of the server's log."""
@@ -177,8 +178,8 @@ class Postgres:
 
     def stop(self) -> None:
         """End all connections and the server, and delete what was temporary. Does nothing to a stopped server."""
-        if self.process is not None:
-            process, self.process = self.process, None
+        if self._process is not None:
+            process, self._process = self._process, None
             process.send_signal(signal.SIGINT)
             try:
                 process.wait(STOP_SECONDS)
@@ -223,11 +224,10 @@ def find_programs(owner: pwd.struct_passwd | None, home: Path) -> Path:
 
 
 def _system_folders() -> list[Path]:
-    debian = Path("/usr/lib/postgresql").glob("*/bin")
-    folders = sorted(debian, key=_version_of, reverse=True)
-    for prefix in ("/opt/homebrew/opt", "/usr/local/opt"):
-        folders += sorted(Path(prefix).glob("postgresql@*/bin"), key=_version_of, reverse=True)
-        folders.append(Path(prefix, "postgresql", "bin"))
+    folders = sorted(DEBIAN.glob("*/bin"), key=_version_of, reverse=True)
+    for prefix in HOMEBREW:
+        folders += sorted(prefix.glob("postgresql@*/bin"), key=_version_of, reverse=True)
+        folders.append(prefix / "postgresql" / "bin")
     if initdb := shutil.which("initdb"):
         folders.append(Path(initdb).resolve().parent)
     return folders
@@ -272,11 +272,21 @@ def _is_runnable(program: Path, owner: pwd.struct_passwd | None) -> bool:
     return True
 
 
-def _check_writable(home: Path, owner: pwd.struct_passwd | None) -> None:
-    outcome = subprocess.run(["test", "-w", home], cwd="/", **_as(owner))
-    if outcome.returncode:
+def _take(home: Path, owner: pwd.struct_passwd | None) -> None:
+    """Make a folder the server's own: whoever reaches its socket is the superuser, without a password."""
+    try:
+        home.mkdir(parents=True, exist_ok=True)
+        foreign = [path for path in home.iterdir() if path.name not in OURS and not path.name.startswith(".s.PGSQL.")]
+        if foreign:
+            raise PostgresError(f"{home} holds other files, such as {foreign[0].name}. Choose an empty or a new folder.")
+        home.chmod(0o700)
+        if owner:
+            os.chown(home, owner.pw_uid, owner.pw_gid)
+    except OSError as error:
+        raise PostgresError(f"{home} cannot be the server's folder: {error.strerror}. Choose another one.") from error
+    if subprocess.run(["test", "-w", home], cwd="/", **_as(owner)).returncode:
         who = f"user {owner.pw_name} (PostgreSQL refuses to run as root)" if owner else "this user"
-        raise PostgresError(f"{home} cannot be reached and written by {who}. Choose another folder.")
+        raise PostgresError(f"{home} cannot be reached by {who}. Choose a folder below one that all may enter, or none.")
 
 
 def _owner() -> pwd.struct_passwd | None:
@@ -317,29 +327,27 @@ def main(arguments: list[str] | None = None) -> int:
     """Start a server, print its URL, and stay until Ctrl-C or SIGTERM; or run one command with it."""
     parser = argparse.ArgumentParser(prog="python -m outbox.testing.postgres", description="Start a throw-away PostgreSQL.")
     parser.add_argument("--home", metavar="DIR", help="keep the data in this folder (default: a temporary one)")
-    parser.add_argument("--durable", action="store_true", help="write to the disk as a production server does")
-    parser.add_argument("--max-connections", type=int, default=200, metavar="N")
+    parser.add_argument("--durable", action="store_true", help="wait for the disk at each commit")
+    parser.add_argument("--max-connections", type=int, default=200, metavar="N", help="default: 200")
     parser.add_argument("command", nargs="*", help="run this with DATABASE_URL set, then stop; after --")
     options = parser.parse_args(arguments)
-    signal.signal(signal.SIGTERM, _exit)
+
+    def end(signum: int, frame: FrameType | None) -> None:
+        raise SystemExit(128 + signum if options.command else 0)
+
+    signal.signal(signal.SIGTERM, end)
     try:
         with Postgres(options.home, durable=options.durable, max_connections=options.max_connections) as server:
             if options.command:
                 return subprocess.run(options.command, env={**os.environ, "DATABASE_URL": server.url}).returncode
             print(server.url, flush=True)  # noqa: T201
-            assert server.process is not None
-            server.process.wait()
-            print(f"PostgreSQL ended by itself. Its log says:\n{server.log_tail()}", file=sys.stderr)  # noqa: T201
-            return 1
+            server.wait()
+            raise PostgresError(f"PostgreSQL ended by itself. Its log says:\n{server.log_tail()}")
     except PostgresError as error:
         print(error, file=sys.stderr)  # noqa: T201
         return 1
     except KeyboardInterrupt:
-        return 0
-
-
-def _exit(signum: int, frame: FrameType | None) -> None:
-    raise SystemExit(0)
+        return 130 if options.command else 0
 
 
 if __name__ == "__main__":
