@@ -13,9 +13,12 @@ from outbox.errors import ConfigurationError
 Connection = psycopg.Connection[tuple[Any, ...]]
 
 
-def connect(alias: str, *, application_name: str = "outbox") -> Connection:
+def connect(alias: str, *, application_name: str = "outbox", **options: Any) -> Connection:
     """
     Open a connection to one of Django's databases: autocommit, READ COMMITTED, tuples as rows.
+
+    Args:
+        options: libpq's, such as `connect_timeout`; they win over the database's own OPTIONS.
 
     Raises:
         ConfigurationError: the database is not PostgreSQL.
@@ -30,7 +33,7 @@ def connect(alias: str, *, application_name: str = "outbox") -> Connection:
     params = wrapper.get_connection_params()
     for name in ("cursor_factory", "context", "server_side_binding", "prepare_threshold"):
         params.pop(name, None)
-    params["application_name"] = application_name
+    params |= {"application_name": application_name, **options}
     connection: Connection = psycopg.connect(**params, autocommit=True)
     connection.isolation_level = psycopg.IsolationLevel.READ_COMMITTED
     return connection
