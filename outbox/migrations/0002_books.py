@@ -95,6 +95,9 @@ class Migration(migrations.Migration):
                 ("message_id", models.UUIDField(db_index=True)),
                 ("topic", models.TextField()),
                 ("nth", models.IntegerField()),
+                ("source", models.TextField(default="")),
+                ("lane", models.SmallIntegerField(null=True)),
+                ("number", models.BigIntegerField(null=True)),
                 ("outcome", models.TextField()),
                 ("fingerprint", models.TextField()),
                 ("error", models.TextField()),
@@ -107,6 +110,13 @@ class Migration(migrations.Migration):
             options={
                 "verbose_name_plural": "failed deliveries",
                 "db_table": "outbox_delivery",
+                "indexes": [
+                    models.Index(
+                        condition=models.Q(("number__isnull", False)),
+                        fields=["consumer_group", "topic", "source", "lane", "number"],
+                        name="outbox_delivery_number",
+                    ),
+                ],
             },
         ),
         migrations.CreateModel(

@@ -42,13 +42,20 @@ class Inbox(models.Model):
 
 
 class FailedDelivery(models.Model):
-    """A try of a handler that failed. `nth`: which delivery to the group it was, from 1."""
+    """
+    A try of a handler that failed. `nth`: which delivery to the group it was, from 1.
+
+    Source, lane and number stand here, as in the inbox: a number that is being retried, or became a dead letter, arrived.
+    """
 
     id = models.BigAutoField(primary_key=True)
     consumer_group = models.TextField()
     message_id = models.UUIDField(db_index=True)
     topic = models.TextField()
     nth = models.IntegerField()
+    source = models.TextField(default="")
+    lane = models.SmallIntegerField(null=True)
+    number = models.BigIntegerField(null=True)
     outcome = models.TextField()  # retry, dead letter
     fingerprint = models.TextField()  # equal for errors that look alike
     error = models.TextField()
@@ -58,6 +65,13 @@ class FailedDelivery(models.Model):
     class Meta:
         db_table = "outbox_delivery"
         verbose_name_plural = "failed deliveries"
+        indexes = [
+            models.Index(
+                fields=["consumer_group", "topic", "source", "lane", "number"],
+                name="outbox_delivery_number",
+                condition=models.Q(number__isnull=False),
+            ),
+        ]
 
     def __str__(self) -> str:
         return f"{self.consumer_group}: {self.message_id} try {self.nth}"
