@@ -71,6 +71,7 @@ class Header:
     LANE = "ce-lane"
     NUMBER = "ce-number"
     TOKEN = "ce-token"
+    DELIVER_AT = "ce-deliverat"  # ISO 8601; on topics of type delay: the relay hands the time to the broker
     CORRELATION_ID = "ce-correlationid"
     CAUSATION_ID = "ce-causationid"
     CONTENT_TYPE = "content-type"

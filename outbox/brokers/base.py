@@ -171,6 +171,7 @@ class Broker(abc.ABC):
     supports_replay: ClassVar[bool] = False  # dead letters can be listed and delivered again
     needs_check_loop: ClassVar[bool] = False  # True: a host of ours must call check_halves() now and then
     max_body_bytes: int = DEFAULT_MAX_BODY_BYTES
+    max_delay: timedelta = timedelta(days=365)  # `Outgoing.deliver_at` lies no further ahead; the outbox keeps it till then
 
     def __init__(self, alias: str, options: Mapping[str, Any], topics: Sequence[TopicSpec]) -> None:
         self.alias = alias
