@@ -1,0 +1,102 @@
+"""What a test does to the memory broker, and what it asks it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from datetime import datetime
+
+from outbox.brokers.base import Ended, Outgoing, Verdict
+from outbox.brokers.memory.faults import Fate, Handed, Where
+from outbox.brokers.memory.store import HalfRecord, Place, Store
+
+
+def _all(message: Handed) -> bool:
+    return True
+
+
+class Controls:
+    """Faults on demand and counts, over the store of a broker."""
+
+    _store: Store
+    _now: Callable[[], datetime]
+
+    def fail(
+        self,
+        call: str,
+        verdict: Verdict,
+        *,
+        times: int | None = 1,
+        where: Where = _all,
+        stored: bool = False,
+        late: bool = False,
+        reason: str = "",
+    ) -> None:
+        """
+        Have messages (or halves) of a call answered with this verdict.
+
+        Args:
+            call: send, send_halves or end.
+            times: so many messages, not calls; None for all, until `heal()`.
+            where: only those for which it says True.
+            stored: the request arrives all the same and only the answer is lost.
+            late: the request arrives when `deliver_late()` is called.
+        """
+        fate = Fate.LATE if late else Fate.STORED if stored else Fate.LOST
+        self._store.faults.plan(call, verdict, reason, fate, where, times)
+
+    def duplicate(self, call: str, *, times: int | None = 1, where: Where = _all) -> None:
+        """Have the transport deliver a request of `send`, `send_halves` or `end` twice."""
+        self._store.faults.plan(call, None, "", Fate.TWICE, where, times)
+
+    def heal(self) -> None:
+        """Forget all planned faults."""
+        self._store.faults.planned.clear()
+
+    def deliver_late(self) -> int:
+        """Have the requests that are still under way arrive now; give how many did."""
+        with self._store.changed:
+            under_way, self._store.late[:] = list(self._store.late), []
+            for arrive in under_way:
+                arrive()
+            return len(under_way)
+
+    def discard_halves(self, where: Where = _all) -> int:
+        """Give undecided halves up, as a broker does that ran out of checks; give how many were."""
+        with self._store.changed:
+            lost = [half for half in self._store.halves.values() if half.ended is None and where(half.message)]
+            for half in lost:
+                half.ended = Ended.DISCARDED
+            return len(lost)
+
+    def repeat_delivery(self, message_id: str) -> int:
+        """Have every group that finished or holds a message be handed it once more; give how many will be."""
+        with self._store.changed:
+            repeated = 0
+            for group in self._store.groups.values():
+                for copy in group.done.pop(message_id, []):
+                    group.unfinished[copy.message.topic][copy.number] = Place(copy, self._now(), attempt=1)
+                    repeated += 1
+            self._store.changed.notify_all()
+            return repeated
+
+    def copies(self, message_id: str) -> int:
+        """Count the visible copies of a message: 1 is exactly once."""
+        with self._store.changed:
+            topics = self._store.copies.values()
+            return sum(copy.message.message_id == message_id for topic in topics for copy in topic)
+
+    def visible(self, topic: str) -> list[Outgoing]:
+        """Give what a topic shows, in storage order."""
+        with self._store.changed:
+            return [copy.message for copy in self._store.copies.get(topic, [])]
+
+    def halves(self) -> list[HalfRecord]:
+        """Give all half messages ever stored, ended ones too, in storage order."""
+        with self._store.changed:
+            return list(self._store.halves.values())
+
+    def handed_out(self, group: str, message_id: str) -> int:
+        """Count how often a group was handed a message."""
+        with self._store.changed:
+            known = self._store.groups.get(group)
+            return known.handed_out.count(message_id) if known else 0

@@ -1,0 +1,84 @@
+"""Reading by consumer groups: a group's own place in each topic, and its deliveries until they are finished."""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Iterator, Mapping
+from datetime import datetime, timedelta
+
+from outbox.brokers.base import Delivery
+from outbox.brokers.memory.store import Copy, Group, Place, Store
+from outbox.message import TopicSpec, TopicType
+
+Wanted = Mapping[str, frozenset[str] | None]
+
+
+def join(store: Store, name: str, topics: Wanted, *, at_end: bool) -> Group:
+    """Give a group; where it is new to a topic it starts at the first message, or `at_end` behind the last."""
+    group = store.groups.setdefault(name, Group())
+    for topic in topics:
+        group.next_number.setdefault(topic, len(store.copies.get(topic, ())) if at_end else 0)
+    return group
+
+
+def read_on(store: Store, group: Group, topic: str, tags: frozenset[str] | None) -> None:
+    """Take the copies a group has not looked at yet; a tag it does not want is passed over for good."""
+    places = group.unfinished.setdefault(topic, {})
+    copies = store.copies.get(topic, [])
+    for copy in copies[group.next_number[topic] :]:
+        if tags is None or copy.message.tag in tags:
+            places[copy.number] = Place(copy, copy.visible_at)
+    group.next_number[topic] = len(copies)
+
+
+def take(
+    group: Group, name: str, spec: TopicSpec, *, now: datetime, limit: int, invisible_for: timedelta
+) -> Iterator[Delivery]:
+    """Hand out what is due, in storage order; on a fifo topic a key's unfinished head holds back the rest of the key."""
+    held_keys = set()
+    left = limit
+    for place in list(group.unfinished[spec.name].values()):
+        if left == 0:
+            return
+        is_held = place.copy.message.key in held_keys
+        if spec.type is TopicType.FIFO:
+            held_keys.add(place.copy.message.key)
+        if not is_held and place.due_at <= now:
+            left -= 1
+            yield _hand_out(group, name, place, now + invisible_for)
+
+
+def _hand_out(group: Group, name: str, place: Place, until: datetime) -> Delivery:
+    message = place.copy.message
+    place.attempt += 1
+    place.due_at = until
+    place.receipt = f"{message.topic}/{place.copy.number}/{uuid.uuid4().hex}"
+    group.handed_out.append(message.message_id)
+    return Delivery(
+        group=name,
+        topic=message.topic,
+        message_id=message.message_id,
+        body=message.body,
+        receipt=place.receipt,
+        key=message.key,
+        tag=message.tag,
+        headers=dict(message.headers),
+        attempt=place.attempt,
+        stored_at=place.copy.stored_at,
+    )
+
+
+def held_by(store: Store, delivery: Delivery, now: datetime) -> Place | None:
+    """Give the place that a delivery still holds, or None: its time is over, or the message was handed out again."""
+    group = store.groups.get(delivery.group)
+    number = int(delivery.receipt.split("/")[1])
+    place = group.unfinished.get(delivery.topic, {}).get(number) if group else None
+    if place is None or place.receipt != delivery.receipt or place.due_at <= now:
+        return None
+    return place
+
+
+def finish(group: Group, copy: Copy) -> None:
+    """Strike a copy off a group's list."""
+    group.unfinished[copy.message.topic].pop(copy.number)
+    group.done.setdefault(copy.message.message_id, []).append(copy)

@@ -1,0 +1,91 @@
+"""What the memory broker holds: half messages, visible copies, and how each copy stands with each group."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from datetime import datetime
+
+from outbox.brokers.base import DeadLetter, Ended, Outgoing
+from outbox.brokers.memory.faults import Faults
+
+
+@dataclass(slots=True)
+class HalfRecord:
+    """A half message. `ended` is None while it is hidden and undecided."""
+
+    id: str
+    message: Outgoing
+    born_at: datetime
+    due_at: datetime  # to be asked about next
+    ended: Ended | None = None
+    asked: int = 0
+
+
+@dataclass(slots=True, eq=False)
+class Copy:
+    """A visible message. One message id with two copies is a duplicate."""
+
+    message: Outgoing
+    number: int  # its place in the topic, from 0
+    stored_at: datetime
+    visible_at: datetime
+
+
+@dataclass(slots=True, eq=False)
+class Place:
+    """How one copy stands with one group. `receipt` is empty while nobody handles it."""
+
+    copy: Copy
+    due_at: datetime
+    attempt: int = 0
+    receipt: str = ""
+
+
+@dataclass(slots=True)
+class Group:
+    """A consumer group: where it reads on in each topic, what it has not finished, what it gave up, what it was handed."""
+
+    next_number: dict[str, int] = field(default_factory=dict)
+    unfinished: dict[str, dict[int, Place]] = field(default_factory=dict)
+    dead: dict[str, tuple[DeadLetter, Copy]] = field(default_factory=dict)
+    done: dict[str, list[Copy]] = field(default_factory=dict)  # message id -> copies
+    handed_out: list[str] = field(default_factory=list)  # message ids
+
+
+class Store:
+    """State that brokers of one NAME share. Hold `changed` around every look and every change."""
+
+    def __init__(self) -> None:
+        self.changed = threading.Condition(threading.RLock())
+        self.halves: dict[str, HalfRecord] = {}
+        self.copies: dict[str, list[Copy]] = {}
+        self.groups: dict[str, Group] = {}
+        self.faults = Faults()
+        self.late: list[Callable[[], object]] = []  # requests still under way
+        self.sent: set[tuple[str, str]] = set()  # (source, message id) of one-phase sends
+
+    def show(self, message: Outgoing, now: datetime) -> None:
+        """Append a copy to its topic, for all groups to see, and wake who waits."""
+        topic = self.copies.setdefault(message.topic, [])
+        topic.append(Copy(message, len(topic), now, max(now, message.deliver_at or now)))
+        self.changed.notify_all()
+
+
+_stores: dict[str, Store] = {}
+_stores_lock = threading.Lock()
+
+
+def store(name: str) -> Store:
+    """Give the store of that name; without a name, a new one that nobody shares."""
+    if not name:
+        return Store()
+    with _stores_lock:
+        return _stores.setdefault(name, Store())
+
+
+def forget(name: str) -> None:
+    """Have the next broker of that name start empty."""
+    with _stores_lock:
+        _stores.pop(name, None)

@@ -1,0 +1,41 @@
+"""What a broker can say against a message by looking at it, before it is stored."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from outbox.brokers.base import Outcome, Outgoing, Verdict
+from outbox.errors import UnknownTopic
+from outbox.message import TopicSpec, TopicType
+
+
+def objection(
+    message: Outgoing, topics: Mapping[str, TopicSpec], *, is_half: bool, max_body_bytes: int
+) -> Outcome | None:
+    """Say why a message cannot go, or None: the topic first (a person can mend it), then the message itself."""
+    topic = topics.get(message.topic)
+    if topic is None:
+        return _misconfigured(f"There is no topic {message.topic!r} here. Create it, or correct the name.")
+    if is_half is not (topic.type is TopicType.TRANSACTION):
+        way = "half messages only" if topic.type is TopicType.TRANSACTION else "no half messages"
+        return _misconfigured(f"Topic {topic.name!r} is of type {topic.type}: it takes {way}.")
+    if message.deliver_at is not None and topic.type is not TopicType.DELAY:
+        return _misconfigured(f"Topic {topic.name!r} is of type {topic.type}: only a topic of type delay waits.")
+    if topic.type is TopicType.FIFO and not message.key:
+        return Outcome(Verdict.REFUSED, reason=f"Topic {topic.name!r} keeps order by key; the message has no key.")
+    if not 1 <= len(message.body) <= max_body_bytes:
+        return Outcome(
+            Verdict.REFUSED, reason=f"The body has {len(message.body)} bytes; from 1 to {max_body_bytes} can go."
+        )
+    return None
+
+
+def known_topic(topics: Mapping[str, TopicSpec], name: str) -> TopicSpec:
+    """Give a topic that consumers ask for. Raises UnknownTopic when the broker was not given it."""
+    if name not in topics:
+        raise UnknownTopic(f"The broker has no topic {name!r}, only {', '.join(sorted(topics)) or 'none'}. Add it.")
+    return topics[name]
+
+
+def _misconfigured(reason: str) -> Outcome:
+    return Outcome(Verdict.MISCONFIGURED, reason=reason)
