@@ -10,6 +10,7 @@ A worker that is killed takes its running tasks with it, whatever `acks_late` sa
 nudges, which may be lost. What may not be lost belongs on Redis or RabbitMQ (`CELERY_BROKER_URL`).
 """
 
+import fcntl
 import time
 import uuid
 from functools import cached_property
@@ -45,12 +46,12 @@ class Channel(filesystem.Channel):
         folder.mkdir(parents=True, exist_ok=True)
         return folder
 
-    def _put(self, queue: str, payload: Any, **kwargs: Any) -> None:
+    def _put(self, queue: str, payload: Any, **kwargs: Any) -> None:  # type: ignore[override]
         # The clock of the day: tasks keep their order when the machine starts again.
         name = f"{time.time_ns()}_{uuid.uuid4()}.{queue}.msg"
         _write_whole(self.data_folder_out / name, dumps(payload))
 
-    def _get(self, queue: str) -> Any:
+    def _get(self, queue: str, timeout: float | None = None) -> Any:
         for path in sorted(self.data_folder_in.iterdir()):
             if path.name.partition(".")[2] != f"{queue}.msg":
                 continue
@@ -64,14 +65,14 @@ class Channel(filesystem.Channel):
             return loads(payload)
         raise Empty
 
-    def _queue_bind(self, exchange: str, routing_key: str, pattern: str, queue: str) -> None:
+    def _queue_bind(self, exchange: str, routing_key: str | None, pattern: str | None, queue: str) -> None:
         # kombu locks the table of an exchange once it exists, but makes it without a lock.
         with (self.control_folder / "lock").open("w") as lock:
-            filesystem.lock(lock, filesystem.LOCK_EX)
-            table = self._exchange_file(exchange)
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            table = self._exchange_file(exchange)  # type: ignore[attr-defined]
             if not table.exists():
                 _write_whole(table, "[]")
-        super()._queue_bind(exchange, routing_key, pattern, queue)
+        super()._queue_bind(exchange, routing_key or "", pattern or "", queue)
 
 
 class Transport(filesystem.Transport):

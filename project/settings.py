@@ -78,7 +78,7 @@ OUTBOX = {
 }
 
 # Without a server: tasks travel as files (project/celery_files.py). With one: its URL.
-CELERY_BROKER_URL = os.environ.get("CELERY_BROKER_URL", "files://")
+CELERY_BROKER_URL = os.environ.get("CELERY_BROKER_URL", "files://localhost")
 if CELERY_BROKER_URL.startswith("files:"):
     CELERY_BROKER_TRANSPORT_OPTIONS = {
         "folder": os.environ.get("CELERY_FILES_DIR", str(VAR_DIR / "celery")),

@@ -134,7 +134,7 @@ class Postgres:
     def _make_data(self, initdb: Path, data: Path, owner: pwd.struct_passwd | None) -> None:
         unfinished = self.home / "data.new"
         shutil.rmtree(unfinished, ignore_errors=True)
-        command = [initdb, "-D", unfinished, "-U", "postgres", "--auth=trust", "--encoding=UTF8", "--locale=C"]
+        command: list[str | Path] = [initdb, "-D", unfinished, "-U", "postgres", "--auth=trust", "--encoding=UTF8", "--locale=C"]
         command += [] if self.durable else ["--no-sync"]
         outcome = subprocess.run(command, cwd=self.home, capture_output=True, text=True, **_as(owner))
         if outcome.returncode:
@@ -144,7 +144,7 @@ class Postgres:
     def _serve(self, postgres: Path, data: Path, owner: pwd.struct_passwd | None) -> subprocess.Popen[bytes]:
         # A killed server still keeps what it committed. synchronous_commit=off would lose that and saves nothing here.
         settings = {"max_connections": str(self.max_connections), "fsync": "on" if self.durable else "off"}
-        command = [postgres, "-D", data, "-k", self._socket_folder, "-h", "", "-p", str(PORT)]
+        command: list[str | Path] = [postgres, "-D", data, "-k", self._socket_folder, "-h", "", "-p", str(PORT)]
         command += [part for name, value in settings.items() for part in ("-c", f"{name}={value}")]
         who = _as(owner)
         if _has_pdeathsig() and threading.current_thread() is threading.main_thread():
