@@ -1,0 +1,46 @@
+"""The user's functions that answer for half messages of other producers, by topic."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from outbox.errors import ConfigurationError
+from outbox.message import Half, Resolution
+
+Resolver = Callable[[Half], Resolution]
+
+_resolvers: dict[str, Resolver] = {}
+
+
+def check_back(topic: str) -> Callable[[Resolver], Resolver]:
+    """
+    Let the decorated function answer for half messages of a topic that carry no token of ours.
+
+    The function gets the half message (over HTTP without headers and body) and returns COMMIT, ROLLBACK or UNKNOWN, by
+    looking up what the half is about. It must not wait: its broker, and the web server's worker, wait with it.
+
+    Raises:
+        ConfigurationError: the topic has such a function already.
+    """
+    if callable(topic):
+        raise ConfigurationError('@check_back needs the name of a topic: @check_back("orders").')
+
+    def remember(function: Resolver) -> Resolver:
+        if topic in _resolvers:
+            raise ConfigurationError(
+                f"Topic {topic!r} has two check-back functions: {_name(_resolvers[topic])} and {_name(function)}. "
+                "Keep one of them."
+            )
+        _resolvers[topic] = function
+        return function
+
+    return remember
+
+
+def resolver_of(topic: str) -> Resolver | None:
+    """Give the function that answers for a topic's half messages without a token, or None."""
+    return _resolvers.get(topic)
+
+
+def _name(function: Resolver) -> str:
+    return f"{function.__module__}.{function.__qualname__}"
