@@ -1,0 +1,12 @@
+"""The shop's addresses."""
+
+from django.urls import path
+
+from project.shop import views
+
+app_name = "shop"
+urlpatterns = [
+    path("cart/", views.fill_cart, name="cart"),
+    path("orders/", views.place_order, name="orders"),
+    path("cancellations/", views.cancel_order, name="cancellations"),
+]
