@@ -88,19 +88,3 @@ class _Package(ModuleType):
 
 
 sys.modules[__name__].__class__ = _Package
-
-
-class _Package(ModuleType):
-    """
-    Keeps the public names in place.
-
-    Three rooms are called as the public name they make (`outbox.consumer`, `outbox.publish`, `outbox.check_back`), and the
-    import of a room puts its module under that name here. Rooms are imported by `from outbox.consumer import run`.
-    """
-
-    def __setattr__(self, name: str, value: Any) -> None:
-        if not (name in _HOMES and isinstance(value, ModuleType)):
-            super().__setattr__(name, value)
-
-
-sys.modules[__name__].__class__ = _Package
