@@ -4,6 +4,10 @@ Places where a test may stop, kill or break the process. Nothing happens unless 
 `OUTBOX_FAILPOINTS="relay.after_half=kill@3,consumer.before_ack=raise"`: at the third pass of `relay.after_half` the
 process kills itself with SIGKILL; each pass of `consumer.before_ack` raises. Actions: `kill`, `raise`, `hang`. `@N` acts
 at the Nth pass only; without it, at each.
+
+`relay.after_half=kill:/tmp/permit` kills only while there is a file of that name, and once for each file: whoever goes
+takes it along, by renaming it to `/tmp/permit.PID`. So a supervisor decides when, a process that was started again lives
+on, and each kill leaves a trace.
 """
 
 from __future__ import annotations
@@ -12,6 +16,7 @@ import os
 import signal
 import time
 from collections import Counter
+from pathlib import Path
 
 VARIABLE = "OUTBOX_FAILPOINTS"
 
@@ -37,11 +42,22 @@ def failpoint(name: str) -> None:
 
 
 def _act(name: str, action: str) -> None:
+    action, _, permit = action.partition(":")
     if action == "kill":
-        os.kill(os.getpid(), signal.SIGKILL)
+        if not permit or _take(Path(permit)):
+            os.kill(os.getpid(), signal.SIGKILL)
     elif action == "raise":
         raise FailpointReached(name)
     elif action == "hang":
         time.sleep(3600)
     else:
         raise ValueError(f"{VARIABLE} gives {name} the action {action!r}. Known are kill, raise and hang.")
+
+
+def _take(permit: Path) -> bool:
+    """Take the permission to kill this process. Of several that ask, a rename lets one have it."""
+    try:
+        permit.rename(f"{permit}.{os.getpid()}")
+    except FileNotFoundError:
+        return False
+    return True
