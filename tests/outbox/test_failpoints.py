@@ -52,7 +52,7 @@ class TestFailpoint:
     def test_names_an_action_that_it_does_not_know(self, monkeypatch):
         monkeypatch.setenv(VARIABLE, "relay.after_half=kil")
 
-        with pytest.raises(ValueError, match="relay.after_half the action 'kil'"):
+        with pytest.raises(ValueError, match=r"relay\.after_half the action 'kil'"):
             failpoint("relay.after_half")
 
     def test_kills_the_process(self, run):
