@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from outbox.check_back.register import check_back
+    from outbox.consumer.context import Context
     from outbox.consumer.register import Retry, consumer
     from outbox.errors import NotInTransaction, OutboxError, Reject, RetryLater
     from outbox.message import COMMIT, ROLLBACK, UNKNOWN, Message, Receipt, Resolution
@@ -35,6 +36,7 @@ _HOMES = {
     "transaction": "outbox.publish",
     "transactional": "outbox.publish",
     "consumer": "outbox.consumer.register",
+    "Context": "outbox.consumer.context",
     "Retry": "outbox.consumer.register",
     "check_back": "outbox.check_back.register",
 }
@@ -43,6 +45,7 @@ __all__ = [
     "COMMIT",
     "ROLLBACK",
     "UNKNOWN",
+    "Context",
     "Message",
     "NotInTransaction",
     "OutboxError",
