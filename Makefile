@@ -8,12 +8,13 @@ SOURCES := outbox project tests manage.py $(wildcard benchmarks)
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 # A system's own Python may refuse pip; .tools is ours alone, nothing of the system's is touched.
 export PIP_BREAK_SYSTEM_PACKAGES := 1
+export PIP_ROOT_USER_ACTION := ignore
 export UV_PYTHON_DOWNLOADS := never
 
 .DEFAULT_GOAL := help
 .PHONY: help demo serve test bench check lock clean
 
-help: ## list the commands
+help:
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "make %-6s  %s\n", $$1, $$2 }' Makefile
 
 demo: $(VENV)/.project ## replay a day of orders while relay and consumer are killed; report what was lost (ARGS="...")
@@ -31,7 +32,7 @@ bench: $(VENV)/.dev ## measure publish, relay and consume (ARGS="...")
 check: $(VENV)/.dev ## style, types, import walls, missing migrations
 	$(BIN)/python -m ruff check $(SOURCES)
 	$(BIN)/python -m ruff format --check $(SOURCES)
-	$(BIN)/django-upgrade --target-version 5.2 --check $$(git ls-files -- '*.py')
+	$(BIN)/django-upgrade --target-version 5.2 --check $$(find $(SOURCES) -name '*.py')
 	$(BIN)/python -m mypy
 	$(BIN)/lint-imports --no-logo
 	$(BIN)/python -m outbox.testing.postgres -- $(BIN)/python manage.py makemigrations --check --dry-run
