@@ -1,7 +1,179 @@
-"""Days of the message table, made ahead so that no publish ever waits for one."""
+"""
+Days of the message table: one partition per UTC day, by the time in the first 48 bits of its ids (uuid7).
+
+Days are made ahead, so that no publish ever waits for one. A publish that meets no day still works: the DEFAULT
+partition takes its row, and `make_days` moves it where it belongs.
+"""
 
 from __future__ import annotations
 
+import logging
+import random
+import time
+from collections.abc import Callable
+from datetime import UTC, date, datetime, timedelta
+from typing import TypeVar
+from uuid import UUID
 
-def make_days(using: str) -> None:
-    """Make the partitions of the days ahead."""
+from psycopg import errors, sql
+
+from outbox import conf, database, signals
+
+logger = logging.getLogger(__name__)
+
+T = TypeVar("T")
+
+PATIENCE = timedelta(seconds=10)
+LAST_DAY = date(9999, 12, 30)  # the day after it is still a date
+
+# CheckViolation: a row of the day reached DEFAULT after we had looked there.
+RETRIED = (errors.LockNotAvailable, errors.DeadlockDetected, errors.CheckViolation)
+
+# Everybody else queues behind a lock that waits.
+WAIT_BRIEFLY = "SET LOCAL lock_timeout = '100ms'"
+
+LIST_DAYS = """
+SELECT c.relname FROM pg_inherits i JOIN pg_class c ON c.oid = i.inhrelid
+WHERE i.inhparent = 'outbox_message'::regclass AND c.relname <> 'outbox_message_default' ORDER BY c.relname
+"""
+
+# One maker at a time; the lock ends with the transaction.
+TAKE_TURN = "SELECT pg_advisory_xact_lock(7709, 0)"
+
+# ATTACH proves the bounds by the CHECK and scans nothing. CREATE .. PARTITION OF would stop all publishers behind an
+# open transaction; this way only the DEFAULT partition is locked, and no publisher needs it.
+CREATE_DAY = """
+CREATE TABLE {day} (LIKE outbox_message INCLUDING DEFAULTS INCLUDING CONSTRAINTS);
+ALTER TABLE {day} ADD PRIMARY KEY (id), ADD CONSTRAINT is_of_its_day CHECK (id >= {first} AND id < {end});
+"""
+ATTACH_DAY = """
+ALTER TABLE outbox_message ATTACH PARTITION {day} FOR VALUES FROM ({first}) TO ({end});
+ALTER TABLE {day} DROP CONSTRAINT is_of_its_day;
+"""
+
+# Nobody may write into DEFAULT while its rows of this day move out of it.
+LOCK_MESSAGES = "LOCK TABLE outbox_message IN ACCESS EXCLUSIVE MODE"
+MOVE_STRAYS = """
+WITH stray AS (DELETE FROM outbox_message_default WHERE id >= {first} AND id < {end} RETURNING *)
+INSERT INTO {day} SELECT * FROM stray
+"""
+
+# min() knows no uuid before PostgreSQL 18.
+FIND_STRAY = "SELECT id FROM outbox_message_default WHERE id >= %s ORDER BY id LIMIT 1"
+
+
+def first_id(day: date) -> UUID:
+    """Give the smallest uuid7 of a UTC day; with the next day's it bounds the day's partition."""
+    midnight = datetime(day.year, day.month, day.day, tzinfo=UTC)
+    return UUID(int=int(midnight.timestamp() * 1000) << 80)
+
+
+def day_of(message_id: UUID) -> date:
+    """Give the UTC day a uuid7 was made on; the last of all days for an id that holds no date."""
+    days = timedelta(milliseconds=message_id.int >> 80).days
+    return date.fromordinal(min(date(1970, 1, 1).toordinal() + days, LAST_DAY.toordinal()))
+
+
+def table_of(day: date) -> str:
+    """Name the partition of a day."""
+    return f"outbox_message_{day:%Y%m%d}"
+
+
+def days(connection: database.Connection) -> list[date]:
+    """List the days that have a partition, oldest first."""
+    names = [name for (name,) in connection.execute(LIST_DAYS)]
+    return [datetime.strptime(name[-8:], "%Y%m%d").replace(tzinfo=UTC).date() for name in names]
+
+
+def make_days(using: str, *, today: date | None = None, patience: timedelta = PATIENCE) -> list[date]:
+    """
+    Make the partitions of today and the days ahead, and move rows out of the DEFAULT partition.
+
+    Days that readers kept from being made within `patience` are left for the next call, with a warning.
+
+    Returns:
+        The days that were made.
+    """
+    today = today or datetime.now(UTC).date()
+    last = today + timedelta(days=conf.settings().relay.partition_days)
+    with database.connect(using, application_name="outbox upkeep") as connection:
+        existing = set(days(connection))
+        ahead = [today + timedelta(days=n) for n in range((last - today).days + 1)]
+        strays = _stray_days(connection, last)
+        wanted = sorted({*ahead, *(day for day in strays if day <= last)} - existing)
+        if strays:
+            _raise_alarm(using, strays)
+        return [day for day in wanted if make_day(connection, day, patience=patience)]
+
+
+def make_day(connection: database.Connection, day: date, *, patience: timedelta = PATIENCE) -> bool:
+    """Make one day's partition, with the rows of that day that DEFAULT holds; say whether this call made it."""
+    try:
+        return with_short_locks(connection, lambda: _make_day(connection, day), patience=patience)
+    except RETRIED:
+        logger.warning("%s could not be made in %s: open transactions read the messages.", table_of(day), patience)
+        return False
+
+
+def with_short_locks(connection: database.Connection, step: Callable[[], T], *, patience: timedelta = PATIENCE) -> T:
+    """
+    Run a step in a transaction that waits at most 100 ms for a lock, again and again while patience lasts.
+
+    Raises:
+        psycopg.Error: one of RETRIED, patience is over.
+    """
+    deadline = time.monotonic() + patience.total_seconds()
+    while True:
+        try:
+            with connection.transaction():
+                connection.execute(WAIT_BRIEFLY)
+                return step()
+        except RETRIED:
+            if time.monotonic() >= deadline:
+                raise
+            time.sleep(random.uniform(0.05, 0.2))  # noqa: S311  (lets those through that queued behind us)
+
+
+def _make_day(connection: database.Connection, day: date) -> bool:
+    connection.execute(TAKE_TURN)
+    if day in days(connection):
+        return False
+    has_strays = _has_strays(connection, day)
+    if has_strays:
+        connection.execute(LOCK_MESSAGES)
+    _run(connection, CREATE_DAY, day)
+    if has_strays:
+        _run(connection, MOVE_STRAYS, day)
+    _run(connection, ATTACH_DAY, day)
+    return True
+
+
+def _run(connection: database.Connection, statement: str, day: date) -> None:
+    bounds = {"first": sql.Literal(first_id(day)), "end": sql.Literal(first_id(day + timedelta(days=1)))}
+    connection.execute(sql.SQL(statement).format(day=sql.Identifier(table_of(day)), **bounds))
+
+
+def _has_strays(connection: database.Connection, day: date) -> bool:
+    row = connection.execute(FIND_STRAY, [first_id(day)]).fetchone()
+    return row is not None and day_of(row[0]) == day
+
+
+def _stray_days(connection: database.Connection, last: date) -> list[date]:
+    """List the days of DEFAULT's rows: all up to `last`, and of those beyond it the first."""
+    found: list[date] = []
+    while not found or found[-1] <= last:
+        after = first_id(found[-1] + timedelta(days=1)) if found else UUID(int=0)
+        row = connection.execute(FIND_STRAY, [after]).fetchone()
+        if row is None:
+            break
+        found.append(day_of(row[0]))
+    return found
+
+
+def _raise_alarm(using: str, strays: list[date]) -> None:
+    reason = (
+        f"Database {using!r} has messages in outbox_message_default, of {', '.join(map(str, strays))}. "
+        "See that outbox upkeep runs each hour and that the clocks of the publishers are right."
+    )
+    logger.warning(reason)
+    signals.alarm.send_robust(sender=make_days, reason=reason, details={"database": using, "days": strays})
