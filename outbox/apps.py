@@ -14,6 +14,11 @@ class OutboxConfig(AppConfig):
     default_auto_field = "django.db.models.BigAutoField"
 
     def ready(self) -> None:
+        from outbox.checks import register_checks
+        from outbox.nudge import remember_celery_app
+
+        register_checks()
+        remember_celery_app()
         autodiscover_modules("messages", "consumers", "check_back")
         post_migrate.connect(_prepare_database, sender=self)
 

@@ -1,0 +1,128 @@
+"""System checks: each wrong value of `OUTBOX`, each message type that cannot travel, each database that will not do."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from django.core import checks
+from django.core.checks import CheckMessage, Error, Tags, register
+from django.db import connections, router
+from django.db.backends.postgresql.psycopg_any import is_psycopg3
+
+from outbox import conf
+from outbox.errors import ConfigurationError, UnknownTopic
+from outbox.message import Message, message_types
+from outbox.models import MessageRow
+from outbox.publish.rules import TOPIC_RULE, is_topic_name
+
+MINIMUM_VERSION = 13
+
+
+def register_checks() -> None:
+    """Register all checks; called once, when the app is ready."""
+    register(check_settings)
+    register(check_topic_names)
+    register(check_brokers)
+    register(check_message_types)
+    register(check_database)
+    register(check_database_version, Tags.database)
+
+
+def check_settings(**kwargs: Any) -> list[CheckMessage]:
+    """E001: `OUTBOX` holds an unknown name or a wrong value."""
+    try:
+        conf.settings()
+    except ConfigurationError as error:
+        return [Error(str(error), hint="outbox/conf.py lists all settings with their types.", id="outbox.E001")]
+    return []
+
+
+def check_topic_names(**kwargs: Any) -> list[CheckMessage]:
+    """E002: a topic has a name that not every broker takes."""
+    return [
+        Error(f'OUTBOX["TOPICS"] has a topic called {name!r}.', hint=TOPIC_RULE, id="outbox.E002")
+        for name in _settings().topics
+        if not is_topic_name(name)
+    ]
+
+
+def check_brokers(**kwargs: Any) -> list[CheckMessage]:
+    """E003: a broker cannot be imported. E004, W004: it finds fault with its OPTIONS."""
+    found: list[CheckMessage] = []
+    for alias, broker in _settings().brokers.items():
+        try:
+            backend = conf.broker_class(alias)
+        except ConfigurationError as error:
+            found.append(Error(str(error), hint=_topics_hint(alias), id="outbox.E003"))
+            continue
+        for problem in backend.check_options(broker.options):
+            text = f'OUTBOX["BROKERS"]["{alias}"]: {problem.text}'
+            kind, number = (Error, "outbox.E004") if problem.is_error else (checks.Warning, "outbox.W004")
+            found.append(kind(text, hint=problem.hint, id=number))
+    return found
+
+
+def check_message_types(**kwargs: Any) -> list[CheckMessage]:
+    """E005: a message type names no topic, and is no base of others. E006: its topic is not in settings."""
+    return [problem for kind in message_types().values() for problem in _problems_of(kind)]
+
+
+def check_database(**kwargs: Any) -> list[CheckMessage]:
+    """E007: the database that messages go to is not PostgreSQL, by psycopg 3."""
+    alias = router.db_for_write(MessageRow)
+    vendor = connections[alias].vendor
+    if vendor == "postgresql" and is_psycopg3:
+        return []
+    what = f"is {vendor}" if vendor != "postgresql" else "is reached by psycopg2"
+    return [
+        Error(
+            f"Database {alias!r} {what}. The outbox needs PostgreSQL {MINIMUM_VERSION} or later, by psycopg 3.",
+            hint='Set its ENGINE to "django.db.backends.postgresql" and install psycopg, or route the models of '
+            "the app outbox to such a database.",
+            id="outbox.E007",
+        )
+    ]
+
+
+def check_database_version(*, databases: Sequence[str] | None = None, **kwargs: Any) -> list[CheckMessage]:
+    """E008: a database that holds the outbox's tables is a PostgreSQL that is too old. Needs a connection."""
+    found: list[CheckMessage] = []
+    for alias in databases or ():
+        connection = connections[alias]
+        if connection.vendor != "postgresql" or not router.allow_migrate_model(alias, MessageRow):
+            continue
+        version = connection.pg_version // 10_000  # type: ignore[attr-defined]
+        if version < MINIMUM_VERSION:
+            text = f"Database {alias!r} is PostgreSQL {version}. The outbox needs {MINIMUM_VERSION} or later."
+            found.append(Error(text, hint="Upgrade the server.", id="outbox.E008"))
+    return found
+
+
+def _settings() -> conf.Settings:
+    """Give the settings; empty ones where E001 has said that they are wrong."""
+    try:
+        return conf.settings()
+    except ConfigurationError:
+        return conf.Settings(brokers={})
+
+
+def _problems_of(kind: type[Message]) -> list[CheckMessage]:
+    topic = kind._meta.topic
+    name = f"{kind.__module__}.{kind.__qualname__}"
+    if topic:
+        try:
+            conf.topic_settings(topic)
+        except UnknownTopic as error:
+            return [Error(f"Message type {name}: {error}", id="outbox.E006")]
+        except ConfigurationError:  # E001 or E003 has said it
+            return []
+    elif not kind.__subclasses__():
+        hint = 'Add `class Meta: topic = "..."` to it.'
+        return [Error(f"Message type {name} names no topic: it cannot be published.", hint=hint, id="outbox.E005")]
+    return []
+
+
+def _topics_hint(alias: str) -> str | None:
+    topics = [name for name, topic in _settings().topics.items() if topic.broker == alias]
+    return f"Topics that go there: {', '.join(sorted(topics))}." if topics else None
