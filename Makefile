@@ -12,7 +12,7 @@ export PIP_ROOT_USER_ACTION := ignore
 export UV_PYTHON_DOWNLOADS := never
 
 .DEFAULT_GOAL := help
-.PHONY: help demo serve test bench check lock clean
+.PHONY: help demo serve test bench check check-style check-types check-walls check-migrations lock clean
 
 help:
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "make %-6s  %s\n", $$1, $$2 }' Makefile
@@ -29,13 +29,7 @@ test: $(VENV)/.dev ## run all tests this machine can run (ARGS="...")
 bench: $(VENV)/.dev ## measure publish, relay and consume (ARGS="...")
 	@$(BIN)/python -m benchmarks $(ARGS)
 
-check: $(VENV)/.dev ## style, types, import walls, missing migrations
-	$(BIN)/python -m ruff check $(SOURCES)
-	$(BIN)/python -m ruff format --check $(SOURCES)
-	$(BIN)/django-upgrade --target-version 5.2 --check $$(find $(SOURCES) -name '*.py')
-	$(BIN)/python -m mypy
-	$(BIN)/lint-imports --no-logo
-	$(BIN)/python -m outbox.testing.postgres -- $(BIN)/python manage.py makemigrations --check --dry-run
+check: check-style check-types check-walls check-migrations ## style, types, import walls, missing migrations
 
 lock: .tools/bin/uv ## write the lock files again from pyproject.toml
 	@$(LOCK) --group project pyproject.toml --output-file requirements.lock
@@ -45,7 +39,23 @@ clean: ## remove everything made here: environments, caches, var/
 	rm -rf $(VENV) .tools var build dist .mypy_cache .pytest_cache .ruff_cache .import_linter_cache .hypothesis *.egg-info
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
-# --- how the above is set up ---
+# --- the checks ---
+
+check-style: $(VENV)/.dev
+	$(BIN)/python -m ruff check --quiet $(SOURCES)
+	$(BIN)/python -m ruff format --quiet --check $(SOURCES)
+	$(BIN)/django-upgrade --target-version 5.2 --check $$(find $(SOURCES) -name '*.py')
+
+check-types: $(VENV)/.dev
+	$(BIN)/python -m mypy
+
+check-walls: $(VENV)/.dev
+	$(BIN)/lint-imports --no-logo
+
+check-migrations: $(VENV)/.dev
+	$(BIN)/python -m outbox.testing.postgres -- $(BIN)/python manage.py makemigrations --check --dry-run
+
+# --- how everything is set up ---
 
 LOCK = .tools/bin/uv pip compile --quiet --universal --python-version 3.11 --generate-hashes --no-annotate \
 	--custom-compile-command "make lock" $(UPGRADE)
