@@ -318,7 +318,7 @@ def _is_ready(pid_file: Path, pid: int) -> bool:
     """The server writes its process id in line 1 and its state in line 8; a killed one leaves its file behind."""
     try:
         lines = pid_file.read_text().splitlines()
-        return int(lines[0]) == pid and lines[7].strip() == "ready"
+        return int(lines[0]) == pid and lines[7].strip() in ("ready", "standby")
     except (OSError, IndexError, ValueError):
         return False
 
