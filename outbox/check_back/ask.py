@@ -1,0 +1,107 @@
+"""The asking side: what a broker's check loop calls to learn how a half message ends."""
+
+from __future__ import annotations
+
+import json
+import logging
+import urllib.request
+from collections.abc import Callable
+from datetime import UTC, datetime, timedelta
+from typing import Any
+from uuid import uuid4
+
+from django.db import close_old_connections
+from standardwebhooks import Webhook
+
+from outbox.check_back.answer import answer
+from outbox.errors import ConfigurationError
+from outbox.message import UNKNOWN, Half, Resolution
+
+logger = logging.getLogger("outbox.check_back")
+
+Ask = Callable[[Half], Resolution]
+
+ANSWER_BYTES = 64 * 1024
+
+
+def in_process(alias: str) -> Ask:
+    """
+    Make an `ask` that needs no web server: it reads the database itself.
+
+    Args:
+        alias: the database for halves without a token; others go where their token says.
+    """
+
+    def ask(half: Half) -> Resolution:
+        close_old_connections()  # a @check_back function uses Django's, and this thread outlives a database restart
+        return answer(half, asked_by="embedded", using=alias).resolution
+
+    return ask
+
+
+def over_http(url: str, secret: str, timeout: timedelta = timedelta(seconds=10)) -> Ask:
+    """
+    Make an `ask` that calls a check-back endpoint, signed by the Standard Webhooks convention.
+
+    COMMIT and ROLLBACK are taken from an answer 200 that says just that; everything else means UNKNOWN.
+
+    Args:
+        secret: `whsec_` and base64, one of the endpoint's `SECRETS`.
+        timeout: for the connection, and again for the answer.
+
+    Raises:
+        ConfigurationError: the URL is not http(s), or the secret is not base64.
+    """
+    if not url.startswith(("http://", "https://")):
+        raise ConfigurationError(f"The check-back URL {url!r} does not begin with http:// or https://.")
+    signer = _signer(secret)
+    # Straight to the address that settings name: neither a proxy of the environment nor a redirect leads elsewhere.
+    opener = urllib.request.build_opener(urllib.request.ProxyHandler({}), _NoRedirect)
+
+    def ask(half: Half) -> Resolution:
+        try:
+            with opener.open(_request(url, signer, half), timeout=timeout.total_seconds()) as response:
+                if response.status != 200:
+                    raise ValueError(f"status {response.status}")
+                return Resolution(json.loads(response.read(ANSWER_BYTES))["answer"])
+        except Exception as error:
+            logger.warning("The check-back endpoint %s gave no answer about message %s: %r", url, half.message_id, error)
+            return UNKNOWN
+
+    return ask
+
+
+class _NoRedirect(urllib.request.HTTPRedirectHandler):
+    """Leaves a redirect an error."""
+
+    def redirect_request(self, *args: Any, **kwargs: Any) -> None:
+        return None
+
+
+def _signer(secret: str) -> Webhook:
+    try:
+        return Webhook(secret)
+    except Exception as error:
+        raise ConfigurationError("A check-back secret is not base64 behind 'whsec_'. Make one: see docs.") from error
+
+
+def _request(url: str, signer: Webhook, half: Half) -> urllib.request.Request:
+    body = json.dumps(
+        {
+            "topic": half.topic,
+            "message_id": half.message_id,
+            "half_id": half.half_id,
+            "token": half.token,
+            "asked": half.asked,
+            "born_at": half.born_at and half.born_at.isoformat(),
+            "key": half.key,
+        }
+    )
+    request_id, now = str(uuid4()), datetime.now(UTC)
+    headers = {
+        "content-type": "application/json",
+        "webhook-id": request_id,
+        "webhook-timestamp": str(int(now.timestamp())),
+        "webhook-signature": signer.sign(request_id, now, body),
+    }
+    return urllib.request.Request(url, body.encode(), headers, method="POST")  # noqa: S310  (the scheme was looked at)

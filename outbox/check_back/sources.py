@@ -1,0 +1,70 @@
+"""Which of Django's databases a half message came from: its token carries the stable id of one."""
+
+from __future__ import annotations
+
+import logging
+
+import psycopg
+from django.db import connections, router
+
+from outbox import conf, database
+from outbox.models import MessageRow
+
+logger = logging.getLogger("outbox.check_back")
+
+READ_SOURCE = "SELECT id, current_setting('transaction_read_only')::boolean FROM outbox_source"
+
+_aliases: dict[str, str] = {}
+
+
+def alias_of(token: str, *, otherwise: str) -> str:
+    """
+    Give the alias of the database that a token names.
+
+    Args:
+        otherwise: for a token that names none we know. `resolve` finds there that the token is another source's.
+    """
+    if not token:
+        return otherwise
+    source = token.rsplit(":", 3)[0]
+    if source not in _aliases:
+        _read_sources()
+    return _aliases.get(source, otherwise)
+
+
+def connect(alias: str) -> database.Connection:
+    """Open a connection that neither waits for a lock nor works longer than `OUTBOX["CHECK_BACK"]` allows."""
+    limits = conf.settings().check_back
+    connection = database.connect(
+        alias,
+        application_name="outbox check-back",
+        connect_timeout=max(2, round(limits.statement_timeout.total_seconds())),  # libpq takes less than 2 s for 2 s
+    )
+    for name, limit in ("lock_timeout", limits.lock_timeout), ("statement_timeout", limits.statement_timeout):
+        milliseconds = max(1, round(limit.total_seconds() * 1000))  # 0 would mean: no limit
+        connection.execute("SELECT set_config(%s, %s, false)", [name, str(milliseconds)])
+    return connection
+
+
+def outbox_databases() -> list[str]:
+    """Give the aliases of the databases that hold outbox tables."""
+    return [
+        alias
+        for alias in connections
+        if connections[alias].vendor == "postgresql" and router.allow_migrate_model(alias, MessageRow)
+    ]
+
+
+def _read_sources() -> None:
+    """Ask every outbox database for its source. Where a replica has an alias, too, the primary's counts."""
+    for alias in outbox_databases():
+        try:
+            with connect(alias) as connection:
+                row = connection.execute(READ_SOURCE).fetchone()
+        except psycopg.Error as error:
+            logger.warning("Database %r does not say which source it is: %s", alias, error)
+            continue
+        if row is not None:
+            source, is_read_only = row
+            if not is_read_only or source not in _aliases:
+                _aliases[source] = alias

@@ -1,0 +1,63 @@
+from uuid import uuid4
+
+import pytest
+from django.contrib.auth.models import Group
+
+from outbox.check_back.about import About, look_up
+from tests.factories import MessageRowFactory
+
+
+class TestLookUp:
+    def test_finds_the_business_row(self, connection):
+        group = Group.objects.create(name="a business row")
+        message = MessageRowFactory(about=f"auth.group:{group.pk}")
+
+        assert look_up(connection, str(message.id)) is About.EXISTS
+
+    def test_misses_a_row_that_was_deleted(self, connection):
+        message = MessageRowFactory(about="auth.group:4711")
+
+        assert look_up(connection, str(message.id)) is About.MISSING
+
+    def test_uses_the_index_of_the_primary_key(self, connection):
+        message = MessageRowFactory(about="auth.group:4711")
+        connection.execute("LOAD 'auto_explain'")
+        connection.execute("SET auto_explain.log_min_duration = 0; SET enable_seqscan = off; SET client_min_messages = log")
+        plans = []
+        connection.add_notice_handler(lambda notice: plans.append(notice.message_primary))
+
+        look_up(connection, str(message.id))
+
+        assert "auth_group_pkey" in plans[-1]
+
+    @pytest.mark.parametrize(
+        "about",
+        [
+            None,
+            "shop",
+            "auth.group",
+            "auth.group:",
+            "auth.group:not a number",
+            "auth.nobody:1",
+            "nobody.group:1",
+            "outbox.lane:1",  # its primary key has two columns
+        ],
+    )
+    def test_finds_nothing_where_no_row_is_named(self, connection, about):
+        message = MessageRowFactory(about=about)
+
+        assert look_up(connection, str(message.id)) is About.NONE
+
+    @pytest.mark.parametrize("message_id", [str(uuid4()), "of another producer"])
+    def test_finds_nothing_for_a_message_it_does_not_know(self, connection, message_id):
+        assert look_up(connection, message_id) is About.NONE
+
+    def test_gives_up_on_a_table_that_somebody_locks(self, connection, other_connection):
+        message = MessageRowFactory(about="auth.group:4711")
+        connection.execute("SET lock_timeout = '50ms'")
+
+        with other_connection.transaction():
+            other_connection.execute("LOCK TABLE auth_group")
+            found = look_up(connection, str(message.id))
+
+        assert found is About.NONE
