@@ -1,0 +1,109 @@
+"""
+Who may ask: whoever holds a secret of `OUTBOX["CHECK_BACK"]["SECRETS"]`.
+
+Source: Standard Webhooks specification 1.0, "Verifying webhook authenticity": HMAC-SHA256 over id, time and raw body.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+
+from django.contrib.auth.models import AnonymousUser
+from rest_framework import status
+from rest_framework.authentication import BaseAuthentication
+from rest_framework.exceptions import APIException, AuthenticationFailed
+from rest_framework.request import Request
+from standardwebhooks import Webhook, WebhookVerificationError
+
+from outbox import conf
+
+logger = logging.getLogger("outbox.api")
+
+HEADERS = ("webhook-id", "webhook-timestamp", "webhook-signature")
+BODY_BYTES = 64 * 1024
+REQUEST_ID_LENGTH = 255
+
+
+class NoSecrets(APIException):
+    status_code = status.HTTP_503_SERVICE_UNAVAILABLE
+    default_detail = "This endpoint is not set up to answer."
+    default_code = "not_set_up"
+
+
+class BodyTooLarge(APIException):
+    status_code = status.HTTP_413_REQUEST_ENTITY_TOO_LARGE
+    default_detail = f"A check-back has at most {BODY_BYTES} bytes."
+    default_code = "too_large"
+
+
+class SignedRequest(BaseAuthentication):
+    """
+    Lets a request in that is signed, fresh and small; `request.auth` is its id.
+
+    A replay of one is let in, too. Within the tolerance it is what a sender does who heard nothing, and whoever replays
+    somebody else's learns a fact that stays the same and is not told to the broker: the broker takes an answer from its
+    own request only. Its record stays one row (check_back/record.py).
+    """
+
+    def authenticate(self, request: Request) -> tuple[AnonymousUser, str]:
+        secrets = _secrets()
+        headers = {name: request.headers.get(name, "") for name in HEADERS}
+        if not all(headers.values()):
+            raise AuthenticationFailed(f"The request is not signed: it needs the headers {', '.join(HEADERS)}.")
+        if len(headers["webhook-id"]) > REQUEST_ID_LENGTH:
+            raise AuthenticationFailed(f"The webhook-id is longer than {REQUEST_ID_LENGTH} characters.")
+        _refuse_stale(headers["webhook-timestamp"])
+        body = _read_body(request)
+        if not any(_is_signed(secret, body, headers) for secret in secrets):
+            logger.warning("A check-back request from %s is wrongly signed.", request.META.get("REMOTE_ADDR"))
+            raise AuthenticationFailed("The signature fits none of this endpoint's secrets.")
+        return AnonymousUser(), headers["webhook-id"]
+
+    def authenticate_header(self, request: Request) -> str:
+        """Make a refusal 401 instead of 403."""
+        return "Standard-Webhooks"
+
+
+def _secrets() -> list[Webhook]:
+    try:
+        secrets = [Webhook(secret) for secret in conf.settings().check_back.secrets]
+    except Exception as error:
+        logger.exception('OUTBOX["CHECK_BACK"]["SECRETS"] holds one that is not base64 behind "whsec_".')
+        raise NoSecrets from error
+    if not secrets:
+        logger.error(
+            'A check-back came, and OUTBOX["CHECK_BACK"]["SECRETS"] is empty: nobody is answered. Put the secret there '
+            "that the broker signs with."
+        )
+        raise NoSecrets
+    return secrets
+
+
+def _refuse_stale(timestamp: str) -> None:
+    """Refuse by our tolerance; the library has one of its own, 5 minutes, that also holds."""
+    tolerance = conf.settings().check_back.tolerance.total_seconds()
+    try:
+        is_fresh = abs(time.time() - int(timestamp)) <= tolerance
+    except ValueError:
+        raise AuthenticationFailed("The webhook-timestamp is not a whole number of seconds.") from None
+    if not is_fresh:
+        raise AuthenticationFailed(f"The webhook-timestamp differs from this server's by more than {tolerance:g} s.")
+
+
+def _read_body(request: Request) -> bytes:
+    """Read the body as it came, but not one whose length says that it is no check-back."""
+    if int(request.META.get("CONTENT_LENGTH") or 0) > BODY_BYTES:
+        raise BodyTooLarge
+    body: bytes = request.body
+    if len(body) > BODY_BYTES:
+        raise BodyTooLarge
+    return body
+
+
+def _is_signed(secret: Webhook, body: bytes, headers: dict[str, str]) -> bool:
+    try:
+        secret.verify(body, headers, json_parse=False)
+    except (WebhookVerificationError, ValueError):  # ValueError: the body is not UTF-8, the signature not base64
+        return False
+    return True
