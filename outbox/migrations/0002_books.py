@@ -157,6 +157,7 @@ class Migration(migrations.Migration):
                 ("topic", models.TextField()),
                 ("lane", models.SmallIntegerField(null=True)),
                 ("number", models.BigIntegerField(null=True)),
+                ("nth", models.IntegerField(db_default=1)),
                 ("handled_at", models.DateTimeField(db_default=django.db.models.functions.datetime.Now())),
             ],
             options={

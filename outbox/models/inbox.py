@@ -11,7 +11,7 @@ class Inbox(models.Model):
     Says that a group has handled a message; inserted in the handler's transaction.
 
     `dedupe_key` is the message id unless the handler names its own key. Lane and number are NULL where the message
-    carried none.
+    carried none. `nth`: which delivery to the group was the one that was handled, from 1.
     """
 
     pk = models.CompositePrimaryKey("consumer_group", "dedupe_key")
@@ -22,6 +22,7 @@ class Inbox(models.Model):
     topic = models.TextField()
     lane = models.SmallIntegerField(null=True)
     number = models.BigIntegerField(null=True)
+    nth = models.IntegerField(db_default=1)
     handled_at = models.DateTimeField(db_default=Now())
 
     class Meta:
