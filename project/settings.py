@@ -22,6 +22,7 @@ INSTALLED_APPS = [
     "rest_framework",
     "outbox",
     "project.shop",
+    "project.demo",
 ]
 
 MIDDLEWARE = [
@@ -74,6 +75,7 @@ OUTBOX = {
     "TOPICS": {
         "orders": {"TYPE": "transaction"},
         "order-cancellations": {"TYPE": "transaction"},
+        "shipments": {"TYPE": "transaction"},
     },
 }
 

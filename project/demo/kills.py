@@ -1,0 +1,93 @@
+"""Who is killed where. A file permits one kill; the process takes it along, and leaves it with its id as the trace."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from outbox.failpoints import VARIABLE
+
+HALF_SENT = "relay.after_half"  # half messages stored, nothing decided: check-backs answer ROLLBACK
+DECIDED = "relay.after_decide"  # decided, not committed: check-backs answer COMMIT
+WRITTEN = "consumer.after_handler"  # inside the handler's transaction: it is rolled back
+UNACKED = "consumer.after_commit"  # the handler's writes are in, the broker does not know: it delivers again
+
+RESIDENT, CELERY = "relay", "celery"  # the two hosts of relays, as their processes are called
+PLACES = {RESIDENT: (HALF_SENT, DECIDED), CELERY: (HALF_SENT, DECIDED)}
+CONSUMER_PLACES = (WRITTEN, UNACKED)
+
+
+@dataclass(frozen=True, slots=True)
+class Kill:
+    """A kill to come: which process, at which failpoint."""
+
+    process: str
+    place: str
+
+    @property
+    def is_of_relay(self) -> bool:
+        return self.process in PLACES
+
+
+@dataclass(frozen=True, slots=True)
+class Round:
+    """Kills that belong together: the resident relay, then Celery's while that is dead; consumers meanwhile."""
+
+    resident: Kill
+    celery: Kill
+    consumers: tuple[Kill, ...]
+
+
+ROUNDS = (
+    Round(Kill(RESIDENT, HALF_SENT), Kill(CELERY, DECIDED), (Kill("cart", UNACKED), Kill("points", UNACKED))),
+    Round(Kill(RESIDENT, DECIDED), Kill(CELERY, HALF_SENT), (Kill("shipment", UNACKED), Kill("letters", WRITTEN))),
+    Round(Kill(RESIDENT, HALF_SENT), Kill(CELERY, DECIDED), (Kill("points", UNACKED), Kill("shipment", WRITTEN))),
+    Round(Kill(RESIDENT, DECIDED), Kill(CELERY, HALF_SENT), (Kill("cart", UNACKED), Kill("letters", UNACKED))),
+)
+
+
+class Permits:
+    """The permissions to kill, files in a folder."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+
+    def environment(self, process: str) -> dict[str, str]:
+        """Give what makes a process die at its places as soon as it is permitted."""
+        places = PLACES.get(process, CONSUMER_PLACES)
+        return {VARIABLE: ",".join(f"{place}=kill:{self._path(Kill(process, place))}" for place in places)}
+
+    def grant(self, kill: Kill) -> None:
+        self._path(kill).touch()
+
+    def revoke(self, kill: Kill) -> bool:
+        """Take a permission back. False: it was used."""
+        try:
+            self._path(kill).unlink()
+        except FileNotFoundError:
+            return False
+        return True
+
+    def is_used(self, kill: Kill) -> bool:
+        return not self._path(kill).exists()
+
+    def done(self) -> Iterator[tuple[Kill, int]]:
+        """Give each kill that happened, with the id of the process: the trace is there and the process is gone."""
+        for trace in sorted(self.folder.glob("*.*.*")):
+            process, _, rest = trace.name.partition(".")
+            place, _, pid = rest.rpartition(".")
+            if pid.isdecimal() and not _is_alive(int(pid)):
+                yield Kill(process, place), int(pid)
+
+    def _path(self, kill: Kill) -> Path:
+        return self.folder / f"{kill.process}.{kill.place}"
+
+
+def _is_alive(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    return True

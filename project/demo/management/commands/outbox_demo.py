@@ -1,0 +1,93 @@
+"""`make demo`, `make serve`."""
+
+from __future__ import annotations
+
+import json
+import signal
+import sys
+from argparse import ArgumentParser
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+from django.core.management.base import BaseCommand, CommandError
+
+from project.demo.processes import DemoError
+from project.demo.screen import Screen, table
+from project.demo.stage import Options, Stage, open_stage
+from project.shop.orders_file import DAY, OrdersFileError, read_orders
+
+ADMIN = "admin"
+
+
+class Command(BaseCommand):
+    help = (
+        "Replay a day of real orders through the shop while relays and consumers are killed, and report from the database "
+        "what was lost, seen without being committed, or applied twice. Exit code 1 unless nothing was."
+    )
+    requires_system_checks: list[str] = []  # they may want a database, which the demo makes first
+
+    def add_arguments(self, parser: ArgumentParser) -> None:
+        parser.add_argument("--json", action="store_true", help="print one line of JSON at the end, progress to stderr")
+        parser.add_argument("--serve", action="store_true", help="leave shop and admin running afterwards, until Ctrl-C")
+        parser.add_argument(
+            "--orders", type=Path, default=DAY, metavar="FILE", help="another file of this format, .csv or .csv.gz"
+        )
+        parser.add_argument("--seed", type=int, default=1, metavar="N", help="chooses whose payment is declined (default: 1)")
+        parser.add_argument("--no-kills", action="store_true", help="kill nobody")
+        parser.add_argument(
+            "--port", type=int, default=8000, metavar="N", help="the web server's, or the next free one (default: 8000)"
+        )
+        parser.add_argument("--celery-broker", default="", metavar="URL", help="Redis or RabbitMQ for Celery (default: files)")
+
+    def handle(self, *args: Any, **options: Any) -> None:
+        screen = Screen(sys.stderr if options["json"] else sys.stdout)
+        signal.signal(signal.SIGTERM, _end)
+        try:
+            chosen = Options(
+                invoices=read_orders(options["orders"]),
+                port=options["port"],
+                celery_broker=options["celery_broker"],
+                seed=options["seed"],
+                with_kills=not options["no_kills"],
+            )
+            sys.exit(self._run(chosen, screen, as_json=options["json"], serve=options["serve"]))
+        except (DemoError, OrdersFileError) as error:
+            raise CommandError(str(error)) from error
+        except KeyboardInterrupt:
+            sys.exit(130)
+
+    def _run(self, options: Options, screen: Screen, *, as_json: bool, serve: bool) -> int:
+        """Play the demo and print its report; give the exit code."""
+        with open_stage(options, screen) as stage:
+            stage.play()
+            if not serve:
+                stage.crew.stop()
+            report = stage.read_report()
+            missing = report.missing() if options.with_kills else []
+            screen.write(f"\n{table(report)}\n")
+            for text in missing:
+                screen.write(f"Not shown this time: {text}.")
+            if as_json:
+                self.stdout.write(json.dumps({**report.as_dict(), "missing": missing}))
+                self.stdout.flush()
+            if serve:
+                self._serve(stage)
+        if report.is_kept:
+            screen.write("The promise is kept." if not missing else "The promise is kept, but not all was shown.")
+        else:
+            screen.write("The promise is BROKEN.")
+        return int(bool(missing) or not report.is_kept)
+
+    def _serve(self, stage: Stage) -> None:
+        password = stage.add_admin(ADMIN)
+        stage.screen.write(f"Admin:  {stage.address}/admin/   user {ADMIN}, password {password}")
+        stage.screen.write("Ctrl-C stops everything and deletes it.")
+        try:
+            stage.stay()
+        except KeyboardInterrupt:
+            stage.screen.write("")
+
+
+def _end(signum: int, frame: FrameType | None) -> None:
+    raise SystemExit(128 + signum)

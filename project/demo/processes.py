@@ -1,0 +1,149 @@
+"""Processes that are started together, started again when they were killed, and stopped whatever happens."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import subprocess
+import time
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from functools import cache
+from pathlib import Path
+from typing import Self
+
+from django.conf import settings
+
+STOP_SECONDS = 15
+LOG_LINES = 20
+
+
+class DemoError(Exception):
+    """Raised when the demo cannot go on; the text says why."""
+
+
+class Process:
+    """
+    One process in a session of its own, so that Ctrl-C reaches the demo alone, which then stops it.
+
+    Args:
+        log: the file its output goes to.
+    """
+
+    def __init__(self, name: str, command: Sequence[str], environment: Mapping[str, str], log: Path) -> None:
+        self.name = name
+        self.command = command
+        self.environment = environment
+        self.log = log
+        self.is_held = False  # held: not started again for now
+        self._popen: subprocess.Popen[bytes] | None = None
+
+    def start(self) -> None:
+        with self.log.open("ab") as log:
+            self._popen = subprocess.Popen(
+                [*_follow_parent(), *self.command],
+                cwd=settings.BASE_DIR,
+                env={**os.environ, **self.environment},
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                start_new_session=True,
+            )
+
+    @property
+    def exit_code(self) -> int | None:
+        """What it ended with; None while it runs, and before it was started."""
+        return self._popen.poll() if self._popen else None
+
+    def ask_to_stop(self) -> None:
+        if self._popen and self._popen.poll() is None:
+            self._popen.terminate()
+
+    def stop(self, deadline: float) -> None:
+        """Wait until it has ended; after the deadline (of the monotonic clock) end it with its children."""
+        if self._popen is None:
+            return
+        with suppress(subprocess.TimeoutExpired):
+            self._popen.wait(max(0.0, deadline - time.monotonic()))
+        with suppress(ProcessLookupError):
+            os.killpg(self._popen.pid, signal.SIGKILL)  # what is left of its session: children it did not wait for
+        self._popen.wait()
+
+    def last_words(self) -> str:
+        """Give the end of its log."""
+        return "\n".join(self.log.read_text(errors="replace").splitlines()[-LOG_LINES:])
+
+
+class Crew:
+    """
+    The demo's processes, as a context manager.
+
+    Args:
+        folder: where their logs go.
+        environment: what all of them get, beside the environment of the demo itself.
+    """
+
+    def __init__(self, folder: Path, environment: Mapping[str, str]) -> None:
+        self.folder = folder
+        self.environment = environment
+        self._processes: dict[str, Process] = {}
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *exc_info: object) -> None:
+        self.stop()
+
+    def start(self, name: str, command: Sequence[str], **environment: str) -> None:
+        """Start a process that stays."""
+        process = Process(name, command, {**self.environment, **environment}, self.folder / f"{name}.log")
+        self._processes[name] = process
+        process.start()
+
+    def run(self, name: str, command: Sequence[str], **environment: str) -> None:
+        """Run a process to its end. Raises DemoError where it fails."""
+        process = Process(name, command, {**self.environment, **environment}, self.folder / f"{name}.log")
+        self._processes[name] = process
+        process.start()
+        while process.exit_code is None:
+            time.sleep(0.02)
+        del self._processes[name]
+        if process.exit_code:
+            raise DemoError(f"{name} ended with exit code {process.exit_code}:\n{process.last_words()}")
+
+    def tend(self) -> None:
+        """Start again what was killed. Raises DemoError where a process ended in any other way."""
+        for process in self._processes.values():
+            code = process.exit_code
+            if code is None:
+                continue
+            if code != -signal.SIGKILL:
+                raise DemoError(f"{process.name} ended with exit code {code}:\n{process.last_words()}")
+            if not process.is_held:
+                process.start()
+
+    def hold(self, name: str) -> None:
+        """Leave a process dead once it is killed, until `release`."""
+        self._processes[name].is_held = True
+
+    def release(self, name: str) -> None:
+        self._processes[name].is_held = False
+
+    def stop(self) -> None:
+        """End all: ask each, wait for all, end by force what does not listen."""
+        for process in self._processes.values():
+            process.ask_to_stop()
+        deadline = time.monotonic() + STOP_SECONDS
+        for process in self._processes.values():
+            process.stop(deadline)
+        self._processes.clear()
+
+
+@cache
+def _follow_parent() -> list[str]:
+    """Give the prefix with which Linux ends a process when its parent is killed, where there is the program for it."""
+    prefix = ["setpriv", "--pdeathsig", "TERM"]  # BusyBox has a setpriv without it
+    if shutil.which(prefix[0]) and not subprocess.run([*prefix, "true"], capture_output=True).returncode:
+        return prefix
+    return []

@@ -1,0 +1,206 @@
+"""
+What came of the demo, counted from the database: business rows, messages, batches, check-backs, inbox and effects.
+
+Only the kills come from elsewhere: no database knows who was killed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import psycopg
+
+from project.demo.kills import CELERY, RESIDENT, UNACKED, Kill
+
+Connection = psycopg.Connection[tuple[Any, ...]]
+
+# What each group owes to whom, what it has done, and which topics it reads.
+LEDGERS = """
+WITH owed (consumer_group, invoice) AS (
+    SELECT consumer_group, invoice FROM shop_order, unnest(ARRAY['cart', 'shipment', 'letters']) consumer_group
+    UNION ALL SELECT 'points', invoice FROM shop_order WHERE customer_id IS NOT NULL
+    UNION ALL SELECT 'points', invoice FROM shop_cancellation WHERE customer_id IS NOT NULL
+), effect (consumer_group, invoice) AS (
+    SELECT 'cart', invoice FROM shop_cartentry WHERE change < 0
+    UNION ALL SELECT 'points', invoice FROM shop_pointsentry
+    UNION ALL SELECT 'shipment', invoice FROM shop_shipment
+    UNION ALL SELECT 'letters', invoice FROM shop_letter
+), reads (consumer_group, topic) AS (
+    VALUES ('cart', 'orders'), ('points', 'orders'), ('points', 'order-cancellations'), ('shipment', 'orders'),
+        ('letters', 'shipments')
+), business (topic, invoice) AS (
+    SELECT 'orders', invoice FROM shop_order
+    UNION ALL SELECT 'order-cancellations', invoice FROM shop_cancellation
+    UNION ALL SELECT 'shipments', invoice FROM shop_shipment
+), message (id, topic, invoice) AS (
+    SELECT m.id, t.name, m.key FROM outbox_message m JOIN outbox_topic t ON t.id = m.topic_id
+)
+"""
+
+# Invoices of which something is missing: an effect, the message itself, or a group that has not handled it.
+LOST = f"""
+{LEDGERS}
+SELECT count(*) FROM (
+    SELECT invoice FROM (SELECT * FROM owed EXCEPT SELECT * FROM effect) missing
+    UNION SELECT invoice FROM (SELECT * FROM business EXCEPT SELECT topic, invoice FROM message) missing
+    UNION SELECT m.invoice FROM message m JOIN reads r USING (topic) WHERE NOT EXISTS (
+        SELECT FROM outbox_inbox i WHERE i.consumer_group = r.consumer_group AND i.message_id = m.id
+    )
+) lost
+"""  # noqa: S608
+
+# What was visible to a consumer, handled or applied, and belongs to no committed message or business row.
+GHOSTS = f"""
+{LEDGERS}
+SELECT count(*) FROM (
+    SELECT key FROM outbox_embedded_message e WHERE NOT EXISTS (SELECT FROM message m WHERE m.id::text = e.message_id)
+    UNION SELECT coalesce(e.key, i.message_id::text) FROM outbox_inbox i
+        LEFT JOIN outbox_embedded_message e ON e.message_id = i.message_id::text
+        WHERE NOT EXISTS (SELECT FROM message m WHERE m.id = i.message_id)
+    UNION SELECT invoice FROM effect WHERE NOT EXISTS (SELECT FROM business b WHERE b.invoice = effect.invoice)
+) ghosts
+"""  # noqa: S608
+
+APPLIED_TWICE = f"""
+{LEDGERS}
+SELECT coalesce(sum(times - 1), 0)::int
+FROM (SELECT count(*) AS times FROM effect GROUP BY consumer_group, invoice) effects
+"""  # noqa: S608
+
+# What still waits, in the outbox and in the broker. A delivery that became a dead letter waits for a person.
+WAITING = """
+SELECT (SELECT count(*) FROM outbox_ticket) + (SELECT count(*) FROM outbox_delayed)
+    + (SELECT count(*) FROM outbox_batch WHERE state IN (0, 1, 2))
+    + (SELECT count(*) FROM outbox_embedded_half WHERE state = 0)
+    + (SELECT count(*) FROM outbox_embedded_delayed)
+    + (SELECT count(*) FROM outbox_embedded_delivery WHERE died_at IS NULL)
+"""
+
+# A committed half message has left the halves for its queue.
+COUNTS = """
+SELECT (SELECT count(*) FROM shop_order) AS orders,
+    (SELECT count(*) FROM shop_cancellation) AS cancellations,
+    (SELECT count(*) FROM shop_refusal WHERE what = 'line') AS refused_lines,
+    (SELECT count(*) FROM shop_refusal WHERE what = 'payment') AS rolled_back,
+    (SELECT count(*) FROM outbox_message) AS published,
+    (SELECT count(*) FROM outbox_embedded_half)
+        + (SELECT count(*) FROM outbox_embedded_message WHERE half_id IS NOT NULL) AS half_messages,
+    (SELECT count(*) FROM outbox_inbox WHERE nth > 1) + (SELECT count(*) FROM outbox_duplicate WHERE nth > 1)
+        + (SELECT count(*) FROM outbox_delivery WHERE nth > 1) AS redelivered,
+    (SELECT count(*) FROM outbox_duplicate) AS duplicates_dropped
+"""
+
+# Only what was asked over HTTP, and answered.
+CHECK_BACKS = """
+SELECT count(*) FILTER (WHERE answer = 'COMMIT'), count(*) FILTER (WHERE answer = 'ROLLBACK'),
+    count(*) FILTER (WHERE answer = 'UNKNOWN')
+FROM outbox_check_back WHERE asked_by = 'endpoint'
+"""
+
+# From the publish, at the end of the order's transaction, to the handler's.
+LATENCY = """
+SELECT count(*), percentile_cont(ARRAY[0.5, 0.99]) WITHIN GROUP (ORDER BY extract(epoch FROM i.handled_at - m.created_at) * 1000)
+FROM outbox_inbox i JOIN outbox_message m ON m.id = i.message_id
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class Kills:
+    """How many processes were killed. `unacked`: consumers between the handler's commit and the ack."""
+
+    resident: int = 0
+    celery: int = 0
+    consumers: int = 0
+    unacked: int = 0
+
+    @classmethod
+    def count(cls, done: Iterable[tuple[Kill, int]]) -> Kills:
+        kills = [kill for kill, _ in done]
+        return cls(
+            resident=sum(kill.process == RESIDENT for kill in kills),
+            celery=sum(kill.process == CELERY for kill in kills),
+            consumers=sum(not kill.is_of_relay for kill in kills),
+            unacked=sum(kill.place == UNACKED for kill in kills),
+        )
+
+    @property
+    def total(self) -> int:
+        return self.resident + self.celery + self.consumers
+
+
+@dataclass(frozen=True, slots=True)
+class Report:
+    """What is promised, and what was done to break it."""
+
+    orders: int
+    cancellations: int
+    refused_lines: int
+    rolled_back: int
+    published: int
+    half_messages: int
+    check_backs: dict[str, int]
+    kills: Kills
+    redelivered: int
+    duplicates_dropped: int
+    handled: int
+    lost: int
+    ghosts: int
+    applied_twice: int
+    p50_ms: float
+    p99_ms: float
+
+    @property
+    def is_kept(self) -> bool:
+        return self.lost == self.ghosts == self.applied_twice == 0
+
+    def missing(self) -> list[str]:
+        """Say which of the troubles that the demo wants to show did not happen."""
+        kills, asked = self.kills, self.check_backs
+        wanted = [
+            ("rolled back orders", self.rolled_back, 3),
+            ("kills of relays", kills.resident + kills.celery, 5),
+            ("kills of the resident relay", kills.resident, 2),
+            ("kills of Celery's relay", kills.celery, 2),
+            ("kills of consumers before the ack", kills.unacked, 5),
+            ("check-backs answered COMMIT", asked["commit"], 3),
+            ("check-backs answered ROLLBACK", asked["rollback"], 3),
+        ]
+        return [f"{what}: {found} instead of {least} or more" for what, found, least in wanted if found < least]
+
+    def as_dict(self) -> dict[str, Any]:
+        """Give what `--json` prints; `kills` in all, and by whom."""
+        return {**asdict(self), "kills": self.kills.total, "kills_by": asdict(self.kills)}
+
+
+def read(connection: Connection, kills: Kills) -> Report:
+    """Count everything."""
+    found = connection.execute(COUNTS)
+    assert found.description is not None
+    counts = dict(zip([column.name for column in found.description], found.fetchone() or (), strict=True))
+    handled, latency = connection.execute(LATENCY).fetchone() or (0, None)
+    p50, p99 = latency or (0.0, 0.0)
+    answers = connection.execute(CHECK_BACKS).fetchone() or ()
+    return Report(
+        **counts,
+        check_backs=dict(zip(("commit", "rollback", "unknown"), answers, strict=True)),
+        kills=kills,
+        handled=handled,
+        lost=_number(connection, LOST),
+        ghosts=_number(connection, GHOSTS),
+        applied_twice=_number(connection, APPLIED_TWICE),
+        p50_ms=round(p50, 1),
+        p99_ms=round(p99, 1),
+    )
+
+
+def count_open(connection: Connection) -> int:
+    """Count what is still under way: things that wait, and invoices that something is missing of."""
+    return _number(connection, WAITING) + _number(connection, LOST)
+
+
+def _number(connection: Connection, statement: str) -> int:
+    row = connection.execute(statement.encode()).fetchone()
+    assert row is not None
+    return int(row[0])

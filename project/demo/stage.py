@@ -1,0 +1,172 @@
+"""Sets the stage: database, web server, Celery, relay and consumers as processes, and the story between them."""
+
+from __future__ import annotations
+
+import base64
+import secrets
+import shutil
+import socket
+import sys
+import tempfile
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import psycopg
+
+from project.demo import report
+from project.demo.database import own_database
+from project.demo.feed import Feed
+from project.demo.kills import CELERY, RESIDENT, ROUNDS, Permits
+from project.demo.processes import Crew, DemoError
+from project.demo.screen import Screen
+from project.demo.story import Story
+from project.shop.orders_file import Invoice
+
+GROUPS = ("cart", "points", "shipment", "letters")
+MANAGE = [sys.executable, "manage.py"]
+START_SECONDS = 30
+PORTS = 50  # looked through for a free one
+
+
+@dataclass(frozen=True, slots=True)
+class Options:
+    """
+    What a person may choose.
+
+    Args:
+        port: the web server's, or the next that is free.
+        celery_broker: a URL, such as that of Redis or RabbitMQ; empty: files.
+        seed: chooses whose payment is declined.
+    """
+
+    invoices: Sequence[Invoice]
+    port: int = 8000
+    celery_broker: str = ""
+    seed: int = 1
+    with_kills: bool = True
+
+
+class Stage:
+    """All that runs. Made by `open_stage`."""
+
+    def __init__(self, options: Options, url: str, folder: Path, screen: Screen) -> None:
+        self.options = options
+        self.database_url = url
+        self.folder = folder
+        self.screen = screen
+        self.address = f"http://127.0.0.1:{free_port(options.port)}"
+        self.permits = Permits(folder)
+        self.crew = Crew(folder, self._environment())
+
+    def start(self) -> None:
+        """Migrate, start all processes, wait until the shop answers."""
+        self.crew.run("migrate", [*MANAGE, "migrate", "--verbosity", "0"])
+        self.screen.say("the database is ready")
+        self.crew.start("web", _web_server(self.address), DEBUG="1")  # its admin's stylesheets, too
+        self.crew.start(CELERY, self._celery(), **self.permits.environment(CELERY))
+        self.crew.start(RESIDENT, [*MANAGE, "outbox_relay"], **self.permits.environment(RESIDENT))
+        for group in GROUPS:
+            command = [*MANAGE, "outbox_consume", "--group", group]
+            self.crew.start(group, command, **self.permits.environment(group))
+        self._wait_for_shop()
+        self.screen.say(f"web server, Celery with beat, relay and {len(GROUPS)} consumers run")
+
+    def play(self) -> None:
+        """Send the orders, kill, wait until all is done."""
+        feed = Feed(self.address, self.options.invoices, self.options.seed)
+        with psycopg.connect(self.database_url, autocommit=True) as connection:
+            story = Story(self.crew, self.permits, feed, lambda: report.count_open(connection), self.screen)
+            story.play(ROUNDS if self.options.with_kills else ())
+
+    def read_report(self) -> report.Report:
+        with psycopg.connect(self.database_url, autocommit=True) as connection:
+            return report.read(connection, report.Kills.count(self.permits.done()))
+
+    def add_admin(self, name: str) -> str:
+        """Make a superuser; give its password."""
+        password = secrets.token_urlsafe(9)
+        command = [*MANAGE, "createsuperuser", "--noinput", "--username", name, "--email", "admin@shop.example"]
+        self.crew.run("createsuperuser", command, DJANGO_SUPERUSER_PASSWORD=password)
+        return password
+
+    def stay(self) -> None:
+        """Keep everything running until Ctrl-C."""
+        while True:
+            self.crew.tend()
+            time.sleep(0.5)
+
+    def _environment(self) -> dict[str, str]:
+        environment = {
+            "DATABASE_URL": self.database_url,
+            "DJANGO_SETTINGS_MODULE": "project.demo.settings",
+            "DEBUG": "0",
+            "SECRET_KEY": secrets.token_urlsafe(32),
+            "SHOP_VAR_DIR": str(self.folder),
+            "DEMO_CHECK_BACK_URL": f"{self.address}/outbox/check-back/",
+            "DEMO_SECRET": f"whsec_{base64.b64encode(secrets.token_bytes(24)).decode()}",
+            "PYTHONUNBUFFERED": "1",
+        }
+        if self.options.celery_broker:
+            environment["CELERY_BROKER_URL"] = self.options.celery_broker
+        return environment
+
+    def _celery(self) -> list[str]:
+        command = [sys.executable, "-m", "celery", "-A", "project", "worker", "--queues", "outbox,shop"]
+        command += ["--concurrency", "2", "--loglevel", "WARNING", "--beat", "--schedule", str(self.folder / "beat")]
+        return [*command, "--without-gossip", "--without-mingle", "--without-heartbeat"]
+
+    def _wait_for_shop(self) -> None:
+        deadline = time.monotonic() + START_SECONDS
+        while not _answers(self.address):
+            self.crew.tend()
+            if time.monotonic() > deadline:
+                raise DemoError(f"The shop did not answer at {self.address} within {START_SECONDS} s.")
+            time.sleep(0.05)
+
+
+@contextmanager
+def open_stage(options: Options, screen: Screen) -> Iterator[Stage]:
+    """Start all there is, and take it down whatever happens. The logs stay only where something went wrong."""
+    folder = Path(tempfile.mkdtemp(prefix="outbox-demo-"))
+    try:
+        with own_database() as url:
+            stage = Stage(options, url, folder, screen)
+            with stage.crew:
+                stage.start()
+                yield stage
+    except DemoError as error:
+        raise DemoError(f"{error}\nLogs are in {folder}.") from error
+    shutil.rmtree(folder, ignore_errors=True)
+
+
+def free_port(first: int) -> int:
+    """Give the first free port from there on. Raises DemoError where there is none nearby."""
+    for port in range(first, first + PORTS):
+        with socket.socket() as probe:
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            try:
+                probe.bind(("127.0.0.1", port))
+            except OSError:
+                continue
+            return port
+    raise DemoError(f"No port from {first} to {first + PORTS - 1} is free. Name another: --port N.")
+
+
+def _web_server(address: str) -> list[str]:
+    command = [sys.executable, "-m", "gunicorn", "project.wsgi", "--bind", address.removeprefix("http://")]
+    return [*command, "--threads", "4", "--log-level", "warning"]
+
+
+def _answers(address: str) -> bool:
+    try:
+        urllib.request.urlopen(f"{address}/shop/orders/", timeout=5)  # noqa: S310
+    except urllib.error.HTTPError:
+        return True  # it only takes POST
+    except OSError:
+        return False
+    return True

@@ -1,0 +1,80 @@
+"""The course of the demo: orders come in, processes die, and in the end everything has to be right."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable
+
+from project.demo.feed import Feed
+from project.demo.kills import RESIDENT, ROUNDS, Kill, Permits, Round
+from project.demo.processes import Crew
+from project.demo.screen import Screen
+
+PACE_SECONDS = 0.08  # between two orders, while somebody is to die
+SLOW_PACE_SECONDS = 0.5  # when a round has used up its share of the orders
+KILL_SECONDS = 20  # to wait for somebody's death
+SETTLE_SECONDS = 40  # to wait until all work is done
+
+
+class Story:
+    """
+    Plays the demo.
+
+    Args:
+        count_open: counts what is still under way.
+    """
+
+    def __init__(self, crew: Crew, permits: Permits, feed: Feed, count_open: Callable[[], int], screen: Screen) -> None:
+        self.crew = crew
+        self.permits = permits
+        self.feed = feed
+        self.count_open = count_open
+        self.screen = screen
+
+    def play(self, rounds: Iterable[Round] = ROUNDS) -> None:
+        """Send all orders, with kills in between, and wait until nothing is under way."""
+        rounds = list(rounds)
+        share = len(self.feed.invoices) // (len(rounds) + 1)  # the last part of the day is quiet
+        for number, round_ in enumerate(rounds, 1):
+            self._play_round(round_, until_sent=number * share)
+            self.screen.say(f"round {number} of {len(rounds)} is over, {self.feed.sent} invoices sent")
+        while not self.feed.is_empty:
+            self.crew.tend()
+            self.feed.send_next()
+        self.screen.say(f"all {self.feed.sent} invoices sent")
+        self._settle()
+
+    def _play_round(self, round_: Round, until_sent: int) -> None:
+        for kill in round_.consumers:
+            self.permits.grant(kill)
+        self.crew.hold(RESIDENT)  # so that Celery's relay has the work while it is dead
+        self.permits.grant(round_.resident)
+        self._feed_until_dead([round_.resident], until_sent)
+        self.permits.grant(round_.celery)
+        self._feed_until_dead([round_.celery], until_sent)
+        self.crew.release(RESIDENT)
+        self._feed_until_dead(round_.consumers, until_sent)
+
+    def _feed_until_dead(self, kills: Iterable[Kill], until_sent: int) -> None:
+        """Send orders until each of the kills has happened."""
+        kills = list(kills)
+        deadline = time.monotonic() + KILL_SECONDS
+        while not all(map(self.permits.is_used, kills)) and time.monotonic() < deadline:
+            self.crew.tend()
+            if not self.feed.is_empty:
+                self.feed.send_next()
+            time.sleep(PACE_SECONDS if self.feed.sent < until_sent else SLOW_PACE_SECONDS)
+        for kill in kills:
+            if self.permits.revoke(kill):
+                self.screen.say(f"{kill.process} did not die at {kill.place} within {KILL_SECONDS} s")
+            else:
+                self.screen.say(f"{kill.process} killed at {kill.place}")
+
+    def _settle(self) -> None:
+        """Wait until nothing is under way. What is not done by the deadline, the report counts as lost."""
+        deadline = time.monotonic() + SETTLE_SECONDS
+        while self.count_open() and time.monotonic() < deadline:
+            self.crew.tend()
+            time.sleep(0.1)
+        left = self.count_open()
+        self.screen.say(f"{left} things are still under way after {SETTLE_SECONDS} s" if left else "nothing is under way")
