@@ -44,3 +44,15 @@ def raw(alias: str) -> Connection:
     wrapper = connections[alias]
     wrapper.ensure_connection()
     return wrapper.connection  # type: ignore[no-any-return]
+
+
+def is_lost(alias: str) -> bool:
+    """Say whether Django's connection is closed, or no longer answers."""
+    wrapper = connections[alias]
+    return wrapper.connection is None or not wrapper.is_usable()
+
+
+def drop_if_lost(alias: str) -> None:
+    """Close Django's connection where it no longer answers; the next statement opens another."""
+    if is_lost(alias):
+        connections[alias].close()

@@ -48,7 +48,11 @@ class LaneNotHeld(OutboxError):
 
 
 class UnknownMessageType(OutboxError):
-    """Raised when a received message names a type that no module defines (any more)."""
+    """Raised when a received message names a type, or a newer version of one, that no module defines (any more)."""
+
+
+class BrokenTransaction(OutboxError):
+    """Raised after a handler that swallowed an error of its transaction, which can then commit nothing."""
 
 
 class StaleRow(OutboxError):

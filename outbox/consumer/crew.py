@@ -1,0 +1,80 @@
+"""The workers of some groups, each in a thread of its own."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Sequence
+
+from django.db import connections
+
+from outbox.consumer.register import Group
+from outbox.consumer.run import Tally, Worker
+
+
+class Crew:
+    """
+    Runs `threads` workers for each group and broker.
+
+    Raises:
+        UnknownTopic, ConfigurationError: a group's topics contradict the settings.
+    """
+
+    def __init__(self, groups: Sequence[Group], threads: int = 1) -> None:
+        self._stop = threading.Event()
+        self._done = threading.Condition()
+        self._failures: list[BaseException] = []
+        self.workers = [
+            Worker(group, alias, stop=self._stop) for group in groups for alias in group.brokers for _ in range(threads)
+        ]
+        self._threads: list[threading.Thread] = []
+
+    def start(self, *, until_idle: bool = False) -> None:
+        """Start the threads; each ends when it is stopped, or idle where that is asked."""
+        for worker in self.workers:
+            name = f"outbox {worker.group.name} from {worker.alias}"
+            thread = threading.Thread(target=self._work, args=(worker, until_idle), name=name, daemon=True)
+            self._threads.append(thread)
+            thread.start()
+
+    def stop(self) -> None:
+        """Have each worker finish its message and end; safe in a signal handler."""
+        self._stop.set()
+
+    def is_working(self) -> bool:
+        return any(thread.is_alive() for thread in self._threads)
+
+    def join(self) -> None:
+        """
+        Wait until all threads have ended.
+
+        Raises:
+            BaseException: what ended a worker that was not stopped.
+        """
+        for thread in self._threads:
+            thread.join()
+        for failure in self._failures:
+            raise failure
+
+    def wait(self, seconds: float) -> None:
+        """Return after that time, or as soon as the first worker's thread has ended."""
+        with self._done:
+            self._done.wait(seconds)
+
+    def tally(self) -> dict[str, Tally]:
+        """Count outcomes by group."""
+        found: dict[str, Tally] = {}
+        for worker in self.workers:
+            found.setdefault(worker.group.name, Tally()).__iadd__(worker.tally)
+        return found
+
+    def _work(self, worker: Worker, until_idle: bool) -> None:
+        try:
+            worker.run(until_idle=until_idle)
+        except BaseException as error:  # an interrupt in a thread reaches nobody by itself
+            self._failures.append(error)
+            self._stop.set()
+        finally:
+            worker.close()
+            connections.close_all()
+            with self._done:
+                self._done.notify_all()
