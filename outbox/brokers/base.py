@@ -173,6 +173,12 @@ class Broker(abc.ABC):
     max_body_bytes: int = DEFAULT_MAX_BODY_BYTES
     max_delay: timedelta = timedelta(days=365)  # `Outgoing.deliver_at` lies no further ahead; the outbox keeps it till then
 
+    # Of brokers whose ends are not idempotent. A COMMIT later than this after the half message was stored could meet a
+    # check of the broker's, and be a second one; None: none can.
+    commit_window: timedelta | None = None
+    # From this age on the broker asks no more about a half message; it ended, or it is lost.
+    check_horizon: timedelta = timedelta(minutes=10)
+
     def __init__(self, alias: str, options: Mapping[str, Any], topics: Sequence[TopicSpec]) -> None:
         self.alias = alias
         self.options = options
