@@ -1,7 +1,7 @@
 """
 Publish: write message row and ticket inside the caller's database transaction.
 
-`rules.py` has what a message must keep, `compose.py` makes a draft of it, `transactions.py` finds its database, `write.py`
+`rules.py` has what a message must keep, `draft.py` makes a draft of it, `transactions.py` finds its database, `statements.py`
 has the statements.
 """
 
@@ -18,10 +18,10 @@ from outbox.errors import InvalidMessage
 from outbox.message import Message, Receipt
 from outbox.nudge import nudge_after_commit
 from outbox.publish import rules
-from outbox.publish.compose import Draft, compose, compose_raw
 from outbox.publish.decorator import transactional
+from outbox.publish.draft import Draft, compose, compose_raw
+from outbox.publish.statements import write, write_many
 from outbox.publish.transactions import choose_database, describe, transaction
-from outbox.publish.write import write, write_many
 
 __all__ = ["apublish", "publish", "publish_many", "publish_raw", "transaction", "transactional"]
 

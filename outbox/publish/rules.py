@@ -13,7 +13,7 @@ The rules a message keeps, all of them here. `publish()` checks them in the call
 | delay | a timedelta, not negative, at most 365 days; none on topics of type fifo | order has no gaps to wait in |
 | dedupe key | text of 1 to 255 characters, no control characters | part of a primary key |
 
-The types of a message's fields are checked by `compose.py`.
+The types of a message's fields are checked by `draft.py`.
 """
 
 from __future__ import annotations

@@ -9,7 +9,7 @@ from django.db import connections
 
 from outbox import conf
 from outbox.message import Receipt
-from outbox.publish.compose import Draft
+from outbox.publish.draft import Draft
 from outbox.topics import topic_id
 
 KEY_LOCKS = 7709
