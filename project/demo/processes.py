@@ -52,6 +52,11 @@ class Process:
             )
 
     @property
+    def pid(self) -> int:
+        assert self._popen is not None
+        return self._popen.pid
+
+    @property
     def exit_code(self) -> int | None:
         """What it ended with; None while it runs, and before it was started."""
         return self._popen.poll() if self._popen else None
@@ -122,6 +127,9 @@ class Crew:
                 raise DemoError(f"{process.name} ended with exit code {code}:\n{process.last_words()}")
             if not process.is_held:
                 process.start()
+
+    def pid(self, name: str) -> int:
+        return self._processes[name].pid
 
     def hold(self, name: str) -> None:
         """Leave a process dead once it is killed, until `release`."""

@@ -159,7 +159,7 @@ def free_port(first: int) -> int:
 
 def _web_server(address: str) -> list[str]:
     command = [sys.executable, "-m", "gunicorn", "project.wsgi", "--bind", address.removeprefix("http://")]
-    return [*command, "--threads", "4", "--log-level", "warning"]
+    return [*command, "--threads", "4", "--log-level", "warning", "--no-control-socket"]
 
 
 def _answers(address: str) -> bool:
