@@ -315,10 +315,14 @@ def _has_pdeathsig() -> bool:
 
 
 def _is_ready(pid_file: Path, pid: int) -> bool:
-    """The server writes its process id in line 1 and its state in line 8; a killed one leaves its file behind."""
+    """
+    Line 1 is the process id, as a killed server leaves its file behind; line 8 the state.
+
+    A standby that answers says "ready", too. One that says "standby" (hot_standby=off) refuses connections.
+    """
     try:
         lines = pid_file.read_text().splitlines()
-        return int(lines[0]) == pid and lines[7].strip() in ("ready", "standby")
+        return int(lines[0]) == pid and lines[7].strip() == "ready"
     except (OSError, IndexError, ValueError):
         return False
 
