@@ -1,0 +1,107 @@
+"""What the relay holds in memory of a batch, and of how its messages fared."""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+from outbox.brokers.base import HalfRef, Verdict
+from outbox.message import TopicType
+
+
+@dataclass(frozen=True, slots=True)
+class Batch:
+    """
+    A batch under this relay's lease.
+
+    Args:
+        lane: with `first_seq` None for a batch that began half first; it has no numbers.
+        message_ids: the message at position p (from 1) is `message_ids[p - 1]`, its number `first_seq + p - 1`.
+        order_keys: one per position on ordered topics.
+        split: positions that left for another batch; they are no concern of this one.
+        tries: how many sends have failed.
+    """
+
+    id: int
+    attempt: int
+    topic: str
+    type: TopicType
+    lane: int | None
+    first_seq: int | None
+    message_ids: Sequence[str]
+    order_keys: Sequence[int] | None = None
+    split: frozenset[int] = frozenset()
+    tries: int = 0
+
+    @property
+    def positions(self) -> list[int]:
+        """The positions that are still in the batch."""
+        return [position for position in range(1, len(self.message_ids) + 1) if position not in self.split]
+
+
+class Fate(enum.StrEnum):
+    """Why a message parts from its batch. The first four are the broker's verdicts."""
+
+    REFUSED = Verdict.REFUSED.value
+    MISCONFIGURED = Verdict.MISCONFIGURED.value
+    UNAVAILABLE = Verdict.UNAVAILABLE.value
+    UNSURE = Verdict.UNSURE.value
+    HELD = "held"  # an earlier message of its key was not accepted
+    SHED = "shed"  # not handed over: the lease was half gone, or the relay was told to stop
+    DISCARDED = "discarded"  # decided, but the broker has rolled the half message back or dropped it: rule R
+
+    @property
+    def is_failure(self) -> bool:
+        """Whether the message was handed over and failed, so that it is written down and its try is counted."""
+        return self not in (Fate.HELD, Fate.SHED)
+
+
+@dataclass(frozen=True, slots=True)
+class Parting:
+    """How one message fared differently from its batch."""
+
+    fate: Fate
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Fared:
+    """
+    How the messages of a batch fared at the broker. Each position of the batch is in one of the two.
+
+    Args:
+        accepted: position -> id of the half message; "" for a whole message.
+    """
+
+    batch: Batch
+    accepted: dict[int, str] = field(default_factory=dict)
+    parted: dict[int, Parting] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Decided:
+    """
+    A batch in state PREPARED whose half messages are to be committed.
+
+    Args:
+        half_ids: one per position; None where the position was split off.
+        positions: those whose commit has no answer yet.
+    """
+
+    id: int
+    attempt: int
+    topic: str
+    message_ids: Sequence[str]
+    half_ids: Sequence[str | None]
+    positions: Sequence[int]
+    tries: int = 0
+
+    def half(self, position: int) -> HalfRef:
+        """Name the half message at a position to its broker."""
+        half_id = self.half_ids[position - 1]
+        assert half_id is not None, f"position {position} of batch {self.id} was split off"
+        return HalfRef(self.topic, half_id, self.message_ids[position - 1])
+
+
+Partings = Mapping[int, Parting]

@@ -1,0 +1,55 @@
+"""The books beside the protocol: sends that failed, and copies of messages that were given up."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from outbox import signals
+from outbox.database import Connection
+
+NOTE_FAILURE = """
+INSERT INTO outbox_attempt (batch_id, attempt, message_ids, verdict, reason) VALUES (%s, %s, %s::uuid[], %s, %s)
+"""
+
+# Copy the messages of dead batches, so that their day can be dropped without losing them. One that a person had sent
+# again and that died once more keeps its newest reason.
+BURY = """
+INSERT INTO outbox_dead AS d (message_id, batch_id, topic, key, headers, about, body, lane, number, reason)
+SELECT u.id, b.id, t.name, coalesce(m.key, ''), coalesce(m.headers, '{}'), m.about, m.body,
+       b.lane, b.first_seq + u.n - 1, coalesce(b.last_error, '')
+FROM outbox_batch b JOIN outbox_topic t ON t.id = b.topic_id,
+     unnest(b.message_ids) WITH ORDINALITY u(id, n) LEFT JOIN outbox_message m ON m.id = u.id
+WHERE b.id = ANY(%s) AND b.state = 4 AND u.n <> ALL(b.split)
+ON CONFLICT (message_id) DO UPDATE SET batch_id = excluded.batch_id, reason = excluded.reason, died_at = excluded.died_at
+RETURNING d.message_id::text, d.topic, d.reason
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class Buried:
+    """A message that was given up."""
+
+    message_id: str
+    topic: str
+    reason: str
+
+
+def note_failure(
+    connection: Connection, batch_id: int, attempt: int, message_ids: Sequence[str], *, verdict: str, reason: str
+) -> None:
+    """Write down a send that failed."""
+    connection.execute(NOTE_FAILURE, [batch_id, attempt, list(message_ids), verdict, reason])
+
+
+def bury(connection: Connection, batch_ids: Sequence[int]) -> list[Buried]:
+    """Copy the messages of dead batches; in the transaction that makes them so."""
+    if not batch_ids:
+        return []
+    return [Buried(*row) for row in connection.execute(BURY, [list(batch_ids)]).fetchall()]
+
+
+def announce(buried: Sequence[Buried]) -> None:
+    """Tell who listens that messages were given up; after the database commit."""
+    for message in buried:
+        signals.message_dead.send_robust(sender=bury, message_id=message.message_id, topic=message.topic, reason=message.reason)

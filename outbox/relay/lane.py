@@ -1,0 +1,61 @@
+"""
+Lanes: a relay holds a small number alone, by a session lock, and numbers its messages under it.
+
+The same lock tells the others at once that a relay died. It needs a direct connection: behind a pooler in transaction
+mode a session lock belongs to nobody.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from outbox.database import Connection
+from outbox.errors import LaneNotHeld
+
+LOCK_SPACE = 7707
+
+TRY_LOCK = "SELECT pg_try_advisory_lock(%s, %s)"
+
+UNLOCK = "SELECT pg_advisory_unlock(%s, %s)"
+
+# Release what the lane's last holder left behind: it held the lock that we hold now, so it is gone.
+RELEASE_LEFT = """
+UPDATE outbox_batch SET state = 0, due_at = clock_timestamp(), lease_until = NULL WHERE state = 1 AND owner = %s
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class Lane:
+    """A lane that a connection holds until it lets go or closes."""
+
+    number: int
+
+
+def take_lane(connection: Connection, *, lanes: int) -> Lane:
+    """
+    Take the lowest free lane for this connection, and release what its last holder left.
+
+    Args:
+        lanes: so many there are; they are numbered from 1.
+
+    Raises:
+        LaneNotHeld: other relays hold them all.
+    """
+    for number in range(1, lanes + 1):
+        if _is_taken(connection, TRY_LOCK, number):
+            connection.execute(RELEASE_LEFT, [number])
+            return Lane(number)
+    raise LaneNotHeld(
+        f"All {lanes} lanes of this database are held by other relays. Stop some, or raise OUTBOX['RELAY']['LANES']."
+    )
+
+
+def leave_lane(connection: Connection, lane: Lane) -> None:
+    """Let go of a lane, so that another relay may take it at once."""
+    _is_taken(connection, UNLOCK, lane.number)
+
+
+def _is_taken(connection: Connection, statement: str, number: int) -> bool:
+    row = connection.execute(statement, [LOCK_SPACE, number]).fetchone()
+    assert row is not None
+    return bool(row[0])

@@ -1,0 +1,195 @@
+"""
+Hands messages to the broker and says how each one fared.
+
+One-phase and two-phase sends differ only in the call and the token. On ordered topics the next message of a key is sent
+after the answer for the one before; after a failure no more of that key is sent.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from time import monotonic
+
+import msgspec
+
+from outbox import signals
+from outbox.brokers.base import Broker, Outcome, Outgoing, Verdict
+from outbox.database import Connection
+from outbox.relay.batch import Batch, Fared, Fate, Parting
+from outbox.relay.breaker import Breaker, BreakerState
+from outbox.relay.envelope import seal
+from outbox.relay.rows import Loaded, slices
+
+logger = logging.getLogger(__name__)
+
+ANSWERS = frozenset({Verdict.ACCEPTED, Verdict.REFUSED, Verdict.MISCONFIGURED})
+
+GONE = "Its message row is gone. Restore it from a backup or an archive, or skip the message."
+
+HELD = Parting(Fate.HELD, "An earlier message of its key was not accepted.")
+
+
+@dataclass(slots=True)
+class Sender:
+    """
+    Sends batches to one broker.
+
+    Args:
+        source: the stable id of the database.
+        slice_bytes: bodies loaded at once.
+        is_stopping: says that what is not handed over yet shall be let go.
+    """
+
+    connection: Connection
+    broker: Broker
+    breaker: Breaker
+    source: str
+    slice_bytes: int
+    is_stopping: Callable[[], bool]
+    clock: Callable[[], float] = monotonic
+
+    def send(self, batches: Sequence[Batch], *, is_half: bool, shed_at: float) -> list[Fared]:
+        """
+        Send batches, all ordered or none; say for each position of each how it fared.
+
+        Args:
+            is_half: store half messages; else send whole ones.
+            shed_at: by this time of the clock what is not handed over yet is let go, its lease being half gone.
+        """
+        fared = {batch.id: Fared(batch) for batch in batches}
+        if halt := self._hand_over_all(batches, fared, is_half=is_half, shed_at=shed_at):
+            for one in fared.values():
+                for position in one.batch.positions:
+                    if position not in one.accepted:
+                        one.parted.setdefault(position, halt)
+        return list(fared.values())
+
+    def _hand_over_all(
+        self, batches: Sequence[Batch], fared: dict[int, Fared], *, is_half: bool, shed_at: float
+    ) -> Parting | None:
+        """Make one call after the other; give the reason why not all were made."""
+        if self.breaker.state is BreakerState.OPEN:
+            return Parting(Fate.UNAVAILABLE, "The broker was unavailable a moment ago.")
+        has_begun = False
+        for messages in self._calls(batches, fared):
+            if has_begun and (halt := self._why_shed(shed_at)):
+                return halt
+            if halt := self._hand_over(messages, fared, is_half=is_half):
+                return halt
+            has_begun = True
+        return None
+
+    def _calls(self, batches: Sequence[Batch], fared: dict[int, Fared]) -> Iterator[list[Loaded]]:
+        """Give what may be handed over together, looking at how the calls before went."""
+        for messages in slices(self.connection, batches, slice_bytes=self.slice_bytes):
+            waves = in_order(messages, fared) if batches[0].order_keys is not None else iter([messages])
+            for wave in waves:
+                if self.breaker.state is BreakerState.HALF_OPEN:
+                    yield wave[:1]
+                    wave = wave[1:]
+                if wave:
+                    yield wave
+
+    def _why_shed(self, shed_at: float) -> Parting | None:
+        if self.is_stopping():
+            return Parting(Fate.SHED, "The relay was told to stop.")
+        if self.clock() >= shed_at:
+            return Parting(Fate.SHED, "The lease was half gone before its turn came.")
+        return None
+
+    def _hand_over(self, messages: Sequence[Loaded], fared: dict[int, Fared], *, is_half: bool) -> Parting | None:
+        """Make one call; give the reason to make no more of them, if there is one."""
+        sealed: list[Outgoing] = []
+        places: list[Loaded] = []
+        for loaded in messages:
+            try:
+                if loaded.row is None:
+                    raise ValueError(GONE)
+                sealed.append(seal(loaded.row, loaded.batch, loaded.position, source=self.source, is_half=is_half))
+                places.append(loaded)
+            except (ValueError, msgspec.MsgspecError) as error:
+                fared[loaded.batch.id].parted[loaded.position] = _unreadable(loaded, error)
+        outcomes = self._call(sealed, places, is_half=is_half) if sealed else []
+        for loaded, outcome in zip(places, outcomes, strict=True):
+            one = fared[loaded.batch.id]
+            if outcome.verdict is Verdict.ACCEPTED:
+                one.accepted[loaded.position] = outcome.half_id
+            else:
+                one.parted[loaded.position] = Parting(Fate(outcome.verdict), outcome.reason)
+        return self._note(outcomes)
+
+    def _call(self, messages: list[Outgoing], places: Sequence[Loaded], *, is_half: bool) -> list[Outcome]:
+        """Call the broker; an error, or outcomes that do not fit the messages, leave all of them unsure."""
+        try:
+            outcomes = self.broker.send_halves(messages) if is_half else self.broker.send(messages)
+        except Exception as error:
+            reason = f"Broker {self.broker.alias!r} raised {type(error).__name__}: {error}"
+            logger.exception("%s. Batches: %s.", reason, _batch_ids(places))
+            return [Outcome(Verdict.UNSURE, reason=reason)] * len(messages)
+        if len(outcomes) != len(messages):
+            reason = f"Broker {self.broker.alias!r} gave {len(outcomes)} outcomes for {len(messages)} messages."
+            logger.error("%s Batches: %s.", reason, _batch_ids(places))
+            return [Outcome(Verdict.UNSURE, reason=reason)] * len(messages)
+        return outcomes
+
+    def _note(self, outcomes: Sequence[Outcome]) -> Parting | None:
+        """Tell the breaker; where the broker was reached by no message, the rest need not try."""
+        verdicts = {outcome.verdict for outcome in outcomes}
+        if verdicts & ANSWERS:
+            self.breaker.note_answer()
+        elif Verdict.UNAVAILABLE in verdicts:
+            reason = next(outcome.reason for outcome in outcomes if outcome.verdict is Verdict.UNAVAILABLE)
+            if self.breaker.note_unavailable():
+                logger.warning(
+                    "Broker %r is unavailable (%s). Nothing is claimed for %.1f s.",
+                    self.broker.alias,
+                    reason,
+                    self.breaker.seconds_left,
+                )
+            return Parting(Fate.UNAVAILABLE, reason)
+        return None
+
+
+def in_order(messages: Sequence[Loaded], fared: dict[int, Fared]) -> Iterator[list[Loaded]]:
+    """
+    Give messages of ordered topics in waves: the first of each key, then the second of each, and so on.
+
+    A key of which a message has parted is held: the later ones part too, by being left out here.
+    """
+    held: set[tuple[int, int]] = set()
+    for one in fared.values():
+        held |= {_key(one.batch, position) for position in one.parted}
+    waiting = list(messages)
+    while waiting:
+        wave: dict[tuple[int, int], Loaded] = {}
+        later = []
+        for loaded in waiting:
+            key = _key(loaded.batch, loaded.position)
+            if key in held:
+                fared[loaded.batch.id].parted[loaded.position] = HELD
+            elif wave.setdefault(key, loaded) is not loaded:
+                later.append(loaded)
+        if wave:
+            yield list(wave.values())
+        held |= {key for key, loaded in wave.items() if loaded.position in fared[loaded.batch.id].parted}
+        waiting = later
+
+
+def _key(batch: Batch, position: int) -> tuple[int, int]:
+    assert batch.order_keys is not None
+    return batch.id, batch.order_keys[position - 1]
+
+
+def _batch_ids(places: Sequence[Loaded]) -> list[int]:
+    return sorted({loaded.batch.id for loaded in places})
+
+
+def _unreadable(loaded: Loaded, error: Exception) -> Parting:
+    """Say that a message can never go as its row stands, and tell a person."""
+    reason = str(error) if loaded.row is None else f"Its row cannot be read: {error}"
+    details = {"batch": loaded.batch.id, "message": loaded.batch.message_ids[loaded.position - 1]}
+    logger.error("Message %(message)s of batch %(batch)s cannot be sent.", details)
+    signals.alarm.send_robust(sender=Sender, reason=reason, details=details)
+    return Parting(Fate.REFUSED, reason)

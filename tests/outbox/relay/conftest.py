@@ -1,0 +1,98 @@
+"""A relay to the memory broker, on Django's own connection or on as many as a test asks for."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from datetime import timedelta
+from typing import Any
+
+import pytest
+
+from outbox import conf, database
+from outbox.brokers.base import EndSemantics
+from outbox.brokers.memory import MemoryBroker
+from outbox.message import TopicSpec, TopicType
+from outbox.models import Topic
+from outbox.relay.lane import Lane
+from outbox.relay.run import Relay
+from tests.factories import TopicFactory
+
+LANE = Lane(1)
+
+
+@dataclass
+class Clock:
+    """Seconds that pass when a test says so."""
+
+    now: float = 1000.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+@dataclass
+class Topics:
+    """Makes a topic in the database and makes it known to the broker."""
+
+    specs: dict[str, TopicSpec] = field(default_factory=dict)
+
+    def __call__(self, kind: str = "normal", **fields: Any) -> Topic:
+        topic = TopicFactory(type=kind, **fields)
+        self.specs[topic.name] = TopicSpec(topic.name, TopicType(kind))
+        return topic
+
+
+@pytest.fixture
+def make_topic() -> Topics:
+    return Topics()
+
+
+@pytest.fixture
+def make_broker(make_topic: Topics) -> Callable[..., MemoryBroker]:
+    def make(end: EndSemantics = EndSemantics.IDEMPOTENT) -> MemoryBroker:
+        broker = MemoryBroker("default", {"END": end}, [])
+        broker.topics = make_topic.specs  # as they come
+        return broker
+
+    return make
+
+
+@pytest.fixture
+def broker(make_broker: Callable[..., MemoryBroker]) -> MemoryBroker:
+    return make_broker()
+
+
+@pytest.fixture
+def connect() -> Iterator[Callable[[], database.Connection]]:
+    opened: list[database.Connection] = []
+
+    def connect() -> database.Connection:
+        opened.append(database.connect("default"))
+        return opened[-1]
+
+    yield connect
+    for connection in opened:
+        connection.close()
+
+
+@pytest.fixture
+def clock() -> Clock:
+    return Clock()
+
+
+@pytest.fixture
+def make_relay(broker: MemoryBroker, clock: Clock) -> Callable[..., Relay]:
+    def make(connection: database.Connection | None = None, *, lane: Lane = LANE, **options: Any) -> Relay:
+        settings = conf.RelaySettings(
+            **{"lease": timedelta(seconds=30), "retry_base": timedelta(0), "sweep_age": timedelta(0)} | options
+        )
+        connection = connection or database.raw("default")
+        return Relay(connection, broker, lane, settings=settings, clock=clock, random=lambda: 0.5)
+
+    return make
+
+
+@pytest.fixture
+def relay(db: None, make_relay: Callable[..., Relay]) -> Relay:
+    return make_relay()
