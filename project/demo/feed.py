@@ -32,7 +32,7 @@ class Feed:
         self.sent = 0
         orders = [invoice.number for invoice in invoices if not invoice.is_cancellation]
         chosen = random.Random(seed).sample(orders, round(len(orders) * DECLINED_SHARE))  # noqa: S311
-        self._declined = frozenset(chosen)
+        self.declined = frozenset(chosen)
 
     @property
     def is_empty(self) -> bool:
@@ -46,7 +46,7 @@ class Feed:
             self._post("cancellations", submission(invoice))
             return
         self._post("cart", {"invoice": invoice.number, "items": len(invoice.rows)})
-        payment = "declined" if invoice.number in self._declined else "card"
+        payment = "declined" if invoice.number in self.declined else "card"
         self._post("orders", {**submission(invoice), "payment": payment})
 
     def _post(self, what: str, content: dict[str, Any]) -> None:

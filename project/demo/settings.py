@@ -13,7 +13,11 @@ OUTBOX = {
     "BROKERS": {
         "default": {
             "BACKEND": "outbox.brokers.embedded.EmbeddedBroker",
-            "OPTIONS": {"DATABASE": "default", "CHECK_AFTER": timedelta(seconds=1)},
+            "OPTIONS": {
+                "DATABASE": "default",
+                "CHECK_AFTER": timedelta(seconds=1),
+                "CHECK_INTERVAL": timedelta(seconds=2),
+            },
         }
     },
     "RELAY": {"SWEEP_AGE": timedelta(seconds=5)},
