@@ -3,7 +3,7 @@
 from outbox.models.batch import Batch, DeadMessage, FailedAttempt, Lane, Process, State
 from outbox.models.check_back import CheckBack
 from outbox.models.inbox import Duplicate, FailedDelivery, Gap, Inbox
-from outbox.models.message import Dedupe, Delayed, MessageRow, Ticket, Topic
+from outbox.models.message import Dedupe, Delayed, MessageRow, MessageState, Ticket, Topic
 
 __all__ = [
     "Batch",
@@ -18,6 +18,7 @@ __all__ = [
     "Inbox",
     "Lane",
     "MessageRow",
+    "MessageState",
     "Process",
     "State",
     "Ticket",

@@ -91,3 +91,48 @@ class Dedupe(models.Model):
 
     def __str__(self) -> str:
         return self.dedupe_key
+
+
+class MessageState(models.Model):
+    """
+    Where a message stands: one row per message, joined from message, ticket, delayed row and batch.
+
+    A view. Ask for messages by id, key or about; by state alone it would look at every message.
+    """
+
+    class Standing(models.TextChoices):
+        WAITING = "waiting"  # has a ticket
+        DELAYED = "delayed"  # waits for its time, `due_at`
+        CLAIMED = "claimed"  # a relay is sending it
+        PREPARED = "prepared"  # decided, the half message is being committed
+        SENT = "sent"
+        RELEASED = "released"  # given back unsent, claimed again at `due_at`
+        RETRYING = "retrying"  # failed, claimed again at `due_at`
+        DEAD = "dead"
+        SKIPPED = "skipped"  # dead, and a person let it rest
+        LOST = "lost"  # nothing would ever send it: a row was deleted by hand, or the database was restored in part
+
+    id = models.UUIDField(primary_key=True)
+    topic_id = models.IntegerField()
+    topic = models.TextField()
+    key = models.TextField()
+    about = models.TextField(null=True)  # noqa: DJ001
+    created_at = models.DateTimeField()
+    state = models.TextField(choices=Standing)
+    batch_id = models.BigIntegerField(null=True)
+    position = models.IntegerField(null=True)
+    lane = models.SmallIntegerField(null=True)
+    number = models.BigIntegerField(null=True)
+    attempt = models.BigIntegerField(null=True)
+    tries = models.IntegerField(null=True)
+    due_at = models.DateTimeField(null=True)
+    claimed_at = models.DateTimeField(null=True)
+    sent_at = models.DateTimeField(null=True)
+    last_error = models.TextField(null=True)  # noqa: DJ001
+
+    class Meta:
+        db_table = "outbox_message_state"
+        managed = False
+
+    def __str__(self) -> str:
+        return f"{self.id}: {self.state}"
