@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping
 from contextvars import ContextVar
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
-from typing import Any, ClassVar, Self
+from typing import Any, ClassVar, Self, dataclass_transform
 from uuid import UUID
 
 import msgspec
@@ -91,7 +91,12 @@ class MessageOptions:
     version: int = 1
 
 
-class Message(msgspec.Struct, frozen=True):
+@dataclass_transform(frozen_default=True, field_specifiers=(msgspec.field,))
+class _MessageType(msgspec.StructMeta):
+    """Tells type checkers that subclasses of a message type are frozen, too, as msgspec has it."""
+
+
+class Message(msgspec.Struct, frozen=True, metaclass=_MessageType):
     """
     Base of message types: frozen, typed, validated when published and when received.
 
