@@ -21,20 +21,23 @@ class Crew:
 
     def __init__(self, groups: Sequence[Group], threads: int = 1) -> None:
         self._stop = threading.Event()
-        self._done = threading.Condition()
         self._failures: list[BaseException] = []
         self.workers = [
             Worker(group, alias, stop=self._stop) for group in groups for alias in group.brokers for _ in range(threads)
         ]
         self._threads: list[threading.Thread] = []
 
-    def start(self, *, until_idle: bool = False) -> None:
-        """Start the threads; each ends when it is stopped, or idle where that is asked."""
+    def start(self, *, until_idle: bool = False, once: bool = False) -> None:
+        """Start the threads; each ends when it is stopped, or idle, or after one batch, where that is asked."""
         for worker in self.workers:
             name = f"outbox {worker.group.name} from {worker.alias}"
-            thread = threading.Thread(target=self._work, args=(worker, until_idle), name=name, daemon=True)
+            thread = threading.Thread(target=self._work, args=(worker, until_idle, once), name=name, daemon=True)
             self._threads.append(thread)
             thread.start()
+
+    def posts(self) -> set[tuple[str, str, str]]:
+        """Name the database, broker and group of each worker."""
+        return {(worker.group.using, worker.alias, worker.group.name) for worker in self.workers}
 
     def stop(self) -> None:
         """Have each worker finish its message and end; safe in a signal handler."""
@@ -56,9 +59,11 @@ class Crew:
             raise failure
 
     def wait(self, seconds: float) -> None:
-        """Return after that time, or as soon as the first worker's thread has ended."""
-        with self._done:
-            self._done.wait(seconds)
+        """Return after that time, or as soon as one of the threads has ended."""
+        for thread in self._threads:
+            if thread.is_alive():
+                thread.join(seconds)
+                return
 
     def tally(self) -> dict[str, Tally]:
         """Count outcomes by group."""
@@ -67,14 +72,12 @@ class Crew:
             found.setdefault(worker.group.name, Tally()).__iadd__(worker.tally)
         return found
 
-    def _work(self, worker: Worker, until_idle: bool) -> None:
+    def _work(self, worker: Worker, until_idle: bool, once: bool) -> None:
         try:
-            worker.run(until_idle=until_idle)
+            worker.run(until_idle=until_idle, once=once)
         except BaseException as error:  # an interrupt in a thread reaches nobody by itself
             self._failures.append(error)
             self._stop.set()
         finally:
             worker.close()
             connections.close_all()
-            with self._done:
-                self._done.notify_all()

@@ -83,16 +83,17 @@ class Worker:
         """Have `run` return soon; from any thread or signal handler."""
         self._stop.set()
 
-    def run(self, *, until_idle: bool = False, seconds: float | None = None) -> Tally:
+    def run(self, *, until_idle: bool = False, once: bool = False, seconds: float | None = None) -> Tally:
         """
         Handle messages until stopped; outlast trouble with database and broker.
 
         Args:
-            until_idle: return once nothing comes any more.
+            until_idle: return when nothing comes any more.
+            once: return after one batch, or none.
             seconds: return after this time at the latest, the message being handled finished.
         """
         deadline = time.monotonic() + seconds if seconds is not None else float("inf")
-        wait = IDLE_WAIT if until_idle else self._settings.wait
+        wait = IDLE_WAIT if until_idle or once else self._settings.wait
         troubles = 0
         while not self._stop.is_set() and time.monotonic() < deadline:
             try:
@@ -107,7 +108,7 @@ class Worker:
                 self.close()
                 self._stop.wait(min(pause, max(0, deadline - time.monotonic())))
             else:
-                if until_idle and received == 0:
+                if once or (until_idle and not received):
                     break
         return self.tally
 

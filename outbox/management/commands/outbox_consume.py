@@ -1,0 +1,103 @@
+"""Hand messages to the project's consumers, resident or until nothing waits."""
+
+from __future__ import annotations
+
+import json
+import logging
+import signal
+import time
+from argparse import ArgumentParser
+from dataclasses import asdict
+from typing import Any
+
+from django.core.management.base import BaseCommand, CommandError
+from django.db import connections
+
+from outbox import conf, database, processes
+from outbox.consumer.crew import Crew
+from outbox.consumer.gaps import find_gaps
+from outbox.consumer.register import Group, group, groups
+from outbox.errors import ConfigurationError, OutboxError
+
+logger = logging.getLogger(__name__)
+
+BEAT_SECONDS = 10.0
+
+
+class Command(BaseCommand):
+    help = (
+        "Receive messages for consumer groups and apply each one once. Ends cleanly on SIGTERM and SIGINT: the message "
+        "being handled is finished, the rest handed back."
+    )
+
+    def add_arguments(self, parser: ArgumentParser) -> None:
+        parser.add_argument("--group", action="append", metavar="NAME", help="may be repeated (default: all groups)")
+        parser.add_argument(
+            "--threads", type=int, default=1, metavar="N", help="for each group and broker (default: 1)"
+        )
+        parser.add_argument("--until-idle", action="store_true", help="end when nothing waits any more")
+        parser.add_argument("--once", action="store_true", help="end after one batch for each group")
+        parser.add_argument("--json", action="store_true", help="print the summary as one line of JSON")
+
+    def handle(self, **options: Any) -> None:
+        try:
+            chosen = _choose(options["group"])
+            crew = Crew(chosen, threads=options["threads"])
+        except OutboxError as error:
+            raise CommandError(str(error)) from error
+        for number in (signal.SIGTERM, signal.SIGINT):
+            signal.signal(number, lambda *_: crew.stop())
+        crew.start(until_idle=options["until_idle"], once=options["once"])
+        _keep_house(crew, chosen)
+        crew.join()
+        self._report(crew, as_json=options["json"])
+
+    def _report(self, crew: Crew, *, as_json: bool) -> None:
+        summary = {name: asdict(tally) for name, tally in crew.tally().items()}
+        if as_json:
+            self.stdout.write(json.dumps(summary))
+            return
+        for name, counts in summary.items():
+            said = ", ".join(f"{count} {what.replace('_', ' ')}" for what, count in counts.items() if count)
+            self.stdout.write(f"{name}: {said or 'nothing came'}")
+
+
+def _choose(names: list[str] | None) -> list[Group]:
+    if names:
+        return [group(name) for name in names]
+    if not groups():
+        raise ConfigurationError("No @consumer is defined. Put one into the consumers.py of an installed app.")
+    return list(groups().values())
+
+
+def _keep_house(crew: Crew, chosen: list[Group]) -> None:
+    """While the crew works, say that it lives and look for gaps."""
+    look_seconds = conf.settings().consumer.settle.total_seconds()
+    look_at = time.monotonic() + look_seconds
+    while crew.is_working():
+        _guarded(_beat, crew)
+        if time.monotonic() >= look_at:
+            for one in chosen:
+                _guarded(find_gaps, one)
+            look_at = time.monotonic() + look_seconds
+        crew.wait(min(BEAT_SECONDS, look_seconds))
+    _guarded(_leave, crew)
+
+
+def _guarded(step: Any, subject: object) -> None:
+    """Do a chore; the consumers work on without it, and it is tried again."""
+    try:
+        step(subject)
+    except Exception:
+        logger.exception("A chore beside the consumers failed; it is done again soon.")
+        connections.close_all()
+
+
+def _beat(crew: Crew) -> None:
+    for using, alias, name in crew.posts():
+        processes.beat(database.raw(using), "consumer", broker=alias, consumer_group=name)
+
+
+def _leave(crew: Crew) -> None:
+    for using, alias, name in crew.posts():
+        processes.leave(database.raw(using), "consumer", broker=alias, consumer_group=name)
