@@ -37,8 +37,8 @@ SELECT c.relname FROM pg_inherits i JOIN pg_class c ON c.oid = i.inhrelid
 WHERE i.inhparent = 'outbox_message'::regclass AND c.relname <> 'outbox_message_default' ORDER BY c.relname
 """
 
-# One maker at a time; the lock ends with the transaction.
-TAKE_TURN = "SELECT pg_advisory_xact_lock(7709, 0)"
+# One maker at a time; the lock ends with the transaction. 7707 and 7708 are the relays', 7709 is for keys.
+TAKE_TURN = "SELECT pg_advisory_xact_lock(7710, 0)"
 
 # ATTACH proves the bounds by the CHECK and scans nothing. CREATE .. PARTITION OF would stop all publishers behind an
 # open transaction; this way only the DEFAULT partition is locked, and no publisher needs it.
@@ -57,6 +57,9 @@ MOVE_STRAYS = """
 WITH stray AS (DELETE FROM outbox_message_default WHERE id >= {first} AND id < {end} RETURNING *)
 INSERT INTO {day} SELECT * FROM stray
 """
+
+LOCK_DAY = "LOCK TABLE {day} IN ACCESS EXCLUSIVE MODE"
+DROP_DAY = "DROP TABLE {day}"
 
 # min() knows no uuid before PostgreSQL 18.
 FIND_STRAY = "SELECT id FROM outbox_message_default WHERE id >= %s ORDER BY id LIMIT 1"
@@ -112,6 +115,31 @@ def make_day(connection: database.Connection, day: date, *, patience: timedelta 
         return with_short_locks(connection, lambda: _make_day(connection, day), patience=patience)
     except RETRIED:
         logger.warning("%s could not be made in %s: open transactions read the messages.", table_of(day), patience)
+        return False
+
+
+def drop_day(connection: database.Connection, day: date, *, unless: Callable[[], bool], patience: timedelta = PATIENCE) -> bool:
+    """
+    Drop a day's partition; say whether this call did.
+
+    Args:
+        unless: asked once more when nobody can write into the day any longer; True keeps it.
+    """
+
+    def drop() -> bool:
+        connection.execute(TAKE_TURN)
+        if day not in days(connection):
+            return False
+        _run(connection, LOCK_DAY, day)
+        if unless():
+            return False
+        _run(connection, DROP_DAY, day)
+        return True
+
+    try:
+        return with_short_locks(connection, drop, patience=patience)
+    except RETRIED:
+        logger.warning("%s could not be dropped in %s: open transactions read the messages.", table_of(day), patience)
         return False
 
 

@@ -1,0 +1,176 @@
+"""
+Pruning: whole days of messages are dropped, everything else is deleted in bounded slices, in autocommit.
+
+Never in the relay's transaction; one pruner at a time per database. What is unfinished stays, however old: a day with a
+ticket, a delayed row, an unfinished batch, or a dead one whose messages have no copy.
+"""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import asdict, dataclass, field
+from datetime import UTC, date, datetime, time, timedelta
+from uuid import UUID
+
+from outbox import conf, database, partitions, signals
+from outbox.database import Connection
+
+logger = logging.getLogger(__name__)
+
+SLICE = 1000
+
+# One pruner at a time; others have nothing to do.
+TRY_TURN = "SELECT pg_try_advisory_lock(7710, 1)"
+
+# What still points into a day. A dead batch does until each of its messages has a copy.
+HOLDS_DAY = """
+SELECT CASE
+    WHEN EXISTS (SELECT FROM outbox_ticket WHERE message_id >= %(first)s AND message_id < %(end)s) THEN 'waiting messages'
+    WHEN EXISTS (SELECT FROM outbox_delayed WHERE message_id >= %(first)s AND message_id < %(end)s) THEN 'delayed messages'
+    WHEN EXISTS (
+        SELECT FROM outbox_batch, unnest(message_ids) id
+        WHERE state IN (0, 1, 2) AND id >= %(first)s AND id < %(end)s) THEN 'unfinished batches'
+    WHEN EXISTS (
+        SELECT FROM outbox_batch, unnest(message_ids) WITH ORDINALITY u(id, n)
+        WHERE state = 4 AND id >= %(first)s AND id < %(end)s AND n <> ALL(split)
+        AND NOT EXISTS (SELECT FROM outbox_dead d WHERE d.message_id = u.id AND d.body IS NOT NULL)
+        AND EXISTS (SELECT FROM outbox_message m WHERE m.id = u.id)) THEN 'dead messages without a copy'
+END
+"""
+
+# A slice of batches by id, which grows with the time of the claim. Sent and skipped ones of old go, but for those with
+# messages in a day that was kept. The walk ends at the first slice that holds a young one.
+DELETE_BATCHES = """
+WITH slice AS (
+    SELECT id, state, message_ids, coalesce(sent_at, claimed_at) < %(before)s AS is_old
+    FROM outbox_batch WHERE id > %(after)s ORDER BY id LIMIT %(limit)s
+), gone AS (
+    DELETE FROM outbox_batch WHERE state IN (3, 5) AND id = ANY(ARRAY(
+        SELECT id FROM slice WHERE is_old AND NOT EXISTS (
+            SELECT FROM unnest(message_ids) m(id), unnest(%(firsts)s::uuid[], %(ends)s::uuid[]) kept(first, "end")
+            WHERE m.id >= kept.first AND m.id < kept."end"))) RETURNING 1
+)
+SELECT max(id), bool_and(is_old), (SELECT count(*) FROM gone) FROM slice
+"""
+
+# The books: rows past their time, a slice at a time along an index. A copy of a dead message stays as long as the message
+# is dead or on its way again.
+DELETE_FROM = "DELETE FROM {table} WHERE ctid = ANY(ARRAY(SELECT ctid FROM {table} WHERE {old} LIMIT %(limit)s))"
+OLD = {
+    "outbox_inbox": "handled_at < %(before)s",
+    "outbox_delivery": "failed_at < %(before)s",
+    "outbox_duplicate": "dropped_at < %(before)s",
+    "outbox_check_back": "answered_at < %(before)s",
+    "outbox_attempt": "failed_at < %(before)s",
+    "outbox_gap": "closed_at < %(before)s",
+    "outbox_dedupe": "expires_at < %(now)s",
+    "outbox_dead": """
+        died_at < %(before)s AND NOT EXISTS (
+            SELECT FROM outbox_batch b
+            WHERE (b.state IN (0, 1, 2) OR b.state = 4) AND outbox_dead.message_id = ANY(b.message_ids))""",
+}
+
+
+@dataclass(slots=True)
+class Pruned:
+    """
+    What a prune did.
+
+    Args:
+        days: dropped, oldest first.
+        kept: days that are past their time and were kept -> what holds them.
+        rows: table -> rows deleted.
+    """
+
+    days: list[date] = field(default_factory=list)
+    kept: dict[date, str] = field(default_factory=dict)
+    rows: dict[str, int] = field(default_factory=dict)
+
+    def as_json(self) -> dict[str, object]:
+        """Give the same as JSON knows it."""
+        return asdict(self) | {"days": [str(day) for day in self.days], "kept": {str(k): v for k, v in self.kept.items()}}
+
+
+def prune(using: str, *, now: datetime | None = None, patience: timedelta = partitions.PATIENCE) -> Pruned:
+    """
+    Drop days and delete rows that are past `OUTBOX["RETENTION"]`.
+
+    A day is past it when all of it is; what belongs to its messages goes at the same midnight.
+
+    Args:
+        patience: how long to try for the lock that dropping one day needs.
+    """
+    now = now or datetime.now(UTC)
+    last_kept = (now - conf.settings().retention).astimezone(UTC).date()
+    midnight = datetime.combine(last_kept, time.min, tzinfo=UTC)
+    pruned = Pruned()
+    with database.connect(using, application_name="outbox upkeep") as connection:
+        if connection.execute(TRY_TURN).fetchone() != (True,):
+            return pruned
+        for day in partitions.days(connection):
+            if day < last_kept:
+                _prune_day(connection, day, pruned, patience)
+        if pruned.kept:
+            _raise_alarm(using, pruned)
+        pruned.rows["outbox_batch"] = _delete_batches(connection, midnight, list(pruned.kept))
+        for table, old in OLD.items():
+            pruned.rows[table] = _delete_rows(connection, table, old, before=midnight, now=now)
+    return pruned
+
+
+def _prune_day(connection: Connection, day: date, pruned: Pruned, patience: timedelta) -> None:
+    def is_held() -> bool:
+        holder = _holder(connection, day)
+        if holder is not None:
+            pruned.kept[day] = holder
+        return holder is not None
+
+    # Asked before any lock is taken, so that a day that is held stops nobody, not even briefly.
+    if is_held():
+        return
+    if partitions.drop_day(connection, day, unless=is_held, patience=patience):
+        pruned.days.append(day)
+    else:
+        pruned.kept.setdefault(day, "open transactions")
+
+
+def _holder(connection: Connection, day: date) -> str | None:
+    """Say what still points into a day, or None."""
+    row = connection.execute(HOLDS_DAY, {"first": partitions.first_id(day), "end": _end_of(day)}).fetchone()
+    assert row is not None
+    holder: str | None = row[0]
+    return holder
+
+
+def _delete_batches(connection: Connection, before: datetime, kept: list[date]) -> int:
+    bounds = {"firsts": [partitions.first_id(day) for day in kept], "ends": [_end_of(day) for day in kept]}
+    after, deleted = 0, 0
+    while True:
+        row = connection.execute(DELETE_BATCHES, {"after": after, "before": before, "limit": SLICE, **bounds}).fetchone()
+        assert row is not None
+        last_id, is_all_old, count = row
+        deleted += count
+        if not is_all_old:  # NULL: there were none
+            return deleted
+        after = last_id
+
+
+def _delete_rows(connection: Connection, table: str, old: str, *, before: datetime, now: datetime) -> int:
+    statement = DELETE_FROM.format(table=table, old=old)
+    deleted = 0
+    while True:
+        count = connection.execute(statement.encode(), {"before": before, "now": now, "limit": SLICE}).rowcount
+        deleted += count
+        if count < SLICE:
+            return deleted
+
+
+def _end_of(day: date) -> UUID:
+    return partitions.first_id(day + timedelta(days=1))
+
+
+def _raise_alarm(using: str, pruned: Pruned) -> None:
+    held = ", ".join(f"{day} by {holder}" for day, holder in pruned.kept.items())
+    reason = f"Database {using!r} keeps days of messages past their retention: {held}. See `manage.py outbox_status`."
+    logger.warning(reason)
+    signals.alarm.send_robust(sender=prune, reason=reason, details={"database": using, "kept": dict(pruned.kept)})
