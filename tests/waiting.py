@@ -4,19 +4,26 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from typing import TypeVar
 
 from outbox.database import Connection
 
-IS_WAITING = "SELECT 1 FROM pg_stat_activity WHERE pid = %s AND wait_event_type = 'Lock'"
+T = TypeVar("T")
+
+# Not pg_stat_activity: within a transaction that stays as it was first read.
+WAITS_FOR_ME = "SELECT pid FROM pg_locks WHERE NOT granted AND pg_backend_pid() = ANY(pg_blocking_pids(pid))"
 
 
-def wait_until(condition: Callable[[], object], seconds: float = 10) -> None:
+def wait_until(condition: Callable[[], T], seconds: float = 10) -> T:
+    """Give the first true value of a condition."""
     deadline = time.monotonic() + seconds
-    while not condition():
+    while not (value := condition()):
         assert time.monotonic() < deadline, f"waited for {seconds} s"
         time.sleep(0.01)
+    return value
 
 
-def wait_until_locked_out(waiting: Connection, observer: Connection) -> None:
-    """Wait until a connection waits for a lock, as another sees it."""
-    wait_until(lambda: observer.execute(IS_WAITING, [waiting.info.backend_pid]).fetchone())
+def wait_until_it_blocks(holder: Connection) -> int:
+    """Wait until somebody waits for a lock of that connection; give the process id of that somebody's backend."""
+    (pid,) = wait_until(lambda: holder.execute(WAITS_FOR_ME).fetchone())
+    return int(pid)

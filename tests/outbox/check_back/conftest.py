@@ -1,14 +1,22 @@
+import socket
 from collections.abc import Iterator
 from typing import Any
 
 import pytest
 
 from outbox import database, signals
-from outbox.check_back import register
+from outbox.check_back import register, sources
 
 
 @pytest.fixture
-def connection(transactional_db: None) -> Iterator[database.Connection]:
+def connection(db: None) -> database.Connection:
+    """The test's own, rolled back after it: for what one client alone can see."""
+    return database.raw("default")
+
+
+@pytest.fixture
+def own_connection(transactional_db: None) -> Iterator[database.Connection]:
+    """A connection as the check-back opens it."""
     with database.connect("default") as connection:
         yield connection
 
@@ -37,3 +45,15 @@ def alarms() -> Iterator[list[dict[str, Any]]]:
     signals.alarm.connect(hear)
     yield heard
     signals.alarm.disconnect(hear)
+
+
+@pytest.fixture(autouse=True)
+def _no_known_sources(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sources, "_aliases", {})
+
+
+@pytest.fixture
+def silent_port() -> Iterator[int]:
+    """A port that takes connections and never says a word."""
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        yield server.getsockname()[1]

@@ -20,7 +20,7 @@ from outbox.models import State
 from outbox.testing.postgres import Postgres
 from tests.factories import BatchFactory, MessageRowFactory, stored
 from tests.outbox.check_back.halves import half_of, source_of
-from tests.waiting import wait_until_locked_out
+from tests.waiting import wait_until_it_blocks
 
 RETENTION = timedelta(days=7)
 
@@ -134,34 +134,34 @@ class TestResolve:
 
 
 class TestTheFence:
-    def test_reads_again_when_the_relay_decided_first(self, connection, other_connection):
+    def test_reads_again_when_the_relay_decided_first(self, own_connection, other_connection):
         batch = BatchFactory(state=State.CLAIMED, lease_until=lease_over())
         half = half_of(batch, half_id="h")
         answers = []
-        asking = threading.Thread(target=lambda: answers.append(ask(connection, half)))
+        asking = threading.Thread(target=lambda: answers.append(ask(own_connection, half)))
 
         with other_connection.transaction():
             other_connection.execute(
                 "UPDATE outbox_batch SET state = 2, half_ids = '{h}', lease_until = NULL WHERE id = %s", [batch.id]
             )
             asking.start()
-            wait_until_locked_out(connection, other_connection)
+            wait_until_it_blocks(other_connection)
         asking.join(10)
 
         assert answers == [(COMMIT, False)]
         assert stored(batch).state == State.PREPARED
 
-    def test_takes_nothing_from_a_relay_that_claimed_the_batch_again(self, connection, other_connection):
+    def test_takes_nothing_from_a_relay_that_claimed_the_batch_again(self, own_connection, other_connection):
         batch = BatchFactory(state=State.CLAIMED, lease_until=lease_over())
         half = half_of(batch)
         answers = []
-        asking = threading.Thread(target=lambda: answers.append(ask(connection, half)))
+        asking = threading.Thread(target=lambda: answers.append(ask(own_connection, half)))
 
         with other_connection.transaction():
             # The new lease is over, too: of the fence's guards, only the attempt holds.
             other_connection.execute("UPDATE outbox_batch SET attempt = 2 WHERE id = %s", [batch.id])
             asking.start()
-            wait_until_locked_out(connection, other_connection)
+            wait_until_it_blocks(other_connection)
         asking.join(10)
 
         assert answers == [(ROLLBACK, False)]
@@ -215,11 +215,11 @@ class TestResolveOfAHalfWithoutToken:
 
 
 class TestResolveBesideThePrimary:
-    def test_does_not_answer_from_a_read_only_session(self, connection):
+    def test_does_not_answer_from_a_read_only_session(self, own_connection):
         half = half_of(BatchFactory(state=State.SENT, half_ids=["h"]))
-        connection.execute("SET default_transaction_read_only = on")
+        own_connection.execute("SET default_transaction_read_only = on")
 
-        assert ask(connection, half) == (UNKNOWN, True)
+        assert ask(own_connection, half) == (UNKNOWN, True)
 
     def test_does_not_answer_from_a_standby(self, standby_url):
         half = Half("orders", str(uuid4()), "h", "the source:17:1:1", born_at=datetime.now(UTC) - 2 * RETENTION)
