@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from datetime import UTC, datetime
+from functools import lru_cache
 
 import msgspec
 
@@ -55,5 +56,10 @@ def seal(row: Row, batch: Batch, position: int, *, source: str, is_half: bool) -
 
 def published_at(message_id: str) -> str:
     """Read the time in a uuid7, to the millisecond, as RFC 3339 writes it."""
-    milliseconds = int(message_id[:8] + message_id[9:13], 16)
-    return datetime.fromtimestamp(milliseconds / 1000, UTC).isoformat(timespec="milliseconds")
+    seconds, milliseconds = divmod(int(message_id[:8] + message_id[9:13], 16), 1000)
+    return f"{_second(seconds)}.{milliseconds:03d}Z"
+
+
+@lru_cache(maxsize=16)
+def _second(seconds: int) -> str:
+    return datetime.fromtimestamp(seconds, UTC).strftime("%Y-%m-%dT%H:%M:%S")
