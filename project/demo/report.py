@@ -69,14 +69,20 @@ SELECT coalesce(sum(times - 1), 0)::int
 FROM (SELECT count(*) AS times FROM effect GROUP BY consumer_group, invoice) effects
 """  # noqa: S608
 
-# What still waits, in the outbox and in the broker. A delivery that became a dead letter waits for a person.
-WAITING = """
+# What still waits in the outbox, and in the broker: halves, what a group has not read, and what it has not acknowledged.
+# A dead letter waits for a person, and is not counted.
+WAITING = f"""
+{LEDGERS}
 SELECT (SELECT count(*) FROM outbox_ticket) + (SELECT count(*) FROM outbox_delayed)
     + (SELECT count(*) FROM outbox_batch WHERE state IN (0, 1, 2))
     + (SELECT count(*) FROM outbox_embedded_half WHERE state = 0)
     + (SELECT count(*) FROM outbox_embedded_delayed)
+    + (SELECT count(*) FROM reads JOIN outbox_embedded_topic t ON t.name = reads.topic
+        JOIN outbox_embedded_message m ON m.topic_id = t.id
+        LEFT JOIN outbox_embedded_offset o ON (o.consumer_group, o.topic_id, o.queue) = (reads.consumer_group, t.id, m.queue)
+        WHERE m.pos > coalesce(o.pos, 0))
     + (SELECT count(*) FROM outbox_embedded_delivery WHERE died_at IS NULL)
-"""
+"""  # noqa: S608
 
 # A committed half message has left the halves for its queue.
 COUNTS = """
@@ -196,8 +202,8 @@ def read(connection: Connection, kills: Kills) -> Report:
 
 
 def count_open(connection: Connection) -> int:
-    """Count what is still under way: things that wait, and invoices that something is missing of."""
-    return _number(connection, WAITING) + _number(connection, LOST)
+    """Count what is still under way."""
+    return _number(connection, WAITING)
 
 
 def _number(connection: Connection, statement: str) -> int:
