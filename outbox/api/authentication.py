@@ -84,7 +84,7 @@ def _refuse_stale(timestamp: str) -> None:
     """Refuse by our tolerance; the library has one of its own, 5 minutes, that also holds."""
     tolerance = conf.settings().check_back.tolerance.total_seconds()
     try:
-        is_fresh = abs(time.time() - int(timestamp)) <= tolerance
+        is_fresh = abs(int(time.time()) - int(timestamp)) <= tolerance  # whole numbers: none is too large
     except ValueError:
         raise AuthenticationFailed("The webhook-timestamp is not a whole number of seconds.") from None
     if not is_fresh:

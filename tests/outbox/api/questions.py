@@ -1,0 +1,14 @@
+"""What a broker posts."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from typing import Any
+
+from outbox.message import Half
+
+
+def question_of(half: Half, **changes: Any) -> dict[str, Any]:
+    fields = asdict(half)
+    del fields["headers"], fields["body"]
+    return fields | {"born_at": half.born_at and half.born_at.isoformat()} | changes
