@@ -2,6 +2,16 @@
 
 from outbox.models.batch import Batch, DeadMessage, FailedAttempt, Lane, Process, State
 from outbox.models.check_back import CheckBack
+from outbox.models.embedded import (
+    EmbeddedDelayed,
+    EmbeddedDelivery,
+    EmbeddedHalf,
+    EmbeddedMessage,
+    EmbeddedOffset,
+    EmbeddedQueue,
+    EmbeddedTopic,
+    HalfState,
+)
 from outbox.models.inbox import Duplicate, FailedDelivery, Gap, Inbox
 from outbox.models.message import Dedupe, Delayed, MessageRow, MessageState, Ticket, Topic
 
@@ -12,9 +22,17 @@ __all__ = [
     "Dedupe",
     "Delayed",
     "Duplicate",
+    "EmbeddedDelayed",
+    "EmbeddedDelivery",
+    "EmbeddedHalf",
+    "EmbeddedMessage",
+    "EmbeddedOffset",
+    "EmbeddedQueue",
+    "EmbeddedTopic",
     "FailedAttempt",
     "FailedDelivery",
     "Gap",
+    "HalfState",
     "Inbox",
     "Lane",
     "MessageRow",

@@ -57,7 +57,6 @@ class MemoryBroker(Controls, Broker):
         self._store = store(self._settings.name)
         self._now: Callable[[], datetime] = self._settings.clock or _now
         self.end_semantics = self._settings.end
-        self.max_body_bytes = self._settings.max_body_bytes
 
     @classmethod
     def check_options(cls, options: Mapping[str, Any]) -> list[Problem]:

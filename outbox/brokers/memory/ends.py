@@ -9,9 +9,7 @@ from outbox.brokers.memory.store import HalfRecord, Store
 from outbox.message import Resolution
 
 
-def end_half(
-    store: Store, half: HalfRecord | None, resolution: Resolution, semantics: EndSemantics, now: datetime
-) -> Ended:
+def end_half(store: Store, half: HalfRecord | None, resolution: Resolution, semantics: EndSemantics, now: datetime) -> Ended:
     """Commit or roll back one half message as a broker of these semantics does; give what it answers."""
     if half is None:
         return Ended.NOT_FOUND

@@ -38,9 +38,7 @@ class Faults:
 
     planned: list[Fault] = field(default_factory=list)
 
-    def plan(
-        self, call: str, verdict: Verdict | None, reason: str, fate: Fate, where: Where, times: int | None
-    ) -> None:
+    def plan(self, call: str, verdict: Verdict | None, reason: str, fate: Fate, where: Where, times: int | None) -> None:
         """Add a fault behind those already planned."""
         outcome = None if verdict is None else Outcome(verdict, reason=reason or f"{verdict} on demand")
         self.planned.append(Fault(call, outcome, fate, where, times))

@@ -8,7 +8,7 @@ from typing import Annotated, Literal
 
 import msgspec
 
-from outbox.brokers.base import DEFAULT_MAX_BODY_BYTES, EndSemantics
+from outbox.brokers.base import EndSemantics
 from outbox.brokers.options import Options
 
 Positive = Annotated[int, msgspec.Meta(ge=1)]
@@ -22,7 +22,6 @@ class MemoryOptions(Options, frozen=True):
     drop_repeats: bool = False  # a second one-phase send of (source, message id) is accepted and shows nothing
     start: Literal["earliest", "latest"] = "earliest"  # where a new group begins
     clock: Callable[[], datetime] | None = None
-    max_body_bytes: Positive = DEFAULT_MAX_BODY_BYTES
     check_after: timedelta = timedelta(seconds=6)
     check_interval: timedelta = timedelta(seconds=30)
     check_limit: Positive = 15  # asked so often, a half is let lie

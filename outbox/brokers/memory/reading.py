@@ -31,9 +31,7 @@ def read_on(store: Store, group: Group, topic: str, tags: frozenset[str] | None)
     group.next_number[topic] = len(copies)
 
 
-def take(
-    group: Group, name: str, spec: TopicSpec, *, now: datetime, limit: int, invisible_for: timedelta
-) -> Iterator[Delivery]:
+def take(group: Group, name: str, spec: TopicSpec, *, now: datetime, limit: int, invisible_for: timedelta) -> Iterator[Delivery]:
     """Hand out what is due, in storage order; on a fifo topic a key's unfinished head holds back the rest of the key."""
     held_keys = set()
     left = limit

@@ -1,0 +1,205 @@
+"""The embedded broker: the contract, each call handed to its room."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from datetime import datetime, timedelta
+from typing import Any, ClassVar
+
+from outbox.brokers.base import (
+    Broker,
+    DeadLetter,
+    Delivery,
+    EndSemantics,
+    Found,
+    HalfRef,
+    Outcome,
+    Outgoing,
+    Problem,
+    TopicSpec,
+)
+from outbox.brokers.embedded import checks, finishing, halves, looking, reading, retention, sending, waiting
+from outbox.brokers.embedded.attempts import Act, attempt
+from outbox.brokers.embedded.link import Link, translated
+from outbox.brokers.embedded.options import EmbeddedOptions, problems
+from outbox.brokers.embedded.rows import delivery
+from outbox.brokers.embedded.topics import Topics, differences
+from outbox.brokers.objections import objection
+from outbox.brokers.options import read_options
+from outbox.database import Connection
+from outbox.message import Half, Resolution
+
+
+class EmbeddedBroker(Broker):
+    """Keeps messages in tables of PostgreSQL. What it promises stands in docs/guarantees.md."""
+
+    supports_half_messages: ClassVar[bool] = True
+    end_semantics = EndSemantics.IDEMPOTENT
+    supports_order: ClassVar[bool] = True
+    supports_delay: ClassVar[bool] = True
+    supports_tags: ClassVar[bool] = True
+    supports_replay: ClassVar[bool] = True
+    needs_check_loop: ClassVar[bool] = True
+
+    def __init__(self, alias: str, options: Mapping[str, Any], topics: Sequence[TopicSpec]) -> None:
+        super().__init__(alias, options, topics)
+        self._settings = read_options(EmbeddedOptions, options)
+        self._link = Link(self._settings)
+        self._stored = Topics(self.topics)
+        self._joined: set[tuple[str, int]] = set()
+
+    @classmethod
+    def check_options(cls, options: Mapping[str, Any]) -> list[Problem]:
+        """Say what is wrong with the OPTIONS, without a connection."""
+        return problems(options)
+
+    def check(self) -> list[Problem]:
+        """Say what is wrong with the options, and where the tables' topics differ from settings."""
+        found = self.check_options(self.options)
+        if not found:
+            with translated():
+                found = differences(self._link.connection(), self.topics)
+        return found
+
+    def send(self, messages: Sequence[Outgoing]) -> list[Outcome]:
+        """Make messages visible at once, those with a time at their time; a repeat of one adds nothing."""
+
+        def act(connection: Connection, good: Sequence[Outgoing]) -> list[Outcome]:
+            return sending.send(connection, self._stored, good, now=self._now())
+
+        return self._look_and_store(messages, act, is_half=False)
+
+    def send_halves(self, messages: Sequence[Outgoing]) -> list[Outcome]:
+        """Store half messages, all in one statement."""
+        check_after = self._settings.check_after
+
+        def act(connection: Connection, good: Sequence[Outgoing]) -> list[Outcome]:
+            return sending.send_halves(connection, self._stored, good, check_after=check_after, now=self._now())
+
+        return self._look_and_store(messages, act, is_half=True)
+
+    def end(self, refs: Sequence[HalfRef], resolution: Resolution) -> list[Outcome]:
+        """Commit or roll back; the first end wins, and each later one hears of it."""
+        if resolution is Resolution.UNKNOWN:
+            raise ValueError("A half message ends by COMMIT or ROLLBACK.")
+
+        return attempt(self._link, refs, lambda connection, given: halves.end(connection, given, resolution, now=self._now()))
+
+    def check_halves(self, ask: Callable[[Half], Resolution], *, limit: int = 100) -> int:
+        """Ask about half messages that are due and end them as answered; an exception of `ask` means UNKNOWN."""
+        settings = self._settings
+        with translated():
+            connection = self._link.connection()
+            checks.park(connection, check_limit=settings.check_limit, now=self._now())
+            due = checks.take_due(
+                connection,
+                limit=limit,
+                check_limit=settings.check_limit,
+                interval=settings.check_interval,
+                now=self._now(),
+            )
+        for half in due:
+            answer = checks.answer(ask, half)
+            if answer is not Resolution.UNKNOWN:
+                self.end([HalfRef(half.topic, half.half_id, half.message_id)], answer)
+        return len(due)
+
+    def ask_again(self, half_id: str) -> bool:
+        """Have a parked half message asked about again. False: it is not parked."""
+        with translated():
+            return checks.ask_again(self._link.connection(), int(half_id), now=self._now())
+
+    def receive(
+        self,
+        group: str,
+        topics: Mapping[str, frozenset[str] | None],
+        *,
+        limit: int,
+        invisible_for: timedelta,
+        wait: timedelta,
+    ) -> list[Delivery]:
+        """Take messages for a group, waiting up to `wait` for the first."""
+        with translated():
+            connection = self._link.connection()
+            reader = self._reader(connection, group, topics, invisible_for)
+            rows = waiting.take(self._link, reader, limit, wait)
+        names = {topic.id: topic.name for topic in reader.topics}
+        return [delivery(group, names[row.topic_id], row) for row in rows]
+
+    def ack(self, deliveries: Sequence[Delivery]) -> list[bool]:
+        """Finish deliveries that are still held."""
+        with translated():
+            return finishing.ack(self._link.connection(), deliveries, now=self._now())
+
+    def retry(self, delivery: Delivery, after: timedelta) -> bool:
+        """Let go of a delivery; its message is due again after that time."""
+        with translated():
+            return finishing.retry(self._link.connection(), delivery, after, now=self._now())
+
+    def dead_letter(self, delivery: Delivery, reason: str) -> bool:
+        """Put the message aside; it stays until it is replayed."""
+        with translated():
+            return finishing.dead_letter(self._link.connection(), delivery, reason, now=self._now())
+
+    def dead_letters(self, group: str, *, limit: int = 100) -> list[DeadLetter]:
+        """List what a group gave up, oldest first."""
+        with translated():
+            return finishing.dead_letters(self._link.connection(), group, limit)
+
+    def replay(self, group: str, letters: Sequence[str]) -> int:
+        """Have dead letters delivered to their group again, attempts from 1."""
+        with translated():
+            return finishing.replay(self._link.connection(), group, letters, now=self._now())
+
+    def backlog(self, group: str) -> dict[str, int]:
+        """Count, per topic, what waits for a group."""
+        with translated():
+            return looking.backlog(self._link.connection(), group)
+
+    def find(self, message_id: str) -> list[Found]:
+        """Look a message up."""
+        with translated():
+            return looking.find(self._link.connection(), message_id, now=self._now())
+
+    def prune(self, *, limit: int = 10_000) -> int:
+        """Drop what retention no longer keeps, as `retention.py` says; give how many rows."""
+        with translated():
+            connection = self._link.connection()
+            topics = [(self._stored.stored(connection, spec.name), spec.retention) for spec in self.topics.values()]
+            return retention.prune(connection, topics, limit=limit, now=self._now())
+
+    def forget_group(self, group: str) -> None:
+        """Let go of a group that is gone for good: what it has not read no longer holds retention up."""
+        with translated():
+            retention.forget_group(self._link.connection(), group)
+        self._joined = {joined for joined in self._joined if joined[0] != group}
+
+    def close(self) -> None:
+        """Close the connection."""
+        self._link.close()
+
+    def _now(self) -> datetime | None:
+        return self._settings.clock() if self._settings.clock else None
+
+    def _look_and_store(self, messages: Sequence[Outgoing], act: Act[Outgoing], *, is_half: bool) -> list[Outcome]:
+        limit = self.max_body_bytes
+        objections = [objection(one, self.topics, is_half=is_half, max_body_bytes=limit) for one in messages]
+        good = [one for one, wrong in zip(messages, objections, strict=True) if wrong is None]
+        answers = iter(attempt(self._link, good, act) if good else ())
+        return [wrong or next(answers) for wrong in objections]
+
+    def _reader(
+        self,
+        connection: Connection,
+        group: str,
+        topics: Mapping[str, frozenset[str] | None],
+        invisible_for: timedelta,
+    ) -> reading.Reader:
+        stored = [self._stored.stored(connection, name) for name in topics]
+        tags = {topic.id: topics[topic.name] for topic in stored}
+        reader = reading.Reader(group, stored, tags, invisible_for, self._now)
+        new = {(group, topic.id) for topic in stored} - self._joined
+        if new:
+            reading.join(connection, reader, at_end=self._settings.start == "latest")
+            self._joined |= new
+        return reader

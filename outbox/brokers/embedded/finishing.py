@@ -1,0 +1,91 @@
+"""
+How deliveries end: done, tried again later, or put aside.
+
+A receipt is the delivery's id and attempt (rows.py). Each statement matches both, and that the delivery is still held and its
+time not over: whoever comes late changes nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from datetime import datetime, timedelta
+
+from outbox.brokers.base import DeadLetter, Delivery
+from outbox.brokers.embedded.clock import NOW
+from outbox.database import Connection
+
+ACK = f"""
+WITH given AS (SELECT * FROM unnest(%(ids)s::bigint[], %(attempts)s::int[]) AS g (id, attempt))
+DELETE FROM outbox_embedded_delivery d USING given g
+WHERE d.id = g.id AND d.attempt = g.attempt AND d.is_held AND d.due_at > {NOW}
+RETURNING d.id
+"""
+
+RETRY = f"""
+UPDATE outbox_embedded_delivery SET is_held = false, due_at = {NOW} + %(after)s
+WHERE id = %(id)s AND attempt = %(attempt)s AND is_held AND due_at > {NOW}
+RETURNING id
+"""
+
+DEAD_LETTER = f"""
+UPDATE outbox_embedded_delivery SET is_held = false, died_at = {NOW}, reason = %(reason)s
+WHERE id = %(id)s AND attempt = %(attempt)s AND is_held AND due_at > {NOW}
+RETURNING id
+"""
+
+DEAD_LETTERS = """
+SELECT d.id::text, d.consumer_group, t.name, m.message_id, d.reason, d.attempt, d.died_at
+FROM outbox_embedded_delivery d
+JOIN outbox_embedded_message m USING (topic_id, queue, pos)
+JOIN outbox_embedded_topic t ON t.id = d.topic_id
+WHERE d.consumer_group = %(group)s AND d.died_at IS NOT NULL
+ORDER BY d.died_at, d.id LIMIT %(limit)s
+"""
+
+REPLAY = f"""
+WITH given AS (
+    UPDATE outbox_embedded_delivery SET died_at = NULL, reason = '', attempt = 0, due_at = {NOW}
+    WHERE consumer_group = %(group)s AND id = ANY(%(ids)s) AND died_at IS NOT NULL RETURNING id
+)
+SELECT count(*), (SELECT pg_notify('outbox_embedded', '') FROM outbox_embedded_idle LIMIT 1) FROM given
+"""
+
+
+def ack(connection: Connection, deliveries: Sequence[Delivery], *, now: datetime | None) -> list[bool]:
+    """Finish deliveries; say of each whether it was still held."""
+    receipts = [_read(delivery.receipt) for delivery in deliveries]
+    ids, attempts = [one[0] for one in receipts], [one[1] for one in receipts]
+    finished = {row[0] for row in connection.execute(ACK, {"ids": ids, "attempts": attempts, "now": now})}
+    return [delivery_id in finished for delivery_id in ids]
+
+
+def retry(connection: Connection, delivery: Delivery, after: timedelta, *, now: datetime | None) -> bool:
+    """Have the message due again after that time."""
+    return _end_one(connection, RETRY, delivery, {"after": after, "now": now})
+
+
+def dead_letter(connection: Connection, delivery: Delivery, reason: str, *, now: datetime | None) -> bool:
+    """Put the message aside; retention keeps it as long as it lies there."""
+    return _end_one(connection, DEAD_LETTER, delivery, {"reason": reason.replace("\0", ""), "now": now})
+
+
+def dead_letters(connection: Connection, group: str, limit: int) -> list[DeadLetter]:
+    """List what a group gave up, oldest first."""
+    return [DeadLetter(*row) for row in connection.execute(DEAD_LETTERS, {"group": group, "limit": limit})]
+
+
+def replay(connection: Connection, group: str, letters: Sequence[str], *, now: datetime | None) -> int:
+    """Have dead letters delivered again; give how many were."""
+    row = connection.execute(REPLAY, {"group": group, "ids": [int(one) for one in letters], "now": now}).fetchone()
+    return int(row[0]) if row else 0
+
+
+def _end_one(connection: Connection, statement: str, delivery: Delivery, parameters: dict[str, object]) -> bool:
+    delivery_id, attempt = _read(delivery.receipt)
+    found = connection.execute(statement, {"id": delivery_id, "attempt": attempt, **parameters})
+    return found.fetchone() is not None
+
+
+def _read(text: str) -> tuple[int, int]:
+    delivery_id, attempt = text.split(":")
+    return int(delivery_id), int(attempt)

@@ -1,0 +1,98 @@
+"""The broker's own connection: opened at first use, opened again after it broke, and what its errors mean."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import psycopg
+from psycopg import errors
+
+from outbox import database
+from outbox.brokers.base import Verdict
+from outbox.brokers.embedded.options import EmbeddedOptions
+from outbox.errors import BrokerUnavailable
+
+SET_TIMEOUT = "SELECT set_config('statement_timeout', %s, false)"
+# Those who wait on a row lock hold nothing a person needs; deadlocks end by themselves after a second.
+
+LISTEN = "LISTEN outbox_embedded"
+
+# Consumers that died while they waited would have every commit notify for ever.
+FORGET_DEAD_WAITERS = """
+DELETE FROM outbox_embedded_idle i
+WHERE NOT EXISTS (SELECT FROM pg_stat_activity a WHERE a.pid = i.pid) OR i.pid = pg_backend_pid()
+"""
+
+
+class Link:
+    """One connection in autocommit. Not shared between threads."""
+
+    def __init__(self, options: EmbeddedOptions) -> None:
+        self._options = options
+        self._connection: database.Connection | None = None
+        self._is_listening = False
+
+    def connection(self) -> database.Connection:
+        """
+        Give the connection, a new one where there is none or the last one broke.
+
+        Raises:
+            BrokerUnavailable: the database cannot be reached; nothing was sent to it.
+        """
+        if self._connection is None or self._connection.closed:
+            self._connection = self._open()
+        return self._connection
+
+    def _open(self) -> database.Connection:
+        options = self._options
+        try:
+            connection = database.connect(
+                options.database,
+                application_name="outbox embedded broker",
+                connect_timeout=max(2, round(options.connect_timeout.total_seconds())),
+            )
+            connection.execute(SET_TIMEOUT, [str(int(options.statement_timeout.total_seconds() * 1000))])
+        except psycopg.OperationalError as error:
+            raise BrokerUnavailable(f"Database {options.database!r} cannot be reached: {error}") from error
+        self._is_listening = False
+        return connection
+
+    def listen(self) -> None:
+        """Hear of new messages from now on."""
+        if not self._is_listening:
+            self.connection().execute(LISTEN)
+            self.connection().execute(FORGET_DEAD_WAITERS)
+            self._is_listening = True
+
+    def close(self) -> None:
+        """Close the connection; the next use opens another."""
+        if self._connection is not None:
+            self._connection.close()
+            self._connection = None
+
+
+@contextmanager
+def translated() -> Iterator[None]:
+    """Turn the database's errors into `BrokerUnavailable`, for calls that give no outcomes."""
+    try:
+        yield
+    except psycopg.Error as error:
+        raise BrokerUnavailable(f"The embedded broker's database failed: {error}") from error
+
+
+def verdict_of(error: psycopg.Error) -> Verdict:
+    """
+    Say what a statement's error means for the messages in it.
+
+    An error that the server reports ended its transaction: nothing is stored. A connection that is lost says nothing.
+    Source: PostgreSQL, Appendix A, error classes.
+    """
+    state = error.sqlstate or ""
+    if isinstance(error, (errors.UndefinedTable, errors.UndefinedColumn, errors.InsufficientPrivilege)):
+        return Verdict.MISCONFIGURED
+    if isinstance(error, psycopg.DataError) or state.startswith("54"):
+        return Verdict.REFUSED
+    if not state or state.startswith(("08", "57P")):
+        return Verdict.UNSURE
+    return Verdict.UNAVAILABLE

@@ -1,0 +1,76 @@
+"""
+Retention: drop what every group has finished and whose time is over.
+
+What holds: within a topic's retention nothing is dropped. After it, a message stays while a group that has begun in the topic
+has not read it, holds it, waits to retry it, or keeps it as a dead letter. So a group that is gone for good holds its
+topics until `forget_group()`. A half that nobody ended is never dropped.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from datetime import datetime, timedelta
+
+from outbox.brokers.embedded.clock import NOW
+from outbox.brokers.embedded.topics import StoredTopic
+from outbox.database import Connection
+
+SLICE = 1000
+
+# One slice behind position `after`: how far it looked, whether all it saw is old, and how many it dropped. A message that
+# a group has read has its delivery row since the statement that moved the offset (reading.py): no moment lies between.
+PRUNE = f"""
+WITH slice AS (
+    SELECT m.pos, m.stored_at <= {NOW} - %(retention)s AS is_old, EXISTS (
+        SELECT FROM outbox_embedded_delivery d
+        WHERE d.topic_id = m.topic_id AND d.queue = m.queue AND d.pos = m.pos
+    ) AS is_kept
+    FROM outbox_embedded_message m
+    WHERE m.topic_id = %(topic_id)s AND m.queue = %(queue)s AND m.pos > %(after)s AND m.pos <= coalesce((
+        SELECT min(o.pos) FROM outbox_embedded_offset o WHERE o.topic_id = %(topic_id)s AND o.queue = %(queue)s
+    ), m.pos)
+    ORDER BY m.pos LIMIT %(slice)s
+),
+gone AS (
+    DELETE FROM outbox_embedded_message m USING slice s
+    WHERE m.topic_id = %(topic_id)s AND m.queue = %(queue)s AND m.pos = s.pos AND s.is_old AND NOT s.is_kept RETURNING m.pos
+)
+SELECT max(pos), bool_and(is_old), (SELECT count(*) FROM gone) FROM slice
+"""
+
+PRUNE_ENDED_HALVES = f"""
+DELETE FROM outbox_embedded_half WHERE id IN (
+    SELECT id FROM outbox_embedded_half WHERE topic_id = %(topic_id)s AND state IN (2, 3) AND ended_at <= {NOW} - %(retention)s
+    LIMIT %(slice)s
+)
+"""
+
+FORGET_GROUP = """
+WITH d AS (DELETE FROM outbox_embedded_delivery WHERE consumer_group = %(group)s)
+DELETE FROM outbox_embedded_offset WHERE consumer_group = %(group)s
+"""
+
+
+def prune(connection: Connection, topics: Iterable[tuple[StoredTopic, timedelta]], *, limit: int, now: datetime | None) -> int:
+    """Drop up to about `limit` messages and remembered ends, a slice per statement; give how many."""
+    dropped = 0
+    for topic, retention in topics:
+        about = {"topic_id": topic.id, "retention": retention, "slice": SLICE, "now": now}
+        dropped += connection.execute(PRUNE_ENDED_HALVES, about).rowcount
+        for queue in range(topic.queues):
+            dropped += _prune_queue(connection, {**about, "queue": queue}, limit - dropped)
+    return dropped
+
+
+def _prune_queue(connection: Connection, about: dict[str, object], limit: int) -> int:
+    dropped, after, is_old = 0, 0, True
+    while is_old and dropped < limit:
+        row = connection.execute(PRUNE, {**about, "after": after}).fetchone()
+        after, is_old, count = row or (0, False, 0)
+        dropped += count
+    return dropped
+
+
+def forget_group(connection: Connection, group: str) -> None:
+    """Let go of all that a group has not read, holds, or gave up. If it comes back it begins anew."""
+    connection.execute(FORGET_GROUP, {"group": group})

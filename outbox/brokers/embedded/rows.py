@@ -1,0 +1,82 @@
+"""Messages as rows, and rows as messages."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from datetime import datetime
+from typing import Any, NamedTuple
+
+import msgspec
+
+from outbox.brokers.base import Delivery, Outgoing
+from outbox.brokers.embedded.topics import StoredTopic
+from outbox.message import Header
+
+MESSAGE_COLUMNS = "topic_id, queue, message_id, source, key, tag, headers, body"
+
+# Messages handed in as one array per column, sent in binary: text bodies in arrays cost ten times as much.
+MESSAGE_ARRAYS = """%(topic_ids)b::int[], %(queues)b::smallint[], %(message_ids)b::text[], %(sources)b::text[],
+    %(keys)b::text[], %(tags)b::text[], %(headers)b::text[], %(bodies)b::bytea[]"""
+_ARRAY_NAMES = ("topic_ids", "queues", "message_ids", "sources", "keys", "tags", "headers", "bodies")
+
+
+class MessageRow(NamedTuple):
+    """A message in the order of MESSAGE_COLUMNS."""
+
+    topic_id: int
+    queue: int
+    message_id: str
+    source: str
+    key: str
+    tag: str
+    headers: str
+    body: bytes
+
+
+class ReadRow(NamedTuple):
+    """A delivery as the reading statements give it."""
+
+    delivery_id: int
+    attempt: int
+    topic_id: int
+    message_id: str
+    key: str
+    tag: str
+    headers: str
+    body: bytes
+    stored_at: datetime
+
+
+def message_row(message: Outgoing, topic: StoredTopic, keyless_queue: int) -> MessageRow:
+    """Lay a message out for its table; one without a key goes to `keyless_queue`."""
+    return MessageRow(
+        topic.id,
+        topic.queue_of(message.key) if message.key else keyless_queue,
+        message.message_id,
+        message.headers.get(Header.SOURCE, ""),
+        message.key,
+        message.tag,
+        msgspec.json.encode(message.headers).decode(),
+        message.body,
+    )
+
+
+def arrays(rows: Sequence[MessageRow]) -> dict[str, list[Any]]:
+    """Give rows as the parameters of MESSAGE_ARRAYS."""
+    return dict(zip(_ARRAY_NAMES, map(list, zip(*rows, strict=True)), strict=True))
+
+
+def delivery(group: str, topic: str, row: ReadRow) -> Delivery:
+    """Turn a row that was read into what the consumer is handed; the receipt names row and attempt."""
+    return Delivery(
+        group=group,
+        topic=topic,
+        message_id=row.message_id,
+        body=row.body,
+        receipt=f"{row.delivery_id}:{row.attempt}",
+        key=row.key,
+        tag=row.tag,
+        headers=msgspec.json.decode(row.headers, type=dict[str, str]),
+        attempt=row.attempt,
+        stored_at=row.stored_at,
+    )

@@ -1,0 +1,62 @@
+"""Messages on their way in: each looked at first, then all stored by one statement per kind."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from contextlib import nullcontext
+from datetime import datetime, timedelta
+
+from outbox.brokers.base import Outcome, Outgoing, Verdict
+from outbox.brokers.embedded import halves, log
+from outbox.brokers.embedded.rows import MessageRow, message_row
+from outbox.brokers.embedded.topics import Topics
+from outbox.database import Connection
+
+ACCEPTED = Outcome(Verdict.ACCEPTED)
+
+
+def send(connection: Connection, topics: Topics, messages: Sequence[Outgoing], *, now: datetime | None) -> list[Outcome]:
+    """Make messages visible, those with a time at their time."""
+    rows, outcomes = _rows(connection, topics, messages)
+    at_once = [row for row, message in zip(rows, messages, strict=True) if row and message.deliver_at is None]
+    later = [
+        (row, message.deliver_at) for row, message in zip(rows, messages, strict=True) if row and message.deliver_at is not None
+    ]
+    with connection.transaction() if at_once and later else nullcontext():
+        if at_once:
+            log.send(connection, at_once, now=now)
+        if later:
+            log.delay(connection, [row for row, _ in later], [time for _, time in later])
+    return [outcome or ACCEPTED for outcome in outcomes]
+
+
+def send_halves(
+    connection: Connection,
+    topics: Topics,
+    messages: Sequence[Outgoing],
+    *,
+    check_after: timedelta,
+    now: datetime | None,
+) -> list[Outcome]:
+    """Store half messages."""
+    rows, outcomes = _rows(connection, topics, messages)
+    tokens = [message.token for row, message in zip(rows, messages, strict=True) if row]
+    good = [row for row in rows if row]
+    ids = iter(halves.store(connection, good, tokens, check_after=check_after, now=now) if good else ())
+    return [outcome or Outcome(Verdict.ACCEPTED, half_id=str(next(ids))) for outcome in outcomes]
+
+
+def _rows(
+    connection: Connection, topics: Topics, messages: Sequence[Outgoing]
+) -> tuple[list[MessageRow | None], list[Outcome | None]]:
+    """Lay messages out; where the stored topic has another type than settings say, an outcome instead of a row."""
+    rows: list[MessageRow | None] = []
+    outcomes: list[Outcome | None] = []
+    keyless: dict[str, int] = {}
+    for message in messages:
+        topic = topics.stored(connection, message.topic)
+        wrong = topics.difference(topic)
+        queue = keyless.setdefault(topic.name, topic.any_queue())
+        rows.append(None if wrong else message_row(message, topic, queue))
+        outcomes.append(Outcome(Verdict.MISCONFIGURED, reason=wrong) if wrong else None)
+    return rows, outcomes

@@ -1,0 +1,164 @@
+"""
+Tables of the embedded broker, which may live in a database of their own. The broker writes them in SQL; these models
+read them. Indexes stand in the migration.
+
+Each message is written twice at most: as a half message (or a delayed one), then into its queue. A queue is a log: it
+only grows at its end, until retention drops its beginning.
+"""
+
+from __future__ import annotations
+
+from django.db import models
+
+
+class HalfState(models.IntegerChoices):
+    """How a half message stands. A committed half leaves the table: its message stands in the queue."""
+
+    UNDECIDED = 0
+    PARKED = 1  # asked about as often as allowed; a person looks at it, an end still works
+    COMMITTED = 2  # a second half of a message that was visible already: kept only to remember the end
+    ROLLED_BACK = 3
+
+
+class EmbeddedTopic(models.Model):
+    """A topic of the embedded broker. The number of queues never changes: keys would move between them."""
+
+    id = models.IntegerField(primary_key=True)
+    name = models.TextField(unique=True)
+    type = models.TextField()
+    queues = models.SmallIntegerField()
+
+    class Meta:
+        db_table = "outbox_embedded_topic"
+
+    def __str__(self) -> str:
+        return self.name
+
+
+class EmbeddedQueue(models.Model):
+    """The last position given in a queue. Its row lock makes writers append one after the other."""
+
+    pk = models.CompositePrimaryKey("topic_id", "queue")
+    topic_id = models.IntegerField()
+    queue = models.SmallIntegerField()
+    last_pos = models.BigIntegerField()
+
+    class Meta:
+        db_table = "outbox_embedded_queue"
+
+    def __str__(self) -> str:
+        return f"topic {self.topic_id} queue {self.queue}: {self.last_pos}"
+
+
+class EmbeddedMessage(models.Model):
+    """A visible message at its position in a queue. (message id, source) is there once."""
+
+    pk = models.CompositePrimaryKey("topic_id", "queue", "pos")
+    topic_id = models.IntegerField()
+    queue = models.SmallIntegerField()
+    pos = models.BigIntegerField()
+    message_id = models.TextField()
+    source = models.TextField()
+    half_id = models.BigIntegerField(null=True)
+    key = models.TextField()
+    tag = models.TextField()
+    headers = models.TextField()
+    body = models.BinaryField()
+    stored_at = models.DateTimeField()
+
+    class Meta:
+        db_table = "outbox_embedded_message"
+
+    def __str__(self) -> str:
+        return self.message_id
+
+
+class EmbeddedHalf(models.Model):
+    """A half message, hidden from consumers."""
+
+    id = models.BigIntegerField(primary_key=True)
+    topic_id = models.IntegerField()
+    queue = models.SmallIntegerField()
+    message_id = models.TextField()
+    source = models.TextField()
+    key = models.TextField()
+    tag = models.TextField()
+    headers = models.TextField()
+    body = models.BinaryField()
+    token = models.TextField()
+    born_at = models.DateTimeField()
+    ask_at = models.DateTimeField()
+    asked = models.IntegerField(default=0)
+    state = models.SmallIntegerField(choices=HalfState, default=HalfState.UNDECIDED)
+    ended_at = models.DateTimeField(null=True)
+
+    class Meta:
+        db_table = "outbox_embedded_half"
+        verbose_name_plural = "embedded halves"
+
+    def __str__(self) -> str:
+        return f"{self.id}: {self.message_id}"
+
+
+class EmbeddedDelayed(models.Model):
+    """A message that waits for its time; whoever reads its topic then moves it into its queue."""
+
+    id = models.BigIntegerField(primary_key=True)
+    topic_id = models.IntegerField()
+    queue = models.SmallIntegerField()
+    message_id = models.TextField()
+    source = models.TextField()
+    key = models.TextField()
+    tag = models.TextField()
+    headers = models.TextField()
+    body = models.BinaryField()
+    deliver_at = models.DateTimeField()
+
+    class Meta:
+        db_table = "outbox_embedded_delayed"
+        verbose_name_plural = "embedded delayed"
+
+    def __str__(self) -> str:
+        return f"{self.message_id} at {self.deliver_at}"
+
+
+class EmbeddedOffset(models.Model):
+    """How far a consumer group has read in a queue."""
+
+    pk = models.CompositePrimaryKey("consumer_group", "topic_id", "queue")
+    consumer_group = models.TextField()
+    topic_id = models.IntegerField()
+    queue = models.SmallIntegerField()
+    pos = models.BigIntegerField()
+
+    class Meta:
+        db_table = "outbox_embedded_offset"
+
+    def __str__(self) -> str:
+        return f"{self.consumer_group}: topic {self.topic_id} queue {self.queue} at {self.pos}"
+
+
+class EmbeddedDelivery(models.Model):
+    """
+    A message that a group has read and not finished: being handled, to be retried, waiting behind its key's head on a
+    fifo topic, or a dead letter (`died_at` is set).
+    """
+
+    id = models.BigAutoField(primary_key=True)
+    consumer_group = models.TextField()
+    topic_id = models.IntegerField()
+    queue = models.SmallIntegerField()
+    pos = models.BigIntegerField()
+    order_key = models.BigIntegerField(null=True)  # a hash of the key, on fifo topics only
+    attempt = models.IntegerField()
+    is_held = models.BooleanField()
+    due_at = models.DateTimeField()
+    reason = models.TextField(default="")
+    died_at = models.DateTimeField(null=True)
+
+    class Meta:
+        db_table = "outbox_embedded_delivery"
+        verbose_name_plural = "embedded deliveries"
+
+    def __str__(self) -> str:
+        return f"{self.consumer_group}: topic {self.topic_id} queue {self.queue} at {self.pos}"
