@@ -6,7 +6,7 @@ import inspect
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Any, Literal, TypeVar
+from typing import Any, Literal, TypeVar, get_args
 
 from asgiref.sync import async_to_sync
 from django.db import DEFAULT_DB_ALIAS
@@ -184,7 +184,7 @@ def consumer(
             )
         return target
 
-    _check_arguments(types, group, topic, tags)
+    _check_arguments(types, group, topic, tags, on_dead)
     return register
 
 
@@ -192,7 +192,9 @@ def _plain(topic: str) -> str:
     return f"topic {topic}"
 
 
-def _check_arguments(types: tuple[Any, ...], group: str, topic: str, tags: Collection[str] | None) -> None:
+def _check_arguments(
+    types: tuple[Any, ...], group: str, topic: str, tags: Collection[str] | None, on_dead: str
+) -> None:
     for type_ in types:
         if not (isinstance(type_, type) and issubclass(type_, Message)):
             raise ConfigurationError(f"@consumer takes message types, not {type_!r}: @consumer(OrderPlaced, group=…).")
@@ -205,6 +207,8 @@ def _check_arguments(types: tuple[Any, ...], group: str, topic: str, tags: Colle
             'A handler takes message types or a plain topic: @consumer(OrderPlaced, group="cart") or '
             '@consumer(topic="orders", group="cart").'
         )
+    if on_dead not in get_args(OnDead):
+        raise ConfigurationError(f'on_dead is "block" or "skip", not {on_dead!r}.')
     if isinstance(tags, str) or (tags is not None and not tags):
         raise ConfigurationError(
             f'tags is a set of texts, such as {{"placed"}}, not {tags!r}; leave it out for all tags.'

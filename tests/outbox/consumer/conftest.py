@@ -41,10 +41,10 @@ def _outbox(settings, clock) -> None:
             "second": {"BACKEND": memory, "OPTIONS": {"NAME": uuid.uuid4().hex, "CLOCK": clock}},
         },
         "TOPICS": {
-            "orders": {},
+            "orders": {"TYPE": "normal"},
             "plain": {"TYPE": "normal"},
             "ordered": {"TYPE": "fifo"},
-            "elsewhere": {"BROKER": "second"},
+            "elsewhere": {"BROKER": "second", "TYPE": "normal"},
         },
     }
 

@@ -1,0 +1,30 @@
+from __future__ import annotations
+
+from datetime import timedelta
+
+from outbox import Retry
+from outbox.conf import RETRY_DELAYS
+
+
+class TestRetry:
+    def test_has_rocketmqs_delays(self):
+        policy = Retry(jitter=0)
+
+        assert [policy.delay(attempt) for attempt in range(1, 19)] == list(RETRY_DELAYS)
+
+    def test_stays_at_the_last_delay(self):
+        assert Retry(delays=[timedelta(seconds=1)], jitter=0).delay(9) == timedelta(seconds=1)
+
+    def test_allows_as_many_retries_as_its_limit(self):
+        policy = Retry(limit=16)
+
+        assert policy.allows(16)
+        assert not policy.allows(17)
+
+    def test_shifts_each_wait_by_its_jitter(self):
+        policy = Retry(delays=[timedelta(seconds=10)], jitter=0.1)
+
+        waits = {policy.delay(1) for _ in range(100)}
+
+        assert len(waits) > 50
+        assert timedelta(seconds=9) <= min(waits) <= max(waits) <= timedelta(seconds=11)
