@@ -18,6 +18,15 @@ RESIDENT, CELERY = "relay", "celery"  # the two hosts of relays, as their proces
 PLACES = {RESIDENT: (HALF_SENT, DECIDED), CELERY: (HALF_SENT, DECIDED)}
 CONSUMER_PLACES = (WRITTEN, UNACKED)
 
+IN_WORDS = {
+    RESIDENT: "the resident relay",
+    CELERY: "Celery's relay",
+    HALF_SENT: "after its half messages, before it decided",
+    DECIDED: "after it decided, before it committed",
+    WRITTEN: "inside its handler's transaction",
+    UNACKED: "after its handler's commit, before the ack",
+}
+
 
 @dataclass(frozen=True, slots=True)
 class Kill:
@@ -25,6 +34,9 @@ class Kill:
 
     process: str
     place: str
+
+    def __str__(self) -> str:
+        return f"{IN_WORDS.get(self.process, f'the consumer {self.process}')} {IN_WORDS[self.place]}"
 
     @property
     def is_of_relay(self) -> bool:

@@ -71,7 +71,7 @@ class Process:
             return
         with suppress(subprocess.TimeoutExpired):
             self._popen.wait(max(0.0, deadline - time.monotonic()))
-        with suppress(ProcessLookupError):
+        with suppress(ProcessLookupError, PermissionError):  # macOS says the second of a group that has ended
             os.killpg(self._popen.pid, signal.SIGKILL)  # what is left of its session: children it did not wait for
         self._popen.wait()
 

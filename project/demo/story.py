@@ -38,9 +38,7 @@ class Story:
         for number, round_ in enumerate(rounds, 1):
             self._play_round(round_, until_sent=number * share)
             self.screen.say(f"round {number} of {len(rounds)} is over, {self.feed.sent} invoices sent")
-        while not self.feed.is_empty:
-            self.crew.tend()
-            self.feed.send_next()
+        self._feed_until(len(self.feed.invoices))
         self.screen.say(f"all {self.feed.sent} invoices sent")
         self._settle()
 
@@ -54,6 +52,13 @@ class Story:
         self._feed_until_dead([round_.celery], until_sent)
         self.crew.release(RESIDENT)
         self._feed_until_dead(round_.consumers, until_sent)
+        self._feed_until(until_sent)
+
+    def _feed_until(self, sent: int) -> None:
+        """Send orders until so many are sent, as fast as the shop takes them."""
+        while self.feed.sent < sent:
+            self.crew.tend()
+            self.feed.send_next()
 
     def _feed_until_dead(self, kills: Iterable[Kill], until_sent: int) -> None:
         """Send orders until each of the kills has happened."""
@@ -66,9 +71,9 @@ class Story:
             time.sleep(PACE_SECONDS if self.feed.sent < until_sent else SLOW_PACE_SECONDS)
         for kill in kills:
             if self.permits.revoke(kill):
-                self.screen.say(f"{kill.process} did not die at {kill.place} within {KILL_SECONDS} s")
+                self.screen.say(f"not killed within {KILL_SECONDS} s: {kill}")
             else:
-                self.screen.say(f"{kill.process} killed at {kill.place}")
+                self.screen.say(f"killed {kill}")
 
     def _settle(self) -> None:
         """Wait until nothing is under way. What is not done by the deadline, the report counts as lost."""
