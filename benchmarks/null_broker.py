@@ -1,0 +1,55 @@
+"""A broker that accepts everything and keeps nothing: what remains is the relay's own cost."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from datetime import timedelta
+
+from outbox.brokers.base import Broker, Delivery, Ended, EndSemantics, Found, HalfRef, Outcome, Outgoing, Verdict
+from outbox.message import Resolution
+
+ACCEPTED = Outcome(Verdict.ACCEPTED)
+COMMITTED = Outcome(Verdict.ACCEPTED, ended=Ended.COMMITTED)
+
+
+class NullBroker(Broker):
+    supports_half_messages = True
+    end_semantics = EndSemantics.IDEMPOTENT
+    supports_order = True
+    supports_delay = True
+    supports_tags = True
+
+    def send(self, messages: Sequence[Outgoing]) -> list[Outcome]:
+        return [ACCEPTED] * len(messages)
+
+    def send_halves(self, messages: Sequence[Outgoing]) -> list[Outcome]:
+        return [Outcome(Verdict.ACCEPTED, half_id=message.message_id) for message in messages]
+
+    def end(self, halves: Sequence[HalfRef], resolution: Resolution) -> list[Outcome]:
+        return [COMMITTED] * len(halves)
+
+    def receive(
+        self,
+        group: str,
+        topics: Mapping[str, frozenset[str] | None],
+        *,
+        limit: int,
+        invisible_for: timedelta,
+        wait: timedelta,
+    ) -> list[Delivery]:
+        return []
+
+    def ack(self, deliveries: Sequence[Delivery]) -> list[bool]:
+        return [False] * len(deliveries)
+
+    def retry(self, delivery: Delivery, after: timedelta) -> bool:
+        return False
+
+    def dead_letter(self, delivery: Delivery, reason: str) -> bool:
+        return False
+
+    def backlog(self, group: str) -> dict[str, int]:
+        return {}
+
+    def find(self, message_id: str) -> list[Found]:
+        return []

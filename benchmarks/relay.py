@@ -1,0 +1,88 @@
+"""The relay against an outbox that has neither fence nor numbers, both handing over to nobody: CPU per message."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+from benchmarks import raw_update
+from benchmarks.cpu import CpuClock
+from benchmarks.figure import Figure, interleaved
+from benchmarks.history import empty, fill
+from outbox import conf, database
+from outbox.database import Connection
+from outbox.relay.lane import leave_lane, take_lane
+from outbox.relay.run import Relay
+from outbox.topics import topic_id
+
+SKEWED = [f"bench-skewed-{n}" for n in range(200)]
+
+
+def measure(scale: float) -> list[Figure]:
+    """Compare one-phase, two-phase, 200 skewed topics, and a million messages of a paused topic in front."""
+    count = int(20_000 * scale)
+    with database.connect("default") as connection, _relay(connection) as relay:
+        raw, one, two, skewed = interleaved(
+            5,
+            lambda: _raw(connection, count),
+            lambda: _drained(connection, relay, ["bench-null-one-phase"], count),
+            lambda: _drained(connection, relay, ["bench-null-two-phase"], count),
+            lambda: _drained(connection, relay, _skew(SKEWED), count),
+        )
+        with _paused(connection, "bench-null-paused", int(1_000_000 * scale)):
+            behind = _drained(connection, relay, ["bench-null-one-phase"], count, keep=True)
+        empty(connection)
+        alone = _drained(connection, relay, ["bench-null-one-phase"], count)
+    return [
+        Figure("relay, one-phase: CPU per message", one, "us", 0.75, at_most=True, bound=raw),
+        Figure("relay, two-phase: CPU per message", two, "us", 0.95, at_most=True, bound=raw),
+        Figure("relay, 200 skewed topics: CPU per message", skewed, "us", 0.9, at_most=True, bound=raw),
+        Figure("relay, 1 M paused in front: CPU per message", behind, "us", 1.3, at_most=True, bound=alone),
+    ]
+
+
+@contextmanager
+def _relay(connection: Connection) -> Iterator[Relay]:
+    lane = take_lane(connection, lanes=16)
+    try:
+        yield Relay(connection, conf.make_broker("null"), lane)
+    finally:
+        leave_lane(connection, lane)
+
+
+def _raw(connection: Connection, count: int) -> float:
+    raw_update.fill(connection, count)
+    return _cpu_per_message(connection, lambda: raw_update.drain(connection), count)
+
+
+def _drained(connection: Connection, relay: Relay, topics: list[str], count: int, *, keep: bool = False) -> float:
+    if not keep:
+        empty(connection)
+    fill(connection, [topic_id(topic, "default") for topic in topics], count)
+    return _cpu_per_message(connection, lambda: relay.drain().sent, count)
+
+
+def _cpu_per_message(connection: Connection, work: Callable[[], int], count: int) -> float:
+    clock = CpuClock(connection)
+    began = clock()
+    done = work()
+    assert done == count, f"{done} of {count} messages were moved"
+    return (clock() - began) / count * 1e6
+
+
+def _skew(topics: list[str]) -> list[str]:
+    """Half of the messages in one topic, a quarter in the next, and so on; a few in each of the rest."""
+    weights = [max(1, 256 >> n) for n in range(len(topics))]
+    return [topic for topic, weight in zip(topics, weights, strict=True) for _ in range(weight)]
+
+
+@contextmanager
+def _paused(connection: Connection, topic: str, count: int) -> Iterator[None]:
+    empty(connection)
+    number = topic_id(topic, "default")
+    connection.execute("UPDATE outbox_topic SET paused = true WHERE id = %s", [number])
+    fill(connection, [number], count)
+    try:
+        yield
+    finally:
+        connection.execute("UPDATE outbox_topic SET paused = false WHERE id = %s", [number])
