@@ -256,6 +256,10 @@ class Broker(abc.ABC):
     def find(self, message_id: str) -> list[Found]:
         """Look a message up, in each form the broker holds it."""
 
+    def prune(self) -> int:
+        """Drop some of what retention no longer keeps; give how many rows, 0 when nothing is left to drop."""
+        return 0
+
     def close(self) -> None:  # noqa: B027  (nothing to let go of is a good answer)
         """Let go of connections. The broker is not used after it."""
 
