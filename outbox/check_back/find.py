@@ -1,0 +1,46 @@
+"""Find a message's half message without its broker: what a person asks about, who knows the message's id alone."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from uuid import UUID
+
+from outbox.database import Connection
+from outbox.message import Half, Token
+
+# A message has a half message where a batch of a transaction topic holds it; once decided, the batch names the half.
+FIND = """
+SELECT s.topic, s.state, s.key, s.created_at, source.id, s.batch_id, s.attempt, s.position,
+       coalesce(b.half_ids[s.position], ''),
+       t.type = 'transaction' AND (s.state NOT IN ('prepared', 'sent') OR b.half_ids[s.position] IS NOT NULL)
+FROM outbox_source source, outbox_message_state s
+LEFT JOIN outbox_batch b ON b.id = s.batch_id LEFT JOIN outbox_topic t ON t.id = s.topic_id
+WHERE s.id = %s
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """
+    A message, as its database knows it.
+
+    Args:
+        state: as in `outbox_message_state`.
+        half: None where it has no half message: it waits still, or travels in one phase.
+    """
+
+    topic: str
+    state: str
+    half: Half | None
+
+
+def find(connection: Connection, message_id: UUID) -> Found | None:
+    """Find a message and, where it has one, the half message a broker would ask about."""
+    row = connection.execute(FIND, [message_id]).fetchone()
+    if row is None:
+        return None
+    topic, state, key, created_at, source, batch, attempt, position, half_id, has_half = row
+    if batch is None or not has_half:
+        return Found(topic, state, None)
+    token = Token(source, batch, attempt, position)
+    return Found(topic, state, Half(topic, str(message_id), half_id, str(token), born_at=created_at, key=key))

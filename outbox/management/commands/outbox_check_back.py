@@ -1,0 +1,83 @@
+"""Ask about one message what a broker would ask, and say what it would hear."""
+
+from __future__ import annotations
+
+import json
+from argparse import ArgumentParser
+from typing import Any
+from uuid import UUID
+
+import psycopg
+from django.core.management.base import BaseCommand, CommandError
+
+from outbox.check_back.answer import answer
+from outbox.check_back.find import Found, find
+from outbox.check_back.resolve import Answer
+from outbox.check_back.sources import connect, outbox_databases
+from outbox.errors import OutboxError
+from outbox.message import UNKNOWN
+
+
+class Command(BaseCommand):
+    help = (
+        "Ask about one message what a broker would ask, and print what it would hear. As for a broker, the answer is "
+        "recorded, and a batch whose lease is over is taken back from its relay. Exit code: 0 COMMIT or ROLLBACK, "
+        "1 UNKNOWN, 2 no such message."
+    )
+
+    def add_arguments(self, parser: ArgumentParser) -> None:
+        parser.add_argument("message_id", metavar="MESSAGE_ID")
+        parser.add_argument("--json", action="store_true", help="print one line of JSON")
+
+    def handle(self, *, message_id: str, json: bool, **options: Any) -> None:
+        found, alias = _find(message_id)
+        given = _ask(found, alias)
+        self.stdout.write(_as_json(message_id, found, given) if json else _as_text(message_id, found, given))
+        if given.resolution is UNKNOWN:
+            raise SystemExit(1)
+
+
+def _find(message_id: str) -> tuple[Found, str]:
+    try:
+        number = UUID(message_id)
+    except ValueError:
+        raise CommandError(f"{message_id!r} is not a message id: a uuid.", returncode=2) from None
+    for alias in outbox_databases():
+        try:
+            with connect(alias) as connection:
+                found = find(connection, number)
+        except (psycopg.Error, OutboxError) as error:
+            raise CommandError(f"Database {alias!r} cannot be asked: {error}") from error
+        if found is not None:
+            return found, alias
+    searched = ", ".join(outbox_databases()) or "none"
+    raise CommandError(f"No message {number} in the databases with an outbox ({searched}).", returncode=2)
+
+
+def _ask(found: Found, alias: str) -> Answer:
+    if found.half is None:
+        return Answer(UNKNOWN, f"It has no half message that a broker could ask about; it is {found.state}.")
+    return answer(found.half, asked_by="command", using=alias)
+
+
+def _as_text(message_id: str, found: Found, given: Answer) -> str:
+    lines = [f"{given.resolution}: {given.reason}", f"message {message_id} of topic {found.topic}, {found.state}"]
+    if found.half is not None:
+        lines.append(f"half message {found.half.half_id or 'not decided'}, token {found.half.token}")
+        lines.append(f"the row it is about: {given.about}")
+    return "\n".join(lines)
+
+
+def _as_json(message_id: str, found: Found, given: Answer) -> str:
+    return json.dumps(
+        {
+            "message_id": message_id,
+            "topic": found.topic,
+            "state": found.state,
+            "half_id": found.half and found.half.half_id,
+            "token": found.half and found.half.token,
+            "answer": given.resolution,
+            "reason": given.reason,
+            "about": given.about,
+        }
+    )
