@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import psycopg
 from django.db import connections
 
 from outbox import conf, database
+from outbox.errors import ConfigurationError
 from outbox.message import TopicType
 
 WRITE_TOPIC = """
@@ -33,13 +35,19 @@ def topic_id(name: str, using: str) -> int:
 
     Raises:
         UnknownTopic: the topic is not in settings.
+        ConfigurationError: the database was not migrated.
     """
     database_name = str(connections[using].settings_dict["NAME"])
     known = _ids.get((database_name, name))
     if known is not None:
         return known
     conf.topic_settings(name)
-    row = database.raw(using).execute("SELECT id FROM outbox_topic WHERE name = %s", [name]).fetchone()
+    try:
+        row = database.raw(using).execute("SELECT id FROM outbox_topic WHERE name = %s", [name]).fetchone()
+    except psycopg.errors.UndefinedTable as error:
+        raise ConfigurationError(
+            f"Database {using!r} has no outbox tables. Run `manage.py migrate --database {using}`, or name another by using=."
+        ) from error
     if row is None:
         with database.connect(using) as own:
             _write(own, name)
