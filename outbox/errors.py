@@ -43,6 +43,10 @@ class BrokerUnavailable(OutboxError):
     """Raised when a broker cannot be reached by a call that has no outcome to say so: receive, ack, backlog, find."""
 
 
+class NotMigrated(OutboxError):
+    """Raised when a relay comes to a database that has no tables of the outbox, or takes no writes."""
+
+
 class LaneNotHeld(OutboxError):
     """Raised when a relay asks for a lane that another relay holds."""
 

@@ -19,6 +19,9 @@ SELECT message_id, topic_id, order_key FROM moved ORDER BY due_at, message_id
 """
 
 
-def move_due(connection: Connection, *, limit: int = 1000) -> int:
+MOVED_AT_ONCE = 1000
+
+
+def move_due(connection: Connection, *, limit: int = MOVED_AT_ONCE) -> int:
     """Turn at most `limit` delayed rows that are due into tickets; give how many."""
     return connection.execute(MOVE_DUE, [limit]).rowcount

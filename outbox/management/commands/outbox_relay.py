@@ -1,0 +1,103 @@
+"""The resident relay."""
+
+from __future__ import annotations
+
+import json
+import signal
+from argparse import ArgumentParser
+from collections.abc import Callable, Iterator
+from dataclasses import asdict
+from functools import partial
+from typing import Any
+
+import psycopg
+from django.core.management.base import BaseCommand, CommandError
+
+from outbox.check_back.loop import CheckLoop, brokers_to_ask_for
+from outbox.errors import OutboxError
+from outbox.relay import host
+from outbox.relay.resident import Resident, ResidentRelay
+from outbox.relay.run import Drained
+from outbox.relay.upkeep import UPKEEP_EVERY, keep_up, prune_brokers
+
+CHECK_EVERY = 1.0  # seconds
+
+
+class Command(BaseCommand):
+    help = (
+        "Relay messages as they are committed: one thread for each database and broker. Ends cleanly on SIGTERM and "
+        "SIGINT: the batch under way is finished, the rest released. Start it as often as you like; relays share the work."
+    )
+
+    def add_arguments(self, parser: ArgumentParser) -> None:
+        parser.add_argument("--database", action="append", metavar="ALIAS", help="may be repeated (default: all)")
+        parser.add_argument("--broker", action="append", metavar="ALIAS", help="may be repeated (default: all)")
+        parser.add_argument("--once", action="store_true", help="relay what waits now, then end")
+        parser.add_argument("--json", action="store_true", help="print the summary as one line of JSON")
+
+    def handle(self, **options: Any) -> None:
+        try:
+            posts = host.posts(options["database"], options["broker"])
+            if not posts:
+                raise CommandError('No relay is needed: OUTBOX["TOPICS"] is empty, or no database may hold messages.')
+            done = _visit(posts) if options["once"] else _stay(posts)
+        except (OutboxError, psycopg.OperationalError) as error:
+            raise CommandError(str(error).strip()) from error
+        self._report(done, as_json=options["json"])
+
+    def _report(self, done: dict[host.Post, Drained], *, as_json: bool) -> None:
+        if as_json:
+            self.stdout.write(json.dumps({"relays": [asdict(post) | asdict(drained) for post, drained in done.items()]}))
+            return
+        for post, drained in done.items():
+            self.stdout.write(
+                f"{post}: {drained.sent} sent in {drained.batches} batches, {drained.parted} to be tried again or dead"
+            )
+
+
+def _visit(posts: list[host.Post]) -> dict[host.Post, Drained]:
+    return {post: host.visit(post, note="once", linger=host.NO_LINGER) for post in posts}
+
+
+def _stay(posts: list[host.Post]) -> dict[host.Post, Drained]:
+    """
+    Keep relays at their posts, and beside them what they need, until a signal comes.
+
+    Raises:
+        CommandError: a thread ended by itself.
+    """
+    relays = [ResidentRelay(post) for post in posts]
+    residents = [*relays, *_check_loops(posts), *_upkeep(posts)]
+    caught: list[int] = []
+    for number in (signal.SIGTERM, signal.SIGINT):
+        # Only noted: a handler runs in the middle of anything, where setting an Event may wait for itself.
+        signal.signal(number, lambda number, _: caught.append(number))
+    for resident in residents:
+        resident.start()
+    while not caught and all(resident.is_alive() for resident in residents):
+        residents[0].join(0.2)
+    for resident in residents:
+        resident.stop()
+    for relay in relays:
+        relay.join()
+    if not caught:
+        raise CommandError("A relay ended by itself; the log says why.")
+    return {relay.post: relay.total for relay in relays}
+
+
+def _check_loops(posts: list[host.Post]) -> Iterator[Resident]:
+    for alias in brokers_to_ask_for({post.broker for post in posts}):
+        loop = CheckLoop(alias, posts[0].database)
+        yield Resident(f"Check loop of broker {alias!r}", loop.turn, pause=CHECK_EVERY)
+
+
+def _upkeep(posts: list[host.Post]) -> Iterator[Resident]:
+    for alias in sorted({post.database for post in posts}):
+        yield Resident(f"Upkeep of database {alias!r}", partial(_without_more, keep_up, alias), pause=UPKEEP_EVERY)
+    brokers = {post.broker for post in posts}
+    yield Resident("Upkeep of brokers", partial(_without_more, prune_brokers, brokers), pause=UPKEEP_EVERY)
+
+
+def _without_more(step: Callable[[Any], object], subject: Any) -> bool:
+    step(subject)
+    return False

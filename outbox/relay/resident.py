@@ -1,0 +1,105 @@
+"""Residents: threads that do one thing until they are stopped, whatever becomes of database and broker meanwhile."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Callable
+from datetime import timedelta
+
+import psycopg
+
+from outbox import database, processes
+from outbox.errors import BrokerUnavailable, LaneNotHeld, NotMigrated
+from outbox.relay.backoff import Backoff
+from outbox.relay.host import Duty, Post, on_duty
+from outbox.relay.run import Drained
+
+logger = logging.getLogger(__name__)
+
+BACKOFF = Backoff(timedelta(milliseconds=200), timedelta(seconds=10))
+UNFIT_SECONDS = 60.0  # a database without tables is looked at again so often
+ALL_LANES_HELD_SECONDS = 1.0
+
+
+class Resident(threading.Thread):
+    """
+    Does `turn` again and again; an error is logged, and the next turn comes after a back-off.
+
+    Args:
+        turn: one turn of the work; says whether there is more to do at once.
+        pause: seconds between turns.
+        is_daemon: the process may end in the middle of a turn.
+    """
+
+    def __init__(self, name: str, turn: Callable[[], bool], *, pause: float, is_daemon: bool = True) -> None:
+        super().__init__(name=name, daemon=is_daemon)
+        self.stopped = threading.Event()
+        self._turn = turn
+        self._pause = pause
+        self._troubles = 0
+
+    def run(self) -> None:
+        """Work until stopped."""
+        while not self.stopped.is_set():
+            try:
+                has_more = self._turn()
+            except Exception as error:
+                self.stopped.wait(self._explain(error))
+                self._troubles += 1
+            else:
+                self._troubles = 0
+                if not has_more:
+                    self.stopped.wait(self._pause)
+
+    def stop(self) -> None:
+        """Have the thread end after this turn; from any thread."""
+        self.stopped.set()
+
+    def _explain(self, error: Exception) -> float:
+        """Log what went wrong; give the seconds to wait."""
+        wait = BACKOFF(self._troubles).total_seconds()
+        if isinstance(error, NotMigrated):
+            logger.warning("%s: %s", self.name, error)
+            return UNFIT_SECONDS
+        if isinstance(error, LaneNotHeld):
+            if not self._troubles:
+                logger.warning("%s waits: %s", self.name, error)
+            return ALL_LANES_HELD_SECONDS
+        if isinstance(error, psycopg.OperationalError | psycopg.InterfaceError | BrokerUnavailable):
+            logger.warning("%s goes on in %.1f s: %s", self.name, wait, str(error).strip())
+        else:
+            logger.error("%s failed and goes on in %.1f s", self.name, wait, exc_info=error)
+        return wait
+
+
+class ResidentRelay(Resident):
+    """A relay that stays at its post."""
+
+    def __init__(self, post: Post) -> None:
+        super().__init__(f"Relay of {post}", self._stay, pause=0, is_daemon=False)
+        self.post = post
+        self.total = Drained()
+        self._duty: Duty | None = None
+
+    def stop(self) -> None:
+        """Have the relay finish what the broker has been handed, release the rest and leave; from any thread."""
+        super().stop()
+        if duty := self._duty:
+            duty.halt()
+
+    def _stay(self) -> bool:
+        with on_duty(self.post, note="resident") as duty:
+            self._duty = duty
+            if self.stopped.is_set():  # before `stop` could see the duty
+                duty.halt()
+            logger.info("%s is on duty in lane %s", self.name, duty.relay.lane.number)
+            self._troubles = 0
+            try:
+                duty.run()
+            finally:
+                self.total.add(duty.relay.total)
+                self._duty = None
+        with database.connect(self.post.database) as connection:
+            processes.leave(connection, "relay", broker=self.post.broker)
+        return True

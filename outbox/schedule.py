@@ -1,0 +1,43 @@
+"""
+The beat schedule that the outbox needs.
+
+In settings, beside the project's own entries::
+
+    from outbox.schedule import beat_schedule
+
+    CELERY_BEAT_SCHEDULE = beat_schedule()
+
+Two beats at once do no harm: every task here may run any number of times, and side by side.
+"""
+
+from __future__ import annotations
+
+from datetime import timedelta
+from typing import Any
+
+# Ticks that nobody took do not pile up. Not shorter: a worker whose clock goes ahead of beat's would drop every tick.
+SHORTEST_EXPIRY = timedelta(seconds=10)
+
+
+def beat_schedule(
+    *,
+    sweep: timedelta = timedelta(seconds=1),
+    upkeep: timedelta = timedelta(hours=1),
+    queue: str = "outbox",
+) -> dict[str, dict[str, Any]]:
+    """
+    Give the entries of Celery's `beat_schedule` that relay what no nudge reported, and keep the tables in shape.
+
+    Args:
+        sweep: how long a message may wait when its nudge was lost.
+        queue: the same as `OUTBOX["CELERY_QUEUE"]`.
+    """
+    return {
+        "outbox-sweep": _entry("outbox.tasks.sweep", sweep, queue),
+        "outbox-upkeep": _entry("outbox.tasks.upkeep", upkeep, queue),
+    }
+
+
+def _entry(task: str, every: timedelta, queue: str) -> dict[str, Any]:
+    expires = max(every, SHORTEST_EXPIRY).total_seconds()
+    return {"task": task, "schedule": every, "options": {"expires": expires, "queue": queue, "ignore_result": True}}

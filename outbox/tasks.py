@@ -1,0 +1,70 @@
+"""
+Celery tasks: a nudge relays one post at once, beat's sweep relays whatever no nudge reported.
+
+Celery closes Django's connections around each task and may fork at any time; so each task opens what it needs, and
+nothing of it survives the task.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from contextlib import closing
+from typing import Any
+
+import psycopg
+from celery import shared_task
+
+from outbox import conf
+from outbox.check_back.loop import CheckLoop, brokers_to_ask_for
+from outbox.consumer.gaps import find_gaps
+from outbox.consumer.register import groups
+from outbox.errors import BrokerUnavailable, LaneNotHeld, NotMigrated
+from outbox.relay import host
+from outbox.relay.upkeep import keep_up, prune_brokers
+
+logger = logging.getLogger(__name__)
+
+EXPECTED = (psycopg.OperationalError, psycopg.InterfaceError, BrokerUnavailable)
+
+
+@shared_task(name="outbox.tasks.relay", ignore_result=True)  # type: ignore[untyped-decorator]
+def relay(database: str = "default", broker: str = "default") -> None:
+    """Relay what waits at one post; stay a moment, since one nudge stands for all commits of that moment."""
+    settings = conf.settings().relay
+    _try(host.visit, host.Post(database, broker), note="celery", at_most=settings.task_time, linger=host.LINGER)
+
+
+@shared_task(name="outbox.tasks.sweep", ignore_result=True)  # type: ignore[untyped-decorator]
+def sweep() -> None:
+    """Relay what waits anywhere, settle what was left behind, and ask for brokers that do not ask by themselves."""
+    posts = host.posts()
+    for alias in brokers_to_ask_for({post.broker for post in posts}):
+        with closing(CheckLoop(alias, posts[0].database)) as loop:
+            _try(loop.turn)
+    for post in posts:
+        at_most = conf.settings().relay.task_time / len(posts)
+        _try(host.visit, post, note="celery", at_most=at_most, linger=host.NO_LINGER)
+
+
+@shared_task(name="outbox.tasks.upkeep", ignore_result=True)  # type: ignore[untyped-decorator]
+def upkeep() -> None:
+    """Make days ahead, prune, and look for numbers that never came."""
+    posts = host.posts()
+    for database in sorted({post.database for post in posts}):
+        _try(keep_up, database)
+    _try(prune_brokers, {post.broker for post in posts})
+    for group in groups().values():
+        _try(find_gaps, group)
+
+
+def _try(step: Callable[..., object], *args: Any, **options: Any) -> None:
+    """Do a step; what is no fault of ours is a line in the log, and the next task does the step again."""
+    try:
+        step(*args, **options)
+    except LaneNotHeld as error:
+        logger.debug("%s", error)  # others are at work
+    except NotMigrated as error:
+        logger.info("%s", error)
+    except EXPECTED as error:
+        logger.warning("%s does not succeed now: %s", step.__qualname__, str(error).strip())
