@@ -85,7 +85,7 @@ class CheckBackSettings(_Section, frozen=True):
 
     url: str = ""
     secrets: list[str] = []
-    tolerance: timedelta = timedelta(minutes=5)  # a signature's time may differ from ours by this
+    tolerance: timedelta = timedelta(minutes=5)  # a signature's time may differ from ours by this, 5 minutes at most
     lock_timeout: timedelta = timedelta(seconds=2)
     statement_timeout: timedelta = timedelta(seconds=5)
     throttle: str = "600/s"  # rate of answers, as in DRF, with any whole number of seconds
