@@ -2,39 +2,233 @@
 
 from __future__ import annotations
 
+from datetime import timedelta
+
 import pytest
 
+from outbox.brokers.base import Verdict
 from outbox.models import Batch, State, Ticket
-from tests.factories import MessageRowFactory, TicketFactory
+from outbox.relay.breaker import BreakerState
+from tests.factories import BatchFactory, MessageRowFactory, TicketFactory, stored
 
 pytestmark = pytest.mark.django_db
 
 
+def ids(rows: list[Ticket]) -> list[str]:
+    return [str(row.message_id) for row in rows]
+
+
+def shown(broker, topic) -> list[str]:
+    return [message.message_id for message in broker.visible(topic.name)]
+
+
 class TestDrain:
-    def test_sends_whole_messages_of_a_normal_topic(self, relay, broker, make_topic):
-        topic = make_topic()
+    @pytest.mark.parametrize("kind", ["normal", "delay", "transaction"])
+    def test_sends_what_waits_in_the_order_of_the_tickets(self, relay, broker, make_topic, kind):
+        topic = make_topic(kind)
         tickets = TicketFactory.create_batch(3, topic=topic)
 
         drained = relay.drain()
 
-        assert drained.sent == 3
-        assert [message.message_id for message in broker.visible(topic.name)] == [str(t.message_id) for t in tickets]
+        assert (drained.batches, drained.claimed, drained.sent, drained.parted) == (1, 3, 3, 0)
+        assert shown(broker, topic) == ids(tickets)
         assert Batch.objects.get().state == State.SENT
         assert not Ticket.objects.exists()
 
-    def test_commits_half_messages_of_a_transaction_topic(self, relay, broker, make_topic):
+    def test_sends_ordered_topics(self, relay, broker, make_topic):
+        topic = make_topic("fifo")
+        messages = [MessageRowFactory(topic=topic, key=key) for key in "aab"]
+        tickets = [TicketFactory(topic=topic, message=message, order_key=ord(message.key)) for message in messages]
+
+        relay.drain()
+
+        assert set(shown(broker, topic)) == set(ids(tickets))
+        assert [one for one in shown(broker, topic) if one != ids(tickets)[2]] == ids(tickets)[:2]
+
+    def test_sends_by_half_messages_in_topics_of_type_transaction_only(self, relay, broker, make_topic):
+        for kind in ("normal", "transaction"):
+            TicketFactory(topic=make_topic(kind))
+
+        relay.drain()
+
+        assert len(broker.halves()) == 1
+
+    def test_sends_whole_messages_to_a_broker_without_half_messages(self, make_relay, broker, make_topic, monkeypatch):
+        monkeypatch.setattr(type(broker), "supports_half_messages", False)
         topic = make_topic("transaction")
-        TicketFactory.create_batch(3, topic=topic)
+        broker.fail("send", Verdict.ACCEPTED, times=None)  # the memory broker itself insists on half messages
+        TicketFactory(topic=topic)
+
+        make_relay().drain()
+
+        assert broker.halves() == []
+        assert Batch.objects.get().state == State.SENT
+
+    def test_goes_on_until_nothing_waits(self, make_relay, make_topic):
+        topic = make_topic()
+        TicketFactory.create_batch(5, topic=topic)
+
+        drained = make_relay(batch_size=2).drain()
+
+        assert (drained.batches, drained.sent) == (3, 5)
+
+    def test_ends_when_its_time_is_over(self, make_relay, make_topic, clock, broker, monkeypatch):
+        TicketFactory.create_batch(3, topic=make_topic())
+        send = broker.send
+
+        def send_slowly(messages):
+            clock.now += 20
+            return send(messages)
+
+        monkeypatch.setattr(broker, "send", send_slowly)
+        drained = make_relay(batch_size=1).drain(at_most=timedelta(seconds=30))
+
+        assert drained.batches == 2
+
+    def test_finishes_its_batch_when_told_to_stop(self, make_relay, make_topic, broker, monkeypatch):
+        TicketFactory.create_batch(3, topic=make_topic())
+        relay = make_relay(batch_size=2)
+        send = broker.send
+
+        def send_and_stop(messages):
+            relay.stop()
+            return send(messages)
+
+        monkeypatch.setattr(broker, "send", send_and_stop)
+        drained = relay.drain()
+
+        assert (drained.batches, drained.sent) == (1, 2)
+        assert Batch.objects.get().state == State.SENT
+
+    def test_adds_up_what_it_did(self, relay, make_topic):
+        for _ in range(2):
+            TicketFactory(topic=make_topic())
+            relay.drain()
+
+        assert relay.total.sent == 2
+
+    def test_takes_up_old_batches_before_new_ones(self, relay, broker, make_topic):
+        topic = make_topic()
+        new = TicketFactory(topic=topic)
+        old = BatchFactory(topic=topic, state=State.RELEASED)
+
+        relay.drain()
+
+        assert shown(broker, topic) == [str(old.message_ids[0]), str(new.message_id)]
+
+    def test_loads_large_bodies_in_slices(self, make_relay, broker, make_topic, monkeypatch):
+        topic = make_topic()
+        for _ in range(3):
+            TicketFactory(topic=topic, message=MessageRowFactory(topic=topic, body=b"x" * 600))
+        calls = []
+        send = broker.send
+        monkeypatch.setattr(broker, "send", lambda messages: calls.append(len(messages)) or send(messages))
+
+        make_relay(slice_bytes=1200).drain()
+
+        assert calls == [2, 1]
+        assert Batch.objects.get().state == State.SENT
+
+    def test_sends_a_batch_that_began_half_first_without_numbers(self, relay, broker, make_topic):
+        topic = make_topic("transaction")
+        BatchFactory(topic=topic, state=State.RELEASED, lane=None, first_seq=None)
+
+        relay.drain()
+
+        (message,) = broker.visible(topic.name)
+        assert "ce-number" not in message.headers
+
+
+class TestOutage:
+    def test_burns_no_tries(self, relay, broker, make_topic, clock):
+        TicketFactory.create_batch(2, topic=make_topic())
+        broker.fail("send", Verdict.UNAVAILABLE, times=None)
+
+        for _ in range(5):
+            relay.drain()
+            clock.now += 60
+
+        batch = Batch.objects.get()
+        assert (batch.state, batch.tries) == (State.RELEASED, 0)
+
+    def test_claims_nothing_while_the_breaker_is_open(self, relay, broker, make_topic):
+        BatchFactory(topic=make_topic(), state=State.RELEASED)
+        broker.fail("send", Verdict.UNAVAILABLE, times=None)
+        relay.drain()
+        attempt = Batch.objects.get().attempt
+
+        TicketFactory(topic=make_topic())
+        drained = relay.drain()
+
+        assert drained.batches == 0
+        assert Batch.objects.get().attempt == attempt
+        assert Ticket.objects.count() == 1
+
+    def test_claims_one_message_as_a_probe(self, relay, broker, make_topic, clock):
+        TicketFactory.create_batch(3, topic=make_topic())
+        for _ in range(3):
+            relay.breaker.note_unavailable()
+        clock.now += 60
+        broker.fail("send", Verdict.UNAVAILABLE, times=None)
 
         drained = relay.drain()
 
+        assert (drained.batches, drained.claimed) == (1, 1)
+        assert Ticket.objects.count() == 2
+
+    def test_is_over_when_the_probe_is_answered(self, relay, broker, make_topic, clock):
+        TicketFactory.create_batch(3, topic=make_topic())
+        broker.fail("send", Verdict.UNAVAILABLE, times=None)
+        relay.drain()
+
+        broker.heal()
+        clock.now += 60
+        drained = relay.drain()
+
+        assert relay.breaker.state is BreakerState.CLOSED
         assert drained.sent == 3
-        assert len(broker.halves()) == len(broker.visible(topic.name)) == 3
-        assert Batch.objects.get().state == State.SENT
 
-    def test_sends_ordered_topics(self, relay, broker, make_topic):
-        topic = make_topic("fifo")
-        for key in (1, 1, 2):
-            TicketFactory(topic=topic, order_key=key, message=MessageRowFactory(topic=topic, key=str(key)))
 
-        assert relay.drain().sent == 3
+class TestCommitOfOtherEnds:
+    """Where a second COMMIT makes a second copy."""
+
+    @pytest.fixture
+    def broker(self, make_broker):
+        return make_broker("stateless")
+
+    def test_is_sent_within_the_window(self, relay, broker, make_topic):
+        broker.commit_window = timedelta(seconds=2)
+        topic = make_topic("transaction")
+        TicketFactory(topic=topic)
+
+        relay.drain()
+
+        assert len(shown(broker, topic)) == 1
+
+    def test_is_left_to_the_check_back_when_the_window_is_over(self, relay, broker, make_topic, clock, monkeypatch):
+        broker.commit_window = timedelta(seconds=2)
+        topic = make_topic("transaction")
+        TicketFactory(topic=topic)
+        send_halves = broker.send_halves
+
+        def send_slowly(messages):
+            clock.now += 2
+            return send_halves(messages)
+
+        monkeypatch.setattr(broker, "send_halves", send_slowly)
+        relay.drain()
+
+        assert shown(broker, topic) == []
+        assert stored(Batch.objects.get()).state == State.PREPARED
+        assert stored(Batch.objects.get()).open is None
+
+    def test_is_not_sent_for_a_decision_found_written(self, relay, broker, make_topic, monkeypatch):
+        """Whoever wrote it may have committed."""
+        topic = make_topic("transaction")
+        TicketFactory(topic=topic)
+        decide = relay._committer.decide
+        monkeypatch.setattr(type(relay._committer), "decide", lambda self, fared: decide(fared) and decide(fared))
+
+        relay.drain()
+
+        assert shown(broker, topic) == []

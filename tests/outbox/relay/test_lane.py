@@ -1,0 +1,61 @@
+"""Lanes, with a connection for each relay."""
+
+from __future__ import annotations
+
+import pytest
+
+from outbox.errors import LaneNotHeld
+from outbox.models import State
+from outbox.relay.lane import Lane, leave_lane, take_lane
+from tests.factories import BatchFactory, stored
+
+pytestmark = pytest.mark.django_db(transaction=True)
+
+
+class TestTakeLane:
+    def test_gives_the_lowest_lane_that_nobody_holds(self, connect):
+        first, second, third = connect(), connect(), connect()
+
+        lanes = [take_lane(connection, lanes=4) for connection in (first, second)]
+        leave_lane(first, lanes[0])
+        lanes.append(take_lane(third, lanes=4))
+
+        assert lanes == [Lane(1), Lane(2), Lane(1)]
+
+    def test_raises_when_all_are_held(self, connect):
+        take_lane(connect(), lanes=1)
+
+        with pytest.raises(LaneNotHeld, match="All 1 lanes"):
+            take_lane(connect(), lanes=1)
+
+    def test_gives_the_lane_of_a_relay_that_died(self, connect):
+        dead = connect()
+        take_lane(dead, lanes=1)
+
+        dead.close()
+
+        assert take_lane(connect(), lanes=1) == Lane(1)
+
+    def test_releases_what_the_last_holder_left(self, connect):
+        left = BatchFactory(owner=1, lane=1, attempt=3)
+
+        take_lane(connect(), lanes=4)
+
+        assert (stored(left).state, stored(left).lease_until) == (State.RELEASED, None)
+        assert stored(left).due_at is not None
+        assert stored(left).attempt == 3
+
+    @pytest.mark.parametrize("state", [State.PREPARED, State.SENT, State.DEAD])
+    def test_leaves_what_the_last_holder_had_settled(self, connect, state):
+        settled = BatchFactory(owner=1, lane=1, state=state)
+
+        take_lane(connect(), lanes=4)
+
+        assert stored(settled).state == state
+
+    def test_leaves_the_batches_of_other_lanes(self, connect):
+        others = BatchFactory(owner=2, lane=2)
+
+        take_lane(connect(), lanes=4)
+
+        assert stored(others).state == State.CLAIMED

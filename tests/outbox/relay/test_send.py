@@ -1,0 +1,295 @@
+"""Handing over to the broker, by the memory broker and its faults."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Sequence
+from datetime import timedelta
+
+import pytest
+
+from outbox import database, signals
+from outbox.brokers.base import Outcome, Outgoing, Verdict
+from outbox.brokers.memory import MemoryBroker
+from outbox.models import MessageRow, Topic
+from outbox.relay.backoff import Backoff
+from outbox.relay.batch import Fared, Fate
+from outbox.relay.breaker import Breaker, BreakerState
+from outbox.relay.send import Sender
+from tests.factories import BatchFactory, MessageRowFactory
+from tests.outbox.relay.batches import claimed, make_claimed
+
+pytestmark = pytest.mark.django_db
+
+NEVER = float("inf")
+
+
+class Recorder(MemoryBroker):
+    """A memory broker that remembers which message ids came in which call."""
+
+    calls: list[list[str]]
+    on_send: Callable[[], object] = staticmethod(lambda: None)
+
+    def send(self, messages: Sequence[Outgoing]) -> list[Outcome]:
+        self.calls.append([message.message_id for message in messages])
+        self.on_send()
+        return super().send(messages)
+
+
+@pytest.fixture
+def broker(make_topic) -> Recorder:
+    broker = Recorder("default", {}, [])
+    broker.topics = make_topic.specs
+    broker.calls = []
+    return broker
+
+
+@pytest.fixture
+def breaker(clock) -> Breaker:
+    return Breaker(2, Backoff(timedelta(seconds=1), timedelta(seconds=1), lambda: 1.0), clock)
+
+
+@pytest.fixture
+def sender(broker, breaker, clock) -> Sender:
+    return Sender(database.raw("default"), broker, breaker, "urn:uuid:1", 1000, lambda: False, clock)
+
+
+def send(sender: Sender, *batches, shed_at: float = NEVER, is_half: bool = False) -> Fared:
+    return sender.send(batches, is_half=is_half, shed_at=shed_at)[0]
+
+
+def fates(fared: Fared) -> dict[int, Fate]:
+    return {position: parting.fate for position, parting in sorted(fared.parted.items())}
+
+
+class TestSend:
+    def test_sends_whole_messages(self, sender, broker, make_topic):
+        batch = make_claimed(topic=make_topic(), size=3)
+
+        fared = send(sender, batch)
+
+        assert fared.accepted == {1: "", 2: "", 3: ""}
+        assert [message.message_id for message in broker.visible(batch.topic)] == batch.message_ids
+
+    def test_stores_half_messages(self, sender, broker, make_topic):
+        batch = make_claimed(topic=make_topic("transaction"), size=2)
+
+        fared = send(sender, batch, is_half=True)
+
+        assert list(fared.accepted.values()) == [half.id for half in broker.halves()]
+        assert [half.message.token for half in broker.halves()] == [f"urn:uuid:1:{batch.id}:1:{p}" for p in (1, 2)]
+        assert broker.visible(batch.topic) == []
+
+    def test_hands_over_several_batches_in_one_call(self, sender, broker, make_topic):
+        batches = [make_claimed(topic=make_topic(), size=2), make_claimed(topic=make_topic(), size=1)]
+
+        fared = sender.send(batches, is_half=False, shed_at=NEVER)
+
+        assert [len(call) for call in broker.calls] == [3]
+        assert [one.accepted for one in fared] == [{1: "", 2: ""}, {1: ""}]
+
+    def test_passes_over_positions_that_were_split_off(self, sender, broker, make_topic):
+        batch = make_claimed(topic=make_topic(), size=3, split=[2])
+
+        assert send(sender, batch).accepted == {1: "", 3: ""}
+
+    @pytest.mark.parametrize("verdict", [Verdict.REFUSED, Verdict.MISCONFIGURED, Verdict.UNSURE])
+    def test_says_which_message_the_broker_did_not_take(self, sender, broker, make_topic, verdict):
+        batch = make_claimed(topic=make_topic(), size=3)
+        broker.fail("send", verdict, where=lambda message: message.message_id == batch.message_ids[1], reason="no")
+
+        fared = send(sender, batch)
+
+        assert fared.accepted == {1: "", 3: ""}
+        assert (fates(fared), fared.parted[2].reason) == ({2: Fate(verdict)}, "no")
+
+    def test_is_unsure_of_all_when_the_broker_raises(self, sender, broker, make_topic, caplog):
+        batch = make_claimed(topic=make_topic(), size=2)
+
+        def fail() -> None:
+            raise RuntimeError("not foreseen")
+
+        broker.on_send = fail
+        fared = send(sender, batch)
+
+        assert fates(fared) == {1: Fate.UNSURE, 2: Fate.UNSURE}
+        assert f"RuntimeError: not foreseen. Batches: [{batch.id}]" in caplog.text
+
+    @pytest.mark.parametrize("count", [1, 3])
+    def test_is_unsure_of_all_when_the_outcomes_do_not_fit(self, sender, broker, make_topic, caplog, monkeypatch, count):
+        batch = make_claimed(topic=make_topic(), size=2)
+        monkeypatch.setattr(broker, "send", lambda messages: [Outcome(Verdict.ACCEPTED)] * count)
+
+        fared = send(sender, batch)
+
+        assert fates(fared) == {1: Fate.UNSURE, 2: Fate.UNSURE}
+        assert f"{count} outcomes for 2 messages. Batches: [{batch.id}]" in caplog.text
+
+    def test_refuses_a_message_whose_row_is_gone_and_tells_a_person(self, sender, make_topic, caplog):
+        row = BatchFactory(topic=make_topic(), size=2)
+        MessageRow.objects.filter(pk=row.message_ids[0]).delete()
+        heard = []
+        signals.alarm.connect(listen := lambda **kwargs: heard.append(kwargs["details"]))
+
+        with caplog.at_level(logging.ERROR):
+            fared = send(sender, claimed(row))
+
+        assert listen
+        assert (fates(fared), fared.accepted) == ({1: Fate.REFUSED}, {2: ""})
+        assert heard == [{"batch": row.id, "message": str(row.message_ids[0])}]
+        assert f"{row.message_ids[0]} of batch {row.id}" in caplog.text
+
+    def test_refuses_a_message_whose_headers_cannot_be_read(self, sender, make_topic):
+        topic = make_topic()
+        broken = MessageRowFactory(topic=topic, headers="{")
+        batch = make_claimed(topic=topic, message_ids=[broken.id])
+
+        fared = send(sender, batch)
+
+        assert fates(fared) == {1: Fate.REFUSED}
+        assert "Its row cannot be read" in fared.parted[1].reason
+
+
+def make_large(topic: Topic, count: int) -> list:
+    return [MessageRowFactory(topic=topic, body=b"x" * 600).id for _ in range(count)]  # one in each slice
+
+
+class TestHalt:
+    def test_hands_nothing_over_once_the_broker_is_unavailable(self, sender, broker, make_topic):
+        topic = make_topic()
+        batch = make_claimed(topic=topic, message_ids=make_large(topic, 3))
+        broker.fail("send", Verdict.UNAVAILABLE, where=lambda message: message.message_id == batch.message_ids[1])
+
+        fared = send(sender, batch)
+
+        assert fared.accepted == {1: ""}
+        assert fates(fared) == {2: Fate.UNAVAILABLE, 3: Fate.UNAVAILABLE}
+        assert len(broker.calls) == 2
+
+    def test_sheds_what_is_left_when_the_lease_is_half_gone(self, sender, broker, make_topic, clock):
+        topic = make_topic()
+        batch = make_claimed(topic=topic, message_ids=make_large(topic, 3))
+
+        def take_ten_seconds() -> None:
+            clock.now += 10
+
+        broker.on_send = take_ten_seconds
+        fared = send(sender, batch, shed_at=clock.now + 15)
+
+        assert fared.accepted == {1: "", 2: ""}
+        assert fates(fared) == {3: Fate.SHED}
+
+    def test_makes_one_call_however_late_it_is(self, sender, make_topic, clock):
+        """Else a lease too short for the claim would never send anything."""
+        batch = make_claimed(topic=make_topic())
+
+        assert send(sender, batch, shed_at=clock.now - 1).accepted == {1: ""}
+
+    def test_sheds_what_is_left_when_told_to_stop(self, sender, broker, make_topic):
+        topic = make_topic()
+        sender.is_stopping = lambda: bool(broker.calls)
+
+        fared = send(sender, make_claimed(topic=topic, message_ids=make_large(topic, 2)))
+
+        assert (fared.accepted, fates(fared)) == ({1: ""}, {2: Fate.SHED})
+
+
+class TestBreakerOfASender:
+    def test_opens_after_batches_that_found_the_broker_unavailable(self, sender, broker, breaker, make_topic):
+        broker.fail("send", Verdict.UNAVAILABLE, times=None)
+
+        for _ in range(2):
+            send(sender, make_claimed(topic=make_topic(), size=2))
+
+        assert breaker.state is BreakerState.OPEN
+
+    def test_keeps_the_broker_from_being_called(self, sender, broker, breaker, make_topic):
+        breaker.note_unavailable(), breaker.note_unavailable()
+
+        fared = send(sender, make_claimed(topic=make_topic()))
+
+        assert fates(fared) == {1: Fate.UNAVAILABLE}
+        assert broker.calls == []
+
+    @pytest.mark.parametrize("verdict", [Verdict.REFUSED, Verdict.MISCONFIGURED])
+    def test_closes_by_any_answer(self, sender, broker, breaker, clock, make_topic, verdict):
+        breaker.note_unavailable(), breaker.note_unavailable()
+        clock.now += 1
+        broker.fail("send", verdict)
+
+        send(sender, make_claimed(topic=make_topic()))
+
+        assert breaker.state is BreakerState.CLOSED
+
+    def test_probes_with_one_message(self, sender, broker, breaker, clock, make_topic):
+        breaker.note_unavailable(), breaker.note_unavailable()
+        clock.now += 1
+        broker.fail("send", Verdict.UNAVAILABLE)
+
+        fared = send(sender, make_claimed(topic=make_topic(), size=3))
+
+        assert [len(call) for call in broker.calls] == [1]
+        assert set(fates(fared).values()) == {Fate.UNAVAILABLE}
+        assert breaker.state is BreakerState.OPEN
+
+    def test_sends_the_rest_when_the_probe_is_answered(self, sender, broker, breaker, clock, make_topic):
+        breaker.note_unavailable(), breaker.note_unavailable()
+        clock.now += 1
+
+        fared = send(sender, make_claimed(topic=make_topic(), size=3))
+
+        assert [len(call) for call in broker.calls] == [1, 2]
+        assert fared.accepted == {1: "", 2: "", 3: ""}
+
+
+class TestSendOrdered:
+    @pytest.fixture
+    def make_ordered(self, make_topic):
+        def make(*keys: int, body: bytes = b"x"):
+            topic = make_topic("fifo")
+            messages = [MessageRowFactory(topic=topic, key=str(key), body=body).id for key in keys]
+            return make_claimed(topic=topic, message_ids=messages, order_keys=list(keys))
+
+        return make
+
+    def test_sends_the_next_of_a_key_after_the_answer_for_the_one_before(self, sender, broker, make_ordered):
+        batch = make_ordered(1, 2, 1, 1, 2)
+
+        fared = send(sender, batch)
+
+        a, b, c, d, e = batch.message_ids
+        assert broker.calls == [[a, b], [c, e], [d]]
+        assert len(fared.accepted) == 5
+
+    @pytest.mark.parametrize("verdict", [Verdict.REFUSED, Verdict.MISCONFIGURED, Verdict.UNSURE])
+    def test_sends_no_more_of_a_key_after_a_failure(self, sender, broker, make_ordered, verdict):
+        batch = make_ordered(1, 2, 1, 2, 1)
+        broker.fail("send", verdict, where=lambda message: message.message_id == batch.message_ids[0])
+
+        fared = send(sender, batch)
+
+        assert fared.accepted == {2: "", 4: ""}
+        assert fates(fared) == {1: Fate(verdict), 3: Fate.HELD, 5: Fate.HELD}
+
+    def test_sends_no_more_of_a_key_in_the_next_slice(self, sender, broker, make_ordered):
+        batch = make_ordered(1, 1, 2, body=b"x" * 600)
+        broker.fail("send", Verdict.UNSURE, where=lambda message: message.message_id == batch.message_ids[0])
+
+        fared = send(sender, batch)
+
+        assert fared.accepted == {3: ""}
+        assert fates(fared) == {1: Fate.UNSURE, 2: Fate.HELD}
+
+    def test_holds_a_key_whose_row_is_gone(self, sender, make_ordered):
+        batch = make_ordered(1, 1)
+        MessageRow.objects.filter(pk=batch.message_ids[0]).delete()
+
+        assert fates(send(sender, batch)) == {1: Fate.REFUSED, 2: Fate.HELD}
+
+    def test_keeps_keys_of_two_batches_apart(self, sender, broker, make_ordered):
+        first, second = make_ordered(1, 1), make_ordered(1)
+        broker.fail("send", Verdict.UNSURE, where=lambda message: message.message_id == first.message_ids[0])
+
+        fared = sender.send([first, second], is_half=False, shed_at=NEVER)
+
+        assert [fates(one) for one in fared] == [{1: Fate.UNSURE, 2: Fate.HELD}, {}]
