@@ -5,6 +5,8 @@ from pathlib import Path
 
 import dj_database_url
 
+from outbox.schedule import beat_schedule
+
 BASE_DIR = Path(__file__).resolve().parent.parent
 VAR_DIR = Path(os.environ.get("SHOP_VAR_DIR", BASE_DIR / "var"))
 
@@ -96,5 +98,7 @@ CELERY_TASK_DEFAULT_QUEUE = "shop"
 CELERY_TASK_ROUTES = {"outbox.tasks.*": {"queue": "outbox"}}
 CELERY_WORKER_PREFETCH_MULTIPLIER = 1
 CELERY_WORKER_CANCEL_LONG_RUNNING_TASKS_ON_CONNECTION_LOSS = True
+CELERY_WORKER_LOST_WAIT = 1.0  # seconds that a killed child's place stays taken (10 by default), for a result nobody keeps
 CELERY_WORKER_HIJACK_ROOT_LOGGER = False
 CELERY_TIMEZONE = TIME_ZONE
+CELERY_BEAT_SCHEDULE = beat_schedule()

@@ -136,7 +136,9 @@ class Crew:
         self._processes[name].is_held = True
 
     def release(self, name: str) -> None:
+        """Start a held process again if it is dead, now and whenever it is killed."""
         self._processes[name].is_held = False
+        self.tend()
 
     def stop(self) -> None:
         """End all: ask each, wait for all, end by force what does not listen."""

@@ -64,7 +64,6 @@ class TestCrew:
         assert crew.pid("sleeper") == pid
 
         crew.release("sleeper")
-        crew.tend()
         assert crew.pid("sleeper") != pid
 
     def test_says_what_a_process_said_that_ended_by_itself(self, crew):
