@@ -260,6 +260,10 @@ class Broker(abc.ABC):
         """Drop some of what retention no longer keeps; give how many rows, 0 when nothing is left to drop."""
         return 0
 
+    def prune(self) -> int:
+        """Drop what retention no longer keeps; give how much. A broker with a server of its own does so by itself."""
+        return 0
+
     def close(self) -> None:  # noqa: B027  (nothing to let go of is a good answer)
         """Let go of connections. The broker is not used after it."""
 

@@ -9,9 +9,7 @@ from outbox.errors import UnknownTopic
 from outbox.message import TopicSpec, TopicType
 
 
-def objection(
-    message: Outgoing, topics: Mapping[str, TopicSpec], *, is_half: bool, max_body_bytes: int
-) -> Outcome | None:
+def objection(message: Outgoing, topics: Mapping[str, TopicSpec], *, is_half: bool, max_body_bytes: int) -> Outcome | None:
     """Say why a message cannot go, or None: the topic first (a person can mend it), then the message itself."""
     topic = topics.get(message.topic)
     if topic is None:
@@ -24,10 +22,19 @@ def objection(
     if topic.type is TopicType.FIFO and not message.key:
         return Outcome(Verdict.REFUSED, reason=f"Topic {topic.name!r} keeps order by key; the message has no key.")
     if not 1 <= len(message.body) <= max_body_bytes:
-        return Outcome(
-            Verdict.REFUSED, reason=f"The body has {len(message.body)} bytes; from 1 to {max_body_bytes} can go."
-        )
+        return Outcome(Verdict.REFUSED, reason=f"The body has {len(message.body)} bytes; from 1 to {max_body_bytes} can go.")
+    if not _is_text(message):
+        return Outcome(Verdict.REFUSED, reason="Id, key or tag holds a NUL, or a text holds half a surrogate pair.")
     return None
+
+
+def _is_text(message: Outgoing) -> bool:
+    names = f"{message.message_id}{message.key}{message.tag}"
+    try:
+        "".join((names, *message.headers, *message.headers.values())).encode()
+    except UnicodeEncodeError:
+        return False
+    return "\0" not in names
 
 
 def known_topic(topics: Mapping[str, TopicSpec], name: str) -> TopicSpec:

@@ -26,7 +26,7 @@ from outbox.brokers.memory.controls import Controls
 from outbox.brokers.memory.ends import end_half
 from outbox.brokers.memory.faults import Fate
 from outbox.brokers.memory.options import MemoryOptions
-from outbox.brokers.memory.store import HalfRecord, Place, store
+from outbox.brokers.memory.store import Group, HalfRecord, Place, store
 from outbox.brokers.objections import known_topic, objection
 from outbox.brokers.options import problems_with, read_options
 from outbox.message import Half, Header, Resolution
@@ -154,13 +154,8 @@ class MemoryBroker(Controls, Broker):
     def backlog(self, group: str) -> dict[str, int]:
         """Count what waits for a group; tags it never asked for are counted until it reads on."""
         with self._store.changed:
-            known = self._store.groups.get(group)
-            if known is None:
-                return {}
-            return {
-                topic: len(known.unfinished.get(topic, ())) + len(self._store.copies.get(topic, ())) - number
-                for topic, number in known.next_number.items()
-            }
+            known = self._store.groups.get(group, Group())
+            return {topic: reading.count_waiting(self._store, known, topic, self._now()) for topic in known.next_number}
 
     def find(self, message_id: str) -> list[Found]:
         """Look a message up among halves, copies and dead letters."""

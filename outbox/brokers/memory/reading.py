@@ -66,6 +66,13 @@ def _hand_out(group: Group, name: str, place: Place, until: datetime) -> Deliver
     )
 
 
+def count_waiting(store: Store, group: Group, topic: str, now: datetime) -> int:
+    """Count what a group has not read or not finished, without what waits for its time."""
+    unread = store.copies.get(topic, [])[group.next_number[topic] :]
+    unfinished = [place.copy for place in group.unfinished.get(topic, {}).values()]
+    return sum(copy.visible_at <= now for copy in [*unread, *unfinished])
+
+
 def held_by(store: Store, delivery: Delivery, now: datetime) -> Place | None:
     """Give the place that a delivery still holds, or None: its time is over, or the message was handed out again."""
     group = store.groups.get(delivery.group)

@@ -1,0 +1,83 @@
+"""What tests of the contract do all the time, said shortly."""
+
+import uuid
+from collections.abc import Iterable
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+
+from outbox.brokers.base import Broker, Delivery, Ended, HalfRef, Outgoing, Verdict
+from outbox.message import COMMIT, Resolution, TopicType
+from tests.contracts.harness import Harness
+
+INVISIBLE = timedelta(seconds=60)
+NO_TIME = timedelta()
+
+
+@dataclass
+class Acts:
+    harness: Harness
+    broker: Broker
+
+    def message(
+        self,
+        kind: TopicType = TopicType.NORMAL,
+        *,
+        body: bytes = b"{}",
+        key: str = "",
+        tag: str = "",
+        headers: dict[str, str] | None = None,
+        deliver_at: datetime | None = None,
+    ) -> Outgoing:
+        is_half = kind is TopicType.TRANSACTION
+        return Outgoing(
+            message_id=str(uuid.uuid4()),
+            topic=self.harness.topic(kind),
+            body=body,
+            key=key,
+            tag=tag,
+            headers=headers or {},
+            token=f"here:1:1:{uuid.uuid4().int % 1000}" if is_half else "",
+            deliver_at=deliver_at,
+        )
+
+    def send(self, *messages: Outgoing) -> None:
+        assert [outcome.verdict for outcome in self.broker.send(messages)] == [Verdict.ACCEPTED] * len(messages)
+
+    def send_bodies(self, *bodies: bytes, kind: TopicType = TopicType.NORMAL, key: str = "") -> list[Outgoing]:
+        messages = [self.message(kind, body=body, key=key) for body in bodies]
+        self.send(*messages)
+        return messages
+
+    def send_halves(self, *messages: Outgoing) -> list[HalfRef]:
+        outcomes = self.broker.send_halves(messages)
+        assert [outcome.verdict for outcome in outcomes] == [Verdict.ACCEPTED] * len(messages)
+        return [
+            HalfRef(message.topic, outcome.half_id, message.message_id)
+            for message, outcome in zip(messages, outcomes, strict=True)
+        ]
+
+    def half(self) -> HalfRef:
+        return self.send_halves(self.message(TopicType.TRANSACTION))[0]
+
+    def end(self, *halves: HalfRef, resolution: Resolution = COMMIT) -> list[Ended | None]:
+        return [outcome.ended for outcome in self.broker.end(halves, resolution)]
+
+    def receive(
+        self,
+        kind: TopicType = TopicType.NORMAL,
+        *,
+        group: str = "group",
+        limit: int = 100,
+        tags: Iterable[str] | None = None,
+        broker: Broker | None = None,
+        wait: timedelta = NO_TIME,
+    ) -> list[Delivery]:
+        wanted = None if tags is None else frozenset(tags)
+        topics = {self.harness.topic(kind): wanted}
+        return (broker or self.broker).receive(group, topics, limit=limit, invisible_for=INVISIBLE, wait=wait)
+
+    def bodies(self, kind: TopicType = TopicType.NORMAL, *, group: str = "group", limit: int = 100) -> list[bytes]:
+        return [delivery.body for delivery in self.receive(kind, group=group, limit=limit)]
+
+    def waiting(self, kind: TopicType = TopicType.NORMAL, group: str = "group") -> int:
+        return self.broker.backlog(group)[self.harness.topic(kind)]

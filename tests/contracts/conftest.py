@@ -1,0 +1,41 @@
+"""Runs each test of the contract on every broker that offers what the test is about."""
+
+from collections.abc import Iterator
+
+import pytest
+
+from outbox.brokers.base import Broker
+from tests.contracts.acts import Acts
+from tests.contracts.harness import HARNESSES, Harness
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    config.addinivalue_line("markers", "needs(*flags): run on brokers (or harnesses) whose flags are all true")
+
+
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    if "harness" in metafunc.fixturenames:
+        flags = [flag for mark in metafunc.definition.iter_markers("needs") for flag in mark.args]
+        chosen = [name for name, harness in HARNESSES.items() if all(_flag(harness, flag) for flag in flags)]
+        metafunc.parametrize("harness", chosen, indirect=True)
+
+
+def _flag(harness: type[Harness], flag: str) -> bool:
+    return bool(getattr(harness, flag, False) or getattr(harness.broker_class, flag, False))
+
+
+@pytest.fixture
+def harness(request: pytest.FixtureRequest, db: None) -> Iterator[Harness]:
+    harness = HARNESSES[request.param]()
+    yield harness
+    harness.close()
+
+
+@pytest.fixture
+def broker(harness: Harness) -> Broker:
+    return harness.open()
+
+
+@pytest.fixture
+def acts(harness: Harness, broker: Broker) -> Acts:
+    return Acts(harness, broker)

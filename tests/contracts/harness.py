@@ -1,0 +1,104 @@
+"""The brokers that keep the contract, each with what a test needs to drive it. A new broker is one class and one line."""
+
+import abc
+import uuid
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+from django.db import connections
+
+from outbox import database
+from outbox.brokers.base import Broker, Verdict
+from outbox.brokers.embedded import EmbeddedBroker
+from outbox.brokers.memory import MemoryBroker
+from outbox.brokers.memory.store import forget
+from outbox.message import TopicSpec, TopicType
+
+CHECK_AFTER = timedelta(seconds=6)
+CHECK_INTERVAL = timedelta(seconds=10)
+CHECK_LIMIT = 3
+
+
+class Harness(abc.ABC):
+    """One broker for one test, with topics nobody else uses and a clock that the test moves."""
+
+    broker_class: type[Broker]
+    is_shared_by_processes = True
+    drops_repeats = False  # a second one-phase send of one message adds nothing
+
+    def __init__(self) -> None:
+        unique = uuid.uuid4().hex[:8]
+        self.topics = {kind: TopicSpec(f"{kind}-{unique}", kind) for kind in TopicType}
+        self.now = datetime.now(UTC)
+        self._opened: list[Broker] = []
+
+    def topic(self, kind: TopicType) -> str:
+        return self.topics[kind].name
+
+    def pass_time(self, span: timedelta) -> None:
+        self.now += span
+
+    def options(self) -> dict[str, Any]:
+        return {
+            "CLOCK": lambda: self.now,
+            "CHECK_AFTER": CHECK_AFTER,
+            "CHECK_INTERVAL": CHECK_INTERVAL,
+            "CHECK_LIMIT": CHECK_LIMIT,
+        }
+
+    def open(self, **options: Any) -> Broker:
+        """Create a broker as another process would have it: the same server, a connection of its own."""
+        broker = self.broker_class("default", {**self.options(), **options}, list(self.topics.values()))
+        self._opened.append(broker)
+        return broker
+
+    @abc.abstractmethod
+    def open_unreachable(self) -> Broker:
+        """Create a broker whose server is away."""
+
+    def close(self) -> None:
+        for broker in self._opened:
+            broker.close()
+
+
+class MemoryHarness(Harness):
+    broker_class = MemoryBroker
+    is_shared_by_processes = False
+
+    def options(self) -> dict[str, Any]:
+        return {**super().options(), "NAME": str(id(self))}
+
+    def open_unreachable(self) -> Broker:
+        broker = self.open()
+        assert isinstance(broker, MemoryBroker)
+        for call in ("send", "send_halves", "end"):
+            broker.fail(call, Verdict.UNAVAILABLE, times=None)
+        return broker
+
+    def close(self) -> None:
+        forget(str(id(self)))
+
+
+class EmbeddedHarness(Harness):
+    broker_class = EmbeddedBroker
+    drops_repeats = True
+
+    def open_unreachable(self) -> Broker:
+        connections.settings["away"] = {**connections.settings["default"], "HOST": "127.0.0.1", "PORT": "1"}
+        return self.open(DATABASE="away")
+
+    def close(self) -> None:
+        super().close()
+        if connections.settings.pop("away", None):
+            del connections["away"]
+        with database.connect("default") as connection:
+            connection.execute(
+                "TRUNCATE outbox_embedded_topic, outbox_embedded_queue, outbox_embedded_message, outbox_embedded_half,"
+                " outbox_embedded_delayed, outbox_embedded_offset, outbox_embedded_delivery, outbox_embedded_idle"
+            )
+
+
+HARNESSES: dict[str, type[Harness]] = {
+    "memory": MemoryHarness,
+    "embedded": EmbeddedHarness,
+}

@@ -1,0 +1,71 @@
+"""A consumer process that is killed: its messages come back."""
+
+import os
+import signal
+import subprocess
+import sys
+from datetime import timedelta
+
+import pytest
+from django.conf import settings
+from django.db import connections
+
+from outbox.brokers.base import Broker
+from outbox.message import TopicType
+from tests.contracts.acts import INVISIBLE, Acts
+from tests.contracts.harness import Harness
+
+# Receives over a broker of its own, says how many it holds, and never finishes them.
+CONSUMER = """
+import os, sys, time
+from datetime import timedelta
+sys.path.insert(0, os.getcwd())
+import django
+django.setup()
+from django.db import connections
+connections["default"].settings_dict["NAME"] = os.environ["TEST_DATABASE"]
+from outbox.message import TopicSpec, TopicType
+from tests.contracts.harness import HARNESSES
+harness, topic, kind = sys.argv[1:]
+spec = TopicSpec(topic, TopicType(kind))
+broker = HARNESSES[harness].broker_class("default", {}, [spec])
+found = broker.receive("group", {topic: None}, limit=3, invisible_for=timedelta(seconds=60), wait=timedelta())
+print(len(found), flush=True)
+time.sleep(60)
+"""
+
+
+@pytest.mark.needs("is_shared_by_processes")
+class TestKilledConsumer:
+    @pytest.mark.parametrize("kind", [TopicType.NORMAL, TopicType.FIFO])
+    def test_gives_its_messages_back_when_their_time_is_over(
+        self, acts: Acts, broker: Broker, harness: Harness, request: pytest.FixtureRequest, kind: TopicType
+    ):
+        acts.send(*[acts.message(kind, key=f"k{n}") for n in range(5)])
+        consumer = self._start(request.node.callspec.params["harness"], harness.topic(kind), kind)
+        assert consumer.stdout is not None
+        assert consumer.stdout.readline() == "3\n"
+
+        consumer.send_signal(signal.SIGKILL)
+        consumer.wait(10)
+        harness.pass_time(timedelta(seconds=20))
+        meanwhile = acts.receive(kind)
+        assert all(broker.ack(meanwhile))
+        harness.pass_time(INVISIBLE + timedelta(seconds=10))
+        again = acts.receive(kind)
+
+        assert [delivery.attempt for delivery in meanwhile] == [1, 1]
+        assert [delivery.attempt for delivery in again] == [2, 2, 2]
+
+    def _start(self, harness: str, topic: str, kind: TopicType) -> subprocess.Popen[str]:
+        return subprocess.Popen(
+            [sys.executable, "-c", CONSUMER, harness, topic, kind],
+            stdout=subprocess.PIPE,
+            text=True,
+            cwd=settings.BASE_DIR,
+            env={
+                **os.environ,
+                "DJANGO_SETTINGS_MODULE": "tests.settings",
+                "TEST_DATABASE": connections["default"].settings_dict["NAME"],
+            },
+        )

@@ -1,0 +1,298 @@
+"""Consumer groups: who is handed what, for how long, and what becomes of it."""
+
+import threading
+import time
+from datetime import timedelta
+
+import pytest
+
+from outbox.brokers.base import Broker
+from outbox.errors import UnknownTopic
+from outbox.message import TopicType
+from tests.contracts.acts import INVISIBLE, NO_TIME, Acts
+from tests.contracts.harness import Harness
+
+NORMAL = TopicType.NORMAL
+MOMENT = timedelta(seconds=1)
+
+
+class TestReceive:
+    def test_gives_every_group_every_message(self, acts: Acts):
+        acts.send_bodies(b"a", b"b")
+
+        seen = [sorted(acts.bodies(group=group)) for group in ("cart", "points", "shipment")]
+
+        assert seen == [[b"a", b"b"]] * 3
+
+    def test_gives_a_message_to_one_member_of_a_group(self, acts: Acts, harness: Harness):
+        acts.send_bodies(b"a", b"b")
+
+        first = acts.receive()
+        second = acts.receive(broker=harness.open())
+
+        assert len(first) == 2
+        assert second == []
+
+    def test_gives_a_new_group_what_was_there_before_it(self, acts: Acts):
+        acts.send_bodies(b"old")
+        acts.receive(group="old group")
+
+        assert acts.bodies(group="new group") == [b"old"]
+
+    def test_gives_a_new_group_nothing_of_before_when_it_starts_at_the_end(self, acts: Acts, harness: Harness):
+        acts.send_bodies(b"old")
+        broker = harness.open(START="latest")
+        acts.receive(broker=broker)
+
+        acts.send_bodies(b"new")
+
+        assert [delivery.body for delivery in acts.receive(broker=broker)] == [b"new"]
+
+    def test_gives_no_more_than_the_limit(self, acts: Acts):
+        acts.send_bodies(*[b"%d" % n for n in range(25)])
+
+        counts = [len(acts.receive(limit=10)) for _ in range(4)]
+
+        assert counts == [10, 10, 5, 0]
+
+    def test_reads_several_topics_at_once(self, acts: Acts, broker: Broker, harness: Harness):
+        acts.send_bodies(b"a")
+        acts.send_bodies(b"b", kind=TopicType.FIFO, key="k")
+        topics = {harness.topic(NORMAL): None, harness.topic(TopicType.FIFO): None}
+
+        found = broker.receive("group", topics, limit=10, invisible_for=INVISIBLE, wait=NO_TIME)
+
+        assert {(delivery.topic, delivery.body) for delivery in found} == {
+            (harness.topic(NORMAL), b"a"),
+            (harness.topic(TopicType.FIFO), b"b"),
+        }
+
+    def test_refuses_a_topic_it_was_not_given(self, broker: Broker):
+        with pytest.raises(UnknownTopic):
+            broker.receive("group", {"elsewhere": None}, limit=1, invisible_for=INVISIBLE, wait=NO_TIME)
+
+    def test_shares_between_receivers_without_overlap(self, acts: Acts, harness: Harness):
+        sent = [message for n in range(30) for message in acts.send_bodies(*[b"%d" % n] * 10)]
+        taken: list[str] = []
+        start = threading.Barrier(3)
+
+        def work() -> None:
+            mine = harness.open()
+            start.wait(10)
+            while found := acts.receive(broker=mine, limit=7, wait=timedelta(seconds=0.3)):
+                taken.extend(delivery.message_id for delivery in found)
+                assert all(mine.ack(found))
+
+        threads = [threading.Thread(target=work) for _ in range(3)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join(30)
+
+        assert sorted(taken) == sorted(message.message_id for message in sent)
+        assert acts.waiting() == 0
+
+
+class TestWait:
+    def test_returns_an_empty_list_after_its_time(self, acts: Acts):
+        started = time.monotonic()
+
+        found = acts.receive(wait=timedelta(seconds=0.2))
+
+        assert found == []
+        assert 0.2 <= time.monotonic() - started < 1
+
+    def test_ends_when_a_message_comes(self, acts: Acts, harness: Harness):
+        acts.receive()
+        started = time.monotonic()
+        sender = threading.Timer(0.2, lambda: harness.open().send([acts.message(body=b"late")]))
+        sender.start()
+
+        found = acts.receive(wait=timedelta(seconds=10))
+
+        sender.join()
+        assert [delivery.body for delivery in found] == [b"late"]
+        assert time.monotonic() - started < 0.2 + 0.5  # told, not found by the poll a second later
+
+
+class TestTags:
+    @pytest.mark.needs("supports_tags")
+    def test_pass_over_what_a_group_does_not_want(self, acts: Acts):
+        acts.send(*[acts.message(body=b"of " + tag.encode(), tag=tag) for tag in ("placed", "paid", "cancelled", "")])
+
+        wanted = [delivery.body for delivery in acts.receive(tags=["placed", "cancelled"])]
+        everything = acts.bodies(group="other")
+
+        assert sorted(wanted) == [b"of cancelled", b"of placed"]
+        assert len(everything) == 4
+        assert acts.waiting() == 2
+
+    @pytest.mark.needs("supports_tags")
+    def test_find_the_rare_one_behind_many(self, acts: Acts):
+        acts.send(*[acts.message(tag="common") for _ in range(1200)], acts.message(tag="rare", body=b"found"))
+
+        found = acts.receive(tags=["rare"])
+
+        assert [delivery.body for delivery in found] == [b"found"]
+
+
+class TestAck:
+    def test_finishes_a_message(self, acts: Acts, broker: Broker, harness: Harness):
+        acts.send_bodies(b"a", b"b")
+        deliveries = acts.receive()
+
+        assert broker.ack(deliveries) == [True, True]
+
+        harness.pass_time(INVISIBLE * 2)
+        assert acts.receive() == []
+        assert acts.waiting() == 0
+
+    def test_counts_once(self, acts: Acts, broker: Broker):
+        acts.send_bodies(b"a")
+        deliveries = acts.receive()
+        broker.ack(deliveries)
+
+        assert broker.ack(deliveries) == [False]
+
+    def test_answers_each_of_a_batch(self, acts: Acts, broker: Broker):
+        acts.send_bodies(b"a", b"b", b"c")
+        first, second, third = acts.receive()
+        broker.ack([second])
+
+        assert broker.ack([first, second, third]) == [True, False, True]
+
+    def test_changes_nothing_when_it_comes_late(self, acts: Acts, broker: Broker, harness: Harness):
+        acts.send_bodies(b"a")
+        late = acts.receive()
+
+        harness.pass_time(INVISIBLE)
+
+        assert broker.ack(late) == [False]
+        assert broker.retry(late[0], MOMENT) is False
+        assert broker.dead_letter(late[0], "too late") is False
+        assert acts.bodies() == [b"a"]
+
+    def test_changes_nothing_when_another_holds_the_message(self, acts: Acts, broker: Broker, harness: Harness):
+        acts.send_bodies(b"a")
+        late = acts.receive()
+        harness.pass_time(INVISIBLE)
+        [held] = acts.receive()
+
+        assert broker.ack(late) == [False]
+        assert broker.ack([held]) == [True]
+
+    def test_of_nothing_answers_nothing(self, broker: Broker):
+        assert broker.ack([]) == []
+
+
+class TestInvisibility:
+    def test_hides_a_message_until_it_ends(self, acts: Acts, harness: Harness):
+        acts.send_bodies(b"a")
+        [first] = acts.receive()
+
+        harness.pass_time(INVISIBLE * 0.9)
+        hidden = acts.receive()
+        harness.pass_time(INVISIBLE * 0.2)
+        [second] = acts.receive()
+
+        assert hidden == []
+        assert (first.attempt, second.attempt) == (1, 2)
+        assert (second.message_id, second.body) == (first.message_id, b"a")
+        assert second.receipt != first.receipt
+
+
+class TestRetry:
+    def test_delivers_again_after_that_time(self, acts: Acts, broker: Broker, harness: Harness):
+        acts.send_bodies(b"a")
+        [first] = acts.receive()
+
+        assert broker.retry(first, timedelta(minutes=5)) is True
+
+        assert acts.receive() == []
+        harness.pass_time(timedelta(minutes=5))
+        [second] = acts.receive()
+        assert (second.body, second.attempt) == (b"a", 2)
+
+    def test_lets_go_of_the_message(self, acts: Acts, broker: Broker):
+        acts.send_bodies(b"a")
+        [delivery] = acts.receive()
+        broker.retry(delivery, MOMENT)
+
+        assert broker.ack([delivery]) == [False]
+        assert acts.waiting() == 1
+
+    def test_concerns_one_group_only(self, acts: Acts, broker: Broker):
+        acts.send_bodies(b"a")
+        [delivery] = acts.receive(group="cart")
+
+        broker.retry(delivery, timedelta())
+
+        assert [again.attempt for again in acts.receive(group="cart")] == [2]
+        assert [other.attempt for other in acts.receive(group="points")] == [1]
+
+
+class TestDeadLetter:
+    def test_goes_on_with_the_next(self, acts: Acts, broker: Broker, harness: Harness):
+        poison, _ = acts.send_bodies(b"poison", b"good")
+        by_body = {delivery.body: delivery for delivery in acts.receive()}
+
+        assert broker.dead_letter(by_body[b"poison"], "cannot be read") is True
+
+        assert broker.ack([by_body[b"good"]]) == [True]
+        harness.pass_time(INVISIBLE * 2)
+        assert acts.receive() == []
+        assert acts.waiting() == 0
+        assert [found.state for found in broker.find(poison.message_id)] == ["dead_letter"]
+
+    @pytest.mark.needs("supports_replay")
+    def test_is_listed_with_its_reason(self, acts: Acts, broker: Broker, harness: Harness):
+        [message] = acts.send_bodies(b"poison")
+        [delivery] = acts.receive()
+
+        broker.dead_letter(delivery, "cannot be read")
+
+        [letter] = broker.dead_letters("group")
+        assert (letter.message_id, letter.topic, letter.group) == (message.message_id, message.topic, "group")
+        assert (letter.reason, letter.attempt, letter.died_at) == ("cannot be read", 1, harness.now)
+        assert broker.dead_letters("other") == []
+
+    @pytest.mark.needs("supports_replay")
+    def test_is_delivered_again_when_a_person_says_so(self, acts: Acts, broker: Broker):
+        acts.send_bodies(b"poison", b"worse")
+        for delivery in acts.receive():
+            broker.dead_letter(delivery, "cannot be read")
+        first, second = broker.dead_letters("group")
+
+        count = broker.replay("group", [first.id])
+
+        assert count == 1
+        assert [(again.message_id, again.attempt) for again in acts.receive()] == [(first.message_id, 1)]
+        assert [letter.id for letter in broker.dead_letters("group")] == [second.id]
+
+
+class TestBacklog:
+    def test_counts_what_waits_and_what_is_being_handled(self, acts: Acts, broker: Broker):
+        acts.send_bodies(*[b"%d" % n for n in range(10)])
+        held = acts.receive(limit=4)
+
+        before = acts.waiting()
+        broker.ack(held[:3])
+
+        assert before == 10
+        assert acts.waiting() == 7
+
+    def test_knows_nothing_of_a_group_that_never_came(self, broker: Broker):
+        assert broker.backlog("nobody") == {}
+
+
+class TestFind:
+    def test_knows_a_visible_message(self, acts: Acts, broker: Broker):
+        [message] = acts.send_bodies(b"a")
+
+        [found] = broker.find(message.message_id)
+
+        assert (found.message_id, found.topic, found.state) == (message.message_id, message.topic, "visible")
+        assert found.stored_at == acts.harness.now
+
+    def test_knows_nothing_of_a_message_that_never_came(self, broker: Broker):
+        assert broker.find("0190c1f8-0000-7000-8000-000000000000") == []
