@@ -257,11 +257,7 @@ class Broker(abc.ABC):
         """Look a message up, in each form the broker holds it."""
 
     def prune(self) -> int:
-        """Drop some of what retention no longer keeps; give how many rows, 0 when nothing is left to drop."""
-        return 0
-
-    def prune(self) -> int:
-        """Drop what retention no longer keeps; give how much. A broker with a server of its own does so by itself."""
+        """Drop some of what retention no longer keeps; give how many rows, 0 when nothing is left."""
         return 0
 
     def close(self) -> None:  # noqa: B027  (nothing to let go of is a good answer)
