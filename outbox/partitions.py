@@ -37,8 +37,8 @@ SELECT c.relname FROM pg_inherits i JOIN pg_class c ON c.oid = i.inhrelid
 WHERE i.inhparent = 'outbox_message'::regclass AND c.relname <> 'outbox_message_default' ORDER BY c.relname
 """
 
-# One maker at a time; the lock ends with the transaction. 7707 and 7708 are the relays', 7709 is for keys.
-TAKE_TURN = "SELECT pg_advisory_xact_lock(7710, 0)"
+# One maker at a time; the lock ends with the transaction. 7707 to 7710 are others' locks.
+TAKE_TURN = "SELECT pg_advisory_xact_lock(7711, 0)"
 
 # ATTACH proves the bounds by the CHECK and scans nothing. CREATE .. PARTITION OF would stop all publishers behind an
 # open transaction; this way only the DEFAULT partition is locked, and no publisher needs it.

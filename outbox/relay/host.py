@@ -50,25 +50,35 @@ class Post:
         return f"database {self.database!r}, broker {self.broker!r}"
 
 
-def posts(databases: Sequence[str] | None = None, brokers: Sequence[str] | None = None) -> list[Post]:
+def databases(only: Sequence[str] | None = None) -> list[str]:
+    """
+    List the databases that may hold messages, by settings and routers.
+
+    No database is asked: whether it has the tables shows when somebody comes there.
+
+    Raises:
+        ConfigurationError: one of `only` is not in settings.
+    """
+    _insist("database", only or (), list(connections))
+    return list(only) if only else [alias for alias in connections if _may_hold_messages(alias)]
+
+
+def posts(only_databases: Sequence[str] | None = None, only_brokers: Sequence[str] | None = None) -> list[Post]:
     """
     List where relays are needed: each database that may hold messages, with each broker that has topics.
 
-    No database is asked: whether it has the tables shows when a relay comes on duty.
-
-    Args:
-        databases, brokers: only these.
-
     Raises:
-        ConfigurationError: one of them is not in the settings.
+        ConfigurationError: one of `only_...` is not in settings.
     """
-    known = sorted(conf.settings().brokers)
-    if unknown := sorted({*(databases or ()), *(brokers or ())} - {*connections, *known}):
-        raise ConfigurationError(
-            f"Unknown: {', '.join(unknown)}. Databases are {', '.join(connections)}, brokers are {', '.join(known)}."
-        )
-    where = databases or [alias for alias in connections if _may_hold_messages(alias)]
-    return [Post(one, broker) for one in where for broker in brokers or known if conf.topics_of(broker)]
+    brokers = sorted(conf.settings().brokers)
+    _insist("broker", only_brokers or (), brokers)
+    chosen = [broker for broker in only_brokers or brokers if conf.topics_of(broker)]
+    return [Post(database, broker) for database in databases(only_databases) for broker in chosen]
+
+
+def _insist(kind: str, given: Sequence[str], known: Sequence[str]) -> None:
+    if unknown := [alias for alias in given if alias not in known]:
+        raise ConfigurationError(f"There is no {kind} {', '.join(map(repr, unknown))} in settings, but {', '.join(known)}.")
 
 
 def _may_hold_messages(alias: str) -> bool:
@@ -119,6 +129,10 @@ class Duty:
             self._be_idle()
         self._be_busy()
         return self.relay.total
+
+    def sign_off(self) -> None:
+        """Take the heartbeat away: nobody comes back."""
+        processes.leave(self._connection, "relay", broker=self.post.broker)
 
     def halt(self) -> None:
         """Have `run` finish what the broker has been handed, release the rest and return; from any thread."""
@@ -202,7 +216,7 @@ def on_duty(post: Post, *, note: str) -> Iterator[Duty]:
         yield Duty(post, connection, broker, lane, note, stack)
 
 
-def visit(post: Post, *, note: str, linger: timedelta, at_most: timedelta | None = None) -> Drained:
+def visit(post: Post, *, note: str, at_most: timedelta, linger: timedelta) -> Drained:
     """
     Relay what waits at a post and come away; nothing of it stays behind.
 

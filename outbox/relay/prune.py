@@ -20,7 +20,7 @@ logger = logging.getLogger(__name__)
 SLICE = 1000
 
 # One pruner at a time; others have nothing to do.
-TRY_TURN = "SELECT pg_try_advisory_lock(7710, 1)"
+TRY_TURN = "SELECT pg_try_advisory_lock(7711, 1)"
 
 # What still points into a day. A dead batch does until each of its messages has a copy.
 HOLDS_DAY = """

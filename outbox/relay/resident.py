@@ -9,7 +9,6 @@ from datetime import timedelta
 
 import psycopg
 
-from outbox import database, processes
 from outbox.errors import BrokerUnavailable, LaneNotHeld, NotMigrated
 from outbox.relay.backoff import Backoff
 from outbox.relay.host import Duty, Post, on_duty
@@ -97,9 +96,8 @@ class ResidentRelay(Resident):
             self._troubles = 0
             try:
                 duty.run()
+                duty.sign_off()
             finally:
                 self.total.add(duty.relay.total)
                 self._duty = None
-        with database.connect(self.post.database) as connection:
-            processes.leave(connection, "relay", broker=self.post.broker)
         return True

@@ -216,7 +216,7 @@ class TestStrays:
 class TestWithShortLocks:
     def test_gives_up_when_patience_is_over(self, connection):
         with database.connect("default") as other:
-            other.execute("SELECT pg_advisory_lock(7710, 0)")
+            other.execute("SELECT pg_advisory_lock(7711, 0)")
 
             with pytest.raises(errors.LockNotAvailable):
                 partitions.with_short_locks(connection, lambda: connection.execute(partitions.TAKE_TURN), patience=timedelta(0))

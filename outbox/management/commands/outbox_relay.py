@@ -56,7 +56,12 @@ class Command(BaseCommand):
 
 
 def _visit(posts: list[host.Post]) -> dict[host.Post, Drained]:
-    return {post: host.visit(post, note="once", linger=host.NO_LINGER) for post in posts}
+    done = {}
+    for post in posts:
+        with host.on_duty(post, note="once") as duty:
+            done[post] = duty.run(linger=host.NO_LINGER)
+            duty.sign_off()
+    return done
 
 
 def _stay(posts: list[host.Post]) -> dict[host.Post, Drained]:

@@ -1,0 +1,65 @@
+"""Send dead messages again, or let them rest."""
+
+from __future__ import annotations
+
+import json
+from argparse import ArgumentParser
+from dataclasses import asdict
+from typing import Any
+from uuid import UUID
+
+import psycopg
+from django.core.management.base import BaseCommand, CommandError
+
+from outbox import database
+from outbox.errors import OutboxError
+from outbox.relay.dead import Settled, settle_all, settle_messages
+from outbox.relay.host import databases, ensure_fit
+
+
+class Command(BaseCommand):
+    help = (
+        "Have dead messages sent again, their tries forgotten. Exit code: 0 done, 1 something was not done, "
+        "2 the database cannot be asked."
+    )
+
+    def add_arguments(self, parser: ArgumentParser) -> None:
+        parser.add_argument("message_id", nargs="*", type=_uuid, metavar="MESSAGE_ID")
+        parser.add_argument("--topic", metavar="NAME", help="all dead messages of a topic")
+        parser.add_argument("--all-dead", action="store_true", help="all dead messages")
+        parser.add_argument("--skip", action="store_true", help="let them rest instead; nobody sends them any more")
+        parser.add_argument("--database", default="default", metavar="ALIAS")
+        parser.add_argument("--json", action="store_true", help="print one line of JSON")
+
+    def handle(self, **options: Any) -> None:
+        if [bool(options["message_id"]), bool(options["topic"]), options["all_dead"]].count(True) != 1:
+            raise CommandError("Say which: MESSAGE_ID..., or --topic NAME, or --all-dead.", returncode=2)
+        try:
+            (alias,) = databases([options["database"]])
+            with database.connect(alias, application_name="outbox retry") as connection:
+                ensure_fit(alias, connection)
+                settled = _settle(connection, options)
+        except (OutboxError, psycopg.Error) as error:
+            raise CommandError(str(error).strip(), returncode=2) from error
+        self.stdout.write(json.dumps(asdict(settled)) if options["json"] else _as_text(settled, skip=options["skip"]))
+        if settled.refused or not settled.messages:
+            raise SystemExit(1)
+
+
+def _uuid(text: str) -> UUID:
+    return UUID(text)
+
+
+_uuid.__name__ = "message id"  # argparse says: invalid message id value
+
+
+def _settle(connection: database.Connection, options: dict[str, Any]) -> Settled:
+    if options["message_id"]:
+        return settle_messages(connection, options["message_id"], skip=options["skip"])
+    return settle_all(connection, topic=options["topic"], skip=options["skip"])
+
+
+def _as_text(settled: Settled, *, skip: bool) -> str:
+    count = f"{settled.messages} message{'' if settled.messages == 1 else 's'}"
+    done = f"{count} skipped." if skip else f"{count} will be sent again."
+    return "\n".join([done, *(f"{message_id}: {reason}" for message_id, reason in settled.refused.items())])

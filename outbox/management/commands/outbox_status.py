@@ -1,0 +1,76 @@
+"""How the outbox stands."""
+
+from __future__ import annotations
+
+import json
+from argparse import ArgumentParser
+from dataclasses import asdict
+from typing import Any
+
+import psycopg
+from django.core.management.base import BaseCommand, CommandError
+
+from outbox import database
+from outbox.errors import OutboxError
+from outbox.management.tables import age, table
+from outbox.relay.host import databases, ensure_fit
+from outbox.status import Status, read_status
+
+
+class Command(BaseCommand):
+    help = (
+        "Show what waits, what failed and who is at work. Exit code: 0 nothing needs a person, 1 something does, "
+        "2 a database cannot be asked."
+    )
+
+    def add_arguments(self, parser: ArgumentParser) -> None:
+        parser.add_argument("--database", action="append", metavar="ALIAS", help="may be repeated (default: all)")
+        parser.add_argument("--json", action="store_true", help="print one line of JSON")
+
+    def handle(self, **options: Any) -> None:
+        try:
+            found = [_read(alias) for alias in databases(options["database"])]
+        except (OutboxError, psycopg.Error) as error:
+            raise CommandError(str(error).strip(), returncode=2) from error
+        if options["json"]:
+            self.stdout.write(json.dumps({"databases": [asdict(status) for status in found]}))
+        else:
+            self.stdout.write("\n\n".join(map(_as_text, found)))
+        if any(status.concerns for status in found):
+            raise SystemExit(1)
+
+
+def _read(alias: str) -> Status:
+    with database.connect(alias, application_name="outbox status") as connection:
+        ensure_fit(alias, connection)
+        return read_status(connection, alias)
+
+
+def _as_text(status: Status) -> str:
+    parts = [
+        f"Database {status.database!r}",
+        table(
+            ["topic", "broker", "type", "waiting", "oldest", "delayed", "released", "claimed", "prepared", "dead", ""],
+            [
+                [
+                    *(topic.name, topic.broker, topic.type, topic.waiting, age(topic.oldest_seconds), topic.delayed),
+                    *(topic.released, topic.claimed, topic.prepared, topic.dead, "paused" if topic.is_paused else ""),
+                ]
+                for topic in status.topics
+            ],
+        ),
+        table(
+            ["process", "host", "pid", "broker", "group", "lane", "breaker", "by", "heard of"],
+            [
+                [
+                    *(process.kind, process.host, process.pid, process.broker, process.consumer_group, process.lane),
+                    *(process.breaker, process.note, f"{age(process.silent_seconds)} ago"),
+                ]
+                for process in status.processes
+            ],
+        )
+        if status.processes
+        else "No process was heard of.",
+        "\n".join(f"! {concern}" for concern in status.concerns) or "Nothing needs a person.",
+    ]
+    return "\n\n".join(parts)

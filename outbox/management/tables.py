@@ -1,0 +1,35 @@
+"""Text tables for people."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+
+def table(heads: Sequence[str], rows: Sequence[Sequence[object]]) -> str:
+    """Align rows under their heads; numbers to the right."""
+    cells = [[_text(value) for value in row] for row in rows]
+    widths = [max(len(head), *(len(row[n]) for row in cells)) if cells else len(head) for n, head in enumerate(heads)]
+    is_number = [bool(rows) and all(isinstance(row[n], int | float | None) for row in rows) for n in range(len(heads))]
+    lines = [_line(list(heads), widths, is_number), *(_line(row, widths, is_number) for row in cells)]
+    return "\n".join(lines)
+
+
+def age(seconds: float | None) -> str:
+    """Put an age into words: 0.4 s, 12 s, 3 min, 5 h, 2 d; nothing for None."""
+    if seconds is None:
+        return ""
+    for limit, size, unit in ((10, 0, "s"), (120, 1, "s"), (7200, 60, "min"), (172800, 3600, "h")):
+        if seconds < limit:
+            return f"{seconds:.1f} {unit}" if size == 0 else f"{seconds / size:.0f} {unit}"
+    return f"{seconds / 86400:.0f} d"
+
+
+def _text(value: object) -> str:
+    return "" if value is None else str(value)
+
+
+def _line(cells: list[str], widths: list[int], is_number: list[bool]) -> str:
+    padded = [
+        cell.rjust(width) if right else cell.ljust(width) for cell, width, right in zip(cells, widths, is_number, strict=True)
+    ]
+    return "  ".join(padded).rstrip()

@@ -1,0 +1,153 @@
+"""
+What a person does about dead messages: have them sent again, or let them rest.
+
+4 -> 0 and 4 -> 5 of the state machine. One message of a dead batch leaves for a batch of its own; the last one that is
+left takes the batch itself. A message whose day was dropped gets its row back from its copy.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from uuid import UUID
+
+from outbox.database import Connection
+from outbox.models import State
+from outbox.partitions import day_of, make_day
+
+logger = logging.getLogger(__name__)
+
+BATCHES_AT_ONCE = 100
+
+# The dead batch that holds a message, where in it, and how many messages are left there.
+FIND_DEAD = """
+SELECT id, array_position(message_ids, %(message)s), cardinality(message_ids) - cardinality(split)
+FROM outbox_batch
+WHERE state = 4 AND %(message)s = ANY(message_ids) AND array_position(message_ids, %(message)s)::smallint <> ALL(split)
+LIMIT 1
+"""
+
+DEAD_BATCHES = """
+SELECT b.id, b.message_ids FROM outbox_batch b JOIN outbox_topic t ON t.id = b.topic_id
+WHERE b.state = 4 AND b.id > %s AND (%s::text IS NULL OR t.name = %s) ORDER BY b.id LIMIT %s
+"""
+
+# Whole batches: sent again from the first try on, or skipped.
+SETTLE = """
+UPDATE outbox_batch SET state = %(next)s, tries = 0, due_at = CASE WHEN %(next)s = 0 THEN clock_timestamp() END
+WHERE id = ANY(%(ids)s) AND state = 4 RETURNING cardinality(message_ids) - cardinality(split)
+"""
+
+# One message of a dead batch leaves it. Its order key goes with it: the batch stays dead and holds only the others' keys.
+SETTLE_ONE = """
+WITH b AS (
+    UPDATE outbox_batch SET split = split || %(position)s::smallint,
+        order_keys = order_keys[:%(position)s - 1] || NULL::bigint || order_keys[%(position)s + 1:]
+    WHERE id = %(id)s AND state = 4 AND %(position)s::smallint <> ALL(split)
+    AND cardinality(message_ids) - cardinality(split) > 1
+    RETURNING *
+)
+INSERT INTO outbox_batch (topic_id, lane, first_seq, message_ids, order_keys, state, attempt, due_at, last_error)
+SELECT b.topic_id, b.lane, b.first_seq + %(position)s - 1, b.message_ids[%(position)s:%(position)s],
+    (SELECT o.order_keys[%(position)s:%(position)s] FROM outbox_batch o WHERE o.id = b.id),
+    %(next)s, b.attempt, CASE WHEN %(next)s = 0 THEN clock_timestamp() END, b.last_error
+FROM b
+"""
+
+# Messages without a row, and whether a copy is kept.
+WITHOUT_ROW = """
+SELECT u.id, EXISTS (SELECT FROM outbox_dead d WHERE d.message_id = u.id AND d.body IS NOT NULL)
+FROM unnest(%s::uuid[]) u(id) WHERE NOT EXISTS (SELECT FROM outbox_message m WHERE m.id = u.id)
+"""
+
+RESTORE = """
+INSERT INTO outbox_message (id, topic_id, key, headers, about, body)
+SELECT d.message_id, t.id, d.key, d.headers, d.about, d.body FROM outbox_dead d JOIN outbox_topic t ON t.name = d.topic
+WHERE d.message_id = ANY(%s) ON CONFLICT DO NOTHING
+"""
+
+WAKE = "SELECT pg_notify('outbox', '') FROM outbox_idle LIMIT 1"
+
+
+@dataclass(slots=True)
+class Settled:
+    """
+    What was done about dead messages.
+
+    Args:
+        messages: how many go again, or rest.
+        refused: message id -> why nothing was done about it.
+    """
+
+    messages: int = 0
+    refused: dict[str, str] = field(default_factory=dict)
+
+
+def settle_messages(connection: Connection, message_ids: Sequence[UUID], *, skip: bool = False) -> Settled:
+    """
+    Have dead messages sent again, or let them rest, one by one.
+
+    Args:
+        connection: in autocommit.
+        skip: let them rest, state SKIPPED.
+    """
+    settled = Settled()
+    for message_id in message_ids:
+        dead = connection.execute(FIND_DEAD, {"message": message_id}).fetchone()
+        if dead is None:
+            settled.refused[str(message_id)] = "It is not dead."
+        elif not skip and _restore(connection, [message_id]):
+            settled.refused[str(message_id)] = "Its message row is gone, and no copy is kept. Skip it."
+        else:
+            settled.messages += _settle_one(connection, *dead, next_state=_next(skip=skip))
+    _finish(connection, settled, skip=skip)
+    return settled
+
+
+def settle_all(connection: Connection, *, topic: str | None = None, skip: bool = False) -> Settled:
+    """
+    Have all dead messages, of a topic or at all, sent again, or let them rest.
+
+    Args:
+        connection: in autocommit.
+        skip: let them rest, state SKIPPED.
+    """
+    settled = Settled()
+    after = 0
+    while batches := connection.execute(DEAD_BATCHES, [after, topic, topic, BATCHES_AT_ONCE]).fetchall():
+        after = batches[-1][0]
+        if not skip:
+            _restore(connection, [message_id for _, message_ids in batches for message_id in message_ids])
+        arguments = {"ids": [batch_id for batch_id, _ in batches], "next": _next(skip=skip)}
+        settled.messages += sum(count for (count,) in connection.execute(SETTLE, arguments).fetchall())
+    _finish(connection, settled, skip=skip)
+    return settled
+
+
+def _next(*, skip: bool) -> State:
+    return State.SKIPPED if skip else State.RELEASED
+
+
+def _settle_one(connection: Connection, batch_id: int, position: int, left: int, *, next_state: State) -> int:
+    """Settle one message of a dead batch; give 0 when another person was faster."""
+    if left == 1:
+        return connection.execute(SETTLE, {"ids": [batch_id], "next": next_state}).rowcount
+    return connection.execute(SETTLE_ONE, {"id": batch_id, "position": position, "next": next_state}).rowcount
+
+
+def _restore(connection: Connection, message_ids: Sequence[UUID]) -> list[UUID]:
+    """Write message rows that are gone again from their copies; give those that have none."""
+    gone = connection.execute(WITHOUT_ROW, [list(message_ids)]).fetchall()
+    kept = [message_id for message_id, has_copy in gone if has_copy]
+    for day in sorted({day_of(message_id) for message_id in kept}):
+        make_day(connection, day)
+    if kept:
+        connection.execute(RESTORE, [kept])
+    return [message_id for message_id, has_copy in gone if not has_copy]
+
+
+def _finish(connection: Connection, settled: Settled, *, skip: bool) -> None:
+    if settled.messages:
+        logger.info("%s dead messages were %s by hand", settled.messages, "skipped" if skip else "released")
+        connection.execute(WAKE)

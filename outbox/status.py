@@ -1,0 +1,178 @@
+"""How the outbox of one database stands: per topic, its processes, and what needs a person."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from datetime import UTC, datetime, timedelta
+from uuid import UUID
+
+from outbox.database import Connection
+from outbox.models import HalfState
+from outbox.relay.part import ALARM_TRIES
+
+SILENT_AFTER = timedelta(seconds=30)  # a process that is busy with one batch beats less often than each second
+LATE_AFTER = timedelta(minutes=1)
+
+# Waiting tickets are counted along an index, batches along the indexes of unfinished and of dead ones. Messages, not
+# batches: those that were split off count where they are now.
+TOPICS = """
+SELECT t.name, t.broker, t.type, t.paused,
+    (SELECT count(*) FROM outbox_ticket WHERE topic_id = t.id),
+    (SELECT count(*) FROM outbox_delayed WHERE topic_id = t.id),
+    coalesce(b.released, 0), coalesce(b.claimed, 0), coalesce(b.prepared, 0), coalesce(b.dead, 0), coalesce(b.tries, 0),
+    (SELECT message_id FROM outbox_ticket WHERE topic_id = t.id ORDER BY pos LIMIT 1), b.oldest
+FROM outbox_topic t LEFT JOIN (
+    SELECT topic_id,
+        sum(n) FILTER (WHERE state = 0) AS released, sum(n) FILTER (WHERE state = 1) AS claimed,
+        sum(n) FILTER (WHERE state = 2) AS prepared, sum(n) FILTER (WHERE state = 4) AS dead,
+        max(tries) FILTER (WHERE state < 3) AS tries,
+        (array_agg(message_ids[1] ORDER BY message_ids[1]) FILTER (WHERE state < 3))[1] AS oldest
+    FROM (
+        SELECT topic_id, state, tries, message_ids, cardinality(message_ids) - cardinality(split) AS n FROM outbox_batch
+        WHERE state IN (0, 1, 2) OR state = 4) o
+    GROUP BY topic_id
+) b ON b.topic_id = t.id
+WHERE t.id <> 0 ORDER BY t.name
+"""
+
+PROCESSES = """
+SELECT kind, host, pid, broker, consumer_group, lane, breaker, note, clock_timestamp() - beat_at
+FROM outbox_process ORDER BY kind, host, pid, broker, consumer_group
+"""
+
+GAPS = """
+SELECT consumer_group, topic, count(*), sum(last_number - first_number + 1)
+FROM outbox_gap WHERE closed_at IS NULL GROUP BY 1, 2 ORDER BY 1, 2
+"""
+
+PARKED = """
+SELECT t.name, count(*) FROM outbox_embedded_half h JOIN outbox_embedded_topic t ON t.id = h.topic_id
+WHERE h.state = %s GROUP BY 1 ORDER BY 1
+"""
+
+STRAYS = "SELECT EXISTS (SELECT FROM outbox_message_default)"
+
+NOW = "SELECT clock_timestamp()"
+
+
+@dataclass(frozen=True, slots=True)
+class TopicStatus:
+    """
+    Counts of a topic's messages that are not sent yet.
+
+    Args:
+        prepared: decided; their half messages are being committed, or await the check-back.
+        oldest_seconds: age of the oldest one that is to be sent now; None where there is none.
+        tries: the most that one of them has failed.
+    """
+
+    name: str
+    broker: str
+    type: str
+    is_paused: bool
+    waiting: int
+    delayed: int
+    released: int
+    claimed: int
+    prepared: int
+    dead: int
+    tries: int
+    oldest_seconds: float | None
+
+
+@dataclass(frozen=True, slots=True)
+class ProcessStatus:
+    """A process that said it lives, `silent_seconds` ago."""
+
+    kind: str
+    host: str
+    pid: int
+    broker: str
+    consumer_group: str
+    lane: int | None
+    breaker: str
+    note: str
+    silent_seconds: float
+
+    @property
+    def is_silent(self) -> bool:
+        """Whether it should have been heard of since."""
+        return self.silent_seconds > SILENT_AFTER.total_seconds()
+
+
+@dataclass(frozen=True, slots=True)
+class GapStatus:
+    """Open gaps of a group in a topic, and how many numbers are missing in them."""
+
+    consumer_group: str
+    topic: str
+    gaps: int
+    numbers: int
+
+
+@dataclass(frozen=True, slots=True)
+class Status:
+    """
+    How one database stands.
+
+    Args:
+        parked: topic -> half messages that the embedded broker has stopped asking about.
+        concerns: what needs a person, in words.
+    """
+
+    database: str
+    topics: list[TopicStatus]
+    processes: list[ProcessStatus]
+    gaps: list[GapStatus]
+    parked: dict[str, int]
+    concerns: list[str] = field(default_factory=list)
+
+
+def read_status(connection: Connection, alias: str) -> Status:
+    """Read how a database stands."""
+    row = connection.execute(NOW).fetchone()
+    assert row is not None
+    now: datetime = row[0]
+    status = Status(
+        alias,
+        [_topic(now, *row) for row in connection.execute(TOPICS).fetchall()],
+        [ProcessStatus(*row[:-1], row[-1].total_seconds()) for row in connection.execute(PROCESSES).fetchall()],
+        [GapStatus(group, topic, gaps, int(numbers)) for group, topic, gaps, numbers in connection.execute(GAPS).fetchall()],
+        dict(connection.execute(PARKED, [HalfState.PARKED]).fetchall()),
+    )
+    status.concerns.extend(_concerns(status))
+    if connection.execute(STRAYS).fetchone() == (True,):
+        status.concerns.append("Messages lie in the DEFAULT partition: see that outbox upkeep runs each hour.")
+    return status
+
+
+def _topic(now: datetime, *row: object) -> TopicStatus:
+    *counts, first_ticket, first_of_batches = row
+    ids = [found for found in (first_ticket, first_of_batches) if isinstance(found, UUID)]
+    oldest = max(0.0, (now - _time_of(min(ids))).total_seconds()) if ids else None
+    return TopicStatus(*counts, oldest)  # type: ignore[arg-type]
+
+
+def _time_of(message_id: UUID) -> datetime:
+    return datetime(1970, 1, 1, tzinfo=UTC) + timedelta(milliseconds=message_id.int >> 80)
+
+
+def _concerns(status: Status) -> list[str]:
+    found = []
+    heard = {process.broker for process in status.processes if process.kind == "relay" and not process.is_silent}
+    for topic in status.topics:
+        if topic.dead:
+            found.append(f"{topic.name}: {topic.dead} dead. See outbox_retry; --skip lets them rest.")
+        if topic.tries >= ALARM_TRIES:
+            found.append(f"{topic.name}: a message has failed {topic.tries} times.")
+        if (topic.oldest_seconds or 0) > LATE_AFTER.total_seconds() and not topic.is_paused:
+            reason = "It waits" if topic.broker in heard else f"No relay of broker {topic.broker!r} was heard of, it waits"
+            found.append(f"{topic.name}: {reason} since {topic.oldest_seconds:.0f} s.")
+    for process in status.processes:
+        if process.breaker != "closed" and not process.is_silent:
+            found.append(f"Broker {process.broker!r} is unavailable to the relay {process.host}:{process.pid}.")
+    for gap in status.gaps:
+        found.append(f"{gap.topic}: group {gap.consumer_group!r} misses {gap.numbers} messages in {gap.gaps} gaps.")
+    for name, count in status.parked.items():
+        found.append(f"{name}: {count} half messages are parked, their check-back never answered.")
+    return found
