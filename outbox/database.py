@@ -46,13 +46,8 @@ def raw(alias: str) -> Connection:
     return wrapper.connection  # type: ignore[no-any-return]
 
 
-def is_lost(alias: str) -> bool:
-    """Say whether Django's connection is closed, or no longer answers."""
-    wrapper = connections[alias]
-    return wrapper.connection is None or not wrapper.is_usable()
-
-
 def drop_if_lost(alias: str) -> None:
     """Close Django's connection where it no longer answers; the next statement opens another."""
-    if is_lost(alias):
-        connections[alias].close()
+    wrapper = connections[alias]
+    if wrapper.connection is not None and not wrapper.is_usable():
+        wrapper.close()

@@ -14,18 +14,21 @@ from typing import Any
 
 import psycopg
 from celery import shared_task
+from django.db import InterfaceError, OperationalError
 
 from outbox import conf
 from outbox.check_back.loop import CheckLoop, brokers_to_ask_for
 from outbox.consumer.gaps import find_gaps
+from outbox.consumer.register import group as find_group
 from outbox.consumer.register import groups
+from outbox.consumer.run import Worker
 from outbox.errors import BrokerUnavailable, LaneNotHeld, NotMigrated
 from outbox.relay import host
 from outbox.relay.upkeep import keep_up, prune_brokers
 
 logger = logging.getLogger(__name__)
 
-EXPECTED = (psycopg.OperationalError, psycopg.InterfaceError, BrokerUnavailable)
+EXPECTED = (psycopg.OperationalError, psycopg.InterfaceError, OperationalError, InterfaceError, BrokerUnavailable)
 
 
 @shared_task(name="outbox.tasks.relay", ignore_result=True)  # type: ignore[untyped-decorator]
@@ -56,6 +59,16 @@ def upkeep() -> None:
     _try(prune_brokers, {post.broker for post in posts})
     for group in groups().values():
         _try(find_gaps, group)
+
+
+@shared_task(name="outbox.tasks.consume", ignore_result=True)
+def consume(group: str) -> None:
+    """Hand what waits for a consumer group to its handlers, where no resident consumer does; beat calls it again."""
+    chosen = find_group(group)
+    for alias in chosen.brokers:
+        at_most = conf.settings().consumer.task_time / len(chosen.brokers)
+        with closing(Worker(chosen, alias)) as worker:
+            worker.run(until_idle=True, seconds=at_most.total_seconds())
 
 
 def _try(step: Callable[..., object], *args: Any, **options: Any) -> None:

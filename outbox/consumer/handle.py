@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import enum
 import logging
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import timedelta
+from typing import Any
 
 import psycopg
 from django.db import Error as DatabaseError
 from django.db import connections, transaction
 from psycopg.pq import TransactionStatus
 
-from outbox import conf, database, signals
+from outbox import conf, signals
 from outbox.brokers.base import Delivery
 from outbox.consumer import failure, inbox
 from outbox.consumer.arrival import Arrival, context_of
@@ -28,6 +29,9 @@ logger = logging.getLogger(__name__)
 
 # The code that a message needs may be on its way: from a minute to two hours apart, about 9 hours in all.
 WAIT_FOR_CODE = Retry(limit=16, delays=conf.RETRY_DELAYS[4:])
+
+# A database that goes away says nothing about the handler; one that goes away each time does.
+OUTLAST_OUTAGES = Retry(limit=50)
 
 
 class Outcome(enum.StrEnum):
@@ -62,6 +66,7 @@ def handle(group: Group, delivery: Delivery) -> Result:
     An error of the handler, or a message that cannot be read, is an outcome and does not raise.
     """
     consumer = None
+    connection = connections[group.using].connection
     try:
         consumer = find_consumer(group, delivery)
         if consumer is None:
@@ -69,7 +74,8 @@ def handle(group: Group, delivery: Delivery) -> Result:
             return Result(Outcome.PASSED_OVER)
         return _apply(consumer, delivery)
     except Exception as error:
-        result = _decide(consumer, group.using, delivery, error)
+        is_outage = _is_outage(error, connection)
+        result = replace(_decide(consumer, delivery, error, is_outage=is_outage), is_outage=is_outage)
         _write_down(delivery, result, error, group.using)
         return result
 
@@ -118,25 +124,28 @@ def _check_transaction(consumer: Consumer) -> None:
         )
 
 
-def _decide(consumer: Consumer | None, using: str, delivery: Delivery, error: Exception) -> Result:
-    policy = consumer.retry if consumer and not isinstance(error, UnknownMessageType) else WAIT_FOR_CODE
-    delay = policy.delay(delivery.attempt)
-    if _is_outage(error, using):
-        return Result(Outcome.RETRY, after=delay, is_outage=True)
+def _decide(consumer: Consumer | None, delivery: Delivery, error: Exception, *, is_outage: bool) -> Result:
+    policy = consumer.retry if consumer else WAIT_FOR_CODE
+    if is_outage:
+        policy = OUTLAST_OUTAGES
+    elif isinstance(error, UnknownMessageType):
+        policy = WAIT_FOR_CODE
     if isinstance(error, RetryLater):
         return Result(Outcome.RETRY, after=error.after)
     if isinstance(error, Reject):
         return Result(Outcome.DEAD_LETTER, reason=failure.storable(str(error)) or "rejected by its handler")
     if isinstance(error, policy.on) and policy.allows(delivery.attempt):
-        return Result(Outcome.RETRY, after=delay)
+        return Result(Outcome.RETRY, after=policy.delay(delivery.attempt))
     if consumer and consumer.ordered and consumer.on_dead == "block":
         _tell_blocked(consumer, delivery, error)
         return Result(Outcome.RETRY, after=policy.delays[-1])
     return Result(Outcome.DEAD_LETTER, reason=f"attempt {delivery.attempt}: {failure.describe(error)}")
 
 
-def _is_outage(error: Exception, using: str) -> bool:
-    return isinstance(error, DatabaseError | psycopg.Error | BrokenTransaction) and database.is_lost(using)
+def _is_outage(error: Exception, before: Any) -> bool:
+    """Say whether the database, not the handler, is to blame: the connection that was there before is gone."""
+    is_of_database = isinstance(error, DatabaseError | psycopg.Error | BrokenTransaction)
+    return is_of_database and (before is None or before.closed)
 
 
 def _tell_blocked(consumer: Consumer, delivery: Delivery, error: Exception) -> None:
