@@ -110,7 +110,9 @@ def compose_raw(
         default_type = "application/octet-stream"
     else:
         raise InvalidMessage(f"{subject} has a body of type {type(body).__name__}. Pass bytes, or a dict for JSON.")
-    own = {Header.CONTENT_TYPE: default_type if content_type is None else content_type}
+    if content_type is not None:
+        rules.check_content_type(subject, content_type)
+    own = {Header.CONTENT_TYPE: content_type or default_type}
     return _draft(subject, topic, body, key=key, tag=tag, headers=headers, delay=delay, own=own)
 
 

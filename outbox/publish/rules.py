@@ -11,6 +11,7 @@ The rules a message keeps, all of them here. `publish()` checks them in the call
 | a header's value | no control character | travels in HTTP |
 | body | 1 byte up to `max_body_bytes` of the topic's broker | the broker refuses others |
 | delay | a timedelta, not negative, at most 365 days; none on topics of type fifo | order has no gaps to wait in |
+| content type | text of 1 to 255 characters, no control characters | travels in HTTP |
 | dedupe key | text of 1 to 255 characters, no control characters | part of a primary key |
 
 The types of a message's fields are checked by `draft.py`.
@@ -107,6 +108,13 @@ def check_delay(subject: str, delay: object, *, topic: str, is_ordered: bool) ->
             f"{subject} cannot be delayed: topic {topic!r} is of type fifo, where each message waits for the one "
             "before. Publish it without delay=, or to a topic of another type."
         )
+
+
+def check_content_type(subject: str, content_type: object) -> None:
+    """Raise InvalidMessage unless the content type keeps the rule."""
+    _check_text(subject, "content type", content_type)
+    if not content_type:
+        raise InvalidMessage(f"{subject} cannot have the content type ''. Leave content_type= out, or name one.")
 
 
 def check_dedupe_key(subject: str, dedupe_key: object) -> None:

@@ -40,9 +40,9 @@ class TestADedupeKey:
         assert not other.is_duplicate
 
     def test_is_free_again_after_the_savepoint_was_rolled_back(self):
-        with pytest.raises(ZeroDivisionError), transaction.atomic():
+        with transaction.atomic():
             publish(OrderMade(order_id=1), dedupe_key="a")
-            raise ZeroDivisionError
+            transaction.set_rollback(True)
 
         second = publish(OrderMade(order_id=2), dedupe_key="a")
 
@@ -69,7 +69,7 @@ class TestADedupeKey:
 
     @pytest.mark.parametrize("dedupe_key", ["", "x" * 256, "a\nb", 7])
     def test_is_a_text_of_some_length(self, dedupe_key):
-        with pytest.raises(InvalidMessage, match="OrderMade .*dedupe key"):
+        with pytest.raises(InvalidMessage, match=r"OrderMade .*dedupe key"):
             publish(OrderMade(order_id=1), dedupe_key=dedupe_key)
 
 

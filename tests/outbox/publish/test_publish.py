@@ -1,23 +1,21 @@
-import os
 import subprocess
 import sys
 from datetime import UTC, datetime, timedelta
 from decimal import Decimal
-from uuid import UUID
 
-import psycopg
 import pytest
 from django.contrib.auth.models import Group
 from django.db import DatabaseError, connection, transaction
 
 from outbox import database
+from outbox.errors import ConfigurationError
 from outbox.message import Cause, Header, Receipt, current_cause
 from outbox.publish import publish, publish_many, publish_raw
+from outbox.topics import forget
 from tests.outbox.publish.rows import (
     OrderMade,
     ParcelMoved,
     ReminderSet,
-    bodies,
     delayed_rows,
     headers_of,
     message_rows,
@@ -56,9 +54,9 @@ class TestPublish:
     def test_is_gone_with_its_savepoint(self):
         kept = publish(OrderMade(order_id=1))
 
-        with pytest.raises(ZeroDivisionError), transaction.atomic():
+        with transaction.atomic():
             publish(OrderMade(order_id=2))
-            raise ZeroDivisionError
+            transaction.set_rollback(True)
 
         assert [row.id for row in message_rows()] == waiting_ids() == [kept.message_id]
 
@@ -260,10 +258,7 @@ class TestAnIdleRelay:
 
 
 class TestADatabaseWithoutTables:
-    def test_is_named_with_what_to_do(self, monkeypatch):
-        from outbox.errors import ConfigurationError
-        from outbox.topics import forget
-
+    def test_is_named_with_what_to_do(self):
         forget("default")
         with connection.cursor() as cursor:
             cursor.execute("ALTER TABLE outbox_topic RENAME TO outbox_gone")
@@ -281,6 +276,6 @@ class TestImport:
             "print('celery' in sys.modules)"
         )
 
-        outcome = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env={**os.environ})
+        outcome = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
 
         assert outcome.stdout.strip() == "False", outcome.stderr
