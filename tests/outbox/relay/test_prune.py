@@ -1,0 +1,261 @@
+"""Pruning, on days that are far from today."""
+
+from datetime import UTC, date, datetime, time, timedelta
+
+import pytest
+from django.db import connection as django_connection
+
+from outbox import database, partitions
+from outbox.models import (
+    Batch,
+    CheckBack,
+    DeadMessage,
+    Dedupe,
+    Duplicate,
+    FailedAttempt,
+    FailedDelivery,
+    Gap,
+    Inbox,
+    MessageRow,
+    State,
+    Topic,
+)
+from outbox.relay.prune import Pruned, prune
+from tests.factories import BatchFactory, DelayedFactory, MessageRowFactory, TicketFactory, TopicFactory, message_id
+
+pytestmark = pytest.mark.django_db(transaction=True)
+
+OLD = date(2001, 2, 3)
+NOW = datetime(2001, 2, 20, 12, tzinfo=UTC)  # with the retention of 7 days, the 13th is the first day that is kept
+LONG_AGO = datetime(2001, 2, 3, 12, tzinfo=UTC)
+BRIEFLY = timedelta(milliseconds=150)
+
+
+@pytest.fixture(autouse=True)
+def _old_days():
+    with database.connect("default") as own:
+        for number in (3, 4, 12, 13):
+            partitions.make_day(own, date(2001, 2, number))
+    yield
+    with database.connect("default") as own, django_connection.cursor() as cursor:
+        for day in partitions.days(own):
+            if day.year < 2020:
+                cursor.execute(f"DROP TABLE {partitions.table_of(day)}")
+
+
+def days():
+    with database.connect("default") as own:
+        return [day.day for day in partitions.days(own) if day.year < 2020]
+
+
+def message_of(day=OLD, **fields):
+    return MessageRowFactory(id=message_id(datetime.combine(day, time(12), tzinfo=UTC)), **fields)
+
+
+def batch_of(day=OLD, *, size=1, **fields):
+    topic = TopicFactory()
+    ids = [message_of(day, topic=topic).id for _ in range(size)]
+    moment = datetime.combine(day, time(13), tzinfo=UTC)
+    sent = {"sent_at": moment} if fields["state"] == State.SENT else {}
+    return BatchFactory(topic=topic, message_ids=ids, claimed_at=moment, **sent, **fields)
+
+
+class TestDays:
+    def test_are_dropped_when_all_of_them_is_past_the_retention(self):
+        pruned = prune("default", now=NOW)
+
+        assert [day.day for day in pruned.days] == [3, 4, 12]
+        assert days() == [13]
+
+    def test_take_their_messages_with_them(self):
+        old, young = message_of(OLD), message_of(date(2001, 2, 13))
+
+        prune("default", now=NOW)
+
+        assert list(MessageRow.objects.filter(id__in=[old.id, young.id])) == [young]
+
+    @pytest.mark.parametrize(
+        ("hold", "holder"),
+        [
+            (lambda: TicketFactory(message=message_of()), "waiting messages"),
+            (lambda: DelayedFactory(message=message_of()), "delayed messages"),
+            (lambda: batch_of(state=State.RELEASED), "unfinished batches"),
+            (lambda: batch_of(state=State.CLAIMED), "unfinished batches"),
+            (lambda: batch_of(state=State.PREPARED, half_ids=["1"]), "unfinished batches"),
+            (lambda: batch_of(state=State.DEAD), "dead messages without a copy"),
+        ],
+        ids=["ticket", "delayed", "released", "claimed", "prepared", "dead"],
+    )
+    def test_are_kept_while_something_unfinished_points_into_them(self, hold, holder):
+        hold()
+
+        pruned = prune("default", now=NOW)
+
+        assert pruned.kept == {OLD: holder}
+        assert days() == [3, 13]
+
+    @pytest.mark.parametrize("state", [State.SENT, State.SKIPPED])
+    def test_are_dropped_when_their_batches_are_done(self, state):
+        batch_of(state=state)
+
+        assert OLD in prune("default", now=NOW).days
+
+    def test_are_dropped_when_their_dead_messages_are_copied(self):
+        batch = batch_of(state=State.DEAD)
+        DeadMessage.objects.create(
+            message_id=batch.message_ids[0], batch_id=batch.id, topic="t", body=b"x", reason="refused", died_at=LONG_AGO
+        )
+
+        assert OLD in prune("default", now=NOW).days
+
+        assert DeadMessage.objects.get().body == b"x"
+        assert Batch.objects.get().state == State.DEAD
+
+    def test_are_kept_when_the_copy_of_a_dead_message_has_no_body(self):
+        batch = batch_of(state=State.DEAD)
+        DeadMessage.objects.create(message_id=batch.message_ids[0], batch_id=batch.id, topic="t", reason="refused")
+
+        assert OLD in prune("default", now=NOW).kept
+
+    def test_are_dropped_when_a_dead_message_has_left_its_batch(self):
+        batch_of(state=State.DEAD, size=1, split=[1])
+
+        assert OLD in prune("default", now=NOW).days
+
+    def test_wait_for_an_open_transaction_that_writes_into_them(self):
+        with database.connect("default") as publisher, publisher.transaction():
+            publisher.execute(
+                "INSERT INTO outbox_message (id, topic_id, body) VALUES (%s, 0, '')",
+                [message_id(datetime(2001, 2, 3, 12, tzinfo=UTC))],
+            )
+
+            pruned = prune("default", now=NOW, patience=BRIEFLY)
+
+            assert pruned.kept == {OLD: "open transactions"}
+
+        assert OLD in prune("default", now=NOW).days
+
+    def test_are_looked_at_again_under_the_lock(self, connect):
+        publisher = connect()
+        message = message_of()
+        held = []
+
+        def hold():
+            if not held:
+                held.append(True)
+                publisher.execute("INSERT INTO outbox_ticket (message_id, topic_id) VALUES (%s, 1)", [message.id])
+                return False
+            return True
+
+        with database.connect("default") as own:
+            hold()
+            dropped = partitions.drop_day(own, OLD, unless=hold)
+
+        assert not dropped
+        assert 3 in days()
+
+
+class TestBatches:
+    def test_that_are_done_go_with_their_messages(self):
+        sent, skipped = batch_of(state=State.SENT), batch_of(state=State.SKIPPED)
+        young = batch_of(date(2001, 2, 13), state=State.SENT)
+
+        pruned = prune("default", now=NOW)
+
+        assert pruned.rows["outbox_batch"] == 2
+        assert list(Batch.objects.all()) == [young]
+        assert not Batch.objects.filter(id__in=[sent.id, skipped.id]).exists()
+
+    def test_stay_while_they_are_not_done(self):
+        for state in (State.RELEASED, State.CLAIMED, State.DEAD):
+            batch_of(state=state)
+
+        prune("default", now=NOW)
+
+        assert Batch.objects.count() == 3
+
+    def test_stay_while_another_message_keeps_their_day(self):
+        sent = batch_of(state=State.SENT)
+        batch_of(state=State.RELEASED)
+
+        prune("default", now=NOW)
+
+        assert Batch.objects.filter(id=sent.id).exists()
+
+    def test_are_deleted_slice_by_slice(self, monkeypatch):
+        monkeypatch.setattr("outbox.relay.prune.SLICE", 2)
+        for state in (State.SENT, State.DEAD, State.SENT, State.SENT, State.SENT):
+            batch_of(state=state)
+
+        assert prune("default", now=NOW).rows["outbox_batch"] == 4
+
+
+class TestBooks:
+    def test_lose_what_is_past_its_time(self):
+        for moment in (LONG_AGO, NOW):
+            self.write_books(moment)
+
+        pruned = prune("default", now=NOW)
+
+        assert {table: count for table, count in pruned.rows.items() if count} == dict.fromkeys(
+            [
+                *("outbox_inbox", "outbox_delivery", "outbox_duplicate", "outbox_check_back", "outbox_attempt"),
+                *("outbox_gap", "outbox_dedupe", "outbox_dead"),
+            ],
+            1,
+        )
+
+    def test_keep_gaps_that_are_open(self):
+        Gap.objects.create(
+            consumer_group="g", source="s", topic="t", lane=1, first_number=1, last_number=2, found_at=LONG_AGO
+        )
+
+        prune("default", now=NOW)
+
+        assert Gap.objects.exists()
+
+    def test_are_deleted_slice_by_slice(self, monkeypatch):
+        monkeypatch.setattr("outbox.relay.prune.SLICE", 2)
+        for _ in range(5):
+            Duplicate.objects.create(consumer_group="g", message_id=message_id(), topic="t", nth=2, dropped_at=LONG_AGO)
+
+        assert prune("default", now=NOW).rows["outbox_duplicate"] == 5
+
+    def write_books(self, moment):
+        key = moment.isoformat()
+        about = {"consumer_group": "g", "message_id": message_id(), "topic": "t"}
+        Inbox.objects.create(**about, dedupe_key=key, handled_at=moment)
+        FailedDelivery.objects.create(**about, nth=1, outcome="retry", fingerprint="f", error="e", failed_at=moment)
+        Duplicate.objects.create(**about, nth=2, dropped_at=moment)
+        CheckBack.objects.create(
+            request_id=key,
+            asked_by="endpoint",
+            topic="t",
+            message_id="m",
+            half_id="h",
+            answer="COMMIT",
+            reason="r",
+            milliseconds=1,
+            answered_at=moment,
+        )
+        FailedAttempt.objects.create(batch_id=1, attempt=1, message_ids=[], verdict="unsure", reason="r", failed_at=moment)
+        Gap.objects.create(
+            consumer_group="g", source="s", topic="t", lane=1, first_number=moment.day, last_number=99, closed_at=moment
+        )
+        Dedupe.objects.create(topic_id=1, dedupe_key=key, message_id=message_id(), expires_at=moment + timedelta(hours=1))
+        DeadMessage.objects.create(message_id=message_id(), batch_id=1, topic="t", body=b"", reason="r", died_at=moment)
+
+
+class TestPrune:
+    def test_is_done_by_one_at_a_time(self, connect):
+        connect().execute("SELECT pg_advisory_lock(7711, 1)")
+
+        assert prune("default", now=NOW) == Pruned()
+        assert 3 in days()
+
+    def test_leaves_topics_alone(self):
+        topic = TopicFactory()
+
+        prune("default", now=NOW)
+
+        assert Topic.objects.filter(id=topic.id).exists()
