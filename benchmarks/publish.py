@@ -8,21 +8,12 @@ from collections.abc import Callable
 from django.db import connection, transaction
 
 from benchmarks.figure import Figure, interleaved, percentile
-from outbox import Message, publish
+from benchmarks.messages import BenchOrder
+from outbox import publish
 
 TABLE = "CREATE TABLE IF NOT EXISTS bench_order (id bigint GENERATED ALWAYS AS IDENTITY PRIMARY KEY, customer text, total text)"
 INSERT = "INSERT INTO bench_order (customer, total) VALUES (%s, %s) RETURNING id"
 PER_ROUND = 300
-
-
-class BenchOrder(Message):
-    order_id: int
-    customer: str
-    total: str
-
-    class Meta:
-        topic = "bench-two-phase"
-        key = "order_id"
 
 
 def measure(scale: float) -> list[Figure]:

@@ -1,6 +1,10 @@
-"""The shop's settings with topics of the benchmarks' own, on a broker that keeps nothing and on the embedded one."""
+"""Settings of the benchmarks: topics of their own, on a broker that keeps nothing and on the embedded one."""
 
-from project.settings import *  # noqa: F403
+from project.settings import DATABASES, DEFAULT_AUTO_FIELD, SECRET_KEY, USE_TZ
+
+__all__ = ["DATABASES", "DEFAULT_AUTO_FIELD", "INSTALLED_APPS", "OUTBOX", "SECRET_KEY", "USE_TZ"]
+
+INSTALLED_APPS = ["outbox", "benchmarks"]
 
 OUTBOX = {
     "BROKERS": {
@@ -9,6 +13,7 @@ OUTBOX = {
     },
     "TOPICS": {
         "bench-two-phase": {"TYPE": "transaction"},
+        "bench-clocked": {"TYPE": "transaction"},
         "bench-null-one-phase": {"TYPE": "normal", "BROKER": "null"},
         "bench-null-two-phase": {"TYPE": "transaction", "BROKER": "null"},
         "bench-null-paused": {"TYPE": "normal", "BROKER": "null"},

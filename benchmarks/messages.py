@@ -1,0 +1,23 @@
+"""What the benchmarks publish."""
+
+from __future__ import annotations
+
+from outbox import Message
+
+
+class BenchOrder(Message):
+    order_id: int
+    customer: str
+    total: str
+
+    class Meta:
+        topic = "bench-two-phase"
+        key = "order_id"
+
+
+class Clocked(Message):
+    number: int
+
+    class Meta:
+        topic = "bench-clocked"
+        key = "number"
