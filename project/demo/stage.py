@@ -12,7 +12,7 @@ import time
 import urllib.error
 import urllib.request
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -133,15 +133,18 @@ class Stage:
 def open_stage(options: Options, screen: Screen) -> Iterator[Stage]:
     """Start all there is, and take it down whatever happens. The logs stay only where something went wrong."""
     folder = Path(tempfile.mkdtemp(prefix="outbox-demo-"))
-    try:
-        with own_database() as url:
-            stage = Stage(options, url, folder, screen)
-            with stage.crew:
-                stage.start()
-                yield stage
-    except DemoError as error:
-        raise DemoError(f"{error}\nLogs are in {folder}.") from error
-    shutil.rmtree(folder, ignore_errors=True)
+    with ExitStack() as stack:
+        stack.callback(shutil.rmtree, folder, ignore_errors=True)
+        try:
+            with own_database() as url:
+                stage = Stage(options, url, folder, screen)
+                with stage.crew:
+                    stage.start()
+                    yield stage
+        except Exception:
+            stack.pop_all()
+            screen.say(f"logs are in {folder}")
+            raise
 
 
 def free_port(first: int) -> int:

@@ -73,10 +73,12 @@ class Command(BaseCommand):
                 self.stdout.flush()
             if serve:
                 self._serve(stage)
-        if report.is_kept:
-            screen.write("The promise is kept." if not missing else "The promise is kept, but not all was shown.")
-        else:
+        if not report.is_kept:
             screen.write("The promise is BROKEN.")
+        elif missing:
+            screen.write("The promise is kept, but not all was shown.")
+        else:
+            screen.write("The promise is kept. Next: make serve (the same, and the admin stays open), make test, README.md")
         return int(bool(missing) or not report.is_kept)
 
     def _serve(self, stage: Stage) -> None:
