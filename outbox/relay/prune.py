@@ -18,6 +18,7 @@ from outbox.database import Connection
 logger = logging.getLogger(__name__)
 
 SLICE = 1000
+NOT_LOCKED = "open transactions"  # the next prune will find the day free
 
 # One pruner at a time; others have nothing to do.
 TRY_TURN = "SELECT pg_try_advisory_lock(7711, 1)"
@@ -28,11 +29,11 @@ SELECT CASE
     WHEN EXISTS (SELECT FROM outbox_ticket WHERE message_id >= %(first)s AND message_id < %(end)s) THEN 'waiting messages'
     WHEN EXISTS (SELECT FROM outbox_delayed WHERE message_id >= %(first)s AND message_id < %(end)s) THEN 'delayed messages'
     WHEN EXISTS (
-        SELECT FROM outbox_batch, unnest(message_ids) id
-        WHERE state IN (0, 1, 2) AND id >= %(first)s AND id < %(end)s) THEN 'unfinished batches'
+        SELECT FROM outbox_batch, unnest(message_ids) m(id)
+        WHERE state IN (0, 1, 2) AND m.id >= %(first)s AND m.id < %(end)s) THEN 'unfinished batches'
     WHEN EXISTS (
         SELECT FROM outbox_batch, unnest(message_ids) WITH ORDINALITY u(id, n)
-        WHERE state = 4 AND id >= %(first)s AND id < %(end)s AND n <> ALL(split)
+        WHERE state = 4 AND u.id >= %(first)s AND u.id < %(end)s AND n <> ALL(split)
         AND NOT EXISTS (SELECT FROM outbox_dead d WHERE d.message_id = u.id AND d.body IS NOT NULL)
         AND EXISTS (SELECT FROM outbox_message m WHERE m.id = u.id)) THEN 'dead messages without a copy'
 END
@@ -110,8 +111,7 @@ def prune(using: str, *, now: datetime | None = None, patience: timedelta = part
         for day in partitions.days(connection):
             if day < last_kept:
                 _prune_day(connection, day, pruned, patience)
-        if pruned.kept:
-            _raise_alarm(using, pruned)
+        _raise_alarm_for_held(using, pruned)
         pruned.rows["outbox_batch"] = _delete_batches(connection, midnight, list(pruned.kept))
         for table, old in OLD.items():
             pruned.rows[table] = _delete_rows(connection, table, old, before=midnight, now=now)
@@ -131,7 +131,7 @@ def _prune_day(connection: Connection, day: date, pruned: Pruned, patience: time
     if partitions.drop_day(connection, day, unless=is_held, patience=patience):
         pruned.days.append(day)
     else:
-        pruned.kept.setdefault(day, "open transactions")
+        pruned.kept.setdefault(day, NOT_LOCKED)
 
 
 def _holder(connection: Connection, day: date) -> str | None:
@@ -169,8 +169,11 @@ def _end_of(day: date) -> UUID:
     return partitions.first_id(day + timedelta(days=1))
 
 
-def _raise_alarm(using: str, pruned: Pruned) -> None:
-    held = ", ".join(f"{day} by {holder}" for day, holder in pruned.kept.items())
-    reason = f"Database {using!r} keeps days of messages past their retention: {held}. See `manage.py outbox_status`."
+def _raise_alarm_for_held(using: str, pruned: Pruned) -> None:
+    held = {day: holder for day, holder in pruned.kept.items() if holder != NOT_LOCKED}
+    if not held:
+        return
+    said = ", ".join(f"{day} by {holder}" for day, holder in held.items())
+    reason = f"Database {using!r} keeps days of messages past their retention: {said}. See manage.py outbox_status."
     logger.warning(reason)
-    signals.alarm.send_robust(sender=prune, reason=reason, details={"database": using, "kept": dict(pruned.kept)})
+    signals.alarm.send_robust(sender=prune, reason=reason, details={"database": using, "kept": held})

@@ -5,7 +5,7 @@ from datetime import UTC, date, datetime, time, timedelta
 import pytest
 from django.db import connection as django_connection
 
-from outbox import database, partitions
+from outbox import database, partitions, signals
 from outbox.models import (
     Batch,
     CheckBack,
@@ -41,6 +41,18 @@ def _old_days():
         for day in partitions.days(own):
             if day.year < 2020:
                 cursor.execute(f"DROP TABLE {partitions.table_of(day)}")
+
+
+@pytest.fixture
+def alarms():
+    heard = []
+
+    def listen(*, reason, **kwargs):
+        heard.append(reason)
+
+    signals.alarm.connect(listen)
+    yield heard
+    signals.alarm.disconnect(listen)
 
 
 def days():
@@ -131,7 +143,7 @@ class TestDays:
 
             pruned = prune("default", now=NOW, patience=BRIEFLY)
 
-            assert pruned.kept == {OLD: "open transactions"}
+            assert pruned.kept[OLD] == "open transactions"
 
         assert OLD in prune("default", now=NOW).days
 
@@ -153,6 +165,25 @@ class TestDays:
 
         assert not dropped
         assert 3 in days()
+
+
+class TestAlarm:
+    def test_is_raised_for_days_that_something_holds(self, alarms):
+        TicketFactory(message=message_of())
+
+        prune("default", now=NOW)
+
+        assert len(alarms) == 1
+        assert "2001-02-03 by waiting messages" in alarms[0]
+
+    def test_is_not_raised_for_days_that_only_could_not_be_locked(self, alarms):
+        with database.connect("default") as publisher, publisher.transaction():
+            publisher.execute("INSERT INTO outbox_message (id, topic_id, body) VALUES (%s, 0, '')", [message_id()])
+
+            pruned = prune("default", now=NOW, patience=timedelta(0))
+
+        assert pruned.kept
+        assert alarms == []
 
 
 class TestBatches:
@@ -185,7 +216,7 @@ class TestBatches:
     def test_are_deleted_slice_by_slice(self, monkeypatch):
         monkeypatch.setattr("outbox.relay.prune.SLICE", 2)
         for state in (State.SENT, State.DEAD, State.SENT, State.SENT, State.SENT):
-            batch_of(state=state)
+            batch_of(state=state, split=[1] if state == State.DEAD else [])
 
         assert prune("default", now=NOW).rows["outbox_batch"] == 4
 
@@ -206,9 +237,7 @@ class TestBooks:
         )
 
     def test_keep_gaps_that_are_open(self):
-        Gap.objects.create(
-            consumer_group="g", source="s", topic="t", lane=1, first_number=1, last_number=2, found_at=LONG_AGO
-        )
+        Gap.objects.create(consumer_group="g", source="s", topic="t", lane=1, first_number=1, last_number=2, found_at=LONG_AGO)
 
         prune("default", now=NOW)
 
