@@ -1,0 +1,103 @@
+"""The check loop: each ask is counted first, and none holds a transaction open."""
+
+from datetime import timedelta
+from typing import Any
+
+import pytest
+
+from outbox import signals
+from outbox.brokers.base import Ended
+from outbox.brokers.embedded import EmbeddedBroker
+from outbox.database import Connection
+from outbox.message import COMMIT, UNKNOWN, Half, Resolution
+from tests.contracts.acts import Acts
+from tests.contracts.harness import CHECK_AFTER, CHECK_INTERVAL, CHECK_LIMIT, EmbeddedHarness
+
+ACTIVITY = "SELECT state, xact_start FROM pg_stat_activity WHERE pid = %s"
+
+
+def never(half: Half) -> Resolution:
+    raise AssertionError("nobody is to be asked")
+
+
+def use_up(broker: EmbeddedBroker, harness: EmbeddedHarness) -> None:
+    """Ask until the half is parked."""
+    harness.pass_time(CHECK_AFTER)
+    for _ in range(CHECK_LIMIT):
+        assert broker.check_halves(lambda half: UNKNOWN) == 1
+        harness.pass_time(CHECK_INTERVAL * 100)
+    assert broker.check_halves(never) == 0
+
+
+class TestCheckHalves:
+    def test_counts_an_ask_though_the_process_dies_of_it(self, acts: Acts, broker: EmbeddedBroker, harness: EmbeddedHarness):
+        def die(half: Half) -> Resolution:
+            raise SystemExit
+
+        acts.half()
+        harness.pass_time(CHECK_AFTER)
+        with pytest.raises(SystemExit):
+            broker.check_halves(die)
+        asked: list[int] = []
+
+        harness.pass_time(CHECK_INTERVAL)
+        broker.check_halves(lambda half: asked.append(half.asked) or COMMIT)
+
+        assert asked == [2]
+
+    def test_holds_no_transaction_open_while_it_asks(
+        self, acts: Acts, broker: EmbeddedBroker, harness: EmbeddedHarness, connection: Connection
+    ):
+        acts.half()
+        harness.pass_time(CHECK_AFTER)
+        pid = broker._link.connection().info.backend_pid
+        seen: list[Any] = []
+
+        broker.check_halves(lambda half: seen.append(connection.execute(ACTIVITY, [pid]).fetchone()) or UNKNOWN)
+
+        assert seen == [("idle", None)]
+
+    def test_waits_twice_as_long_each_time_up_to_sixteen_fold(self, acts: Acts, harness: EmbeddedHarness, connection: Connection):
+        broker = harness.open(CHECK_LIMIT=100)
+        acts.half()
+        harness.pass_time(CHECK_AFTER)
+        waits: list[timedelta] = []
+
+        for _ in range(7):
+            assert broker.check_halves(lambda half: UNKNOWN) == 1
+            ((ask_at,),) = connection.execute("SELECT ask_at FROM outbox_embedded_half").fetchall()
+            waits.append(ask_at - harness.now)
+            harness.now = ask_at
+
+        assert waits == [CHECK_INTERVAL * factor for factor in (1, 2, 4, 8, 16, 16, 16)]
+
+
+class TestParkedHalf:
+    def test_calls_a_person_once(self, acts: Acts, broker: EmbeddedBroker, harness: EmbeddedHarness):
+        alarms: list[dict[str, Any]] = []
+        signals.alarm.connect(listen := lambda **kwargs: alarms.append(kwargs))
+        half = acts.half()
+
+        use_up(broker, harness)
+        harness.pass_time(timedelta(days=1))
+        broker.check_halves(never)
+
+        signals.alarm.disconnect(listen)
+        assert [alarm["details"]["half_id"] for alarm in alarms] == [half.half_id]
+        assert "parked" in alarms[0]["reason"]
+
+    def test_is_asked_about_again_when_a_person_says_so(self, acts: Acts, broker: EmbeddedBroker, harness: EmbeddedHarness):
+        half = acts.half()
+        use_up(broker, harness)
+        asked: list[int] = []
+
+        assert broker.ask_again(half.half_id) is True
+        broker.check_halves(lambda half: asked.append(half.asked) or COMMIT)
+
+        assert asked == [1]
+        assert acts.end(half) == [Ended.COMMITTED]
+
+    def test_alone_can_be_asked_about_again(self, acts: Acts, broker: EmbeddedBroker):
+        half = acts.half()
+
+        assert broker.ask_again(half.half_id) is False

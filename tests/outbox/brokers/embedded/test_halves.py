@@ -1,0 +1,74 @@
+"""What the embedded broker adds to the contract of half messages: its memory, and at most one visible copy."""
+
+import threading
+
+from outbox.brokers.base import Ended
+from outbox.brokers.embedded import EmbeddedBroker, halves
+from outbox.database import Connection
+from outbox.message import COMMIT, ROLLBACK, TopicType
+from tests.contracts.acts import Acts
+from tests.contracts.harness import EmbeddedHarness
+from tests.waiting import wait_until_it_blocks
+
+HALF = TopicType.TRANSACTION
+
+
+class TestEnd:
+    def test_shows_a_message_once_though_two_halves_of_it_are_committed(self, acts: Acts, broker: EmbeddedBroker):
+        message = acts.message(HALF)
+        first, second = acts.send_halves(message, message)
+        acts.end(first)
+
+        ended = acts.end(second)
+        again = acts.end(second, resolution=ROLLBACK)
+
+        assert ended == again == [Ended.COMMITTED]
+        assert len(acts.receive(HALF)) == 1
+        assert [found.state for found in broker.find(message.message_id)] == ["visible"]
+
+    def test_shows_a_message_once_when_both_halves_end_in_one_batch(self, acts: Acts):
+        message = acts.message(HALF)
+        both = acts.send_halves(message, message)
+
+        assert acts.end(*both) == [Ended.COMMITTED] * 2
+
+        assert acts.end(*both, resolution=ROLLBACK) == [Ended.COMMITTED] * 2
+        assert len(acts.receive(HALF)) == 1
+
+    def test_lets_a_message_be_sent_again_after_its_rollback(self, acts: Acts):
+        message = acts.message(HALF)
+        [first] = acts.send_halves(message)
+        acts.end(first, resolution=ROLLBACK)
+
+        [second] = acts.send_halves(message)
+
+        assert acts.end(second) == [Ended.COMMITTED]
+        assert acts.end(first) == [Ended.ROLLED_BACK]
+        assert len(acts.receive(HALF)) == 1
+
+    def test_hears_of_an_end_that_was_under_way(
+        self, acts: Acts, broker: EmbeddedBroker, harness: EmbeddedHarness, connection: Connection
+    ):
+        half = acts.half()
+        answers: list[list[Ended | None]] = []
+        second = threading.Thread(target=lambda: answers.append(acts.end(half, resolution=ROLLBACK)))
+
+        with connection.transaction():
+            halves.end(connection, [half], COMMIT, now=harness.now)
+            second.start()
+            wait_until_it_blocks(connection)
+        second.join(10)
+
+        assert answers == [[Ended.COMMITTED]]
+
+    def test_keeps_the_order_of_the_batch(self, acts: Acts):
+        messages = [acts.message(HALF, key="one queue", body=b"%d" % n) for n in range(50)]
+
+        acts.end(*reversed(acts.send_halves(*messages)))
+
+        assert acts.bodies(HALF) == [b"%d" % n for n in range(50)]
+
+    def test_keeps_no_body_of_what_was_rolled_back(self, acts: Acts, connection: Connection):
+        acts.end(acts.half(), resolution=ROLLBACK)
+
+        assert connection.execute("SELECT body FROM outbox_embedded_half").fetchall() == [(b"",)]

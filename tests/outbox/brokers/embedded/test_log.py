@@ -1,0 +1,129 @@
+"""Positions become visible in their order: no message turns up behind an offset."""
+
+import threading
+import uuid
+from datetime import timedelta
+
+from outbox import database
+from outbox.brokers.embedded import EmbeddedBroker, log
+from outbox.brokers.embedded.rows import MessageRow
+from outbox.brokers.embedded.topics import write_topics
+from outbox.database import Connection
+from outbox.message import TopicType
+from tests.contracts.acts import Acts
+from tests.contracts.harness import EmbeddedHarness
+from tests.waiting import wait_until
+
+NORMAL = TopicType.NORMAL
+
+
+def rows(topic_id: int, queues: list[int]) -> list[MessageRow]:
+    return [MessageRow(topic_id, queue, str(uuid.uuid4()), "", "", "", "{}", b"x") for queue in queues]
+
+
+def is_blocked(connection: Connection, pid: int) -> bool:
+    row = connection.execute("SELECT pg_blocking_pids(%s) <> '{}'", [pid]).fetchone()
+    return bool(row and row[0])
+
+
+class TestSend:
+    def test_makes_a_later_writer_wait_so_that_a_reader_misses_nothing(
+        self, acts: Acts, harness: EmbeddedHarness, connection: Connection
+    ):
+        topic = write_topics(connection, harness.topics.values())[harness.topic(NORMAL)]
+        log.send(connection, rows(topic.id, [0]), now=harness.now)
+        late, other = database.connect("default"), database.connect("default")
+        later = threading.Thread(target=log.send, args=(other, rows(topic.id, [0])), kwargs={"now": harness.now})
+
+        with late, other:
+            with late.transaction():
+                log.send(late, rows(topic.id, [0]), now=harness.now)
+                later.start()
+                wait_until(lambda: is_blocked(connection, other.info.backend_pid) or not later.is_alive())
+                meanwhile = acts.receive()
+            later.join(10)
+            rest = acts.receive()
+
+        assert len(meanwhile) == 1
+        assert len(rest) == 2
+
+    def test_takes_its_queues_in_one_order_so_that_writers_do_not_deadlock(
+        self, harness: EmbeddedHarness, connection: Connection
+    ):
+        topic = write_topics(connection, harness.topics.values())[harness.topic(NORMAL)]
+        failures: list[Exception] = []
+        start = threading.Barrier(2)
+
+        def write(queues: list[int]) -> None:
+            try:
+                with database.connect("default") as mine:
+                    start.wait(10)
+                    for _ in range(150):
+                        log.send(mine, rows(topic.id, queues), now=harness.now)
+            except Exception as error:
+                failures.append(error)
+
+        writers = [threading.Thread(target=write, args=(queues,)) for queues in ([0, 1, 2, 3], [3, 2, 1, 0])]
+        for writer in writers:
+            writer.start()
+        for writer in writers:
+            writer.join(30)
+
+        assert failures == []
+
+    def test_loses_nothing_to_a_reader_among_many_writers(self, acts: Acts, harness: EmbeddedHarness):
+        done = threading.Event()
+        sent: list[str] = []
+
+        def write() -> None:
+            mine = harness.open()
+            for _ in range(60):
+                messages = [acts.message(NORMAL) for _ in range(3)]
+                assert all(outcome.verdict == "accepted" for outcome in mine.send(messages))
+                sent.extend(message.message_id for message in messages)
+
+        writers = [threading.Thread(target=write) for _ in range(4)]
+        for writer in writers:
+            writer.start()
+        watcher = threading.Thread(target=lambda: [writer.join(30) for writer in writers] and done.set())
+        watcher.start()
+        received: list[str] = []
+        while not done.is_set() or acts.waiting():
+            found = acts.receive(limit=20, wait=timedelta(seconds=0.05))
+            acts.broker.ack(found)
+            received.extend(delivery.message_id for delivery in found)
+        watcher.join(10)
+
+        assert sorted(received) == sorted(sent)
+
+    def test_gives_each_position_once(self, broker: EmbeddedBroker, acts: Acts, connection: Connection):
+        messages = [acts.message(NORMAL, key=str(n % 7)) for n in range(200)]
+        acts.send(*messages)
+
+        found = connection.execute("SELECT queue, array_agg(pos ORDER BY pos) FROM outbox_embedded_message GROUP BY queue")
+
+        assert all(positions == list(range(1, len(positions) + 1)) for _, positions in found)
+
+
+class TestMoveDelayed:
+    def test_moves_each_message_once_when_two_consumers_come(self, acts: Acts, harness: EmbeddedHarness):
+        due = harness.now + timedelta(minutes=1)
+        acts.send(*[acts.message(TopicType.DELAY, deliver_at=due) for _ in range(300)])
+        harness.pass_time(timedelta(minutes=1))
+        found: list[str] = []
+        start = threading.Barrier(2)
+
+        def read() -> None:
+            mine = harness.open()
+            start.wait(10)
+            while deliveries := acts.receive(TopicType.DELAY, broker=mine, limit=10):
+                found.extend(delivery.message_id for delivery in deliveries)
+
+        readers = [threading.Thread(target=read) for _ in range(2)]
+        for reader in readers:
+            reader.start()
+        for reader in readers:
+            reader.join(20)
+        found.extend(delivery.message_id for delivery in acts.receive(TopicType.DELAY, limit=500))
+
+        assert len(found) == len(set(found)) == 300

@@ -1,0 +1,129 @@
+"""What retention drops, and what it never drops."""
+
+from datetime import timedelta
+
+from outbox.brokers.base import Ended
+from outbox.brokers.embedded import EmbeddedBroker, retention
+from outbox.database import Connection
+from outbox.message import ROLLBACK, TopicType
+from tests.contracts.acts import Acts
+from tests.contracts.harness import EmbeddedHarness
+
+HALF = TopicType.TRANSACTION
+RETENTION = timedelta(days=7)
+
+
+def stored(connection: Connection) -> int:
+    row = connection.execute("SELECT count(*) FROM outbox_embedded_message").fetchone()
+    assert row is not None
+    return int(row[0])
+
+
+class TestPrune:
+    def test_drops_what_every_group_has_finished(
+        self, acts: Acts, broker: EmbeddedBroker, harness: EmbeddedHarness, connection: Connection
+    ):
+        acts.send(*[acts.message() for _ in range(30)])
+        for group in ("cart", "points"):
+            broker.ack(acts.receive(group=group))
+
+        harness.pass_time(RETENTION)
+
+        assert broker.prune() == 30
+        assert broker.prune() == 0
+        assert stored(connection) == 0
+
+    def test_drops_what_no_group_ever_asked_for(
+        self, acts: Acts, broker: EmbeddedBroker, harness: EmbeddedHarness, connection: Connection
+    ):
+        acts.send_bodies(b"a")
+
+        harness.pass_time(RETENTION)
+
+        assert broker.prune() == 1
+
+    def test_keeps_everything_within_the_retention(
+        self, acts: Acts, broker: EmbeddedBroker, harness: EmbeddedHarness, connection: Connection
+    ):
+        acts.send_bodies(b"a")
+        broker.ack(acts.receive())
+
+        harness.pass_time(RETENTION - timedelta(seconds=1))
+
+        assert broker.prune() == 0
+        assert stored(connection) == 1
+
+    def test_keeps_what_a_group_has_not_read(self, acts: Acts, broker: EmbeddedBroker, harness: EmbeddedHarness):
+        acts.receive(group="slow")
+        acts.send_bodies(b"a")
+        broker.ack(acts.receive(group="fast"))
+
+        harness.pass_time(RETENTION * 2)
+
+        assert broker.prune() == 0
+        assert acts.bodies(group="slow") == [b"a"]
+
+    def test_keeps_what_a_group_holds_and_what_it_gave_up(self, acts: Acts, broker: EmbeddedBroker, harness: EmbeddedHarness):
+        acts.send_bodies(b"held", b"dead", b"done")
+        deliveries = {delivery.body: delivery for delivery in acts.receive()}
+        broker.dead_letter(deliveries[b"dead"], "no")
+        broker.ack([deliveries[b"done"]])
+
+        harness.pass_time(RETENTION * 2)
+
+        assert broker.prune() == 1
+        assert acts.bodies() == [b"held"]
+        [letter] = broker.dead_letters("group")
+        broker.replay("group", [letter.id])
+        assert acts.bodies() == [b"dead"]
+
+    def test_looks_behind_what_it_keeps(self, acts: Acts, broker: EmbeddedBroker, harness: EmbeddedHarness):
+        acts.send(*[acts.message(key="one queue") for _ in range(retention.SLICE + 500)])
+        deliveries = acts.receive(limit=2000)
+        broker.ack(deliveries[retention.SLICE + 200 :])
+
+        harness.pass_time(RETENTION)
+
+        assert broker.prune() == 300
+
+    def test_forgets_ends_after_the_retention_only(self, acts: Acts, broker: EmbeddedBroker, harness: EmbeddedHarness):
+        committed, rolled_back = acts.half(), acts.half()
+        acts.end(committed)
+        acts.end(rolled_back, resolution=ROLLBACK)
+
+        harness.pass_time(RETENTION - timedelta(seconds=1))
+        broker.prune()
+        remembered = acts.end(committed, rolled_back)
+        harness.pass_time(timedelta(seconds=1))
+        broker.prune()
+
+        assert remembered == [Ended.COMMITTED, Ended.ROLLED_BACK]
+        assert acts.end(committed, rolled_back) == [Ended.NOT_FOUND] * 2
+
+    def test_keeps_a_half_that_nobody_ended(self, acts: Acts, broker: EmbeddedBroker, harness: EmbeddedHarness):
+        half = acts.half()
+
+        harness.pass_time(RETENTION * 10)
+        broker.prune()
+
+        assert acts.end(half) == [Ended.COMMITTED]
+
+
+class TestForgetGroup:
+    def test_lets_retention_go_on(self, acts: Acts, broker: EmbeddedBroker, harness: EmbeddedHarness):
+        acts.receive(group="gone")
+        acts.send_bodies(b"a")
+        harness.pass_time(RETENTION)
+
+        broker.forget_group("gone")
+
+        assert broker.prune() == 1
+        assert broker.backlog("gone") == {}
+
+    def test_has_the_group_begin_anew_if_it_comes_back(self, acts: Acts, broker: EmbeddedBroker):
+        acts.send_bodies(b"a")
+        broker.ack(acts.receive(group="gone"))
+
+        broker.forget_group("gone")
+
+        assert acts.bodies(group="gone") == [b"a"]
