@@ -6,8 +6,9 @@ from typing import Any
 
 from outbox.message import TopicType
 from outbox.models import Batch as StoredBatch
-from outbox.models import Topic
+from outbox.models import State, Topic
 from outbox.relay.batch import Batch, Decided, Fared, Fate, Parting
+from outbox.relay.part import Parter
 from tests.factories import BatchFactory
 
 
@@ -57,3 +58,13 @@ def fared(batch: Batch, *, accepted: dict[int, str] | None = None, **fates: int 
         for position in [positions] if isinstance(positions, int) else positions:
             parted[position] = Parting(Fate(fate), f"{fate}, says the broker")
     return Fared(batch, accepted or {}, parted)
+
+
+def split(parter: Parter, batch: Batch | Decided, parted: dict[int, Parting], **changes: Any) -> bool:
+    """Split positions off a claimed batch whose rest was sent."""
+    return parter.split(batch, parted, **{"state": State.CLAIMED, "next_state": State.SENT} | changes)
+
+
+def children(batch: Batch | StoredBatch) -> list[StoredBatch]:
+    """Give the batches that were split off, in the order they are claimed again."""
+    return list(StoredBatch.objects.exclude(pk=batch.id).order_by("id"))

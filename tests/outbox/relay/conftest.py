@@ -14,7 +14,9 @@ from outbox.brokers.base import EndSemantics
 from outbox.brokers.memory import MemoryBroker
 from outbox.message import TopicSpec, TopicType
 from outbox.models import Topic
+from outbox.relay.backoff import Backoff
 from outbox.relay.lane import Lane
+from outbox.relay.part import Parter
 from outbox.relay.run import Relay
 from tests.factories import TopicFactory
 
@@ -96,3 +98,9 @@ def make_relay(broker: MemoryBroker, clock: Clock) -> Callable[..., Relay]:
 @pytest.fixture
 def relay(db: None, make_relay: Callable[..., Relay]) -> Relay:
     return make_relay()
+
+
+@pytest.fixture
+def parter(db) -> Parter:
+    retry = Backoff(timedelta(seconds=100), timedelta(seconds=1000), lambda: 1.0)
+    return Parter(database.raw("default"), retry, misconfigured=timedelta(hours=1))
