@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any
 
 from django.core import checks
-from django.core.checks import CheckMessage, Error, Tags, register
+from django.core.checks import CheckMessage, Error, register
 from django.db import connections, router
 from django.db.backends.postgresql.psycopg_any import is_psycopg3
 
@@ -16,8 +15,6 @@ from outbox.message import Message, message_types
 from outbox.models import MessageRow
 from outbox.publish.rules import TOPIC_RULE, is_topic_name
 
-MINIMUM_VERSION = 13
-
 
 def register_checks() -> None:
     """Register all checks; called once, when the app is ready."""
@@ -26,7 +23,6 @@ def register_checks() -> None:
     register(check_brokers)
     register(check_message_types)
     register(check_database)
-    register(check_database_version, Tags.database)
 
 
 def check_settings(**kwargs: Any) -> list[CheckMessage]:
@@ -69,7 +65,7 @@ def check_message_types(**kwargs: Any) -> list[CheckMessage]:
 
 
 def check_database(**kwargs: Any) -> list[CheckMessage]:
-    """E007: the database that messages go to is not PostgreSQL, by psycopg 3."""
+    """E007: the database that messages go to is not PostgreSQL by psycopg 3. (Too old a server is refused by Django.)"""
     alias = router.db_for_write(MessageRow)
     vendor = connections[alias].vendor
     if vendor == "postgresql" and is_psycopg3:
@@ -77,26 +73,12 @@ def check_database(**kwargs: Any) -> list[CheckMessage]:
     what = f"is {vendor}" if vendor != "postgresql" else "is reached by psycopg2"
     return [
         Error(
-            f"Database {alias!r} {what}. The outbox needs PostgreSQL {MINIMUM_VERSION} or later, by psycopg 3.",
+            f"Database {alias!r} {what}. The outbox needs PostgreSQL 13 or later, by psycopg 3.",
             hint='Set its ENGINE to "django.db.backends.postgresql" and install psycopg, or route the models of '
             "the app outbox to such a database.",
             id="outbox.E007",
         )
     ]
-
-
-def check_database_version(*, databases: Sequence[str] | None = None, **kwargs: Any) -> list[CheckMessage]:
-    """E008: a database that holds the outbox's tables is a PostgreSQL that is too old. Needs a connection."""
-    found: list[CheckMessage] = []
-    for alias in databases or ():
-        connection = connections[alias]
-        if connection.vendor != "postgresql" or not router.allow_migrate_model(alias, MessageRow):
-            continue
-        version = connection.pg_version // 10_000  # type: ignore[attr-defined]
-        if version < MINIMUM_VERSION:
-            text = f"Database {alias!r} is PostgreSQL {version}. The outbox needs {MINIMUM_VERSION} or later."
-            found.append(Error(text, hint="Upgrade the server.", id="outbox.E008"))
-    return found
 
 
 def _settings() -> conf.Settings:

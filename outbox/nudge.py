@@ -15,7 +15,9 @@ import os
 import sys
 import threading
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
+from functools import cache
 from typing import TYPE_CHECKING
 
 from django.db import connections, transaction
@@ -35,23 +37,30 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class Nudge:
-    """A relay of this broker finds tickets in this database. Called after the commit; equal nudges are one."""
+    """A relay of this broker finds tickets in this database."""
 
     database: str
     broker: str
-
-    def __call__(self) -> None:
-        sender.add(self)
 
 
 def nudge_after_commit(database: str, broker: str) -> None:
     """Nudge when the open transaction commits: once, however often this is called in it."""
     if not conf.settings().nudge:
         return
-    nudge = Nudge(database, broker)
+    nudge = _after_commit(Nudge(database, broker))
     # One that is still there is dropped only with a savepoint that takes the message with it.
-    if all(entry[1] != nudge for entry in connections[database].run_on_commit):
+    if all(entry[1] is not nudge for entry in connections[database].run_on_commit):
         transaction.on_commit(nudge, using=database, robust=True)
+
+
+@cache
+def _after_commit(nudge: Nudge) -> Callable[[], None]:
+    """Give what runs after the commit: one function for each nudge. (Of other callables Django cannot log the failure.)"""
+
+    def hand_over() -> None:
+        sender.add(nudge)
+
+    return hand_over
 
 
 class Sender:
@@ -75,8 +84,9 @@ class Sender:
         with self._changed:
             self._waiting.add(nudge)
             if self._thread is None:
-                self._thread = threading.Thread(target=self._run, name="outbox-nudge", daemon=True)
-                self._thread.start()
+                thread = threading.Thread(target=self._run, name="outbox-nudge", daemon=True)
+                thread.start()
+                self._thread = thread
             self._changed.notify()
 
     def _run(self) -> None:
@@ -123,8 +133,11 @@ def remember_celery_app() -> None:
     the project's settings.
     """
     global _celery_app
-    if "celery" in sys.modules:
-        _celery_app = celery_app()
+    if "celery" not in sys.modules:
+        return
+    app = celery_app()
+    if app.set_as_current:  # type: ignore[attr-defined]  # else it is Celery's stopgap: the project has made none
+        _celery_app = app
 
 
 def celery_app() -> Celery:

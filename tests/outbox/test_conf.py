@@ -1,0 +1,113 @@
+from datetime import timedelta
+
+import pytest
+from django.core.exceptions import ImproperlyConfigured
+
+from outbox import conf
+from outbox.brokers.memory import MemoryBroker
+from outbox.errors import ConfigurationError, OutboxError, UnknownTopic
+from outbox.message import TopicSpec, TopicType
+
+MEMORY = {"BACKEND": "outbox.brokers.memory.MemoryBroker"}
+
+
+class OnePhaseBroker(MemoryBroker):
+    supports_half_messages = False
+
+
+class TestSettings:
+    def test_are_whole_without_any(self, settings):
+        settings.OUTBOX = {}
+
+        found = conf.settings()
+
+        assert found.brokers["default"].backend == "outbox.brokers.embedded.EmbeddedBroker"
+        assert found.relay.batch_size == 500
+        assert found.nudge
+
+    def test_are_read_again_when_they_change(self, settings):
+        settings.OUTBOX = {"BROKERS": {"default": MEMORY}, "TOPICS": {"orders": {}}}
+        assert conf.topic_settings("orders").type is TopicType.TRANSACTION
+        settings.OUTBOX = {"BROKERS": {"default": MEMORY}, "TOPICS": {"orders": {"TYPE": "fifo"}}}
+
+        assert conf.topic_settings("orders").type is TopicType.FIFO
+
+    def test_cannot_be_changed(self):
+        with pytest.raises(AttributeError):
+            conf.settings().nudge = False
+
+    @pytest.mark.parametrize(
+        ("outbox", "text"),
+        [
+            ({"TOPIKS": {}}, r"OUTBOX has an unknown setting 'TOPIKS'.* Did you mean TOPICS\?"),
+            ({"RELAY": {"LEESE": 1}}, r"unknown setting 'LEESE': .*\$\.RELAY`\. Did you mean LEASE\?"),
+            ({"relay": {}}, r"unknown setting 'relay'"),
+            ({"RELAY": {"LEASE": "soon"}}, r"OUTBOX has a wrong value: .*at `\$\.RELAY\.LEASE`"),
+            ([], "OUTBOX has a wrong value: Expected `object`, got `array`"),
+            ({"TOPICS": {"a": {"BROKER": "b"}}}, r'\["a"\] names the broker \'b\', which is not in .* \(default\)\. Add it'),
+        ],
+    )
+    def test_name_what_is_wrong(self, settings, outbox, text):
+        settings.OUTBOX = outbox
+
+        with pytest.raises(ConfigurationError, match=text) as caught:
+            conf.settings()
+
+        assert isinstance(caught.value, OutboxError)
+        assert isinstance(caught.value, ImproperlyConfigured)
+
+
+class TestATopic:
+    @pytest.mark.parametrize(
+        ("backend", "kind"),
+        [("outbox.brokers.memory.MemoryBroker", "transaction"), (f"{__name__}.OnePhaseBroker", "normal")],
+    )
+    def test_is_by_default_as_its_broker_can(self, settings, backend, kind):
+        settings.OUTBOX = {"BROKERS": {"default": {"BACKEND": backend}}, "TOPICS": {"orders": {}}}
+
+        assert conf.topic_settings("orders").type == kind
+
+    def test_is_not_guessed(self, settings):
+        settings.OUTBOX = {"BROKERS": {"default": MEMORY}, "TOPICS": {"orders": {}}}
+
+        with pytest.raises(UnknownTopic, match=r"Topic 'order' is not in OUTBOX\[\"TOPICS\"\]\. Did you mean 'orders'\?"):
+            conf.topic_settings("order")
+        with pytest.raises(UnknownTopic, match=r"Add it: OUTBOX\[\"TOPICS\"\]\[\"bills\"\] = \{\}\."):
+            conf.topic_settings("bills")
+
+    def test_is_given_to_its_broker(self, settings):
+        settings.OUTBOX = {
+            "BROKERS": {"default": MEMORY, "spare": MEMORY},
+            "TOPICS": {"b": {}, "a": {"TYPE": "fifo", "RETENTION": timedelta(hours=1)}, "c": {"BROKER": "spare"}},
+        }
+
+        assert conf.topics_of("default") == [
+            TopicSpec("a", TopicType.FIFO, 4, timedelta(hours=1)),
+            TopicSpec("b", TopicType.TRANSACTION, 4, timedelta(days=7)),
+        ]
+        assert [topic.name for topic in conf.topics_of("spare")] == ["c"]
+
+
+class TestABroker:
+    def test_is_made_with_its_topics(self, settings):
+        settings.OUTBOX = {"BROKERS": {"default": MEMORY}, "TOPICS": {"orders": {}}}
+
+        broker = conf.make_broker("default")
+
+        assert (type(broker), broker.alias, list(broker.topics)) == (MemoryBroker, "default", ["orders"])
+
+    @pytest.mark.parametrize(
+        ("alias", "text"),
+        [
+            ("nowhere", r"Broker 'nowhere' is not in OUTBOX\[\"BROKERS\"\] \(dated, default, gone\)"),
+            ("gone", r"'gone\.Broker' cannot be imported: No module named 'gone'\. Correct the path, or install"),
+            ("dated", r"'datetime\.datetime' is not a Broker class"),
+        ],
+    )
+    def test_is_found_or_the_text_says_why_not(self, settings, alias, text):
+        settings.OUTBOX = {
+            "BROKERS": {"default": MEMORY, "gone": {"BACKEND": "gone.Broker"}, "dated": {"BACKEND": "datetime.datetime"}}
+        }
+
+        with pytest.raises(ConfigurationError, match=text):
+            conf.broker_class(alias)

@@ -1,0 +1,102 @@
+from decimal import Decimal
+
+import msgspec
+import pytest
+
+from outbox.message import Message, MessageOptions, Token, message_type, message_types
+
+
+@pytest.fixture(autouse=True)
+def _own_types(monkeypatch):
+    monkeypatch.setattr("outbox.message._types", {})
+
+
+def make(name="Order", **meta):
+    """Make a message type with that Meta and one field."""
+    return type(Message)(
+        name,
+        (Message,),
+        {"__module__": __name__, "__annotations__": {"total": Decimal}, "Meta": type("Meta", (), meta)},
+        frozen=True,
+    )
+
+
+class TestAMessageType:
+    def test_reads_its_meta(self):
+        kind = make(topic="orders", key="total", tag="new", version=2, type="shop.Order")
+
+        assert kind._meta == MessageOptions(topic="orders", key="total", tag="new", version=2, type="shop.Order")
+
+    def test_is_called_as_its_class_on_the_wire(self):
+        assert make()._meta.type == "Order"
+
+    def test_is_found_by_its_name_on_the_wire(self):
+        kind = make(type="shop.Order")
+
+        assert message_type("shop.Order") is message_types()["shop.Order"] is kind
+        assert message_type("Order") is None
+
+    def test_refuses_an_unknown_option(self):
+        with pytest.raises(TypeError, match=r"Order\.Meta has unknown options \['topics'\]\. Known are \['key', 'tag', 'topic'"):
+            make(topics="orders")
+
+    def test_refuses_a_name_that_another_has(self):
+        make("Order", type="same")
+
+        with pytest.raises(TypeError, match=r"'same' is defined twice: .*Order and .*Bill\. Give one of them another `type`"):
+            make("Bill", type="same")
+
+    def test_may_be_defined_again_as_when_a_module_is_reloaded(self):
+        make()
+
+        again = make()
+
+        assert message_type("Order") is again
+
+    def test_is_frozen(self):
+        with pytest.raises(AttributeError):
+            make()(total=Decimal(1)).total = Decimal(2)
+
+
+class TestFromBody:
+    def test_reads_the_body(self):
+        kind = make()
+
+        assert kind.from_body(b'{"total": "1.20"}') == kind(total=Decimal("1.20"))
+
+    def test_names_the_field_that_does_not_fit(self):
+        with pytest.raises(msgspec.ValidationError, match=r"at `\$.total`"):
+            make().from_body(b'{"total": []}')
+
+    def test_refuses_what_is_no_json(self):
+        with pytest.raises(msgspec.DecodeError):
+            make().from_body(b"total")
+
+    def test_goes_through_the_upgrades_of_an_older_body(self):
+        kind = make(version=3)
+        kind.upgrade_from(1)(lambda body: {"amount": body["sum"]})
+        kind.upgrade_from(2)(lambda body: {"total": body["amount"]})
+
+        assert kind.from_body(b'{"sum": "5"}', version=1).total == 5
+        assert kind.from_body(b'{"amount": "5"}', version=2).total == 5
+        assert kind.from_body(b'{"total": "5"}', version=3).total == 5
+
+    def test_reads_a_body_of_a_later_version_as_todays(self):
+        assert make(version=3).from_body(b'{"total": "5", "news": 1}', version=4).total == 5
+
+    def test_names_the_upgrade_that_lacks(self):
+        with pytest.raises(msgspec.ValidationError, match=r"Order has no upgrade from version 1\. Add @Order\.upgrade_from\(1\)"):
+            make(version=2).from_body(b"{}", version=1)
+
+
+class TestAToken:
+    def test_is_read_as_it_was_written(self):
+        token = Token("urn:uuid:0a1b", 17, 2, 500)
+
+        assert str(token) == "urn:uuid:0a1b:17:2:500"
+        assert Token.parse(str(token)) == token
+
+    @pytest.mark.parametrize("text", ["", "17:2:500", ":17:2:500", "urn:a:b:c", "urn:uuid:0a1b:17:2:x"])
+    def test_is_nothing_else(self, text):
+        with pytest.raises(ValueError, match="Token|values to unpack|invalid literal"):
+            Token.parse(text)
