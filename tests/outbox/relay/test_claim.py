@@ -113,11 +113,13 @@ class TestClaim:
 
         assert [len(batch.message_ids) for batch in batches] == [1]
 
-    def test_touches_one_ticket_of_a_topic_to_see_whether_any_waits(self):
-        """EXISTS in place of the LATERAL probe reads them all."""
-        for topic in TopicFactory.create_batch(2):
-            TicketFactory.create_batch(200, topic=topic, message=MessageRowFactory(topic=topic))
+    def test_reads_no_more_tickets_than_it_takes_however_many_wait(self):
+        topics = TopicFactory.create_batch(50)
         with django_connection.cursor() as cursor:
+            cursor.execute(
+                "INSERT INTO outbox_ticket (message_id, topic_id) SELECT gen_random_uuid(), %s FROM generate_series(1, 20000)",
+                [topics[0].id],
+            )
             cursor.execute("ANALYZE outbox_ticket")
             arguments = claims(batch_size=1)._arguments({}, 1, ordered=False)
             cursor.execute("EXPLAIN (ANALYZE, FORMAT JSON) " + CLAIM, arguments)
