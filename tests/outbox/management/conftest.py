@@ -1,0 +1,73 @@
+"""Real relay processes on the test's database."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from typing import Any
+from urllib.parse import quote
+
+import pytest
+from django.db import connection
+
+from outbox import database, publish_raw, transaction
+from outbox.failpoints import VARIABLE
+
+Start = Callable[..., subprocess.Popen[str]]
+TOPIC = "orders"
+
+
+@pytest.fixture(autouse=True)
+def _no_nudge(settings: Any) -> None:
+    settings.OUTBOX = {**settings.OUTBOX, "NUDGE": False}
+
+
+@pytest.fixture
+def own() -> Iterator[database.Connection]:
+    with database.connect("default") as own:
+        yield own
+        own.execute("DELETE FROM outbox_idle")
+
+
+@pytest.fixture
+def publish() -> Callable[[int], list[Any]]:
+    """Publish so many messages, each in a transaction of its own; give their ids."""
+
+    def publish(count: int) -> list[Any]:
+        ids = []
+        for number in range(count):
+            with transaction():
+                ids.append(publish_raw(TOPIC, {"number": number}).message_id)
+        return ids
+
+    return publish
+
+
+@pytest.fixture
+def start() -> Iterator[Start]:
+    """Start `manage.py outbox_relay`; whatever still runs at the end of the test is killed."""
+    started: list[subprocess.Popen[str]] = []
+
+    def start(*arguments: str, failpoints: str = "", settings: str = "tests.settings") -> subprocess.Popen[str]:
+        command = [sys.executable, "-m", "django", "outbox_relay", "--database", "default", "--json", *arguments]
+        environment = {
+            **os.environ,
+            "DATABASE_URL": _url(connection.settings_dict),
+            "DJANGO_SETTINGS_MODULE": settings,
+            VARIABLE: failpoints,
+        }
+        process = subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+        started.append(process)
+        return process
+
+    yield start
+    for process in started:
+        process.kill()
+        process.communicate()
+
+
+def _url(settings: dict[str, Any]) -> str:
+    user, password, host, port = (quote(str(settings[name]), safe="") for name in ("USER", "PASSWORD", "HOST", "PORT"))
+    return f"postgresql://{user}:{password}@:{port}/{settings['NAME']}?host={host}"

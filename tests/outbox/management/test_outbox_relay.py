@@ -1,0 +1,136 @@
+"""`manage.py outbox_relay` as a real process on the embedded broker: killed, stopped, cut off, side by side."""
+
+import json
+import signal
+import time
+
+import pytest
+from django.core.management import CommandError, call_command
+
+from outbox.models import Batch, EmbeddedHalf, EmbeddedMessage, HalfState, MessageState, Process, State, Ticket
+from tests.waiting import wait_until
+
+pytestmark = pytest.mark.django_db(transaction=True)
+
+RELAY_BACKENDS = "SELECT pid FROM pg_stat_activity WHERE application_name LIKE 'outbox %%' AND datname = current_database()"
+
+
+def are_sent(ids):
+    return MessageState.objects.filter(id__in=ids, state="sent").count() == len(ids)
+
+
+def visible():
+    """Count the broker's messages; and second sends of one that it had already."""
+    return EmbeddedMessage.objects.count(), EmbeddedHalf.objects.filter(state=HalfState.COMMITTED).count()
+
+
+def is_idle(own):
+    return own.execute("SELECT EXISTS (SELECT FROM outbox_idle)").fetchone()[0]
+
+
+class TestOutboxRelay:
+    def test_relays_what_is_published_while_it_stays(self, start, publish, own):
+        start()
+        wait_until(lambda: is_idle(own))
+
+        ids = publish(3)
+
+        wait_until(lambda: are_sent(ids))
+        assert visible() == (3, 0)
+
+    def test_finds_everything_without_being_notified(self, start, publish, own):
+        own.execute("CREATE RULE no_idle AS ON INSERT TO outbox_idle DO INSTEAD NOTHING")
+        try:
+            start()
+            wait_until(lambda: Process.objects.filter(kind="relay").exists())
+
+            ids = publish(3)
+
+            wait_until(lambda: are_sent(ids))
+        finally:
+            own.execute("DROP RULE no_idle ON outbox_idle")
+
+    def test_ends_on_sigterm_with_nothing_left_claimed(self, start, publish, own):
+        relay = start()
+        wait_until(lambda: is_idle(own))
+        publish(300)
+
+        relay.send_signal(signal.SIGTERM)
+        output, errors = relay.communicate(timeout=20)
+
+        assert (relay.returncode, errors) == (0, "")
+        assert json.loads(output)["relays"][0]["broker"] == "default"
+        assert not Batch.objects.filter(state__in=[State.CLAIMED, State.PREPARED]).exists()
+        assert not Process.objects.exists()
+        assert not is_idle(own)
+
+    def test_is_replaced_within_seconds_when_it_is_killed(self, start, publish, own, record_property):
+        start()
+        wait_until(lambda: is_idle(own))
+        doomed = start(failpoints="relay.after_half=kill")
+        ids = []
+        while doomed.poll() is None:
+            ids += publish(1)
+        killed_at = time.monotonic()
+        assert doomed.returncode == -signal.SIGKILL
+
+        wait_until(lambda: are_sent(ids))
+
+        seconds = time.monotonic() - killed_at
+        record_property("takeover_seconds", seconds)
+        print(f"takeover after SIGKILL: {seconds:.2f} s")
+        assert Batch.objects.filter(attempt=2, state=State.SENT).exists()
+        assert visible() == (len(ids), 0)
+
+    def test_goes_on_when_its_connections_are_cut(self, start, publish, own):
+        relay = start()
+        wait_until(lambda: is_idle(own))
+        ids = []
+        for _ in range(3):
+            ids += publish(100)
+            cut = own.execute(f"SELECT pg_terminate_backend(pid) FROM ({RELAY_BACKENDS}) b").fetchall()
+            assert cut
+            wait_until(lambda: are_sent(ids), seconds=20)
+
+        assert relay.poll() is None
+        assert visible() == (300, 0)
+
+    def test_shares_the_work_with_another(self, start, publish, own):
+        publish(2000)
+        first, second = start(), start()
+
+        wait_until(lambda: not Ticket.objects.exists() and not Batch.objects.exclude(state=State.SENT).exists(), seconds=30)
+
+        for relay in (first, second):
+            relay.send_signal(signal.SIGTERM)
+            relay.communicate(timeout=20)
+        assert visible() == (2000, 0)
+        assert not Batch.objects.filter(attempt__gt=1).exists()
+
+    def test_relays_what_waits_and_ends(self, publish, capsys):
+        ids = publish(2)
+
+        call_command("outbox_relay", "--once", "--database", "default", "--json")
+
+        assert json.loads(capsys.readouterr().out)["relays"][0]["sent"] == 2
+        assert are_sent(ids)
+        assert not Process.objects.exists()
+
+    def test_says_what_it_did(self, publish, capsys):
+        publish(2)
+
+        call_command("outbox_relay", "--once", "--database", "default")
+
+        assert capsys.readouterr().out == (
+            "database 'default', broker 'default': 2 sent in 1 batches, 0 to be tried again or dead\n"
+        )
+
+    def test_refuses_an_unknown_broker(self):
+        with pytest.raises(CommandError, match="There is no broker 'nix' in settings, but default"):
+            call_command("outbox_relay", "--broker", "nix")
+
+    def test_refuses_to_run_where_there_are_no_topics(self, settings):
+        settings.OUTBOX = {}
+
+        with pytest.raises(CommandError, match="No relay is needed"):
+            call_command("outbox_relay")
