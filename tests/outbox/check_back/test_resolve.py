@@ -134,38 +134,31 @@ class TestResolve:
 
 
 class TestTheFence:
-    def test_reads_again_when_the_relay_decided_first(self, own_connection, other_connection):
+    """Another commits between the check-back's read and its fence; each step leaves but one of the fence's guards."""
+
+    @pytest.mark.parametrize(
+        ("step", "answer", "state"),
+        [
+            ("state = 2, half_ids = '{h}'", COMMIT, State.PREPARED),
+            ("attempt = 2", ROLLBACK, State.CLAIMED),
+            ("lease_until = clock_timestamp() + interval '1 minute'", UNKNOWN, State.CLAIMED),
+        ],
+        ids=["decided", "claimed again", "lease made longer"],
+    )
+    def test_reads_again_when_another_was_first(self, own_connection, other_connection, step, answer, state):
         batch = BatchFactory(state=State.CLAIMED, lease_until=lease_over())
         half = half_of(batch, half_id="h")
         answers = []
         asking = threading.Thread(target=lambda: answers.append(ask(own_connection, half)))
 
         with other_connection.transaction():
-            other_connection.execute(
-                "UPDATE outbox_batch SET state = 2, half_ids = '{h}', lease_until = NULL WHERE id = %s", [batch.id]
-            )
+            other_connection.execute(f"UPDATE outbox_batch SET {step} WHERE id = %s", [batch.id])
             asking.start()
             wait_until_it_blocks(other_connection)
         asking.join(10)
 
-        assert answers == [(COMMIT, False)]
-        assert stored(batch).state == State.PREPARED
-
-    def test_takes_nothing_from_a_relay_that_claimed_the_batch_again(self, own_connection, other_connection):
-        batch = BatchFactory(state=State.CLAIMED, lease_until=lease_over())
-        half = half_of(batch)
-        answers = []
-        asking = threading.Thread(target=lambda: answers.append(ask(own_connection, half)))
-
-        with other_connection.transaction():
-            # The new lease is over, too: of the fence's guards, only the attempt holds.
-            other_connection.execute("UPDATE outbox_batch SET attempt = 2 WHERE id = %s", [batch.id])
-            asking.start()
-            wait_until_it_blocks(other_connection)
-        asking.join(10)
-
-        assert answers == [(ROLLBACK, False)]
-        assert stored(batch).state == State.CLAIMED
+        assert answers == [(answer, False)]
+        assert stored(batch).state == state
 
 
 @pytest.mark.usefixtures("resolvers")
