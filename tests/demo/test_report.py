@@ -13,7 +13,7 @@ from project.shop.messages import OrderPlaced, OrderShipped
 from project.shop.models import CartEntry, Customer, Letter, Order, PointsEntry, Refusal, Shipment
 from tests.factories import message_id
 
-pytestmark = pytest.mark.django_db(transaction=True)
+pytestmark = pytest.mark.django_db
 
 INVOICE = "536365"
 KILLS = report.Kills(resident=4, celery=4, consumers=8, unacked=6)
@@ -68,13 +68,11 @@ def order():
 
 
 def read(kills=KILLS):
-    with database.connect("default") as connection:
-        return report.read(connection, kills)
+    return report.read(database.raw("default"), kills)
 
 
 def count_open():
-    with database.connect("default") as connection:
-        return report.count_open(connection)
+    return report.count_open(database.raw("default"))
 
 
 class TestRead:
