@@ -5,6 +5,7 @@ from __future__ import annotations
 from outbox import conf
 from outbox.brokers.base import Broker
 from outbox.check_back.ask import Ask, in_process, over_http
+from outbox.errors import ConfigurationError
 
 LIMIT = 20  # halves per turn; the endpoint may be slow to answer
 
@@ -15,9 +16,14 @@ def ask_as_set(database: str) -> Ask:
 
     Args:
         database: for halves without a token of ours, in this process.
+
+    Raises:
+        ConfigurationError: a URL is given and no secret to sign with.
     """
     check_back = conf.settings().check_back
     if check_back.url:
+        if not check_back.secrets:
+            raise ConfigurationError('OUTBOX["CHECK_BACK"]["SECRETS"] is empty: the check-back URL takes signed requests only.')
         return over_http(check_back.url, check_back.secrets[0])
     return in_process(database)
 

@@ -1,0 +1,127 @@
+import logging
+import threading
+
+import psycopg
+import pytest
+
+from outbox.errors import BrokerUnavailable, LaneNotHeld, NotMigrated
+from outbox.relay import resident
+from outbox.relay.backoff import Backoff
+from outbox.relay.resident import Resident
+from tests.waiting import wait_until
+
+
+@pytest.fixture(autouse=True)
+def _short_waits(monkeypatch):
+    monkeypatch.setattr(resident, "BACKOFF", Backoff(resident.BACKOFF.base, resident.BACKOFF.limit, lambda: 0.01))
+
+
+class Work:
+    """Gives outcomes one after the other, then nothing to do."""
+
+    def __init__(self, *outcomes):
+        self.outcomes = list(outcomes)
+        self.turns = 0
+        self.is_done = threading.Event()
+
+    def __call__(self):
+        self.turns += 1
+        outcome = self.outcomes.pop(0) if self.outcomes else False
+        if not self.outcomes:
+            self.is_done.set()
+        if isinstance(outcome, BaseException):
+            raise outcome
+        return outcome
+
+
+@pytest.fixture
+def start():
+    started = []
+
+    def start(work, pause=60.0):
+        started.append(Resident("The worker", work, pause=pause))
+        started[-1].start()
+        return started[-1]
+
+    yield start
+    for one in started:
+        one.stop()
+        one.join(10)
+        assert not one.is_alive()
+
+
+class TestResident:
+    def test_goes_on_at_once_while_there_is_more_to_do(self, start):
+        work = Work(True, True, False)
+
+        start(work)
+
+        assert work.is_done.wait(5)
+        assert work.turns == 3
+
+    def test_pauses_when_there_is_nothing_to_do(self, start):
+        work = Work(False, False)
+
+        start(work)
+
+        assert not work.is_done.wait(0.2)
+
+    @pytest.mark.parametrize(
+        "trouble",
+        [psycopg.OperationalError("gone"), psycopg.InterfaceError("closed"), BrokerUnavailable("away"), ValueError("a bug")],
+        ids=lambda error: type(error).__name__,
+    )
+    def test_outlasts_trouble(self, trouble, start, caplog):
+        work = Work(trouble, trouble, False)
+
+        start(work)
+
+        assert work.is_done.wait(5)
+        assert str(trouble) in caplog.text
+
+    def test_says_only_of_bugs_where_they_are(self, start, caplog):
+        work = Work(psycopg.OperationalError("gone"), ValueError("a bug"), False)
+
+        start(work)
+        assert work.is_done.wait(5)
+
+        assert [(record.levelno, bool(record.exc_info)) for record in caplog.records] == [
+            *((logging.WARNING, False), (logging.ERROR, True)),
+        ]
+
+    def test_waits_for_a_lane_and_says_so_once(self, start, caplog, monkeypatch):
+        monkeypatch.setattr(resident, "ALL_LANES_HELD_SECONDS", 0.01)
+        work = Work(LaneNotHeld("all held"), LaneNotHeld("all held"), False)
+
+        start(work)
+
+        assert work.is_done.wait(5)
+        assert caplog.text.count("all held") == 1
+
+    def test_looks_again_at_a_database_that_was_not_ready(self, start, caplog, monkeypatch):
+        monkeypatch.setattr(resident, "UNFIT_SECONDS", 0.01)
+        work = Work(NotMigrated("no tables"), False)
+
+        start(work)
+
+        assert work.is_done.wait(5)
+        assert "no tables" in caplog.text
+
+    def test_ends_when_it_is_stopped_in_a_pause(self, start):
+        worker = start(Work(False))
+        wait_until(lambda: worker._turn.turns)
+
+        worker.stop()
+
+        worker.join(5)
+        assert not worker.is_alive()
+
+    def test_ends_when_it_is_stopped_in_a_back_off(self, start, monkeypatch):
+        monkeypatch.setattr(resident, "UNFIT_SECONDS", 60.0)
+        worker = start(Work(NotMigrated("no tables")))
+        wait_until(lambda: worker._turn.turns)
+
+        worker.stop()
+
+        worker.join(5)
+        assert not worker.is_alive()

@@ -1,0 +1,32 @@
+import subprocess
+import sys
+from datetime import timedelta
+
+from celery import current_app
+
+import outbox.tasks  # noqa: F401  (registers the tasks)
+from outbox.schedule import beat_schedule
+
+
+class TestBeatSchedule:
+    def test_names_tasks_that_exist(self):
+        tasks = {entry["task"] for entry in beat_schedule().values()}
+
+        assert tasks == {"outbox.tasks.sweep", "outbox.tasks.upkeep"}
+        assert tasks <= set(current_app.tasks)
+
+    def test_sweeps_each_second_and_keeps_up_hourly(self):
+        every = {entry["task"]: entry["schedule"] for entry in beat_schedule().values()}
+
+        assert every == {"outbox.tasks.sweep": timedelta(seconds=1), "outbox.tasks.upkeep": timedelta(hours=1)}
+
+    def test_lets_ticks_expire_that_nobody_took(self):
+        slow = beat_schedule(sweep=timedelta(minutes=1), queue="mine")["outbox-sweep"]
+
+        assert beat_schedule()["outbox-sweep"]["options"]["expires"] == 10
+        assert slow["options"] == {"expires": 60, "queue": "mine", "ignore_result": True}
+
+    def test_can_be_imported_by_settings(self):
+        code = "import sys; import outbox.schedule; assert 'django' not in sys.modules; assert 'celery' not in sys.modules"
+
+        subprocess.run([sys.executable, "-c", code], check=True)

@@ -1,0 +1,141 @@
+from datetime import UTC, datetime, timedelta
+
+import pytest
+
+from outbox import database
+from outbox.models import EmbeddedHalf, EmbeddedTopic, Gap, HalfState, Process, State
+from outbox.status import read_status
+from tests.factories import BatchFactory, DelayedFactory, MessageRowFactory, TicketFactory, TopicFactory, message_id
+
+pytestmark = pytest.mark.django_db
+
+
+@pytest.fixture
+def read(db):
+    return lambda: read_status(database.raw("default"), "default")
+
+
+@pytest.fixture
+def topic_of(read):
+    def topic_of(topic):
+        (found,) = [one for one in read().topics if one.name == topic.name]
+        return found
+
+    return topic_of
+
+
+def ago(**time):
+    return datetime.now(UTC) - timedelta(**time)
+
+
+def a_relay(broker="default", **fields):
+    return Process.objects.create(kind="relay", host="h", pid=1, broker=broker, **fields)
+
+
+class TestTopics:
+    def test_count_messages_by_where_they_stand(self, topic_of):
+        topic = TopicFactory()
+        TicketFactory.create_batch(2, topic=topic)
+        DelayedFactory(topic=topic)
+        BatchFactory(topic=topic, size=3, state=State.RELEASED)
+        BatchFactory(topic=topic, size=4, state=State.CLAIMED)
+        BatchFactory(topic=topic, size=5, state=State.PREPARED)
+        BatchFactory(topic=topic, size=6, state=State.DEAD)
+        BatchFactory(topic=topic, size=7, state=State.SENT)
+
+        found = topic_of(topic)
+
+        counts = (found.waiting, found.delayed, found.released, found.claimed, found.prepared, found.dead)
+        assert counts == (2, 1, 3, 4, 5, 6)
+
+    def test_do_not_count_what_was_split_off(self, topic_of):
+        topic = TopicFactory()
+        BatchFactory(topic=topic, size=3, state=State.DEAD, split=[1, 3])
+
+        assert topic_of(topic).dead == 1
+
+    @pytest.mark.parametrize("is_claimed", [False, True])
+    def test_know_the_age_of_the_oldest_that_is_to_be_sent(self, is_claimed, topic_of):
+        topic = TopicFactory()
+        old = MessageRowFactory(topic=topic, id=message_id(ago(seconds=50)))
+        TicketFactory(topic=topic)
+        if is_claimed:
+            BatchFactory(topic=topic, message_ids=[old.id], state=State.RELEASED)
+        else:
+            TicketFactory.create(topic=topic, message=old)
+
+        seconds = topic_of(topic).oldest_seconds
+
+        assert seconds == (pytest.approx(50, abs=5) if is_claimed else pytest.approx(0, abs=5))
+
+    def test_have_no_age_when_nothing_waits(self, topic_of):
+        topic = TopicFactory()
+        BatchFactory(topic=topic, state=State.SENT)
+        DelayedFactory(topic=topic)
+
+        assert topic_of(topic).oldest_seconds is None
+
+
+class TestConcerns:
+    def test_are_none_when_all_is_well(self, read):
+        a_relay()
+        TicketFactory()
+
+        assert read().concerns == []
+
+    def test_name_dead_messages(self, read):
+        topic = TopicFactory(name="broken")
+        BatchFactory(topic=topic, size=2, state=State.DEAD)
+
+        assert read().concerns == ["broken: 2 dead. See outbox_retry; --skip lets them rest."]
+
+    def test_name_what_waits_too_long(self, read):
+        a_relay()
+        topic = TopicFactory(name="slow")
+        TicketFactory(topic=topic, message=MessageRowFactory(topic=topic, id=message_id(ago(seconds=90))))
+
+        assert read().concerns == ["slow: It waits since 90 s."]
+
+    def test_say_when_no_relay_was_heard_of(self, read):
+        a_relay(beat_at=ago(minutes=2))
+        topic = TopicFactory(name="slow")
+        TicketFactory(topic=topic, message=MessageRowFactory(topic=topic, id=message_id(ago(seconds=90))))
+
+        assert read().concerns == ["slow: No relay of broker 'default' was heard of, it waits since 90 s."]
+
+    def test_leave_paused_topics_alone(self, read):
+        topic = TopicFactory(paused=True)
+        TicketFactory(topic=topic, message=MessageRowFactory(topic=topic, id=message_id(ago(hours=1))))
+
+        assert read().concerns == []
+
+    def test_name_what_keeps_failing(self, read):
+        BatchFactory(topic=TopicFactory(name="unsure"), state=State.RELEASED, tries=10)
+
+        assert read().concerns == ["unsure: a message has failed 10 times."]
+
+    def test_name_a_broker_that_is_unavailable(self, read):
+        a_relay(breaker="open")
+
+        assert read().concerns == ["Broker 'default' is unavailable to the relay h:1."]
+
+    def test_name_open_gaps(self, read):
+        about = {"consumer_group": "cart", "source": "s", "topic": "orders", "lane": 1}
+        Gap.objects.create(**about, first_number=3, last_number=5)
+        Gap.objects.create(**about, first_number=9, last_number=9, closed_at=ago(seconds=1))
+
+        assert read().concerns == ["orders: group 'cart' misses 3 messages in 1 gaps."]
+
+    def test_name_parked_half_messages(self, read):
+        EmbeddedTopic.objects.create(id=1, name="parked", type="transaction", queues=1)
+        times = {"born_at": ago(minutes=1), "ask_at": ago(minutes=1)}
+        EmbeddedHalf.objects.create(
+            id=1, topic_id=1, queue=0, message_id="m", headers="{}", body=b"", asked=15, state=HalfState.PARKED, **times
+        )
+
+        assert read().concerns == ["parked: 1 half messages are parked, their check-back never answered."]
+
+    def test_name_rows_in_the_default_partition(self, read):
+        MessageRowFactory(id=message_id(datetime(2001, 1, 1, tzinfo=UTC)))
+
+        assert read().concerns == ["Messages lie in the DEFAULT partition: see that outbox upkeep runs each hour."]

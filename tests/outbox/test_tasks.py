@@ -1,0 +1,146 @@
+"""The Celery tasks, called as functions. A worker runs them in tests/journeys/."""
+
+import threading
+from contextlib import ExitStack
+from datetime import timedelta
+
+import psycopg
+import pytest
+from celery import current_app
+
+from outbox import database, publish_raw, tasks, transaction
+from outbox.models import Batch, CheckBack, EmbeddedHalf, EmbeddedMessage, MessageState, State
+from outbox.relay import host
+from outbox.relay.lane import take_lane
+
+pytestmark = pytest.mark.django_db(transaction=True)
+
+
+@pytest.fixture(autouse=True)
+def _no_nudge(settings):
+    settings.OUTBOX = {**settings.OUTBOX, "NUDGE": False}
+    yield
+    with database.connect("default") as own:
+        own.execute("DELETE FROM outbox_idle")
+
+
+@pytest.fixture
+def connect():
+    with ExitStack() as stack:
+        yield lambda: stack.enter_context(database.connect("default"))
+
+
+def publish(count=1):
+    ids = []
+    for _ in range(count):
+        with transaction():
+            ids.append(publish_raw("orders", {}).message_id)
+    return ids
+
+
+def sent():
+    return MessageState.objects.filter(state="sent").count()
+
+
+class TestRelay:
+    def test_is_called_as_the_nudge_calls_it(self):
+        assert "outbox.tasks.relay" in current_app.tasks
+        publish()
+
+        current_app.tasks["outbox.tasks.relay"](database="default", broker="default")
+
+        assert sent() == 1
+
+    def test_has_nothing_to_do_when_others_hold_all_lanes(self, settings, connect):
+        settings.OUTBOX = {**settings.OUTBOX, "RELAY": {"LANES": 1}}
+        take_lane(connect(), lanes=1)
+        publish()
+
+        tasks.relay()
+
+        assert sent() == 0
+
+    def test_leaves_nothing_behind(self, connect):
+        tasks.relay()
+
+        assert take_lane(connect(), lanes=16).number == 1
+        left = "SELECT count(*) FROM pg_stat_activity WHERE application_name LIKE 'outbox %' AND datname = current_database()"
+        assert connect().execute(left).fetchone() == (0,)
+
+    def test_logs_a_database_that_is_away(self, monkeypatch, caplog):
+        def refuse(*args, **options):
+            raise psycopg.OperationalError("connection refused")
+
+        with monkeypatch.context() as patched:
+            patched.setattr(database, "connect", refuse)
+            tasks.relay()
+
+        assert "connection refused" in caplog.text
+
+
+class TestSweep:
+    def test_relays_what_no_nudge_reported(self):
+        publish(3)
+
+        tasks.sweep()
+
+        assert sent() == 3
+
+    def test_does_no_harm_side_by_side(self):
+        publish(200)
+        sweeps = [threading.Thread(target=tasks.sweep) for _ in range(3)]
+
+        for sweep in sweeps:
+            sweep.start()
+        for sweep in sweeps:
+            sweep.join()
+
+        assert (sent(), EmbeddedMessage.objects.count()) == (200, 200)
+        assert not Batch.objects.exclude(state=State.SENT, attempt=1).exists()
+        assert not EmbeddedHalf.objects.exists()
+
+    def test_asks_about_half_messages_for_the_embedded_broker(self, settings, monkeypatch):
+        brokers = settings.OUTBOX["BROKERS"]
+        options = {**brokers["default"]["OPTIONS"], "CHECK_AFTER": timedelta(milliseconds=1)}
+        settings.OUTBOX = {**settings.OUTBOX, "BROKERS": {"default": {**brokers["default"], "OPTIONS": options}}}
+        publish()
+        monkeypatch.setattr("outbox.relay.commit.Committer.commit", lambda self, decided: [])
+        host.visit(host.Post("default", "default"), note="test", at_most=timedelta(seconds=30), linger=host.NO_LINGER)
+        assert EmbeddedMessage.objects.count() == 0
+
+        tasks.sweep()
+
+        assert EmbeddedMessage.objects.count() == 1
+        assert CheckBack.objects.get().answer == "COMMIT"
+
+    def test_goes_on_with_the_next_post_when_one_fails(self, monkeypatch, caplog):
+        publish()
+        visit = host.visit
+
+        def visit_with_trouble(post, **options):
+            if post.database == "default" and not caplog.records:
+                raise psycopg.OperationalError("gone for a moment")
+            return visit(post, **options)
+
+        monkeypatch.setattr(host, "visit", visit_with_trouble)
+        monkeypatch.setattr(host, "posts", lambda: [host.Post("default", "default")] * 2)
+
+        tasks.sweep()
+
+        assert sent() == 1
+
+
+class TestUpkeep:
+    def test_keeps_each_database_and_broker_in_shape(self, monkeypatch):
+        kept, pruned = [], []
+        monkeypatch.setattr(tasks, "keep_up", kept.append)
+        monkeypatch.setattr(tasks, "prune_brokers", pruned.append)
+
+        tasks.upkeep()
+
+        assert (kept, pruned) == (["default", "other"], [{"default"}])
+
+    def test_runs_over_the_real_tables(self, caplog):
+        tasks.upkeep()
+
+        assert [record.message for record in caplog.records if record.levelname == "ERROR"] == []
