@@ -1,0 +1,71 @@
+import json
+
+import pytest
+from django.core.management import CommandError, call_command
+
+from outbox.models import MessageState, State
+from tests.factories import BatchFactory, TopicFactory
+
+pytestmark = pytest.mark.django_db(transaction=True)
+
+
+@pytest.fixture
+def batch():
+    return BatchFactory(topic=TopicFactory(name="broken"), size=2, state=State.DEAD, tries=1)
+
+
+def retry(*arguments):
+    """Run the command; give its exit code."""
+    try:
+        call_command("outbox_retry", *map(str, arguments))
+    except SystemExit as end:
+        return end.code
+    return 0
+
+
+def states(batch):
+    return [MessageState.objects.get(id=message_id).state for message_id in batch.message_ids]
+
+
+class TestOutboxRetry:
+    def test_sends_messages_again(self, batch, capsys):
+        assert retry(batch.message_ids[0]) == 0
+
+        assert states(batch) == ["released", "dead"]
+        assert capsys.readouterr().out == "1 message will be sent again.\n"
+
+    @pytest.mark.parametrize("which", [["--topic", "broken"], ["--all-dead"]])
+    def test_sends_all_again(self, which, batch):
+        assert retry(*which) == 0
+        assert states(batch) == ["released"] * 2
+
+    def test_lets_messages_rest(self, batch, capsys):
+        assert retry("--all-dead", "--skip") == 0
+
+        assert states(batch) == ["skipped"] * 2
+        assert capsys.readouterr().out == "2 messages skipped.\n"
+
+    def test_says_what_it_did_not_do(self, batch, capsys):
+        retry(batch.message_ids[0])
+        capsys.readouterr()
+
+        assert retry(*batch.message_ids, "--json") == 1
+
+        assert json.loads(capsys.readouterr().out) == {
+            "messages": 1,
+            "refused": {str(batch.message_ids[0]): "It is not dead."},
+        }
+
+    def test_ends_with_1_when_nothing_is_dead(self):
+        assert retry("--all-dead") == 1
+
+    @pytest.mark.parametrize("which", [[], ["--all-dead", "--topic", "broken"]])
+    def test_wants_to_know_which(self, which):
+        with pytest.raises(CommandError, match="Say which") as error:
+            call_command("outbox_retry", *which)
+
+        assert error.value.returncode == 2
+
+    def test_refuses_what_is_no_message_id(self):
+        with pytest.raises(CommandError, match="invalid message id value: 'x'"):
+            call_command("outbox_retry", "x")
