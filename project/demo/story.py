@@ -12,6 +12,7 @@ from project.demo.screen import Screen
 
 PACE_SECONDS = 0.08  # between two orders, while somebody is to die
 SLOW_PACE_SECONDS = 0.5  # when a round has used up its share of the orders
+SAY_EVERY = 250  # invoices
 KILL_SECONDS = 20  # to wait for somebody's death
 SETTLE_SECONDS = 40  # to wait until all work is done
 
@@ -59,6 +60,8 @@ class Story:
         while self.feed.sent < sent:
             self.crew.tend()
             self.feed.send_next()
+            if self.feed.sent % SAY_EVERY == 0:
+                self.screen.say(f"{self.feed.sent} invoices sent")
 
     def _feed_until_dead(self, kills: Iterable[Kill], until_sent: int) -> None:
         """Send orders until each of the kills has happened."""
