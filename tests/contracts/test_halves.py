@@ -67,6 +67,13 @@ class TestEnd:
 
         assert ended == [Ended.COMMITTED, Ended.ROLLED_BACK, Ended.COMMITTED]
 
+    def test_ends_the_half_it_names(self, acts: Acts):
+        halves = acts.send_halves(*[acts.message(HALF, body=b"%d" % n) for n in range(5)])
+
+        acts.end(halves[1], halves[4])
+
+        assert sorted(acts.bodies(HALF)) == [b"1", b"4"]
+
     def test_does_not_know_a_half_that_never_was(self, acts: Acts):
         topic = acts.harness.topic(HALF)
 

@@ -128,6 +128,14 @@ class TestTags:
         assert acts.waiting() == 2
 
     @pytest.mark.needs("supports_tags")
+    def test_keep_what_is_wanted_beyond_the_limit_for_later(self, acts: Acts):
+        acts.send(*[acts.message(tag=("odd" if n % 2 else "even"), key="one queue") for n in range(60)])
+
+        counts = [len(acts.receive(tags=["odd"], limit=8)) for _ in range(5)]
+
+        assert counts == [8, 8, 8, 6, 0]
+
+    @pytest.mark.needs("supports_tags")
     def test_find_the_rare_one_behind_many(self, acts: Acts):
         acts.send(*[acts.message(tag="common") for _ in range(1200)], acts.message(tag="rare", body=b"found"))
 

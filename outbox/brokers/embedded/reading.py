@@ -39,9 +39,9 @@ WHERE o.consumer_group = %(group)s AND o.topic_id = ANY(%(topic_ids)s) AND o.pos
 ORDER BY random()
 """
 
-# Moves the offset over what it looked at. The last position comes from the snapshot that shows the messages (log.py):
-# all before it are seen, so an empty rest may be passed over. `next` is at or before the offset when another receiver was here
-# after our snapshot: then nothing moves. One row with NULLs: it moved over messages nobody of the group wants.
+# Moves the offset to the last message it takes, or over all it saw when the group wants no more of those. What the snapshot
+# shows is a beginning of the queue without a gap to be filled later (log.py). One row with NULLs: the offset moved, and
+# there is nothing to hand out yet.
 READ_ON = f"""
 WITH place AS MATERIALIZED (
     SELECT pos FROM outbox_embedded_offset
@@ -66,8 +66,7 @@ wanted AS MATERIALIZED (SELECT pos FROM seen WHERE is_wanted ORDER BY pos LIMIT 
 next AS (
     SELECT CASE
         WHEN (SELECT count(*) FROM wanted) = (SELECT messages FROM room) THEN (SELECT max(pos) FROM wanted)
-        WHEN (SELECT count(*) FROM seen) = %(scan)s THEN (SELECT max(pos) FROM seen)
-        ELSE (SELECT last_pos FROM outbox_embedded_queue WHERE topic_id = %(topic_id)s AND queue = %(queue)s)
+        ELSE (SELECT max(pos) FROM seen)
     END AS pos
 ),
 moved AS (

@@ -7,7 +7,7 @@ import pytest
 
 from outbox import signals
 from outbox.brokers.base import Ended
-from outbox.brokers.embedded import EmbeddedBroker
+from outbox.brokers.embedded import EmbeddedBroker, checks
 from outbox.database import Connection
 from outbox.message import COMMIT, UNKNOWN, Half, Resolution
 from tests.contracts.acts import Acts
@@ -70,6 +70,15 @@ class TestCheckHalves:
             harness.now = ask_at
 
         assert waits == [CHECK_INTERVAL * factor for factor in (1, 2, 4, 8, 16, 16, 16)]
+
+    def test_leaves_those_alone_that_were_asked_often_enough(self, acts: Acts, harness: EmbeddedHarness, connection: Connection):
+        acts.half()
+        harness.pass_time(CHECK_AFTER)
+        connection.execute("UPDATE outbox_embedded_half SET asked = 3")
+
+        due = checks.take_due(connection, limit=10, check_limit=3, interval=CHECK_INTERVAL, now=harness.now)
+
+        assert due == []
 
 
 class TestParkedHalf:

@@ -1,0 +1,150 @@
+"""Faults of the memory broker: what the caller is told, and what became of the message."""
+
+from datetime import timedelta
+
+import pytest
+
+from outbox.brokers.base import Ended, HalfRef, Outgoing, Verdict
+from outbox.brokers.memory import MemoryBroker
+from outbox.message import COMMIT, ROLLBACK, TopicSpec, TopicType
+
+TOPICS = [TopicSpec("orders", TopicType.TRANSACTION), TopicSpec("news", TopicType.NORMAL)]
+
+
+@pytest.fixture
+def broker() -> MemoryBroker:
+    return MemoryBroker("default", {}, TOPICS)
+
+
+def half(message_id: str) -> Outgoing:
+    return Outgoing(message_id, "orders", b"x", token="here:1:1:1")
+
+
+def news(message_id: str) -> Outgoing:
+    return Outgoing(message_id, "news", b"x")
+
+
+def ref(broker: MemoryBroker) -> HalfRef:
+    [outcome] = broker.send_halves([half("m")])
+    return HalfRef("orders", outcome.half_id, "m")
+
+
+class TestFail:
+    @pytest.mark.parametrize("verdict", [one for one in Verdict if one is not Verdict.ACCEPTED])
+    def test_answers_as_planned_and_loses_the_request(self, broker: MemoryBroker, verdict: Verdict):
+        broker.fail("send", verdict, reason="so planned")
+
+        [outcome] = broker.send([news("m")])
+
+        assert (outcome.verdict, outcome.reason) == (verdict, "so planned")
+        assert broker.copies("m") == 0
+
+    def test_loses_only_the_answer_when_stored(self, broker: MemoryBroker):
+        broker.fail("send_halves", Verdict.UNSURE, stored=True)
+
+        [outcome] = broker.send_halves([half("m")])
+
+        assert (outcome.verdict, outcome.half_id) == (Verdict.UNSURE, "")
+        assert [stored.message.message_id for stored in broker.halves()] == ["m"]
+
+    def test_delays_the_request_when_late(self, broker: MemoryBroker):
+        given = ref(broker)
+        broker.fail("end", Verdict.UNSURE, late=True)
+
+        broker.end([given], COMMIT)
+        before = broker.copies("m")
+        count = broker.deliver_late()
+
+        assert (before, count, broker.copies("m")) == (0, 1, 1)
+
+    def test_lets_a_late_end_lose_against_a_check(self, broker: MemoryBroker):
+        given = ref(broker)
+        broker.fail("end", Verdict.UNSURE, late=True)
+        broker.end([given], COMMIT)
+
+        broker.end([given], ROLLBACK)
+        broker.deliver_late()
+
+        assert broker.copies("m") == 0
+
+    def test_meets_so_many_messages_that_fit_and_no_more(self, broker: MemoryBroker):
+        broker.fail("send", Verdict.REFUSED, times=2, where=lambda message: message.message_id != "a")
+
+        outcomes = broker.send([news(name) for name in "abcd"])
+
+        assert [outcome.verdict.value for outcome in outcomes] == ["accepted", "refused", "refused", "accepted"]
+
+    def test_goes_on_until_it_is_healed(self, broker: MemoryBroker):
+        broker.fail("send", Verdict.UNAVAILABLE, times=None)
+        failed = broker.send([news("a"), news("b")])
+
+        broker.heal()
+
+        assert {outcome.verdict for outcome in failed} == {Verdict.UNAVAILABLE}
+        assert broker.send([news("a")])[0].verdict is Verdict.ACCEPTED
+
+
+class TestDuplicate:
+    def test_stores_two_halves_and_tells_of_one(self, broker: MemoryBroker):
+        broker.duplicate("send_halves")
+
+        [outcome] = broker.send_halves([half("m")])
+
+        first, second = broker.halves()
+        assert outcome.half_id == first.id != second.id
+
+    def test_shows_a_message_twice(self, broker: MemoryBroker):
+        broker.duplicate("send")
+
+        broker.send([news("m")])
+
+        assert broker.copies("m") == 2
+
+    def test_is_one_copy_where_repeats_are_dropped(self):
+        broker = MemoryBroker("default", {"DROP_REPEATS": True}, TOPICS)
+        broker.duplicate("send")
+
+        broker.send([news("m")])
+
+        assert broker.copies("m") == 1
+
+
+class TestDiscardHalves:
+    def test_gives_undecided_halves_up(self, broker: MemoryBroker):
+        given = ref(broker)
+
+        assert broker.discard_halves() == 1
+
+        assert broker.end([given], COMMIT)[0].ended is Ended.DISCARDED
+        assert broker.copies("m") == 0
+
+
+class TestRepeatDelivery:
+    def test_hands_a_finished_message_out_once_more(self, broker: MemoryBroker):
+        broker.send([news("m")])
+        receive = {"limit": 9, "invisible_for": timedelta(minutes=1), "wait": timedelta()}
+        broker.ack(broker.receive("cart", {"news": None}, **receive))
+
+        assert broker.repeat_delivery("m") == 1
+
+        [again] = broker.receive("cart", {"news": None}, **receive)
+        assert again.attempt == 2
+        assert broker.handed_out("cart", "m") == 2
+        assert broker.copies("m") == 1
+
+
+class TestName:
+    def test_is_shared_by_brokers_of_one_name_only(self):
+        ours, same, other = (MemoryBroker("default", {"NAME": name}, TOPICS) for name in ("a", "a", "b"))
+
+        ours.send([news("m")])
+
+        assert (same.copies("m"), other.copies("m")) == (1, 0)
+        assert [message.message_id for message in same.visible("news")] == ["m"]
+
+    def test_is_nobodys_when_empty(self):
+        ours, other = (MemoryBroker("default", {}, TOPICS) for _ in range(2))
+
+        ours.send([news("m")])
+
+        assert other.copies("m") == 0
