@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from datetime import UTC, datetime, timedelta
-from uuid import UUID
+from datetime import timedelta
+
+from psycopg.rows import class_row
 
 from outbox.database import Connection
 from outbox.models import HalfState
@@ -14,34 +15,40 @@ SILENT_AFTER = timedelta(seconds=30)  # a process that is busy with one batch be
 LATE_AFTER = timedelta(minutes=1)
 
 # Waiting tickets are counted along an index, batches along the indexes of unfinished and of dead ones. Messages, not
-# batches: those that were split off count where they are now.
+# batches: those that were split off count where they are now. A uuid7 begins with its milliseconds.
 TOPICS = """
-SELECT t.name, t.broker, t.type, t.paused,
-    (SELECT count(*) FROM outbox_ticket WHERE topic_id = t.id),
-    (SELECT count(*) FROM outbox_delayed WHERE topic_id = t.id),
-    coalesce(b.released, 0), coalesce(b.claimed, 0), coalesce(b.prepared, 0), coalesce(b.dead, 0), coalesce(b.tries, 0),
-    (SELECT message_id FROM outbox_ticket WHERE topic_id = t.id ORDER BY pos LIMIT 1), b.oldest
-FROM outbox_topic t LEFT JOIN (
-    SELECT topic_id,
-        sum(n) FILTER (WHERE state = 0) AS released, sum(n) FILTER (WHERE state = 1) AS claimed,
-        sum(n) FILTER (WHERE state = 2) AS prepared, sum(n) FILTER (WHERE state = 4) AS dead,
-        max(tries) FILTER (WHERE state < 3) AS tries,
-        (array_agg(message_ids[1] ORDER BY message_ids[1]) FILTER (WHERE state < 3))[1] AS oldest
-    FROM (
-        SELECT topic_id, state, tries, message_ids, cardinality(message_ids) - cardinality(split) AS n FROM outbox_batch
-        WHERE state IN (0, 1, 2) OR state = 4) o
-    GROUP BY topic_id
-) b ON b.topic_id = t.id
-WHERE t.id <> 0 ORDER BY t.name
+SELECT name, broker, type, is_paused, waiting, delayed, released, claimed, prepared, dead, tries,
+    CASE WHEN oldest IS NOT NULL THEN greatest(0, extract(epoch FROM clock_timestamp())
+        - ('x' || translate(left(oldest::text, 13), '-', ''))::bit(48)::bigint / 1000.0)::float8 END AS oldest_seconds
+FROM (
+    SELECT t.name, t.broker, t.type, t.paused AS is_paused,
+        (SELECT count(*) FROM outbox_ticket WHERE topic_id = t.id) AS waiting,
+        (SELECT count(*) FROM outbox_delayed WHERE topic_id = t.id) AS delayed,
+        coalesce(b.released, 0) AS released, coalesce(b.claimed, 0) AS claimed, coalesce(b.prepared, 0) AS prepared,
+        coalesce(b.dead, 0) AS dead, coalesce(b.tries, 0) AS tries,
+        least(b.oldest, (SELECT message_id FROM outbox_ticket WHERE topic_id = t.id ORDER BY pos LIMIT 1)) AS oldest
+    FROM outbox_topic t LEFT JOIN (
+        SELECT topic_id, max(tries) FILTER (WHERE state < 3) AS tries,
+            sum(n) FILTER (WHERE state = 0) AS released, sum(n) FILTER (WHERE state = 1) AS claimed,
+            sum(n) FILTER (WHERE state = 2) AS prepared, sum(n) FILTER (WHERE state = 4) AS dead,
+            (array_agg(message_ids[1] ORDER BY message_ids[1]) FILTER (WHERE state < 3))[1] AS oldest
+        FROM (
+            SELECT topic_id, state, tries, message_ids, cardinality(message_ids) - cardinality(split) AS n
+            FROM outbox_batch WHERE state IN (0, 1, 2) OR state = 4) o
+        GROUP BY topic_id
+    ) b ON b.topic_id = t.id
+    WHERE t.id <> 0
+) s ORDER BY name
 """
 
 PROCESSES = """
-SELECT kind, host, pid, broker, consumer_group, lane, breaker, note, clock_timestamp() - beat_at
+SELECT kind, host, pid, broker, consumer_group, lane, breaker, note,
+    extract(epoch FROM clock_timestamp() - beat_at)::float8 AS silent_seconds
 FROM outbox_process ORDER BY kind, host, pid, broker, consumer_group
 """
 
 GAPS = """
-SELECT consumer_group, topic, count(*), sum(last_number - first_number + 1)
+SELECT consumer_group, topic, count(*) AS gaps, sum(last_number - first_number + 1)::bigint AS numbers
 FROM outbox_gap WHERE closed_at IS NULL GROUP BY 1, 2 ORDER BY 1, 2
 """
 
@@ -51,8 +58,6 @@ WHERE h.state = %s GROUP BY 1 ORDER BY 1
 """
 
 STRAYS = "SELECT EXISTS (SELECT FROM outbox_message_default)"
-
-NOW = "SELECT clock_timestamp()"
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,31 +135,17 @@ class Status:
 
 def read_status(connection: Connection, alias: str) -> Status:
     """Read how a database stands."""
-    row = connection.execute(NOW).fetchone()
-    assert row is not None
-    now: datetime = row[0]
     status = Status(
         alias,
-        [_topic(now, *row) for row in connection.execute(TOPICS).fetchall()],
-        [ProcessStatus(*row[:-1], row[-1].total_seconds()) for row in connection.execute(PROCESSES).fetchall()],
-        [GapStatus(group, topic, gaps, int(numbers)) for group, topic, gaps, numbers in connection.execute(GAPS).fetchall()],
+        connection.cursor(row_factory=class_row(TopicStatus)).execute(TOPICS).fetchall(),
+        connection.cursor(row_factory=class_row(ProcessStatus)).execute(PROCESSES).fetchall(),
+        connection.cursor(row_factory=class_row(GapStatus)).execute(GAPS).fetchall(),
         dict(connection.execute(PARKED, [HalfState.PARKED]).fetchall()),
     )
     status.concerns.extend(_concerns(status))
     if connection.execute(STRAYS).fetchone() == (True,):
         status.concerns.append("Messages lie in the DEFAULT partition: see that outbox upkeep runs each hour.")
     return status
-
-
-def _topic(now: datetime, *row: object) -> TopicStatus:
-    *counts, first_ticket, first_of_batches = row
-    ids = [found for found in (first_ticket, first_of_batches) if isinstance(found, UUID)]
-    oldest = max(0.0, (now - _time_of(min(ids))).total_seconds()) if ids else None
-    return TopicStatus(*counts, oldest)  # type: ignore[arg-type]
-
-
-def _time_of(message_id: UUID) -> datetime:
-    return datetime(1970, 1, 1, tzinfo=UTC) + timedelta(milliseconds=message_id.int >> 80)
 
 
 def _concerns(status: Status) -> list[str]:

@@ -31,14 +31,14 @@ logger = logging.getLogger(__name__)
 EXPECTED = (psycopg.OperationalError, psycopg.InterfaceError, OperationalError, InterfaceError, BrokerUnavailable)
 
 
-@shared_task(name="outbox.tasks.relay", ignore_result=True)  # type: ignore[untyped-decorator]
+@shared_task(name="outbox.tasks.relay", ignore_result=True)
 def relay(database: str = "default", broker: str = "default") -> None:
     """Relay what waits at one post; stay a moment, since one nudge stands for all commits of that moment."""
     settings = conf.settings().relay
     _try(host.visit, host.Post(database, broker), note="celery", at_most=settings.task_time, linger=host.LINGER)
 
 
-@shared_task(name="outbox.tasks.sweep", ignore_result=True)  # type: ignore[untyped-decorator]
+@shared_task(name="outbox.tasks.sweep", ignore_result=True)
 def sweep() -> None:
     """Relay what waits anywhere, settle what was left behind, and ask for brokers that do not ask by themselves."""
     posts = host.posts()
@@ -50,7 +50,7 @@ def sweep() -> None:
         _try(host.visit, post, note="celery", at_most=at_most, linger=host.NO_LINGER)
 
 
-@shared_task(name="outbox.tasks.upkeep", ignore_result=True)  # type: ignore[untyped-decorator]
+@shared_task(name="outbox.tasks.upkeep", ignore_result=True)
 def upkeep() -> None:
     """Make days ahead, prune, and look for numbers that never came."""
     posts = host.posts()

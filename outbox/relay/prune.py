@@ -144,7 +144,8 @@ def _holder(connection: Connection, day: date) -> str | None:
 
 def _delete_batches(connection: Connection, before: datetime, kept: list[date]) -> int:
     bounds = {"firsts": [partitions.first_id(day) for day in kept], "ends": [_end_of(day) for day in kept]}
-    after, deleted = 0, 0
+    after = 0
+    deleted: int = 0
     while True:
         row = connection.execute(DELETE_BATCHES, {"after": after, "before": before, "limit": SLICE, **bounds}).fetchone()
         assert row is not None
