@@ -52,11 +52,12 @@ class Round:
     consumers: tuple[Kill, ...]
 
 
+# The decided ones come first: what is left of them is ended in the relays' sweep, a while later.
 ROUNDS = (
-    Round(Kill(RESIDENT, HALF_SENT), Kill(CELERY, DECIDED), (Kill("cart", UNACKED), Kill("points", UNACKED))),
-    Round(Kill(RESIDENT, DECIDED), Kill(CELERY, HALF_SENT), (Kill("shipment", UNACKED), Kill("letters", WRITTEN))),
-    Round(Kill(RESIDENT, HALF_SENT), Kill(CELERY, DECIDED), (Kill("points", UNACKED), Kill("shipment", WRITTEN))),
-    Round(Kill(RESIDENT, DECIDED), Kill(CELERY, HALF_SENT), (Kill("cart", UNACKED), Kill("letters", UNACKED))),
+    Round(Kill(RESIDENT, DECIDED), Kill(CELERY, DECIDED), (Kill("cart", UNACKED), Kill("points", UNACKED))),
+    Round(Kill(RESIDENT, DECIDED), Kill(CELERY, DECIDED), (Kill("shipment", UNACKED), Kill("letters", WRITTEN))),
+    Round(Kill(RESIDENT, HALF_SENT), Kill(CELERY, HALF_SENT), (Kill("points", UNACKED), Kill("shipment", WRITTEN))),
+    Round(Kill(RESIDENT, HALF_SENT), Kill(CELERY, HALF_SENT), (Kill("cart", UNACKED), Kill("letters", UNACKED))),
 )
 
 

@@ -20,7 +20,7 @@ OUTBOX = {
             },
         }
     },
-    "RELAY": {"SWEEP_AGE": timedelta(seconds=5)},
+    "RELAY": {"SWEEP_AGE": timedelta(seconds=10)},
     "CONSUMER": {"INVISIBLE": timedelta(seconds=3)},  # what a killed consumer held comes back after that time
     "CHECK_BACK": {"URL": os.environ.get("DEMO_CHECK_BACK_URL", ""), "SECRETS": [os.environ.get("DEMO_SECRET", "")]},
 }
