@@ -65,15 +65,19 @@ class Process:
         if self._popen and self._popen.poll() is None:
             self._popen.terminate()
 
-    def stop(self, deadline: float) -> None:
-        """Wait until it has ended; after the deadline (of the monotonic clock) end it with its children."""
+    def stop(self, deadline: float) -> bool:
+        """Wait until it has ended; after the deadline (of the monotonic clock) end it with its children, and say False."""
         if self._popen is None:
-            return
-        with suppress(subprocess.TimeoutExpired):
+            return True
+        has_ended = True
+        try:
             self._popen.wait(max(0.0, deadline - time.monotonic()))
+        except subprocess.TimeoutExpired:
+            has_ended = False
         with suppress(ProcessLookupError, PermissionError):  # macOS says the second of a group that has ended
             os.killpg(self._popen.pid, signal.SIGKILL)  # what is left of its session: children it did not wait for
         self._popen.wait()
+        return has_ended
 
     def last_words(self) -> str:
         """Give the end of its log."""
@@ -140,14 +144,14 @@ class Crew:
         self._processes[name].is_held = False
         self.tend()
 
-    def stop(self) -> None:
-        """End all: ask each, wait for all, end by force what does not listen."""
+    def stop(self) -> list[str]:
+        """End all: ask each, wait for all, end by force what does not listen; give the names of those."""
         for process in self._processes.values():
             process.ask_to_stop()
         deadline = time.monotonic() + STOP_SECONDS
-        for process in self._processes.values():
-            process.stop(deadline)
+        deaf = [process.name for process in self._processes.values() if not process.stop(deadline)]
         self._processes.clear()
+        return deaf
 
 
 @cache

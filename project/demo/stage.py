@@ -83,6 +83,12 @@ class Stage:
             story = Story(self.crew, self.permits, feed, lambda: report.count_open(connection), self.screen)
             story.play(ROUNDS if self.options.with_kills else ())
 
+    def stop(self) -> None:
+        """Stop all processes but the database."""
+        for name in self.crew.stop():
+            self.screen.say(f"{name} did not stop when asked, and was killed")
+        self.screen.say("all processes have ended")
+
     def read_report(self) -> report.Report:
         with psycopg.connect(self.database_url, autocommit=True) as connection:
             return report.read(connection, report.Kills.count(self.permits.done()))

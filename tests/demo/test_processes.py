@@ -75,16 +75,18 @@ class TestCrew:
     def test_stops_all(self, crew, start):
         pids = [start(SLEEP, name) for name in ("one", "two")]
 
-        crew.stop()
+        deaf = crew.stop()
 
+        assert deaf == []
         assert not any(map(is_alive, pids))
 
     def test_stops_what_does_not_listen(self, crew, start, monkeypatch):
         monkeypatch.setattr("project.demo.processes.STOP_SECONDS", 0.2)
         pid = start(DEAF)
 
-        crew.stop()
+        deaf = crew.stop()
 
+        assert deaf == ["sleeper"]
         assert not is_alive(pid)
 
     def test_stops_the_children_that_a_process_leaves_behind(self, crew, start, tmp_path):

@@ -62,7 +62,7 @@ class Command(BaseCommand):
         with open_stage(options, screen) as stage:
             stage.play()
             if not serve:
-                stage.crew.stop()
+                stage.stop()
             report = stage.read_report()
             missing = report.missing() if options.with_kills else []
             screen.write(f"\n{table(report)}\n")
