@@ -192,9 +192,7 @@ def _plain(topic: str) -> str:
     return f"topic {topic}"
 
 
-def _check_arguments(
-    types: tuple[Any, ...], group: str, topic: str, tags: Collection[str] | None, on_dead: str
-) -> None:
+def _check_arguments(types: tuple[Any, ...], group: str, topic: str, tags: Collection[str] | None, on_dead: str) -> None:
     for type_ in types:
         if not (isinstance(type_, type) and issubclass(type_, Message)):
             raise ConfigurationError(f"@consumer takes message types, not {type_!r}: @consumer(OrderPlaced, group=…).")
@@ -210,9 +208,7 @@ def _check_arguments(
     if on_dead not in get_args(OnDead):
         raise ConfigurationError(f'on_dead is "block" or "skip", not {on_dead!r}.')
     if isinstance(tags, str) or (tags is not None and not tags):
-        raise ConfigurationError(
-            f'tags is a set of texts, such as {{"placed"}}, not {tags!r}; leave it out for all tags.'
-        )
+        raise ConfigurationError(f'tags is a set of texts, such as {{"placed"}}, not {tags!r}; leave it out for all tags.')
 
 
 def _handler(target: Callable[..., Any]) -> Handler:

@@ -101,9 +101,7 @@ class Worker:
                 troubles = 0
             except Exception:
                 pause = BACK_OFF_SECONDS[min(troubles, len(BACK_OFF_SECONDS) - 1)]
-                logger.exception(
-                    "Group %r lost its database or broker %r; again in %s s.", self.group.name, self.alias, pause
-                )
+                logger.exception("Group %r lost its database or broker %r; again in %s s.", self.group.name, self.alias, pause)
                 troubles += 1
                 self.close()
                 self._stop.wait(min(pause, max(0, deadline - time.monotonic())))

@@ -32,9 +32,7 @@ class Command(BaseCommand):
 
     def add_arguments(self, parser: ArgumentParser) -> None:
         parser.add_argument("--group", action="append", metavar="NAME", help="may be repeated (default: all groups)")
-        parser.add_argument(
-            "--threads", type=int, default=1, metavar="N", help="for each group and broker (default: 1)"
-        )
+        parser.add_argument("--threads", type=int, default=1, metavar="N", help="for each group and broker (default: 1)")
         parser.add_argument("--until-idle", action="store_true", help="end when nothing waits any more")
         parser.add_argument("--once", action="store_true", help="end after one batch for each group")
         parser.add_argument("--json", action="store_true", help="print the summary as one line of JSON")

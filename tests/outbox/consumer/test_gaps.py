@@ -82,9 +82,9 @@ class TestFindGaps:
 
     def test_keeps_lanes_sources_and_groups_apart(self):
         arrived(1, 2)
-        arrived(2, 3, lane=2)
-        arrived(4, source="other")
-        arrived(9, consumer_group="points")
+        arrived(5, 6, lane=2)
+        arrived(9, source="other")
+        arrived(13, consumer_group="points")
 
         find_gaps(group("cart"))
 
@@ -201,6 +201,7 @@ class TestFindGaps:
             other.execute("SELECT pg_advisory_lock(%s, hashtext('cart'))", [LOOKERS])
 
             meanwhile = find_gaps(group("cart"))
+            other.execute("SELECT pg_advisory_unlock_all()")
 
         assert meanwhile == []
         assert find_gaps(group("cart")) != []

@@ -201,9 +201,7 @@ class TestFailure:
         assert "raise error" in failed.traceback
 
     def test_waits_longer_after_each_attempt_then_gives_up(self):
-        fails_with(
-            ValueError("no"), retry=Retry(limit=2, delays=[timedelta(seconds=1), timedelta(seconds=5)], jitter=0)
-        )
+        fails_with(ValueError("no"), retry=Retry(limit=2, delays=[timedelta(seconds=1), timedelta(seconds=5)], jitter=0))
 
         results = [handle(group("cart"), delivery(Placed("A1"), attempt=n)) for n in (1, 2, 3)]
 

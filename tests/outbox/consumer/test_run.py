@@ -99,10 +99,7 @@ class TestWorker:
         points.run()
 
         assert applied() == ["A1"]
-        assert [
-            one.message_id
-            for one in broker.receive("points", {"orders": None}, limit=9, invisible_for=SECOND, wait=NO_WAIT)
-        ]
+        assert [one.message_id for one in broker.receive("points", {"orders": None}, limit=9, invisible_for=SECOND, wait=NO_WAIT)]
 
     def test_leaves_a_message_alone_whose_time_is_over(self, broker, settings):
         settings.OUTBOX = {**settings.OUTBOX, "CONSUMER": {"INVISIBLE": timedelta(seconds=0.05)}}
