@@ -1,4 +1,5 @@
 from datetime import UTC, datetime, timedelta
+from uuid import uuid4
 
 import pytest
 
@@ -7,7 +8,7 @@ from outbox.models import CheckBack
 from tests.outbox.api.conftest import OTHER_SECRET, SECRET
 from tests.outbox.api.questions import question_of
 
-QUESTION = question_of(Half("orders", "of another producer", "h"))
+QUESTION = question_of(Half("orders", f"of another producer: {uuid4()}", "h"))
 
 
 @pytest.mark.django_db(transaction=True)
@@ -75,7 +76,7 @@ class TestARefusedRequest:
         assert response.status_code == 503
         assert "SECRETS" in caplog.text
         assert "SECRETS" not in response.text
-        assert not CheckBack.objects.exists()
+        assert not CheckBack.objects.filter(message_id=QUESTION["message_id"]).exists()
 
     def test_hears_what_kind_of_signature_is_asked_for(self, client):
         response = client.post("/outbox/check-back/", QUESTION, content_type="application/json")
@@ -88,4 +89,4 @@ def assert_refused(response, words):
     assert response.status_code == 401
     assert words in response.json()["detail"]
     assert response.json().keys() == {"detail"}
-    assert not CheckBack.objects.exists()
+    assert not CheckBack.objects.filter(message_id=QUESTION["message_id"]).exists()
