@@ -237,6 +237,16 @@ class TestCommitAndConclude:
         assert (stored(batch).state, stored(batch).open) == (State.CLAIMED, None)
         assert committer.fences_lost == 1
 
+    @pytest.mark.parametrize("changes", [{"attempt": 2}, {"state": State.SENT}])
+    def test_opens_by_attempt_and_state(self, committer, broker, make_topic, changes):
+        batch = self.decide(committer, broker, make_topic)
+        broker.fail("end", Verdict.UNSURE, times=2)
+        Batch.objects.filter(pk=batch.id).update(**changes)
+
+        committer.conclude(committer.commit([batch]))
+
+        assert stored(batch).open is None
+
     def test_marks_by_attempt_even_in_the_same_state(self, committer, broker, make_topic):
         batch = self.decide(committer, broker, make_topic, size=1)
         take_over(batch)  # returned, claimed and decided again

@@ -128,21 +128,24 @@ class TestSweepOfIdempotentEnds:
 
         assert (stored(stuck).state, stored(other).state) == (State.PREPARED, State.SENT)
 
-    def test_starts_again_behind_the_last(self, relay, prepare, monkeypatch):
+    def test_starts_again_behind_the_last(self, relay, broker, prepare, monkeypatch):
         monkeypatch.setattr(sweep_module, "BATCHES_AT_ONCE", 1)
-        prepare(1)
-        relay.sweep()
+        stuck = prepare(1)
+        broker.fail("end", Verdict.UNSURE)
         relay.sweep()
 
-        prepare(1)
+        relay.sweep()  # nothing stands behind it
+        relay.sweep()
 
-        assert relay.sweep().sent == 1
+        assert stored(stuck).state == State.SENT
 
     def test_waits_for_a_broker_that_is_out_of_reach(self, relay, broker, prepare):
+        batch = prepare(1)
         for _ in range(3):
             relay.breaker.note_unavailable()
 
         assert relay.sweep().batches == 0
+        assert stored(batch).state == State.PREPARED
 
 
 class TestSweepOfForgottenHalves:
