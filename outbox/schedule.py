@@ -12,17 +12,21 @@ Two beats at once do no harm: every task here may run any number of times, and s
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from datetime import timedelta
 from typing import Any
 
 # Ticks that nobody took do not pile up. Not shorter: a worker whose clock goes ahead of beat's would drop every tick.
 SHORTEST_EXPIRY = timedelta(seconds=10)
 
+CONSUME_EVERY = timedelta(seconds=1)
+
 
 def beat_schedule(
     *,
     sweep: timedelta = timedelta(seconds=1),
     upkeep: timedelta = timedelta(hours=1),
+    consume: Iterable[str] = (),
     queue: str = "outbox",
 ) -> dict[str, dict[str, Any]]:
     """
@@ -30,14 +34,17 @@ def beat_schedule(
 
     Args:
         sweep: how long a message may wait when its nudge was lost.
+        consume: consumer groups that Celery's workers serve, each second; none where `outbox_consume` runs.
         queue: the same as `OUTBOX["CELERY_QUEUE"]`.
     """
     return {
         "outbox-sweep": _entry("outbox.tasks.sweep", sweep, queue),
         "outbox-upkeep": _entry("outbox.tasks.upkeep", upkeep, queue),
+        **{f"outbox-consume-{group}": _entry("outbox.tasks.consume", CONSUME_EVERY, queue, group) for group in consume},
     }
 
 
-def _entry(task: str, every: timedelta, queue: str) -> dict[str, Any]:
+def _entry(task: str, every: timedelta, queue: str, *arguments: str) -> dict[str, Any]:
     expires = max(every, SHORTEST_EXPIRY).total_seconds()
-    return {"task": task, "schedule": every, "options": {"expires": expires, "queue": queue, "ignore_result": True}}
+    options = {"expires": expires, "queue": queue, "ignore_result": True}
+    return {"task": task, "schedule": every, "args": arguments, "options": options}

@@ -20,6 +20,13 @@ class TestBeatSchedule:
 
         assert every == {"outbox.tasks.sweep": timedelta(seconds=1), "outbox.tasks.upkeep": timedelta(hours=1)}
 
+    def test_has_celery_serve_the_groups_it_is_given(self):
+        schedule = beat_schedule(consume=["cart", "points"])
+
+        served = {tuple(entry["args"]) for entry in schedule.values() if entry["task"] == "outbox.tasks.consume"}
+        assert served == {("cart",), ("points",)}
+        assert "outbox.tasks.consume" in current_app.tasks
+
     def test_lets_ticks_expire_that_nobody_took(self):
         slow = beat_schedule(sweep=timedelta(minutes=1), queue="mine")["outbox-sweep"]
 
