@@ -99,8 +99,10 @@ def settle_messages(connection: Connection, message_ids: Sequence[UUID], *, skip
             settled.refused[str(message_id)] = "It is not dead."
         elif not skip and _restore(connection, [message_id]):
             settled.refused[str(message_id)] = "Its message row is gone, and no copy is kept. Skip it."
+        elif _settle_one(connection, *dead, next_state=_next(skip=skip)):
+            settled.messages += 1
         else:
-            settled.messages += _settle_one(connection, *dead, next_state=_next(skip=skip))
+            settled.refused[str(message_id)] = "Somebody else was faster. Look again."
     _finish(connection, settled, skip=skip)
     return settled
 
@@ -129,11 +131,11 @@ def _next(*, skip: bool) -> State:
     return State.SKIPPED if skip else State.RELEASED
 
 
-def _settle_one(connection: Connection, batch_id: int, position: int, left: int, *, next_state: State) -> int:
-    """Settle one message of a dead batch; give 0 when another person was faster."""
+def _settle_one(connection: Connection, batch_id: int, position: int, left: int, *, next_state: State) -> bool:
+    """Settle one message of a dead batch; False when another person was faster."""
     if left == 1:
-        return connection.execute(SETTLE, {"ids": [batch_id], "next": next_state}).rowcount
-    return connection.execute(SETTLE_ONE, {"id": batch_id, "position": position, "next": next_state}).rowcount
+        return connection.execute(SETTLE, {"ids": [batch_id], "next": next_state}).rowcount == 1
+    return connection.execute(SETTLE_ONE, {"id": batch_id, "position": position, "next": next_state}).rowcount == 1
 
 
 def _restore(connection: Connection, message_ids: Sequence[UUID]) -> list[UUID]:

@@ -105,6 +105,25 @@ class TestSettleMessages:
 
         assert settle_messages(connection, batch.message_ids, skip=True).messages == 1
 
+    @pytest.mark.parametrize(
+        ("size", "change"),
+        [(1, {"state": State.SENT}), (2, {"state": State.SKIPPED}), (3, {"split": [1]}), (2, {"split": [2]})],
+        ids=["sent again", "skipped", "the same message taken", "the others taken"],
+    )
+    def test_changes_nothing_when_somebody_else_was_faster(self, size, change, connection, monkeypatch):
+        batch = dead(size=size)
+
+        def be_faster(*args):
+            Batch.objects.filter(id=batch.id).update(**change)
+            return []
+
+        monkeypatch.setattr("outbox.relay.dead._restore", be_faster)
+
+        settled = settle_messages(connection, [batch.message_ids[0]])
+
+        assert settled.refused == {str(batch.message_ids[0]): "Somebody else was faster. Look again."}
+        assert Batch.objects.get().state == change.get("state", State.DEAD)
+
     def test_restores_a_message_row_from_its_copy(self, connection):
         topic = TopicFactory()
         gone = message_id()
