@@ -15,10 +15,8 @@ class OutboxConfig(AppConfig):
 
     def ready(self) -> None:
         from outbox.checks import register_checks
-        from outbox.nudge import remember_celery_app
 
         register_checks()
-        remember_celery_app()
         autodiscover_modules("messages", "consumers", "check_back")
         post_migrate.connect(_prepare_database, sender=self)
 

@@ -12,20 +12,15 @@ from __future__ import annotations
 
 import logging
 import os
-import sys
 import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache
-from typing import TYPE_CHECKING
 
 from django.db import connections, transaction
 
 from outbox import conf
-
-if TYPE_CHECKING:  # Celery is imported when the first nudge is sent
-    from celery import Celery
 
 TASK = "outbox.tasks.relay"
 PAUSE_SECONDS = 0.05
@@ -99,7 +94,9 @@ class Sender:
 
     def _send(self, nudge: Nudge) -> bool:
         try:
-            celery_app().send_task(
+            from celery import current_app  # here, so that publish() does not import it
+
+            current_app.send_task(
                 TASK,
                 kwargs={"database": nudge.database, "broker": nudge.broker},
                 queue=conf.settings().celery_queue,
@@ -121,32 +118,6 @@ class Sender:
 
 
 sender = Sender()
-
-_celery_app: Celery | None = None
-
-
-def remember_celery_app() -> None:
-    """
-    Keep the project's Celery app for all threads; call it in the thread that made the app.
-
-    Celery's `current_app` is known to that thread alone, unless `set_default()` was called: others get an app without
-    the project's settings.
-    """
-    global _celery_app
-    if "celery" not in sys.modules:
-        return
-    app = celery_app()
-    if app.set_as_current:  # type: ignore[attr-defined]  # else it is Celery's stopgap: the project has made none
-        _celery_app = app
-
-
-def celery_app() -> Celery:
-    """Give the project's Celery app."""
-    if _celery_app is not None:
-        return _celery_app
-    from celery import current_app
-
-    return current_app._get_current_object()  # type: ignore[attr-defined, no-any-return]
 
 
 def _start_afresh() -> None:

@@ -98,5 +98,5 @@ class TestAToken:
 
     @pytest.mark.parametrize("text", ["", "17:2:500", ":17:2:500", "urn:a:b:c", "urn:uuid:0a1b:17:2:x"])
     def test_is_nothing_else(self, text):
-        with pytest.raises(ValueError, match="Token|values to unpack|invalid literal"):
+        with pytest.raises(ValueError, match=r"Token|values to unpack|invalid literal"):
             Token.parse(text)

@@ -114,6 +114,7 @@ class TestAnotherDatabase:
         client.get("/elsewhere/")
         with pytest.raises(Broken):
             client.get("/elsewhere/", {"then": "broken"})
+        client.get("/elsewhere/", {"then": "409"})
 
         assert (len(message_rows()), len(message_rows("other"))) == (0, 1)
 

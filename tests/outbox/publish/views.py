@@ -56,7 +56,7 @@ def picky(request):
     return work(request)
 
 
-@transactional(using="other")
+@transactional(using="other", rollback_on={409})
 def elsewhere(request):
     publish(OrderMade(order_id=1))
     return answer(request.GET.get("then", "200"))
