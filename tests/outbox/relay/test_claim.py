@@ -16,7 +16,7 @@ from outbox.relay import claim as claim_module
 from outbox.relay import lane as lanes
 from outbox.relay.claim import CLAIM, CLAIM_ORDERED, LOCK_ORDER, Claims, Floors
 from tests.factories import BatchFactory, MessageRowFactory, TicketFactory, TopicFactory, stored
-from tests.waiting import wait_until_it_blocks
+from tests.waiting import wait_until, wait_until_it_blocks
 
 LEASE = timedelta(seconds=30)
 
@@ -368,9 +368,7 @@ class TestReclaim:
 
         dying.close()
 
-        found = None
-        while found is None:  # the server may take a moment to see it
-            found = mine.reclaim()
+        found = wait_until(mine.reclaim)  # the server may take a moment to see it
         assert (found.id, found.attempt) == (batch.id, 2)
 
     @pytest.mark.parametrize("state", [State.PREPARED, State.SENT, State.DEAD, State.SKIPPED])
