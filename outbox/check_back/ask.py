@@ -82,7 +82,7 @@ def _signer(secret: str) -> Webhook:
     try:
         return Webhook(secret)
     except Exception as error:
-        raise ConfigurationError("A check-back secret is not base64 behind 'whsec_'. Make one: see docs.") from error
+        raise ConfigurationError("A secret is not base64 behind 'whsec_'. Make one: openssl rand -base64 32.") from error
 
 
 def _request(url: str, signer: Webhook, half: Half) -> urllib.request.Request:
