@@ -56,13 +56,13 @@ room AS (
     ))) ELSE %(limit)s END AS messages
 ),
 seen AS MATERIALIZED (
-    SELECT m.pos, %(tags)s::text[] IS NULL OR m.tag = ANY(%(tags)s::text[]) AS is_wanted
+    SELECT m.*, %(tags)s::text[] IS NULL OR m.tag = ANY(%(tags)s::text[]) AS is_wanted
     FROM place CROSS JOIN LATERAL (
-        SELECT pos, tag FROM outbox_embedded_message
+        SELECT * FROM outbox_embedded_message
         WHERE topic_id = %(topic_id)s AND queue = %(queue)s AND pos > place.pos ORDER BY pos LIMIT %(scan)s
     ) m
 ),
-wanted AS MATERIALIZED (SELECT pos FROM seen WHERE is_wanted ORDER BY pos LIMIT (SELECT messages FROM room)),
+wanted AS MATERIALIZED (SELECT * FROM seen WHERE is_wanted ORDER BY pos LIMIT (SELECT messages FROM room)),
 next AS (
     SELECT CASE
         WHEN (SELECT count(*) FROM wanted) = (SELECT messages FROM room) THEN (SELECT max(pos) FROM wanted)
@@ -77,20 +77,15 @@ moved AS (
 held AS (
     INSERT INTO outbox_embedded_delivery
         (consumer_group, topic_id, queue, pos, order_key, attempt, is_held, due_at)
-    SELECT %(group)s, %(topic_id)s, %(queue)s, w.pos,
-           CASE WHEN %(is_fifo)s THEN hashtextextended(m.key, 0) END,
+    SELECT %(group)s, %(topic_id)s, %(queue)s, pos,
+           CASE WHEN %(is_fifo)s THEN hashtextextended(key, 0) END,
            CASE WHEN %(is_fifo)s THEN 0 ELSE 1 END, NOT %(is_fifo)s,
            CASE WHEN %(is_fifo)s THEN {NOW} ELSE {NOW} + %(invisible_for)s END
-    FROM wanted w
-    JOIN outbox_embedded_message m ON m.topic_id = %(topic_id)s AND m.queue = %(queue)s AND m.pos = w.pos
-    ORDER BY w.pos
+    FROM wanted ORDER BY pos
     RETURNING id, pos, attempt, is_held
 )
-SELECT h.id, h.attempt, m.topic_id, m.message_id, m.key, m.tag, m.headers, m.body, m.stored_at
-FROM moved LEFT JOIN (
-    held h JOIN outbox_embedded_message m
-    ON h.is_held AND m.topic_id = %(topic_id)s AND m.queue = %(queue)s AND m.pos = h.pos
-) ON true
+SELECT h.id, h.attempt, w.topic_id, w.message_id, w.key, w.tag, w.headers, w.body, w.stored_at
+FROM moved LEFT JOIN (held h JOIN wanted w ON h.is_held AND w.pos = h.pos) ON true
 ORDER BY h.pos
 """
 
@@ -113,7 +108,11 @@ taken AS (
     FROM due WHERE d.id = due.id RETURNING d.id, d.topic_id, d.queue, d.pos, d.attempt
 )
 SELECT t.id, t.attempt, m.topic_id, m.message_id, m.key, m.tag, m.headers, m.body, m.stored_at
-FROM taken t JOIN outbox_embedded_message m USING (topic_id, queue, pos) ORDER BY t.id
+FROM taken t CROSS JOIN LATERAL (
+    SELECT * FROM outbox_embedded_message m
+    WHERE m.topic_id = t.topic_id AND m.queue = t.queue AND m.pos = t.pos LIMIT 1
+) m
+ORDER BY t.id
 """
 
 # When to look again without being told. NULL: nothing waits for a time.
