@@ -4,12 +4,14 @@ from datetime import timedelta
 import pytest
 
 from outbox import database, publish_raw, transaction
+from outbox.brokers.embedded import EmbeddedBroker
 from outbox.errors import ConfigurationError, LaneNotHeld, NotMigrated
 from outbox.models import Batch, MessageState, Process, State, Topic
 from outbox.relay import host
 from outbox.relay.breaker import BreakerState
 from outbox.relay.host import NO_LINGER, Post
 from outbox.relay.lane import take_lane
+from outbox.relay.wake import Waker
 from tests.factories import BatchFactory, DelayedFactory
 from tests.waiting import wait_until
 
@@ -96,6 +98,15 @@ class TestOnDuty:
 
         open_ones = "SELECT count(*) FROM pg_stat_activity WHERE application_name LIKE 'outbox %' AND datname=current_database()"
         wait_until(lambda: own.execute(open_ones).fetchone() == (0,))
+
+    def test_closes_the_broker_also_when_it_fails(self, monkeypatch):
+        closed = []
+        monkeypatch.setattr(EmbeddedBroker, "close", closed.append)
+
+        with pytest.raises(ZeroDivisionError), host.on_duty(POST, note="test") as duty:
+            raise ZeroDivisionError
+
+        assert closed == [duty.relay.broker]
 
     def test_writes_topics_that_are_missing(self):
         Topic.objects.all().delete()
@@ -202,22 +213,21 @@ class TestDuty:
 
         assert not visitor.is_alive()
 
-    def test_announces_itself_idle_before_its_last_look(self, own):
-        """Else a message committed between that look and the announcement would wait for the longest of waits."""
+    def test_looks_once_more_between_its_announcement_and_the_first_wait(self, monkeypatch):
+        """Else a message that was committed between the look and the announcement would have to wait."""
+        done = []
         with host.on_duty(POST, note="test") as duty:
-            idle_at_look = []
-            step = duty.relay.step
 
-            def look():
-                idle_at_look.append(own.execute("SELECT EXISTS (SELECT FROM outbox_idle)").fetchone()[0])
-                if len(idle_at_look) == 2:
-                    duty.halt()
-                return step()
+            def note(target, name):
+                act = getattr(target, name)
+                monkeypatch.setattr(target, name, lambda *args: (done.append(name), act(*args))[1])
 
-            duty.relay.step = look
-            duty.run()
+            note(duty.relay, "step")
+            note(Waker, "announce")
+            note(Waker, "wait")
+            duty.run(linger=timedelta(milliseconds=50))
 
-        assert idle_at_look == [False, True]
+        assert done[:4] == ["step", "announce", "step", "wait"]
 
     def test_is_not_idle_any_more_when_it_is_over(self, own):
         host.visit(POST, note="test", at_most=LONG, linger=timedelta(milliseconds=50))
