@@ -128,15 +128,17 @@ class Relay:
         return self._sweeper.sweep()
 
     def _claim(self) -> list[list[Batch]]:
-        """Give batches, those together that may be sent together."""
-        if old := self._claims.reclaim():
+        """Give batches, those together that may be sent together. New messages do not wait until all old ones are gone."""
+        old = self._claims.reclaim()
+        is_probe = self.breaker.state is BreakerState.HALF_OPEN
+        if old and is_probe:
             return [[old]]
-        limit = 1 if self.breaker.state is BreakerState.HALF_OPEN else None
+        limit = 1 if is_probe else None
         claimed = self._claims.claim(limit=limit)
         ordered = [] if claimed and limit else self._claims.claim_ordered(limit=limit)
         halves = [batch for batch in claimed if self._is_two_phase(batch)]
         wholes = [batch for batch in claimed if not self._is_two_phase(batch)]
-        return [batches for batches in (halves, wholes, ordered) if batches]
+        return [batches for batches in ([old] if old else [], halves, wholes, ordered) if batches]
 
     def _is_two_phase(self, batch: Batch) -> bool:
         return batch.type is TopicType.TRANSACTION and self.broker.supports_half_messages

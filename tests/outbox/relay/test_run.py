@@ -5,6 +5,7 @@ from __future__ import annotations
 from datetime import timedelta
 
 import pytest
+from django.utils import timezone
 
 from outbox.brokers.base import Verdict
 from outbox.models import Batch, State, Ticket
@@ -34,6 +35,16 @@ class TestDrain:
         assert shown(broker, topic) == ids(tickets)
         assert Batch.objects.get().state == State.SENT
         assert not Ticket.objects.exists()
+
+    def test_serves_new_messages_beside_a_backlog_of_old_batches(self, relay, broker, make_topic):
+        topic = make_topic("normal")
+        BatchFactory.create_batch(2, topic=topic, state=State.RELEASED, due_at=timezone.now())
+        new = TicketFactory(topic=topic)
+
+        relay.step()
+
+        assert ids([new])[0] in shown(broker, topic)
+        assert len(shown(broker, topic)) == 2
 
     def test_sends_ordered_topics(self, relay, broker, make_topic):
         topic = make_topic("fifo")
