@@ -101,7 +101,7 @@ class TestOnDuty:
 
     def test_closes_the_broker_also_when_it_fails(self, monkeypatch):
         closed = []
-        monkeypatch.setattr(EmbeddedBroker, "close", closed.append)
+        monkeypatch.setattr(EmbeddedBroker, "close", lambda self: closed.append(self))
 
         with pytest.raises(ZeroDivisionError), host.on_duty(POST, note="test") as duty:
             raise ZeroDivisionError
