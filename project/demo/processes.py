@@ -7,7 +7,7 @@ import shutil
 import signal
 import subprocess
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from functools import cache
 from pathlib import Path
@@ -29,13 +29,17 @@ class Process:
 
     Args:
         log: the file its output goes to.
+        inherits: file descriptors that it gets from us.
     """
 
-    def __init__(self, name: str, command: Sequence[str], environment: Mapping[str, str], log: Path) -> None:
+    def __init__(
+        self, name: str, command: Sequence[str], environment: Mapping[str, str], log: Path, inherits: Sequence[int] = ()
+    ) -> None:
         self.name = name
         self.command = command
         self.environment = environment
         self.log = log
+        self.inherits = inherits
         self.is_held = False  # held: not started again for now
         self._popen: subprocess.Popen[bytes] | None = None
 
@@ -48,6 +52,7 @@ class Process:
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,
+                pass_fds=self.inherits,
                 start_new_session=True,
             )
 
@@ -91,11 +96,13 @@ class Crew:
     Args:
         folder: where their logs go.
         environment: what all of them get, beside the environment of the demo itself.
+        check: is called now and then, and raises when the demo is to end.
     """
 
-    def __init__(self, folder: Path, environment: Mapping[str, str]) -> None:
+    def __init__(self, folder: Path, environment: Mapping[str, str], check: Callable[[], None] = lambda: None) -> None:
         self.folder = folder
         self.environment = environment
+        self.check = check
         self._processes: dict[str, Process] = {}
 
     def __enter__(self) -> Self:
@@ -104,18 +111,25 @@ class Crew:
     def __exit__(self, *exc_info: object) -> None:
         self.stop()
 
-    def start(self, name: str, command: Sequence[str], **environment: str) -> None:
+    def start(
+        self,
+        name: str,
+        command: Sequence[str],
+        environment: Mapping[str, str] | None = None,
+        inherits: Sequence[int] = (),
+    ) -> Process:
         """Start a process that stays."""
-        process = Process(name, command, {**self.environment, **environment}, self.folder / f"{name}.log")
+        own = {**self.environment, **(environment or {})}
+        process = Process(name, command, own, self.folder / f"{name}.log", inherits)
         self._processes[name] = process
         process.start()
+        return process
 
-    def run(self, name: str, command: Sequence[str], **environment: str) -> None:
+    def run(self, name: str, command: Sequence[str], environment: Mapping[str, str] | None = None) -> None:
         """Run a process to its end. Raises DemoError where it fails."""
-        process = Process(name, command, {**self.environment, **environment}, self.folder / f"{name}.log")
-        self._processes[name] = process
-        process.start()
+        process = self.start(name, command, environment)
         while process.exit_code is None:
+            self.check()
             time.sleep(0.02)
         del self._processes[name]
         if process.exit_code:
@@ -123,6 +137,7 @@ class Crew:
 
     def tend(self) -> None:
         """Start again what was killed. Raises DemoError where a process ended in any other way."""
+        self.check()
         for process in self._processes.values():
             code = process.exit_code
             if code is None:

@@ -21,6 +21,7 @@ import psycopg
 from project.demo import report
 from project.demo.database import own_database
 from project.demo.feed import Feed
+from project.demo.interrupt import Interrupt
 from project.demo.kills import CELERY, RESIDENT, ROUNDS, Permits
 from project.demo.processes import Crew, DemoError
 from project.demo.screen import Screen
@@ -52,27 +53,36 @@ class Options:
 
 
 class Stage:
-    """All that runs. Made by `open_stage`."""
+    """
+    All that runs. Made by `open_stage`.
 
-    def __init__(self, options: Options, url: str, folder: Path, screen: Screen) -> None:
+    Args:
+        listener: listens at the web server's address, from before it starts: nobody else can take it meanwhile.
+    """
+
+    def __init__(
+        self, options: Options, url: str, folder: Path, listener: socket.socket, screen: Screen, interrupt: Interrupt
+    ) -> None:
         self.options = options
         self.database_url = url
         self.folder = folder
         self.screen = screen
-        self.address = f"http://127.0.0.1:{free_port(options.port)}"
+        self.listener = listener
+        self.address = "http://{}:{}".format(*listener.getsockname())
         self.permits = Permits(folder)
-        self.crew = Crew(folder, self._environment())
+        self.crew = Crew(folder, self._environment(), interrupt.check)
 
     def start(self) -> None:
         """Migrate, start all processes, wait until the shop answers."""
         self.crew.run("migrate", [*MANAGE, "migrate", "--verbosity", "0"])
         self.screen.say("the database is ready")
-        self.crew.start("web", _web_server(self.address), DEBUG="1")  # its admin's stylesheets, too
-        self.crew.start(CELERY, self._celery(), **self.permits.environment(CELERY))
-        self.crew.start(RESIDENT, [*MANAGE, "outbox_relay"], **self.permits.environment(RESIDENT))
+        # DEBUG: it hands out the admin's stylesheets, too.
+        self.crew.start("web", self._web_server(), {"DEBUG": "1"}, inherits=[self.listener.fileno()])
+        self.crew.start(CELERY, self._celery(), self.permits.environment(CELERY))
+        self.crew.start(RESIDENT, [*MANAGE, "outbox_relay"], self.permits.environment(RESIDENT))
         for group in GROUPS:
             command = [*MANAGE, "outbox_consume", "--group", group]
-            self.crew.start(group, command, **self.permits.environment(group))
+            self.crew.start(group, command, self.permits.environment(group))
         self._wait_for_shop()
         self.screen.say(f"web server, Celery with beat, relay and {len(GROUPS)} consumers run")
 
@@ -97,11 +107,11 @@ class Stage:
         """Make a superuser; give its password."""
         password = secrets.token_urlsafe(9)
         command = [*MANAGE, "createsuperuser", "--noinput", "--username", name, "--email", "admin@shop.example"]
-        self.crew.run("createsuperuser", command, DJANGO_SUPERUSER_PASSWORD=password)
+        self.crew.run("createsuperuser", command, {"DJANGO_SUPERUSER_PASSWORD": password})
         return password
 
     def stay(self) -> None:
-        """Keep everything running until Ctrl-C."""
+        """Keep everything running until Interrupted is raised."""
         while True:
             self.crew.tend()
             time.sleep(0.5)
@@ -121,6 +131,10 @@ class Stage:
             environment["CELERY_BROKER_URL"] = self.options.celery_broker
         return environment
 
+    def _web_server(self) -> list[str]:
+        command = [sys.executable, "-m", "gunicorn", "project.wsgi", "--bind", f"fd://{self.listener.fileno()}"]
+        return [*command, "--threads", "4", "--log-level", "warning", "--no-control-socket"]
+
     def _celery(self) -> list[str]:
         command = [sys.executable, "-m", "celery", "-A", "project", "worker", "--queues", "outbox,shop"]
         command += ["--concurrency", "2", "--loglevel", "WARNING", "--beat", "--schedule", str(self.folder / "beat")]
@@ -136,14 +150,14 @@ class Stage:
 
 
 @contextmanager
-def open_stage(options: Options, screen: Screen) -> Iterator[Stage]:
+def open_stage(options: Options, screen: Screen, interrupt: Interrupt) -> Iterator[Stage]:
     """Start all there is, and take it down whatever happens. The logs stay only where something went wrong."""
     folder = Path(tempfile.mkdtemp(prefix="outbox-demo-"))
     with ExitStack() as stack:
         stack.callback(shutil.rmtree, folder, ignore_errors=True)
         try:
-            with own_database() as url:
-                stage = Stage(options, url, folder, screen)
+            with own_database() as url, listen(options.port) as listener:
+                stage = Stage(options, url, folder, listener, screen, interrupt)
                 with stage.crew:
                     stage.start()
                     yield stage
@@ -153,22 +167,14 @@ def open_stage(options: Options, screen: Screen) -> Iterator[Stage]:
             raise
 
 
-def free_port(first: int) -> int:
-    """Give the first free port from there on. Raises DemoError where there is none nearby."""
+def listen(first: int) -> socket.socket:
+    """Listen at the first free port from there on. Raises DemoError where there is none nearby."""
     for port in range(first, first + PORTS):
-        with socket.socket() as probe:
-            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            try:
-                probe.bind(("127.0.0.1", port))
-            except OSError:
-                continue
-            return port
+        try:
+            return socket.create_server(("127.0.0.1", port))
+        except OSError:
+            continue
     raise DemoError(f"No port from {first} to {first + PORTS - 1} is free. Name another: --port N.")
-
-
-def _web_server(address: str) -> list[str]:
-    command = [sys.executable, "-m", "gunicorn", "project.wsgi", "--bind", address.removeprefix("http://")]
-    return [*command, "--threads", "4", "--log-level", "warning", "--no-control-socket"]
 
 
 def _answers(address: str) -> bool:

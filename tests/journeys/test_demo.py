@@ -159,6 +159,7 @@ class TestADemoThatLosesSomething:
 
         assert demo.finish() == 1
 
+        assert demo.stdout, demo.stderr
         assert json.loads(demo.stdout)["lost"] == 1
         assert "BROKEN" in demo.stderr
 
@@ -197,7 +198,7 @@ class TestServe:
                 _, address, login = line.split(maxsplit=2)
                 break
 
-        assert "password" in login
+        assert "password" in login, demo.process.stderr.read()
         with urllib.request.urlopen(f"{address}login/") as answer:  # noqa: S310
             page = answer.read().decode()
         demo.process.send_signal(signal.SIGINT)

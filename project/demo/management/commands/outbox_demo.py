@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import json
-import signal
 import sys
 from argparse import ArgumentParser
+from contextlib import suppress
 from pathlib import Path
-from types import FrameType
 from typing import Any
 
 from django.core.management.base import BaseCommand, CommandError
 
+from project.demo.interrupt import Interrupt, Interrupted
 from project.demo.processes import DemoError
 from project.demo.screen import Screen, table
 from project.demo.stage import Options, Stage, open_stage
@@ -42,7 +42,6 @@ class Command(BaseCommand):
 
     def handle(self, *args: Any, **options: Any) -> None:
         screen = Screen(sys.stderr if options["json"] else sys.stdout)
-        signal.signal(signal.SIGTERM, _end)
         try:
             chosen = Options(
                 invoices=read_orders(options["orders"]),
@@ -51,15 +50,14 @@ class Command(BaseCommand):
                 seed=options["seed"],
                 with_kills=not options["no_kills"],
             )
-            sys.exit(self._run(chosen, screen, as_json=options["json"], serve=options["serve"]))
+            code = self._run(chosen, screen, as_json=options["json"], serve=options["serve"])
         except (DemoError, OrdersFileError) as error:
             raise CommandError(str(error)) from error
-        except KeyboardInterrupt:
-            sys.exit(130)
+        sys.exit(code)
 
     def _run(self, options: Options, screen: Screen, *, as_json: bool, serve: bool) -> int:
         """Play the demo and print its report; give the exit code."""
-        with open_stage(options, screen) as stage:
+        with open_stage(options, screen, Interrupt()) as stage:
             stage.play()
             if not serve:
                 stage.stop()
@@ -85,11 +83,6 @@ class Command(BaseCommand):
         password = stage.add_admin(ADMIN)
         stage.screen.write(f"Admin:  {stage.address}/admin/   user {ADMIN}, password {password}")
         stage.screen.write("Ctrl-C stops everything and deletes it.")
-        try:
+        with suppress(Interrupted):
             stage.stay()
-        except KeyboardInterrupt:
-            stage.screen.write("")
-
-
-def _end(signum: int, frame: FrameType | None) -> None:
-    raise SystemExit(128 + signum)
+        stage.stop()

@@ -1,0 +1,27 @@
+"""Ctrl-C and SIGTERM: noted at once, obeyed where nothing is half done, such as a process that is just being started."""
+
+from __future__ import annotations
+
+import signal
+from types import FrameType
+
+
+class Interrupted(SystemExit):
+    """Raised at a safe place after Ctrl-C or SIGTERM; its code is the exit code."""
+
+
+class Interrupt:
+    """Notes signals from when it is made. A second Ctrl-C does not disturb the stopping that the first one began."""
+
+    def __init__(self) -> None:
+        self._caught: list[int] = []
+        for number in (signal.SIGINT, signal.SIGTERM):
+            signal.signal(number, self._note)
+
+    def check(self) -> None:
+        """Raise Interrupted if a signal came."""
+        if self._caught:
+            raise Interrupted(128 + self._caught[0])
+
+    def _note(self, signum: int, frame: FrameType | None) -> None:
+        self._caught.append(signum)
