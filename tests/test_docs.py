@@ -1,0 +1,40 @@
+"""The documents name only what exists."""
+
+import re
+from pathlib import Path
+
+import pytest
+
+from outbox.models import State
+
+ROOT = Path(__file__).resolve().parents[1]
+PAGES = [ROOT / name for name in ("README.md", "CONTRIBUTING.md", "CHANGELOG.md")] + sorted((ROOT / "docs").rglob("*.md"))
+STATE_MACHINE = (ROOT / "docs/state-machine.md").read_text()
+
+
+def links(page):
+    return [target for target in re.findall(r"\]\(([^)#\s]+)[^)]*\)", page.read_text()) if "://" not in target]
+
+
+class TestLinks:
+    @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+    def test_lead_somewhere(self, page):
+        assert [target for target in links(page) if not (page.parent / target).exists()] == []
+
+    def test_lead_to_every_decision(self):
+        folder = ROOT / "docs/decisions"
+
+        assert set(links(folder / "README.md")) == {page.name for page in folder.glob("0*.md")}
+
+
+class TestTheStateMachine:
+    def test_draws_every_state_and_no_other(self):
+        drawing = STATE_MACHINE[STATE_MACHINE.index("```mermaid") : STATE_MACHINE.index("| from | to |")]
+
+        assert set(re.findall(r"\b[A-Z]{4,}\b", drawing)) == {state.name for state in State}
+
+    def test_names_files_that_exist(self):
+        named = set(re.findall(r"`([a-z_/]+\.py)`", STATE_MACHINE))
+
+        assert named
+        assert [name for name in named if not (ROOT / "outbox" / name).exists()] == []
