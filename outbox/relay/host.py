@@ -22,10 +22,10 @@ from outbox.brokers.base import Broker
 from outbox.database import Connection
 from outbox.errors import ConfigurationError, NotMigrated
 from outbox.models import MessageRow
-from outbox.relay.breaker import BreakerState
+from outbox.relay.breaker import Breaker, BreakerState
 from outbox.relay.delayed import MOVED_AT_ONCE, move_due
 from outbox.relay.lane import Lane, take_lane
-from outbox.relay.run import Drained, Relay
+from outbox.relay.run import Drained, Relay, make_breaker
 from outbox.relay.wake import Waker, forget_dead
 from outbox.topics import write_topics
 
@@ -96,7 +96,7 @@ class Duty:
 
     def __init__(self, post: Post, connection: Connection, broker: Broker, lane: Lane, note: str, stack: ExitStack) -> None:
         self.post = post
-        self.relay = Relay(connection, broker, lane)
+        self.relay = Relay(connection, broker, lane, breaker=_breaker_of(post))
         self.stop = threading.Event()
         self._connection = connection
         self._note = note
@@ -225,6 +225,22 @@ def visit(post: Post, *, note: str, at_most: timedelta, linger: timedelta) -> Dr
     """
     with on_duty(post, note=note) as duty:
         return duty.run(at_most=at_most, linger=linger)
+
+
+_breakers: dict[Post, tuple[conf.Settings, Breaker]] = {}
+
+
+def _breaker_of(post: Post) -> Breaker:
+    """
+    Give the breaker that this process keeps for a post, a new one when settings have changed.
+
+    Else each Celery task would begin with a closed one, and an outage cost as many tries as if there were none.
+    """
+    settings = conf.settings()
+    known = _breakers.get(post)
+    if known is None or known[0] is not settings:
+        known = _breakers[post] = settings, make_breaker(settings.relay)
+    return known[1]
 
 
 _written: dict[str, conf.Settings] = {}

@@ -47,6 +47,11 @@ class Drained:
             setattr(self, field.name, getattr(self, field.name) + getattr(other, field.name))
 
 
+def make_breaker(settings: conf.RelaySettings, clock: Callable[[], float] = time.monotonic, random: Random = random) -> Breaker:
+    """Make a closed breaker with the thresholds and waits of the settings."""
+    return Breaker(settings.breaker_threshold, Backoff(settings.breaker_base, settings.breaker_limit, random), clock)
+
+
 class Relay:
     """
     Claims, sends and marks; for one broker, over one connection, under one lane.
@@ -57,6 +62,7 @@ class Relay:
         connection: in autocommit, of its own, holding the lane. A test may hand in Django's; statements then join its
             transaction.
         settings: by default `OUTBOX["RELAY"]`.
+        breaker: one that has seen the broker before; by default a new one, closed.
         clock: gives seconds; it never goes back.
         random: gives a number from 0 to below 1.
     """
@@ -68,6 +74,7 @@ class Relay:
         lane: Lane,
         *,
         settings: conf.RelaySettings | None = None,
+        breaker: Breaker | None = None,
         clock: Callable[[], float] = time.monotonic,
         random: Random = random,
     ) -> None:
@@ -80,8 +87,7 @@ class Relay:
         self._clock = clock
         self._lease = settings.lease
         self._claims = Claims(connection, broker.alias, lane, settings.lease, settings.batch_size)
-        backoff = Backoff(settings.breaker_base, settings.breaker_limit, random)
-        self.breaker = Breaker(settings.breaker_threshold, backoff, clock)
+        self.breaker = breaker or make_breaker(settings, clock, random)
         parter = Parter(connection, Backoff(settings.retry_base, settings.retry_limit, random), settings.misconfigured_retry)
         self._committer = Committer(connection, broker, parter)
         self._sweeper = Sweeper(connection, self._committer, settings.sweep_age)

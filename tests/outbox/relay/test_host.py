@@ -4,6 +4,7 @@ from datetime import timedelta
 import pytest
 
 from outbox import database, publish_raw, transaction
+from outbox.brokers.base import Outcome, Verdict
 from outbox.brokers.embedded import EmbeddedBroker
 from outbox.errors import ConfigurationError, LaneNotHeld, NotMigrated
 from outbox.models import Batch, MessageState, Process, State, Topic
@@ -233,6 +234,29 @@ class TestDuty:
         host.visit(POST, note="test", at_most=LONG, linger=timedelta(milliseconds=50))
 
         assert own.execute("SELECT count(*) FROM outbox_idle").fetchone() == (0,)
+
+    def test_finds_the_breaker_as_the_visit_before_left_it(self, settings, monkeypatch):
+        settings.OUTBOX = {**settings.OUTBOX, "RELAY": {"BREAKER_BASE": timedelta(days=99), "BREAKER_LIMIT": timedelta(days=99)}}
+        calls = []
+
+        def be_away(self, messages):
+            calls.append(messages)
+            return [Outcome(Verdict.UNAVAILABLE, reason="away")] * len(messages)
+
+        monkeypatch.setattr(EmbeddedBroker, "send_halves", be_away)
+        for _ in range(6):
+            publish()
+            host.visit(POST, note="test", at_most=LONG, linger=NO_LINGER)
+
+        assert len(calls) == 3
+
+    def test_has_a_closed_breaker_when_settings_have_changed(self, settings):
+        with host.on_duty(POST, note="test") as duty:
+            before = duty.relay.breaker
+        settings.OUTBOX = {**settings.OUTBOX, "RELAY": {"BREAKER_THRESHOLD": 5}}
+
+        with host.on_duty(POST, note="test") as duty:
+            assert duty.relay.breaker is not before
 
     def test_claims_nothing_and_is_over_while_the_broker_is_unavailable(self, monkeypatch):
         publish()
