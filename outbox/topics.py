@@ -9,6 +9,9 @@ from outbox import conf, database
 from outbox.errors import ConfigurationError
 from outbox.message import TopicType
 
+READ_TOPIC = "SELECT broker, type, ordered FROM outbox_topic WHERE name = %s"
+
+# A topic that is new or changed. Each call takes a number of the identity column, whether it inserts or not.
 WRITE_TOPIC = """
 INSERT INTO outbox_topic (name, broker, type, ordered) VALUES (%s, %s, %s, %s)
 ON CONFLICT (name) DO UPDATE SET broker = excluded.broker, type = excluded.type, ordered = excluded.ordered
@@ -66,4 +69,6 @@ def forget(using: str) -> None:
 
 def _write(connection: database.Connection, name: str) -> None:
     topic = conf.topic_settings(name)
-    connection.execute(WRITE_TOPIC, [name, topic.broker, topic.type, topic.type is TopicType.FIFO])
+    wanted = (topic.broker, topic.type, topic.type is TopicType.FIFO)
+    if connection.execute(READ_TOPIC, [name]).fetchone() != wanted:
+        connection.execute(WRITE_TOPIC, [name, *wanted])
