@@ -10,7 +10,7 @@ from __future__ import annotations
 import difflib
 from datetime import timedelta
 from functools import cache
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import msgspec
 from django.conf import settings as django_settings
@@ -30,6 +30,9 @@ RETRY_DELAYS = tuple(
 """RocketMQ's 18 delay levels. Source: apache/rocketmq MessageStoreConfig, messageDelayLevel."""
 
 
+Count = Annotated[int, msgspec.Meta(ge=1)]
+
+
 class _Section(msgspec.Struct, frozen=True, forbid_unknown_fields=True, rename=str.upper):
     """A dict of settings: names in capitals, unknown ones refused."""
 
@@ -46,34 +49,34 @@ class TopicSettings(_Section, frozen=True):
 
     broker: str = "default"
     type: TopicType | None = None
-    queues: int = 4
+    queues: Count = 4
     retention: timedelta = timedelta(days=7)
 
 
 class RelaySettings(_Section, frozen=True):
     """How the relay works. Safety never depends on a time given here."""
 
-    batch_size: int = 500  # messages per topic in one claim, 1 to 2,000
+    batch_size: Annotated[int, msgspec.Meta(ge=1, le=2000)] = 500  # messages per topic in one claim, 1 to 2,000
     lease: timedelta = timedelta(seconds=30)
-    lanes: int = 16  # at most so many relays at once in a database
+    lanes: Count = 16  # at most so many relays at once in a database
     sweep_age: timedelta = timedelta(seconds=10)  # a decided batch that old is ended again
     retry_base: timedelta = timedelta(seconds=1)  # back-off of a refused or unsure position: base x 2^tries, jittered
     retry_limit: timedelta = timedelta(minutes=5)
     misconfigured_retry: timedelta = timedelta(seconds=30)
-    breaker_threshold: int = 3  # batches in a row that found the broker unavailable
+    breaker_threshold: Count = 3  # batches in a row that found the broker unavailable
     breaker_base: timedelta = timedelta(seconds=1)
     breaker_limit: timedelta = timedelta(seconds=30)
     idle_wait_min: timedelta = timedelta(milliseconds=20)
     idle_wait_max: timedelta = timedelta(seconds=1)
     task_time: timedelta = timedelta(seconds=30)  # a Celery task drains no longer than this
-    slice_bytes: int = 8 * 1024 * 1024  # bodies loaded at once
-    partition_days: int = 7  # days of the message table made ahead
+    slice_bytes: Count = 8 * 1024 * 1024  # bodies loaded at once
+    partition_days: Count = 7  # days of the message table made ahead
 
 
 class ConsumerSettings(_Section, frozen=True):
     """How consumers receive. A handler slower than INVISIBLE may see its message delivered to another process too."""
 
-    batch_size: int = 32
+    batch_size: Count = 32
     invisible: timedelta = timedelta(seconds=60)
     wait: timedelta = timedelta(seconds=1)
     settle: timedelta = timedelta(minutes=1)  # a number missing longer than this is a gap
@@ -115,7 +118,7 @@ def read(raw: object) -> Settings:
     try:
         found = msgspec.convert(raw, Settings)
     except msgspec.ValidationError as error:
-        raise ConfigurationError(_explain(str(error), raw)) from error
+        raise ConfigurationError(_explain(_name_the_entry(str(error), raw))) from error
     for name, topic in found.topics.items():
         if topic.broker not in found.brokers:
             raise ConfigurationError(
@@ -125,7 +128,7 @@ def read(raw: object) -> Settings:
     return found
 
 
-def _explain(text: str, raw: object) -> str:
+def _explain(text: str) -> str:
     if "unknown field" in text:
         unknown = text.split("`")[1]
         known = {name.upper() for section in _Section.__subclasses__() for name in section.__struct_fields__}
@@ -133,6 +136,19 @@ def _explain(text: str, raw: object) -> str:
         hint = f" Did you mean {close[0]}?" if close else ""
         return f"OUTBOX has an unknown setting {unknown!r}: {text}.{hint}"
     return f"OUTBOX has a wrong value: {text}."
+
+
+def _name_the_entry(text: str, raw: Any) -> str:
+    """Put a broker's or topic's name where msgspec writes `$.TOPICS[...]`."""
+    for section, kind in (("BROKERS", BrokerSettings), ("TOPICS", TopicSettings)):
+        place = f"$.{section}[...]"
+        if place in text:
+            for name, entry in raw[section].items():
+                try:
+                    msgspec.convert(entry, kind)
+                except msgspec.ValidationError:
+                    return text.replace(place, f"$.{section}[{name!r}]")
+    return text
 
 
 @cache
