@@ -56,7 +56,8 @@ class Header:
     Names of the headers that the outbox writes.
 
     Source: CloudEvents 1.0, HTTP binary mode (`ce-` before the attribute's name); those behind SPEC_VERSION are
-    extension attributes. A user's own header is called anything that does not begin with `ce-`, but for `content-type`.
+    extension attributes. A raw message has no TYPE and is no CloudEvent, so it has no SPEC_VERSION either. A user's own
+    header is called anything that does not begin with `ce-`, but for `content-type`.
     """
 
     ID = "ce-id"

@@ -35,9 +35,10 @@ def seal(row: Row, batch: Batch, position: int, *, source: str, is_half: bool) -
     headers |= {
         Header.ID: message_id,
         Header.SOURCE: source,
-        Header.SPEC_VERSION: SPEC_VERSION,
         Header.TIME: published_at(message_id),
     }
+    if Header.TYPE in headers:  # a raw message has none, and without one it is no CloudEvent
+        headers[Header.SPEC_VERSION] = SPEC_VERSION
     if row.key:
         headers[Header.SUBJECT] = row.key
     if row.about:

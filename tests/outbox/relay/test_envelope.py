@@ -49,8 +49,14 @@ class TestSeal:
     def test_leaves_out_what_there_is_not(self):
         message = sealed(lane=None, first_seq=None)
 
-        assert set(message.headers) == {"ce-id", "ce-source", "ce-specversion", "ce-time"}
+        assert set(message.headers) == {"ce-id", "ce-source", "ce-time"}
         assert (message.key, message.tag, message.token, message.deliver_at) == ("", "", "", None)
+
+    @pytest.mark.parametrize(("stored", "is_one"), [('{"ce-type": "OrderPlaced"}', True), ("{}", False)])
+    def test_calls_a_message_a_cloud_event_where_it_has_the_type_that_makes_it_one(self, stored, is_one):
+        message = sealed(Row("", stored, None, b"body"))
+
+        assert ("ce-specversion" in message.headers) is is_one
 
     def test_gives_a_half_message_the_token_of_its_batch_attempt_and_position(self):
         message = sealed(is_half=True)
