@@ -79,7 +79,8 @@ WHERE t.ordered AND NOT t.paused AND t.broker = %s LIMIT 1
 """
 
 # The oldest batch that is due, or whose lease is over, or whose owner's lane nobody holds any more: attempt + 1. One
-# with order keys waits for all unfinished and dead batches before it that share a key.
+# with order keys waits for all unfinished and dead batches before it that share a key. Before it is by number, not by id: a
+# batch split off late holds earlier messages. Batches that share a key were one once, so their numbers are of one lane.
 RECLAIM = """
 WITH b AS (
     UPDATE outbox_batch SET state = 1, attempt = attempt + 1, owner = %(lane)s, due_at = NULL,
@@ -94,7 +95,8 @@ WITH b AS (
                 AND l.classid = %(lock_space)s AND l.objid = b.owner)))
         AND (b.order_keys IS NULL OR NOT EXISTS (
             SELECT 1 FROM outbox_batch e
-            WHERE (e.state IN (0, 1, 2) OR e.state = 4) AND e.id < b.id AND e.order_keys && b.order_keys))
+            WHERE (e.state IN (0, 1, 2) OR e.state = 4) AND e.topic_id = b.topic_id AND e.first_seq < b.first_seq
+            AND e.order_keys && b.order_keys))
         ORDER BY b.id LIMIT 1 FOR UPDATE OF b SKIP LOCKED)
     RETURNING *)
 SELECT b.id, b.attempt, o.name, o.type, b.lane, b.first_seq, b.message_ids::text[], b.order_keys, b.split, b.tries

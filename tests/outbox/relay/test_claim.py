@@ -398,14 +398,27 @@ class TestReclaim:
         topic = TopicFactory(type="fifo")
         later_due = datetime.now(UTC) + timedelta(hours=1)
         BatchFactory(topic=topic, order_keys=[1, 2], size=2, state=state, owner=held, due_at=later_due)
-        BatchFactory(topic=topic, order_keys=[2], state=State.RELEASED)
-        free = BatchFactory(topic=topic, order_keys=[3], state=State.RELEASED)
+        BatchFactory(topic=topic, order_keys=[2], state=State.RELEASED, first_seq=3)
+        free = BatchFactory(topic=topic, order_keys=[3], state=State.RELEASED, first_seq=4)
 
         assert claims(connect(), 2).reclaim().id == free.id
 
     def test_does_not_wait_for_a_later_batch_of_its_keys(self, connect):
         topic = TopicFactory(type="fifo")
         old = BatchFactory(topic=topic, order_keys=[1], state=State.RELEASED)
-        BatchFactory(topic=topic, order_keys=[1], state=State.RELEASED)
+        BatchFactory(topic=topic, order_keys=[1], state=State.RELEASED, first_seq=2)
 
         assert claims(connect()).reclaim().id == old.id
+
+    def test_takes_messages_of_a_key_in_their_order_however_late_they_were_split_off(self, connect):
+        topic = TopicFactory(type="fifo")
+        third = BatchFactory(topic=topic, order_keys=[1], state=State.RELEASED, first_seq=3)
+        second = BatchFactory(topic=topic, order_keys=[1], state=State.RELEASED, first_seq=2)
+        mine = claims(connect())
+
+        assert mine.reclaim().id == second.id
+
+        second.refresh_from_db()
+        assert second.state == State.CLAIMED
+        Batch.objects.filter(id=second.id).update(state=State.SENT)
+        assert mine.reclaim().id == third.id
