@@ -2,16 +2,22 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import suppress
 from typing import Any
 
 from django.core import checks
 from django.core.checks import CheckMessage, Error, register
-from django.db import connections, router
+from django.db import DEFAULT_DB_ALIAS, connections, router
 from django.db.backends.postgresql.psycopg_any import is_psycopg3
 
 from outbox import conf
+from outbox.brokers.base import Broker
+from outbox.check_back.ask import make_signer
+from outbox.check_back.loop import ask_as_set
+from outbox.check_back.rate import read_rate
 from outbox.errors import ConfigurationError, UnknownTopic
-from outbox.message import Message, message_types
+from outbox.message import Message, TopicType, message_types
 from outbox.models import MessageRow
 from outbox.publish.rules import TOPIC_RULE, is_topic_name
 
@@ -21,8 +27,10 @@ def register_checks() -> None:
     register(check_settings)
     register(check_topic_names)
     register(check_brokers)
+    register(check_topic_types)
     register(check_message_types)
     register(check_database)
+    register(check_check_back)
 
 
 def check_settings(**kwargs: Any) -> list[CheckMessage]:
@@ -59,6 +67,15 @@ def check_brokers(**kwargs: Any) -> list[CheckMessage]:
     return found
 
 
+def check_topic_types(**kwargs: Any) -> list[CheckMessage]:
+    """E008: a topic is of a type that its broker does not offer. W009: half messages where there are none."""
+    found: list[CheckMessage] = []
+    for name, topic in _settings().topics.items():
+        with suppress(ConfigurationError):  # E003 has said it
+            found.extend(_problems_of_type(name, topic, conf.broker_class(topic.broker)))
+    return found
+
+
 def check_message_types(**kwargs: Any) -> list[CheckMessage]:
     """E005: a message type names no topic, and is no base of others. E006: its topic is not in settings."""
     return [problem for kind in message_types().values() for problem in _problems_of(kind)]
@@ -79,6 +96,50 @@ def check_database(**kwargs: Any) -> list[CheckMessage]:
             id="outbox.E007",
         )
     ]
+
+
+def check_check_back(**kwargs: Any) -> list[CheckMessage]:
+    """E010: a rate that cannot be read. E011: a secret that is none. E012: a URL that cannot be asked."""
+    settings = _settings().check_back
+    found: list[CheckMessage] = []
+    try:
+        read_rate(settings.throttle)
+    except ConfigurationError as error:
+        found.append(Error(str(error), hint="A time is s, min, h or d, or a whole number of them.", id="outbox.E010"))
+    for place, secret in enumerate(settings.secrets, start=1):
+        try:
+            make_signer(secret)
+        except ConfigurationError as error:
+            text = f'OUTBOX["CHECK_BACK"]["SECRETS"], number {place}: {error}'
+            found.append(Error(text, hint="Whoever signs and whoever verifies need the same one.", id="outbox.E011"))
+    return found or _problems_of_url(settings)
+
+
+def _problems_of_type(name: str, topic: conf.TopicSettings, broker: type[Broker]) -> Iterator[CheckMessage]:
+    offered = {
+        TopicType.FIFO: (broker.supports_order, "keeps no order"),
+        TopicType.DELAY: (broker.supports_delay, "delays nothing"),
+        TopicType.TRANSACTION: (broker.supports_half_messages, "has no half messages"),
+    }
+    is_offered, what = offered.get(topic.type or TopicType.NORMAL, (True, ""))
+    if is_offered:
+        return
+    text = f'OUTBOX["TOPICS"]["{name}"] is of type {topic.type}, and its broker {topic.broker!r} ({broker.__name__}) {what}.'
+    if topic.type is TopicType.TRANSACTION:
+        yield checks.Warning(text, hint='Its messages are sent one-phase. Write "normal", or leave TYPE out.', id="outbox.W009")
+    else:
+        yield Error(text, hint="Give the topic another type, or another broker.", id="outbox.E008")
+
+
+def _problems_of_url(settings: conf.CheckBackSettings) -> list[CheckMessage]:
+    if not settings.url:
+        return []
+    try:
+        ask_as_set(DEFAULT_DB_ALIAS)
+    except ConfigurationError as error:
+        hint = f'Without OUTBOX["CHECK_BACK"]["URL"] ({settings.url!r}), relays ask the database themselves.'
+        return [Error(str(error), hint=hint, id="outbox.E012")]
+    return []
 
 
 def _settings() -> conf.Settings:

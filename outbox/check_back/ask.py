@@ -54,7 +54,7 @@ def over_http(url: str, secret: str, timeout: timedelta = timedelta(seconds=10))
     """
     if not url.startswith(("http://", "https://")):
         raise ConfigurationError(f"The check-back URL {url!r} does not begin with http:// or https://.")
-    signer = _signer(secret)
+    signer = make_signer(secret)
     # Straight to the address that settings name: neither a proxy of the environment nor a redirect leads elsewhere.
     opener = urllib.request.build_opener(urllib.request.ProxyHandler({}), _NoRedirect)
 
@@ -71,18 +71,24 @@ def over_http(url: str, secret: str, timeout: timedelta = timedelta(seconds=10))
     return ask
 
 
+def make_signer(secret: str) -> Webhook:
+    """
+    Make what signs with a secret.
+
+    Raises:
+        ConfigurationError: it is not base64; the text does not repeat it.
+    """
+    try:
+        return Webhook(secret)
+    except Exception as error:
+        raise ConfigurationError("A secret is not base64 behind 'whsec_'. Make one: openssl rand -base64 32.") from error
+
+
 class _NoRedirect(urllib.request.HTTPRedirectHandler):
     """Leaves a redirect an error."""
 
     def redirect_request(self, *args: Any, **kwargs: Any) -> None:
         return None
-
-
-def _signer(secret: str) -> Webhook:
-    try:
-        return Webhook(secret)
-    except Exception as error:
-        raise ConfigurationError("A secret is not base64 behind 'whsec_'. Make one: openssl rand -base64 32.") from error
 
 
 def _request(url: str, signer: Webhook, half: Half) -> urllib.request.Request:

@@ -22,5 +22,5 @@ OUTBOX = {
     },
     "RELAY": {"SWEEP_AGE": timedelta(seconds=10)},
     "CONSUMER": {"INVISIBLE": timedelta(seconds=3)},  # what a killed consumer held comes back after that time
-    "CHECK_BACK": {"URL": os.environ.get("DEMO_CHECK_BACK_URL", ""), "SECRETS": [os.environ.get("DEMO_SECRET", "")]},
+    "CHECK_BACK": {"URL": os.environ.get("DEMO_CHECK_BACK_URL", ""), "SECRETS": os.environ.get("DEMO_SECRET", "").split()},
 }

@@ -11,6 +11,7 @@ from outbox.brokers.memory import MemoryBroker
 from outbox.message import Message
 
 MEMORY = "outbox.brokers.memory.MemoryBroker"
+URL = "https://shop.example/outbox/check-back/"
 BROKERS = {"default": {"BACKEND": MEMORY}}
 
 
@@ -150,6 +151,81 @@ class TestE007:
         monkeypatch.setattr(checks, "is_psycopg3", False)
 
         assert ["is reached by psycopg2" in problem.msg for problem in found()] == [True]
+
+
+class OnePhaseBroker(MemoryBroker):
+    supports_half_messages = supports_order = supports_delay = False
+
+
+ONE_PHASE = {"default": {"BACKEND": f"{__name__}.OnePhaseBroker"}}
+
+
+class TestE008:
+    @pytest.mark.parametrize(("kind", "what"), [("fifo", "keeps no order"), ("delay", "delays nothing")])
+    def test_finds_a_topic_of_a_type_that_its_broker_does_not_offer(self, settings, kind, what):
+        settings.OUTBOX = {"BROKERS": ONE_PHASE, "TOPICS": {"orders": {"TYPE": kind}, "bills": {}}}
+
+        (problem,) = found()
+
+        assert problem.id == "outbox.E008"
+        assert problem.msg.endswith(f"is of type {kind}, and its broker 'default' (OnePhaseBroker) {what}.")
+        assert problem.hint
+
+
+class TestW009:
+    def test_warns_of_half_messages_where_the_broker_has_none(self, settings):
+        settings.OUTBOX = {"BROKERS": ONE_PHASE, "TOPICS": {"orders": {"TYPE": "transaction"}}}
+
+        (problem,) = found()
+
+        assert (problem.id, type(problem)) == ("outbox.W009", Warning)
+        assert "has no half messages" in problem.msg
+        assert "one-phase" in problem.hint
+
+
+class TestE010:
+    def test_finds_a_rate_that_cannot_be_read(self, settings):
+        settings.OUTBOX = {"BROKERS": BROKERS, "CHECK_BACK": {"THROTTLE": "many"}}
+
+        (problem,) = found()
+
+        assert problem.id == "outbox.E010"
+        assert "[\"THROTTLE\"] is 'many'. Write a number and a time" in problem.msg
+        assert problem.hint
+
+
+class TestE011:
+    def test_finds_a_secret_that_is_none_and_does_not_show_it(self, settings):
+        settings.OUTBOX = {"BROKERS": BROKERS, "CHECK_BACK": {"URL": URL, "SECRETS": ["whsec_eA==", "whsec_tells"]}}
+
+        (problem,) = found()
+
+        assert problem.id == "outbox.E011"
+        assert '["SECRETS"], number 2: A secret is not base64' in problem.msg
+        assert "tell" not in f"{problem.msg}{problem.hint}"
+
+
+class TestE012:
+    @pytest.mark.parametrize(
+        ("check_back", "text"),
+        [
+            ({"URL": URL}, r"\[\"SECRETS\"\] is empty"),
+            ({"URL": "shop.example", "SECRETS": ["whsec_eA=="]}, "does not begin with http:// or https://"),
+        ],
+    )
+    def test_finds_a_url_that_cannot_be_asked(self, settings, check_back, text):
+        settings.OUTBOX = {"BROKERS": BROKERS, "CHECK_BACK": check_back}
+
+        (problem,) = found()
+
+        assert problem.id == "outbox.E012"
+        assert re.search(text, problem.msg)
+        assert problem.hint
+
+    def test_leaves_one_alone_that_can(self, settings):
+        settings.OUTBOX = {"BROKERS": BROKERS, "CHECK_BACK": {"URL": URL, "SECRETS": ["whsec_eA=="]}}
+
+        assert found() == []
 
 
 class TestTheChecks:

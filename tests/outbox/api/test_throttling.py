@@ -16,7 +16,7 @@ class TestCheckBackThrottle:
 
         assert (throttle.num_requests, throttle.duration) == means
 
-    @pytest.mark.parametrize("rate", ["", "600", "600/", "many/s", "600/year", "6.5/s", "-1/s"])
+    @pytest.mark.parametrize("rate", ["", "600", "600/", "many/s", "600/year", "6.5/s", "-1/s", "600/0s"])
     def test_says_how_a_rate_is_written(self, settings, rate):
         settings.OUTBOX = {"CHECK_BACK": {"THROTTLE": rate}}
 

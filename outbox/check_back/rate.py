@@ -1,0 +1,25 @@
+"""How many answers in what time: `OUTBOX["CHECK_BACK"]["THROTTLE"]`."""
+
+from __future__ import annotations
+
+import re
+
+from outbox.errors import ConfigurationError
+
+SECONDS = {"s": 1, "m": 60, "h": 3600, "d": 86400}
+
+
+def read_rate(rate: str) -> tuple[int, int]:
+    """
+    Read `600/s`, `600/min`, or, beyond REST framework's own, `600/10s`: so many in so many seconds.
+
+    Raises:
+        ConfigurationError: it is written otherwise.
+    """
+    found = re.fullmatch(r"(\d+)/([1-9]\d*)?([smhd])[a-z]*", rate)
+    if found is None:
+        raise ConfigurationError(
+            f'OUTBOX["CHECK_BACK"]["THROTTLE"] is {rate!r}. Write a number and a time: "600/s", "1000/min", "50/10s".'
+        )
+    count, factor, unit = found.groups()
+    return int(count), int(factor or 1) * SECONDS[unit]
