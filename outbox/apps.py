@@ -23,12 +23,10 @@ class OutboxConfig(AppConfig):
 
 def _prepare_database(*, using: str, **kwargs: object) -> None:
     """Write what the tables need beside their shape: topics, and days of the message table made ahead."""
-    from django.db import connections, router
-
-    from outbox.models import MessageRow
+    from outbox.database import is_outbox_database
     from outbox.partitions import make_days
     from outbox.topics import write_topics
 
-    if connections[using].vendor == "postgresql" and router.allow_migrate_model(using, MessageRow):
+    if is_outbox_database(using):
         write_topics(using)
         make_days(using)

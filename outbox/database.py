@@ -1,16 +1,32 @@
-"""Connections of our own, beside Django's: autocommit, plain psycopg, never inside the caller's transaction."""
+"""Which databases are ours, and connections of our own beside Django's: autocommit, plain psycopg."""
 
 from __future__ import annotations
 
 from typing import Any
 
 import psycopg
-from django.db import connections
+from django.apps import apps
+from django.db import connections, router
 from django.db.backends.postgresql.psycopg_any import is_psycopg3
 
 from outbox.errors import ConfigurationError
 
 Connection = psycopg.Connection[tuple[Any, ...]]
+
+# Our statements take milliseconds. What the planner thinks they could cost with a backlog has them compiled each time,
+# which takes up to seconds.
+NO_JIT = "SET jit = off"
+
+
+def outbox_databases() -> list[str]:
+    """List the databases that may hold messages. None is asked: whether it has the tables shows when somebody comes there."""
+    return [alias for alias in connections if is_outbox_database(alias)]
+
+
+def is_outbox_database(alias: str) -> bool:
+    """Say whether a database may hold messages, by settings and routers."""
+    message_row = apps.get_model("outbox", "MessageRow")  # this room is below models
+    return connections[alias].vendor == "postgresql" and router.allow_migrate_model(alias, message_row)
 
 
 def connect(alias: str, *, application_name: str = "outbox", **options: Any) -> Connection:
@@ -36,6 +52,7 @@ def connect(alias: str, *, application_name: str = "outbox", **options: Any) -> 
     params |= {"application_name": application_name, **options}
     connection: Connection = psycopg.connect(**params, autocommit=True)
     connection.isolation_level = psycopg.IsolationLevel.READ_COMMITTED
+    connection.execute(NO_JIT)
     return connection
 
 

@@ -5,10 +5,8 @@ from __future__ import annotations
 import logging
 
 import psycopg
-from django.db import connections, router
 
 from outbox import conf, database
-from outbox.models import MessageRow
 
 logger = logging.getLogger("outbox.check_back")
 
@@ -46,18 +44,9 @@ def connect(alias: str) -> database.Connection:
     return connection
 
 
-def outbox_databases() -> list[str]:
-    """Give the aliases of the databases that hold outbox tables."""
-    return [
-        alias
-        for alias in connections
-        if connections[alias].vendor == "postgresql" and router.allow_migrate_model(alias, MessageRow)
-    ]
-
-
 def _read_sources() -> None:
     """Ask every outbox database for its source. Where a replica has an alias, too, the primary's counts."""
-    for alias in outbox_databases():
+    for alias in database.outbox_databases():
         try:
             with connect(alias) as connection:
                 row = connection.execute(READ_SOURCE).fetchone()

@@ -15,13 +15,12 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from datetime import timedelta
 
-from django.db import connections, router
+from django.db import connections
 
 from outbox import conf, database, processes
 from outbox.brokers.base import Broker
 from outbox.database import Connection
 from outbox.errors import ConfigurationError, NotMigrated
-from outbox.models import MessageRow
 from outbox.relay.breaker import Breaker, BreakerState
 from outbox.relay.delayed import MOVED_AT_ONCE, move_due
 from outbox.relay.lane import Lane, take_lane
@@ -52,15 +51,13 @@ class Post:
 
 def databases(only: Sequence[str] | None = None) -> list[str]:
     """
-    List the databases that may hold messages, by settings and routers.
-
-    No database is asked: whether it has the tables shows when somebody comes there.
+    List the databases that may hold messages, or those of them that were chosen.
 
     Raises:
         ConfigurationError: one of `only` is not in settings.
     """
     _insist("database", only or (), list(connections))
-    return list(only) if only else [alias for alias in connections if _may_hold_messages(alias)]
+    return list(only) if only else database.outbox_databases()
 
 
 def posts(only_databases: Sequence[str] | None = None, only_brokers: Sequence[str] | None = None) -> list[Post]:
@@ -79,10 +76,6 @@ def posts(only_databases: Sequence[str] | None = None, only_brokers: Sequence[st
 def _insist(kind: str, given: Sequence[str], known: Sequence[str]) -> None:
     if unknown := [alias for alias in given if alias not in known]:
         raise ConfigurationError(f"There is no {kind} {', '.join(map(repr, unknown))} in settings, but {', '.join(known)}.")
-
-
-def _may_hold_messages(alias: str) -> bool:
-    return connections[alias].vendor == "postgresql" and router.allow_migrate_model(alias, MessageRow)
 
 
 class Duty:

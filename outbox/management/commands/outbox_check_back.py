@@ -13,7 +13,8 @@ from django.core.management.base import BaseCommand, CommandError
 from outbox.check_back.answer import answer
 from outbox.check_back.find import Found, find
 from outbox.check_back.resolve import Answer
-from outbox.check_back.sources import connect, outbox_databases
+from outbox.check_back.sources import connect
+from outbox.database import outbox_databases
 from outbox.errors import OutboxError
 from outbox.message import UNKNOWN
 
