@@ -1,7 +1,6 @@
 import logging
 import os
 import threading
-import time
 from datetime import timedelta
 
 import celery
@@ -12,6 +11,7 @@ from outbox import nudge
 from outbox.message import Message
 from outbox.nudge import Nudge, Sender, nudge_after_commit
 from outbox.publish import publish, publish_many
+from tests.waiting import wait_until
 
 OUTBOX = {
     "BROKERS": {
@@ -77,13 +77,6 @@ class Recorder(celery.Celery):
             return super().send_task(name, **options)
         finally:
             self.came.release()
-
-
-def wait_until(condition):
-    deadline = time.monotonic() + 10
-    while not condition():
-        assert time.monotonic() < deadline
-        time.sleep(0.005)
 
 
 class TestTheNudgeOfATransaction:

@@ -9,8 +9,7 @@ from outbox.errors import InvalidMessage
 from outbox.message import Receipt
 from outbox.publish import publish
 from tests.outbox.publish.rows import OrderMade, ReminderSet, message_rows, waiting_ids
-
-BLOCKED = "SELECT count(*) FROM pg_stat_activity WHERE wait_event_type = 'Lock' AND datname = current_database()"
+from tests.waiting import wait_until_it_blocks
 
 
 @pytest.mark.django_db
@@ -90,7 +89,7 @@ class TestAConcurrentPublisher:
         with transaction.atomic():
             first = publish(OrderMade(order_id=1), dedupe_key="a")
             second.start()
-            assert _somebody_waits()
+            wait_until_it_blocks(database.raw("default"))
             transaction.set_rollback(is_rolled_back)
         second.join(10)
 
@@ -98,12 +97,3 @@ class TestAConcurrentPublisher:
         assert receipt.is_duplicate is not is_rolled_back
         assert (receipt.message_id == first.message_id) is not is_rolled_back
         assert [row.key for row in message_rows()] == ["2" if is_rolled_back else "1"]
-
-
-def _somebody_waits():
-    with database.connect("default") as watcher:
-        for _ in range(500):
-            if watcher.execute(BLOCKED).fetchone() != (0,):
-                return True
-            watcher.execute("SELECT pg_sleep(0.01)")
-    return False

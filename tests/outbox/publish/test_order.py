@@ -8,10 +8,9 @@ from django.db import connection, transaction
 from outbox import database
 from outbox.publish import publish, publish_many
 from tests.outbox.publish.rows import ParcelMoved, message_rows, tickets
+from tests.waiting import wait_until_it_blocks
 
 pytestmark = pytest.mark.django_db(transaction=True)
-
-WAITS = "SELECT count(*) FROM pg_locks WHERE locktype = 'advisory' AND classid = 7709 AND NOT granted"
 
 
 def in_thread(call):
@@ -29,15 +28,6 @@ def in_thread(call):
     return thread
 
 
-def wait_for_waiter():
-    with database.connect("default") as watcher:
-        for _ in range(500):
-            if watcher.execute(WAITS).fetchone() != (0,):
-                return True
-            watcher.execute("SELECT pg_sleep(0.01)")
-    return False
-
-
 class TestAnOrderedTopic:
     def test_takes_one_statement_more(self, django_assert_num_queries):
         with transaction.atomic():
@@ -52,7 +42,7 @@ class TestAnOrderedTopic:
             publish(ParcelMoved(parcel="A", place=1))
             second = in_thread(lambda: call(ParcelMoved(parcel="A", place=2)))
 
-            assert wait_for_waiter()
+            wait_until_it_blocks(database.raw("default"))
         second.join(10)
 
         assert [bytes(row.body) for row in message_rows()] == [b'{"parcel":"A","place":1}', b'{"parcel":"A","place":2}']
