@@ -40,10 +40,12 @@ WHERE id = ANY(%(ids)s) AND state = 4 RETURNING cardinality(message_ids) - cardi
 """
 
 # One message of a dead batch leaves it. Its order key goes with it: the batch stays dead and holds only the others' keys.
+# A batch without order stays without: NULL || NULL would be an array of one.
 SETTLE_ONE = """
 WITH b AS (
     UPDATE outbox_batch SET split = split || %(position)s::smallint,
-        order_keys = order_keys[:%(position)s - 1] || NULL::bigint || order_keys[%(position)s + 1:]
+        order_keys = CASE WHEN order_keys IS NOT NULL
+            THEN order_keys[:%(position)s - 1] || NULL::bigint || order_keys[%(position)s + 1:] END
     WHERE id = %(id)s AND state = 4 AND %(position)s::smallint <> ALL(split)
     AND cardinality(message_ids) - cardinality(split) > 1
     RETURNING *

@@ -61,6 +61,15 @@ class TestSettleMessages:
         assert batch.order_keys == [11, None, 33]
         assert Batch.objects.exclude(id=batch.id).get().order_keys == [22]
 
+    def test_gives_no_order_keys_to_a_batch_without_order(self, make_relay, connection):
+        batch = dead(size=2, topic=TopicFactory(type="transaction"))
+
+        settle_messages(connection, batch.message_ids)
+
+        batch.refresh_from_db()
+        assert batch.order_keys is None
+        assert make_relay(lane=Lane(1)).drain().batches == 2  # with keys, each relay would fail on it again and again
+
     def test_has_an_ordered_message_sent_again(self, make_relay, connection):
         batch = dead(size=2, topic=TopicFactory(type="fifo"), order_keys=[11, 22])
         settle_messages(connection, [batch.message_ids[1]])
