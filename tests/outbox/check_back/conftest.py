@@ -1,10 +1,9 @@
 import socket
 from collections.abc import Iterator
-from typing import Any
 
 import pytest
 
-from outbox import database, signals
+from outbox import database
 from outbox.check_back import register, sources
 
 
@@ -32,19 +31,6 @@ def other_connection(transactional_db: None) -> Iterator[database.Connection]:
 def resolvers(monkeypatch: pytest.MonkeyPatch) -> None:
     """No @check_back function but the test's own."""
     monkeypatch.setattr(register, "_resolvers", {})
-
-
-@pytest.fixture
-def alarms() -> Iterator[list[dict[str, Any]]]:
-    """What a person was told to look at."""
-    heard: list[dict[str, Any]] = []
-
-    def hear(**alarm: Any) -> None:
-        heard.append(alarm)
-
-    signals.alarm.connect(hear)
-    yield heard
-    signals.alarm.disconnect(hear)
 
 
 @pytest.fixture(autouse=True)

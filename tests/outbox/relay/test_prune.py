@@ -5,7 +5,7 @@ from datetime import UTC, date, datetime, time, timedelta
 import pytest
 from django.db import connection as django_connection
 
-from outbox import database, partitions, signals
+from outbox import database, partitions
 from outbox.models import (
     Batch,
     CheckBack,
@@ -41,18 +41,6 @@ def _old_days():
         for day in partitions.days(own):
             if day.year < 2020:
                 cursor.execute(f"DROP TABLE {partitions.table_of(day)}")
-
-
-@pytest.fixture
-def alarms():
-    heard = []
-
-    def listen(*, reason, **kwargs):
-        heard.append(reason)
-
-    signals.alarm.connect(listen)
-    yield heard
-    signals.alarm.disconnect(listen)
 
 
 def days():
@@ -174,7 +162,7 @@ class TestAlarm:
         prune("default", now=NOW)
 
         assert len(alarms) == 1
-        assert "2001-02-03 by waiting messages" in alarms[0]
+        assert "2001-02-03 by waiting messages" in alarms[0]["reason"]
 
     def test_is_not_raised_for_days_that_only_could_not_be_locked(self, alarms):
         with database.connect("default") as publisher, publisher.transaction():
