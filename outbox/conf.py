@@ -49,25 +49,25 @@ class TopicSettings(_Section, frozen=True):
 
     broker: str = "default"
     type: TopicType | None = None
-    queues: Count = 4
-    retention: timedelta = timedelta(days=7)
+    queues: Count = 4  # so many messages without a key may travel side by side
+    retention: timedelta = timedelta(days=7)  # how long the broker keeps them
 
 
 class RelaySettings(_Section, frozen=True):
     """How the relay works. Safety never depends on a time given here."""
 
     batch_size: Annotated[int, msgspec.Meta(ge=1, le=2000)] = 500  # messages per topic in one claim, 1 to 2,000
-    lease: timedelta = timedelta(seconds=30)
+    lease: timedelta = timedelta(seconds=30)  # other relays leave a claimed batch alone that long
     lanes: Count = 16  # at most so many relays at once in a database
     sweep_age: timedelta = timedelta(seconds=10)  # a decided batch that old is ended again
-    retry_base: timedelta = timedelta(seconds=1)  # back-off of a refused or unsure position: base x 2^tries, jittered
-    retry_limit: timedelta = timedelta(minutes=5)
-    misconfigured_retry: timedelta = timedelta(seconds=30)
+    retry_base: timedelta = timedelta(seconds=1)  # back-off of an unsure message: base x 2^tries, jittered
+    retry_limit: timedelta = timedelta(minutes=5)  # no such wait is longer
+    misconfigured_retry: timedelta = timedelta(seconds=30)  # wait of what only a person can set right
     breaker_threshold: Count = 3  # batches in a row that found the broker unavailable
-    breaker_base: timedelta = timedelta(seconds=1)
-    breaker_limit: timedelta = timedelta(seconds=30)
-    idle_wait_min: timedelta = timedelta(milliseconds=20)
-    idle_wait_max: timedelta = timedelta(seconds=1)
+    breaker_base: timedelta = timedelta(seconds=1)  # how long the breaker stays open: base x 2^probes, jittered
+    breaker_limit: timedelta = timedelta(seconds=30)  # and no longer
+    idle_wait_min: timedelta = timedelta(milliseconds=20)  # an idle relay looks again after this, then less and less often
+    idle_wait_max: timedelta = timedelta(seconds=1)  # but at least this often, though nobody wakes it
     task_time: timedelta = timedelta(seconds=30)  # a Celery task drains no longer than this
     slice_bytes: Count = 8 * 1024 * 1024  # bodies loaded at once
     partition_days: Count = 7  # days of the message table made ahead
@@ -76,17 +76,17 @@ class RelaySettings(_Section, frozen=True):
 class ConsumerSettings(_Section, frozen=True):
     """How consumers receive. A handler slower than INVISIBLE may see its message delivered to another process too."""
 
-    batch_size: Count = 32
-    invisible: timedelta = timedelta(seconds=60)
-    wait: timedelta = timedelta(seconds=1)
+    batch_size: Count = 32  # messages received at once, at most
+    invisible: timedelta = timedelta(seconds=60)  # how long other consumers do not see what one has received
+    wait: timedelta = timedelta(seconds=1)  # how long one receive waits for messages
     settle: timedelta = timedelta(minutes=1)  # a number missing longer than this is a gap
-    task_time: timedelta = timedelta(seconds=30)
+    task_time: timedelta = timedelta(seconds=30)  # a Celery task consumes no longer than this
 
 
 class CheckBackSettings(_Section, frozen=True):
     """The check-back endpoint. SECRETS: Standard Webhooks secrets (`whsec_...`); the first signs, all verify."""
 
-    url: str = ""
+    url: str = ""  # where relays ask about half messages; "": they ask the database themselves
     secrets: list[str] = []
     tolerance: timedelta = timedelta(minutes=5)  # a signature's time may differ from ours by this, 5 minutes at most
     lock_timeout: timedelta = timedelta(seconds=2)
@@ -103,9 +103,9 @@ class Settings(_Section, frozen=True):
     consumer: ConsumerSettings = ConsumerSettings()
     check_back: CheckBackSettings = CheckBackSettings()
     nudge: bool = True  # False: nobody is woken; relays find everything by their sweep
-    celery_queue: str = "outbox"
+    celery_queue: str = "outbox"  # where nudges go; workers of the outbox listen there
     retention: timedelta = timedelta(days=7)  # sent messages, inbox rows and records stay that long
-    dedupe_retention: timedelta = timedelta(days=7)
+    dedupe_retention: timedelta = timedelta(days=7)  # a dedupe key is remembered that long
 
 
 def read(raw: object) -> Settings:
