@@ -76,7 +76,6 @@ class Header:
     CORRELATION_ID = "ce-correlationid"
     CAUSATION_ID = "ce-causationid"
     CONTENT_TYPE = "content-type"
-    TRACEPARENT = "traceparent"
 
     RESERVED_PREFIX = "ce-"
 

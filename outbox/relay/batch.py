@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import enum
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from outbox.brokers.base import HalfRef, Verdict
@@ -102,6 +102,3 @@ class Decided:
         half_id = self.half_ids[position - 1]
         assert half_id is not None, f"position {position} of batch {self.id} was split off"
         return HalfRef(self.topic, half_id, self.message_ids[position - 1])
-
-
-Partings = Mapping[int, Parting]
