@@ -9,6 +9,10 @@ from outbox import conf, database
 from outbox.errors import ConfigurationError
 from outbox.message import TopicType
 
+# A topic by its name.
+FIND_TOPIC = "SELECT id FROM outbox_topic WHERE name = %s"
+
+# What its row says.
 READ_TOPIC = "SELECT broker, type, ordered FROM outbox_topic WHERE name = %s"
 
 # A topic that is new or changed. Each call takes a number of the identity column, whether it inserts or not.
@@ -46,7 +50,7 @@ def topic_id(name: str, using: str) -> int:
         return known
     conf.topic_settings(name)
     try:
-        row = database.raw(using).execute("SELECT id FROM outbox_topic WHERE name = %s", [name]).fetchone()
+        row = database.raw(using).execute(FIND_TOPIC, [name]).fetchone()
     except psycopg.errors.UndefinedTable as error:
         raise ConfigurationError(
             f"Database {using!r} has no outbox tables. Run `manage.py migrate --database {using}`, or name another by using=."
@@ -54,7 +58,7 @@ def topic_id(name: str, using: str) -> int:
     if row is None:
         with database.connect(using) as own:
             _write(own, name)
-            row = own.execute("SELECT id FROM outbox_topic WHERE name = %s", [name]).fetchone()
+            row = own.execute(FIND_TOPIC, [name]).fetchone()
     assert row is not None
     _ids[database_name, name] = row[0]
     return int(row[0])
