@@ -26,12 +26,16 @@ REQUEST_ID_LENGTH = 255
 
 
 class NoSecrets(APIException):
+    """Raised when there is nothing to verify with: settings hold no secret, or one that is none. The log says which."""
+
     status_code = status.HTTP_503_SERVICE_UNAVAILABLE
     default_detail = "This endpoint is not set up to answer."
     default_code = "not_set_up"
 
 
-class BodyTooLarge(APIException):
+class RequestTooLarge(APIException):
+    """Raised when a request is too large for a check-back."""
+
     status_code = status.HTTP_413_REQUEST_ENTITY_TOO_LARGE
     default_detail = f"A check-back has at most {BODY_BYTES} bytes."
     default_code = "too_large"
@@ -94,10 +98,10 @@ def _refuse_stale(timestamp: str) -> None:
 def _read_body(request: Request) -> bytes:
     """Read the body as it came, but not one whose length says that it is no check-back."""
     if int(request.META.get("CONTENT_LENGTH") or 0) > BODY_BYTES:
-        raise BodyTooLarge
+        raise RequestTooLarge
     body: bytes = request.body
     if len(body) > BODY_BYTES:
-        raise BodyTooLarge
+        raise RequestTooLarge
     return body
 
 

@@ -1,4 +1,4 @@
-"""The shape of a question; ids travel untouched."""
+"""The shape of a question."""
 
 from __future__ import annotations
 
@@ -11,6 +11,8 @@ INT4_MAX = 2**31 - 1
 
 
 class HalfSerializer(serializers.Serializer[dict[str, object]]):
+    """Reads a half message as its broker asks about it; ids travel untouched."""
+
     topic = serializers.CharField(max_length=ID_LENGTH, trim_whitespace=False)
     message_id = serializers.CharField(max_length=ID_LENGTH, trim_whitespace=False)
     half_id = serializers.CharField(max_length=ID_LENGTH, trim_whitespace=False)
