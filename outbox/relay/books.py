@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 from outbox import signals
 from outbox.database import Connection
+
+logger = logging.getLogger(__name__)
 
 NOTE_FAILURE = """
 INSERT INTO outbox_attempt (batch_id, attempt, message_ids, verdict, reason) VALUES (%s, %s, %s::uuid[], %s, %s)
@@ -50,6 +53,7 @@ def bury(connection: Connection, batch_ids: Sequence[int]) -> list[Buried]:
 
 
 def announce(buried: Sequence[Buried]) -> None:
-    """Tell who listens that messages were given up; after the database commit."""
+    """Tell who listens, and the log, that messages were given up; after the database commit."""
     for message in buried:
+        logger.error("Message %s on topic %r is dead, see outbox_retry: %s", message.message_id, message.topic, message.reason)
         signals.message_dead.send_robust(sender=bury, message_id=message.message_id, topic=message.topic, reason=message.reason)

@@ -208,5 +208,5 @@ def _alarm(batch: Batch | Decided, parting: Sequence[Run]) -> None:
         has_failed_often = run.is_tried and (batch.tries + 1) % ALARM_TRIES == 0
         if run.fate is Fate.MISCONFIGURED or has_failed_often:
             details = {"batch": batch.id, "topic": batch.topic, "tries": batch.tries + 1}
-            logger.error("Batch %(batch)s of topic %(topic)s failed %(tries)s times.", details)
+            logger.error("Batch %(batch)s of topic %(topic)s failed, try %(tries)s: %(reason)s", details | {"reason": run.reason})
             signals.alarm.send_robust(sender=Parter, reason=run.reason, details=details)

@@ -219,6 +219,22 @@ class TestAnnouncements:
             })
         ]  # fmt: skip
 
+    def test_log_each_message_given_up_and_why(self, parter, caplog):
+        batch = make_claimed(size=2, topic=TopicFactory(name="parts"))
+
+        split(parter, batch, fared(batch, refused=2).parted)
+
+        assert caplog.messages == [
+            f"Message {batch.message_ids[1]} on topic 'parts' is dead, see outbox_retry: refused, says the broker"
+        ]
+
+    def test_log_what_only_a_person_can_set_right_and_why(self, parter, caplog):
+        batch = make_claimed(topic=TopicFactory(name="parts"), tries=1)
+
+        parter.in_place(batch, fared(batch, misconfigured=1).parted)
+
+        assert caplog.messages == [f"Batch {batch.id} of topic parts failed, try 2: misconfigured, says the broker"]
+
     def test_call_a_person_when_only_one_can_help(self, parter, heard):
         batch = make_claimed(topic=TopicFactory(name="parts"))
 
