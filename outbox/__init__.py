@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from outbox.consumer.register import Retry, consumer
     from outbox.errors import NotInTransaction, OutboxError, Reject, RetryLater
     from outbox.message import COMMIT, ROLLBACK, UNKNOWN, Message, Receipt, Resolution
-    from outbox.publish import apublish, publish, publish_raw, transaction, transactional
+    from outbox.publish import apublish, publish, publish_many, publish_raw, transaction, transactional
 
 _HOMES = {
     "Message": "outbox.message",
@@ -32,6 +32,7 @@ _HOMES = {
     "RetryLater": "outbox.errors",
     "publish": "outbox.publish",
     "apublish": "outbox.publish",
+    "publish_many": "outbox.publish",
     "publish_raw": "outbox.publish",
     "transaction": "outbox.publish",
     "transactional": "outbox.publish",
@@ -58,6 +59,7 @@ __all__ = [
     "check_back",
     "consumer",
     "publish",
+    "publish_many",
     "publish_raw",
     "transaction",
     "transactional",
