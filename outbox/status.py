@@ -7,12 +7,16 @@ from datetime import timedelta
 
 from psycopg.rows import class_row
 
+from outbox.brokers.base import Verdict
+from outbox.consumer.handle import Outcome
 from outbox.database import Connection
 from outbox.models import HalfState
 from outbox.relay.part import ALARM_TRIES
 
 SILENT_AFTER = timedelta(seconds=30)  # a process that is busy with one batch beats less often than each second
 LATE_AFTER = timedelta(minutes=1)
+FAILURES_WITHIN = timedelta(hours=1)
+FAILURES_SHOWN = 20
 
 # Waiting tickets are counted along an index, batches along the indexes of unfinished and of dead ones. Messages, not
 # batches: those that were split off count where they are now. A uuid7 begins with its milliseconds.
@@ -55,6 +59,23 @@ FROM outbox_gap WHERE closed_at IS NULL GROUP BY 1, 2 ORDER BY 1, 2
 PARKED = """
 SELECT t.name, count(*) FROM outbox_embedded_half h JOIN outbox_embedded_topic t ON t.id = h.topic_id
 WHERE h.state = %s GROUP BY 1 ORDER BY 1
+"""
+
+# Topics that the broker's set-up, not a message, keeps from being sent.
+MISCONFIGURED = """
+SELECT t.name, max(b.last_error) FROM outbox_batch b JOIN outbox_topic t ON t.id = b.topic_id
+WHERE b.state = 0 AND EXISTS (
+    SELECT FROM outbox_attempt a WHERE a.batch_id = b.id AND a.attempt = b.attempt AND a.verdict = %s)
+GROUP BY 1 ORDER BY 1
+"""
+
+# Deliveries that failed of late, those that look alike together.
+FAILURES = """
+SELECT consumer_group, topic, fingerprint AS error, count(*) AS deliveries, count(DISTINCT message_id) AS messages,
+    count(*) FILTER (WHERE outcome = %(dead_letter)s) AS dead_letters,
+    extract(epoch FROM clock_timestamp() - max(failed_at))::float8 AS newest_seconds
+FROM outbox_delivery WHERE failed_at > clock_timestamp() - %(window)s
+GROUP BY 1, 2, 3 ORDER BY deliveries DESC, 1, 2, 3 LIMIT %(limit)s
 """
 
 STRAYS = "SELECT EXISTS (SELECT FROM outbox_message_default)"
@@ -116,11 +137,25 @@ class GapStatus:
 
 
 @dataclass(frozen=True, slots=True)
+class FailureStatus:
+    """Failed deliveries of the last hour that look alike. `messages`: so many different ones."""
+
+    consumer_group: str
+    topic: str
+    error: str
+    deliveries: int
+    messages: int
+    dead_letters: int
+    newest_seconds: float
+
+
+@dataclass(frozen=True, slots=True)
 class Status:
     """
     How one database stands.
 
     Args:
+        misconfigured: topic -> what only a person can set right at its broker.
         parked: topic -> half messages that the embedded broker has stopped asking about.
         concerns: what needs a person, in words.
     """
@@ -128,7 +163,9 @@ class Status:
     database: str
     topics: list[TopicStatus]
     processes: list[ProcessStatus]
+    failures: list[FailureStatus]
     gaps: list[GapStatus]
+    misconfigured: dict[str, str]
     parked: dict[str, int]
     concerns: list[str] = field(default_factory=list)
 
@@ -139,13 +176,20 @@ def read_status(connection: Connection, alias: str) -> Status:
         alias,
         connection.cursor(row_factory=class_row(TopicStatus)).execute(TOPICS).fetchall(),
         connection.cursor(row_factory=class_row(ProcessStatus)).execute(PROCESSES).fetchall(),
+        _read_failures(connection),
         connection.cursor(row_factory=class_row(GapStatus)).execute(GAPS).fetchall(),
+        dict(connection.execute(MISCONFIGURED, [Verdict.MISCONFIGURED]).fetchall()),
         dict(connection.execute(PARKED, [HalfState.PARKED]).fetchall()),
     )
     status.concerns.extend(_concerns(status))
     if connection.execute(STRAYS).fetchone() == (True,):
         status.concerns.append("Messages lie in the DEFAULT partition: see that outbox upkeep runs each hour.")
     return status
+
+
+def _read_failures(connection: Connection) -> list[FailureStatus]:
+    arguments = {"dead_letter": Outcome.DEAD_LETTER, "window": FAILURES_WITHIN, "limit": FAILURES_SHOWN}
+    return connection.cursor(row_factory=class_row(FailureStatus)).execute(FAILURES, arguments).fetchall()
 
 
 def _concerns(status: Status) -> list[str]:
@@ -157,11 +201,19 @@ def _concerns(status: Status) -> list[str]:
         if topic.tries >= ALARM_TRIES:
             found.append(f"{topic.name}: a message has failed {topic.tries} times.")
         if (topic.oldest_seconds or 0) > LATE_AFTER.total_seconds() and not topic.is_paused:
-            reason = "It waits" if topic.broker in heard else f"No relay of broker {topic.broker!r} was heard of, it waits"
-            found.append(f"{topic.name}: {reason} since {topic.oldest_seconds:.0f} s.")
+            absence = "" if topic.broker in heard else f", and no relay of broker {topic.broker!r} was heard of"
+            found.append(f"{topic.name}: the oldest message has waited for {topic.oldest_seconds:.0f} s{absence}.")
+    for name, reason in status.misconfigured.items():
+        found.append(f"{name}: {reason}")
     for process in status.processes:
         if process.breaker != "closed" and not process.is_silent:
             found.append(f"Broker {process.broker!r} is unavailable to the relay {process.host}:{process.pid}.")
+    for failure in status.failures:
+        if failure.dead_letters:
+            found.append(
+                f"{failure.topic}: group {failure.consumer_group!r} gave up {failure.dead_letters} messages in the last "
+                f"hour. {failure.error}"
+            )
     for gap in status.gaps:
         found.append(f"{gap.topic}: group {gap.consumer_group!r} misses {gap.numbers} messages in {gap.gaps} gaps.")
     for name, count in status.parked.items():

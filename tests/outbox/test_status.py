@@ -1,9 +1,10 @@
 from datetime import UTC, datetime, timedelta
+from uuid import uuid4
 
 import pytest
 
 from outbox import database
-from outbox.models import EmbeddedHalf, EmbeddedTopic, Gap, HalfState, Process, State
+from outbox.models import EmbeddedHalf, EmbeddedTopic, FailedAttempt, FailedDelivery, Gap, HalfState, Process, State
 from outbox.status import read_status
 from tests.factories import BatchFactory, DelayedFactory, MessageRowFactory, TicketFactory, TopicFactory, message_id
 
@@ -76,6 +77,30 @@ class TestTopics:
         assert topic_of(topic).oldest_seconds is None
 
 
+def a_failure(**fields):
+    about = {"consumer_group": "cart", "topic": "orders", "nth": 1, "source": "s", "outcome": "retry", "fingerprint": "Error"}
+    return FailedDelivery.objects.create(**{"message_id": uuid4(), **about, **fields})
+
+
+class TestFailures:
+    def test_that_look_alike_are_counted_together(self, read):
+        one = a_failure()
+        a_failure(message_id=one.message_id, nth=2)
+        a_failure(outcome="dead letter")
+        a_failure(fingerprint="Another")
+
+        together, other = read().failures
+
+        assert (together.consumer_group, together.topic, together.error) == ("cart", "orders", "Error")
+        assert (together.deliveries, together.messages, together.dead_letters) == (3, 2, 1)
+        assert (other.error, other.deliveries) == ("Another", 1)
+
+    def test_of_long_ago_are_left_out(self, read):
+        FailedDelivery.objects.filter(id=a_failure().id).update(failed_at=ago(hours=2))
+
+        assert read().failures == []
+
+
 class TestConcerns:
     def test_are_none_when_all_is_well(self, read):
         a_relay()
@@ -94,14 +119,14 @@ class TestConcerns:
         topic = TopicFactory(name="slow")
         TicketFactory(topic=topic, message=MessageRowFactory(topic=topic, id=message_id(ago(seconds=90))))
 
-        assert read().concerns == ["slow: It waits since 90 s."]
+        assert read().concerns == ["slow: the oldest message has waited for 90 s."]
 
     def test_say_when_no_relay_was_heard_of(self, read):
         a_relay(beat_at=ago(minutes=2))
         topic = TopicFactory(name="slow")
         TicketFactory(topic=topic, message=MessageRowFactory(topic=topic, id=message_id(ago(seconds=90))))
 
-        assert read().concerns == ["slow: No relay of broker 'default' was heard of, it waits since 90 s."]
+        assert read().concerns == ["slow: the oldest message has waited for 90 s, and no relay of broker 'default' was heard of."]
 
     def test_leave_paused_topics_alone(self, read):
         topic = TopicFactory(paused=True)
@@ -113,6 +138,23 @@ class TestConcerns:
         BatchFactory(topic=TopicFactory(name="unsure"), state=State.RELEASED, tries=10)
 
         assert read().concerns == ["unsure: a message has failed 10 times."]
+
+    def test_name_what_the_broker_is_not_set_up_for(self, read):
+        batch = BatchFactory(topic=TopicFactory(name="wrong"), state=State.RELEASED, attempt=2, last_error="Wrong type.")
+        about = {"batch_id": batch.id, "message_ids": batch.message_ids, "verdict": "misconfigured"}
+        FailedAttempt.objects.create(**about, attempt=2, reason="Wrong type.")
+        sent = BatchFactory(topic=TopicFactory(name="mended"), state=State.SENT, attempt=2)
+        FailedAttempt.objects.create(**about | {"batch_id": sent.id}, attempt=2)
+
+        assert read().concerns == ["wrong: Wrong type."]
+
+    def test_name_messages_that_a_group_gave_up(self, read):
+        a_failure()
+        a_failure(outcome="dead letter", fingerprint="ValueError in shop.add_points: boom")
+
+        assert read().concerns == [
+            "orders: group 'cart' gave up 1 messages in the last hour. ValueError in shop.add_points: boom"
+        ]
 
     def test_name_a_broker_that_is_unavailable(self, read):
         a_relay(breaker="open")

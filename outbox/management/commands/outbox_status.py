@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from argparse import ArgumentParser
+from collections.abc import Sequence
 from dataclasses import asdict
 from typing import Any
 
@@ -14,7 +15,7 @@ from outbox import database
 from outbox.errors import OutboxError
 from outbox.management.tables import age, table
 from outbox.relay.host import databases, ensure_fit
-from outbox.status import Status, read_status
+from outbox.status import FailureStatus, Status, read_status
 
 
 class Command(BaseCommand):
@@ -71,6 +72,20 @@ def _as_text(status: Status) -> str:
         )
         if status.processes
         else "No process was heard of.",
+        *([_failures(status.failures)] if status.failures else []),
         "\n".join(f"! {concern}" for concern in status.concerns) or "Nothing needs a person.",
     ]
     return "\n\n".join(parts)
+
+
+def _failures(failures: Sequence[FailureStatus]) -> str:
+    return table(
+        ["group", "topic", "failed deliveries in the last hour", "messages", "dead letters", "newest", "error"],
+        [
+            [
+                *(failure.consumer_group, failure.topic, failure.deliveries, failure.messages, failure.dead_letters),
+                *(f"{age(failure.newest_seconds)} ago", failure.error),
+            ]
+            for failure in failures
+        ],
+    )

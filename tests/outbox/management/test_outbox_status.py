@@ -1,10 +1,11 @@
 import json
 import re
+from uuid import uuid4
 
 import pytest
 from django.core.management import CommandError, call_command
 
-from outbox.models import Process, State, Topic
+from outbox.models import FailedDelivery, Process, State, Topic
 from tests.factories import BatchFactory, TicketFactory, TopicFactory
 
 pytestmark = pytest.mark.django_db(transaction=True)
@@ -43,6 +44,18 @@ class TestOutboxStatus:
             "relay    shop    7  default            1  closed   resident  0.0 s ago",
             "",
             "! orders: 3 dead. See outbox_retry; --skip lets them rest.",
+        ]
+
+    def test_shows_deliveries_that_failed(self, capsys):
+        FailedDelivery.objects.create(
+            consumer_group="cart", topic="orders", nth=1, message_id=uuid4(), outcome="retry", fingerprint="ValueError: boom"
+        )
+
+        status()
+
+        assert re.sub(r"\d\.\d s", "0.0 s", capsys.readouterr().out).splitlines()[6:8] == [
+            "group  topic   failed deliveries in the last hour  messages  dead letters  newest     error",
+            "cart   orders                                   1         1             0  0.0 s ago  ValueError: boom",
         ]
 
     def test_shows_one_line_of_json(self, capsys):
