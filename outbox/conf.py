@@ -18,7 +18,7 @@ from django.core.signals import setting_changed
 from django.utils.module_loading import import_string
 
 from outbox.errors import ConfigurationError, UnknownTopic
-from outbox.message import TopicSpec, TopicType
+from outbox.message import TopicSpec, TopicType, prepare
 
 if TYPE_CHECKING:  # settings are read without importing any broker
     from outbox.brokers.base import Broker
@@ -115,6 +115,7 @@ def read(raw: object) -> Settings:
     Raises:
         ConfigurationError: a name is unknown, or a value has the wrong type; the text names the place.
     """
+    prepare(Settings)
     try:
         found = msgspec.convert(raw, Settings)
     except msgspec.ValidationError as error:

@@ -7,6 +7,7 @@ Nothing here touches a database or a broker.
 from __future__ import annotations
 
 import enum
+import threading
 from collections.abc import Callable, Mapping
 from contextvars import ContextVar
 from dataclasses import dataclass, field
@@ -17,6 +18,21 @@ from uuid import UUID
 import msgspec
 
 Upgrade = Callable[[dict[str, Any]], dict[str, Any]]
+
+_prepared: set[type[msgspec.Struct]] = set()
+_preparing = threading.Lock()
+
+
+def prepare(kind: type[msgspec.Struct]) -> None:
+    """
+    Have msgspec study a type, before it decodes or converts to it.
+
+    It does so at the first use, and has other threads meanwhile use what is half done: the process crashes (seen with 0.22).
+    """
+    if kind not in _prepared:
+        with _preparing:
+            msgspec.json.Decoder(kind)
+        _prepared.add(kind)
 
 
 class Resolution(enum.StrEnum):
@@ -132,6 +148,7 @@ class Message(msgspec.Struct, frozen=True, metaclass=_MessageType):
             msgspec.ValidationError: the body does not fit the type; the text names the field.
             msgspec.DecodeError: the body is not JSON.
         """
+        prepare(cls)
         if version is None or version >= cls._meta.version:
             return msgspec.json.decode(body, type=cls)
         content = msgspec.json.decode(body)

@@ -10,6 +10,7 @@ import msgspec
 
 from outbox.brokers.base import Problem
 from outbox.errors import ConfigurationError
+from outbox.message import prepare
 
 
 class Options(msgspec.Struct, frozen=True, forbid_unknown_fields=True, rename=str.upper):
@@ -26,6 +27,7 @@ def read_options(kind: type[O], raw: Mapping[str, Any]) -> O:
     Raises:
         ConfigurationError: a name is unknown, or a value is wrong; the text names it.
     """
+    prepare(kind)
     try:
         return msgspec.convert(dict(raw), kind)
     except msgspec.ValidationError as error:
@@ -34,6 +36,7 @@ def read_options(kind: type[O], raw: Mapping[str, Any]) -> O:
 
 def problems_with(kind: type[Options], raw: Mapping[str, Any]) -> list[Problem]:
     """Say what `read_options` would raise, with a hint."""
+    prepare(kind)
     try:
         msgspec.convert(dict(raw), kind)
     except msgspec.ValidationError as error:

@@ -13,7 +13,7 @@ import msgspec
 
 from outbox import conf
 from outbox.errors import InvalidMessage
-from outbox.message import Header, Message, TopicType, current_cause
+from outbox.message import Header, Message, TopicType, current_cause, prepare
 from outbox.publish import rules
 
 if hasattr(uuid, "uuid7"):  # Python 3.14 and later
@@ -201,4 +201,5 @@ def _key_of(message: Message) -> str:
 
 @cache
 def _decoder(kind: type[Message]) -> msgspec.json.Decoder[Message]:
+    prepare(kind)
     return msgspec.json.Decoder(kind)

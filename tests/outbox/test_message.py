@@ -1,3 +1,5 @@
+import subprocess
+import sys
 from decimal import Decimal
 
 import msgspec
@@ -87,6 +89,42 @@ class TestFromBody:
     def test_names_the_upgrade_that_lacks(self):
         with pytest.raises(msgspec.ValidationError, match=r"Order has no upgrade from version 1\. Add @Order\.upgrade_from\(1\)"):
             make(version=2).from_body(b"{}", version=1)
+
+
+FIRST_USES = """
+import sys, threading
+from typing import Annotated, Literal
+import msgspec
+from outbox.message import Message
+
+sys.setswitchinterval(1e-6)
+for n in range(500):
+    class Order(Message):
+        state: Literal["new", "old"] = "new"
+        total: Annotated[int, msgspec.Meta(ge=1)] | None = 15
+        class Meta:
+            type = f"order-{n}"
+
+    started = []
+    def read():
+        while not started:
+            pass
+        Order.from_body(b'{"state": "old", "total": 3}')
+    threads = [threading.Thread(target=read) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    started.append(True)
+    for thread in threads:
+        thread.join()
+"""
+
+
+class TestPrepare:
+    def test_lets_threads_use_a_type_for_the_first_time_together(self):
+        """Without it the process ends by SIGSEGV."""
+        done = subprocess.run([sys.executable, "-c", FIRST_USES], capture_output=True, text=True, timeout=60)
+
+        assert (done.returncode, done.stderr) == (0, "")
 
 
 class TestAToken:
