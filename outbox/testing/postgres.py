@@ -111,7 +111,9 @@ class Postgres:
         self.home = self._given_home or self._make_temporary(owner)
         _take(self.home, owner)
         longest = SOCKET_PATH_MAX_BYTES - len(f"/.s.PGSQL.{PORT}")
-        self._socket_folder = self.home if len(os.fsencode(self.home)) <= longest else self._make_temporary(owner)
+        self._socket_folder = self.home
+        if len(os.fsencode(self.home)) > longest:
+            self._socket_folder = self._make_temporary(owner, within="/tmp")  # noqa: S108  (TMPDIR may be as deep)
         self.programs = find_programs(owner, self.home)
         self.version = subprocess.run(
             [self.programs / "postgres", "--version"], check=True, capture_output=True, text=True
@@ -122,8 +124,8 @@ class Postgres:
         self._process = self._serve(self.programs / "postgres", data, owner)
         self._wait_until_ready(self._process, data / "postmaster.pid")
 
-    def _make_temporary(self, owner: pwd.struct_passwd | None) -> Path:
-        folder = Path(tempfile.mkdtemp(prefix="outbox-pg-")).absolute()
+    def _make_temporary(self, owner: pwd.struct_passwd | None, within: str | None = None) -> Path:
+        folder = Path(tempfile.mkdtemp(prefix="outbox-pg-", dir=within)).absolute()
         self._temporary.append(folder)
         _take(folder, owner)
         return folder

@@ -98,6 +98,16 @@ class TestPostgres:
 
         assert answer == str(deep / "data")
 
+    def test_works_where_temporary_folders_are_too_deep_as_well(self, folder, monkeypatch):
+        deep = folder / ("x" * 60) / ("y" * 60)
+        deep.mkdir(parents=True)
+        monkeypatch.setattr("tempfile.tempdir", str(deep))
+
+        with Postgres() as server:
+            answer = ask(server.url, "SELECT 1")
+
+        assert answer == "1"
+
     def test_leaves_the_disk_out_unless_durable(self, folder):
         with Postgres(folder / "home") as server:
             fast = ask(server.url, "SHOW fsync")
