@@ -89,7 +89,9 @@ def _open(path: Path) -> TextIO:
 def _records(path: Path, file: TextIO) -> Iterator[tuple[int, list[str]]]:
     reader = csv.reader(file, strict=True)
     try:
-        header = next(reader, [])
+        header = next(reader, None)
+        if header is None:
+            raise OrdersFileError(f"{path} is empty. Its first line must be {','.join(COLUMNS)}.")
         if header != COLUMNS:
             raise OrdersFileError(f"{path} line 1: the columns must be {','.join(COLUMNS)}, not {','.join(header)}.")
         for record in reader:

@@ -67,6 +67,12 @@ class TestReadOrders:
 
         assert (invoices[0].invoiced_at, invoices[0].rows[0].quantity) == ("yesterday", "many")
 
+    def test_says_that_a_file_is_empty(self, tmp_path):
+        (tmp_path / "empty.csv").touch()
+
+        with pytest.raises(OrdersFileError, match=r"empty.csv is empty. Its first line must be InvoiceNo,"):
+            read_orders(tmp_path / "empty.csv")
+
     def test_names_the_columns_of_another_format(self, orders_file):
         path = orders_file(LINE, header=["Invoice", *COLUMNS[1:]])
 
