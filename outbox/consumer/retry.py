@@ -31,9 +31,11 @@ class Retry:
 
     def __post_init__(self) -> None:
         if self.limit < 0 or not 0 <= self.jitter <= 1:
-            raise ConfigurationError(f"{self} is no policy: limit is 0 or more, jitter from 0 to 1.")
+            raise ConfigurationError(
+                f"Retry(limit={self.limit}, jitter={self.jitter}) is no policy: limit is 0 or more, jitter from 0 to 1."
+            )
         if not self.delays or min(self.delays) < timedelta(0):
-            raise ConfigurationError(f"{self} is no policy: name at least one delay, and none below zero.")
+            raise ConfigurationError("Retry(delays=...) is no policy: name at least one delay, and none below zero.")
 
     def allows(self, attempt: int) -> bool:
         """Say whether another attempt may follow this one (the first is 1)."""

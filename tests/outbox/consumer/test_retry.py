@@ -2,11 +2,27 @@ from __future__ import annotations
 
 from datetime import timedelta
 
+import pytest
+
 from outbox import Retry
 from outbox.conf import RETRY_DELAYS
+from outbox.errors import ConfigurationError
 
 
 class TestRetry:
+    @pytest.mark.parametrize(
+        ("policy", "text"),
+        [
+            ({"limit": -1}, r"Retry\(limit=-1, jitter=0.1\) is no policy: limit is 0 or more"),
+            ({"jitter": 2}, r"Retry\(limit=16, jitter=2\) is no policy: .*jitter from 0 to 1"),
+            ({"delays": []}, "name at least one delay"),
+            ({"delays": [timedelta(seconds=-1)]}, "none below zero"),
+        ],
+    )
+    def test_refuses_what_is_no_policy(self, policy, text):
+        with pytest.raises(ConfigurationError, match=text):
+            Retry(**policy)
+
     def test_has_rocketmqs_delays(self):
         policy = Retry(jitter=0)
 
