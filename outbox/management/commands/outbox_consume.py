@@ -6,7 +6,7 @@ import json
 import logging
 import signal
 import time
-from argparse import ArgumentParser
+from argparse import ArgumentParser, ArgumentTypeError
 from dataclasses import asdict
 from typing import Any
 
@@ -32,7 +32,7 @@ class Command(BaseCommand):
 
     def add_arguments(self, parser: ArgumentParser) -> None:
         parser.add_argument("--group", action="append", metavar="NAME", help="may be repeated (default: all groups)")
-        parser.add_argument("--threads", type=int, default=1, metavar="N", help="for each group and broker (default: 1)")
+        parser.add_argument("--threads", type=_count, default=1, metavar="N", help="for each group and broker (default: 1)")
         parser.add_argument("--until-idle", action="store_true", help="end when nothing waits any more")
         parser.add_argument("--once", action="store_true", help="end after one batch for each group")
         parser.add_argument("--json", action="store_true", help="print the summary as one line of JSON")
@@ -58,6 +58,12 @@ class Command(BaseCommand):
         for name, counts in summary.items():
             said = ", ".join(f"{count} {what.replace('_', ' ')}" for what, count in counts.items() if count)
             self.stdout.write(f"{name}: {said or 'nothing came'}")
+
+
+def _count(text: str) -> int:
+    if not text.isdecimal() or int(text) < 1:
+        raise ArgumentTypeError(f"{text!r} is no count, 1 or more")
+    return int(text)
 
 
 def _choose(names: list[str] | None) -> list[Group]:

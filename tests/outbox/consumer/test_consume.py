@@ -155,3 +155,8 @@ class TestConsume:
     def test_says_where_consumers_belong_when_there_are_none(self):
         with pytest.raises(CommandError, match=r"consumers\.py"):
             call_command("outbox_consume")
+
+    @pytest.mark.parametrize("threads", ["0", "-1", "many"])
+    def test_wants_a_thread_at_least(self, threads):
+        with pytest.raises(CommandError, match=f"--threads: '{threads}' is no count, 1 or more"):
+            call_command("outbox_consume", f"--threads={threads}")
