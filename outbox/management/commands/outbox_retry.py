@@ -16,6 +16,9 @@ from outbox.errors import OutboxError
 from outbox.relay.dead import Settled, settle_all, settle_messages
 from outbox.relay.host import databases, ensure_fit
 
+# Topics of which messages were or are published; 0 is not one.
+TOPIC_NAMES = "SELECT name FROM outbox_topic WHERE id <> 0 ORDER BY name"
+
 
 class Command(BaseCommand):
     help = (
@@ -56,10 +59,20 @@ _uuid.__name__ = "message id"  # argparse says: invalid message id value
 def _settle(connection: database.Connection, options: dict[str, Any]) -> Settled:
     if options["message_id"]:
         return settle_messages(connection, options["message_id"], skip=options["skip"])
+    if options["topic"]:
+        _insist_on_topic(connection, options["topic"])
     return settle_all(connection, topic=options["topic"], skip=options["skip"])
 
 
+def _insist_on_topic(connection: database.Connection, name: str) -> None:
+    known = [topic for (topic,) in connection.execute(TOPIC_NAMES).fetchall()]
+    if name not in known:
+        raise CommandError(f"There is no topic {name!r} in this database, but {', '.join(known) or 'none'}.", returncode=2)
+
+
 def _as_text(settled: Settled, *, skip: bool) -> str:
+    if not settled.messages and not settled.refused:
+        return "No message is dead."
     count = f"{settled.messages} message{'' if settled.messages == 1 else 's'}"
     done = f"{count} skipped." if skip else f"{count} will be sent again."
     return "\n".join([done, *(f"{message_id}: {reason}" for message_id, reason in settled.refused.items())])

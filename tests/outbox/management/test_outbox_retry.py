@@ -56,8 +56,15 @@ class TestOutboxRetry:
             "refused": {str(batch.message_ids[0]): "It is not dead."},
         }
 
-    def test_ends_with_1_when_nothing_is_dead(self):
+    def test_ends_with_1_when_nothing_is_dead(self, capsys):
         assert retry("--all-dead") == 1
+        assert capsys.readouterr().out == "No message is dead.\n"
+
+    def test_knows_the_topics(self, batch):
+        with pytest.raises(CommandError, match=r"There is no topic 'brokn' in this database, but .*broken") as caught:
+            retry("--topic", "brokn")
+
+        assert caught.value.returncode == 2
 
     @pytest.mark.parametrize("which", [[], ["--all-dead", "--topic", "broken"]])
     def test_wants_to_know_which(self, which):
