@@ -6,11 +6,14 @@ Hosts call it: a Celery task drains it, the resident command does so again and a
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields
 from datetime import timedelta
 from random import random
+
+import psycopg
 
 from outbox import conf
 from outbox.brokers.base import Broker
@@ -19,7 +22,7 @@ from outbox.failpoints import failpoint
 from outbox.message import TopicType
 from outbox.models import State
 from outbox.relay.backoff import Backoff, Random
-from outbox.relay.batch import Batch, Fared
+from outbox.relay.batch import Batch, Fared, Fate, Parting
 from outbox.relay.breaker import Breaker, BreakerState
 from outbox.relay.claim import Claims
 from outbox.relay.commit import Committer, Decision
@@ -27,6 +30,8 @@ from outbox.relay.lane import Lane
 from outbox.relay.part import Parter
 from outbox.relay.send import Sender
 from outbox.relay.sweep import Sweeper, Swept
+
+logger = logging.getLogger(__name__)
 
 SOURCE = "SELECT id FROM outbox_source"
 
@@ -88,8 +93,9 @@ class Relay:
         self._lease = settings.lease
         self._claims = Claims(connection, broker.alias, lane, settings.lease, settings.batch_size)
         self.breaker = breaker or make_breaker(settings, clock, random)
-        parter = Parter(connection, Backoff(settings.retry_base, settings.retry_limit, random), settings.misconfigured_retry)
-        self._committer = Committer(connection, broker, parter)
+        retry = Backoff(settings.retry_base, settings.retry_limit, random)
+        self._parter = Parter(connection, retry, settings.misconfigured_retry)
+        self._committer = Committer(connection, broker, self._parter)
         self._sweeper = Sweeper(connection, self._committer, settings.sweep_age)
         source = connection.execute(SOURCE).fetchone()
         assert source is not None, "outbox_source is empty; its row is written by the first migration"
@@ -152,16 +158,28 @@ class Relay:
     def _move(self, batches: Sequence[Batch], began: float) -> Drained:
         failpoint("relay.after_claim")
         shed_at = began + self._lease.total_seconds() / 2
-        if self._is_two_phase(batches[0]):
-            fared, sent = self._move_halves(batches, shed_at)
-        else:
-            fared, sent = self._move_wholes(batches, shed_at)
+        move = self._move_halves if self._is_two_phase(batches[0]) else self._move_wholes
+        try:
+            fared, sent = move(batches, shed_at)
+        except psycopg.Error:
+            raise
+        except Exception as error:
+            self._blow_fuse(batches, error)
+            fared, sent = [], set()
         return Drained(
             batches=len(batches),
             claimed=sum(len(batch.message_ids) - len(batch.split) for batch in batches),
             sent=sum(len(one.accepted) for one in fared if one.batch.id in sent),
             parted=sum(len(one.parted) for one in fared),
         )
+
+    def _blow_fuse(self, batches: Sequence[Batch], error: Exception) -> None:
+        """Let batches go that we cannot handle, by a fault of ours: the others shall not wait behind them for ever."""
+        reason = f"The relay failed over it: {type(error).__name__}: {error}"
+        logger.error("Batches %s of topic %s: %s", [one.id for one in batches], batches[0].topic, reason, exc_info=error)
+        for batch in batches:
+            if positions := batch.positions:
+                self._parter.in_place(batch, dict.fromkeys(positions, Parting(Fate.UNSURE, reason)))
 
     def _move_wholes(self, batches: Sequence[Batch], shed_at: float) -> tuple[list[Fared], set[int]]:
         """One-phase: send, then mark."""

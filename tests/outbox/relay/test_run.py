@@ -46,6 +46,19 @@ class TestDrain:
         assert ids([new])[0] in shown(broker, topic)
         assert len(shown(broker, topic)) == 2
 
+    def test_lets_a_batch_go_that_it_fails_over_and_serves_the_others(self, relay, broker, make_topic, caplog):
+        broken, fine = make_topic("normal"), make_topic("normal")
+        batch = BatchFactory(topic=broken, state=State.RELEASED, due_at=timezone.now(), order_keys=[])  # a key is missing
+        new = TicketFactory(topic=fine)
+
+        relay.step()
+
+        assert shown(broker, fine) == ids([new])
+        left = stored(batch)
+        assert (left.state, left.tries) == (State.RELEASED, 1)
+        assert "The relay failed over it: IndexError" in left.last_error
+        assert left.last_error in caplog.text
+
     def test_sends_ordered_topics(self, relay, broker, make_topic):
         topic = make_topic("fifo")
         messages = [MessageRowFactory(topic=topic, key=key) for key in "aab"]
