@@ -206,7 +206,7 @@ class Claims:
             "ordered": ordered,
             "after": self.ordered_after if ordered else self.after,
             "topic_limit": 1 if limit else TOPICS_PER_CLAIM,
-            "limit": limit or 2 * self.batch_size // max(2, self.topics_served),
+            "limit": limit or max(1, 2 * self.batch_size // max(2, self.topics_served)),
             "lane": self.lane.number,
             "lease": self.lease,
         }

@@ -57,6 +57,16 @@ class TestClaim:
         assert (row.state, row.owner, row.lane) == (State.CLAIMED, 7, 7)
         assert timedelta(seconds=28) < row.lease_until - datetime.now(UTC) <= LEASE
 
+    def test_takes_at_least_one_message_of_each_of_many_topics(self):
+        topics = TopicFactory.create_batch(4)
+        for topic in topics:
+            TicketFactory.create_batch(2, topic=topic)
+        frugal = claims(batch_size=1)
+
+        batches = [*frugal.claim(), *frugal.claim()]
+
+        assert len(batches) == 8
+
     def test_makes_a_batch_for_each_topic(self):
         tickets = TicketFactory.create_batch(3)
 
