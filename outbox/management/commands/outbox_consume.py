@@ -22,6 +22,7 @@ from outbox.errors import ConfigurationError, OutboxError
 logger = logging.getLogger(__name__)
 
 BEAT_SECONDS = 10.0
+SIGNAL_SECONDS = 0.2  # so long a signal may go unnoticed
 
 
 class Command(BaseCommand):
@@ -43,10 +44,12 @@ class Command(BaseCommand):
             crew = Crew(chosen, threads=options["threads"])
         except OutboxError as error:
             raise CommandError(str(error)) from error
+        caught: list[int] = []
         for number in (signal.SIGTERM, signal.SIGINT):
-            signal.signal(number, lambda *_: crew.stop())
+            # Only noted: a handler runs in the middle of anything, where setting an Event may wait for itself.
+            signal.signal(number, lambda number, _: caught.append(number))
         crew.start(until_idle=options["until_idle"], once=options["once"])
-        _keep_house(crew, chosen)
+        _keep_house(crew, chosen, caught)
         crew.join()
         self._report(crew, as_json=options["json"])
 
@@ -74,17 +77,21 @@ def _choose(names: list[str] | None) -> list[Group]:
     return list(groups().values())
 
 
-def _keep_house(crew: Crew, chosen: list[Group]) -> None:
-    """While the crew works, say that it lives and look for gaps."""
-    look_seconds = conf.settings().consumer.settle.total_seconds()
-    look_at = time.monotonic() + look_seconds
+def _keep_house(crew: Crew, chosen: list[Group], caught: list[int]) -> None:
+    """While the crew works, say that it lives and look for gaps; stop it when a signal was caught."""
+    settle_seconds = conf.settings().consumer.settle.total_seconds()
+    beat_at, look_at = 0.0, time.monotonic() + settle_seconds
     while crew.is_working():
-        _guarded(_beat, crew)
+        if caught:
+            crew.stop()
+        if time.monotonic() >= beat_at:
+            _guarded(_beat, crew)
+            beat_at = time.monotonic() + BEAT_SECONDS
         if time.monotonic() >= look_at:
             for one in chosen:
                 _guarded(find_gaps, one)
-            look_at = time.monotonic() + look_seconds
-        crew.wait(min(BEAT_SECONDS, look_seconds))
+            look_at = time.monotonic() + settle_seconds
+        crew.wait(SIGNAL_SECONDS)
     _guarded(_leave, crew)
 
 
