@@ -10,12 +10,13 @@ from dataclasses import asdict, dataclass
 from datetime import timedelta
 from typing import Self
 
-from django.db import connections
+from django.db import InterfaceError, OperationalError, connections
 
 from outbox import conf, database, signals
 from outbox.brokers.base import Broker, Delivery
 from outbox.consumer.handle import Outcome, Result, handle
 from outbox.consumer.register import Group
+from outbox.errors import BrokerUnavailable
 
 logger = logging.getLogger(__name__)
 
@@ -99,9 +100,9 @@ class Worker:
             try:
                 received = self.step(wait)
                 troubles = 0
-            except Exception:
+            except Exception as error:
                 pause = BACK_OFF_SECONDS[min(troubles, len(BACK_OFF_SECONDS) - 1)]
-                logger.exception("Group %r lost its database or broker %r; again in %s s.", self.group.name, self.alias, pause)
+                self._say(error, pause)
                 troubles += 1
                 self.close()
                 self._stop.wait(min(pause, max(0, deadline - time.monotonic())))
@@ -186,6 +187,14 @@ class Worker:
                     delivery.message_id,
                     self.group.name,
                 )
+
+    def _say(self, error: Exception, pause: float) -> None:
+        """Log what went wrong: in a line where database or broker are away, which says all."""
+        if isinstance(error, BrokerUnavailable | OperationalError | InterfaceError):
+            text = "Group %r lost its database or broker %r, again in %s s: %s"
+            logger.warning(text, self.group.name, self.alias, pause, str(error).strip())
+        else:
+            logger.error("Group %r of broker %r failed, again in %s s", self.group.name, self.alias, pause, exc_info=error)
 
     def _limit(self) -> int:
         """Take no more than can be handled in half of the time that the broker gives, going by the last batch."""

@@ -155,6 +155,29 @@ class TestWorker:
         assert applied() == ["A1"]
         assert len(set(map(id, brokers[:3]))) == 3
 
+    @pytest.mark.parametrize(
+        ("error", "level", "is_traced"),
+        [(BrokerUnavailable("gone"), "WARNING", False), (ZeroDivisionError("ours"), "ERROR", True)],
+    )
+    def test_logs_an_outage_in_a_line_and_a_fault_of_ours_with_its_trace(
+        self, worker, monkeypatch, caplog, error, level, is_traced
+    ):
+        troubles = [error]
+        receive = MemoryBroker.receive
+
+        def fail_once(self, *args, **kwargs):
+            if troubles:
+                raise troubles.pop()
+            return receive(self, *args, **kwargs)
+
+        monkeypatch.setattr(MemoryBroker, "receive", fail_once)
+        monkeypatch.setattr(run, "BACK_OFF_SECONDS", (0.01,))
+
+        worker.run(until_idle=True)
+
+        (record,) = caplog.records
+        assert (record.levelname, bool(record.exc_info)) == (level, is_traced)
+
     def test_returns_in_time(self, worker):
         assert worker.run(seconds=0.05).handled == 0
 
