@@ -107,7 +107,11 @@ class Sender:
         except Exception as error:  # whatever a transport raises
             self.failed += 1
             if not self._is_failing:
-                logger.warning("Nudges cannot be sent, relays find messages by their sweep only: %r", error)
+                logger.warning(
+                    "Nudges cannot be sent to Celery, its relays find messages by their sweep only: %r. "
+                    'Where all relays are resident, set OUTBOX["NUDGE"] = False.',
+                    error,
+                )
             self._is_failing = True
             return False
         self.sent += 1
