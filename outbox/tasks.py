@@ -2,7 +2,7 @@
 Celery tasks: a nudge relays one post at once, beat's sweep relays whatever no nudge reported.
 
 Celery closes Django's connections around each task and may fork at any time; so each task opens what it needs, and
-nothing of it survives the task.
+nothing of it survives the task; but for the checker of a broker that asks by itself, which stays with its process.
 """
 
 from __future__ import annotations
@@ -17,6 +17,8 @@ from celery import shared_task
 from django.db import InterfaceError, OperationalError
 
 from outbox import conf
+from outbox.check_back.ask import in_process
+from outbox.check_back.checker import brokers_that_ask, listen_in_this_process
 from outbox.check_back.loop import CheckLoop, brokers_to_ask_for
 from outbox.consumer.gaps import find_gaps
 from outbox.consumer.register import group as find_group
@@ -35,6 +37,7 @@ EXPECTED = (psycopg.OperationalError, psycopg.InterfaceError, OperationalError, 
 def relay(database: str = "default", broker: str = "default") -> None:
     """Relay what waits at one post; stay a moment, since one nudge stands for all commits of that moment."""
     settings = conf.settings().relay
+    _listen(host.Post(database, broker))
     _try(host.visit, host.Post(database, broker), note="celery", at_most=settings.task_time, linger=host.LINGER)
 
 
@@ -46,6 +49,7 @@ def sweep() -> None:
         with closing(CheckLoop(alias, posts[0].database)) as loop:
             _try(loop.turn)
     for post in posts:
+        _listen(post)
         at_most = conf.settings().relay.task_time / len(posts)
         _try(host.visit, post, note="celery", at_most=at_most, linger=host.NO_LINGER)
 
@@ -69,6 +73,12 @@ def consume(group: str) -> None:
         at_most = conf.settings().consumer.task_time / len(chosen.brokers)
         with closing(Worker(chosen, alias)) as worker:
             worker.run(until_idle=True, seconds=at_most.total_seconds())
+
+
+def _listen(post: host.Post) -> None:
+    """Who sends half messages answers for them, too."""
+    for alias in brokers_that_ask({post.broker}):
+        _try(listen_in_this_process, alias, in_process(post.database, asked_by="rocketmq"))
 
 
 def _try(step: Callable[..., object], *args: Any, **options: Any) -> None:

@@ -170,6 +170,7 @@ class Broker(abc.ABC):
     supports_tags: ClassVar[bool] = False
     supports_replay: ClassVar[bool] = False  # dead letters can be listed and delivered again
     needs_check_loop: ClassVar[bool] = False  # True: a host of ours must call check_halves() now and then
+    asks_producers: ClassVar[bool] = False  # True: the server asks by itself whoever listens()
     max_body_bytes: int = DEFAULT_MAX_BODY_BYTES
     max_delay: timedelta = timedelta(days=365)  # `Outgoing.deliver_at` lies no further ahead; the outbox keeps it till then
 
@@ -208,6 +209,10 @@ class Broker(abc.ABC):
     def check_halves(self, ask: Callable[[Half], Resolution], *, limit: int = 100) -> int:
         """Ask about half messages that are due, end them as answered; give how many were asked about."""
         raise NotOffered(f"{type(self).__name__} asks by itself. Look at needs_check_loop before.")
+
+    def listen(self, ask: Callable[[Half], Resolution]) -> None:
+        """Have `ask` called, in threads of the broker's own, when the server asks about a half message, until close()."""
+        raise NotOffered(f"{type(self).__name__} asks nobody by itself. Look at asks_producers before.")
 
     @abc.abstractmethod
     def receive(

@@ -24,17 +24,18 @@ Ask = Callable[[Half], Resolution]
 ANSWER_BYTES = 64 * 1024
 
 
-def in_process(alias: str) -> Ask:
+def in_process(alias: str, *, asked_by: str = "embedded") -> Ask:
     """
     Make an `ask` that needs no web server: it reads the database itself.
 
     Args:
         alias: the database for halves without a token; others go where their token says.
+        asked_by: the door that asks, for the record.
     """
 
     def ask(half: Half) -> Resolution:
         close_old_connections()  # a @check_back function uses Django's, and this thread outlives a database restart
-        return answer(half, asked_by="embedded", using=alias).resolution
+        return answer(half, asked_by=asked_by, using=alias).resolution
 
     return ask
 

@@ -13,6 +13,8 @@ from typing import Any
 import psycopg
 from django.core.management.base import BaseCommand, CommandError
 
+from outbox.check_back.ask import in_process
+from outbox.check_back.checker import BEAT_EVERY, Checker, brokers_that_ask
 from outbox.check_back.loop import CheckLoop, brokers_to_ask_for
 from outbox.errors import OutboxError
 from outbox.relay import host
@@ -72,7 +74,7 @@ def _stay(posts: list[host.Post]) -> dict[host.Post, Drained]:
         CommandError: a thread ended by itself.
     """
     relays = [ResidentRelay(post) for post in posts]
-    residents = [*relays, *_check_loops(posts), *_upkeep(posts)]
+    residents = [*relays, *_check_loops(posts), *_checkers(posts), *_upkeep(posts)]
     caught: list[int] = []
     for number in (signal.SIGTERM, signal.SIGINT):
         # Only noted: a handler runs in the middle of anything, where setting an Event may wait for itself.
@@ -94,6 +96,12 @@ def _check_loops(posts: list[host.Post]) -> Iterator[Resident]:
     for alias in brokers_to_ask_for({post.broker for post in posts}):
         loop = CheckLoop(alias, posts[0].database)
         yield Resident(f"Check loop of broker {alias!r}", loop.turn, pause=CHECK_EVERY)
+
+
+def _checkers(posts: list[host.Post]) -> Iterator[Resident]:
+    for alias in brokers_that_ask({post.broker for post in posts}):
+        checker = Checker(alias, posts[0].database, in_process(posts[0].database, asked_by="rocketmq"))
+        yield Resident(f"Checker of broker {alias!r}", checker.turn, pause=BEAT_EVERY)
 
 
 def _upkeep(posts: list[host.Post]) -> Iterator[Resident]:

@@ -1,0 +1,59 @@
+"""The resident checker."""
+
+from __future__ import annotations
+
+import signal
+from argparse import ArgumentParser
+from typing import Any
+
+from django.core.management.base import BaseCommand, CommandError
+
+from outbox import conf
+from outbox.check_back.ask import in_process
+from outbox.check_back.checker import BEAT_EVERY, Checker, brokers_that_ask
+from outbox.check_back.loop import ask_as_set
+from outbox.errors import OutboxError
+from outbox.relay import host
+from outbox.relay.resident import Resident
+
+
+class Command(BaseCommand):
+    help = (
+        "Answer what brokers ask about half messages (RocketMQ). Every relay does so, too; this is for hours without one. "
+        "Start it as often as you like: checkers share the questions. Ends cleanly on SIGTERM and SIGINT."
+    )
+
+    def add_arguments(self, parser: ArgumentParser) -> None:
+        parser.add_argument("--broker", action="append", metavar="ALIAS", help="may be repeated (default: all that ask)")
+        parser.add_argument("--database", metavar="ALIAS", help="for half messages without a token (default: the first)")
+        parser.add_argument(
+            "--over-http", action="store_true", help='ask the endpoint OUTBOX["CHECK_BACK"]["URL"], for hosts without a database'
+        )
+
+    def handle(self, **options: Any) -> None:
+        try:
+            using = host.databases([options["database"]] if options["database"] else None)[0]
+            aliases = brokers_that_ask(set(options["broker"] or conf.settings().brokers))
+            if not aliases:
+                raise CommandError("No broker asks by itself: only RocketMQ does.")
+            ask = ask_as_set(using) if options["over_http"] else in_process(using, asked_by="rocketmq")
+        except OutboxError as error:
+            raise CommandError(str(error)) from error
+        _stay([Checker(alias, using, ask) for alias in aliases], self)
+
+
+def _stay(checkers: list[Checker], command: BaseCommand) -> None:
+    """Keep checkers listening until a signal comes."""
+    caught: list[int] = []
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, lambda number, _: caught.append(number))
+    residents = [Resident("Checker", checker.turn, pause=BEAT_EVERY) for checker in checkers]
+    for resident in residents:
+        resident.start()
+    command.stdout.write("Listening for check-backs.")
+    while not caught and all(resident.is_alive() for resident in residents):
+        residents[0].join(0.2)
+    for resident in residents:
+        resident.stop()
+    for checker in checkers:
+        checker.close()
