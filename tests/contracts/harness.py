@@ -1,6 +1,7 @@
 """The brokers that keep the contract, each with what a test needs to drive it. A new broker is one class and one line."""
 
 import abc
+import importlib.util
 import uuid
 from datetime import UTC, datetime, timedelta
 from typing import Any
@@ -24,7 +25,13 @@ class Harness(abc.ABC):
 
     broker_class: type[Broker]
     is_shared_by_processes = True
+    lateness = timedelta()  # a message that is due again may come so much later, in real time
     drops_repeats = False  # a second one-phase send of one message adds nothing
+    remembers_ends = True  # the first end of a half message is the answer to every later one, and to find()
+    refuses_second_ack = True  # an ack of what was acked before gives False
+    can_start_at_the_end = True  # START="latest"
+    finds_dead_letters = True  # find() says what some group gave up
+    counts_what_is_handled = True  # backlog() includes what was received and not finished
 
     def __init__(self) -> None:
         unique = uuid.uuid4().hex[:8]
@@ -51,6 +58,14 @@ class Harness(abc.ABC):
         broker = self.broker_class("default", {**self.options(), **options}, list(self.topics.values()))
         self._opened.append(broker)
         return broker
+
+    def options_elsewhere(self) -> dict[str, Any]:
+        """Give options for another process: as JSON can write them, and with the real time."""
+        return {}
+
+    def is_now(self, time: datetime | None) -> bool:
+        """Say whether something happened just now."""
+        return time == self.now
 
     @abc.abstractmethod
     def open_unreachable(self) -> Broker:
@@ -102,3 +117,9 @@ HARNESSES: dict[str, type[Harness]] = {
     "memory": MemoryHarness,
     "embedded": EmbeddedHarness,
 }
+
+# Deselected unless asked for (`make test-rocketmq`), and not even imported where its client is not installed.
+if importlib.util.find_spec("rocketmq"):
+    from tests.contracts.rocketmq import RocketMQHarness
+
+    HARNESSES["rocketmq"] = RocketMQHarness

@@ -1,5 +1,6 @@
 """A consumer process that is killed: its messages come back."""
 
+import json
 import os
 import signal
 import subprocess
@@ -17,7 +18,7 @@ from tests.contracts.harness import Harness
 
 # Receives over a broker of its own, says how many it holds, and never finishes them.
 CONSUMER = """
-import os, sys, time
+import json, os, sys, time
 from datetime import timedelta
 sys.path.insert(0, os.getcwd())
 import django
@@ -26,9 +27,9 @@ from django.db import connections
 connections["default"].settings_dict["NAME"] = os.environ["TEST_DATABASE"]
 from outbox.message import TopicSpec, TopicType
 from tests.contracts.harness import HARNESSES
-harness, topic, kind = sys.argv[1:]
+harness, topic, kind, options = sys.argv[1:]
 spec = TopicSpec(topic, TopicType(kind))
-broker = HARNESSES[harness].broker_class("default", {}, [spec])
+broker = HARNESSES[harness].broker_class("default", json.loads(options), [spec])
 found = broker.receive("group", {topic: None}, limit=3, invisible_for=timedelta(seconds=60), wait=timedelta())
 print(len(found), flush=True)
 time.sleep(60)
@@ -42,7 +43,7 @@ class TestKilledConsumer:
         self, acts: Acts, broker: Broker, harness: Harness, request: pytest.FixtureRequest, kind: TopicType
     ):
         acts.send(*[acts.message(kind, key=f"k{n}") for n in range(5)])
-        consumer = self._start(request.node.callspec.params["harness"], harness.topic(kind), kind)
+        consumer = self._start(request.node.callspec.params["harness"], harness, kind)
         assert consumer.stdout is not None
         assert consumer.stdout.readline() == "3\n"
 
@@ -52,14 +53,14 @@ class TestKilledConsumer:
         meanwhile = acts.receive(kind)
         assert all(broker.ack(meanwhile))
         harness.pass_time(INVISIBLE + timedelta(seconds=10))
-        again = acts.receive(kind)
+        again = acts.receive_again(kind)
 
         assert [delivery.attempt for delivery in meanwhile] == [1, 1]
         assert [delivery.attempt for delivery in again] == [2, 2, 2]
 
-    def _start(self, harness: str, topic: str, kind: TopicType) -> subprocess.Popen[str]:
+    def _start(self, name: str, harness: Harness, kind: TopicType) -> subprocess.Popen[str]:
         return subprocess.Popen(
-            [sys.executable, "-c", CONSUMER, harness, topic, kind],
+            [sys.executable, "-c", CONSUMER, name, harness.topic(kind), kind, json.dumps(harness.options_elsewhere())],
             stdout=subprocess.PIPE,
             text=True,
             cwd=settings.BASE_DIR,

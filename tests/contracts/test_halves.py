@@ -27,12 +27,19 @@ class TestHalf:
         assert (delivery.message_id, delivery.body, delivery.key) == (message.message_id, b"order", "4711")
         assert (delivery.tag, delivery.headers) == ("placed", {"ce-type": "OrderPlaced"})
 
-    def test_is_never_delivered_once_rolled_back(self, acts: Acts, broker: Broker):
+    def test_is_never_delivered_once_rolled_back(self, acts: Acts):
         half = acts.half()
 
         assert acts.end(half, resolution=ROLLBACK) == [Ended.ROLLED_BACK]
 
         assert acts.receive(HALF) == []
+
+    @pytest.mark.needs("remembers_ends")
+    def test_is_found_as_rolled_back(self, acts: Acts, broker: Broker):
+        half = acts.half()
+
+        acts.end(half, resolution=ROLLBACK)
+
         assert [found.state for found in broker.find(half.message_id)] == ["rolled_back"]
 
     def test_has_an_id_of_its_own_at_each_send(self, acts: Acts):
@@ -53,12 +60,21 @@ class TestHalf:
     def test_is_surely_not_stored_when_the_server_is_away(self, acts: Acts, harness: Harness):
         away = harness.open_unreachable()
 
-        outcomes = [*away.send_halves([acts.message(HALF)]), *away.end([HalfRef("t", "1", "m")], COMMIT)]
+        [outcome] = away.send_halves([acts.message(HALF)])
 
-        assert [outcome.verdict for outcome in outcomes] == [Verdict.UNAVAILABLE] * 2
+        assert outcome.verdict is Verdict.UNAVAILABLE
+
+    @pytest.mark.needs("remembers_ends")
+    def test_is_not_ended_when_the_server_is_away(self, harness: Harness):
+        away = harness.open_unreachable()
+
+        [outcome] = away.end([HalfRef("t", "1", "m")], COMMIT)
+
+        assert outcome.verdict is Verdict.UNAVAILABLE
 
 
 class TestEnd:
+    @pytest.mark.needs("remembers_ends")
     def test_answers_in_the_order_of_the_halves(self, acts: Acts):
         halves = acts.send_halves(*[acts.message(HALF) for _ in range(5)])
         acts.end(halves[3], resolution=ROLLBACK)
@@ -88,6 +104,7 @@ class TestEnd:
     def test_answers_an_empty_batch(self, broker: Broker):
         assert broker.end([], COMMIT) == []
 
+    @pytest.mark.needs("remembers_ends")
     @pytest.mark.parametrize("first", [COMMIT, ROLLBACK])
     @pytest.mark.parametrize("second", [COMMIT, ROLLBACK])
     def test_returns_the_first_outcome_to_a_second_end(self, acts: Acts, first: Resolution, second: Resolution):
@@ -99,6 +116,7 @@ class TestEnd:
         assert again is outcome
         assert len(acts.receive(HALF)) == (1 if first is COMMIT else 0)
 
+    @pytest.mark.needs("remembers_ends")
     def test_gives_two_that_end_at_once_the_same_outcome(self, acts: Acts, harness: Harness):
         halves = [acts.half() for _ in range(40)]
         answers: dict[Resolution, list[Ended | None]] = {}

@@ -44,7 +44,7 @@ class TestOrder:
 
         meanwhile = acts.bodies(FIFO)
         harness.pass_time(timedelta(minutes=1))
-        again = acts.receive(FIFO)
+        again = acts.receive_again(FIFO)
 
         assert meanwhile == [b"3"]
         assert [(delivery.body, delivery.attempt) for delivery in again if delivery.key == "a"] == [(b"1", 2)]
@@ -55,7 +55,7 @@ class TestOrder:
 
         harness.pass_time(INVISIBLE)
 
-        assert [(delivery.body, delivery.attempt) for delivery in acts.receive(FIFO)] == [(b"1", 2)]
+        assert [(delivery.body, delivery.attempt) for delivery in acts.receive_again(FIFO)] == [(b"1", 2)]
 
     def test_goes_on_behind_a_dead_letter(self, acts: Acts, broker: Broker):
         acts.send_bodies(b"1", b"2", kind=FIFO, key="a")

@@ -1,0 +1,170 @@
+"""The RocketMQ broker: the contract, each call handed to its room."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from datetime import timedelta
+from typing import Any, ClassVar
+
+import grpc
+
+from outbox.brokers.base import (
+    Broker,
+    Delivery,
+    EndSemantics,
+    Found,
+    HalfRef,
+    Outcome,
+    Outgoing,
+    Problem,
+    TopicSpec,
+    Verdict,
+)
+from outbox.brokers.objections import known_topic, objection
+from outbox.brokers.options import read_options
+from outbox.brokers.rocketmq import looking
+from outbox.brokers.rocketmq.checks import Checks
+from outbox.brokers.rocketmq.envelope import TYPES
+from outbox.brokers.rocketmq.link import Link, StatusError
+from outbox.brokers.rocketmq.options import RocketMQOptions, problems
+from outbox.brokers.rocketmq.reading import Reading, group_name
+from outbox.brokers.rocketmq.sending import Sending
+from outbox.brokers.rocketmq.stubs import definition
+from outbox.brokers.rocketmq.verdicts import verdict_of
+from outbox.errors import BrokerUnavailable
+from outbox.message import Half, Resolution, TopicType
+
+
+class RocketMQBroker(Broker):
+    """Speaks with the gRPC proxy of a RocketMQ 5. What it promises stands in docs/brokers/rocketmq.md."""
+
+    supports_half_messages: ClassVar[bool] = True
+    end_semantics = EndSemantics.STATELESS
+    supports_order: ClassVar[bool] = True
+    supports_delay: ClassVar[bool] = True
+    supports_tags: ClassVar[bool] = True
+    asks_producers: ClassVar[bool] = True
+    max_delay = timedelta(hours=24)
+
+    def __init__(self, alias: str, options: Mapping[str, Any], topics: Sequence[TopicSpec]) -> None:
+        super().__init__(alias, options, topics)
+        self._settings = read_options(RocketMQOptions, options)
+        self.commit_window = self._settings.commit_window
+        self.check_horizon = self._settings.check_horizon
+        self._link = Link(self._settings)
+        self._sending = Sending(self._link)
+        self._reading = Reading(self._link, self.topics)
+        self._checks: Checks | None = None
+
+    @classmethod
+    def check_options(cls, options: Mapping[str, Any]) -> list[Problem]:
+        """Say what is wrong with the OPTIONS, without a connection."""
+        return problems(options)
+
+    def check(self) -> list[Problem]:
+        """Say what is wrong with the options, and which topics the server does not have, or has with another type."""
+        found = self.check_options(self.options)
+        if not found:
+            found = [problem for topic in self.topics.values() if (problem := self._problem_of(topic))]
+        return found
+
+    def send(self, messages: Sequence[Outgoing]) -> list[Outcome]:
+        """Send messages, each once; one with a known id is another message to RocketMQ."""
+        return self._look_and_send(messages, self._sending.send, is_half=False)
+
+    def send_halves(self, messages: Sequence[Outgoing]) -> list[Outcome]:
+        """Store half messages, each once, as many as can still be committed in time."""
+        return self._look_and_send(messages, self._sending.send_halves, is_half=True)
+
+    def end(self, halves: Sequence[HalfRef], resolution: Resolution) -> list[Outcome]:
+        """Commit or roll back half messages that this very broker sent; the others are the check-back's."""
+        if resolution is Resolution.UNKNOWN:
+            raise ValueError("A half message ends by COMMIT or ROLLBACK.")
+        return self._sending.end(halves, resolution)
+
+    def listen(self, ask: Callable[[Half], Resolution]) -> None:
+        """Have `ask` called whenever the server asks about a half message, until the broker is closed."""
+        topics = sorted(topic.name for topic in self.topics.values() if topic.type is TopicType.TRANSACTION)
+        if topics and self._checks is None:
+            self._checks = Checks(self._link, topics, ask)
+
+    def receive(
+        self,
+        group: str,
+        topics: Mapping[str, frozenset[str] | None],
+        *,
+        limit: int,
+        invisible_for: timedelta,
+        wait: timedelta,
+    ) -> list[Delivery]:
+        """Take messages for a group, 32 of a topic at most."""
+        for name in topics:
+            known_topic(self.topics, name)
+        return self._reading.receive(group, topics, limit=limit, invisible_for=invisible_for, wait=wait)
+
+    def ack(self, deliveries: Sequence[Delivery]) -> list[bool]:
+        """Finish deliveries that are still held."""
+        return self._reading.ack(deliveries)
+
+    def retry(self, delivery: Delivery, after: timedelta) -> bool:
+        """Let go of a delivery; its message is due again after that time."""
+        return self._reading.retry(delivery, after)
+
+    def dead_letter(self, delivery: Delivery, reason: str) -> bool:
+        """Move the message to the topic %DLQ% of the group. The reason stands in our own record of the try."""
+        return self._reading.dead_letter(delivery)
+
+    def backlog(self, group: str) -> dict[str, int]:
+        """Count, per topic, what a group has not been handed yet. Raises BrokerUnavailable without BROKER_ADDRESSES."""
+        self._insist_on_addresses("backlog()")
+        server_groups = {name: group_name(group, topic) for name, topic in self.topics.items()}
+        read = {one: looking.topics_read_by(self._settings, one) for one in set(server_groups.values())}
+        return {
+            name: looking.backlog(self._settings, server_group, name)
+            for name, server_group in server_groups.items()
+            if name in read[server_group]
+        }
+
+    def find(self, message_id: str) -> list[Found]:
+        """Look a message up. Without BROKER_ADDRESSES nothing can be found, and nothing is: it is sent again then."""
+        return looking.find(self._settings, self.topics, message_id)
+
+    def close(self) -> None:
+        """Close channels and end the thread."""
+        if self._checks is not None:
+            self._checks.close()
+            self._checks = None
+        if self._reading.is_used:
+            self._reading.close()
+        self._link.close()
+
+    def _insist_on_addresses(self, what: str) -> None:
+        if not self._settings.broker_addresses:
+            raise BrokerUnavailable(f'{what} needs OPTIONS["BROKER_ADDRESSES"], the brokers\' own ports (10911).')
+
+    def _look_and_send(
+        self,
+        messages: Sequence[Outgoing],
+        act: Callable[[Sequence[Outgoing], Sequence[TopicSpec]], list[Outcome]],
+        *,
+        is_half: bool,
+    ) -> list[Outcome]:
+        limit = self.max_body_bytes
+        objections = [objection(one, self.topics, is_half=is_half, max_body_bytes=limit) for one in messages]
+        good = [one for one, wrong in zip(messages, objections, strict=True) if wrong is None]
+        answers = iter(act(good, [self.topics[one.topic] for one in good]) if good else ())
+        return [wrong or next(answers) for wrong in objections]
+
+    def _problem_of(self, topic: TopicSpec) -> Problem | None:
+        hint = f"Create it: mqadmin updateTopic -t {topic.name} -a +message.type={topic.type.upper()}"
+        try:
+            queues = self._link.run(self._link.route(topic.name))
+        except (StatusError, grpc.aio.AioRpcError) as error:
+            outcome = verdict_of(error)
+            if outcome.verdict is not Verdict.MISCONFIGURED:
+                raise BrokerUnavailable(outcome.reason) from error
+            return Problem(f"Topic {topic.name!r}: {outcome.reason}", hint)
+        if not any(TYPES[topic.type] in queue.accept_message_types for queue in queues):
+            kinds = sorted({definition.MessageType.Name(kind) for queue in queues for kind in queue.accept_message_types})
+            return Problem(f"Topic {topic.name!r} is of type {topic.type} here, and takes {kinds} at the server.", hint)
+        return None

@@ -1,0 +1,130 @@
+"""Our messages as RocketMQ's, and back."""
+
+from __future__ import annotations
+
+import re
+import time
+from collections.abc import Mapping
+from datetime import UTC, datetime
+from typing import Any
+from uuid import uuid4
+
+import msgspec
+
+from outbox.brokers.base import Delivery, Outgoing
+from outbox.brokers.rocketmq.stubs import definition
+from outbox.message import Half, Header, TopicType
+
+# Properties of ours beside the headers, each only where it is needed.
+KEY, TOKEN, HEADERS = "outbox-key", "outbox-token", "outbox-headers"
+
+# Between a message's id and what tells one physical half message of it from the next.
+HALF_MARK = "."
+
+# What RocketMQ carries as a property as it is: no name of its own (they are in capitals), no control characters.
+PLAIN_NAME = re.compile(r"[a-z][a-z0-9._-]*")
+PLAIN_VALUE = re.compile(r"[^\x00-\x1f\x7f]+")
+PLAIN_KEY = re.compile(r"[^\x00-\x20\x7f]+")  # it joins keys by blanks
+
+TYPES = {
+    TopicType.NORMAL: definition.MessageType.NORMAL,
+    TopicType.FIFO: definition.MessageType.FIFO,
+    TopicType.DELAY: definition.MessageType.DELAY,
+    TopicType.TRANSACTION: definition.MessageType.TRANSACTION,
+}
+
+# Added to properties by the server.
+THEIRS = re.compile(r"[A-Z_%]|__")
+
+
+def half_id(message_id: str) -> str:
+    """Give an id to one physical half message."""
+    return f"{message_id}{HALF_MARK}{uuid4().hex[:12]}"
+
+
+def seal(message: Outgoing, kind: TopicType, wire_id: str, topic: Any) -> Any:
+    """Make RocketMQ's message. Its keys are our id and our key, so that each finds it."""
+    system = definition.SystemProperties(
+        message_id=wire_id,
+        message_type=TYPES[kind],
+        keys=[message.message_id, *([message.key] if PLAIN_KEY.fullmatch(message.key) else [])],
+        body_encoding=definition.Encoding.IDENTITY,
+        born_host="outbox",
+    )
+    system.born_timestamp.FromMilliseconds(time.time_ns() // 1_000_000)
+    if message.tag:
+        system.tag = message.tag
+    if kind is TopicType.FIFO:
+        system.message_group = message.key
+    if kind is TopicType.DELAY:
+        due_at = message.deliver_at.timestamp() if message.deliver_at else 0
+        system.delivery_timestamp.FromMilliseconds(round(max(due_at, time.time()) * 1000))
+    return definition.Message(topic=topic, system_properties=system, user_properties=_properties(message), body=message.body)
+
+
+def _properties(message: Outgoing) -> dict[str, str]:
+    plain: dict[str, str] = {}
+    other: dict[str, str] = {}
+    for name, value in message.headers.items():
+        is_plain = PLAIN_NAME.fullmatch(name) and not name.startswith("outbox-") and PLAIN_VALUE.fullmatch(value)
+        (plain if is_plain else other)[name] = value
+    if message.key and message.headers.get(Header.SUBJECT) != message.key:
+        other[KEY] = message.key
+    if message.token and message.headers.get(Header.TOKEN) != message.token:
+        plain[TOKEN] = message.token
+    if other:
+        plain[HEADERS] = msgspec.json.encode(other).decode()
+    return plain
+
+
+def open_delivery(message: Any, group: str) -> Delivery:
+    """Read a message that was received."""
+    headers, key, _ = _read(message.user_properties)
+    system = message.system_properties
+    return Delivery(
+        group=group,
+        topic=message.topic.name,
+        message_id=_our_id(system.message_id, headers),
+        body=message.body,
+        receipt=system.receipt_handle,
+        key=key,
+        tag=system.tag,
+        headers=headers,
+        attempt=system.delivery_attempt or 1,
+        stored_at=_time(system.store_timestamp),
+    )
+
+
+def open_half(message: Any) -> Half:
+    """Read a half message that the server asks about."""
+    headers, key, token = _read(message.user_properties)
+    system = message.system_properties
+    return Half(
+        topic=message.topic.name,
+        message_id=_our_id(system.message_id, headers),
+        half_id=system.message_id,
+        token=token,
+        asked=int(message.user_properties.get("TRANSACTION_CHECK_TIMES", "1")),
+        born_at=_time(system.born_timestamp),
+        key=key,
+        headers=headers,
+        body=message.body,
+    )
+
+
+def _read(properties: Mapping[str, str]) -> tuple[dict[str, str], str, str]:
+    """Give headers, key and token."""
+    headers = {name: value for name, value in properties.items() if not THEIRS.match(name)}
+    token = headers.pop(TOKEN, "") or headers.get(Header.TOKEN, "")
+    if HEADERS in headers:
+        headers |= msgspec.json.decode(headers.pop(HEADERS), type=dict[str, str])
+    key = headers.pop(KEY, "") or headers.get(Header.SUBJECT, "")
+    return headers, key, token
+
+
+def _our_id(wire_id: str, headers: Mapping[str, str]) -> str:
+    return headers.get(Header.ID) or wire_id.partition(HALF_MARK)[0]
+
+
+def _time(stamp: Any) -> datetime | None:
+    return datetime.fromtimestamp(stamp.ToMilliseconds() / 1000, UTC) if stamp.seconds else None

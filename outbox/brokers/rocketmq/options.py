@@ -1,0 +1,62 @@
+"""OPTIONS of the RocketMQ broker."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from datetime import timedelta
+from typing import Annotated, Any
+
+import msgspec
+
+from outbox.brokers.base import Problem
+from outbox.brokers.options import Options, problems_with, read_options
+
+ADDRESS = re.compile(r"(?P<host>[^:\s]+|\[[0-9a-fA-F:]+\]):(?P<port>\d{1,5})")
+
+
+class RocketMQOptions(Options, frozen=True):
+    """Where the proxy is, and what the server was set to."""
+
+    endpoints: str  # host:port of the gRPC proxy, several with ";" between
+    # host:port of each broker's own port, for find() and backlog(). Without them a message that nobody asks about any
+    # more is sent again without a look whether it arrived.
+    broker_addresses: list[str] = []
+    access_key: str = ""
+    secret_key: str = ""
+    namespace: str = ""
+    tls: bool = False
+    request_timeout: timedelta = timedelta(seconds=3)
+    in_flight: Annotated[int, msgspec.Meta(ge=1, le=1024)] = 32  # requests that wait for their answers at once
+    commit_window: timedelta = timedelta(seconds=2)  # at most a third of the server's transactionTimeOut
+    check_horizon: timedelta = timedelta(minutes=10)  # transactionTimeOut + transactionCheckMax x transactionCheckInterval
+    checker_threads: Annotated[int, msgspec.Meta(ge=1, le=64)] = 4
+
+
+def problems(raw: Mapping[str, Any]) -> list[Problem]:
+    """Say what is wrong with the options: names and types first, then what they say."""
+    if found := problems_with(RocketMQOptions, raw):
+        return found
+    options = read_options(RocketMQOptions, raw)
+    named = [("ENDPOINTS", one) for one in options.endpoints.split(";")]
+    named += [("BROKER_ADDRESSES", one) for one in options.broker_addresses]
+    found = [
+        Problem(f'OPTIONS["{name}"] has {text!r}, which is not host:port.', 'Write it like "127.0.0.1:8081".')
+        for name, text in named
+        if not ADDRESS.fullmatch(text)
+    ]
+    found.extend(
+        Problem(f'OPTIONS["{name.upper()}"] is {getattr(options, name)}; it must be longer than nothing.', "Correct it.")
+        for name in ("request_timeout", "commit_window", "check_horizon")
+        if getattr(options, name) <= timedelta()
+    )
+    if bool(options.access_key) != bool(options.secret_key):
+        found.append(Problem("OPTIONS has one of ACCESS_KEY and SECRET_KEY.", "Give both, or none."))
+    return found
+
+
+def address(text: str) -> tuple[str, int]:
+    """Read host:port."""
+    match = ADDRESS.fullmatch(text)
+    assert match is not None, f"{text!r} is not host:port; check_options says so"
+    return match["host"].strip("[]"), int(match["port"])

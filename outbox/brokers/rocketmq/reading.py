@@ -1,0 +1,272 @@
+"""
+Receives for consumer groups. The server keeps a request open while nothing comes, for 5 s at least, so a call may take
+that long.
+
+Where one of several topics has messages, the requests for the others stay open, and what they bring is the next call's;
+unless half its time is over by then, when it is given back.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from datetime import timedelta
+from typing import Any
+
+import grpc
+
+from outbox.brokers.base import Delivery
+from outbox.brokers.rocketmq.envelope import open_delivery
+from outbox.brokers.rocketmq.link import Endpoint, Link, StatusError
+from outbox.brokers.rocketmq.session import Session, settings_of
+from outbox.brokers.rocketmq.stubs import Code, definition, service
+from outbox.errors import BrokerUnavailable
+from outbox.message import TopicSpec, TopicType
+
+LEAST_WAIT_SECONDS = 5.0  # of the server: grpcClientConsumerMinLongPollingTimeoutMillis
+SESSION_SECONDS = 10.0
+MOST_AT_ONCE = 32
+FORWARD_SECONDS = 30.0
+
+ORDERED = "_fifo"  # RocketMQ orders a whole group or not at all, so fifo topics are read by a group of their own
+
+FIFO_REQUESTS = 8  # at once, each for one message: a key's next message is not handed out with the one before
+
+# The server's group, topic, tags, and which of several requests it is.
+Subject = tuple[str, str, frozenset[str] | None, int]
+
+
+@dataclass(slots=True)
+class Poll:
+    """A request for messages that is open, or that has brought some."""
+
+    task: asyncio.Task[list[Delivery]]
+    hold_seconds: float
+
+
+def group_name(group: str, topic: TopicSpec) -> str:
+    """Give the server's name of a group that reads a topic."""
+    return group + ORDERED if topic.type is TopicType.FIFO else group
+
+
+class Reading:
+    """Receives over one link."""
+
+    def __init__(self, link: Link, topics: Mapping[str, TopicSpec]) -> None:
+        self._link = link
+        self._topics = topics
+        self._polls: dict[Subject, Poll] = {}
+        self._kept: list[tuple[float, Delivery]] = []  # give back at, delivery
+        self._sessions: dict[tuple[str, str], Session] = {}
+        self._subscribed: dict[str, dict[str, str]] = {}
+
+    def receive(
+        self, group: str, topics: Mapping[str, frozenset[str] | None], *, limit: int, invisible_for: timedelta, wait: timedelta
+    ) -> list[Delivery]:
+        """Take messages, waiting so long for the first. Raises BrokerUnavailable."""
+        subjects = [
+            (group_name(group, self._topics[name]), name, tags, number)
+            for name, tags in topics.items()
+            for number in range(min(limit, FIFO_REQUESTS) if self._is_ordered(name) else 1)
+        ]
+        return self._link.run(self._receive(group, subjects, limit, invisible_for.total_seconds(), wait.total_seconds()))
+
+    async def _receive(
+        self, group: str, subjects: Sequence[Subject], limit: int, hold_seconds: float, wait_seconds: float
+    ) -> list[Delivery]:
+        await self._return_stale()
+        waiting = {self._request(group, subject, limit, hold_seconds, wait_seconds) for subject in subjects}
+        while not (taken := self._take(group, subjects, limit)) and waiting:
+            _, waiting = await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
+            self._collect(subjects)
+        return taken
+
+    def _request(
+        self, group: str, subject: Subject, limit: int, hold_seconds: float, wait_seconds: float
+    ) -> asyncio.Task[list[Delivery]]:
+        """Give the open request for a subject, made where there is none."""
+        if subject not in self._polls:
+            most = 1 if self._is_ordered(subject[1]) else min(limit, MOST_AT_ONCE)
+            polling = self._poll(group, subject, most, hold_seconds, wait_seconds)
+            self._polls[subject] = Poll(asyncio.get_running_loop().create_task(polling), hold_seconds)
+        return self._polls[subject].task
+
+    def _take(self, group: str, subjects: Sequence[Subject], limit: int) -> list[Delivery]:
+        wanted = {subject[1] for subject in subjects}
+        taken = [kept for kept in self._kept if kept[1].group == group and kept[1].topic in wanted][:limit]
+        self._kept = [kept for kept in self._kept if kept not in taken]
+        return [delivery for _, delivery in taken]
+
+    def _collect(self, subjects: Sequence[Subject]) -> None:
+        """Keep what finished requests have brought. Raises BrokerUnavailable for the first that failed."""
+        trouble = None
+        for subject in subjects:
+            if subject in self._polls and self._polls[subject].task.done():
+                poll = self._polls.pop(subject)
+                error = poll.task.exception()
+                if error is None:
+                    give_back_at = time.monotonic() + poll.hold_seconds / 2
+                    self._kept.extend((give_back_at, delivery) for delivery in poll.task.result())
+                else:
+                    trouble = trouble or error
+        if trouble is not None:
+            self._link.forget_routes()
+            raise BrokerUnavailable(f"RocketMQ gives no messages: {_describe(trouble)}") from trouble
+
+    async def _return_stale(self) -> None:
+        now = time.monotonic()
+        stale = [delivery for give_back_at, delivery in self._kept if give_back_at < now]
+        self._kept = [kept for kept in self._kept if kept[0] >= now]
+        for delivery in stale:
+            with suppress(grpc.aio.AioRpcError, StatusError):
+                await self._change(delivery, 0)
+
+    async def _poll(self, group: str, subject: Subject, limit: int, hold_seconds: float, wait_seconds: float) -> list[Delivery]:
+        server_group, topic, tags, _ = subject
+        queues = await self._link.route(topic)
+        queue = queues[self._link.next_turn() % len(queues)]
+        endpoint = Endpoint.of(queue.broker.endpoints)
+        await self._introduce(endpoint, server_group, topic, tags)
+        request = service.ReceiveMessageRequest(
+            group=self._link.resource(server_group),
+            message_queue=queue,
+            filter_expression=_expression(tags),
+            batch_size=limit,
+            auto_renew=False,
+        )
+        request.invisible_duration.FromMilliseconds(round(hold_seconds * 1000))
+        request.long_polling_timeout.FromMilliseconds(max(1, round(wait_seconds * 1000)))
+        found = []
+        stub = self._link.stub(endpoint)
+        timeout = max(wait_seconds, LEAST_WAIT_SECONDS) + self._link.timeout
+        async for answer in stub.ReceiveMessage(request, metadata=self._link.metadata(), timeout=timeout):
+            if answer.HasField("message"):
+                found.append(open_delivery(answer.message, group))
+            elif answer.HasField("status") and answer.status.code not in (Code.OK, Code.MESSAGE_NOT_FOUND):
+                raise StatusError(answer.status)
+        return found
+
+    async def _introduce(self, endpoint: Endpoint, group: str, topic: str, tags: frozenset[str] | None) -> None:
+        """Have the proxy know the group's subscriptions before it is asked for messages."""
+        subscribed = self._subscribed.setdefault(group, {})
+        key = (endpoint.target, group)
+        if subscribed.get(topic) != _text(tags) and (old := self._sessions.pop(key, None)):
+            old.close()
+        subscribed[topic] = _text(tags)
+        if key not in self._sessions:
+            settings = settings_of(self._link, endpoint, definition.ClientType.SIMPLE_CONSUMER)
+            settings.subscription.group.CopyFrom(self._link.resource(group))
+            for name, expression in subscribed.items():
+                settings.subscription.subscriptions.add(
+                    topic=self._link.resource(name),
+                    expression=definition.FilterExpression(type=definition.FilterType.TAG, expression=expression),
+                )
+            settings.subscription.long_polling_timeout.FromMilliseconds(round(LEAST_WAIT_SECONDS * 1000))
+            heartbeat = service.HeartbeatRequest(
+                group=self._link.resource(group), client_type=definition.ClientType.SIMPLE_CONSUMER
+            )
+            self._sessions[key] = Session(self._link, endpoint, settings, heartbeat, lambda *_: None)
+        if not await self._sessions[key].wait(SESSION_SECONDS):
+            raise ConnectionError(f"the proxy did not answer in {SESSION_SECONDS} s; is there a consumer group {group!r}?")
+
+    @property
+    def is_used(self) -> bool:
+        """Whether anything was asked for."""
+        return bool(self._polls or self._kept)
+
+    def close(self) -> None:
+        """Give back what was received and not taken."""
+        self._link.run(self._give_back())
+
+    async def _give_back(self) -> None:
+        for poll in self._polls.values():
+            poll.task.cancel()
+        for _, delivery in self._kept:
+            with suppress(grpc.aio.AioRpcError, StatusError):
+                await self._change(delivery, 0)
+
+    def ack(self, deliveries: Sequence[Delivery]) -> list[bool]:
+        """Finish deliveries. Raises BrokerUnavailable."""
+        return self._link.run(self._all([self._ack(delivery) for delivery in deliveries]))
+
+    def retry(self, delivery: Delivery, after: timedelta) -> bool:
+        """Have a delivery come again after that time. Raises BrokerUnavailable."""
+        [is_held] = self._link.run(self._all([self._change(delivery, after.total_seconds())]))
+        return is_held
+
+    def dead_letter(self, delivery: Delivery) -> bool:
+        """Have the server move the message to the group's dead letters. Raises BrokerUnavailable."""
+        [is_held] = self._link.run(self._all([self._forward(delivery)]))
+        return is_held
+
+    async def _all(self, works: Sequence[Any]) -> list[bool]:
+        try:
+            return list(await asyncio.gather(*works))
+        except (grpc.aio.AioRpcError, StatusError) as error:
+            raise BrokerUnavailable(f"RocketMQ did not take the answer: {_describe(error)}") from error
+
+    async def _ack(self, delivery: Delivery) -> bool:
+        entry = service.AckMessageEntry(message_id=delivery.message_id, receipt_handle=delivery.receipt)
+        request = service.AckMessageRequest(**self._names(delivery), entries=[entry])
+        return await self._said(delivery, "AckMessage", request) is not None
+
+    async def _change(self, delivery: Delivery, seconds: float) -> bool:
+        return await self._prolonged(delivery, seconds) is not None
+
+    async def _prolonged(self, delivery: Delivery, seconds: float = FORWARD_SECONDS) -> Delivery | None:
+        """Hold a delivery that long from now. None: its time was over."""
+        request = service.ChangeInvisibleDurationRequest(
+            **self._names(delivery), receipt_handle=delivery.receipt, message_id=delivery.message_id
+        )
+        request.invisible_duration.FromMilliseconds(max(1, round(seconds * 1000)))
+        answer = await self._said(delivery, "ChangeInvisibleDuration", request)
+        return replace(delivery, receipt=answer.receipt_handle) if answer else None
+
+    async def _forward(self, delivery: Delivery) -> bool:
+        """Forward a delivery if it is still held, which the forwarding itself does not ask."""
+        held = await self._prolonged(delivery)
+        if held is None:
+            return False
+        delivery = held
+        request = service.ForwardMessageToDeadLetterQueueRequest(
+            **self._names(delivery),
+            receipt_handle=delivery.receipt,
+            message_id=delivery.message_id,
+            delivery_attempt=delivery.attempt,
+            max_delivery_attempts=delivery.attempt,
+        )
+        return await self._said(delivery, "ForwardMessageToDeadLetterQueue", request) is not None
+
+    async def _said(self, delivery: Delivery, name: str, request: Any) -> Any:
+        """Make a call about a delivery. None: its time was over."""
+        queues = await self._link.route(delivery.topic)
+        try:
+            return await self._link.call(Endpoint.of(queues[0].broker.endpoints), name, request)
+        except StatusError as error:
+            if error.code == Code.INVALID_RECEIPT_HANDLE or "expired" in error.text:
+                return None
+            raise
+
+    def _is_ordered(self, topic: str) -> bool:
+        return self._topics[topic].type is TopicType.FIFO
+
+    def _names(self, delivery: Delivery) -> dict[str, Any]:
+        group = group_name(delivery.group, self._topics[delivery.topic])
+        return {"group": self._link.resource(group), "topic": self._link.resource(delivery.topic)}
+
+
+def _text(tags: frozenset[str] | None) -> str:
+    return "*" if tags is None else " || ".join(sorted(tags))
+
+
+def _expression(tags: frozenset[str] | None) -> Any:
+    return definition.FilterExpression(type=definition.FilterType.TAG, expression=_text(tags))
+
+
+def _describe(error: BaseException) -> str:
+    if isinstance(error, grpc.aio.AioRpcError):
+        return f"{error.code().name} {error.details()}"
+    return str(error) or type(error).__name__

@@ -1,0 +1,110 @@
+"""
+The session with each proxy: who we are, announced again and again, and what the proxy asks us on the same stream.
+
+The server asks whoever announced a topic, or forgets us when nothing is heard. A proxy that restarts has forgotten: so
+a session announces itself every 10 s, and at once on a new stream when the old one ends or stays silent.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable
+from typing import Any
+
+import grpc
+
+from outbox.brokers.rocketmq.link import Endpoint, Link, StatusError
+from outbox.brokers.rocketmq.stubs import definition, service
+
+logger = logging.getLogger(__name__)
+
+ANNOUNCE_SECONDS = 10.0
+SILENCE_SECONDS = 25.0  # each announcement is answered; after two without an answer the stream is dead
+AGAIN_SECONDS = 0.5
+
+OnCommand = Callable[[Endpoint, Any], None]
+
+
+class Session:
+    """
+    Keeps one proxy told of one producer or consumer group. In the link's loop only.
+
+    Args:
+        settings: what is announced.
+        heartbeat: what is said in between.
+        on_command: takes what the proxy asks, and must not block.
+    """
+
+    def __init__(self, link: Link, endpoint: Endpoint, settings: Any, heartbeat: Any, on_command: OnCommand) -> None:
+        self._link = link
+        self._endpoint = endpoint
+        self._settings = settings
+        self._heartbeat = heartbeat
+        self._on_command = on_command
+        self._is_known = asyncio.Event()
+        self._task = asyncio.get_running_loop().create_task(self._keep())
+
+    async def wait(self, seconds: float) -> bool:
+        """Wait until the proxy has answered; say whether it did."""
+        try:
+            await asyncio.wait_for(self._is_known.wait(), seconds)
+        except TimeoutError:
+            return False
+        return True
+
+    def close(self) -> None:
+        """End the stream."""
+        self._task.cancel()
+
+    async def _keep(self) -> None:
+        while True:
+            try:
+                await self._once()
+            except (grpc.aio.AioRpcError, StatusError, TimeoutError) as error:
+                logger.info("The session with proxy %s ended and is opened again: %r", self._endpoint.target, error)
+            except Exception:
+                logger.exception("The session with proxy %s failed, and is opened again.", self._endpoint.target)
+            self._is_known.clear()
+            await asyncio.sleep(AGAIN_SECONDS)
+
+    async def _once(self) -> None:
+        """Announce and listen until one of the two ends."""
+        stream = self._link.stub(self._endpoint).Telemetry(metadata=self._link.metadata())
+        loop = asyncio.get_running_loop()
+        both = {loop.create_task(self._listen(stream)), loop.create_task(self._announce(stream))}
+        try:
+            ended, _ = await asyncio.wait(both, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            for task in both:
+                task.cancel()
+            await asyncio.gather(*both, return_exceptions=True)
+            stream.cancel()
+        for task in ended:
+            task.result()
+
+    async def _listen(self, stream: Any) -> None:
+        while True:
+            command = await asyncio.wait_for(stream.read(), SILENCE_SECONDS)
+            if command is grpc.aio.EOF:
+                return
+            if command.HasField("settings"):
+                self._is_known.set()
+            else:
+                self._on_command(self._endpoint, command)
+
+    async def _announce(self, stream: Any) -> None:
+        while True:
+            await stream.write(service.TelemetryCommand(settings=self._settings))
+            await self._is_known.wait()  # a heartbeat of somebody unknown is refused
+            await self._link.call(self._endpoint, "Heartbeat", self._heartbeat)
+            await asyncio.sleep(ANNOUNCE_SECONDS)
+
+
+def settings_of(link: Link, endpoint: Endpoint, client_type: int) -> Any:
+    """Give the part of the settings that all clients announce."""
+    settings = definition.Settings(client_type=client_type, access_point=endpoint.proto)
+    settings.request_timeout.FromNanoseconds(round(link.timeout * 1e9))
+    settings.user_agent.language = definition.Language.PYTHON
+    settings.user_agent.version = "outbox"
+    return settings

@@ -1,0 +1,79 @@
+"""What the server's answers mean for a message. Source: apache/rocketmq-apis definition.proto, Code."""
+
+from __future__ import annotations
+
+import grpc
+
+from outbox.brokers.base import Outcome, Verdict
+from outbox.brokers.rocketmq.link import StatusError
+from outbox.brokers.rocketmq.stubs import Code
+
+# This very message can never go.
+REFUSED = {
+    Code.ILLEGAL_MESSAGE_TAG,
+    Code.ILLEGAL_MESSAGE_KEY,
+    Code.ILLEGAL_MESSAGE_GROUP,
+    Code.ILLEGAL_MESSAGE_PROPERTY_KEY,
+    Code.ILLEGAL_MESSAGE_ID,
+    Code.ILLEGAL_DELIVERY_TIME,
+    Code.MESSAGE_CORRUPTED,
+    Code.PAYLOAD_TOO_LARGE,
+    Code.MESSAGE_BODY_TOO_LARGE,
+    Code.MESSAGE_BODY_EMPTY,
+    Code.REQUEST_HEADER_FIELDS_TOO_LARGE,
+    Code.MESSAGE_PROPERTIES_TOO_LARGE,
+}
+
+# A person must act, and every message of the topic waits for it.
+MISCONFIGURED = {
+    Code.BAD_REQUEST,
+    Code.ILLEGAL_ACCESS_POINT,
+    Code.ILLEGAL_TOPIC,
+    Code.ILLEGAL_CONSUMER_GROUP,
+    Code.MESSAGE_PROPERTY_CONFLICT_WITH_TYPE,
+    Code.UNRECOGNIZED_CLIENT_TYPE,
+    Code.UNAUTHORIZED,
+    Code.PAYMENT_REQUIRED,
+    Code.FORBIDDEN,
+    Code.NOT_FOUND,
+    Code.TOPIC_NOT_FOUND,
+    Code.CONSUMER_GROUP_NOT_FOUND,
+    Code.UNSUPPORTED,
+    Code.VERSION_UNSUPPORTED,
+    Code.NOT_IMPLEMENTED,
+}
+
+# Turned away before anything was stored.
+UNAVAILABLE = {Code.TOO_MANY_REQUESTS}
+
+ILLEGAL_MESSAGE = "the message is illegal"  # the text of 50001 for an id or properties that are too long
+NOT_CONNECTED = ("failed to connect", "connection refused", "connect to", "dns resolution failed", "name resolution")
+
+
+def verdict_of(error: Exception) -> Outcome:
+    """Say what an error at a send means; what is not surely known is UNSURE."""
+    if isinstance(error, StatusError):
+        return Outcome(_of_status(error), reason=f"RocketMQ says {error}.")
+    if isinstance(error, grpc.aio.AioRpcError):
+        return Outcome(_of_rpc(error), reason=f"No answer from RocketMQ: {error.code().name} {error.details()}.")
+    return Outcome(Verdict.UNSURE, reason=f"{type(error).__name__}: {error}")
+
+
+def _of_status(error: StatusError) -> Verdict:
+    if error.code in REFUSED or ILLEGAL_MESSAGE in error.text.lower():
+        return Verdict.REFUSED
+    if error.code in MISCONFIGURED:
+        return Verdict.MISCONFIGURED
+    if error.code in UNAVAILABLE or (error.code == Code.INTERNAL_SERVER_ERROR and _is_about_connecting(error.text)):
+        return Verdict.UNAVAILABLE
+    return Verdict.UNSURE  # also: stored and not flushed, stored and not replicated, time over
+
+
+def _of_rpc(error: grpc.aio.AioRpcError) -> Verdict:
+    """A call that found no connection left nothing behind; one that lost it may have."""
+    is_away = error.code() is grpc.StatusCode.UNAVAILABLE and _is_about_connecting(error.details() or "")
+    return Verdict.UNAVAILABLE if is_away else Verdict.UNSURE
+
+
+def _is_about_connecting(text: str) -> bool:
+    return any(words in text.lower() for words in NOT_CONNECTED)

@@ -1,0 +1,111 @@
+"""A real RocketMQ for the contract: one server for all tests, started by the first; its time cannot be moved."""
+
+import atexit
+import shutil
+import tempfile
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from datetime import UTC, datetime, timedelta
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from django.conf import settings
+
+from outbox.brokers.base import Broker, Delivery, Outcome, Outgoing
+from outbox.brokers.rocketmq import RocketMQBroker
+from outbox.message import TopicType
+from tests.contracts.harness import Harness
+from tests.servers.rocketmq import FAST_CHECKS, Ports, RocketMQ
+
+GROUPS = ["group", "cart", "points", "shipment", "old-group", "new-group", "other"]
+
+SCALE = 1 / 20  # a minute of the contract takes 3 s
+SETTLED = timedelta(seconds=0.4)
+
+# Holds shorter than 10 s and waits shorter than 5 s are for tests; a revive that runs each second, too.
+PROXY = {"minInvisibleTimeMillsForRecv": 100, "grpcClientConsumerMinLongPollingTimeoutMillis": 100}
+BROKER = {**FAST_CHECKS, "reviveInterval": 100}
+
+
+@cache
+def server() -> RocketMQ:
+    folder = Path(settings.BASE_DIR) / "var/rocketmq"
+    folder.mkdir(parents=True, exist_ok=True)
+    data = Path(tempfile.mkdtemp(prefix="data-", dir=folder))
+    found = RocketMQ(folder, Ports.free(), settings=dict(BROKER), proxy=dict(PROXY), data=data)
+    atexit.register(shutil.rmtree, data, ignore_errors=True)
+    atexit.register(found.stop)
+    found.start()
+    for group in GROUPS:
+        found.make_group(group)
+        found.make_group(f"{group}_fifo", is_ordered=True)
+    return found
+
+
+class PatientRocketMQ(RocketMQBroker):
+    """Takes the contract's minutes for seconds, and receives till nothing more comes: a server hands out by and by."""
+
+    def send(self, messages: Sequence[Outgoing]) -> list[Outcome]:
+        return super().send([_sooner(message) for message in messages])
+
+    def receive(
+        self,
+        group: str,
+        topics: Mapping[str, frozenset[str] | None],
+        *,
+        limit: int,
+        invisible_for: timedelta,
+        wait: timedelta,
+    ) -> list[Delivery]:
+        found: list[Delivery] = []
+        deadline = time.monotonic() + wait.total_seconds()
+        while len(found) < limit:
+            left = limit - len(found)
+            more = super().receive(group, topics, limit=left, invisible_for=invisible_for * SCALE, wait=SETTLED)
+            found += more
+            if not more and (found or time.monotonic() >= deadline):
+                break
+        return found
+
+    def retry(self, delivery: Delivery, after: timedelta) -> bool:
+        return super().retry(delivery, after * SCALE)
+
+
+class RocketMQHarness(Harness):
+    broker_class = PatientRocketMQ
+    lateness = timedelta(seconds=5)
+    remembers_ends = False
+    refuses_second_ack = False
+    can_start_at_the_end = False
+    counts_what_is_handled = False
+    finds_dead_letters = False
+
+    def __init__(self) -> None:
+        super().__init__()
+        for topic in self.topics.values():
+            server().make_topic(topic.name, topic.type, queues=64 if topic.type is TopicType.FIFO else 4)
+
+    def pass_time(self, span: timedelta) -> None:
+        super().pass_time(span)
+        time.sleep((span * SCALE).total_seconds())
+
+    def options(self) -> dict[str, Any]:
+        return {"ENDPOINTS": server().endpoints, "BROKER_ADDRESSES": [server().broker]}
+
+    def options_elsewhere(self) -> dict[str, Any]:
+        return self.options()
+
+    def is_now(self, time: datetime | None) -> bool:
+        return time is not None and abs(datetime.now(UTC) - time) < timedelta(seconds=30)
+
+    def open_unreachable(self) -> Broker:
+        return self.open(ENDPOINTS="127.0.0.1:1")
+
+
+def _sooner(message: Outgoing) -> Outgoing:
+    if message.deliver_at is None or not message.topic.startswith(TopicType.DELAY):
+        return message
+    now = datetime.now(UTC)
+    return replace(message, deliver_at=now + (message.deliver_at - now) * SCALE)

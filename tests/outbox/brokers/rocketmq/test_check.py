@@ -1,0 +1,78 @@
+"""What the RocketMQ broker says about its options, topics and process."""
+
+from __future__ import annotations
+
+import logging
+import os
+from dataclasses import replace
+
+import pytest
+
+from outbox.brokers.base import Broker
+from outbox.brokers.rocketmq import RocketMQBroker
+from outbox.brokers.rocketmq.stubs import CLIENT_LOGGER
+from outbox.errors import BrokerUnavailable
+from outbox.message import TopicSpec, TopicType
+from tests.contracts.rocketmq import RocketMQHarness
+
+NORMAL = TopicType.NORMAL
+
+
+class TestOptions:
+    def test_are_right(self):
+        assert RocketMQBroker.check_options({"ENDPOINTS": "127.0.0.1:8081;proxy:8081"}) == []
+
+    @pytest.mark.parametrize(
+        ("options", "words"),
+        [
+            ({}, "endpoints"),
+            ({"ENDPOINTS": "http://proxy:8081"}, "not host:port"),
+            ({"ENDPOINTS": "proxy"}, "not host:port"),
+            ({"ENDPOINTS": "proxy:1", "BROKER_ADDRESSES": ["broker"]}, "BROKER_ADDRESSES"),
+            ({"ENDPOINTS": "proxy:1", "ACCESS_KEY": "me"}, "SECRET_KEY"),
+            ({"ENDPOINTS": "proxy:1", "IN_FLIGHT": 0}, ">= 1"),
+            ({"ENDPOINTS": "proxy:1", "NAME_SERVER": "x"}, "NAME_SERVER"),
+        ],
+    )
+    def test_are_wrong(self, options: dict[str, object], words: str):
+        [problem] = RocketMQBroker.check_options(options)
+
+        assert words.lower() in problem.text.lower()
+
+
+class TestCheck:
+    def test_finds_no_fault_with_topics_as_they_are(self, broker: Broker):
+        assert broker.check() == []
+
+    def test_finds_a_topic_that_is_missing_or_of_another_type(self, harness: RocketMQHarness):
+        normal = harness.topics[NORMAL]
+        harness.topics[NORMAL] = replace(normal, type=TopicType.TRANSACTION)
+        harness.topics[TopicType.FIFO] = TopicSpec("nowhere", TopicType.FIFO)
+
+        texts = sorted(problem.text for problem in harness.open().check())
+
+        assert len(texts) == 2
+        assert f"Topic '{normal.name}' is of type transaction here, and takes ['NORMAL']" in texts[0]
+        assert "Topic 'nowhere': RocketMQ says 40402" in texts[1]
+
+    def test_says_that_the_server_is_away(self, harness: RocketMQHarness):
+        with pytest.raises(BrokerUnavailable, match="No answer from RocketMQ"):
+            harness.open_unreachable().check()
+
+
+class TestProcess:
+    def test_takes_no_broker_along_over_a_fork(self, broker: Broker):
+        broker.check()
+        child = os.fork()
+        if not child:
+            try:
+                broker.check()
+            except RuntimeError as error:
+                os._exit(0 if "before a fork" in str(error) else 2)
+            finally:
+                os._exit(1)
+
+        assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+
+    def test_writes_no_log_into_the_users_home(self):
+        assert logging.getLogger(CLIENT_LOGGER).handlers == []

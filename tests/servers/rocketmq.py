@@ -1,0 +1,337 @@
+"""
+A real RocketMQ: name server, and broker with gRPC proxy in one process. `make rocketmq` runs it till Ctrl-C.
+
+Its data lie in a folder of their own and may be lost: it is stopped by SIGKILL, an orderly stop takes 20 s.
+"""
+
+from __future__ import annotations
+
+import argparse
+import fcntl
+import json
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Self
+
+from outbox.brokers.rocketmq.remoting import RemotingError, call
+from outbox.message import TopicType
+from tests.servers.rocketmq_jars import ServerError, fetch_jars, java
+
+HOST = "127.0.0.1"
+READY_SECONDS = 120
+
+UPDATE_TOPIC, UPDATE_BROKER_CONFIG, BROKER_INFO = 17, 25, 28
+ROUTE_OF_TOPIC, CLUSTER_INFO, UPDATE_GROUP = 105, 106, 200
+
+FLAGS = [
+    "-XX:+UseSerialGC",
+    "-XX:TieredStopAtLevel=1",
+    "-Xss512k",
+    *(f"--add-opens=java.base/{name}=ALL-UNNAMED" for name in ("jdk.internal.ref", "java.nio", "java.util", "java.lang")),
+    "--add-exports=java.base/sun.nio.ch=ALL-UNNAMED",
+]
+
+BROKER = {
+    "brokerClusterName": "DefaultCluster",
+    "brokerName": "broker-a",
+    "brokerId": 0,
+    "brokerIP1": HOST,
+    "bindAddress": HOST,
+    "flushDiskType": "ASYNC_FLUSH",
+    "autoCreateTopicEnable": "false",
+    "autoCreateSubscriptionGroup": "false",
+    "enablePropertyFilter": "true",
+    "recallMessageEnable": "true",
+    "mappedFileSizeCommitLog": 67108864,
+    "mappedFileSizeConsumeQueue": 300000,
+    "mappedFileSizeTimerLog": 8388608,
+    "maxHashSlotNum": 100000,
+    "maxIndexNum": 400000,
+    "transientStorePoolEnable": "false",
+    "warmMapedFileEnable": "false",
+    "diskMaxUsedSpaceRatio": 95,
+    # Else a resolution is recorded up to 3 s late, and the next check asks about a half that has ended.
+    "transactionOpBatchInterval": 100,
+}
+
+FAST_CHECKS = {"transactionTimeOut": 6000, "transactionCheckInterval": 1000, "transactionCheckMax": 100}
+
+
+@dataclass(frozen=True, slots=True)
+class Ports:
+    """Where the servers listen. The broker takes two more: `broker` - 2 and `broker` + 1."""
+
+    namesrv: int = 9876
+    grpc: int = 8081
+    remoting: int = 8080
+    broker: int = 10911
+
+    @classmethod
+    def free(cls) -> Self:
+        """Find ports that nobody uses now."""
+        while True:
+            found = [_free_port() for _ in range(4)]
+            if _is_free(found[3] - 2) and _is_free(found[3] + 1):
+                return cls(*found)
+
+    def all(self) -> list[int]:
+        """List every port that must be free."""
+        return [self.namesrv, self.grpc, self.remoting, self.broker, self.broker - 2, self.broker + 1]
+
+
+class RocketMQ:
+    """
+    One node.
+
+    Args:
+        folder: holds jars and data; made where it is missing.
+        settings: of broker.conf, beside ours.
+        proxy: of rmq-proxy.json, beside ours.
+    """
+
+    def __init__(
+        self,
+        folder: Path,
+        ports: Ports | None = None,
+        *,
+        settings: dict[str, object] | None = None,
+        proxy: dict[str, object] | None = None,
+        data: Path | None = None,
+    ) -> None:
+        self.ports = ports or Ports()
+        self.lib = folder / "lib"
+        self.data = data or folder / "data"
+        self.endpoints = f"{HOST}:{self.ports.grpc}"
+        self.broker = f"{HOST}:{self.ports.broker}"
+        self.broker_address = (HOST, self.ports.broker)
+        self._namesrv_address = (HOST, self.ports.namesrv)
+        self._settings = settings or {}
+        self._proxy = proxy or {}
+        self._processes: dict[str, subprocess.Popen[bytes]] = {}
+        self._lock: int | None = None
+
+    def start(self) -> Self:
+        """Fetch what is missing, start both processes, return when messages can be sent. Raises ServerError."""
+        java()
+        fetch_jars(self.lib)
+        self._take_folder()
+        if taken := [port for port in self.ports.all() if not _is_free(port)]:
+            raise ServerError(f"Ports {taken} are in use. Stop what listens there, or choose others.")
+        self._configure()
+        self.start_namesrv()
+        self.start_broker()
+        return self
+
+    def start_namesrv(self) -> None:
+        """Start the name server and wait for it."""
+        main = "org.apache.rocketmq.namesrv.NamesrvStartup"
+        self._spawn("namesrv", ["-Xms32m", "-Xmx96m", "-XX:MaxDirectMemorySize=64m"], [main, "-c", self._conf("namesrv.conf")])
+        self._wait("namesrv", lambda: call(self._namesrv_address, CLUSTER_INFO) is not None)
+
+    def start_broker(self) -> None:
+        """Start broker and proxy and wait until they take messages."""
+        main = ["org.apache.rocketmq.proxy.ProxyStartup", "-pm", "local", "-n", f"{HOST}:{self.ports.namesrv}"]
+        files = ["-bc", self._conf("broker.conf"), "-pc", self._conf("rmq-proxy.json")]
+        self._spawn("broker", ["-Xms128m", "-Xmx384m", "-XX:MaxDirectMemorySize=256m"], [*main, *files])
+        self._wait("broker", self._is_ready)
+
+    def kill_broker(self) -> None:
+        """End broker and proxy by SIGKILL, as a machine that loses its power would."""
+        self._kill("broker")
+
+    def set(self, name: str, value: object) -> None:
+        """Change a setting of the running broker."""
+        call(self.broker_address, UPDATE_BROKER_CONFIG, {}, f"{name}={value}\n".encode())
+
+    def make_topic(self, name: str, kind: TopicType, queues: int = 4) -> None:
+        """Create a topic; nothing changes where it is there already. Returns when producers can find it."""
+        call(
+            self.broker_address,
+            UPDATE_TOPIC,
+            {
+                "topic": name,
+                "defaultTopic": "TBW102",
+                "readQueueNums": queues,
+                "writeQueueNums": queues,
+                "perm": 6,
+                "topicFilterType": "SINGLE_TAG",
+                "topicSysFlag": 0,
+                "order": "false",
+                "attributes": f"+message.type={kind.upper()}",
+            },
+        )
+        self._wait("broker", lambda: bool(call(self._namesrv_address, ROUTE_OF_TOPIC, {"topic": name})))
+
+    def make_group(self, name: str, *, is_ordered: bool = False, retries: int = 16) -> None:
+        """Create a consumer group."""
+        group = {
+            "groupName": name,
+            "consumeEnable": True,
+            "consumeFromMinEnable": True,
+            "consumeMessageOrderly": is_ordered,
+            "retryQueueNums": 1,
+            "retryMaxTimes": retries,
+            "brokerId": 0,
+            "whichBrokerWhenConsumeSlowly": 1,
+        }
+        call(self.broker_address, UPDATE_GROUP, {}, json.dumps(group).encode())
+
+    def stop(self) -> None:
+        """End both processes; the data may be lost."""
+        for name in list(self._processes):
+            self._kill(name)
+        if self._lock is not None:
+            os.close(self._lock)
+            self._lock = None
+
+    def __enter__(self) -> Self:
+        return self.start()
+
+    def __exit__(self, *_: object) -> None:
+        self.stop()
+
+    def _take_folder(self) -> None:
+        self.data.mkdir(parents=True, exist_ok=True)
+        self._lock = os.open(self.data / "lock", os.O_CREAT | os.O_RDWR | os.O_CLOEXEC)
+        try:
+            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise ServerError(f"A RocketMQ runs in {self.data} already.") from None
+
+    def _configure(self) -> None:
+        for name in ("conf", "store", "logs", "tmp"):
+            (self.data / name).mkdir(exist_ok=True)
+        namesrv = {
+            "listenPort": self.ports.namesrv,
+            "bindAddress": HOST,
+            "rocketmqHome": self.data,
+            "kvConfigPath": self.data / "store/kvConfig.json",
+        }
+        broker = {
+            "listenPort": self.ports.broker,
+            "namesrvAddr": f"{HOST}:{self.ports.namesrv}",
+            "storePathRootDir": self.data / "store",
+            "storePathCommitLog": self.data / "store/commitlog",
+        }
+        proxy = {
+            "rocketMQClusterName": "DefaultCluster",
+            "namesrvAddr": f"{HOST}:{self.ports.namesrv}",
+            "grpcServerPort": self.ports.grpc,
+            "remotingListenPort": self.ports.remoting,
+            "proxyMode": "LOCAL",
+        }
+        Path(self._conf("namesrv.conf")).write_text(_lines(namesrv.items()))
+        Path(self._conf("broker.conf")).write_text(_lines((BROKER | broker | self._settings).items()))
+        Path(self._conf("rmq-proxy.json")).write_text(json.dumps(proxy | self._proxy))
+
+    def _conf(self, name: str) -> str:
+        return str(self.data / "conf" / name)
+
+    def _spawn(self, name: str, memory: Sequence[str], arguments: Sequence[str]) -> None:
+        folders = [f"-Duser.home={self.data}", f"-Drocketmq.home.dir={self.data}", f"-Djava.io.tmpdir={self.data / 'tmp'}"]
+        tie = ["setpriv", "--pdeathsig", "KILL"] if shutil.which("setpriv") else []  # not even a killed parent leaves it
+        environment = {**os.environ, "ROCKETMQ_HOME": str(self.data), "RMQ_PROXY_HOME": str(self.data)}
+        environment.pop("NAMESRV_ADDR", None)
+        with (self.data / f"{name}.out").open("wb") as out:
+            self._processes[name] = subprocess.Popen(
+                [*tie, java(), *memory, *FLAGS, *folders, "-cp", f"{self.lib}/*", *arguments],
+                stdin=subprocess.DEVNULL,
+                stdout=out,
+                stderr=subprocess.STDOUT,
+                env=environment,
+                start_new_session=True,
+            )
+
+    def _wait(self, name: str, is_ready: object) -> None:
+        assert callable(is_ready)
+        deadline = time.monotonic() + READY_SECONDS
+        while True:
+            try:
+                if is_ready():
+                    return
+            except (OSError, RemotingError):
+                pass
+            code = self._processes[name].poll()
+            if code is not None or time.monotonic() > deadline:
+                what = f"ended with exit code {code}" if code is not None else f"is not ready after {READY_SECONDS} s"
+                said = (self.data / f"{name}.out").read_text(errors="replace")[-2000:]
+                self.stop()
+                raise ServerError(f"RocketMQ's {name} {what}. It said:\n{said}\nIts logs are in {self.data}/logs.")
+            time.sleep(0.1)
+
+    def _is_ready(self) -> bool:
+        is_registered = f":{self.ports.broker}".encode() in call(self._namesrv_address, CLUSTER_INFO)
+        if is_registered:
+            call(self.broker_address, BROKER_INFO)
+            socket.create_connection((HOST, self.ports.grpc), 1).close()
+        return is_registered
+
+    def _kill(self, name: str) -> None:
+        process = self._processes.pop(name, None)
+        if process is not None:
+            process.send_signal(signal.SIGKILL)
+            process.wait(30)
+
+
+def _lines(settings: Iterable[tuple[str, object]]) -> str:
+    return "".join(f"{name}={value}\n" for name, value in settings)
+
+
+def _is_free(port: int) -> bool:
+    with socket.socket() as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind(("", port))
+        except (OSError, OverflowError):
+            return False
+        return True
+
+
+def _free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind((HOST, 0))
+        return int(probe.getsockname()[1])
+
+
+def main() -> int:
+    """Run a node in the foreground."""
+    parser = argparse.ArgumentParser(prog="make rocketmq ARGS=...", description="Run a RocketMQ node till Ctrl-C.")
+    parser.add_argument("--folder", type=Path, default=Path("var/rocketmq"), help="default: %(default)s")
+    parser.add_argument("--topic", action="append", default=[], metavar="NAME:TYPE", help="create it; may be repeated")
+    parser.add_argument("--group", action="append", default=[], metavar="NAME", help="create it; may be repeated")
+    parser.add_argument("--fast-checks", action="store_true", help="ask about half messages each second")
+    parser.add_argument("--free-ports", action="store_true", help="listen where nobody does, not on 9876, 8081, 8080, 10911")
+    options = parser.parse_args()
+    settings: dict[str, object] = dict(FAST_CHECKS) if options.fast_checks else {}
+    ports = Ports.free() if options.free_ports else Ports()
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
+    server = RocketMQ(options.folder.resolve(), ports, settings=settings)
+    try:
+        server.start()
+        for topic in options.topic:
+            name, _, kind = topic.partition(":")
+            server.make_topic(name, TopicType(kind or "transaction"))
+        for group in options.group:
+            server.make_group(group)
+        print(f"RocketMQ is ready: endpoints {server.endpoints}, broker {server.broker}. Ctrl-C ends it.", flush=True)  # noqa: T201
+        signal.pause()
+    except KeyboardInterrupt:
+        pass
+    except ServerError as error:
+        print(error, file=sys.stderr)  # noqa: T201
+        return 1
+    finally:
+        server.stop()
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

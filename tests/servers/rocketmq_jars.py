@@ -1,0 +1,42 @@
+"""Fetches the jars of a RocketMQ server, once."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+from pathlib import Path
+
+POM = Path(__file__).with_name("rocketmq_pom.xml")
+
+INSTALL = "On Debian and Ubuntu: apt-get install default-jre-headless maven"
+
+
+class ServerError(Exception):
+    """Raised when a server cannot be set up or does not come up; the text says what to do."""
+
+
+def java() -> str:
+    """Give the path of java. Raises ServerError where there is none."""
+    return _program("java")
+
+
+def fetch_jars(folder: Path) -> Path:
+    """Have Maven copy the jars into a folder and give it; at once where it was done with the same pom before."""
+    done = folder / "pom.xml"
+    if not done.exists() or done.read_text() != POM.read_text():
+        maven = _program("mvn")
+        shutil.rmtree(folder, ignore_errors=True)
+        folder.mkdir(parents=True)
+        goal = ["dependency:copy-dependencies", "-DincludeScope=runtime", f"-DoutputDirectory={folder}"]
+        result = subprocess.run([maven, "-q", "-B", "-f", POM, *goal], capture_output=True, text=True)
+        if result.returncode:
+            raise ServerError(f"Maven could not fetch RocketMQ's jars:\n{result.stdout[-2000:]}{result.stderr[-2000:]}")
+        shutil.copy(POM, done)
+    return folder
+
+
+def _program(name: str) -> str:
+    path = shutil.which(name)
+    if path is None:
+        raise ServerError(f"RocketMQ needs {name}, which is not on PATH. {INSTALL}")
+    return path
