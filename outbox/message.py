@@ -92,6 +92,7 @@ class Header:
     CORRELATION_ID = "ce-correlationid"
     CAUSATION_ID = "ce-causationid"
     CONTENT_TYPE = "content-type"
+    TRACEPARENT = "traceparent"  # W3C Trace Context; the caller's own, or that of the message being handled
 
     RESERVED_PREFIX = "ce-"
 
@@ -206,10 +207,11 @@ class Receipt:
 
 @dataclass(frozen=True, slots=True)
 class Cause:
-    """The message being handled; what its handler publishes names it as the cause."""
+    """The message being handled; what its handler publishes names it as the cause, and goes on with its trace."""
 
     message_id: str
     correlation_id: str
+    traceparent: str = ""
 
 
 current_cause: ContextVar[Cause | None] = ContextVar("outbox_current_cause", default=None)

@@ -105,7 +105,8 @@ def _dedupe_key(consumer: Consumer, message: object, delivery: Delivery) -> str:
 
 def _call(consumer: Consumer, message: object, context: Context) -> None:
     correlation_id = context.headers.get(Header.CORRELATION_ID) or context.message_id
-    before = current_cause.set(Cause(context.message_id, correlation_id))
+    traceparent = context.headers.get(Header.TRACEPARENT, "")
+    before = current_cause.set(Cause(context.message_id, correlation_id, traceparent))
     try:
         consumer.handler(message, context)
     finally:

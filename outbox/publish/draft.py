@@ -147,6 +147,7 @@ def _draft(
             wait = max(NO_TIME, delay - broker.max_delay + CLOCK_MARGIN)
     message_id = uuid7()
     _add_origin(own, message_id)
+    _add_trace(own, headers or {})
     written = _encode({**headers, **own} if headers else own).decode()
     return Draft(subject, message_id, topic, settings.broker, is_ordered, key, written, body, wait)
 
@@ -159,6 +160,13 @@ def _add_origin(headers: dict[str, str], message_id: uuid.UUID) -> None:
     else:
         headers[Header.CORRELATION_ID] = cause.correlation_id
         headers[Header.CAUSATION_ID] = cause.message_id
+
+
+def _add_trace(own: dict[str, str], given: Mapping[str, str]) -> None:
+    """Go on with the trace of the message being handled, unless the caller names another."""
+    cause = current_cause.get()
+    if cause is not None and cause.traceparent and Header.TRACEPARENT not in given:
+        own[Header.TRACEPARENT] = cause.traceparent
 
 
 def _encode_message(message: Message) -> bytes:

@@ -314,12 +314,12 @@ class TestCause:
         seen = []
         consumer(Placed, group="cart")(lambda message, context: seen.append(current_cause.get()))
         first = delivery(Placed("A1"))
-        second = delivery(Placed("A1"), headers={Header.CORRELATION_ID: "story"})
+        second = delivery(Placed("A1"), headers={Header.CORRELATION_ID: "story", Header.TRACEPARENT: "00-a-b-01"})
 
         handle(group("cart"), first)
         handle(group("cart"), second)
 
-        assert seen == [Cause(first.message_id, first.message_id), Cause(second.message_id, "story")]
+        assert seen == [Cause(first.message_id, first.message_id), Cause(second.message_id, "story", "00-a-b-01")]
         assert current_cause.get() is None
 
     def test_is_forgotten_after_a_failure(self):

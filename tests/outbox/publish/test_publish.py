@@ -120,6 +120,17 @@ class TestTheHeaders:
         assert headers_of(receipt)[Header.CORRELATION_ID] == "the-story"
 
 
+    @pytest.mark.parametrize(("given", "kept"), [({}, "00-handled"), ({"traceparent": "00-own"}, "00-own")])
+    def test_go_on_with_the_trace_of_the_message_that_is_being_handled(self, given, kept):
+        token = current_cause.set(Cause("the-cause", "the-story", "00-handled"))
+        try:
+            receipt = publish(OrderMade(order_id=7), headers=given)
+        finally:
+            current_cause.reset(token)
+
+        assert headers_of(receipt)[Header.TRACEPARENT] == kept
+
+
 class TestPublishRaw:
     def test_writes_a_dict_as_json(self):
         receipt = publish_raw("made", {"total": Decimal("1.20")}, key="k", tag="t", headers={"a": "b"})
