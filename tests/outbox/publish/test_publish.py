@@ -119,7 +119,6 @@ class TestTheHeaders:
         assert headers_of(receipt)[Header.CAUSATION_ID] == "the-cause"
         assert headers_of(receipt)[Header.CORRELATION_ID] == "the-story"
 
-
     @pytest.mark.parametrize(("given", "kept"), [({}, "00-handled"), ({"traceparent": "00-own"}, "00-own")])
     def test_go_on_with_the_trace_of_the_message_that_is_being_handled(self, given, kept):
         token = current_cause.set(Cause("the-cause", "the-story", "00-handled"))
