@@ -239,9 +239,7 @@ class Migration(migrations.Migration):
                         ),
                         (
                             "order_keys",
-                            django.contrib.postgres.fields.ArrayField(
-                                base_field=models.BigIntegerField(), null=True, size=None
-                            ),
+                            django.contrib.postgres.fields.ArrayField(base_field=models.BigIntegerField(), null=True, size=None),
                         ),
                         (
                             "half_ids",

@@ -128,9 +128,7 @@ class Process(models.Model):
         db_table = "outbox_process"
         verbose_name_plural = "processes"
         constraints = [
-            models.UniqueConstraint(
-                fields=["kind", "host", "pid", "broker", "consumer_group"], name="outbox_process_once"
-            )
+            models.UniqueConstraint(fields=["kind", "host", "pid", "broker", "consumer_group"], name="outbox_process_once")
         ]
 
     def __str__(self) -> str:

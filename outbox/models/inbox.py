@@ -111,9 +111,7 @@ class Gap(models.Model):
     class Meta:
         db_table = "outbox_gap"
         constraints = [
-            models.UniqueConstraint(
-                fields=["consumer_group", "source", "topic", "lane", "first_number"], name="outbox_gap_once"
-            )
+            models.UniqueConstraint(fields=["consumer_group", "source", "topic", "lane", "first_number"], name="outbox_gap_once")
         ]
 
     def __str__(self) -> str:
