@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import psycopg
-from django.db import connections
+from django.db import ProgrammingError, connections
 
 from outbox import conf, database
 from outbox.errors import ConfigurationError
@@ -43,6 +43,7 @@ def topic_id(name: str, using: str) -> int:
     Raises:
         UnknownTopic: the topic is not in settings.
         ConfigurationError: the database was not migrated.
+        django.db.Error: the caller's transaction, or its connection, is broken.
     """
     database_name = str(connections[using].settings_dict["NAME"])
     known = _ids.get((database_name, name))
@@ -50,8 +51,11 @@ def topic_id(name: str, using: str) -> int:
         return known
     conf.topic_settings(name)
     try:
-        row = database.raw(using).execute(FIND_TOPIC, [name]).fetchone()
-    except psycopg.errors.UndefinedTable as error:
+        with connections[using].wrap_database_errors:  # in the caller's transaction, so the caller's errors
+            row = database.raw(using).execute(FIND_TOPIC, [name]).fetchone()
+    except ProgrammingError as error:
+        if not isinstance(error.__cause__, psycopg.errors.UndefinedTable):
+            raise
         raise ConfigurationError(
             f"Database {using!r} has no outbox tables. Run `manage.py migrate --database {using}`, or name another by using=."
         ) from error

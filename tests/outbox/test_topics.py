@@ -1,8 +1,12 @@
+from contextlib import suppress
+
+import psycopg
 import pytest
+from django.db import InternalError, transaction
 
 from outbox import database
 from outbox.models import Topic
-from outbox.topics import topic_id, write_topics
+from outbox.topics import forget, topic_id, write_topics
 
 pytestmark = pytest.mark.django_db
 
@@ -45,6 +49,14 @@ class TestWriteTopics:
 
 
 class TestTopicId:
+    def test_fails_with_djangos_error_in_a_broken_transaction(self):
+        forget("default")
+        with pytest.raises(InternalError, match="transaction is aborted"), transaction.atomic():
+            with suppress(psycopg.Error):
+                database.raw("default").execute("SELECT 1 / 0")
+
+            topic_id("drawn", "default")
+
     def test_is_that_of_the_row(self):
         write_topics("default")
 
