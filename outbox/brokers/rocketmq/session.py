@@ -15,12 +15,13 @@ from typing import Any
 import grpc
 
 from outbox.brokers.rocketmq.link import Endpoint, Link, StatusError
-from outbox.brokers.rocketmq.stubs import definition, service
+from outbox.brokers.rocketmq.stubs import Code, definition, service
 
 logger = logging.getLogger(__name__)
 
 ANNOUNCE_SECONDS = 10.0
 SILENCE_SECONDS = 25.0  # each announcement is answered; after two without an answer the stream is dead
+ANSWER_SECONDS = 3.0
 AGAIN_SECONDS = 0.5
 
 OnCommand = Callable[[Endpoint, Any], None]
@@ -90,13 +91,16 @@ class Session:
                 return
             if command.HasField("settings"):
                 self._is_known.set()
+            elif command.status.code not in (Code.CODE_UNSPECIFIED, Code.OK):
+                raise StatusError(command.status)
             else:
                 self._on_command(self._endpoint, command)
 
     async def _announce(self, stream: Any) -> None:
         while True:
             await stream.write(service.TelemetryCommand(settings=self._settings))
-            await self._is_known.wait()  # a heartbeat of somebody unknown is refused
+            # A heartbeat of somebody unknown is refused.
+            await asyncio.wait_for(self._is_known.wait(), ANSWER_SECONDS)
             await self._link.call(self._endpoint, "Heartbeat", self._heartbeat)
             await asyncio.sleep(ANNOUNCE_SECONDS)
 

@@ -63,7 +63,7 @@ class TestListen:
         assert (question.half_id, question.message_id, question.topic) == (half.half_id, message.message_id, half.topic)
         assert (question.token, question.key, question.body) == (message.token, "4711 a", b"order")
         assert question.headers == message.headers
-        assert question.asked == 1
+        assert question.asked >= 1
         assert question.born_at is not None
 
     def test_rolls_back_what_is_answered_so_and_asks_no_more(self, acts: Acts, broker: Broker):
