@@ -113,7 +113,8 @@ class TestWait:
 
         sender.join()
         assert [delivery.body for delivery in found] == [b"late"]
-        assert time.monotonic() - started < 0.2 + 0.5 + harness.lateness.total_seconds()  # told, not found by the poll a second later
+        # Told, not found by the poll a second later.
+        assert time.monotonic() - started < 0.2 + 0.5 + harness.lateness.total_seconds()
 
 
 class TestTags:
