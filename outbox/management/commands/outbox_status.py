@@ -12,6 +12,7 @@ import psycopg
 from django.core.management.base import BaseCommand, CommandError
 
 from outbox import database
+from outbox.consumer.backlog import Backlog, read_backlogs
 from outbox.errors import OutboxError
 from outbox.management.tables import age, table
 from outbox.relay.host import databases, ensure_fit
@@ -31,13 +32,14 @@ class Command(BaseCommand):
     def handle(self, **options: Any) -> None:
         try:
             found = [_read(alias) for alias in databases(options["database"])]
+            backlogs = read_backlogs()
         except (OutboxError, psycopg.Error) as error:
             raise CommandError(str(error).strip(), returncode=2) from error
         if options["json"]:
-            self.stdout.write(json.dumps({"databases": [asdict(status) for status in found]}))
+            self.stdout.write(json.dumps({"databases": list(map(asdict, found)), "consumers": list(map(asdict, backlogs))}))
         else:
-            self.stdout.write("\n\n".join(map(_as_text, found)))
-        if any(status.concerns for status in found):
+            self.stdout.write("\n\n".join([*map(_as_text, found), *_backlogs(backlogs)]))
+        if any(status.concerns for status in found) or any(backlog.trouble for backlog in backlogs):
             raise SystemExit(1)
 
 
@@ -89,3 +91,13 @@ def _failures(failures: Sequence[FailureStatus]) -> str:
             for failure in failures
         ],
     )
+
+
+def _backlogs(backlogs: Sequence[Backlog]) -> list[str]:
+    asked = [one for one in backlogs if not one.trouble]
+    parts = []
+    if asked:
+        rows = [[one.consumer_group, one.topic, one.broker, one.messages] for one in asked]
+        parts.append(table(["consumer group", "topic", "broker", "waiting for it"], rows))
+    troubles = [f"! Group {one.consumer_group!r}: {one.trouble}" for one in backlogs if one.trouble]
+    return [*parts, "\n".join(troubles)] if troubles else parts
