@@ -141,14 +141,14 @@ class TestTheDatabase:
     @pytest.mark.django_db(transaction=True, databases=BOTH)
     def test_has_its_own_ids_for_topics(self):
         with connections["other"].cursor() as cursor:
-            cursor.execute("SELECT setval(pg_get_serial_sequence('outbox_topic', 'id'), 900)")
+            cursor.execute("SELECT setval(pg_get_serial_sequence('outbox_topic', 'id'), 1000000)")
             cursor.execute("DELETE FROM outbox_topic WHERE name = 'moved'")
 
         with transaction.atomic(), transaction.atomic(using="other"):
             publish(ParcelMoved(parcel="A"))
             publish(ParcelMoved(parcel="A"), using="other")
 
-        assert message_rows()[0].topic_id < 900 < message_rows("other")[0].topic_id
+        assert message_rows()[0].topic_id < 1_000_000 < message_rows("other")[0].topic_id
 
 
 class ToOther:
