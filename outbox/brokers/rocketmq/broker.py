@@ -164,7 +164,7 @@ class RocketMQBroker(Broker):
             if outcome.verdict is not Verdict.MISCONFIGURED:
                 raise BrokerUnavailable(outcome.reason) from error
             return Problem(f"Topic {topic.name!r}: {outcome.reason}", hint)
-        if not any(TYPES[topic.type] in queue.accept_message_types for queue in queues):
-            kinds = sorted({definition.MessageType.Name(kind) for queue in queues for kind in queue.accept_message_types})
+        if not any(TYPES[topic.type] in queue.proto.accept_message_types for queue in queues):
+            kinds = sorted({definition.MessageType.Name(kind) for queue in queues for kind in queue.proto.accept_message_types})
             return Problem(f"Topic {topic.name!r} is of type {topic.type} here, and takes {kinds} at the server.", hint)
         return None

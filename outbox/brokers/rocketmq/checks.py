@@ -46,7 +46,7 @@ class Checks:
             found = {self._link.home.target: self._link.home}
             for topic in self._topics:
                 try:
-                    endpoints = [Endpoint.of(queue.broker.endpoints) for queue in await self._link.route(topic)]
+                    endpoints = [queue.endpoint for queue in await self._link.route(topic)]
                 except Exception as error:
                     logger.warning("No check-backs from topic %s's brokers yet: %s", topic, error)
                 else:

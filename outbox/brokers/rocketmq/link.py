@@ -49,6 +49,10 @@ SCHEMES = {
 }
 
 
+WRITABLE = {definition.Permission.WRITE, definition.Permission.READ_WRITE}
+CLIENT_VERSION = version("rocketmq-python-client")
+
+
 class StatusError(Exception):
     """Raised when the server answers with a status that is not OK."""
 
@@ -81,6 +85,20 @@ class Endpoint:
         return cls.of(proto)
 
 
+@dataclass(frozen=True, slots=True)
+class Queue:
+    """One queue of a topic, and the proxy that leads to it."""
+
+    proto: Any
+    endpoint: Endpoint
+    is_writable: bool
+
+    @classmethod
+    def of(cls, proto: Any) -> Queue:
+        """Read a queue as routes name it."""
+        return cls(proto, Endpoint.of(proto.broker.endpoints), proto.permission in WRITABLE)
+
+
 def _scheme(host: str) -> int:
     try:
         kind = ipaddress.ip_address(host).version
@@ -104,7 +122,7 @@ class Link:
         self._pid = os.getpid()
         self._loop: asyncio.AbstractEventLoop | None = None
         self._stubs: dict[str, tuple[Any, Any]] = {}
-        self._routes: dict[str, tuple[float, Any]] = {}
+        self._routes: dict[str, tuple[float, list[Queue]]] = {}
         self._turns = itertools.count()
         self._signed: tuple[int, list[tuple[str, str]]] = (-1, [])
 
@@ -145,15 +163,14 @@ class Link:
             raise StatusError(answer.status)
         return answer
 
-    async def route(self, topic: str) -> list[Any]:
+    async def route(self, topic: str) -> list[Queue]:
         """Give the queues of a topic, remembered for a while."""
         known = self._routes.get(topic)
         if known is None or known[0] < time.monotonic():
             request = service.QueryRouteRequest(topic=self.resource(topic), endpoints=self.home.proto)
             answer = await self.call(self.home, "QueryRoute", request)
-            known = self._routes[topic] = time.monotonic() + ROUTE_SECONDS, list(answer.message_queues)
-        queues: list[Any] = known[1]
-        return queues
+            known = self._routes[topic] = time.monotonic() + ROUTE_SECONDS, [Queue.of(one) for one in answer.message_queues]
+        return known[1]
 
     def forget_routes(self) -> None:
         """Ask for all routes again at their next use."""
@@ -179,7 +196,7 @@ class Link:
         headers = [
             ("x-mq-language", "PYTHON"),
             ("x-mq-protocol", "GRPC_V2"),
-            ("x-mq-client-version", version("rocketmq-python-client")),
+            ("x-mq-client-version", CLIENT_VERSION),
             ("x-mq-date-time", at),
             ("x-mq-client-id", self.client_id),
             ("x-mq-namespace", options.namespace),

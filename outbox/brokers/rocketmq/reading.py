@@ -67,22 +67,34 @@ class Reading:
         self, group: str, topics: Mapping[str, frozenset[str] | None], *, limit: int, invisible_for: timedelta, wait: timedelta
     ) -> list[Delivery]:
         """Take messages, waiting so long for the first. Raises BrokerUnavailable."""
-        subjects = [
-            (group_name(group, self._topics[name]), name, tags, number)
-            for name, tags in topics.items()
-            for number in range(min(limit, FIFO_REQUESTS) if self._is_ordered(name) else 1)
-        ]
-        return self._link.run(self._receive(group, subjects, limit, invisible_for.total_seconds(), wait.total_seconds()))
+        return self._link.run(self._receive(group, topics, limit, invisible_for.total_seconds(), wait.total_seconds()))
 
     async def _receive(
-        self, group: str, subjects: Sequence[Subject], limit: int, hold_seconds: float, wait_seconds: float
+        self,
+        group: str,
+        topics: Mapping[str, frozenset[str] | None],
+        limit: int,
+        hold_seconds: float,
+        wait_seconds: float,
     ) -> list[Delivery]:
         await self._return_stale()
+        if taken := self._take(group, topics, limit):
+            return taken
+        subjects = [subject for name, tags in topics.items() for subject in self._subjects(group, name, tags, limit)]
         waiting = {self._request(group, subject, limit, hold_seconds, wait_seconds) for subject in subjects}
-        while not (taken := self._take(group, subjects, limit)) and waiting:
+        while waiting and not taken:
             _, waiting = await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
             self._collect(subjects)
+            taken = self._take(group, topics, limit)
         return taken
+
+    def _subjects(self, group: str, topic: str, tags: frozenset[str] | None, limit: int) -> list[Subject]:
+        """Say which requests a topic needs: those that are open, and of ordered topics more, for a message each."""
+        most = min(limit, FIFO_REQUESTS) if self._is_ordered(topic) else 1
+        numbered = [(group_name(group, self._topics[topic]), topic, tags, number) for number in range(FIFO_REQUESTS)]
+        found = [subject for subject in numbered if subject in self._polls]
+        free = [subject for subject in numbered if subject not in self._polls]
+        return found + free[: max(0, most - len(found))]
 
     def _request(
         self, group: str, subject: Subject, limit: int, hold_seconds: float, wait_seconds: float
@@ -94,9 +106,8 @@ class Reading:
             self._polls[subject] = Poll(asyncio.get_running_loop().create_task(polling), hold_seconds)
         return self._polls[subject].task
 
-    def _take(self, group: str, subjects: Sequence[Subject], limit: int) -> list[Delivery]:
-        wanted = {subject[1] for subject in subjects}
-        taken = [kept for kept in self._kept if kept[1].group == group and kept[1].topic in wanted][:limit]
+    def _take(self, group: str, topics: Mapping[str, frozenset[str] | None], limit: int) -> list[Delivery]:
+        taken = [kept for kept in self._kept if kept[1].group == group and kept[1].topic in topics][:limit]
         self._kept = [kept for kept in self._kept if kept not in taken]
         return [delivery for _, delivery in taken]
 
@@ -128,11 +139,11 @@ class Reading:
         server_group, topic, tags, _ = subject
         queues = await self._link.route(topic)
         queue = queues[self._link.next_turn() % len(queues)]
-        endpoint = Endpoint.of(queue.broker.endpoints)
+        endpoint = queue.endpoint
         await self._introduce(endpoint, server_group, topic, tags)
         request = service.ReceiveMessageRequest(
             group=self._link.resource(server_group),
-            message_queue=queue,
+            message_queue=queue.proto,
             filter_expression=_expression(tags),
             batch_size=limit,
             auto_renew=False,
@@ -244,7 +255,7 @@ class Reading:
         """Make a call about a delivery. None: its time was over."""
         queues = await self._link.route(delivery.topic)
         try:
-            return await self._link.call(Endpoint.of(queues[0].broker.endpoints), name, request)
+            return await self._link.call(queues[0].endpoint, name, request)
         except StatusError as error:
             if error.code == Code.INVALID_RECEIPT_HANDLE or "expired" in error.text:
                 return None

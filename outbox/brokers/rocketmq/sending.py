@@ -123,9 +123,9 @@ class Sending:
     async def _endpoint(self, topic: TopicSpec, message: Outgoing) -> Endpoint:
         """Choose the proxy: in turn, but always the same one for a key that keeps order."""
         queues = await self._link.route(topic.name)
-        writable = [queue for queue in queues if queue.permission in WRITABLE] or queues
+        writable = [queue for queue in queues if queue.is_writable] or queues
         number = zlib.crc32(message.key.encode()) if topic.type is TopicType.FIFO else self._link.next_turn()
-        return Endpoint.of(writable[number % len(writable)].broker.endpoints)
+        return writable[number % len(writable)].endpoint
 
     async def _end(self, half: HalfRef, resolution: Resolution) -> Outcome:
         sent = self._sent.pop(half.half_id, None)
@@ -154,6 +154,3 @@ class Sending:
         oldest = self._clock() - PROXY_SECONDS
         while self._sent and (first := next(iter(self._sent.items())))[1].at < oldest:
             del self._sent[first[0]]
-
-
-WRITABLE = {definition.Permission.WRITE, definition.Permission.READ_WRITE}
