@@ -97,7 +97,7 @@ def _refuse_stale(timestamp: str) -> None:
 
 def _read_body(request: Request) -> bytes:
     """Read the body as it came, but not one whose length says that it is no check-back."""
-    if int(request.META.get("CONTENT_LENGTH") or 0) > BODY_BYTES:
+    if int(request.headers.get("content-length") or 0) > BODY_BYTES:
         raise RequestTooLarge
     body: bytes = request.body
     if len(body) > BODY_BYTES:
