@@ -10,6 +10,7 @@ import argparse
 import fcntl
 import json
 import os
+import random
 import shutil
 import signal
 import socket
@@ -76,11 +77,12 @@ class Ports:
 
     @classmethod
     def free(cls) -> Self:
-        """Find ports that nobody uses now."""
+        """Find ports that nobody uses now, below those that systems give to outgoing connections."""
         while True:
-            found = [_free_port() for _ in range(4)]
-            if _is_free(found[3] - 2) and _is_free(found[3] + 1):
-                return cls(*found)
+            first = random.randrange(20_000, 32_000, 10)
+            found = cls(namesrv=first, grpc=first + 1, remoting=first + 2, broker=first + 6)
+            if all(_is_free(port) for port in found.all()):
+                return found
 
     def all(self) -> list[int]:
         """List every port that must be free."""
@@ -217,6 +219,7 @@ class RocketMQ:
         }
         broker = {
             "listenPort": self.ports.broker,
+            "haListenPort": self.ports.broker + 1,
             "namesrvAddr": f"{HOST}:{self.ports.namesrv}",
             "storePathRootDir": self.data / "store",
             "storePathCommitLog": self.data / "store/commitlog",
@@ -293,12 +296,6 @@ def _is_free(port: int) -> bool:
         except (OSError, OverflowError):
             return False
         return True
-
-
-def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind((HOST, 0))
-        return int(probe.getsockname()[1])
 
 
 def main() -> int:
