@@ -16,6 +16,7 @@ class TestBroker:
             ("send_halves", [[]], "supports_half_messages"),
             ("end", [[], COMMIT], "supports_half_messages"),
             ("check_halves", [lambda half: COMMIT], "needs_check_loop"),
+            ("listen", [lambda half: COMMIT], "asks_producers"),
             ("dead_letters", ["group"], "supports_replay"),
             ("replay", ["group", []], "supports_replay"),
         ],
