@@ -27,6 +27,7 @@ def _no_nudge(settings: Any) -> None:
 @pytest.fixture
 def own() -> Iterator[database.Connection]:
     with database.connect("default") as own:
+        own.execute("DELETE FROM outbox_idle")
         yield own
         own.execute("DELETE FROM outbox_idle")
 
@@ -46,8 +47,12 @@ def publish() -> Callable[[int], list[Any]]:
 
 
 @pytest.fixture
-def start() -> Iterator[Start]:
-    """Start `manage.py outbox_relay`; whatever still runs at the end of the test is killed."""
+def start(own: database.Connection) -> Iterator[Start]:
+    """
+    Start `manage.py outbox_relay`; whatever still runs at the end of the test is killed.
+
+    Before `own` clears the idle rows: a relay that lived on wrote one again, and the next test took it for its own relay's.
+    """
     started: list[subprocess.Popen[str]] = []
 
     def start(*arguments: str, failpoints: str = "", settings: str = "tests.settings") -> subprocess.Popen[str]:
