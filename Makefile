@@ -30,7 +30,7 @@ test-rocketmq: $(VENV)/.rocketmq ## run the tests that need a real RocketMQ, and
 	@$(BIN)/python -m pytest -m rocketmq $(ARGS)
 
 rocketmq: $(VENV)/.rocketmq ## run a RocketMQ node till Ctrl-C, data in var/rocketmq; needs Java and Maven (ARGS="--help")
-	@$(BIN)/python -m tests.servers.rocketmq $(ARGS)
+	@$(BIN)/python -m project.servers.rocketmq $(ARGS)
 
 bench: $(VENV)/.dev ## measure publish, relay and consume (ARGS="...")
 	@$(BIN)/python -m benchmarks $(ARGS)

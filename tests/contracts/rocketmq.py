@@ -16,8 +16,8 @@ from django.conf import settings
 from outbox.brokers.base import Broker, Delivery, Outcome, Outgoing
 from outbox.brokers.rocketmq import RocketMQBroker
 from outbox.message import TopicType
+from project.servers.rocketmq import FAST_CHECKS, Ports, RocketMQ
 from tests.contracts.harness import Harness
-from tests.servers.rocketmq import FAST_CHECKS, Ports, RocketMQ
 
 GROUPS = ["group", "cart", "points", "shipment", "old-group", "new-group", "other"]
 

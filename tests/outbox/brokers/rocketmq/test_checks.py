@@ -11,9 +11,9 @@ import pytest
 
 from outbox.brokers.base import Broker, Delivery, Ended, Verdict
 from outbox.message import COMMIT, ROLLBACK, UNKNOWN, Half, Resolution, TopicType
+from project.servers.rocketmq import RocketMQ
 from tests.contracts.acts import Acts
 from tests.contracts.rocketmq import RocketMQHarness
-from tests.servers.rocketmq import RocketMQ
 from tests.waiting import wait_until
 
 HALF = TopicType.TRANSACTION

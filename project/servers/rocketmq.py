@@ -24,7 +24,7 @@ from typing import Self
 
 from outbox.brokers.rocketmq.remoting import RemotingError, call
 from outbox.message import TopicType
-from tests.servers.rocketmq_jars import ServerError, fetch_jars, java
+from project.servers.rocketmq_jars import ServerError, fetch_jars, java
 
 HOST = "127.0.0.1"
 READY_SECONDS = 120
@@ -79,7 +79,7 @@ class Ports:
     def free(cls) -> Self:
         """Find ports that nobody uses now, below those that systems give to outgoing connections."""
         while True:
-            first = random.randrange(20_000, 32_000, 10)
+            first = random.randrange(20_000, 32_000, 10)  # noqa: S311
             found = cls(namesrv=first, grpc=first + 1, remoting=first + 2, broker=first + 6)
             if all(_is_free(port) for port in found.all()):
                 return found

@@ -1,0 +1,1 @@
+"""Servers of other people, downloaded and started for tests, benchmarks and the demo."""
