@@ -32,6 +32,12 @@ RETRY_DELAYS = tuple(
 
 Count = Annotated[int, msgspec.Meta(ge=1)]
 
+MAY_BE_NOTHING = frozenset({"sweep_age", "wait"})
+"""Durations that may be 0; every other one must be longer than that."""
+
+LIMITS = {"retry_base": "retry_limit", "breaker_base": "breaker_limit", "idle_wait_min": "idle_wait_max"}
+"""Durations that grow, each with the one it never exceeds."""
+
 
 class _Section(msgspec.Struct, frozen=True, forbid_unknown_fields=True, rename=str.upper):
     """A dict of settings: names in capitals, unknown ones refused."""
@@ -89,8 +95,8 @@ class CheckBackSettings(_Section, frozen=True):
     url: str = ""  # where relays ask about half messages; "": they ask the database themselves
     secrets: list[str] = []
     tolerance: timedelta = timedelta(minutes=5)  # a signature's time may differ from ours by this, 5 minutes at most
-    lock_timeout: timedelta = timedelta(seconds=2)
-    statement_timeout: timedelta = timedelta(seconds=5)
+    lock_timeout: timedelta = timedelta(seconds=2)  # an answer waits no longer for a lock; UNKNOWN then
+    statement_timeout: timedelta = timedelta(seconds=5)  # nor for one statement, or for the connection
     throttle: str = "600/s"  # rate of answers, as in DRF, with any whole number of seconds
 
 
@@ -113,13 +119,14 @@ def read(raw: object) -> Settings:
     Turn the `OUTBOX` dict into settings.
 
     Raises:
-        ConfigurationError: a name is unknown, or a value has the wrong type; the text names the place.
+        ConfigurationError: a name is unknown, or a value is wrong; the text names the place.
     """
     prepare(Settings)
     try:
         found = msgspec.convert(raw, Settings)
     except msgspec.ValidationError as error:
         raise ConfigurationError(_explain(_name_the_entry(str(error), raw))) from error
+    _insist_on_durations(found, "OUTBOX")
     for name, topic in found.topics.items():
         if topic.broker not in found.brokers:
             raise ConfigurationError(
@@ -136,7 +143,8 @@ def _explain(text: str) -> str:
         close = difflib.get_close_matches(unknown, known, n=1)
         hint = f" Did you mean {close[0]}?" if close else ""
         return f"OUTBOX has an unknown setting {unknown!r}: {text}.{hint}"
-    return f"OUTBOX has a wrong value: {text}."
+    hint = " Write timedelta(seconds=...), or an ISO 8601 duration such as 'PT30S'." if "duration" in text else ""
+    return f"OUTBOX has a wrong value: {text}.{hint}"
 
 
 def _name_the_entry(text: str, raw: Any) -> str:
@@ -150,6 +158,25 @@ def _name_the_entry(text: str, raw: Any) -> str:
                 except msgspec.ValidationError:
                     return text.replace(place, f"$.{section}[{name!r}]")
     return text
+
+
+def _insist_on_durations(section: _Section, place: str) -> None:
+    """Raise ConfigurationError for a duration of nothing or less, and for one beyond its limit."""
+    durations = {name: value for name in section.__struct_fields__ if isinstance(value := getattr(section, name), timedelta)}
+    for name, value in durations.items():
+        if value < timedelta() or (not value and name not in MAY_BE_NOTHING):
+            raise ConfigurationError(f'{place}["{name.upper()}"] is {value}; it must be longer than nothing.')
+    for name, limit in LIMITS.items():
+        if name in durations and durations[name] > durations[limit]:
+            raise ConfigurationError(
+                f'{place}["{name.upper()}"] is {durations[name]}, longer than its limit, '
+                f'{place}["{limit.upper()}"] of {durations[limit]}. Lower the one or raise the other.'
+            )
+    for name in section.__struct_fields__:
+        inner = getattr(section, name)
+        for key, entry in inner.items() if isinstance(inner, dict) else [(None, inner)]:
+            if isinstance(entry, _Section):
+                _insist_on_durations(entry, f'{place}["{name.upper()}"]' + (f'["{key}"]' if key is not None else ""))
 
 
 @cache

@@ -49,6 +49,15 @@ class TestSettings:
             ({"RELAY": {"LANES": 0}}, r"Expected `int` >= 1 - at `\$\.RELAY\.LANES`"),
             ({"TOPICS": {"a": {"QUEUES": 0}}}, r"Expected `int` >= 1 - at `\$\.TOPICS\['a'\]\.QUEUES`"),
             ([], "OUTBOX has a wrong value: Expected `object`, got `array`"),
+            ({"RELAY": {"LEASE": 30}}, r"Expected `duration`, got `int`.* Write timedelta\(seconds=\.\.\.\)"),
+            ({"RELAY": {"LEASE": timedelta(0)}}, r'OUTBOX\["RELAY"\]\["LEASE"\] is 0:00:00; it must be longer than nothing'),
+            ({"RELAY": {"SWEEP_AGE": timedelta(-1)}}, r'\["RELAY"\]\["SWEEP_AGE"\] is -1 day, 0:00:00; it must be'),
+            ({"RETENTION": timedelta(0)}, r'OUTBOX\["RETENTION"\] is 0:00:00'),
+            ({"TOPICS": {"a": {"RETENTION": timedelta(0)}}}, r'OUTBOX\["TOPICS"\]\["a"\]\["RETENTION"\] is 0:00:00'),
+            (
+                {"RELAY": {"RETRY_BASE": timedelta(hours=1)}},
+                r'\["RETRY_BASE"\] is 1:00:00, longer than its limit, OUTBOX\["RELAY"\]\["RETRY_LIMIT"\] of 0:05:00',
+            ),
             ({"TOPICS": {"a": {"BROKER": "b"}}}, r'\["a"\] names the broker \'b\', which is not in .* \(default\)\. Add it'),
         ],
     )
@@ -60,6 +69,11 @@ class TestSettings:
 
         assert isinstance(caught.value, OutboxError)
         assert isinstance(caught.value, ImproperlyConfigured)
+
+    def test_let_a_batch_be_ended_again_at_once(self, settings):
+        settings.OUTBOX = {"RELAY": {"SWEEP_AGE": timedelta(0)}}
+
+        assert conf.settings().relay.sweep_age == timedelta(0)
 
 
 class TestATopic:

@@ -61,7 +61,7 @@ class TestConnect:
             assert connection.execute(f"SHOW {limit}").fetchone() == (seen,)
 
     def test_takes_no_limit_for_the_shortest(self, settings):
-        settings.OUTBOX = {"CHECK_BACK": {"LOCK_TIMEOUT": timedelta(seconds=0)}}
+        settings.OUTBOX = {"CHECK_BACK": {"LOCK_TIMEOUT": timedelta(microseconds=1)}}
 
         with sources.connect("default") as connection:
             assert connection.execute("SHOW lock_timeout").fetchone() == ("1ms",)
