@@ -3,7 +3,8 @@ What a broker owes, on one page. A broker carries messages; it knows neither out
 
 Every call speaks in batches, so that a network broker can pipeline. A call gives one outcome per message, in the order
 of the messages, and raises only for a programming error: the broker's trouble is an outcome (`UNAVAILABLE`, `UNSURE`).
-A call without outcomes (`receive`, `ack`, `retry`, `dead_letter`, `backlog`, `find`) raises `BrokerUnavailable` instead.
+A call without outcomes (`new_half_id`, `receive`, `ack`, `retry`, `dead_letter`, `backlog`, `find`) raises
+`BrokerUnavailable` instead.
 """
 
 from __future__ import annotations
@@ -57,6 +58,7 @@ class Outgoing:
     Args:
         token: text of the token; only on half messages.
         deliver_at: not before this time; only on topics of type delay.
+        half_id: the half message's id where `Broker.new_half_id` has given it one; else the broker does as it stores it.
     """
 
     message_id: str
@@ -67,6 +69,7 @@ class Outgoing:
     headers: Mapping[str, str] = field(default_factory=dict)
     token: str = ""
     deliver_at: datetime | None = None
+    half_id: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -168,7 +171,7 @@ class Broker(abc.ABC):
     supports_order: ClassVar[bool] = False
     supports_delay: ClassVar[bool] = False
     supports_tags: ClassVar[bool] = False
-    supports_replay: ClassVar[bool] = False  # dead letters can be listed and delivered again
+    supports_replay: ClassVar[bool] = False  # dead letters can be listed, delivered again and discarded
     needs_check_loop: ClassVar[bool] = False  # True: a host of ours must call check_halves() now and then
     asks_producers: ClassVar[bool] = False  # True: the server asks by itself whoever listens()
     max_body_bytes: int = DEFAULT_MAX_BODY_BYTES
@@ -190,6 +193,16 @@ class Broker(abc.ABC):
         """Say what is wrong with the OPTIONS, without a connection."""
         return []
 
+    @classmethod
+    def longest_send(cls, options: Mapping[str, Any]) -> timedelta:
+        """Say how long a send of one batch may take when each request waits as long as it may. A lease must outlast it."""
+        return timedelta()
+
+    @classmethod
+    def half_life(cls, options: Mapping[str, Any]) -> timedelta:
+        """Say up to which age a half message may be asked about. What its answer stands on must live longer."""
+        return cls.check_horizon
+
     def check(self) -> list[Problem]:
         """Say what is wrong with the options, and with the topics as the running broker knows them."""
         return self.check_options(self.options)
@@ -200,6 +213,15 @@ class Broker(abc.ABC):
 
     def send_halves(self, messages: Sequence[Outgoing]) -> list[Outcome]:
         """Store half messages, hidden from consumers until they are ended. One physical send each, never repeated."""
+        raise NotOffered(f"{type(self).__name__} has no half messages. Ask supports_half_messages before.")
+
+    def new_half_id(self, message_id: str) -> str:
+        """
+        Give an id to a half message before it is sent, for `Outgoing.half_id`; each call gives another.
+
+        Raises:
+            BrokerUnavailable: the broker is out of reach.
+        """
         raise NotOffered(f"{type(self).__name__} has no half messages. Ask supports_half_messages before.")
 
     def end(self, halves: Sequence[HalfRef], resolution: Resolution) -> list[Outcome]:
@@ -252,6 +274,10 @@ class Broker(abc.ABC):
     def replay(self, group: str, letters: Sequence[str]) -> int:
         """Have dead letters (by `DeadLetter.id`) delivered to their group again, attempts from 1; give how many were."""
         raise NotOffered(f"{type(self).__name__} does not replay dead letters. Ask supports_replay before.")
+
+    def discard(self, group: str, letters: Sequence[str]) -> int:
+        """Let dead letters (by `DeadLetter.id`) go for good; give how many were still there."""
+        raise NotOffered(f"{type(self).__name__} does not discard dead letters. Ask supports_replay before.")
 
     @abc.abstractmethod
     def backlog(self, group: str) -> dict[str, int]:

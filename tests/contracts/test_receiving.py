@@ -297,6 +297,18 @@ class TestDeadLetter:
         assert [(again.message_id, again.attempt) for again in acts.receive()] == [(first.message_id, 1)]
         assert [letter.id for letter in broker.dead_letters("group")] == [second.id]
 
+    @pytest.mark.needs("supports_replay")
+    def test_is_gone_when_a_person_discards_it(self, acts: Acts, broker: Broker):
+        acts.send_bodies(b"poison", b"worse")
+        for delivery in acts.receive():
+            broker.dead_letter(delivery, "cannot be read")
+        first, second = broker.dead_letters("group")
+
+        counts = [broker.discard("group", [first.id]), broker.discard("group", [first.id]), broker.replay("group", [first.id])]
+
+        assert counts == [1, 0, 0]
+        assert [letter.id for letter in broker.dead_letters("group")] == [second.id]
+
 
 class TestBacklog:
     @pytest.mark.needs("counts_what_is_handled")

@@ -6,6 +6,8 @@ from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime, timedelta
 from typing import Any, ClassVar
 
+import psycopg
+
 from outbox.brokers.base import (
     Broker,
     DeadLetter,
@@ -53,6 +55,16 @@ class EmbeddedBroker(Broker):
         """Say what is wrong with the OPTIONS, without a connection."""
         return problems(options)
 
+    @classmethod
+    def longest_send(cls, options: Mapping[str, Any]) -> timedelta:
+        """Say how long a send of one batch may take."""
+        return read_options(EmbeddedOptions, options).longest_send
+
+    @classmethod
+    def half_life(cls, options: Mapping[str, Any]) -> timedelta:
+        """Say up to which age a half message may be asked about."""
+        return read_options(EmbeddedOptions, options).half_life
+
     def check(self) -> list[Problem]:
         """Say what is wrong with the options, and where the tables' topics differ from settings."""
         found = self.check_options(self.options)
@@ -78,6 +90,14 @@ class EmbeddedBroker(Broker):
 
         return self._look_and_store(messages, act, is_half=True)
 
+    def new_half_id(self, message_id: str) -> str:
+        """Draw an id; over a new connection where the last one broke unseen, since nothing is stored by it."""
+        with translated():
+            try:
+                return halves.new_id(self._link.connection())
+            except psycopg.OperationalError:
+                return halves.new_id(self._link.connection())
+
     def end(self, refs: Sequence[HalfRef], resolution: Resolution) -> list[Outcome]:
         """Commit or roll back; the first end wins, and each later one hears of it."""
         if resolution is Resolution.UNKNOWN:
@@ -99,10 +119,16 @@ class EmbeddedBroker(Broker):
                 now=self._now(),
             )
         for half in due:
-            answer = checks.answer(ask, half)
-            if answer is not Resolution.UNKNOWN:
-                self.end([HalfRef(half.topic, half.half_id, half.message_id)], answer)
+            self._ask(ask, half)
         return len(due)
+
+    def check_half(self, ask: Callable[[Half], Resolution], half_id: str) -> Resolution | None:
+        """Ask about one half message now, due, parked or not, and end it as answered. None: it has ended before."""
+        with translated():
+            connection = self._link.connection()
+            interval = self._settings.check_interval
+            half = checks.take_one(connection, int(half_id), interval=interval, now=self._now())
+        return self._ask(ask, half) if half else None
 
     def ask_again(self, half_id: str) -> bool:
         """Have a parked half message asked about again. False: it is not parked."""
@@ -151,6 +177,11 @@ class EmbeddedBroker(Broker):
         with translated():
             return finishing.replay(self._link.connection(), group, letters, now=self._now())
 
+    def discard(self, group: str, letters: Sequence[str]) -> int:
+        """Let dead letters go; retention drops their messages in its time."""
+        with translated():
+            return finishing.discard(self._link.connection(), group, letters)
+
     def backlog(self, group: str) -> dict[str, int]:
         """Count, per topic, what waits for a group."""
         with translated():
@@ -180,6 +211,12 @@ class EmbeddedBroker(Broker):
 
     def _now(self) -> datetime | None:
         return self._settings.clock() if self._settings.clock else None
+
+    def _ask(self, ask: Callable[[Half], Resolution], half: Half) -> Resolution:
+        answer = checks.answer(ask, half)
+        if answer is not Resolution.UNKNOWN:
+            self.end([HalfRef(half.topic, half.half_id, half.message_id)], answer)
+        return answer
 
     def _look_and_store(self, messages: Sequence[Outgoing], act: Act[Outgoing], *, is_half: bool) -> list[Outcome]:
         limit = self.max_body_bytes

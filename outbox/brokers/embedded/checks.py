@@ -39,6 +39,13 @@ WHERE h.state = 0 AND h.ask_at <= {NOW} AND h.asked >= %(check_limit)s AND t.id 
 RETURNING h.id, t.name, h.message_id, h.token, h.asked
 """
 
+# An ask out of turn, counted; a parked half stays parked. No row comes back of a half that has ended.
+TAKE_HALF = f"""
+UPDATE outbox_embedded_half h SET asked = h.asked + 1, ask_at = {NOW} + %(interval)s
+FROM outbox_embedded_topic t WHERE h.id = %(id)s AND h.state IN (0, 1) AND t.id = h.topic_id
+RETURNING t.name, h.message_id, h.id::text, h.token, h.asked, h.born_at, h.key, h.headers, h.body
+"""
+
 ASK_AGAIN = f"UPDATE outbox_embedded_half SET state = 0, asked = 0, ask_at = {NOW} WHERE id = %(id)s AND state = 1"
 
 
@@ -47,6 +54,12 @@ def take_due(connection: Connection, *, limit: int, check_limit: int, interval: 
     parameters = {"limit": limit, "check_limit": check_limit, "interval": interval, "now": now}
     rows = connection.execute(TAKE_DUE_HALVES, parameters).fetchall()
     return [_half(*row) for row in rows]
+
+
+def take_one(connection: Connection, half_id: int, *, interval: timedelta, now: datetime | None) -> Half | None:
+    """Give one half message to be asked about now, due or not, this ask counted; None where it has ended."""
+    row = connection.execute(TAKE_HALF, {"id": half_id, "interval": interval, "now": now}).fetchone()
+    return _half(*row) if row else None
 
 
 def _half(

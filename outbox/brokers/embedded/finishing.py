@@ -50,6 +50,10 @@ WITH given AS (
 SELECT count(*), (SELECT pg_notify('outbox_embedded', '') FROM outbox_embedded_idle LIMIT 1) FROM given
 """
 
+DISCARD = """
+DELETE FROM outbox_embedded_delivery WHERE consumer_group = %(group)s AND id = ANY(%(ids)s) AND died_at IS NOT NULL
+"""
+
 
 def ack(connection: Connection, deliveries: Sequence[Delivery], *, now: datetime | None) -> list[bool]:
     """Finish deliveries; say of each whether it was still held."""
@@ -78,6 +82,11 @@ def replay(connection: Connection, group: str, letters: Sequence[str], *, now: d
     """Have dead letters delivered again; give how many were."""
     row = connection.execute(REPLAY, {"group": group, "ids": [int(one) for one in letters], "now": now}).fetchone()
     return int(row[0]) if row else 0
+
+
+def discard(connection: Connection, group: str, letters: Sequence[str]) -> int:
+    """Delete dead letters; give how many were there."""
+    return connection.execute(DISCARD, {"group": group, "ids": [int(one) for one in letters]}).rowcount
 
 
 def _end_one(connection: Connection, statement: str, delivery: Delivery, parameters: dict[str, object]) -> bool:

@@ -73,6 +73,10 @@ class MemoryBroker(Controls, Broker):
         with self._store.changed:
             return [self._hand_over("send_halves", message, self._store_half) for message in messages]
 
+    def new_half_id(self, message_id: str) -> str:
+        """Make a fresh id."""
+        return uuid.uuid4().hex
+
     def end(self, halves: Sequence[HalfRef], resolution: Resolution) -> list[Outcome]:
         """End half messages in the way `END` says."""
         if resolution is Resolution.UNKNOWN:
@@ -151,6 +155,12 @@ class MemoryBroker(Controls, Broker):
             self._store.changed.notify_all()
             return len(copies)
 
+    def discard(self, group: str, letters: Sequence[str]) -> int:
+        """Let dead letters go."""
+        with self._store.changed:
+            dead = self._store.groups[group].dead
+            return len([dead.pop(letter) for letter in letters if letter in dead])
+
     def backlog(self, group: str) -> dict[str, int]:
         """Count what waits for a group; tags it never asked for are counted until it reads on."""
         with self._store.changed:
@@ -202,7 +212,7 @@ class MemoryBroker(Controls, Broker):
         if wrong := self._objection(message, is_half=True):
             return wrong
         now = self._now()
-        half = HalfRecord(uuid.uuid4().hex, message, now, now + self._settings.check_after)
+        half = HalfRecord(message.half_id or self.new_half_id(message.message_id), message, now, now + self._settings.check_after)
         self._store.halves[half.id] = half
         return Outcome(Verdict.ACCEPTED, half_id=half.id)
 

@@ -9,7 +9,7 @@ from outbox import signals
 from outbox.brokers.base import Ended
 from outbox.brokers.embedded import EmbeddedBroker, checks
 from outbox.database import Connection
-from outbox.message import COMMIT, UNKNOWN, Half, Resolution
+from outbox.message import COMMIT, ROLLBACK, UNKNOWN, Half, Resolution
 from tests.contracts.acts import Acts
 from tests.contracts.harness import CHECK_AFTER, CHECK_INTERVAL, CHECK_LIMIT, EmbeddedHarness
 
@@ -110,3 +110,33 @@ class TestParkedHalf:
         half = acts.half()
 
         assert broker.ask_again(half.half_id) is False
+
+
+class TestCheckHalf:
+    def test_asks_out_of_turn_and_ends_the_half_as_answered(self, acts: Acts, broker: EmbeddedBroker):
+        half = acts.half()
+        asked: list[int] = []
+
+        answer = broker.check_half(lambda one: asked.append(one.asked) or COMMIT, half.half_id)
+
+        assert (answer, asked) == (COMMIT, [1])
+        assert [found.state for found in broker.find(half.message_id)] == ["visible"]
+
+    def test_leaves_a_parked_half_parked_when_nothing_is_known(
+        self, acts: Acts, broker: EmbeddedBroker, harness: EmbeddedHarness
+    ):
+        half = acts.half()
+        use_up(broker, harness)
+        asked: list[int] = []
+
+        answer = broker.check_half(lambda one: asked.append(one.asked) or UNKNOWN, half.half_id)
+
+        assert (answer, asked) == (UNKNOWN, [CHECK_LIMIT + 1])
+        assert broker.check_halves(never) == 0
+        assert broker.ask_again(half.half_id) is True
+
+    def test_does_not_ask_about_a_half_that_has_ended(self, acts: Acts, broker: EmbeddedBroker):
+        half = acts.half()
+        acts.end(half, resolution=ROLLBACK)
+
+        assert broker.check_half(never, half.half_id) is None
