@@ -1,6 +1,7 @@
 """Half messages: hidden until they are ended, ended once."""
 
 import threading
+from dataclasses import replace
 
 import pytest
 
@@ -48,6 +49,21 @@ class TestHalf:
         first, second = acts.send_halves(message, message)
 
         assert first.half_id != second.half_id
+
+    def test_has_the_id_that_it_was_given_before(self, acts: Acts, broker: Broker):
+        message, other = acts.message(HALF), acts.message(HALF)
+        half_id = broker.new_half_id(message.message_id)
+
+        halves = acts.send_halves(other, replace(message, half_id=half_id))
+
+        assert halves[1] == HalfRef(message.topic, half_id, message.message_id)
+        assert acts.end(halves[1]) == [Ended.COMMITTED]
+        assert [delivery.message_id for delivery in acts.receive(HALF)] == [message.message_id]
+
+    def test_is_given_another_id_each_time(self, broker: Broker):
+        ids = {broker.new_half_id("m") for _ in range(3)}
+
+        assert len(ids) == 3
 
     def test_gets_the_same_verdicts_as_a_message(self, acts: Acts, broker: Broker):
         bodies = [b"a", b"", b"x" * (broker.max_body_bytes + 1)]
@@ -148,14 +164,15 @@ class TestCheckLoop:
 
     def test_shows_the_half_as_it_was_sent(self, acts: Acts, broker: Broker, harness: Harness):
         message = acts.message(HALF, body=b"order", key="4711", headers={"ce-about": "shop.order:1"})
+        message = replace(message, half_id=broker.new_half_id(message.message_id))
         asked: list[Half] = []
-        [half] = acts.send_halves(message)
+        acts.send_halves(message)
         born_at = harness.now
 
         harness.pass_time(CHECK_AFTER)
         broker.check_halves(lambda half: asked.append(half) or UNKNOWN)
 
-        expected = Half(message.topic, message.message_id, half.half_id, message.token, 1, born_at, "4711", {}, b"order")
+        expected = Half(message.topic, message.message_id, message.half_id, message.token, 1, born_at, "4711", {}, b"order")
         assert asked == [Half(**{**{name: getattr(expected, name) for name in expected.__slots__}, "headers": message.headers})]
 
     @pytest.mark.parametrize(("answer", "ended"), [(COMMIT, Ended.COMMITTED), (ROLLBACK, Ended.ROLLED_BACK)])

@@ -20,11 +20,14 @@ from outbox.brokers.embedded.rows import MESSAGE_ARRAYS, MESSAGE_COLUMNS, Messag
 from outbox.database import Connection
 from outbox.message import Resolution
 
-# nextval() is drawn before the INSERT, so that the ids come back in the order of the messages.
+NEW_ID = "SELECT nextval('outbox_embedded_half_id')::text"
+
+# Ids not given are drawn before the INSERT, so that they come back in the order of the messages.
 STORE_HALVES = f"""
 WITH given AS MATERIALIZED (
-    SELECT nextval('outbox_embedded_half_id') AS id, m.*
-    FROM unnest({MESSAGE_ARRAYS}, %(tokens)b::text[]) WITH ORDINALITY AS m ({MESSAGE_COLUMNS}, token, n)
+    SELECT coalesce(given_id, nextval('outbox_embedded_half_id')) AS id, m.*
+    FROM unnest({MESSAGE_ARRAYS}, %(tokens)b::text[], %(given_ids)b::bigint[]) WITH ORDINALITY
+        AS m ({MESSAGE_COLUMNS}, token, given_id, n)
 ),
 stored AS (
     INSERT INTO outbox_embedded_half (id, {MESSAGE_COLUMNS}, token, born_at, ask_at)
@@ -66,16 +69,30 @@ SELECT half_id, 2 FROM outbox_embedded_message WHERE message_id = ANY(%(message_
 ENDS = {2: Ended.COMMITTED, 3: Ended.ROLLED_BACK}
 
 
+def new_id(connection: Connection) -> str:
+    """Draw the id of a half message that is yet to be stored."""
+    row = connection.execute(NEW_ID).fetchone()
+    assert row is not None
+    return str(row[0])
+
+
 def store(
     connection: Connection,
     rows: Sequence[MessageRow],
     tokens: Sequence[str],
+    given_ids: Sequence[str],
     *,
     check_after: timedelta,
     now: datetime | None,
 ) -> list[int]:
-    """Store half messages; give their ids, in the order of the rows."""
-    parameters = {**arrays(rows), "tokens": list(tokens), "check_after": check_after, "now": now}
+    """Store half messages; give their ids, in the order of the rows: the one given, or a new one for ""."""
+    parameters = {
+        **arrays(rows),
+        "tokens": list(tokens),
+        "given_ids": [int(given) if given else None for given in given_ids],
+        "check_after": check_after,
+        "now": now,
+    }
     return _first(connection.execute(STORE_HALVES, parameters))
 
 

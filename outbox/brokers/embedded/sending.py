@@ -40,9 +40,10 @@ def send_halves(
 ) -> list[Outcome]:
     """Store half messages."""
     rows, outcomes = _rows(connection, topics, messages)
-    tokens = [message.token for row, message in zip(rows, messages, strict=True) if row]
     good = [row for row in rows if row]
-    ids = iter(halves.store(connection, good, tokens, check_after=check_after, now=now) if good else ())
+    sealed = [message for row, message in zip(rows, messages, strict=True) if row]
+    tokens, given_ids = [message.token for message in sealed], [message.half_id for message in sealed]
+    ids = iter(halves.store(connection, good, tokens, given_ids, check_after=check_after, now=now) if good else ())
     return [outcome or Outcome(Verdict.ACCEPTED, half_id=str(next(ids))) for outcome in outcomes]
 
 

@@ -24,11 +24,12 @@ from outbox.brokers.objections import known_topic, objection
 from outbox.brokers.options import read_options
 from outbox.brokers.rocketmq import looking
 from outbox.brokers.rocketmq.checks import Checks
-from outbox.brokers.rocketmq.envelope import TYPES
+from outbox.brokers.rocketmq.envelope import TYPES, half_id
+from outbox.brokers.rocketmq.finishing import Finishing, group_name
 from outbox.brokers.rocketmq.link import Link, StatusError
 from outbox.brokers.rocketmq.options import RocketMQOptions, problems
-from outbox.brokers.rocketmq.reading import Reading, group_name
-from outbox.brokers.rocketmq.sending import Sending
+from outbox.brokers.rocketmq.reading import Reading
+from outbox.brokers.rocketmq.sending import SEND_SECONDS, Sending
 from outbox.brokers.rocketmq.stubs import definition
 from outbox.brokers.rocketmq.verdicts import verdict_of
 from outbox.errors import BrokerUnavailable
@@ -75,6 +76,10 @@ class RocketMQBroker(Broker):
     def send_halves(self, messages: Sequence[Outgoing]) -> list[Outcome]:
         """Store half messages, each once, as many as can still be committed in time."""
         return self._look_and_send(messages, self._sending.send_halves, is_half=True)
+
+    def new_half_id(self, message_id: str) -> str:
+        """Make a fresh id; the server takes any text."""
+        return half_id(message_id)
 
     def end(self, halves: Sequence[HalfRef], resolution: Resolution) -> list[Outcome]:
         """Commit or roll back half messages that this very broker sent; the others are the check-back's."""

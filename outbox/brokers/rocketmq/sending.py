@@ -24,6 +24,7 @@ from outbox.message import Resolution, TopicSpec, TopicType
 
 A = TypeVar("A")
 
+SEND_SECONDS = 10.0  # no message of a batch is begun later: the relay's lease must outlast the batch
 PROXY_SECONDS = 60.0  # the proxy forgets a half message after 30 s, so do we
 
 RESOLUTIONS = {
@@ -58,10 +59,16 @@ class Sending:
         for place, (message, topic) in enumerate(pairs):
             chains.setdefault((topic.name, message.key) if topic.type is TopicType.FIFO else place, []).append(place)
         outcomes: list[Outcome | None] = [None] * len(pairs)
+        deadline = self._clock() + SEND_SECONDS
+
+        async def send_one(pair: tuple[Outgoing, TopicSpec]) -> Outcome:
+            if self._clock() >= deadline:
+                return Outcome(Verdict.UNAVAILABLE, reason="Not sent: the messages before it took too long. It goes again.")
+            return await self._send(*pair)
 
         async def send_chain(chain: list[int]) -> None:
             for place in chain:
-                outcomes[place] = outcome = await self._send(*pairs[place])
+                outcomes[place] = outcome = await send_one(pairs[place])
                 if outcome.verdict is not Verdict.ACCEPTED:  # what stands behind it must not overtake it
                     for later in chain[chain.index(place) + 1 :]:
                         outcomes[later] = Outcome(Verdict.UNAVAILABLE, reason="An earlier message of its key was not accepted.")
@@ -103,7 +110,7 @@ class Sending:
         return [results[place] for place in range(len(items))]
 
     async def _send(self, message: Outgoing, topic: TopicSpec, *, is_half: bool = False) -> Outcome:
-        wire_id = half_id(message.message_id) if is_half else message.message_id
+        wire_id = (message.half_id or half_id(message.message_id)) if is_half else message.message_id
         try:
             endpoint = await self._endpoint(topic, message)
             request = service.SendMessageRequest(messages=[seal(message, topic.type, wire_id, self._link.resource(topic.name))])
