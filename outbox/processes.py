@@ -19,6 +19,11 @@ SET lane = excluded.lane, breaker = excluded.breaker, note = excluded.note, beat
 
 LEAVE = "DELETE FROM outbox_process WHERE kind = %s AND host = %s AND pid = %s AND broker = %s AND consumer_group = %s"
 
+# The newest row says it: a host may run several, and those that were killed leave rows behind.
+SILENCE = """
+SELECT extract(epoch FROM clock_timestamp() - max(beat_at))::float8 FROM outbox_process WHERE kind = %s AND host = %s
+"""
+
 FORGET_STALE = "DELETE FROM outbox_process WHERE beat_at < clock_timestamp() - %s"
 
 
@@ -40,6 +45,12 @@ def beat(
 def leave(connection: Connection, kind: str, *, broker: str = "", consumer_group: str = "") -> None:
     """Take this process's row away: it ends as it should."""
     connection.execute(LEAVE, [kind, socket.gethostname(), os.getpid(), broker, consumer_group])
+
+
+def silence(connection: Connection, kind: str) -> float | None:
+    """Say how many seconds ago a process of that kind on this host was last heard of; None: never, or it left."""
+    found = connection.execute(SILENCE, [kind, socket.gethostname()]).fetchone()
+    return found[0] if found else None
 
 
 def forget_stale(connection: Connection, *, after: timedelta = STALE_AFTER) -> int:

@@ -15,8 +15,9 @@ from outbox import database
 from outbox.consumer.backlog import Backlog, read_backlogs
 from outbox.errors import OutboxError
 from outbox.management.tables import age, table
+from outbox.processes import silence
 from outbox.relay.host import databases, ensure_fit
-from outbox.status import FailureStatus, Status, read_status
+from outbox.status import SILENT_AFTER, FailureStatus, Status, read_status
 
 
 class Command(BaseCommand):
@@ -28,8 +29,30 @@ class Command(BaseCommand):
     def add_arguments(self, parser: ArgumentParser) -> None:
         parser.add_argument("--database", action="append", metavar="ALIAS", help="may be repeated (default: all)")
         parser.add_argument("--json", action="store_true", help="print one line of JSON")
+        parser.add_argument(
+            "--alive",
+            choices=["relay", "consumer", "checker"],
+            help="only say whether one on this host was heard of in the last 30 s, with exit code 1 if not: for probes",
+        )
 
     def handle(self, **options: Any) -> None:
+        if options["alive"]:
+            self._probe(options["alive"], options["database"])
+        else:
+            self._show(**options)
+
+    def _probe(self, kind: str, only: list[str] | None) -> None:
+        try:
+            found = [_silence(alias, kind) for alias in databases(only)]
+        except (OutboxError, psycopg.Error) as error:
+            raise CommandError(str(error).strip(), returncode=2) from error
+        shortest = min((seconds for seconds in found if seconds is not None), default=None)
+        said = "never heard of" if shortest is None else f"heard of {age(shortest)} ago"
+        self.stdout.write(f"The {kind} on this host was {said}.")
+        if shortest is None or shortest > SILENT_AFTER.total_seconds():
+            raise SystemExit(1)
+
+    def _show(self, **options: Any) -> None:
         try:
             found = [_read(alias) for alias in databases(options["database"])]
             backlogs = read_backlogs()
@@ -47,6 +70,12 @@ def _read(alias: str) -> Status:
     with database.connect(alias, application_name="outbox status") as connection:
         ensure_fit(alias, connection)
         return read_status(connection, alias)
+
+
+def _silence(alias: str, kind: str) -> float | None:
+    with database.connect(alias, application_name="outbox status") as connection:
+        ensure_fit(alias, connection)
+        return silence(connection, kind)
 
 
 def _as_text(status: Status) -> str:

@@ -1,5 +1,7 @@
 import json
 import re
+import socket
+from datetime import UTC, datetime, timedelta
 from uuid import uuid4
 
 import pytest
@@ -83,3 +85,41 @@ class TestOutboxStatus:
             call_command("outbox_status", "--database", "nix")
 
         assert error.value.returncode == 2
+
+
+class TestAlive:
+    @pytest.fixture
+    def heard(self):
+        """A process was heard of so many seconds ago, on this host by default."""
+
+        def heard(seconds, host=None, kind="relay", pid=7):
+            process = Process.objects.create(kind=kind, host=host or socket.gethostname(), pid=pid, broker="default")
+            Process.objects.filter(pk=process.pk).update(beat_at=datetime.now(UTC) - timedelta(seconds=seconds))
+
+        return heard
+
+    @pytest.mark.parametrize(("seconds", "code"), [(20, 0), (40, 1)])
+    def test_asks_for_a_heartbeat_of_the_last_30_seconds(self, seconds, code, heard, capsys):
+        heard(seconds)
+
+        assert status("--alive", "relay") == code
+        assert capsys.readouterr().out == f"The relay on this host was heard of {seconds} s ago.\n"
+
+    def test_ends_with_1_when_none_was_heard_of(self, heard, capsys):
+        heard(0, kind="consumer")
+        heard(0, host="another")
+
+        assert status("--alive", "relay") == 1
+        assert capsys.readouterr().out == "The relay on this host was never heard of.\n"
+
+    def test_takes_the_one_heard_of_last(self, heard):
+        heard(40, pid=7)
+        heard(0, pid=8)
+
+        assert status("--alive", "relay") == 0
+
+    def test_does_not_mind_what_needs_a_person(self, heard):
+        heard(0)
+        BatchFactory(state=State.DEAD)
+
+        assert status("--alive", "relay") == 0

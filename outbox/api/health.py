@@ -1,0 +1,44 @@
+"""
+Health over HTTP, for anybody: 200 or 503 and one word for each database.
+
+`health/` says whether this process can publish: for load balancers and readiness probes. `health/outbox/` says whether
+anything needs a person, too: for monitors. Never let the second one take a shop off the network.
+"""
+
+from __future__ import annotations
+
+from rest_framework import status
+from rest_framework.renderers import JSONRenderer
+from rest_framework.request import Request
+from rest_framework.response import Response
+from rest_framework.views import APIView
+
+from outbox.health import Health, health, readiness
+
+
+class ReadinessView(APIView):
+    """Answer 200 while this process can publish to all its databases, else 503."""
+
+    authentication_classes = []
+    permission_classes = []
+    throttle_classes = []
+    renderer_classes = [JSONRenderer]
+
+    def get(self, request: Request) -> Response:
+        found = self.ask()
+        is_ok = all(one is Health.OK for one in found.values())
+        return Response(
+            {"status": "ok" if is_ok else "not ok", "databases": found},
+            status=status.HTTP_200_OK if is_ok else status.HTTP_503_SERVICE_UNAVAILABLE,
+            headers={"Cache-Control": "no-store"},
+        )
+
+    def ask(self) -> dict[str, Health]:
+        return readiness()
+
+
+class HealthView(ReadinessView):
+    """Answer 200 while nothing in the outbox needs a person, else 503."""
+
+    def ask(self) -> dict[str, Health]:
+        return health()

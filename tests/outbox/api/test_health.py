@@ -1,0 +1,80 @@
+import pytest
+from django.db import connections
+from django.test import Client
+from django.urls import reverse
+
+from outbox.health import Health
+from outbox.models import State
+from tests.factories import BatchFactory, TopicFactory
+
+pytestmark = pytest.mark.django_db(transaction=True, databases=["default", "other"])
+
+READY, WELL = reverse("outbox:health"), reverse("outbox:health-outbox")
+
+
+@pytest.fixture
+def get():
+    return lambda address: Client().get(address)
+
+
+@pytest.fixture
+def connect_with(monkeypatch):
+    """Have connections to one database opened with other parameters."""
+
+    def connect_with(alias, **parameters):
+        known = connections[alias].get_connection_params()
+        monkeypatch.setattr(connections[alias], "get_connection_params", lambda: {**known, **parameters})
+
+    return connect_with
+
+
+@pytest.mark.parametrize("address", [READY, WELL])
+class TestBothAddresses:
+    def test_answer_200_and_a_word_for_each_database(self, address, get):
+        answer = get(address)
+
+        assert answer.status_code == 200
+        assert answer.json() == {"status": "ok", "databases": {"default": "ok", "other": "ok"}}
+        assert answer.headers["Cache-Control"] == "no-store"
+
+    def test_answer_503_when_a_database_cannot_be_reached(self, address, get, connect_with):
+        connect_with("other", host="127.0.0.1", port=1)
+
+        answer = get(address)
+
+        assert answer.status_code == 503
+        assert answer.json() == {"status": "not ok", "databases": {"default": "ok", "other": "unreachable"}}
+
+    def test_answer_503_when_a_database_has_no_tables(self, address, get, connect_with):
+        connect_with("other", options="-c search_path=void")
+
+        answer = get(address)
+
+        assert (answer.status_code, answer.json()["databases"]) == (503, {"default": "ok", "other": "unfit"})
+
+    def test_answer_without_a_transaction_around_them(self, address, get, monkeypatch):
+        monkeypatch.setitem(connections["default"].settings_dict, "ATOMIC_REQUESTS", True)
+        monkeypatch.setattr(connections["default"], "ensure_connection", lambda: pytest.fail("asked for a transaction"))
+
+        assert get(address).status_code == 200
+
+    def test_take_no_post(self, address):
+        assert Client().post(address).status_code == 405
+
+
+class TestWhatNeedsAPerson:
+    @pytest.fixture(autouse=True)
+    def _a_dead_message(self, db):
+        BatchFactory(topic=TopicFactory(name="parcels"), state=State.DEAD)
+
+    def test_makes_the_outbox_unwell(self, get):
+        answer = get(WELL)
+
+        assert answer.status_code == 503
+        assert answer.json() == {"status": "not ok", "databases": {"default": Health.CONCERNS, "other": "ok"}}
+
+    def test_takes_no_shop_off_the_network(self, get):
+        assert get(READY).status_code == 200
+
+    def test_is_not_told_to_everybody(self, get):
+        assert b"parcels" not in get(WELL).content
