@@ -25,11 +25,10 @@ from outbox.brokers.options import read_options
 from outbox.brokers.rocketmq import looking
 from outbox.brokers.rocketmq.checks import Checks
 from outbox.brokers.rocketmq.envelope import TYPES, half_id
-from outbox.brokers.rocketmq.finishing import Finishing, group_name
 from outbox.brokers.rocketmq.link import Link, StatusError
 from outbox.brokers.rocketmq.options import RocketMQOptions, problems
-from outbox.brokers.rocketmq.reading import Reading
-from outbox.brokers.rocketmq.sending import SEND_SECONDS, Sending
+from outbox.brokers.rocketmq.reading import Reading, group_name
+from outbox.brokers.rocketmq.sending import Sending
 from outbox.brokers.rocketmq.stubs import definition
 from outbox.brokers.rocketmq.verdicts import verdict_of
 from outbox.errors import BrokerUnavailable
