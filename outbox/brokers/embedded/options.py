@@ -12,6 +12,8 @@ from django.db import connections
 from outbox.brokers.base import Problem
 from outbox.brokers.options import Options, problems_with, read_options
 
+MOST_INTERVALS = 16  # as TAKE_DUE_HALVES doubles them
+
 
 class EmbeddedOptions(Options, frozen=True):
     """Where the tables live, and when half messages are asked about."""
@@ -21,9 +23,20 @@ class EmbeddedOptions(Options, frozen=True):
     check_after: timedelta = timedelta(seconds=6)  # the first ask; above the longest batch of a relay
     check_interval: timedelta = timedelta(seconds=10)  # before the second ask; doubled each time, at most 16-fold
     check_limit: Annotated[int, msgspec.Meta(ge=1, le=1000)] = 15  # asked so often, a half is parked
-    statement_timeout: timedelta = timedelta(seconds=30)
+    statement_timeout: timedelta = timedelta(seconds=10)  # a batch is stored by two statements at most
     connect_timeout: timedelta = timedelta(seconds=5)
     clock: Callable[[], datetime] | None = None  # for tests; else the database's
+
+    @property
+    def longest_send(self) -> timedelta:
+        """A batch of messages with and without a time is two statements; the connection may have to be opened first."""
+        return self.connect_timeout + 2 * self.statement_timeout
+
+    @property
+    def half_life(self) -> timedelta:
+        """From its birth to the moment when a half message that nobody ended is parked."""
+        waits = [min(2**asked, MOST_INTERVALS) for asked in range(self.check_limit)]
+        return self.check_after + self.check_interval * sum(waits)
 
 
 def problems(raw: Mapping[str, Any]) -> list[Problem]:
@@ -37,6 +50,13 @@ def problems(raw: Mapping[str, Any]) -> list[Problem]:
             Problem(
                 f'OPTIONS["DATABASE"] is {options.database!r}, which is not in DATABASES.',
                 f'Name one of {known}. Without it, the tables are looked for in "default".',
+            )
+        )
+    elif "DATABASE" in raw and (vendor := connections[options.database].vendor) != "postgresql":  # E007 names the default
+        found.append(
+            Problem(
+                f'OPTIONS["DATABASE"] is {options.database!r}, which is {vendor}.',
+                "The embedded broker keeps its tables in PostgreSQL only. Name such a database.",
             )
         )
     found.extend(

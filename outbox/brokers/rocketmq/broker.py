@@ -28,7 +28,7 @@ from outbox.brokers.rocketmq.envelope import TYPES, half_id
 from outbox.brokers.rocketmq.link import Link, StatusError
 from outbox.brokers.rocketmq.options import RocketMQOptions, problems
 from outbox.brokers.rocketmq.reading import Reading, group_name
-from outbox.brokers.rocketmq.sending import Sending
+from outbox.brokers.rocketmq.sending import SEND_SECONDS, Sending
 from outbox.brokers.rocketmq.stubs import definition
 from outbox.brokers.rocketmq.verdicts import verdict_of
 from outbox.errors import BrokerUnavailable
@@ -60,6 +60,16 @@ class RocketMQBroker(Broker):
     def check_options(cls, options: Mapping[str, Any]) -> list[Problem]:
         """Say what is wrong with the OPTIONS, without a connection."""
         return problems(options)
+
+    @classmethod
+    def longest_send(cls, options: Mapping[str, Any]) -> timedelta:
+        """Say how long a send of one batch may take: the last message that is begun may ask for its route first."""
+        return timedelta(seconds=SEND_SECONDS) + 2 * read_options(RocketMQOptions, options).request_timeout
+
+    @classmethod
+    def half_life(cls, options: Mapping[str, Any]) -> timedelta:
+        """Say up to which age a half message may be asked about."""
+        return read_options(RocketMQOptions, options).check_horizon
 
     def check(self) -> list[Problem]:
         """Say what is wrong with the options, and which topics the server does not have, or has with another type."""

@@ -4,6 +4,7 @@ from datetime import timedelta
 from typing import Any
 
 import pytest
+from django.db import connections
 
 from outbox.brokers.embedded import EmbeddedBroker
 from outbox.errors import ConfigurationError
@@ -33,6 +34,30 @@ class TestCheckOptions:
         assert problem.is_error
         assert said in problem.text
         assert hint in problem.hint
+
+    def test_finds_a_database_that_is_not_postgresql(self, monkeypatch):
+        monkeypatch.setattr(connections["other"], "vendor", "sqlite")
+
+        [problem] = EmbeddedBroker.check_options({"DATABASE": "other"})
+
+        assert problem.text == "OPTIONS[\"DATABASE\"] is 'other', which is sqlite."
+
+    def test_leave_a_default_that_was_not_named_to_the_check_of_databases(self, monkeypatch):
+        monkeypatch.setattr(connections["default"], "vendor", "sqlite")
+
+        assert EmbeddedBroker.check_options({}) == []
+
+
+class TestTheTimes:
+    def test_of_a_send_are_those_of_connecting_and_of_two_statements(self):
+        options = {"CONNECT_TIMEOUT": timedelta(seconds=1), "STATEMENT_TIMEOUT": timedelta(seconds=10)}
+
+        assert EmbeddedBroker.longest_send(options) == timedelta(seconds=21)
+
+    def test_of_a_half_message_end_when_it_is_parked(self):
+        options = {"CHECK_AFTER": timedelta(seconds=6), "CHECK_INTERVAL": timedelta(seconds=10), "CHECK_LIMIT": 7}
+
+        assert EmbeddedBroker.half_life(options) == timedelta(seconds=6 + 10 + 20 + 40 + 80 + 160 + 160 + 160)
 
 
 class TestBroker:
