@@ -77,7 +77,7 @@ def check_topic_types(**kwargs: Any) -> list[CheckMessage]:
 
 
 def check_message_types(**kwargs: Any) -> list[CheckMessage]:
-    """E005: a message type names no topic, and is no base of others. E006: its topic is not in settings."""
+    """E005: a message type names no topic, and is no base of others. E006: its topic is not in settings. E013: its mask."""
     return [problem for kind in message_types().values() for problem in _problems_of(kind)]
 
 
@@ -151,6 +151,21 @@ def _settings() -> conf.Settings:
 
 
 def _problems_of(kind: type[Message]) -> list[CheckMessage]:
+    return [*_problems_of_topic(kind), *_problems_of_mask(kind)]
+
+
+def _problems_of_mask(kind: type[Message]) -> Iterator[CheckMessage]:
+    fields = kind.__struct_fields__
+    for name in kind._meta.mask:
+        if name not in fields:
+            yield Error(
+                f"Message type {kind.__module__}.{kind.__qualname__} masks {name!r}, which is none of its fields.",
+                hint=f"Its fields are {', '.join(fields)}. A field that is misspelt here would be shown.",
+                id="outbox.E013",
+            )
+
+
+def _problems_of_topic(kind: type[Message]) -> list[CheckMessage]:
     topic = kind._meta.topic
     name = f"{kind.__module__}.{kind.__qualname__}"
     if topic:

@@ -106,6 +106,7 @@ class MessageOptions:
     tag: str = ""
     type: str = ""
     version: int = 1
+    mask: tuple[str, ...] = ()
 
 
 @dataclass_transform(frozen_default=True, field_specifiers=(msgspec.field,))
@@ -118,7 +119,8 @@ class Message(msgspec.Struct, frozen=True, metaclass=_MessageType):
     Base of message types: frozen, typed, validated when published and when received.
 
     `class Meta` may name `topic` (needed to publish), `key` (a field: search, order, idempotency scope), `tag`,
-    `version` (a whole number, raised when the shape changes) and `type` (the name on the wire, by default the class's).
+    `version` (a whole number, raised when the shape changes), `type` (the name on the wire, by default the class's) and
+    `mask` (fields that the admin shows only to those who may see them).
     """
 
     _meta: ClassVar[MessageOptions] = MessageOptions()
@@ -181,7 +183,9 @@ def _read_meta(cls: type[Message]) -> MessageOptions:
     known = set(MessageOptions.__dataclass_fields__)
     if unknown := sorted(set(given) - known):
         raise TypeError(f"{cls.__name__}.Meta has unknown options {unknown}. Known are {sorted(known)}.")
-    return MessageOptions(**{"type": cls.__name__, **given})
+    if not isinstance(given.get("mask", ()), list | tuple):
+        raise TypeError(f'{cls.__name__}.Meta.mask is a list of fields, such as ["customer"], not {given["mask"]!r}.')
+    return MessageOptions(**{"type": cls.__name__, **given, "mask": tuple(given.get("mask", ()))})
 
 
 def _register(cls: type[Message]) -> None:
@@ -224,6 +228,8 @@ class Token:
 
     Args:
         source: the stable id of the database that holds the batch.
+        batch: 0 where the publishing transaction itself sent the half message (half first): nobody could see its batch
+            yet, so the message's id finds it.
         position: the message's place in its batch, from 1.
     """
 
@@ -231,6 +237,11 @@ class Token:
     batch: int
     attempt: int
     position: int
+
+    @property
+    def is_half_first(self) -> bool:
+        """Whether the publishing transaction sent the half message, not a relay."""
+        return self.batch == 0
 
     def __str__(self) -> str:
         return f"{self.source}:{self.batch}:{self.attempt}:{self.position}"

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from datetime import datetime
+
 import psycopg
 from django.db import ProgrammingError, connections
 
@@ -22,6 +24,18 @@ ON CONFLICT (name) DO UPDATE SET broker = excluded.broker, type = excluded.type,
 WHERE (outbox_topic.broker, outbox_topic.type, outbox_topic.ordered)
    IS DISTINCT FROM (excluded.broker, excluded.type, excluded.ordered)
 """
+
+# Who pauses a topic that is paused already changes nothing, nor who resumes it from another pause than the one he saw.
+PAUSE = """
+UPDATE outbox_topic SET paused = true, paused_at = clock_timestamp(), paused_by = %(by)s, pause_reason = %(reason)s
+WHERE name = %(name)s AND id <> 0 AND NOT paused
+"""
+RESUME = """
+UPDATE outbox_topic SET paused = false, paused_at = NULL, paused_by = '', pause_reason = ''
+WHERE name = %(name)s AND id <> 0 AND paused AND paused_at IS NOT DISTINCT FROM %(since)s
+"""
+
+WAKE = "SELECT pg_notify('outbox', '') FROM outbox_idle LIMIT 1"
 
 _ids: dict[tuple[str, str], int] = {}
 
@@ -66,6 +80,32 @@ def topic_id(name: str, using: str) -> int:
     assert row is not None
     _ids[database_name, name] = row[0]
     return int(row[0])
+
+
+def pause(connection: database.Connection, name: str, *, by: str, reason: str) -> bool:
+    """
+    Have relays claim no messages of a topic; publishing goes on, and so does what its broker already holds.
+
+    Returns:
+        False when it was paused before; nothing is changed then.
+    """
+    return connection.execute(PAUSE, {"name": name, "by": by, "reason": reason}).rowcount == 1
+
+
+def resume(connection: database.Connection, name: str, *, since: datetime | None) -> bool:
+    """
+    End a topic's pause, and wake a relay.
+
+    Args:
+        since: the `paused_at` of that pause.
+
+    Returns:
+        False when that pause was over before, or another one has begun; nothing is changed then.
+    """
+    if connection.execute(RESUME, {"name": name, "since": since}).rowcount == 0:
+        return False
+    connection.execute(WAKE)
+    return True
 
 
 def forget(using: str) -> None:

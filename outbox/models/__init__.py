@@ -12,12 +12,13 @@ from outbox.models.embedded import (
     EmbeddedTopic,
     HalfState,
 )
-from outbox.models.inbox import Duplicate, FailedDelivery, Gap, Inbox
+from outbox.models.inbox import DeadLetter, Duplicate, FailedDelivery, Gap, Inbox, InboxRow
 from outbox.models.message import Dedupe, Delayed, MessageRow, MessageState, Ticket, Topic
 
 __all__ = [
     "Batch",
     "CheckBack",
+    "DeadLetter",
     "DeadMessage",
     "Dedupe",
     "Delayed",
@@ -34,6 +35,7 @@ __all__ = [
     "Gap",
     "HalfState",
     "Inbox",
+    "InboxRow",
     "Lane",
     "MessageRow",
     "MessageState",

@@ -104,6 +104,10 @@ class DeadMessage(models.Model):
 
     class Meta:
         db_table = "outbox_dead"
+        permissions = [
+            ("retry_deadmessage", "Can have dead messages sent again"),
+            ("discard_deadmessage", "Can let dead messages rest"),
+        ]
 
     def __str__(self) -> str:
         return f"{self.message_id}: {self.reason}"

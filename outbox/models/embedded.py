@@ -94,7 +94,8 @@ class EmbeddedHalf(models.Model):
 
     class Meta:
         db_table = "outbox_embedded_half"
-        verbose_name_plural = "embedded halves"
+        verbose_name = "half message"
+        permissions = [("ask_embeddedhalf", "Can have half messages asked about")]
 
     def __str__(self) -> str:
         return f"{self.id}: {self.message_id}"

@@ -42,6 +42,29 @@ class Inbox(models.Model):
         return f"{self.consumer_group}: {self.dedupe_key}"
 
 
+class InboxRow(models.Model):
+    """The inbox with one text as its key, for the admin, which takes no composite one. A view; never look for an id."""
+
+    id = models.TextField(primary_key=True)
+    consumer_group = models.TextField()
+    dedupe_key = models.TextField()
+    message_id = models.UUIDField()
+    topic = models.TextField()
+    lane = models.SmallIntegerField(null=True)
+    number = models.BigIntegerField(null=True)
+    nth = models.IntegerField()
+    handled_at = models.DateTimeField()
+
+    class Meta:
+        db_table = "outbox_inbox_row"
+        managed = False
+        default_permissions = ()  # whoever may view the inbox
+        verbose_name = "inbox row"
+
+    def __str__(self) -> str:
+        return self.id
+
+
 class FailedDelivery(models.Model):
     """
     A try of a handler that failed. `nth`: which delivery to the group it was, from 1.
@@ -76,6 +99,18 @@ class FailedDelivery(models.Model):
 
     def __str__(self) -> str:
         return f"{self.consumer_group}: {self.message_id} try {self.nth}"
+
+
+class DeadLetter(FailedDelivery):
+    """What the admin calls dead letters, and the permissions for them. They themselves lie with the brokers."""
+
+    class Meta:
+        proxy = True
+        default_permissions = ("view",)
+        permissions = [
+            ("retry_deadletter", "Can have dead letters delivered again"),
+            ("discard_deadletter", "Can discard dead letters"),
+        ]
 
 
 class Duplicate(models.Model):

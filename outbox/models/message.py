@@ -19,9 +19,13 @@ class Topic(models.Model):
     type = models.TextField()
     ordered = models.BooleanField(default=False)
     paused = models.BooleanField(default=False)
+    paused_at = models.DateTimeField(null=True)
+    paused_by = models.TextField(db_default="")
+    pause_reason = models.TextField(db_default="")
 
     class Meta:
         db_table = "outbox_topic"
+        permissions = [("pause_topic", "Can pause and resume topics")]
 
     def __str__(self) -> str:
         return self.name
@@ -41,6 +45,7 @@ class MessageRow(models.Model):
     class Meta:
         db_table = "outbox_message"
         verbose_name = "message"
+        permissions = [("view_body", "Can view masked fields and bodies of messages")]
 
     def __str__(self) -> str:
         return str(self.id)

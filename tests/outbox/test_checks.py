@@ -129,6 +129,22 @@ class TestE006:
         assert "Stray: Topic 'oders' is not in OUTBOX[\"TOPICS\"]. Did you mean 'orders'?" in problem.msg
 
 
+class TestE013:
+    def test_finds_a_mask_that_names_no_field(self, settings):
+        settings.OUTBOX = {"BROKERS": BROKERS, "TOPICS": {"orders": {}}}
+
+        class Masked(Message):
+            customer: str
+
+            class Meta:
+                topic = "orders"
+                mask = ["customer", "costumer"]
+
+        (problem,) = found()
+        assert problem.id == "outbox.E013"
+        assert "Masked masks 'costumer', which is none of its fields" in problem.msg
+
+
 class TestE007:
     def test_finds_a_database_that_is_not_postgresql(self):
         code = (

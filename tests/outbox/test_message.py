@@ -38,8 +38,16 @@ class TestAMessageType:
         assert message_type("shop.Order") is message_types()["shop.Order"] is kind
         assert message_type("Order") is None
 
+    def test_takes_a_list_of_fields_to_mask(self):
+        assert make(mask=["total"])._meta.mask == ("total",)
+
+    def test_refuses_a_mask_that_is_one_text(self):
+        with pytest.raises(TypeError, match=r'Order\.Meta\.mask is a list of fields, such as \["customer"\], not \'total\''):
+            make(mask="total")
+
     def test_refuses_an_unknown_option(self):
-        with pytest.raises(TypeError, match=r"Order\.Meta has unknown options \['topics'\]\. Known are \['key', 'tag', 'topic'"):
+        known = r"Order\.Meta has unknown options \['topics'\]\. Known are \['key', 'mask', 'tag', 'topic'"
+        with pytest.raises(TypeError, match=known):
             make(topics="orders")
 
     def test_refuses_a_name_that_another_has(self):

@@ -6,7 +6,7 @@ from django.db import InternalError, transaction
 
 from outbox import database
 from outbox.models import Topic
-from outbox.topics import forget, topic_id, write_topics
+from outbox.topics import forget, pause, resume, topic_id, write_topics
 
 pytestmark = pytest.mark.django_db
 
@@ -63,3 +63,68 @@ class TestTopicId:
         write_topics("default")
 
         assert topic_id("drawn", "default") == Topic.objects.get(name="drawn").id
+
+
+class TestPause:
+    def test_says_who_paused_and_why(self):
+        write_topics("default")
+
+        done = pause(database.raw("default"), "drawn", by="ada", reason="the warehouse moves")
+
+        topic = Topic.objects.get(name="drawn")
+        assert done is True
+        assert (topic.paused, topic.paused_by, topic.pause_reason) == (True, "ada", "the warehouse moves")
+        assert topic.paused_at is not None
+
+    def test_changes_nothing_where_another_was_faster(self):
+        write_topics("default")
+        pause(database.raw("default"), "drawn", by="ada", reason="the warehouse moves")
+
+        done = pause(database.raw("default"), "drawn", by="bob", reason="lunch")
+
+        assert done is False
+        assert Topic.objects.get(name="drawn").paused_by == "ada"
+
+
+class TestResume:
+    def test_ends_the_pause_and_forgets_who_and_why(self):
+        write_topics("default")
+        pause(database.raw("default"), "drawn", by="ada", reason="the warehouse moves")
+
+        done = resume(database.raw("default"), "drawn", since=Topic.objects.get(name="drawn").paused_at)
+
+        topic = Topic.objects.get(name="drawn")
+        assert done is True
+        assert (topic.paused, topic.paused_at, topic.paused_by, topic.pause_reason) == (False, None, "", "")
+
+    def test_leaves_a_pause_alone_that_another_has_begun_since(self):
+        write_topics("default")
+        pause(database.raw("default"), "drawn", by="ada", reason="the warehouse moves")
+        seen = Topic.objects.get(name="drawn").paused_at
+        resume(database.raw("default"), "drawn", since=seen)
+        pause(database.raw("default"), "drawn", by="bob", reason="the database moves")
+
+        done = resume(database.raw("default"), "drawn", since=seen)
+
+        assert done is False
+        assert Topic.objects.get(name="drawn").paused_by == "bob"
+
+    def test_ends_a_pause_that_was_made_by_hand(self):
+        write_topics("default")
+        Topic.objects.filter(name="drawn").update(paused=True)
+
+        assert resume(database.raw("default"), "drawn", since=None) is True
+
+    def test_wakes_a_relay(self):
+        write_topics("default")
+        pause(database.raw("default"), "drawn", by="ada", reason="the warehouse moves")
+        with database.connect("default") as relay:
+            relay.execute("LISTEN outbox")
+            relay.execute("INSERT INTO outbox_idle VALUES (-1)")
+            with database.connect("default") as own:
+                own.execute("INSERT INTO outbox_topic (name, type, paused) VALUES ('woken', 'normal', true)")
+                resume(own, "woken", since=None)
+                own.execute("DELETE FROM outbox_topic WHERE name = 'woken'")
+                own.execute("DELETE FROM outbox_idle WHERE relay = -1")
+
+            assert list(relay.notifies(timeout=5, stop_after=1)) != []
