@@ -8,7 +8,7 @@ left takes the batch itself. A message whose day was dropped gets its row back f
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from uuid import UUID
 
@@ -19,13 +19,13 @@ from outbox.partitions import day_of, make_day
 logger = logging.getLogger(__name__)
 
 BATCHES_AT_ONCE = 100
+MESSAGES_AT_ONCE = 500
 
-# The dead batch that holds a message, where in it, and how many messages are left there.
+# The dead batches that hold some messages: how many are left in each, which of them are asked for, and where they stand.
 FIND_DEAD = """
-SELECT id, array_position(message_ids, %(message)s), cardinality(message_ids) - cardinality(split)
-FROM outbox_batch
-WHERE state = 4 AND %(message)s = ANY(message_ids) AND array_position(message_ids, %(message)s)::smallint <> ALL(split)
-LIMIT 1
+SELECT b.id, cardinality(b.message_ids) - cardinality(b.split), array_agg(u.id ORDER BY u.n), array_agg(u.n ORDER BY u.n)
+FROM outbox_batch b, unnest(b.message_ids) WITH ORDINALITY u(id, n)
+WHERE b.state = 4 AND u.id = ANY(%s::uuid[]) AND u.n <> ALL(b.split) GROUP BY b.id ORDER BY b.id
 """
 
 DEAD_BATCHES = """
@@ -33,10 +33,11 @@ SELECT b.id, b.message_ids FROM outbox_batch b JOIN outbox_topic t ON t.id = b.t
 WHERE b.state = 4 AND b.id > %s AND (%s::text IS NULL OR t.name = %s) ORDER BY b.id LIMIT %s
 """
 
-# Whole batches: sent again from the first try on, or skipped.
+# Whole batches: sent again from the first try on, or skipped. Gives the messages that were left in each.
 SETTLE = """
 UPDATE outbox_batch SET state = %(next)s, tries = 0, due_at = CASE WHEN %(next)s = 0 THEN clock_timestamp() END
-WHERE id = ANY(%(ids)s) AND state = 4 RETURNING cardinality(message_ids) - cardinality(split)
+WHERE id = ANY(%(ids)s) AND state = 4
+RETURNING ARRAY(SELECT u.id FROM unnest(message_ids) WITH ORDINALITY u(id, n) WHERE u.n <> ALL(split))
 """
 
 # One message of a dead batch leaves it. Its order key goes with it: the batch stays dead and holds only the others' keys.
@@ -69,6 +70,8 @@ SELECT d.message_id, t.id, d.key, d.headers, d.about, d.body FROM outbox_dead d 
 WHERE d.message_id = ANY(%s) ON CONFLICT DO NOTHING
 """
 
+TOO_LATE = "Somebody else was faster. Look again."
+
 WAKE = "SELECT pg_notify('outbox', '') FROM outbox_idle LIMIT 1"
 
 
@@ -85,26 +88,22 @@ class Settled:
     messages: int = 0
     refused: dict[str, str] = field(default_factory=dict)
 
+    def refuse(self, message_ids: Iterable[UUID], reason: str) -> None:
+        """Note why nothing was done about these."""
+        self.refused.update({str(message_id): reason for message_id in message_ids})
+
 
 def settle_messages(connection: Connection, message_ids: Sequence[UUID], *, skip: bool = False) -> Settled:
     """
-    Have dead messages sent again, or let them rest, one by one.
+    Have dead messages sent again, or let them rest.
 
     Args:
-        connection: in autocommit.
+        connection: in autocommit, or in a transaction that shall do all of it or nothing.
         skip: let them rest, state SKIPPED.
     """
     settled = Settled()
-    for message_id in message_ids:
-        dead = connection.execute(FIND_DEAD, {"message": message_id}).fetchone()
-        if dead is None:
-            settled.refused[str(message_id)] = "It is not dead."
-        elif not skip and _restore(connection, [message_id]):
-            settled.refused[str(message_id)] = "Its message row is gone, and no copy is kept. Skip it."
-        elif _settle_one(connection, *dead, next_state=_next(skip=skip)):
-            settled.messages += 1
-        else:
-            settled.refused[str(message_id)] = "Somebody else was faster. Look again."
+    for start in range(0, len(message_ids), MESSAGES_AT_ONCE):
+        _settle_some(connection, message_ids[start : start + MESSAGES_AT_ONCE], settled, skip=skip)
     _finish(connection, settled, skip=skip)
     return settled
 
@@ -124,7 +123,7 @@ def settle_all(connection: Connection, *, topic: str | None = None, skip: bool =
         if not skip:
             _restore(connection, [message_id for _, message_ids in batches for message_id in message_ids])
         arguments = {"ids": [batch_id for batch_id, _ in batches], "next": _next(skip=skip)}
-        settled.messages += sum(count for (count,) in connection.execute(SETTLE, arguments).fetchall())
+        settled.messages += sum(len(ids) for (ids,) in connection.execute(SETTLE, arguments).fetchall())
     _finish(connection, settled, skip=skip)
     return settled
 
@@ -133,11 +132,33 @@ def _next(*, skip: bool) -> State:
     return State.SKIPPED if skip else State.RELEASED
 
 
-def _settle_one(connection: Connection, batch_id: int, position: int, left: int, *, next_state: State) -> bool:
-    """Settle one message of a dead batch; False when another person was faster."""
-    if left == 1:
-        return connection.execute(SETTLE, {"ids": [batch_id], "next": next_state}).rowcount == 1
-    return connection.execute(SETTLE_ONE, {"id": batch_id, "position": position, "next": next_state}).rowcount == 1
+def _settle_some(connection: Connection, message_ids: Sequence[UUID], settled: Settled, *, skip: bool) -> None:
+    dead = connection.execute(FIND_DEAD, [list(message_ids)]).fetchall()
+    found = [message_id for _, _, ids, _ in dead for message_id in ids]
+    settled.refuse(set(message_ids) - set(found), "It is not dead.")
+    bare = set() if skip else set(_restore(connection, found))
+    settled.refuse(bare, "Its message row is gone, and no copy is kept. Skip it.")
+    whole: dict[int, set[UUID]] = {}
+    for batch_id, left, ids, positions in dead:
+        chosen = {message_id: place for message_id, place in zip(ids, positions, strict=True) if message_id not in bare}
+        if len(chosen) == left:
+            whole[batch_id] = set(chosen)
+        else:
+            _settle_each(connection, batch_id, chosen, settled, skip=skip)
+    rows = connection.execute(SETTLE, {"ids": list(whole), "next": _next(skip=skip)}).fetchall() if whole else []
+    done = {message_id for (ids,) in rows for message_id in ids}
+    settled.messages += len(done)
+    settled.refuse({message_id for ids in whole.values() for message_id in ids} - done, TOO_LATE)
+
+
+def _settle_each(connection: Connection, batch_id: int, places: Mapping[UUID, int], settled: Settled, *, skip: bool) -> None:
+    """Take some messages out of a dead batch in which others stay."""
+    for message_id, position in places.items():
+        arguments = {"id": batch_id, "position": position, "next": _next(skip=skip)}
+        if connection.execute(SETTLE_ONE, arguments).rowcount:
+            settled.messages += 1
+        else:
+            settled.refuse([message_id], TOO_LATE)
 
 
 def _restore(connection: Connection, message_ids: Sequence[UUID]) -> list[UUID]:

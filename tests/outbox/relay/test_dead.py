@@ -62,9 +62,9 @@ class TestSettleMessages:
         assert Batch.objects.exclude(id=batch.id).get().order_keys == [22]
 
     def test_gives_no_order_keys_to_a_batch_without_order(self, make_relay, connection):
-        batch = dead(size=2, topic=TopicFactory(type="transaction"))
+        batch = dead(size=3, topic=TopicFactory(type="transaction"))
 
-        settle_messages(connection, batch.message_ids)
+        settle_messages(connection, batch.message_ids[:2])
 
         batch.refresh_from_db()
         assert batch.order_keys is None
@@ -132,6 +132,31 @@ class TestSettleMessages:
 
         assert settled.refused == {str(batch.message_ids[0]): "Somebody else was faster. Look again."}
         assert Batch.objects.get().state == change.get("state", State.DEAD)
+
+    def test_takes_no_message_that_somebody_else_took_out_of_the_batch_meanwhile(self, connection, monkeypatch):
+        batch = dead(size=3)
+        monkeypatch.setattr(
+            "outbox.relay.dead._restore", lambda *args: Batch.objects.filter(id=batch.id).update(split=[2]) and []
+        )
+
+        settled = settle_messages(connection, batch.message_ids)
+
+        assert settled.messages == 2
+        assert settled.refused == {str(batch.message_ids[1]): "Somebody else was faster. Look again."}
+
+    def test_asks_the_database_the_same_few_times_for_many_messages(self, connection):
+        many = [message_id for _ in range(20) for message_id in dead().message_ids]
+        statements = []
+
+        class Counting:
+            def execute(self, statement, *args):
+                statements.append(statement)
+                return connection.execute(statement, *args)
+
+        settled = settle_messages(Counting(), many)
+
+        assert settled.messages == 20
+        assert len(statements) == 4
 
     def test_restores_a_message_row_from_its_copy(self, connection):
         topic = TopicFactory()
