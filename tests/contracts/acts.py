@@ -1,11 +1,12 @@
 """What tests of the contract do all the time, said shortly."""
 
+import time
 import uuid
 from collections.abc import Iterable
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 
-from outbox.brokers.base import Broker, Delivery, Ended, HalfRef, Outgoing, Verdict
+from outbox.brokers.base import Broker, DeadLetter, Delivery, Ended, HalfRef, Outgoing, Verdict
 from outbox.message import COMMIT, Resolution, TopicType
 from tests.contracts.harness import Harness
 
@@ -85,3 +86,12 @@ class Acts:
 
     def waiting(self, kind: TopicType = TopicType.NORMAL, group: str = "group") -> int:
         return self.broker.backlog(group).get(self.harness.topic(kind), 0)
+
+    def dead_letters(self, group: str = "group", *, count: int = 0) -> list[DeadLetter]:
+        """List those of this test, so many at least as soon as they can be seen."""
+        topics = {topic.name for topic in self.harness.topics.values()}
+        deadline = time.monotonic() + self.harness.lateness.total_seconds()
+        while True:
+            found = [letter for letter in self.broker.dead_letters(group, limit=10_000) if letter.topic in topics]
+            if len(found) >= count or time.monotonic() >= deadline:
+                return found

@@ -31,6 +31,7 @@ class Harness(abc.ABC):
     refuses_second_ack = True  # an ack of what was acked before gives False
     can_start_at_the_end = True  # START="latest"
     finds_dead_letters = True  # find() says what some group gave up
+    keeps_reasons = True  # a dead letter says why it was given up
     counts_what_is_handled = True  # backlog() includes what was received and not finished
 
     def __init__(self) -> None:

@@ -80,7 +80,7 @@ class RocketMQHarness(Harness):
     refuses_second_ack = False
     can_start_at_the_end = False
     counts_what_is_handled = False
-    finds_dead_letters = False
+    keeps_reasons = False
 
     def __init__(self) -> None:
         super().__init__()

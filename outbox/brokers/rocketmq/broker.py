@@ -10,6 +10,7 @@ import grpc
 
 from outbox.brokers.base import (
     Broker,
+    DeadLetter,
     Delivery,
     EndSemantics,
     Found,
@@ -22,12 +23,13 @@ from outbox.brokers.base import (
 )
 from outbox.brokers.objections import known_topic, objection
 from outbox.brokers.options import read_options
-from outbox.brokers.rocketmq import looking
+from outbox.brokers.rocketmq import dead_letters, looking
 from outbox.brokers.rocketmq.checks import Checks
 from outbox.brokers.rocketmq.envelope import TYPES, half_id
+from outbox.brokers.rocketmq.finishing import Finishing, group_name
 from outbox.brokers.rocketmq.link import Link, StatusError
 from outbox.brokers.rocketmq.options import RocketMQOptions, problems
-from outbox.brokers.rocketmq.reading import Reading, group_name
+from outbox.brokers.rocketmq.reading import Reading
 from outbox.brokers.rocketmq.sending import SEND_SECONDS, Sending
 from outbox.brokers.rocketmq.stubs import definition
 from outbox.brokers.rocketmq.verdicts import verdict_of
@@ -43,6 +45,7 @@ class RocketMQBroker(Broker):
     supports_order: ClassVar[bool] = True
     supports_delay: ClassVar[bool] = True
     supports_tags: ClassVar[bool] = True
+    supports_replay: ClassVar[bool] = True
     asks_producers: ClassVar[bool] = True
     max_delay = timedelta(hours=24)
 
@@ -53,7 +56,8 @@ class RocketMQBroker(Broker):
         self.check_horizon = self._settings.check_horizon
         self._link = Link(self._settings)
         self._sending = Sending(self._link)
-        self._reading = Reading(self._link, self.topics)
+        self._finishing = Finishing(self._link, self.topics)
+        self._reading = Reading(self._link, self.topics, self._finishing)
         self._checks: Checks | None = None
 
     @classmethod
@@ -118,15 +122,30 @@ class RocketMQBroker(Broker):
 
     def ack(self, deliveries: Sequence[Delivery]) -> list[bool]:
         """Finish deliveries that are still held."""
-        return self._reading.ack(deliveries)
+        return self._finishing.ack(deliveries)
 
     def retry(self, delivery: Delivery, after: timedelta) -> bool:
         """Let go of a delivery; its message is due again after that time."""
-        return self._reading.retry(delivery, after)
+        return self._finishing.retry(delivery, after)
 
     def dead_letter(self, delivery: Delivery, reason: str) -> bool:
         """Move the message to the topic %DLQ% of the group. The reason stands in our own record of the try."""
-        return self._reading.dead_letter(delivery)
+        return self._finishing.dead_letter(delivery)
+
+    def dead_letters(self, group: str, *, limit: int = 100) -> list[DeadLetter]:
+        """List what a group gave up, without reasons. Raises BrokerUnavailable without BROKER_ADDRESSES."""
+        self._insist_on_addresses("dead_letters()")
+        return dead_letters.dead_letters(self._settings, group, self._server_groups(group), limit)
+
+    def replay(self, group: str, letters: Sequence[str]) -> int:
+        """Send copies of dead letters to their group alone, attempts from 1."""
+        self._insist_on_addresses("replay()")
+        return dead_letters.replay(self._settings, group, self._server_groups(group), set(letters))
+
+    def discard(self, group: str, letters: Sequence[str]) -> int:
+        """Have dead letters listed no more; the server's log keeps them for its time."""
+        self._insist_on_addresses("discard()")
+        return dead_letters.discard(self._settings, self._server_groups(group), set(letters))
 
     def backlog(self, group: str) -> dict[str, int]:
         """Count, per topic, what a group has not been handed yet. Raises BrokerUnavailable without BROKER_ADDRESSES."""
@@ -151,6 +170,9 @@ class RocketMQBroker(Broker):
         if self._reading.is_used:
             self._reading.close()
         self._link.close()
+
+    def _server_groups(self, group: str) -> set[str]:
+        return {group_name(group, topic) for topic in self.topics.values()}
 
     def _insist_on_addresses(self, what: str) -> None:
         if not self._settings.broker_addresses:

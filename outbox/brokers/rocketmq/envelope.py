@@ -18,6 +18,9 @@ from outbox.message import Half, Header, TopicType
 # Properties of ours beside the headers, each only where it is needed.
 KEY, TOKEN, HEADERS = "outbox-key", "outbox-token", "outbox-headers"
 
+# The group that a replayed dead letter is for; the others pass it over.
+ADDRESSEE = "outbox-replayed-for"
+
 # Between a message's id and what tells one physical half message of it from the next.
 HALF_MARK = "."
 
@@ -95,6 +98,16 @@ def open_delivery(message: Any, group: str) -> Delivery:
     )
 
 
+def is_for(message: Any, group: str) -> bool:
+    """Whether a group shall see a message that was received."""
+    return bool(message.user_properties.get(ADDRESSEE, group) == group)
+
+
+def message_id_of(properties: Mapping[str, str]) -> str:
+    """Give the id of a message as a broker's log holds it."""
+    return _our_id(properties.get("UNIQ_KEY", ""), _read(properties)[0])
+
+
 def open_half(message: Any) -> Half:
     """Read a half message that the server asks about."""
     headers, key, token = _read(message.user_properties)
@@ -115,6 +128,7 @@ def open_half(message: Any) -> Half:
 def _read(properties: Mapping[str, str]) -> tuple[dict[str, str], str, str]:
     """Give headers, key and token."""
     headers = {name: value for name, value in properties.items() if not THEIRS.match(name)}
+    headers.pop(ADDRESSEE, None)
     token = headers.pop(TOKEN, "") or headers.get(Header.TOKEN, "")
     if HEADERS in headers:
         headers |= msgspec.json.decode(headers.pop(HEADERS), type=dict[str, str])

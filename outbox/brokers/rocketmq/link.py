@@ -124,7 +124,7 @@ class Link:
         self._stubs: dict[str, tuple[Any, Any]] = {}
         self._routes: dict[str, tuple[float, list[Queue]]] = {}
         self._turns = itertools.count()
-        self._signed: tuple[int, list[tuple[str, str]]] = (-1, [])
+        self._signed: dict[str, tuple[int, list[tuple[str, str]]]] = {}
 
     def run(self, work: Coroutine[Any, Any, T]) -> T:
         """Run a coroutine to its end, from any thread but the loop's."""
@@ -149,16 +149,19 @@ class Link:
             self._stubs[endpoint.target] = channel, MessagingServiceStub(channel)
         return self._stubs[endpoint.target][1]
 
-    async def call(self, endpoint: Endpoint, name: str, request: Any) -> Any:
+    async def call(self, endpoint: Endpoint, name: str, request: Any, *, role: str = "") -> Any:
         """
         Make one call, once.
+
+        Args:
+            role: as which of our clients; the proxy keeps one session for each, and its answers go to the latest.
 
         Raises:
             StatusError: the answer is not OK.
             grpc.aio.AioRpcError: there is no answer.
         """
         method = getattr(self.stub(endpoint), name)
-        answer = await method(request, metadata=self.metadata(), timeout=self.timeout)
+        answer = await method(request, metadata=self.metadata(role), timeout=self.timeout)
         if answer.status.code not in (Code.OK, Code.MULTIPLE_RESULTS):
             raise StatusError(answer.status)
         return answer
@@ -184,21 +187,23 @@ class Link:
         """Name a topic or group as requests do."""
         return definition.Resource(name=name, resource_namespace=self.options.namespace)
 
-    def metadata(self) -> list[tuple[str, str]]:
+    def metadata(self, role: str = "") -> list[tuple[str, str]]:
         """Give what each request says of its sender, signed by the second."""
         second = int(time.time())
-        if self._signed[0] != second:
-            self._signed = second, self._sign(datetime.fromtimestamp(second, UTC).strftime("%Y%m%dT%H%M%SZ"))
-        return self._signed[1]
+        known = self._signed.get(role)
+        if known is None or known[0] != second:
+            at = datetime.fromtimestamp(second, UTC).strftime("%Y%m%dT%H%M%SZ")
+            known = self._signed[role] = second, self._sign(at, f"{self.client_id}@{role}" if role else self.client_id)
+        return known[1]
 
-    def _sign(self, at: str) -> list[tuple[str, str]]:
+    def _sign(self, at: str, client_id: str) -> list[tuple[str, str]]:
         options = self.options
         headers = [
             ("x-mq-language", "PYTHON"),
             ("x-mq-protocol", "GRPC_V2"),
             ("x-mq-client-version", CLIENT_VERSION),
             ("x-mq-date-time", at),
-            ("x-mq-client-id", self.client_id),
+            ("x-mq-client-id", client_id),
             ("x-mq-namespace", options.namespace),
         ]
         if options.access_key:

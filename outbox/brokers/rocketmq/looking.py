@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import json
 import re
-import time
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
 from typing import TypeVar
 
 from outbox.brokers.base import Found
+from outbox.brokers.rocketmq.dead_letters import topics_given_up
 from outbox.brokers.rocketmq.envelope import HALF_MARK
 from outbox.brokers.rocketmq.options import RocketMQOptions, address
 from outbox.brokers.rocketmq.remoting import (
@@ -16,12 +17,11 @@ from outbox.brokers.rocketmq.remoting import (
     NO_SUCH_GROUP,
     NO_SUCH_TOPIC,
     NOTHING_FOUND,
-    QUERY_MESSAGE,
     TOPICS_OF_GROUP,
     RemotingError,
     Stored,
     call,
-    stored_messages,
+    query,
 )
 from outbox.errors import BrokerUnavailable
 
@@ -45,12 +45,14 @@ def find(options: RocketMQOptions, topics: Iterable[str], message_id: str) -> li
     for topic in topics:
         for stored in _query(options, topic, message_id):
             found[topic, "visible"] = Found(message_id, topic, "visible", _half_id(stored), stored.stored_at)
-    if not found:
-        for system_topic, state in (HALVES, "half"), (DELAYED, "delayed"):
-            for stored in _query(options, system_topic, message_id):
-                topic = stored.properties.get("REAL_TOPIC", stored.topic)
-                half_id = _half_id(stored)
-                found[topic, half_id] = Found(message_id, topic, state, half_id, stored.stored_at)
+    if found:
+        given_up = set(_of_all(options, lambda broker: list(topics_given_up(broker, message_id))))
+        return [replace(one, state="dead_letter") if one.topic in given_up else one for one in found.values()]
+    for system_topic, state in (HALVES, "half"), (DELAYED, "delayed"):
+        for stored in _query(options, system_topic, message_id):
+            topic = stored.properties.get("REAL_TOPIC", stored.topic)
+            half_id = _half_id(stored)
+            found[topic, half_id] = Found(message_id, topic, state, half_id, stored.stored_at)
     return list(found.values())
 
 
@@ -74,23 +76,7 @@ def backlog(options: RocketMQOptions, group: str, topic: str) -> int:
 
 
 def _query(options: RocketMQOptions, topic: str, key: str) -> list[Stored]:
-    fields = {
-        "topic": topic,
-        "key": key,
-        "maxNum": 32,
-        "beginTimestamp": 0,
-        "endTimestamp": int(time.time() * 1000) + 24 * 3600 * 1000,
-    }
-
-    def ask(broker: tuple[str, int]) -> list[Stored]:
-        return [one for one in stored_messages(call(broker, QUERY_MESSAGE, fields)) if _has_key(one, key)]
-
-    return _of_all(options, ask)
-
-
-def _has_key(stored: Stored, key: str) -> bool:
-    """The server's index knows hashes of keys only."""
-    return key in stored.properties.get("KEYS", "").split(" ")
+    return _of_all(options, lambda broker: query(broker, topic, key))
 
 
 def _half_id(stored: Stored) -> str:

@@ -12,14 +12,15 @@ import asyncio
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any
 
 import grpc
 
 from outbox.brokers.base import Delivery
-from outbox.brokers.rocketmq.envelope import open_delivery
+from outbox.brokers.rocketmq.envelope import is_for, open_delivery
+from outbox.brokers.rocketmq.finishing import Finishing, describe, group_name
 from outbox.brokers.rocketmq.link import Endpoint, Link, StatusError
 from outbox.brokers.rocketmq.session import Session, settings_of
 from outbox.brokers.rocketmq.stubs import Code, definition, service
@@ -29,11 +30,10 @@ from outbox.message import TopicSpec, TopicType
 LEAST_WAIT_SECONDS = 5.0  # of the server: grpcClientConsumerMinLongPollingTimeoutMillis
 SESSION_SECONDS = 10.0
 MOST_AT_ONCE = 32
-FORWARD_SECONDS = 30.0
-
-ORDERED = "_fifo"  # RocketMQ orders a whole group or not at all, so fifo topics are read by a group of their own
-
 FIFO_REQUESTS = 8  # at once, each for one message: a key's next message is not handed out with the one before
+
+# Topic -> expression.
+Subscriptions = Mapping[str, str]
 
 # The server's group, topic, tags, and which of several requests it is.
 Subject = tuple[str, str, frozenset[str] | None, int]
@@ -47,21 +47,17 @@ class Poll:
     hold_seconds: float
 
 
-def group_name(group: str, topic: TopicSpec) -> str:
-    """Give the server's name of a group that reads a topic."""
-    return group + ORDERED if topic.type is TopicType.FIFO else group
-
-
 class Reading:
     """Receives over one link."""
 
-    def __init__(self, link: Link, topics: Mapping[str, TopicSpec]) -> None:
+    def __init__(self, link: Link, topics: Mapping[str, TopicSpec], finishing: Finishing) -> None:
         self._link = link
+        self._finishing = finishing
         self._topics = topics
         self._polls: dict[Subject, Poll] = {}
         self._kept: list[tuple[float, Delivery]] = []  # give back at, delivery
-        self._sessions: dict[tuple[str, str], Session] = {}
-        self._subscribed: dict[str, dict[str, str]] = {}
+        self._sessions: dict[tuple[str, str], tuple[Subscriptions, Session]] = {}
+        self._subscribed: dict[str, Subscriptions] = {}
 
     def receive(
         self, group: str, topics: Mapping[str, frozenset[str] | None], *, limit: int, invisible_for: timedelta, wait: timedelta
@@ -80,6 +76,7 @@ class Reading:
         await self._return_stale()
         if taken := self._take(group, topics, limit):
             return taken
+        self._subscribe(group, topics)
         subjects = [subject for name, tags in topics.items() for subject in self._subjects(group, name, tags, limit)]
         waiting = {self._request(group, subject, limit, hold_seconds, wait_seconds) for subject in subjects}
         while waiting and not taken:
@@ -125,7 +122,7 @@ class Reading:
                     trouble = trouble or error
         if trouble is not None:
             self._link.forget_routes()
-            raise BrokerUnavailable(f"RocketMQ gives no messages: {_describe(trouble)}") from trouble
+            raise BrokerUnavailable(f"RocketMQ gives no messages: {describe(trouble)}") from trouble
 
     async def _return_stale(self) -> None:
         now = time.monotonic()
@@ -133,14 +130,14 @@ class Reading:
         self._kept = [kept for kept in self._kept if kept[0] >= now]
         for delivery in stale:
             with suppress(grpc.aio.AioRpcError, StatusError):
-                await self._change(delivery, 0)
+                await self._finishing.change(delivery, 0)
 
     async def _poll(self, group: str, subject: Subject, limit: int, hold_seconds: float, wait_seconds: float) -> list[Delivery]:
         server_group, topic, tags, _ = subject
         queues = await self._link.route(topic)
         queue = queues[self._link.next_turn() % len(queues)]
         endpoint = queue.endpoint
-        await self._introduce(endpoint, server_group, topic, tags)
+        await self._introduce(endpoint, server_group)
         request = service.ReceiveMessageRequest(
             group=self._link.resource(server_group),
             message_queue=queue.proto,
@@ -150,38 +147,52 @@ class Reading:
         )
         request.invisible_duration.FromMilliseconds(round(hold_seconds * 1000))
         request.long_polling_timeout.FromMilliseconds(max(1, round(wait_seconds * 1000)))
-        found = []
+        found: list[Delivery] = []
+        others: list[Delivery] = []  # dead letters that were replayed for another group
         stub = self._link.stub(endpoint)
         timeout = max(wait_seconds, LEAST_WAIT_SECONDS) + self._link.timeout
-        async for answer in stub.ReceiveMessage(request, metadata=self._link.metadata(), timeout=timeout):
+        async for answer in stub.ReceiveMessage(request, metadata=self._link.metadata(server_group), timeout=timeout):
             if answer.HasField("message"):
-                found.append(open_delivery(answer.message, group))
+                (found if is_for(answer.message, group) else others).append(open_delivery(answer.message, group))
             elif answer.HasField("status") and answer.status.code not in (Code.OK, Code.MESSAGE_NOT_FOUND):
                 raise StatusError(answer.status)
+        for delivery in others:
+            with suppress(grpc.aio.AioRpcError, StatusError):  # else it comes again, and is passed over again
+                await self._finishing.finish(delivery)
         return found
 
-    async def _introduce(self, endpoint: Endpoint, group: str, topic: str, tags: frozenset[str] | None) -> None:
+    def _subscribe(self, group: str, topics: Mapping[str, frozenset[str] | None]) -> None:
+        """Note what each of the server's groups wants, all of it before the first request: a session announces it whole."""
+        wanted: dict[str, dict[str, str]] = {}
+        for topic, tags in topics.items():
+            server_group = group_name(group, self._topics[topic])
+            wanted.setdefault(server_group, dict(self._subscribed.get(server_group, {})))[topic] = _text(tags)
+        self._subscribed.update(wanted)
+
+    async def _introduce(self, endpoint: Endpoint, group: str) -> None:
         """Have the proxy know the group's subscriptions before it is asked for messages."""
-        subscribed = self._subscribed.setdefault(group, {})
         key = (endpoint.target, group)
-        if subscribed.get(topic) != _text(tags) and (old := self._sessions.pop(key, None)):
-            old.close()
-        subscribed[topic] = _text(tags)
-        if key not in self._sessions:
-            settings = settings_of(self._link, endpoint, definition.ClientType.SIMPLE_CONSUMER)
-            settings.subscription.group.CopyFrom(self._link.resource(group))
-            for name, expression in subscribed.items():
-                settings.subscription.subscriptions.add(
-                    topic=self._link.resource(name),
-                    expression=definition.FilterExpression(type=definition.FilterType.TAG, expression=expression),
-                )
-            settings.subscription.long_polling_timeout.FromMilliseconds(round(LEAST_WAIT_SECONDS * 1000))
-            heartbeat = service.HeartbeatRequest(
-                group=self._link.resource(group), client_type=definition.ClientType.SIMPLE_CONSUMER
-            )
-            self._sessions[key] = Session(self._link, endpoint, settings, heartbeat, lambda *_: None)
-        if not await self._sessions[key].wait(SESSION_SECONDS):
+        wanted = self._subscribed[group]
+        announced, session = self._sessions.get(key, (None, None))
+        if session is None or announced != wanted:
+            if session is not None:
+                session.close()
+            session = self._open_session(endpoint, group, wanted)
+            self._sessions[key] = wanted, session
+        if not await session.wait(SESSION_SECONDS):
             raise ConnectionError(f"the proxy did not answer in {SESSION_SECONDS} s; is there a consumer group {group!r}?")
+
+    def _open_session(self, endpoint: Endpoint, group: str, subscriptions: Subscriptions) -> Session:
+        settings = settings_of(self._link, endpoint, definition.ClientType.SIMPLE_CONSUMER)
+        settings.subscription.group.CopyFrom(self._link.resource(group))
+        for name, expression in subscriptions.items():
+            settings.subscription.subscriptions.add(
+                topic=self._link.resource(name),
+                expression=definition.FilterExpression(type=definition.FilterType.TAG, expression=expression),
+            )
+        settings.subscription.long_polling_timeout.FromMilliseconds(round(LEAST_WAIT_SECONDS * 1000))
+        heartbeat = service.HeartbeatRequest(group=self._link.resource(group), client_type=definition.ClientType.SIMPLE_CONSUMER)
+        return Session(self._link, endpoint, settings, heartbeat, lambda *_: None, role=group)
 
     @property
     def is_used(self) -> bool:
@@ -197,76 +208,10 @@ class Reading:
             poll.task.cancel()
         for _, delivery in self._kept:
             with suppress(grpc.aio.AioRpcError, StatusError):
-                await self._change(delivery, 0)
-
-    def ack(self, deliveries: Sequence[Delivery]) -> list[bool]:
-        """Finish deliveries. Raises BrokerUnavailable."""
-        return self._link.run(self._all([self._ack(delivery) for delivery in deliveries]))
-
-    def retry(self, delivery: Delivery, after: timedelta) -> bool:
-        """Have a delivery come again after that time. Raises BrokerUnavailable."""
-        [is_held] = self._link.run(self._all([self._change(delivery, after.total_seconds())]))
-        return is_held
-
-    def dead_letter(self, delivery: Delivery) -> bool:
-        """Have the server move the message to the group's dead letters. Raises BrokerUnavailable."""
-        [is_held] = self._link.run(self._all([self._forward(delivery)]))
-        return is_held
-
-    async def _all(self, works: Sequence[Any]) -> list[bool]:
-        try:
-            return list(await asyncio.gather(*works))
-        except (grpc.aio.AioRpcError, StatusError) as error:
-            raise BrokerUnavailable(f"RocketMQ did not take the answer: {_describe(error)}") from error
-
-    async def _ack(self, delivery: Delivery) -> bool:
-        entry = service.AckMessageEntry(message_id=delivery.message_id, receipt_handle=delivery.receipt)
-        request = service.AckMessageRequest(**self._names(delivery), entries=[entry])
-        return await self._said(delivery, "AckMessage", request) is not None
-
-    async def _change(self, delivery: Delivery, seconds: float) -> bool:
-        return await self._prolonged(delivery, seconds) is not None
-
-    async def _prolonged(self, delivery: Delivery, seconds: float = FORWARD_SECONDS) -> Delivery | None:
-        """Hold a delivery that long from now. None: its time was over."""
-        request = service.ChangeInvisibleDurationRequest(
-            **self._names(delivery), receipt_handle=delivery.receipt, message_id=delivery.message_id
-        )
-        request.invisible_duration.FromMilliseconds(max(1, round(seconds * 1000)))
-        answer = await self._said(delivery, "ChangeInvisibleDuration", request)
-        return replace(delivery, receipt=answer.receipt_handle) if answer else None
-
-    async def _forward(self, delivery: Delivery) -> bool:
-        """Forward a delivery if it is still held, which the forwarding itself does not ask."""
-        held = await self._prolonged(delivery)
-        if held is None:
-            return False
-        delivery = held
-        request = service.ForwardMessageToDeadLetterQueueRequest(
-            **self._names(delivery),
-            receipt_handle=delivery.receipt,
-            message_id=delivery.message_id,
-            delivery_attempt=delivery.attempt,
-            max_delivery_attempts=delivery.attempt,
-        )
-        return await self._said(delivery, "ForwardMessageToDeadLetterQueue", request) is not None
-
-    async def _said(self, delivery: Delivery, name: str, request: Any) -> Any:
-        """Make a call about a delivery. None: its time was over."""
-        queues = await self._link.route(delivery.topic)
-        try:
-            return await self._link.call(queues[0].endpoint, name, request)
-        except StatusError as error:
-            if error.code == Code.INVALID_RECEIPT_HANDLE or "expired" in error.text:
-                return None
-            raise
+                await self._finishing.change(delivery, 0)
 
     def _is_ordered(self, topic: str) -> bool:
         return self._topics[topic].type is TopicType.FIFO
-
-    def _names(self, delivery: Delivery) -> dict[str, Any]:
-        group = group_name(delivery.group, self._topics[delivery.topic])
-        return {"group": self._link.resource(group), "topic": self._link.resource(delivery.topic)}
 
 
 def _text(tags: frozenset[str] | None) -> str:
@@ -275,9 +220,3 @@ def _text(tags: frozenset[str] | None) -> str:
 
 def _expression(tags: frozenset[str] | None) -> Any:
     return definition.FilterExpression(type=definition.FilterType.TAG, expression=_text(tags))
-
-
-def _describe(error: BaseException) -> str:
-    if isinstance(error, grpc.aio.AioRpcError):
-        return f"{error.code().name} {error.details()}"
-    return str(error) or type(error).__name__

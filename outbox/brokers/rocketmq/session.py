@@ -35,14 +35,18 @@ class Session:
         settings: what is announced.
         heartbeat: what is said in between.
         on_command: takes what the proxy asks, and must not block.
+        role: as which client of the link.
     """
 
-    def __init__(self, link: Link, endpoint: Endpoint, settings: Any, heartbeat: Any, on_command: OnCommand) -> None:
+    def __init__(
+        self, link: Link, endpoint: Endpoint, settings: Any, heartbeat: Any, on_command: OnCommand, role: str = ""
+    ) -> None:
         self._link = link
         self._endpoint = endpoint
         self._settings = settings
         self._heartbeat = heartbeat
         self._on_command = on_command
+        self._role = role
         self._is_known = asyncio.Event()
         self._task = asyncio.get_running_loop().create_task(self._keep())
 
@@ -71,7 +75,7 @@ class Session:
 
     async def _once(self) -> None:
         """Announce and listen until one of the two ends."""
-        stream = self._link.stub(self._endpoint).Telemetry(metadata=self._link.metadata())
+        stream = self._link.stub(self._endpoint).Telemetry(metadata=self._link.metadata(self._role))
         loop = asyncio.get_running_loop()
         both = {loop.create_task(self._listen(stream)), loop.create_task(self._announce(stream))}
         try:
@@ -101,7 +105,7 @@ class Session:
             await stream.write(service.TelemetryCommand(settings=self._settings))
             # A heartbeat of somebody unknown is refused.
             await asyncio.wait_for(self._is_known.wait(), ANSWER_SECONDS)
-            await self._link.call(self._endpoint, "Heartbeat", self._heartbeat)
+            await self._link.call(self._endpoint, "Heartbeat", self._heartbeat, role=self._role)
             await asyncio.sleep(ANNOUNCE_SECONDS)
 
 
