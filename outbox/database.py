@@ -2,20 +2,26 @@
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Callable
+from typing import Any, ParamSpec, TypeVar
 
 import psycopg
 from django.apps import apps
-from django.db import connections, router
+from django.db import connections, router, transaction
 from django.db.backends.postgresql.psycopg_any import is_psycopg3
 
 from outbox.errors import ConfigurationError
+
+P = ParamSpec("P")
+R = TypeVar("R")
 
 Connection = psycopg.Connection[tuple[Any, ...]]
 
 # Our statements take milliseconds. What the planner thinks they could cost with a backlog has them compiled each time,
 # which takes up to seconds.
 NO_JIT = "SET jit = off"
+
+BACKEND = "SELECT pg_backend_pid()"
 
 
 def outbox_databases() -> list[str]:
@@ -63,8 +69,31 @@ def raw(alias: str) -> Connection:
     return wrapper.connection  # type: ignore[no-any-return]
 
 
+def is_behind_transaction_pooler(alias: str) -> bool:
+    """
+    Say whether a pooler in transaction mode stands before a database, where it shows.
+
+    It does when a connection that has ended its transaction leaves its backend to the next one. Between two connections
+    of their own that never happens.
+
+    Raises:
+        psycopg.Error: the database cannot be asked.
+    """
+    with connect(alias) as first, connect(alias) as second:
+        before = first.execute(BACKEND).fetchone()
+        with second.transaction():
+            return second.execute(BACKEND).fetchone() == before
+
+
 def drop_if_lost(alias: str) -> None:
     """Close Django's connection where it no longer answers; the next statement opens another."""
     wrapper = connections[alias]
     if wrapper.connection is not None and not wrapper.is_usable():
         wrapper.close()
+
+
+def outside_transactions(view: Callable[P, R]) -> Callable[P, R]:
+    """Keep a view out of the transactions that ATOMIC_REQUESTS opens: it waits in none and fails for want of none."""
+    for alias in connections:
+        view = transaction.non_atomic_requests(using=alias)(view)
+    return view
