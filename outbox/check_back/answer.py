@@ -35,14 +35,25 @@ def answer(half: Half, *, asked_by: str, request_id: str = "", using: str = DEFA
     started = time.perf_counter()
     try:
         with sources.connect(sources.alias_of(half.token, otherwise=using)) as connection:
-            given = _resolve(connection, half)
-            milliseconds = (time.perf_counter() - started) * 1000
-            given = _record(connection, half, given, request_id or str(uuid4()), asked_by, milliseconds)
+            given = _answer(connection, half, request_id, asked_by, started)
     except Exception as error:
         given = _failed(half, error)
         logger.error("The check-back about message %s could not be recorded: no database.", half.message_id)
     _announce(half, given)
     return given
+
+
+def answer_on(connection: Connection, half: Half, *, asked_by: str, request_id: str = "") -> Answer:
+    """Answer over a connection that is there, in its transaction where it has one; else as `answer`."""
+    given = _answer(connection, half, request_id, asked_by, time.perf_counter())
+    _announce(half, given)
+    return given
+
+
+def _answer(connection: Connection, half: Half, request_id: str, asked_by: str, started: float) -> Answer:
+    given = _resolve(connection, half)
+    milliseconds = (time.perf_counter() - started) * 1000
+    return _record(connection, half, given, request_id or str(uuid4()), asked_by, milliseconds)
 
 
 def _resolve(connection: Connection, half: Half) -> Answer:

@@ -89,6 +89,11 @@ class Postgres:
         # The folder is not in the place of the host: URL parsers turn that to lower case.
         return f"postgresql://postgres@:{PORT}/{quote(database, safe='')}?host={quote(str(self._socket_folder))}"
 
+    @property
+    def environment(self) -> dict[str, str]:
+        """Variables that lead there: `DATABASE_URL`, and libpq's own for settings that name no host."""
+        return {"DATABASE_URL": self.url, "PGHOST": str(self._socket_folder), "PGPORT": str(PORT), "PGUSER": "postgres"}
+
     def start(self) -> None:
         """
         Start the server and wait until it answers.
@@ -248,7 +253,7 @@ def main(arguments: list[str] | None = None) -> int:
     try:
         with Postgres(options.home, durable=options.durable, max_connections=options.max_connections) as server:
             if options.command:
-                return subprocess.run(options.command, env={**os.environ, "DATABASE_URL": server.url}).returncode
+                return subprocess.run(options.command, env={**os.environ, **server.environment}).returncode
             print(server.url, flush=True)  # noqa: T201
             server.wait()
             raise PostgresError(f"PostgreSQL ended by itself. Its log says:\n{server.log_tail()}")

@@ -22,7 +22,7 @@ from outbox.brokers.base import (
     Verdict,
 )
 from outbox.brokers.memory import reading
-from outbox.brokers.memory.controls import Controls
+from outbox.brokers.memory.controls import Controls, question
 from outbox.brokers.memory.ends import end_half
 from outbox.brokers.memory.faults import Fate
 from outbox.brokers.memory.options import MemoryOptions
@@ -229,7 +229,7 @@ class MemoryBroker(Controls, Broker):
             for half in due:
                 half.asked += 1
                 half.due_at = now + self._settings.check_interval
-            return [_question(half) for half in due]
+            return [question(half) for half in due]
 
     def _take(self, group: str, topics: reading.Wanted, limit: int, invisible_for: timedelta) -> list[Delivery]:
         known = reading.join(self._store, group, topics, at_end=self._settings.start == "latest")
@@ -259,18 +259,3 @@ class MemoryBroker(Controls, Broker):
             attempt=delivery.attempt,
             died_at=self._now(),
         )
-
-
-def _question(half: HalfRecord) -> Half:
-    message = half.message
-    return Half(
-        topic=message.topic,
-        message_id=message.message_id,
-        half_id=half.id,
-        token=message.token,
-        asked=half.asked,
-        born_at=half.born_at,
-        key=message.key,
-        headers=dict(message.headers),
-        body=message.body,
-    )

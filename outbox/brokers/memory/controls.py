@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from datetime import datetime
+from datetime import datetime, timedelta
 
 from outbox.brokers.base import Ended, Outgoing, Verdict
 from outbox.brokers.memory.faults import Fate, Handed, Where
 from outbox.brokers.memory.store import HalfRecord, Place, Store
+from outbox.message import Half
+
+CALLS = ("send", "send_halves", "end")
 
 
 def _all(message: Handed) -> bool:
@@ -23,7 +26,7 @@ class Controls:
     def fail(
         self,
         call: str,
-        verdict: Verdict,
+        verdict: Verdict | str,
         *,
         times: int | None = 1,
         where: Where = _all,
@@ -36,13 +39,16 @@ class Controls:
 
         Args:
             call: send, send_halves or end.
+            verdict: or its value: "unavailable".
             times: so many messages, not calls; None for all, until `heal()`.
             where: only those for which it says True.
             stored: the request arrives all the same and only the answer is lost.
             late: the request arrives when `deliver_late()` is called.
         """
+        if call not in CALLS:
+            raise ValueError(f"{call!r} cannot fail. What can: {', '.join(CALLS)}.")
         fate = Fate.LATE if late else Fate.STORED if stored else Fate.LOST
-        self._store.faults.plan(call, verdict, reason, fate, where, times)
+        self._store.faults.plan(call, Verdict(verdict), reason, fate, where, times)
 
     def duplicate(self, call: str, *, times: int | None = 1, where: Where = _all) -> None:
         """Have the transport deliver a request of `send`, `send_halves` or `end` twice."""
@@ -60,6 +66,11 @@ class Controls:
                 arrive()
             return len(under_way)
 
+    def undecided(self) -> list[Half]:
+        """Give the half messages that nobody has ended, as their broker will ask about them."""
+        with self._store.changed:
+            return [question(half) for half in self._store.halves.values() if half.ended is None]
+
     def discard_halves(self, where: Where = _all) -> int:
         """Give undecided halves up, as a broker does that ran out of checks; give how many were."""
         with self._store.changed:
@@ -67,6 +78,23 @@ class Controls:
             for half in lost:
                 half.ended = Ended.DISCARDED
             return len(lost)
+
+    def show(self, message: Outgoing) -> None:
+        """Have all groups be handed a message, as if it had been sent and committed."""
+        with self._store.changed:
+            self._store.show(message, self._now())
+
+    def age(self, by: timedelta) -> None:
+        """Put everything that the broker holds back in time, as if so much had passed since."""
+        with self._store.changed:
+            for half in self._store.halves.values():
+                half.born_at, half.due_at = half.born_at - by, half.due_at - by
+            for copy in (copy for topic in self._store.copies.values() for copy in topic):
+                copy.stored_at, copy.visible_at = copy.stored_at - by, copy.visible_at - by
+            for group in self._store.groups.values():
+                for place in (place for topic in group.unfinished.values() for place in topic.values()):
+                    place.due_at -= by
+            self._store.changed.notify_all()
 
     def repeat_delivery(self, message_id: str) -> int:
         """Have every group that finished or holds a message be handed it once more; give how many will be."""
@@ -100,3 +128,19 @@ class Controls:
         with self._store.changed:
             known = self._store.groups.get(group)
             return known.handed_out.count(message_id) if known else 0
+
+
+def question(half: HalfRecord) -> Half:
+    """Ask about a half message."""
+    message = half.message
+    return Half(
+        topic=message.topic,
+        message_id=message.message_id,
+        half_id=half.id,
+        token=message.token,
+        asked=half.asked,
+        born_at=half.born_at,
+        key=message.key,
+        headers=dict(message.headers),
+        body=message.body,
+    )

@@ -1,0 +1,184 @@
+"""
+Relays and consumers in the thread of the test, over Django's own connections.
+
+So they see what the test's transaction has written, and what they write goes with it. Where the relay's own connection would
+be in autocommit, its statements here join that transaction; where it opens one, here is a savepoint.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from datetime import timedelta
+from functools import partial
+from typing import Any
+
+from django.db import connections
+from django.test.testcases import DatabaseOperationForbidden  # type: ignore[attr-defined]
+
+from outbox import conf, database
+from outbox.check_back.answer import answer_on
+from outbox.check_back.sources import READ_SOURCE
+from outbox.consumer.context import Context
+from outbox.consumer.register import Consumer, Group, groups
+from outbox.consumer.run import Tally, Worker
+from outbox.errors import Reject, RetryLater
+from outbox.message import Half, Resolution
+from outbox.models import FailedDelivery
+from outbox.relay.breaker import Breaker
+from outbox.relay.delayed import MOVED_AT_ONCE, move_due
+from outbox.relay.lane import Lane
+from outbox.relay.run import Drained, Relay, make_breaker
+from outbox.testing.clock import Clock
+
+LANE = Lane(1)
+ASKED_BY = "test"
+
+
+def open_databases() -> list[str]:
+    """
+    List the databases that may hold messages and that the test may use.
+
+    Raises:
+        AssertionError: there is none.
+    """
+    found = [alias for alias in database.outbox_databases() if _is_allowed(alias)]
+    if not found:
+        raise AssertionError(
+            "This test may use no database that holds messages. Use the fixture outbox or @pytest.mark.django_db, in unittest "
+            "a TestCase or TransactionTestCase, and name the databases it needs: databases={...}."
+        )
+    return found
+
+
+def insist_on_commit(alias: str) -> None:
+    """
+    Insist that what the test wrote is committed, as far as its own transaction goes.
+
+    Raises:
+        AssertionError: the test itself is inside a transaction.
+        TransactionManagementError: the test's own transaction is broken.
+    """
+    connection = connections[alias]
+    connection.validate_no_broken_transaction()
+    if any(not block._from_testcase for block in connection.atomic_blocks):  # type: ignore[attr-defined]
+        raise AssertionError(
+            f"A transaction of database {alias!r} is open in this test. A relay sees a message when it is committed: leave "
+            "the atomic() or transaction() block first."
+        )
+
+
+def _is_allowed(alias: str) -> bool:
+    try:
+        with connections[alias].cursor():
+            return True
+    except DatabaseOperationForbidden:
+        return False
+
+
+class Relays:
+    """The relays of a test: one for each of its databases and each broker that has topics."""
+
+    def __init__(self, clock: Clock) -> None:
+        self._clock = clock
+        self._breakers: dict[tuple[str, str], Breaker] = {}
+
+    def turn(self, databases: Sequence[str]) -> Drained:
+        """Have each relay work until it has nothing to do."""
+        done = Drained()
+        for alias in databases:
+            while move_due(database.raw(alias)) == MOVED_AT_ONCE:
+                pass
+            for broker in conf.settings().brokers:
+                if conf.topics_of(broker):
+                    done.add(self._drain(alias, broker))
+        return done
+
+    def _drain(self, alias: str, broker: str) -> Drained:
+        settings = conf.settings().relay
+        breaker = self._breakers.setdefault((alias, broker), make_breaker(settings, self._clock.seconds, _longest))
+        relay = Relay(
+            database.raw(alias), conf.make_broker(broker), LANE, breaker=breaker, clock=self._clock.seconds, random=_longest
+        )
+        done = relay.drain()
+        relay.sweep()
+        return done
+
+
+def _longest() -> float:
+    """Give what makes each wait as long as it can be: a test that lets that time pass finds it over."""
+    return 1.0
+
+
+class Consumers:
+    """
+    The consumer groups of the project, each with a worker for each of its brokers.
+
+    Args:
+        failures: what went wrong in this turn that no handler meant to.
+    """
+
+    def __init__(self) -> None:
+        self.failures: list[Failure] = []
+        self._meant = 0  # retries and dead letters that a handler asked for
+
+    def turn(self, databases: Sequence[str]) -> Tally:
+        """Have each group take what it is due, once."""
+        tally = Tally()
+        for group in groups().values():
+            if group.using in databases:
+                for alias in group.brokers:
+                    tally += self._work(group, alias)
+        return tally
+
+    def _work(self, group: Group, alias: str) -> Tally:
+        known = len(self.failures)
+        self._meant = 0
+        worker = Worker(replace(group, consumers={key: self._watch(one) for key, one in group.consumers.items()}), alias)
+        try:
+            worker.step(timedelta(0))
+        finally:
+            worker.close()
+        failed = worker.tally.retried + worker.tally.dead_letters - self._meant
+        if failed > len(self.failures) - known:  # before or after the handler: its books say what it was
+            row = FailedDelivery.objects.using(group.using).filter(consumer_group=group.name).latest("id")
+            self.failures.append(Failure(f"Group {group.name!r}", f"message {row.message_id}", row.error))
+        return worker.tally
+
+    def _watch(self, consumer: Consumer) -> Consumer:
+        """Note the handler's errors, and have its retries come exactly when its policy says."""
+        return replace(consumer, handler=partial(self._call, consumer), retry=replace(consumer.retry, jitter=0.0))
+
+    def _call(self, consumer: Consumer, message: Any, context: Context) -> object:
+        try:
+            return consumer.handler(message, context)
+        except (Reject, RetryLater):
+            self._meant += 1
+            raise
+        except Exception as error:
+            self.failures.append(Failure(consumer.name, repr(message), f"{type(error).__name__}: {error}", error))
+            raise
+
+
+@dataclass(frozen=True, slots=True)
+class Failure:
+    """A delivery that failed and was not meant to. `error` is None where it was not the handler's."""
+
+    who: str
+    message: str
+    text: str
+    error: Exception | None = None
+
+    def __str__(self) -> str:
+        return f"{self.who} failed over {self.message}: {self.text}"
+
+
+def ask_database(half: Half, databases: Sequence[str]) -> Resolution:
+    """Answer a check-back as the endpoint would, from the test's own transaction."""
+    for alias in databases:
+        connection = database.raw(alias)
+        row = connection.execute(READ_SOURCE).fetchone()
+        if row is not None and half.token.startswith(f"{row[0]}:"):
+            break
+    with connection.transaction():
+        return answer_on(connection, half, asked_by=ASKED_BY).resolution

@@ -1,0 +1,69 @@
+"""What a failed assertion says: what was published instead, and what about the nearest of it differs."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+
+from outbox.testing.published import Kind, Published
+
+NEAREST = 3
+WIDTH = 200
+
+
+def miscounted(
+    kind: Kind | None, fields: Mapping[str, object], *, times: int, matching: Sequence[Published], others: Sequence[Published]
+) -> str:
+    """Say that something was published more or less often than expected."""
+    count = f"published {_times(len(matching))}, not {_times(times)}" if matching else "not published"
+    head = f"{_name(kind, fields)} was {count}."
+    if len(matching) > times:
+        return "\n".join([head, *(f"  {one}" for one in _short(matching))])
+    return "\n".join([head, *_instead(kind, fields, others)])
+
+
+def unexpected(kind: Kind | None, fields: Mapping[str, object], matching: Sequence[Published]) -> str:
+    """Say that something was published where nothing should have been."""
+    head = f"{len(matching)} messages were published" if len(matching) > 1 else "A message was published"
+    what = f", of {_name(kind, fields)}" if kind is not None else ""
+    return "\n".join([f"{head}{what}:", *(f"  {one}" for one in _short(matching))])
+
+
+def _instead(kind: Kind | None, fields: Mapping[str, object], others: Sequence[Published]) -> list[str]:
+    if not others:
+        return [
+            "Nothing was published that this test can see. Was the transaction rolled back? Look at the response's status, "
+            "or at what the code under test raised."
+        ]
+    alike = sorted((one for one in others if one.is_of(kind)), key=lambda one: len(one.differences(fields)))
+    lines = [f"  {_cut(str(one))}: {'; '.join(one.differences(fields))}" for one in alike[:NEAREST]]
+    found = ["Nearest:", *lines] if alike else []
+    if len(alike) > NEAREST:
+        found.append(f"  and {len(alike) - NEAREST} more of them")
+    rest = Counter(_type_name(one) for one in others if not one.is_of(kind))
+    if rest:
+        found.append("Published, too: " if alike else "Published instead: ")
+        found[-1] += ", ".join(f"{count} x {name}" for name, count in sorted(rest.items()))
+    return found
+
+
+def _name(kind: Kind | None, fields: Mapping[str, object]) -> str:
+    name = "A message" if kind is None else f"A message to {kind!r}" if isinstance(kind, str) else kind.__name__
+    return f"{name}({', '.join(f'{field}={value!r}' for field, value in fields.items())})" if fields else name
+
+
+def _type_name(one: Published) -> str:
+    return type(one.message).__name__ if one.headers.get("ce-type") else f"raw to {one.topic!r}"
+
+
+def _times(count: int) -> str:
+    return {1: "once", 2: "twice"}.get(count, f"{count} times")
+
+
+def _short(found: Sequence[Published]) -> list[str]:
+    lines = [_cut(str(one)) for one in found[:NEAREST]]
+    return [*lines, f"and {len(found) - NEAREST} more"] if len(found) > NEAREST else lines
+
+
+def _cut(text: str) -> str:
+    return text if len(text) <= WIDTH else f"{text[: WIDTH - 1]}…"

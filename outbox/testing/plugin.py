@@ -1,0 +1,78 @@
+"""
+The pytest plugin: the fixture `outbox`, and a PostgreSQL of the tests' own where they ask for one.
+
+pytest loads it before any settings are ready, so Django is imported by the fixture only.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Generator, Iterator
+from typing import TYPE_CHECKING
+
+import pytest
+
+from outbox.testing.postgres import Postgres, PostgresError
+
+if TYPE_CHECKING:
+    from outbox.testing.kit import Outbox
+
+DATABASE_URL = "DATABASE_URL"
+
+SERVER = pytest.StashKey[str]()
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """Add the option, for one run or for all."""
+    text = f"start a throw-away PostgreSQL for these tests, unless {DATABASE_URL} names a server"
+    parser.getgroup("outbox").addoption("--outbox-postgres", action="store_true", help=text)
+    parser.addini("outbox_postgres", type="bool", default=False, help=text)
+
+
+# A wrapper, since pytest-django reads the settings in this hook, and asks to be called first, too.
+@pytest.hookimpl(wrapper=True, tryfirst=True)
+def pytest_load_initial_conftests(early_config: pytest.Config) -> Generator[None]:
+    """Start the server before settings are read: a conftest.py would be too late."""
+    if early_config.known_args_namespace.outbox_postgres or early_config.getini("outbox_postgres"):
+        early_config.stash[SERVER] = _serve(early_config)
+    return (yield)
+
+
+def pytest_report_header(config: pytest.Config) -> str | None:
+    """Say which server the tests use, where it is ours to say."""
+    server = config.stash.get(SERVER, None)
+    return f"PostgreSQL: {server}" if server else None
+
+
+@pytest.fixture
+def outbox(db: None) -> Iterator[Outbox]:
+    """The outbox in the hands of the test: `docs/how-to/test.md`."""
+    from outbox.testing.kit import Outbox
+
+    with Outbox() as kit:
+        yield kit
+
+
+def _serve(config: pytest.Config) -> str:
+    """Start a server where there is none, tell the settings, and give its name."""
+    if DATABASE_URL in os.environ:  # under pytest-xdist, the server of the process that started this one
+        return f"the server {DATABASE_URL} names"
+    server = Postgres()
+    config.add_cleanup(server.stop)
+    try:
+        server.start()
+    except PostgresError as error:
+        raise pytest.UsageError(str(error)) from error
+    _set_for_this_run(config, server.environment)
+    return f"{server.version} of {server.programs}, started for these tests"
+
+
+def _set_for_this_run(config: pytest.Config, variables: dict[str, str]) -> None:
+    before = {name: os.environ.get(name) for name in variables}
+
+    def restore() -> None:
+        for name, value in before.items():
+            os.environ.pop(name) if value is None else os.environ.update({name: value})
+
+    config.add_cleanup(restore)
+    os.environ.update(variables)
