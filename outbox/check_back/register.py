@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 from outbox.errors import ConfigurationError
 from outbox.message import Half, Resolution
@@ -35,6 +35,11 @@ def check_back(topic: str) -> Callable[[Resolver], Resolver]:
         return function
 
     return remember
+
+
+def resolvers() -> Mapping[str, Resolver]:
+    """Give all such functions by their topics."""
+    return dict(_resolvers)
 
 
 def resolver_of(topic: str) -> Resolver | None:

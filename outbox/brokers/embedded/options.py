@@ -35,7 +35,7 @@ class EmbeddedOptions(Options, frozen=True):
     @property
     def half_life(self) -> timedelta:
         """From its birth to the moment when a half message that nobody ended is parked."""
-        waits = [min(2**asked, MOST_INTERVALS) for asked in range(self.check_limit)]
+        waits = [min(1 << asked, MOST_INTERVALS) for asked in range(self.check_limit)]
         return self.check_after + self.check_interval * sum(waits)
 
 

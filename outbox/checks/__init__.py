@@ -1,0 +1,51 @@
+"""
+System checks: what is wrong with settings, message types, consumers and databases before the first message shows it.
+
+Each id stands in the docstring of the function that finds it; docs/reference/checks.md is made from these.
+"""
+
+from __future__ import annotations
+
+from django.core.checks import Tags, register
+
+from outbox.checks import celery, check_back, consumers, databases, deployment, messages, servers, settings, times
+
+TAG = "outbox"  # manage.py check --tag outbox
+
+ALWAYS = (
+    settings.check_settings,
+    settings.check_topic_names,
+    settings.check_brokers,
+    settings.check_topic_types,
+    times.check_leases,
+    times.check_retention,
+    messages.check_topics,
+    messages.check_keys,
+    messages.check_upgrades,
+    consumers.check_topics,
+    consumers.check_databases,
+    consumers.check_names,
+    databases.check_engine,
+    databases.check_replicas,
+    databases.check_business_rows,
+    databases.check_prepared_statements,
+    check_back.check_settings,
+    check_back.check_functions,
+    celery.check_beat,
+    celery.check_eager,
+)
+WITH_URLS = (check_back.check_transactions, check_back.check_somebody_answers)
+WITH_DATABASES = (servers.check_version, servers.check_pooler)
+WHEN_DEPLOYED = (check_back.check_secrets, deployment.check_memory_broker, deployment.check_failpoints)
+
+
+def register_checks() -> None:
+    """Register all checks; called once, when the app is ready."""
+    for check in ALWAYS:
+        register(check, TAG)
+    for check in WITH_URLS:
+        register(check, TAG, Tags.urls)
+    for check in WITH_DATABASES:
+        register(check, TAG, Tags.database)
+    for check in WHEN_DEPLOYED:
+        register(check, TAG, deploy=True)

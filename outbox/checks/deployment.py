@@ -1,0 +1,44 @@
+"""What is good on one's own machine only: `manage.py check --deploy`."""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+from django.core.checks import CheckMessage, Error
+from django.core.checks import Warning as Caution
+
+from outbox import failpoints
+from outbox.checks.settings import known_settings
+
+FOR_TESTS = "outbox.brokers.memory"
+
+
+def check_memory_broker(**kwargs: Any) -> list[CheckMessage]:
+    """
+    E032: Topics are carried by the memory broker.
+
+    It is for tests: what it holds is seen by one process, and gone with it. Name another BACKEND. (With `--deploy`.)
+    """
+    settings = known_settings()
+    return [
+        Error(
+            f"Broker {alias!r} keeps its messages in the memory of one process.",
+            hint='Leave BACKEND out for the broker in PostgreSQL, or name "outbox.brokers.rocketmq.RocketMQBroker".',
+            id="outbox.E032",
+        )
+        for alias in sorted({topic.broker for topic in settings.topics.values()})
+        if settings.brokers[alias].backend.startswith(FOR_TESTS)
+    ]
+
+
+def check_failpoints(**kwargs: Any) -> list[CheckMessage]:
+    """
+    W033: Failpoints are set.
+
+    They end processes on purpose, for tests. Take the variable out of the environment. (With `--deploy`.)
+    """
+    if not os.environ.get(failpoints.VARIABLE):
+        return []
+    text = f"{failpoints.VARIABLE} is set: processes end themselves where it says so."
+    return [Caution(text, hint="Take the variable out of the environment.", id="outbox.W033")]

@@ -1,0 +1,100 @@
+"""Message types: where they go, what their Meta names, how older bodies are read."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+from django.core.checks import CheckMessage, Error
+from django.core.checks import Warning as Caution
+
+from outbox import conf
+from outbox.errors import ConfigurationError, UnknownTopic
+from outbox.message import Message, TopicType, message_types
+
+
+def check_topics(**kwargs: Any) -> list[CheckMessage]:
+    """
+    E005: A message type names no topic, and is no base of others.
+
+    Add `class Meta: topic = "..."` to it.
+
+    E006: A message type's topic is not in `OUTBOX["TOPICS"]`.
+
+    Add the topic, or correct the name; the text says which is near.
+    """
+    return [problem for kind in message_types().values() for problem in _problems_of_topic(kind)]
+
+
+def check_keys(**kwargs: Any) -> list[CheckMessage]:
+    """
+    E013: `Meta.key` of a message type names no field of it.
+
+    Name a field, or a property of the class.
+
+    W014: A message type names no key, and its topic is of type fifo.
+
+    Order is kept per key. Name one in Meta, unless every call says `publish(..., key=...)`.
+    """
+    return [problem for kind in message_types().values() for problem in _problems_of_key(kind)]
+
+
+def check_upgrades(**kwargs: Any) -> list[CheckMessage]:
+    """
+    E015: A message type has upgrades that cannot lead to its version.
+
+    A body is upgraded a step at a time: from the oldest version up to the one before `Meta.version`, each has its step.
+    """
+    found: list[CheckMessage] = []
+    for kind in message_types().values():
+        steps, version = kind._upgrades, kind._meta.version
+        for step in sorted(step for step in steps if step >= version):
+            text = f"Message type {_name(kind)} is at version {version} and has an upgrade from version {step}."
+            found.append(Error(text, hint=f"Raise Meta.version to {step + 1}, or take the upgrade out.", id="outbox.E015"))
+        for step in sorted(set(range(min(steps, default=version), version)) - set(steps)):
+            text = f"Message type {_name(kind)} upgrades from version {min(steps)}, but not from version {step}."
+            found.append(Error(text, hint=f"Add @{kind.__name__}.upgrade_from({step}).", id="outbox.E015"))
+    return found
+
+
+def _problems_of_topic(kind: type[Message]) -> Iterator[CheckMessage]:
+    if not kind._meta.topic:
+        if not kind.__subclasses__():
+            hint = 'Add `class Meta: topic = "..."` to it.'
+            yield Error(f"Message type {_name(kind)} names no topic: it cannot be published.", hint=hint, id="outbox.E005")
+        return
+    try:
+        conf.topic_settings(kind._meta.topic)
+    except UnknownTopic as error:
+        text, _, hint = str(error).partition(". ")
+        yield Error(f"Message type {_name(kind)}: {text}.", hint=hint, id="outbox.E006")
+    except ConfigurationError:  # E001 or E003 has said it
+        return
+
+
+def _problems_of_key(kind: type[Message]) -> Iterator[CheckMessage]:
+    key, topic = kind._meta.key, kind._meta.topic
+    if key and not hasattr(kind, key):
+        fields = ", ".join(kind.__struct_fields__) or "none"
+        yield Error(
+            f"Message type {_name(kind)} has Meta.key = {key!r}, which is no field of it.",
+            hint=f"Its fields are {fields}.",
+            id="outbox.E013",
+        )
+    if not key and topic and _type_of(topic) is TopicType.FIFO:
+        yield Caution(
+            f"Message type {_name(kind)} names no key, and its topic {topic!r} is of type fifo, which keeps order per key.",
+            hint='Add `key = "..."` to its class Meta. Where each publish() is given key=, silence this check.',
+            id="outbox.W014",
+        )
+
+
+def _type_of(topic: str) -> TopicType | None:
+    try:
+        return conf.topic_settings(topic).type
+    except (UnknownTopic, ConfigurationError):
+        return None
+
+
+def _name(kind: type[Message]) -> str:
+    return f"{kind.__module__}.{kind.__qualname__}"

@@ -1,0 +1,116 @@
+"""`OUTBOX`: its names and values, its brokers, its topics."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import suppress
+from typing import Any
+
+from django.core.checks import CheckMessage, Error
+from django.core.checks import Warning as Caution
+
+from outbox import conf
+from outbox.brokers.base import Broker
+from outbox.errors import ConfigurationError
+from outbox.message import TopicType
+from outbox.publish.rules import TOPIC_RULE, is_topic_name
+
+
+def check_settings(**kwargs: Any) -> list[CheckMessage]:
+    """
+    E001: `OUTBOX` holds an unknown name or a wrong value.
+
+    The text names the place, and the nearest known name. Durations are `timedelta`, and longer than nothing.
+    """
+    try:
+        conf.settings()
+    except ConfigurationError as error:
+        return [Error(str(error), hint="docs/reference/settings.md lists all settings with their types.", id="outbox.E001")]
+    return []
+
+
+def check_topic_names(**kwargs: Any) -> list[CheckMessage]:
+    """
+    E002: A topic has a name that not every broker takes.
+
+    Use 1 to 127 letters, digits, `%`, `_` and `-`.
+    """
+    return [
+        Error(f'OUTBOX["TOPICS"] has a topic called {name!r}.', hint=TOPIC_RULE, id="outbox.E002")
+        for name in known_settings().topics
+        if not is_topic_name(name)
+    ]
+
+
+def check_brokers(**kwargs: Any) -> list[CheckMessage]:
+    """
+    E003: A broker cannot be imported, or is none.
+
+    Correct the path in BACKEND, or install the broker's extra.
+
+    E004, W004: A broker finds fault with its OPTIONS.
+
+    The hint is the broker's own; docs/reference/settings.md lists the options of each.
+    """
+    found: list[CheckMessage] = []
+    for alias, broker in known_settings().brokers.items():
+        try:
+            backend = conf.broker_class(alias)
+        except ConfigurationError as error:
+            found.append(Error(str(error), hint=_topics_hint(alias), id="outbox.E003"))
+            continue
+        for problem in backend.check_options(broker.options):
+            text = f'OUTBOX["BROKERS"]["{alias}"]: {problem.text}'
+            kind, number = (Error, "outbox.E004") if problem.is_error else (Caution, "outbox.W004")
+            found.append(kind(text, hint=problem.hint, id=number))
+    return found
+
+
+def check_topic_types(**kwargs: Any) -> list[CheckMessage]:
+    """
+    E008: A topic is of a type that its broker does not offer.
+
+    Give it another type, or another broker.
+
+    W009: A topic is to carry half messages, and its broker has none.
+
+    Its messages are sent one-phase. Write TYPE "normal", or leave it out.
+    """
+    return [problem for name, topic, broker in known_topics() for problem in _problems_of_type(name, topic, broker)]
+
+
+def known_settings() -> conf.Settings:
+    """Give the settings; empty ones where E001 has said that they are wrong."""
+    try:
+        return conf.settings()
+    except ConfigurationError:
+        return conf.Settings(brokers={})
+
+
+def known_topics() -> Iterator[tuple[str, conf.TopicSettings, type[Broker]]]:
+    """Give the topics with their types filled in, but for those whose broker E003 has named."""
+    for name in known_settings().topics:
+        with suppress(ConfigurationError):
+            topic = conf.topic_settings(name)
+            yield name, topic, conf.broker_class(topic.broker)
+
+
+def _problems_of_type(name: str, topic: conf.TopicSettings, broker: type[Broker]) -> Iterator[CheckMessage]:
+    offered = {
+        TopicType.FIFO: (broker.supports_order, "keeps no order"),
+        TopicType.DELAY: (broker.supports_delay, "delays nothing"),
+        TopicType.TRANSACTION: (broker.supports_half_messages, "has no half messages"),
+    }
+    is_offered, what = offered.get(topic.type or TopicType.NORMAL, (True, ""))
+    if is_offered:
+        return
+    text = f'OUTBOX["TOPICS"]["{name}"] is of type {topic.type}, and its broker {topic.broker!r} ({broker.__name__}) {what}.'
+    if topic.type is TopicType.TRANSACTION:
+        yield Caution(text, hint='Its messages are sent one-phase. Write "normal", or leave TYPE out.', id="outbox.W009")
+    else:
+        yield Error(text, hint="Give the topic another type, or another broker.", id="outbox.E008")
+
+
+def _topics_hint(alias: str) -> str | None:
+    topics = [name for name, topic in known_settings().topics.items() if topic.broker == alias]
+    return f"Topics that go there: {', '.join(sorted(topics))}." if topics else None

@@ -1,0 +1,77 @@
+"""Times that must fit together."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from datetime import timedelta
+from typing import Any
+
+from django.core.checks import CheckMessage, Error
+from django.core.checks import Warning as Caution
+
+from outbox import conf
+from outbox.brokers.base import Broker
+from outbox.checks.settings import known_settings, known_topics
+from outbox.message import TopicType
+
+MARGIN = timedelta(seconds=5)  # for the relay's own statements around a send
+
+
+def check_leases(**kwargs: Any) -> list[CheckMessage]:
+    """
+    W019: A lease is shorter than one batch's whole send time-out and 5 s.
+
+    Nothing is lost, but while a broker is that slow two relays take the batch from each other again and again. Raise
+    `OUTBOX["RELAY"]["LEASE"]`, or lower the time-outs in the broker's OPTIONS.
+    """
+    found: list[CheckMessage] = []
+    lease = known_settings().relay.lease
+    for alias, broker, options in _brokers_in_use():
+        needed = broker.longest_send(options) + MARGIN
+        if lease < needed:
+            found.append(
+                Caution(
+                    f'OUTBOX["RELAY"]["LEASE"] is {_seconds(lease)}, and a send to broker {alias!r} may take '
+                    f"{_seconds(needed - MARGIN)}: meanwhile another relay takes the batch.",
+                    hint=f"Give it {_seconds(needed)} or more, or lower the time-outs in the broker's OPTIONS.",
+                    id="outbox.W019",
+                )
+            )
+    return found
+
+
+def check_retention(**kwargs: Any) -> list[CheckMessage]:
+    """
+    E020: The outbox forgets a batch while its half messages may still be asked about.
+
+    The answer would be ROLLBACK for a message that was sent. Raise `OUTBOX["RETENTION"]`.
+    """
+    retention = known_settings().retention
+    two_phase = {topic.broker for _, topic, broker in known_topics() if _is_two_phase(topic, broker)}
+    return [
+        Error(
+            f'OUTBOX["RETENTION"] is {retention}, and broker {alias!r} may ask about a half message for '
+            f"{broker.half_life(options)}.",
+            hint="Raise RETENTION beyond that.",
+            id="outbox.E020",
+        )
+        for alias, broker, options in _brokers_in_use()
+        if alias in two_phase and retention < broker.half_life(options)
+    ]
+
+
+def _is_two_phase(topic: conf.TopicSettings, broker: type[Broker]) -> bool:
+    return topic.type is TopicType.TRANSACTION and broker.supports_half_messages
+
+
+def _brokers_in_use() -> Iterator[tuple[str, type[Broker], Mapping[str, Any]]]:
+    """Give the brokers that have topics, but for those of which E003 or E004 has spoken."""
+    classes = {topic.broker: broker for _, topic, broker in known_topics()}
+    for alias, broker in sorted(classes.items()):
+        options = known_settings().brokers[alias].options
+        if not any(problem.is_error for problem in broker.check_options(options)):
+            yield alias, broker, options
+
+
+def _seconds(duration: timedelta) -> str:
+    return f"{duration.total_seconds():g} s"

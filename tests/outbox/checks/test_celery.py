@@ -1,0 +1,70 @@
+from datetime import timedelta
+
+import celery
+import pytest
+
+from outbox.schedule import beat_schedule
+from tests.outbox.checks.conftest import BROKERS
+
+
+@pytest.fixture
+def app(settings, monkeypatch):
+    """The project's Celery app, nudged, with a complete beat."""
+    settings.OUTBOX = {"BROKERS": BROKERS, "TOPICS": {"orders": {}}}
+    app = celery.Celery("project", set_as_current=False)
+    app.conf.beat_schedule = beat_schedule()
+    monkeypatch.setattr(celery, "current_app", app)
+    return app
+
+
+class TestW030:
+    def test_is_quiet_about_a_complete_beat(self, app, found):
+        assert found() == []
+
+    def test_warns_of_a_beat_without_the_sweep(self, app, found):
+        app.conf.beat_schedule = {"mail": {"task": "mail", "schedule": timedelta(minutes=1)}}
+
+        (problem,) = found()
+
+        assert problem.id == "outbox.W030"
+        assert "no entry for outbox.tasks.sweep" in problem.msg
+        assert "beat_schedule()" in problem.hint
+        assert '["NUDGE"] = False' in problem.hint
+
+    def test_warns_of_two_queues(self, app, found, settings):
+        settings.OUTBOX = {**settings.OUTBOX, "CELERY_QUEUE": "relays"}
+
+        (problem,) = found()
+
+        assert problem.id == "outbox.W030"
+        assert problem.msg == "Celery's beat sends the sweep to the queue 'outbox', and nudges go to 'relays'."
+        assert "beat_schedule(queue='relays')" in problem.hint
+
+    @pytest.mark.parametrize("outbox", [{"NUDGE": False}, {"TOPICS": {}}])
+    def test_is_quiet_where_nobody_is_nudged(self, app, found, settings, outbox):
+        app.conf.beat_schedule = {}
+        settings.OUTBOX = {**settings.OUTBOX, **outbox}
+
+        assert found() == []
+
+    def test_is_quiet_where_the_project_has_no_celery_app(self, app, found, monkeypatch):
+        monkeypatch.setattr(celery, "current_app", celery.Celery("default", set_as_current=False))
+
+        assert found() == []
+
+    def test_is_quiet_where_entries_are_kept_in_a_database(self, app, found):
+        app.conf.beat_schedule = {}
+        app.conf.beat_scheduler = "django_celery_beat.schedulers:DatabaseScheduler"
+
+        assert found() == []
+
+
+class TestW031:
+    def test_warns_of_nudges_where_tasks_run_eagerly(self, app, found):
+        app.conf.task_always_eager = True
+
+        (problem,) = found()
+
+        assert problem.id == "outbox.W031"
+        assert "task_always_eager" in problem.msg
+        assert '["NUDGE"] = False' in problem.hint

@@ -1,0 +1,79 @@
+import pytest
+
+from outbox import Message, consumer
+from tests.outbox.checks.conftest import BROKERS
+
+
+@pytest.fixture(autouse=True)
+def _topics(settings):
+    settings.OUTBOX = {"BROKERS": BROKERS, "TOPICS": {"orders": {}}}
+
+
+def handler(message, context):
+    pass
+
+
+class TestE016:
+    def test_finds_a_plain_topic_that_is_not_in_settings(self, found):
+        consumer(topic="oders", group="cart")(handler)
+
+        (problem,) = found()
+
+        assert problem.id == "outbox.E016"
+        assert problem.msg == f"{__name__}.handler: Topic 'oders' is not in OUTBOX[\"TOPICS\"]."
+        assert problem.hint == "Did you mean 'orders'?"
+
+    def test_finds_order_wanted_where_none_is_kept(self, found):
+        consumer(topic="orders", group="cart", ordered=True)(handler)
+
+        (problem,) = found()
+
+        assert problem.id == "outbox.E016"
+        assert "wants its messages in order, but topic 'orders' is of type transaction" in problem.msg
+        assert '["TYPE"] = "fifo"' in problem.hint
+
+    def test_leaves_a_types_topic_to_the_check_of_types(self, found):
+        class Stray(Message):
+            class Meta:
+                topic = "nowhere"
+
+        consumer(Stray, group="cart")(handler)
+
+        assert [problem.id for problem in found()] == ["outbox.E006"]
+
+
+class NoOutboxInOther:
+    def allow_migrate(self, db, app_label, **hints):
+        return db != "other" if app_label == "outbox" else None
+
+
+class TestE017:
+    def test_finds_a_database_that_is_not_there(self, found):
+        consumer(topic="orders", group="cart", using="elsewhere")(handler)
+
+        (problem,) = found()
+
+        assert problem.id == "outbox.E017"
+        assert "'elsewhere', which is not in DATABASES" in problem.msg
+        assert problem.hint == "Known are default, other."
+
+    def test_finds_a_database_without_inbox(self, found, routed):
+        routed(NoOutboxInOther())
+        consumer(topic="orders", group="cart", using="other")(handler)
+
+        (problem,) = found()
+
+        assert problem.id == "outbox.E017"
+        assert "'other', where the routers allow no tables of the outbox" in problem.msg
+        assert "allow_migrate()" in problem.hint
+
+
+class TestW018:
+    def test_warns_of_a_groups_name_that_not_all_brokers_take(self, found):
+        consumer(topic="orders", group="the cart")(handler)
+
+        (problem,) = found()
+
+        assert problem.id == "outbox.W018"
+        assert problem.msg == "A consumer group is called 'the cart', which not every broker takes."
+        assert "1 to 127 letters" in problem.hint

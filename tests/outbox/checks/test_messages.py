@@ -1,0 +1,121 @@
+import pytest
+
+from outbox.message import Message
+from tests.outbox.checks.conftest import BROKERS
+
+
+@pytest.fixture(autouse=True)
+def _topics(settings):
+    settings.OUTBOX = {"BROKERS": BROKERS, "TOPICS": {"orders": {}, "in-order": {"TYPE": "fifo"}}}
+
+
+class TestE005:
+    def test_finds_a_message_type_without_a_topic(self, found):
+        class Homeless(Message):
+            pass
+
+        (problem,) = found()
+        assert problem.id == "outbox.E005"
+        assert "Homeless names no topic: it cannot be published." in problem.msg
+
+    def test_leaves_the_base_of_others_alone(self, found):
+        class Base(Message):
+            pass
+
+        class Derived(Base):
+            class Meta:
+                topic = "orders"
+
+        assert found() == []
+
+
+class TestE006:
+    def test_finds_a_message_type_whose_topic_is_not_in_settings(self, found):
+        class Stray(Message):
+            class Meta:
+                topic = "oders"
+
+        (problem,) = found()
+        assert problem.id == "outbox.E006"
+        assert problem.msg.endswith("Stray: Topic 'oders' is not in OUTBOX[\"TOPICS\"].")
+        assert problem.hint == "Did you mean 'orders'?"
+
+
+class TestE013:
+    def test_finds_a_key_that_is_no_field(self, found):
+        class Mistyped(Message):
+            order_id: int
+
+            class Meta:
+                topic = "orders"
+                key = "order"
+
+        (problem,) = found()
+        assert problem.id == "outbox.E013"
+        assert problem.msg.endswith("Mistyped has Meta.key = 'order', which is no field of it.")
+        assert problem.hint == "Its fields are order_id."
+
+    def test_takes_a_property(self, found):
+        class Derived(Message):
+            order_id: int
+
+            @property
+            def ref(self):
+                return f"order-{self.order_id}"
+
+            class Meta:
+                topic = "orders"
+                key = "ref"
+
+        assert found() == []
+
+
+class TestW014:
+    def test_warns_of_a_type_without_key_where_order_is_kept_by_key(self, found):
+        class Keyless(Message):
+            class Meta:
+                topic = "in-order"
+
+        (problem,) = found()
+        assert problem.id == "outbox.W014"
+        assert "Keyless names no key, and its topic 'in-order' is of type fifo" in problem.msg
+        assert "key = " in problem.hint
+
+
+class TestE015:
+    def test_finds_a_missing_step(self, found):
+        class Changed(Message):
+            class Meta:
+                topic = "orders"
+                version = 3
+
+        Changed.upgrade_from(0)(dict)
+        Changed.upgrade_from(2)(dict)
+
+        (problem,) = found()
+        assert problem.id == "outbox.E015"
+        assert problem.msg.endswith("Changed upgrades from version 0, but not from version 1.")
+        assert problem.hint == "Add @Changed.upgrade_from(1)."
+
+    def test_finds_a_step_that_nothing_reaches(self, found):
+        class Forgotten(Message):
+            class Meta:
+                topic = "orders"
+
+        Forgotten.upgrade_from(1)(dict)
+
+        (problem,) = found()
+        assert problem.id == "outbox.E015"
+        assert problem.msg.endswith("Forgotten is at version 1 and has an upgrade from version 1.")
+        assert "Raise Meta.version to 2" in problem.hint
+
+    def test_takes_a_type_that_forgot_its_first_versions(self, found):
+        class Grown(Message):
+            class Meta:
+                topic = "orders"
+                version = 4
+
+        Grown.upgrade_from(2)(dict)
+        Grown.upgrade_from(3)(dict)
+
+        assert found() == []

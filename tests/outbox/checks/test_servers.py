@@ -1,0 +1,55 @@
+from contextlib import contextmanager
+
+import pytest
+from django.db import connections
+
+from outbox import database
+from tests.outbox.checks.conftest import BROKERS
+
+pytestmark = pytest.mark.django_db(transaction=True, databases=["default", "other"])
+
+
+@pytest.fixture(autouse=True)
+def _brokers(settings):
+    settings.OUTBOX = {"BROKERS": BROKERS}
+
+
+class TestE024:
+    def test_finds_a_server_that_is_too_old(self, found, monkeypatch):
+        monkeypatch.setattr(connections["default"].features, "minimum_database_version", (99,))
+
+        (problem,) = found(databases=["default"])
+
+        assert problem.id == "outbox.E024"
+        assert problem.msg.startswith("Database 'default': PostgreSQL 99 or later is required")
+        assert problem.hint
+
+
+class TestW025:
+    def test_warns_of_a_pooler_that_gives_a_backend_to_whoever_comes(self, found, monkeypatch):
+        with database.connect("default") as backend:
+
+            @contextmanager
+            def pooled(alias, **options):
+                yield backend
+
+            monkeypatch.setattr(database, "connect", pooled)
+            (problem,) = found(databases=["default"])
+
+        assert problem.id == "outbox.W025"
+        assert problem.msg.startswith("Database 'default' is reached through a pooler in transaction mode")
+        assert problem.hint
+
+    def test_finds_none_where_there_is_none(self, found):
+        assert found(databases=["default", "other"]) == []
+
+    def test_asks_no_database_unless_it_is_named(self, found, monkeypatch):
+        monkeypatch.setattr(database, "connect", None)
+
+        assert found() == []
+
+    def test_leaves_a_database_that_is_away_to_others(self, found, monkeypatch):
+        connections["default"].close()
+        monkeypatch.setitem(connections["default"].settings_dict, "PORT", 1)
+
+        assert found(databases=["default"]) == []

@@ -1,0 +1,109 @@
+import re
+
+import pytest
+from django.core.checks import Error
+from django.core.checks import Warning as Caution
+
+from outbox.brokers.base import Problem
+from outbox.brokers.memory import MemoryBroker
+from outbox.message import Message
+from tests.outbox.checks.conftest import BROKERS, ONE_PHASE
+
+
+class FussyBroker(MemoryBroker):
+    @classmethod
+    def check_options(cls, options):
+        return [
+            Problem("COLOUR is no option.", "Take it out."),
+            Problem("SPEED is low.", "Raise it.", is_error=False),
+        ]
+
+
+class TestE001:
+    @pytest.mark.parametrize(
+        ("outbox", "text"),
+        [
+            ({"TOPIKS": {}}, "OUTBOX has an unknown setting 'TOPIKS'.*Did you mean TOPICS?"),
+            ({"NUDGE": "no"}, r"OUTBOX has a wrong value: Expected `bool`, got `str` - at `\$.NUDGE`"),
+            ({"RELAY": {"LANES": "many"}}, r"Expected `int`, got `str` - at `\$.RELAY.LANES`"),
+            ({"TOPICS": {"orders": {"TYPE": "queue"}}}, "Invalid enum value 'queue'"),
+            ({"TOPICS": {"orders": {"BROKER": "nowhere"}}}, r'\["orders"\] names the broker \'nowhere\', which is not in'),
+        ],
+    )
+    def test_says_what_is_wrong_with_the_settings(self, settings, found, outbox, text):
+        settings.OUTBOX = outbox
+
+        (problem,) = found()
+
+        assert problem.id == "outbox.E001"
+        assert isinstance(problem, Error)
+        assert re.search(text, problem.msg)
+        assert problem.hint
+
+    def test_is_all_that_is_said_of_wrong_settings(self, settings, found):
+        settings.OUTBOX = {"BROKERS": BROKERS, "TOPIKS": {}}
+
+        class Good(Message):
+            class Meta:
+                topic = "orders"
+
+        assert [problem.id for problem in found(include_deployment_checks=True)] == ["outbox.E001"]
+
+
+class TestE002:
+    def test_finds_a_topics_name_that_not_all_brokers_take(self, settings, found):
+        settings.OUTBOX = {"BROKERS": BROKERS, "TOPICS": {"a.b": {}, "ab": {}}}
+
+        (problem,) = found()
+
+        assert (problem.id, problem.msg) == ("outbox.E002", "OUTBOX[\"TOPICS\"] has a topic called 'a.b'.")
+        assert "1 to 127 letters" in problem.hint
+
+
+class TestE003:
+    def test_finds_a_broker_that_cannot_be_imported(self, settings, found):
+        settings.OUTBOX = {"BROKERS": {"default": {"BACKEND": "nowhere.Broker"}}, "TOPICS": {"orders": {}, "bills": {}}}
+
+        (problem,) = found()
+
+        assert problem.id == "outbox.E003"
+        assert "'nowhere.Broker' cannot be imported" in problem.msg
+        assert problem.hint == "Topics that go there: bills, orders."
+
+    def test_finds_a_backend_that_is_no_broker(self, settings, found):
+        settings.OUTBOX = {"BROKERS": {"default": {"BACKEND": "datetime.datetime"}}}
+
+        assert [(problem.id, "is not a Broker class" in problem.msg) for problem in found()] == [("outbox.E003", True)]
+
+
+class TestE004AndW004:
+    def test_give_what_the_broker_says_of_its_options(self, settings, found):
+        settings.OUTBOX = {"BROKERS": {"default": {"BACKEND": f"{__name__}.FussyBroker"}}}
+
+        assert found() == [
+            Error('OUTBOX["BROKERS"]["default"]: COLOUR is no option.', hint="Take it out.", id="outbox.E004"),
+            Caution('OUTBOX["BROKERS"]["default"]: SPEED is low.', hint="Raise it.", id="outbox.W004"),
+        ]
+
+
+class TestE008:
+    @pytest.mark.parametrize(("kind", "what"), [("fifo", "keeps no order"), ("delay", "delays nothing")])
+    def test_finds_a_topic_of_a_type_that_its_broker_does_not_offer(self, settings, found, kind, what):
+        settings.OUTBOX = {"BROKERS": ONE_PHASE, "TOPICS": {"orders": {"TYPE": kind}, "bills": {}}}
+
+        (problem,) = found()
+
+        assert problem.id == "outbox.E008"
+        assert problem.msg.endswith(f"is of type {kind}, and its broker 'default' (OnePhaseBroker) {what}.")
+        assert problem.hint
+
+
+class TestW009:
+    def test_warns_of_half_messages_where_the_broker_has_none(self, settings, found):
+        settings.OUTBOX = {"BROKERS": ONE_PHASE, "TOPICS": {"orders": {"TYPE": "transaction"}}}
+
+        (problem,) = found()
+
+        assert (problem.id, type(problem)) == ("outbox.W009", Caution)
+        assert "has no half messages" in problem.msg
+        assert "one-phase" in problem.hint

@@ -1,0 +1,72 @@
+from datetime import timedelta
+
+import pytest
+
+from outbox.brokers.memory import MemoryBroker
+
+SECOND = timedelta(seconds=1)
+
+
+class SlowBroker(MemoryBroker):
+    @classmethod
+    def longest_send(cls, options):
+        return 20 * SECOND
+
+    @classmethod
+    def half_life(cls, options):
+        return 100 * SECOND
+
+
+def outbox(topics=("orders",), kind="transaction", options=None, **settings):
+    broker = {"BACKEND": f"{__name__}.SlowBroker", "OPTIONS": options or {}}
+    return {"BROKERS": {"default": broker}, "TOPICS": {name: {"TYPE": kind} for name in topics}, **settings}
+
+
+class TestW019:
+    def test_warns_of_a_lease_that_a_send_may_outlast(self, settings, found):
+        settings.OUTBOX = outbox(RELAY={"LEASE": 24.9 * SECOND})
+
+        (problem,) = found()
+
+        assert problem.id == "outbox.W019"
+        assert problem.msg.startswith('OUTBOX["RELAY"]["LEASE"] is 24.9 s, and a send to broker \'default\' may take 20 s')
+        assert problem.hint.startswith("Give it 25 s or more")
+
+    @pytest.mark.parametrize(
+        "outbox",
+        [
+            outbox(RELAY={"LEASE": 25 * SECOND}),
+            outbox(RELAY={"LEASE": SECOND}, topics=()),
+            outbox(RELAY={"LEASE": SECOND}, options={"NO_OPTION": 1}),
+        ],
+        ids=["long enough", "a broker that nothing goes to", "a broker whose options are wrong"],
+    )
+    def test_is_quiet_otherwise(self, settings, found, outbox):
+        settings.OUTBOX = outbox
+
+        assert "outbox.W019" not in [problem.id for problem in found()]
+
+    @pytest.mark.parametrize("backend", ["embedded.EmbeddedBroker", "memory.MemoryBroker"])
+    def test_is_quiet_about_our_brokers_as_they_come(self, settings, found, backend):
+        settings.OUTBOX = {"BROKERS": {"default": {"BACKEND": f"outbox.brokers.{backend}"}}, "TOPICS": {"orders": {}}}
+
+        assert found() == []
+
+
+class TestE020:
+    def test_finds_a_retention_that_half_messages_may_outlive(self, settings, found):
+        settings.OUTBOX = outbox(RETENTION=99 * SECOND)
+
+        (problem,) = found()
+
+        assert problem.id == "outbox.E020"
+        assert problem.msg == ("OUTBOX[\"RETENTION\"] is 0:01:39, and broker 'default' may ask about a half message for 0:01:40.")
+        assert problem.hint
+
+    @pytest.mark.parametrize(
+        "outbox", [outbox(RETENTION=100 * SECOND), outbox(RETENTION=99 * SECOND, kind="normal")], ids=["long enough", "no halves"]
+    )
+    def test_is_quiet_otherwise(self, settings, found, outbox):
+        settings.OUTBOX = outbox
+
+        assert found() == []
