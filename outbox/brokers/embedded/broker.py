@@ -65,6 +65,11 @@ class EmbeddedBroker(Broker):
         """Say up to which age a half message may be asked about."""
         return read_options(EmbeddedOptions, options).half_life
 
+    @staticmethod
+    def database_in(options: Mapping[str, Any]) -> str:
+        """Give the alias of the database that OPTIONS name."""
+        return read_options(EmbeddedOptions, options).database
+
     def check(self) -> list[Problem]:
         """Say what is wrong with the options, and where the tables' topics differ from settings."""
         found = self.check_options(self.options)
