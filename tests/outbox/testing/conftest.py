@@ -1,10 +1,12 @@
 import shutil
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from outbox.consumer import register
 from outbox.testing import programs
 
 
@@ -21,3 +23,27 @@ def folder() -> Iterator[Path]:
 def no_system_programs(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("PG_BIN", raising=False)
     monkeypatch.setattr(programs, "_system_folders", list)
+
+
+@pytest.fixture
+def own_topics(settings: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Topics of the test's own, and no consumers: those of the shop would want theirs."""
+    settings.OUTBOX = {"TOPICS": {"made": {}, "moved": {"TYPE": "fifo"}, "due": {"TYPE": "delay"}}}
+    monkeypatch.setattr(register, "_groups", {})
+
+
+@pytest.fixture
+def handled(own_topics: None) -> Callable[..., list[Any]]:
+    """Have a group handle messages of a type; give the list into which they come, once they are handled."""
+
+    def handle(kind: Any, then: Callable[[Any], object] = lambda message: None, **options: Any) -> list[Any]:
+        seen: list[Any] = []
+
+        def handler(message: Any, context: Any) -> None:
+            then(message)
+            seen.append(message)
+
+        register.consumer(kind, **{"group": "test", **options})(handler)
+        return seen
+
+    return handle

@@ -1,0 +1,310 @@
+from datetime import timedelta
+
+import pytest
+from django.contrib.auth.models import Group
+from django.db import DatabaseError, transaction
+from django.db.transaction import TransactionManagementError
+
+from outbox import Message, Reject, Retry, RetryLater, publish
+from outbox.consumer import register
+from outbox.models import Batch, CheckBack, Inbox, State
+from outbox.publish import transaction as outbox_transaction
+from tests.outbox.publish.rows import OrderMade, ParcelMoved, ReminderSet
+
+pytestmark = pytest.mark.usefixtures("own_topics")
+
+ORDER = OrderMade(order_id=1)
+
+
+def commit(message=ORDER, **options):
+    with transaction.atomic():
+        publish(message, **options)
+
+
+class TestRunUntilIdle:
+    def test_takes_messages_to_their_handlers(self, outbox, handled):
+        seen = handled(OrderMade)
+        commit()
+
+        ran = outbox.run_until_idle()
+
+        assert seen == [ORDER]
+        assert (ran.sent, ran.deliveries.handled) == (1, 1)
+
+    def test_takes_what_handlers_publish_on(self, outbox, handled):
+        handled(OrderMade, lambda order: publish(ParcelMoved(parcel="A")))
+        moved = handled(ParcelMoved, group="parcels")
+        commit()
+
+        outbox.run_until_idle()
+
+        assert moved == [ParcelMoved(parcel="A")]
+
+    def test_does_nothing_where_nothing_waits(self, outbox, handled):
+        handled(OrderMade)
+
+        ran = outbox.run_until_idle()
+
+        assert (ran.sent, ran.deliveries.handled) == (0, 0)
+
+    def test_keeps_the_order_of_a_key(self, outbox, handled):
+        seen = handled(ParcelMoved, ordered=True)
+        for place in range(5):
+            commit(ParcelMoved(parcel="A", place=place))
+
+        outbox.run_until_idle()
+
+        assert [message.place for message in seen] == [0, 1, 2, 3, 4]
+
+    def test_undoes_what_a_handler_did_that_failed(self, outbox, handled):
+        def fail(order):
+            Group.objects.create(name="staff")
+            raise RuntimeError("no such thing")
+
+        handled(OrderMade, fail)
+        commit()
+
+        outbox.run_until_idle(raise_errors=False)
+
+        assert not Group.objects.exists()
+        assert not Inbox.objects.exists()
+
+    def test_tells_of_a_handlers_error(self, outbox, handled):
+        handled(OrderMade, lambda order: 1 / 0)
+        commit()
+
+        with pytest.raises(AssertionError) as caught:
+            outbox.run_until_idle()
+
+        assert "failed over OrderMade(order_id=1, customer='Ann'): ZeroDivisionError: division by zero" in str(caught.value)
+        assert isinstance(caught.value.__cause__, ZeroDivisionError)
+
+    @pytest.mark.parametrize("error", [Reject("never"), RetryLater(60)])
+    def test_tells_of_none_that_the_handler_meant(self, outbox, handled, error):
+        def mean_it(order):
+            raise error
+
+        handled(OrderMade, mean_it)
+        commit()
+
+        tally = outbox.run_until_idle().deliveries
+
+        assert tally.retried + tally.dead_letters == 1
+
+    def test_tells_of_what_reached_no_handler(self, outbox, handled, monkeypatch):
+        commit()
+        monkeypatch.setattr("outbox.message._types", {})  # the type is gone
+
+        class OrderTold(Message):
+            class Meta:
+                topic = "made"
+
+        handled(OrderTold)
+
+        with pytest.raises(AssertionError, match=r"Group 'test' failed over message .*UnknownMessageType"):
+            outbox.run_until_idle()
+
+    def test_tells_of_handlers_that_keep_each_other_busy(self, outbox, handled, monkeypatch):
+        monkeypatch.setattr("outbox.testing.kit.MAX_ROUNDS", 5)
+        handled(OrderMade, lambda order: publish(order))
+        commit()
+
+        with pytest.raises(AssertionError, match=r"not idle after 5 rounds: does a handler .* last: OrderMade"):
+            outbox.run_until_idle()
+
+    def test_refuses_to_relay_what_is_not_committed(self, outbox):
+        with outbox_transaction():
+            publish(ORDER)
+            with pytest.raises(AssertionError, match="A transaction of database 'default' is open in this test"):
+                outbox.run_until_idle()
+
+    @pytest.mark.django_db(transaction=True)
+    def test_refuses_it_where_tests_commit_too(self, outbox):
+        with outbox_transaction(), pytest.raises(AssertionError, match="is open in this test"):
+            outbox.run_until_idle()
+
+    def test_says_that_a_transaction_of_the_test_is_broken(self, outbox):
+        with transaction.atomic():
+            with pytest.raises(DatabaseError), transaction.atomic(savepoint=False):
+                Group.objects.create(pk=2**40)  # more than its column holds
+
+            with pytest.raises(TransactionManagementError):
+                outbox.run_until_idle()
+
+    def test_leaves_hooks_of_commits_to_django(self, outbox, handled, django_capture_on_commit_callbacks):
+        called = []
+        handled(OrderMade, lambda order: transaction.on_commit(lambda: called.append(order)))
+        commit()
+
+        with django_capture_on_commit_callbacks(execute=True) as callbacks:
+            outbox.run_until_idle()
+
+        assert len(callbacks) == 1
+        assert called == [ORDER]
+
+    @pytest.mark.django_db(databases=["default", "other"])
+    def test_serves_each_database_of_the_test(self, outbox, handled):
+        here, there = handled(OrderMade), handled(OrderMade, group="other", using="other")
+        commit()
+        with outbox_transaction("other"):
+            publish(OrderMade(order_id=2))
+
+        outbox.run_until_idle()
+
+        assert [order.order_id for order in here] == [order.order_id for order in there] == [1, 2]
+        assert Inbox.objects.using("other").count() == 2
+
+    def test_leaves_alone_the_databases_of_other_tests(self, outbox, handled):
+        here, there = handled(OrderMade), handled(OrderMade, group="other", using="other")
+        commit()
+
+        outbox.run_until_idle()
+
+        assert (len(here), len(there)) == (1, 0)
+
+
+class TestDeliver:
+    def test_hands_a_message_to_its_consumers_without_publishing_it(self, outbox, handled):
+        seen = handled(OrderMade)
+
+        tally = outbox.deliver(ORDER, times=3)
+
+        assert seen == [ORDER]
+        assert (tally.handled, tally.duplicates) == (1, 2)
+        outbox.assert_nothing_published()
+
+    def test_hands_over_other_producers_messages(self, outbox):
+        seen = []
+        register.consumer(topic="made", group="raw")(lambda message, context: seen.append((message, context.key)))
+
+        outbox.deliver_raw("made", {"lines": 3}, key="A")
+        outbox.deliver_raw("made", b"lines;3")
+
+        assert seen == [({"lines": 3}, "A"), (b"lines;3", "")]
+
+    def test_says_that_nobody_takes_it(self, outbox):
+        with pytest.raises(AssertionError, match="No consumer takes OrderMade of topic 'made'"):
+            outbox.deliver(ORDER)
+
+
+class TestAdvance:
+    def test_lets_a_delay_pass(self, outbox, handled):
+        seen = handled(OrderMade)
+        commit(delay=timedelta(hours=1))
+        outbox.run_until_idle()
+        outbox.advance(timedelta(minutes=59))
+        outbox.run_until_idle()
+        assert seen == []
+
+        outbox.advance(timedelta(minutes=1))
+        outbox.run_until_idle()
+
+        assert seen == [ORDER]
+
+    @pytest.mark.parametrize("is_sent_before", [True, False])
+    def test_lets_a_delay_of_the_broker_pass(self, outbox, handled, is_sent_before):
+        seen = handled(ReminderSet)
+        commit(ReminderSet(text="!"), delay=timedelta(minutes=10))
+        if is_sent_before:
+            outbox.run_until_idle()
+        outbox.advance(timedelta(minutes=9))
+        outbox.run_until_idle()
+        assert seen == []
+
+        outbox.advance(timedelta(minutes=1))
+        outbox.run_until_idle()
+
+        assert seen == [ReminderSet(text="!")]
+
+    def test_lets_each_retry_come_exactly_when_it_is_due(self, outbox, handled):
+        tries = []
+
+        def fail(order):
+            tries.append(order)
+            raise RuntimeError
+
+        handled(OrderMade, fail, retry=Retry(delays=[timedelta(seconds=10), timedelta(minutes=1)]))
+        commit()
+        outbox.run_until_idle(raise_errors=False)
+
+        made = []
+        for seconds in (9, 1, 59, 1):
+            outbox.advance(timedelta(seconds=seconds))
+            outbox.run_until_idle(raise_errors=False)
+            made.append(len(tries))
+
+        assert made == [1, 2, 2, 3]
+
+    def test_lets_the_relays_back_off_and_breaker_pass(self, outbox, handled):
+        seen = handled(OrderMade)
+        outbox.broker.fail("send_halves", "unavailable", times=3)
+        commit()
+        outbox.run_until_idle()
+        assert seen == []
+
+        outbox.advance(timedelta(seconds=1))
+        outbox.run_until_idle()
+
+        assert seen == [ORDER]
+
+    def test_lets_a_dedupe_key_expire(self, outbox):
+        commit(dedupe_key="once")
+        commit(dedupe_key="once")
+        outbox.assert_published(OrderMade, times=1)
+
+        outbox.advance(timedelta(days=7))
+        commit(dedupe_key="once")
+
+        outbox.assert_published(OrderMade, times=2)
+
+
+class TestCheckBack:
+    def test_answers_from_the_tests_own_transaction_and_records_it(self, outbox):
+        commit()
+        with outbox.crash("after_decide"):
+            outbox.run_until_idle()
+
+        answers = outbox.check_back()
+
+        assert answers == ["COMMIT"]
+        assert CheckBack.objects.get().asked_by == "test"
+        assert len(outbox.broker.visible("made")) == 1
+
+    def test_is_pending_while_nobody_has_ended_the_half(self, outbox):
+        commit()
+        with outbox.crash("after_half"):
+            outbox.run_until_idle()
+
+        [half] = outbox.pending_check_backs()
+
+        assert (half.topic, half.key) == ("made", "1")
+        assert Batch.objects.get().state == State.CLAIMED
+
+    @pytest.mark.django_db(databases=["default", "other"])
+    def test_asks_the_database_that_the_message_is_from(self, outbox):
+        with outbox_transaction("other"):
+            publish(ORDER)
+        with outbox.crash("after_decide"):
+            outbox.run_until_idle()
+
+        assert outbox.check_back() == ["COMMIT"]
+        assert CheckBack.objects.using("other").count() == 1
+
+
+class TestDeadLetters:
+    def test_are_those_of_the_group(self, outbox, handled):
+        def reject(order):
+            raise Reject("no such order")
+
+        handled(OrderMade, reject)
+        outbox.deliver(ORDER)
+
+        assert [letter.reason for letter in outbox.dead_letters("test")] == ["no such order"]
+        assert outbox.dead_letters("another") == []
+
+
+@pytest.mark.django_db(databases=[])
+class TestATestWithoutADatabase:
+    def test_is_told_what_it_needs(self, outbox):
+        with pytest.raises(AssertionError, match="may use no database that holds messages"):
+            outbox.run_until_idle()

@@ -1,0 +1,119 @@
+import pytest
+from django.conf import settings as django_settings
+
+from outbox import conf
+from outbox.brokers.base import EndSemantics
+from outbox.brokers.memory import MemoryBroker
+from outbox.brokers.memory.store import _stores
+from outbox.errors import ConfigurationError
+from outbox.message import TopicType
+from outbox.testing import Outbox
+
+EMBEDDED = "outbox.brokers.embedded.EmbeddedBroker"
+NOT_INSTALLED = "somebodys.brokers.Elsewhere"
+
+
+class OnePhase(MemoryBroker):
+    supports_half_messages = False
+
+
+class Stateless(MemoryBroker):
+    end_semantics = EndSemantics.STATELESS
+
+
+def outbox_of(backend, **topics):
+    return {
+        "BROKERS": {"default": {"BACKEND": backend, "OPTIONS": {}}},
+        "TOPICS": {name: {"TYPE": kind} if kind else {} for name, kind in topics.items()},
+    }
+
+
+class TestTheStandIn:
+    @pytest.mark.parametrize("backend", [EMBEDDED, "outbox.brokers.rocketmq.RocketMQBroker", NOT_INSTALLED])
+    def test_takes_the_place_of_any_broker(self, settings, backend):
+        settings.OUTBOX = outbox_of(backend, orders=None)
+
+        with Outbox() as outbox:
+            assert isinstance(conf.make_broker("default"), MemoryBroker)
+            assert outbox.broker.topics["orders"].type is TopicType.TRANSACTION
+
+    def test_leaves_when_the_test_ends(self, settings):
+        settings.OUTBOX = outbox_of(EMBEDDED)
+        stores = set(_stores)
+
+        with Outbox() as outbox:
+            assert outbox.broker.visible("orders") == []
+
+        assert conf.settings().brokers["default"].backend == EMBEDDED
+        assert set(_stores) == stores
+
+    def test_lets_topics_travel_as_they_do_with_their_broker(self, settings):
+        settings.OUTBOX = outbox_of(f"{__name__}.OnePhase", plain=None, asked="transaction", keyed="fifo", later="delay")
+
+        with Outbox() as outbox:
+            kinds = {name: spec.type for name, spec in outbox.broker.topics.items()}
+
+        assert kinds == {"plain": "normal", "asked": "normal", "keyed": "fifo", "later": "delay"}
+
+    def test_ends_half_messages_as_their_broker_does(self, settings):
+        settings.OUTBOX = outbox_of(f"{__name__}.Stateless")
+
+        with Outbox() as outbox:
+            assert outbox.broker.end_semantics is EndSemantics.STATELESS
+
+    def test_shares_nothing_with_the_next_test(self):
+        with Outbox() as outbox:
+            outbox.broker.fail("send", "unsure", times=None)
+        with Outbox() as another:
+            assert another.broker._store.faults.planned == []
+
+    def test_sends_no_nudges(self, settings):
+        settings.OUTBOX = {**outbox_of(EMBEDDED), "NUDGE": True}
+
+        with Outbox():
+            assert not conf.settings().nudge
+
+    def test_stays_when_the_test_changes_settings(self, settings):
+        with Outbox() as outbox:
+            store = outbox.broker._store
+
+            settings.OUTBOX = outbox_of(EMBEDDED, news="normal")
+
+            assert outbox.broker._store is store
+            assert list(outbox.broker.topics) == ["news"]
+            assert not conf.settings().nudge
+
+    def test_leaves_the_settings_as_a_test_changed_them_outside(self, settings):
+        with Outbox():
+            pass
+
+        settings.OUTBOX = outbox_of(EMBEDDED, news="normal")
+
+        assert django_settings.OUTBOX["BROKERS"]["default"]["BACKEND"] == EMBEDDED
+
+    def test_finds_wrong_settings(self, settings):
+        settings.OUTBOX = {"TOPIC": {}}
+
+        with pytest.raises(ConfigurationError, match="unknown setting 'TOPIC'"), Outbox():
+            pass
+
+
+class TestTheBroker:
+    def test_is_the_only_one(self, settings):
+        settings.OUTBOX = {"BROKERS": {"rocket": {}}}
+
+        with Outbox() as outbox:
+            assert outbox.broker.alias == "rocket"
+
+    def test_is_the_one_called_default(self, settings):
+        settings.OUTBOX = {"BROKERS": {"rocket": {}, "default": {}}}
+
+        with Outbox() as outbox:
+            assert outbox.broker.alias == "default"
+            assert outbox.brokers["rocket"].alias == "rocket"
+
+    def test_must_be_named_among_several(self, settings):
+        settings.OUTBOX = {"BROKERS": {"rocket": {}, "kafka": {}}}
+
+        with Outbox() as outbox, pytest.raises(AssertionError, match=r"outbox.brokers\[...\] of rocket, kafka"):
+            outbox.broker  # noqa: B018
