@@ -19,6 +19,14 @@ class NotInTransaction(OutboxError):
     """Raised when a message is published outside a database transaction."""
 
 
+class NotOutermost(OutboxError):
+    """Raised when a message is to go half first inside a transaction that is open already."""
+
+
+class HalfNotStored(OutboxError):
+    """Raised when a message is to go half first and its broker has not surely stored it. Nothing was done."""
+
+
 class WrongDatabase(OutboxError):
     """Raised when a message would go to another database than the rows it speaks of."""
 

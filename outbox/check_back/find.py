@@ -8,9 +8,11 @@ from uuid import UUID
 from outbox.database import Connection
 from outbox.message import Half, Token
 
-# A message has a half message where a batch of a transaction topic holds it; once decided, the batch names the half.
+# A message has a half message where a batch of a transaction topic holds it; once decided, the batch names the half. The
+# first half message of one that went half first has no lane, and no batch in its token.
 FIND = """
-SELECT s.topic, s.state, s.key, s.created_at, source.id, s.batch_id, s.attempt, s.position,
+SELECT s.topic, s.state, s.key, s.created_at, source.id,
+       CASE WHEN s.lane IS NULL AND s.attempt = 1 THEN 0 ELSE s.batch_id END, s.attempt, s.position,
        coalesce(b.half_ids[s.position], ''),
        t.type = 'transaction' AND (s.state NOT IN ('prepared', 'sent') OR b.half_ids[s.position] IS NOT NULL)
 FROM outbox_source source, outbox_message_state s

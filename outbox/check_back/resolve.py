@@ -2,7 +2,8 @@
 The check-back's decision: did the transaction of this half message commit?
 
 COMMIT and ROLLBACK are given only for a fact that cannot change any more. Whatever is not sure is UNKNOWN, and the
-broker asks again. The table stands in docs/state-machine.md; `_judge` is its rows for a batch that is there.
+broker asks again. The tables stand in docs/state-machine.md; `_judge` is the rows for a batch that is there,
+`_judge_half_first` those for a message that went half first.
 """
 
 from __future__ import annotations
@@ -10,7 +11,9 @@ from __future__ import annotations
 import logging
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
+from uuid import UUID
 
+from psycopg import errors
 from psycopg.rows import class_row
 
 from outbox.check_back.about import About, look_up
@@ -37,6 +40,19 @@ FROM outbox_batch WHERE id = %(batch)s
 FENCE = """
 UPDATE outbox_batch SET state = 0, due_at = clock_timestamp(), lease_until = NULL
 WHERE id = %(batch)s AND state = 1 AND attempt = %(attempt)s AND lease_until < clock_timestamp() RETURNING id
+"""
+
+# Half first, whoever writes the message row decides. The transaction does so as its first statement; a tombstone (topic 0) in
+# its place keeps that transaction from ever committing. This waits for a transaction that has written the row already.
+WRITE_TOMBSTONE = "INSERT INTO outbox_message (id, topic_id, body) VALUES (%s, 0, '') ON CONFLICT (id) DO NOTHING RETURNING id"
+
+# Its own statement: what the one before has waited for is seen by a later snapshot only. A batch of one has its only
+# message's id for the newest.
+READ_HALF_FIRST = """
+SELECT m.topic_id = 0 AS is_tombstone, b.id AS batch, b.state, b.attempt, b.half_ids[1] AS half_id
+FROM outbox_message m
+LEFT JOIN outbox_batch b ON outbox_newest(b.message_ids) = %(id)s AND cardinality(b.message_ids) = 1
+WHERE m.id = %(id)s
 """
 
 
@@ -69,6 +85,17 @@ class _Batch:
     is_lease_over: bool
 
 
+@dataclass(frozen=True, slots=True)
+class _HalfFirst:
+    """What the table looks at of a message that went half first. The batch's columns are None where it has none."""
+
+    is_tombstone: bool
+    batch: int | None
+    state: int | None
+    attempt: int | None
+    half_id: str | None
+
+
 def resolve(connection: Connection, half: Half, *, retention: timedelta) -> Answer:
     """
     Answer a check-back from the primary database.
@@ -94,6 +121,8 @@ def _by_token(connection: Connection, half: Half, source: str, *, oldest: dateti
         return _unknown(f"The token {half.token!r} cannot be read.", is_alarm=True)
     if token.source != source:
         return _unknown(f"The token is of {token.source}, this database is {source}.", is_alarm=True)
+    if token.is_half_first:
+        return _by_message(connection, half)
     while True:  # a lost fence means that another step was committed, and steps only go forward
         batch = _read_batch(connection, token)
         if batch is None:
@@ -140,6 +169,39 @@ def _judge_missing(half: Half, token: Token, oldest: datetime) -> Answer:
             is_alarm=True,
         )
     return _rollback(f"Batch {token.batch} is gone, and the half is older than the retention.")
+
+
+def _by_message(connection: Connection, half: Half) -> Answer:
+    """Answer for a half message that its transaction sent before its work (half first)."""
+    try:
+        message_id = UUID(half.message_id)
+    except ValueError:
+        return _unknown(f"The message id {half.message_id!r} cannot be read.", is_alarm=True)
+    try:
+        if connection.execute(WRITE_TOMBSTONE, [message_id]).fetchone():
+            return _rollback("Its transaction has not committed, and cannot any more.")
+    except errors.LockNotAvailable:
+        return _unknown("Its transaction is still open.")
+    except errors.CheckViolation:
+        return _unknown("No partition takes its message row; there is a default one no more.", is_alarm=True)
+    with connection.cursor(row_factory=class_row(_HalfFirst)) as cursor:
+        found = cursor.execute(READ_HALF_FIRST, {"id": message_id}).fetchone()
+    if found is None:
+        return _unknown("Its message row was there a moment ago, and is not now.", is_alarm=True)
+    return _judge_half_first(found, half)
+
+
+def _judge_half_first(found: _HalfFirst, half: Half) -> Answer:
+    if found.is_tombstone:
+        return _rollback("Its transaction has not committed, and cannot any more: an earlier check-back saw to that.")
+    if found.batch is None:
+        return _unknown("Its message row is there, and no batch of one holds it.", is_alarm=True)
+    named = f"Batch {found.batch}"
+    if found.attempt != 1 or found.state not in (State.PREPARED, State.SENT):
+        return _rollback(f"{named} is sent again, or was given up: another half message carries it, if any.")
+    if found.half_id != half.half_id:
+        return _rollback(f"{named} was written with another half message.")
+    return Answer(COMMIT, f"{named} was committed with this half message.")
 
 
 def _by_function(half: Half) -> Answer:

@@ -5,16 +5,20 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Container
 from functools import partial, wraps
-from typing import Any, TypeVar, cast, overload
+from typing import Any, TypeVar, overload
 
 from asgiref.sync import async_to_sync, iscoroutinefunction, sync_to_async
 from django.db import transaction as django_transaction
+from django.db.models import Model
 from django.http.response import HttpResponseBase
 
 from outbox.errors import ConfigurationError
+from outbox.message import Message
 from outbox.publish.transactions import transaction
 
 Decorated = TypeVar("Decorated", bound=Callable[..., Any])
+Result = TypeVar("Result")
+Build = Callable[..., "Message | tuple[Message, Model]"]
 RollbackOn = Container[int] | Callable[[HttpResponseBase], bool]
 
 
@@ -22,11 +26,20 @@ RollbackOn = Container[int] | Callable[[HttpResponseBase], bool]
 def transactional(function: Decorated, /) -> Decorated: ...
 @overload
 def transactional(*, using: str | None = None, rollback_on: RollbackOn | None = None) -> Callable[[Decorated], Decorated]: ...
+@overload
+def transactional(
+    *, half_first: Build, using: str | None = None, rollback_on: RollbackOn | None = None
+) -> Callable[[Callable[..., Result]], Callable[..., Result]]: ...
 
 
 def transactional(
-    function: Decorated | None = None, /, *, using: str | None = None, rollback_on: RollbackOn | None = None
-) -> Decorated | Callable[[Decorated], Decorated]:
+    function: Callable[..., Any] | None = None,
+    /,
+    *,
+    using: str | None = None,
+    rollback_on: RollbackOn | None = None,
+    half_first: Build | None = None,
+) -> Callable[..., Any]:
     """
     Run the decorated function in a transaction; in one that is open already, in a savepoint.
 
@@ -42,21 +55,33 @@ def transactional(
     Args:
         using: the database's alias, by default where the routers write messages.
         rollback_on: responses that roll back too: status codes (`range(400, 600)`), or a function of the response.
+        half_first: called before the transaction, with the function's arguments; gives the message that goes to its broker
+            as a half message before the function is called, or (message, row it is about). The function gets the message
+            as `message=`. See docs/how-to/half-first.md.
 
     Raises:
-        ConfigurationError: a class or a generator function was decorated.
+        ConfigurationError: a class or a generator function was decorated, or a function that takes no `message=` half first.
     """
     if function is None:
-        return partial(_decorate, using=using, rollback_on=rollback_on)
-    return _decorate(function, using=using, rollback_on=rollback_on)
+        return partial(_decorate, using=using, rollback_on=rollback_on, half_first=half_first)
+    return _decorate(function, using=using, rollback_on=rollback_on, half_first=half_first)
 
 
-def _decorate(function: Decorated, *, using: str | None, rollback_on: RollbackOn | None) -> Decorated:
+def _decorate(
+    function: Callable[..., Any], *, using: str | None, rollback_on: RollbackOn | None, half_first: Build | None
+) -> Callable[..., Any]:
     _refuse_unfit(function)
+    if half_first is not None:
+        _refuse_unfit_for_half_first(function, half_first)
 
-    def run(call: Callable[[], Any]) -> Any:
-        with transaction(using) as alias:
-            result = call()
+    def run(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        opening: dict[str, Any] = {}
+        if half_first is not None:
+            message, about = _parted(half_first(*args, **kwargs))
+            opening = {"half_first": message, "about": about}
+            kwargs["message"] = message
+        with transaction(using, **opening) as alias:
+            result = function(*args, **kwargs)
             if isinstance(result, HttpResponseBase) and _is_failure(result, rollback_on):
                 django_transaction.set_rollback(True, using=alias)
             return result
@@ -65,15 +90,19 @@ def _decorate(function: Decorated, *, using: str | None, rollback_on: RollbackOn
 
         @wraps(function)
         async def async_wrapper(*args: Any, **kwargs: Any) -> Any:
-            return await sync_to_async(run)(partial(async_to_sync(function), *args, **kwargs))
+            return await sync_to_async(run)(async_to_sync(function), *args, **kwargs)
 
-        return cast("Decorated", async_wrapper)
+        return async_wrapper
 
     @wraps(function)
     def wrapper(*args: Any, **kwargs: Any) -> Any:
-        return run(partial(function, *args, **kwargs))
+        return run(function, *args, **kwargs)
 
-    return cast("Decorated", wrapper)
+    return wrapper
+
+
+def _parted(built: Message | tuple[Message, Model]) -> tuple[Message, Model | None]:
+    return built if isinstance(built, tuple) else (built, None)
 
 
 def _is_failure(response: HttpResponseBase, rollback_on: RollbackOn | None) -> bool:
@@ -82,6 +111,21 @@ def _is_failure(response: HttpResponseBase, rollback_on: RollbackOn | None) -> b
     if rollback_on is None:
         return False
     return rollback_on(response) if callable(rollback_on) else response.status_code in rollback_on
+
+
+def _refuse_unfit_for_half_first(function: Callable[..., Any], build: Build) -> None:
+    if not callable(build) or iscoroutinefunction(build):
+        raise ConfigurationError(
+            f"@transactional(half_first={build!r}) needs a plain function that builds the message; it runs in the thread that "
+            "holds the transaction."
+        )
+    parameters = inspect.signature(function).parameters
+    takes_any = any(one.kind is one.VAR_KEYWORD for one in parameters.values())
+    if not takes_any and "message" not in parameters:
+        raise ConfigurationError(
+            f"{function.__qualname__} goes half first and takes no `message`. Give it a parameter of that name: it gets what "
+            f"{build.__qualname__} built."
+        )
 
 
 def _refuse_unfit(function: Callable[..., Any]) -> None:

@@ -182,7 +182,3 @@ class TestWhatItRefuses:
     def test_is_a_database_without_its_name(self):
         with pytest.raises(ConfigurationError, match=r"cannot decorate 'other'\. A database is named by using="):
             transactional("other")
-
-    def test_is_half_first_for_now(self):
-        with pytest.raises(TypeError, match="half_first"):
-            transactional(half_first=lambda: None)

@@ -1,0 +1,120 @@
+"""
+Half first: the message goes to its broker, hidden, before the work of its transaction begins.
+
+THE ORDER. Message row and batch are the first statements of the transaction: the fence. Then the half message is sent,
+then the work is done, then the database commits, then the half message is committed. Whoever asks about the half message
+meanwhile waits for the message row, and so for the transaction: what the database says is what happens.
+
+What this process does not end, because it died or does not know how its database commit ended, the check-back ends
+(`check_back/resolve.py`), and behind it the sweep with rule R (`relay/sweep.py`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from typing import TYPE_CHECKING
+
+import psycopg
+from django.db import IntegrityError, connections
+from django.db import transaction as django_transaction
+from psycopg.pq import TransactionStatus
+
+from outbox import conf
+from outbox.errors import BrokenTransaction, BrokerUnavailable, ConfigurationError, HalfNotStored, NotOutermost
+from outbox.failpoints import failpoint
+from outbox.half_first.brokers import borrow
+from outbox.half_first.fence import put_up
+from outbox.half_first.story import Story
+from outbox.message import TopicType
+from outbox.topics import topic_id
+
+if TYPE_CHECKING:  # what publish makes of a message; the room above hands it down
+    from outbox.brokers.base import Broker
+    from outbox.publish.draft import Draft
+
+
+@contextmanager
+def open_transaction(draft: Draft, using: str, *, about: str | None = None) -> Iterator[None]:
+    """
+    Open the outermost transaction of a database, with a message that goes half first.
+
+    Args:
+        about: the row the message speaks of, as `outbox_message.about` holds it.
+
+    Raises:
+        ConfigurationError: the message's topic takes no half messages.
+        NotOutermost: a transaction is open already, or Django's autocommit is off.
+        HalfNotStored: the half message was not surely stored. The work has not begun.
+        BrokenTransaction: the work swallowed an error that its transaction did not survive.
+    """
+    _insist_on_half_messages(draft)
+    topic = topic_id(draft.topic, using)
+    with borrow(draft.broker, using) as broker:
+        story = Story(broker, draft, using, half_id=_new_half_id(broker, draft))
+        try:
+            with ExitStack() as stack:
+                _enter_outermost(stack, draft, using)
+                # Before the work, so that it runs before the work's own and outlives every savepoint of the work.
+                django_transaction.on_commit(story.commit, using=using, robust=True)
+                fence = put_up(draft, topic, using, half_id=story.half.half_id, about=about)
+                failpoint("half_first.after_fence")
+                story.send(fence, about=about)
+                with story.undone_by_an_exception():
+                    failpoint("half_first.after_half")
+                    yield
+                    failpoint("half_first.after_work")
+                    story.is_undone = django_transaction.get_rollback(using)
+                    if not story.is_undone:
+                        _insist_on_a_sound_transaction(draft, using)
+        except IntegrityError:
+            story.is_undone = True  # at COMMIT: a deferred constraint, so the server itself has rolled back
+            raise
+        finally:
+            story.settle()
+
+
+def _insist_on_half_messages(draft: Draft) -> None:
+    kind = conf.topic_settings(draft.topic).type
+    broker = conf.broker_class(draft.broker)
+    if kind is not TopicType.TRANSACTION:
+        raise ConfigurationError(
+            f"{draft.subject} cannot go half first: topic {draft.topic!r} is of type {kind}. Make it of type transaction, on "
+            "a broker with half messages, or publish() it in the transaction."
+        )
+    if not broker.supports_half_messages:
+        raise ConfigurationError(
+            f"{draft.subject} cannot go half first: topic {draft.topic!r} is on the broker {draft.broker!r} "
+            f"({broker.__name__}), which has no half messages. Give it another broker, or publish() it in the transaction."
+        )
+
+
+def _new_half_id(broker: Broker, draft: Draft) -> str:
+    try:
+        return broker.new_half_id(str(draft.id))
+    except BrokerUnavailable as error:
+        raise HalfNotStored(f"{draft.subject} was not sent half first, nothing was done: {error}") from error
+
+
+def _enter_outermost(stack: ExitStack, draft: Draft, using: str) -> None:
+    connection = connections[using]
+    try:
+        if not connection.in_atomic_block and not connection.get_autocommit():
+            raise RuntimeError(f"Autocommit of database {using!r} is off.")
+        stack.enter_context(django_transaction.atomic(using=using, durable=True))
+    except RuntimeError as error:
+        raise NotOutermost(
+            f"{draft.subject} cannot go half first inside a transaction of database {using!r} that is open already: its half "
+            "message is committed when that transaction is, not before. Take the atomic() around it away; under "
+            "ATOMIC_REQUESTS decorate the view with @non_atomic_requests too."
+        ) from error
+
+
+def _insist_on_a_sound_transaction(draft: Draft, using: str) -> None:
+    """Raise where COMMIT would silently be a rollback: PostgreSQL answers it so after an error that somebody caught."""
+    connection: psycopg.Connection | None = connections[using].connection
+    if connection is None or connection.info.transaction_status is not TransactionStatus.INTRANS:
+        raise BrokenTransaction(
+            f"The transaction of {draft.subject} is broken: its work caught an error of the database that the transaction did "
+            "not survive. Put the statement that may fail into an atomic() of its own and catch the error outside that."
+        )

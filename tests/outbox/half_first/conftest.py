@@ -1,0 +1,102 @@
+"""The embedded broker, which asks at once, beside a memory broker with faults on demand; and real transactions."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from datetime import timedelta
+from typing import Any
+from uuid import uuid4
+
+import pytest
+
+from outbox import conf, database, topics
+from outbox.brokers.base import EndSemantics
+from outbox.brokers.embedded import EmbeddedBroker
+from outbox.brokers.memory import MemoryBroker
+from outbox.half_first.brokers import close_idle
+from outbox.relay.lane import Lane
+from outbox.relay.run import Relay
+
+SOON = timedelta(microseconds=1)
+
+OUTBOX: dict[str, Any] = {
+    "BROKERS": {
+        "default": {
+            "BACKEND": "outbox.brokers.embedded.EmbeddedBroker",
+            "OPTIONS": {"CHECK_AFTER": SOON, "CHECK_INTERVAL": SOON, "CHECK_LIMIT": 1000},
+        },
+        "one-phase": {"BACKEND": "tests.outbox.half_first.conftest.OnePhaseBroker"},
+    },
+    "TOPICS": {
+        "orders": {"TYPE": "transaction"},
+        "notes": {"TYPE": "normal"},
+        "letters": {"TYPE": "transaction", "BROKER": "one-phase"},
+    },
+    "RELAY": {"SWEEP_AGE": SOON, "RETRY_BASE": SOON},
+    "CHECK_BACK": {"LOCK_TIMEOUT": timedelta(milliseconds=300)},
+    "NUDGE": False,
+}
+
+
+class OnePhaseBroker(EmbeddedBroker):
+    supports_half_messages = False
+
+
+class HastyBroker(MemoryBroker):
+    """A memory broker with a window for commits, as RocketMQ has one."""
+
+    commit_window = timedelta(seconds=2)
+
+
+@pytest.fixture(autouse=True)
+def _half_first(transactional_db: None, settings: Any) -> Iterator[None]:
+    settings.OUTBOX = OUTBOX
+    topics.forget("default")
+    yield
+    close_idle()
+    topics.forget("default")
+
+
+@pytest.fixture
+def broker(_half_first: None) -> Iterator[EmbeddedBroker]:
+    """The embedded broker as another process has it."""
+    broker = conf.make_broker("default")
+    assert isinstance(broker, EmbeddedBroker)
+    yield broker
+    broker.close()
+
+
+@pytest.fixture
+def use_memory(settings: Any) -> Any:
+    """Put a memory broker in the embedded one's place; its controls come back."""
+
+    def use(end: EndSemantics = EndSemantics.IDEMPOTENT) -> HastyBroker:
+        options = {"NAME": uuid4().hex, "END": end}
+        backend = f"{HastyBroker.__module__}.{HastyBroker.__qualname__}"
+        brokers = {"default": {"BACKEND": backend, "OPTIONS": options}}
+        settings.OUTBOX = {**OUTBOX, "BROKERS": brokers, "TOPICS": {"orders": {"TYPE": "transaction"}}}
+        broker = conf.make_broker("default")
+        assert isinstance(broker, HastyBroker)
+        return broker
+
+    return use
+
+
+@pytest.fixture
+def memory(use_memory: Any) -> HastyBroker:
+    """A memory broker in the embedded one's place."""
+    broker: HastyBroker = use_memory()
+    return broker
+
+
+@pytest.fixture
+def relay(broker: EmbeddedBroker) -> Iterator[Relay]:
+    with database.connect("default") as connection:
+        yield Relay(connection, broker, Lane(1))
+
+
+@pytest.fixture
+def other_connection(_half_first: None) -> Iterator[database.Connection]:
+    """A second client of the same database."""
+    with database.connect("default") as connection:
+        yield connection
