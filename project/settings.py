@@ -1,18 +1,25 @@
-"""The shop's settings."""
+"""The shop's settings. What the environment decides stands here and in brokers.py; docker/compose.yaml sets it."""
 
 import os
 from pathlib import Path
 
 import dj_database_url
+from django.core.exceptions import ImproperlyConfigured
 
 from outbox.schedule import beat_schedule
+from project.brokers import broker
 
 BASE_DIR = Path(__file__).resolve().parent.parent
 VAR_DIR = Path(os.environ.get("SHOP_VAR_DIR", BASE_DIR / "var"))
 
 DEBUG = os.environ.get("DEBUG", "1") == "1"
+if not DEBUG and "SECRET_KEY" not in os.environ:
+    raise ImproperlyConfigured("Without DEBUG the shop is open to others: set SECRET_KEY in the environment.")
 SECRET_KEY = os.environ.get("SECRET_KEY", "for-a-shop-on-your-own-machine-and-nowhere-else")
 ALLOWED_HOSTS = os.environ.get("ALLOWED_HOSTS", "127.0.0.1,localhost").split(",")
+# Where browsers come by https: "https://shop.example,..."; forms are refused from elsewhere.
+CSRF_TRUSTED_ORIGINS = [origin for origin in os.environ.get("CSRF_TRUSTED_ORIGINS", "").split(",") if origin]
+SESSION_COOKIE_SECURE = CSRF_COOKIE_SECURE = bool(CSRF_TRUSTED_ORIGINS)
 
 INSTALLED_APPS = [
     "django.contrib.admin",
@@ -25,10 +32,15 @@ INSTALLED_APPS = [
     "outbox",
     "project.shop",
     "project.demo",
+    "project.servers",
 ]
+
+# Where `collectstatic` puts the stylesheets, and whence they are served where DEBUG is off.
+STATIC_ROOT = os.environ.get("STATIC_ROOT")
 
 MIDDLEWARE = [
     "django.middleware.security.SecurityMiddleware",
+    *(["whitenoise.middleware.WhiteNoiseMiddleware"] if STATIC_ROOT else []),
     "django.contrib.sessions.middleware.SessionMiddleware",
     "django.middleware.common.CommonMiddleware",
     "django.middleware.csrf.CsrfViewMiddleware",
@@ -70,17 +82,13 @@ else:
     DATABASES = {"default": {"ENGINE": "project.no_database", "NAME": "no-database"}}
 
 OUTBOX = {
-    "BROKERS": {
-        "default": {
-            "BACKEND": "outbox.brokers.embedded.EmbeddedBroker",
-            "OPTIONS": {"DATABASE": "default"},
-        },
-    },
+    "BROKERS": {"default": broker(os.environ)},
     "TOPICS": {
         "orders": {"TYPE": "transaction"},
         "order-cancellations": {"TYPE": "transaction"},
         "shipments": {"TYPE": "transaction"},
     },
+    "CHECK_BACK": {"URL": os.environ.get("CHECK_BACK_URL", ""), "SECRETS": os.environ.get("CHECK_BACK_SECRETS", "").split()},
 }
 
 # Without a server: tasks travel as files (project/celery_files.py). With one: its URL.

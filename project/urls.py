@@ -5,10 +5,13 @@ from django.contrib.staticfiles.urls import staticfiles_urlpatterns
 from django.urls import include, path
 from django.views.generic import RedirectView
 
+from outbox import metrics
+
 urlpatterns = [
     path("", RedirectView.as_view(pattern_name="admin:index")),
     path("admin/", admin.site.urls),
     path("shop/", include("project.shop.urls")),
     path("outbox/", include("outbox.api.urls")),
+    path("metrics/", metrics.view),  # a shop on the internet keeps this one to itself
     *staticfiles_urlpatterns(),  # for DEBUG alone
 ]

@@ -24,13 +24,14 @@ from typing import Self
 
 from outbox.brokers.rocketmq.remoting import RemotingError, call
 from outbox.message import TopicType
+from project.servers.rocketmq_admin import make_group, make_topic
 from project.servers.rocketmq_jars import ServerError, fetch_jars, java
 
 HOST = "127.0.0.1"
 READY_SECONDS = 120
 
-UPDATE_TOPIC, UPDATE_BROKER_CONFIG, BROKER_INFO = 17, 25, 28
-ROUTE_OF_TOPIC, CLUSTER_INFO, UPDATE_GROUP = 105, 106, 200
+UPDATE_BROKER_CONFIG, BROKER_INFO = 25, 28
+ROUTE_OF_TOPIC, CLUSTER_INFO = 105, 106
 
 FLAGS = [
     "-XX:+UseSerialGC",
@@ -155,36 +156,12 @@ class RocketMQ:
 
     def make_topic(self, name: str, kind: TopicType, queues: int = 4) -> None:
         """Create a topic; nothing changes where it is there already. Returns when producers can find it."""
-        call(
-            self.broker_address,
-            UPDATE_TOPIC,
-            {
-                "topic": name,
-                "defaultTopic": "TBW102",
-                "readQueueNums": queues,
-                "writeQueueNums": queues,
-                "perm": 6,
-                "topicFilterType": "SINGLE_TAG",
-                "topicSysFlag": 0,
-                "order": "false",
-                "attributes": f"+message.type={kind.upper()}",
-            },
-        )
+        make_topic(self.broker_address, name, kind, queues)
         self._wait("broker", lambda: bool(call(self._namesrv_address, ROUTE_OF_TOPIC, {"topic": name})))
 
     def make_group(self, name: str, *, is_ordered: bool = False, retries: int = 16) -> None:
         """Create a consumer group."""
-        group = {
-            "groupName": name,
-            "consumeEnable": True,
-            "consumeFromMinEnable": True,
-            "consumeMessageOrderly": is_ordered,
-            "retryQueueNums": 1,
-            "retryMaxTimes": retries,
-            "brokerId": 0,
-            "whichBrokerWhenConsumeSlowly": 1,
-        }
-        call(self.broker_address, UPDATE_GROUP, {}, json.dumps(group).encode())
+        make_group(self.broker_address, name, is_ordered=is_ordered, retries=retries)
 
     def stop(self) -> None:
         """End both processes; the data may be lost."""

@@ -1,0 +1,27 @@
+"""Which broker carries the shop's messages: the environment says it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from django.core.exceptions import ImproperlyConfigured
+
+
+def broker(environ: Mapping[str, str]) -> dict[str, Any]:
+    """
+    Give the entry of `OUTBOX["BROKERS"]` that BROKER names: embedded, or rocketmq.
+
+    Raises:
+        ImproperlyConfigured: it names another.
+    """
+    name = environ.get("BROKER", "embedded")
+    if name == "embedded":
+        return {"BACKEND": "outbox.brokers.embedded.EmbeddedBroker", "OPTIONS": {"DATABASE": "default"}}
+    if name == "rocketmq":
+        options = {
+            "ENDPOINTS": environ.get("ROCKETMQ_ENDPOINTS", "127.0.0.1:8081"),
+            "BROKER_ADDRESSES": environ.get("ROCKETMQ_BROKER_ADDRESSES", "127.0.0.1:10911").split(","),
+        }
+        return {"BACKEND": "outbox.brokers.rocketmq.RocketMQBroker", "OPTIONS": options}
+    raise ImproperlyConfigured(f'The environment says BROKER={name}, but there are "embedded" and "rocketmq". Choose one.')

@@ -1,0 +1,56 @@
+"""What the shop needs at a RocketMQ."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+from django.core.management.base import BaseCommand, CommandError
+
+from outbox import conf
+from outbox.brokers.rocketmq import RocketMQBroker
+from outbox.brokers.rocketmq.finishing import ORDERED
+from outbox.brokers.rocketmq.options import address
+from outbox.brokers.rocketmq.remoting import RemotingError
+from outbox.consumer.register import groups
+from outbox.message import TopicSpec, TopicType
+from project.servers.rocketmq_admin import make_group, make_topic
+
+ALIAS = "default"
+
+
+class Command(BaseCommand):
+    help = (
+        "Create at RocketMQ what the shop needs: its topics with their types, its consumers' groups. What is there stays. "
+        "Each broker of ROCKETMQ_BROKER_ADDRESSES gets all of it."
+    )
+
+    def handle(self, **options: Any) -> None:
+        if not issubclass(conf.broker_class(ALIAS), RocketMQBroker):
+            raise CommandError("The shop's broker is another one. Set BROKER=rocketmq in the environment.")
+        for place in conf.settings().brokers[ALIAS].options["BROKER_ADDRESSES"]:
+            try:
+                self._create(place)
+            except (OSError, RemotingError) as error:
+                raise CommandError(f"Broker {place}: {error}") from error
+
+    def _create(self, place: str) -> None:
+        for topic in needed_topics():
+            make_topic(address(place), topic.name, topic.type, topic.queues)
+            self.stdout.write(f"{place} has topic {topic.name}, {topic.type}")
+        for name, is_ordered in needed_groups():
+            make_group(address(place), name, is_ordered=is_ordered)
+            self.stdout.write(f"{place} has group {name}{', in order' if is_ordered else ''}")
+
+
+def needed_topics() -> list[TopicSpec]:
+    """List the topics that settings give to the broker."""
+    return conf.topics_of(ALIAS)
+
+
+def needed_groups() -> Iterator[tuple[str, bool]]:
+    """List the groups of the project's consumers, and whether each keeps order: topics of type fifo have their own."""
+    kinds = {topic.name: topic.type for topic in needed_topics()}
+    for group in groups().values():
+        for is_ordered in sorted({kinds[topic] is TopicType.FIFO for topic in group.topics_of(ALIAS)}):
+            yield f"{group.name}{ORDERED}" if is_ordered else group.name, is_ordered
