@@ -10,6 +10,8 @@ from django.db import connections
 from outbox.consumer.register import Group
 from outbox.consumer.run import Tally, Worker
 
+PATIENCE_SECONDS = 15.0  # who waits for an end hears of trouble after it
+
 
 class Crew:
     """
@@ -28,7 +30,11 @@ class Crew:
         self._threads: list[threading.Thread] = []
 
     def start(self, *, until_idle: bool = False, once: bool = False) -> None:
-        """Start the threads; each ends when it is stopped, or idle, or after one batch, where that is asked."""
+        """
+        Start the threads; each ends when it is stopped, or idle, or after one batch, where that is asked.
+
+        Where an end is asked for, a database or broker that stays away ends all; else it is outlasted.
+        """
         for worker in self.workers:
             name = f"outbox {worker.group.name} from {worker.alias}"
             thread = threading.Thread(target=self._work, args=(worker, until_idle, once), name=name, daemon=True)
@@ -74,7 +80,7 @@ class Crew:
 
     def _work(self, worker: Worker, until_idle: bool, once: bool) -> None:
         try:
-            worker.run(until_idle=until_idle, once=once)
+            worker.run(until_idle=until_idle, once=once, patience=PATIENCE_SECONDS if until_idle or once else None)
         except BaseException as error:  # an interrupt in a thread reaches nobody by itself
             self._failures.append(error)
             self._stop.set()

@@ -84,7 +84,9 @@ class Worker:
         """Have `run` return soon; from any thread or signal handler."""
         self._stop.set()
 
-    def run(self, *, until_idle: bool = False, once: bool = False, seconds: float | None = None) -> Tally:
+    def run(
+        self, *, until_idle: bool = False, once: bool = False, seconds: float | None = None, patience: float | None = None
+    ) -> Tally:
         """
         Handle messages until stopped; outlast trouble with database and broker.
 
@@ -92,15 +94,19 @@ class Worker:
             until_idle: return when nothing comes any more.
             once: return after one batch, or none.
             seconds: return after this time at the latest, the message being handled finished.
+            patience: raise what is wrong when it has been wrong for so many seconds; by default outlast it.
         """
         deadline = time.monotonic() + seconds if seconds is not None else float("inf")
         wait = IDLE_WAIT if until_idle or once else self._settings.wait
         troubles = 0
+        well_at = time.monotonic()
         while not self._stop.is_set() and time.monotonic() < deadline:
             try:
                 received = self.step(wait)
-                troubles = 0
+                troubles, well_at = 0, time.monotonic()
             except Exception as error:
+                if patience is not None and time.monotonic() - well_at >= patience:
+                    raise
                 pause = BACK_OFF_SECONDS[min(troubles, len(BACK_OFF_SECONDS) - 1)]
                 self._say(error, pause)
                 troubles += 1

@@ -8,7 +8,7 @@ from typing import Any
 from uuid import UUID
 
 import psycopg
-from django.core.management.base import BaseCommand, CommandError
+from django.core.management.base import BaseCommand
 
 from outbox.check_back.answer import answer
 from outbox.check_back.find import Found, find
@@ -16,6 +16,7 @@ from outbox.check_back.resolve import Answer
 from outbox.check_back.sources import connect
 from outbox.database import outbox_databases
 from outbox.errors import OutboxError
+from outbox.management.exits import unable
 from outbox.message import UNKNOWN
 
 
@@ -23,7 +24,7 @@ class Command(BaseCommand):
     help = (
         "Ask about one message what a broker would ask, and print what it would hear. As for a broker, the answer is "
         "recorded, and a batch whose lease is over is taken back from its relay. Exit code: 0 COMMIT or ROLLBACK, "
-        "1 UNKNOWN, 2 no such message."
+        "1 UNKNOWN, 2 no such message, or a database cannot be asked."
     )
 
     def add_arguments(self, parser: ArgumentParser) -> None:
@@ -42,17 +43,17 @@ def _find(message_id: str) -> tuple[Found, str]:
     try:
         number = UUID(message_id)
     except ValueError:
-        raise CommandError(f"{message_id!r} is not a message id: a uuid.", returncode=2) from None
+        raise unable(f"{message_id!r} is not a message id: a uuid.") from None
     for alias in outbox_databases():
         try:
             with connect(alias) as connection:
                 found = find(connection, number)
         except (psycopg.Error, OutboxError) as error:
-            raise CommandError(f"Database {alias!r} cannot be asked: {error}") from error
+            raise unable(f"Database {alias!r} cannot be asked: {error}") from error
         if found is not None:
             return found, alias
     searched = ", ".join(outbox_databases()) or "none"
-    raise CommandError(f"No message {number} in the databases with an outbox ({searched}).", returncode=2)
+    raise unable(f"No message {number} in the databases with an outbox ({searched}).")
 
 
 def _ask(found: Found, alias: str) -> Answer:

@@ -13,6 +13,8 @@ from outbox.check_back.ask import in_process
 from outbox.check_back.checker import BEAT_EVERY, Checker, brokers_that_ask
 from outbox.check_back.loop import ask_as_set
 from outbox.errors import OutboxError
+from outbox.management.exits import unable
+from outbox.management.greeting import greet
 from outbox.relay import host
 from outbox.relay.resident import Resident
 
@@ -20,7 +22,8 @@ from outbox.relay.resident import Resident
 class Command(BaseCommand):
     help = (
         "Answer what brokers ask about half messages (RocketMQ). Every relay does so, too; this is for hours without one. "
-        "Start it as often as you like: checkers share the questions. Ends cleanly on SIGTERM and SIGINT."
+        "Start it as often as you like: checkers share the questions. Ends cleanly on SIGTERM and SIGINT. "
+        "Exit code: 0 ended as told, 1 it ended by itself, 2 it cannot begin."
     )
 
     def add_arguments(self, parser: ArgumentParser) -> None:
@@ -35,25 +38,32 @@ class Command(BaseCommand):
             using = host.databases([options["database"]] if options["database"] else None)[0]
             aliases = brokers_that_ask(set(options["broker"] or conf.settings().brokers))
             if not aliases:
-                raise CommandError("No broker asks by itself: only RocketMQ does.")
+                raise unable("No broker asks by itself: only RocketMQ does.")
             ask = ask_as_set(using) if options["over_http"] else in_process(using, asked_by="rocketmq")
         except OutboxError as error:
-            raise CommandError(str(error)) from error
-        _stay([Checker(alias, using, ask) for alias in aliases], self)
+            raise unable(error) from error
+        greet(self, options, f"Answering check-backs of broker {', '.join(map(repr, aliases))}.")
+        _stay([Checker(alias, using, ask) for alias in aliases])
 
 
-def _stay(checkers: list[Checker], command: BaseCommand) -> None:
-    """Keep checkers listening until a signal comes."""
+def _stay(checkers: list[Checker]) -> None:
+    """
+    Keep checkers listening until a signal comes.
+
+    Raises:
+        CommandError: a thread ended by itself.
+    """
     caught: list[int] = []
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda number, _: caught.append(number))
     residents = [Resident("Checker", checker.turn, pause=BEAT_EVERY) for checker in checkers]
     for resident in residents:
         resident.start()
-    command.stdout.write("Listening for check-backs.")
     while not caught and all(resident.is_alive() for resident in residents):
         residents[0].join(0.2)
     for resident in residents:
         resident.stop()
     for checker in checkers:
         checker.close()
+    if not caught:
+        raise CommandError("A checker ended by itself; the log says why.")

@@ -10,14 +10,17 @@ from argparse import ArgumentParser, ArgumentTypeError
 from dataclasses import asdict
 from typing import Any
 
-from django.core.management.base import BaseCommand, CommandError
-from django.db import connections
+from django.core.management.base import BaseCommand
+from django.db import Error as DatabaseError
+from django.db import InterfaceError, OperationalError, connections
 
 from outbox import conf, database, processes
 from outbox.consumer.crew import Crew
 from outbox.consumer.gaps import find_gaps
 from outbox.consumer.register import Group, group, groups
-from outbox.errors import ConfigurationError, OutboxError
+from outbox.errors import BrokerUnavailable, ConfigurationError, OutboxError
+from outbox.management.exits import unable
+from outbox.management.greeting import greet
 
 logger = logging.getLogger(__name__)
 
@@ -28,7 +31,8 @@ SIGNAL_SECONDS = 0.2  # so long a signal may go unnoticed
 class Command(BaseCommand):
     help = (
         "Receive messages for consumer groups and apply each one once. Ends cleanly on SIGTERM and SIGINT: the message "
-        "being handled is finished, the rest handed back."
+        "being handled is finished, the rest handed back. Exit code: 0 ended as told, 1 it failed, 2 it cannot begin, or "
+        "database or broker stay away with --once or --until-idle."
     )
 
     def add_arguments(self, parser: ArgumentParser) -> None:
@@ -43,14 +47,18 @@ class Command(BaseCommand):
             chosen = _choose(options["group"])
             crew = Crew(chosen, threads=options["threads"])
         except OutboxError as error:
-            raise CommandError(str(error)) from error
+            raise unable(error) from error
+        greet(self, options, f"Consuming {'; '.join(map(_describe, chosen))}.")
         caught: list[int] = []
         for number in (signal.SIGTERM, signal.SIGINT):
             # Only noted: a handler runs in the middle of anything, where setting an Event may wait for itself.
             signal.signal(number, lambda number, _: caught.append(number))
         crew.start(until_idle=options["until_idle"], once=options["once"])
         _keep_house(crew, chosen, caught)
-        crew.join()
+        try:
+            crew.join()
+        except (BrokerUnavailable, DatabaseError) as error:
+            raise unable(error) from error
         self._report(crew, as_json=options["json"])
 
     def _report(self, crew: Crew, *, as_json: bool) -> None:
@@ -77,6 +85,10 @@ def _choose(names: list[str] | None) -> list[Group]:
     return list(groups().values())
 
 
+def _describe(one: Group) -> str:
+    return f"group {one.name!r}, topics {', '.join(sorted(one.topics))}"
+
+
 def _keep_house(crew: Crew, chosen: list[Group], caught: list[int]) -> None:
     """While the crew works, say that it lives and look for gaps; stop it when a signal was caught."""
     settle_seconds = conf.settings().consumer.settle.total_seconds()
@@ -99,6 +111,9 @@ def _guarded(step: Any, subject: object) -> None:
     """Do a chore; the consumers work on without it, and it is tried again."""
     try:
         step(subject)
+    except (OperationalError, InterfaceError) as error:
+        logger.warning("A chore beside the consumers waits for the database: %s", str(error).strip())
+        connections.close_all()
     except Exception:
         logger.exception("A chore beside the consumers failed; it is done again soon.")
         connections.close_all()

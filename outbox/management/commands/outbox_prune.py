@@ -7,10 +7,11 @@ from argparse import ArgumentParser
 from typing import Any
 
 import psycopg
-from django.core.management.base import BaseCommand, CommandError
+from django.core.management.base import BaseCommand
 
 from outbox import database
 from outbox.errors import OutboxError
+from outbox.management.exits import unable
 from outbox.relay.host import databases, ensure_fit
 from outbox.relay.prune import Pruned, prune
 
@@ -29,7 +30,7 @@ class Command(BaseCommand):
         try:
             done = {alias: _prune(alias) for alias in databases(options["database"])}
         except (OutboxError, psycopg.Error) as error:
-            raise CommandError(str(error).strip(), returncode=2) from error
+            raise unable(error) from error
         if options["json"]:
             self.stdout.write(json.dumps({alias: pruned.as_json() for alias, pruned in done.items()}))
         else:

@@ -17,6 +17,8 @@ from outbox.check_back.ask import in_process
 from outbox.check_back.checker import BEAT_EVERY, Checker, brokers_that_ask
 from outbox.check_back.loop import CheckLoop, brokers_to_ask_for
 from outbox.errors import OutboxError
+from outbox.management.exits import unable
+from outbox.management.greeting import greet
 from outbox.relay import host
 from outbox.relay.resident import Resident, ResidentRelay
 from outbox.relay.run import Drained
@@ -28,7 +30,8 @@ CHECK_EVERY = 1.0  # seconds
 class Command(BaseCommand):
     help = (
         "Relay messages as they are committed: one thread for each database and broker. Ends cleanly on SIGTERM and "
-        "SIGINT: the batch under way is finished, the rest released. Start it as often as you like; relays share the work."
+        "SIGINT: the batch under way is finished, the rest released. Start it as often as you like; relays share the work. "
+        "Exit code: 0 ended as told, 1 it ended by itself, 2 it cannot begin."
     )
 
     def add_arguments(self, parser: ArgumentParser) -> None:
@@ -41,10 +44,11 @@ class Command(BaseCommand):
         try:
             posts = host.posts(options["database"], options["broker"])
             if not posts:
-                raise CommandError('No relay is needed: OUTBOX["TOPICS"] is empty, or no database may hold messages.')
+                raise unable('No relay is needed: OUTBOX["TOPICS"] is empty, or no database may hold messages.')
+            greet(self, options, f"Relaying {'; '.join(map(str, posts))}.")
             done = _visit(posts) if options["once"] else _stay(posts)
         except (OutboxError, psycopg.OperationalError) as error:
-            raise CommandError(str(error).strip()) from error
+            raise unable(error) from error
         self._report(done, as_json=options["json"])
 
     def _report(self, done: dict[host.Post, Drained], *, as_json: bool) -> None:

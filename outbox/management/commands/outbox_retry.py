@@ -9,10 +9,11 @@ from typing import Any
 from uuid import UUID
 
 import psycopg
-from django.core.management.base import BaseCommand, CommandError
+from django.core.management.base import BaseCommand
 
 from outbox import database
 from outbox.errors import OutboxError
+from outbox.management.exits import unable
 from outbox.relay.dead import Settled, settle_all, settle_messages
 from outbox.relay.host import databases, ensure_fit
 
@@ -36,14 +37,14 @@ class Command(BaseCommand):
 
     def handle(self, **options: Any) -> None:
         if [bool(options["message_id"]), bool(options["topic"]), options["all_dead"]].count(True) != 1:
-            raise CommandError("Say which: MESSAGE_ID..., or --topic NAME, or --all-dead.", returncode=2)
+            raise unable("Say which: MESSAGE_ID..., or --topic NAME, or --all-dead.")
         try:
             (alias,) = databases([options["database"]])
             with database.connect(alias, application_name="outbox retry") as connection:
                 ensure_fit(alias, connection)
                 settled = _settle(connection, options)
         except (OutboxError, psycopg.Error) as error:
-            raise CommandError(str(error).strip(), returncode=2) from error
+            raise unable(error) from error
         self.stdout.write(json.dumps(asdict(settled)) if options["json"] else _as_text(settled, skip=options["skip"]))
         if settled.refused or not settled.messages:
             raise SystemExit(1)
@@ -67,7 +68,7 @@ def _settle(connection: database.Connection, options: dict[str, Any]) -> Settled
 def _insist_on_topic(connection: database.Connection, name: str) -> None:
     known = [topic for (topic,) in connection.execute(TOPIC_NAMES).fetchall()]
     if name not in known:
-        raise CommandError(f"There is no topic {name!r} in this database, but {', '.join(known) or 'none'}.", returncode=2)
+        raise unable(f"There is no topic {name!r} in this database, but {', '.join(known) or 'none'}.")
 
 
 def _as_text(settled: Settled, *, skip: bool) -> str:

@@ -9,11 +9,12 @@ from dataclasses import asdict
 from typing import Any
 
 import psycopg
-from django.core.management.base import BaseCommand, CommandError
+from django.core.management.base import BaseCommand
 
 from outbox import database
 from outbox.consumer.backlog import Backlog, read_backlogs
 from outbox.errors import OutboxError
+from outbox.management.exits import unable
 from outbox.management.tables import age, table
 from outbox.processes import silence
 from outbox.relay.host import databases, ensure_fit
@@ -45,7 +46,7 @@ class Command(BaseCommand):
         try:
             found = [_silence(alias, kind) for alias in databases(only)]
         except (OutboxError, psycopg.Error) as error:
-            raise CommandError(str(error).strip(), returncode=2) from error
+            raise unable(error) from error
         shortest = min((seconds for seconds in found if seconds is not None), default=None)
         said = "never heard of" if shortest is None else f"heard of {age(shortest)} ago"
         self.stdout.write(f"The {kind} on this host was {said}.")
@@ -57,7 +58,7 @@ class Command(BaseCommand):
             found = [_read(alias) for alias in databases(options["database"])]
             backlogs = read_backlogs()
         except (OutboxError, psycopg.Error) as error:
-            raise CommandError(str(error).strip(), returncode=2) from error
+            raise unable(error) from error
         if options["json"]:
             self.stdout.write(json.dumps({"databases": list(map(asdict, found)), "consumers": list(map(asdict, backlogs))}))
         else:

@@ -20,6 +20,7 @@ from django.db import connection
 from outbox import COMMIT, consumer
 from outbox.brokers.base import HalfRef
 from outbox.brokers.embedded import EmbeddedBroker
+from outbox.consumer import crew
 from outbox.failpoints import VARIABLE
 from outbox.message import TopicSpec, TopicType
 from outbox.models import Duplicate, Inbox, Process
@@ -122,7 +123,7 @@ class TestConsume:
 
         output = stop(process)
 
-        assert output == "cart: nothing came\n"
+        assert output == "Consuming group 'cart', topics orders.\ncart: nothing came\n"
         assert not Process.objects.exists()
 
     def test_ends_when_nothing_waits(self, start, embedded):
@@ -145,6 +146,28 @@ class TestConsume:
 
         assert json.loads(output.getvalue())["cart"]["handled"] == 1
         assert broker.backlog("cart") == {"orders": 1}
+
+    @pytest.mark.parametrize("quiet", ["--json", "--verbosity=0"])
+    def test_can_be_told_to_say_nothing_at_first(self, broker, quiet):
+        consumer(Placed, group="cart")(lambda message, context: None)
+        output = StringIO()
+
+        call_command("outbox_consume", "--once", quiet, stdout=output)
+
+        assert "Consuming" not in output.getvalue()
+
+    @pytest.mark.parametrize("end", ["--until-idle", "--once"])
+    def test_ends_with_2_when_its_database_stays_away(self, monkeypatch, end):
+        consumer(Placed, group="cart")(lambda message, context: None)
+        monkeypatch.setattr(crew, "PATIENCE_SECONDS", 0.3)
+        connection.close()
+
+        with monkeypatch.context() as patch:
+            patch.setitem(connection.settings_dict, "PORT", 1)
+            with pytest.raises(CommandError, match="refused") as refused:
+                call_command("outbox_consume", end)
+
+        assert refused.value.returncode == 2
 
     def test_names_the_known_groups_when_one_is_unknown(self):
         consumer(Placed, group="cart")(lambda message, context: None)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from datetime import timedelta
 
 import pytest
@@ -103,3 +104,24 @@ class TestWorker:
 
         assert troubles == []
         assert (tally.handled, tally.retried) == (1, 0)
+
+    @pytest.mark.parametrize("how", [{"until_idle": True}, {"once": True}])
+    def test_gives_up_when_trouble_lasts_longer_than_its_patience(self, worker, monkeypatch, how):
+        monkeypatch.setattr(BaseDatabaseWrapper, "ensure_connection", away)
+        monkeypatch.setattr(run, "BACK_OFF_SECONDS", (0.05,))
+        began = time.monotonic()
+
+        with pytest.raises(OperationalError, match="away"):
+            worker.run(**how, patience=0.3)
+
+        assert 0.3 <= time.monotonic() - began < 5
+
+    def test_outlasts_any_trouble_where_no_end_was_asked_for(self, worker, monkeypatch):
+        monkeypatch.setattr(BaseDatabaseWrapper, "ensure_connection", away)
+        monkeypatch.setattr(run, "BACK_OFF_SECONDS", (0.01,))
+
+        assert worker.run(seconds=0.3).handled == 0
+
+
+def away(connection):
+    raise OperationalError("away")

@@ -114,7 +114,7 @@ class TestOutboxCheckBack:
             with pytest.raises(CommandError, match="'default' cannot be asked") as refused:
                 ask(uuid4())
 
-        assert refused.value.returncode == 1
+        assert refused.value.returncode == 2
 
     def test_hands_its_exit_code_to_the_shell(self):
         command = [sys.executable, "manage.py", "outbox_check_back", "4711"]

@@ -4,6 +4,7 @@ import json
 import logging
 import signal
 import time
+from io import StringIO
 
 import pytest
 from django.core.management import CommandError, call_command
@@ -106,6 +107,14 @@ class TestOutboxRelay:
         assert visible() == (2000, 0)
         assert not Batch.objects.filter(attempt__gt=1).exists()
 
+    @pytest.mark.parametrize(("arguments", "says"), [((), True), (("--json",), False), (("--verbosity=0",), False)])
+    def test_says_at_first_what_it_serves(self, arguments, says):
+        output = StringIO()
+
+        call_command("outbox_relay", "--once", "--database", "default", *arguments, stdout=output)
+
+        assert output.getvalue().startswith("Relaying database 'default', broker 'default'.\n") is says
+
     def test_relays_what_waits_and_ends(self, publish, capsys):
         ids = publish(2)
 
@@ -121,6 +130,7 @@ class TestOutboxRelay:
         call_command("outbox_relay", "--once", "--database", "default")
 
         assert capsys.readouterr().out == (
+            "Relaying database 'default', broker 'default'.\n"
             "database 'default', broker 'default': 2 sent in 1 batches, 0 to be tried again or dead\n"
         )
 
