@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import site
 import sysconfig
+import threading
 import traceback
 from pathlib import Path
 from types import TracebackType
@@ -17,6 +18,7 @@ from outbox.models import FailedDelivery
 MAX_ERROR_CHARACTERS = 2_000
 MAX_TRACEBACK_CHARACTERS = 20_000
 MAX_FINGERPRINT_CHARACTERS = 200
+MAX_REMEMBERED = 1_000
 
 _UUID = re.compile(r"\b[0-9a-f]{8}-(?:[0-9a-f]{4}-){3}[0-9a-f]{12}\b", re.IGNORECASE)
 _HEX = re.compile(r"\b(?:0x[0-9a-f]+|(?=[a-f]*[0-9])[0-9a-f]{8,})\b", re.IGNORECASE)
@@ -49,6 +51,22 @@ def record(arrival: Arrival, outcome: str, error: Exception, using: str) -> None
         error=describe(error)[:MAX_ERROR_CHARACTERS],
         traceback=storable("".join(traceback.format_exception(error)))[-MAX_TRACEBACK_CHARACTERS:],
     )
+
+
+_met: dict[str, None] = {}  # fingerprints, the last one met at the end
+_meeting = threading.Lock()
+
+
+def is_new(error: Exception) -> bool:
+    """Say whether no error that looks alike was met by this process yet, of the last thousand."""
+    looks = fingerprint(error)
+    with _meeting:
+        was_met = looks in _met
+        _met.pop(looks, None)
+        _met[looks] = None
+        if len(_met) > MAX_REMEMBERED:
+            del _met[next(iter(_met))]
+    return not was_met
 
 
 def describe(error: Exception) -> str:

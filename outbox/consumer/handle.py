@@ -163,18 +163,26 @@ def _tell_blocked(consumer: Consumer, delivery: Delivery, error: Exception) -> N
     )
 
 
-def _write_down(delivery: Delivery, result: Result, error: Exception, using: str) -> None:
-    level = logging.ERROR if result.outcome is Outcome.DEAD_LETTER else logging.WARNING
+def _log(delivery: Delivery, result: Result, error: Exception) -> None:
+    """Log a failed try: with its traceback when the error is new to this process, and when the message is given up."""
+    is_last = result.outcome is Outcome.DEAD_LETTER
+    is_told = isinstance(error, RetryLater | Reject)  # the handler says all there is to say
+    is_traced = not is_told and (failure.is_new(error) or is_last)
     logger.log(
-        level,
-        "Message %s on topic %r, attempt %s of group %r: %s",
+        logging.ERROR if is_last else logging.WARNING,
+        "Message %s on topic %r, attempt %s of group %r: %s. %s",
         delivery.message_id,
         delivery.topic,
         delivery.attempt,
         delivery.group,
-        result.outcome,
-        exc_info=None if isinstance(error, RetryLater | Reject) else error,
+        "dead letter" if is_last else f"retry in {result.after.total_seconds():.1f} s",
+        failure.describe(error),
+        exc_info=error if is_traced else None,
     )
+
+
+def _write_down(delivery: Delivery, result: Result, error: Exception, using: str) -> None:
+    _log(delivery, result, error)
     try:
         failure.record(Arrival.of(delivery), result.outcome, error, using)
     except DatabaseError:

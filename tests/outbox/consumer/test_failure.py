@@ -2,6 +2,9 @@ from __future__ import annotations
 
 import json
 
+import pytest
+
+from outbox.consumer import failure
 from outbox.consumer.failure import fingerprint
 
 
@@ -19,6 +22,26 @@ def refuse(what):
 
 def read(text):
     json.loads(text)
+
+
+@pytest.fixture(autouse=True)
+def _met_none(monkeypatch):
+    monkeypatch.setattr(failure, "_met", {})
+
+
+class TestIsNew:
+    def test_is_true_once_for_errors_that_look_alike(self):
+        answers = [failure.is_new(error_of(refuse, f"order {number}")) for number in range(3)]
+
+        assert answers == [True, False, False]
+
+    def test_forgets_what_was_not_met_for_long(self, monkeypatch):
+        monkeypatch.setattr(failure, "MAX_REMEMBERED", 2)
+        for what in ("a", "b", "a", "c"):
+            failure.is_new(error_of(refuse, what))
+
+        assert failure.is_new(error_of(refuse, "b"))
+        assert not failure.is_new(error_of(refuse, "c"))
 
 
 class TestFingerprint:
