@@ -233,7 +233,10 @@ def broker_class(alias: str) -> type[Broker]:
         ) from error
     base: type[Broker] = import_string("outbox.brokers.base.Broker")
     if not (isinstance(backend, type) and issubclass(backend, base)):
-        raise ConfigurationError(f'OUTBOX["BROKERS"]["{alias}"]["BACKEND"] {path!r} is not a Broker class.')
+        raise ConfigurationError(
+            f'OUTBOX["BROKERS"]["{alias}"]["BACKEND"] {path!r} is not a Broker class. '
+            "Name a subclass of outbox.brokers.base.Broker."
+        )
     return backend
 
 

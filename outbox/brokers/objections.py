@@ -40,7 +40,8 @@ def _is_text(message: Outgoing) -> bool:
 def known_topic(topics: Mapping[str, TopicSpec], name: str) -> TopicSpec:
     """Give a topic that consumers ask for. Raises UnknownTopic when the broker was not given it."""
     if name not in topics:
-        raise UnknownTopic(f"The broker has no topic {name!r}, only {', '.join(sorted(topics)) or 'none'}. Add it.")
+        known = ", ".join(sorted(topics)) or "none"
+        raise UnknownTopic(f"The broker has no topic {name!r}, only {known}. Correct the name, or add the topic.")
     return topics[name]
 
 

@@ -31,7 +31,9 @@ def read_options(kind: type[O], raw: Mapping[str, Any]) -> O:
     try:
         return msgspec.convert(dict(raw), kind)
     except msgspec.ValidationError as error:
-        raise ConfigurationError(f"OPTIONS: {error}.{_hint(kind, str(error))}") from error
+        raise ConfigurationError(
+            f'OUTBOX["BROKERS"] has wrong OPTIONS ({kind.__name__}): {error}.{_hint(kind, str(error))}'
+        ) from error
 
 
 def problems_with(kind: type[Options], raw: Mapping[str, Any]) -> list[Problem]:

@@ -54,7 +54,7 @@ def over_http(url: str, secret: str, timeout: timedelta = timedelta(seconds=10))
         ConfigurationError: the URL is not http(s), or the secret is not base64.
     """
     if not url.startswith(("http://", "https://")):
-        raise ConfigurationError(f"The check-back URL {url!r} does not begin with http:// or https://.")
+        raise ConfigurationError(f"The check-back URL {url!r} does not begin with http:// or https://. Write it in full.")
     signer = make_signer(secret)
     # Straight to the address that settings name: neither a proxy of the environment nor a redirect leads elsewhere.
     opener = urllib.request.build_opener(urllib.request.ProxyHandler({}), _NoRedirect)

@@ -27,7 +27,10 @@ def ask_as_set(database: str) -> Ask:
     check_back = conf.settings().check_back
     if check_back.url:
         if not check_back.secrets:
-            raise ConfigurationError('OUTBOX["CHECK_BACK"]["SECRETS"] is empty: the check-back URL takes signed requests only.')
+            raise ConfigurationError(
+                'OUTBOX["CHECK_BACK"]["SECRETS"] is empty: the check-back URL takes signed requests only. Put a secret of the '
+                "endpoint's there."
+            )
         return over_http(check_back.url, check_back.secrets[0])
     return in_process(database)
 

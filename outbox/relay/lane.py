@@ -46,7 +46,8 @@ def take_lane(connection: Connection, *, lanes: int) -> Lane:
             connection.execute(RELEASE_LEFT, [number])
             return Lane(number)
     raise LaneNotHeld(
-        f"All {lanes} lanes of this database are held by other relays. Stop some, or raise OUTBOX['RELAY']['LANES']."
+        f"All {lanes} lanes of database {connection.info.dbname!r} are held by other relays. Stop some, or raise "
+        "OUTBOX['RELAY']['LANES']."
     )
 
 

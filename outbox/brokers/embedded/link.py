@@ -58,7 +58,7 @@ class Link:
             )
             connection.execute(SET_UP, [str(int(options.statement_timeout.total_seconds() * 1000))])
         except psycopg.OperationalError as error:
-            raise BrokerUnavailable(f"Database {options.database!r} cannot be reached: {error}") from error
+            raise BrokerUnavailable(f"Database {options.database!r} cannot be reached, it is tried again: {error}") from error
         self._is_listening = False
         return connection
 
@@ -82,7 +82,7 @@ def translated() -> Iterator[None]:
     try:
         yield
     except psycopg.Error as error:
-        raise BrokerUnavailable(f"The embedded broker's database failed: {error}") from error
+        raise BrokerUnavailable(f"The embedded broker's database failed; what was under way comes again. {error}") from error
 
 
 def verdict_of(error: psycopg.Error) -> Verdict:
