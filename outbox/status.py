@@ -18,15 +18,15 @@ LATE_AFTER = timedelta(minutes=1)
 FAILURES_WITHIN = timedelta(hours=1)
 FAILURES_SHOWN = 20
 
-# Waiting tickets are counted along an index, batches along the indexes of unfinished and of dead ones. Messages, not
-# batches: those that were split off count where they are now. A uuid7 begins with its milliseconds.
+# Waiting tickets are counted along an index, up to a million; batches along the indexes of unfinished and of dead ones.
+# Messages, not batches: those that were split off count where they are now. A uuid7 begins with its milliseconds.
 TOPICS = """
 SELECT name, broker, type, is_paused, waiting, delayed, released, claimed, prepared, dead, tries,
     CASE WHEN oldest IS NOT NULL THEN greatest(0, extract(epoch FROM clock_timestamp())
         - ('x' || translate(left(oldest::text, 13), '-', ''))::bit(48)::bigint / 1000.0)::float8 END AS oldest_seconds
 FROM (
     SELECT t.name, t.broker, t.type, t.paused AS is_paused,
-        (SELECT count(*) FROM outbox_ticket WHERE topic_id = t.id) AS waiting,
+        (SELECT count(*) FROM (SELECT FROM outbox_ticket WHERE topic_id = t.id LIMIT 1000000) k) AS waiting,
         (SELECT count(*) FROM outbox_delayed WHERE topic_id = t.id) AS delayed,
         coalesce(b.released, 0) AS released, coalesce(b.claimed, 0) AS claimed, coalesce(b.prepared, 0) AS prepared,
         coalesce(b.dead, 0) AS dead, coalesce(b.tries, 0) AS tries,
@@ -59,6 +59,12 @@ FROM outbox_gap WHERE closed_at IS NULL GROUP BY 1, 2 ORDER BY 1, 2
 PARKED = """
 SELECT t.name, count(*) FROM outbox_embedded_half h JOIN outbox_embedded_topic t ON t.id = h.topic_id
 WHERE h.state = %s GROUP BY 1 ORDER BY 1
+"""
+
+# What consumer groups gave up, along the index of dead deliveries.
+LETTERS = """
+SELECT d.consumer_group, t.name AS topic, count(*) AS letters FROM outbox_embedded_delivery d
+JOIN outbox_embedded_topic t ON t.id = d.topic_id WHERE d.died_at IS NOT NULL GROUP BY 1, 2 ORDER BY 1, 2
 """
 
 # Topics that the broker's set-up, not a message, keeps from being sent.
@@ -137,6 +143,15 @@ class GapStatus:
 
 
 @dataclass(frozen=True, slots=True)
+class LetterStatus:
+    """Dead letters of a group in a topic, kept by the embedded broker."""
+
+    consumer_group: str
+    topic: str
+    letters: int
+
+
+@dataclass(frozen=True, slots=True)
 class FailureStatus:
     """Failed deliveries of the last hour that look alike. `messages`: so many different ones."""
 
@@ -167,6 +182,7 @@ class Status:
     gaps: list[GapStatus]
     misconfigured: dict[str, str]
     parked: dict[str, int]
+    dead_letters: list[LetterStatus]
     concerns: list[str] = field(default_factory=list)
 
 
@@ -180,11 +196,22 @@ def read_status(connection: Connection, alias: str) -> Status:
         connection.cursor(row_factory=class_row(GapStatus)).execute(GAPS).fetchall(),
         dict(connection.execute(MISCONFIGURED, [Verdict.MISCONFIGURED]).fetchall()),
         dict(connection.execute(PARKED, [HalfState.PARKED]).fetchall()),
+        connection.cursor(row_factory=class_row(LetterStatus)).execute(LETTERS).fetchall(),
     )
     status.concerns.extend(_concerns(status))
     if connection.execute(STRAYS).fetchone() == (True,):
         status.concerns.append("Messages lie in the DEFAULT partition: see that outbox upkeep runs each hour.")
     return status
+
+
+def age(seconds: float | None) -> str:
+    """Put an age into words: 0.4 s, 12 s, 3 min, 5 h, 2 d; nothing for None."""
+    if seconds is None:
+        return ""
+    for limit, size, unit in ((10, 0, "s"), (120, 1, "s"), (7200, 60, "min"), (172800, 3600, "h")):
+        if seconds < limit:
+            return f"{seconds:.1f} {unit}" if size == 0 else f"{seconds / size:.0f} {unit}"
+    return f"{seconds / 86400:.0f} d"
 
 
 def _read_failures(connection: Connection) -> list[FailureStatus]:

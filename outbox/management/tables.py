@@ -14,16 +14,6 @@ def table(heads: Sequence[str], rows: Sequence[Sequence[object]]) -> str:
     return "\n".join(lines)
 
 
-def age(seconds: float | None) -> str:
-    """Put an age into words: 0.4 s, 12 s, 3 min, 5 h, 2 d; nothing for None."""
-    if seconds is None:
-        return ""
-    for limit, size, unit in ((10, 0, "s"), (120, 1, "s"), (7200, 60, "min"), (172800, 3600, "h")):
-        if seconds < limit:
-            return f"{seconds:.1f} {unit}" if size == 0 else f"{seconds / size:.0f} {unit}"
-    return f"{seconds / 86400:.0f} d"
-
-
 def _text(value: object) -> str:
     return "" if value is None else str(value)
 

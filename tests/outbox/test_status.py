@@ -4,8 +4,18 @@ from uuid import uuid4
 import pytest
 
 from outbox import database
-from outbox.models import EmbeddedHalf, EmbeddedTopic, FailedAttempt, FailedDelivery, Gap, HalfState, Process, State
-from outbox.status import read_status
+from outbox.models import (
+    EmbeddedDelivery,
+    EmbeddedHalf,
+    EmbeddedTopic,
+    FailedAttempt,
+    FailedDelivery,
+    Gap,
+    HalfState,
+    Process,
+    State,
+)
+from outbox.status import age, read_status
 from tests.factories import BatchFactory, DelayedFactory, MessageRowFactory, TicketFactory, TopicFactory, message_id
 
 pytestmark = pytest.mark.django_db
@@ -181,3 +191,24 @@ class TestConcerns:
         MessageRowFactory(id=message_id(datetime(2001, 1, 1, tzinfo=UTC)))
 
         assert read().concerns == ["Messages lie in the DEFAULT partition: see that outbox upkeep runs each hour."]
+
+
+class TestDeadLetters:
+    def test_are_counted_for_each_group_and_topic(self, read):
+        topic = EmbeddedTopic.objects.create(id=1, name="orders", type="normal", queues=1)
+        for group, died_at in ("cart", ago(days=9)), ("cart", ago(days=1)), ("cart", None), ("points", ago(days=1)):
+            fields = {"consumer_group": group, "died_at": died_at, "pos": 1, "attempt": 1, "is_held": False, "due_at": ago()}
+            EmbeddedDelivery.objects.create(topic_id=topic.id, queue=0, **fields)
+
+        found = [(one.consumer_group, one.topic, one.letters) for one in read().dead_letters]
+
+        assert found == [("cart", "orders", 2), ("points", "orders", 1)]
+
+
+class TestAge:
+    @pytest.mark.parametrize(
+        ("seconds", "words"),
+        [(None, ""), (0.44, "0.4 s"), (45, "45 s"), (200, "3 min"), (7300, "2 h"), (259200, "3 d")],
+    )
+    def test_is_put_into_words(self, seconds, words):
+        assert age(seconds) == words

@@ -15,10 +15,10 @@ from outbox import database
 from outbox.consumer.backlog import Backlog, read_backlogs
 from outbox.errors import OutboxError
 from outbox.management.exits import unable
-from outbox.management.tables import age, table
+from outbox.management.tables import table
 from outbox.processes import silence
 from outbox.relay.host import databases, ensure_fit
-from outbox.status import SILENT_AFTER, FailureStatus, Status, read_status
+from outbox.status import SILENT_AFTER, FailureStatus, Status, age, read_status
 
 
 class Command(BaseCommand):

@@ -1,6 +1,4 @@
-import pytest
-
-from outbox.management.tables import age, table
+from outbox.management.tables import table
 
 
 class TestTable:
@@ -13,12 +11,3 @@ class TestTable:
 
     def test_shows_heads_without_rows(self):
         assert table(["name", "n"], []) == "name  n"
-
-
-class TestAge:
-    @pytest.mark.parametrize(
-        ("seconds", "words"),
-        [(None, ""), (0.44, "0.4 s"), (45, "45 s"), (200, "3 min"), (7300, "2 h"), (259200, "3 d")],
-    )
-    def test_is_put_into_words(self, seconds, words):
-        assert age(seconds) == words
