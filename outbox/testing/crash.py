@@ -18,8 +18,13 @@ PLACES = (
     "consumer.before_handler",
     "consumer.after_handler",
     "consumer.after_commit",
+    "half_first.after_fence",
+    "half_first.after_half",
+    "half_first.after_work",
+    "half_first.after_commit",
+    "half_first.after_end",
 )
-"""Where a relay and a consumer can be killed, in the order of a message's way."""
+"""Where a relay, a consumer and who goes half first can be killed, each in the order of a message's way."""
 
 
 @contextmanager
@@ -48,8 +53,8 @@ def crash(place: str) -> Iterator[None]:
 
 
 def full_name(place: str) -> str:
-    """Give `relay.after_half` for `after_half`."""
-    found = [name for name in PLACES if name == place or name.endswith(f".{place}")]
+    """Give `relay.after_half` for `after_half`. Places of half first have no short name."""
+    found = [name for name in PLACES if name in (place, f"relay.{place}", f"consumer.{place}")]
     if len(found) == 1:
         return found[0]
     what = f"{place!r} is in two places: write {' or '.join(found)}." if found else f"There is no place {place!r} to crash."
@@ -57,6 +62,8 @@ def full_name(place: str) -> str:
 
 
 def _advice(name: str) -> str:
+    if name.startswith("half_first."):
+        return "In the block, a transaction must go half first: transaction(half_first=...) or @transactional(half_first=...)."
     if name in ("relay.before_half", "relay.after_half", "relay.after_decide", "relay.after_commit"):
         what = "a message must wait, of a topic that travels as half messages (the others pass relay.after_send)"
     elif name == "relay.after_send":

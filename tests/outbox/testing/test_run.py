@@ -291,6 +291,44 @@ class TestCheckBack:
         assert CheckBack.objects.using("other").count() == 1
 
 
+class TestHalfFirst:
+    @pytest.mark.parametrize("is_committing", [pytest.param(False, marks=pytest.mark.django_db), True])
+    def test_comes_to_its_handlers(self, request, handled, is_committing):
+        if is_committing:
+            request.getfixturevalue("transactional_db")
+        outbox = request.getfixturevalue("outbox")
+        seen = handled(OrderMade)
+        with outbox_transaction(half_first=ORDER):
+            pass
+
+        outbox.run_until_idle()
+
+        assert seen == [ORDER]
+        assert Batch.objects.get().state == State.SENT
+
+    def test_is_rolled_back_with_its_transaction(self, outbox, handled):
+        seen = handled(OrderMade)
+        with outbox_transaction(half_first=ORDER):
+            transaction.set_rollback(True)
+
+        outbox.run_until_idle()
+
+        assert (seen, outbox.pending_check_backs()) == ([], [])
+
+    def test_is_committed_by_the_check_back_where_its_process_died(self, outbox, handled):
+        seen = handled(OrderMade)
+        with outbox_transaction(half_first=ORDER):
+            pass
+        with outbox.crash("half_first.after_commit"):
+            outbox.run_until_idle()
+        assert len(outbox.pending_check_backs()) == 1
+
+        assert outbox.check_back() == ["COMMIT"]
+        outbox.run_until_idle()
+
+        assert seen == [ORDER]
+
+
 class TestDeadLetters:
     def test_are_those_of_the_group(self, outbox, handled):
         def reject(order):
