@@ -57,6 +57,22 @@ class TestOutboxCheckBack:
         assert (said["answer"], said["half_id"]) == ("COMMIT", "h3")
         assert said["token"].endswith(f":{second.id}:1:1")
 
+    def test_names_a_half_that_went_first_as_its_broker_does(self, topic):
+        batch = BatchFactory(topic=topic, state=State.PREPARED, half_ids=["h"], lane=None, first_seq=None)
+
+        said, _ = ask(batch.message_ids[0])
+
+        assert (said["answer"], said["half_id"]) == ("COMMIT", "h")
+        assert said["token"].endswith(":0:1:1")
+
+    def test_names_the_batch_of_one_that_went_first_and_is_sent_again(self, topic):
+        batch = BatchFactory(topic=topic, state=State.SENT, attempt=2, half_ids=["h"], lane=None, first_seq=None)
+
+        said, _ = ask(batch.message_ids[0])
+
+        assert said["answer"] == "COMMIT"
+        assert said["token"].endswith(f":{batch.id}:2:1")
+
     def test_ends_with_1_where_the_answer_is_unknown(self, topic):
         batch = BatchFactory(topic=topic, state=State.CLAIMED)
 

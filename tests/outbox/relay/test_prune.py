@@ -100,6 +100,13 @@ class TestDays:
 
         assert OLD in prune("default", now=NOW).days
 
+    def test_are_dropped_with_the_tombstones_of_what_never_committed(self):
+        tombstone = message_of(topic_id=0, body=b"")
+
+        assert OLD in prune("default", now=NOW).days
+
+        assert not MessageRow.objects.filter(id=tombstone.id).exists()
+
     def test_are_dropped_when_their_dead_messages_are_copied(self):
         batch = batch_of(state=State.DEAD)
         DeadMessage.objects.create(

@@ -1,0 +1,134 @@
+"""Batches that went half first and were left PREPARED: their process died between the database commit and the broker's."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from datetime import UTC, datetime, timedelta
+
+import pytest
+
+from outbox.brokers.base import Ended, EndSemantics, HalfRef, Outgoing, Verdict
+from outbox.brokers.memory import MemoryBroker
+from outbox.message import COMMIT, ROLLBACK, Header, Token
+from outbox.models import Batch, DeadMessage, MessageState, State
+from tests.factories import BatchFactory, MessageRowFactory, stored
+
+pytestmark = pytest.mark.django_db
+
+STATELESS = EndSemantics.STATELESS
+
+
+@pytest.fixture
+def leave(make_topic, broker: MemoryBroker) -> Callable[..., Batch]:
+    """Leave a half message and its batch as a process does that dies after its database commit, that long ago."""
+
+    def leave(ago: timedelta = timedelta(hours=1)) -> Batch:
+        topic = make_topic("transaction")
+        message = MessageRowFactory(topic=topic)
+        half_id = broker.new_half_id(str(message.id))
+        broker.send_halves([Outgoing(str(message.id), topic.name, message.body, token="source:0:1:1", half_id=half_id)])
+        return BatchFactory(
+            topic=topic,
+            message_ids=[message.id],
+            state=State.PREPARED,
+            half_ids=[half_id],
+            decided_at=datetime.now(UTC) - ago,
+            lane=None,
+            first_seq=None,
+        )
+
+    return leave
+
+
+def half_of(batch: Batch, broker: MemoryBroker) -> HalfRef:
+    return HalfRef(broker.halves()[0].message.topic, batch.half_ids[0], str(batch.message_ids[0]))
+
+
+class TestTheSweep:
+    def test_commits_it_where_a_second_end_does_no_harm(self, relay, broker, leave):
+        batch = leave()
+
+        relay.sweep()
+
+        assert [half.ended for half in broker.halves()] == [Ended.COMMITTED]
+        assert (stored(batch).state, stored(batch).attempt) == (State.SENT, 1)
+
+    def test_sends_it_again_where_the_broker_rolled_it_back(self, relay, broker, leave):
+        batch = leave()
+        broker.end([half_of(batch, broker)], ROLLBACK)
+
+        relay.sweep()
+        released = stored(batch).state
+        relay.drain()
+
+        assert released == State.RELEASED
+        [message] = broker.visible(half_of(batch, broker).topic)
+        assert (message.message_id, message.body) == (str(batch.message_ids[0]), b'{"order_id": 1}')
+        assert Header.NUMBER not in message.headers
+        token = Token.parse(message.token)
+        assert (token.batch, token.attempt, token.is_half_first) == (batch.id, 2, False)
+        assert (stored(batch).state, stored(batch).lane) == (State.SENT, None)
+
+    def test_sends_it_again_where_the_broker_discarded_it(self, relay, broker, leave):
+        batch = leave()
+        broker.discard_halves()
+
+        relay.sweep()
+        relay.drain()
+
+        assert broker.copies(str(batch.message_ids[0])) == 1
+
+    def test_leaves_one_alone_that_was_committed_a_moment_ago(self, make_relay, broker, leave):
+        leave(ago=timedelta(0))
+
+        make_relay(sweep_age=timedelta(seconds=10)).sweep()
+
+        assert [half.ended for half in broker.halves()] == [None]
+
+
+class TestTheSweepOfStatelessEnds:
+    @pytest.fixture
+    def broker(self, make_broker) -> MemoryBroker:
+        return make_broker(STATELESS)
+
+    def test_leaves_it_to_the_check_back_up_to_the_horizon(self, relay, broker, leave):
+        batch = leave(ago=broker.check_horizon - timedelta(minutes=1))
+
+        relay.sweep()
+
+        assert [half.ended for half in broker.halves()] == [None]
+        assert stored(batch).state == State.PREPARED
+
+    def test_finds_it_sent_behind_the_horizon(self, relay, broker, leave):
+        batch = leave(ago=broker.check_horizon + timedelta(minutes=1))
+        broker.end([half_of(batch, broker)], COMMIT)  # the check-back did
+
+        relay.sweep()
+        relay.drain()
+
+        assert stored(batch).state == State.SENT
+        assert broker.copies(str(batch.message_ids[0])) == 1
+
+    def test_sends_it_again_where_the_broker_does_not_show_it(self, relay, broker, leave):
+        batch = leave(ago=broker.check_horizon + timedelta(minutes=1))
+
+        relay.sweep()
+        relay.drain()
+
+        assert broker.copies(str(batch.message_ids[0])) == 1
+        assert (stored(batch).state, stored(batch).attempt) == (State.SENT, 2)
+
+
+class TestAMessageThatIsSentAgain:
+    def test_is_kept_with_its_reason_when_the_broker_refuses_it(self, relay, broker, leave):
+        batch = leave()
+        broker.discard_halves()
+        relay.sweep()
+        broker.fail("send_halves", Verdict.REFUSED, reason="too odd")
+
+        relay.drain()
+
+        assert stored(batch).state == State.DEAD
+        dead = DeadMessage.objects.get()
+        assert (dead.message_id, dead.lane, dead.number, dead.reason) == (batch.message_ids[0], None, None, "too odd")
+        assert MessageState.objects.get().state == "dead"
