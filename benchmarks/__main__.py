@@ -3,6 +3,7 @@ Measure, print a table, write JSON.
 
     python -m benchmarks                    all, on a PostgreSQL started for it (or DATABASE_URL)
     python -m benchmarks publish relay      only these
+    python -m benchmarks rocketmq           against a RocketMQ started for it; needs Java, Maven and `make .venv/.rocketmq`
     python -m benchmarks --quick            a tenth of the messages: whether it runs, not how fast
 """
 
@@ -24,7 +25,7 @@ from django.core.management import call_command
 from benchmarks.figure import Figure, table
 from outbox.testing.postgres import Postgres
 
-NAMES = ("publish", "relay", "embedded", "memory", "latency", "takeover")
+NAMES = ("publish", "relay", "embedded", "memory", "latency", "takeover", "rocketmq")
 
 
 def main() -> int:

@@ -16,14 +16,14 @@ class Figure:
     Args:
         value: what our code did, in `unit`.
         bound: what it is compared with, measured in the same run; None where the target is absolute.
-        target: the ratio (or the value, where there is no bound) to reach.
+        target: the ratio (or the value, where there is no bound) to reach; None where it is only told.
         at_most: True when less is better.
     """
 
     name: str
     value: float
     unit: str
-    target: float
+    target: float | None
     at_most: bool
     bound: float | None = None
     note: str = ""
@@ -34,6 +34,8 @@ class Figure:
 
     @property
     def is_met(self) -> bool:
+        if self.target is None:
+            return True
         return self.reached <= self.target if self.at_most else self.reached >= self.target
 
     def as_dict(self) -> dict[str, Any]:
@@ -64,7 +66,8 @@ def table(figures: Sequence[Figure]) -> str:
         sign = "≤" if figure.at_most else "≥"
         verdict = "" if figure.is_met else "   MISSED"
         value = f"{figure.value:,.4g} {figure.unit}"
-        lines.append(f"{figure.name:44} {value:>12} {bound:>12} {ratio:>7} {sign + f'{figure.target:g}':>8}{verdict}")
+        target = "-" if figure.target is None else f"{sign}{figure.target:g}"
+        lines.append(f"{figure.name:44} {value:>12} {bound:>12} {ratio:>7} {target:>8}{verdict}")
         if figure.note:
             lines.append(f"    {figure.note}")
     return "\n".join(lines)

@@ -7,7 +7,7 @@ import time
 from django.db import connection, transaction
 
 from benchmarks.figure import Figure, percentile
-from benchmarks.messages import Clocked
+from benchmarks.messages import Clocked, ClockedOnRocketMQ
 from benchmarks.processes import command, count, is_up, wait_until
 from outbox import publish
 
@@ -17,24 +17,33 @@ PAUSE_SECONDS = 0.02
 
 def measure(scale: float) -> list[Figure]:
     """Publish one message each 20 ms and compare the clocks."""
-    with connection.cursor() as cursor:
-        cursor.execute(TABLE)
     with command("outbox_relay", "--broker", "default") as relay, command("outbox_consume", "--group", "bench"):
         wait_until(lambda: is_up(relay), 30, "a relay")
-        _round(20, first=0)  # all connections are open, all code is loaded
-        committed = _round(max(50, int(500 * scale)), first=1000)
+        taken = clock(Clocked, max(50, int(500 * scale)))
+    return [Figure("commit to handler: p50", percentile(taken, 0.5), "ms", 20, at_most=True, note=words(taken))]
+
+
+def clock(kind: type[Clocked | ClockedOnRocketMQ], messages: int) -> list[float]:
+    """Give the milliseconds that each message took, while relay and consumer run."""
+    with connection.cursor() as cursor:
+        cursor.execute(TABLE)
+    _round(kind, 20, first=0)  # all connections are open, all code is loaded
+    committed = _round(kind, messages, first=1000)
     with connection.cursor() as cursor:
         cursor.execute("SELECT number, handled_at FROM bench_handled WHERE number >= 1000")
-        taken = [(handled - committed[number]) * 1000 for number, handled in cursor.fetchall()]
-    note = f"p95 {percentile(taken, 0.95):.1f} ms, p99 {percentile(taken, 0.99):.1f} ms, {len(taken)} messages"
-    return [Figure("commit to handler: p50", percentile(taken, 0.5), "ms", 20, at_most=True, note=note)]
+        return [(handled - committed[number]) * 1000 for number, handled in cursor.fetchall()]
 
 
-def _round(messages: int, *, first: int) -> dict[int, float]:
+def words(taken: list[float]) -> str:
+    """Say what a p50 does not."""
+    return f"p95 {percentile(taken, 0.95):.1f} ms, p99 {percentile(taken, 0.99):.1f} ms, {len(taken)} messages"
+
+
+def _round(kind: type[Clocked | ClockedOnRocketMQ], messages: int, *, first: int) -> dict[int, float]:
     committed = {}
     for number in range(first, first + messages):
         with transaction.atomic():
-            publish(Clocked(number=number))
+            publish(kind(number=number))
         committed[number] = time.time()
         time.sleep(PAUSE_SECONDS)
     arrived = "SELECT count(*) FROM bench_handled WHERE number BETWEEN %s AND %s"

@@ -21,12 +21,13 @@ def measure(scale: float) -> list[Figure]:
         fill(connection, [topic_id("bench-null-one-phase", "default")], waiting)
         with command("outbox_relay", "--broker", "null") as relay:
             wait_until(lambda: is_up(relay) and count(SENT) >= waiting // 10, 120, "a tenth of the messages sent")
-            peak = _peak_mib(relay.pid)
+            peak = peak_mib(relay.pid)
         empty(connection)
     return [Figure("relay's memory with 1,000,000 waiting", peak, "MiB", 100, at_most=True)]
 
 
-def _peak_mib(pid: int) -> float:
+def peak_mib(pid: int) -> float:
+    """Read the peak of a process's resident memory. Linux."""
     status = Path(f"/proc/{pid}/status").read_text()
     line = next(line for line in status.splitlines() if line.startswith("VmHWM"))
     return int(line.split()[1]) / 1024

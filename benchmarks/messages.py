@@ -21,3 +21,11 @@ class Clocked(Message):
     class Meta:
         topic = "bench-clocked"
         key = "number"
+
+
+class ClockedOnRocketMQ(Message):
+    number: int
+
+    class Meta:
+        topic = "bench-rocketmq"
+        key = "number"

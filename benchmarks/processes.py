@@ -5,9 +5,10 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+import tempfile
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 
 from django.db import connection
@@ -15,11 +16,26 @@ from django.db import connection
 ROOT = Path(__file__).resolve().parent.parent
 
 
-@contextmanager
-def command(*arguments: str, **environment: str) -> Iterator[subprocess.Popen[bytes]]:
+def command(*arguments: str, **environment: str) -> AbstractContextManager[subprocess.Popen[bytes]]:
     """Run a management command beside us; it is told to stop at the end."""
+    return _run([sys.executable, "manage.py", *arguments], environment)
+
+
+@contextmanager
+def celery() -> Iterator[subprocess.Popen[bytes]]:
+    """Run a worker with two children, and beat, beside us; nudges reach it, tasks being files in a folder of its own."""
+    with tempfile.TemporaryDirectory(prefix="outbox-bench-") as folder:
+        worker = [sys.executable, "-m", "celery", "-A", "project", "worker", "--queues", "outbox,shop", "--concurrency", "2"]
+        worker += ["--loglevel", "WARNING", "--beat", "--schedule", f"{folder}/beat"]
+        worker += ["--without-gossip", "--without-mingle", "--without-heartbeat"]
+        with _celery_files(folder), _run(worker, {}) as process:
+            yield process
+
+
+@contextmanager
+def _run(arguments: Sequence[str], environment: Mapping[str, str]) -> Iterator[subprocess.Popen[bytes]]:
     process = subprocess.Popen(
-        [sys.executable, "manage.py", *arguments],
+        arguments,
         cwd=ROOT,
         env={**os.environ, "DJANGO_SETTINGS_MODULE": "benchmarks.settings", **environment},
         stdout=subprocess.DEVNULL,
@@ -29,6 +45,21 @@ def command(*arguments: str, **environment: str) -> Iterator[subprocess.Popen[by
     finally:
         process.terminate()
         process.wait(30)
+
+
+@contextmanager
+def _celery_files(folder: str) -> Iterator[None]:
+    """Have this process nudge by files in a folder, and the worker find them there."""
+    from project.celery import app
+
+    options = app.conf.broker_transport_options
+    before, options["folder"] = options["folder"], folder
+    os.environ["CELERY_FILES_DIR"] = folder
+    try:
+        yield
+    finally:
+        del os.environ["CELERY_FILES_DIR"]
+        options["folder"] = before
 
 
 def wait_until(condition: Callable[[], bool], seconds: float, what: str) -> float:

@@ -1,12 +1,21 @@
-"""Settings of the benchmarks: topics of their own, on a broker that keeps nothing and on the embedded one."""
+"""
+Settings of the benchmarks: topics of their own, on a broker that keeps nothing, on the embedded one, and on a RocketMQ
+where one was started.
+"""
 
-from project.settings import DATABASES, DEFAULT_AUTO_FIELD, SECRET_KEY, USE_TZ
+import json
+import os
+from typing import Any
 
-__all__ = ["DATABASES", "DEFAULT_AUTO_FIELD", "INSTALLED_APPS", "OUTBOX", "SECRET_KEY", "USE_TZ"]
+from project.settings import *  # noqa: F403  (database, Celery)
 
 INSTALLED_APPS = ["outbox", "benchmarks"]
+ROOT_URLCONF = None  # no pages
+MIDDLEWARE: list[str] = []
+TEMPLATES: list[Any] = []
+SILENCED_SYSTEM_CHECKS = ["outbox.E027"]  # nobody answers the null broker's questions, and it asks none
 
-OUTBOX = {
+OUTBOX: dict[str, Any] = {
     "BROKERS": {
         "default": {"BACKEND": "outbox.brokers.embedded.EmbeddedBroker", "OPTIONS": {"DATABASE": "default"}},
         "null": {"BACKEND": "benchmarks.null_broker.NullBroker"},
@@ -19,5 +28,16 @@ OUTBOX = {
         "bench-null-paused": {"TYPE": "normal", "BROKER": "null"},
         **{f"bench-skewed-{n}": {"TYPE": "normal", "BROKER": "null"} for n in range(200)},
     },
-    "NUDGE": False,
+    "NUDGE": "BENCH_NUDGE" in os.environ,
 }
+
+
+def with_rocketmq(options: dict[str, Any]) -> dict[str, Any]:
+    """Give OUTBOX with a RocketMQ, and topics on it."""
+    broker = {"BACKEND": "outbox.brokers.rocketmq.RocketMQBroker", "OPTIONS": options}
+    topics = {name: {"TYPE": "transaction", "BROKER": "rocketmq"} for name in ("bench-rocketmq", "bench-rocketmq-bulk")}
+    return {**OUTBOX, "BROKERS": {**OUTBOX["BROKERS"], "rocketmq": broker}, "TOPICS": {**OUTBOX["TOPICS"], **topics}}
+
+
+if "BENCH_ROCKETMQ" in os.environ:
+    OUTBOX = with_rocketmq(json.loads(os.environ["BENCH_ROCKETMQ"]))

@@ -1,0 +1,188 @@
+"""
+A real RocketMQ, started for it: the adapter against requests built by hand, and messages from commit to handler.
+
+Machine, server and client share their processors; so the two are measured in turn, in short rounds, and the ratio is the
+median of the rounds' ratios.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import os
+import statistics
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from django.test.utils import override_settings
+
+from benchmarks import latency
+from benchmarks.figure import Figure, percentile
+from benchmarks.history import empty, fill
+from benchmarks.memory import peak_mib
+from benchmarks.messages import ClockedOnRocketMQ
+from benchmarks.processes import celery, command, count, is_up, wait_until
+from benchmarks.settings import with_rocketmq
+from outbox import database
+from outbox.brokers.base import HalfRef, Outgoing, Verdict
+from outbox.message import COMMIT, TopicSpec, TopicType
+from outbox.topics import topic_id
+
+FOLDER = Path("var/rocketmq")  # where `make rocketmq` keeps the jars, too
+HALVES, WHOLES, CLOCKED = "bench-rocketmq-bulk", "bench-wholes", "bench-rocketmq"
+GROUP = "bench-rocketmq"
+BATCH = 500  # as relays claim
+ROUNDS = 9
+
+BODY = b"x" * 200
+HEADERS = {
+    "ce-specversion": "1.0",
+    "ce-source": "urn:uuid:0190c1f8-0000-7000-8000-000000000000",
+    "ce-type": "BenchOrder",
+    "ce-time": "2026-01-01T00:00:00Z",
+    "content-type": "application/json",
+    "outbox-lane": "1",
+    "outbox-number": "1",
+}
+TOKEN = "0190c1f8-0000-7000-8000-000000000000:1:1:1"
+SENT = "SELECT coalesce(sum(cardinality(message_ids)), 0) FROM outbox_batch WHERE state = 3"
+
+
+def measure(scale: float) -> list[Figure]:
+    """Measure all, or nothing where there is no RocketMQ to be had, which is said."""
+    if importlib.util.find_spec("rocketmq") is None:
+        print("rocketmq is skipped: its client is not installed here (make .venv/.rocketmq)", file=sys.stderr)
+        return []
+    from project.servers.rocketmq_jars import ServerError
+
+    try:
+        with _server() as (server, ready_seconds):
+            ready = Figure("RocketMQ ready after", ready_seconds, "s", 40, at_most=True)
+            return [ready, *_adapter(server.endpoints, scale), *_hosts(server, scale)]
+    except ServerError as error:
+        print(f"rocketmq is skipped: {error}", file=sys.stderr)
+        return []
+
+
+@contextmanager
+def _server() -> Iterator[tuple[Any, float]]:
+    """Start a node with the checks of production; give it, and the seconds that took once the jars were there."""
+    from project.servers.rocketmq import Ports, RocketMQ
+    from project.servers.rocketmq_jars import fetch_jars
+
+    with tempfile.TemporaryDirectory(prefix="outbox-bench-") as data:
+        server = RocketMQ(FOLDER.resolve(), Ports.free(), data=Path(data))
+        fetch_jars(server.lib)
+        began = time.monotonic()
+        with server:
+            seconds = time.monotonic() - began
+            server.make_topic(HALVES, TopicType.TRANSACTION)
+            server.make_topic(WHOLES, TopicType.NORMAL)
+            server.make_topic(CLOCKED, TopicType.TRANSACTION)
+            server.make_group(GROUP)
+            yield server, seconds
+
+
+def _adapter(endpoints: str, scale: float) -> list[Figure]:
+    """Compare the adapter with the bare pipeline, with and without half messages."""
+    from benchmarks import bare_rocketmq
+    from outbox.brokers.rocketmq import RocketMQBroker
+
+    each = max(BATCH, int(2000 * scale))
+    topics = [TopicSpec(HALVES, TopicType.TRANSACTION), TopicSpec(WHOLES, TopicType.NORMAL)]
+    broker = RocketMQBroker("default", {"ENDPOINTS": endpoints}, topics)
+    halves = _compared(
+        "RocketMQ: half + commit",
+        lambda: bare_rocketmq.send_and_commit(endpoints, HALVES, {**HEADERS, "outbox-token": TOKEN}, BODY, each),
+        lambda: _send_and_commit(broker, each),
+    )
+    wholes = _compared(
+        "RocketMQ: plain sends",
+        lambda: bare_rocketmq.send(endpoints, WHOLES, HEADERS, BODY, each),
+        lambda: _send(broker, each),
+    )
+    broker.close()
+    return [halves, wholes]
+
+
+def _compared(name: str, bare: Any, ours: Any) -> Figure:
+    """Let both run in turn, each once unmeasured."""
+    bare(), ours()
+    pairs = [(bare(), ours()) for _ in range(ROUNDS)]
+    ratios = sorted(mine / best for best, mine in pairs)
+    bound = statistics.median(best for best, _ in pairs)
+    ratio = statistics.median(ratios)
+    note = f"ratio of each pair: {ratios[0]:.2f} to {ratios[-1]:.2f}; value = bound x their median"
+    return Figure(name, bound * ratio, "/s", 0.9, at_most=False, bound=bound, note=note)
+
+
+def _messages(topic: str, how_many: int, token: str = "") -> list[Outgoing]:
+    ids = [f"0190c1f8-0000-7000-8000-{number:012}" for number in range(how_many)]
+    return [Outgoing(one, topic, BODY, headers={**HEADERS, "ce-id": one}, token=token) for one in ids]
+
+
+def _send(broker: Any, how_many: int) -> float:
+    messages = _messages(WHOLES, how_many)
+    began = time.perf_counter()
+    for at in range(0, how_many, BATCH):
+        assert all(one.verdict is Verdict.ACCEPTED for one in broker.send(messages[at : at + BATCH]))
+    return how_many / (time.perf_counter() - began)
+
+
+def _send_and_commit(broker: Any, how_many: int) -> float:
+    """As a relay does, but for the decision; a half message that found no time before its commit counts for nothing."""
+    messages = _messages(HALVES, how_many, TOKEN)
+    done = 0
+    began = time.perf_counter()
+    for at in range(0, how_many, BATCH):
+        outcomes = broker.send_halves(messages[at : at + BATCH])
+        halves = [HalfRef(HALVES, one.half_id, "") for one in outcomes if one.verdict is Verdict.ACCEPTED]
+        done += sum(one.verdict is Verdict.ACCEPTED for one in broker.end(halves, COMMIT))
+    return done / (time.perf_counter() - began)
+
+
+def _hosts(server: Any, scale: float) -> list[Figure]:
+    """Measure relays in processes: resident, and Celery's."""
+    options = {"ENDPOINTS": server.endpoints, "BROKER_ADDRESSES": [server.broker]}
+    os.environ["BENCH_ROCKETMQ"] = json.dumps(options)  # for the processes
+    try:
+        with override_settings(OUTBOX={**with_rocketmq(options), "NUDGE": True}):
+            return [*_resident(scale), *_celery(scale)]
+    finally:
+        del os.environ["BENCH_ROCKETMQ"]
+
+
+def _resident(scale: float) -> list[Figure]:
+    messages = max(50, int(300 * scale))
+    waiting = int(20_000 * scale)
+    with command("outbox_relay", "--broker", "rocketmq") as relay, command("outbox_consume", "--group", GROUP):
+        wait_until(lambda: is_up(relay), 30, "a relay")
+        taken = latency.clock(ClockedOnRocketMQ, messages)
+        with database.connect("default") as connection:
+            empty(connection)
+            fill(connection, [topic_id(HALVES, "default")], waiting)
+        began = time.monotonic()
+        done = wait_until(lambda: count(SENT) >= waiting, 300, "all messages sent")
+        peak = peak_mib(relay.pid)
+    rate = f"while it moved {waiting:,} messages, {waiting / (done - began):,.0f}/s"
+    return [*_latency("resident relay", taken), Figure("RocketMQ: relay's memory", peak, "MiB", 150, at_most=True, note=rate)]
+
+
+def _celery(scale: float) -> list[Figure]:
+    messages = max(50, int(300 * scale))
+    with celery(), command("outbox_consume", "--group", GROUP):
+        return _latency("Celery prefork", latency.clock(ClockedOnRocketMQ, messages))
+
+
+def _latency(host: str, taken: list[float]) -> list[Figure]:
+    name = f"RocketMQ, {host}: commit to handler"
+    p50, p99 = percentile(taken, 0.5), percentile(taken, 0.99)
+    return [
+        Figure(f"{name}, p50", p50, "ms", None, at_most=True, note=latency.words(taken)),
+        Figure(f"{name}, p99", p99, "ms", None, at_most=True),
+    ]
