@@ -124,7 +124,7 @@ class Link:
         self._stubs: dict[str, tuple[Any, Any]] = {}
         self._routes: dict[str, tuple[float, list[Queue]]] = {}
         self._turns = itertools.count()
-        self._signed: dict[str, tuple[int, list[tuple[str, str]]]] = {}
+        self._signed: dict[str, tuple[int, grpc.aio.Metadata]] = {}
 
     def run(self, work: Coroutine[Any, Any, T]) -> T:
         """Run a coroutine to its end, from any thread but the loop's."""
@@ -187,8 +187,8 @@ class Link:
         """Name a topic or group as requests do."""
         return definition.Resource(name=name, resource_namespace=self.options.namespace)
 
-    def metadata(self, role: str = "") -> list[tuple[str, str]]:
-        """Give what each request says of its sender, signed by the second."""
+    def metadata(self, role: str = "") -> grpc.aio.Metadata:
+        """Give what each request says of its sender, signed by the second. gRPC would make this object for each call."""
         second = int(time.time())
         known = self._signed.get(role)
         if known is None or known[0] != second:
@@ -196,7 +196,7 @@ class Link:
             known = self._signed[role] = second, self._sign(at, f"{self.client_id}@{role}" if role else self.client_id)
         return known[1]
 
-    def _sign(self, at: str, client_id: str) -> list[tuple[str, str]]:
+    def _sign(self, at: str, client_id: str) -> grpc.aio.Metadata:
         options = self.options
         headers = [
             ("x-mq-language", "PYTHON"),
@@ -215,7 +215,7 @@ class Link:
                     f"MQv2-HMAC-SHA1 Credential={options.access_key}, SignedHeaders=x-mq-date-time, Signature={signature}",
                 )
             )
-        return headers
+        return grpc.aio.Metadata(*headers)
 
     def close(self) -> None:
         """Close channels, end loop and thread."""
