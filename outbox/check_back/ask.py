@@ -56,12 +56,11 @@ def over_http(url: str, secret: str, timeout: timedelta = timedelta(seconds=10))
     if not url.startswith(("http://", "https://")):
         raise ConfigurationError(f"The check-back URL {url!r} does not begin with http:// or https://. Write it in full.")
     signer = make_signer(secret)
-    # Straight to the address that settings name: neither a proxy of the environment nor a redirect leads elsewhere.
-    opener = urllib.request.build_opener(urllib.request.ProxyHandler({}), _NoRedirect)
+    opener = make_opener()
 
     def ask(half: Half) -> Resolution:
         try:
-            with opener.open(_request(url, signer, half), timeout=timeout.total_seconds()) as response:
+            with opener.open(signed_request(url, signer, _question(half)), timeout=timeout.total_seconds()) as response:
                 if response.status != 200:
                     raise ValueError(f"status {response.status}")
                 return Resolution(json.loads(response.read(ANSWER_BYTES))["answer"])
@@ -85,6 +84,11 @@ def make_signer(secret: str) -> Webhook:
         raise ConfigurationError("A secret is not base64 behind 'whsec_'. Make one: openssl rand -base64 32.") from error
 
 
+def make_opener() -> urllib.request.OpenerDirector:
+    """Make what goes straight to the address that settings name: neither an environment's proxy nor a redirect leads away."""
+    return urllib.request.build_opener(urllib.request.ProxyHandler({}), _NoRedirect)
+
+
 class _NoRedirect(urllib.request.HTTPRedirectHandler):
     """Leaves a redirect an error."""
 
@@ -92,8 +96,8 @@ class _NoRedirect(urllib.request.HTTPRedirectHandler):
         return None
 
 
-def _request(url: str, signer: Webhook, half: Half) -> urllib.request.Request:
-    body = json.dumps(
+def _question(half: Half) -> str:
+    return json.dumps(
         {
             "topic": half.topic,
             "message_id": half.message_id,
@@ -104,6 +108,10 @@ def _request(url: str, signer: Webhook, half: Half) -> urllib.request.Request:
             "key": half.key,
         }
     )
+
+
+def signed_request(url: str, signer: Webhook, body: str) -> urllib.request.Request:
+    """Make a request by the Standard Webhooks convention, signed now."""
     request_id, now = str(uuid4()), datetime.now(UTC)
     headers = {
         "content-type": "application/json",

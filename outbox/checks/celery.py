@@ -29,7 +29,7 @@ def check_beat(**kwargs: Any) -> list[CheckMessage]:
     `outbox.schedule`. Where all relays are resident, set `OUTBOX["NUDGE"] = False`. A scheduler that keeps its entries in
     a database is not looked at.
     """
-    return [problem for app in _nudged_app() for problem in _problems_of_beat(app)]
+    return [problem for app in nudged_app() for problem in _problems_of_beat(app)]
 
 
 def check_eager(**kwargs: Any) -> list[CheckMessage]:
@@ -45,23 +45,33 @@ def check_eager(**kwargs: Any) -> list[CheckMessage]:
             hint='Set OUTBOX["NUDGE"] = False where tasks run eagerly.',
             id="outbox.W031",
         )
-        for app in _nudged_app()
+        for app in nudged_app()
         if app.conf.task_always_eager
     ]
 
 
-def _nudged_app() -> Iterator[Any]:
+def nudged_app() -> Iterator[Any]:
     """Give the project's Celery app, if it has one and nudges are sent to it."""
-    celery: Any = sys.modules.get("celery")
     settings = known_settings()
-    if celery is not None and settings.nudge and settings.topics and celery.current_app.main != FALLBACK:
+    if settings.nudge and settings.topics:
+        yield from _app()
+
+
+def beat_entries(task: str) -> list[Any]:
+    """Give the entries of Celery's beat for a task; none where the project has no Celery app."""
+    return [entry for app in _app() for entry in app.conf.beat_schedule.values() if entry["task"] == task]
+
+
+def _app() -> Iterator[Any]:
+    celery: Any = sys.modules.get("celery")
+    if celery is not None and celery.current_app.main != FALLBACK:
         yield celery.current_app
 
 
 def _problems_of_beat(app: Any) -> Iterator[CheckMessage]:
     if "PersistentScheduler" not in str(app.conf.beat_scheduler):
         return
-    entries = [entry for entry in app.conf.beat_schedule.values() if entry["task"] == SWEEP]
+    entries = beat_entries(SWEEP)
     if not entries:
         yield Caution(
             f"Celery's beat has no entry for {SWEEP}: a message whose nudge is lost waits for the next one.",

@@ -1,0 +1,30 @@
+"""What the doctor finds."""
+
+from __future__ import annotations
+
+import enum
+from dataclasses import dataclass
+
+
+class Level(enum.StrEnum):
+    """How much a finding matters. In this order."""
+
+    WELL = "well"
+    CONCERN = "concern"  # a person should see to it
+    UNABLE = "unable"  # it cannot be asked, or nothing works without it
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """
+    One finding.
+
+    Args:
+        subject: what was looked at: configuration, database 'default', ...
+        hint: what to do; empty where all is well.
+    """
+
+    level: Level
+    subject: str
+    text: str
+    hint: str = ""

@@ -1,0 +1,47 @@
+"""Look at everything that must be there for messages to travel."""
+
+from __future__ import annotations
+
+import json
+from argparse import ArgumentParser
+from dataclasses import asdict
+from typing import Any
+
+from django.core.management.base import BaseCommand
+
+from outbox.doctor import Finding, Level, examine
+
+SIGNS = {Level.WELL: "ok", Level.CONCERN: "!", Level.UNABLE: "!!"}
+
+
+class Command(BaseCommand):
+    help = (
+        "Look at the configuration, databases and their clocks, brokers, processes, and the check-back endpoint; say what to "
+        "do about what is not as it should be. Nothing is sent. "
+        "Exit code: 0 all is well, 1 a person should see to something, 2 something cannot be asked, or cannot work."
+    )
+    requires_system_checks: list[str] = []  # it runs them itself, and goes on
+
+    def add_arguments(self, parser: ArgumentParser) -> None:
+        parser.add_argument("--json", action="store_true", help="print one line of JSON")
+
+    def handle(self, **options: Any) -> None:
+        levels = []
+        found = []
+        for finding in examine():
+            levels.append(finding.level)
+            found.append(asdict(finding))
+            if not options["json"]:
+                self.stdout.write(_as_text(finding))
+                self.stdout.flush()
+        if options["json"]:
+            self.stdout.write(json.dumps({"findings": found}))
+        if worst := max(map(list(Level).index, levels), default=0):
+            raise SystemExit(worst)
+
+
+def _as_text(finding: Finding) -> str:
+    lines = [f"{SIGNS[finding.level]:<2}  {finding.subject}: {finding.text}"]
+    if finding.hint:
+        lines.append(f"    {finding.hint}")
+    return "\n".join(lines)

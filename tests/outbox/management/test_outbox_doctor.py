@@ -1,0 +1,64 @@
+import json
+from importlib import import_module
+
+import pytest
+from django.core.management import call_command
+
+from outbox.doctor import Finding, Level
+
+command = import_module("outbox.management.commands.outbox_doctor")
+
+WELL = Finding(Level.WELL, "database 'default'", "answers")
+CONCERN = Finding(Level.CONCERN, "broker 'default'", "is slow", "Wait.")
+UNABLE = Finding(Level.UNABLE, "broker 'default'", "is away", "Start it.")
+
+
+@pytest.fixture
+def examined(monkeypatch):
+    """Run the command on such findings; give its exit code."""
+
+    def examined(*findings, arguments=()):
+        monkeypatch.setattr(command, "examine", lambda: iter(findings))
+        try:
+            call_command("outbox_doctor", *arguments)
+        except SystemExit as end:
+            return end.code
+        return 0
+
+    return examined
+
+
+class TestOutboxDoctor:
+    @pytest.mark.parametrize(
+        ("findings", "code"), [([], 0), ([WELL], 0), ([CONCERN, WELL], 1), ([UNABLE, CONCERN], 2), ([WELL, UNABLE], 2)]
+    )
+    def test_ends_with_what_the_worst_finding_means(self, examined, findings, code):
+        assert examined(*findings) == code
+
+    def test_says_what_to_do(self, examined, capsys):
+        examined(WELL, CONCERN, UNABLE)
+
+        assert capsys.readouterr().out.splitlines() == [
+            "ok  database 'default': answers",
+            "!   broker 'default': is slow",
+            "    Wait.",
+            "!!  broker 'default': is away",
+            "    Start it.",
+        ]
+
+    def test_prints_one_line_of_json(self, examined, capsys):
+        examined(UNABLE, arguments=["--json"])
+
+        (line,) = capsys.readouterr().out.splitlines()
+        assert json.loads(line) == {
+            "findings": [{"level": "unable", "subject": "broker 'default'", "text": "is away", "hint": "Start it."}]
+        }
+
+    @pytest.mark.django_db(transaction=True, databases=["default", "other"])
+    def test_examines_the_shop(self, capsys):
+        with pytest.raises(SystemExit):
+            call_command("outbox_doctor", "--json")
+
+        found = json.loads(capsys.readouterr().out)["findings"]
+        assert {"configuration", "database 'default'", "broker 'default'"} <= {one["subject"] for one in found}
+        assert {one["level"] for one in found if one["subject"].startswith("relay of")} == {"concern"}
