@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import enum
+import inspect
 import logging
 from dataclasses import dataclass, replace
 from datetime import timedelta
@@ -108,9 +109,15 @@ def _call(consumer: Consumer, message: object, context: Context) -> None:
     traceparent = context.headers.get(Header.TRACEPARENT, "")
     before = current_cause.set(Cause(context.message_id, correlation_id, traceparent))
     try:
-        consumer.handler(message, context)
+        result = consumer.handler(message, context)
     finally:
         current_cause.reset(before)
+    if inspect.iscoroutine(result):
+        result.close()
+        raise TypeError(
+            f"{consumer.name} returned a coroutine, and is not marked as a coroutine function: it was not awaited. Put "
+            "@consumer right above `async def`, or mark what wraps it by asgiref.sync.markcoroutinefunction()."
+        )
 
 
 def _check_transaction(consumer: Consumer) -> None:

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, Literal, TypeVar, get_args
 
-from asgiref.sync import async_to_sync
+from asgiref.sync import async_to_sync, iscoroutinefunction
 from django.db import DEFAULT_DB_ALIAS
 
 from outbox import conf
@@ -220,7 +220,7 @@ def _handler(target: Callable[..., Any]) -> Handler:
     except (TypeError, ValueError) as error:
         shape = "handle(self, message, context)" if isinstance(target, type) else "handler(message, context)"
         raise ConfigurationError(f"{_name(target)} cannot be called as {shape}: {error}.") from error
-    return async_to_sync(handler) if inspect.iscoroutinefunction(handler) else handler
+    return async_to_sync(handler) if iscoroutinefunction(handler) else handler
 
 
 def _add(new: Consumer) -> None:

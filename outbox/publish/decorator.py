@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Container
+from collections.abc import Callable, Container, Coroutine
 from functools import partial, wraps
-from typing import Any, TypeVar, overload
+from typing import Any, NoReturn, TypeVar, overload
 
 from asgiref.sync import async_to_sync, iscoroutinefunction, sync_to_async
 from django.db import transaction as django_transaction
@@ -82,6 +82,8 @@ def _decorate(
             kwargs["message"] = message
         with transaction(using, **opening) as alias:
             result = function(*args, **kwargs)
+            if inspect.iscoroutine(result):
+                _refuse_to_leave(result, function)
             if isinstance(result, HttpResponseBase) and _is_failure(result, rollback_on):
                 django_transaction.set_rollback(True, using=alias)
             return result
@@ -126,6 +128,16 @@ def _refuse_unfit_for_half_first(function: Callable[..., Any], build: Build) -> 
             f"{function.__qualname__} goes half first and takes no `message`. Give it a parameter of that name: it gets what "
             f"{build.__qualname__} built."
         )
+
+
+def _refuse_to_leave(coroutine: Coroutine[Any, Any, Any], function: Callable[..., Any]) -> NoReturn:
+    """Raise where the work would begin when its transaction has ended."""
+    coroutine.close()
+    raise ConfigurationError(
+        f"{getattr(function, '__qualname__', repr(function))} returned a coroutine, and is not marked as a coroutine function: "
+        "nothing of it would run in the transaction. Put @transactional right above the `async def`, below the decorator that "
+        "hides it."
+    )
 
 
 def _refuse_unfit(function: Callable[..., Any]) -> None:

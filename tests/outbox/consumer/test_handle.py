@@ -79,6 +79,27 @@ class TestHandled:
         assert result.outcome is Outcome.DEAD_LETTER
         assert not CartEntry.objects.exists()
 
+    def test_drives_an_async_method(self):
+        @consumer(Placed, group="cart")
+        class ClearCart:
+            async def handle(self, message, context):
+                await CartEntry.objects.acreate(invoice=message.invoice, change=-1)
+
+        assert handle(group("cart"), delivery(Placed("A1"))).outcome is Outcome.HANDLED
+        assert CartEntry.objects.count() == 1
+
+    def test_does_not_take_a_coroutine_for_work_that_is_done(self):
+        async def clear_cart(message, context):
+            await CartEntry.objects.acreate(invoice=message.invoice, change=-1)
+
+        consumer(Placed, group="cart", retry=Retry(limit=0))(lambda message, context: clear_cart(message, context))
+
+        result = handle(group("cart"), delivery(Placed("A1")))
+
+        assert result.outcome is Outcome.DEAD_LETTER
+        assert "returned a coroutine" in result.reason
+        assert not Inbox.objects.exists()
+
     def test_upgrades_an_older_body(self):
         clears_the_cart()
         arrived = delivery(Placed(""), body=b'{"number": "A1"}', headers={Header.VERSION: "1"})

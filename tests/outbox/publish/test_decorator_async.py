@@ -1,15 +1,18 @@
 import asyncio
+import gc
+import inspect
 import threading
 from contextvars import ContextVar
 
 import pytest
 from asgiref.sync import ThreadSensitiveContext, async_to_sync, sync_to_async
 from django.contrib.auth.models import Group
+from django.core.exceptions import SynchronousOnlyOperation
 from django.db import connection, connections, transaction
 
-from outbox.errors import NotInTransaction
+from outbox.errors import ConfigurationError, NotInTransaction
 from outbox.message import Cause, Header, current_cause
-from outbox.publish import apublish, transactional
+from outbox.publish import apublish, publish, transactional
 from outbox.publish import transaction as outbox_transaction
 from tests.outbox.publish.rows import OrderMade, bodies, headers_of, message_rows
 from tests.outbox.publish.views import Broken
@@ -191,8 +194,42 @@ class TestACoroutineFunction:
         assert (len(message_rows()), len(message_rows("other"))) == (0, 1)
 
 
+@pytest.mark.django_db
+class TestACoroutineThatIsHidden:
+    """It would begin when its transaction has ended, and change the database without it."""
+
+    def test_is_refused_behind_another_decorator(self):
+        async def place():
+            await Group.objects.acreate(name="staff")
+
+        hidden = transactional(lambda: place())
+
+        with pytest.raises(ConfigurationError, match=r"<lambda> returned a coroutine, .* right above the `async def`"):
+            hidden()
+
+    @pytest.mark.urls("tests.outbox.publish.views")
+    def test_is_refused_behind_dispatch_by_django(self, async_client):
+        with pytest.raises(SynchronousOnlyOperation):
+            async_to_sync(async_client.get)("/async-dispatch/")
+
+        assert message_rows() == []
+
+    @pytest.mark.urls("tests.outbox.publish.views")
+    def test_is_refused_by_rest_framework(self, client):
+        with pytest.raises(AssertionError, match="Expected a `Response`"):
+            client.get("/api-async/")
+
+        assert message_rows() == []
+        for one in gc.get_objects():
+            if inspect.iscoroutine(one) and one.__qualname__ == "AsyncApi.get":
+                one.close()  # nobody awaited it
+
+
 @pytest.mark.django_db(transaction=True)
 class TestApublish:
+    def test_takes_all_that_publish_takes(self):
+        assert inspect.signature(apublish).parameters == inspect.signature(publish).parameters
+
     def test_joins_a_transaction_of_its_thread(self):
         async def publish_it():
             return await apublish(OrderMade(order_id=1), tag="late")
@@ -208,6 +245,30 @@ class TestApublish:
 
         with pytest.raises(NotInTransaction):
             run(publish_it)
+
+    def test_is_named_by_publish_in_a_coroutine(self):
+        @transactional
+        async def place():
+            publish(OrderMade(order_id=1))
+
+        with pytest.raises(NotInTransaction, match=r"`await apublish\(\.\.\.\)`"):
+            run(place)
+
+    def test_raises_in_another_thread(self):
+        @transactional
+        async def place():
+            await sync_to_async(publish, thread_sensitive=False)(OrderMade(order_id=1))
+
+        with pytest.raises(NotInTransaction):
+            run(place)
+
+    def test_is_not_helped_by_a_block_in_a_coroutine(self):
+        async def place():
+            with outbox_transaction():
+                await apublish(OrderMade(order_id=1))
+
+        with pytest.raises(SynchronousOnlyOperation):
+            run(place)
 
     def test_raises_in_a_task_that_outlives_the_transaction(self):
         tasks = []

@@ -145,6 +145,19 @@ class AsyncUndecorated(View):
         return await awork(request)
 
 
+@method_decorator(transactional, name="dispatch")
+class AsyncDispatch(AsyncUndecorated):
+    pass
+
+
+class AsyncApi(APIView):
+    """What REST framework does not offer."""
+
+    @transactional
+    async def get(self, request):
+        return await awork(request)
+
+
 router = SimpleRouter()
 router.register("orders", Orders, basename="order")
 
@@ -165,5 +178,7 @@ urlpatterns = [
     path("async-picky/", asynchronous_picky),
     path("async-method/", AsyncMethod.as_view()),
     path("async-as-view/", transactional(AsyncUndecorated.as_view())),
+    path("async-dispatch/", AsyncDispatch.as_view()),
+    path("api-async/", AsyncApi.as_view()),
     path("", include(router.urls)),
 ]
