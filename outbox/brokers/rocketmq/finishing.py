@@ -11,7 +11,7 @@ from typing import Any
 import grpc
 
 from outbox.brokers.base import Delivery
-from outbox.brokers.rocketmq.link import Link, StatusError
+from outbox.brokers.rocketmq.link import Link, StatusError, describe
 from outbox.brokers.rocketmq.stubs import Code, service
 from outbox.errors import BrokerUnavailable
 from outbox.message import TopicSpec, TopicType
@@ -89,7 +89,7 @@ class Finishing:
 
     async def _said(self, delivery: Delivery, name: str, request: Any) -> Any:
         """Make a call about a delivery. None: its time was over."""
-        queues = await self._link.route(delivery.topic)
+        queues = await self._link.routes.of(delivery.topic)
         try:
             return await self._link.call(queues[0].endpoint, name, request, role=request.group.name)
         except StatusError as error:
@@ -109,10 +109,3 @@ def _renewed(old: str, new: str) -> str:
     A proxy in local mode inserts another number before it, and would forward the message that lies there.
     """
     return " ".join([*new.split(" ")[:8], *old.split(" ")[8:9]])
-
-
-def describe(error: BaseException) -> str:
-    """Give what went wrong in words."""
-    if isinstance(error, grpc.aio.AioRpcError):
-        return f"{error.code().name} {error.details()}"
-    return str(error) or type(error).__name__

@@ -9,27 +9,26 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import hmac
-import ipaddress
 import itertools
 import os
 import socket
 import threading
 import time
-from collections.abc import Coroutine
-from dataclasses import dataclass
+from collections.abc import Callable, Coroutine
 from datetime import UTC, datetime
 from importlib.metadata import version
+from pathlib import Path
 from typing import Any, TypeVar
 from uuid import uuid4
 
 import grpc
 
-from outbox.brokers.rocketmq.options import RocketMQOptions, address
+from outbox.brokers.rocketmq.endpoints import Endpoint, Queue
+from outbox.brokers.rocketmq.options import RocketMQOptions
+from outbox.brokers.rocketmq.routes import Routes
 from outbox.brokers.rocketmq.stubs import Code, MessagingServiceStub, definition, service
 
 T = TypeVar("T")
-
-ROUTE_SECONDS = 30.0
 
 # No repeats by gRPC: each would be a half message of its own. Back quickly after an outage, not after minutes.
 CHANNEL_OPTIONS = [
@@ -42,14 +41,8 @@ CHANNEL_OPTIONS = [
     ("grpc.max_reconnect_backoff_ms", 2000),
 ]
 
-SCHEMES = {
-    definition.AddressScheme.IPv4: "ipv4:",
-    definition.AddressScheme.IPv6: "ipv6:",
-    definition.AddressScheme.DOMAIN_NAME: "dns:",
-}
+GRACE_SECONDS = 30.0  # what still waits on a connection that is left; no call of ours takes longer
 
-
-WRITABLE = {definition.Permission.WRITE, definition.Permission.READ_WRITE}
 CLIENT_VERSION = version("rocketmq-python-client")
 
 
@@ -62,67 +55,32 @@ class StatusError(Exception):
         self.text = str(status.message)
 
 
-@dataclass(frozen=True, slots=True)
-class Endpoint:
-    """One proxy, or one set of them behind a name. `target` is gRPC's name for it."""
-
-    target: str
-    proto: Any
-
-    @classmethod
-    def of(cls, proto: Any) -> Endpoint:
-        """Read an endpoint as routes name it."""
-        hosts = ",".join(sorted(f"{_bracketed(one.host)}:{one.port}" for one in proto.addresses))
-        return cls(SCHEMES.get(proto.scheme, "dns:") + hosts, proto)
-
-    @classmethod
-    def parse(cls, text: str) -> Endpoint:
-        """Read an endpoint as settings name it."""
-        pairs = [address(one) for one in text.split(";")]
-        proto = definition.Endpoints(
-            scheme=_scheme(pairs[0][0]), addresses=[definition.Address(host=host, port=port) for host, port in pairs]
-        )
-        return cls.of(proto)
-
-
-@dataclass(frozen=True, slots=True)
-class Queue:
-    """One queue of a topic, and the proxy that leads to it."""
-
-    proto: Any
-    endpoint: Endpoint
-    is_writable: bool
-
-    @classmethod
-    def of(cls, proto: Any) -> Queue:
-        """Read a queue as routes name it."""
-        return cls(proto, Endpoint.of(proto.broker.endpoints), proto.permission in WRITABLE)
-
-
-def _scheme(host: str) -> int:
-    try:
-        kind = ipaddress.ip_address(host).version
-    except ValueError:
-        return int(definition.AddressScheme.DOMAIN_NAME)
-    return int(definition.AddressScheme.IPv4 if kind == 4 else definition.AddressScheme.IPv6)
-
-
-def _bracketed(host: str) -> str:
-    return f"[{host}]" if ":" in host else host
+def describe(error: BaseException) -> str:
+    """Give what went wrong in words."""
+    if isinstance(error, grpc.aio.AioRpcError):
+        return f"{error.code().name} {error.details()}"
+    return str(error) or type(error).__name__
 
 
 class Link:
-    """Runs coroutines in a thread of its own, and gives them channels, routes and signatures."""
+    """
+    Runs coroutines in a thread of its own, and gives them channels, routes and signatures.
 
-    def __init__(self, options: RocketMQOptions) -> None:
+    Args:
+        now: gives seconds since 1970, for signatures.
+    """
+
+    def __init__(self, options: RocketMQOptions, now: Callable[[], float] = time.time) -> None:
         self.options = options
+        self._now = now
         self.timeout = options.request_timeout.total_seconds()
         self.home = Endpoint.parse(options.endpoints)
         self.client_id = f"{socket.gethostname()}@{os.getpid()}@{uuid4().hex[:12]}"
         self._pid = os.getpid()
         self._loop: asyncio.AbstractEventLoop | None = None
-        self._stubs: dict[str, tuple[Any, Any]] = {}
-        self._routes: dict[str, tuple[float, list[Queue]]] = {}
+        self.routes = Routes(self._ask_for_route)
+        self._stubs: dict[str, tuple[Any, Any]] = {}  # channel, calls
+        self._leaving: set[asyncio.Task[None]] = set()
         self._turns = itertools.count()
         self._signed: dict[str, tuple[int, grpc.aio.Metadata]] = {}
 
@@ -136,14 +94,14 @@ class Link:
             raise RuntimeError("This RocketMQ broker was made before a fork. Make one in the process that uses it.")
         if self._loop is None:
             self._loop = asyncio.new_event_loop()
-            threading.Thread(target=self._loop.run_forever, name="outbox-rocketmq", daemon=True).start()
+            threading.Thread(target=_run, args=[self._loop], name="outbox-rocketmq", daemon=True).start()
         return self._loop
 
     def stub(self, endpoint: Endpoint) -> Any:
         """Give the calls of an endpoint. In the loop's thread only."""
         if endpoint.target not in self._stubs:
             if self.options.tls:
-                channel = grpc.aio.secure_channel(endpoint.target, grpc.ssl_channel_credentials(), CHANNEL_OPTIONS)
+                channel = grpc.aio.secure_channel(endpoint.target, self._credentials(), CHANNEL_OPTIONS)
             else:
                 channel = grpc.aio.insecure_channel(endpoint.target, CHANNEL_OPTIONS)
             self._stubs[endpoint.target] = channel, MessagingServiceStub(channel)
@@ -160,24 +118,29 @@ class Link:
             StatusError: the answer is not OK.
             grpc.aio.AioRpcError: there is no answer.
         """
-        method = getattr(self.stub(endpoint), name)
-        answer = await method(request, metadata=self.metadata(role), timeout=self.timeout)
+        stub = self.stub(endpoint)
+        try:
+            answer = await getattr(stub, name)(request, metadata=self.metadata(role), timeout=self.timeout)
+        except grpc.aio.AioRpcError as error:
+            if error.code() is grpc.StatusCode.DEADLINE_EXCEEDED:
+                self._leave(endpoint, stub)
+            raise
         if answer.status.code not in (Code.OK, Code.MULTIPLE_RESULTS):
             raise StatusError(answer.status)
         return answer
 
-    async def route(self, topic: str) -> list[Queue]:
-        """Give the queues of a topic, remembered for a while."""
-        known = self._routes.get(topic)
-        if known is None or known[0] < time.monotonic():
-            request = service.QueryRouteRequest(topic=self.resource(topic), endpoints=self.home.proto)
-            answer = await self.call(self.home, "QueryRoute", request)
-            known = self._routes[topic] = time.monotonic() + ROUTE_SECONDS, [Queue.of(one) for one in answer.message_queues]
-        return known[1]
+    def _leave(self, endpoint: Endpoint, stub: Any) -> None:
+        """Open a new connection at the next call: one that does not answer may be dead, and nobody says so for minutes."""
+        channel, current = self._stubs.get(endpoint.target, (None, None))
+        if current is stub:
+            del self._stubs[endpoint.target]
+            leaving = asyncio.get_running_loop().create_task(channel.close(GRACE_SECONDS))
+            self._leaving.add(leaving)  # the loop itself keeps no hold of it
+            leaving.add_done_callback(self._leaving.discard)
 
-    def forget_routes(self) -> None:
-        """Ask for all routes again at their next use."""
-        self._routes.clear()
+    async def _ask_for_route(self, topic: str) -> list[Queue]:
+        request = service.QueryRouteRequest(topic=self.resource(topic), endpoints=self.home.proto)
+        return Queue.all_of(await self.call(self.home, "QueryRoute", request))
 
     def next_turn(self) -> int:
         """Count up: whoever chooses among equals takes turns."""
@@ -189,12 +152,16 @@ class Link:
 
     def metadata(self, role: str = "") -> grpc.aio.Metadata:
         """Give what each request says of its sender, signed by the second. gRPC would make this object for each call."""
-        second = int(time.time())
+        second = int(self._now())
         known = self._signed.get(role)
         if known is None or known[0] != second:
             at = datetime.fromtimestamp(second, UTC).strftime("%Y%m%dT%H%M%SZ")
             known = self._signed[role] = second, self._sign(at, f"{self.client_id}@{role}" if role else self.client_id)
         return known[1]
+
+    def _credentials(self) -> grpc.ChannelCredentials:
+        authorities = Path(self.options.tls_ca_file).read_bytes() if self.options.tls_ca_file else None
+        return grpc.ssl_channel_credentials(authorities)
 
     def _sign(self, at: str, client_id: str) -> grpc.aio.Metadata:
         options = self.options
@@ -233,3 +200,9 @@ class Link:
         for channel, _ in self._stubs.values():
             await channel.close()
         self._stubs.clear()
+
+
+def _run(loop: asyncio.AbstractEventLoop) -> None:
+    """Run a loop until it is stopped, and let go of what it holds of the system."""
+    loop.run_forever()
+    loop.close()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from datetime import timedelta
+from pathlib import Path
 from typing import Annotated, Any
 
 import msgspec
@@ -26,6 +27,8 @@ class RocketMQOptions(Options, frozen=True):
     secret_key: str = ""
     namespace: str = ""
     tls: bool = False
+    tls_ca_file: str = ""  # PEM of who vouches for the proxy; "": whom gRPC trusts by itself
+    compress_above_bytes: Annotated[int, msgspec.Meta(ge=0)] | None = 4096  # None: bodies go as they are
     request_timeout: timedelta = timedelta(seconds=3)
     in_flight: Annotated[int, msgspec.Meta(ge=1, le=1024)] = 32  # requests that wait for their answers at once
     commit_window: timedelta = timedelta(seconds=2)  # at most a third of the server's transactionTimeOut
@@ -52,6 +55,9 @@ def problems(raw: Mapping[str, Any]) -> list[Problem]:
     )
     if bool(options.access_key) != bool(options.secret_key):
         found.append(Problem("OPTIONS has one of ACCESS_KEY and SECRET_KEY.", "Give both, or none."))
+    if options.tls_ca_file and not (options.tls and Path(options.tls_ca_file).is_file()):
+        text = f'OPTIONS["TLS_CA_FILE"] is {options.tls_ca_file!r}; there is no such file, or TLS is off.'
+        found.append(Problem(text, "Give the path of a PEM file, and TLS=True."))
     return found
 
 

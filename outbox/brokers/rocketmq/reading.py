@@ -19,9 +19,10 @@ from typing import Any
 import grpc
 
 from outbox.brokers.base import Delivery
+from outbox.brokers.rocketmq.endpoints import Endpoint
 from outbox.brokers.rocketmq.envelope import is_for, open_delivery
-from outbox.brokers.rocketmq.finishing import Finishing, describe, group_name
-from outbox.brokers.rocketmq.link import Endpoint, Link, StatusError
+from outbox.brokers.rocketmq.finishing import Finishing, group_name
+from outbox.brokers.rocketmq.link import Link, StatusError, describe
 from outbox.brokers.rocketmq.session import Session, settings_of
 from outbox.brokers.rocketmq.stubs import Code, definition, service
 from outbox.errors import BrokerUnavailable
@@ -121,7 +122,7 @@ class Reading:
                 else:
                     trouble = trouble or error
         if trouble is not None:
-            self._link.forget_routes()
+            self._link.routes.doubt()
             raise BrokerUnavailable(f"RocketMQ gives no messages: {describe(trouble)}") from trouble
 
     async def _return_stale(self) -> None:
@@ -134,7 +135,7 @@ class Reading:
 
     async def _poll(self, group: str, subject: Subject, limit: int, hold_seconds: float, wait_seconds: float) -> list[Delivery]:
         server_group, topic, tags, _ = subject
-        queues = await self._link.route(topic)
+        queues = await self._link.routes.of(topic)
         queue = queues[self._link.next_turn() % len(queues)]
         endpoint = queue.endpoint
         await self._introduce(endpoint, server_group)

@@ -1,0 +1,66 @@
+"""
+Which queues a topic has, and which proxies lead to them: asked of the proxy that settings name, and remembered.
+
+What was known goes on while nobody can be asked: the proxies it names may be alive where the one that tells is not.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Awaitable, Callable
+
+import grpc
+
+from outbox.brokers.rocketmq.endpoints import Queue
+
+ROUTE_SECONDS = 30.0
+AGAIN_SECONDS = 2.0  # where nobody could be asked
+
+
+class Routes:
+    """
+    Knows the routes of topics. In one loop only.
+
+    Args:
+        ask: gives a topic's queues, or raises.
+        clock: gives seconds; it never goes back.
+    """
+
+    def __init__(self, ask: Callable[[str], Awaitable[list[Queue]]], clock: Callable[[], float] = time.monotonic) -> None:
+        self._ask = ask
+        self._clock = clock
+        self._known: dict[str, tuple[float, list[Queue]]] = {}  # good until, queues
+        self._asking: dict[str, asyncio.Future[list[Queue]]] = {}
+
+    async def of(self, topic: str) -> list[Queue]:
+        """Give the queues of a topic; of those who want them at once, one asks."""
+        known = self._known.get(topic)
+        if known is not None and self._clock() < known[0]:
+            return known[1]
+        if topic not in self._asking:
+            self._asking[topic] = asyncio.ensure_future(self._find(topic))
+            self._asking[topic].add_done_callback(lambda done: self._end(topic, done))
+        return await asyncio.shield(self._asking[topic])
+
+    def doubt(self, topic: str | None = None) -> None:
+        """Ask again at the next use: about one topic, or all."""
+        for name in list(self._known) if topic is None else [topic]:
+            if name in self._known:
+                self._known[name] = 0.0, self._known[name][1]
+
+    async def _find(self, topic: str) -> list[Queue]:
+        try:
+            queues = await self._ask(topic)
+        except grpc.aio.AioRpcError:
+            if topic not in self._known:
+                raise
+            self._known[topic] = self._clock() + AGAIN_SECONDS, self._known[topic][1]
+        else:
+            self._known[topic] = self._clock() + ROUTE_SECONDS, queues
+        return self._known[topic][1]
+
+    def _end(self, topic: str, done: asyncio.Future[list[Queue]]) -> None:
+        del self._asking[topic]
+        if not done.cancelled():
+            done.exception()  # whoever waited has it; where nobody did any more, asyncio shall not complain

@@ -1,0 +1,111 @@
+"""What is known of routes, and what goes on when nobody can be asked. Needs no server."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import grpc
+import pytest
+
+from outbox.brokers.rocketmq.endpoints import Queue
+from outbox.brokers.rocketmq.link import StatusError
+from outbox.brokers.rocketmq.routes import Routes
+from outbox.brokers.rocketmq.stubs import Code, definition, service
+
+AWAY = grpc.aio.AioRpcError(grpc.StatusCode.UNAVAILABLE, grpc.aio.Metadata(), grpc.aio.Metadata(), "failed to connect")
+NO_TOPIC = StatusError(definition.Status(code=Code.TOPIC_NOT_FOUND))
+
+
+class Server:
+    """Answers in turn, the last answer again and again."""
+
+    def __init__(self, *answers: Any) -> None:
+        self.answers = list(answers)
+        self.asked = 0
+        self.now = 100.0
+
+    async def ask(self, topic: str) -> list[Queue]:
+        self.asked += 1
+        await asyncio.sleep(0)
+        answer = self.answers.pop(0) if len(self.answers) > 1 else self.answers[0]
+        if isinstance(answer, Exception):
+            raise answer
+        return answer
+
+    def routes(self) -> Routes:
+        return Routes(self.ask, clock=lambda: self.now)
+
+
+class TestOf:
+    def test_asks_once_for_all_who_want_it_at_once(self):
+        server = Server(["queue"])
+
+        async def want() -> list[Any]:
+            routes = server.routes()
+            return await asyncio.gather(*[routes.of("orders") for _ in range(32)])
+
+        assert asyncio.run(want()) == [["queue"]] * 32
+        assert server.asked == 1
+
+    def test_remembers_for_a_while(self):
+        server = Server(["old"], ["new"])
+
+        async def want() -> list[Any]:
+            routes = server.routes()
+            found = [await routes.of("orders"), await routes.of("orders")]
+            server.now += 31
+            return [*found, await routes.of("orders")]
+
+        assert asyncio.run(want()) == [["old"], ["old"], ["new"]]
+
+    def test_asks_again_when_in_doubt(self):
+        server = Server(["old"], ["new"])
+
+        async def want() -> list[Any]:
+            routes = server.routes()
+            found = await routes.of("orders")
+            routes.doubt("orders")
+            return [found, await routes.of("orders")]
+
+        assert asyncio.run(want()) == [["old"], ["new"]]
+
+    def test_goes_on_with_what_was_known_while_nobody_can_be_asked(self):
+        server = Server(["old"], AWAY)
+
+        async def want() -> list[Any]:
+            routes = server.routes()
+            found = [await routes.of("orders")]
+            routes.doubt()
+            return [*found, await routes.of("orders"), await routes.of("orders")]
+
+        assert asyncio.run(want()) == [["old"]] * 3
+        assert server.asked == 2  # and is left in peace for a moment
+
+    def test_believes_that_a_topic_is_gone(self):
+        server = Server(["old"], NO_TOPIC)
+
+        async def want() -> None:
+            routes = server.routes()
+            await routes.of("orders")
+            routes.doubt()
+            await routes.of("orders")
+
+        with pytest.raises(StatusError):
+            asyncio.run(want())
+
+    def test_knows_nothing_where_nothing_was_known(self):
+        with pytest.raises(grpc.aio.AioRpcError):
+            asyncio.run(Server(AWAY).routes().of("orders"))
+
+
+class TestQueues:
+    def test_stand_in_the_same_order_at_every_answer(self):
+        queues = [
+            definition.MessageQueue(id=number, broker=definition.Broker(name=name))
+            for name, number in (("b", 1), ("a", 1), ("b", 0), ("a", 0))
+        ]
+
+        found = Queue.all_of(service.QueryRouteResponse(message_queues=queues))
+
+        assert [(queue.proto.broker.name, queue.proto.id) for queue in found] == [("a", 0), ("a", 1), ("b", 0), ("b", 1)]
