@@ -75,8 +75,8 @@ class Run:
 
     @property
     def is_tried(self) -> bool:
-        """Whether the try counts; an outage burns none."""
-        return self.fate.is_failure and self.fate is not Fate.UNAVAILABLE
+        """Whether the try counts: neither an outage nor what a person has to set right says anything of the message."""
+        return self.fate.is_failure and self.fate not in (Fate.UNAVAILABLE, Fate.MISCONFIGURED)
 
 
 def runs(parted: Mapping[int, Parting]) -> list[Run]:

@@ -89,7 +89,7 @@ class TestSplit:
 
     @pytest.mark.parametrize(
         ("fate", "tries", "wait"),
-        [("unsure", 3, 400), ("misconfigured", 3, 3600), ("unavailable", 2, 0), ("held", 2, 0), ("shed", 2, 0)],
+        [("unsure", 3, 400), ("misconfigured", 2, 3600), ("unavailable", 2, 0), ("held", 2, 0), ("shed", 2, 0)],
     )
     def test_counts_tries_and_waits_by_fate(self, parter, fate, tries, wait):
         batch = make_claimed(size=2, tries=2)
