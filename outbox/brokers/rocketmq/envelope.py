@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import hashlib
+import logging
 import re
-import time
+import zlib
 from collections.abc import Mapping
 from datetime import UTC, datetime
 from typing import Any
@@ -14,6 +16,8 @@ import msgspec
 from outbox.brokers.base import Delivery, Outgoing
 from outbox.brokers.rocketmq.stubs import definition
 from outbox.message import Half, Header, TopicType
+
+logger = logging.getLogger(__name__)
 
 # Properties of ours beside the headers, each only where it is needed.
 KEY, TOKEN, HEADERS = "outbox-key", "outbox-token", "outbox-headers"
@@ -28,6 +32,16 @@ HALF_MARK = "."
 PLAIN_NAME = re.compile(r"[a-z][a-z0-9._-]*")
 PLAIN_VALUE = re.compile(r"[^\x00-\x1f\x7f]+")
 PLAIN_KEY = re.compile(r"[^\x00-\x20\x7f]+")  # it joins keys by blanks
+MOST_GROUP_BYTES = 63
+
+# The server begins to ask about a half message when it is transactionTimeOut old by this time, and asks at once when
+# the time lies ahead of its own clock. A second earlier, clocks may differ by a second either way.
+BORN_EARLIER_SECONDS = 1.0
+
+# The server knows one flag for "compressed"; every client tells the kinds apart by their first bytes, and RocketMQ 4's
+# take zlib for granted.
+COMPRESSION_LEVEL = 5
+GZIP_BEGINS = b"\x1f\x8b"
 
 TYPES = {
     TopicType.NORMAL: definition.MessageType.NORMAL,
@@ -45,24 +59,58 @@ def half_id(message_id: str) -> str:
     return f"{message_id}{HALF_MARK}{uuid4().hex[:12]}"
 
 
-def seal(message: Outgoing, kind: TopicType, wire_id: str, topic: Any) -> Any:
-    """Make RocketMQ's message. Its keys are our id and our key, so that each finds it."""
+def seal(message: Outgoing, kind: TopicType, wire_id: str, topic: Any, *, now: float, compress_above: int | None) -> Any:
+    """
+    Make RocketMQ's message. Its keys are our id and our key, so that each finds it.
+
+    Args:
+        now: seconds since 1970.
+        compress_above: bytes of the body; None: never.
+    """
+    body, encoding = _packed(message.body, compress_above)
     system = definition.SystemProperties(
         message_id=wire_id,
         message_type=TYPES[kind],
         keys=[message.message_id, *([message.key] if PLAIN_KEY.fullmatch(message.key) else [])],
-        body_encoding=definition.Encoding.IDENTITY,
+        body_encoding=encoding,
         born_host="outbox",
     )
-    system.born_timestamp.FromMilliseconds(time.time_ns() // 1_000_000)
+    born_at = now - (BORN_EARLIER_SECONDS if kind is TopicType.TRANSACTION else 0)
+    system.born_timestamp.FromMilliseconds(round(born_at * 1000))
     if message.tag:
         system.tag = message.tag
     if kind is TopicType.FIFO:
-        system.message_group = message.key
+        system.message_group = group_of(message.key)
     if kind is TopicType.DELAY:
         due_at = message.deliver_at.timestamp() if message.deliver_at else 0
-        system.delivery_timestamp.FromMilliseconds(round(max(due_at, time.time()) * 1000))
-    return definition.Message(topic=topic, system_properties=system, user_properties=_properties(message), body=message.body)
+        system.delivery_timestamp.FromMilliseconds(round(max(due_at, now) * 1000))
+    return definition.Message(topic=topic, system_properties=system, user_properties=_properties(message), body=body)
+
+
+def group_of(key: str) -> str:
+    """Give the message group of a key: the key itself, or a digest where RocketMQ would not take it."""
+    if PLAIN_KEY.fullmatch(key) and len(key.encode()) <= MOST_GROUP_BYTES:
+        return key
+    return hashlib.sha256(key.encode()).hexdigest()[:32]
+
+
+def _packed(body: bytes, above: int | None) -> tuple[bytes, int]:
+    """Give a body as it travels, and its encoding."""
+    if above is not None and len(body) > above:
+        smaller = zlib.compress(body, COMPRESSION_LEVEL)
+        if len(smaller) < len(body):
+            return smaller, definition.Encoding.GZIP
+    return body, definition.Encoding.IDENTITY
+
+
+def unpacked(body: bytes) -> bytes:
+    """Give a compressed body as it was; as it is where this cannot be told, so that a handler refuses it."""
+    kind = zlib.MAX_WBITS | 16 if body.startswith(GZIP_BEGINS) else zlib.MAX_WBITS
+    try:
+        return zlib.decompress(body, kind)
+    except zlib.error as error:
+        logger.error("A body of %s bytes, marked as compressed, is neither gzip nor zlib: %s", len(body), error)
+        return body
 
 
 def _properties(message: Outgoing) -> dict[str, str]:
@@ -88,7 +136,7 @@ def open_delivery(message: Any, group: str) -> Delivery:
         group=group,
         topic=message.topic.name,
         message_id=_our_id(system.message_id, headers),
-        body=message.body,
+        body=_body(message),
         receipt=system.receipt_handle,
         key=key,
         tag=system.tag,
@@ -108,6 +156,13 @@ def message_id_of(properties: Mapping[str, str]) -> str:
     return _our_id(properties.get("UNIQ_KEY", ""), _read(properties)[0])
 
 
+def clock_ahead(message: Any) -> float:
+    """Say by how many seconds the clock of whoever sent a half message was ahead of the broker's; below 0: behind it."""
+    system = message.system_properties
+    stored_after: float = (system.store_timestamp.ToMilliseconds() - system.born_timestamp.ToMilliseconds()) / 1000
+    return BORN_EARLIER_SECONDS - stored_after
+
+
 def open_half(message: Any) -> Half:
     """Read a half message that the server asks about."""
     headers, key, token = _read(message.user_properties)
@@ -121,8 +176,13 @@ def open_half(message: Any) -> Half:
         born_at=_time(system.born_timestamp),
         key=key,
         headers=headers,
-        body=message.body,
+        body=_body(message),
     )
+
+
+def _body(message: Any) -> bytes:
+    body: bytes = message.body
+    return unpacked(body) if message.system_properties.body_encoding == definition.Encoding.GZIP else body
 
 
 def _read(properties: Mapping[str, str]) -> tuple[dict[str, str], str, str]:

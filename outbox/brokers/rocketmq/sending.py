@@ -9,6 +9,7 @@ word. And no half message is sent any more once half the window is over: it woul
 from __future__ import annotations
 
 import asyncio
+import logging
 import time
 import zlib
 from collections.abc import Awaitable, Callable, Sequence
@@ -16,16 +17,20 @@ from dataclasses import dataclass
 from typing import Any, TypeVar
 
 from outbox.brokers.base import Ended, HalfRef, Outcome, Outgoing, Verdict
+from outbox.brokers.rocketmq.endpoints import Endpoint
 from outbox.brokers.rocketmq.envelope import half_id, seal
-from outbox.brokers.rocketmq.link import Endpoint, Link, StatusError
+from outbox.brokers.rocketmq.link import Link, StatusError
+from outbox.brokers.rocketmq.proxies import Proxies
 from outbox.brokers.rocketmq.stubs import Code, definition, service
-from outbox.brokers.rocketmq.verdicts import verdict_of
+from outbox.brokers.rocketmq.verdicts import LESS, is_flow_control, verdict_of
 from outbox.message import Resolution, TopicSpec, TopicType
 
 A = TypeVar("A")
 
+logger = logging.getLogger(__name__)
+
 SEND_SECONDS = 10.0  # no message of a batch is begun later: the relay's lease must outlast the batch
-PROXY_SECONDS = 60.0  # the proxy forgets a half message after 30 s, so do we
+PROXY_SECONDS = 60.0  # the proxy forgets a half message after 30 s, and we soon after it
 
 RESOLUTIONS = {
     Resolution.COMMIT: definition.TransactionResolution.COMMIT,
@@ -44,11 +49,19 @@ class Sent:
 
 
 class Sending:
-    """Sends messages and ends half messages over one link."""
+    """
+    Sends messages and ends half messages over one link.
 
-    def __init__(self, link: Link, clock: Callable[[], float] = time.monotonic) -> None:
+    Args:
+        clock: gives seconds; it never goes back. The window is measured by it.
+        now: gives seconds since 1970. Messages are stamped by it, and nothing else depends on it.
+    """
+
+    def __init__(self, link: Link, clock: Callable[[], float] = time.monotonic, now: Callable[[], float] = time.time) -> None:
         self._link = link
         self._clock = clock
+        self._now = now
+        self._proxies = Proxies(clock)
         self._window = link.options.commit_window.total_seconds()
         self._sent: dict[str, Sent] = {}
 
@@ -113,26 +126,50 @@ class Sending:
         wire_id = (message.half_id or half_id(message.message_id)) if is_half else message.message_id
         try:
             endpoint = await self._endpoint(topic, message)
-            request = service.SendMessageRequest(messages=[seal(message, topic.type, wire_id, self._link.resource(topic.name))])
-            at = self._clock()
+            if self._proxies.seconds_held(endpoint):
+                return Outcome(Verdict.UNAVAILABLE, reason=LESS)
+            request = service.SendMessageRequest(messages=[self._seal(message, topic, wire_id)])
+        except Exception as error:  # whatever happened, it is an outcome
+            return verdict_of(error)
+        at = self._clock()
+        try:
             answer = await self._link.call(endpoint, "SendMessage", request)
             entry = answer.entries[0]
             if entry.status.code != Code.OK:
                 raise StatusError(entry.status)
-        except Exception as error:  # whatever happened, it is an outcome
-            self._link.forget_routes()
-            return verdict_of(error)
+        except Exception as error:
+            return self._failed(endpoint, topic, error)
+        self._proxies.note_answer(endpoint, self._clock() - at)
         if not is_half:
             return Outcome(Verdict.ACCEPTED)
         self._sent[wire_id] = Sent(endpoint, entry.transaction_id, at)
         return Outcome(Verdict.ACCEPTED, half_id=wire_id)
 
+    def _seal(self, message: Outgoing, topic: TopicSpec, wire_id: str) -> Any:
+        options = self._link.options
+        resource = self._link.resource(topic.name)
+        return seal(message, topic.type, wire_id, resource, now=self._now(), compress_above=options.compress_above_bytes)
+
+    def _failed(self, endpoint: Endpoint, topic: TopicSpec, error: Exception) -> Outcome:
+        """Note what a failure says of its proxy; give the outcome."""
+        outcome = verdict_of(error)
+        if is_flow_control(error):
+            if seconds := self._proxies.note_flow_control(endpoint):
+                logger.warning("Proxy %s asks for less, and is sent nothing for %.1f s: %s", endpoint.target, seconds, error)
+        elif outcome.verdict is not Verdict.REFUSED:
+            self._link.routes.doubt(topic.name)
+            if outcome.verdict is not Verdict.MISCONFIGURED:
+                self._proxies.note_failure(endpoint)
+        return outcome
+
     async def _endpoint(self, topic: TopicSpec, message: Outgoing) -> Endpoint:
-        """Choose the proxy: in turn, but always the same one for a key that keeps order."""
-        queues = await self._link.route(topic.name)
-        writable = [queue for queue in queues if queue.is_writable] or queues
-        number = zlib.crc32(message.key.encode()) if topic.type is TopicType.FIFO else self._link.next_turn()
-        return writable[number % len(writable)].endpoint
+        """Choose the proxy: the best in turn, but always the same one for a key that keeps order."""
+        queues = await self._link.routes.of(topic.name)
+        writable = [queue.endpoint for queue in queues if queue.is_writable] or [queue.endpoint for queue in queues]
+        if topic.type is TopicType.FIFO:
+            return writable[zlib.crc32(message.key.encode()) % len(writable)]
+        first = self._link.next_turn() % len(writable)
+        return self._proxies.choose(writable[first:] + writable[:first])
 
     async def _end(self, half: HalfRef, resolution: Resolution) -> Outcome:
         sent = self._sent.pop(half.half_id, None)

@@ -15,8 +15,6 @@ REFUSED = {
     Code.ILLEGAL_MESSAGE_GROUP,
     Code.ILLEGAL_MESSAGE_PROPERTY_KEY,
     Code.ILLEGAL_MESSAGE_ID,
-    Code.ILLEGAL_DELIVERY_TIME,
-    Code.MESSAGE_CORRUPTED,
     Code.PAYLOAD_TOO_LARGE,
     Code.MESSAGE_BODY_TOO_LARGE,
     Code.MESSAGE_BODY_EMPTY,
@@ -30,6 +28,7 @@ MISCONFIGURED = {
     Code.ILLEGAL_ACCESS_POINT,
     Code.ILLEGAL_TOPIC,
     Code.ILLEGAL_CONSUMER_GROUP,
+    Code.ILLEGAL_DELIVERY_TIME,  # by the server's limit and clock; it can go later
     Code.MESSAGE_PROPERTY_CONFLICT_WITH_TYPE,
     Code.UNRECOGNIZED_CLIENT_TYPE,
     Code.UNAUTHORIZED,
@@ -42,9 +41,16 @@ MISCONFIGURED = {
     Code.VERSION_UNSUPPORTED,
     Code.NOT_IMPLEMENTED,
 }
+MISCONFIGURED_RPC = {
+    grpc.StatusCode.UNAUTHENTICATED,
+    grpc.StatusCode.PERMISSION_DENIED,
+    grpc.StatusCode.UNIMPLEMENTED,  # something else listens at the endpoint
+}
 
-# Turned away before anything was stored.
-UNAVAILABLE = {Code.TOO_MANY_REQUESTS}
+# Turned away before anything was stored. Its text names times and sizes, another one for each message; messages that
+# fare alike stay together only where the reason is the same.
+FLOW_CONTROL = Code.TOO_MANY_REQUESTS
+LESS = f"RocketMQ has no time now ({FLOW_CONTROL}), and is left alone for a while."
 
 ILLEGAL_MESSAGE = "the message is illegal"  # the text of 50001 for an id or properties that are too long
 NOT_CONNECTED = ("failed to connect", "connection refused", "connect to", "dns resolution failed", "name resolution")
@@ -52,6 +58,8 @@ NOT_CONNECTED = ("failed to connect", "connection refused", "connect to", "dns r
 
 def verdict_of(error: Exception) -> Outcome:
     """Say what an error at a send means; what is not surely known is UNSURE."""
+    if is_flow_control(error):
+        return Outcome(Verdict.UNAVAILABLE, reason=LESS)
     if isinstance(error, StatusError):
         return Outcome(_of_status(error), reason=f"RocketMQ says {error}.")
     if isinstance(error, grpc.aio.AioRpcError):
@@ -59,18 +67,25 @@ def verdict_of(error: Exception) -> Outcome:
     return Outcome(Verdict.UNSURE, reason=f"{type(error).__name__}: {error}")
 
 
+def is_flow_control(error: Exception) -> bool:
+    """Say whether the server asks for less."""
+    return isinstance(error, StatusError) and error.code == FLOW_CONTROL
+
+
 def _of_status(error: StatusError) -> Verdict:
     if error.code in REFUSED or ILLEGAL_MESSAGE in error.text.lower():
         return Verdict.REFUSED
     if error.code in MISCONFIGURED:
         return Verdict.MISCONFIGURED
-    if error.code in UNAVAILABLE or (error.code == Code.INTERNAL_SERVER_ERROR and _is_about_connecting(error.text)):
+    if error.code == Code.INTERNAL_SERVER_ERROR and _is_about_connecting(error.text):
         return Verdict.UNAVAILABLE
     return Verdict.UNSURE  # also: stored and not flushed, stored and not replicated, time over
 
 
 def _of_rpc(error: grpc.aio.AioRpcError) -> Verdict:
     """A call that found no connection left nothing behind; one that lost it may have."""
+    if error.code() in MISCONFIGURED_RPC:
+        return Verdict.MISCONFIGURED
     is_away = error.code() is grpc.StatusCode.UNAVAILABLE and _is_about_connecting(error.details() or "")
     return Verdict.UNAVAILABLE if is_away else Verdict.UNSURE
 

@@ -1,0 +1,109 @@
+"""What each answer of the server's means for a message. Needs no server."""
+
+from __future__ import annotations
+
+import grpc
+import pytest
+
+from outbox.brokers.base import Verdict
+from outbox.brokers.rocketmq.link import StatusError
+from outbox.brokers.rocketmq.stubs import Code, definition
+from outbox.brokers.rocketmq.verdicts import verdict_of
+
+REFUSED, MISCONFIGURED, UNAVAILABLE, UNSURE = (
+    Verdict.REFUSED,
+    Verdict.MISCONFIGURED,
+    Verdict.UNAVAILABLE,
+    Verdict.UNSURE,
+)
+
+
+def status(code: int, text: str = "") -> StatusError:
+    return StatusError(definition.Status(code=code, message=text))
+
+
+def rpc(code: grpc.StatusCode, text: str = "") -> grpc.aio.AioRpcError:
+    return grpc.aio.AioRpcError(code, grpc.aio.Metadata(), grpc.aio.Metadata(), text)
+
+
+class TestStatus:
+    @pytest.mark.parametrize("code", sorted(set(Code.values()) - {Code.OK, Code.MULTIPLE_RESULTS}))
+    def test_never_says_that_a_message_was_accepted(self, code: int):
+        assert verdict_of(status(code)).verdict is not Verdict.ACCEPTED
+
+    @pytest.mark.parametrize(
+        ("code", "verdict"),
+        [
+            ("ILLEGAL_MESSAGE_TAG", REFUSED),
+            ("ILLEGAL_MESSAGE_KEY", REFUSED),
+            ("ILLEGAL_MESSAGE_GROUP", REFUSED),
+            ("ILLEGAL_MESSAGE_PROPERTY_KEY", REFUSED),
+            ("MESSAGE_BODY_TOO_LARGE", REFUSED),
+            ("MESSAGE_BODY_EMPTY", REFUSED),
+            ("MESSAGE_PROPERTIES_TOO_LARGE", REFUSED),
+            ("TOPIC_NOT_FOUND", MISCONFIGURED),
+            ("ILLEGAL_TOPIC", MISCONFIGURED),
+            ("MESSAGE_PROPERTY_CONFLICT_WITH_TYPE", MISCONFIGURED),
+            ("UNAUTHORIZED", MISCONFIGURED),
+            ("FORBIDDEN", MISCONFIGURED),
+            ("VERSION_UNSUPPORTED", MISCONFIGURED),
+            ("ILLEGAL_DELIVERY_TIME", MISCONFIGURED),  # by the server's clock and limit: later it can go
+            ("TOO_MANY_REQUESTS", UNAVAILABLE),
+            ("MASTER_PERSISTENCE_TIMEOUT", UNSURE),  # stored, and perhaps not on the disk
+            ("SLAVE_PERSISTENCE_TIMEOUT", UNSURE),
+            ("HA_NOT_AVAILABLE", UNSURE),
+            ("PROXY_TIMEOUT", UNSURE),
+            ("REQUEST_TIMEOUT", UNSURE),
+            ("INTERNAL_ERROR", UNSURE),
+            ("INTERNAL_SERVER_ERROR", UNSURE),
+            ("MESSAGE_CORRUPTED", UNSURE),  # on its way; the next try may be better
+            ("CODE_UNSPECIFIED", UNSURE),
+        ],
+    )
+    def test_decides(self, code: str, verdict: Verdict):
+        assert verdict_of(status(Code.Value(code))).verdict is verdict
+
+    @pytest.mark.parametrize(
+        ("text", "verdict"),
+        [
+            ("the message is illegal, maybe msg body or properties length not matched", REFUSED),
+            ("connect to 127.0.0.1:10911 failed", UNAVAILABLE),
+            ("send request to 127.0.0.1:10911 failed", UNSURE),
+            ("service not available now. It may be caused by one of the following reasons", UNSURE),
+        ],
+    )
+    def test_is_read_where_the_code_says_little(self, text: str, verdict: Verdict):
+        assert verdict_of(status(Code.INTERNAL_SERVER_ERROR, text)).verdict is verdict
+
+    def test_names_code_and_text(self):
+        assert verdict_of(status(Code.TOPIC_NOT_FOUND, "No such topic")).reason == "RocketMQ says 40402 No such topic."
+
+    def test_is_the_same_text_for_all_messages_that_are_too_many(self):
+        texts = {verdict_of(status(Code.TOO_MANY_REQUESTS, f"period in queue: {n}ms")).reason for n in range(3)}
+
+        assert len(texts) == 1
+
+
+class TestRpc:
+    @pytest.mark.parametrize(
+        ("code", "text", "verdict"),
+        [
+            (grpc.StatusCode.UNAVAILABLE, "failed to connect to all addresses; last error: Connection refused", UNAVAILABLE),
+            (grpc.StatusCode.UNAVAILABLE, "DNS resolution failed for proxy:8081", UNAVAILABLE),
+            (grpc.StatusCode.UNAVAILABLE, "Socket closed", UNSURE),
+            (grpc.StatusCode.UNAVAILABLE, "recvmsg:Connection reset by peer", UNSURE),
+            (grpc.StatusCode.UNAVAILABLE, "", UNSURE),
+            (grpc.StatusCode.DEADLINE_EXCEEDED, "Deadline Exceeded", UNSURE),
+            (grpc.StatusCode.CANCELLED, "", UNSURE),
+            (grpc.StatusCode.INTERNAL, "", UNSURE),
+            (grpc.StatusCode.RESOURCE_EXHAUSTED, "", UNSURE),
+            (grpc.StatusCode.UNIMPLEMENTED, "Method not found", MISCONFIGURED),
+            (grpc.StatusCode.UNAUTHENTICATED, "", MISCONFIGURED),
+            (grpc.StatusCode.PERMISSION_DENIED, "", MISCONFIGURED),
+        ],
+    )
+    def test_decides(self, code: grpc.StatusCode, text: str, verdict: Verdict):
+        assert verdict_of(rpc(code, text)).verdict is verdict
+
+    def test_leaves_anything_else_unsure(self):
+        assert verdict_of(IndexError("no entry")).verdict is UNSURE
