@@ -12,25 +12,34 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
-from outbox.brokers.rocketmq.envelope import open_half
-from outbox.brokers.rocketmq.link import Endpoint, Link
+import grpc
+
+from outbox.brokers.rocketmq.endpoints import Endpoint
+from outbox.brokers.rocketmq.envelope import BORN_EARLIER_SECONDS, clock_ahead, open_half
+from outbox.brokers.rocketmq.link import Link, StatusError, describe
 from outbox.brokers.rocketmq.sending import RESOLUTIONS
-from outbox.brokers.rocketmq.session import AGAIN_SECONDS, ANNOUNCE_SECONDS, Session, settings_of
+from outbox.brokers.rocketmq.session import ANNOUNCE_SECONDS, Session, settings_of
 from outbox.brokers.rocketmq.stubs import definition, service
 from outbox.message import Half, Resolution
 
 logger = logging.getLogger(__name__)
 
+LOOK_SECONDS = 2.0  # till every topic's proxies are known
+
+Ask = Callable[[Half], Resolution]
+
 
 class Checks:
     """Listens for check-backs about topics, on every proxy that the routes name, and answers by `ask`."""
 
-    def __init__(self, link: Link, topics: list[str], ask: Callable[[Half], Resolution]) -> None:
+    def __init__(self, link: Link, topics: list[str], ask: Ask) -> None:
         self._link = link
         self._topics = topics
         self._ask = ask
+        self._has_named_clocks = False
         self._sessions: dict[str, Session] = {}
-        self._answering: set[asyncio.Task[None]] = set()
+        self._answering: dict[str, asyncio.Task[None]] = {}
+        self._troubles: dict[str, str] = {}
         self._threads = ThreadPoolExecutor(link.options.checker_threads, thread_name_prefix="outbox-check-back")
         self._finder = asyncio.run_coroutine_threadsafe(self._find_proxies(), link.loop())
 
@@ -42,19 +51,30 @@ class Checks:
         self._threads.shutdown(wait=False, cancel_futures=True)
 
     async def _find_proxies(self) -> None:
+        """Keep a session with each proxy, and none with those that no topic needs any more."""
         while True:
             found = {self._link.home.target: self._link.home}
             for topic in self._topics:
-                try:
-                    endpoints = [queue.endpoint for queue in await self._link.route(topic)]
-                except Exception as error:
-                    logger.warning("No check-backs from topic %s's brokers yet: %s", topic, error)
-                else:
-                    found |= {endpoint.target: endpoint for endpoint in endpoints}
+                found |= await self._proxies_of(topic)
             for target, endpoint in found.items():
                 if target not in self._sessions:
                     self._sessions[target] = self._open(endpoint)
-            await asyncio.sleep(ANNOUNCE_SECONDS if len(found) > 1 else AGAIN_SECONDS * 4)
+            if not self._troubles:
+                for target in self._sessions.keys() - found.keys():
+                    self._sessions.pop(target).close()
+            await asyncio.sleep(LOOK_SECONDS if self._troubles else ANNOUNCE_SECONDS)
+
+    async def _proxies_of(self, topic: str) -> dict[str, Endpoint]:
+        try:
+            queues = await self._link.routes.of(topic)
+        except (grpc.aio.AioRpcError, StatusError) as error:
+            trouble = describe(error)
+            if self._troubles.get(topic) != trouble:
+                logger.warning("No check-backs from topic %s's brokers yet: %s", topic, trouble)
+            self._troubles[topic] = trouble
+            return {}
+        self._troubles.pop(topic, None)
+        return {queue.endpoint.target: queue.endpoint for queue in queues}
 
     def _open(self, endpoint: Endpoint) -> Session:
         settings = settings_of(self._link, endpoint, definition.ClientType.PRODUCER)
@@ -63,16 +83,20 @@ class Checks:
         return Session(self._link, endpoint, settings, heartbeat, self._on_command)
 
     def _on_command(self, endpoint: Endpoint, command: Any) -> None:
-        if command.HasField("recover_orphaned_transaction_command"):
-            answering = asyncio.get_running_loop().create_task(
-                self._answer(endpoint, command.recover_orphaned_transaction_command)
-            )
-            self._answering.add(answering)  # the loop itself keeps no hold of it
-            answering.add_done_callback(self._answering.discard)
+        """Answer a question; not while the same half's last one is being answered: two COMMITs would make two copies."""
+        if not command.HasField("recover_orphaned_transaction_command"):
+            return
+        question = command.recover_orphaned_transaction_command
+        half_id = question.message.system_properties.message_id
+        if half_id not in self._answering:
+            self._answering[half_id] = asyncio.get_running_loop().create_task(self._answer(endpoint, question))
+            self._answering[half_id].add_done_callback(lambda _: self._answering.pop(half_id, None))
 
     async def _answer(self, endpoint: Endpoint, question: Any) -> None:
         try:
             half = open_half(question.message)
+            if half.asked == 1:
+                self._look_at_clocks(half, clock_ahead(question.message))
             answer = await asyncio.get_running_loop().run_in_executor(self._threads, self._ask, half)
             if answer is not Resolution.UNKNOWN:
                 request = service.EndTransactionRequest(
@@ -85,3 +109,15 @@ class Checks:
                 await self._link.call(endpoint, "EndTransaction", request)
         except Exception:
             logger.exception("A check-back about %s got no answer; it comes again.", question.transaction_id)
+
+    def _look_at_clocks(self, half: Half, ahead: float) -> None:
+        """Say once that a sender's clock is wrong: its half messages are asked about at once, beside their commits."""
+        if half.token and abs(ahead) > BORN_EARLIER_SECONDS and not self._has_named_clocks:
+            self._has_named_clocks = True
+            logger.error(
+                "The clock of a relay was %.1f s %s a RocketMQ broker's when it sent message %s: half messages are asked about "
+                "too early, which makes copies. Have both follow NTP.",
+                abs(ahead),
+                "ahead of" if ahead > 0 else "behind",
+                half.message_id,
+            )

@@ -14,7 +14,8 @@ from typing import Any
 
 import grpc
 
-from outbox.brokers.rocketmq.link import Endpoint, Link, StatusError
+from outbox.brokers.rocketmq.endpoints import Endpoint
+from outbox.brokers.rocketmq.link import Link, StatusError, describe
 from outbox.brokers.rocketmq.stubs import Code, definition, service
 
 logger = logging.getLogger(__name__)
@@ -48,6 +49,7 @@ class Session:
         self._on_command = on_command
         self._role = role
         self._is_known = asyncio.Event()
+        self._trouble = ""
         self._task = asyncio.get_running_loop().create_task(self._keep())
 
     async def wait(self, seconds: float) -> bool:
@@ -67,11 +69,20 @@ class Session:
             try:
                 await self._once()
             except (grpc.aio.AioRpcError, StatusError, TimeoutError) as error:
-                logger.info("The session with proxy %s ended and is opened again: %r", self._endpoint.target, error)
+                self._explain(error)
             except Exception:
                 logger.exception("The session with proxy %s failed, and is opened again.", self._endpoint.target)
             self._is_known.clear()
             await asyncio.sleep(AGAIN_SECONDS)
+
+    def _explain(self, error: Exception) -> None:
+        """Log why there is no session: once, not at each try, and at the first loss quietly: proxies restart."""
+        trouble = describe(error)
+        if self._is_known.is_set():
+            logger.info("The session with proxy %s ended and is opened again: %s", self._endpoint.target, trouble)
+        elif trouble != self._trouble:
+            logger.warning("No session with proxy %s, which is tried again and again: %s", self._endpoint.target, trouble)
+            self._trouble = trouble
 
     async def _once(self) -> None:
         """Announce and listen until one of the two ends."""
@@ -95,6 +106,7 @@ class Session:
                 return
             if command.HasField("settings"):
                 self._is_known.set()
+                self._trouble = ""
             elif command.status.code not in (Code.CODE_UNSPECIFIED, Code.OK):
                 raise StatusError(command.status)
             else:
