@@ -26,6 +26,7 @@ from outbox.brokers.options import read_options
 from outbox.brokers.rocketmq import dead_letters, looking
 from outbox.brokers.rocketmq.checks import Checks
 from outbox.brokers.rocketmq.envelope import TYPES, half_id
+from outbox.brokers.rocketmq.expectations import problems_of_brokers
 from outbox.brokers.rocketmq.finishing import Finishing, group_name
 from outbox.brokers.rocketmq.link import Link, StatusError
 from outbox.brokers.rocketmq.options import RocketMQOptions, problems
@@ -47,7 +48,7 @@ class RocketMQBroker(Broker):
     supports_tags: ClassVar[bool] = True
     supports_replay: ClassVar[bool] = True
     asks_producers: ClassVar[bool] = True
-    max_delay = timedelta(hours=24)
+    max_delay = timedelta(hours=24) - timedelta(minutes=5)  # the server's limit is a day, by its own clock
 
     def __init__(self, alias: str, options: Mapping[str, Any], topics: Sequence[TopicSpec]) -> None:
         super().__init__(alias, options, topics)
@@ -76,11 +77,14 @@ class RocketMQBroker(Broker):
         return read_options(RocketMQOptions, options).check_horizon
 
     def check(self) -> list[Problem]:
-        """Say what is wrong with the options, and which topics the server does not have, or has with another type."""
-        found = self.check_options(self.options)
-        if not found:
-            found = [problem for topic in self.topics.values() if (problem := self._problem_of(topic))]
-        return found
+        """
+        Say what is wrong with the options; which topics the server does not have, or has with another type; and which
+        settings of brokers do not fit, where BROKER_ADDRESSES lets them be asked.
+        """
+        if found := self.check_options(self.options):
+            return found
+        found = [problem for topic in self.topics.values() if (problem := self._problem_of(topic))]
+        return [*found, *problems_of_brokers(self._settings)]
 
     def send(self, messages: Sequence[Outgoing]) -> list[Outcome]:
         """Send messages, each once; one with a known id is another message to RocketMQ."""
@@ -194,7 +198,7 @@ class RocketMQBroker(Broker):
     def _problem_of(self, topic: TopicSpec) -> Problem | None:
         hint = f"Create it: mqadmin updateTopic -t {topic.name} -a +message.type={topic.type.upper()}"
         try:
-            queues = self._link.run(self._link.route(topic.name))
+            queues = self._link.run(self._link.routes.of(topic.name))
         except (StatusError, grpc.aio.AioRpcError) as error:
             outcome = verdict_of(error)
             if outcome.verdict is not Verdict.MISCONFIGURED:
