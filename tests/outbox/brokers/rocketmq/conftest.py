@@ -68,3 +68,29 @@ def restore_checks(server) -> Iterator[None]:
 def past() -> Callable[[float], None]:
     """Let real time go by: the window is the broker's own clock's."""
     return time.sleep
+
+
+@pytest.fixture
+def stub() -> Iterator[object]:
+    from tests.outbox.brokers.rocketmq.stub import Stub
+
+    stub = Stub()
+    yield stub
+    stub.stop()
+
+
+@pytest.fixture
+def open_at() -> Iterator[Callable[..., Broker]]:
+    """Open brokers at an endpoint, and close them in the end."""
+    from outbox.brokers.rocketmq import RocketMQBroker
+    from tests.outbox.brokers.rocketmq.stub import TOPICS
+
+    opened: list[Broker] = []
+
+    def open_one(endpoints: str, **options: object) -> Broker:
+        opened.append(RocketMQBroker("default", {"ENDPOINTS": endpoints, **options}, TOPICS))
+        return opened[-1]
+
+    yield open_one
+    for broker in opened:
+        broker.close()

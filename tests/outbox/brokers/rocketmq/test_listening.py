@@ -1,0 +1,185 @@
+"""Sessions and questions at a stub: what a real proxy does only on a bad day."""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Callable, Iterator
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+import pytest
+
+from outbox.brokers.base import Broker, Outgoing
+from outbox.brokers.rocketmq import session
+from outbox.brokers.rocketmq.envelope import seal
+from outbox.brokers.rocketmq.stubs import Code, definition
+from outbox.message import COMMIT, ROLLBACK, UNKNOWN, Half, Resolution, TopicType
+from tests.outbox.brokers.rocketmq.stub import Stub, Wire
+from tests.waiting import wait_until
+
+OpenAt = Callable[..., Broker]
+RESOLUTIONS = definition.TransactionResolution
+
+
+def question(half_id: str = "m.1", *, asked: int = 1, ahead: float = 0.0) -> Any:
+    """Give a half message as the server shows it when it asks."""
+    message = Outgoing("m", "transaction", b"{}", token="here:1:1:1")
+    stored_at = datetime.now(UTC).timestamp()
+    topic = definition.Resource(name="transaction")
+    half = seal(message, TopicType.TRANSACTION, half_id, topic, now=stored_at + ahead, compress_above=None)
+    half.system_properties.store_timestamp.FromMilliseconds(round(stored_at * 1000))
+    half.user_properties["TRANSACTION_CHECK_TIMES"] = str(asked)
+    return half
+
+
+@pytest.fixture
+def wire(stub: Stub) -> Iterator[Wire]:
+    stub.brokers = [wire := Wire(stub.port)]
+    yield wire
+    wire.close()
+
+
+class TestAnswer:
+    @pytest.mark.parametrize(("answer", "resolution"), [(COMMIT, RESOLUTIONS.COMMIT), (ROLLBACK, RESOLUTIONS.ROLLBACK)])
+    def test_is_sent_as_given(self, stub: Stub, open_at: OpenAt, answer: Resolution, resolution: int):
+        open_at(stub.endpoints).listen(lambda half: answer)
+
+        wait_until(lambda: stub.ask(question(), transaction_id="t7"))
+
+        [end] = wait_until(lambda: stub.asked("EndTransaction"))
+        assert (end.message_id, end.transaction_id, end.resolution) == ("m.1", "t7", resolution)
+        assert end.source == definition.TransactionSource.SOURCE_SERVER_CHECK
+
+    def test_is_nothing_where_nothing_is_known(self, stub: Stub, open_at: OpenAt, caplog: pytest.LogCaptureFixture):
+        answers: list[Resolution | Exception] = [UNKNOWN, ConnectionError("no database"), COMMIT]
+
+        def ask(half: Half) -> Resolution:
+            answer = answers.pop(0)
+            if isinstance(answer, Exception):
+                raise answer
+            return answer
+
+        open_at(stub.endpoints, CHECKER_THREADS=1).listen(ask)
+        for number in range(3):
+            wait_until(lambda n=number: stub.ask(question(f"m.{n}")))
+
+        assert [end.message_id for end in wait_until(lambda: stub.asked("EndTransaction"))] == ["m.2"]
+        assert "got no answer; it comes again" in caplog.text
+
+    def test_is_one_where_the_same_is_asked_again_meanwhile(self, stub: Stub, open_at: OpenAt):
+        may_answer = threading.Event()
+        asked: list[str] = []
+
+        def ask(half: Half) -> Resolution:
+            asked.append(half.half_id)
+            may_answer.wait(10)
+            return COMMIT
+
+        open_at(stub.endpoints).listen(ask)
+        for half_id in ("m.1", "m.1", "m.1", "other.1"):
+            wait_until(lambda half_id=half_id: stub.ask(question(half_id)))
+        wait_until(lambda: len(asked) == 2)
+
+        may_answer.set()
+
+        wait_until(lambda: len(stub.asked("EndTransaction")) == 2)
+        assert sorted(asked) == ["m.1", "other.1"]
+        wait_until(lambda: stub.ask(question("m.1")))
+        wait_until(lambda: len(stub.asked("EndTransaction")) == 3)  # asked later, answered again
+
+
+class TestClocks:
+    @pytest.mark.parametrize(("ahead", "words"), [(10, "10.0 s ahead of"), (-10, "10.0 s behind")])
+    def test_that_differ_are_named_once(
+        self, stub: Stub, open_at: OpenAt, caplog: pytest.LogCaptureFixture, ahead: float, words: str
+    ):
+        open_at(stub.endpoints).listen(lambda half: COMMIT)
+        for number in range(3):
+            wait_until(lambda n=number: stub.ask(question(f"m.{n}", ahead=ahead)))
+
+        wait_until(lambda: len(stub.asked("EndTransaction")) == 3)
+
+        [text] = [record.getMessage() for record in caplog.records if record.levelno == logging.ERROR]
+        assert words in text
+        assert "NTP" in text
+
+    @pytest.mark.parametrize("fields", [{"ahead": 0.9}, {"ahead": -0.9}, {"ahead": -600, "asked": 2}], ids=str)
+    def test_that_agree_are_not_and_later_questions_tell_nothing(
+        self, stub: Stub, open_at: OpenAt, caplog: pytest.LogCaptureFixture, fields: dict[str, Any]
+    ):
+        open_at(stub.endpoints).listen(lambda half: COMMIT)
+
+        wait_until(lambda: stub.ask(question(**fields)))
+
+        wait_until(lambda: stub.asked("EndTransaction"))
+        assert [record for record in caplog.records if record.levelno == logging.ERROR] == []
+
+
+class TestSession:
+    def test_announces_topics_as_a_producer(self, stub: Stub, open_at: OpenAt):
+        open_at(stub.endpoints).listen(lambda half: COMMIT)
+
+        settings = wait_until(lambda: stub.asked("Telemetry"))[0].settings
+
+        assert settings.client_type == definition.ClientType.PRODUCER
+        assert [topic.name for topic in settings.publishing.topics] == ["transaction"]
+        wait_until(lambda: stub.asked("Heartbeat"))
+
+    def test_is_announced_again_and_again(self, stub: Stub, open_at: OpenAt, monkeypatch: pytest.MonkeyPatch):
+        monkeypatch.setattr(session, "ANNOUNCE_SECONDS", 0.05)
+
+        open_at(stub.endpoints).listen(lambda half: COMMIT)
+
+        wait_until(lambda: len(stub.asked("Telemetry")) >= 3 and len(stub.asked("Heartbeat")) >= 3)
+
+    def test_is_opened_again_soon_after_the_proxy_was_away(self, stub: Stub, open_at: OpenAt):
+        open_at(stub.endpoints).listen(lambda half: COMMIT)
+        wait_until(lambda: stub.ask(question()))
+        stub.stop()
+        back = Stub(port=stub.port)
+        began = time.monotonic()
+
+        wait_until(lambda: back.ask(question("later.1")), 20)
+
+        assert time.monotonic() - began < 10  # the public client takes minutes
+        wait_until(lambda: back.asked("EndTransaction"))
+        back.stop()
+
+    def test_is_opened_again_when_the_proxy_is_silent(
+        self, stub: Stub, wire: Wire, open_at: OpenAt, monkeypatch: pytest.MonkeyPatch
+    ):
+        monkeypatch.setattr(session, "ANNOUNCE_SECONDS", 0.1)
+        monkeypatch.setattr(session, "SILENCE_SECONDS", 0.5)
+        open_at(wire.endpoints, REQUEST_TIMEOUT=timedelta(milliseconds=300)).listen(lambda half: COMMIT)
+        wait_until(lambda: stub.ask(question()))
+
+        wire.cut()
+
+        wait_until(lambda: stub.ask(question("later.1")) and len(stub.asked("EndTransaction")) >= 2, 20)
+
+    def test_is_not_kept_with_a_proxy_that_routes_name_no_more(
+        self, stub: Stub, open_at: OpenAt, monkeypatch: pytest.MonkeyPatch
+    ):
+        monkeypatch.setattr("outbox.brokers.rocketmq.checks.ANNOUNCE_SECONDS", 0.05)
+        monkeypatch.setattr("outbox.brokers.rocketmq.routes.ROUTE_SECONDS", 0.05)
+        other = Stub()
+        stub.brokers = [stub, other]
+        open_at(stub.endpoints).listen(lambda half: COMMIT)
+        wait_until(lambda: other.listeners)
+
+        stub.brokers = [stub]
+
+        wait_until(lambda: not other.listeners)
+        assert stub.listeners
+        other.stop()
+
+    def test_says_once_why_there_is_none(self, stub: Stub, open_at: OpenAt, caplog: pytest.LogCaptureFixture):
+        stub.say("Telemetry", Code.UNAUTHORIZED, "who are you?")
+
+        open_at(stub.endpoints).listen(lambda half: COMMIT)
+
+        wait_until(lambda: len(stub.asked("Telemetry")) >= 3)
+        [text] = [record.getMessage() for record in caplog.records if record.levelno >= logging.WARNING]
+        assert "who are you?" in text
