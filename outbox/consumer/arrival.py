@@ -35,7 +35,7 @@ class Arrival:
         return cls(
             group=delivery.group,
             topic=delivery.topic,
-            message_id=_uuid(delivery.message_id),
+            message_id=uuid_of(delivery.message_id),
             nth=delivery.attempt,
             source=delivery.headers.get(Header.SOURCE, ""),
             lane=lane,
@@ -67,7 +67,8 @@ def _number(headers: Mapping[str, str]) -> tuple[int, int] | tuple[None, None]:
     return (int(lane), int(number)) if lane.isdecimal() and number.isdecimal() else (None, None)
 
 
-def _uuid(message_id: str) -> UUID:
+def uuid_of(message_id: str) -> UUID:
+    """Give a message's id as the books have it."""
     try:
         return UUID(message_id)
     except ValueError:

@@ -110,7 +110,7 @@ class DeadMessage(models.Model):
         ]
 
     def __str__(self) -> str:
-        return f"{self.message_id}: {self.reason}"
+        return str(self.message_id)
 
 
 class Process(models.Model):

@@ -27,4 +27,4 @@ class CheckBack(models.Model):
         db_table = "outbox_check_back"
 
     def __str__(self) -> str:
-        return f"{self.message_id} #{self.nth}: {self.answer}"
+        return f"check-back {self.id}"

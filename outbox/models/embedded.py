@@ -98,7 +98,7 @@ class EmbeddedHalf(models.Model):
         permissions = [("ask_embeddedhalf", "Can have half messages asked about")]
 
     def __str__(self) -> str:
-        return f"{self.id}: {self.message_id}"
+        return f"half message {self.id}"
 
 
 class EmbeddedDelayed(models.Model):

@@ -1,0 +1,109 @@
+"""What all admins of the outbox have in common: they show, nobody adds, changes or deletes a row by hand."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from django.contrib import admin
+from django.contrib.admin.views.main import ChangeList
+from django.db.models import Model, QuerySet
+from django.http import HttpRequest, HttpResponse
+from django.urls import URLPattern
+
+from outbox.admin.lists import Filter, Newest, Pages
+from outbox.admin.pages import frame, topics
+
+
+class ReadOnlyAdmin(admin.ModelAdmin):
+    """
+    Shows rows to those who may view them.
+
+    Attributes:
+        keyset: the column that the list is ordered by, which has an index.
+        older: how to compare it to go on; `lte` where it is not unique: a row may come twice, none is passed over.
+        pages: which of Django's pages there are: "changelist", "change", "history".
+        is_small: the table holds so little that filters may look at all of it.
+    """
+
+    keyset = "id"
+    older = "lt"
+    is_small = False
+    pages: tuple[str, ...] = ("changelist",)
+
+    paginator = Pages
+    list_per_page = 100
+    sortable_by = ()
+    show_facets = admin.ShowFacets.NEVER  # they would count every choice of every filter
+    show_full_result_count = False
+
+    class Media:
+        css = {"all": ["outbox/admin.css"]}
+
+    def has_add_permission(self, request: HttpRequest) -> bool:
+        return False
+
+    def has_change_permission(self, request: HttpRequest, obj: Model | None = None) -> bool:
+        return False
+
+    def has_delete_permission(self, request: HttpRequest, obj: Model | None = None) -> bool:
+        return False
+
+    def may(self, request: HttpRequest, act: str) -> bool:
+        """Say whether the person has the permission `act` for this model, such as "retry"."""
+        return bool(request.user.has_perm(f"{self.opts.app_label}.{act}_{self.opts.model_name}"))
+
+    def lookup_allowed(self, lookup: str, value: str, request: HttpRequest | None = None) -> bool:
+        """Leave it to the list, which takes its filters' names and no others."""
+        return True
+
+    def get_urls(self) -> list[URLPattern]:
+        return [url for url in super().get_urls() if url.name and url.name.rpartition("_")[2] in self.pages]
+
+    def get_changelist(self, request: HttpRequest, **kwargs: Any) -> type[ChangeList]:
+        return Newest
+
+    def complete(self, rows: list[Any]) -> None:
+        """Add to the rows of a page what their table does not hold."""
+
+    def changelist_view(self, request: HttpRequest, extra_context: dict[str, Any] | None = None) -> HttpResponse:
+        framed = {**frame(self.admin_site, request), **(extra_context or {})}
+        return super().changelist_view(request, framed)
+
+    def changeform_view(
+        self,
+        request: HttpRequest,
+        object_id: str | None = None,
+        form_url: str = "",
+        extra_context: dict[str, Any] | None = None,
+    ) -> HttpResponse:
+        framed = {**frame(self.admin_site, request), **(extra_context or {})}
+        return super().changeform_view(request, object_id, form_url, framed)
+
+
+class TopicFilter(Filter):
+    """By the name of a topic, in a table that holds names."""
+
+    title = "topic"
+    parameter_name = "topic"
+
+    def lookups(self, request: HttpRequest, model_admin: Any) -> list[tuple[str, str]]:
+        return [(topic.name, topic.name) for topic in topics(request)]
+
+    def queryset(self, request: HttpRequest, queryset: QuerySet[Any]) -> QuerySet[Any]:
+        return queryset if self.value() is None else queryset.filter(topic=self.value())
+
+
+def choice_filter(column: str, choices: list[str]) -> type[Filter]:
+    """Make a filter by a column that holds one of a few texts."""
+
+    class ChoiceFilter(Filter):
+        title = column.replace("_", " ")
+        parameter_name = column
+
+        def lookups(self, request: HttpRequest, model_admin: Any) -> list[tuple[str, str]]:
+            return [(choice, choice) for choice in choices]
+
+        def queryset(self, request: HttpRequest, queryset: QuerySet[Any]) -> QuerySet[Any]:
+            return queryset if self.value() is None else queryset.filter(**{column: self.value()})
+
+    return ChoiceFilter

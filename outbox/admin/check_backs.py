@@ -1,0 +1,56 @@
+"""Check-backs: what brokers asked about half messages, and what they were told."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from django.contrib import admin
+from django.db.models import QuerySet
+from django.http import HttpRequest
+from django.utils.safestring import SafeString
+
+from outbox.admin.base import ReadOnlyAdmin, TopicFilter, choice_filter
+from outbox.admin.links import message_link
+from outbox.admin.text import badge, shown
+from outbox.message import Resolution
+from outbox.models import CheckBack
+
+ASKED_BY = ["endpoint", "embedded", "rocketmq", "command", "admin"]
+TONES: dict[str, str] = {Resolution.COMMIT: "good", Resolution.UNKNOWN: "waiting"}
+
+
+@admin.register(CheckBack)
+class CheckBackAdmin(ReadOnlyAdmin):
+    list_display = ["answered_at", "shown_answer", "nth", "shown_reason", "message", "topic", "half", "asked_by", "row", "took"]
+    list_display_links = None
+    list_filter = [choice_filter("answer", [*Resolution]), choice_filter("asked_by", ASKED_BY), TopicFilter]
+    search_fields = ["message_id"]
+    search_help_text = "A message's id."
+
+    def get_search_results(
+        self, request: HttpRequest, queryset: QuerySet[CheckBack], search_term: str
+    ) -> tuple[QuerySet[CheckBack], bool]:
+        term = search_term.strip()
+        return (queryset.filter(message_id=term) if term else queryset), False
+
+    @admin.display(description="answer")
+    def shown_answer(self, row: CheckBack) -> SafeString:
+        return badge(row.answer, TONES.get(row.answer, "plain"))
+
+    @admin.display(description="reason")
+    def shown_reason(self, row: CheckBack) -> SafeString:
+        return shown(row.reason, 200)
+
+    def message(self, row: CheckBack) -> SafeString:
+        return message_link(self.admin_site, row.message_id)
+
+    @admin.display(description="half message")
+    def half(self, row: CheckBack) -> SafeString:
+        return shown(row.half_id, 40)
+
+    @admin.display(description="the row it is about")
+    def row(self, row: CheckBack) -> Any:
+        return row.about
+
+    def took(self, row: CheckBack) -> str:
+        return f"{row.milliseconds:.1f} ms"

@@ -1,0 +1,43 @@
+"""What a message says, headers and body, as pages show it."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+from django.db.models import BinaryField, F, Func, IntegerField, QuerySet
+from django.db.models.functions import Substr
+from django.http import HttpRequest
+
+from outbox.admin.text import shown
+from outbox.body import READ_BYTES, readable, size_in_words
+
+
+def read_beginning(rows: QuerySet[Any]) -> QuerySet[Any]:
+    """Have rows read with the `size` of their body and, of the body, no more than can be laid out: its `beginning`."""
+    size = Func(F("body"), function="octet_length", output_field=IntegerField())
+    found: QuerySet[Any] = rows.defer("body").annotate(size=size, beginning=Substr("body", 1, READ_BYTES, output_field=BinaryField()))
+    return found
+
+
+def read_headers(text: str) -> dict[str, str]:
+    """Read stored headers; of broken ones nothing."""
+    try:
+        headers = json.loads(text)
+    except (ValueError, RecursionError):
+        return {}
+    return {str(name): str(value) for name, value in headers.items()} if isinstance(headers, dict) else {}
+
+
+def contents(request: HttpRequest, headers: dict[str, str], beginning: bytes | None, size: int | None) -> dict[str, Any]:
+    """Give what a page needs to show headers and body, masked unless the person may see masked fields."""
+    if beginning is None or size is None:
+        return {"headers": [], "body": None}
+    body = readable(bytes(beginning), size=size, headers=headers, unmasked=request.user.has_perm("outbox.view_body"))
+    return {
+        "headers": [(shown(name), shown(value, 500)) for name, value in sorted(headers.items())],
+        "body": body,
+        "body_text": shown(body.text),
+        "body_notes": [shown(note, 500) for note in body.notes],
+        "body_size": size_in_words(size),
+    }

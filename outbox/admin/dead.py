@@ -1,0 +1,185 @@
+"""Dead messages: what brokers refused, to be sent again or let rest by a person."""
+
+from __future__ import annotations
+
+from typing import Any
+from uuid import UUID
+
+from django.contrib import admin, messages
+from django.contrib.admin.helpers import ACTION_CHECKBOX_NAME
+from django.core.exceptions import ValidationError
+from django.db import router, transaction
+from django.db.models import BooleanField, Count, Model, QuerySet
+from django.db.models.expressions import RawSQL
+from django.http import HttpRequest, HttpResponse
+from django.utils.safestring import SafeString
+
+from outbox import database
+from outbox.admin.base import ReadOnlyAdmin, TopicFilter
+from outbox.admin.contents import contents, read_beginning, read_headers
+from outbox.admin.impact import Act, as_of, impact_page, reason_form, tell, write_log
+from outbox.admin.links import message_link
+from outbox.admin.lists import Filter
+from outbox.admin.text import badge, shown, since
+from outbox.models import DeadMessage
+from outbox.relay.dead import settle_messages
+
+AT_ONCE = 10_000  # in one request
+CHUNK = 500  # in one transaction, with its log
+
+# Whether a copy's message is dead still: it stands in a dead batch, and was not taken out of it.
+IS_DEAD = """
+EXISTS (SELECT FROM outbox_batch b WHERE b.id = outbox_dead.batch_id AND b.state = 4
+    AND array_position(b.message_ids, outbox_dead.message_id)::smallint <> ALL(b.split))
+"""
+
+RETRY = Act(
+    "retry",
+    "Send dead messages again",
+    "Send again",
+    "Released, to be sent again",
+    "A relay sends them again, from their first try.",
+)
+DISCARD = Act(
+    "discard", "Let dead messages rest", "Let rest", "Let rest", "Nobody sends them any more; consumers never see them."
+)
+
+
+class SettledFilter(Filter):
+    """What is dead still, unless the person asks for more."""
+
+    title = "settled"
+    parameter_name = "settled"
+
+    def lookups(self, request: HttpRequest, model_admin: Any) -> list[tuple[str, str]]:
+        return [("yes", "settled"), ("all", "all")]
+
+    def choices(self, changelist: Any) -> Any:
+        first, *others = super().choices(changelist)
+        yield {**first, "display": "dead"}
+        yield from others
+
+    def queryset(self, request: HttpRequest, queryset: QuerySet[Any]) -> QuerySet[Any]:
+        if self.value() is None:
+            return queryset.filter(is_dead=True)
+        return queryset.filter(is_dead=False) if self.value() == "yes" else queryset
+
+
+@admin.register(DeadMessage)
+class DeadMessageAdmin(ReadOnlyAdmin):
+    list_display = ["message_id", "state", "topic", "shown_key", "died", "shown_reason"]
+    list_filter = [SettledFilter, TopicFilter]
+    search_fields = ["message_id", "key"]
+    search_help_text = "A message's id, or its key. All of it, nothing is guessed."
+    actions = ["retry", "discard"]
+    fields = ()
+    keyset = "message_id"
+    is_small = True
+    pages = ("changelist", "change", "history")
+
+    def get_queryset(self, request: HttpRequest) -> QuerySet[Any]:
+        is_dead = RawSQL(IS_DEAD, [], output_field=BooleanField())  # noqa: S611  (no value in it)
+        rows: QuerySet[Any] = super().get_queryset(request)
+        rows = rows.defer("body", "headers").annotate(is_dead=is_dead)
+        return rows
+
+    def has_retry_permission(self, request: HttpRequest) -> bool:
+        return self.may(request, "retry")
+
+    def has_discard_permission(self, request: HttpRequest) -> bool:
+        return self.may(request, "discard")
+
+    def get_search_results(
+        self, request: HttpRequest, queryset: QuerySet[DeadMessage], search_term: str
+    ) -> tuple[QuerySet[DeadMessage], bool]:
+        term = search_term.strip()
+        if not term:
+            return queryset, False
+        try:
+            return queryset.filter(message_id=UUID(term)), False
+        except ValueError:
+            return queryset.filter(key=term), False
+
+    def state(self, row: Any) -> SafeString:
+        return badge("dead", "bad") if row.is_dead else badge("settled", "plain")
+
+    @admin.display(description="key")
+    def shown_key(self, row: DeadMessage) -> SafeString:
+        return shown(row.key, 60)
+
+    def died(self, row: DeadMessage) -> str:
+        return f"{since(row.died_at)} ago"
+
+    @admin.display(description="reason")
+    def shown_reason(self, row: DeadMessage) -> SafeString:
+        return shown(row.reason, 200)
+
+    @admin.action(description="Send again", permissions=["retry"])
+    def retry(self, request: HttpRequest, queryset: QuerySet[DeadMessage]) -> HttpResponse | None:
+        return self._settle(request, queryset, RETRY)
+
+    @admin.action(description="Let rest", permissions=["discard"])
+    def discard(self, request: HttpRequest, queryset: QuerySet[DeadMessage]) -> HttpResponse | None:
+        return self._settle(request, queryset, DISCARD)
+
+    def _settle(self, request: HttpRequest, queryset: QuerySet[Any], act: Act) -> HttpResponse | None:
+        at = as_of(request)
+        chosen = queryset.filter(is_dead=True, died_at__lte=at)
+        counts = dict(chosen.order_by("topic").values_list("topic").annotate(count=Count("pk")))
+        form = reason_form(request, count=sum(counts.values()), at=at)
+        if form.count and not form.is_valid():
+            return impact_page(self, request, act=act, form=form, counts=counts, hidden=_chosen(request), limit=AT_ONCE)
+        done = self._act(request, chosen, act, form.cleaned_data["reason"]) if form.count else 0
+        tell(self, request, act, done=done, wanted=form.wanted, limit=AT_ONCE)
+        return None
+
+    def _act(self, request: HttpRequest, chosen: QuerySet[DeadMessage], act: Act, reason: str) -> int:
+        """Settle what was chosen, each part together with its log; give how many were."""
+        using = router.db_for_write(self.model)
+        ids = list(chosen.order_by("message_id").values_list("message_id", flat=True)[:AT_ONCE])
+        done = 0
+        for start in range(0, len(ids), CHUNK):
+            with transaction.atomic(using=using):
+                part = ids[start : start + CHUNK]
+                settled = settle_messages(database.raw(using), part, skip=act is DISCARD)
+                names = {str(one): str(one) for one in part if str(one) not in settled.refused}
+                write_log(request, self.model, names, f"{act.past}. Reason: {reason}")
+                done += settled.messages
+            for message_id, why in list(settled.refused.items())[:10]:
+                self.message_user(request, f"Nothing was done about {message_id}: {why}", messages.WARNING)
+        return done
+
+    def get_object(self, request: HttpRequest, object_id: str, from_field: str | None = None) -> DeadMessage | None:
+        try:
+            row: DeadMessage = read_beginning(self.get_queryset(request).defer(None)).get(pk=UUID(object_id))
+        except (DeadMessage.DoesNotExist, ValueError, ValidationError):
+            return None
+        return row
+
+    def render_change_form(
+        self,
+        request: HttpRequest,
+        context: dict[str, Any],
+        add: bool = False,
+        change: bool = False,
+        form_url: str = "",
+        obj: Model | None = None,
+    ) -> HttpResponse:
+        row: Any = obj
+        context |= {
+            "title": f"Dead message {row.pk}",
+            "subtitle": None,
+            "row": row,
+            "state": self.state(row),
+            "key": shown(row.key),
+            "reason": shown(row.reason),
+            "message": message_link(self.admin_site, row.pk),
+            **contents(request, read_headers(row.headers), row.beginning, row.size),
+        }
+        return super().render_change_form(request, context, add, change, form_url, obj)
+
+
+def _chosen(request: HttpRequest) -> list[tuple[str, str]]:
+    """Give what the list sent: the act, and which rows it is about."""
+    names = ("action", "select_across", ACTION_CHECKBOX_NAME)
+    return [(name, value) for name in names for value in request.POST.getlist(name)]

@@ -1,0 +1,151 @@
+"""The page before an act that is hard to take back: how much it is about, and the reason that is asked for."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any
+
+from django import forms
+from django.contrib import messages
+from django.contrib.admin import ModelAdmin
+from django.contrib.admin.models import CHANGE, LogEntry
+from django.db.models import Model
+from django.http import HttpRequest
+from django.template.response import TemplateResponse
+from django.utils import timezone
+
+from outbox.admin.pages import frame
+
+TYPED_OVER = 100  # from more than so many on, their number is to be typed
+
+
+@dataclass(frozen=True, slots=True)
+class Act:
+    """
+    Something to be done about many.
+
+    Args:
+        name: the permission, and what forms call it: retry, discard.
+        title: of the page.
+        button: an order.
+        past: what was done, in the log and in messages: "Sent again".
+        warning: what becomes of them.
+    """
+
+    name: str
+    title: str
+    button: str
+    past: str
+    warning: str
+
+
+class ReasonForm(forms.Form):
+    """Who acts says why; who acts on many says on how many."""
+
+    reason = forms.CharField(max_length=500, help_text="For the log: why this is right.")
+    typed = forms.CharField(max_length=20, required=False)
+    as_of = forms.DateTimeField(widget=forms.HiddenInput)  # what came after the person looked is left alone
+    shown = forms.IntegerField(widget=forms.HiddenInput)  # how many there were then
+
+    def __init__(self, *args: Any, count: int, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self.count = count
+        if count <= TYPED_OVER:
+            del self.fields["typed"]
+        else:
+            self.fields["typed"].label = f"Type {count} to confirm"
+
+    @property
+    def wanted(self) -> int:
+        """How many the person saw, or now sees."""
+        seen = self.cleaned_data.get("shown") if self.is_bound and self.is_valid() else None
+        return max(seen or 0, self.count)
+
+    def clean_typed(self) -> str:
+        typed = str(self.cleaned_data["typed"]).strip()
+        if typed != str(self.count):
+            raise forms.ValidationError(f"There are {self.count}. Type that number.")
+        return typed
+
+
+def as_of(request: HttpRequest) -> datetime:
+    """Give the time at which the person saw how many there are: now, on the first page."""
+    field = forms.DateTimeField(required=False)
+    try:
+        return field.clean(request.POST.get("as_of", "")) or timezone.now()
+    except forms.ValidationError:
+        return timezone.now()
+
+
+def reason_form(request: HttpRequest, *, count: int, at: datetime) -> ReasonForm:
+    """Make the form: filled in where the person has confirmed, else empty."""
+    if "reason" in request.POST:
+        return ReasonForm(request.POST, count=count)
+    return ReasonForm(initial={"as_of": at.isoformat(), "shown": count}, count=count)
+
+
+def impact_page(
+    model_admin: ModelAdmin,
+    request: HttpRequest,
+    *,
+    act: Act,
+    form: ReasonForm,
+    counts: Mapping[str, int],
+    hidden: Sequence[tuple[str, str]],
+    limit: int,
+) -> TemplateResponse:
+    """
+    Show what the act is about.
+
+    Args:
+        counts: topic -> so many.
+        hidden: what the form sends again: what was chosen.
+        limit: how many are done at most.
+    """
+    context = {
+        **model_admin.admin_site.each_context(request),
+        **frame(model_admin.admin_site, request),
+        "title": act.title,
+        "act": act,
+        "form": form,
+        "counts": counts.items(),
+        "count": form.count,
+        "limit": limit,
+        "hidden": hidden,
+        "opts": model_admin.opts,
+        "media": model_admin.media,
+    }
+    return TemplateResponse(request, "admin/outbox/impact.html", context)
+
+
+def tell(model_admin: ModelAdmin, request: HttpRequest, act: Act, *, done: int, wanted: int, limit: int) -> None:
+    """Say what was done, and what was not."""
+    if done:
+        model_admin.message_user(request, f"{act.past}: {done}.", messages.SUCCESS)
+    if done == limit < wanted:
+        model_admin.message_user(request, f"{wanted - done} are left. Do it again for more.", messages.WARNING)
+    elif done < wanted:
+        text = f"Nothing was done about {wanted - done}: somebody has settled them before."
+        model_admin.message_user(request, text, messages.WARNING)
+    elif not wanted:
+        model_admin.message_user(request, "Nothing was done: none of them is dead any more.", messages.WARNING)
+
+
+def write_log(request: HttpRequest, model: type[Model], names: Mapping[str, str], text: str) -> None:
+    """Note in the admin's log what was done: names of objects by their ids."""
+    from django.contrib.contenttypes.models import ContentType  # a model: not before the apps are loaded
+
+    kind = ContentType.objects.get_for_model(model, for_concrete_model=False)
+    LogEntry.objects.bulk_create(
+        LogEntry(
+            user_id=request.user.pk or 0,
+            content_type=kind,
+            object_id=object_id,
+            object_repr=name[:200],
+            action_flag=CHANGE,
+            change_message=text,
+        )
+        for object_id, name in names.items()
+    )

@@ -1,0 +1,72 @@
+"""Inbox rows: which group has handled which message."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from django.contrib import admin
+from django.db.models import Model, Q, QuerySet
+from django.http import HttpRequest
+from django.utils.safestring import SafeString
+
+from outbox.admin.base import ReadOnlyAdmin, TopicFilter
+from outbox.admin.links import message_link
+from outbox.admin.lists import Filter
+from outbox.admin.text import shown
+from outbox.consumer.arrival import uuid_of
+from outbox.consumer.register import groups
+from outbox.models import InboxRow
+
+
+class GroupFilter(Filter):
+    """By consumer group, of those that the project has."""
+
+    title = "group"
+    parameter_name = "group"
+
+    def lookups(self, request: HttpRequest, model_admin: Any) -> list[tuple[str, str]]:
+        return [(name, name) for name in sorted(groups())]
+
+    def queryset(self, request: HttpRequest, queryset: QuerySet[InboxRow]) -> QuerySet[InboxRow]:
+        return queryset if self.value() is None else queryset.filter(consumer_group=self.value())
+
+
+@admin.register(InboxRow)
+class InboxAdmin(ReadOnlyAdmin):
+    list_display = ["handled_at", "consumer_group", "message", "topic", "nth", "place", "shown_dedupe_key"]
+    list_display_links = None
+    list_filter = [GroupFilter, TopicFilter]
+    search_fields = ["message_id", "dedupe_key"]
+    search_help_text = "A message's id, or a dedupe key of a group that the project has."
+    keyset = "handled_at"
+    older = "lte"
+
+    def has_view_permission(self, request: HttpRequest, obj: Model | None = None) -> bool:
+        return bool(request.user.has_perm("outbox.view_inbox"))
+
+    def has_module_permission(self, request: HttpRequest) -> bool:
+        return self.has_view_permission(request)
+
+    def get_search_results(
+        self, request: HttpRequest, queryset: QuerySet[InboxRow], search_term: str
+    ) -> tuple[QuerySet[InboxRow], bool]:
+        term = search_term.strip()
+        if not term:
+            return queryset, False
+        by_key = Q(consumer_group__in=sorted(groups()), dedupe_key=term)
+        return queryset.filter(Q(message_id=uuid_of(term)) | by_key), False
+
+    def message(self, row: InboxRow) -> SafeString:
+        return message_link(self.admin_site, row.message_id)
+
+    @admin.display(description="delivery")
+    def nth(self, row: InboxRow) -> int:
+        return row.nth
+
+    @admin.display(description="lane, number")
+    def place(self, row: InboxRow) -> str:
+        return "" if row.number is None else f"{row.lane}, {row.number}"
+
+    @admin.display(description="dedupe key")
+    def shown_dedupe_key(self, row: InboxRow) -> SafeString:
+        return shown("" if row.dedupe_key == str(row.message_id) else row.dedupe_key, 80)

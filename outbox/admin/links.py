@@ -1,0 +1,48 @@
+"""Links from one page of the admin to another."""
+
+from __future__ import annotations
+
+from uuid import UUID
+
+from django.apps import apps
+from django.contrib.admin import AdminSite
+from django.core.exceptions import ValidationError
+from django.http import HttpRequest
+from django.urls import NoReverseMatch, reverse
+from django.utils.html import format_html
+from django.utils.safestring import SafeString
+
+from outbox.admin.text import shown
+
+
+def message_link(site: AdminSite, message_id: object) -> SafeString:
+    """Link to a message; what is no id of ours is shown as it is."""
+    text = str(message_id)
+    try:
+        url = reverse("admin:outbox_messagerow_change", args=[UUID(text)], current_app=site.name)
+    except (ValueError, NoReverseMatch):
+        return shown(text, 60)
+    return format_html('<a class="outbox-id" href="{}">{}</a>', url, shown(text))
+
+
+def about_link(site: AdminSite, request: HttpRequest, about: str) -> SafeString:
+    """
+    Link to the row that a message is about (`shop.order:4711`), where the admin has it and the person may see it.
+
+    Whether it is still there is said to them alone.
+    """
+    label, _, key = about.partition(":")
+    try:
+        model = apps.get_model(label)
+        if not (site.is_registered(model) and site._registry[model].has_view_permission(request)):
+            return shown(about)
+        if not model._default_manager.filter(pk=key).exists():
+            return format_html("{} (it is gone)", shown(about))
+        return format_html('<a href="{}">{}</a>', reverse(_change_view(model), args=[key], current_app=site.name), shown(about))
+    except (LookupError, ValueError, TypeError, ValidationError, NoReverseMatch):
+        return shown(about)
+
+
+def _change_view(model: type[object]) -> str:
+    opts = model._meta  # type: ignore[attr-defined]
+    return f"admin:{opts.app_label}_{opts.model_name}_change"

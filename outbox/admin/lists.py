@@ -1,0 +1,135 @@
+"""
+Lists over tables of any size: newest first, never counted to their end, and each page found by an index.
+
+A list pages through its newest `COUNTED` rows; from the last of them one goes on to the older ones (`?before=`). A filter
+that no index serves looks at the newest `LOOKED_AT` rows only, says so, and can go on from there.
+"""
+
+from __future__ import annotations
+
+from datetime import datetime
+from functools import cached_property
+from typing import TYPE_CHECKING, Any
+
+from django.contrib.admin import SimpleListFilter
+from django.contrib.admin.options import IncorrectLookupParameters
+from django.contrib.admin.views.main import ChangeList
+from django.core.exceptions import ValidationError
+from django.core.paginator import Paginator
+from django.db.models import QuerySet
+from django.http import HttpRequest
+from django.utils import timezone
+
+if TYPE_CHECKING:
+    from outbox.admin.base import ReadOnlyAdmin
+
+COUNTED = 1000
+LOOKED_AT = 10_000
+
+BEFORE = "before"
+
+
+class Pages(Paginator):
+    """Pages of the newest rows."""
+
+    @cached_property
+    def _found(self) -> int:
+        rows: Any = self.object_list[: COUNTED + 1]
+        return int(rows.count())
+
+    @cached_property
+    def count(self) -> int:
+        """Count the rows, `COUNTED` at most."""
+        return min(self._found, COUNTED)
+
+    @property
+    def is_more(self) -> bool:
+        """Whether there are older rows than those in the pages."""
+        return self._found > COUNTED
+
+
+class Filter(SimpleListFilter):
+    """A filter by some column. `is_indexed`: its rows are found without looking at others."""
+
+    is_indexed = False
+
+
+class Newest(ChangeList):
+    """The newest rows of a table, by the admin's `keyset`, a column with an index."""
+
+    model_admin: ReadOnlyAdmin
+    floor: Any = None  # no row older than this was looked at
+
+    def get_filters_params(self, params: dict[str, Any] | None = None) -> dict[str, Any]:
+        """Refuse parameters of others: each would be a look at all rows."""
+        found: dict[str, Any] = super().get_filters_params(params)
+        found.pop(BEFORE, None)
+        if set(found) - {one.parameter_name for one in self.list_filter}:  # type: ignore[union-attr]
+            raise IncorrectLookupParameters
+        return found
+
+    def get_ordering(self, request: HttpRequest, queryset: QuerySet[Any]) -> list[Any]:
+        """Order by the keyset, whatever the address says."""
+        return [f"-{self.model_admin.keyset}"]
+
+    def get_queryset(self, request: HttpRequest, exclude_parameters: list[str | None] | None = None) -> QuerySet[Any]:
+        found: QuerySet[Any] = super().get_queryset(request, exclude_parameters)
+        if any("\x00" in value for values in request.GET.lists() for value in values[1]):
+            return found.none()  # PostgreSQL's texts hold no NUL
+        keyset, before = self.model_admin.keyset, self._before
+        if before is not None:
+            found = found.filter(**{f"{keyset}__{self.model_admin.older}": before})
+        if self._needs_all_rows and not self.model_admin.is_small:
+            self.floor = self._find_floor(before)
+        return found if self.floor is None else found.filter(**{f"{keyset}__gte": self.floor})
+
+    def get_results(self, request: HttpRequest) -> None:
+        super().get_results(request)
+        self.result_list = list(self.result_list)
+        self.model_admin.complete(self.result_list)
+
+    @property
+    def before(self) -> Any:
+        """From where on the list goes down; None: from the newest row."""
+        return self._before
+
+    @property
+    def newest_url(self) -> str:
+        return self.get_query_string(remove=[BEFORE, "p"])
+
+    @property
+    def older_url(self) -> str:
+        """Where the list goes on behind what was found; empty where it ends here."""
+        if self.paginator.is_more and self.page_num == self.paginator.num_pages and self.result_list:
+            last = getattr(self.result_list[-1], self.model_admin.keyset)
+        elif self.floor is not None and not self.paginator.is_more:
+            last = self.floor
+        else:
+            return ""
+        text = last.isoformat() if hasattr(last, "isoformat") else str(last)
+        return self.get_query_string({BEFORE: text}, remove=["p"])
+
+    @cached_property
+    def _before(self) -> Any:
+        text = self.params.get(BEFORE)
+        if text is None:
+            return None
+        try:
+            field: Any = self.lookup_opts.get_field(self.model_admin.keyset)
+            value = field.to_python(text)
+        except ValidationError as error:
+            raise IncorrectLookupParameters from error
+        return timezone.make_aware(value) if isinstance(value, datetime) and timezone.is_naive(value) else value
+
+    @property
+    def _needs_all_rows(self) -> bool:
+        if self.query:
+            return False
+        return any(spec.value() is not None and not spec.is_indexed for spec in self.filter_specs)  # type: ignore[attr-defined]
+
+    def _find_floor(self, before: Any) -> Any:
+        keyset = self.model_admin.keyset
+        rows = self.root_queryset.order_by(f"-{keyset}")
+        if before is not None:
+            rows = rows.filter(**{f"{keyset}__{self.model_admin.older}": before})
+        return next(iter(rows.values_list(keyset, flat=True)[LOOKED_AT : LOOKED_AT + 1]), None)

@@ -1,0 +1,212 @@
+"""Messages: the list, and one message's life."""
+
+from __future__ import annotations
+
+from contextlib import closing
+from typing import Any
+from uuid import UUID
+
+from django.contrib import admin
+from django.contrib.admin.models import LogEntry
+from django.contrib.contenttypes.models import ContentType
+from django.core.exceptions import ValidationError
+from django.db import router
+from django.db.models import F, Func, Model, Q, QuerySet
+from django.http import HttpRequest, HttpResponse
+from django.utils.safestring import SafeString
+
+from outbox import conf
+from outbox.admin.base import ReadOnlyAdmin
+from outbox.admin.contents import contents, read_beginning, read_headers
+from outbox.admin.links import about_link, message_link
+from outbox.admin.lists import Filter
+from outbox.admin.pages import topics
+from outbox.admin.text import badge, shown, since
+from outbox.brokers.base import Found
+from outbox.errors import BrokerUnavailable
+from outbox.message import Header
+from outbox.models import Batch, DeadMessage, Delayed, MessageRow, MessageState, State, Ticket
+from outbox.timeline import Moment, Timeline, Tone, read_timeline
+
+Standing = MessageState.Standing
+
+TONES: dict[str, str] = {
+    Standing.SENT: Tone.GOOD,
+    Standing.DEAD: Tone.BAD,
+    Standing.LOST: Tone.BAD,
+    Standing.RETRYING: Tone.BAD,
+    Standing.SKIPPED: Tone.PLAIN,
+}
+
+BATCH_STATES = {
+    Standing.CLAIMED: State.CLAIMED,
+    Standing.PREPARED: State.PREPARED,
+    Standing.RELEASED: State.RELEASED,
+    Standing.RETRYING: State.RELEASED,
+    Standing.DEAD: State.DEAD,
+}
+
+
+class StateFilter(Filter):
+    """By where a message stands. What is unfinished or dead is found from its ticket or batch, however old it is."""
+
+    title = "state"
+    parameter_name = "state"
+
+    def lookups(self, request: HttpRequest, model_admin: Any) -> list[tuple[str, str]]:
+        return list(Standing.choices)
+
+    @property
+    def is_indexed(self) -> bool:  # type: ignore[override]
+        return self.value() in (Standing.WAITING, Standing.DELAYED, *BATCH_STATES)
+
+    def queryset(self, request: HttpRequest, queryset: QuerySet[MessageRow]) -> QuerySet[MessageRow]:
+        state = self.value()
+        if state is None:
+            return queryset
+        if state == Standing.WAITING:
+            return queryset.filter(id__in=Ticket.objects.values("message_id"))
+        if state == Standing.DELAYED:
+            return queryset.filter(id__in=Delayed.objects.values("message_id"))
+        standing = MessageState.objects.filter(state=state)
+        if state in BATCH_STATES:
+            batches = Batch.objects.filter(state=BATCH_STATES[Standing(state)])
+            standing = standing.filter(id__in=batches.values(held=Func(F("message_ids"), function="unnest")))
+        return queryset.filter(id__in=standing.values("id"))
+
+
+class TopicIdFilter(Filter):
+    """By topic, in the table of messages, which has no index of it."""
+
+    title = "topic"
+    parameter_name = "topic"
+
+    def lookups(self, request: HttpRequest, model_admin: Any) -> list[tuple[str, str]]:
+        return [(topic.name, topic.name) for topic in topics(request)]
+
+    def queryset(self, request: HttpRequest, queryset: QuerySet[MessageRow]) -> QuerySet[MessageRow]:
+        if self.value() is None:
+            return queryset
+        return queryset.filter(topic_id__in=[topic.id for topic in topics(request) if topic.name == self.value()])
+
+
+@admin.register(MessageRow)
+class MessageAdmin(ReadOnlyAdmin):
+    list_display = ["recorded", "state", "topic", "shown_key", "age", "attempts", "reason"]
+    list_filter = [StateFilter, TopicIdFilter]
+    search_fields = ["id", "key", "about"]
+    search_help_text = "A message's id, its key, or the row it is about, such as shop.order:4711. All of it, nothing is guessed."
+    fields = ()
+    pages = ("changelist", "change")
+
+    def get_queryset(self, request: HttpRequest) -> QuerySet[MessageRow]:
+        return super().get_queryset(request).exclude(topic_id=0).defer("body", "headers")
+
+    def get_search_results(
+        self, request: HttpRequest, queryset: QuerySet[MessageRow], search_term: str
+    ) -> tuple[QuerySet[MessageRow], bool]:
+        term = search_term.strip()
+        if not term:
+            return queryset, False
+        try:
+            return queryset.filter(id=UUID(term)), False
+        except ValueError:
+            return queryset.filter(Q(key=term) & ~Q(key="") | Q(about=term)), False
+
+    def complete(self, rows: list[MessageRow]) -> None:
+        standing = MessageState.objects.in_bulk([row.id for row in rows])
+        for row in rows:
+            row.standing = standing.get(row.id)  # type: ignore[attr-defined]
+
+    @admin.display(description="recorded")
+    def recorded(self, row: MessageRow) -> Any:
+        return row.created_at
+
+    def state(self, row: Any) -> SafeString:
+        return badge(row.standing.state, TONES.get(row.standing.state, Tone.WAITING)) if row.standing else badge("gone", "plain")
+
+    def topic(self, row: Any) -> str:
+        return row.standing.topic if row.standing else ""
+
+    @admin.display(description="key")
+    def shown_key(self, row: MessageRow) -> SafeString:
+        return shown(row.key, 60)
+
+    def age(self, row: MessageRow) -> str:
+        return since(row.created_at)
+
+    def attempts(self, row: Any) -> str:
+        return row.standing.attempt or "" if row.standing else ""
+
+    def reason(self, row: Any) -> SafeString:
+        return shown((row.standing and row.standing.last_error) or "", 120)
+
+    def get_object(self, request: HttpRequest, object_id: str, from_field: str | None = None) -> MessageRow | None:
+        """Read a message with its body's size, and of the body no more than can be laid out."""
+        whole = super().get_queryset(request).exclude(topic_id=0).defer("body")
+        try:
+            row: MessageRow = read_beginning(whole).get(pk=UUID(object_id))
+        except (MessageRow.DoesNotExist, ValueError, ValidationError):
+            return None
+        return row
+
+    def render_change_form(
+        self,
+        request: HttpRequest,
+        context: dict[str, Any],
+        add: bool = False,
+        change: bool = False,
+        form_url: str = "",
+        obj: Model | None = None,
+    ) -> HttpResponse:
+        assert isinstance(obj, MessageRow)
+        context |= self._told(request, obj) | {"title": f"Message {obj.id}", "subtitle": None}
+        return super().render_change_form(request, context, add, change, form_url, obj)
+
+    def _told(self, request: HttpRequest, row: Any) -> dict[str, Any]:
+        headers = read_headers(row.headers)
+        using = router.db_for_read(MessageRow)
+        timeline = read_timeline(using, row.id, type_name=headers.get(Header.TYPE, ""), tag=headers.get(Header.TAG, ""))
+        moments = [*(timeline.moments if timeline else []), *_acts(row.id)]
+        return {
+            "timeline": timeline,
+            "state": badge(timeline.state, TONES.get(timeline.state, Tone.WAITING)) if timeline else "",
+            "moments": [_as_told(moment) for moment in sorted(moments, key=lambda moment: moment.at)],
+            **contents(request, headers, row.beginning, row.size),
+            "key": shown(row.key),
+            "age": since(row.created_at),
+            "about": about_link(self.admin_site, request, row.about) if row.about else "",
+            "cause": message_link(self.admin_site, headers[Header.CAUSATION_ID]) if Header.CAUSATION_ID in headers else "",
+            **self._asked(request, row, timeline),
+        }
+
+    def _asked(self, request: HttpRequest, row: MessageRow, timeline: Timeline | None) -> dict[str, Any]:
+        """Ask the broker where the message is, when the person wants to know: it may be slow, or away."""
+        if "broker" not in request.GET or timeline is None:
+            return {}
+        found: list[Found] = []
+        trouble = ""
+        try:
+            with closing(conf.make_broker(timeline.broker)) as broker:
+                found = broker.find(str(row.id))
+        except BrokerUnavailable as error:
+            trouble = str(error)
+        return {"is_asked": True, "found": found, "trouble": trouble}
+
+
+def _acts(message_id: UUID) -> list[Moment]:
+    """Tell what people have done about a message that was dead."""
+    kind = ContentType.objects.get_for_model(DeadMessage)
+    entries = LogEntry.objects.filter(content_type=kind, object_id=str(message_id)).select_related("user")[:50]
+    return [Moment(entry.action_time, "By hand", entry.get_change_message(), str(entry.user)) for entry in entries]
+
+
+def _as_told(moment: Moment) -> dict[str, Any]:
+    return {
+        "at": moment.at,
+        "what": moment.what,
+        "text": shown(moment.text, 2000),
+        "who": shown(moment.who, 100),
+        "traceback": shown(moment.traceback),
+        "tone": moment.tone,
+    }

@@ -1,0 +1,102 @@
+"""The overview: how everything stands, on one page, read with a bounded number of bounded queries."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from django.db import router
+from django.http import HttpRequest
+from django.template.response import TemplateResponse
+from django.urls import reverse
+from django.utils import timezone
+
+from outbox import database
+from outbox.admin.chart import chart
+from outbox.admin.pages import frame, topics
+from outbox.admin.text import shown
+from outbox.flow import read_flow
+from outbox.models import MessageRow
+from outbox.status import ProcessStatus, Status, TopicStatus, age, read_status
+
+if TYPE_CHECKING:
+    from outbox.admin.topics import TopicAdmin
+
+
+def overview(model_admin: TopicAdmin, request: HttpRequest) -> TemplateResponse:
+    """Show how the database of the messages stands."""
+    using = router.db_for_read(MessageRow) or "default"
+    connection = database.raw(using)
+    status = read_status(connection, using)
+    paused = {topic.name: topic for topic in topics(request) if topic.paused}
+    context = {
+        **model_admin.admin_site.each_context(request),
+        **frame(model_admin.admin_site, request),
+        "title": "Outbox overview",
+        "opts": model_admin.opts,
+        "media": model_admin.media,
+        "concerns": [shown(concern, 500) for concern in status.concerns],
+        "cards": _cards(status),
+        "topics": [_topic(topic, is_paused=topic.name in paused) for topic in status.topics],
+        "processes": [_process(process) for process in status.processes],
+        "letters": status.dead_letters,
+        "failures": [
+            {"group": one.consumer_group, "topic": one.topic, "deliveries": one.deliveries, "messages": one.messages}
+            | {"dead_letters": one.dead_letters, "newest": age(one.newest_seconds), "error": shown(one.error, 300)}
+            for one in status.failures
+        ],
+        "chart": chart(read_flow(connection, now=timezone.now())),
+    }
+    return TemplateResponse(request, "admin/outbox/overview.html", context)
+
+
+def _cards(status: Status) -> list[dict[str, Any]]:
+    waiting = sum(topic.waiting + topic.delayed + topic.released + topic.claimed for topic in status.topics)
+    prepared = sum(topic.prepared for topic in status.topics)
+    dead = sum(topic.dead for topic in status.topics)
+    letters = sum(one.letters for one in status.dead_letters)
+    parked = sum(status.parked.values())
+    oldest = max((topic.oldest_seconds for topic in status.topics if topic.oldest_seconds is not None), default=None)
+    alive = sum(not process.is_silent for process in status.processes)
+    return [
+        _card(
+            "Backlog",
+            waiting,
+            f"oldest {age(oldest)}" if oldest is not None else "nothing waits",
+            "waiting" if waiting else "good",
+        ),
+        _card("Awaiting their end", prepared, "decided, commit or check-back to come", "plain"),
+        _card("Dead messages", dead, "refused by a broker", "bad" if dead else "good", "outbox_deadmessage_changelist"),
+        _card("Dead letters", letters, "given up by groups", "bad" if letters else "good", "outbox_deadletter_changelist"),
+        _card("Parked halves", parked, "asked about in vain", "bad" if parked else "good", "outbox_embeddedhalf_changelist"),
+        _card("Processes", alive, "heard of in the last 30 s", "good" if alive else "bad"),
+    ]
+
+
+def _card(name: str, number: int, text: str, tone: str, view: str = "") -> dict[str, Any]:
+    return {"name": name, "number": number, "text": text, "tone": tone, "url": reverse(f"admin:{view}") if view else ""}
+
+
+def _topic(topic: TopicStatus, *, is_paused: bool) -> dict[str, Any]:
+    url = reverse("admin:outbox_messagerow_changelist")
+    counts = [
+        (state, getattr(topic, state), f"{url}?topic={topic.name}&state={state}")
+        for state in ("waiting", "delayed", "released", "claimed", "prepared", "dead")
+    ]
+    return {"name": topic.name, "type": topic.type, "broker": topic.broker, "counts": counts} | {
+        "oldest": age(topic.oldest_seconds),
+        "tries": topic.tries,
+        "is_paused": is_paused,
+    }
+
+
+def _process(process: ProcessStatus) -> dict[str, Any]:
+    return {
+        "kind": process.kind,
+        "where": f"{process.host}:{process.pid}",
+        "broker": process.broker,
+        "group": process.consumer_group,
+        "lane": process.lane,
+        "breaker": process.breaker,
+        "heard": age(process.silent_seconds),
+        "is_silent": process.is_silent,
+    }

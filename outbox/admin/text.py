@@ -1,0 +1,34 @@
+"""Texts of others on our pages: escaped, cut, and with the characters marked that would change how a line reads."""
+
+from __future__ import annotations
+
+import re
+from datetime import datetime, timedelta
+
+from django.utils import timezone
+from django.utils.html import escape, format_html
+from django.utils.safestring import SafeString, mark_safe
+
+from outbox.status import age
+
+# Controls, invisible characters, and those that turn the direction of writing.
+_ODD = re.compile(
+    "[\x00-\x08\x0b-\x1f\x7f-\x9f\u00ad\u061c\u180e\u200b-\u200f\u2028-\u202e\u2060-\u206f\ufeff\ufff9-\ufffb\U000e0000-\U000e007f]"
+)
+
+
+def shown(text: str, limit: int | None = None) -> SafeString:
+    """Give a text as HTML; at most so many characters of it."""
+    cut = text if limit is None or len(text) <= limit else f"{text[:limit]}…"
+    marked = _ODD.sub(lambda odd: f'<span class="outbox-odd">U+{ord(odd.group()):04X}</span>', escape(cut))
+    return mark_safe(f"<bdi>{marked}</bdi>")  # noqa: S308  (escaped above)
+
+
+def since(at: datetime | None) -> str:
+    """Put the time since then into words."""
+    return "" if at is None else age(max(timedelta(), timezone.now() - at).total_seconds())
+
+
+def badge(text: str, tone: str) -> SafeString:
+    """Give a word with a colour. Tones: good, bad, waiting, plain."""
+    return format_html('<span class="outbox-badge outbox-{}">{}</span>', tone, text)

@@ -1,0 +1,140 @@
+"""Topics: which are paused, by whom and why; and the overview of how all of them stand."""
+
+from __future__ import annotations
+
+from datetime import datetime
+from typing import Any
+
+from django import forms
+from django.contrib import admin, messages
+from django.core.exceptions import PermissionDenied
+from django.db import router, transaction
+from django.db.models import QuerySet
+from django.http import Http404, HttpRequest, HttpResponse, HttpResponseRedirect
+from django.template.response import TemplateResponse
+from django.urls import URLPattern, path, reverse
+from django.utils.dateparse import parse_datetime
+from django.utils.html import format_html
+from django.utils.safestring import SafeString
+
+from outbox import database
+from outbox.admin.base import ReadOnlyAdmin
+from outbox.admin.impact import write_log
+from outbox.admin.overview import overview
+from outbox.admin.pages import OVERVIEW, frame
+from outbox.admin.text import badge, shown, since
+from outbox.models import Topic
+from outbox.topics import pause, resume
+
+
+class PauseForm(forms.Form):
+    """Why a topic is paused, or goes on. `since`: which pause the person saw."""
+
+    reason = forms.CharField(max_length=500, help_text="For the log, and for those who wonder.")
+    since = forms.CharField(required=False, widget=forms.HiddenInput)
+
+
+@admin.register(Topic)
+class TopicAdmin(ReadOnlyAdmin):
+    list_display_links = None
+    pages = ("changelist", "history")
+
+    def get_queryset(self, request: HttpRequest) -> QuerySet[Topic]:
+        return super().get_queryset(request).exclude(id=0)
+
+    def get_urls(self) -> list[URLPattern]:
+        wrap = self.admin_site.admin_view
+        return [
+            path("overview/", wrap(self.overview_view), name=OVERVIEW),
+            path("<int:topic_id>/pause/", wrap(self.pause_view), name="outbox_topic_pause"),
+            path("<int:topic_id>/resume/", wrap(self.resume_view), name="outbox_topic_resume"),
+            *super().get_urls(),
+        ]
+
+    def get_list_display(self, request: HttpRequest) -> list[Any]:
+        return ["name", "broker", "type", "standing", "who", "why", *(["act"] if self.may(request, "pause") else [])]
+
+    @admin.display(description="state")
+    def standing(self, row: Topic) -> SafeString:
+        return badge(f"paused for {since(row.paused_at)}".strip(), "waiting") if row.paused else badge("open", "good")
+
+    def who(self, row: Topic) -> SafeString:
+        return shown(row.paused_by, 100)
+
+    def why(self, row: Topic) -> SafeString:
+        return shown(row.pause_reason, 200)
+
+    @admin.display(description="")
+    def act(self, row: Topic) -> SafeString:
+        verb = "resume" if row.paused else "pause"
+        url = reverse(f"admin:outbox_topic_{verb}", args=[row.pk], current_app=self.admin_site.name)
+        return format_html('<a href="{}">{} {}</a>', url, verb.capitalize(), row.name)
+
+    def overview_view(self, request: HttpRequest) -> HttpResponse:
+        if not self.has_view_permission(request):
+            raise PermissionDenied
+        return overview(self, request)
+
+    def pause_view(self, request: HttpRequest, topic_id: int) -> HttpResponse:
+        """Pause a topic, after asking why."""
+        topic = self._topic(request, topic_id)
+        form = PauseForm(request.POST if request.method == "POST" else None)
+        if not form.is_valid():
+            return self._ask(request, topic, form, "Pause")
+        with transaction.atomic(using=router.db_for_write(Topic)):
+            reason = form.cleaned_data["reason"]
+            done = pause(self._connection(), topic.name, by=request.user.get_username(), reason=reason)
+            if done:
+                write_log(request, Topic, {str(topic.pk): topic.name}, f"Paused. Reason: {reason}")
+        return self._back(request, done, f"Topic {topic.name} is paused.", f"Topic {topic.name} was paused before.")
+
+    def resume_view(self, request: HttpRequest, topic_id: int) -> HttpResponse:
+        """End the pause that the person saw, after asking why."""
+        topic = self._topic(request, topic_id)
+        shown_since = topic.paused_at.isoformat() if topic.paused_at else ""
+        form = PauseForm(request.POST if request.method == "POST" else None, initial={"since": shown_since})
+        if not form.is_valid():
+            return self._ask(request, topic, form, "Resume")
+        with transaction.atomic(using=router.db_for_write(Topic)):
+            done = resume(self._connection(), topic.name, since=_time(form.cleaned_data["since"]))
+            if done:
+                write_log(request, Topic, {str(topic.pk): topic.name}, f"Resumed. Reason: {form.cleaned_data['reason']}")
+        stale = f"Topic {topic.name} is as it was: that pause was over, or another has begun since. Look again."
+        return self._back(request, done, f"Topic {topic.name} goes on.", stale)
+
+    def _topic(self, request: HttpRequest, topic_id: int) -> Topic:
+        if not (self.has_view_permission(request) and self.may(request, "pause")):
+            raise PermissionDenied
+        topic = self.get_queryset(request).filter(id=topic_id).first()
+        if topic is None:
+            raise Http404
+        return topic
+
+    def _ask(self, request: HttpRequest, topic: Topic, form: PauseForm, verb: str) -> HttpResponse:
+        context = {
+            **self.admin_site.each_context(request),
+            **frame(self.admin_site, request),
+            "title": f"{verb} topic {topic.name}",
+            "opts": self.opts,
+            "media": self.media,
+            "topic": topic,
+            "who": shown(topic.paused_by),
+            "why": shown(topic.pause_reason),
+            "form": form,
+            "verb": verb,
+        }
+        return TemplateResponse(request, "admin/outbox/topic/pause.html", context)
+
+    def _back(self, request: HttpRequest, done: bool, good: str, stale: str) -> HttpResponse:
+        self.message_user(request, good if done else stale, messages.SUCCESS if done else messages.WARNING)
+        return HttpResponseRedirect(reverse("admin:outbox_topic_changelist", current_app=self.admin_site.name))
+
+    def _connection(self) -> database.Connection:
+        return database.raw(router.db_for_write(Topic))
+
+
+def _time(text: str) -> datetime | None:
+    try:
+        return parse_datetime(text)
+    except ValueError:
+        return None
