@@ -1,0 +1,76 @@
+"""A nudge over a real Redis: publish, and Celery's worker relays at once. No beat runs, so nothing else could."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from urllib.parse import quote
+
+import pytest
+import redis
+from django.db import connection
+
+from outbox.models import MessageState, Process
+from project.servers.redis import Redis, has_redis
+from tests.waiting import wait_until
+
+pytestmark = [
+    pytest.mark.redis,
+    pytest.mark.django_db(transaction=True),
+    pytest.mark.skipif(not has_redis(), reason="There is no redis-server: apt-get install redis-server."),
+]
+
+PUBLISH = """
+import time
+from outbox import nudge, publish_raw, transaction
+with transaction():
+    publish_raw("orders", {"number": 1})
+while not nudge.sender.sent + nudge.sender.failed:
+    time.sleep(0.01)
+print(nudge.sender.sent)
+"""
+
+
+@pytest.fixture
+def environment(tmp_path) -> Iterator[dict[str, str]]:
+    """What a process of the shop needs: the test's database, and a Redis of its own."""
+    own = connection.settings_dict
+    user, password, host, port = (quote(str(own[name]), safe="") for name in ("USER", "PASSWORD", "HOST", "PORT"))
+    with Redis(tmp_path) as server:
+        yield {
+            **os.environ,
+            "DATABASE_URL": f"postgresql://{user}:{password}@:{port}/{own['NAME']}?host={host}",
+            "DJANGO_SETTINGS_MODULE": "project.settings",
+            "CELERY_BROKER_URL": server.url,
+        }
+
+
+@pytest.fixture
+def worker(environment, tmp_path) -> Iterator[subprocess.Popen[bytes]]:
+    command = [sys.executable, "-m", "celery", "--app", "project", "worker", "--queues", "outbox", "--concurrency", "1"]
+    log = tmp_path / "worker.log"
+    with log.open("wb") as output:
+        process = subprocess.Popen(command, env=environment, stdout=output, stderr=output)
+    try:
+        with redis.Redis.from_url(environment["CELERY_BROKER_URL"]) as client:
+            wait_until(lambda: client.exists("_kombu.binding.outbox") or process.poll() is not None, seconds=30)
+        assert process.poll() is None, log.read_text()
+        yield process
+        process.terminate()
+        process.wait(15)
+    finally:
+        process.kill()
+        process.wait()
+
+
+class TestANudgeOverRedis:
+    def test_has_celerys_worker_relay_at_once(self, worker, environment):
+        command = [sys.executable, "-m", "django", "shell", "--no-imports", "-c", PUBLISH]
+
+        outcome = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=30)
+
+        assert (outcome.stdout, outcome.returncode) == ("1\n", 0), outcome.stderr
+        wait_until(lambda: MessageState.objects.filter(topic="orders", state="sent").exists())
+        assert Process.objects.get(kind="relay").note == "celery"
