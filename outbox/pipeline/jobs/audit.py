@@ -1,0 +1,81 @@
+"""
+The audit as a job: `spark-submit --py-files outbox.zip outbox/pipeline/jobs/audit.py --config audit.json`, or by
+`python -m outbox.pipeline.jobs.audit`. Exit code: 0 nothing found, 1 findings, 2 no answer.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import shutil
+import sys
+import tempfile
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+
+from outbox.pipeline.config import PipelineConfig
+from outbox.pipeline.errors import PipelineError
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run the audit as the arguments say; give the exit code."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--config", type=Path, required=True, metavar="FILE", help="JSON, as PipelineConfig.to_json writes it")
+    parser.add_argument("--history", default="", metavar="FOLDER", help="keep the history that was read, as Parquet")
+    parser.add_argument("--output", type=Path, metavar="FILE", help="write the report there, as JSON (default: standard output)")
+    options = parser.parse_args(arguments)
+    try:
+        with _folder(options.history) as folder:
+            report = run(PipelineConfig.from_file(options.config), folder)
+    except PipelineError as error:
+        _say(f"No answer: {error}")
+        return 2
+    text = json.dumps(report)
+    if options.output:
+        options.output.write_text(f"{text}\n")
+    else:
+        sys.stdout.write(f"{text}\n")
+    return int(bool(report["findings"]))
+
+
+def run(config: PipelineConfig, folder: str) -> dict[str, object]:
+    """Read the history and audit it, in a session of its own. Raises PipelineError."""
+    from outbox.pipeline.session import build_session
+
+    _say("starting Spark")
+    spark = build_session(config, name="outbox audit")
+    try:
+        from outbox.pipeline.audit.run import audit
+        from outbox.pipeline.history import open_history
+
+        if config.outbox.is_postgres:
+            from outbox.pipeline.sources.postgres import copy_history
+
+            copy_history(spark, config, folder, _say)
+        else:
+            folder = config.outbox.url
+        return audit(spark, config, open_history(spark, folder), _say).as_dict()
+    finally:
+        spark.stop()
+
+
+@contextmanager
+def _folder(given: str) -> Iterator[str]:
+    if given:
+        yield given
+        return
+    folder = tempfile.mkdtemp(prefix="outbox-audit-")
+    try:
+        yield folder
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def _say(text: str) -> None:
+    sys.stderr.write(f"{text}\n")
+    sys.stderr.flush()
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,36 @@
+"""One Spark session for all tests. Without Java or pyspark they are skipped, and say so; in CI that is a failure."""
+
+from __future__ import annotations
+
+import importlib.util
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+HERE = Path(__file__).parent
+WITHOUT_SPARK = ("test_config.py", "test_findings.py", "test_walls.py")
+
+collect_ignore_glob = [] if importlib.util.find_spec("pyspark") else ["test_*.py"]
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    for item in items:
+        if HERE in item.path.parents and item.path.name not in WITHOUT_SPARK:
+            item.add_marker(pytest.mark.spark)
+            item.add_marker(pytest.mark.timeout(300))
+
+
+@pytest.fixture(scope="session")
+def spark() -> Iterator[object]:
+    from outbox.pipeline.config import PipelineConfig, Source
+    from outbox.pipeline.errors import PipelineError
+    from outbox.pipeline.session import build_session
+
+    config = PipelineConfig(Source("postgresql://"), driver_memory="1g", shuffle_partitions=2)
+    try:
+        session = build_session(config, is_for_tests=True)
+    except PipelineError as error:
+        pytest.skip(str(error))
+    yield session
+    session.stop()

@@ -1,0 +1,41 @@
+from dataclasses import replace
+from datetime import UTC, datetime
+
+import pytest
+
+from outbox.pipeline.config import Business, Group, PipelineConfig, Source
+from outbox.pipeline.errors import PipelineError
+
+CONFIG = PipelineConfig(
+    outbox=Source("postgresql://shop@db/shop", reader="python"),
+    brokers=[Source("postgresql://shop@db/broker")],
+    business=[Business("orders", "orders", "shop.order", where="total > 0")],
+    groups=[Group("cart", {"orders": ["placed"], "bills": None})],
+    since=datetime(2026, 1, 2, 3, tzinfo=UTC),
+)
+
+
+class TestAConfiguration:
+    def test_travels_as_json(self):
+        assert PipelineConfig.from_json(CONFIG.to_json()) == CONFIG
+
+    @pytest.mark.parametrize(
+        ("text", "said"),
+        [
+            ("{", "JSONDecodeError"),
+            ("[]", "cannot be read"),
+            ("{}", "KeyError: 'outbox'"),
+            ('{"outbox": {"url": "x"}, "settle": 1}', "unexpected keyword argument 'settle'"),
+        ],
+    )
+    def test_says_what_cannot_be_read(self, text, said):
+        with pytest.raises(PipelineError, match=said):
+            PipelineConfig.from_json(text)
+
+    def test_insists_on_a_fetch_size(self):
+        with pytest.raises(PipelineError, match="outside of the common snapshot"):
+            replace(CONFIG.outbox, fetch_rows=0)
+
+    def test_knows_two_readers(self):
+        with pytest.raises(PipelineError, match="not 'odbc'"):
+            Source("postgresql://", reader="odbc")

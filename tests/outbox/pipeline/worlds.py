@@ -1,0 +1,95 @@
+"""A small history, right in every respect, to which a test does one thing."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+from outbox.pipeline.audit.run import Report, audit
+from outbox.pipeline.config import Business, Group, PipelineConfig, Source
+from outbox.pipeline.history import History
+from outbox.pipeline.schemas import FRAMES
+from tests.outbox.pipeline.ids import message_id
+
+OURS = "urn:uuid:ours"
+START = datetime(2026, 3, 1, 12, tzinfo=UTC)
+NOW = START + timedelta(hours=2)
+SECOND = timedelta(seconds=1)
+
+CONFIG = PipelineConfig(
+    outbox=Source("nowhere"),
+    business=[Business("orders", "orders", "shop.order", "OrderPlaced")],
+    groups=[Group("cart", {"orders": None}), Group("points", {"orders": None})],
+    seen_topics=["orders"],
+    shuffle_partitions=2,
+)
+
+
+@dataclass
+class World:
+    """Rows of all frames, as dicts; `add` puts messages in, `drop` takes rows out."""
+
+    frames: dict[str, list[dict[str, Any]]] = field(default_factory=lambda: {name: [] for name in FRAMES})
+    config: PipelineConfig = CONFIG
+    as_of: datetime = NOW
+
+    def add(self, count: int, *, topic: str = "orders", lane: int = 0, first: int = 1, key: str = "k") -> World:
+        """Add messages that went all the way, numbered from `first`."""
+        for number in range(first, first + count):
+            at = START + number * SECOND / 100
+            base = {"source": OURS, "topic": topic, "lane": lane, "number": number, "message_id": message_id(topic, lane, number)}
+            about = f"shop.order:{topic}-{lane}-{number}"
+            self.frames["business"].append({"subject": "orders", "about": about, "at": at})
+            self.frames["messages"].append({**base, "key": key, "type": "OrderPlaced", "about": about, "at": at})
+            self.frames["places"].append({**base, "state": "sent", "claimed_at": at, "at": at + SECOND / 100})
+            stored = {**base, "key": key, "tag": "", "queue": 0, "pos": number}
+            self.frames["broker"].append({**stored, "at": at + 2 * SECOND / 100})
+            for group in self.config.groups:
+                if topic in group.topics:
+                    handled = {**base, "consumer_group": group.name, "nth": 1}
+                    self.frames["inbox"].append({**handled, "at": at + 3 * SECOND / 100})
+        self.mark(first + count - 1, topic=topic, lane=lane)
+        return self
+
+    def mark(self, last: int, *, topic: str = "orders", lane: int = 0, first: int = 1) -> World:
+        """Say what the lane has given out."""
+        marks = self.frames["marks"]
+        marks[:] = [mark for mark in marks if (mark["topic"], mark["lane"]) != (topic, lane)]
+        marks.append({"source": OURS, "topic": topic, "lane": lane, "first": first, "last": last})
+        return self
+
+    def drop(self, *names: str, **values: Any) -> World:
+        """Take rows out of frames: those that have these values; a list: one of them."""
+        for name in names:
+            self.frames[name] = [row for row in self.frames[name] if not _has(row, values)]
+        return self
+
+    def change(self, name: str, values: dict[str, Any], **which: Any) -> World:
+        """Give rows of a frame other values."""
+        self.frames[name] = [{**row, **values} if _has(row, which) else row for row in self.frames[name]]
+        return self
+
+    def set(self, **values: Any) -> World:
+        """Configure it otherwise."""
+        self.config = replace(self.config, **values)
+        return self
+
+    def history(self, spark: Any) -> History:
+        frames = {}
+        for name, schema in FRAMES.items():
+            rows = [tuple(row.get(column) for column in schema.names) for row in self.frames[name]]
+            frames[name] = spark.createDataFrame(rows, schema)
+        return History(frames, frozenset([OURS]), self.as_of)
+
+    def audit(self, spark: Any) -> Report:
+        return audit(spark, self.config, self.history(spark))
+
+
+def _has(row: dict[str, Any], values: dict[str, Any]) -> bool:
+    return all(row.get(name) in value if isinstance(value, list) else row.get(name) == value for name, value in values.items())
+
+
+def said(report: Report) -> list[tuple[Any, ...]]:
+    """Give the findings as kind, stage, group, first, last, count."""
+    return [(str(one.kind), str(one.stage), one.group, one.first, one.last, one.count) for one in report.findings]
