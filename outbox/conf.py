@@ -100,6 +100,15 @@ class CheckBackSettings(_Section, frozen=True):
     throttle: str = "600/s"  # rate of answers, as in DRF, with any whole number of seconds
 
 
+class AuditSettings(_Section, frozen=True):
+    """One entry of AUDIT: rows of a model, each of which owes the world a message published `about=` it."""
+
+    model: str  # "shop.Order"
+    expects: str  # the message type's name on the wire, "OrderPlaced"
+    where: str = ""  # SQL: only these rows; the table is called b
+    at: str = ""  # the field that says when a row was written; needed once messages have been pruned
+
+
 class Settings(_Section, frozen=True):
     """`OUTBOX`."""
 
@@ -108,6 +117,7 @@ class Settings(_Section, frozen=True):
     relay: RelaySettings = RelaySettings()
     consumer: ConsumerSettings = ConsumerSettings()
     check_back: CheckBackSettings = CheckBackSettings()
+    audit: dict[str, AuditSettings] = {}  # business rows that owe a message, by a name for them
     nudge: bool = True  # False: nobody is woken; relays find everything by their sweep
     celery_queue: str = "outbox"  # where nudges go; workers of the outbox listen there
     retention: timedelta = timedelta(days=7)  # sent messages, inbox rows and records stay that long
