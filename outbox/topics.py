@@ -37,7 +37,15 @@ WHERE name = %(name)s AND id <> 0 AND paused AND paused_at IS NOT DISTINCT FROM 
 
 WAKE = "SELECT pg_notify('outbox', '') FROM outbox_idle LIMIT 1"
 
-_ids: dict[tuple[str, str], int] = {}
+# Where this connection finds the outbox; and its search path, as it is now and as it was when the connection was opened.
+FIND_HOME = """
+SELECT n.nspname, s.setting, s.reset_val, current_user
+FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace, pg_settings s
+WHERE c.oid = to_regclass('outbox_topic') AND s.name = 'search_path'
+"""
+
+# By alias, by the name of its database (a test's is another), and by topic.
+_ids: dict[tuple[str, str, str], int] = {}
 
 
 def write_topics(using: str, connection: database.Connection | None = None) -> None:
@@ -56,11 +64,11 @@ def topic_id(name: str, using: str) -> int:
 
     Raises:
         UnknownTopic: the topic is not in settings.
-        ConfigurationError: the database was not migrated.
+        ConfigurationError: the database was not migrated, or no relay would look where this connection writes.
         django.db.Error: the caller's transaction, or its connection, is broken.
     """
     database_name = str(connections[using].settings_dict["NAME"])
-    known = _ids.get((database_name, name))
+    known = _ids.get((using, database_name, name))
     if known is not None:
         return known
     conf.topic_settings(name)
@@ -73,12 +81,13 @@ def topic_id(name: str, using: str) -> int:
         raise ConfigurationError(
             f"Database {using!r} has no outbox tables. Run `manage.py migrate --database {using}`, or name another by using=."
         ) from error
+    _insist_on_home(using)
     if row is None:
         with database.connect(using) as own:
             _write(own, name)
             row = own.execute(FIND_TOPIC, [name]).fetchone()
     assert row is not None
-    _ids[database_name, name] = row[0]
+    _ids[using, database_name, name] = row[0]
     return int(row[0])
 
 
@@ -109,10 +118,22 @@ def resume(connection: database.Connection, name: str, *, since: datetime | None
 
 
 def forget(using: str) -> None:
-    """Read the ids of a database again; its rows may have been flushed."""
+    """Read the ids of a database again, whatever its aliases; its rows may have been flushed."""
     database_name = str(connections[using].settings_dict["NAME"])
-    for found in [key for key in _ids if key[0] == database_name]:
+    for found in [key for key in _ids if key[1] == database_name]:
         del _ids[found]
+
+
+def _insist_on_home(using: str) -> None:
+    """Raise where the search path was changed, and leads to tables that a relay's own connection does not see."""
+    home, path, path_of_new, user = database.raw(using).execute(FIND_HOME).fetchone() or ("", "", "", "")
+    schemas = [user if part == "$user" else part for part in (part.strip().strip('"') for part in path_of_new.split(","))]
+    if path != path_of_new and home not in schemas:
+        raise ConfigurationError(
+            f"The search_path of database {using!r} was changed to {path}, where the outbox's tables are in the schema {home!r}. "
+            f"Relays open connections of their own, with {path_of_new}, and would never see a message there. Keep the outbox in "
+            "a schema that every connection sees, or give the tenant an alias in DATABASES whose OPTIONS set its search_path."
+        )
 
 
 def _write(connection: database.Connection, name: str) -> None:

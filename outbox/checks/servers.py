@@ -13,6 +13,10 @@ from django.db import NotSupportedError, connections
 
 from outbox import database
 
+# Schemas that hold the outbox, and the one that this connection sees.
+SCHEMAS = "SELECT relnamespace::regnamespace::text FROM pg_class WHERE relname = 'outbox_ticket' AND relkind = 'r'"
+SCHEMA = "SELECT relnamespace::regnamespace::text FROM pg_class WHERE oid = to_regclass('outbox_ticket')"
+
 
 def check_version(databases: Sequence[str] | None = None, **kwargs: Any) -> list[CheckMessage]:
     """
@@ -53,6 +57,43 @@ def check_pooler(databases: Sequence[str] | None = None, **kwargs: Any) -> list[
         ]
 
     return _look_at(databases, look)
+
+
+def check_schemas(databases: Sequence[str] | None = None, **kwargs: Any) -> list[CheckMessage]:
+    """
+    E034: The outbox has tables in a schema to which no database of the settings leads.
+
+    Messages that a changed search_path has written there are seen by no relay. Keep the outbox out of the tenants' schemas
+    (django-tenants: in SHARED_APPS alone), or give each an alias in DATABASES whose OPTIONS set its search_path.
+    """
+
+    def look(alias: str) -> list[CheckMessage]:
+        with database.connect(alias) as connection:
+            schemas = {schema for (schema,) in connection.execute(SCHEMAS)}
+        lost = schemas - {_schema_of(other) for other in database.outbox_databases() if _place(other) == _place(alias)}
+        if not lost:
+            return []
+        return [
+            Error(
+                f"Database {alias!r} has tables of the outbox in the schemas {', '.join(sorted(lost))}, where no relay looks.",
+                hint="Drop them and keep the outbox in a schema that all connections see, or name each by the search_path of "
+                "an alias in DATABASES.",
+                id="outbox.E034",
+            )
+        ]
+
+    return _look_at(databases, look)
+
+
+def _schema_of(alias: str) -> str | None:
+    with database.connect(alias) as connection:
+        row = connection.execute(SCHEMA).fetchone()
+    return row[0] if row else None
+
+
+def _place(alias: str) -> tuple[str, ...]:
+    settings = connections[alias].settings_dict
+    return tuple(str(settings[name]) for name in ("HOST", "PORT", "NAME"))
 
 
 def _look_at(aliases: Sequence[str] | None, look: Callable[[str], list[CheckMessage]]) -> list[CheckMessage]:

@@ -236,12 +236,12 @@ def _breaker_of(post: Post) -> Breaker:
     return known[1]
 
 
-_written: dict[str, conf.Settings] = {}
+_written: dict[tuple[str, str], conf.Settings] = {}
 
 
 def _write_topics_once(alias: str, connection: Connection) -> None:
     """Write the topic rows at the first visit of this process, and again when settings have changed."""
-    name = str(connections[alias].settings_dict["NAME"])
-    if _written.get(name) is not conf.settings():
+    place = alias, str(connections[alias].settings_dict["NAME"])  # of one database, aliases may lead to several schemas
+    if _written.get(place) is not conf.settings():
         write_topics(alias, connection)
-        _written[name] = conf.settings()
+        _written[place] = conf.settings()

@@ -107,6 +107,10 @@ class TestUnderAtomicRequests:
     def test_it_rolls_back_when_an_exception_has_become_a_response(self, get, shape):
         assert get(shape, "denied") == (403, False)
 
+    @pytest.mark.parametrize(("then", "expected"), [("200", (200, True)), ("broken", ("raised", False))])
+    def test_no_decorator_is_needed(self, get, then, expected):
+        assert get("undecorated", then) == expected
+
 
 @pytest.mark.django_db(databases={"default", "other"})
 class TestAnotherDatabase:

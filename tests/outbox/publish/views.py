@@ -36,6 +36,10 @@ def answer(then, response=HttpResponse):
     return response(status=int(then))
 
 
+def undecorated(request):
+    return work(request)
+
+
 @transactional
 def plain(request):
     return work(request)
@@ -162,6 +166,7 @@ router = SimpleRouter()
 router.register("orders", Orders, basename="order")
 
 urlpatterns = [
+    path("undecorated/", undecorated),
     path("plain/", plain),
     path("called/", called),
     path("strict/", strict),
