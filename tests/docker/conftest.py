@@ -1,7 +1,6 @@
 """Servers for the services: a database of their own on the tests' server, and a Redis."""
 
 import shutil
-import subprocess
 import tempfile
 from pathlib import Path
 
@@ -9,14 +8,14 @@ import psycopg
 import pytest
 from django.db import connection
 
-from tests.waiting import wait_until
+from project.servers.redis import Redis, has_redis
 
 DATABASE = "docker_shop"
 
 
 @pytest.fixture(scope="module")
 def folder():
-    """Short enough for a socket's path."""
+    """What is /tmp in a container."""
     found = Path(tempfile.mkdtemp(prefix="outbox-docker-"))
     yield found
     shutil.rmtree(found, ignore_errors=True)
@@ -45,18 +44,10 @@ def books(database_url):
 
 @pytest.fixture(scope="module")
 def redis_url(folder):
-    """A Redis that listens at a socket."""
-    program = shutil.which("redis-server") or pytest.skip("there is no redis-server: apt-get install redis-server")
-    path = folder / "redis.sock"
-    command = [program, "--port", "0", "--unixsocket", path, "--dir", folder, "--save", "", "--appendonly", "no"]
-    with (folder / "redis.log").open("wb") as log:
-        process = subprocess.Popen(command, stdout=log, stderr=log)
-    try:
-        wait_until(path.exists)
-        yield f"redis+socket://{path}"
-    finally:
-        process.terminate()
-        process.wait(10)
+    if not has_redis():
+        pytest.skip("There is no redis-server: apt-get install redis-server.")
+    with Redis(folder) as server:
+        yield server.url
 
 
 def _connected():

@@ -8,7 +8,7 @@ import pytest
 from tests.docker.machine import Machine, wait_for_rows
 from tests.shop.conftest import INVOICE
 
-pytestmark = pytest.mark.timeout(240)
+pytestmark = [pytest.mark.redis, pytest.mark.timeout(240)]
 
 LETTERS = "SELECT count(*) FROM shop_letter"
 
