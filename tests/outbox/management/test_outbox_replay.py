@@ -1,0 +1,153 @@
+import json
+import uuid
+from datetime import timedelta
+from importlib import import_module
+
+import pytest
+from django.core.management import CommandError, call_command
+
+from outbox import conf, consumer
+from outbox.brokers.base import Outgoing
+from outbox.brokers.memory import MemoryBroker
+from outbox.errors import BrokerUnavailable
+
+register = import_module("outbox.consumer.register")
+letters = import_module("outbox.consumer.letters")
+
+TOPICS = ("orders", "bills")
+MINUTE = timedelta(minutes=1)
+
+
+@pytest.fixture
+def broker(settings, monkeypatch):
+    """A broker whose groups cart and points gave up one message each of each topic: o-cart, b-cart, o-points, b-points."""
+    options = {"NAME": uuid.uuid4().hex}
+    settings.OUTBOX = {
+        "BROKERS": {"default": {"BACKEND": "outbox.brokers.memory.MemoryBroker", "OPTIONS": options}},
+        "TOPICS": {name: {"TYPE": "normal"} for name in TOPICS},
+    }
+    monkeypatch.setattr(register, "_groups", {})
+    broker = conf.make_broker("default")
+    for group in ("cart", "points"):
+        for topic in TOPICS:
+            consumer(topic=topic, group=group)(lambda message, context: None)
+            broker.send([Outgoing(f"{topic[0]}-{group}", topic, b"1")])
+    for group in ("cart", "points"):
+        for delivery in broker.receive(group, dict.fromkeys(TOPICS), limit=10, invisible_for=MINUTE, wait=timedelta(0)):
+            if delivery.message_id.endswith(group):
+                broker.dead_letter(delivery, f"{group} cannot\n" + "handle it " * 20)
+            else:
+                broker.ack([delivery])
+    return broker
+
+
+def replay(*arguments):
+    """Run the command; give its exit code."""
+    try:
+        call_command("outbox_replay", *arguments)
+    except SystemExit as end:
+        return end.code
+    return 0
+
+
+def dead(broker):
+    return sorted(letter.message_id for group in ("cart", "points") for letter in broker.dead_letters(group))
+
+
+class TestOutboxReplay:
+    def test_lists_what_the_groups_gave_up(self, broker, capsys):
+        assert replay() == 0
+
+        heads, *rows = capsys.readouterr().out.splitlines()
+        assert heads.split() == ["message", "group", "topic", "attempts", "given", "up", "at", "reason"]
+        assert sorted(row.split()[0] for row in rows) == dead(broker) == ["b-cart", "b-points", "o-cart", "o-points"]
+        assert all("cannot handle it handle it" in row and row.endswith("…") for row in rows)
+
+    @pytest.mark.parametrize(
+        ("chosen", "found"),
+        [
+            (["--group", "cart"], ["b-cart", "o-cart"]),
+            (["--topic", "orders"], ["o-cart", "o-points"]),
+            (["--group", "points", "--topic", "bills"], ["b-points"]),
+            (["--group", "points", "--group", "cart", "--topic", "bills"], ["b-cart", "b-points"]),
+        ],
+    )
+    def test_lists_those_of_a_group_or_topic(self, broker, capsys, chosen, found):
+        assert replay(*chosen, "--json") == 0
+
+        listed = json.loads(capsys.readouterr().out)["dead_letters"]
+        assert sorted(letter["message_id"] for letter in listed) == found
+        assert {letter["broker"] for letter in listed} == {"default"}
+
+    def test_says_that_there_are_none(self, broker, capsys):
+        assert replay("--all") == 0
+        capsys.readouterr()
+
+        assert replay() == 0
+        assert capsys.readouterr().out == "No dead letters.\n"
+
+    def test_has_messages_delivered_to_their_group_again(self, broker, capsys):
+        assert replay("o-cart") == 0
+
+        assert capsys.readouterr().out == "1 dead letter replayed.\n"
+        (again,) = broker.receive("cart", dict.fromkeys(TOPICS), limit=10, invisible_for=MINUTE, wait=timedelta(0))
+        assert (again.message_id, again.attempt) == ("o-cart", 1)
+        assert broker.backlog("points") == {"orders": 0, "bills": 0}
+
+    def test_replays_all_of_a_group(self, broker):
+        assert replay("--all", "--group", "cart") == 0
+
+        assert dead(broker) == ["b-points", "o-points"]
+
+    def test_lets_them_go(self, broker, capsys):
+        assert replay("--all", "--discard") == 0
+
+        assert dead(broker) == []
+        assert broker.backlog("cart") == {"orders": 0, "bills": 0}
+        assert capsys.readouterr().out == "4 dead letters discarded.\n"
+
+    def test_ends_with_1_when_one_was_not_found(self, broker, capsys):
+        assert replay("o-cart", "nothing", "--json") == 1
+
+        assert json.loads(capsys.readouterr().out) == {"replayed": 1, "not_found": ["nothing"], "cut": [], "troubles": []}
+
+    def test_ends_with_1_when_there_are_more_than_it_reads(self, broker, capsys, monkeypatch):
+        monkeypatch.setattr(letters, "READ_AT_ONCE", 1)
+
+        assert replay("--all", "--group", "cart") == 1
+        assert "Group 'cart' has more of them: call this again." in capsys.readouterr().out
+
+    def test_ends_with_1_when_a_broker_does_not_say(self, broker, capsys, monkeypatch):
+        def away(self, group, *, limit):
+            raise BrokerUnavailable("It is away.")
+
+        monkeypatch.setattr(MemoryBroker, "dead_letters", away)
+
+        assert replay() == 1
+        assert capsys.readouterr().out == "No dead letters.\n\nGroup 'cart': It is away.\n\nGroup 'points': It is away.\n"
+
+    def test_ends_with_2_when_a_broker_goes_away_in_the_middle(self, broker, monkeypatch):
+        def away(self, group, letters):
+            raise BrokerUnavailable("It is away.")
+
+        monkeypatch.setattr(MemoryBroker, "replay", away)
+
+        with pytest.raises(CommandError, match="It is away") as refused:
+            replay("--all")
+
+        assert refused.value.returncode == 2
+
+    @pytest.mark.parametrize(
+        ("arguments", "text"),
+        [
+            (["o-cart", "--all"], "Say which"),
+            (["--discard"], "Say which to discard"),
+            (["--group", "card"], "Known are: cart, points"),
+        ],
+    )
+    def test_ends_with_2_when_it_is_asked_wrongly(self, broker, arguments, text):
+        with pytest.raises(CommandError, match=text) as refused:
+            replay(*arguments)
+
+        assert refused.value.returncode == 2
+        assert len(dead(broker)) == 4
