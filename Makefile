@@ -3,7 +3,7 @@ PY ?= python3
 ARGS ?=
 VENV := .venv
 BIN := $(VENV)/bin
-SOURCES := outbox project tests manage.py $(wildcard benchmarks)
+SOURCES := outbox project tests docs manage.py $(wildcard benchmarks)
 
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 # A system's own Python may refuse pip; .tools is ours alone, nothing of the system's is touched.
@@ -12,7 +12,7 @@ export PIP_ROOT_USER_ACTION := ignore
 export UV_PYTHON_DOWNLOADS := never
 
 .DEFAULT_GOAL := help
-.PHONY: help demo serve test test-rocketmq test-spark rocketmq audit bench check check-style check-types check-walls check-migrations lock clean
+.PHONY: help demo serve test test-rocketmq test-spark rocketmq audit bench docs check check-style check-types check-walls check-migrations lock clean
 
 help:
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-13s  %s\n", $$1, $$2 }' Makefile
@@ -39,6 +39,9 @@ bench: $(VENV)/.dev ## measure publish, relay and consume (ARGS="...")
 	@$(BIN)/python -m benchmarks $(ARGS)
 
 check: check-style check-types check-walls check-migrations ## style, types, import walls, missing migrations
+
+docs: $(VENV)/.dev ## write docs/reference/ again from the code
+	@$(BIN)/python -m docs.generate
 
 lock: .tools/bin/uv ## write the lock files again from pyproject.toml
 	@$(LOCK) --group project pyproject.toml --output-file requirements.lock

@@ -44,17 +44,17 @@ class _Section(msgspec.Struct, frozen=True, forbid_unknown_fields=True, rename=s
 
 
 class BrokerSettings(_Section, frozen=True):
-    """One entry of BROKERS. BACKEND: dotted path of a Broker class. OPTIONS: the broker's own, checked by it."""
+    """One entry of BROKERS."""
 
-    backend: str = "outbox.brokers.embedded.EmbeddedBroker"
-    options: dict[str, Any] = {}
+    backend: str = "outbox.brokers.embedded.EmbeddedBroker"  # dotted path of a Broker class
+    options: dict[str, Any] = {}  # the broker's own, checked by it
 
 
 class TopicSettings(_Section, frozen=True):
-    """One entry of TOPICS. TYPE: by default transaction where the broker has half messages, else normal."""
+    """One entry of TOPICS."""
 
-    broker: str = "default"
-    type: TopicType | None = None
+    broker: str = "default"  # which one carries it
+    type: TopicType | None = None  # by default transaction where the broker has half messages, else normal
     queues: Count = 4  # so many messages without a key may travel side by side
     retention: timedelta = timedelta(days=7)  # how long the broker keeps them
 
@@ -90,10 +90,10 @@ class ConsumerSettings(_Section, frozen=True):
 
 
 class CheckBackSettings(_Section, frozen=True):
-    """The check-back endpoint. SECRETS: Standard Webhooks secrets (`whsec_...`); the first signs, all verify."""
+    """The check-back endpoint."""
 
     url: str = ""  # where relays ask about half messages; "": they ask the database themselves
-    secrets: list[str] = []
+    secrets: list[str] = []  # Standard Webhooks secrets (`whsec_...`); the first signs, all verify
     tolerance: timedelta = timedelta(minutes=5)  # a signature's time may differ from ours by this, 5 minutes at most
     lock_timeout: timedelta = timedelta(seconds=2)  # an answer waits no longer for a lock; UNKNOWN then
     statement_timeout: timedelta = timedelta(seconds=5)  # nor for one statement, or for the connection
@@ -110,13 +110,13 @@ class AuditSettings(_Section, frozen=True):
 
 
 class Settings(_Section, frozen=True):
-    """`OUTBOX`."""
+    """The whole dict."""
 
-    brokers: dict[str, BrokerSettings] = msgspec.field(default_factory=lambda: {"default": BrokerSettings()})
-    topics: dict[str, TopicSettings] = {}
-    relay: RelaySettings = RelaySettings()
-    consumer: ConsumerSettings = ConsumerSettings()
-    check_back: CheckBackSettings = CheckBackSettings()
+    brokers: dict[str, BrokerSettings] = msgspec.field(default_factory=lambda: {"default": BrokerSettings()})  # by alias
+    topics: dict[str, TopicSettings] = {}  # by name; a message goes to no other
+    relay: RelaySettings = RelaySettings()  # below
+    consumer: ConsumerSettings = ConsumerSettings()  # below
+    check_back: CheckBackSettings = CheckBackSettings()  # below
     audit: dict[str, AuditSettings] = {}  # business rows that owe a message, by a name for them
     nudge: bool = True  # False: nobody is woken; relays find everything by their sweep
     celery_queue: str = "outbox"  # where nudges go; workers of the outbox listen there

@@ -28,7 +28,7 @@ class Command(BaseCommand):
     )
 
     def add_arguments(self, parser: ArgumentParser) -> None:
-        parser.add_argument("message_id", metavar="MESSAGE_ID")
+        parser.add_argument("message_id", metavar="MESSAGE_ID", help="ask about this one")
         parser.add_argument("--json", action="store_true", help="print one line of JSON")
 
     def handle(self, *, message_id: str, json: bool, **options: Any) -> None:

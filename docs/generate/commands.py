@@ -1,0 +1,67 @@
+"""docs/reference/commands.md, from the commands' own help."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Iterator
+
+from django.core.management import load_command_class
+from django.core.management.base import BaseCommand
+
+from docs.generate.markdown import code, document, flat, table
+from docs.generate.source import ROOT
+from outbox.management import exits
+
+INTRODUCTION = """
+`python manage.py NAME`. Exit codes mean the same everywhere:
+
+{codes}
+
+Before they begin, commands run the system checks; an error there ends them with 1. Beside what stands here each takes Django's
+own options, such as `--settings`, `--verbosity` and `--traceback`. `--json` prints one line at the end and nothing else.
+"""
+
+FOLDER = ROOT / "outbox/management/commands"
+
+
+def page() -> str:
+    """Make the page."""
+    _, _, codes = (exits.__doc__ or "").strip().partition("\n\n")
+    listed = "\n".join(f"- **{number}** {text}" for number, text in _codes(flat(codes)))
+    parts = [INTRODUCTION.strip().format(codes=listed), *(_section(name) for name in names())]
+    return document("Commands", "outbox/management/commands/", *parts)
+
+
+def names() -> list[str]:
+    """Give the commands' names."""
+    return sorted(path.stem for path in FOLDER.glob("outbox_*.py"))
+
+
+def _codes(text: str) -> Iterator[tuple[str, str]]:
+    for number in "012":
+        after = text.partition(f"{number}: ")[2]
+        end = after.find(f" {int(number) + 1}: ")
+        yield number, after[: end if end >= 0 else None]
+
+
+def _section(name: str) -> str:
+    command = load_command_class("outbox", name)
+    rows = [[code(_shown(action)), action.help or ""] for action in _actions(command, name)]
+    help_, _, codes = flat(command.help).partition(" Exit code: ")
+    parts = [f"## `{name}`", help_, *([table(["argument", "meaning"], rows)] if rows else [])]
+    return "\n\n".join([*parts, *([f"Exit code: {codes}"] if codes else [])])
+
+
+def _actions(command: BaseCommand, name: str) -> Iterator[argparse.Action]:
+    """Give the command's own arguments, not Django's."""
+    djangos = {action.dest for action in BaseCommand().create_parser("manage.py", name)._actions}
+    for action in command.create_parser("manage.py", name)._actions:
+        if action.dest not in djangos:
+            yield action
+
+
+def _shown(action: argparse.Action) -> str:
+    value = str(action.metavar or "{" + ",".join(map(str, action.choices)) + "}" if action.choices else action.metavar or "")
+    if not action.option_strings:
+        return value + ("..." if action.nargs == "*" else "")
+    return f"{action.option_strings[-1]} {value}".strip() if action.nargs != 0 else action.option_strings[-1]

@@ -1,0 +1,32 @@
+"""The little Markdown that the pages need."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+GENERATED = "<!-- Written by `make docs` from {source}. Change it there. -->"
+
+
+def document(title: str, source: str, *parts: str) -> str:
+    """Put a page together."""
+    return "\n\n".join([f"# {title}", GENERATED.format(source=source), *parts]) + "\n"
+
+
+def table(heads: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    """Make a table; what a cell says is put in one line."""
+    lines = [_line(heads), "|" + "---|" * len(heads), *(_line(row) for row in rows)]
+    return "\n".join(lines)
+
+
+def code(text: str) -> str:
+    """Show a text as code; nothing stays nothing."""
+    return f"`{text}`" if text else ""
+
+
+def flat(text: str | None) -> str:
+    """Put a docstring in one line."""
+    return " ".join((text or "").split())
+
+
+def _line(cells: Sequence[str]) -> str:
+    return "| " + " | ".join(flat(cell).replace("|", "\\|") for cell in cells) + " |"

@@ -1,0 +1,78 @@
+"""docs/reference/settings.md, from outbox/conf.py and the options of the brokers."""
+
+from __future__ import annotations
+
+import re
+
+from docs.generate.markdown import code, document, flat, table
+from docs.generate.source import Attribute, attributes, docstring
+
+CONF = "outbox/conf.py"
+
+INTRODUCTION = """
+All settings are one dict, `OUTBOX`, in Django's settings. All have defaults: `OUTBOX = {"TOPICS": {"orders": {}}}` is a whole
+one. Names are in capitals. Durations are `timedelta`, or text such as `"PT30S"`, and longer than nothing (but `SWEEP_AGE` and
+`WAIT`, which may be 0). An unknown name and a wrong value are found by a [system check](checks.md), `outbox.E001`, and raised at
+their first use. Settings are read when they are used, and again after `override_settings`.
+"""
+
+SECTIONS = [
+    ("OUTBOX", CONF, "Settings"),
+    ('OUTBOX["BROKERS"][alias]', CONF, "BrokerSettings"),
+    ('OUTBOX["TOPICS"][name]', CONF, "TopicSettings"),
+    ('OUTBOX["RELAY"]', CONF, "RelaySettings"),
+    ('OUTBOX["CONSUMER"]', CONF, "ConsumerSettings"),
+    ('OUTBOX["CHECK_BACK"]', CONF, "CheckBackSettings"),
+]
+OPTIONS = [
+    ("outbox.brokers.embedded.EmbeddedBroker", "outbox/brokers/embedded/options.py", "EmbeddedOptions"),
+    ("outbox.brokers.rocketmq.RocketMQBroker", "outbox/brokers/rocketmq/options.py", "RocketMQOptions"),
+    ("outbox.brokers.memory.MemoryBroker", "outbox/brokers/memory/options.py", "MemoryOptions"),
+]
+
+TYPES = {
+    "Callable[[], datetime]": "function",
+    "Count": "int, 1 or more",
+    "EndSemantics": "idempotent, forgetful, duplicating or stateless",
+    "Positive": "int, 1 or more",
+    "TopicType": "normal, transaction, fifo or delay",
+    "dict[str, Any]": "dict",
+}
+RANGE = re.compile(r"Annotated\[int, msgspec\.Meta\(ge=(\d+)(?:, le=(\d+))?\)\]")
+
+
+def page() -> str:
+    """Make the page."""
+    parts = [INTRODUCTION.strip()]
+    parts += [_section(f"`{place}`", path, name) for place, path, name in SECTIONS]
+    parts.append('## `OPTIONS` of the brokers\n\nIn `OUTBOX["BROKERS"][alias]["OPTIONS"]`, beside its `BACKEND`.')
+    parts += [_section(f"`{backend}`", path, name, level=3) for backend, path, name in OPTIONS]
+    return document("Settings", CONF, *parts)
+
+
+def _section(title: str, path: str, name: str, *, level: int = 2) -> str:
+    rows = [[code(one.name.upper()), _type(one), code(_default(one)), one.comment] for one in attributes(path, name)]
+    return "\n\n".join(
+        [f"{'#' * level} {title}", flat(docstring(path, name)), table(["name", "type", "default", "meaning"], rows)]
+    )
+
+
+def _type(one: Attribute) -> str:
+    annotation = one.annotation.removesuffix(" | None")
+    if match := RANGE.fullmatch(annotation):
+        least, most = match.groups()
+        return f"int, {least} to {int(most):,}" if most else f"int, {least} or more"
+    if annotation.startswith("Literal["):
+        return " or ".join(re.findall(r"'(\w+)'", annotation))
+    if annotation.endswith("Settings"):
+        return "dict"
+    return "dict of dicts" if annotation.endswith("Settings]") else TYPES.get(annotation, annotation)
+
+
+def _default(one: Attribute) -> str:
+    """Give the default as one writes it; of a section, nothing: its own defaults stand in its table."""
+    if not one.value:
+        return "(none)"
+    factory = re.fullmatch(r"msgspec\.field\(default_factory=lambda: (.+)\)", one.value)
+    value = factory[1] if factory else one.value
+    return re.sub(r"\w+Settings\(\)", "{}", value).replace("'", '"')

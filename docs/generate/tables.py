@@ -1,0 +1,77 @@
+"""docs/reference/states-and-tables.md, from outbox/models/ and the enumerations beside them."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from django.apps import apps
+from django.db import models
+from django.db.backends.postgresql.base import DatabaseWrapper
+
+from docs.generate.markdown import code, document, flat, table
+from docs.generate.source import ROOT, attributes, docstring
+
+INTRODUCTION = """
+The tables are written in SQL by the migrations; the models of the same names read them. `outbox_message` is partitioned by day,
+and nothing refers to it by a foreign key. What a state becomes, and by which statement, stands in
+[the state machine](../state-machine.md).
+"""
+
+STATES = [
+    ("A batch", "outbox/models/batch.py", "State"),
+    ("A message, as people see it", "outbox/models/message.py", "Standing"),
+    ("What a broker answers to a send", "outbox/brokers/base.py", "Verdict"),
+    ("A half message of the embedded broker", "outbox/models/embedded.py", "HalfState"),
+    ("The answer to a check-back", "outbox/message.py", "Resolution"),
+    ("A delivery to a handler", "outbox/consumer/handle.py", "Outcome"),
+]
+
+WITHOUT_MODEL = {
+    "outbox_source": "One row: the stable id of this database, which tokens and headers name.",
+    "outbox_idle": "Relays that wait to be woken by a publish. UNLOGGED: gone after a crash.",
+    "outbox_embedded_idle": "Consumers of the embedded broker that wait to be woken by a commit.",
+}
+
+
+def page() -> str:
+    """Make the page."""
+    parts = [INTRODUCTION.strip(), "## States", *(_states(*one) for one in STATES), "## Tables"]
+    parts += [_table(model) for model in all_models()]
+    rows = [[code(name), text] for name, text in sorted(WITHOUT_MODEL.items())]
+    parts += ["### Without a model", table(["table", "what it holds"], rows)]
+    return document("States and tables", "outbox/models/", *parts)
+
+
+def all_models() -> list[type[models.Model]]:
+    """Give the app's models, tables before views, by the names of their tables."""
+    found = [model for model in apps.get_app_config("outbox").get_models() if not model._meta.proxy]
+    return sorted(found, key=lambda model: (not model._meta.managed, model._meta.db_table))
+
+
+def _states(title: str, path: str, name: str) -> str:
+    rows = [[code(one.name), code(one.value.replace("'", '"')), one.comment] for one in attributes(path, name)]
+    return "\n\n".join([f"### {title}", flat(docstring(path, name)), table(["state", "value", "meaning"], rows)])
+
+
+def _table(model: type[models.Model]) -> str:
+    name = model._meta.db_table
+    title = f"### `{name}`" + ("" if model._meta.managed else " (a view)")
+    source = str(Path(inspect.getfile(model)).relative_to(ROOT))
+    comments = {one.name: one.comment for one in attributes(source, model.__name__)}
+    rows = [_row(field, comments.get(field.name, "")) for field in _columns(model)]
+    text = f"`outbox.models.{model.__name__}`. {flat(docstring(source, model.__name__))}"
+    return "\n\n".join([title, text, table(["column", "type", "meaning"], rows)])
+
+
+def _row(field: models.Field[Any, Any], comment: str) -> list[str]:
+    kind = field.db_type(DatabaseWrapper({"OPTIONS": {}, "TIME_ZONE": None, "NAME": ""})) or ""
+    return [code(field.column), kind + (", may be NULL" if field.null else ""), comment]
+
+
+def _columns(model: type[models.Model]) -> Iterator[models.Field[Any, Any]]:
+    for field in model._meta.concrete_fields:
+        if field.column:
+            yield field

@@ -1,0 +1,131 @@
+"""The reference says what the code says."""
+
+from __future__ import annotations
+
+import inspect
+import pkgutil
+import re
+from importlib import import_module
+
+import pytest
+from django.db import connection
+
+import outbox
+from docs.generate import checks, commands, errors, settings, tables
+from docs.generate.__main__ import FOLDER
+from docs.generate.pages import PAGES
+from docs.generate.source import ROOT, attributes
+from outbox.errors import OutboxError
+
+TABLES = r"""
+SELECT relname FROM pg_class
+WHERE relname LIKE 'outbox\_%' AND relkind IN ('r', 'p', 'v') AND NOT relispartition
+    AND relnamespace = current_schema()::regnamespace
+"""
+
+COLUMNS = """
+SELECT column_name FROM information_schema.columns WHERE table_name = %s AND table_schema = current_schema()
+"""
+
+# What is raised to somebody who never sees it, or by another rule.
+OF_ROOMS = ("outbox.admin", "outbox.api", "outbox.brokers", "outbox.migrations", "outbox.pipeline", "outbox.testing")
+
+
+class TestThePages:
+    @pytest.mark.parametrize("name", PAGES)
+    def test_are_as_the_code_writes_them(self, name):
+        assert (FOLDER / name).read_text() == PAGES[name](), "Run make docs."
+
+    def test_are_all_there_are(self):
+        assert {path.name for path in FOLDER.glob("*.md")} == set(PAGES)
+
+
+class TestTheSettings:
+    @pytest.mark.parametrize("section", settings.SECTIONS, ids=lambda section: section[2])
+    def test_each_say_what_they_mean(self, section):
+        _, path, name = section
+
+        assert [one.name for one in attributes(path, name) if not one.comment] == []
+
+
+class TestTheChecks:
+    def test_have_each_an_entry(self):
+        written = {
+            number
+            for path in (ROOT / "outbox/checks").glob("*.py")
+            for number in re.findall(r'"outbox\.([EW]\d{3})"', path.read_text())
+        }
+
+        assert {number for number, *_ in checks.entries()} == written
+
+    def test_have_a_number_of_their_own(self):
+        numbers = [number for number, *_ in checks.entries()]
+
+        assert len(numbers) == len(set(numbers))
+
+    def test_have_each_a_test(self):
+        tested = {
+            number
+            for path in (ROOT / "tests/outbox").rglob("test_*.py")
+            for number in re.findall(r"\boutbox\.([EW]\d{3})\b", path.read_text())
+        }
+
+        assert {number for number, *_ in checks.entries()} - tested == set()
+
+
+class TestTheErrors:
+    def test_are_one_family(self):
+        strangers = []
+        for module in pkgutil.walk_packages(outbox.__path__, "outbox."):
+            if module.name.startswith(OF_ROOMS):
+                continue
+            for name, kind in inspect.getmembers(import_module(module.name), inspect.isclass):
+                is_ours = kind.__module__ == module.name and issubclass(kind, Exception) and not name.startswith("_")
+                if is_ours and not issubclass(kind, OutboxError):
+                    strangers.append(f"{module.name}.{name}")
+
+        assert strangers == []
+
+    def test_stand_in_one_file(self):
+        def below(kind):
+            return {kind, *(one for child in kind.__subclasses__() for one in below(child))}
+
+        ours = {kind for kind in below(OutboxError) if kind.__module__.startswith("outbox.")}
+
+        assert ours == set(errors.family())
+
+    @pytest.mark.parametrize("kind", errors.family()[1:], ids=lambda kind: kind.__name__)
+    def test_say_when_they_are_raised(self, kind):
+        assert kind.__doc__.startswith("Raised ")
+        assert kind.__doc__.rstrip().endswith(".")
+
+
+class TestTheCommands:
+    @pytest.mark.parametrize("name", commands.names())
+    def test_say_what_their_exit_codes_mean(self, name):
+        assert re.search(rf"## `{name}`\n\n.+?\n\nExit code: 0 .+, 1 .+, 2 .+\.(\n|$)", commands.page(), re.DOTALL)
+
+    @pytest.mark.parametrize("name", commands.names())
+    def test_say_what_their_arguments_mean(self, name):
+        section = commands.page().partition(f"## `{name}`")[2].partition("\n## ")[0]
+
+        assert not re.search(r"\|\s+\|$", section, re.MULTILINE)
+
+
+@pytest.mark.django_db
+class TestTheTables:
+    def test_are_all_there_are(self):
+        with connection.cursor() as cursor:
+            cursor.execute(TABLES)
+            found = {name for (name,) in cursor.fetchall()}
+
+        described = {model._meta.db_table for model in tables.all_models()}
+        assert found == described | set(tables.WITHOUT_MODEL)
+
+    @pytest.mark.parametrize("model", tables.all_models(), ids=lambda model: model._meta.db_table)
+    def test_have_the_columns_that_are_described(self, model):
+        with connection.cursor() as cursor:
+            cursor.execute(COLUMNS, [model._meta.db_table])
+            found = {name for (name,) in cursor.fetchall()}
+
+        assert found == {field.column for field in model._meta.concrete_fields if field.column}
