@@ -1,12 +1,13 @@
 """
 What came of the demo, counted from the database: business rows, messages, batches, check-backs, inbox and effects.
 
-Only the kills come from elsewhere: no database knows who was killed.
+Only the kills come from elsewhere: no database knows who was killed. What the broker holds is in two temporary relations,
+which `brokers.py` makes: demo_visible (message_id, key), a row for each copy that consumers could see, and demo_half (id).
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -55,9 +56,9 @@ SELECT count(*) FROM (
 GHOSTS = f"""
 {LEDGERS}
 SELECT count(*) FROM (
-    SELECT key FROM outbox_embedded_message e WHERE NOT EXISTS (SELECT FROM message m WHERE m.id::text = e.message_id)
+    SELECT key FROM demo_visible e WHERE NOT EXISTS (SELECT FROM message m WHERE m.id::text = e.message_id)
     UNION SELECT coalesce(e.key, i.message_id::text) FROM outbox_inbox i
-        LEFT JOIN outbox_embedded_message e ON e.message_id = i.message_id::text
+        LEFT JOIN demo_visible e ON e.message_id = i.message_id::text
         WHERE NOT EXISTS (SELECT FROM message m WHERE m.id = i.message_id)
     UNION SELECT invoice FROM effect WHERE NOT EXISTS (SELECT FROM business b WHERE b.invoice = effect.invoice)
 ) ghosts
@@ -69,40 +70,24 @@ SELECT coalesce(sum(times - 1), 0)::int
 FROM (SELECT count(*) AS times FROM effect GROUP BY consumer_group, invoice) effects
 """  # noqa: S608
 
-# What still waits in the outbox, and in the broker: halves, what a group has not read, and what it has not acknowledged.
-# A dead letter waits for a person, and is not counted.
-WAITING = f"""
-{LEDGERS}
-SELECT (SELECT count(*) FROM outbox_ticket) + (SELECT count(*) FROM outbox_delayed)
-    + (SELECT count(*) FROM outbox_batch WHERE state IN (0, 1, 2))
-    + (SELECT count(*) FROM outbox_embedded_half WHERE state = 0)
-    + (SELECT count(*) FROM outbox_embedded_delayed)
-    + (SELECT count(*) FROM reads JOIN outbox_embedded_topic t ON t.name = reads.topic
-        JOIN outbox_embedded_message m ON m.topic_id = t.id
-        LEFT JOIN outbox_embedded_offset o ON (o.consumer_group, o.topic_id, o.queue) = (reads.consumer_group, t.id, m.queue)
-        WHERE m.pos > coalesce(o.pos, 0))
-    + (SELECT count(*) FROM outbox_embedded_delivery WHERE died_at IS NULL)
-"""  # noqa: S608
-
-# A committed half message has left the halves for its queue.
 COUNTS = """
 SELECT (SELECT count(*) FROM shop_order) AS orders,
     (SELECT count(*) FROM shop_cancellation) AS cancellations,
     (SELECT count(*) FROM shop_refusal WHERE what = 'line') AS refused_lines,
     (SELECT count(*) FROM shop_refusal WHERE what = 'payment') AS rolled_back,
     (SELECT count(*) FROM outbox_message) AS published,
-    (SELECT count(*) FROM outbox_embedded_half)
-        + (SELECT count(*) FROM outbox_embedded_message WHERE half_id IS NOT NULL) AS half_messages,
+    (SELECT count(*) FROM demo_half) AS half_messages,
+    (SELECT count(*) - count(DISTINCT message_id) FROM demo_visible) AS duplicate_copies,
     (SELECT count(*) FROM outbox_inbox WHERE nth > 1) + (SELECT count(*) FROM outbox_duplicate WHERE nth > 1)
         + (SELECT count(*) FROM outbox_delivery WHERE nth > 1) AS redelivered,
     (SELECT count(*) FROM outbox_duplicate) AS duplicates_dropped
 """
 
-# Only what was asked over HTTP, and answered.
+# Only what was asked by these doors, and answered.
 CHECK_BACKS = """
 SELECT count(*) FILTER (WHERE answer = 'COMMIT'), count(*) FILTER (WHERE answer = 'ROLLBACK'),
     count(*) FILTER (WHERE answer = 'UNKNOWN')
-FROM outbox_check_back WHERE asked_by = 'endpoint'
+FROM outbox_check_back WHERE asked_by = ANY(%s)
 """
 
 # From the publish, at the end of the order's transaction, to the handler's.
@@ -146,6 +131,7 @@ class Report:
     rolled_back: int
     published: int
     half_messages: int
+    duplicate_copies: int
     check_backs: dict[str, int]
     kills: Kills
     redelivered: int
@@ -180,33 +166,34 @@ class Report:
         return {**asdict(self), "kills": self.kills.total, "kills_by": asdict(self.kills)}
 
 
-def read(connection: Connection, kills: Kills) -> Report:
-    """Count everything."""
+def read(connection: Connection, kills: Kills, doors: Sequence[str]) -> Report:
+    """
+    Count everything.
+
+    Args:
+        doors: who asks about half messages, as `asked_by` names them.
+    """
     found = connection.execute(COUNTS)
     assert found.description is not None
     counts = dict(zip([column.name for column in found.description], found.fetchone() or (), strict=True))
     handled, latency = connection.execute(LATENCY).fetchone() or (0, None)
     p50, p99 = latency or (0.0, 0.0)
-    answers = connection.execute(CHECK_BACKS).fetchone() or ()
+    answers = connection.execute(CHECK_BACKS, [list(doors)]).fetchone() or ()
     return Report(
         **counts,
         check_backs=dict(zip(("commit", "rollback", "unknown"), answers, strict=True)),
         kills=kills,
         handled=handled,
-        lost=_number(connection, LOST),
-        ghosts=_number(connection, GHOSTS),
-        applied_twice=_number(connection, APPLIED_TWICE),
+        lost=number(connection, LOST),
+        ghosts=number(connection, GHOSTS),
+        applied_twice=number(connection, APPLIED_TWICE),
         p50_ms=round(p50, 1),
         p99_ms=round(p99, 1),
     )
 
 
-def count_open(connection: Connection) -> int:
-    """Count what is still under way."""
-    return _number(connection, WAITING)
-
-
-def _number(connection: Connection, statement: str) -> int:
+def number(connection: Connection, statement: str) -> int:
+    """Give the number that a statement finds."""
     row = connection.execute(statement.encode()).fetchone()
     assert row is not None
     return int(row[0])

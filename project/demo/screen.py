@@ -39,6 +39,7 @@ def table(report: Report) -> str:
             f"{kills.resident} resident relay, {kills.celery} Celery's, {kills.consumers} consumers",
         ),
         ("check-backs", sum(asked.values()), ", ".join(f"{count} {answer.upper()}" for answer, count in asked.items())),
+        ("duplicate copies", report.duplicate_copies, "made by the broker; consumers could see each"),
         ("redelivered", report.redelivered, "deliveries that were not the first"),
         ("duplicates dropped", report.duplicates_dropped, "by the inbox"),
         ("handled", report.handled, f"p50 {report.p50_ms:,.0f} ms, p99 {report.p99_ms:,.0f} ms after the commit"),

@@ -1,5 +1,6 @@
 """The shop's settings for the demo's processes. Times are shorter than a shop's, so that a day passes in half a minute."""
 
+import json
 import os
 from datetime import timedelta
 
@@ -8,19 +9,21 @@ from project.settings import OUTBOX as SHOP_OUTBOX
 
 # A relay that dies after its decision leaves half messages. Here the broker asks about them long before another relay
 # would end them in its sweep, so that the check-back endpoint decides.
+EMBEDDED = {
+    "BACKEND": "outbox.brokers.embedded.EmbeddedBroker",
+    "OPTIONS": {"DATABASE": "default", "CHECK_AFTER": timedelta(seconds=1), "CHECK_INTERVAL": timedelta(seconds=2)},
+}
+
+node = json.loads(os.environ.get("DEMO_ROCKETMQ", "{}"))
+ROCKETMQ = {
+    "BACKEND": "outbox.brokers.rocketmq.RocketMQBroker",
+    "OPTIONS": {**node.get("options", {}), "CHECK_HORIZON": timedelta(seconds=node.get("check_horizon", 600))},
+}
+
 OUTBOX = {
     **SHOP_OUTBOX,
-    "BROKERS": {
-        "default": {
-            "BACKEND": "outbox.brokers.embedded.EmbeddedBroker",
-            "OPTIONS": {
-                "DATABASE": "default",
-                "CHECK_AFTER": timedelta(seconds=1),
-                "CHECK_INTERVAL": timedelta(seconds=2),
-            },
-        }
-    },
+    "BROKERS": {"default": ROCKETMQ if node else EMBEDDED},
     "RELAY": {"SWEEP_AGE": timedelta(seconds=10)},
-    "CONSUMER": {"INVISIBLE": timedelta(seconds=3)},  # what a killed consumer held comes back after that time
+    "CONSUMER": {"INVISIBLE": timedelta(seconds=node.get("invisible", 3))},  # what a killed consumer held comes back then
     "CHECK_BACK": {"URL": os.environ.get("DEMO_CHECK_BACK_URL", ""), "SECRETS": os.environ.get("DEMO_SECRET", "").split()},
 }

@@ -13,12 +13,13 @@ import urllib.error
 import urllib.request
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import psycopg
 
 from project.demo import report
+from project.demo.brokers import DemoBroker, Embedded
 from project.demo.database import own_database
 from project.demo.feed import Feed
 from project.demo.interrupt import Interrupt
@@ -50,6 +51,7 @@ class Options:
     celery_broker: str = ""
     seed: int = 1
     with_kills: bool = True
+    broker: DemoBroker = field(default_factory=Embedded)
 
 
 class Stage:
@@ -83,14 +85,21 @@ class Stage:
         for group in GROUPS:
             command = [*MANAGE, "outbox_consume", "--group", group]
             self.crew.start(group, command, self.permits.environment(group))
+        for name, command_name in self.options.broker.commands.items():
+            self.crew.start(name, [*MANAGE, command_name])
         self._wait_for_shop()
         self.screen.say(f"web server, Celery with beat, relay and {len(GROUPS)} consumers run")
 
     def play(self) -> None:
         """Send the orders, kill, wait until all is done."""
         feed = Feed(self.address, self.options.invoices, self.options.seed)
+        broker = self.options.broker
         with psycopg.connect(self.database_url, autocommit=True) as connection:
-            story = Story(self.crew, self.permits, feed, lambda: report.count_open(connection), self.screen)
+
+            def count_open() -> int:
+                return broker.count_open(connection, report.Kills.count(self.permits.done()))
+
+            story = Story(self.crew, self.permits, feed, count_open, self.screen, broker.settle_seconds)
             story.play(ROUNDS if self.options.with_kills else ())
 
     def stop(self) -> None:
@@ -101,7 +110,8 @@ class Stage:
 
     def read_report(self) -> report.Report:
         with psycopg.connect(self.database_url, autocommit=True) as connection:
-            return report.read(connection, report.Kills.count(self.permits.done()))
+            self.options.broker.show(connection)
+            return report.read(connection, report.Kills.count(self.permits.done()), self.options.broker.doors)
 
     def add_admin(self, name: str) -> str:
         """Make a superuser; give its password."""
@@ -126,6 +136,7 @@ class Stage:
             "DEMO_CHECK_BACK_URL": f"{self.address}/outbox/check-back/",
             "DEMO_SECRET": f"whsec_{base64.b64encode(secrets.token_bytes(24)).decode()}",
             "PYTHONUNBUFFERED": "1",
+            **self.options.broker.environment(),
         }
         if self.options.celery_broker:
             environment["CELERY_BROKER_URL"] = self.options.celery_broker
@@ -156,7 +167,7 @@ def open_stage(options: Options, screen: Screen, interrupt: Interrupt) -> Iterat
     with ExitStack() as stack:
         stack.callback(shutil.rmtree, folder, ignore_errors=True)
         try:
-            with own_database() as url, listen(options.port) as listener:
+            with own_database() as url, options.broker.run(folder), listen(options.port) as listener:
                 stage = Stage(options, url, folder, listener, screen, interrupt)
                 with stage.crew:
                     stage.start()

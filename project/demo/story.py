@@ -14,7 +14,6 @@ PACE_SECONDS = 0.08  # between two orders, while somebody is to die
 SLOW_PACE_SECONDS = 0.5  # when a round has used up its share of the orders
 SAY_EVERY = 250  # invoices
 KILL_SECONDS = 20  # to wait for somebody's death
-SETTLE_SECONDS = 40  # to wait until all work is done
 
 
 class Story:
@@ -23,14 +22,24 @@ class Story:
 
     Args:
         count_open: counts what is still under way.
+        settle_seconds: to wait until nothing is.
     """
 
-    def __init__(self, crew: Crew, permits: Permits, feed: Feed, count_open: Callable[[], int], screen: Screen) -> None:
+    def __init__(
+        self,
+        crew: Crew,
+        permits: Permits,
+        feed: Feed,
+        count_open: Callable[[], int],
+        screen: Screen,
+        settle_seconds: float = 40,
+    ) -> None:
         self.crew = crew
         self.permits = permits
         self.feed = feed
         self.count_open = count_open
         self.screen = screen
+        self.settle_seconds = settle_seconds
 
     def play(self, rounds: Iterable[Round] = ROUNDS) -> None:
         """Send all orders, with kills in between, and wait until nothing is under way."""
@@ -80,9 +89,9 @@ class Story:
 
     def _settle(self) -> None:
         """Wait until nothing is under way. What is not done by the deadline, the report counts as lost."""
-        deadline = time.monotonic() + SETTLE_SECONDS
+        deadline = time.monotonic() + self.settle_seconds
         while self.count_open() and time.monotonic() < deadline:
             self.crew.tend()
             time.sleep(0.1)
         left = self.count_open()
-        self.screen.say(f"{left} things are still under way after {SETTLE_SECONDS} s" if left else "nothing is under way")
+        self.screen.say(f"{left} things are still under way after {self.settle_seconds} s" if left else "nothing is under way")

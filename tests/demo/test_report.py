@@ -8,14 +8,17 @@ from django.utils import timezone
 
 from outbox import database, models, publish, transaction
 from project.demo import report
+from project.demo.brokers import Embedded
 from project.demo.kills import CELERY, DECIDED, HALF_SENT, RESIDENT, UNACKED, WRITTEN, Kill
+from project.demo.rocketmq import RocketMQ
 from project.shop.messages import OrderPlaced, OrderShipped
 from project.shop.models import CartEntry, Customer, Letter, Order, PointsEntry, Refusal, Shipment
-from tests.factories import message_id
+from tests.factories import BatchFactory, message_id
 
 pytestmark = pytest.mark.django_db
 
 INVOICE = "536365"
+EMBEDDED = Embedded()
 KILLS = report.Kills(resident=4, celery=4, consumers=8, unacked=6)
 
 
@@ -67,12 +70,14 @@ def order():
     return order
 
 
-def read(kills=KILLS):
-    return report.read(database.raw("default"), kills)
+def read(kills=KILLS, broker=EMBEDDED):
+    connection = database.raw("default")
+    broker.show(connection)
+    return report.read(connection, kills, broker.doors)
 
 
-def count_open():
-    return report.count_open(database.raw("default"))
+def count_open(kills=KILLS, broker=EMBEDDED):
+    return broker.count_open(database.raw("default"), kills)
 
 
 class TestRead:
@@ -102,6 +107,17 @@ class TestRead:
         found = read()
 
         assert (found.redelivered, found.duplicates_dropped) == (2, 1)
+
+    def test_counts_copies_that_the_broker_made(self, order):
+        connection = database.raw("default")
+        EMBEDDED.show(connection)
+        connection.execute("CREATE TEMP TABLE copies AS SELECT * FROM demo_visible UNION ALL SELECT * FROM demo_visible")
+        connection.execute("CREATE OR REPLACE TEMP VIEW demo_visible AS SELECT message_id, key FROM copies")
+
+        found = report.read(connection, KILLS, EMBEDDED.doors)
+
+        assert found.duplicate_copies == 2
+        assert found.is_kept
 
     def test_counts_orders_that_were_rolled_back(self, order):
         Refusal.objects.create(what="payment", invoice="536366", reason="declined", content={})
@@ -205,6 +221,25 @@ class TestCountOpen:
 
         assert count_open() == 1
 
+    def test_counts_what_rocketmq_has_not_brought_to_each_group(self, order):
+        broker = RocketMQ()
+        unacked = replace(KILLS, unacked=1)
+        before = count_open(replace(KILLS, unacked=0), broker)
+
+        models.Inbox.objects.filter(consumer_group="letters").delete()
+
+        assert before == 0
+        assert count_open(replace(KILLS, unacked=0), broker) == 1
+        assert count_open(unacked, broker) == 2
+        models.Duplicate.objects.create(consumer_group="points", message_id=message_id(), topic="orders", nth=2)
+        assert count_open(unacked, broker) == 1
+
+    def test_leaves_a_batch_on_rocketmq_to_its_check_back(self, order):
+        BatchFactory(state=models.State.PREPARED)
+
+        assert count_open(replace(KILLS, unacked=0), RocketMQ()) == 0
+        assert count_open() > 0
+
 
 class TestMissing:
     def test_is_nothing_where_all_was_shown(self, order):
@@ -253,7 +288,7 @@ class TestKills:
 class TestAsDict:
     def test_has_what_the_demo_promises_to_print(self, order):
         wanted = {"orders", "rolled_back", "published", "half_messages", "check_backs", "kills", "redelivered"}
-        wanted |= {"duplicates_dropped", "lost", "ghosts", "applied_twice", "p50_ms", "p99_ms"}
+        wanted |= {"duplicate_copies", "duplicates_dropped", "lost", "ghosts", "applied_twice", "p50_ms", "p99_ms"}
 
         found = read().as_dict()
 

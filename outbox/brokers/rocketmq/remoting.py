@@ -140,9 +140,9 @@ def query(address: tuple[str, int], topic: str, key: str) -> list[Stored]:
     return [one for one in found if key in one.properties.get("KEYS", "").split(" ")]  # the index knows hashes only
 
 
-def pull(address: tuple[str, int], topic: str, offset: int) -> tuple[list[Stored], int]:
+def pull(address: tuple[str, int], topic: str, offset: int, *, queue: int = 0) -> tuple[list[Stored], int]:
     """
-    Read on in the first queue of a topic, moving nobody's offset; give some messages and where to go on.
+    Read on in a queue of a topic, moving nobody's offset; give some messages and where to go on.
 
     Raises:
         OSError, RemotingError: as `call`.
@@ -150,7 +150,7 @@ def pull(address: tuple[str, int], topic: str, offset: int) -> tuple[list[Stored
     fields = {
         "consumerGroup": READER,
         "topic": topic,
-        "queueId": 0,
+        "queueId": queue,
         "queueOffset": offset,
         "maxMsgNums": AT_ONCE,
         "sysFlag": BY_TAG,

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import re
 import sys
 from argparse import ArgumentParser
 from contextlib import suppress
@@ -11,13 +13,27 @@ from typing import Any
 
 from django.core.management.base import BaseCommand, CommandError
 
+from project.demo.brokers import DemoBroker, Embedded
 from project.demo.interrupt import Interrupt, Interrupted
 from project.demo.processes import DemoError
+from project.demo.rocketmq import OTHER_SECONDS, Node, RocketMQ
 from project.demo.screen import Screen, table
 from project.demo.stage import Options, Stage, open_stage
 from project.shop.orders_file import DAY, OrdersFileError, read_orders
 
 ADMIN = "admin"
+
+
+def _broker(name: str, node: str) -> DemoBroker:
+    """Give the broker that was chosen. Raises DemoError where the node is not named as it should be."""
+    if name == "embedded":
+        return Embedded()
+    if not node:
+        return RocketMQ()
+    proxy, _, broker = node.partition(",")
+    if not re.fullmatch(r"[^,\s]+:\d+,[^,\s]+:\d+", node):
+        raise DemoError(f"--rocketmq {node}: name the proxy's and the broker's port, like 127.0.0.1:8081,127.0.0.1:10911.")
+    return RocketMQ(Node(proxy, broker, OTHER_SECONDS))
 
 
 class Command(BaseCommand):
@@ -38,6 +54,19 @@ class Command(BaseCommand):
         parser.add_argument(
             "--port", type=int, default=8000, metavar="N", help="the web server's, or the next free one (default: 8000)"
         )
+        parser.add_argument(
+            "--broker",
+            choices=["embedded", "rocketmq"],
+            default="embedded",
+            help="what carries the messages (default: embedded). rocketmq starts one, which needs Java and Maven",
+        )
+        parser.add_argument(
+            "--rocketmq",
+            default=os.environ.get("DEMO_ROCKETMQ_NODE", ""),
+            metavar="PROXY,BROKER",
+            help="use a RocketMQ that runs, such as 127.0.0.1:8081,127.0.0.1:10911; the shop's topics must be empty there "
+            "(default: DEMO_ROCKETMQ_NODE)",
+        )
         parser.add_argument("--celery-broker", default="", metavar="URL", help="Redis or RabbitMQ for Celery (default: files)")
 
     def handle(self, *args: Any, **options: Any) -> None:
@@ -49,6 +78,7 @@ class Command(BaseCommand):
                 celery_broker=options["celery_broker"],
                 seed=options["seed"],
                 with_kills=not options["no_kills"],
+                broker=_broker(options["broker"], options["rocketmq"]),
             )
             code = self._run(chosen, screen, as_json=options["json"], serve=options["serve"])
         except (DemoError, OrdersFileError) as error:

@@ -1,0 +1,73 @@
+"""The brokers that the demo runs on: how processes reach them, and what they hold."""
+
+from __future__ import annotations
+
+import abc
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import ClassVar
+
+from project.demo.report import LEDGERS, Connection, Kills, number
+
+# What a shop's part of the outbox still has to send.
+UNSENT = "(SELECT count(*) FROM outbox_ticket) + (SELECT count(*) FROM outbox_delayed)"
+
+# What still waits in the outbox, and in the broker: halves, what a group has not read, and what it has not acknowledged.
+# A dead letter waits for a person, and is not counted.
+WAITING = f"""
+{LEDGERS}
+SELECT {UNSENT}
+    + (SELECT count(*) FROM outbox_batch WHERE state IN (0, 1, 2))
+    + (SELECT count(*) FROM outbox_embedded_half WHERE state = 0)
+    + (SELECT count(*) FROM outbox_embedded_delayed)
+    + (SELECT count(*) FROM reads JOIN outbox_embedded_topic t ON t.name = reads.topic
+        JOIN outbox_embedded_message m ON m.topic_id = t.id
+        LEFT JOIN outbox_embedded_offset o ON (o.consumer_group, o.topic_id, o.queue) = (reads.consumer_group, t.id, m.queue)
+        WHERE m.pos > coalesce(o.pos, 0))
+    + (SELECT count(*) FROM outbox_embedded_delivery WHERE died_at IS NULL)
+"""  # noqa: S608
+
+# A committed half message has left the halves for its queue.
+SHOW = """
+CREATE OR REPLACE TEMP VIEW demo_visible AS SELECT message_id, key FROM outbox_embedded_message;
+CREATE OR REPLACE TEMP VIEW demo_half AS SELECT id FROM outbox_embedded_half
+    UNION ALL SELECT half_id FROM outbox_embedded_message WHERE half_id IS NOT NULL
+"""
+
+
+class DemoBroker(abc.ABC):
+    """One broker, for one demo."""
+
+    doors: ClassVar[tuple[str, ...]]
+    settle_seconds: ClassVar[float] = 40  # to wait until all work is done
+    commands: ClassVar[dict[str, str]] = {}  # processes that it needs beside the others: name -> management command
+
+    @contextmanager
+    def run(self, folder: Path) -> Iterator[None]:
+        """Have it there. Raises DemoError where it cannot be."""
+        yield
+
+    def environment(self) -> dict[str, str]:
+        """Give what the settings of all processes read."""
+        return {}
+
+    @abc.abstractmethod
+    def count_open(self, connection: Connection, kills: Kills) -> int:
+        """Count what is still under way."""
+
+    @abc.abstractmethod
+    def show(self, connection: Connection) -> None:
+        """Make the temporary relations that the report reads."""
+
+
+class Embedded(DemoBroker):
+    """Tables in the demo's database. It asks over HTTP."""
+
+    doors = ("endpoint",)
+
+    def count_open(self, connection: Connection, kills: Kills) -> int:
+        return number(connection, WAITING)
+
+    def show(self, connection: Connection) -> None:
+        connection.execute(SHOW)

@@ -1,0 +1,170 @@
+"""The demo on a real RocketMQ: a node of its own, or one that runs already."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from django.conf import settings
+
+from outbox import conf
+from outbox.consumer.register import groups
+from outbox.message import Header
+from project.demo.brokers import UNSENT, DemoBroker
+from project.demo.processes import DemoError
+from project.demo.report import LEDGERS, Connection, Kills, number
+
+if TYPE_CHECKING:  # they need RocketMQ's client, which other demos do not
+    from outbox.brokers.rocketmq.remoting import Stored
+
+HALVES = "RMQ_SYS_TRANS_HALF_TOPIC"
+
+# A node of our own is asked and answers sooner than one that serves others: it asks about a half message after 6 s, then
+# each second, and gives a message of a killed consumer back after 3 s.
+CHECKS = {"transactionTimeOut": 6000, "transactionCheckInterval": 1000, "transactionCheckMax": 15, "reviveInterval": 100}
+PROXY = {"minInvisibleTimeMillsForRecv": 100, "grpcClientConsumerMinLongPollingTimeoutMillis": 100}
+OWN_SECONDS = {"check_horizon": 30, "invisible": 3}
+OTHER_SECONDS = {"check_horizon": 600, "invisible": 10}
+
+# What the outbox has to send, and what a group has not handled. A batch that waits for nothing but its check-back is not
+# counted: its messages are, until they are handled. The last part is for consumers that were killed before the ack; the
+# server hands out again what they held, and the inbox drops it.
+WAITING = f"""
+{LEDGERS}
+SELECT {UNSENT}
+    + (SELECT count(*) FROM outbox_batch WHERE state IN (0, 1))
+    + (SELECT count(*) FROM message m JOIN reads r USING (topic) WHERE NOT EXISTS (
+        SELECT FROM outbox_inbox i WHERE i.consumer_group = r.consumer_group AND i.message_id = m.id))
+    + greatest(0, %d - (SELECT count(*) FROM outbox_duplicate WHERE nth > 1))
+"""  # noqa: S608
+
+TABLES = """
+DROP TABLE IF EXISTS demo_visible, demo_half;
+CREATE TEMP TABLE demo_visible (message_id text, key text);
+CREATE TEMP TABLE demo_half (id text)
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class Node:
+    """A RocketMQ that runs. `broker`: the broker's own port, by which topics and groups are made and messages are counted."""
+
+    endpoints: str
+    broker: str
+    seconds: dict[str, int]
+
+
+class RocketMQ(DemoBroker):
+    """
+    RocketMQ 5. It asks relays, and a checker beside them.
+
+    Args:
+        node: one that runs already and has nothing in the shop's topics; None: one is started.
+    """
+
+    doors = ("rocketmq",)
+    settle_seconds = 90
+    commands = {"checker": "outbox_checker"}
+
+    def __init__(self, node: Node | None = None) -> None:
+        self._given = node
+        self._node = node
+
+    @contextmanager
+    def run(self, folder: Path) -> Iterator[None]:
+        if importlib.util.find_spec("rocketmq") is None:
+            raise DemoError("RocketMQ's client is not installed: make demo-rocketmq, or pip install rocketmq-python-client.")
+        if self._given is None:
+            with _own_node(folder / "rocketmq") as self._node:
+                yield
+        else:
+            _prepare(self._given)
+            yield
+
+    def environment(self) -> dict[str, str]:
+        assert self._node is not None
+        options = {"ENDPOINTS": self._node.endpoints, "BROKER_ADDRESSES": [self._node.broker]}
+        return {"DEMO_ROCKETMQ": json.dumps({"options": options, **self._node.seconds})}
+
+    def count_open(self, connection: Connection, kills: Kills) -> int:
+        return number(connection, WAITING % kills.unacked)
+
+    def show(self, connection: Connection) -> None:
+        """Read the server's own log: each copy of a message, and each half message, however often it is stored."""
+        from outbox.brokers.rocketmq.envelope import message_id_of
+
+        assert self._node is not None
+        topics = conf.topics_of("default")
+        visible = [stored for topic in topics for stored in _read(self._node, topic.name, topic.queues)]
+        halves = {
+            stored.properties["UNIQ_KEY"]
+            for stored in _read(self._node, HALVES, 1)
+            if stored.properties.get("REAL_TOPIC") in {topic.name for topic in topics}
+        }
+        connection.execute(TABLES)
+        with connection.cursor() as cursor:
+            with cursor.copy("COPY demo_visible FROM STDIN") as copy:
+                for stored in visible:
+                    copy.write_row((message_id_of(stored.properties), stored.properties.get(Header.SUBJECT, "")))
+            with cursor.copy("COPY demo_half FROM STDIN") as copy:
+                for half in halves:
+                    copy.write_row((half,))
+
+
+@contextmanager
+def _own_node(data: Path) -> Iterator[Node]:
+    from project.servers.rocketmq import Ports
+    from project.servers.rocketmq import RocketMQ as Server
+    from project.servers.rocketmq_jars import ServerError
+
+    server = Server(settings.BASE_DIR / "var/rocketmq", Ports.free(), settings=dict(CHECKS), proxy=dict(PROXY), data=data)
+    try:
+        with server:
+            node = Node(server.endpoints, server.broker, OWN_SECONDS)
+            _prepare(node)
+            yield node
+    except ServerError as error:
+        raise DemoError(str(error)) from error
+
+
+def _prepare(node: Node) -> None:
+    """Create topics and groups. Raises DemoError where a topic has messages of somebody else."""
+    from outbox.brokers.rocketmq.remoting import RemotingError
+    from project.servers.rocketmq_admin import make_group, make_topic
+
+    broker = _address(node)
+    try:
+        for topic in conf.topics_of("default"):
+            make_topic(broker, topic.name, topic.type, topic.queues)
+            if _read(node, topic.name, topic.queues):
+                raise DemoError(
+                    f"Topic {topic.name!r} at {node.broker} has messages already. Give the demo a fresh node, or none."
+                )
+        for group in groups():
+            make_group(broker, group)
+    except (OSError, RemotingError) as error:
+        raise DemoError(f"RocketMQ's broker at {node.broker} cannot be used: {error}.") from error
+
+
+def _read(node: Node, topic: str, queues: int) -> list[Stored]:
+    from outbox.brokers.rocketmq.remoting import pull
+
+    found: list[Stored] = []
+    for queue in range(queues):
+        offset, is_behind = 0, True
+        while is_behind:
+            some, behind = pull(_address(node), topic, offset, queue=queue)
+            found += some
+            is_behind, offset = behind > offset, behind
+    return found
+
+
+def _address(node: Node) -> tuple[str, int]:
+    from outbox.brokers.rocketmq.options import address
+
+    return address(node.broker)

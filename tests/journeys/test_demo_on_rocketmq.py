@@ -1,0 +1,81 @@
+"""The demo on a real RocketMQ that it starts itself."""
+
+import json
+import os
+import subprocess
+import sys
+
+import pytest
+from django.conf import settings
+
+from tests.journeys.demos import Demo
+
+
+@pytest.fixture(scope="class")
+def played(tmp_path_factory):
+    """A demo that has been played to its end."""
+    demo = Demo(tmp_path_factory.mktemp("demo"), "--broker", "rocketmq", "--json")
+    demo.finish(seconds=270)
+    return demo
+
+
+@pytest.mark.rocketmq
+@pytest.mark.timeout(300)
+class TestTheDemoOnRocketMQ:
+    def test_keeps_the_promise(self, played):
+        assert played.process.returncode == 0, played.stderr
+
+        report = json.loads(played.stdout)
+        assert (report["lost"], report["ghosts"], report["applied_twice"]) == (0, 0, 0)
+        assert report["missing"] == []
+
+    def test_tells_what_the_other_demo_tells(self, played):
+        report = json.loads(played.stdout)
+
+        assert report["orders"] + report["rolled_back"] == 127
+        assert report["published"] == 2 * report["orders"] + 6
+        assert report["half_messages"] > report["published"]
+        assert report["duplicate_copies"] >= 0
+
+    def test_has_the_inbox_drop_what_comes_again(self, played):
+        report = json.loads(played.stdout)
+
+        assert report["duplicates_dropped"] >= report["kills_by"]["unacked"]
+
+    def test_leaves_nothing_behind(self, played):
+        assert played.left_behind() == (0, 0, 0)
+
+
+class TestADemoThatCannotHaveRocketMQ:
+    def test_says_how_to_name_a_node(self):
+        finished = _demo("--rocketmq", "127.0.0.1:8081")
+
+        assert finished.returncode == 1
+        assert "name the proxy's and the broker's port, like 127.0.0.1:8081,127.0.0.1:10911" in finished.stderr
+
+    @pytest.mark.rocketmq
+    def test_says_that_nobody_answers(self):
+        finished = _demo("--rocketmq", "127.0.0.1:1,127.0.0.1:1")
+
+        assert finished.returncode == 1
+        assert "RocketMQ's broker at 127.0.0.1:1 cannot be used" in finished.stderr
+
+    @pytest.mark.rocketmq
+    def test_says_what_to_install(self, tmp_path):
+        (tmp_path / "python").symlink_to(sys.executable)
+
+        finished = _demo(PATH=str(tmp_path))
+
+        assert finished.returncode == 1
+        assert "RocketMQ needs java, which is not on PATH. On Debian and Ubuntu: apt-get install" in finished.stderr
+
+
+def _demo(*arguments, **environment):
+    return subprocess.run(
+        [sys.executable, "manage.py", "outbox_demo", "--broker", "rocketmq", *arguments],
+        cwd=settings.BASE_DIR,
+        env={**os.environ, "DJANGO_SETTINGS_MODULE": "project.settings", **environment},
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
