@@ -16,7 +16,9 @@ from outbox.body import READ_BYTES, readable, size_in_words
 def read_beginning(rows: QuerySet[Any]) -> QuerySet[Any]:
     """Have rows read with the `size` of their body and, of the body, no more than can be laid out: its `beginning`."""
     size = Func(F("body"), function="octet_length", output_field=IntegerField())
-    found: QuerySet[Any] = rows.defer("body").annotate(size=size, beginning=Substr("body", 1, READ_BYTES, output_field=BinaryField()))
+    found: QuerySet[Any] = rows.defer("body").annotate(
+        size=size, beginning=Substr("body", 1, READ_BYTES, output_field=BinaryField())
+    )
     return found
 
 

@@ -76,12 +76,12 @@ class Newest(ChangeList):
         found: QuerySet[Any] = super().get_queryset(request, exclude_parameters)
         if any("\x00" in value for values in request.GET.lists() for value in values[1]):
             return found.none()  # PostgreSQL's texts hold no NUL
-        keyset, before = self.model_admin.keyset, self._before
-        if before is not None:
-            found = found.filter(**{f"{keyset}__{self.model_admin.older}": before})
+        bounds = {} if self._before is None else {f"{self.model_admin.keyset}__{self.model_admin.older}": self._before}
         if self._needs_all_rows and not self.model_admin.is_small:
-            self.floor = self._find_floor(before)
-        return found if self.floor is None else found.filter(**{f"{keyset}__gte": self.floor})
+            self.floor = self._find_floor(bounds)
+            if self.floor is not None:
+                bounds[f"{self.model_admin.keyset}__gte"] = self.floor
+        return self.model_admin.narrow(found.filter(**bounds), request, bounds)
 
     def get_results(self, request: HttpRequest) -> None:
         super().get_results(request)
@@ -127,9 +127,7 @@ class Newest(ChangeList):
             return False
         return any(spec.value() is not None and not spec.is_indexed for spec in self.filter_specs)  # type: ignore[attr-defined]
 
-    def _find_floor(self, before: Any) -> Any:
+    def _find_floor(self, bounds: dict[str, Any]) -> Any:
         keyset = self.model_admin.keyset
-        rows = self.root_queryset.order_by(f"-{keyset}")
-        if before is not None:
-            rows = rows.filter(**{f"{keyset}__{self.model_admin.older}": before})
-        return next(iter(rows.values_list(keyset, flat=True)[LOOKED_AT : LOOKED_AT + 1]), None)
+        rows = self.root_queryset.filter(**bounds).order_by(f"-{keyset}").values_list(keyset, flat=True)
+        return next(iter(rows[LOOKED_AT : LOOKED_AT + 1]), None)

@@ -11,7 +11,8 @@ from django.contrib.admin.models import LogEntry
 from django.contrib.contenttypes.models import ContentType
 from django.core.exceptions import ValidationError
 from django.db import router
-from django.db.models import F, Func, Model, Q, QuerySet
+from django.db.models import Model, Q, QuerySet
+from django.db.models.expressions import RawSQL
 from django.http import HttpRequest, HttpResponse
 from django.utils.safestring import SafeString
 
@@ -19,13 +20,13 @@ from outbox import conf
 from outbox.admin.base import ReadOnlyAdmin
 from outbox.admin.contents import contents, read_beginning, read_headers
 from outbox.admin.links import about_link, message_link
-from outbox.admin.lists import Filter
+from outbox.admin.lists import COUNTED, Filter
 from outbox.admin.pages import topics
 from outbox.admin.text import badge, shown, since
 from outbox.brokers.base import Found
 from outbox.errors import BrokerUnavailable
 from outbox.message import Header
-from outbox.models import Batch, DeadMessage, Delayed, MessageRow, MessageState, State, Ticket
+from outbox.models import DeadMessage, Delayed, MessageRow, MessageState, Ticket
 from outbox.timeline import Moment, Timeline, Tone, read_timeline
 
 Standing = MessageState.Standing
@@ -38,12 +39,16 @@ TONES: dict[str, str] = {
     Standing.SKIPPED: Tone.PLAIN,
 }
 
-BATCH_STATES = {
-    Standing.CLAIMED: State.CLAIMED,
-    Standing.PREPARED: State.PREPARED,
-    Standing.RELEASED: State.RELEASED,
-    Standing.RETRYING: State.RELEASED,
-    Standing.DEAD: State.DEAD,
+# Messages by where their batch stands: along the index of unfinished batches, or of dead ones.
+HELD = """
+SELECT u.id FROM outbox_batch b, unnest(b.message_ids) WITH ORDINALITY u(id, n) WHERE {where} AND u.n <> ALL(b.split)
+"""
+BATCHES = {
+    Standing.CLAIMED: "b.state = 1",
+    Standing.PREPARED: "b.state = 2",
+    Standing.RELEASED: "b.state = 0 AND b.tries = 0",
+    Standing.RETRYING: "b.state = 0 AND b.tries > 0",
+    Standing.DEAD: "b.state = 4",
 }
 
 
@@ -58,21 +63,25 @@ class StateFilter(Filter):
 
     @property
     def is_indexed(self) -> bool:  # type: ignore[override]
-        return self.value() in (Standing.WAITING, Standing.DELAYED, *BATCH_STATES)
+        return self.value() not in (Standing.SENT, Standing.LOST)
 
-    def queryset(self, request: HttpRequest, queryset: QuerySet[MessageRow]) -> QuerySet[MessageRow]:
+    def queryset(self, request: HttpRequest, queryset: QuerySet[Any]) -> QuerySet[Any]:
         state = self.value()
-        if state is None:
-            return queryset
-        if state == Standing.WAITING:
-            return queryset.filter(id__in=Ticket.objects.values("message_id"))
-        if state == Standing.DELAYED:
-            return queryset.filter(id__in=Delayed.objects.values("message_id"))
-        standing = MessageState.objects.filter(state=state)
-        if state in BATCH_STATES:
-            batches = Batch.objects.filter(state=BATCH_STATES[Standing(state)])
-            standing = standing.filter(id__in=batches.values(held=Func(F("message_ids"), function="unnest")))
-        return queryset.filter(id__in=standing.values("id"))
+        if state in BATCHES:
+            held = RawSQL(HELD.format(where=BATCHES[Standing(state)]), [])  # noqa: S611  (constants)
+            return queryset.filter(id__in=held)
+        match state:
+            case Standing.WAITING:
+                return queryset.filter(id__in=Ticket.objects.values("message_id"))
+            case Standing.DELAYED:
+                return queryset.filter(id__in=Delayed.objects.values("message_id"))
+            case Standing.SKIPPED:
+                skipped = MessageState.objects.filter(state=state, id__in=DeadMessage.objects.values("message_id"))
+                return queryset.filter(id__in=skipped.values("id"))
+            case None | Standing.SENT | Standing.LOST:  # these two by `narrow`
+                return queryset
+            case _:
+                return queryset.none()
 
 
 class TopicIdFilter(Filter):
@@ -112,6 +121,16 @@ class MessageAdmin(ReadOnlyAdmin):
             return queryset.filter(id=UUID(term)), False
         except ValueError:
             return queryset.filter(Q(key=term) & ~Q(key="") | Q(about=term)), False
+
+    def narrow(self, rows: QuerySet[Any], request: HttpRequest, bounds: dict[str, Any]) -> QuerySet[Any]:
+        """Find what was sent or lost by a walk down the view: from the other side the planner would join all of it."""
+        state = request.GET.get("state")
+        if state not in (Standing.SENT, Standing.LOST):
+            return rows
+        walked = MessageState.objects.filter(state=state, **bounds)
+        if topic := request.GET.get("topic"):
+            walked = walked.filter(topic=topic)
+        return rows.filter(id__in=walked.order_by("-id").values("id")[: COUNTED + 1])
 
     def complete(self, rows: list[MessageRow]) -> None:
         standing = MessageState.objects.in_bulk([row.id for row in rows])
