@@ -4,16 +4,18 @@ What groups gave up, asked of the brokers' own ports, and sent again for the one
 RocketMQ keeps dead letters in a topic for each group, `%DLQ%<group>`, as long as its log (`fileReservedTime`). Reading them
 moves no offset: a letter stays until a person acts. Nothing can be taken out of the log; so acting is adding to it:
 - a replay is a copy on the topic that the letter came from, addressed to its group: the adapter passes it over in others;
-- a discard is a mark among the dead letters.
-Both have the letter's id among their keys, by which anybody can see that somebody acted.
+- a mark among the dead letters says that one was replayed or discarded.
+Copy and mark have the letter's id among their keys. The copy comes first: whoever dies before the mark leaves a letter that
+is still listed, and is not sent twice.
 """
 
 from __future__ import annotations
 
 import heapq
 import json
+import struct
 import time
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 
@@ -30,18 +32,19 @@ from outbox.brokers.rocketmq.remoting import (
     pull,
     query,
     send,
+    view,
 )
 from outbox.errors import BrokerUnavailable
 
 LETTERS, RETRIES = "%DLQ%", "%RETRY%"
+
+MARK = "outbox-settled"  # property of a mark: replayed or discarded
 
 # Of the properties that are the server's, what a copy keeps: it is found, filtered and ordered as the first one was.
 KEPT = {"KEYS", "TAGS", "UNIQ_KEY", "__SHARDINGKEY"}
 
 INDEX_SECONDS = 5.0  # a message is found by its keys a moment after it was stored
 ANY_QUEUE = -1
-
-DISCARDED = "outbox-discarded"  # property of a mark
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,44 +56,52 @@ class Letter:
     stored: Stored
 
     @property
-    def is_open(self) -> bool:
-        """Whether nobody acted on it."""
-        return not any(_find(self.broker, topic, self.stored.id) for topic in (self.topic, self.stored.topic))
+    def is_copied(self) -> bool:
+        """Whether a copy of it was sent."""
+        return bool(_find(self.broker, self.topic, self.stored.id))
+
+    @property
+    def is_settled(self) -> bool:
+        """Whether a mark says that somebody acted on it."""
+        return bool(_find(self.broker, self.stored.topic, self.stored.id))
 
 
 def dead_letters(options: RocketMQOptions, group: str, server_groups: Collection[str], limit: int) -> list[DeadLetter]:
     """List what a group gave up and nobody acted on, oldest first. The reasons stand in our own record of the tries."""
-    found: list[DeadLetter] = []
+    found: dict[str, DeadLetter] = {}
     with _translated():
         for letter in _letters(options, server_groups):
-            if len(found) == limit:
-                break
-            if letter.is_open:
-                stored = letter.stored
-                message_id = message_id_of(stored.properties)
-                found.append(DeadLetter(stored.id, group, letter.topic, message_id, "", max(1, stored.retries), stored.stored_at))
-    return found
+            stored = letter.stored
+            if MARK in stored.properties:
+                found.pop(stored.properties["KEYS"], None)
+            else:
+                message_id, attempt = message_id_of(stored.properties), max(1, stored.retries)
+                found[stored.id] = DeadLetter(stored.id, group, letter.topic, message_id, "", attempt, stored.stored_at)
+    return list(found.values())[:limit]
 
 
 def replay(options: RocketMQOptions, group: str, server_groups: Collection[str], ids: Collection[str]) -> int:
     """Send copies of dead letters to their group, of each letter one; give how many were sent."""
-    return _act(options, server_groups, ids, lambda letter: _send_copy(letter, group))
+    count = 0
+    with _translated():
+        letters = _open_ones(options, server_groups, ids)
+        for letter in letters:
+            if not letter.is_copied:
+                _send_copy(letter, group)
+                count += 1
+            _send_mark(letter, "replayed")
+        _wait_until_seen(letters)
+    return count
 
 
 def discard(options: RocketMQOptions, server_groups: Collection[str], ids: Collection[str]) -> int:
     """Mark dead letters as discarded; give how many were."""
-    return _act(options, server_groups, ids, _send_mark)
-
-
-def _act(options: RocketMQOptions, server_groups: Collection[str], ids: Collection[str], act: Callable[[Letter], None]) -> int:
-    done = []
     with _translated():
-        for letter in _letters(options, server_groups):
-            if letter.stored.id in ids and letter.is_open:
-                act(letter)
-                done.append(letter)
-        _wait_until_seen(done)
-    return len(done)
+        letters = _open_ones(options, server_groups, ids)
+        for letter in letters:
+            _send_mark(letter, "discarded")
+        _wait_until_seen(letters)
+    return len(letters)
 
 
 def topics_given_up(broker: tuple[str, int], message_id: str) -> set[str]:
@@ -98,11 +109,11 @@ def topics_given_up(broker: tuple[str, int], message_id: str) -> set[str]:
     topics = json.loads(call(broker, GET_ALL_TOPICS))["topicConfigTable"]
     groups = [name.removeprefix(LETTERS) for name in topics if name.startswith(LETTERS)]
     found = [_letter(broker, group, stored) for group in groups for stored in _find(broker, LETTERS + group, message_id)]
-    return {letter.topic for letter in found if letter.is_open}
+    return {letter.topic for letter in found if not letter.is_settled}
 
 
 def _letters(options: RocketMQOptions, server_groups: Collection[str]) -> Iterator[Letter]:
-    """Give the letters of all brokers, oldest first."""
+    """Give the letters of all brokers, and marks, oldest first."""
     brokers = [address(text) for text in options.broker_addresses]
     queues = [_read(broker, group) for broker in brokers for group in server_groups]
     return heapq.merge(*queues, key=lambda letter: letter.stored.stored_at)
@@ -117,7 +128,7 @@ def _read(broker: tuple[str, int], server_group: str) -> Iterator[Letter]:
             if error.code == NO_SUCH_TOPIC:  # the group never gave up anything
                 return
             raise
-        yield from (_letter(broker, server_group, stored) for stored in found if DISCARDED not in stored.properties)
+        yield from (_letter(broker, server_group, stored) for stored in found)
         is_behind, offset = behind > offset, behind
 
 
@@ -127,6 +138,28 @@ def _letter(broker: tuple[str, int], server_group: str, stored: Stored) -> Lette
     if topic.startswith(RETRIES + server_group):
         topic = topic[len(RETRIES + server_group) + 1 :]
     return Letter(broker, topic, stored)
+
+
+def _open_ones(options: RocketMQOptions, server_groups: Collection[str], ids: Collection[str]) -> list[Letter]:
+    """Find letters by their ids, each once, but for those that somebody acted on."""
+    found = [
+        _letter(broker, group, stored)
+        for one in sorted(set(ids))
+        for broker in [address(text) for text in options.broker_addresses]
+        for stored in _look_at(broker, one)
+        for group in server_groups
+        if stored.topic == LETTERS + group
+    ]
+    return [letter for letter in found if not letter.is_settled]
+
+
+def _look_at(broker: tuple[str, int], letter_id: str) -> list[Stored]:
+    """Read what lies at a letter's place; on another broker than its own that is nothing, another message, or no message."""
+    try:
+        found = view(broker, int(letter_id[-16:], 16))
+    except (RemotingError, struct.error, ValueError, IndexError):
+        return []
+    return [found] if found.id == letter_id else []
 
 
 def _send_copy(letter: Letter, group: str) -> None:
@@ -139,15 +172,15 @@ def _send_copy(letter: Letter, group: str) -> None:
     send(letter.broker, letter.topic, first[0].queue if first else ANY_QUEUE, stored, properties)
 
 
-def _send_mark(letter: Letter) -> None:
-    properties = {"KEYS": letter.stored.id, DISCARDED: letter.stored.id}
-    send(letter.broker, letter.stored.topic, ANY_QUEUE, replace(letter.stored, body=b"discarded", flag=0), properties)
+def _send_mark(letter: Letter, what: str) -> None:
+    stored = replace(letter.stored, body=what.encode(), flag=0)
+    send(letter.broker, stored.topic, ANY_QUEUE, stored, {"KEYS": stored.id, MARK: what})
 
 
 def _wait_until_seen(letters: Sequence[Letter]) -> None:
-    """Return when all can see that somebody acted, so that nobody does once more."""
+    """Return when the marks are found by their keys, so that nobody acts once more."""
     deadline = time.monotonic() + INDEX_SECONDS
-    while time.monotonic() < deadline and any(letter.is_open for letter in letters):
+    while time.monotonic() < deadline and not all(letter.is_settled for letter in letters):
         time.sleep(0.01)
 
 

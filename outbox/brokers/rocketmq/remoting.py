@@ -19,6 +19,7 @@ SEND_MESSAGE = 10
 PULL_MESSAGE = 11
 QUERY_MESSAGE = 12
 GET_ALL_TOPICS = 21
+VIEW_MESSAGE = 33
 GET_CONSUME_STATS = 208
 TOPICS_OF_GROUP = 343
 
@@ -138,6 +139,11 @@ def query(address: tuple[str, int], topic: str, key: str) -> list[Stored]:
     }
     found = stored_messages(call(address, QUERY_MESSAGE, fields))
     return [one for one in found if key in one.properties.get("KEYS", "").split(" ")]  # the index knows hashes only
+
+
+def view(address: tuple[str, int], place: int) -> Stored:
+    """Read the message at a place of a broker's log; where no message begins, it raises or gives nonsense. Raises as `call`."""
+    return _stored(call(address, VIEW_MESSAGE, {"offset": place}))
 
 
 def pull(address: tuple[str, int], topic: str, offset: int, *, queue: int = 0) -> tuple[list[Stored], int]:
