@@ -15,6 +15,7 @@ from outbox.brokers.memory import MemoryBroker
 from outbox.message import TopicSpec, TopicType
 from outbox.models import Topic
 from outbox.relay.backoff import Backoff
+from outbox.relay.commit import Committer
 from outbox.relay.lane import Lane
 from outbox.relay.part import Parter
 from outbox.relay.run import Relay
@@ -104,3 +105,18 @@ def relay(db: None, make_relay: Callable[..., Relay]) -> Relay:
 def parter(db) -> Parter:
     retry = Backoff(timedelta(seconds=100), timedelta(seconds=1000), lambda: 1.0)
     return Parter(database.raw("default"), retry, misconfigured=timedelta(hours=1))
+
+
+@pytest.fixture
+def make_committer() -> Callable[..., Committer]:
+    def make(broker: MemoryBroker, connection: database.Connection | None = None) -> Committer:
+        connection = connection or database.raw("default")
+        parter = Parter(connection, Backoff(timedelta(0), timedelta(0)), timedelta(0))
+        return Committer(connection, broker, parter)
+
+    return make
+
+
+@pytest.fixture
+def committer(make_committer: Callable[..., Committer], broker: MemoryBroker) -> Committer:
+    return make_committer(broker)

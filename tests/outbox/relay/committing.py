@@ -1,0 +1,29 @@
+"""What happens around a commit: half messages sent, a batch taken over."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+
+from outbox import database
+from outbox.brokers.base import Ended
+from outbox.brokers.memory import MemoryBroker
+from outbox.models import Batch
+from outbox.relay.backoff import Backoff
+from outbox.relay.batch import Fared
+from outbox.relay.breaker import Breaker
+from outbox.relay.send import Sender
+
+
+def send_halves(broker: MemoryBroker, *batches) -> list[Fared]:
+    breaker = Breaker(3, Backoff(timedelta(0), timedelta(0)))
+    sender = Sender(database.raw("default"), broker, breaker, "urn:uuid:1", 10**6, lambda: False)
+    return sender.send(batches, is_half=True, shed_at=float("inf"))
+
+
+def take_over(batch, **fields) -> None:
+    """Do what another relay does that claims a batch again."""
+    Batch.objects.filter(pk=batch.id).update(**{"attempt": batch.attempt + 1} | fields)
+
+
+def ended(broker: MemoryBroker) -> list[Ended | None]:
+    return [half.ended for half in broker.halves()]

@@ -1,0 +1,74 @@
+"""
+What may go wrong between a claim and its mark, each on connections of its own.
+
+The numbers are those of the protocol's fault points. In each case every message is shown in the end; on a broker whose
+ends are idempotent, once.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable
+from functools import partial
+
+import pytest
+
+from outbox.failpoints import FailpointReached
+from outbox.relay import run
+from outbox.relay.lane import take_lane
+from outbox.relay.run import Relay
+from tests.factories import TicketFactory
+from tests.outbox.relay.faults.looking import is_free
+from tests.waiting import wait_until
+
+
+@pytest.fixture
+def at(monkeypatch) -> Callable[[str, Callable[[], object]], None]:
+    """Do something at the next pass of a failpoint."""
+    plans = defaultdict(list)
+
+    def reach(name: str) -> None:
+        if plans[name]:
+            plans[name].pop(0)()
+
+    monkeypatch.setattr(run, "failpoint", reach)
+    return lambda name, action: plans[name].append(action)
+
+
+@pytest.fixture
+def start(connect, make_relay) -> Callable[..., Relay]:
+    """Start a relay on a connection and a lane of its own."""
+
+    def start(**options) -> Relay:
+        connection = connect()
+        return make_relay(connection, lane=take_lane(connection, lanes=16), **options)
+
+    return start
+
+
+@pytest.fixture
+def crash_at(at, start) -> Callable[[str], None]:
+    """Have a relay die at a failpoint, as by SIGKILL: its connection is gone, and its lane free."""
+
+    def crash_at(name: str) -> None:
+        def die() -> None:
+            raise FailpointReached(name)
+
+        dying = start()
+        at(name, die)
+        with pytest.raises(FailpointReached):
+            dying.drain()
+        dying.connection.close()
+        wait_until(partial(is_free, dying.lane.number))
+
+    return crash_at
+
+
+@pytest.fixture
+def wait(make_topic) -> Callable[..., list[str]]:
+    """Have messages wait in a topic of their own."""
+
+    def wait(kind: str = "transaction", count: int = 2) -> list[str]:
+        return [str(ticket.message_id) for ticket in TicketFactory.create_batch(count, topic=make_topic(kind))]
+
+    return wait

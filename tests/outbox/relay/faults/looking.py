@@ -1,0 +1,38 @@
+"""What a test looks at after a fault, and how time goes by."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime, timedelta
+
+from outbox import database
+from outbox.brokers.base import Ended
+from outbox.brokers.memory import MemoryBroker
+from outbox.check_back.ask import in_process
+from outbox.models import Batch, State
+
+
+def copies(broker: MemoryBroker, messages: list[str]) -> list[int]:
+    return [broker.copies(message) for message in messages]
+
+
+def ended(broker: MemoryBroker) -> list[Ended | None]:
+    return [half.ended for half in broker.halves()]
+
+
+def end_leases() -> None:
+    Batch.objects.filter(state=State.CLAIMED).update(lease_until=datetime.now(UTC) - timedelta(seconds=1))
+
+
+def ask_about_halves(broker: MemoryBroker) -> None:
+    """Have the broker ask about each open half, and end it as the real check-back answers."""
+    for half in broker.halves():
+        half.due_at = datetime.now(UTC)
+    broker.check_halves(in_process("default"))
+
+
+def is_free(lane: int) -> bool:
+    """Say whether nobody holds a lane."""
+    row = database.raw("default").execute(
+        "SELECT FROM pg_locks WHERE locktype = 'advisory' AND classid = 7707 AND objid = %s", [lane]
+    )
+    return row.fetchone() is None

@@ -1,0 +1,103 @@
+"""Claims of ordered topics: one batch of a key at a time."""
+
+from __future__ import annotations
+
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+
+from outbox.models import Batch, State, Ticket
+from outbox.relay import claim as claim_module
+from outbox.relay.claim import CLAIM_ORDERED, LOCK_ORDER
+from tests.factories import BatchFactory, TicketFactory, TopicFactory
+from tests.outbox.relay.claiming import claims
+from tests.waiting import wait_until_it_blocks
+
+
+def ids(tickets: list[Ticket]) -> list[str]:
+    return [str(ticket.message_id) for ticket in tickets]
+
+
+@pytest.mark.django_db
+class TestClaimOrdered:
+    def test_notes_the_order_keys(self):
+        topic = TopicFactory(type="fifo")
+        tickets = [TicketFactory(topic=topic, order_key=key) for key in (5, -6, 5)]
+
+        (batch,) = claims().claim_ordered()
+
+        assert batch.message_ids == ids(tickets)
+        assert batch.order_keys == [5, -6, 5]
+
+    @pytest.mark.parametrize("state", [State.RELEASED, State.CLAIMED, State.DEAD])
+    def test_leaves_keys_that_have_a_message_in_an_unfinished_or_dead_batch(self, state):
+        topic = TopicFactory(type="fifo")
+        BatchFactory(topic=topic, order_keys=[1], state=state)
+        TicketFactory(topic=topic, order_key=1)
+        free = TicketFactory(topic=topic, order_key=2)
+
+        (batch,) = claims().claim_ordered()
+
+        assert batch.message_ids == ids([free])
+
+    @pytest.mark.parametrize("state", [State.SENT, State.SKIPPED])
+    def test_takes_keys_whose_batches_are_finished(self, state):
+        topic = TopicFactory(type="fifo")
+        BatchFactory(topic=topic, order_keys=[1], state=state)
+        TicketFactory(topic=topic, order_key=1)
+
+        assert len(claims().claim_ordered()) == 1
+
+    def test_is_not_stopped_by_batches_without_order(self):
+        """Their order_keys are NULL, and one NULL in a NOT IN claims nothing for ever."""
+        BatchFactory()
+        TicketFactory(topic=TopicFactory(type="fifo"), order_key=1)
+
+        assert len(claims().claim_ordered()) == 1
+
+    def test_takes_a_key_that_was_freed_in_the_order_of_its_tickets(self):
+        """A claim that started at the last position seen would take the later ticket first."""
+        topic = TopicFactory(type="fifo")
+        dead = BatchFactory(topic=topic, order_keys=[1], state=State.DEAD)
+        mine = claims()
+        waiting = TicketFactory(topic=topic, order_key=1)
+        TicketFactory(topic=topic, order_key=2)
+        mine.claim_ordered()
+
+        Batch.objects.filter(pk=dead.pk).update(state=State.SKIPPED)
+        later = TicketFactory(topic=topic, order_key=1)
+        (batch,) = mine.claim_ordered()
+
+        assert batch.message_ids == ids([waiting, later])
+
+    def test_passes_over_topics_whose_keys_are_all_held(self, monkeypatch):
+        monkeypatch.setattr(claim_module, "TOPICS_PER_CLAIM", 2)
+        for topic in TopicFactory.create_batch(4, type="fifo"):
+            BatchFactory(topic=topic, order_keys=[1], state=State.DEAD)
+            TicketFactory(topic=topic, order_key=1)
+        free = TicketFactory(topic=TopicFactory(type="fifo"), order_key=2)
+        mine = claims()
+
+        (batch,) = mine.claim_ordered()
+
+        assert batch.message_ids == ids([free])
+        assert mine.claim_ordered() == []  # and ends, though nothing can be claimed
+
+
+@pytest.mark.django_db(transaction=True)
+class TestTwoOrderedClaims:
+    def test_never_hold_one_key_at_the_same_time(self, connect):
+        """The lock is a statement of its own: taken within the claim, its snapshot would be older than the wait."""
+        topic = TopicFactory(type="fifo")
+        TicketFactory.create_batch(2, topic=topic, order_key=1)
+        first, second = connect(), connect()
+
+        with ThreadPoolExecutor(1) as pool:
+            with first.transaction():
+                first.execute(LOCK_ORDER)
+                (mine,) = first.execute(CLAIM_ORDERED, claims(first, 1)._arguments({}, 1, ordered=True)).fetchall()
+                theirs = pool.submit(claims(second, 2).claim_ordered)
+                wait_until_it_blocks(first)
+
+            assert mine[2] is not None
+            assert theirs.result(10) == []

@@ -1,0 +1,145 @@
+"""The decision; each fence with a batch that another relay has taken over."""
+
+from __future__ import annotations
+
+import logging
+
+import psycopg
+import pytest
+
+from outbox import database, signals
+from outbox.brokers.base import Ended, Verdict
+from outbox.models import Batch, State
+from outbox.relay.batch import Fared
+from tests.factories import stored
+from tests.outbox.relay.batches import fared, make_claimed
+from tests.outbox.relay.committing import ended, send_halves, take_over
+
+pytestmark = pytest.mark.django_db
+
+
+class TestDecide:
+    def test_writes_the_half_ids_and_ends_the_lease(self, committer):
+        batch = make_claimed(size=2)
+
+        decision = committer.decide(Fared(batch, {1: "h1", 2: "h2"}))
+
+        row = stored(batch)
+        assert (row.state, row.half_ids, row.lease_until, row.open) == (State.PREPARED, ["h1", "h2"], None, None)
+        assert row.decided_at is not None
+        assert (decision.batch.positions, decision.is_fresh) == ([1, 2], True)
+
+    def test_decides_or_splits_each_position(self, committer):
+        batch = make_claimed(size=3)
+
+        decision = committer.decide(fared(batch, accepted={2: "h2"}, refused=1, unsure=3))
+
+        refused, unsure = Batch.objects.exclude(pk=batch.id).order_by("first_seq")
+        assert (stored(batch).half_ids, stored(batch).split) == ([None, "h2", None], [1, 3])
+        assert (refused.state, unsure.state) == (State.DEAD, State.RELEASED)
+        assert decision.batch.positions == [2]
+
+    def test_leaves_a_batch_alone_that_another_relay_claimed_again(self, committer, broker, make_topic):
+        batch = make_claimed(topic=make_topic("transaction"), size=2)
+        (mine,) = send_halves(broker, batch)
+        take_over(batch)
+
+        decision = committer.decide(mine)
+
+        assert decision is None
+        assert (stored(batch).state, stored(batch).half_ids) == (State.CLAIMED, None)
+
+    def test_rolls_its_half_messages_back_when_the_fence_is_lost(self, committer, broker, make_topic):
+        batch = make_claimed(topic=make_topic("transaction"), size=2)
+        (mine,) = send_halves(broker, batch)
+        take_over(batch)
+
+        committer.decide(mine)
+
+        assert ended(broker) == [Ended.ROLLED_BACK] * 2
+
+    @pytest.mark.parametrize("state", [State.RELEASED, State.DEAD, State.SKIPPED])
+    def test_rolls_back_when_the_batch_was_let_go_meanwhile(self, committer, broker, make_topic, state):
+        """A check-back fenced it: it answers ROLLBACK by that very update."""
+        batch = make_claimed(topic=make_topic("transaction"))
+        (mine,) = send_halves(broker, batch)
+        Batch.objects.filter(pk=batch.id).update(state=state)
+
+        assert committer.decide(mine) is None
+        assert ended(broker) == [Ended.ROLLED_BACK]
+
+    def test_counts_and_tells_of_a_lost_fence(self, committer, broker, make_topic, caplog):
+        batch = make_claimed(topic=make_topic("transaction"))
+        (mine,) = send_halves(broker, batch)
+        take_over(batch)
+        heard = []
+        signals.fence_lost.connect(listen := lambda **kwargs: heard.append((kwargs["batch_id"], kwargs["step"])))
+
+        with caplog.at_level(logging.WARNING):
+            committer.decide(mine)
+
+        assert listen
+        assert committer.fences_lost == 1
+        assert heard == [(batch.id, "decide")]
+        assert f"batch {batch.id}" in caplog.text
+
+    def test_stands_by_a_decision_whose_answer_was_lost(self, committer, broker, make_topic):
+        """F1: the repeated UPDATE matches nothing, and rolling back what it had decided would lose the message."""
+        batch = make_claimed(topic=make_topic("transaction"), size=2)
+        (mine,) = send_halves(broker, batch)
+        committer.decide(mine)
+
+        again = committer.decide(mine)
+
+        assert (again.batch.positions, again.is_fresh) == ([1, 2], False)
+        assert ended(broker) == [None, None]
+        assert committer.fences_lost == 0
+
+    def test_stands_by_the_positions_that_were_not_split_off_since(self, committer, broker, make_topic):
+        batch = make_claimed(topic=make_topic("transaction"), size=2)
+        (mine,) = send_halves(broker, batch)
+        committer.decide(mine)
+        Batch.objects.filter(pk=batch.id).update(split=[1], half_ids=[None, mine.accepted[2]])
+
+        assert committer.decide(mine).batch.positions == [2]
+
+    def test_commits_no_half_message_but_the_one_decided(self, committer, broker, make_topic):
+        """Two half messages under one token: the transport repeated the send."""
+        batch = make_claimed(topic=make_topic("transaction"))
+        (mine,) = send_halves(broker, batch)
+        committer.decide(Fared(batch, {1: "the other half"}))
+
+        assert committer.decide(mine) is None
+
+    def test_sends_nothing_when_the_row_is_gone(self, committer, broker, make_topic):
+        """A restored database, perhaps: only the check-back may settle that."""
+        batch = make_claimed(topic=make_topic("transaction"))
+        (mine,) = send_halves(broker, batch)
+        Batch.objects.filter(pk=batch.id).delete()
+
+        assert committer.decide(mine) is None
+        assert ended(broker) == [None]
+
+    @pytest.mark.django_db(transaction=True)
+    def test_sends_nothing_when_the_database_fails(self, make_committer, broker, make_topic, connect):
+        batch = make_claimed(topic=make_topic("transaction"))
+        (mine,) = send_halves(broker, batch)
+        own = connect()
+        committer = make_committer(broker, own)
+        database.raw("default").execute("SELECT pg_terminate_backend(%s)", [own.info.backend_pid])
+
+        with pytest.raises(psycopg.OperationalError):
+            committer.decide(mine)
+
+        assert ended(broker) == [None]
+        assert stored(batch).state == State.CLAIMED
+
+    def test_fences_by_the_attempt_when_some_positions_part(self, committer, broker, make_topic):
+        batch = make_claimed(topic=make_topic("transaction"), size=2)
+        broker.fail("send_halves", Verdict.UNSURE)
+        (mine,) = send_halves(broker, batch)
+        take_over(batch)
+
+        assert committer.decide(mine) is None
+        assert Batch.objects.count() == 1
+        assert ended(broker) == [Ended.ROLLED_BACK]
