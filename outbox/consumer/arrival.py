@@ -69,6 +69,7 @@ def _number(headers: Mapping[str, str]) -> tuple[int, int] | tuple[None, None]:
 
 def uuid_of(message_id: str) -> UUID:
     """Give a message's id as the books have it."""
+    """Give a message's id as the books have it."""
     try:
         return UUID(message_id)
     except ValueError:

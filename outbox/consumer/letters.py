@@ -5,12 +5,14 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable, Iterator
 from contextlib import closing
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from outbox import conf
 from outbox.brokers.base import DeadLetter
-from outbox.consumer.register import groups
+from outbox.consumer.arrival import uuid_of
+from outbox.consumer.register import Group, groups
 from outbox.errors import BrokerUnavailable
+from outbox.models import FailedDelivery
 
 READ_AT_ONCE = 1000
 
@@ -43,12 +45,15 @@ class Letters:
     troubles: list[str] = field(default_factory=list)
 
 
+NO_RECORD = "Given up by the broker itself; no try that failed is on record here."
+
+
 def read_letters() -> Letters:
     """Ask the brokers of all consumer groups for their dead letters."""
     letters = Letters()
     for group in groups().values():
         for alias in group.brokers:
-            _read(letters, group.name, alias)
+            _read(letters, group, alias)
     letters.found.sort(key=lambda one: one.letter.died_at)
     return letters
 
@@ -77,16 +82,37 @@ def settle_letters(names: Iterable[str], *, discard: bool = False) -> Iterator[s
                     yield name
 
 
-def _read(letters: Letters, group: str, alias: str) -> None:
+def _read(letters: Letters, group: Group, alias: str) -> None:
     if not conf.broker_class(alias).supports_replay:
-        letters.troubles.append(f"The dead letters of group {group!r} stay with the broker {alias!r}, which does not list them.")
+        letters.troubles.append(
+            f"The dead letters of group {group.name!r} stay with the broker {alias!r}, which does not list them."
+        )
         return
     try:
         with closing(conf.make_broker(alias)) as broker:
-            found = broker.dead_letters(group, limit=READ_AT_ONCE)
+            found = broker.dead_letters(group.name, limit=READ_AT_ONCE)
     except BrokerUnavailable as error:
-        letters.troubles.append(f"Group {group!r}: {str(error).strip()}")
+        letters.troubles.append(f"Group {group.name!r}: {str(error).strip()}")
         return
-    letters.found.extend(Letter(alias, letter) for letter in found)
+    letters.found.extend(Letter(alias, letter) for letter in _with_reasons(group, found))
     if len(found) == READ_AT_ONCE:
-        letters.cut.append(group)
+        letters.cut.append(group.name)
+
+
+def _with_reasons(group: Group, found: list[DeadLetter]) -> list[DeadLetter]:
+    """Say of letters whose broker keeps no reasons (RocketMQ) what our own record says: the last try that failed."""
+    bare = [letter for letter in found if not letter.reason]
+    if not bare:
+        return found
+    ids = [uuid_of(letter.message_id) for letter in bare]
+    tries = FailedDelivery.objects.using(group.using).filter(consumer_group=group.name, message_id__in=ids).order_by("id")
+    last = {(row.message_id, row.topic): row for row in tries.only("message_id", "topic", "nth", "error")}
+    return [
+        letter if letter.reason else _explained(letter, last.get((uuid_of(letter.message_id), letter.topic))) for letter in found
+    ]
+
+
+def _explained(letter: DeadLetter, row: FailedDelivery | None) -> DeadLetter:
+    if row is None:
+        return replace(letter, reason=NO_RECORD)
+    return replace(letter, reason=f"attempt {row.nth}: {row.error}", attempt=max(letter.attempt, row.nth))
