@@ -97,3 +97,11 @@ class TestReplay:
 
         assert broker.replay("other", [letter.id]) == 0
         assert [one.id for one in acts.dead_letters()] == [letter.id]
+
+    def test_leaves_a_letter_at_the_same_place_of_another_broker_alone(self, acts: Acts, broker: Broker):
+        given_up(acts, broker)
+        [letter] = acts.dead_letters(count=1)
+        elsewhere = "0A000001000067A8" + letter.id[16:]
+
+        assert broker.replay("group", [elsewhere]) == 0
+        assert [one.id for one in acts.dead_letters()] == [letter.id]
