@@ -24,8 +24,8 @@ from outbox.consumer.register import Consumer, Group, groups
 from outbox.consumer.run import Tally, Worker
 from outbox.errors import Reject, RetryLater
 from outbox.half_first.story import Story
-from outbox.message import Half, Resolution
-from outbox.models import FailedDelivery
+from outbox.message import Half, Resolution, TopicType
+from outbox.models import FailedDelivery, Topic
 from outbox.relay.breaker import Breaker
 from outbox.relay.delayed import MOVED_AT_ONCE, move_due
 from outbox.relay.lane import Lane
@@ -77,6 +77,14 @@ def finish_commits(alias: str) -> None:
         entry[1]()
 
 
+def match_topics(alias: str) -> None:
+    """Have topics' rows say what the settings say: a relay sees to that when it comes on duty, this one for its test alone."""
+    for broker in conf.settings().brokers:
+        for topic in conf.topics_of(broker):
+            wanted = {"broker": broker, "type": topic.type, "ordered": topic.type is TopicType.FIFO}
+            Topic.objects.using(alias).filter(name=topic.name).exclude(**wanted).update(**wanted)
+
+
 def _is_allowed(alias: str) -> bool:
     try:
         with connections[alias].cursor():
@@ -97,6 +105,7 @@ class Relays:
         done = Drained()
         for alias in databases:
             finish_commits(alias)
+            match_topics(alias)
             while move_due(database.raw(alias)) == MOVED_AT_ONCE:
                 pass
             for broker in conf.settings().brokers:
@@ -107,9 +116,7 @@ class Relays:
     def _drain(self, alias: str, broker: str) -> Drained:
         settings = conf.settings().relay
         breaker = self._breakers.setdefault((alias, broker), make_breaker(settings, self._clock.seconds, _longest))
-        relay = Relay(
-            database.raw(alias), conf.make_broker(broker), LANE, breaker=breaker, clock=self._clock.seconds, random=_longest
-        )
+        relay = Relay(database.raw(alias), conf.make_broker(broker), LANE, breaker=breaker, random=_longest)
         done = relay.drain()
         relay.sweep()
         return done

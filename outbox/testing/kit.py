@@ -56,7 +56,7 @@ class Outbox:
 
     # --- what was published ---
 
-    def published(self, kind: Kind | None = None, **fields: object) -> list[Published]:
+    def published(self, kind: Kind | None = None, /, **fields: object) -> list[Published]:
         """
         List what was published in transactions that were not rolled back, in order.
 
@@ -67,14 +67,14 @@ class Outbox:
         check_fields(kind, fields)
         return [one for one in read(open_databases()) if one.is_of(kind) and not one.differences(fields)]
 
-    def assert_published(self, kind: Kind, *, times: int = 1, **fields: object) -> None:
+    def assert_published(self, kind: Kind, /, *, times: int = 1, **fields: object) -> None:
         """Insist that a message with these values was published, and that often."""
         matching = self.published(kind, **fields)
         if len(matching) != times:
             others = [one for one in self.published() if one not in matching]
             raise AssertionError(explain.miscounted(kind, fields, times=times, matching=matching, others=others))
 
-    def assert_nothing_published(self, kind: Kind | None = None, **fields: object) -> None:
+    def assert_nothing_published(self, kind: Kind | None = None, /, **fields: object) -> None:
         """Insist that nothing was published, or nothing of a type (or topic) with these values."""
         if matching := self.published(kind, **fields):
             raise AssertionError(explain.unexpected(kind, fields, matching))
@@ -114,7 +114,7 @@ class Outbox:
         Raises:
             AssertionError: no consumer takes it.
         """
-        return self._deliver(compose(message, headers=headers), times)
+        return self._deliver(_as_sent(compose(message, headers=headers)), times)
 
     def deliver_raw(
         self,
@@ -125,10 +125,19 @@ class Outbox:
         tag: str = "",
         headers: Mapping[str, str] | None = None,
         content_type: str | None = None,
+        type_name: str = "",
+        version: int = 1,
         times: int = 1,
     ) -> Tally:
-        """Hand a body of any kind to the consumers of a topic, as another producer's message."""
-        return self._deliver(compose_raw(topic, body, key=key, tag=tag, headers=headers, content_type=content_type), times)
+        """
+        Hand a body of any kind to the consumers of a topic, as another producer's message.
+
+        Args:
+            type_name, version: the message type that the body claims to be: an older version of one, for instance.
+        """
+        draft = compose_raw(topic, body, key=key, tag=tag, headers=headers, content_type=content_type)
+        claims = {Header.TYPE: type_name, Header.VERSION: str(version)} if type_name else {}
+        return self._deliver(_as_sent(draft, claims), times)
 
     # --- when things go wrong ---
 
@@ -199,25 +208,24 @@ class Outbox:
             _raise(consumers.failures[0])
         return tally
 
-    def _deliver(self, draft: Draft, times: int) -> Tally:
-        message = _as_sent(draft)
+    def _deliver(self, message: Outgoing, times: int) -> Tally:
         for _ in range(times):
-            self.brokers[draft.broker].show(message)
+            self.brokers[conf.topic_settings(message.topic).broker].show(message)
         total = Tally()
         with self._clock.still():
             while (tally := self._consume(raise_errors=True)) != Tally():
                 total += tally
         if total == Tally():
             raise AssertionError(
-                f"No consumer takes {draft.subject} of topic {draft.topic!r}. Is its module called consumers.py, its app in "
-                "INSTALLED_APPS, and does the test have the database that it writes to?"
+                f"No consumer takes {message.headers.get(Header.TYPE, 'the message')} of topic {message.topic!r}. Is its module "
+                "called consumers.py, its app in INSTALLED_APPS, and does the test have the database that it writes to?"
             )
         return total
 
 
-def _as_sent(draft: Draft) -> Outgoing:
+def _as_sent(draft: Draft, claims: Mapping[str, str] = {}) -> Outgoing:
     """Make what travels of a message that no relay sends: it comes from nowhere and has no number."""
-    headers = json.loads(draft.headers) | {Header.ID: str(draft.id), Header.SOURCE: f"urn:outbox:test:{uuid4()}"}
+    headers = json.loads(draft.headers) | claims | {Header.ID: str(draft.id), Header.SOURCE: f"urn:outbox:test:{uuid4()}"}
     if Header.TYPE in headers:
         headers[Header.SPEC_VERSION] = SPEC_VERSION
     return Outgoing(str(draft.id), draft.topic, draft.body, draft.key, headers.get(Header.TAG, ""), headers)

@@ -62,6 +62,12 @@ class TestPublished:
         assert outbox.published("moved") == []
         assert outbox.published()[-1].message == b"lines;3"
 
+    def test_takes_values_by_any_name(self, outbox):
+        with transaction.atomic():
+            publish_raw("made", {"kind": "paper"})
+
+        assert len(outbox.published("made", kind="paper")) == 1
+
     @pytest.mark.django_db(databases=["default", "other"])
     def test_looks_into_each_database_of_the_test(self, outbox):
         publish_orders("Ann")

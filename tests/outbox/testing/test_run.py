@@ -182,6 +182,14 @@ class TestDeliver:
 
         assert seen == [({"lines": 3}, "A"), (b"lines;3", "")]
 
+    def test_hands_over_an_older_version(self, outbox, handled, monkeypatch):
+        monkeypatch.setattr(OrderMade, "_upgrades", {2: lambda body: {"order_id": body["number"]}})
+        seen = handled(OrderMade)
+
+        outbox.deliver_raw("made", {"number": 1}, type_name="OrderMade", version=2)
+
+        assert seen == [ORDER]
+
     def test_says_that_nobody_takes_it(self, outbox):
         with pytest.raises(AssertionError, match="No consumer takes OrderMade of topic 'made'"):
             outbox.deliver(ORDER)

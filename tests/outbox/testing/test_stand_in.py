@@ -1,7 +1,7 @@
 import pytest
 from django.conf import settings as django_settings
 
-from outbox import conf
+from outbox import conf, publish_raw, transaction
 from outbox.brokers.base import EndSemantics
 from outbox.brokers.memory import MemoryBroker
 from outbox.brokers.memory.store import _stores
@@ -96,6 +96,15 @@ class TestTheStandIn:
 
         with pytest.raises(ConfigurationError, match="unknown setting 'TOPIC'"), Outbox():
             pass
+
+    def test_takes_messages_of_topics_that_settings_have_changed(self, own_topics, settings, outbox):
+        settings.OUTBOX = outbox_of(f"{__name__}.OnePhase", orders="transaction")  # its row says so, too; it is sent one-phase
+        with transaction():
+            publish_raw("orders", {})
+
+        outbox.run_until_idle()
+
+        assert len(outbox.broker.visible("orders")) == 1
 
 
 class TestTheBroker:

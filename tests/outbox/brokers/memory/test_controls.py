@@ -1,6 +1,6 @@
 """What tests do to the memory broker beside faults."""
 
-from datetime import timedelta
+from datetime import UTC, datetime, timedelta
 
 import pytest
 
@@ -61,6 +61,13 @@ class TestAge:
         broker.age(MINUTE)
 
         assert broker.check_halves(lambda half: COMMIT) == 1
+
+    def test_brings_messages_nearer_to_their_time(self, broker):
+        broker.show(Outgoing("m", "news", b"x", deliver_at=datetime.now(UTC) + MINUTE))
+
+        broker.age(MINUTE)
+
+        assert [one.message_id for one in receive(broker)] == ["m"]
 
     def test_ends_the_time_of_a_delivery(self, broker):
         broker.show(Outgoing("m", "news", b"x"))
