@@ -18,7 +18,7 @@ from outbox.checks.servers import check_schemas
 from outbox.consumer import register
 from outbox.consumer.run import Worker
 from outbox.errors import ConfigurationError
-from outbox.models import CheckBack, Inbox, MessageRow
+from outbox.models import CheckBack, Inbox, MessageRow, Topic
 from outbox.relay.host import NO_LINGER, Post, visit
 from outbox.testing.crash import crash
 from tests.outbox.publish.rows import OrderMade
@@ -141,6 +141,38 @@ def north(schema, monkeypatch):
     del connections["north"]
 
 
+@pytest.fixture
+def mirror(monkeypatch):
+    """An alias of the test's own database, as Django makes of a replica: TEST = {"MIRROR": "default"}."""
+    settings = connections["default"].settings_dict
+    monkeypatch.setitem(connections.settings, "mirror", {**settings, "TEST": {**settings["TEST"], "MIRROR": "default"}})
+    yield "mirror"
+    connections["mirror"].close()
+    del connections["mirror"]
+
+
+@pytest.mark.django_db(transaction=True)
+class TestAMirror:
+    def test_leads_to_the_same_messages(self, mirror):
+        seen = []
+        consumer(OrderMade, group="cart")(lambda message, context: seen.append((message.order_id, context.source)))
+        publish_in("default", 1)
+        relay(mirror)
+        publish_in("default", 2)
+        relay("default")
+
+        tally = consume("cart")
+
+        assert [number for number, _ in sorted(seen)] == [1, 2]
+        assert len({source for _, source in seen}) == 1
+        assert (tally.handled, tally.duplicates) == (2, 0)
+
+    def test_has_its_messages_sent_once_in_a_test(self, mirror, outbox):
+        publish_in("default", 1)
+
+        assert outbox.run_until_idle().sent == 1
+
+
 def set_search_path(path):
     with connection.cursor() as cursor:
         cursor.execute("SELECT set_config('search_path', %s, false)", [path])
@@ -159,14 +191,23 @@ class TestASchemaForEachTenant:
         seen = []
         consumer(OrderMade, group="cart")(lambda message, context: seen.append((message.order_id, context.source)))
         for number, alias in enumerate(["default", "north"], 1):
-            publish_in(alias, number)
-            relay(alias)
+            publish_in(alias, number)  # before a relay looks at the topics again
 
+        relay("default")
+        relay("north")
         consume("cart")
 
         assert [number for number, _ in sorted(seen)] == [1, 2]
         assert len({source for _, source in seen}) == 2
         assert MessageRow.objects.using("north").count() == MessageRow.objects.count() == 1
+
+    def test_has_its_topics_follow_the_settings(self, north, settings):
+        settings.OUTBOX = {**settings.OUTBOX, "TOPICS": {"made": {"TYPE": "normal"}}}
+
+        relay("default")
+        relay("north")
+
+        assert Topic.objects.using("north").get(name="made").type == "normal"
 
     @pytest.mark.usefixtures("_search_path")
     def test_may_share_the_outbox_of_another(self, schema):
