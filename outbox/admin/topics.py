@@ -52,7 +52,7 @@ class TopicAdmin(ReadOnlyAdmin):
         ]
 
     def get_list_display(self, request: HttpRequest) -> list[Any]:
-        return ["name", "broker", "type", "standing", "who", "why", *(["act"] if self.may(request, "pause") else [])]
+        return ["name", "broker", "type", "standing", "who", "why", *(["act"] if self.may(request, "pause") else []), "history"]
 
     @admin.display(description="state")
     def standing(self, row: Topic) -> SafeString:
@@ -69,6 +69,10 @@ class TopicAdmin(ReadOnlyAdmin):
         verb = "resume" if row.paused else "pause"
         url = reverse(f"admin:outbox_topic_{verb}", args=[row.pk], current_app=self.admin_site.name)
         return format_html('<a href="{}">{} {}</a>', url, verb.capitalize(), row.name)
+
+    def history(self, row: Topic) -> SafeString:
+        url = reverse("admin:outbox_topic_history", args=[row.pk], current_app=self.admin_site.name)
+        return format_html('<a href="{}">History</a>', url)
 
     def overview_view(self, request: HttpRequest) -> HttpResponse:
         if not self.has_view_permission(request):

@@ -1,0 +1,229 @@
+import json
+
+import pytest
+from django.contrib.auth.models import Permission, User
+from django.urls import reverse
+
+from outbox.message import Message
+from outbox.models import CheckBack, DeadMessage, FailedDelivery, State
+from project.shop.models import Order
+from tests.factories import BatchFactory, TicketFactory
+
+pytestmark = pytest.mark.django_db
+
+LIST = "admin:outbox_messagerow_changelist"
+PAGE = "admin:outbox_messagerow_change"
+VIEW = "view_messagerow"
+
+
+@pytest.fixture
+def masked(monkeypatch):
+    """Make a type with a mask, for this test alone."""
+    monkeypatch.setattr("outbox.message._types", {})
+
+    class OrderPlaced(Message):
+        order_id: int
+        customer: str
+
+        class Meta:
+            topic = "orders"
+            mask = ["customer"]
+
+    return json.dumps({"ce-type": "OrderPlaced", "content-type": "application/json"})
+
+
+@pytest.fixture
+def order():
+    return Order.objects.create(invoice="536365", country="France", total=1, invoiced_at="2010-12-01T08:26:00Z")
+
+
+def opened(client, row):
+    return client.get(reverse(PAGE, args=[row.id]))
+
+
+class TestList:
+    def test_shows_state_topic_key_attempts_and_reason(self, message, admin_client):
+        message(key="536365", batch={"state": State.RELEASED, "tries": 2, "attempt": 3, "last_error": "time-out"})
+
+        page = admin_client.get(reverse(LIST)).text
+
+        for text in ("retrying", "orders", "536365", '<td class="field-attempts">3</td>', "time-out"):
+            assert text in page
+
+    def test_marks_markup_and_direction_in_keys_and_errors(self, message, admin_client):
+        message(key="<b>\u202e", batch={"state": State.DEAD, "last_error": "<i>\u2066"})
+
+        page = admin_client.get(reverse(LIST)).text
+
+        assert '<bdi>&lt;b&gt;<span class="outbox-odd">U+202E</span></bdi>' in page
+        assert '<bdi>&lt;i&gt;<span class="outbox-odd">U+2066</span></bdi>' in page
+
+    def test_finds_a_message_by_id_key_and_the_row_it_is_about(self, message, admin_client):
+        row = message(key="536365", about="shop.order:7", batch={"state": State.SENT})
+        message(key="other", batch={"state": State.SENT})
+
+        for term in (str(row.id), row.id.hex, "536365", " 536365 ", "shop.order:7"):
+            assert admin_client.get(reverse(LIST), {"q": term}).context["cl"].result_list == [row]
+
+    @pytest.mark.parametrize("term", ["5363", "shop.order", "%"])
+    def test_guesses_nothing(self, term, message, admin_client):
+        message(key="536365", about="shop.order:7", batch={"state": State.SENT})
+
+        assert admin_client.get(reverse(LIST), {"q": term}).context["cl"].result_list == []
+
+    def test_filters_by_topic_and_state(self, orders, message, admin_client):
+        waiting = message()
+        TicketFactory(topic=orders, message=waiting)
+        message(batch={"state": State.SENT})
+
+        shown = admin_client.get(reverse(LIST), {"topic": "orders", "state": "waiting"}).context["cl"].result_list
+
+        assert shown == [waiting]
+
+    def test_knows_which_message_of_a_dead_batch_is_dead(self, orders, message, admin_client):
+        first, second = message(), message(batch={"state": State.SENT})
+        BatchFactory(topic=orders, message_ids=[first.id, second.id], split=[2], state=State.DEAD)
+
+        assert admin_client.get(reverse(LIST), {"state": "dead"}).context["cl"].result_list == [first]
+
+
+class TestPage:
+    def test_tells_a_message_s_life(self, message, admin_client):
+        row = message(
+            batch={
+                "state": State.SENT,
+                "half_ids": ["7"],
+                "decided_at": "2026-01-01T12:00:00Z",
+                "sent_at": "2026-01-01T12:00:01Z",
+            }
+        )
+        CheckBack.objects.create(
+            request_id="1",
+            asked_by="endpoint",
+            topic="orders",
+            message_id=str(row.id),
+            half_id="7",
+            answer="COMMIT",
+            reason="decided",
+            milliseconds=1,
+        )
+        FailedDelivery.objects.create(
+            consumer_group="cart",
+            message_id=row.id,
+            topic="orders",
+            nth=1,
+            outcome="retry",
+            fingerprint="",
+            error="<KeyError>",
+            traceback="File <x>\n  raise",
+        )
+
+        page = opened(admin_client, row)
+
+        assert {one["what"] for one in page.context["moments"]} == {
+            "Recorded",
+            "Claimed",
+            "Half sent",
+            "Decided",
+            "Committed",
+            "Check-back: COMMIT",
+            "Failed, to be retried",
+        }
+        assert "&lt;KeyError&gt;" in page.text
+        assert "File &lt;x&gt;" in page.text
+
+    def test_changes_nothing(self, message, admin_client):
+        row = message()
+
+        answer = admin_client.post(reverse(PAGE, args=[row.id]), {"key": "other"})
+
+        row.refresh_from_db()
+        assert (answer.status_code, row.key) == (403, "")
+
+    def test_links_to_the_row_it_is_about(self, message, order, admin_client):
+        page = opened(admin_client, message(about=f"shop.order:{order.pk}")).text
+
+        assert f'<a href="{reverse("admin:shop_order_change", args=[order.pk])}">' in page
+
+    def test_says_that_the_row_is_gone(self, message, admin_client):
+        assert "(it is gone)" in opened(admin_client, message(about="shop.order:7")).text
+
+    def test_links_to_no_row_that_the_person_may_not_see(self, message, order, operator):
+        page = opened(operator(VIEW), message(about=f"shop.order:{order.pk}")).text
+
+        assert f"<bdi>shop.order:{order.pk}</bdi>" in page
+        assert "/shop/order/" not in page
+
+    @pytest.mark.parametrize(
+        "about", ["nix", "shop.nix:1", "shop.order:abc", "<b>:1", "outbox.inbox:1", "shop.order:" + "9" * 40]
+    )
+    def test_shows_what_leads_nowhere_as_it_is(self, about, message, admin_client):
+        assert opened(admin_client, message(about=about)).status_code == 200
+
+    def test_links_to_the_message_that_caused_it(self, message, admin_client):
+        cause = message()
+        row = message(headers=json.dumps({"ce-causationid": str(cause.id)}))
+
+        assert f'href="{reverse(PAGE, args=[cause.id])}"' in opened(admin_client, row).text
+
+    @pytest.mark.parametrize("headers", ["{", "[]", '{"ce-type": 7}', "[" * 5_000, '{"ce-causationid": "<nix>"}'])
+    def test_survives_headers_that_nobody_wrote_here(self, headers, message, admin_client):
+        assert opened(admin_client, message(headers=headers)).status_code == 200
+
+    @pytest.mark.parametrize("body", [b"\x00\xff", b"{", b"[" * 10_000, b'{"a": "\xe2\x80\xae<script>"}', b" "])
+    def test_survives_any_body(self, body, message, admin_client):
+        page = opened(admin_client, message(body=body, headers='{"content-type": "application/json"}'))
+
+        assert page.status_code == 200
+        assert "<script>" not in page.context["body_text"]
+
+    def test_cuts_a_body_of_four_mebibytes(self, message, admin_client):
+        row = message(body=b'{"a": "%s"}' % (b"x" * 4 * 1024 * 1024), headers='{"content-type": "application/json"}')
+
+        page = opened(admin_client, row)
+
+        assert "Cut: the first 64 KiB of 4.0 MiB." in page.text
+        assert len(page.content) < 100_000
+
+    def test_asks_the_broker_only_when_told(self, message, admin_client):
+        row = message(batch={"state": State.SENT})
+
+        before, after = opened(admin_client, row), admin_client.get(reverse(PAGE, args=[row.id]), {"broker": ""})
+
+        assert "Ask default where it is" in before.text
+        assert "default does not have it." in after.text
+
+
+class TestMask:
+    BODY = b'{"order_id": 1, "customer": "Ada"}'
+
+    def test_hides_a_field_from_whoever_may_view_messages_only(self, masked, message, operator):
+        page = opened(operator(VIEW), message(body=self.BODY, headers=masked)).text
+
+        assert "Ada" not in page
+        assert "&quot;order_id&quot;: 1" in page
+
+    def test_shows_it_to_whoever_may_see_bodies(self, masked, message, operator):
+        assert "Ada" in opened(operator(VIEW, "view_body"), message(body=self.BODY, headers=masked)).text
+
+    def test_names_a_type_that_is_gone_and_hides_its_body(self, message, operator):
+        page = opened(operator(VIEW), message(body=self.BODY, headers='{"ce-type": "OrderGone"}')).text
+
+        assert "No module defines the type OrderGone (any more)." in page
+        assert "Ada" not in page
+
+    def test_holds_for_the_copy_of_a_dead_message_too(self, masked, message, operator):
+        row = message()
+        DeadMessage.objects.create(message_id=row.id, batch_id=1, topic="orders", body=self.BODY, headers=masked, reason="x")
+
+        page = operator("view_deadmessage").get(reverse("admin:outbox_deadmessage_change", args=[row.id])).text
+
+        assert "Ada" not in page
+
+
+def test_an_inactive_or_common_user_sees_nothing(client, message):
+    user = User.objects.create_user("common")
+    user.user_permissions.set(Permission.objects.filter(content_type__app_label="outbox"))
+    client.force_login(user)
+
+    assert opened(client, message()).status_code == 302
