@@ -12,7 +12,7 @@ export PIP_ROOT_USER_ACTION := ignore
 export UV_PYTHON_DOWNLOADS := never
 
 .DEFAULT_GOAL := help
-.PHONY: help demo serve test test-rocketmq test-spark rocketmq audit bench docs check check-style check-types check-walls check-migrations lock clean
+.PHONY: help demo serve test test-rocketmq test-spark test-wheel rocketmq audit bench docs check check-style check-types check-walls check-migrations lock lock-check clean
 
 help:
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-13s  %s\n", $$1, $$2 }' Makefile
@@ -32,6 +32,9 @@ test-rocketmq: $(VENV)/.rocketmq ## run the tests that need a real RocketMQ, and
 test-spark: $(VENV)/.spark ## run the tests that need Spark, and so Java (ARGS="...")
 	@$(BIN)/python -m pytest -m spark $(ARGS)
 
+test-wheel: $(VENV)/.dev ## build the package, install it in an empty environment, follow the README there; asks the package index
+	@$(BIN)/python -m pytest -m wheel tests/journeys/test_wheel.py $(ARGS)
+
 rocketmq: $(VENV)/.rocketmq ## run a RocketMQ node till Ctrl-C, data in var/rocketmq; needs Java and Maven (ARGS="--help")
 	@$(BIN)/python -m project.servers.rocketmq $(ARGS)
 
@@ -48,6 +51,9 @@ lock: .tools/bin/uv ## write the lock files again from pyproject.toml
 	@$(LOCK) --group dev --constraint requirements.lock pyproject.toml --output-file requirements-dev.lock
 	@$(LOCK) --extra rocketmq --constraint requirements-dev.lock pyproject.toml --output-file requirements-rocketmq.lock
 	@$(LOCK) --extra spark --constraint requirements-dev.lock pyproject.toml --output-file requirements-spark.lock
+
+lock-check: lock ## fail where `make lock` changes anything; asks the package index (the tests hold locks to pyproject.toml without)
+	@git diff --exit-code --stat -- 'requirements*.lock'
 
 clean: ## remove everything made here: environments, caches, var/
 	rm -rf $(VENV) .tools var build dist .mypy_cache .pytest_cache .ruff_cache .import_linter_cache .hypothesis *.egg-info

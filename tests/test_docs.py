@@ -8,7 +8,8 @@ import pytest
 from outbox.models import State
 
 ROOT = Path(__file__).resolve().parents[1]
-PAGES = [ROOT / name for name in ("README.md", "CONTRIBUTING.md", "CHANGELOG.md")] + sorted((ROOT / "docs").rglob("*.md"))
+ALONE = ("README.md", "CONTRIBUTING.md", "SECURITY.md", "CHANGELOG.md", "docker/README.md")
+PAGES = [ROOT / name for name in ALONE] + sorted((ROOT / "docs").rglob("*.md"))
 STATE_MACHINE = (ROOT / "docs/state-machine.md").read_text()
 
 
