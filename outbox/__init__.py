@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from outbox.check_back.register import check_back
     from outbox.consumer.context import Context
     from outbox.consumer.register import Retry, consumer
-    from outbox.errors import NotInTransaction, OutboxError, Reject, RetryLater
+    from outbox.errors import HalfNotStored, NotInTransaction, OutboxError, Reject, RetryLater
     from outbox.message import COMMIT, ROLLBACK, UNKNOWN, Message, Receipt, Resolution
     from outbox.publish import apublish, publish, publish_many, publish_raw, transaction, transactional
 
@@ -27,6 +27,7 @@ _HOMES = {
     "ROLLBACK": "outbox.message",
     "UNKNOWN": "outbox.message",
     "OutboxError": "outbox.errors",
+    "HalfNotStored": "outbox.errors",
     "NotInTransaction": "outbox.errors",
     "Reject": "outbox.errors",
     "RetryLater": "outbox.errors",
@@ -47,6 +48,7 @@ __all__ = [
     "ROLLBACK",
     "UNKNOWN",
     "Context",
+    "HalfNotStored",
     "Message",
     "NotInTransaction",
     "OutboxError",

@@ -10,8 +10,8 @@ from outbox import errors
 INTRODUCTION = """
 All inherit `outbox.OutboxError`; those about settings also Django's `ImproperlyConfigured`, those about a message also
 `ValueError`. Each text says what happened, to which row or topic, and what to do. They stand in `outbox.errors`; `OutboxError`,
-`NotInTransaction`, `Reject` and `RetryLater` in `outbox`, too. A broker library's own errors never leave its adapter: sends
-answer with a verdict, other calls raise `BrokerUnavailable`.
+`NotInTransaction`, `HalfNotStored`, `Reject` and `RetryLater` in `outbox`, too. A broker library's own errors never leave its
+adapter: sends answer with a verdict, other calls raise `BrokerUnavailable`.
 """
 
 

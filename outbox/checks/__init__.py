@@ -22,6 +22,7 @@ ALWAYS = (
     messages.check_topics,
     messages.check_keys,
     messages.check_upgrades,
+    messages.check_half_first,
     consumers.check_topics,
     consumers.check_databases,
     consumers.check_names,

@@ -10,7 +10,9 @@ from django.core.checks import Warning as Caution
 
 from outbox import conf
 from outbox.errors import ConfigurationError, UnknownTopic
+from outbox.half_first import objection
 from outbox.message import Message, TopicType, message_types
+from outbox.publish.build import built_types
 
 
 def check_topics(**kwargs: Any) -> list[CheckMessage]:
@@ -57,6 +59,16 @@ def check_upgrades(**kwargs: Any) -> list[CheckMessage]:
     return found
 
 
+def check_half_first(**kwargs: Any) -> list[CheckMessage]:
+    """
+    E035: What a function builds to go half first goes to a topic without half messages.
+
+    Make the topic of type transaction, on a broker with half messages, or publish in the transaction. Only annotated functions
+    are looked at; of others the first call says so.
+    """
+    return [problem for name, kind in built_types() for problem in _problems_of_half_first(name, kind)]
+
+
 def _problems_of_topic(kind: type[Message]) -> Iterator[CheckMessage]:
     if not kind._meta.topic:
         if not kind.__subclasses__():
@@ -87,6 +99,17 @@ def _problems_of_key(kind: type[Message]) -> Iterator[CheckMessage]:
             hint='Add `key = "..."` to its class Meta. Where each publish() is given key=, silence this check.',
             id="outbox.W014",
         )
+
+
+def _problems_of_half_first(name: str, kind: type[Message]) -> Iterator[CheckMessage]:
+    try:
+        wrong = objection(kind._meta.topic) if kind._meta.topic else None
+    except (UnknownTopic, ConfigurationError):  # E001, E003 or E006 has said it
+        return
+    if wrong:
+        text, _, hint = wrong.partition(". ")
+        text = f"{name} builds {kind.__name__} to go half first, and {text}."
+        yield Error(text, hint=f"{hint}, or publish() the message in the transaction.", id="outbox.E035")
 
 
 def _type_of(topic: str) -> TopicType | None:

@@ -48,7 +48,8 @@ def open_transaction(draft: Draft, using: str, *, about: str | None = None) -> I
         HalfNotStored: the half message was not surely stored. The work has not begun.
         BrokenTransaction: the work swallowed an error that its transaction did not survive.
     """
-    _insist_on_half_messages(draft)
+    if wrong := objection(draft.topic):
+        raise ConfigurationError(f"{draft.subject} cannot go half first: {wrong}, or publish() it in the transaction.")
     topic = topic_id(draft.topic, using)
     with borrow(draft.broker, using) as broker:
         story = Story(broker, draft, using, half_id=_new_half_id(broker, draft))
@@ -74,19 +75,16 @@ def open_transaction(draft: Draft, using: str, *, about: str | None = None) -> I
             story.settle()
 
 
-def _insist_on_half_messages(draft: Draft) -> None:
-    kind = conf.topic_settings(draft.topic).type
-    broker = conf.broker_class(draft.broker)
-    if kind is not TopicType.TRANSACTION:
-        raise ConfigurationError(
-            f"{draft.subject} cannot go half first: topic {draft.topic!r} is of type {kind}. Make it of type transaction, on "
-            "a broker with half messages, or publish() it in the transaction."
-        )
+def objection(topic: str) -> str | None:
+    """Say why nothing can go half first to a topic, and what to do; None where it can."""
+    settings = conf.topic_settings(topic)
+    broker = conf.broker_class(settings.broker)
+    if settings.type is not TopicType.TRANSACTION:
+        return f"topic {topic!r} is of type {settings.type}. Make it of type transaction, on a broker with half messages"
     if not broker.supports_half_messages:
-        raise ConfigurationError(
-            f"{draft.subject} cannot go half first: topic {draft.topic!r} is on the broker {draft.broker!r} "
-            f"({broker.__name__}), which has no half messages. Give it another broker, or publish() it in the transaction."
-        )
+        place = f"topic {topic!r} is on broker {settings.broker!r} ({broker.__name__})"
+        return f"{place}, which has no half messages. Give the topic another one"
+    return None
 
 
 def _new_half_id(broker: Broker, draft: Draft) -> str:

@@ -9,16 +9,14 @@ from typing import Any, NoReturn, TypeVar, overload
 
 from asgiref.sync import async_to_sync, iscoroutinefunction, sync_to_async
 from django.db import transaction as django_transaction
-from django.db.models import Model
 from django.http.response import HttpResponseBase
 
 from outbox.errors import ConfigurationError
-from outbox.message import Message
+from outbox.publish.build import Build, part, remember
 from outbox.publish.transactions import transaction
 
 Decorated = TypeVar("Decorated", bound=Callable[..., Any])
 Result = TypeVar("Result")
-Build = Callable[..., "Message | tuple[Message, Model]"]
 RollbackOn = Container[int] | Callable[[HttpResponseBase], bool]
 
 
@@ -72,12 +70,12 @@ def _decorate(
 ) -> Callable[..., Any]:
     _refuse_unfit(function)
     if half_first is not None:
-        _refuse_unfit_for_half_first(function, half_first)
+        remember(half_first, function)
 
     def run(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         opening: dict[str, Any] = {}
         if half_first is not None:
-            message, about = _parted(half_first(*args, **kwargs))
+            message, about = part(half_first(*args, **kwargs))
             opening = {"half_first": message, "about": about}
             kwargs["message"] = message
         with transaction(using, **opening) as alias:
@@ -103,31 +101,12 @@ def _decorate(
     return wrapper
 
 
-def _parted(built: Message | tuple[Message, Model]) -> tuple[Message, Model | None]:
-    return built if isinstance(built, tuple) else (built, None)
-
-
 def _is_failure(response: HttpResponseBase, rollback_on: RollbackOn | None) -> bool:
     if getattr(response, "exception", False):
         return True
     if rollback_on is None:
         return False
     return rollback_on(response) if callable(rollback_on) else response.status_code in rollback_on
-
-
-def _refuse_unfit_for_half_first(function: Callable[..., Any], build: Build) -> None:
-    if not callable(build) or iscoroutinefunction(build):
-        raise ConfigurationError(
-            f"@transactional(half_first={build!r}) needs a plain function that builds the message; it runs in the thread that "
-            "holds the transaction."
-        )
-    parameters = inspect.signature(function).parameters
-    takes_any = any(one.kind is one.VAR_KEYWORD for one in parameters.values())
-    if not takes_any and "message" not in parameters:
-        raise ConfigurationError(
-            f"{function.__qualname__} goes half first and takes no `message`. Give it a parameter of that name: it gets what "
-            f"{build.__qualname__} built."
-        )
 
 
 def _refuse_to_leave(coroutine: Coroutine[Any, Any, Any], function: Callable[..., Any]) -> NoReturn:

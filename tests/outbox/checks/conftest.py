@@ -24,8 +24,14 @@ ONE_PHASE = {"default": {"BACKEND": f"{__name__}.OnePhaseBroker"}}
 
 @pytest.fixture(autouse=True)
 def _own_definitions(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The test's message types, consumers and check-back functions, not the shop's."""
-    for module, name in (("message", "_types"), ("consumer.register", "_groups"), ("check_back.register", "_resolvers")):
+    """The test's message types, consumers, check-back functions and what goes half first, not the shop's."""
+    places = {
+        "message": "_types",
+        "consumer.register": "_groups",
+        "check_back.register": "_resolvers",
+        "publish.build": "_builds",
+    }
+    for module, name in places.items():
         monkeypatch.setattr(import_module(f"outbox.{module}"), name, {})
 
 

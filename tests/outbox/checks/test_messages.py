@@ -1,7 +1,11 @@
-import pytest
+import inspect
 
+import pytest
+from django.db.models import Model
+
+from outbox import transactional
 from outbox.message import Message
-from tests.outbox.checks.conftest import BROKERS
+from tests.outbox.checks.conftest import BROKERS, ONE_PHASE
 
 
 @pytest.fixture(autouse=True)
@@ -119,3 +123,60 @@ class TestE015:
         Grown.upgrade_from(3)(dict)
 
         assert found() == []
+
+
+class TestE035:
+    @pytest.mark.parametrize(
+        ("topic_name", "text"),
+        [("in-order", "topic 'in-order' is of type fifo"), ("elsewhere", "(OnePhaseBroker), which has no")],
+    )
+    def test_finds_what_goes_half_first_to_a_topic_without_half_messages(self, found, settings, topic_name, text):
+        one_phase = {"one-phase": ONE_PHASE["default"]}
+        topics = {**settings.OUTBOX["TOPICS"], "elsewhere": {"TYPE": "transaction", "BROKER": "one-phase"}}
+        settings.OUTBOX = {"BROKERS": {**BROKERS, **one_phase}, "TOPICS": topics}
+
+        class Misled(Message):
+            order_id: int
+
+            class Meta:
+                topic = topic_name
+                key = "order_id"
+
+        go_half_first(Misled)
+
+        (problem,) = [one for one in found() if one.id == "outbox.E035"]
+        assert "build builds Misled to go half first" in problem.msg
+        assert text in problem.msg
+        assert "publish()" in problem.hint
+
+    @pytest.mark.parametrize("annotate", [lambda kind: kind, lambda kind: tuple[kind, Model], lambda kind: kind | None])
+    def test_looks_into_the_annotation(self, found, annotate):
+        class Misled(Message):
+            order_id: int
+
+            class Meta:
+                topic = "in-order"
+                key = "order_id"
+
+        go_half_first(annotate(Misled), times=2)
+
+        assert [one.id for one in found()] == ["outbox.E035"]
+
+    @pytest.mark.parametrize("annotation", ["OrderPlaced", None, inspect.Parameter.empty, Model])
+    def test_leaves_what_it_cannot_read_to_the_first_call(self, found, annotation):
+        go_half_first(annotation)
+
+        assert found() == []
+
+
+def go_half_first(annotation, *, times=1):
+    def build(request):
+        pass
+
+    build.__annotations__ = {} if annotation is inspect.Parameter.empty else {"return": annotation}
+
+    def work(request, message):
+        pass
+
+    for _ in range(times):
+        transactional(half_first=build)(work)

@@ -183,6 +183,19 @@ class TestWorkThatFails:
         assert len(shown(broker)) == 1
         assert Batch.objects.get().state == State.SENT
 
+    def test_is_not_taken_for_undone_when_another_hook_meets_a_refusal(self, use_memory):
+        memory = use_memory(EndSemantics.STATELESS)  # a ROLLBACK would count, whenever it comes
+
+        @outbox.transactional(half_first=announce)
+        def work(message):
+            transaction.on_commit(lambda: Group.objects.create(name="staff"))
+            Group.objects.create(name="staff")
+
+        with pytest.raises(IntegrityError):
+            work()
+
+        assert [half.ended for half in memory.halves()] == [Ended.COMMITTED]
+
 
 class TestAHalfMessageThatIsNotSurelyStored:
     @pytest.mark.parametrize("verdict", [verdict for verdict in Verdict if verdict is not Verdict.ACCEPTED])

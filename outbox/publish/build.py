@@ -1,0 +1,65 @@
+"""The functions that build what goes half first: `@transactional(half_first=build)`."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from typing import Any, get_args, get_type_hints
+
+from asgiref.sync import iscoroutinefunction
+from django.db.models import Model
+
+from outbox.errors import ConfigurationError
+from outbox.message import Message
+
+Build = Callable[..., "Message | tuple[Message, Model]"]
+
+_builds: dict[Build, None] = {}  # each once: method_decorator decorates anew at every call
+
+
+def remember(build: Build, function: Callable[..., Any]) -> None:
+    """
+    Have system checks know of a function that builds the message of another one.
+
+    Raises:
+        ConfigurationError: it is no plain function, or the other one does not take the message.
+    """
+    if not callable(build) or iscoroutinefunction(build):
+        raise ConfigurationError(
+            f"@transactional(half_first={build!r}) needs a plain function that builds the message; it runs in the thread that "
+            "holds the transaction."
+        )
+    parameters = inspect.signature(function).parameters
+    takes_any = any(one.kind is one.VAR_KEYWORD for one in parameters.values())
+    if not takes_any and "message" not in parameters:
+        raise ConfigurationError(
+            f"{function.__qualname__} goes half first and takes no `message`. Give it a parameter of that name: it gets what "
+            f"{build.__qualname__} built."
+        )
+    _builds[build] = None
+
+
+def part(built: Message | tuple[Message, Model]) -> tuple[Message, Model | None]:
+    """Give a message that was built, and the row it is about where that was named."""
+    return built if isinstance(built, tuple) else (built, None)
+
+
+def built_types() -> Iterator[tuple[str, type[Message]]]:
+    """Give the name of each function that builds, and each message type that its annotation says it gives."""
+    for build in _builds:
+        hints: dict[str, Any] = {}
+        with suppress(NameError):  # a name for type checkers only
+            hints = get_type_hints(build)
+        for kind in _parts_of(hints.get("return")):
+            if inspect.isclass(kind) and issubclass(kind, Message):
+                yield f"{build.__module__}.{build.__qualname__}", kind
+
+
+def _parts_of(hint: Any) -> Iterator[Any]:
+    """Take unions and tuples apart."""
+    parts = get_args(hint)
+    if not parts:
+        yield hint
+    for part in parts:
+        yield from _parts_of(part)
