@@ -8,6 +8,8 @@ with its type, default and unit.
 from __future__ import annotations
 
 import difflib
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from datetime import timedelta
 from functools import cache
 from typing import TYPE_CHECKING, Annotated, Any
@@ -192,7 +194,8 @@ def _insist_on_durations(section: _Section, place: str) -> None:
 @cache
 def settings() -> Settings:
     """Give the settings as they are now. Raises ConfigurationError as `read` does."""
-    return read(getattr(django_settings, "OUTBOX", {}))
+    found = read(getattr(django_settings, "OUTBOX", {}))
+    return _change(found) if _change else found
 
 
 def topic_settings(name: str) -> TopicSettings:
@@ -264,6 +267,22 @@ def topics_of(alias: str) -> list[TopicSpec]:
 def make_broker(alias: str) -> Broker:
     """Create a broker from settings: a new one at each call, for the process and thread that uses it."""
     return broker_class(alias)(alias, settings().brokers[alias].options, topics_of(alias))
+
+
+_change: Callable[[Settings], Settings] | None = None
+
+
+@contextmanager
+def changed(change: Callable[[Settings], Settings]) -> Iterator[None]:
+    """Have all settings pass through a function, for as long as a test lasts, whatever it does to Django's meanwhile."""
+    global _change
+    before, _change = _change, change
+    forget()
+    try:
+        yield
+    finally:
+        _change = before
+        forget()
 
 
 def forget() -> None:

@@ -2,21 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import timedelta
 from typing import Any
 from uuid import uuid4
 
-from django.conf import settings as django_settings
-from django.core.signals import setting_changed
-from django.test import override_settings
+from django.utils.module_loading import import_string
+from msgspec.structs import replace
 
 from outbox import conf
 from outbox.brokers.base import Broker
 from outbox.brokers.memory import MemoryBroker
 from outbox.brokers.memory.store import forget
-from outbox.errors import ConfigurationError
 from outbox.message import TopicType
 from outbox.testing.clock import Clock
 
@@ -24,67 +22,50 @@ BACKEND = f"{MemoryBroker.__module__}.{MemoryBroker.__qualname__}"
 
 
 @contextmanager
-def memory_brokers(clock: Clock) -> Iterator[str]:
-    """Put a memory broker in the place of each broker; give the name under which this test's keep what they hold."""
-    name = f"outbox.testing {uuid4()}"
-    used: set[str] = set()
-
-    def stand_in(raw: Mapping[str, Any]) -> dict[str, Any]:
-        changed = replace_brokers(raw, name, clock)
-        used.update(store_name(name, alias) for alias in changed["BROKERS"])
-        return changed
-
-    def stand_in_again(*, setting: str, **kwargs: Any) -> None:
-        """Follow a test that changes `OUTBOX` itself."""
-        raw = getattr(django_settings, "OUTBOX", {})
-        if setting == "OUTBOX" and not is_replaced(raw, name):
-            django_settings.OUTBOX = stand_in(raw)
-            conf.forget()
-
-    with override_settings(OUTBOX=stand_in(getattr(django_settings, "OUTBOX", {}))):
-        setting_changed.connect(stand_in_again)
-        try:
-            yield name
-        finally:
-            setting_changed.disconnect(stand_in_again)
-            for one in used:
-                forget(one)
-
-
-def store_name(name: str, alias: str) -> str:
-    """Name what the memory broker of an alias holds."""
-    return f"{name} {alias}"
-
-
-def is_replaced(raw: Mapping[str, Any], name: str) -> bool:
-    """Say whether these settings are those of this test already."""
-    return all(
-        one.get("OPTIONS", {}).get("NAME") == store_name(name, alias) for alias, one in raw.get("BROKERS", {"": {}}).items()
-    )
-
-
-def replace_brokers(raw: Mapping[str, Any], name: str, clock: Clock) -> dict[str, Any]:
+def memory_brokers(clock: Clock) -> Iterator[None]:
     """
-    Give the settings with memory brokers in the place of others, no nudges, and topics that travel as they did before.
+    Put a memory broker in the place of each broker.
 
     Raises:
         ConfigurationError: the settings are wrong.
     """
-    settings = conf.read(raw)
-    kinds = {alias: _class_of(alias) for alias in settings.brokers}
-    brokers = {alias: {"BACKEND": BACKEND, "OPTIONS": _options(store_name(name, alias), clock, kinds[alias])} for alias in kinds}
-    topics = {
-        topic: {**raw["TOPICS"][topic], "TYPE": _type_of(given, kinds[given.broker])} for topic, given in settings.topics.items()
-    }
-    return {**raw, "BROKERS": brokers, "TOPICS": topics, "NUDGE": False}
+    test = f"outbox.testing {uuid4()}"
+    stores: set[str] = set()
+
+    def stand_in(settings: conf.Settings) -> conf.Settings:
+        names = {alias: f"{test} {alias}" for alias in settings.brokers}
+        stores.update(names.values())
+        return replace_brokers(settings, names, clock)
+
+    with conf.changed(stand_in):
+        try:
+            conf.settings()
+            yield
+        finally:
+            for name in stores:
+                forget(name)
 
 
-def _class_of(alias: str) -> type[Broker]:
+def replace_brokers(settings: conf.Settings, names: dict[str, str], clock: Clock) -> conf.Settings:
+    """
+    Give the settings with memory brokers in the place of others, no nudges, and topics that travel as they did before.
+
+    Args:
+        names: alias -> under which name its memory broker keeps what it holds.
+    """
+    kinds = {alias: _class_of(broker.backend) for alias, broker in settings.brokers.items()}
+    brokers = {alias: conf.BrokerSettings(BACKEND, _options(names[alias], clock, kind)) for alias, kind in kinds.items()}
+    topics = {name: replace(topic, type=_type_of(topic, kinds[topic.broker])) for name, topic in settings.topics.items()}
+    return replace(settings, brokers=brokers, topics=topics, nudge=False)
+
+
+def _class_of(backend: str) -> type[Broker]:
     """Give the broker whose place is taken; one that is not installed here passes for a memory broker."""
     try:
-        return conf.broker_class(alias)
-    except ConfigurationError:
+        found: type[Broker] = import_string(backend)
+    except ImportError:
         return MemoryBroker
+    return found
 
 
 def _options(name: str, clock: Clock, kind: type[Broker]) -> dict[str, Any]:

@@ -3,6 +3,7 @@ import gc
 import inspect
 import threading
 from contextvars import ContextVar
+from types import CoroutineType
 
 import pytest
 from asgiref.sync import ThreadSensitiveContext, async_to_sync, sync_to_async
@@ -221,7 +222,7 @@ class TestACoroutineThatIsHidden:
 
         assert message_rows() == []
         for one in gc.get_objects():
-            if inspect.iscoroutine(one) and one.__qualname__ == "AsyncApi.get":
+            if type(one) is CoroutineType and one.__qualname__ == "AsyncApi.get":
                 one.close()  # nobody awaited it
 
 

@@ -1,5 +1,5 @@
 import pytest
-from django.conf import settings as django_settings
+from django.test import override_settings
 
 from outbox import conf, publish_raw, transaction
 from outbox.brokers.base import EndSemantics
@@ -83,13 +83,18 @@ class TestTheStandIn:
             assert list(outbox.broker.topics) == ["news"]
             assert not conf.settings().nudge
 
-    def test_leaves_the_settings_as_a_test_changed_them_outside(self, settings):
-        with Outbox():
-            pass
+    @pytest.mark.parametrize("is_settings_first", [True, False])
+    def test_leaves_no_trace_of_a_test_that_changed_settings(self, is_settings_first):
+        before = conf.settings()
+        changes = override_settings(OUTBOX=outbox_of(EMBEDDED, news="normal"))
+        kit = Outbox()
+        kit.__enter__()
+        changes.enable()
 
-        settings.OUTBOX = outbox_of(EMBEDDED, news="normal")
+        for leave in [changes.disable, kit.__exit__] if is_settings_first else [kit.__exit__, changes.disable]:
+            leave()
 
-        assert django_settings.OUTBOX["BROKERS"]["default"]["BACKEND"] == EMBEDDED
+        assert conf.settings() == before
 
     def test_finds_wrong_settings(self, settings):
         settings.OUTBOX = {"TOPIC": {}}
