@@ -1,8 +1,8 @@
 """
 The shop's doors for other programs: JSON in, JSON out.
 
-`place_order` and `cancel_order` change the books and publish as one act. Whatever they raise rolls back both; the answer,
-and the note of what was refused, are made outside, by `answers`.
+`place_order` and `cancel_order` change the books and publish as one act, `place_order_half_first` has the broker take the
+message first. Whatever they raise rolls back both; the answer, and the note of what was refused, are made outside, by `answers`.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from django.http import HttpRequest, HttpResponse, JsonResponse
 from django.views.decorators.csrf import csrf_exempt
 from django.views.decorators.http import require_POST
 
-from outbox import Receipt, publish, transactional
+from outbox import HalfNotStored, Receipt, publish, transactional
 from project.shop import books
 from project.shop.intake import Judged, NotAccepted, ShopError, SubmittedInvoice, judge, read_invoice
 from project.shop.messages import OrderCancelled, OrderPlaced
@@ -47,6 +47,8 @@ def answers(view: Callable[[HttpRequest, SubmittedInvoice], HttpResponse]) -> Ca
             what = Refusal.What.PAYMENT if isinstance(error, PaymentDeclined) else Refusal.What.ORDER
             books.refuse(what, submitted, str(error))
             return JsonResponse({"error": str(error)}, status=error.status)
+        except HalfNotStored:
+            return JsonResponse({"error": "Nothing was done. Try again in a moment."}, status=503)
 
     return door
 
@@ -85,6 +87,26 @@ def place_order(request: HttpRequest, submitted: SubmittedInvoice) -> HttpRespon
     )
     _take_payment(order, submitted.payment)
     return _accepted(submitted, judged, receipt)
+
+
+def announce_order(request: HttpRequest, submitted: SubmittedInvoice) -> OrderPlaced:
+    """Say what the order will be, by what was submitted alone: the invoice number is its key."""
+    judged = judge(submitted, cancels=False)
+    if not judged.good:
+        raise NotAccepted("No line of this invoice can be accepted.")
+    customer = submitted.customer or None
+    return OrderPlaced(invoice=submitted.invoice, customer=customer, items=len(judged.good), total=judged.total)
+
+
+@answers
+@transactional(half_first=announce_order)
+def place_order_half_first(request: HttpRequest, submitted: SubmittedInvoice, message: OrderPlaced) -> HttpResponse:
+    """Place an order whose message the broker has already: the bank is asked for nothing that could not be announced."""
+    judged = judge(submitted, cancels=False)
+    books.refuse_lines(submitted, judged)
+    order = books.write_order(submitted, judged)
+    _take_payment(order, submitted.payment)
+    return JsonResponse({"invoice": message.invoice, "refused": _reasons(judged)}, status=201)
 
 
 @answers
