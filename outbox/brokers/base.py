@@ -158,7 +158,7 @@ class Broker(abc.ABC):
     """
     Carries messages from relays to consumer groups.
 
-    Create one after a fork only, in the process and thread that uses it.
+    Create one after a fork only, in the process that uses it, and use it in one thread at a time.
 
     Args:
         alias: the broker's name in `OUTBOX["BROKERS"]`.

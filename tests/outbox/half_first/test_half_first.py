@@ -8,7 +8,7 @@ from datetime import timedelta
 
 import pytest
 from django.contrib.auth.models import Group
-from django.db import DatabaseError, IntegrityError, OperationalError, connection, transaction
+from django.db import DatabaseError, IntegrityError, OperationalError, connection, connections, transaction
 from django.test.utils import CaptureQueriesContext
 
 import outbox
@@ -232,13 +232,14 @@ class TestAHalfMessageThatIsNotSurelyStored:
 
         assert MessageRow.objects.count() == 0
 
-    def test_is_one_of_a_broker_that_is_out_of_reach(self, settings):
-        settings.DATABASES["away"] = {**settings.DATABASES["default"], "HOST": "127.0.0.1", "PORT": "1"}
+    def test_is_one_of_a_broker_that_is_out_of_reach(self, settings, monkeypatch):
+        monkeypatch.setitem(connections.settings, "away", {**connections.settings["default"], "HOST": "127.0.0.1", "PORT": "1"})
         brokers = {"default": {"OPTIONS": {"DATABASE": "away"}}}
         settings.OUTBOX = {"BROKERS": brokers, "TOPICS": {"orders": {"TYPE": "transaction"}}}
 
         with pytest.raises(HalfNotStored, match="GroupMade was not sent half first"):
             make_group()
+        del connections["away"]
 
         assert MessageRow.objects.count() == 0
 

@@ -2,15 +2,35 @@
 
 import threading
 
+import pytest
+
 from outbox.brokers.base import Ended
 from outbox.brokers.embedded import EmbeddedBroker, halves
 from outbox.database import Connection
+from outbox.errors import BrokerUnavailable
 from outbox.message import COMMIT, ROLLBACK, TopicType
 from tests.contracts.acts import Acts
 from tests.contracts.harness import EmbeddedHarness
 from tests.waiting import wait_until_it_blocks
 
 HALF = TopicType.TRANSACTION
+
+BROKERS_CONNECTIONS = """
+SELECT pid FROM pg_stat_activity WHERE application_name = 'outbox embedded broker' AND datname = current_database()
+"""
+
+
+class TestNewHalfId:
+    def test_is_drawn_anew_where_the_connection_broke_unseen(self, broker: EmbeddedBroker, connection: Connection):
+        broker.new_half_id("m")
+        for (pid,) in connection.execute(BROKERS_CONNECTIONS):
+            connection.execute("SELECT pg_terminate_backend(%s, 5000)", [pid])
+
+        assert broker.new_half_id("m").isdecimal()
+
+    def test_says_that_the_database_is_away(self, harness: EmbeddedHarness):
+        with pytest.raises(BrokerUnavailable):
+            harness.open_unreachable().new_half_id("m")
 
 
 class TestEnd:
