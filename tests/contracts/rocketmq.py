@@ -1,48 +1,20 @@
-"""A real RocketMQ for the contract: one server for all tests, started by the first; its time cannot be moved."""
+"""A real RocketMQ for the contract; its time cannot be moved."""
 
-import atexit
-import shutil
-import tempfile
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
-from functools import cache
-from pathlib import Path
 from typing import Any
-
-from django.conf import settings
 
 from outbox.brokers.base import Broker, Delivery, Outcome, Outgoing
 from outbox.brokers.rocketmq import RocketMQBroker
 from outbox.message import TopicType
-from project.servers.rocketmq import FAST_CHECKS, Ports, RocketMQ
 from tests.contracts.harness import Harness
-
-GROUPS = ["group", "cart", "points", "shipment", "old-group", "new-group", "other"]
+from tests.rocketmq_node import server
 
 SCALE = 1 / 20  # a minute of the contract takes 3 s
 SETTLED = timedelta(seconds=0.4)
 PATIENCE = timedelta(seconds=30)
-
-# Holds shorter than 10 s and waits shorter than 5 s are for tests; a revive that runs each second, too.
-PROXY = {"minInvisibleTimeMillsForRecv": 100, "grpcClientConsumerMinLongPollingTimeoutMillis": 100}
-BROKER = {**FAST_CHECKS, "reviveInterval": 100}
-
-
-@cache
-def server() -> RocketMQ:
-    folder = Path(settings.BASE_DIR) / "var/rocketmq"
-    folder.mkdir(parents=True, exist_ok=True)
-    data = Path(tempfile.mkdtemp(prefix="data-", dir=folder))
-    found = RocketMQ(folder, Ports.free(), settings=dict(BROKER), proxy=dict(PROXY), data=data)
-    atexit.register(shutil.rmtree, data, ignore_errors=True)
-    atexit.register(found.stop)
-    found.start()
-    for group in GROUPS:
-        found.make_group(group)
-        found.make_group(f"{group}_fifo", is_ordered=True)
-    return found
 
 
 class PatientRocketMQ(RocketMQBroker):

@@ -6,7 +6,6 @@ import os
 import subprocess
 import sys
 from collections.abc import Iterator
-from urllib.parse import quote
 
 import pytest
 import redis
@@ -14,6 +13,7 @@ from django.db import connection
 
 from outbox.models import MessageState, Process
 from project.servers.redis import Redis, has_redis
+from tests.database_url import url_of
 from tests.waiting import wait_until
 
 pytestmark = [
@@ -36,12 +36,10 @@ print(nudge.sender.sent)
 @pytest.fixture
 def environment(tmp_path) -> Iterator[dict[str, str]]:
     """What a process of the shop needs: the test's database, and a Redis of its own."""
-    own = connection.settings_dict
-    user, password, host, port = (quote(str(own[name]), safe="") for name in ("USER", "PASSWORD", "HOST", "PORT"))
     with Redis(tmp_path) as server:
         yield {
             **os.environ,
-            "DATABASE_URL": f"postgresql://{user}:{password}@:{port}/{own['NAME']}?host={host}",
+            "DATABASE_URL": url_of(connection.settings_dict),
             "DJANGO_SETTINGS_MODULE": "project.settings",
             "CELERY_BROKER_URL": server.url,
         }

@@ -10,8 +10,6 @@ import sys
 from collections.abc import Callable, Iterator
 from decimal import Decimal
 from io import StringIO
-from typing import Any
-from urllib.parse import quote
 
 import pytest
 from django.core.management import CommandError, call_command
@@ -26,6 +24,7 @@ from outbox.message import TopicSpec, TopicType
 from outbox.models import Duplicate, Inbox, Process
 from project.shop.messages import OrderPlaced
 from project.shop.models import CartEntry
+from tests.database_url import url_of
 from tests.outbox.consumer.deliveries import outgoing
 from tests.outbox.consumer.messages import Placed
 from tests.waiting import wait_until
@@ -33,12 +32,6 @@ from tests.waiting import wait_until
 pytestmark = pytest.mark.django_db(transaction=True)
 
 Start = Callable[..., subprocess.Popen[str]]
-
-
-def url_of(database: dict[str, Any]) -> str:
-    """Name the test's database; the host, perhaps a socket's folder, in the query, as project.settings reads it."""
-    user, password, host, port = (quote(str(database[name]), safe="") for name in ("USER", "PASSWORD", "HOST", "PORT"))
-    return f"postgresql://{user}:{password}@:{port}/{database['NAME']}?host={host}"
 
 
 @pytest.fixture

@@ -7,13 +7,13 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from typing import Any
-from urllib.parse import quote
 
 import pytest
 from django.db import connection
 
 from outbox import database, publish_raw, transaction
 from outbox.failpoints import VARIABLE
+from tests.database_url import url_of
 
 Start = Callable[..., subprocess.Popen[str]]
 TOPIC = "orders"
@@ -59,7 +59,7 @@ def start(own: database.Connection) -> Iterator[Start]:
         command = [sys.executable, "-m", "django", "outbox_relay", "--database", "default", "--json", *arguments]
         environment = {
             **os.environ,
-            "DATABASE_URL": _url(connection.settings_dict),
+            "DATABASE_URL": url_of(connection.settings_dict),
             "DJANGO_SETTINGS_MODULE": settings,
             VARIABLE: failpoints,
         }
@@ -71,8 +71,3 @@ def start(own: database.Connection) -> Iterator[Start]:
     for process in started:
         process.kill()
         process.communicate()
-
-
-def _url(settings: dict[str, Any]) -> str:
-    user, password, host, port = (quote(str(settings[name]), safe="") for name in ("USER", "PASSWORD", "HOST", "PORT"))
-    return f"postgresql://{user}:{password}@:{port}/{settings['NAME']}?host={host}"

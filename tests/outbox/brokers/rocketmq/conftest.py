@@ -45,7 +45,7 @@ def acts(harness, broker: Broker) -> Acts:
 
 @pytest.fixture
 def server() -> object:
-    from tests.contracts.rocketmq import server
+    from tests.rocketmq_node import server
 
     return server()
 

@@ -1,0 +1,151 @@
+"""A journey: topics and a group of its own, processes on the test's database, and what their handlers wrote."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import os
+import signal
+import subprocess
+import sys
+import uuid
+from collections.abc import Iterator
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import pytest
+from django.conf import settings as django_settings
+from django.db import connection
+
+from outbox import publish_raw, transaction
+from outbox.failpoints import VARIABLE as FAILPOINTS
+from outbox.message import TopicType
+from tests.database_url import url_of
+from tests.journeys.rocketmq.names import VARIABLE, names, outbox
+
+HERE = Path(__file__).parent
+
+collect_ignore_glob = [] if importlib.util.find_spec("rocketmq") else ["test_*.py"]
+
+QUEUES = 8  # of the ordered topic
+
+TABLES = """
+CREATE TABLE journey_effect (id bigserial, topic text, key text, number int);
+CREATE TABLE journey_stuck (key text)
+"""
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    for item in items:
+        if HERE in item.path.parents:
+            item.add_marker(pytest.mark.rocketmq)
+            item.add_marker(pytest.mark.timeout(300))
+
+
+class Journey:
+    """
+    Publishes, starts processes, and reads what came of it.
+
+    Args:
+        folder: for logs, permits to kill and Celery's files.
+    """
+
+    def __init__(self, folder: Path, options: dict[str, Any], unique: str) -> None:
+        self.folder = folder
+        self.unique = unique
+        self.options = options
+        self.work, self.steps, self.group = names(unique)
+        self.processes: list[subprocess.Popen[bytes]] = []
+
+    def publish(self, topic: str, *numbers: int, key: str = "") -> None:
+        """Publish numbered messages, each in a transaction of its own."""
+        for number in numbers:
+            with transaction():
+                publish_raw(topic, {"number": number}, key=key)
+
+    def start(self, *command: str, failpoints: str = "") -> subprocess.Popen[bytes]:
+        """Start `python -m ...` in a session of its own."""
+        environment = {
+            **os.environ,
+            "DATABASE_URL": url_of(connection.settings_dict),
+            "DJANGO_SETTINGS_MODULE": "tests.journeys.rocketmq.settings",
+            "CELERY_FILES_DIR": str(self.folder / "celery"),
+            VARIABLE: json.dumps({"unique": self.unique, "options": self.options}),
+            FAILPOINTS: failpoints,
+        }
+        with (self.folder / f"{command[-1]}.{len(self.processes)}.log").open("wb") as log:
+            process = subprocess.Popen(
+                [sys.executable, "-m", *command],
+                cwd=django_settings.BASE_DIR,
+                env=environment,
+                stdout=log,
+                stderr=log,
+                start_new_session=True,
+            )
+        self.processes.append(process)
+        return process
+
+    def consume(self, **options: str) -> subprocess.Popen[bytes]:
+        return self.start("django", "outbox_consume", "--group", self.group, **options)
+
+    def effects(self, topic: str) -> list[tuple[str, int]]:
+        """List key and number of what was handled in a topic, in that order."""
+        with connection.cursor() as cursor:
+            cursor.execute("SELECT key, number FROM journey_effect WHERE topic = %s ORDER BY id", [topic])
+            return cursor.fetchall()
+
+    def stick(self, key: str) -> None:
+        """Have the handler of the ordered topic fail over a key."""
+        with connection.cursor() as cursor:
+            cursor.execute("INSERT INTO journey_stuck VALUES (%s)", [key])
+
+    def unstick(self) -> None:
+        with connection.cursor() as cursor:
+            cursor.execute("DELETE FROM journey_stuck")
+
+    def kills(self, place: str) -> str:
+        """Give the failpoint that kills a process where, and each time, it is permitted."""
+        return f"{place}=kill:{self.folder / place}"
+
+    def permit(self, place: str) -> None:
+        (self.folder / place).touch()
+
+    def is_used(self, place: str) -> bool:
+        """Whether the last permit was."""
+        return not (self.folder / place).exists()
+
+    def logs(self) -> str:
+        """Give the end of each process's output, for a test that failed."""
+        return "\n".join(f"--- {log.name}\n{log.read_text()[-2000:]}" for log in sorted(self.folder.glob("*.log")))
+
+    def close(self) -> None:
+        for process in self.processes:
+            with suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
+            process.wait()
+
+
+@pytest.fixture
+def journey(tmp_path: Path, transactional_db: None, settings: Any) -> Iterator[Journey]:
+    from project.celery import app
+    from tests.rocketmq_node import server
+
+    node = server()
+    found = Journey(tmp_path, {"ENDPOINTS": node.endpoints, "BROKER_ADDRESSES": [node.broker]}, uuid.uuid4().hex[:8])
+    node.make_topic(found.work, TopicType.TRANSACTION)
+    node.make_topic(found.steps, TopicType.FIFO, QUEUES)
+    node.make_group(found.group)
+    node.make_group(f"{found.group}_fifo", is_ordered=True, retries=1000)
+    settings.OUTBOX = outbox(found.unique, found.options)
+    files = app.conf.broker_transport_options
+    before = files["folder"]
+    files["folder"] = str(tmp_path / "celery")  # nudges of this process, too
+    with connection.cursor() as cursor:
+        cursor.execute(TABLES)
+    yield found
+    found.close()
+    files["folder"] = before
+    print(found.logs())  # noqa: T201  (pytest shows it where the test failed)
+    with connection.cursor() as cursor:
+        cursor.execute("DROP TABLE journey_effect, journey_stuck")

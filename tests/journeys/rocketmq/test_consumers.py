@@ -1,0 +1,63 @@
+"""`outbox_consume` on a real RocketMQ, killed in the middle."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+from datetime import timedelta
+
+import pytest
+
+from outbox.models import Duplicate, Inbox
+from outbox.relay import host
+from tests.journeys.rocketmq.conftest import Journey
+from tests.waiting import wait_until
+
+MESSAGES = range(60)
+IN_TRANSACTION, UNACKED = "consumer.after_handler", "consumer.after_commit"
+
+
+@pytest.fixture
+def sent(journey: Journey) -> None:
+    """Messages that a relay has brought to the server."""
+    journey.publish(journey.work, *MESSAGES)
+    drained = host.visit(host.Post("default", "default"), note="test", at_most=timedelta(seconds=60), linger=host.NO_LINGER)
+    assert drained.sent == len(MESSAGES)
+
+
+class TestKilledConsumers:
+    @pytest.mark.parametrize("place", [IN_TRANSACTION, UNACKED])
+    def test_apply_each_message_once(self, journey: Journey, sent: None, place: str):
+        consumers = [journey.consume(failpoints=journey.kills(place)) for _ in range(2)]
+        for _ in range(3):
+            journey.permit(place)
+            wait_until(lambda: journey.is_used(place), 60)
+            consumers = [_alive(journey, consumer, place) for consumer in consumers]
+
+        wait_until(lambda: {number for _, number in journey.effects(journey.work)} == set(MESSAGES), 60)
+
+        if place == UNACKED:
+            wait_until(lambda: Duplicate.objects.count() >= 3, 60)
+        assert sorted(number for _, number in journey.effects(journey.work)) == list(MESSAGES)
+        assert Inbox.objects.count() == len(MESSAGES)
+
+    def test_leave_the_rest_to_others(self, journey: Journey, sent: None):
+        first = journey.consume()
+        wait_until(lambda: journey.effects(journey.work), 60)
+
+        os.killpg(first.pid, signal.SIGKILL)
+        journey.consume()
+
+        wait_until(lambda: len(journey.effects(journey.work)) >= len(MESSAGES), 60)
+        assert sorted(number for _, number in journey.effects(journey.work)) == list(MESSAGES)
+
+
+def _alive(journey: Journey, consumer: subprocess.Popen[bytes], place: str) -> subprocess.Popen[bytes]:
+    """Give a consumer, or its successor where it was killed."""
+    try:
+        consumer.wait(0.5)
+    except subprocess.TimeoutExpired:
+        return consumer
+    assert consumer.returncode == -signal.SIGKILL
+    return journey.consume(failpoints=journey.kills(place))

@@ -1,0 +1,32 @@
+"""A real RocketMQ, one for all tests, started by the first that needs it."""
+
+import atexit
+import shutil
+import tempfile
+from functools import cache
+from pathlib import Path
+
+from django.conf import settings
+
+from project.servers.rocketmq import FAST_CHECKS, Ports, RocketMQ
+
+GROUPS = ["group", "cart", "points", "shipment", "old-group", "new-group", "other"]
+
+# Holds shorter than 10 s and waits shorter than 5 s are for tests; a revive that runs each second, too.
+PROXY = {"minInvisibleTimeMillsForRecv": 100, "grpcClientConsumerMinLongPollingTimeoutMillis": 100}
+BROKER = {**FAST_CHECKS, "reviveInterval": 100}
+
+
+@cache
+def server() -> RocketMQ:
+    folder = Path(settings.BASE_DIR) / "var/rocketmq"
+    folder.mkdir(parents=True, exist_ok=True)
+    data = Path(tempfile.mkdtemp(prefix="data-", dir=folder))
+    found = RocketMQ(folder, Ports.free(), settings=dict(BROKER), proxy=dict(PROXY), data=data)
+    atexit.register(shutil.rmtree, data, ignore_errors=True)
+    atexit.register(found.stop)
+    found.start()
+    for group in GROUPS:
+        found.make_group(group)
+        found.make_group(f"{group}_fifo", is_ordered=True)
+    return found
