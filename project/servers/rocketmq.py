@@ -17,7 +17,7 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Self
@@ -28,7 +28,7 @@ from project.servers.rocketmq_admin import make_group, make_topic
 from project.servers.rocketmq_jars import ServerError, fetch_jars, java
 
 HOST = "127.0.0.1"
-READY_SECONDS = 120
+READY_SECONDS = 240
 
 UPDATE_BROKER_CONFIG, BROKER_INFO = 25, 28
 ROUTE_OF_TOPIC, CLUSTER_INFO = 105, 106
@@ -136,19 +136,19 @@ class RocketMQ:
     def start_namesrv(self) -> None:
         """Start the name server and wait for it."""
         main = "org.apache.rocketmq.namesrv.NamesrvStartup"
-        self._spawn("namesrv", ["-Xms32m", "-Xmx96m", "-XX:MaxDirectMemorySize=64m"], [main, "-c", self._conf("namesrv.conf")])
-        self._wait("namesrv", lambda: call(self._namesrv_address, CLUSTER_INFO) is not None)
+        self.spawn("namesrv", ["-Xms32m", "-Xmx96m", "-XX:MaxDirectMemorySize=64m"], [main, "-c", self.conf("namesrv.conf")])
+        self.wait("namesrv", lambda: call(self._namesrv_address, CLUSTER_INFO) is not None)
 
     def start_broker(self) -> None:
         """Start broker and proxy and wait until they take messages."""
         main = ["org.apache.rocketmq.proxy.ProxyStartup", "-pm", "local", "-n", f"{HOST}:{self.ports.namesrv}"]
-        files = ["-bc", self._conf("broker.conf"), "-pc", self._conf("rmq-proxy.json")]
-        self._spawn("broker", ["-Xms128m", "-Xmx384m", "-XX:MaxDirectMemorySize=256m"], [*main, *files])
-        self._wait("broker", self._is_ready)
+        files = ["-bc", self.conf("broker.conf"), "-pc", self.conf("rmq-proxy.json")]
+        self.spawn("broker", ["-Xms128m", "-Xmx384m", "-XX:MaxDirectMemorySize=256m"], [*main, *files])
+        self.wait("broker", self._is_ready)
 
     def kill_broker(self) -> None:
         """End broker and proxy by SIGKILL, as a machine that loses its power would."""
-        self._kill("broker")
+        self.kill("broker")
 
     def set(self, name: str, value: object) -> None:
         """Change a setting of the running broker."""
@@ -157,7 +157,7 @@ class RocketMQ:
     def make_topic(self, name: str, kind: TopicType, queues: int = 4) -> None:
         """Create a topic; nothing changes where it is there already. Returns when producers can find it."""
         make_topic(self.broker_address, name, kind, queues)
-        self._wait("broker", lambda: bool(call(self._namesrv_address, ROUTE_OF_TOPIC, {"topic": name})))
+        self.wait("broker", lambda: bool(call(self._namesrv_address, ROUTE_OF_TOPIC, {"topic": name})))
 
     def make_group(self, name: str, *, is_ordered: bool = False, retries: int = 16) -> None:
         """Create a consumer group."""
@@ -166,7 +166,7 @@ class RocketMQ:
     def stop(self) -> None:
         """End both processes; the data may be lost."""
         for name in list(self._processes):
-            self._kill(name)
+            self.kill(name)
         if self._lock is not None:
             os.close(self._lock)
             self._lock = None
@@ -208,14 +208,16 @@ class RocketMQ:
             "remotingListenPort": self.ports.remoting,
             "proxyMode": "LOCAL",
         }
-        Path(self._conf("namesrv.conf")).write_text(_lines(namesrv.items()))
-        Path(self._conf("broker.conf")).write_text(_lines((BROKER | broker | self._settings).items()))
-        Path(self._conf("rmq-proxy.json")).write_text(json.dumps(proxy | self._proxy))
+        Path(self.conf("namesrv.conf")).write_text(_lines(namesrv.items()))
+        Path(self.conf("broker.conf")).write_text(_lines((BROKER | broker | self._settings).items()))
+        Path(self.conf("rmq-proxy.json")).write_text(json.dumps(proxy | self._proxy))
 
-    def _conf(self, name: str) -> str:
+    def conf(self, name: str) -> str:
+        """Give the path of a configuration file."""
         return str(self.data / "conf" / name)
 
-    def _spawn(self, name: str, memory: Sequence[str], arguments: Sequence[str]) -> None:
+    def spawn(self, name: str, memory: Sequence[str], arguments: Sequence[str]) -> None:
+        """Start a Java program of RocketMQ's."""
         folders = [f"-Duser.home={self.data}", f"-Drocketmq.home.dir={self.data}", f"-Djava.io.tmpdir={self.data / 'tmp'}"]
         tie = ["setpriv", "--pdeathsig", "KILL"] if shutil.which("setpriv") else []  # not even a killed parent leaves it
         environment = {**os.environ, "ROCKETMQ_HOME": str(self.data), "RMQ_PROXY_HOME": str(self.data)}
@@ -230,8 +232,8 @@ class RocketMQ:
                 start_new_session=True,
             )
 
-    def _wait(self, name: str, is_ready: object) -> None:
-        assert callable(is_ready)
+    def wait(self, name: str, is_ready: Callable[[], bool]) -> None:
+        """Return when a program is ready. Raises ServerError."""
         deadline = time.monotonic() + READY_SECONDS
         while True:
             try:
@@ -254,7 +256,8 @@ class RocketMQ:
             socket.create_connection((HOST, self.ports.grpc), 1).close()
         return is_registered
 
-    def _kill(self, name: str) -> None:
+    def kill(self, name: str) -> None:
+        """End a program by SIGKILL."""
         process = self._processes.pop(name, None)
         if process is not None:
             process.send_signal(signal.SIGKILL)

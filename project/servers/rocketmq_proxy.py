@@ -1,0 +1,44 @@
+"""A gRPC proxy of its own (cluster mode) beside a node: it may be away while the broker is there."""
+
+from __future__ import annotations
+
+import json
+import socket
+from pathlib import Path
+from typing import Self
+
+from project.servers.rocketmq import HOST, Ports, RocketMQ
+
+NAME = "proxy"
+
+
+class ClusterProxy:
+    """One proxy to the broker of a node."""
+
+    def __init__(self, node: RocketMQ) -> None:
+        self._node = node
+        self._ports = Ports.free()
+        self.endpoints = f"{HOST}:{self._ports.grpc}"
+
+    def start(self) -> Self:
+        """Start it, and return when it takes requests. Raises ServerError."""
+        settings = {
+            "rocketMQClusterName": "DefaultCluster",
+            "namesrvAddr": f"{HOST}:{self._node.ports.namesrv}",
+            "grpcServerPort": self._ports.grpc,
+            "remotingListenPort": self._ports.remoting,
+            "proxyMode": "CLUSTER",
+        }
+        Path(self._node.conf("rmq-cluster-proxy.json")).write_text(json.dumps(settings))
+        arguments = ["org.apache.rocketmq.proxy.ProxyStartup", "-pm", "cluster", "-pc", self._node.conf("rmq-cluster-proxy.json")]
+        self._node.spawn(NAME, ["-Xms64m", "-Xmx192m", "-XX:MaxDirectMemorySize=128m"], arguments)
+        self._node.wait(NAME, self._is_ready)
+        return self
+
+    def kill(self) -> None:
+        """End it by SIGKILL."""
+        self._node.kill(NAME)
+
+    def _is_ready(self) -> bool:
+        socket.create_connection((HOST, self._ports.grpc), 1).close()
+        return True
