@@ -21,7 +21,7 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
 
 
 def _marks(name: str) -> list[pytest.MarkDecorator]:
-    return [pytest.mark.rocketmq, pytest.mark.timeout(180)] if name == "rocketmq" else []
+    return [pytest.mark.rocketmq, pytest.mark.timeout(420)] if name == "rocketmq" else []
 
 
 def _flag(harness: type[Harness], flag: str) -> bool:

@@ -14,7 +14,7 @@ from tests.rocketmq_node import server
 
 SCALE = 1 / 20  # a minute of the contract takes 3 s
 SETTLED = timedelta(seconds=0.4)
-PATIENCE = timedelta(seconds=30)
+PATIENCE = "PT30S"  # as JSON can write it, for other processes
 
 
 class PatientRocketMQ(RocketMQBroker):

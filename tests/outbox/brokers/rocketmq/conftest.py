@@ -3,16 +3,23 @@
 from __future__ import annotations
 
 import importlib.util
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 
+from outbox import database
 from outbox.brokers.base import Broker
+from outbox.check_back.ask import in_process
+from outbox.check_back.checker import Checker
+from outbox.failpoints import VARIABLE, FailpointReached
+from outbox.message import TopicType
+from outbox.relay.run import Relay
 from tests.contracts.acts import Acts
 
 HERE = Path(__file__).parent
+
+FIGURES = pytest.StashKey[list[tuple[str, float]]]()
 
 collect_ignore_glob = [] if importlib.util.find_spec("rocketmq") else ["test_*.py"]
 
@@ -21,7 +28,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if HERE in item.path.parents:
             item.add_marker(pytest.mark.rocketmq)
-            item.add_marker(pytest.mark.timeout(180))
+            item.add_marker(pytest.mark.timeout(420))
 
 
 @pytest.fixture
@@ -44,30 +51,61 @@ def acts(harness, broker: Broker) -> Acts:
 
 
 @pytest.fixture
+def topic(harness, settings) -> object:
+    """A topic of type transaction, in settings and in the database, and beside it the harness's others in settings."""
+    from tests.factories import TopicFactory
+
+    settings.OUTBOX = {
+        "BROKERS": {"default": {"BACKEND": "outbox.brokers.rocketmq.RocketMQBroker", "OPTIONS": harness.options()}},
+        "TOPICS": {spec.name: {"TYPE": str(kind)} for kind, spec in harness.topics.items()},
+    }
+    return TopicFactory(name=harness.topic(TopicType.TRANSACTION), type="transaction")
+
+
+@pytest.fixture
+def connection() -> Iterator[database.Connection]:
+    with database.connect("default") as connection:
+        yield connection
+
+
+@pytest.fixture
+def checker(topic) -> Iterator[Checker]:
+    """Answers from the database, as each relay does."""
+    checker = Checker("default", "default", in_process("default", asked_by="rocketmq"))
+    checker.turn()
+    yield checker
+    checker.close()
+
+
+@pytest.fixture
+def die(monkeypatch: pytest.MonkeyPatch) -> Callable[[Relay, str], None]:
+    """Have a relay claim and send, and end at a failpoint."""
+
+    def die(relay: Relay, place: str) -> None:
+        monkeypatch.setenv(VARIABLE, f"{place}=raise")
+        with pytest.raises(FailpointReached):
+            relay.step()
+        monkeypatch.delenv(VARIABLE)
+
+    return die
+
+
+@pytest.fixture
+def figure(request: pytest.FixtureRequest) -> Callable[[str, float], None]:
+    """Note a figure, which is shown behind the tests."""
+    return lambda name, value: request.config.stash.setdefault(FIGURES, []).append((name, value))
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
+    for name, value in config.stash.get(FIGURES, []):
+        terminalreporter.write_line(f"RocketMQ: {name}: {value:.1f}")
+
+
+@pytest.fixture
 def server() -> object:
     from tests.rocketmq_node import server
 
     return server()
-
-
-@pytest.fixture
-def fast_checks(server) -> Iterator[None]:
-    """Have the server ask after a second, and each second."""
-    server.set("transactionTimeOut", 1000)
-    yield
-    server.set("transactionTimeOut", 6000)
-
-
-@pytest.fixture
-def restore_checks(server) -> Iterator[None]:
-    yield
-    server.set("transactionCheckMax", 100)
-
-
-@pytest.fixture
-def past() -> Callable[[float], None]:
-    """Let real time go by: the window is the broker's own clock's."""
-    return time.sleep
 
 
 @pytest.fixture

@@ -107,6 +107,18 @@ class TestHalf:
         assert send_half(broker).verdict is Verdict.MISCONFIGURED
 
 
+class TestWindow:
+    def test_sends_no_half_that_could_not_be_committed_in_time(self, stub: Stub, open_at: OpenAt):
+        broker = open_at(stub.endpoints, COMMIT_WINDOW=timedelta(milliseconds=100), IN_FLIGHT=1)
+
+        verdicts = [outcome.verdict for outcome in broker.send_halves([message() for _ in range(500)])]
+
+        assert verdicts[0] is Verdict.ACCEPTED
+        assert verdicts[-1] is Verdict.UNAVAILABLE
+        assert verdicts == sorted(verdicts)  # cut once
+        assert len(stub.sent()) == verdicts.count(Verdict.ACCEPTED)
+
+
 class TestSignature:
     def test_is_that_of_the_time(self, stub: Stub, open_at: OpenAt):
         send_half(open_at(stub.endpoints, ACCESS_KEY="me", SECRET_KEY="secret", NAMESPACE="ours"))
@@ -300,6 +312,14 @@ class TestRelay:
         assert len(tokens) == len(set(tokens)) == 10
         ended = {request.message_id for request in stub.asked("EndTransaction")}
         assert ended == {one.system_properties.message_id for one in stub.sent()[5:]}
+
+    def test_keeps_messages_while_nobody_is_there(self, open_at: OpenAt, connection: database.Connection):
+        relay = self.relay(connection, open_at("127.0.0.1:1"))
+
+        relay.drain()
+
+        [batch] = Batch.objects.all()
+        assert (batch.state, batch.tries) == (State.RELEASED, 0)
 
     def test_opens_its_breaker_while_the_server_has_no_time(self, stub: Stub, open_at: OpenAt, connection: database.Connection):
         relay = self.relay(connection, open_at(stub.endpoints))

@@ -1,77 +1,50 @@
-"""The relay, the check-back and the sweep on a real RocketMQ."""
+"""The relay and the sweep on a real RocketMQ, each type of topic from publish() on."""
 
 from __future__ import annotations
 
-import json
-import subprocess
-import sys
-from collections.abc import Iterator
+from collections.abc import Callable
+from contextlib import closing
 from datetime import UTC, datetime, timedelta
-from typing import Any
 
 import pytest
-from django.conf import settings as django_settings
-from django.db import connections
+from django.utils import timezone
 
-from outbox import conf, database
+from outbox import conf, database, publish_raw
 from outbox.brokers.base import Broker, Delivery
-from outbox.check_back.ask import in_process
-from outbox.check_back.checker import Checker
-from outbox.message import Header, TopicType
-from outbox.models import Batch, CheckBack, State, Topic
+from outbox.brokers.rocketmq import RocketMQBroker
+from outbox.message import COMMIT, Half, Header, Resolution, TopicType
+from outbox.models import Batch, State, Topic
 from outbox.relay.lane import Lane
 from outbox.relay.run import Relay
+from project.servers.rocketmq import FAST_CHECKS, RocketMQ
 from tests.contracts.acts import Acts
 from tests.contracts.rocketmq import RocketMQHarness
-from tests.factories import BatchFactory, TicketFactory, TopicFactory, stored
+from tests.factories import BatchFactory, TicketFactory, stored
+from tests.outbox.brokers.rocketmq.log import copies
 from tests.waiting import wait_until
 
-HALF = TopicType.TRANSACTION
+HALF, NORMAL, FIFO, DELAY = TopicType.TRANSACTION, TopicType.NORMAL, TopicType.FIFO, TopicType.DELAY
 
-# The command in a process of its own, on the test's database.
-CHECKER = """
-import json, os, sys
-import django
-sys.path.insert(0, os.getcwd())
-from django.conf import settings
-name, settings.OUTBOX = json.loads(sys.argv[1])
-settings.DATABASES["default"]["NAME"] = name
-django.setup()
-from django.core.management import call_command
-call_command("outbox_checker")
-"""
-
-pytestmark = pytest.mark.django_db(transaction=True)
+pytestmark = pytest.mark.django_db
 
 
 @pytest.fixture
-def topic(harness: RocketMQHarness, settings: Any) -> Topic:
-    topics = {spec.name: {"type": str(kind)} for kind, spec in harness.topics.items()}
-    settings.OUTBOX = {
-        "BROKERS": {"default": {"BACKEND": "outbox.brokers.rocketmq.RocketMQBroker", "OPTIONS": harness.options()}},
-        "TOPICS": {name: {"TYPE": topic["type"]} for name, topic in topics.items()},
-    }
-    return TopicFactory(name=harness.topic(HALF), type="transaction")
-
-
-@pytest.fixture
-def connection() -> Iterator[database.Connection]:
-    with database.connect("default") as connection:
-        yield connection
+def connection() -> database.Connection:
+    return database.raw("default")
 
 
 def relay(connection: database.Connection, broker: Broker) -> Relay:
     return Relay(connection, broker, Lane(1), settings=conf.RelaySettings(sweep_age=timedelta(0)))
 
 
-def arrived(acts: Acts, count: int) -> list[Delivery]:
+def arrived(acts: Acts, count: int, kind: TopicType = HALF, tags: set[str] | None = None) -> list[Delivery]:
     found: list[Delivery] = []
-    wait_until(lambda: found.extend(acts.receive(HALF)) or len({one.message_id for one in found}) >= count, 60)
+    wait_until(lambda: found.extend(acts.receive(kind, tags=tags)) or len({one.message_id for one in found}) >= count, 60)
     return found
 
 
-class TestRelay:
-    def test_sends_a_batch_once_and_numbered(self, acts: Acts, broker: Broker, topic: Topic, connection: database.Connection):
+class TestTransactionTopic:
+    def test_gets_a_batch_once_and_numbered(self, acts: Acts, broker: Broker, topic: Topic, connection: database.Connection):
         tickets = TicketFactory.create_batch(100, topic=topic)
 
         drained = relay(connection, broker).drain()
@@ -82,65 +55,138 @@ class TestRelay:
         assert sorted(int(one.headers[Header.NUMBER]) for one in found) == list(range(1, 101))
         assert Batch.objects.get().state == State.SENT
 
-    def test_leaves_a_batch_it_was_too_slow_for_to_the_check_back(
-        self, acts: Acts, harness: RocketMQHarness, topic: Topic, connection: database.Connection, fast_checks: None
-    ):
-        [ticket] = TicketFactory.create_batch(1, topic=topic)
-        slow = harness.open(COMMIT_WINDOW=timedelta(microseconds=1), CHECK_HORIZON=timedelta(milliseconds=1))
-        slow._sending._window = 2.0  # sends the half, as one would that stalls behind it
-        running = relay(connection, slow)
-        running.drain()
-        before = Batch.objects.get().state
+    def test_delivers_by_tag(self, acts: Acts, broker: Broker, topic: Topic, connection: database.Connection):
+        for tag in ("placed", "cancelled", "placed"):
+            publish_raw(topic.name, tag.encode(), tag=tag)
 
-        checker = Checker("default", "default", in_process("default", asked_by="rocketmq"))
-        checker.turn()
-        found = arrived(acts, 1)
-        checker.close()
-        running.sweep()
+        relay(connection, broker).drain()
 
-        assert before == State.PREPARED
-        assert {one.message_id for one in found} == {str(ticket.message_id)}
-        assert CheckBack.objects.filter(asked_by="rocketmq", answer="COMMIT").exists()
-        assert Batch.objects.get().state == State.SENT
+        assert [one.body for one in arrived(acts, 1, tags={"cancelled"})] == [b"cancelled"]
 
-    def test_sends_again_what_the_server_does_not_have(
+
+class TestOnePhaseTopics:
+    def test_get_each_message_as_it_was_published(
         self, acts: Acts, harness: RocketMQHarness, topic: Topic, connection: database.Connection
+    ):
+        due_at = timezone.now() + timedelta(seconds=2)
+        publish_raw(acts.harness.topic(NORMAL), b"x" * 10_000, key="4711", tag="placed", headers={"who": "Zoë"})
+        publish_raw(acts.harness.topic(DELAY), b"later", delay=timedelta(seconds=2))
+
+        with closing(RocketMQBroker("default", harness.options(), list(harness.topics.values()))) as punctual:
+            drained = relay(connection, punctual).drain()
+
+        assert drained.sent == 2
+        [normal] = arrived(acts, 1, NORMAL)
+        assert (normal.body, normal.key, normal.tag, normal.headers["who"]) == (b"x" * 10_000, "4711", "placed", "Zoë")
+        [delayed] = arrived(acts, 1, DELAY)
+        assert delayed.body == b"later"
+        assert timezone.now() >= due_at
+
+    def test_keep_the_order_of_each_key(self, acts: Acts, broker: Broker, topic: Topic, connection: database.Connection):
+        keys = ["a", "ключ", "two words", "long " * 30]  # the last two are no message groups as they are
+        for number in range(4):
+            for key in keys:
+                publish_raw(acts.harness.topic(FIFO), b"%d" % number, key=key)
+
+        drained = relay(connection, broker).drain()
+
+        found: dict[str, list[bytes]] = {key: [] for key in keys}
+
+        def take() -> bool:
+            deliveries = acts.receive(FIFO)
+            for delivery in deliveries:
+                found[delivery.key].append(delivery.body)
+            broker.ack(deliveries)
+            return all(len(bodies) == 4 for bodies in found.values())
+
+        wait_until(take, 60)
+        assert drained.sent == 16
+        assert list(found.values()) == [[b"0", b"1", b"2", b"3"]] * len(keys)
+
+
+class TestRuleR:
+    def test_sends_again_what_the_server_does_not_have(
+        self, acts: Acts, broker: Broker, topic: Topic, connection: database.Connection
     ):
         yesterday = datetime.now(UTC) - timedelta(days=1)
         batch = BatchFactory(topic=topic, state=State.PREPARED, half_ids=["lost.1"], decided_at=yesterday)
-        running = relay(connection, harness.open())
+        running = relay(connection, broker)
 
         swept = running.sweep()
         running.drain()
 
         assert swept.returned == 1
-        assert [one.message_id for one in arrived(acts, 1)] == [str(batch.message_ids[0])]
+        assert copies(topic.name, str(batch.message_ids[0])) == 1
         assert stored(batch).state == State.SENT
 
-    def test_keeps_messages_while_the_server_is_away(
-        self, harness: RocketMQHarness, topic: Topic, connection: database.Connection
+    def test_sends_again_what_the_server_discarded_after_its_last_question(
+        self,
+        harness: RocketMQHarness,
+        topic: Topic,
+        connection: database.Connection,
+        server: RocketMQ,
+        decided: Callable[[], str],
     ):
-        TicketFactory.create_batch(3, topic=topic)
+        server.set("transactionCheckMax", 2)
+        server.set("transactionTimeOut", 500)
+        message_id = decided()
+        asked: list[int] = []
 
-        relay(connection, harness.open_unreachable()).drain()
+        def fail(half: Half) -> Resolution:
+            asked.append(half.asked)
+            raise ConnectionError("no database")
 
-        [batch] = Batch.objects.all()
-        assert (batch.state, batch.tries) == (State.RELEASED, 0)
+        harness.open().listen(fail)
+        wait_until(lambda: 2 in asked, 30)
+        restore(server)
+        running = relay(connection, harness.open(CHECK_HORIZON=timedelta(milliseconds=1)))
+        before = copies(topic.name, message_id)
+        swept = running.sweep()
+        running.drain()
 
+        assert (before, swept.returned) == (0, 1)
+        assert copies(topic.name, message_id) == 1
+        assert max(asked) == 2
 
-class TestOutboxChecker:
-    def test_answers_till_it_is_told_to_stop(
-        self, acts: Acts, harness: RocketMQHarness, topic: Topic, connection: database.Connection, fast_checks: None
+    def test_finds_what_the_check_back_committed(
+        self,
+        harness: RocketMQHarness,
+        topic: Topic,
+        connection: database.Connection,
+        server: RocketMQ,
+        decided: Callable[[], str],
     ):
-        TicketFactory(topic=topic)
-        slow = harness.open(COMMIT_WINDOW=timedelta(microseconds=1))
-        slow._sending._window = 2.0
-        relay(connection, slow).drain()
-        given = json.dumps([connections["default"].settings_dict["NAME"], django_settings.OUTBOX])
-        checker = subprocess.Popen([sys.executable, "-c", CHECKER, given], cwd=django_settings.BASE_DIR)
+        server.set("transactionTimeOut", 500)
+        message_id = decided()
+        harness.open().listen(lambda half: COMMIT)
+        wait_until(lambda: copies(topic.name, message_id), 30)
 
-        found = arrived(acts, 1)
-        checker.terminate()
+        swept = relay(connection, harness.open(CHECK_HORIZON=timedelta(milliseconds=1))).sweep()
 
-        assert len({one.message_id for one in found}) == 1
-        assert checker.wait(20) == 0
+        assert (swept.sent, swept.returned) == (1, 0)
+        assert Batch.objects.get().state == State.SENT
+
+
+@pytest.fixture
+def decided(
+    broker: Broker, topic: Topic, connection: database.Connection, die: Callable[[Relay, str], None]
+) -> Callable[[], str]:
+    """Have a relay die between its decision and its commit; give the message's id."""
+
+    def publish_and_die() -> str:
+        ticket = TicketFactory(topic=topic)
+        die(relay(connection, broker), "relay.after_decide")
+        return str(ticket.message_id)
+
+    return publish_and_die
+
+
+def restore(server: RocketMQ) -> None:
+    for name in ("transactionCheckMax", "transactionTimeOut"):
+        server.set(name, FAST_CHECKS[name])
+
+
+@pytest.fixture(autouse=True)
+def restored(server: RocketMQ):
+    yield
+    restore(server)

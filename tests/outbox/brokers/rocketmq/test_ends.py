@@ -1,0 +1,209 @@
+"""
+How half messages end on a real server: the cases of RocketMQ's own end-to-end suite, and some that it does not know.
+
+All halves take their ways side by side, since each way is waiting; the tests look at where they led. What arrived is
+counted in the server's log by key, where a copy is seen that no consumer was handed.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import defaultdict
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from datetime import timedelta
+
+import pytest
+
+from outbox.brokers.base import Broker, Ended, HalfRef, Outcome, Verdict
+from outbox.message import COMMIT, ROLLBACK, UNKNOWN, Half, Resolution, TopicType
+from project.servers.rocketmq import FAST_CHECKS, RocketMQ
+from tests.contracts.acts import Acts
+from tests.contracts.rocketmq import RocketMQHarness
+from tests.contracts.rocketmq import server as the_server
+from tests.outbox.brokers.rocketmq.log import copies
+from tests.waiting import wait_until
+
+HALF = TopicType.TRANSACTION
+
+# What the sender does at once. Some of it is what the adapter is there to prevent.
+SAID = {
+    "commit": [COMMIT],
+    "rollback": [ROLLBACK],
+    "commit twice": [COMMIT, COMMIT],
+    "commit, then rollback": [COMMIT, ROLLBACK],
+    "rollback, then commit": [ROLLBACK, COMMIT],
+    "of five: 1": [COMMIT],
+    "of five: 2": [ROLLBACK],
+}
+
+# What is said to the server's questions, in turn; the last answer again and again.
+ANSWERED: dict[str, list[Resolution | Exception]] = {
+    "commit in check": [COMMIT],
+    "rollback in check": [ROLLBACK],
+    "unknown, then commit": [UNKNOWN, COMMIT],
+    "error, then commit": [ConnectionError("no database"), COMMIT],
+    "unknown, then rollback": [UNKNOWN, ROLLBACK],
+    "of five: 3": [COMMIT],
+    "of five: 4": [ROLLBACK],
+    "of five: 5": [UNKNOWN, COMMIT],
+    **{f"shared: {number}": [COMMIT] for number in range(20)},
+}
+
+LATE = "commit while a check is outstanding"
+
+
+@dataclass
+class Story:
+    """What was done to half messages, by the name that is their body, and what the server asked."""
+
+    topic: str
+    halves: dict[str, HalfRef]
+    ends: dict[str, list[Outcome]]
+    questions: dict[str, list[Half]] = field(default_factory=lambda: defaultdict(list))
+    askers: list[set[str]] = field(default_factory=list)
+    seen_before_anybody_listened: set[str] = field(default_factory=set)
+    lock: threading.Lock = field(default_factory=threading.Lock)
+
+    def copies(self, name: str) -> int:
+        return copies(self.topic, self.halves[name].message_id)
+
+    def seen(self) -> set[str]:
+        return {name for name in self.halves if self.copies(name)}
+
+    def take(self, half: Half, listener: int) -> Resolution:
+        """Answer a question."""
+        name = half.body.decode()
+        with self.lock:
+            self.questions[name].append(half)
+            self.askers[listener].add(name)
+            answers = ANSWERED.get(name, [COMMIT])
+            answer = answers[min(len(self.questions[name]), len(answers)) - 1]
+        if isinstance(answer, Exception):
+            raise answer
+        return answer
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[RocketMQ]:
+    server = the_server()
+    yield server
+    server.set("transactionTimeOut", FAST_CHECKS["transactionTimeOut"])
+
+
+@pytest.fixture(scope="module")
+def story(server: RocketMQ) -> Iterator[Story]:
+    harness = RocketMQHarness()
+    story = begin(harness, Acts(harness, harness.open()))
+    late = harness.open(COMMIT_WINDOW=timedelta(seconds=1))
+    story.halves |= send(Acts(harness, late), [LATE])
+    time.sleep(1)  # the server notes ends within 100 ms, and asks about none of them any more
+    server.set("transactionTimeOut", 500)
+    time.sleep(2.5)  # rounds that find nobody
+    story.seen_before_anybody_listened = story.seen()
+    listen(harness, story, late)
+    wait_until(lambda: set(ANSWERED) | {LATE} <= set(story.questions), 60)
+    wanted = {name for name, answers in ANSWERED.items() if answers[-1] is COMMIT} | {LATE}
+    wait_until(lambda: wanted <= story.seen(), 60)
+    time.sleep(2.5)  # rounds that would ask again, and what should not come would come
+    yield story
+    harness.close()
+
+
+def begin(harness: RocketMQHarness, acts: Acts) -> Story:
+    halves = send(acts, [*SAID, *ANSWERED])
+    ends = {name: [acts.broker.end([halves[name]], one)[0] for one in said] for name, said in SAID.items()}
+    return Story(harness.topic(HALF), halves, ends)
+
+
+def send(acts: Acts, names: list[str]) -> dict[str, HalfRef]:
+    messages = [
+        acts.message(HALF, body=name.encode(), key="4711 a", headers={"ce-about": "o:1", "who": "\x00"}) for name in names
+    ]
+    return dict(zip(names, acts.send_halves(*messages), strict=True))
+
+
+def listen(harness: RocketMQHarness, story: Story, late: Broker) -> None:
+    """Have two listen. Whoever hears of the late half first has its sender commit, and answers only then."""
+    story.askers = [set(), set()]
+
+    def ask(half: Half, listener: int) -> Resolution:
+        if half.body == LATE.encode() and LATE not in story.ends:
+            story.ends[LATE] = late.end([story.halves[LATE]], COMMIT)
+        return story.take(half, listener)
+
+    for listener in range(2):
+        harness.open().listen(lambda half, listener=listener: ask(half, listener))
+
+
+class TestCommit:
+    def test_delivers_once_and_is_never_asked_about(self, story: Story):
+        assert [end.ended for end in story.ends["commit"]] == [Ended.COMMITTED]
+        assert story.copies("commit") == 1
+        assert "commit" not in story.questions
+
+    def test_delivers_once_when_it_is_said_twice(self, story: Story):
+        assert [end.ended for end in story.ends["commit twice"]] == [Ended.COMMITTED, Ended.NOT_FOUND]
+        assert story.copies("commit twice") == 1
+
+    def test_stands_when_a_rollback_follows(self, story: Story):
+        assert story.copies("commit, then rollback") == 1
+
+    def test_is_not_sent_while_a_check_may_be_outstanding(self, story: Story):
+        [end] = story.ends[LATE]
+
+        assert (end.verdict, end.ended) == (Verdict.UNSURE, None)
+        assert "Too late" in end.reason
+        assert story.copies(LATE) >= 1  # by the answer to the check alone
+
+
+class TestRollback:
+    def test_delivers_nothing_and_is_never_asked_about(self, story: Story):
+        assert [end.ended for end in story.ends["rollback"]] == [Ended.ROLLED_BACK]
+        assert story.copies("rollback") == 0
+        assert "rollback" not in story.questions
+
+    def test_stands_when_a_commit_follows(self, story: Story):
+        assert [end.ended for end in story.ends["rollback, then commit"]] == [Ended.ROLLED_BACK, Ended.NOT_FOUND]
+        assert story.copies("rollback, then commit") == 0
+
+
+class TestCheck:
+    def test_shows_the_half_as_it_was_sent(self, story: Story):
+        half = story.halves["commit in check"]
+        question = story.questions["commit in check"][0]
+
+        assert (question.half_id, question.message_id, question.topic) == (half.half_id, half.message_id, half.topic)
+        assert question.token.startswith("here:1:1:")
+        assert (question.key, question.headers) == ("4711 a", {"ce-about": "o:1", "who": "\x00"})
+        assert question.asked >= 1
+        assert question.born_at is not None
+
+    def test_commits(self, story: Story):
+        assert story.copies("commit in check") >= 1
+
+    def test_rolls_back_and_asks_no_more(self, story: Story):
+        assert story.copies("rollback in check") == 0
+        assert len(story.questions["rollback in check"]) <= 2  # a busy server asks again before it has noted the answer
+
+    @pytest.mark.parametrize("name", ["unknown, then commit", "error, then commit"])
+    def test_is_repeated_while_nothing_is_known(self, story: Story, name: str):
+        first, second = [half.asked for half in story.questions[name]][:2]
+
+        assert second == first + 1
+        assert story.copies(name) >= 1
+
+    def test_rolls_back_what_was_unknown_before(self, story: Story):
+        assert len(story.questions["unknown, then rollback"]) >= 2
+        assert story.copies("unknown, then rollback") == 0
+
+    def test_ends_each_of_a_batch_in_its_own_way(self, story: Story):
+        assert [story.copies(f"of five: {number}") > 0 for number in range(1, 6)] == [True, False, True, False, True]
+
+    def test_waits_for_somebody_to_listen(self, story: Story):
+        assert not story.seen_before_anybody_listened & (set(ANSWERED) | {LATE})
+
+    def test_is_shared_between_two(self, story: Story):
+        assert all(story.askers)
+        assert all(story.copies(f"shared: {number}") for number in range(20))

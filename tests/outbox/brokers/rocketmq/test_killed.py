@@ -1,0 +1,90 @@
+"""The server is killed under a relay, and comes back: broker and proxy in one, by SIGKILL."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from datetime import timedelta
+
+import pytest
+
+from outbox import conf, database
+from outbox.brokers.base import HalfRef, Verdict
+from outbox.check_back.checker import Checker
+from outbox.message import COMMIT, TopicType
+from outbox.models import Batch, CheckBack, DeadMessage, State, Topic
+from outbox.relay.breaker import BreakerState
+from outbox.relay.lane import Lane
+from outbox.relay.run import Relay
+from project.servers.rocketmq import RocketMQ
+from tests.contracts.acts import Acts
+from tests.contracts.rocketmq import RocketMQHarness
+from tests.factories import TicketFactory
+from tests.outbox.brokers.rocketmq.log import copies, seen
+from tests.waiting import wait_until
+
+HALF = TopicType.TRANSACTION
+
+SENDS_AGAIN, ASKS_AGAIN = 10, 30  # seconds from when the server is back, behind a local proxy
+
+pytestmark = pytest.mark.django_db(transaction=True)
+
+
+def publish(topic: Topic) -> set[str]:
+    return {str(ticket.message_id) for ticket in TicketFactory.create_batch(5, topic=topic)}
+
+
+class TestKilledServer:
+    def test_costs_no_message_and_no_try(
+        self,
+        harness: RocketMQHarness,
+        server: RocketMQ,
+        topic: Topic,
+        connection: database.Connection,
+        checker: Checker,
+        die: Callable[[Relay, str], None],
+        figure: Callable[[str, float], None],
+    ):
+        relay = Relay(connection, harness.open(), Lane(1), settings=conf.RelaySettings(sweep_age=timedelta(0)))
+
+        committed = publish(topic)
+        relay.drain()
+        decided = publish(topic)
+        die(relay, "relay.after_decide")
+        committed_just_now = publish(topic)
+        relay.drain()
+        stored = publish(topic)
+        die(relay, "relay.after_half")
+        assert sorted(Batch.objects.values_list("state", flat=True)) == [State.CLAIMED, State.PREPARED, State.SENT, State.SENT]
+
+        server.kill_broker()
+        waiting = publish(topic)
+        relay.drain()
+        newcomer = Acts(harness, harness.open())
+        [away] = newcomer.broker.send_halves([newcomer.message(HALF)])
+
+        assert relay.breaker.state is BreakerState.OPEN
+        assert set(Batch.objects.values_list("tries", flat=True)) == {0}
+        assert away.verdict is Verdict.UNAVAILABLE
+
+        asked = CheckBack.objects.count()
+        server.start_broker()
+        back_at = time.monotonic()
+        half = wait_until(lambda: accepted(newcomer), SENDS_AGAIN)
+        wait_until(lambda: relay.drain().sent, SENDS_AGAIN)
+        figure("sending goes on behind a local proxy", time.monotonic() - back_at)
+        wait_until(lambda: CheckBack.objects.count() > asked, ASKS_AGAIN)
+        figure("check-backs go on behind a local proxy", time.monotonic() - back_at)
+
+        everything = committed | decided | committed_just_now | stored | waiting
+        wait_until(lambda: not relay.drain().claimed and seen(topic.name, everything) == everything, 60)
+        assert newcomer.end(half, resolution=COMMIT) == ["committed"]
+        assert set(Batch.objects.values_list("tries", flat=True)) == {0}
+        assert not DeadMessage.objects.exists()
+        figure("copies of 25 messages after the kill", sum(copies(topic.name, one) for one in everything))
+
+
+def accepted(acts: Acts) -> HalfRef | None:
+    """Send a half message; give it when it is stored."""
+    [outcome] = acts.broker.send_halves([message := acts.message(HALF)])
+    return HalfRef(message.topic, outcome.half_id, message.message_id) if outcome.verdict is Verdict.ACCEPTED else None
