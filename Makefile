@@ -12,7 +12,7 @@ export PIP_ROOT_USER_ACTION := ignore
 export UV_PYTHON_DOWNLOADS := never
 
 .DEFAULT_GOAL := help
-.PHONY: help demo serve test test-rocketmq test-spark test-wheel rocketmq audit bench docs check check-style check-types check-walls check-migrations lock lock-check clean
+.PHONY: help demo demo-rocketmq serve test test-rocketmq test-spark test-wheel rocketmq audit bench docs check check-style check-types check-walls check-migrations lock lock-check clean
 
 help:
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-13s  %s\n", $$1, $$2 }' Makefile
@@ -20,7 +20,10 @@ help:
 demo: $(VENV)/.project ## replay a day of orders while relay and consumer are killed; report what was lost (ARGS="...")
 	@$(BIN)/python manage.py outbox_demo $(ARGS)
 
-serve: $(VENV)/.project ## the same, then leave shop and admin running
+demo-rocketmq: $(VENV)/.rocketmq ## the same on a RocketMQ, started for it; needs Java and Maven (ARGS="...")
+	@$(BIN)/python manage.py outbox_demo --broker rocketmq $(ARGS)
+
+serve: $(VENV)/.project ## play the demo, then leave shop and admin running
 	@$(BIN)/python manage.py outbox_demo --serve $(ARGS)
 
 test: $(VENV)/.dev ## run all tests this machine can run (ARGS="...")
@@ -38,7 +41,7 @@ test-wheel: $(VENV)/.dev ## build the package, install it in an empty environmen
 rocketmq: $(VENV)/.rocketmq ## run a RocketMQ node till Ctrl-C, data in var/rocketmq; needs Java and Maven (ARGS="--help")
 	@$(BIN)/python -m project.servers.rocketmq $(ARGS)
 
-bench: $(VENV)/.dev ## measure publish, relay and consume (ARGS="...")
+bench: $(VENV)/.rocketmq ## measure publish, relay and consume (ARGS="...")
 	@$(BIN)/python -m benchmarks $(ARGS)
 
 check: check-style check-types check-walls check-migrations ## style, types, import walls, missing migrations
