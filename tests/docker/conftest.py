@@ -1,5 +1,6 @@
 """Servers for the services: a database of their own on the tests' server, and a Redis."""
 
+import importlib.util
 import shutil
 import tempfile
 from pathlib import Path
@@ -11,6 +12,8 @@ from django.db import connection
 from project.servers.redis import Redis, has_redis
 
 DATABASE = "docker_shop"
+
+collect_ignore_glob = [] if importlib.util.find_spec("rocketmq") else ["test_*rocketmq*.py"]
 
 
 @pytest.fixture(scope="module")

@@ -1,6 +1,5 @@
 """docker/compose.yaml agrees with the code, the Dockerfile and the servers that tests run."""
 
-import json
 import os
 import re
 import runpy
@@ -14,8 +13,6 @@ from django.urls import resolve
 from standardwebhooks import Webhook
 
 from project.celery import app
-from project.servers import rocketmq
-from project.servers.management.commands.rocketmq_create import needed_groups, needed_topics
 from tests.docker import compose, dockerfile
 from tests.docker.compose import DOCKER, ROOT
 
@@ -28,12 +25,6 @@ PROFILE = {"checker", "namesrv", "broker-folder", "broker", "topics", "dashboard
 def image(service):
     name, _, tag = compose.services()[service]["image"].partition(":")
     return name, tag
-
-
-def settings(name):
-    """Read a file of name=value lines."""
-    lines = (DOCKER / "rocketmq" / name).read_text().splitlines()
-    return dict(line.split("=", 1) for line in lines if line and not line.startswith("#"))
 
 
 class TestImages:
@@ -57,62 +48,6 @@ class TestImages:
             context = (DOCKER / service["build"]["context"]).resolve()
             assert context == ROOT
             assert (context / service["build"]["dockerfile"]).samefile(DOCKER / "Dockerfile")
-
-
-class TestRocketMQ:
-    PORTS = rocketmq.Ports()
-
-    def test_listens_where_tests_have_it_listen(self):
-        proxy = json.loads((DOCKER / "rocketmq/rmq-proxy.json").read_text())
-        broker = settings("broker.conf")
-
-        assert (proxy["grpcServerPort"], proxy["remotingListenPort"]) == (self.PORTS.grpc, self.PORTS.remoting)
-        assert (broker["listenPort"], broker["haListenPort"]) == (str(self.PORTS.broker), str(self.PORTS.broker + 1))
-        assert broker["namesrvAddr"] == proxy["namesrvAddr"] == f"namesrv:{self.PORTS.namesrv}"
-        assert compose.services()["broker"]["ports"] == [
-            f"127.0.0.1:{port}:{port}" for port in (self.PORTS.grpc, self.PORTS.broker)
-        ]
-
-    def test_is_found_by_shop_and_dashboard(self):
-        shop = compose.of_the_shop()["relay"]["environment"]
-        dashboard = compose.services()["dashboard"]["environment"]["JAVA_OPTS"]
-
-        assert shop["ROCKETMQ_ENDPOINTS"] == f"broker:{self.PORTS.grpc}"
-        assert shop["ROCKETMQ_BROKER_ADDRESSES"] == f"broker:{self.PORTS.broker}"
-        assert dashboard == f"-Drocketmq.namesrv.addr=namesrv:{self.PORTS.namesrv}"
-
-    def test_is_set_up_as_tests_set_it_up(self):
-        ours, theirs = settings("broker.conf"), {name: str(value) for name, value in rocketmq.BROKER.items()}
-        differ = {name for name in ours.keys() & theirs if ours[name] != theirs[name]}
-        # A machine's own: small files, and addresses that only one host knows. Data that may be lost needs no disk.
-        missing = {name for name in theirs.keys() - ours if not re.match(r"mapped|max|disk|transient|warm", name)}
-
-        assert differ == {"flushDiskType"}
-        assert missing == {"brokerIP1", "bindAddress"}
-
-    def test_starts_with_the_files_that_are_mounted(self):
-        broker = compose.services()["broker"]
-        named = [word for word in broker["command"] if word.startswith("/")]
-
-        assert "./rocketmq:/etc/rocketmq:ro" in broker["volumes"]
-        assert named == ["/etc/rocketmq/broker.conf", "/etc/rocketmq/rmq-proxy.json"]
-        assert all((DOCKER / path.removeprefix("/etc/")).exists() for path in named)
-
-    def test_keeps_its_data_on_the_volume(self):
-        broker = settings("broker.conf")
-
-        assert f"rocketmq:{broker['storePathRootDir']}" in compose.services()["broker"]["volumes"]
-        assert broker["storePathCommitLog"].startswith(f"{broker['storePathRootDir']}/")
-        assert compose.services()["broker-folder"]["command"][-1] == broker["storePathRootDir"]
-
-    def test_gets_the_topics_and_groups_that_the_shop_needs(self):
-        assert compose.services()["topics"]["command"] == ["python", "manage.py", "rocketmq_create"]
-        assert {topic.name: topic.type for topic in needed_topics()} == {
-            "orders": "transaction",
-            "order-cancellations": "transaction",
-            "shipments": "transaction",
-        }
-        assert dict(needed_groups()) == {"cart": False, "points": False, "shipment": False, "letters": False}
 
 
 class TestCommands:

@@ -70,3 +70,9 @@ class TestShop:
             assert order(machine, "600003") == 201
             wait_for_rows(1, LETTERS, books, seconds=90)
             assert json.loads(machine.get("/outbox/health/"))["status"] == "ok"
+
+    def test_gets_no_topics_where_its_broker_is_another(self, machine, folder):
+        embedded = Machine(folder, {}, BROKER="embedded")
+
+        with pytest.raises(AssertionError, match="BROKER=rocketmq"):
+            embedded.run("topics")

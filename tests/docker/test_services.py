@@ -67,9 +67,3 @@ class TestWorkerAndBeat:
             wait_for_rows(2, LETTERS, books)
 
         assert not shop.is_healthy("worker")
-
-
-class TestTopics:
-    def test_are_not_made_for_the_embedded_broker(self, machine):
-        with pytest.raises(AssertionError, match="BROKER=rocketmq"):
-            machine.run("topics")
