@@ -26,6 +26,9 @@ demo-rocketmq: $(VENV)/.rocketmq ## the same on a RocketMQ, started for it; need
 serve: $(VENV)/.project ## play the demo, then leave shop and admin running
 	@$(BIN)/python manage.py outbox_demo --serve $(ARGS)
 
+audit: $(VENV)/.project $(VENV)/.spark ## audit the demo's history by Spark, as it is and with losses made on purpose; needs Java (ARGS="...")
+	@$(BIN)/python manage.py outbox_audit_demo $(ARGS)
+
 test: $(VENV)/.dev ## run all tests this machine can run (ARGS="...")
 	@$(BIN)/python -m pytest $(ARGS)
 

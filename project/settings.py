@@ -88,6 +88,12 @@ OUTBOX = {
         "order-cancellations": {"TYPE": "transaction"},
         "shipments": {"TYPE": "transaction"},
     },
+    # Each of these rows owes the world a message; `make audit` looks whether it was published.
+    "AUDIT": {
+        "orders": {"MODEL": "shop.Order", "EXPECTS": "OrderPlaced", "AT": "placed_at"},
+        "cancellations": {"MODEL": "shop.Cancellation", "EXPECTS": "OrderCancelled", "AT": "cancelled_at"},
+        "shipments": {"MODEL": "shop.Shipment", "EXPECTS": "OrderShipped", "AT": "shipped_at"},
+    },
     "CHECK_BACK": {"URL": os.environ.get("CHECK_BACK_URL", ""), "SECRETS": os.environ.get("CHECK_BACK_SECRETS", "").split()},
 }
 

@@ -68,7 +68,7 @@ class Finding:
         for name in ("lane", "first", "last"):
             if self.first < 0 and self.lane < 0:
                 found[name] = None
-        return {**found, "ids": list(self.ids), "about": list(self.about)}
+        return {**found, "ids": list(self.ids), "about": list(self.about), "text": str(self)}
 
     def __str__(self) -> str:
         """Say it in one line."""

@@ -6,7 +6,6 @@ import json
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from pyspark.sql import DataFrame
@@ -62,7 +61,7 @@ class History:
         return found
 
     def since(self, first_id: str) -> History:
-        """Leave out messages that were published before that id."""
+        """Leave out what was published before that id. Numbers stay: the marks say from which on they count."""
         frames = dict(self.frames)
         for name in ("messages", "places", "broker", "inbox"):
             frames[name] = frames[name].where(F.col("message_id") >= first_id)
@@ -99,11 +98,10 @@ def open_history(spark: SparkSession, folder: str) -> History:
     return history
 
 
-def write_about(folder: str, sources: Iterable[str], as_of: datetime) -> None:
+def write_about(spark: SparkSession, folder: str, sources: Iterable[str], as_of: datetime) -> None:
     """Write beside the frames, last, whose they are and of when: without it there is no history."""
-    Path(folder).mkdir(parents=True, exist_ok=True)
     about = {"sources": sorted(sources), "as_of": as_of.astimezone(UTC).isoformat()}
-    Path(folder, ABOUT).write_text(json.dumps(about) + "\n")
+    spark.createDataFrame([(json.dumps(about),)], "value string").coalesce(1).write.mode("overwrite").text(f"{folder}/{ABOUT}")
 
 
 def _read_about(spark: SparkSession, folder: str) -> dict[str, str]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from datetime import timedelta
 from typing import Any
 
 from pyspark.sql import Column, DataFrame
@@ -17,6 +18,7 @@ SEPARATOR = "\n"  # in no name of a setting, and in no label of a model
 STRANDED = "no ticket, delayed row or batch names it: nothing would ever send it"
 ROW_GONE = "its message row is gone"
 NO_MESSAGE = "no message was published for it"
+BORDER = timedelta(hours=1)
 NO_ROW = "its business row is gone"
 
 
@@ -29,15 +31,22 @@ def audit_business(config: PipelineConfig, history: History) -> list[Finding]:
             f"Messages from before {config.since} are not in the history, and nothing says when the rows of "
             f'{", ".join(without)} were written. Name the column: OUTBOX["AUDIT"][...]["AT"].'
         )
-    owed = history.business.select(_key(F.col("subject"), F.col("about")))
-    told = history.messages.where(F.col("about").isNotNull()).select(_key(_subject(config), F.col("about")))
-    found = differences(owed, told.where(F.col("key").isNotNull()))
-    topics = {entry.name: entry.topic for entry in config.business}
-    return [] if found is None else _business_findings(config, history, topics, found)
+    owed = history.business.select(_key(F.col("subject"), F.col("about")), "at")
+    subject = _subject(config)
+    told = history.messages.where(subject.isNotNull()).select(_key(subject, F.col("about")), "at")
+    if config.since:
+        owed = owed.where(F.col("at") >= F.lit(config.since))
+    found = differences(owed.select("key"), told.select("key"))
+    if found is None:
+        return []
+    if config.since:  # of a pair on the border, one may lie before it
+        border = F.lit(config.since + BORDER)
+        found = found.join(owed.unionAll(told).where(F.col("at") >= border).select("key").distinct(), "key")
+    return _business_findings(config, found)
 
 
 def _key(subject: Column, about: Column) -> Column:
-    return F.concat_ws(SEPARATOR, F.when(subject.isNotNull(), subject), about).alias("key")
+    return F.concat(subject, F.lit(SEPARATOR), about).alias("key")
 
 
 def _subject(config: PipelineConfig) -> Column:
@@ -51,9 +60,10 @@ def _subject(config: PipelineConfig) -> Column:
     return found
 
 
-def _business_findings(config: PipelineConfig, history: History, topics: dict[str, str], found: DataFrame) -> list[Finding]:
+def _business_findings(config: PipelineConfig, found: DataFrame) -> list[Finding]:
+    topics = {entry.name: entry.topic for entry in config.business}
     rows: dict[tuple[str, Kind, str], list[str]] = {}
-    for row in found.where(F.col("key").contains(SEPARATOR)).collect():
+    for row in found.collect():
         subject, about = row.key.split(SEPARATOR, 1)
         if row.left_n == 0:
             what = (subject, Kind.ORPHAN, NO_ROW)

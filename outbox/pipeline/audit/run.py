@@ -59,11 +59,11 @@ def audit(spark: SparkSession, config: PipelineConfig, history: History, say: Sa
         HistoryError: what is there does not suffice for an answer.
     """
     started = time.monotonic()
-    if config.since:
-        history = history.since(first_id_at(config.since))
     say("numbers of all lanes")
     lanes = audit_lanes(spark, config, history)
     findings = with_ids(config, history, merge(with_repeats(config, history, lanes.findings)))
+    if config.since:
+        history = history.since(first_id_at(config.since))
     for what, step in STEPS.items():
         say(what)
         findings += step(config, history)

@@ -48,6 +48,7 @@ def run(config: PipelineConfig, folder: str) -> dict[str, object]:
     try:
         from outbox.pipeline.audit.run import audit
         from outbox.pipeline.history import open_history
+        from outbox.pipeline.jobs.report import backlog_report, latency_report
 
         if config.outbox.is_postgres:
             from outbox.pipeline.sources.postgres import copy_history
@@ -55,7 +56,13 @@ def run(config: PipelineConfig, folder: str) -> dict[str, object]:
             copy_history(spark, config, folder, _say)
         else:
             folder = config.outbox.url
-        return audit(spark, config, open_history(spark, folder), _say).as_dict()
+        history = open_history(spark, folder)
+        report = audit(spark, config, history, _say).as_dict()
+        _say("latency")
+        latency = latency_report(config, history)
+        report["findings"] += latency.pop("findings")
+        _say("backlog")
+        return {**report, "latency": latency, "backlog": backlog_report(spark, config, history)}
     finally:
         spark.stop()
 

@@ -46,7 +46,8 @@ def copy_history(spark: SparkSession, config: PipelineConfig, folder: str, say: 
         for source in config.brokers:
             _read_all(spark, source, *opened[source.url], statements.EMBEDDED_BROKER, parts)
         connection, snapshot = opened[config.outbox.url]
-        wanted = [*statements.OUTBOX.items(), *(("business", statements.of_business(entry)) for entry in config.business)]
+        marks = ("marks", statements.of_marks(config.since))
+        wanted = [*statements.OUTBOX.items(), marks, *(("business", statements.of_business(entry)) for entry in config.business)]
         for name, statement in wanted:
             parts[name].append(_read(spark, config.outbox, connection, snapshot, name, statement))
         sources = [row[0] for row in connection.execute(statements.SOURCES)]
@@ -55,7 +56,7 @@ def copy_history(spark: SparkSession, config: PipelineConfig, folder: str, say: 
             say(f"reading {name}")
             frame = reduce(DataFrame.unionByName, parts[name] or [spark.createDataFrame([], schema)])
             _write(frame, f"{folder}/{name}", name)
-    write_about(folder, sources, now)
+    write_about(spark, folder, sources, now)
 
 
 def _read_all(

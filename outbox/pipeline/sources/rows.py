@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 from pyspark.sql.datasource import DataSource, DataSourceReader, InputPartition
-from pyspark.sql.pandas.types import to_arrow_schema
 from pyspark.sql.types import StructType
 
 from outbox.pipeline.config import Source
@@ -26,6 +25,15 @@ PART = """
 SELECT {columns} FROM ({query}) AS frame
 WHERE (%(low)s::bigint IS NULL OR part >= %(low)s) AND (%(high)s::bigint IS NULL OR part < %(high)s)
 """
+
+
+ARROW = {
+    "short": pa.int16(),
+    "integer": pa.int32(),
+    "long": pa.int64(),
+    "string": pa.string(),
+    "timestamp": pa.timestamp("us", tz="UTC"),
+}
 
 
 @dataclass
@@ -60,7 +68,7 @@ class PostgresReader(DataSourceReader):
         import psycopg
 
         assert isinstance(partition, Part)
-        schema = to_arrow_schema(self.schema)
+        schema = pa.schema([(column.name, ARROW[column.dataType.typeName()]) for column in self.schema])
         query = PART.format(columns=", ".join(self.schema.names), query=self.options["query"])
         with psycopg.connect(self.options["url"], application_name="outbox audit") as connection:
             connection.execute(JOIN.format(snapshot=self.options["snapshot"]))

@@ -7,6 +7,7 @@ Each is a SELECT with a whole number `part` in front, by which it is read in par
 from __future__ import annotations
 
 from dataclasses import dataclass
+from datetime import datetime
 
 from outbox.pipeline.config import Business
 
@@ -78,24 +79,36 @@ ATTEMPTS = Statement(
     "SELECT min(id), max(id) FROM outbox_delivery",
 )
 
-MARKS = Statement(
-    """
-    SELECT 0 AS part, s.id AS source, t.name AS topic, l.lane, 1::bigint AS first, l.last_seq AS last
-    FROM outbox_lane l CROSS JOIN outbox_source s JOIN outbox_topic t ON t.id = l.topic_id
-    """
-)
+# What a lane has given out. Where the history was pruned, it begins behind what was claimed before `since`: what is claimed
+# is numbered, so those numbers are the lower ones; if none of them is left, behind nothing that is there.
+MARKS = """
+SELECT 0 AS part, s.id AS source, t.name AS topic, l.lane, {first} AS first, l.last_seq AS last
+FROM outbox_lane l CROSS JOIN outbox_source s JOIN outbox_topic t ON t.id = l.topic_id
+"""
+FIRST = """
+1 + coalesce(
+    (SELECT max(b.first_seq + cardinality(b.message_ids) - 1) FROM outbox_batch b
+     WHERE b.topic_id = l.topic_id AND b.lane = l.lane AND b.claimed_at < '{since}'),
+    (SELECT min(b.first_seq) - 1 FROM outbox_batch b WHERE b.topic_id = l.topic_id AND b.lane = l.lane),
+    l.last_seq)
+"""
 
-OUTBOX = {"places": PLACES, "messages": MESSAGES, "inbox": INBOX, "attempts": ATTEMPTS, "marks": MARKS}
+OUTBOX = {"places": PLACES, "messages": MESSAGES, "inbox": INBOX, "attempts": ATTEMPTS}
 
 SOURCES = "SELECT id FROM outbox_source"
 NOW = "SELECT clock_timestamp()"
 
+# A delayed message is stored, and has no time yet: no group owes it anything.
 EMBEDDED = Statement(
     """
     SELECT m.pos AS part, m.source, t.name AS topic, (m.headers::jsonb ->> 'ce-lane')::smallint AS lane,
         (m.headers::jsonb ->> 'ce-number')::bigint AS number, m.message_id, m.key, m.tag, m.queue::int AS queue, m.pos,
         m.stored_at AS at
     FROM outbox_embedded_message m JOIN outbox_embedded_topic t ON t.id = m.topic_id
+    UNION ALL
+    SELECT 0, d.source, t.name, (d.headers::jsonb ->> 'ce-lane')::smallint, (d.headers::jsonb ->> 'ce-number')::bigint,
+        d.message_id, d.key, d.tag, d.queue::int, 0, NULL
+    FROM outbox_embedded_delayed d JOIN outbox_embedded_topic t ON t.id = d.topic_id
     """,
     "SELECT min(pos), max(pos) FROM outbox_embedded_message",
 )
@@ -117,6 +130,12 @@ EMBEDDED_ATTEMPTS = Statement(
 )
 
 EMBEDDED_BROKER = {"broker": EMBEDDED, "attempts": EMBEDDED_ATTEMPTS}
+
+
+def of_marks(since: datetime | None) -> Statement:
+    """Read what each lane has given out, of that time and later."""
+    first = FIRST.format(since=since.isoformat()) if since else "1::bigint"
+    return Statement(MARKS.format(first=first))
 
 
 def of_business(entry: Business) -> Statement:

@@ -21,7 +21,7 @@ def write_history(spark: SparkSession, plan: Plan, folder: str) -> dict[str, Any
     truth = draw(plan)
     for name, frame in make_frames(spark, plan, truth).items():
         frame.write.mode("overwrite").parquet(f"{folder}/{name}")
-    write_about(folder, [SOURCE], as_of(plan))
+    write_about(spark, folder, [SOURCE], as_of(plan))
     without_message = [
         *(f"shop.order:{n}-unsaid" for n in truth.of(Kind.LOST, Stage.BUSINESS)),
         *(f"shop.order:{n}" for (kind, stage) in NEVER_PUBLISHED for messages in truth.faults.get((kind, stage), {}).values()

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 HERE = Path(__file__).parent
-WITHOUT_SPARK = ("test_config.py", "test_findings.py", "test_walls.py")
+WITHOUT_SPARK = ("test_cause.py", "test_config.py", "test_findings.py", "test_walls.py")
 
 collect_ignore_glob = [] if importlib.util.find_spec("pyspark") else ["test_*.py"]
 
@@ -18,19 +18,36 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if HERE in item.path.parents and item.path.name not in WITHOUT_SPARK:
             item.add_marker(pytest.mark.spark)
-            item.add_marker(pytest.mark.timeout(300))
+            item.add_marker(pytest.mark.timeout(900))
 
 
 @pytest.fixture(scope="session")
-def spark() -> Iterator[object]:
+def jar() -> str:
+    from outbox.pipeline.errors import PipelineError
+    from outbox.pipeline.session import find_jar
+
+    try:
+        return find_jar()
+    except PipelineError:
+        return ""
+
+
+@pytest.fixture(scope="session")
+def spark(jar: str) -> Iterator[object]:
     from outbox.pipeline.config import PipelineConfig, Source
     from outbox.pipeline.errors import PipelineError
     from outbox.pipeline.session import build_session
 
-    config = PipelineConfig(Source("postgresql://"), driver_memory="1g", shuffle_partitions=2)
+    source = Source("postgresql://", reader="jdbc" if jar else "python")
     try:
-        session = build_session(config, is_for_tests=True)
+        session = build_session(PipelineConfig(source, driver_memory="1g", shuffle_partitions=2), is_for_tests=True)
     except PipelineError as error:
         pytest.skip(str(error))
     yield session
     session.stop()
+
+
+@pytest.fixture
+def with_jar(jar: str) -> None:
+    if not jar:
+        pytest.skip("no PostgreSQL JDBC driver: apt-get install libpostgresql-jdbc-java")

@@ -1,0 +1,137 @@
+"""What the Spark jobs need to know, from Django's settings: one `PipelineConfig`. Nothing else crosses."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from datetime import UTC, datetime, timedelta
+from typing import Any
+from urllib.parse import quote, urlencode
+
+from django.apps import apps
+from django.core.exceptions import FieldDoesNotExist
+from django.db import DEFAULT_DB_ALIAS, connections
+
+from outbox import conf, database
+from outbox.consumer.register import groups
+from outbox.errors import ConfigurationError
+from outbox.message import TopicType, message_type
+from outbox.pipeline.config import Business, Group, PipelineConfig, Reader, Source
+
+EMBEDDED = "outbox.brokers.embedded.EmbeddedBroker"
+
+# When this database's outbox was made. Nothing older than that can have been pruned.
+BORN = "SELECT min(applied) FROM django_migrations WHERE app = 'outbox'"
+
+
+def pipeline_config(using: str = DEFAULT_DB_ALIAS, *, reader: Reader = "jdbc", settle: timedelta, **more: Any) -> PipelineConfig:
+    """
+    Describe a database's outbox, its brokers, business rows and consumer groups.
+
+    Args:
+        reader: `jdbc` becomes `python` where the server is reached by a socket, which Java does not do.
+        more: fields of `PipelineConfig`, as they are.
+
+    Raises:
+        ConfigurationError: an entry of `OUTBOX["AUDIT"]` names what is not there.
+    """
+    databases = {alias: _source(alias, reader) for alias in {using, *_embedded().values()}}
+    more.setdefault("since", _whole_since(using))
+    return PipelineConfig(
+        outbox=databases[using],
+        brokers=[databases[alias] for alias in sorted(set(_embedded().values()))],
+        business=[_business(name, entry) for name, entry in conf.settings().audit.items()],
+        groups=_groups(using),
+        seen_topics=[topic for broker in _embedded() for topic in _topics_of(broker)],
+        ordered_topics=[name for name in sorted(conf.settings().topics) if conf.topic_settings(name).type is TopicType.FIFO],
+        settle_seconds=settle.total_seconds(),
+        **more,
+    )
+
+
+def _embedded() -> dict[str, str]:
+    """Give the brokers whose tables can be read: broker -> database."""
+    return {
+        alias: broker.options.get("DATABASE", DEFAULT_DB_ALIAS)
+        for alias, broker in conf.settings().brokers.items()
+        if broker.backend == EMBEDDED
+    }
+
+
+def _topics_of(broker: str) -> Sequence[str]:
+    return [topic.name for topic in conf.topics_of(broker)]
+
+
+def _source(alias: str, reader: Reader) -> Source:
+    with database.connect(alias, application_name="outbox audit") as connection:
+        info = connection.info
+        parameters = info.get_parameters()
+        login = quote(info.user, safe="")
+        if info.password:
+            login += f":{quote(info.password, safe='')}"
+        name = quote(info.dbname, safe="")
+        query: dict[str, str | int] = {key: parameters[key] for key in ("sslmode", "sslrootcert") if key in parameters}
+        if info.host.startswith("/"):
+            url = f"postgresql://{login}@/{name}?{urlencode({**query, 'host': info.host, 'port': info.port})}"
+            return Source(url, reader="python")
+        url = f"postgresql://{login}@{info.host}:{info.port}/{name}"
+        return Source(f"{url}?{urlencode(query)}" if query else url, reader=reader)
+
+
+def _business(name: str, entry: conf.AuditSettings) -> Business:
+    place = f'OUTBOX["AUDIT"]["{name}"]'
+    try:
+        meta = apps.get_model(entry.model)._meta
+    except (LookupError, ValueError) as error:
+        raise ConfigurationError(f'{place} names the model {entry.model!r}: {error} Write "app.Model".') from error
+    kind = message_type(entry.expects)
+    if kind is None:
+        raise ConfigurationError(
+            f"{place} expects {entry.expects!r}, and no message type is called that on the wire. Write the type's name, and "
+            "see to it that its module is imported."
+        )
+    try:
+        at = meta.get_field(entry.at).column if entry.at else ""
+    except FieldDoesNotExist as error:
+        raise ConfigurationError(f"{place} has AT {entry.at!r}: {error}.") from error
+    quoted = connections[DEFAULT_DB_ALIAS].ops.quote_name
+    return Business(
+        name=name,
+        topic=kind._meta.topic,
+        type=entry.expects,
+        about=meta.label_lower,
+        table=quoted(meta.db_table),
+        key=quoted(meta.pk.column),
+        where=entry.where,
+        at=quoted(at) if at else "",
+    )
+
+
+def _groups(using: str) -> list[Group]:
+    """Give the groups that keep their inbox in this database, with the tags that their brokers hold back for them."""
+    found = []
+    for group in groups().values():
+        if group.using == using:
+            topics = {topic: _tags(topic, tags) for topic, tags in group.topics.items()}
+            found.append(Group(group.name, topics, is_from_start=not _begins_late(group.topics)))
+    return found
+
+
+def _tags(topic: str, tags: frozenset[str] | None) -> list[str] | None:
+    is_filtered = conf.broker_class(conf.topic_settings(topic).broker).supports_tags
+    return sorted(tags) if tags is not None and is_filtered else None
+
+
+def _begins_late(topics: Any) -> bool:
+    brokers = [conf.settings().brokers[conf.topic_settings(topic).broker] for topic in topics]
+    return any(broker.options.get("START") == "latest" for broker in brokers)
+
+
+def _whole_since(using: str) -> datetime | None:
+    """Say from when on the history is whole; None: it has never been pruned."""
+    settings = conf.settings()
+    kept = min([settings.retention, *(topic.retention for topic in settings.topics.values())])
+    whole = datetime.now(UTC) - kept + min(kept / 4, timedelta(days=1))
+    with connections[using].cursor() as cursor:
+        cursor.execute(BORN)
+        (born,) = cursor.fetchone()
+    return None if born is None or born > whole else whole
