@@ -8,6 +8,7 @@ import re
 import zlib
 from collections.abc import Mapping
 from datetime import UTC, datetime
+from functools import lru_cache
 from typing import Any
 from uuid import uuid4
 
@@ -113,12 +114,22 @@ def unpacked(body: bytes) -> bytes:
         return body
 
 
+@lru_cache(1024)  # every message has the same few names
+def _is_plain_name(name: str) -> bool:
+    return bool(PLAIN_NAME.fullmatch(name)) and not name.startswith("outbox-")
+
+
+def _is_plain_value(value: str) -> bool:
+    if value.isascii():
+        return value != "" and value.isprintable()  # the same, sooner said
+    return bool(PLAIN_VALUE.fullmatch(value))
+
+
 def _properties(message: Outgoing) -> dict[str, str]:
     plain: dict[str, str] = {}
     other: dict[str, str] = {}
     for name, value in message.headers.items():
-        is_plain = PLAIN_NAME.fullmatch(name) and not name.startswith("outbox-") and PLAIN_VALUE.fullmatch(value)
-        (plain if is_plain else other)[name] = value
+        (plain if _is_plain_name(name) and _is_plain_value(value) else other)[name] = value
     if message.key and message.headers.get(Header.SUBJECT) != message.key:
         other[KEY] = message.key
     if message.token and message.headers.get(Header.TOKEN) != message.token:
