@@ -157,7 +157,7 @@ class TestConsume:
 
         with monkeypatch.context() as patch:
             patch.setitem(connection.settings_dict, "PORT", 1)
-            with pytest.raises(CommandError, match="refused|No such file") as refused:
+            with pytest.raises(CommandError, match=r"refused|No such file") as refused:
                 call_command("outbox_consume", end)
 
         assert refused.value.returncode == 2
