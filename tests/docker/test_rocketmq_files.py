@@ -33,10 +33,12 @@ class TestRocketMQ:
             f"127.0.0.1:{port}:{port}" for port in (self.PORTS.grpc, self.PORTS.broker)
         ]
 
-    def test_is_found_by_shop_and_dashboard(self):
+    def test_is_found_by_shop_dashboard_and_broker(self):
         shop = compose.of_the_shop()["relay"]["environment"]
         dashboard = compose.services()["dashboard"]["environment"]["JAVA_OPTS"]
+        broker = compose.services()["broker"]["command"]
 
+        assert broker[broker.index("-n") + 1] == f"namesrv:{self.PORTS.namesrv}"
         assert shop["ROCKETMQ_ENDPOINTS"] == f"broker:{self.PORTS.grpc}"
         assert shop["ROCKETMQ_BROKER_ADDRESSES"] == f"broker:{self.PORTS.broker}"
         assert dashboard == f"-Drocketmq.namesrv.addr=namesrv:{self.PORTS.namesrv}"
