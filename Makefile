@@ -12,7 +12,7 @@ export PIP_ROOT_USER_ACTION := ignore
 export UV_PYTHON_DOWNLOADS := never
 
 .DEFAULT_GOAL := help
-.PHONY: help demo demo-rocketmq serve test test-rocketmq test-spark test-wheel rocketmq audit bench docs check check-style check-types check-walls check-migrations lock lock-check clean
+.PHONY: help demo demo-rocketmq serve test test-rocketmq test-spark test-browser test-wheel screenshots rocketmq audit bench docs check check-style check-types check-walls check-migrations lock lock-check clean
 
 help:
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-13s  %s\n", $$1, $$2 }' Makefile
@@ -35,6 +35,13 @@ test: $(VENV)/.dev ## run all tests this machine can run (ARGS="...")
 test-rocketmq: $(VENV)/.rocketmq ## run the tests that need a real RocketMQ, and start it; needs Java and Maven (ARGS="...")
 	@$(BIN)/python -m pytest -m rocketmq $(ARGS)
 
+test-browser: $(VENV)/.browser ## look at the played demo in Chromium, and at a million messages (ARGS="...")
+	@$(BIN)/python -m pytest -m "browser or million" $(ARGS)
+
+screenshots: $(VENV)/.browser ## take the README's screenshots anew
+	@$(BIN)/python -m pytest -m browser $(ARGS)
+	@cp $(addprefix var/screenshots/,$(notdir $(wildcard docs/screenshots/*.png))) docs/screenshots/
+
 test-spark: $(VENV)/.spark ## run the tests that need Spark, and so Java (ARGS="...")
 	@$(BIN)/python -m pytest -m spark $(ARGS)
 
@@ -56,6 +63,7 @@ lock: .tools/bin/uv ## write the lock files again from pyproject.toml
 	@$(LOCK) --group project pyproject.toml --output-file requirements.lock
 	@$(LOCK) --group dev --constraint requirements.lock pyproject.toml --output-file requirements-dev.lock
 	@$(LOCK) --extra rocketmq --constraint requirements-dev.lock pyproject.toml --output-file requirements-rocketmq.lock
+	@$(LOCK) --group browser --constraint requirements-dev.lock pyproject.toml --output-file requirements-browser.lock
 	@$(LOCK) --extra spark --constraint requirements-dev.lock pyproject.toml --output-file requirements-spark.lock
 
 lock-check: lock ## fail where `make lock` changes anything; asks the package index (the tests hold locks to pyproject.toml without)
@@ -103,6 +111,9 @@ $(VENV)/.dev: requirements-dev.lock | $(BIN)/python
 	@$(INSTALL)
 
 $(VENV)/.rocketmq: requirements-rocketmq.lock $(VENV)/.dev
+	@$(INSTALL)
+
+$(VENV)/.browser: requirements-browser.lock $(VENV)/.dev
 	@$(INSTALL)
 
 $(VENV)/.spark: requirements-spark.lock $(VENV)/.dev

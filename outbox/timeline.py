@@ -205,7 +205,7 @@ def _of_entry(entry: _Entry) -> Moment:
     match entry.book:
         case "check-back":
             tone = Tone.WAITING if entry.outcome == "UNKNOWN" else Tone.PLAIN
-            text = f"asked for the {entry.nth}. time about half message {entry.half_id or '(not decided)'}: {entry.text}"
+            text = f"ask {entry.nth} about half message {entry.half_id or '(not decided)'}: {entry.text}"
             return replace(moment, what=f"Check-back: {entry.outcome}", text=text, tone=tone)
         case "inbox":
             return replace(moment, what="Handled", text=nth, tone=Tone.GOOD)

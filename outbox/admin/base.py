@@ -70,7 +70,8 @@ class ReadOnlyAdmin(admin.ModelAdmin):
         """Add to the rows of a page what their table does not hold."""
 
     def changelist_view(self, request: HttpRequest, extra_context: dict[str, Any] | None = None) -> HttpResponse:
-        framed = {**frame(self.admin_site, request), **(extra_context or {})}
+        title = str(self.opts.verbose_name_plural).capitalize()
+        framed = {**frame(self.admin_site, request), "title": title, **(extra_context or {})}
         return super().changelist_view(request, framed)
 
     def changeform_view(

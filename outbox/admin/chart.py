@@ -9,7 +9,7 @@ from django.utils import timezone
 
 from outbox.flow import LOOKED_AT, Minute
 
-WIDTH, HEIGHT = 900, 180
+WIDTH, HEIGHT = 1100, 150
 LEFT, TOP, BOTTOM = 50, 10, 24  # room for the scale, and for the times below
 
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from django.contrib import admin
 from django.db.models import QuerySet
 from django.http import HttpRequest
@@ -11,7 +9,7 @@ from django.utils.safestring import SafeString
 
 from outbox.admin.base import ReadOnlyAdmin, TopicFilter, choice_filter
 from outbox.admin.links import message_link
-from outbox.admin.text import badge, shown
+from outbox.admin.text import badge, moment, shown
 from outbox.message import Resolution
 from outbox.models import CheckBack
 
@@ -21,7 +19,7 @@ TONES: dict[str, str] = {Resolution.COMMIT: "good", Resolution.UNKNOWN: "waiting
 
 @admin.register(CheckBack)
 class CheckBackAdmin(ReadOnlyAdmin):
-    list_display = ["answered_at", "shown_answer", "nth", "shown_reason", "message", "topic", "half", "asked_by", "row", "took"]
+    list_display = ["answered", "shown_answer", "shown_reason", "asked", "message", "topic", "half", "row"]
     list_display_links = None
     list_filter = [choice_filter("answer", [*Resolution]), choice_filter("asked_by", ASKED_BY), TopicFilter]
     search_fields = ["message_id"]
@@ -33,6 +31,9 @@ class CheckBackAdmin(ReadOnlyAdmin):
         term = search_term.strip()
         return (queryset.filter(message_id=term) if term else queryset), False
 
+    def answered(self, row: CheckBack) -> SafeString:
+        return moment(row.answered_at)
+
     @admin.display(description="answer")
     def shown_answer(self, row: CheckBack) -> SafeString:
         return badge(row.answer, TONES.get(row.answer, "plain"))
@@ -40,6 +41,9 @@ class CheckBackAdmin(ReadOnlyAdmin):
     @admin.display(description="reason")
     def shown_reason(self, row: CheckBack) -> SafeString:
         return shown(row.reason, 200)
+
+    def asked(self, row: CheckBack) -> str:
+        return f"{row.asked_by}, ask {row.nth}"
 
     def message(self, row: CheckBack) -> SafeString:
         return message_link(self.admin_site, row.message_id)
@@ -49,8 +53,5 @@ class CheckBackAdmin(ReadOnlyAdmin):
         return shown(row.half_id, 40)
 
     @admin.display(description="the row it is about")
-    def row(self, row: CheckBack) -> Any:
+    def row(self, row: CheckBack) -> str:
         return row.about
-
-    def took(self, row: CheckBack) -> str:
-        return f"{row.milliseconds:.1f} ms"

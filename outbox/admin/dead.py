@@ -48,7 +48,7 @@ DISCARD = Act(
 class SettledFilter(Filter):
     """What is dead still, unless the person asks for more."""
 
-    title = "settled"
+    title = "state"
     parameter_name = "settled"
 
     def lookups(self, request: HttpRequest, model_admin: Any) -> list[tuple[str, str]]:
@@ -67,7 +67,7 @@ class SettledFilter(Filter):
 
 @admin.register(DeadMessage)
 class DeadMessageAdmin(ReadOnlyAdmin):
-    list_display = ["message_id", "state", "topic", "shown_key", "died", "shown_reason"]
+    list_display = ["message", "state", "topic", "shown_key", "died", "shown_reason"]
     list_filter = [SettledFilter, TopicFilter]
     search_fields = ["message_id", "key"]
     search_help_text = "A message's id, or its key. All of it, nothing is guessed."
@@ -99,6 +99,9 @@ class DeadMessageAdmin(ReadOnlyAdmin):
             return queryset.filter(message_id=UUID(term)), False
         except ValueError:
             return queryset.filter(key=term), False
+
+    def message(self, row: DeadMessage) -> str:
+        return f"{str(row.pk)[:13]}…{str(row.pk)[-6:]}"
 
     def state(self, row: Any) -> SafeString:
         return badge("dead", "bad") if row.is_dead else badge("settled", "plain")
@@ -173,7 +176,7 @@ class DeadMessageAdmin(ReadOnlyAdmin):
             "state": self.state(row),
             "key": shown(row.key),
             "reason": shown(row.reason),
-            "message": message_link(self.admin_site, row.pk),
+            "message": message_link(self.admin_site, row.pk, short=False),
             **contents(request, read_headers(row.headers), row.beginning, row.size),
         }
         return super().render_change_form(request, context, add, change, form_url, obj)

@@ -15,7 +15,7 @@ from outbox.admin.base import ReadOnlyAdmin
 from outbox.admin.impact import write_log
 from outbox.admin.links import message_link
 from outbox.admin.lists import Filter
-from outbox.admin.text import badge, shown, since
+from outbox.admin.text import badge, moment, shown, since
 from outbox.brokers.embedded import EmbeddedBroker
 from outbox.check_back.ask import in_process
 from outbox.errors import BrokerUnavailable
@@ -89,8 +89,8 @@ class HalfAdmin(ReadOnlyAdmin):
     def asks(self, row: EmbeddedHalf) -> str:
         return f"{row.asked}"
 
-    def next_ask(self, row: EmbeddedHalf) -> Any:
-        return row.ask_at if row.state == HalfState.UNDECIDED else None
+    def next_ask(self, row: EmbeddedHalf) -> SafeString:
+        return moment(row.ask_at if row.state == HalfState.UNDECIDED else None)
 
     @admin.action(description="Ask again now", permissions=["ask"])
     def ask(self, request: HttpRequest, queryset: QuerySet[EmbeddedHalf]) -> None:

@@ -12,7 +12,7 @@ from django.utils.safestring import SafeString
 from outbox.admin.base import ReadOnlyAdmin, TopicFilter
 from outbox.admin.links import message_link
 from outbox.admin.lists import Filter
-from outbox.admin.text import shown
+from outbox.admin.text import moment, shown
 from outbox.consumer.arrival import uuid_of
 from outbox.consumer.register import groups
 from outbox.models import InboxRow
@@ -33,7 +33,7 @@ class GroupFilter(Filter):
 
 @admin.register(InboxRow)
 class InboxAdmin(ReadOnlyAdmin):
-    list_display = ["handled_at", "consumer_group", "message", "topic", "nth", "place", "shown_dedupe_key"]
+    list_display = ["handled", "consumer_group", "message", "topic", "delivery", "place", "shown_dedupe_key"]
     list_display_links = None
     list_filter = [GroupFilter, TopicFilter]
     search_fields = ["message_id", "dedupe_key"]
@@ -56,11 +56,13 @@ class InboxAdmin(ReadOnlyAdmin):
         by_key = Q(consumer_group__in=sorted(groups()), dedupe_key=term)
         return queryset.filter(Q(message_id=uuid_of(term)) | by_key), False
 
+    def handled(self, row: InboxRow) -> SafeString:
+        return moment(row.handled_at)
+
     def message(self, row: InboxRow) -> SafeString:
         return message_link(self.admin_site, row.message_id)
 
-    @admin.display(description="delivery")
-    def nth(self, row: InboxRow) -> int:
+    def delivery(self, row: InboxRow) -> int:
         return row.nth
 
     @admin.display(description="lane, number")

@@ -15,14 +15,15 @@ from django.utils.safestring import SafeString
 from outbox.admin.text import shown
 
 
-def message_link(site: AdminSite, message_id: object) -> SafeString:
-    """Link to a message; what is no id of ours is shown as it is."""
+def message_link(site: AdminSite, message_id: object, *, short: bool = True) -> SafeString:
+    """Link to a message, by the ends of its id if `short`; what is no id of ours is shown as it is."""
     text = str(message_id)
     try:
         url = reverse("admin:outbox_messagerow_change", args=[UUID(text)], current_app=site.name)
     except (ValueError, NoReverseMatch):
         return shown(text, 60)
-    return format_html('<a class="outbox-id" href="{}">{}</a>', url, shown(text))
+    name = f"{text[:13]}…{text[-6:]}" if short else text
+    return format_html('<a class="outbox-id" href="{}" title="{}">{}</a>', url, text, name)
 
 
 def about_link(site: AdminSite, request: HttpRequest, about: str) -> SafeString:

@@ -22,7 +22,7 @@ from outbox.admin.contents import contents, read_beginning, read_headers
 from outbox.admin.links import about_link, message_link
 from outbox.admin.lists import COUNTED, Filter
 from outbox.admin.pages import topics
-from outbox.admin.text import badge, shown, since
+from outbox.admin.text import badge, moment, shown, since
 from outbox.brokers.base import Found
 from outbox.errors import BrokerUnavailable
 from outbox.message import Header
@@ -137,9 +137,8 @@ class MessageAdmin(ReadOnlyAdmin):
         for row in rows:
             row.standing = standing.get(row.id)  # type: ignore[attr-defined]
 
-    @admin.display(description="recorded")
-    def recorded(self, row: MessageRow) -> Any:
-        return row.created_at
+    def recorded(self, row: MessageRow) -> SafeString:
+        return moment(row.created_at)
 
     def state(self, row: Any) -> SafeString:
         return badge(row.standing.state, TONES.get(row.standing.state, Tone.WAITING)) if row.standing else badge("gone", "plain")
@@ -190,12 +189,14 @@ class MessageAdmin(ReadOnlyAdmin):
         return {
             "timeline": timeline,
             "state": badge(timeline.state, TONES.get(timeline.state, Tone.WAITING)) if timeline else "",
-            "moments": [_as_told(moment) for moment in sorted(moments, key=lambda moment: moment.at)],
+            "moments": [_as_told(one) for one in sorted(moments, key=lambda one: one.at)],
             **contents(request, headers, row.beginning, row.size),
             "key": shown(row.key),
             "age": since(row.created_at),
             "about": about_link(self.admin_site, request, row.about) if row.about else "",
-            "cause": message_link(self.admin_site, headers[Header.CAUSATION_ID]) if Header.CAUSATION_ID in headers else "",
+            "cause": message_link(self.admin_site, headers[Header.CAUSATION_ID], short=False)
+            if Header.CAUSATION_ID in headers
+            else "",
             **self._asked(request, row, timeline),
         }
 
@@ -220,12 +221,12 @@ def _acts(message_id: UUID) -> list[Moment]:
     return [Moment(entry.action_time, "By hand", entry.get_change_message(), str(entry.user)) for entry in entries]
 
 
-def _as_told(moment: Moment) -> dict[str, Any]:
+def _as_told(one: Moment) -> dict[str, Any]:
     return {
-        "at": moment.at,
-        "what": moment.what,
-        "text": shown(moment.text, 2000),
-        "who": shown(moment.who, 100),
-        "traceback": shown(moment.traceback),
-        "tone": moment.tone,
+        "at": one.at,
+        "what": one.what,
+        "text": shown(one.text, 2000),
+        "who": shown(one.who, 100),
+        "traceback": shown(one.traceback),
+        "tone": one.tone,
     }

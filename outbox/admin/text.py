@@ -6,6 +6,7 @@ import re
 from datetime import datetime, timedelta
 
 from django.utils import timezone
+from django.utils.formats import date_format
 from django.utils.html import escape, format_html
 from django.utils.safestring import SafeString, mark_safe
 
@@ -18,10 +19,17 @@ _ODD = re.compile(
 
 
 def shown(text: str, limit: int | None = None) -> SafeString:
-    """Give a text as HTML; at most so many characters of it."""
+    """Give a text as HTML; at most so many characters of it. Nothing for none."""
+    if not text:
+        return SafeString("")
     cut = text if limit is None or len(text) <= limit else f"{text[:limit]}…"
     marked = _ODD.sub(lambda odd: f'<span class="outbox-odd">U+{ord(odd.group()):04X}</span>', escape(cut))
     return mark_safe(f"<bdi>{marked}</bdi>")  # noqa: S308  (escaped above)
+
+
+def moment(at: datetime | None) -> SafeString:
+    """Give a time to the second, in one line."""
+    return format_html('<span class="outbox-time">{}</span>', date_format(timezone.localtime(at), "Y-m-d H:i:s") if at else "")
 
 
 def since(at: datetime | None) -> str:

@@ -61,6 +61,10 @@ class Migration(migrations.Migration):
             options={"permissions": [("pause_topic", "Can pause and resume topics")]},
         ),
         migrations.AlterModelOptions(
+            name="checkback",
+            options={"verbose_name": "check-back"},
+        ),
+        migrations.AlterModelOptions(
             name="messagerow",
             options={
                 "permissions": [("view_body", "Can view masked fields and bodies of messages")],

@@ -25,6 +25,7 @@ class CheckBack(models.Model):
 
     class Meta:
         db_table = "outbox_check_back"
+        verbose_name = "check-back"
 
     def __str__(self) -> str:
         return f"check-back {self.id}"

@@ -137,7 +137,7 @@ class TestReadTimeline:
         CheckBack.objects.create(request_id="2", nth=2, answer="COMMIT", reason="decided", answered_at=at(2), **shared)
 
         assert moments(message)[1:] == [("Check-back: UNKNOWN", "endpoint"), ("Check-back: COMMIT", "endpoint")]
-        assert only(message, "Check-back: COMMIT").text == "asked for the 2. time about half message 77: decided"
+        assert only(message, "Check-back: COMMIT").text == "ask 2 about half message 77: decided"
 
     def test_tells_what_each_group_did(self, message):
         shared = {"message_id": message.id, "topic": "told"}

@@ -67,7 +67,7 @@ class TestPages:
 
         older = admin_client.get(url + newest.context["cl"].older_url)
 
-        assert "The newest 1000 check backs" in newest.text
+        assert "The newest 1000 check-backs" in newest.text
         assert len(seen) == 1000
         assert seen | {row.pk for row in older.context["cl"].result_list} == set(CheckBack.objects.values_list("pk", flat=True))
         assert "From " in older.text

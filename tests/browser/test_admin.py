@@ -1,0 +1,147 @@
+from __future__ import annotations
+
+import pytest
+
+pytestmark = [pytest.mark.browser, pytest.mark.timeout(300)]
+
+# The message of a half that a check-back ended: its relay was killed after the decision.
+SAVED = "SELECT message_id FROM outbox_check_back WHERE answer = 'COMMIT' AND asked_by = 'endpoint' ORDER BY id LIMIT 1"
+FAILING = "SELECT message_id FROM outbox_delivery WHERE traceback <> '' ORDER BY id DESC LIMIT 1"
+DEAD = "SELECT coalesce(sum(cardinality(message_ids) - cardinality(split)), 0) FROM outbox_batch WHERE state = 4"
+
+PAGES = {
+    "overview": "/admin/outbox/topic/overview/",
+    "messages": "/admin/outbox/messagerow/",
+    "dead-messages": "/admin/outbox/deadmessage/",
+    "dead-letters": "/admin/outbox/deadletter/",
+    "half-messages": "/admin/outbox/embeddedhalf/",
+    "check-backs": "/admin/outbox/checkback/",
+    "inbox": "/admin/outbox/inboxrow/",
+    "topics": "/admin/outbox/topic/",
+}
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+class TestEachPage:
+    def test_is_shown_under_a_strict_policy(self, scheme, visit):
+        operator = visit(scheme=scheme)
+
+        for name, path in PAGES.items():
+            page = operator.open(path)
+            page.get_by_role("navigation", name="Outbox").wait_for()
+            operator.photograph(f"{name}-{scheme}")
+
+    def test_fits_a_narrow_screen(self, scheme, visit):
+        operator = visit(scheme=scheme)
+        operator.page.set_viewport_size({"width": 400, "height": 800})
+
+        wide = [path for path in PAGES.values() if operator.open(path).evaluate("document.documentElement.scrollWidth") > 400]
+
+        assert wide == []
+
+    def test_tells_the_life_of_a_message_whose_relay_was_killed(self, scheme, shop, visit):
+        operator = visit(scheme=scheme)
+
+        page = operator.open(f"/admin/outbox/messagerow/{shop.ask(SAVED)}/change/")
+
+        for moment in ("Recorded", "Claimed", "Half sent", "Decided", "Check-back: COMMIT", "Delivered", "Handled"):
+            page.get_by_text(moment, exact=True).first.wait_for()
+        operator.photograph(f"message-{scheme}")
+
+    def test_shows_an_error_with_its_traceback(self, scheme, shop, visit):
+        operator = visit(scheme=scheme)
+        page = operator.open(f"/admin/outbox/messagerow/{shop.ask(FAILING)}/change/")
+
+        page.get_by_text("Traceback", exact=True).first.click()
+
+        page.locator("details[open] pre", has_text="UnknownMessageType").wait_for()
+        operator.photograph(f"failing-{scheme}")
+
+
+class TestOverview:
+    def test_leads_to_what_needs_a_person(self, visit):
+        page = visit().open(PAGES["overview"])
+
+        page.get_by_role("link", name="Dead messages").last.click()
+
+        page.get_by_text("The body has 4194305 bytes").first.wait_for()
+
+    def test_has_a_drawing_that_can_be_read_aloud(self, visit):
+        page = visit().open(PAGES["overview"])
+
+        drawing = page.get_by_role("img", name="Messages published and handled, per minute")
+
+        drawing.wait_for()
+        assert "messages were published" in drawing.locator("desc").text_content()
+
+
+class TestFinding:
+    def test_finds_an_order_by_its_number(self, visit):
+        page = visit().open(PAGES["messages"])
+
+        page.fill("#searchbar", "536365")
+        page.get_by_role("button", name="Search").click()
+
+        assert page.locator("#result_list tbody tr").count() >= 1
+        page.locator("#result_list tbody tr a").first.click()
+        page.get_by_text("Its life so far").wait_for()
+
+
+class TestDeadMessages:
+    def test_are_sent_again_after_a_reason_was_given(self, shop, visit):
+        operator = visit()
+        page = operator.open(PAGES["dead-messages"])
+        before = shop.ask(DEAD)
+
+        page.check("#action-toggle")
+        page.select_option("select[name=action]", "discard")
+        page.get_by_role("button", name="Go").click()
+        page.get_by_text("Nobody sends them any more").wait_for()
+        operator.photograph("impact-light")
+        page.fill("#id_reason", "Test orders of the warehouse, never meant for us")
+        page.get_by_role("button", name="Let rest").click()
+
+        page.get_by_text(f"Let rest: {before}.").wait_for()
+        assert shop.ask(DEAD) == 0
+
+
+class TestPausing:
+    def test_puts_a_banner_on_every_page_until_it_is_resumed(self, visit):
+        operator = visit()
+        page = operator.open(PAGES["topics"])
+
+        page.get_by_role("link", name="Pause order-cancellations").click()
+        page.fill("#id_reason", "The warehouse counts its stock")
+        page.get_by_role("button", name="Pause order-cancellations").click()
+        for path in PAGES.values():
+            operator.open(path).get_by_text("Topic order-cancellations is paused").wait_for()
+        operator.open(PAGES["topics"])
+        operator.photograph("paused-light")
+        page.get_by_role("link", name="Resume order-cancellations").click()
+        page.fill("#id_reason", "Counted")
+        page.get_by_role("button", name="Resume order-cancellations").click()
+
+        page.get_by_text("Topic order-cancellations goes on.").wait_for()
+        assert page.get_by_text("is paused").count() == 0
+
+
+class TestAskingAgain:
+    def test_asks_the_resolver_at_once_and_says_what_it_answered(self, shop, visit):
+        page = visit().open(PAGES["half-messages"])
+
+        page.locator("tr", has_text="parked").locator("input[type=checkbox]").check()
+        page.select_option("select[name=action]", "ask")
+        page.get_by_role("button", name="Go").click()
+
+        page.get_by_text("UNKNOWN").first.wait_for()
+        assert shop.ask("SELECT count(*) FROM outbox_check_back WHERE asked_by = 'admin'") == 1
+
+
+class TestAStranger:
+    def test_is_sent_to_the_login(self, shop, browser):
+        page = browser.new_page()
+
+        for path in PAGES.values():
+            page.goto(shop.address + path)
+            assert "/admin/login/" in page.url
+        page.close()
