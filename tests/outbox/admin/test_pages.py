@@ -1,4 +1,5 @@
 import re
+from pathlib import Path
 
 import pytest
 from django.contrib import admin
@@ -53,6 +54,19 @@ class TestEachPage:
 
         assert "Topic orders is paused" in page
         assert "&lt;b&gt;moving&lt;/b&gt;" in page
+
+
+class TestTheDocument:
+    def test_names_each_permission(self):
+        page = Path("docs/how-to/admin.md").read_text()
+        given = {
+            codename
+            for model in admin.site._registry
+            if model._meta.app_label == "outbox"
+            for codename, _ in model._meta.permissions
+        }
+
+        assert [name for name in sorted(given | set(PAGES.values())) if f"`{name}`" not in page] == []
 
 
 class TestAdmin:
