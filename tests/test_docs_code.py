@@ -20,7 +20,7 @@ ROOT = Path(__file__).resolve().parents[1]
 PAGES = [ROOT / "README.md", ROOT / "docker/README.md", *sorted((ROOT / "docs").rglob("*.md"))]
 
 # Pages whose Python blocks run just as they stand, each in a process of its own.
-ALONE = ["how-to/upgrade-message-types.md", "how-to/deploy.md"]
+ALONE = ["how-to/upgrade-message-types.md", "how-to/deploy.md", "how-to/admin.md"]
 
 # Pages whose Python blocks another test runs, or holds to be quotes of code that runs.
 ELSEWHERE = {
