@@ -48,10 +48,10 @@ class CheckBackAdmin(ReadOnlyAdmin):
     def message(self, row: CheckBack) -> SafeString:
         return message_link(self.admin_site, row.message_id)
 
-    @admin.display(description="half message")
+    @admin.display(description="half")
     def half(self, row: CheckBack) -> SafeString:
         return shown(row.half_id, 40)
 
-    @admin.display(description="the row it is about")
+    @admin.display(description="row")
     def row(self, row: CheckBack) -> str:
         return row.about
