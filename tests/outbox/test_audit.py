@@ -1,0 +1,57 @@
+from datetime import timedelta
+
+import pytest
+from django.db import connection
+
+from outbox.audit import pipeline_config
+from outbox.errors import ConfigurationError
+
+SETTLE = timedelta(minutes=5)
+BORN_LONG_AGO = "UPDATE django_migrations SET applied = now() - interval '1 year' WHERE app = 'outbox'"
+
+
+@pytest.fixture(autouse=True)
+def _database(db):
+    pass
+
+
+class TestWhatTheJobIsTold:
+    def test_is_what_the_shop_says(self):
+        config = pipeline_config(settle=SETTLE)
+
+        (orders,) = [entry for entry in config.business if entry.name == "orders"]
+        assert (orders.topic, orders.type, orders.about) == ("orders", "OrderPlaced", "shop.order")
+        assert (orders.table, orders.key, orders.at) == ('"shop_order"', '"id"', '"placed_at"')
+        groups = {group.name: group.topics for group in config.groups}
+        assert groups["points"] == {"orders": None, "order-cancellations": None}
+        assert config.seen_topics == ["order-cancellations", "orders", "shipments"]
+        assert config.settle_seconds == 300
+
+    def test_names_the_database_by_a_url(self):
+        config = pipeline_config(settle=SETTLE)
+
+        assert config.outbox.url.startswith("postgresql://")
+        assert connection.settings_dict["NAME"] in config.outbox.url
+        assert [broker.url for broker in config.brokers] == [config.outbox.url]
+
+    def test_leaves_out_what_may_have_been_pruned(self):
+        assert pipeline_config(settle=SETTLE).since is None
+        with connection.cursor() as cursor:
+            cursor.execute(BORN_LONG_AGO)
+
+        assert pipeline_config(settle=SETTLE).since is not None
+
+    @pytest.mark.parametrize(
+        ("entry", "said"),
+        [
+            ({"MODEL": "shop.Odrer", "EXPECTS": "OrderPlaced"}, r"\[\"orders\"\] names the model 'shop.Odrer'"),
+            ({"MODEL": "Order", "EXPECTS": "OrderPlaced"}, 'Write "app.Model"'),
+            ({"MODEL": "shop.Order", "EXPECTS": "OrderPlaecd"}, "expects 'OrderPlaecd', and no message type is called that"),
+            ({"MODEL": "shop.Order", "EXPECTS": "OrderPlaced", "AT": "at"}, "has AT 'at': Order has no field named 'at'"),
+        ],
+    )
+    def test_is_refused_where_it_names_what_is_not_there(self, settings, entry, said):
+        settings.OUTBOX = {**settings.OUTBOX, "AUDIT": {"orders": entry}}
+
+        with pytest.raises(ConfigurationError, match=said):
+            pipeline_config(settle=SETTLE)
