@@ -37,7 +37,7 @@ FOLDER = Path("var/rocketmq")  # where `make rocketmq` keeps the jars, too
 HALVES, WHOLES, CLOCKED = "bench-rocketmq-bulk", "bench-wholes", "bench-rocketmq"
 GROUP = "bench-rocketmq"
 BATCH = 500  # as relays claim
-ROUNDS = 9
+ROUNDS = 15
 
 BODY = b"x" * 200
 HEADERS = {
@@ -93,7 +93,7 @@ def _adapter(endpoints: str, scale: float) -> list[Figure]:
     from benchmarks import bare_rocketmq
     from outbox.brokers.rocketmq import RocketMQBroker
 
-    each = max(BATCH, int(2000 * scale))
+    each = max(BATCH, int(1000 * scale))
     topics = [TopicSpec(HALVES, TopicType.TRANSACTION), TopicSpec(WHOLES, TopicType.NORMAL)]
     broker = RocketMQBroker("default", {"ENDPOINTS": endpoints}, topics)
     halves = _compared(

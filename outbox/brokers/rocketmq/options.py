@@ -30,7 +30,7 @@ class RocketMQOptions(Options, frozen=True):
     tls_ca_file: str = ""  # PEM of who vouches for the proxy; "": whom gRPC trusts by itself
     compress_above_bytes: Annotated[int, msgspec.Meta(ge=0)] | None = 4096  # None: bodies go as they are
     request_timeout: timedelta = timedelta(seconds=3)
-    in_flight: Annotated[int, msgspec.Meta(ge=1, le=1024)] = 32  # requests that wait for their answers at once
+    in_flight: Annotated[int, msgspec.Meta(ge=1, le=1024)] = 64  # requests that wait for their answers at once
     commit_window: timedelta = timedelta(seconds=2)  # at most a third of the server's transactionTimeOut
     check_horizon: timedelta = timedelta(minutes=10)  # transactionTimeOut + transactionCheckMax x transactionCheckInterval
     checker_threads: Annotated[int, msgspec.Meta(ge=1, le=64)] = 4
