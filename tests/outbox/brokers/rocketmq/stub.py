@@ -10,6 +10,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from datetime import UTC, datetime
 from itertools import count
+from pathlib import Path
 from typing import Any
 
 import grpc
@@ -25,16 +26,25 @@ Answer = Callable[[Any, Any], Any]
 
 
 class Stub(service_pb2_grpc.MessagingServiceServicer):
-    """One proxy. All goes well with it until it is told otherwise."""
+    """
+    One proxy. All goes well with it until it is told otherwise.
 
-    def __init__(self, port: int = 0) -> None:
+    Args:
+        certificate: speak TLS with it; its key is in key.pem beside it.
+    """
+
+    def __init__(self, port: int = 0, certificate: Path | None = None) -> None:
         self.requests: list[tuple[str, Any]] = []
         self.metadata: list[dict[str, str]] = []
         self._told: dict[str, Answer] = {}
         self.listeners: list[queue.Queue[Any]] = []
         self._numbers = count(1)
         self._server = grpc.server(ThreadPoolExecutor(40), options=[("grpc.so_reuseport", 0)])
-        self.port = self._server.add_insecure_port(f"{HOST}:{port}")
+        if certificate is None:
+            self.port = self._server.add_insecure_port(f"{HOST}:{port}")
+        else:
+            pair = (certificate.with_name("key.pem").read_bytes(), certificate.read_bytes())
+            self.port = self._server.add_secure_port(f"{HOST}:{port}", grpc.ssl_server_credentials([pair]))
         self.brokers = [self]  # those that routes name
         service_pb2_grpc.add_MessagingServiceServicer_to_server(self, self._server)
         self._server.start()

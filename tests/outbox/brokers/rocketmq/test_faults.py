@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import subprocess
 import time
 from collections.abc import Callable, Iterator
 from datetime import timedelta
+from pathlib import Path
 from typing import Any
 
 import grpc
@@ -131,6 +133,35 @@ class TestSignature:
         send_half(open_at(stub.endpoints))
 
         assert "authorization" not in stub.metadata[-1]
+
+
+class TestTls:
+    @pytest.fixture
+    def authority(self, tmp_path: Path) -> Path:
+        """Make a certificate that vouches for itself; its key lies beside it."""
+        names = ["-subj", "/CN=localhost", "-addext", "subjectAltName=DNS:localhost,IP:127.0.0.1"]
+        files = ["-keyout", tmp_path / "key.pem", "-out", tmp_path / "cert.pem"]
+        kind = ["-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes", "-days", "1"]
+        subprocess.run(["openssl", "req", "-x509", *kind, *files, *names], check=True, capture_output=True)
+        return tmp_path / "cert.pem"
+
+    @pytest.fixture
+    def safe(self, authority: Path) -> Iterator[Stub]:
+        safe = Stub(certificate=authority)
+        yield safe
+        safe.stop()
+
+    def test_takes_a_proxy_that_the_file_vouches_for(self, safe: Stub, open_at: OpenAt, authority: Path):
+        broker = open_at(safe.endpoints, TLS=True, TLS_CA_FILE=str(authority))
+
+        assert send_half(broker).verdict is Verdict.ACCEPTED
+
+    @pytest.mark.parametrize("options", [{"TLS": True}, {}], ids=str)
+    def test_sends_nothing_to_a_stranger_and_nothing_in_the_clear(self, safe: Stub, open_at: OpenAt, options: dict[str, bool]):
+        outcome = send_half(open_at(safe.endpoints, **options))
+
+        assert outcome.verdict is not Verdict.ACCEPTED
+        assert safe.requests == []
 
 
 class TestFlowControl:
