@@ -62,6 +62,10 @@ class Stub(service_pb2_grpc.MessagingServiceServicer):
         """Answer a call with a status, so many times; then all goes well again."""
         self._tell(name, lambda request, context: _answer(name, code, text), times)
 
+    def say_of_the_message(self, code: int) -> None:
+        """Answer sends with a status that stands at the message alone."""
+        self._tell("SendMessage", lambda request, context: _sent(code, "", 0, whole=Code.MULTIPLE_RESULTS), float("inf"))
+
     def fail(self, name: str, code: grpc.StatusCode, text: str = "", *, times: float = float("inf")) -> None:
         """Answer a call with an error of gRPC's."""
         self._tell(name, lambda request, context: context.abort(code, text), times)
@@ -177,12 +181,15 @@ def definition_command(message: Any, transaction_id: str) -> Any:
 
 
 def _answer(name: str, code: int, text: str, number: int = 0) -> Any:
-    status = _status(code, text)
     if name == "SendMessage":
-        entry = service.SendResultEntry(status=status, message_id=f"m{number}", transaction_id=f"t{number}")
-        return service.SendMessageResponse(status=status, entries=[entry])
+        return _sent(code, text, number, whole=code)
     kind = {"Telemetry": "TelemetryCommand"}.get(name, f"{name}Response")
-    return getattr(service, kind)(status=status)
+    return getattr(service, kind)(status=_status(code, text))
+
+
+def _sent(code: int, text: str, number: int, *, whole: int) -> Any:
+    entry = service.SendResultEntry(status=_status(code, text), message_id=f"m{number}", transaction_id=f"t{number}")
+    return service.SendMessageResponse(status=_status(whole, text), entries=[entry])
 
 
 def _status(code: int, text: str = "") -> Any:

@@ -17,6 +17,8 @@ from datetime import timedelta
 import pytest
 
 from outbox.brokers.base import Broker, Ended, HalfRef, Outcome, Verdict
+from outbox.brokers.rocketmq import RocketMQBroker
+from outbox.brokers.rocketmq.sending import Sending
 from outbox.message import COMMIT, ROLLBACK, UNKNOWN, Half, Resolution, TopicType
 from project.servers.rocketmq import FAST_CHECKS, RocketMQ
 from tests.contracts.acts import Acts
@@ -50,6 +52,10 @@ ANSWERED: dict[str, list[Resolution | Exception]] = {
     "of five: 5": [UNKNOWN, COMMIT],
     **{f"shared: {number}": [COMMIT] for number in range(20)},
 }
+
+# Sent by relays whose clocks are so many seconds off; one half of each is committed at once, one is left to the check.
+OFF = {"ahead": 10, "behind": -10}
+COMMITTED, LEFT = "{}: committed", "{}: left to the check"
 
 LATE = "commit while a check is outstanding"
 
@@ -98,6 +104,8 @@ def story(server: RocketMQ) -> Iterator[Story]:
     story = begin(harness, Acts(harness, harness.open()))
     late = harness.open(COMMIT_WINDOW=timedelta(seconds=1))
     story.halves |= send(Acts(harness, late), [LATE])
+    for name, seconds in OFF.items():
+        send_off(harness, story, name, seconds)
     time.sleep(1)  # the server notes ends within 100 ms, and asks about none of them any more
     server.set("transactionTimeOut", 500)
     time.sleep(2.5)  # rounds that find nobody
@@ -105,6 +113,7 @@ def story(server: RocketMQ) -> Iterator[Story]:
     listen(harness, story, late)
     wait_until(lambda: set(ANSWERED) | {LATE} <= set(story.questions), 60)
     wanted = {name for name, answers in ANSWERED.items() if answers[-1] is COMMIT} | {LATE}
+    wanted |= {text.format(name) for text in (COMMITTED, LEFT) for name in OFF}
     wait_until(lambda: wanted <= story.seen(), 60)
     time.sleep(2.5)  # rounds that would ask again, and what should not come would come
     yield story
@@ -122,6 +131,14 @@ def send(acts: Acts, names: list[str]) -> dict[str, HalfRef]:
         acts.message(HALF, body=name.encode(), key="4711 a", headers={"ce-about": "o:1", "who": "\x00"}) for name in names
     ]
     return dict(zip(names, acts.send_halves(*messages), strict=True))
+
+
+def send_off(harness: RocketMQHarness, story: Story, name: str, seconds: float) -> None:
+    broker = harness.open()
+    assert isinstance(broker, RocketMQBroker)
+    broker._sending = Sending(broker._link, now=lambda: time.time() + seconds)
+    story.halves |= send(Acts(harness, broker), [COMMITTED.format(name), LEFT.format(name)])
+    broker.end([story.halves[COMMITTED.format(name)]], COMMIT)
 
 
 def listen(harness: RocketMQHarness, story: Story, late: Broker) -> None:
@@ -207,3 +224,10 @@ class TestCheck:
     def test_is_shared_between_two(self, story: Story):
         assert all(story.askers)
         assert all(story.copies(f"shared: {number}") for number in range(20))
+
+
+class TestClockThatIsOff:
+    @pytest.mark.parametrize("text", [COMMITTED, LEFT])
+    @pytest.mark.parametrize("name", OFF)
+    def test_loses_nothing(self, story: Story, name: str, text: str):
+        assert story.copies(text.format(name)) >= 1

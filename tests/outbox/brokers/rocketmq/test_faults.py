@@ -63,6 +63,11 @@ class TestHalf:
         assert (outcome.verdict, outcome.half_id) == (Verdict.UNSURE, "")
         assert len(stub.sent()) == 1  # nothing is repeated under one id
 
+    def test_is_judged_by_what_is_said_of_itself(self, stub: Stub, open_at: OpenAt):
+        stub.say_of_the_message(Code.MASTER_PERSISTENCE_TIMEOUT)
+
+        assert send_half(open_at(stub.endpoints)).verdict is Verdict.UNSURE
+
     def test_is_sent_under_another_id_the_next_time(self, stub: Stub, open_at: OpenAt):
         broker = open_at(stub.endpoints)
         stub.say("SendMessage", Code.PROXY_TIMEOUT, times=1)

@@ -159,6 +159,18 @@ class TestSession:
 
         wait_until(lambda: stub.ask(question("later.1")) and len(stub.asked("EndTransaction")) >= 2, 20)
 
+    def test_is_opened_again_when_the_proxy_answers_all_but_the_stream(
+        self, stub: Stub, open_at: OpenAt, monkeypatch: pytest.MonkeyPatch
+    ):
+        monkeypatch.setattr(session, "ANNOUNCE_SECONDS", 0.1)
+        monkeypatch.setattr(session, "SILENCE_SECONDS", 0.5)
+        open_at(stub.endpoints).listen(lambda half: COMMIT)
+        [listener] = wait_until(lambda: stub.listeners)
+
+        stub.freeze("Telemetry", times=1)
+
+        wait_until(lambda: stub.listeners and stub.listeners != [listener])
+
     def test_is_not_kept_with_a_proxy_that_routes_name_no_more(
         self, stub: Stub, open_at: OpenAt, monkeypatch: pytest.MonkeyPatch
     ):
