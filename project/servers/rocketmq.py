@@ -120,17 +120,20 @@ class RocketMQ:
         self._proxy = proxy or {}
         self._processes: dict[str, subprocess.Popen[bytes]] = {}
         self._lock: int | None = None
+        self.ready_after = 0.0  # seconds that the start took, the jars being there
 
     def start(self) -> Self:
         """Fetch what is missing, start both processes, return when messages can be sent. Raises ServerError."""
         java()
         fetch_jars(self.lib)
+        began = time.monotonic()
         self._take_folder()
         if taken := [port for port in self.ports.all() if not _is_free(port)]:
             raise ServerError(f"Ports {taken} are in use. Stop what listens there, or choose others.")
         self._configure()
         self.start_namesrv()
         self.start_broker()
+        self.ready_after = time.monotonic() - began
         return self
 
     def start_namesrv(self) -> None:
@@ -298,7 +301,8 @@ def main() -> int:
             server.make_topic(name, TopicType(kind or "transaction"))
         for group in options.group:
             server.make_group(group)
-        print(f"RocketMQ is ready: endpoints {server.endpoints}, broker {server.broker}. Ctrl-C ends it.", flush=True)  # noqa: T201
+        where = f"endpoints {server.endpoints}, broker {server.broker}"
+        print(f"RocketMQ is ready after {server.ready_after:.0f} s: {where}. Ctrl-C ends it.", flush=True)  # noqa: T201
         signal.pause()
     except KeyboardInterrupt:
         pass

@@ -97,7 +97,12 @@ def figure(request: pytest.FixtureRequest) -> Callable[[str, float], None]:
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
-    for name, value in config.stash.get(FIGURES, []):
+    if not importlib.util.find_spec("rocketmq"):
+        return
+    from tests.rocketmq_node import server
+
+    started = [("seconds till the server was ready", server().ready_after)] if server.cache_info().currsize else []
+    for name, value in [*started, *config.stash.get(FIGURES, [])]:
         terminalreporter.write_line(f"RocketMQ: {name}: {value:.1f}")
 
 

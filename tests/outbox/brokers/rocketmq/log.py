@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from outbox.brokers.rocketmq.remoting import NOTHING_FOUND, RemotingError, query
-from tests.contracts.rocketmq import server
+from tests.rocketmq_node import server
 
 
 def copies(topic: str, message_id: str) -> int:

@@ -23,8 +23,8 @@ from outbox.message import COMMIT, ROLLBACK, UNKNOWN, Half, Resolution, TopicTyp
 from project.servers.rocketmq import FAST_CHECKS, RocketMQ
 from tests.contracts.acts import Acts
 from tests.contracts.rocketmq import RocketMQHarness
-from tests.contracts.rocketmq import server as the_server
 from tests.outbox.brokers.rocketmq.log import copies
+from tests.rocketmq_node import server as the_server
 from tests.waiting import wait_until
 
 HALF = TopicType.TRANSACTION
