@@ -39,8 +39,8 @@ MOST_GROUP_BYTES = 63
 # the time lies ahead of its own clock. A second earlier, clocks may differ by a second either way.
 BORN_EARLIER_SECONDS = 1.0
 
-# The server knows one flag for "compressed"; every client tells the kinds apart by their first bytes, and RocketMQ 4's
-# take zlib for granted.
+# The server knows one flag for "compressed". Clients tell the kinds apart by their first bytes, and RocketMQ 4's, like the
+# one for C++, take zlib for granted.
 COMPRESSION_LEVEL = 5
 GZIP_BEGINS = b"\x1f\x8b"
 

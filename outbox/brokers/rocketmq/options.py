@@ -28,7 +28,8 @@ class RocketMQOptions(Options, frozen=True):
     namespace: str = ""
     tls: bool = False
     tls_ca_file: str = ""  # PEM of who vouches for the proxy; "": whom gRPC trusts by itself
-    compress_above_bytes: Annotated[int, msgspec.Meta(ge=0)] | None = 4096  # None: bodies go as they are
+    # Longer bodies travel compressed; RocketMQ's own number is 4096. None: bodies go as they are, for any consumer to read.
+    compress_above_bytes: Annotated[int, msgspec.Meta(ge=0)] | None = None
     request_timeout: timedelta = timedelta(seconds=3)
     in_flight: Annotated[int, msgspec.Meta(ge=1, le=1024)] = 64  # requests that wait for their answers at once
     commit_window: timedelta = timedelta(seconds=2)  # at most a third of the server's transactionTimeOut

@@ -72,7 +72,8 @@ class TestOnePhaseTopics:
         publish_raw(acts.harness.topic(NORMAL), b"x" * 10_000, key="4711", tag="placed", headers={"who": "Zoë"})
         publish_raw(acts.harness.topic(DELAY), b"later", delay=timedelta(seconds=2))
 
-        with closing(RocketMQBroker("default", harness.options(), list(harness.topics.values()))) as punctual:
+        options = {**harness.options(), "COMPRESS_ABOVE_BYTES": 4096}
+        with closing(RocketMQBroker("default", options, list(harness.topics.values()))) as punctual:
             drained = relay(connection, punctual).drain()
 
         assert drained.sent == 2
