@@ -15,7 +15,7 @@ from outbox.admin.base import ReadOnlyAdmin
 from outbox.admin.impact import write_log
 from outbox.admin.links import message_link
 from outbox.admin.lists import Filter
-from outbox.admin.text import badge, moment, shown, since
+from outbox.admin.text import badge, moment, plain, shown, since
 from outbox.brokers.embedded import EmbeddedBroker
 from outbox.check_back.ask import in_process
 from outbox.errors import BrokerUnavailable
@@ -107,7 +107,7 @@ class HalfAdmin(ReadOnlyAdmin):
                 for half_id, message_id in chosen:
                     answer = broker.check_half(ask, str(half_id))
                     said = str(answer) if answer else "it has ended before"
-                    self.message_user(request, f"Half message {half_id} of message {message_id}: {said}.")
+                    self.message_user(request, f"Half message {half_id} of message {plain(message_id)}: {said}.")
                     write_log(request, self.model, {str(half_id): f"half message {half_id}"}, f"Asked about: {said}.")
         except BrokerUnavailable as error:
             self.message_user(request, f"The broker is out of reach: {error}", messages.ERROR)

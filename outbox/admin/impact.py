@@ -11,12 +11,14 @@ from django import forms
 from django.contrib import messages
 from django.contrib.admin import ModelAdmin
 from django.contrib.admin.models import CHANGE, LogEntry
+from django.contrib.contenttypes.models import ContentType
 from django.db.models import Model
 from django.http import HttpRequest
 from django.template.response import TemplateResponse
 from django.utils import timezone
 
 from outbox.admin.pages import frame
+from outbox.admin.text import plain
 
 TYPED_OVER = 100  # from more than so many on, their number is to be typed
 
@@ -135,15 +137,13 @@ def tell(model_admin: ModelAdmin, request: HttpRequest, act: Act, *, done: int, 
 
 def write_log(request: HttpRequest, model: type[Model], names: Mapping[str, str], text: str) -> None:
     """Note in the admin's log what was done: names of objects by their ids."""
-    from django.contrib.contenttypes.models import ContentType  # a model: not before the apps are loaded
-
     kind = ContentType.objects.get_for_model(model, for_concrete_model=False)
     LogEntry.objects.bulk_create(
         LogEntry(
             user_id=request.user.pk or 0,
             content_type=kind,
             object_id=object_id,
-            object_repr=name[:200],
+            object_repr=plain(name)[:200],
             action_flag=CHANGE,
             change_message=text,
         )

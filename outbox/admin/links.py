@@ -8,10 +8,11 @@ from django.apps import apps
 from django.contrib.admin import AdminSite
 from django.core.exceptions import ValidationError
 from django.http import HttpRequest
-from django.urls import NoReverseMatch, reverse
+from django.urls import NoReverseMatch
 from django.utils.html import format_html
 from django.utils.safestring import SafeString
 
+from outbox.admin.pages import url_of
 from outbox.admin.text import shown
 
 
@@ -19,7 +20,7 @@ def message_link(site: AdminSite, message_id: object, *, short: bool = True) -> 
     """Link to a message, by the ends of its id if `short`; what is no id of ours is shown as it is."""
     text = str(message_id)
     try:
-        url = reverse("admin:outbox_messagerow_change", args=[UUID(text)], current_app=site.name)
+        url = url_of(site, "outbox_messagerow_change", UUID(text))
     except (ValueError, NoReverseMatch):
         return shown(text, 60)
     name = f"{text[:13]}…{text[-6:]}" if short else text
@@ -35,15 +36,11 @@ def about_link(site: AdminSite, request: HttpRequest, about: str) -> SafeString:
     label, _, key = about.partition(":")
     try:
         model = apps.get_model(label)
-        if not (site.is_registered(model) and site._registry[model].has_view_permission(request)):
+        if not (site.is_registered(model) and site.get_model_admin(model).has_view_permission(request)):
             return shown(about)
         if not model._default_manager.filter(pk=key).exists():
             return format_html("{} (it is gone)", shown(about))
-        return format_html('<a href="{}">{}</a>', reverse(_change_view(model), args=[key], current_app=site.name), shown(about))
+        url = url_of(site, f"{model._meta.app_label}_{model._meta.model_name}_change", key)
+        return format_html('<a href="{}">{}</a>', url, shown(about))
     except (LookupError, ValueError, TypeError, ValidationError, NoReverseMatch):
         return shown(about)
-
-
-def _change_view(model: type[object]) -> str:
-    opts = model._meta  # type: ignore[attr-defined]
-    return f"admin:{opts.app_label}_{opts.model_name}_change"

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from django.contrib.admin import AdminSite
 from django.db import router
 from django.http import HttpRequest
 from django.template.response import TemplateResponse
-from django.urls import reverse
 from django.utils import timezone
 
 from outbox import database
 from outbox.admin.chart import chart
-from outbox.admin.pages import frame, topics
+from outbox.admin.pages import frame, topics, url_of
 from outbox.admin.text import shown
 from outbox.flow import read_flow
 from outbox.models import MessageRow
@@ -35,8 +35,8 @@ def overview(model_admin: TopicAdmin, request: HttpRequest) -> TemplateResponse:
         "opts": model_admin.opts,
         "media": model_admin.media,
         "concerns": [shown(concern, 500) for concern in status.concerns],
-        "cards": _cards(status),
-        "topics": [_topic(topic, is_paused=topic.name in paused) for topic in status.topics],
+        "cards": _cards(model_admin.admin_site, status),
+        "topics": [_topic(model_admin.admin_site, topic, is_paused=topic.name in paused) for topic in status.topics],
         "processes": [_process(process) for process in status.processes],
         "letters": status.dead_letters,
         "failures": [
@@ -49,7 +49,7 @@ def overview(model_admin: TopicAdmin, request: HttpRequest) -> TemplateResponse:
     return TemplateResponse(request, "admin/outbox/overview.html", context)
 
 
-def _cards(status: Status) -> list[dict[str, Any]]:
+def _cards(site: AdminSite, status: Status) -> list[dict[str, Any]]:
     waiting = sum(topic.waiting + topic.delayed + topic.released + topic.claimed for topic in status.topics)
     prepared = sum(topic.prepared for topic in status.topics)
     dead = sum(topic.dead for topic in status.topics)
@@ -65,19 +65,33 @@ def _cards(status: Status) -> list[dict[str, Any]]:
             "waiting" if waiting else "good",
         ),
         _card("Awaiting their end", prepared, "decided, commit or check-back to come", "plain"),
-        _card("Dead messages", dead, "refused by a broker", "bad" if dead else "good", "outbox_deadmessage_changelist"),
-        _card("Dead letters", letters, "given up by groups", "bad" if letters else "good", "outbox_deadletter_changelist"),
-        _card("Parked halves", parked, "asked about in vain", "bad" if parked else "good", "outbox_embeddedhalf_changelist"),
+        _card(
+            "Dead messages", dead, "refused by a broker", "bad" if dead else "good", url_of(site, "outbox_deadmessage_changelist")
+        ),
+        _card(
+            "Dead letters",
+            letters,
+            "given up by groups",
+            "bad" if letters else "good",
+            url_of(site, "outbox_deadletter_changelist"),
+        ),
+        _card(
+            "Parked halves",
+            parked,
+            "asked about in vain",
+            "bad" if parked else "good",
+            url_of(site, "outbox_embeddedhalf_changelist"),
+        ),
         _card("Processes", alive, "heard of in the last 30 s", "good" if alive else "bad"),
     ]
 
 
-def _card(name: str, number: int, text: str, tone: str, view: str = "") -> dict[str, Any]:
-    return {"name": name, "number": number, "text": text, "tone": tone, "url": reverse(f"admin:{view}") if view else ""}
+def _card(name: str, number: int, text: str, tone: str, url: str = "") -> dict[str, Any]:
+    return {"name": name, "number": number, "text": text, "tone": tone, "url": url}
 
 
-def _topic(topic: TopicStatus, *, is_paused: bool) -> dict[str, Any]:
-    url = reverse("admin:outbox_messagerow_changelist")
+def _topic(site: AdminSite, topic: TopicStatus, *, is_paused: bool) -> dict[str, Any]:
+    url = url_of(site, "outbox_messagerow_changelist")
     counts = [
         (state, getattr(topic, state), f"{url}?topic={topic.name}&state={state}")
         for state in ("waiting", "delayed", "released", "claimed", "prepared", "dead")

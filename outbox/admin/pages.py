@@ -25,6 +25,11 @@ _PLACES: list[tuple[str, type[Model], str]] = [
 ]
 
 
+def url_of(site: AdminSite, view: str, *args: object) -> str:
+    """Give the address of a view of the admin, in the site it belongs to."""
+    return reverse(f"admin:{view}", args=args, current_app=site.name)
+
+
 def topics(request: HttpRequest) -> list[Topic]:
     """Give all topics, read once per request."""
     known: list[Topic] | None = getattr(request, "_outbox_topics", None)
@@ -36,9 +41,10 @@ def topics(request: HttpRequest) -> list[Topic]:
 
 def frame(site: AdminSite, request: HttpRequest) -> dict[str, Any]:
     """Give the context that every page of the outbox needs: links to those the person may see, and the paused topics."""
+    request.current_app = site.name  # where {% url "admin:…" %} leads
     links = []
     for name, model, view in _PLACES:
-        if site.is_registered(model) and site._registry[model].has_view_permission(request):
-            url = reverse(f"admin:{view}", current_app=site.name)
+        if site.is_registered(model) and site.get_model_admin(model).has_view_permission(request):
+            url = url_of(site, view)
             links.append({"name": name, "url": url, "is_here": request.path == url})
     return {"outbox_links": links, "outbox_paused": [topic for topic in topics(request) if topic.paused]}

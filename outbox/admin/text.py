@@ -18,6 +18,11 @@ _ODD = re.compile(
 )
 
 
+def plain(text: str) -> str:
+    """Spell out what would change how a line reads, in a text that is escaped elsewhere."""
+    return _ODD.sub(lambda odd: f"[U+{ord(odd.group()):04X}]", text)
+
+
 def shown(text: str, limit: int | None = None) -> SafeString:
     """Give a text as HTML; at most so many characters of it. Nothing for none."""
     if not text:

@@ -12,7 +12,7 @@ from django.db import router, transaction
 from django.db.models import QuerySet
 from django.http import Http404, HttpRequest, HttpResponse, HttpResponseRedirect
 from django.template.response import TemplateResponse
-from django.urls import URLPattern, path, reverse
+from django.urls import URLPattern, path
 from django.utils.dateparse import parse_datetime
 from django.utils.html import format_html
 from django.utils.safestring import SafeString
@@ -21,7 +21,7 @@ from outbox import database
 from outbox.admin.base import ReadOnlyAdmin
 from outbox.admin.impact import write_log
 from outbox.admin.overview import overview
-from outbox.admin.pages import OVERVIEW, frame
+from outbox.admin.pages import OVERVIEW, frame, url_of
 from outbox.admin.text import badge, shown, since
 from outbox.models import Topic
 from outbox.topics import pause, resume
@@ -67,11 +67,11 @@ class TopicAdmin(ReadOnlyAdmin):
     @admin.display(description="")
     def act(self, row: Topic) -> SafeString:
         verb = "resume" if row.paused else "pause"
-        url = reverse(f"admin:outbox_topic_{verb}", args=[row.pk], current_app=self.admin_site.name)
+        url = url_of(self.admin_site, f"outbox_topic_{verb}", row.pk)
         return format_html('<a href="{}">{} {}</a>', url, verb.capitalize(), row.name)
 
     def history(self, row: Topic) -> SafeString:
-        url = reverse("admin:outbox_topic_history", args=[row.pk], current_app=self.admin_site.name)
+        url = url_of(self.admin_site, "outbox_topic_history", row.pk)
         return format_html('<a href="{}">History</a>', url)
 
     def overview_view(self, request: HttpRequest) -> HttpResponse:
@@ -131,7 +131,7 @@ class TopicAdmin(ReadOnlyAdmin):
 
     def _back(self, request: HttpRequest, done: bool, good: str, stale: str) -> HttpResponse:
         self.message_user(request, good if done else stale, messages.SUCCESS if done else messages.WARNING)
-        return HttpResponseRedirect(reverse("admin:outbox_topic_changelist", current_app=self.admin_site.name))
+        return HttpResponseRedirect(url_of(self.admin_site, "outbox_topic_changelist"))
 
     def _connection(self) -> database.Connection:
         return database.raw(router.db_for_write(Topic))

@@ -176,11 +176,13 @@ class TestTwoOperators:
         assert "Let rest: 1." in answer.text
         assert "Nothing was done about 1: somebody has settled them before." in answer.text
 
-    def test_hear_at_once_when_nothing_is_dead_any_more(self, dead, client):
+    @pytest.mark.parametrize("query", ["", "?settled=all"])
+    def test_hear_at_once_when_nothing_is_dead_any_more(self, query, dead, client):
         rows = dead()
         Batch.objects.update(state=State.SENT)
+        data = {"action": "retry", "_selected_action": [str(rows[0].id)], "index": "0"}
 
-        answer = client.post(reverse(LIST), {"action": "retry", "_selected_action": [str(rows[0].id)], "index": "0"}, follow=True)
+        answer = client.post(reverse(LIST) + query, data, follow=True)
 
         assert "Nothing was done: none of them is dead any more." in answer.text
 

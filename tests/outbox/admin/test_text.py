@@ -3,7 +3,7 @@ from datetime import timedelta
 import pytest
 from django.utils import timezone
 
-from outbox.admin.text import badge, shown, since
+from outbox.admin.text import badge, plain, shown, since
 
 
 class TestShown:
@@ -32,3 +32,8 @@ class TestSince:
 class TestBadge:
     def test_escapes_its_word(self):
         assert badge("<", "bad") == '<span class="outbox-badge outbox-bad">&lt;</span>'
+
+
+class TestPlain:
+    def test_spells_out_what_changes_how_a_line_reads(self):
+        assert plain("<a>\u202eb") == "<a>[U+202E]b"
