@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from django.contrib.admin import AdminSite
 from django.db import router
 from django.http import HttpRequest
 from django.template.response import TemplateResponse
@@ -12,7 +11,7 @@ from django.utils import timezone
 
 from outbox import database
 from outbox.admin.chart import chart
-from outbox.admin.pages import frame, topics, url_of
+from outbox.admin.pages import frame
 from outbox.admin.text import shown
 from outbox.flow import read_flow
 from outbox.models import MessageRow
@@ -27,16 +26,17 @@ def overview(model_admin: TopicAdmin, request: HttpRequest) -> TemplateResponse:
     using = router.db_for_read(MessageRow) or "default"
     connection = database.raw(using)
     status = read_status(connection, using)
-    paused = {topic.name: topic for topic in topics(request) if topic.paused}
+    framed = frame(model_admin.admin_site, request)
+    urls = {link["name"]: link["url"] for link in framed["outbox_links"]}
     context = {
         **model_admin.admin_site.each_context(request),
-        **frame(model_admin.admin_site, request),
+        **framed,
         "title": "Outbox overview",
         "opts": model_admin.opts,
         "media": model_admin.media,
         "concerns": [shown(concern, 500) for concern in status.concerns],
-        "cards": _cards(model_admin.admin_site, status),
-        "topics": [_topic(model_admin.admin_site, topic, is_paused=topic.name in paused) for topic in status.topics],
+        "cards": [card | {"url": urls.get(card["name"], "")} for card in _cards(status)],
+        "topics": [_topic(topic, urls.get("Messages", "")) for topic in status.topics],
         "processes": [_process(process) for process in status.processes],
         "letters": status.dead_letters,
         "failures": [
@@ -49,7 +49,7 @@ def overview(model_admin: TopicAdmin, request: HttpRequest) -> TemplateResponse:
     return TemplateResponse(request, "admin/outbox/overview.html", context)
 
 
-def _cards(site: AdminSite, status: Status) -> list[dict[str, Any]]:
+def _cards(status: Status) -> list[dict[str, Any]]:
     waiting = sum(topic.waiting + topic.delayed + topic.released + topic.claimed for topic in status.topics)
     prepared = sum(topic.prepared for topic in status.topics)
     dead = sum(topic.dead for topic in status.topics)
@@ -58,48 +58,28 @@ def _cards(site: AdminSite, status: Status) -> list[dict[str, Any]]:
     oldest = max((topic.oldest_seconds for topic in status.topics if topic.oldest_seconds is not None), default=None)
     alive = sum(not process.is_silent for process in status.processes)
     return [
-        _card(
-            "Backlog",
-            waiting,
-            f"oldest {age(oldest)}" if oldest is not None else "nothing waits",
-            "waiting" if waiting else "good",
-        ),
+        _card("Backlog", waiting, f"oldest {age(oldest)}" if waiting else "nothing waits", "waiting" if waiting else "good"),
         _card("Awaiting their end", prepared, "decided, commit or check-back to come", "plain"),
-        _card(
-            "Dead messages", dead, "refused by a broker", "bad" if dead else "good", url_of(site, "outbox_deadmessage_changelist")
-        ),
-        _card(
-            "Dead letters",
-            letters,
-            "given up by groups",
-            "bad" if letters else "good",
-            url_of(site, "outbox_deadletter_changelist"),
-        ),
-        _card(
-            "Parked halves",
-            parked,
-            "asked about in vain",
-            "bad" if parked else "good",
-            url_of(site, "outbox_embeddedhalf_changelist"),
-        ),
+        _card("Dead messages", dead, "refused by a broker", "bad" if dead else "good"),
+        _card("Dead letters", letters, "given up by groups", "bad" if letters else "good"),
+        _card("Half messages", parked, "parked, asked about in vain", "bad" if parked else "good"),
         _card("Processes", alive, "heard of in the last 30 s", "good" if alive else "bad"),
     ]
 
 
-def _card(name: str, number: int, text: str, tone: str, url: str = "") -> dict[str, Any]:
-    return {"name": name, "number": number, "text": text, "tone": tone, "url": url}
+def _card(name: str, number: int, text: str, tone: str) -> dict[str, Any]:
+    return {"name": name, "number": number, "text": text, "tone": tone}
 
 
-def _topic(site: AdminSite, topic: TopicStatus, *, is_paused: bool) -> dict[str, Any]:
-    url = url_of(site, "outbox_messagerow_changelist")
+def _topic(topic: TopicStatus, messages: str) -> dict[str, Any]:
     counts = [
-        (state, getattr(topic, state), f"{url}?topic={topic.name}&state={state}")
+        (state, getattr(topic, state), messages and f"{messages}?topic={topic.name}&state={state}")
         for state in ("waiting", "delayed", "released", "claimed", "prepared", "dead")
     ]
     return {"name": topic.name, "type": topic.type, "broker": topic.broker, "counts": counts} | {
         "oldest": age(topic.oldest_seconds),
         "tries": topic.tries,
-        "is_paused": is_paused,
+        "is_paused": topic.is_paused,
     }
 
 

@@ -7,8 +7,9 @@ from django.test import Client
 from django.urls import reverse
 
 from outbox import database
-from outbox.models import CheckBack, DeadLetter, DeadMessage, EmbeddedHalf, InboxRow, MessageRow, Topic
+from outbox.models import CheckBack, DeadLetter, DeadMessage, EmbeddedHalf, InboxRow, MessageRow, Process, State, Topic
 from outbox.topics import pause
+from tests.factories import BatchFactory, MessageRowFactory, TicketFactory
 
 pytestmark = pytest.mark.django_db
 
@@ -94,3 +95,52 @@ class TestAdmin:
         page = admin_client.get(reverse("admin:app_list", args=["outbox"])).text
 
         assert reverse("admin:outbox_overview") in page
+
+
+class TestOverview:
+    @pytest.fixture
+    def overview(self, admin_client):
+        return lambda: admin_client.get(reverse("admin:outbox_overview"))
+
+    def test_counts_what_waits_and_links_to_it(self, overview, orders):
+        TicketFactory.create_batch(3, topic=orders)
+        BatchFactory(topic=orders, state=State.DEAD)
+
+        page = overview()
+
+        cards = {card["name"]: card["number"] for card in page.context["cards"]}
+        assert (cards["Backlog"], cards["Dead messages"]) == (3, 1)
+        assert "orders: 1 dead." in page.text
+        assert f'<a href="{reverse("admin:outbox_messagerow_changelist")}?topic=orders&amp;state=waiting">3</a>' in page.text
+
+    def test_links_to_no_page_that_the_person_may_not_see(self, operator, orders):
+        TicketFactory(topic=orders)
+
+        page = operator("view_topic").get(reverse("admin:outbox_overview"))
+
+        assert {card["url"] for card in page.context["cards"]} == {""}
+        assert "messagerow" not in page.text
+
+    def test_says_who_is_silent(self, overview):
+        Process.objects.create(kind="relay", host="h", pid=7, beat_at="2026-01-01T12:00:00Z")
+
+        page = overview().text
+
+        assert "h:7" in page
+        assert "silent" in page
+
+    def test_draws_what_was_published(self, overview):
+        MessageRowFactory()
+
+        page = overview().text
+
+        assert "In the last hour 1 messages were published and 0 handled" in page
+        assert not re.search(r"<svg[^>]*>.*?(style=|<script)", page, re.DOTALL)
+
+    def test_asks_little(self, overview, asked):
+        TicketFactory.create_batch(3)
+        asked.clear()
+
+        overview()
+
+        assert len(asked) <= 15
