@@ -40,6 +40,7 @@ class DemoBroker(abc.ABC):
     """One broker, for one demo."""
 
     doors: ClassVar[tuple[str, ...]]
+    opening: str = ""  # what a person is told who waits for it
     settle_seconds: ClassVar[float] = 40  # to wait until all work is done
     commands: ClassVar[dict[str, str]] = {}  # processes that it needs beside the others: name -> management command
 

@@ -74,6 +74,7 @@ class RocketMQ(DemoBroker):
     def __init__(self, node: Node | None = None) -> None:
         self._given = node
         self._node = node
+        self.opening = "" if node else "starting RocketMQ, which takes a while; the first time its jars are fetched, 100 MB"
 
     @contextmanager
     def run(self, folder: Path) -> Iterator[None]:

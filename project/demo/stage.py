@@ -167,6 +167,8 @@ def open_stage(options: Options, screen: Screen, interrupt: Interrupt) -> Iterat
     with ExitStack() as stack:
         stack.callback(shutil.rmtree, folder, ignore_errors=True)
         try:
+            if options.broker.opening:
+                screen.say(options.broker.opening)
             with own_database() as url, options.broker.run(folder), listen(options.port) as listener:
                 stage = Stage(options, url, folder, listener, screen, interrupt)
                 with stage.crew:

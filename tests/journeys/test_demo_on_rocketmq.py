@@ -4,11 +4,16 @@ import json
 import os
 import subprocess
 import sys
+from contextlib import closing
 
 import pytest
 from django.conf import settings
 
+from outbox.brokers.base import HalfRef, Outgoing
+from outbox.message import COMMIT, TopicSpec, TopicType
 from tests.journeys.demos import Demo
+
+SHIPMENTS = TopicSpec("shipments", TopicType.TRANSACTION)
 
 
 @pytest.fixture(scope="class")
@@ -59,6 +64,24 @@ class TestADemoThatCannotHaveRocketMQ:
 
         assert finished.returncode == 1
         assert "RocketMQ's broker at 127.0.0.1:1 cannot be used" in finished.stderr
+
+    @pytest.mark.rocketmq
+    @pytest.mark.timeout(180)
+    def test_leaves_a_node_alone_whose_topics_are_in_use(self):
+        from outbox.brokers.rocketmq import RocketMQBroker
+        from tests.rocketmq_node import server
+
+        node = server()
+        node.make_topic("shipments", TopicType.TRANSACTION)
+        with closing(RocketMQBroker("default", {"ENDPOINTS": node.endpoints}, [SHIPMENTS])) as broker:
+            [half] = broker.send_halves([Outgoing("1", "shipments", b"{}", token="here:1:1:1")])
+            broker.end([HalfRef("shipments", half.half_id, "1")], COMMIT)
+
+        finished = _demo("--rocketmq", f"{node.endpoints},{node.broker}")
+
+        assert finished.returncode == 1
+        assert "Topic 'shipments' at" in finished.stderr
+        assert "has messages already. Give the demo a fresh node" in finished.stderr
 
     @pytest.mark.rocketmq
     def test_says_what_to_install(self, tmp_path):
