@@ -26,6 +26,7 @@ INSTALLED_APPS = [
     "django.contrib.auth",
     "django.contrib.contenttypes",
     "django.contrib.messages",
+    "django.contrib.postgres",  # Django 6.1 insists on it where a table has arrays, as the outbox's have
     "django.contrib.sessions",
     "django.contrib.staticfiles",
     "rest_framework",
