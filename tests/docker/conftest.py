@@ -11,8 +11,6 @@ from django.db import connection
 
 from project.servers.redis import Redis, has_redis
 
-DATABASE = "docker_shop"
-
 collect_ignore_glob = [] if importlib.util.find_spec("rocketmq") else ["test_*rocketmq*.py"]
 
 
@@ -28,14 +26,16 @@ def folder():
 def database_url(django_db_setup, django_db_blocker):
     """A new database that other processes read."""
     with django_db_blocker.unblock():
-        info = connection.connection.info if connection.connection else _connected().info
+        connection.ensure_connection()
+        info = connection.connection.info
         dsn, password = info.dsn, info.password
         host, port, user = info.host, info.port, info.user
+    name = f"{info.dbname}_docker"  # others may test on the same server
     with psycopg.connect(dsn, password=password, dbname="postgres", autocommit=True) as server:
-        server.execute(f"DROP DATABASE IF EXISTS {DATABASE} WITH (FORCE)")
-        server.execute(f"CREATE DATABASE {DATABASE}")
-        yield f"postgresql://{user}@:{port}/{DATABASE}?host={host}"
-        server.execute(f"DROP DATABASE {DATABASE} WITH (FORCE)")
+        server.execute(f'DROP DATABASE IF EXISTS "{name}" WITH (FORCE)')
+        server.execute(f'CREATE DATABASE "{name}"')
+        yield f"postgresql://{user}@:{port}/{name}?host={host}"
+        server.execute(f'DROP DATABASE "{name}" WITH (FORCE)')
 
 
 @pytest.fixture(scope="module")
@@ -51,8 +51,3 @@ def redis_url(folder):
         pytest.skip("There is no redis-server: apt-get install redis-server.")
     with Redis(folder) as server:
         yield server.url
-
-
-def _connected():
-    connection.ensure_connection()
-    return connection.connection

@@ -13,11 +13,15 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
+import psycopg
+
 from tests.docker import compose, dockerfile
 from tests.docker.compose import ROOT
 from tests.waiting import wait_until
 
-START_SECONDS = 60  # of a busy machine
+LETTERS = "SELECT count(*) FROM shop_letter WHERE invoice = %s"
+
+START_SECONDS = 120  # of a busy machine
 END_SECONDS = 40  # as stop_grace_period
 
 
@@ -126,9 +130,9 @@ class Machine:
         return re.sub("|".join(map(re.escape, there)), lambda match: self._places[match[0]], text)
 
 
-def wait_for_rows(count: int, statement: str, connection: object, seconds: float = 60) -> None:
-    """Wait until a statement counts so many."""
-    wait_until(lambda: connection.execute(statement).fetchone() == (count,), seconds)  # type: ignore[attr-defined]
+def wait_for_letter(books: psycopg.Connection, invoice: str, seconds: float = 60) -> None:
+    """Wait until the last of all consumers has done its part for an order."""
+    wait_until(lambda: books.execute(LETTERS, [invoice]).fetchone() == (1,), seconds)
 
 
 def _free_port() -> int:

@@ -10,8 +10,8 @@ from django.conf import settings
 from project.servers.rocketmq import Ports, RocketMQ
 from tests.docker import compose
 from tests.docker.compose import DOCKER
-from tests.docker.machine import Machine, wait_for_rows
-from tests.docker.test_services import LETTERS, order
+from tests.docker.machine import Machine, wait_for_letter
+from tests.docker.test_services import order
 
 pytestmark = [pytest.mark.rocketmq, pytest.mark.timeout(400)]
 
@@ -68,7 +68,7 @@ class TestShop:
         assert "group cart\n" in said
         with machine.running("checker"), machine.running("web", "relay", "consumers"):
             assert order(machine, "600003") == 201
-            wait_for_rows(1, LETTERS, books, seconds=90)
+            wait_for_letter(books, "600003", seconds=90)
             assert json.loads(machine.get("/outbox/health/"))["status"] == "ok"
 
     def test_gets_no_topics_where_its_broker_is_another(self, machine, folder):

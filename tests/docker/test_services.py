@@ -5,12 +5,10 @@ import urllib.error
 
 import pytest
 
-from tests.docker.machine import Machine, wait_for_rows
+from tests.docker.machine import Machine, wait_for_letter
 from tests.shop.conftest import INVOICE
 
 pytestmark = [pytest.mark.redis, pytest.mark.timeout(240)]
-
-LETTERS = "SELECT count(*) FROM shop_letter"
 
 
 @pytest.fixture(scope="module")
@@ -55,7 +53,7 @@ class TestRelay:
     def test_brings_an_order_to_the_consumers(self, shop, books):
         with shop.running("relay"):
             assert order(shop, "600001") == 201
-            wait_for_rows(1, LETTERS, books)
+            wait_for_letter(books, "600001")
 
         assert not shop.is_healthy("relay")
 
@@ -64,6 +62,6 @@ class TestWorkerAndBeat:
     def test_bring_an_order_to_the_consumers_without_a_relay(self, shop, books):
         with shop.running("worker", "beat"):
             assert order(shop, "600002") == 201
-            wait_for_rows(2, LETTERS, books)
+            wait_for_letter(books, "600002")
 
         assert not shop.is_healthy("worker")

@@ -7,18 +7,17 @@ import psycopg
 import pytest
 from django.db import connection
 
-NAME = "outbox_journey"
-
 
 @pytest.fixture
 def fresh_database(db: None) -> Iterator[str]:
     """Make an empty database on the tests' server, whose commits other processes read; give its URL."""
     info = connection.connection.info
+    name = f"{info.dbname}_journey"  # others may test on the same server
     with psycopg.connect(info.dsn, password=info.password, dbname="postgres", autocommit=True) as server:
-        server.execute(f"DROP DATABASE IF EXISTS {NAME} WITH (FORCE)")
-        server.execute(f"CREATE DATABASE {NAME}")
-        yield f"postgresql://{info.user}@:{info.port}/{NAME}?host={info.host}"
-        server.execute(f"DROP DATABASE {NAME} WITH (FORCE)")
+        server.execute(f'DROP DATABASE IF EXISTS "{name}" WITH (FORCE)')
+        server.execute(f'CREATE DATABASE "{name}"')
+        yield f"postgresql://{info.user}@:{info.port}/{name}?host={info.host}"
+        server.execute(f'DROP DATABASE "{name}" WITH (FORCE)')
 
 
 @pytest.fixture
