@@ -12,14 +12,14 @@ from django.utils import timezone
 from outbox import conf, database, publish_raw
 from outbox.brokers.base import Broker, Delivery
 from outbox.brokers.rocketmq import RocketMQBroker
-from outbox.message import COMMIT, Half, Header, Resolution, TopicType
+from outbox.message import COMMIT, Half, Header, Resolution, TopicSpec, TopicType
 from outbox.models import Batch, State, Topic
 from outbox.relay.lane import Lane
 from outbox.relay.run import Relay
 from project.servers.rocketmq import FAST_CHECKS, RocketMQ
 from tests.contracts.acts import Acts
 from tests.contracts.rocketmq import RocketMQHarness
-from tests.factories import BatchFactory, TicketFactory, stored
+from tests.factories import BatchFactory, TicketFactory, TopicFactory, stored
 from tests.outbox.brokers.rocketmq.log import copies
 from tests.waiting import wait_until
 
@@ -103,6 +103,26 @@ class TestOnePhaseTopics:
         wait_until(take, 60)
         assert drained.sent == 16
         assert list(found.values()) == [[b"0", b"1", b"2", b"3"]] * len(keys)
+
+
+class TestTopicThatIsNotAsSettingsSay:
+    @pytest.mark.parametrize(("kind", "words"), [(None, "40402"), (NORMAL, "40014")], ids=["missing", "of another type"])
+    def test_has_its_messages_wait_and_says_why(
+        self, harness: RocketMQHarness, connection: database.Connection, kind: TopicType | None, words: str
+    ):
+        name = harness.topic(kind) if kind else "nowhere"
+        TicketFactory.create_batch(3, topic=TopicFactory(name=name, type="transaction"))
+        spec = TopicSpec(name, HALF)
+
+        with closing(RocketMQBroker("default", harness.options(), [spec])) as broker:
+            relay(connection, broker).drain()
+            problems = [problem.text for problem in broker.check() if "Topic" in problem.text]
+
+        batch = Batch.objects.get()
+        assert (batch.state, batch.tries) == (State.RELEASED, 0)
+        assert words in batch.last_error
+        assert batch.due_at > timezone.now() + timedelta(seconds=10)
+        assert len(problems) == 1
 
 
 class TestRuleR:
