@@ -39,10 +39,15 @@ TONES: dict[str, str] = {
     Standing.SKIPPED: Tone.PLAIN,
 }
 
-# Messages by where their batch stands: along the index of unfinished batches, or of dead ones.
+# Messages by where their batch stands: along the index of unfinished batches, or of dead ones. Limited in here: joined to
+# all of a million of them, the planner would compare each with each.
 HELD = """
-SELECT u.id FROM outbox_batch b, unnest(b.message_ids) WITH ORDINALITY u(id, n) WHERE {where} AND u.n <> ALL(b.split)
+SELECT u.id FROM outbox_batch b, unnest(b.message_ids) WITH ORDINALITY u(id, n)
+WHERE {where} AND u.n <> ALL(b.split) AND u.id < %s AND (%s::int[] IS NULL OR b.topic_id = ANY(%s::int[]))
+ORDER BY u.id DESC LIMIT %s
 """
+LAST_ID = UUID(int=2**128 - 1)
+
 BATCHES = {
     Standing.CLAIMED: "b.state = 1",
     Standing.PREPARED: "b.state = 2",
@@ -67,9 +72,6 @@ class StateFilter(Filter):
 
     def queryset(self, request: HttpRequest, queryset: QuerySet[Any]) -> QuerySet[Any]:
         state = self.value()
-        if state in BATCHES:
-            held = RawSQL(HELD.format(where=BATCHES[Standing(state)]), [])  # noqa: S611  (constants)
-            return queryset.filter(id__in=held)
         match state:
             case Standing.WAITING:
                 return queryset.filter(id__in=Ticket.objects.values("message_id"))
@@ -78,10 +80,8 @@ class StateFilter(Filter):
             case Standing.SKIPPED:
                 skipped = MessageState.objects.filter(state=state, id__in=DeadMessage.objects.values("message_id"))
                 return queryset.filter(id__in=skipped.values("id"))
-            case None | Standing.SENT | Standing.LOST:  # these two by `narrow`
-                return queryset
-            case _:
-                return queryset.none()
+            case _:  # all others by `narrow`, which knows the bounds of the list
+                return queryset if state is None or state in Standing.values else queryset.none()
 
 
 class TopicIdFilter(Filter):
@@ -123,14 +123,17 @@ class MessageAdmin(ReadOnlyAdmin):
             return queryset.filter(Q(key=term) & ~Q(key="") | Q(about=term)), False
 
     def narrow(self, rows: QuerySet[Any], request: HttpRequest, bounds: dict[str, Any]) -> QuerySet[Any]:
-        """Find what was sent or lost by a walk down the view: from the other side the planner would join all of it."""
-        state = request.GET.get("state")
-        if state not in (Standing.SENT, Standing.LOST):
-            return rows
-        walked = MessageState.objects.filter(state=state, **bounds)
-        if topic := request.GET.get("topic"):
-            walked = walked.filter(topic=topic)
-        return rows.filter(id__in=walked.order_by("-id").values("id")[: COUNTED + 1])
+        """Find messages by their state, no more than are counted."""
+        state, topic = request.GET.get("state"), request.GET.get("topic")
+        if state in BATCHES:
+            chosen = [one.id for one in topics(request) if one.name == topic] if topic else None
+            arguments = [bounds.get("id__lt", LAST_ID), chosen, chosen, COUNTED + 1]
+            return rows.filter(id__in=RawSQL(HELD.format(where=BATCHES[Standing(state)]), arguments))  # noqa: S611  (constants)
+        if state in (Standing.SENT, Standing.LOST):  # by a walk down the view
+            walked = MessageState.objects.filter(state=state, **bounds)
+            walked = walked.filter(topic=topic) if topic else walked
+            return rows.filter(id__in=walked.order_by("-id").values("id")[: COUNTED + 1])
+        return rows
 
     def complete(self, rows: list[MessageRow]) -> None:
         standing = MessageState.objects.in_bulk([row.id for row in rows])
