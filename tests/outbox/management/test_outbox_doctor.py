@@ -55,7 +55,7 @@ class TestOutboxDoctor:
         }
 
     @pytest.mark.django_db(transaction=True, databases=["default", "other"])
-    def test_examines_the_shop(self, capsys):
+    def test_examines_the_shop(self, capsys, only_the_shops_types):
         with pytest.raises(SystemExit):
             call_command("outbox_doctor", "--json")
 
