@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 HERE = Path(__file__).parent
-WITHOUT_SPARK = ("test_cause.py", "test_config.py", "test_findings.py", "test_walls.py")
+WITHOUT_SPARK = ("test_cause.py", "test_config.py", "test_findings.py", "test_walls.py", "test_session.py")
 
 collect_ignore_glob = [] if importlib.util.find_spec("pyspark") else ["test_*.py"]
 
