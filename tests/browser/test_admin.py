@@ -82,7 +82,7 @@ class TestFinding:
         page.fill("#searchbar", "536365")
         page.get_by_role("button", name="Search").click()
 
-        assert page.locator("#result_list tbody tr").count() >= 1
+        page.wait_for_url("**q=536365**")
         page.locator("#result_list tbody tr a").first.click()
         page.get_by_text("Its life so far").wait_for()
 

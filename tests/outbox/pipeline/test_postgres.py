@@ -16,6 +16,7 @@ from outbox.pipeline.sources import jdbc, rows
 from outbox.pipeline.sources.postgres import copy_history
 from outbox.pipeline.sources.snapshot import exported_snapshot
 from tests.factories import BatchFactory, DelayedFactory, MessageRowFactory, TicketFactory, TopicFactory, message_id
+from tests.outbox.pipeline.tcp import reached_by_tcp
 
 SOURCE = "SELECT id FROM outbox_source"
 EMBEDDED_TOPIC = "INSERT INTO outbox_embedded_topic (name, type, queues) VALUES ('orders', 'normal', 1) RETURNING id"
@@ -63,7 +64,8 @@ def _row(id_, topic):
 def config(outbox):
     made = pipeline_config(settle=timedelta(minutes=5), shuffle_partitions=2)
     groups = [group for group in made.groups if group.name == "cart"]
-    return replace(made, groups=groups, business=[], outbox=replace(made.outbox, partitions=3))
+    with reached_by_tcp(made.outbox.url) as url:
+        yield replace(made, groups=groups, business=[], outbox=replace(made.outbox, partitions=3, url=url))
 
 
 @pytest.fixture(params=["jdbc", "python"])
