@@ -114,9 +114,7 @@ class TestClocks:
         wait_until(lambda: stub.ask(question(**fields)))
 
         wait_until(lambda: stub.asked("EndTransaction"))
-        assert [
-            one for one in caplog.records if one.levelno == logging.ERROR and one.name.startswith("outbox")
-        ] == []
+        assert [one for one in caplog.records if one.levelno == logging.ERROR and one.name.startswith("outbox")] == []
 
 
 class TestSession:
