@@ -1,4 +1,4 @@
-"""docs/reference/settings.md, from outbox/conf.py and the options of the brokers."""
+"""docs/reference/settings.md, from outbox/conf/sections.py and the options of the brokers."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import re
 from docs.generate.markdown import code, document, flat, table
 from docs.generate.source import Attribute, attributes, docstring
 
-CONF = "outbox/conf.py"
+CONF = "outbox/conf/sections.py"
 
 INTRODUCTION = """
 All settings are one dict, `OUTBOX`, in Django's settings. All have defaults: `OUTBOX = {"TOPICS": {"orders": {}}}` is a whole

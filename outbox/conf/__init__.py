@@ -1,0 +1,160 @@
+"""
+The one settings object: `OUTBOX` in Django's settings, typed, frozen, read at use.
+
+`settings()` gives it; it is read again after `setting_changed`, so `override_settings` works. `conf.sections` has every name
+with its type, default and unit.
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from datetime import timedelta
+from functools import cache
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+from django.conf import settings as django_settings
+from django.core.signals import setting_changed
+from django.utils.module_loading import import_string
+
+from outbox.conf.reading import read
+from outbox.conf.sections import AuditSettings, BrokerSettings, RelaySettings, Settings, TopicSettings
+from outbox.errors import ConfigurationError, UnknownTopic
+from outbox.message import TopicSpec, TopicType
+
+if TYPE_CHECKING:  # settings are read without importing any broker
+    from outbox.brokers.base import Broker
+
+__all__ = [
+    "RETRY_DELAYS",
+    "AuditSettings",
+    "BrokerSettings",
+    "RelaySettings",
+    "Settings",
+    "TopicSettings",
+    "broker_class",
+    "changed",
+    "forget",
+    "make_broker",
+    "read",
+    "settings",
+    "topic_settings",
+    "topics_of",
+]
+
+RETRY_DELAYS = tuple(
+    timedelta(seconds=seconds)
+    for seconds in (1, 5, 10, 30, 60, 120, 180, 240, 300, 360, 420, 480, 540, 600, 1200, 1800, 3600, 7200)
+)
+"""RocketMQ's 18 delay levels. Source: apache/rocketmq MessageStoreConfig, messageDelayLevel."""
+
+
+@cache
+def settings() -> Settings:
+    """Give the settings as they are now. Raises ConfigurationError as `read` does."""
+    found = read(getattr(django_settings, "OUTBOX", {}))
+    return _change(found) if _change else found
+
+
+def topic_settings(name: str) -> TopicSettings:
+    """
+    Give one topic's settings, its type filled in.
+
+    Raises:
+        UnknownTopic: the topic is not in `OUTBOX["TOPICS"]`.
+    """
+    return _topic_settings(name)
+
+
+@cache
+def _topic_settings(name: str) -> TopicSettings:
+    topics = settings().topics
+    if name not in topics:
+        close = difflib.get_close_matches(name, topics, n=1)
+        hint = f"Did you mean {close[0]!r}?" if close else f'Add it: OUTBOX["TOPICS"]["{name}"] = {{}}.'
+        raise UnknownTopic(f'Topic {name!r} is not in OUTBOX["TOPICS"]. {hint}')
+    topic = topics[name]
+    if topic.type is None:
+        is_two_phase = broker_class(topic.broker).supports_half_messages
+        kind = TopicType.TRANSACTION if is_two_phase else TopicType.NORMAL
+        topic = msgspec.structs.replace(topic, type=kind)
+    return topic
+
+
+@cache
+def broker_class(alias: str) -> type[Broker]:
+    """
+    Give a broker's class.
+
+    Raises:
+        ConfigurationError: the alias is unknown, or its BACKEND cannot be imported or is no Broker.
+    """
+    brokers = settings().brokers
+    if alias not in brokers:
+        raise ConfigurationError(
+            f'Broker {alias!r} is not in OUTBOX["BROKERS"] ({", ".join(sorted(brokers))}). Add it, or correct the name.'
+        )
+    path = brokers[alias].backend
+    try:
+        backend = import_string(path)
+    except ImportError as error:
+        raise ConfigurationError(
+            f'OUTBOX["BROKERS"]["{alias}"]["BACKEND"] {path!r} cannot be imported: {error}. '
+            "Correct the path, or install the broker's extra."
+        ) from error
+    base: type[Broker] = import_string("outbox.brokers.base.Broker")
+    if not (isinstance(backend, type) and issubclass(backend, base)):
+        raise ConfigurationError(
+            f'OUTBOX["BROKERS"]["{alias}"]["BACKEND"] {path!r} is not a Broker class. '
+            "Name a subclass of outbox.brokers.base.Broker."
+        )
+    return backend
+
+
+def topics_of(alias: str) -> list[TopicSpec]:
+    """Give the topics of a broker, types filled in, sorted by name."""
+    found = []
+    for name in sorted(settings().topics):
+        topic = topic_settings(name)
+        if topic.broker == alias:
+            assert topic.type is not None
+            found.append(TopicSpec(name, topic.type, topic.queues, topic.retention))
+    return found
+
+
+def make_broker(alias: str) -> Broker:
+    """Create a broker from settings: a new one at each call, for the process and thread that uses it."""
+    return broker_class(alias)(alias, settings().brokers[alias].options, topics_of(alias))
+
+
+_change: Callable[[Settings], Settings] | None = None
+
+
+@contextmanager
+def changed(change: Callable[[Settings], Settings]) -> Iterator[None]:
+    """Have all settings pass through a function, for as long as a test lasts, whatever it does to Django's meanwhile."""
+    global _change
+    before, _change = _change, change
+    forget()
+    try:
+        yield
+    finally:
+        _change = before
+        forget()
+
+
+def forget() -> None:
+    """Read the settings again at their next use."""
+    settings.cache_clear()
+    _topic_settings.cache_clear()
+    broker_class.cache_clear()
+
+
+def _on_setting_changed(*, setting: str, **kwargs: Any) -> None:
+    if setting == "OUTBOX":
+        forget()
+
+
+setting_changed.connect(_on_setting_changed)

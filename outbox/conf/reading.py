@@ -1,0 +1,84 @@
+"""From the dict `OUTBOX` to settings, or to an error that names the place."""
+
+from __future__ import annotations
+
+import difflib
+from datetime import timedelta
+from typing import Any
+
+import msgspec
+
+from outbox.conf.sections import BrokerSettings, Section, Settings, TopicSettings
+from outbox.errors import ConfigurationError
+from outbox.message import prepare
+
+MAY_BE_NOTHING = frozenset({"sweep_age", "wait"})
+"""Durations that may be 0; every other one must be longer than that."""
+
+LIMITS = {"retry_base": "retry_limit", "breaker_base": "breaker_limit", "idle_wait_min": "idle_wait_max"}
+"""Durations that grow, each with the one it never exceeds."""
+
+
+def read(raw: object) -> Settings:
+    """
+    Turn the `OUTBOX` dict into settings.
+
+    Raises:
+        ConfigurationError: a name is unknown, or a value is wrong; the text names the place.
+    """
+    prepare(Settings)
+    try:
+        found = msgspec.convert(raw, Settings)
+    except msgspec.ValidationError as error:
+        raise ConfigurationError(_explain(_name_the_entry(str(error), raw))) from error
+    _insist_on_durations(found, "OUTBOX")
+    for name, topic in found.topics.items():
+        if topic.broker not in found.brokers:
+            raise ConfigurationError(
+                f'OUTBOX["TOPICS"]["{name}"] names the broker {topic.broker!r}, which is not in OUTBOX["BROKERS"] '
+                f"({', '.join(sorted(found.brokers)) or 'empty'}). Add it there, or correct the name."
+            )
+    return found
+
+
+def _explain(text: str) -> str:
+    if "unknown field" in text:
+        unknown = text.split("`")[1]
+        known = {name.upper() for section in Section.__subclasses__() for name in section.__struct_fields__}
+        close = difflib.get_close_matches(unknown, known, n=1)
+        hint = f" Did you mean {close[0]}?" if close else ""
+        return f"OUTBOX has an unknown setting {unknown!r}: {text}.{hint}"
+    hint = " Write timedelta(seconds=...), or an ISO 8601 duration such as 'PT30S'." if "duration" in text else ""
+    return f"OUTBOX has a wrong value: {text}.{hint}"
+
+
+def _name_the_entry(text: str, raw: Any) -> str:
+    """Put a broker's or topic's name where msgspec writes `$.TOPICS[...]`."""
+    for section, kind in (("BROKERS", BrokerSettings), ("TOPICS", TopicSettings)):
+        place = f"$.{section}[...]"
+        if place in text:
+            for name, entry in raw[section].items():
+                try:
+                    msgspec.convert(entry, kind)
+                except msgspec.ValidationError:
+                    return text.replace(place, f"$.{section}[{name!r}]")
+    return text
+
+
+def _insist_on_durations(section: Section, place: str) -> None:
+    """Raise ConfigurationError for a duration of nothing or less, and for one beyond its limit."""
+    durations = {name: value for name in section.__struct_fields__ if isinstance(value := getattr(section, name), timedelta)}
+    for name, value in durations.items():
+        if value < timedelta() or (not value and name not in MAY_BE_NOTHING):
+            raise ConfigurationError(f'{place}["{name.upper()}"] is {value}; it must be longer than nothing.')
+    for name, limit in LIMITS.items():
+        if name in durations and durations[name] > durations[limit]:
+            raise ConfigurationError(
+                f'{place}["{name.upper()}"] is {durations[name]}, longer than its limit, '
+                f'{place}["{limit.upper()}"] of {durations[limit]}. Lower the one or raise the other.'
+            )
+    for name in section.__struct_fields__:
+        inner = getattr(section, name)
+        for key, entry in inner.items() if isinstance(inner, dict) else [(None, inner)]:
+            if isinstance(entry, Section):
+                _insist_on_durations(entry, f'{place}["{name.upper()}"]' + (f'["{key}"]' if key is not None else ""))
