@@ -1,5 +1,5 @@
 """
-The way to the server: an event loop in a thread of its own, a channel per endpoint, routes of topics.
+The way to the server: an event loop that nobody shares, a channel per endpoint, routes of topics.
 
 One link serves one broker of one process. It is made after a fork: gRPC's threads do not survive one.
 """
@@ -12,7 +12,6 @@ import hmac
 import itertools
 import os
 import socket
-import threading
 import time
 from collections.abc import Callable, Coroutine
 from datetime import UTC, datetime
@@ -23,6 +22,7 @@ from uuid import uuid4
 
 import grpc
 
+from outbox.brokers.rocketmq import loops
 from outbox.brokers.rocketmq.endpoints import Endpoint, Queue
 from outbox.brokers.rocketmq.options import RocketMQOptions
 from outbox.brokers.rocketmq.routes import Routes
@@ -64,7 +64,7 @@ def describe(error: BaseException) -> str:
 
 class Link:
     """
-    Runs coroutines in a thread of its own, and gives them channels, routes and signatures.
+    Runs coroutines in another thread, and gives them channels, routes and signatures.
 
     Args:
         now: gives seconds since 1970, for signatures.
@@ -93,8 +93,7 @@ class Link:
         if self._pid != os.getpid():
             raise RuntimeError("This RocketMQ broker was made before a fork. Make one in the process that uses it.")
         if self._loop is None:
-            self._loop = asyncio.new_event_loop()
-            threading.Thread(target=_run, args=[self._loop], name="outbox-rocketmq", daemon=True).start()
+            self._loop = loops.take()
         return self._loop
 
     def stub(self, endpoint: Endpoint) -> Any:
@@ -185,11 +184,11 @@ class Link:
         return grpc.aio.Metadata(*headers)
 
     def close(self) -> None:
-        """Close channels, end loop and thread."""
+        """Close channels, end what still runs, and leave the loop to the next link."""
         loop, self._loop = self._loop, None
         if loop is not None and self._pid == os.getpid():
             asyncio.run_coroutine_threadsafe(self._close(), loop).result(10)
-            loop.call_soon_threadsafe(loop.stop)
+            loops.give_back(loop)
 
     async def _close(self) -> None:
         mine = asyncio.current_task()
@@ -200,9 +199,3 @@ class Link:
         for channel, _ in self._stubs.values():
             await channel.close()
         self._stubs.clear()
-
-
-def _run(loop: asyncio.AbstractEventLoop) -> None:
-    """Run a loop until it is stopped, and let go of what it holds of the system."""
-    loop.run_forever()
-    loop.close()
