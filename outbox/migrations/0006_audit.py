@@ -1,0 +1,130 @@
+"""What audits found: runs, findings, latency, backlog."""
+
+import django.contrib.postgres.fields
+import django.db.models.deletion
+import django.db.models.functions.datetime
+from django.db import migrations, models
+
+
+class Migration(migrations.Migration):
+    dependencies = [
+        ("outbox", "0005_admin"),
+    ]
+
+    operations = [
+        migrations.CreateModel(
+            name="AuditRun",
+            fields=[
+                ("id", models.BigAutoField(primary_key=True, serialize=False)),
+                (
+                    "state",
+                    models.TextField(
+                        choices=[("running", "Running"), ("done", "Done"), ("failed", "Failed"), ("died", "Died")],
+                        default="running",
+                    ),
+                ),
+                ("started_at", models.DateTimeField(db_default=django.db.models.functions.datetime.Now())),
+                ("ended_at", models.DateTimeField(null=True)),
+                ("asked_by", models.TextField()),
+                ("host", models.TextField()),
+                ("pid", models.IntegerField()),
+                ("since", models.DateTimeField(null=True)),
+                ("as_of", models.DateTimeField(null=True)),
+                ("settle_seconds", models.FloatField()),
+                ("seconds", models.FloatField(null=True)),
+                ("found", models.IntegerField(null=True)),
+                ("counts", models.JSONField(default=dict)),
+                ("code_version", models.TextField(default="")),
+                ("data_digest", models.TextField(default="")),
+                ("verdict", models.TextField(default="")),
+                ("signature", models.TextField(default="")),
+                ("exit_code", models.IntegerField(null=True)),
+                ("error", models.TextField(default="")),
+            ],
+            options={
+                "db_table": "outbox_audit_run",
+                "default_permissions": ("view",),
+            },
+        ),
+        migrations.CreateModel(
+            name="AuditLatency",
+            fields=[
+                ("id", models.BigAutoField(primary_key=True, serialize=False)),
+                ("topic", models.TextField()),
+                ("hop", models.TextField()),
+                ("consumer_group", models.TextField()),
+                ("minute", models.DateTimeField()),
+                ("bins", django.contrib.postgres.fields.ArrayField(base_field=models.IntegerField(), size=None)),
+                ("counts", django.contrib.postgres.fields.ArrayField(base_field=models.BigIntegerField(), size=None)),
+                (
+                    "run",
+                    models.ForeignKey(
+                        on_delete=django.db.models.deletion.CASCADE, related_name="latencies", to="outbox.auditrun"
+                    ),
+                ),
+            ],
+            options={
+                "db_table": "outbox_audit_latency",
+                "default_permissions": (),
+            },
+        ),
+        migrations.CreateModel(
+            name="AuditFinding",
+            fields=[
+                ("id", models.BigAutoField(primary_key=True, serialize=False)),
+                ("kind", models.TextField()),
+                ("stage", models.TextField()),
+                ("topic", models.TextField()),
+                ("source", models.TextField()),
+                ("lane", models.SmallIntegerField(null=True)),
+                ("consumer_group", models.TextField()),
+                ("subject", models.TextField()),
+                ("first_number", models.BigIntegerField(null=True)),
+                ("last_number", models.BigIntegerField(null=True)),
+                ("count", models.BigIntegerField()),
+                ("message_ids", django.contrib.postgres.fields.ArrayField(base_field=models.TextField(), size=None)),
+                ("about", django.contrib.postgres.fields.ArrayField(base_field=models.TextField(), size=None)),
+                ("text", models.TextField()),
+                ("acknowledged_at", models.DateTimeField(null=True)),
+                ("acknowledged_by", models.TextField(default="")),
+                ("note", models.TextField(default="")),
+                ("sent_again_at", models.DateTimeField(null=True)),
+                ("sent_again_by", models.TextField(default="")),
+                ("sent_again", models.IntegerField(default=0)),
+                (
+                    "run",
+                    models.ForeignKey(on_delete=django.db.models.deletion.CASCADE, related_name="findings", to="outbox.auditrun"),
+                ),
+            ],
+            options={
+                "db_table": "outbox_audit_finding",
+                "permissions": [
+                    ("retry_auditfinding", "Can have lost messages sent again"),
+                    ("acknowledge_auditfinding", "Can acknowledge findings of audits"),
+                ],
+                "default_permissions": ("view",),
+            },
+        ),
+        migrations.CreateModel(
+            name="AuditBacklog",
+            fields=[
+                ("id", models.BigAutoField(primary_key=True, serialize=False)),
+                ("consumer_group", models.TextField()),
+                ("topic", models.TextField()),
+                ("backlog", models.BigIntegerField()),
+                ("growth", models.FloatField()),
+                ("cause", models.TextField()),
+                ("onset_at", models.DateTimeField(null=True)),
+                ("most_repeated", models.JSONField(default=list)),
+                ("minutes", models.JSONField(default=list)),
+                (
+                    "run",
+                    models.ForeignKey(on_delete=django.db.models.deletion.CASCADE, related_name="backlogs", to="outbox.auditrun"),
+                ),
+            ],
+            options={
+                "db_table": "outbox_audit_backlog",
+                "default_permissions": (),
+            },
+        ),
+    ]
