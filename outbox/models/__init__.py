@@ -1,5 +1,6 @@
 """Tables of the outbox. `MessageRow` is the stored message, `outbox.Message` the type of what travels."""
 
+from outbox.models.archive import ArchivedDay
 from outbox.models.audit import AuditBacklog, AuditFinding, AuditLatency, AuditRun
 from outbox.models.batch import Batch, DeadMessage, FailedAttempt, Lane, Process, State
 from outbox.models.check_back import CheckBack
@@ -17,6 +18,7 @@ from outbox.models.inbox import DeadLetter, Duplicate, FailedDelivery, Gap, Inbo
 from outbox.models.message import Dedupe, Delayed, MessageRow, MessageState, Ticket, Topic
 
 __all__ = [
+    "ArchivedDay",
     "AuditBacklog",
     "AuditFinding",
     "AuditLatency",
