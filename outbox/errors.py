@@ -81,3 +81,15 @@ class RetryLater(OutboxError):
     def __init__(self, after: float | timedelta, reason: str = "") -> None:
         self.after = after if isinstance(after, timedelta) else timedelta(seconds=after)
         super().__init__(reason or f"to be retried after {self.after}")
+
+
+class AuditRunning(OutboxError):
+    """Raised when an audit is to begin while another one of the same database runs."""
+
+
+class AuditFailed(OutboxError):
+    """Raised when an audit gave no answer; its run says the same."""
+
+
+class VerdictRefused(OutboxError):
+    """Raised when a verdict is not, byte for byte, what was signed; or was not signed at all, or by another key."""

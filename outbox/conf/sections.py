@@ -91,6 +91,7 @@ class Settings(Section, frozen=True):
     consumer: ConsumerSettings = ConsumerSettings()  # below
     check_back: CheckBackSettings = CheckBackSettings()  # below
     audit: dict[str, AuditSettings] = {}  # business rows that owe a message, by a name for them
+    audit_retention: timedelta = timedelta(days=90)  # runs of the audit and their findings stay that long
     nudge: bool = True  # False: nobody is woken; relays find everything by their sweep
     celery_queue: str = "outbox"  # where nudges go; workers of the outbox listen there
     retention: timedelta = timedelta(days=7)  # sent messages, inbox rows and records stay that long

@@ -38,7 +38,6 @@ class History:
         frames: name -> frame, columns as in `schemas`.
         sources: ids of the databases whose outbox this is; messages of others are not judged.
         as_of: when it was read, by the database's clock.
-        digest: stands for its content, as far as numbers and ids go; see `sources.postgres`.
     """
 
     frames: Mapping[str, DataFrame]

@@ -3,33 +3,32 @@
 from __future__ import annotations
 
 import json
-import os
-import subprocess
-import sys
-import tempfile
 from argparse import ArgumentParser
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
 import psycopg
-from django.core.management.base import BaseCommand, CommandError
+from django.core.management.base import BaseCommand
 from django.db import Error as DatabaseError
 
 from outbox.audit import pipeline_config
-from outbox.errors import OutboxError
+from outbox.audit_runs import verdict
+from outbox.audit_runs.job import run_job
+from outbox.audit_runs.run import explain, run_and_store
+from outbox.errors import AuditFailed, OutboxError, VerdictRefused
+from outbox.management.exits import unable
 from outbox.management.tables import table
 from outbox.pipeline.config import PipelineConfig
 from outbox.pipeline.errors import PipelineError
 
-JOB = "outbox.pipeline.jobs.audit"
 IDS_SHOWN = 3
 
 
 class Command(BaseCommand):
     help = (
         "Hold business rows, outbox, broker and inbox to each other over the whole history, by Spark in a process of its own. "
-        "Exit code: 0 nothing is wrong, 1 something is, 2 there is no answer."
+        "What it finds is stored, and shown in the admin. Exit code: 0 nothing is wrong, 1 something is, 2 there is no answer."
     )
 
     def add_arguments(self, parser: ArgumentParser) -> None:
@@ -43,22 +42,59 @@ class Command(BaseCommand):
         parser.add_argument("--history", default="", metavar="FOLDER", help="keep what was read there, as Parquet")
         parser.add_argument("--master", default="local[2]", help="Spark's master (default: local[2])")
         parser.add_argument("--driver-memory", default="2g", metavar="SIZE", help="default: 2g")
+        parser.add_argument("--time-limit", type=float, metavar="SECONDS", help="end it after that time (default: never)")
+        parser.add_argument("--no-store", action="store_true", help="leave the database as it is: store no run")
+        parser.add_argument("--verdict", type=Path, metavar="FILE", help="write the run's verdict there, signed if a key is set")
+        parser.add_argument("--verify", type=Path, metavar="FILE", help="only say whether a verdict is what was signed")
         parser.add_argument(
             "--print-config", action="store_true", help="print the job's configuration, passwords included, and do nothing"
         )
 
     def handle(self, **options: Any) -> None:
         try:
+            if options["verify"]:
+                self._verify(options["verify"])
+                return
             config = _config(options)
-        except (OutboxError, PipelineError, DatabaseError, psycopg.Error) as error:
-            raise CommandError(str(error).strip(), returncode=2) from error
-        if options["print_config"]:
-            self.stdout.write(config.to_json())
-            return
-        report = _run(config, options["history"])
+            if options["print_config"]:
+                self.stdout.write(config.to_json())
+                return
+            report = self._run(config, options)
+        except (OutboxError, PipelineError, DatabaseError, psycopg.Error, OSError) as error:
+            raise unable(error) from error
         self.stdout.write(json.dumps(report) if options["json"] else _as_text(report))
         if report["findings"]:
             raise SystemExit(1)
+
+    def _run(self, config: PipelineConfig, options: dict[str, Any]) -> dict[str, Any]:
+        limit = None if options["time_limit"] is None else timedelta(seconds=options["time_limit"])
+        if options["no_store"]:
+            if options["verdict"]:
+                raise unable("A verdict is of a stored run: leave --no-store or --verdict out.")
+            ended = run_job(config, history=options["history"], at_most=limit, say=self._say)
+            if ended.report is None:
+                raise AuditFailed(explain(ended, limit))
+            return ended.report
+        run, report = run_and_store(
+            options["database"], config, asked_by="command", say=self._say, history=options["history"], at_most=limit
+        )
+        if options["verdict"]:
+            options["verdict"].write_text(verdict.as_file(run.verdict, run.signature))
+        if not run.signature:
+            self._say(f"Run {run.pk} is stored unsigned: there is no key in {verdict.VARIABLE}.")
+        return {**report, "run": run.pk}
+
+    def _say(self, line: str) -> None:
+        self.stderr.write(line, style_func=str)  # progress is no error
+
+    def _verify(self, path: Path) -> None:
+        try:
+            told = verdict.verify(path.read_bytes().decode(errors="surrogateescape"))  # newlines as they are
+        except VerdictRefused as error:
+            self.stdout.write(f"{path}: {error}")
+            raise SystemExit(1) from error
+        what = "nothing was found" if told["is_clean"] else ", ".join(f"{n} x {what}" for what, n in told["found"].items())
+        self.stdout.write(f"{path} is what was signed: run {told['run']}, as of {told['as_of']}, {what}.")
 
 
 def _time(text: str) -> datetime:
@@ -79,19 +115,6 @@ def _config(options: dict[str, Any]) -> PipelineConfig:
         driver_memory=options["driver_memory"],
         **more,
     )
-
-
-def _run(config: PipelineConfig, history: str) -> dict[str, Any]:
-    """Run the job as a process, its progress on standard error. The configuration holds passwords: the folder is ours alone."""
-    with tempfile.TemporaryDirectory(prefix="outbox-audit-") as folder:
-        given, output = Path(folder, "config.json"), Path(folder, "report.json")
-        given.write_text(config.to_json())
-        command = [sys.executable, "-m", JOB, "--config", str(given), "--output", str(output)]
-        code = subprocess.run([*command, "--history", history], env={**os.environ, "TZ": "UTC"}).returncode
-        if code not in (0, 1) or not output.exists():
-            raise CommandError(f"The audit gave no answer (exit code {code}); what it said is above.", returncode=2)
-        found: dict[str, Any] = json.loads(output.read_text())
-        return found
 
 
 def _as_text(report: dict[str, Any]) -> str:

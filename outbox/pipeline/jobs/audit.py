@@ -7,15 +7,19 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import shutil
+import signal
 import sys
 import tempfile
+import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
 from outbox.pipeline.config import PipelineConfig
 from outbox.pipeline.errors import PipelineError
+from outbox.pipeline.version import code_version
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -24,12 +28,18 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--config", type=Path, required=True, metavar="FILE", help="JSON, as PipelineConfig.to_json writes it")
     parser.add_argument("--history", default="", metavar="FOLDER", help="keep the history that was read, as Parquet")
     parser.add_argument("--output", type=Path, metavar="FILE", help="write the report there, as JSON (default: standard output)")
+    parser.add_argument("--with-parent", action="store_true", help="end as soon as standard input does: whoever held it is gone")
     options = parser.parse_args(arguments)
+    if options.with_parent:
+        threading.Thread(target=_end_with_parent, daemon=True).start()
     try:
         with _folder(options.history) as folder:
             report = run(PipelineConfig.from_file(options.config), folder)
     except PipelineError as error:
         _say(f"No answer: {error}")
+        return 2
+    except KeyboardInterrupt:
+        _say("No answer: it was interrupted.")
         return 2
     text = json.dumps(report)
     if options.output:
@@ -47,6 +57,7 @@ def run(config: PipelineConfig, folder: str) -> dict[str, object]:
     spark = build_session(config, name="outbox audit")
     try:
         from outbox.pipeline.audit.run import audit
+        from outbox.pipeline.digest import digest
         from outbox.pipeline.history import open_history
         from outbox.pipeline.jobs.report import backlog_report, latency_report
 
@@ -62,7 +73,10 @@ def run(config: PipelineConfig, folder: str) -> dict[str, object]:
         latency = latency_report(config, history)
         report["findings"] += latency.pop("findings")
         _say("backlog")
-        return {**report, "latency": latency, "backlog": backlog_report(spark, config, history)}
+        backlog = backlog_report(spark, config, history)
+        _say("digest")
+        judged = {"sources": sorted(history.sources), "digest": digest(history), "code_version": code_version()}
+        return {**report, "latency": latency, "backlog": backlog, **judged}
     finally:
         spark.stop()
 
@@ -77,6 +91,13 @@ def _folder(given: str) -> Iterator[str]:
         yield folder
     finally:
         shutil.rmtree(folder, ignore_errors=True)
+
+
+def _end_with_parent() -> None:
+    """Interrupt the job, so that it takes its folder and its JVM along."""
+    while os.read(0, 1024):  # not sys.stdin: a thread that waits in there aborts the interpreter's end
+        pass
+    signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGINT)
 
 
 def _say(text: str) -> None:

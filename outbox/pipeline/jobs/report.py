@@ -6,6 +6,7 @@ from collections import defaultdict
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
+from outbox.pipeline.bins import BACKWARDS, SHARES, add, percentile
 from outbox.pipeline.cause import Minute, standings
 from outbox.pipeline.config import PipelineConfig
 from outbox.pipeline.findings import Finding, Kind, Stage
@@ -29,7 +30,7 @@ def latency_report(config: PipelineConfig, history: History) -> dict[str, Any]:
     whole: dict[tuple[str, str, str], dict[int, int]] = defaultdict(dict)
     for row in rows:
         key = row.topic, row.hop, row.consumer_group
-        whole[key] = latency.add(whole[key], {row.bin: row.n})
+        whole[key] = add(whole[key], {row.bin: row.n})
     return {
         "histograms": [[row.topic, row.hop, row.consumer_group, row.minute, row.bin, row.n] for row in rows],
         "percentiles": [
@@ -38,7 +39,7 @@ def latency_report(config: PipelineConfig, history: History) -> dict[str, Any]:
                 "hop": hop,
                 "group": group,
                 "count": sum(bins.values()),
-                **{f"p{share * 100:g}": latency.percentile(bins, share) for share in latency.SHARES},
+                **{f"p{share * 100:g}": percentile(bins, share) for share in SHARES},
             }
             for (topic, hop, group), bins in sorted(whole.items())
         ],
@@ -46,11 +47,11 @@ def latency_report(config: PipelineConfig, history: History) -> dict[str, Any]:
             Finding(
                 *(Kind.CLOCK, STAGE_OF[hop], topic),
                 group=group,
-                count=bins[latency.BACKWARDS],
+                count=bins[BACKWARDS],
                 detail=f"earlier than what they follow, by more than {config.clock_tolerance_seconds:g} s: a clock has jumped",
             ).as_dict()
             for (topic, hop, group), bins in sorted(whole.items())
-            if bins.get(latency.BACKWARDS)
+            if bins.get(BACKWARDS)
         ],
     }
 

@@ -1,25 +1,18 @@
 """
-How long messages took, as histograms that can be added: per topic, hop and minute.
+How long messages took, as histograms that can be added: per topic, hop and minute. `bins` says what a bin is.
 
-A bin is an eighth of a doubling, 9 % wide, so histograms of minutes, topics or runs add up by adding counts, and a percentile
-is never off by more than a bin. Times since the publish are read from the message id, so no hop needs a join.
+Times since the publish are read from the message id, so no hop needs a join.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from functools import reduce
 
 from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F
 
+from outbox.pipeline.bins import BACKWARDS, BINS_PER_DOUBLING, INSTANT
 from outbox.pipeline.times import published_micros
-
-BINS_PER_DOUBLING = 8
-INSTANT = 0  # the bin of 1 microsecond and less
-BACKWARDS = -1  # the bin of times before the one they follow: a clock that jumped
-
-SHARES = (0.5, 0.95, 0.99, 0.999)
 
 
 def histograms(places: DataFrame, broker: DataFrame, inbox: DataFrame, tolerance_seconds: float = 0.0) -> DataFrame:
@@ -65,24 +58,3 @@ def _bin(tolerance_seconds: float) -> Column:
         .otherwise(F.floor(F.log2(micros) * BINS_PER_DOUBLING) + 1)
         .cast("int")
     )
-
-
-def add(left: Mapping[int, int], right: Mapping[int, int]) -> dict[int, int]:
-    """Add two histograms, bin -> count."""
-    return {one: left.get(one, 0) + right.get(one, 0) for one in {*left, *right}}
-
-
-def percentile(histogram: Mapping[int, int], share: float) -> float | None:
-    """
-    Give the latency, in seconds, that a share of the messages did not exceed; None where none is known.
-
-    Times that run backwards say nothing, and are left out.
-    """
-    bins = sorted((one, n) for one, n in histogram.items() if one != BACKWARDS and n)
-    wanted = share * sum(n for _, n in bins)
-    seen = 0
-    for one, n in bins:
-        seen += n
-        if seen >= wanted:
-            return 1e-6 if one == INSTANT else 2 ** ((one - 0.5) / BINS_PER_DOUBLING) / 1e6
-    return None

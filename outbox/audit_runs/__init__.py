@@ -1,0 +1,1 @@
+"""Audits that are remembered: run in a process of their own, signed, stored, acted upon."""
