@@ -107,6 +107,7 @@ class Delivery:
         receipt: names this very delivery to the broker; another delivery of the same message has another one.
         attempt: how many times the group has been handed it, this time included.
         stored_at: when the broker made it visible.
+        queue, pos: where it lies, in the broker's words; another copy of the message lies elsewhere. None: it does not say.
     """
 
     group: str
@@ -119,6 +120,8 @@ class Delivery:
     headers: Mapping[str, str] = field(default_factory=dict)
     attempt: int = 1
     stored_at: datetime | None = None
+    queue: str = ""
+    pos: int | None = None
 
 
 @dataclass(frozen=True, slots=True)

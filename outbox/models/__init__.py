@@ -16,6 +16,7 @@ from outbox.models.embedded import (
 )
 from outbox.models.inbox import DeadLetter, Duplicate, FailedDelivery, Gap, Inbox, InboxRow
 from outbox.models.message import Dedupe, Delayed, MessageRow, MessageState, Ticket, Topic
+from outbox.models.recorder import RecordedMessage, RecordedTopic
 
 __all__ = [
     "ArchivedDay",
@@ -47,6 +48,8 @@ __all__ = [
     "MessageRow",
     "MessageState",
     "Process",
+    "RecordedMessage",
+    "RecordedTopic",
     "State",
     "Ticket",
     "Topic",

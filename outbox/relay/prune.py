@@ -64,6 +64,7 @@ OLD = {
     "outbox_check_back": "answered_at < %(before)s",
     "outbox_attempt": "failed_at < %(before)s",
     "outbox_gap": "closed_at < %(before)s",
+    "outbox_recorded": "recorded_at < %(before)s",
     "outbox_dedupe": "expires_at < %(now)s",
     "outbox_dead": """
         died_at < %(before)s AND NOT EXISTS (

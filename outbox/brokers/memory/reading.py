@@ -63,6 +63,7 @@ def _hand_out(group: Group, name: str, place: Place, until: datetime) -> Deliver
         headers=dict(message.headers),
         attempt=place.attempt,
         stored_at=place.copy.stored_at,
+        pos=place.copy.number,
     )
 
 

@@ -154,7 +154,15 @@ def open_delivery(message: Any, group: str) -> Delivery:
         headers=headers,
         attempt=system.delivery_attempt or 1,
         stored_at=_time(system.store_timestamp),
+        queue=_queue(system),
+        pos=system.queue_offset,
     )
+
+
+def _queue(system: Any) -> str:
+    """Name a queue among those of all brokers: its broker, the sixth part of a receipt, and its number there."""
+    broker = "".join(system.receipt_handle.split(" ")[5:6])
+    return f"{broker}/{system.queue_id}"
 
 
 def is_for(message: Any, group: str) -> bool:
