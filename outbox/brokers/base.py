@@ -175,6 +175,7 @@ class Broker(abc.ABC):
     supports_delay: ClassVar[bool] = False
     supports_tags: ClassVar[bool] = False
     supports_replay: ClassVar[bool] = False  # dead letters can be listed, delivered again and discarded
+    drops_repeats: ClassVar[bool] = False  # what it has is not stored again; a group gets it again by deliver_again()
     needs_check_loop: ClassVar[bool] = False  # True: a host of ours must call check_halves() now and then
     asks_producers: ClassVar[bool] = False  # True: the server asks by itself whoever listens()
     max_body_bytes: int = DEFAULT_MAX_BODY_BYTES
@@ -281,6 +282,10 @@ class Broker(abc.ABC):
     def discard(self, group: str, letters: Sequence[str]) -> int:
         """Let dead letters (by `DeadLetter.id`) go for good; give how many were still there."""
         raise NotOffered(f"{type(self).__name__} does not discard dead letters. Ask supports_replay before.")
+
+    def deliver_again(self, group: str, message_ids: Sequence[str]) -> set[str]:
+        """Have messages that the group has read delivered to it again; give the ids of those that will be."""
+        raise NotOffered(f"{type(self).__name__} delivers what is sent again. Ask drops_repeats before.")
 
     @abc.abstractmethod
     def backlog(self, group: str) -> dict[str, int]:

@@ -41,6 +41,7 @@ class EmbeddedBroker(Broker):
     supports_delay: ClassVar[bool] = True
     supports_tags: ClassVar[bool] = True
     supports_replay: ClassVar[bool] = True
+    drops_repeats: ClassVar[bool] = True
     needs_check_loop: ClassVar[bool] = True
 
     def __init__(self, alias: str, options: Mapping[str, Any], topics: Sequence[TopicSpec]) -> None:
@@ -186,6 +187,11 @@ class EmbeddedBroker(Broker):
         """Let dead letters go; retention drops their messages in its time."""
         with translated():
             return finishing.discard(self._link.connection(), group, letters)
+
+    def deliver_again(self, group: str, message_ids: Sequence[str]) -> set[str]:
+        """Have messages that the group has read delivered to it again, unless it still has them before it."""
+        with translated():
+            return finishing.deliver_again(self._link.connection(), group, message_ids, now=self._now())
 
     def backlog(self, group: str) -> dict[str, int]:
         """Count, per topic, what waits for a group."""

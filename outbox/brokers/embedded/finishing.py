@@ -54,6 +54,23 @@ DISCARD = """
 DELETE FROM outbox_embedded_delivery WHERE consumer_group = %(group)s AND id = ANY(%(ids)s) AND died_at IS NOT NULL
 """
 
+# What a group has read, and neither holds nor keeps as a dead letter, is due to it once more.
+DELIVER_AGAIN = f"""
+WITH given AS (
+    INSERT INTO outbox_embedded_delivery (consumer_group, topic_id, queue, pos, order_key, attempt, is_held, due_at)
+    SELECT o.consumer_group, m.topic_id, m.queue, m.pos,
+        CASE WHEN t.type = 'fifo' THEN hashtextextended(m.key, 0) END, 0, false, {NOW}
+    FROM outbox_embedded_message m JOIN outbox_embedded_topic t ON t.id = m.topic_id
+    JOIN outbox_embedded_offset o ON o.topic_id = m.topic_id AND o.queue = m.queue AND o.pos >= m.pos
+    WHERE o.consumer_group = %(group)s AND m.message_id = ANY(%(message_ids)s) AND NOT EXISTS (
+        SELECT FROM outbox_embedded_delivery d
+        WHERE d.consumer_group = o.consumer_group AND d.topic_id = m.topic_id AND d.queue = m.queue AND d.pos = m.pos)
+    RETURNING topic_id, queue, pos
+)
+SELECT m.message_id, (SELECT pg_notify('outbox_embedded', '') FROM outbox_embedded_idle LIMIT 1)
+FROM given JOIN outbox_embedded_message m USING (topic_id, queue, pos)
+"""
+
 
 def ack(connection: Connection, deliveries: Sequence[Delivery], *, now: datetime | None) -> list[bool]:
     """Finish deliveries; say of each whether it was still held."""
@@ -87,6 +104,12 @@ def replay(connection: Connection, group: str, letters: Sequence[str], *, now: d
 def discard(connection: Connection, group: str, letters: Sequence[str]) -> int:
     """Delete dead letters; give how many were there."""
     return connection.execute(DISCARD, {"group": group, "ids": [int(one) for one in letters]}).rowcount
+
+
+def deliver_again(connection: Connection, group: str, message_ids: Sequence[str], *, now: datetime | None) -> set[str]:
+    """Have messages that a group has read delivered to it again, attempts from 1; give the ids of those that will be."""
+    rows = connection.execute(DELIVER_AGAIN, {"group": group, "message_ids": list(message_ids), "now": now}).fetchall()
+    return {row[0] for row in rows}
 
 
 def _end_one(connection: Connection, statement: str, delivery: Delivery, parameters: dict[str, object]) -> bool:
