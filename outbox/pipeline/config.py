@@ -98,6 +98,7 @@ class PipelineConfig:
         outbox: where messages, batches, lanes, inbox and business rows lie.
         brokers: where what a broker stored was written down: the embedded broker's tables, or the recorder's.
         seen_topics: topics whose broker side stands there; of others the inbox is held to the outbox itself.
+        recorded: those of them that the recorder writes down -> how many seconds a message may stay hidden at the broker.
         ordered_topics: topics that keep the order of a key.
         settle_seconds: what is younger is under way, not lost.
         clock_tolerance_seconds: clocks may differ by so much.
@@ -110,6 +111,7 @@ class PipelineConfig:
     business: list[Business] = field(default_factory=list)
     groups: list[Group] = field(default_factory=list)
     seen_topics: list[str] = field(default_factory=list)
+    recorded: dict[str, float] = field(default_factory=dict)
     ordered_topics: list[str] = field(default_factory=list)
     settle_seconds: float = 300.0
     clock_tolerance_seconds: float = 5.0

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
@@ -32,17 +32,27 @@ class Mark:
 
 
 @dataclass(frozen=True)
+class Recorded:
+    """Of what was sent between these times, the recorder has written down all that the broker has. None: not sure yet."""
+
+    began: datetime
+    until: datetime | None
+
+
+@dataclass(frozen=True)
 class History:
     """
     Args:
         frames: name -> frame, columns as in `schemas`.
         sources: ids of the databases whose outbox this is; messages of others are not judged.
         as_of: when it was read, by the database's clock.
+        recorded: topic -> how far the recorder had come by then.
     """
 
     frames: Mapping[str, DataFrame]
     sources: frozenset[str]
     as_of: datetime
+    recorded: Mapping[str, Recorded] = field(default_factory=dict)
 
     def __getattr__(self, name: str) -> DataFrame:
         """Give a frame by its name."""
@@ -64,7 +74,7 @@ class History:
         frames = dict(self.frames)
         for name in ("messages", "places", "broker", "inbox"):
             frames[name] = frames[name].where(F.col("message_id") >= first_id)
-        return History(frames, self.sources, self.as_of)
+        return History(frames, self.sources, self.as_of, self.recorded)
 
 
 def open_history(spark: SparkSession, folder: str) -> History:
@@ -91,24 +101,36 @@ def open_history(spark: SparkSession, folder: str) -> History:
                     f"{column.dataType.simpleString()}. Write the history again with this version."
                 )
         frames[name] = frame.select(*schema.names)
-    history = History(frames, frozenset(about["sources"]), datetime.fromisoformat(about["as_of"]))
+    recorded = {topic: Recorded(*map(_time, times)) for topic, times in about.get("recorded", {}).items()}
+    history = History(frames, frozenset(about["sources"]), datetime.fromisoformat(about["as_of"]), recorded)
     if all(history.frames[name].isEmpty() for name in ("marks", "places", "broker", "inbox", "messages")):
         raise HistoryError(f"The history in {folder} is empty: no lane, message, or inbox row. Nothing was proved.")
     return history
 
 
-def write_about(spark: SparkSession, folder: str, sources: Iterable[str], as_of: datetime) -> None:
+def write_about(
+    spark: SparkSession, folder: str, sources: Iterable[str], as_of: datetime, recorded: Mapping[str, Recorded] | None = None
+) -> None:
     """Write beside the frames, last, whose they are and of when: without it there is no history."""
-    about = {"sources": sorted(sources), "as_of": as_of.astimezone(UTC).isoformat()}
+    times = {topic: [_text(one.began), _text(one.until)] for topic, one in (recorded or {}).items()}
+    about = {"sources": sorted(sources), "as_of": _text(as_of), "recorded": times}
     spark.createDataFrame([(json.dumps(about),)], "value string").coalesce(1).write.mode("overwrite").text(f"{folder}/{ABOUT}")
 
 
-def _read_about(spark: SparkSession, folder: str) -> dict[str, str]:
+def _text(time: datetime | None) -> str | None:
+    return None if time is None else time.astimezone(UTC).isoformat()
+
+
+def _time(text: str | None) -> Any:
+    return None if text is None else datetime.fromisoformat(text)
+
+
+def _read_about(spark: SparkSession, folder: str) -> dict[str, Any]:
     from pyspark.errors import PySparkException
 
     try:
         lines = spark.read.text(f"{folder}/{ABOUT}").collect()
-        found: dict[str, str] = json.loads("\n".join(row.value for row in lines))
+        found: dict[str, Any] = json.loads("\n".join(row.value for row in lines))
     except (PySparkException, ValueError) as error:
         raise HistoryError(
             f"There is no history in {folder}: {ABOUT} cannot be read. It is written last; was the writer stopped?"

@@ -11,13 +11,14 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 from pyspark.sql import DataFrame
 
+from outbox.pipeline.audit.recorded import micros, roles_of, unread
 from outbox.pipeline.config import Group, PipelineConfig
 from outbox.pipeline.errors import HistoryError
 from outbox.pipeline.findings import Finding, Kind, Stage, merge
-from outbox.pipeline.history import History, Mark
+from outbox.pipeline.history import History, Mark, Recorded
 from outbox.pipeline.transforms import numbers
 from outbox.pipeline.transforms.judge import BUCKET, HANDLED_BY, Lane, Role, judge
-from outbox.pipeline.transforms.roles import MAX_GROUPS, Roles, Seen
+from outbox.pipeline.transforms.roles import MAX_GROUPS, Seen
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -50,7 +51,7 @@ def audit_lanes(spark: SparkSession, config: PipelineConfig, history: History) -
     if any(row.stream == len(marks) for row in rows):
         marks = [*marks, *_unknown_lanes(stages, history, marks, result)]
         rows = _verdict(spark, config, history, stages, marks, groups)
-    _read(result, config, marks, rows)
+    _read(result, config, history, marks, rows)
     return result
 
 
@@ -61,8 +62,7 @@ def _groups(config: PipelineConfig) -> Sequence[Group]:
 
 
 def _stages(config: PipelineConfig, history: History, groups: Sequence[Group]) -> list[DataFrame]:
-    cutoff = history.as_of - timedelta(seconds=config.settle_seconds)
-    roles = Roles(groups, _micros(cutoff))
+    roles = roles_of(config, history)
     found = [
         numbers.seen(history.places, roles.of_places(), Seen.NO_NUMBER_PLACE),
         numbers.seen(history.broker, roles.of_broker(), Seen.NO_NUMBER_BROKER),
@@ -72,10 +72,6 @@ def _stages(config: PipelineConfig, history: History, groups: Sequence[Group]) -
         found.append(numbers.seen(history.attempts, roles.of_attempts(), Seen.NO_NUMBER_INBOX))
     found += [numbers.seen(history.broker, role, Seen.NO_NUMBER_BROKER) for role in roles.of_filtered()]
     return found
-
-
-def _micros(time: Any) -> int:
-    return int(time.timestamp() * 1_000_000)
 
 
 def _verdict(
@@ -91,7 +87,7 @@ def _verdict(
         "source string, topic string, lane smallint, stream int",
     )
     lanes = {stream: _lane(config, mark, groups) for stream, mark in enumerate(marks)}
-    latest = _micros(history.as_of + timedelta(seconds=config.clock_tolerance_seconds))
+    latest = micros(history.as_of + timedelta(seconds=config.clock_tolerance_seconds))
     buckets = numbers.by_bucket(numbers.bitmaps(stages, streams, len(marks)))
     return buckets.mapInArrow(_judge_batches(lanes, latest), VERDICT).collect()
 
@@ -147,7 +143,7 @@ def _unknown_lanes(stages: list[DataFrame], history: History, marks: Sequence[Ma
     return unknown
 
 
-def _read(result: Result, config: PipelineConfig, marks: Sequence[Mark], rows: list[Any]) -> None:
+def _read(result: Result, config: PipelineConfig, history: History, marks: Sequence[Mark], rows: list[Any]) -> None:
     counts: dict[str, dict[str, int]] = {mark.topic: {} for mark in marks}
     buckets: dict[int, set[int]] = {stream: set() for stream in range(len(marks))}
     findings = []
@@ -160,7 +156,7 @@ def _read(result: Result, config: PipelineConfig, marks: Sequence[Mark], rows: l
         elif row.kind is None:
             counts[mark.topic][row.what] = counts[mark.topic].get(row.what, 0) + row.n
         else:
-            findings.append(_finding(mark, row))
+            findings.append(_finding(mark, row, history.recorded.get(mark.topic)))
     for stream, mark in enumerate(marks):
         counts[mark.topic]["given out"] = counts[mark.topic].get("given out", 0) + max(0, mark.last - mark.first + 1)
         findings += _absent_buckets(mark, buckets[stream])
@@ -168,10 +164,12 @@ def _read(result: Result, config: PipelineConfig, marks: Sequence[Mark], rows: l
     result.findings += _of_groups_that_began_late(config, marks, rows, merge(findings))
 
 
-def _finding(mark: Mark, row: Any) -> Finding:
+def _finding(mark: Mark, row: Any, recorded: Recorded | None) -> Finding:
     group = row.what if row.stage == Stage.INBOX else ""
     span = row.last - row.first + 1
     detail = f"{row.n} of these {span} numbers" if row.kind not in (Kind.DUPLICATED, Kind.CLOCK) and row.n < span else ""
+    if row.kind == Kind.LATE and row.stage == Stage.BROKER:
+        detail = unread(recorded)
     return Finding(
         Kind(row.kind), Stage(row.stage), mark.topic, mark.source, mark.lane, group, "", row.first, row.last, row.n, detail
     )

@@ -9,11 +9,20 @@ from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F
 
 from outbox.pipeline.audit.keys import by_topic
+from outbox.pipeline.audit.recorded import roles_of
 from outbox.pipeline.config import PipelineConfig
 from outbox.pipeline.findings import Finding, Kind, Stage
 from outbox.pipeline.history import History
+from outbox.pipeline.transforms.roles import Seen
 
 NOT_SENT = "not sent yet"
+NOT_READ = "the recorder has not come so far"
+SENT_AS = {
+    int(Seen.SENT): "sent",
+    int(Seen.SENT_YOUNG): "sent young",
+    int(Seen.UNSEEN): "unseen",
+    int(Seen.UNREAD): "unread",
+}
 
 
 def audit_unnumbered(config: PipelineConfig, history: History) -> list[Finding]:
@@ -34,8 +43,11 @@ def _stages(config: PipelineConfig, history: History) -> list[DataFrame]:
     is_old = F.coalesce(F.col("at") <= cutoff, F.lit(True))
     is_ours = F.col("number").isNull() & F.col("source").isin(*history.sources)
     state = F.col("state")
+    sent = F.element_at(
+        F.create_map(*(F.lit(value) for pair in SENT_AS.items() for value in pair)), roles_of(config, history).of_sent()
+    )
     place = (
-        F.when(state == "sent", F.when(is_old, "sent").otherwise("sent young"))
+        F.when(state == "sent", sent)
         .when(state.isin("dead", "skipped"), "gone")
         .otherwise(F.when(is_old, "late").otherwise("open"))
     )
@@ -60,17 +72,18 @@ def _rules(config: PipelineConfig) -> list[Column]:
     def is_(*names: str) -> Column:
         return reduce(Column.__or__, [F.array_contains("seen", name) for name in names])
 
-    placed = is_("sent", "sent young", "gone", "late", "open")
+    placed = is_(*SENT_AS.values(), "gone", "late", "open")
     stored = is_("stored", "stored young")
     is_seen = F.col("topic").isin(*config.seen_topics) if config.seen_topics else F.lit(False)
     arrived = F.exists("seen", lambda one: one.startswith("in "))
     rules = [
         _rule(is_("late") & ~stored, Kind.LATE, Stage.OUTBOX, NOT_SENT),
         _rule(is_seen & is_("sent") & ~stored, Kind.LOST, Stage.BROKER),
+        _rule(is_seen & is_("unread") & ~stored, Kind.LATE, Stage.BROKER, NOT_READ),
         _rule(stored & ~placed, Kind.ORPHAN, Stage.BROKER),
         _rule(arrived & ~stored & ~placed, Kind.ORPHAN, Stage.INBOX),
     ]
-    due = F.when(is_seen, is_("stored")).otherwise(is_("sent"))
+    due = F.when(is_seen, is_("stored", "unseen")).otherwise(is_("sent"))
     for group in config.groups:
         if group.topics:
             name = group.name

@@ -17,7 +17,7 @@ from pyspark.sql import functions as F
 
 from outbox.pipeline.config import PipelineConfig, Source
 from outbox.pipeline.errors import HistoryError
-from outbox.pipeline.history import write_about
+from outbox.pipeline.history import Recorded, write_about
 from outbox.pipeline.schemas import FRAMES
 from outbox.pipeline.sources import jdbc, statements
 from outbox.pipeline.sources.snapshot import exported_snapshot
@@ -50,13 +50,19 @@ def copy_history(spark: SparkSession, config: PipelineConfig, folder: str, say: 
         wanted = [*statements.OUTBOX.items(), marks, *(("business", statements.of_business(entry)) for entry in config.business)]
         for name, statement in wanted:
             parts[name].append(_read(spark, config.outbox, connection, snapshot, name, statement))
+        recorded = {}
+        if config.recorded:
+            recorder = statements.of_recorded(config.recorded)
+            parts["broker"].append(_read(spark, config.outbox, connection, snapshot, "broker", recorder))
+            rows = connection.execute(statements.RECORDED_TOPICS, [list(config.recorded)])
+            recorded = {topic: Recorded(began, until) for topic, began, until in rows}
         sources = [row[0] for row in connection.execute(statements.SOURCES)]
         (now,) = connection.execute(statements.NOW).fetchone()
         for name, schema in FRAMES.items():
             say(f"reading {name}")
             frame = reduce(DataFrame.unionByName, parts[name] or [spark.createDataFrame([], schema)])
             _write(frame, f"{folder}/{name}", name)
-    write_about(spark, folder, sources, now)
+    write_about(spark, folder, sources, now, recorded)
 
 
 def _read_all(

@@ -6,6 +6,7 @@ Each is a SELECT with a whole number `part` in front, by which it is read in par
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from datetime import datetime
 
@@ -130,6 +131,37 @@ EMBEDDED_ATTEMPTS = Statement(
 )
 
 EMBEDDED_BROKER = {"broker": EMBEDDED, "attempts": EMBEDDED_ATTEMPTS}
+
+# What the recorder wrote down. Each first delivery is another copy at the broker: places are written once. A later one is
+# another copy only if no earlier delivery explains it: of so many deliveries of one count there are at least so many copies.
+RECORDED = """
+SELECT r.id AS part, r.source, r.topic, r.lane, r.number, r.message_id::text AS message_id, r.key, r.tag,
+    hashtext(r.queue) AS queue, coalesce(r.pos, 0) AS pos, coalesce(r.stored_at, r.recorded_at) AS at
+FROM outbox_recorded r WHERE r.nth = 1 AND r.topic = ANY(ARRAY[{topics}]::text[])
+UNION ALL
+SELECT 0, r.source, r.topic, r.lane, r.number, r.message_id::text, r.key, r.tag,
+    hashtext(r.queue), coalesce(r.pos, 0), coalesce(r.stored_at, r.recorded_at)
+FROM (
+    SELECT *, row_number() OVER (PARTITION BY topic, message_id, nth ORDER BY id) AS copy
+    FROM outbox_recorded WHERE nth > 1 AND topic = ANY(ARRAY[{topics}]::text[])
+) r
+WHERE r.copy > (
+    SELECT coalesce(max(earlier.copies), 0) FROM (
+        SELECT count(*) AS copies FROM outbox_recorded f
+        WHERE f.message_id = r.message_id AND f.topic = r.topic AND f.nth < r.nth GROUP BY f.nth
+    ) earlier
+)
+"""
+RECORDED_BOUNDS = "SELECT min(id), max(id) FROM outbox_recorded"
+
+# How far the recorder has come, in the same snapshot as its rows.
+RECORDED_TOPICS = "SELECT topic, began_at, read_until FROM outbox_recorded_topic WHERE topic = ANY(%s)"
+
+
+def of_recorded(topics: Iterable[str]) -> Statement:
+    """Read what the recorder saw of these topics at their brokers."""
+    quoted = ", ".join("'" + topic.replace("'", "''") + "'" for topic in topics)
+    return Statement(RECORDED.format(topics=quoted), RECORDED_BOUNDS)
 
 
 def of_marks(since: datetime | None) -> Statement:

@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from outbox.pipeline.findings import Kind, Stage
-from outbox.pipeline.transforms.roles import BROKERS_OF, PLACES_OF, InGroup, Seen, of_group
+from outbox.pipeline.transforms.roles import BROKERS_OF, PLACES_OF, SENT_OF, InGroup, Seen, of_group
 
 Bits: TypeAlias = "npt.NDArray[np.bool_]"
 
@@ -23,7 +23,7 @@ MOST_RUNS = 1_000  # holes of a kind in a bucket; if there are more, they are sa
 
 HANDLED_BY = "handled by "
 
-COUNTED = {"outbox": PLACES_OF, "sent": {Seen.SENT, Seen.SENT_YOUNG}, "explained": {Seen.GONE}, "broker": BROKERS_OF}
+COUNTED = {"outbox": PLACES_OF, "sent": SENT_OF, "explained": {Seen.GONE}, "broker": BROKERS_OF}
 
 
 @dataclass(frozen=True)
@@ -103,7 +103,8 @@ def judge(lane: Lane, bucket: int, roles: Mapping[int, Role], now_micros: int) -
     yield from runs(Kind.LATE, Stage.OUTBOX, "", of([Seen.OPEN_LATE]))
     if lane.is_seen:
         yield from runs(Kind.LOST, Stage.BROKER, "", of([Seen.SENT]) & ~stored)
-    due = of([Seen.STORED]) if lane.is_seen else of([Seen.SENT])
+        yield from runs(Kind.LATE, Stage.BROKER, "", of([Seen.UNREAD]) & ~stored)
+    due = of([Seen.STORED, Seen.UNSEEN]) if lane.is_seen else of([Seen.SENT])
     for group, name in lane.groups.items():
         explained = handled[group] | of([of_group(group, InGroup.DEAD_LETTER)]) | of([of_group(group, InGroup.FILTERED)])
         waiting = of([of_group(group, InGroup.WAITING)])
@@ -117,7 +118,7 @@ def judge(lane: Lane, bucket: int, roles: Mapping[int, Role], now_micros: int) -
     yield from _from_the_future(lane, roles, now_micros)
     for what, wanted in COUNTED.items():
         yield _count(Stage.BROKER if what == "broker" else Stage.OUTBOX, what, of(wanted))
-    yield _count(Stage.OUTBOX, "under way", of({Seen.OPEN, Seen.SENT_YOUNG, Seen.STORED_YOUNG}) & ~arrived)
+    yield _count(Stage.OUTBOX, "under way", of({Seen.OPEN, Seen.SENT_YOUNG, Seen.UNREAD, Seen.STORED_YOUNG}) & ~arrived)
 
 
 def _no_numbers(roles: Mapping[int, Role]) -> Iterator[Verdict]:

@@ -7,8 +7,8 @@ A role travels as a small integer, so that one aggregation serves all stages and
 from __future__ import annotations
 
 import enum
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 
 from pyspark.sql import Column
 from pyspark.sql import functions as F
@@ -30,6 +30,8 @@ class Seen(enum.IntEnum):
     NO_NUMBER_PLACE = 8
     NO_NUMBER_BROKER = 9
     NO_NUMBER_INBOX = 10
+    UNSEEN = 11  # sent before the recorder began: what it has not written down may have been there all the same
+    UNREAD = 12  # sent, not young, and the recorder has not come so far
 
 
 class InGroup(enum.IntEnum):
@@ -44,7 +46,8 @@ class InGroup(enum.IntEnum):
 FIRST_OF_GROUPS = 16
 MAX_GROUPS = (1024 - FIRST_OF_GROUPS) // len(InGroup)
 
-PLACES_OF = frozenset({Seen.SENT, Seen.SENT_YOUNG, Seen.OPEN, Seen.OPEN_LATE, Seen.GONE})
+SENT_OF = frozenset({Seen.SENT, Seen.SENT_YOUNG, Seen.UNSEEN, Seen.UNREAD})
+PLACES_OF = SENT_OF | {Seen.OPEN, Seen.OPEN_LATE, Seen.GONE}
 BROKERS_OF = frozenset({Seen.STORED, Seen.STORED_YOUNG})
 
 
@@ -54,19 +57,50 @@ def of_group(group: int, role: InGroup) -> int:
 
 
 @dataclass(frozen=True)
+class Reach:
+    """
+    How far a recorded topic can be judged at the broker, in microseconds.
+
+    Args:
+        began, until: when what was sent between them was shown, it is recorded, if the broker has it.
+        hidden: a message may be shown so much later than it was sent.
+    """
+
+    began: int
+    until: int
+    hidden: int
+
+
+@dataclass(frozen=True)
 class Roles:
-    """How rows become roles, for the groups that owe something."""
+    """How rows become roles, for the groups that owe something. reaches: of recorded topics."""
 
     groups: Sequence[Group]
     cutoff_micros: int
+    reaches: Mapping[str, Reach] = field(default_factory=dict)
+
+    def of_sent(self) -> Column:
+        """Takes topic, claimed_at, at of a place that was sent; gives its role."""
+        at = F.unix_micros(F.coalesce("at", "claimed_at"))
+        young, sent = F.lit(int(Seen.SENT_YOUNG)), F.lit(int(Seen.SENT))
+        role = F.when(at <= self.cutoff_micros, sent).otherwise(young)
+        for topic, reach in self.reaches.items():
+            recorded = (
+                F.when(at > self.cutoff_micros, young)
+                .when(at < reach.began, int(Seen.UNSEEN))
+                .when(at > reach.until, int(Seen.UNREAD))
+                .when(at > reach.until - reach.hidden, young)
+                .otherwise(sent)
+            )
+            role = F.when(F.col("topic") == topic, recorded).otherwise(role)
+        return role
 
     def of_places(self) -> Column:
-        """Takes state, claimed_at, at; gives the role of a place."""
-        is_old = F.unix_micros(F.coalesce("at", "claimed_at")) <= self.cutoff_micros
+        """Takes topic, state, claimed_at, at; gives the role of a place."""
         is_long_open = F.unix_micros(F.coalesce("claimed_at", "at")) <= self.cutoff_micros
         state = F.col("state")
         return (
-            F.when(state == "sent", F.when(is_old, int(Seen.SENT)).otherwise(int(Seen.SENT_YOUNG)))
+            F.when(state == "sent", self.of_sent())
             .when(state.isin("dead", "skipped"), int(Seen.GONE))
             .otherwise(F.when(is_long_open, int(Seen.OPEN_LATE)).otherwise(int(Seen.OPEN)))
         )

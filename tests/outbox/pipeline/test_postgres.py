@@ -7,7 +7,7 @@ import pytest
 from django.db import connection
 
 from outbox.audit import pipeline_config
-from outbox.models import Inbox, Lane, State
+from outbox.models import Inbox, Lane, RecordedMessage, RecordedTopic, State
 from outbox.pipeline.audit.run import audit
 from outbox.pipeline.errors import HistoryError
 from outbox.pipeline.history import open_history
@@ -151,3 +151,31 @@ class TestAJdbcAddress:
     def test_cannot_be_a_socket(self):
         with pytest.raises(HistoryError, match='Read with reader="python"'):
             jdbc.jdbc_url("postgresql:///shop?host=/run/postgresql")
+
+
+class TestWhatTheRecorderWroteDown:
+    COPIES = (
+        ("1 as it is", [("q", 1, 1)], 1),
+        ("2 stored twice", [("q", 2, 1), ("q", 3, 1)], 2),
+        ("3 handed out again after the recorder was killed", [("q", 4, 1), ("retry", 1, 2), ("retry", 2, 3)], 1),
+        ("4 whose first delivery was never written", [("retry", 3, 2)], 1),
+        ("5 stored twice, each handed out again", [("q", 5, 1), ("q", 6, 1), ("retry", 4, 2), ("retry", 5, 2)], 2),
+        ("6 stored twice, only later deliveries written", [("q", 7, 1), ("retry", 6, 2), ("retry", 7, 2)], 2),
+    )
+
+    def test_has_a_row_for_each_copy_that_the_broker_has_stored(self, spark, config, outbox, tmp_path, reader):
+        for number, (_, deliveries, _) in enumerate(self.COPIES, start=1):
+            for queue, pos, nth in deliveries:
+                of = {"message_id": outbox[number - 1], "topic": "bills", "source": "us", "lane": 1, "number": number}
+                RecordedMessage.objects.create(queue=queue, pos=pos, nth=nth, stored_at=BEFORE, **of)
+        RecordedMessage.objects.create(message_id=outbox[0], topic="not ours", source="us")
+        RecordedTopic.objects.create(topic="bills", broker="b", consumer_group="g", read_until=BEFORE)
+        recorded = replace(config, brokers=[], recorded={"bills": 0.0}, outbox=replace(config.outbox, reader=reader))
+
+        copy_history(spark, recorded, str(tmp_path))
+
+        history = open_history(spark, str(tmp_path))
+        rows = history.broker.where("topic = 'bills'").groupBy("number").count().collect()
+        assert {row.number: row["count"] for row in rows} == {n: copies for n, (_, _, copies) in enumerate(self.COPIES, start=1)}
+        assert history.broker.count() == sum(copies for *_, copies in self.COPIES)
+        assert history.recorded["bills"].until == BEFORE

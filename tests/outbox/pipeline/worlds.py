@@ -8,7 +8,7 @@ from typing import Any
 
 from outbox.pipeline.audit.run import Report, audit
 from outbox.pipeline.config import Business, Group, PipelineConfig, Source
-from outbox.pipeline.history import History
+from outbox.pipeline.history import History, Recorded
 from outbox.pipeline.schemas import FRAMES
 from tests.outbox.pipeline.ids import message_id
 
@@ -33,6 +33,7 @@ class World:
     frames: dict[str, list[dict[str, Any]]] = field(default_factory=lambda: {name: [] for name in FRAMES})
     config: PipelineConfig = CONFIG
     as_of: datetime = NOW
+    recorded: dict[str, Recorded] = field(default_factory=dict)
 
     def add(self, count: int, *, topic: str = "orders", lane: int = 0, first: int = 1, key: str = "k") -> World:
         """Add messages that went all the way, numbered from `first`."""
@@ -80,7 +81,7 @@ class World:
         for name, schema in FRAMES.items():
             rows = [tuple(row.get(column) for column in schema.names) for row in self.frames[name]]
             frames[name] = spark.createDataFrame(rows, schema)
-        return History(frames, frozenset([OURS]), self.as_of)
+        return History(frames, frozenset([OURS]), self.as_of, self.recorded)
 
     def audit(self, spark: Any) -> Report:
         return audit(spark, self.config, self.history(spark))
