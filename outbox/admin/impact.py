@@ -97,6 +97,7 @@ def impact_page(
     counts: Mapping[str, int],
     hidden: Sequence[tuple[str, str]],
     limit: int,
+    notes: Sequence[str] = (),
 ) -> TemplateResponse:
     """
     Show what the act is about.
@@ -105,6 +106,7 @@ def impact_page(
         counts: topic -> so many.
         hidden: what the form sends again: what was chosen.
         limit: how many are done at most.
+        notes: what else to know before: what is not done, and why.
     """
     context = {
         **model_admin.admin_site.each_context(request),
@@ -116,6 +118,7 @@ def impact_page(
         "count": form.count,
         "limit": limit,
         "hidden": hidden,
+        "notes": notes,
         "opts": model_admin.opts,
         "media": model_admin.media,
     }

@@ -9,7 +9,17 @@ from django.db.models import Model
 from django.http import HttpRequest
 from django.urls import reverse
 
-from outbox.models import CheckBack, DeadLetter, DeadMessage, EmbeddedHalf, InboxRow, MessageRow, Topic
+from outbox.models import (
+    AuditFinding,
+    AuditRun,
+    CheckBack,
+    DeadLetter,
+    DeadMessage,
+    EmbeddedHalf,
+    InboxRow,
+    MessageRow,
+    Topic,
+)
 
 OVERVIEW = "outbox_overview"
 
@@ -22,6 +32,8 @@ _PLACES: list[tuple[str, type[Model], str]] = [
     ("Check-backs", CheckBack, "outbox_checkback_changelist"),
     ("Inbox", InboxRow, "outbox_inboxrow_changelist"),
     ("Topics", Topic, "outbox_topic_changelist"),
+    ("Audits", AuditRun, "outbox_auditrun_changelist"),
+    ("Findings", AuditFinding, "outbox_auditfinding_changelist"),
 ]
 
 

@@ -7,7 +7,19 @@ from django.test import Client
 from django.urls import reverse
 
 from outbox import database
-from outbox.models import CheckBack, DeadLetter, DeadMessage, EmbeddedHalf, InboxRow, MessageRow, Process, State, Topic
+from outbox.models import (
+    AuditFinding,
+    AuditRun,
+    CheckBack,
+    DeadLetter,
+    DeadMessage,
+    EmbeddedHalf,
+    InboxRow,
+    MessageRow,
+    Process,
+    State,
+    Topic,
+)
 from outbox.topics import pause
 from tests.factories import BatchFactory, MessageRowFactory, TicketFactory
 
@@ -22,6 +34,8 @@ PAGES = {
     "outbox_embeddedhalf_changelist": "view_embeddedhalf",
     "outbox_checkback_changelist": "view_checkback",
     "outbox_inboxrow_changelist": "view_inbox",
+    "outbox_auditrun_changelist": "view_auditrun",
+    "outbox_auditfinding_changelist": "view_auditfinding",
 }
 
 
@@ -75,7 +89,7 @@ class TestAdmin:
         request = rf.get("/")
         request.user = admin_user
 
-        for model in (CheckBack, DeadLetter, DeadMessage, EmbeddedHalf, InboxRow, MessageRow, Topic):
+        for model in (AuditFinding, AuditRun, CheckBack, DeadLetter, DeadMessage, EmbeddedHalf, InboxRow, MessageRow, Topic):
             one = admin.site._registry[model]
             can = [one.has_add_permission(request), one.has_change_permission(request), one.has_delete_permission(request)]
             assert not any(can)

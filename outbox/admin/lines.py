@@ -1,0 +1,117 @@
+"""A few lines over time as a drawing: SVG without style or script, and the same numbers as a table."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any
+
+from django.utils import timezone
+
+WIDTH, HEIGHT = 1100, 130
+LEFT, TOP, BOTTOM = 64, 12, 22  # room for the scale, and for the times below
+
+
+@dataclass(frozen=True, slots=True)
+class Line:
+    """Values at equal distances; None: nothing is known there, and the line has a hole."""
+
+    name: str
+    values: Sequence[float | None]
+
+
+@dataclass(frozen=True, slots=True)
+class Scale:
+    """Where a value stands, from 0 (bottom) to 1. By decades where values of all sizes are to be seen."""
+
+    low: float
+    high: float
+    is_by_decades: bool
+
+    @classmethod
+    def of(cls, values: Sequence[float], *, by_decades: bool) -> Scale:
+        """Make the scale that fits."""
+        if not by_decades:
+            return cls(min(0.0, *values, 0.0), max(1.0, *values, 1.0), False)
+        known = [value for value in values if value > 0] or [1.0]
+        low = math.floor(math.log10(min(known)))
+        return cls(low, max(low + 1, math.ceil(math.log10(max(known)))), True)
+
+    def place(self, value: float) -> float:
+        """Give the height of a value."""
+        scaled = (math.log10(value) if value > 0 else self.low) if self.is_by_decades else value
+        return (scaled - self.low) / (self.high - self.low)
+
+    def ends(self) -> tuple[float, float]:
+        """Give the values at the bottom and at the top."""
+        return (10**self.low, 10**self.high) if self.is_by_decades else (self.low, self.high)
+
+
+def drawing(
+    name: str,
+    title: str,
+    text: str,
+    lines: Sequence[Line],
+    *,
+    begins_at: datetime,
+    ends_at: datetime,
+    say: Callable[[float], str],
+    by_decades: bool = False,
+) -> dict[str, Any]:
+    """
+    Give what the drawing's template needs.
+
+    Args:
+        name: of this drawing on its page, for references.
+        say: puts a value into words.
+        by_decades: draw by decades, not by equal steps.
+    """
+    known = [value for line in lines for value in line.values if value is not None]
+    scale = Scale.of(known, by_decades=by_decades)
+    low, high = scale.ends()
+    return {
+        "name": name,
+        "title": title,
+        "text": text,
+        "width": WIDTH,
+        "height": HEIGHT,
+        "left": LEFT,
+        "right": WIDTH - 2,
+        "top": TOP,
+        "middle": (TOP + HEIGHT - BOTTOM) // 2,
+        "bottom": HEIGHT - BOTTOM,
+        "base": HEIGHT - 6,
+        "low": say(low),
+        "high": say(high),
+        "begins": timezone.localtime(begins_at),
+        "ends": timezone.localtime(ends_at),
+        "lines": [{"name": line.name, "nth": nth, "pieces": list(_pieces(line.values, scale))} for nth, line in enumerate(lines)],
+        "rows": _rows(lines, begins_at, ends_at, say),
+    }
+
+
+def _pieces(values: Sequence[float | None], scale: Scale) -> Any:
+    """Give the corners of each unbroken piece; a value alone is a short dash."""
+    step = (WIDTH - 2 - LEFT) / max(1, len(values) - 1)
+    piece: list[tuple[float, float]] = []
+    for n, value in enumerate([*values, None]):
+        if value is not None:
+            piece.append((LEFT + n * step, HEIGHT - BOTTOM - scale.place(value) * (HEIGHT - BOTTOM - TOP)))
+        elif piece:
+            if len(piece) == 1:
+                piece = [(piece[0][0] - 2, piece[0][1]), (piece[0][0] + 2, piece[0][1])]
+            yield " ".join(f"{x:.1f},{y:.1f}" for x, y in piece)
+            piece = []
+
+
+def _rows(lines: Sequence[Line], begins_at: datetime, ends_at: datetime, say: Callable[[float], str]) -> list[Any]:
+    """Give time and values, newest first, where something is known."""
+    count = max((len(line.values) for line in lines), default=0)
+    step = (ends_at - begins_at) / max(1, count)
+    rows = [
+        (timezone.localtime(begins_at + n * step), ["" if line.values[n] is None else say(line.values[n] or 0) for line in lines])
+        for n in reversed(range(count))
+    ]
+    return [row for row in rows if any(row[1])]
