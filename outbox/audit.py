@@ -34,7 +34,7 @@ def pipeline_config(using: str = DEFAULT_DB_ALIAS, *, reader: Reader = "jdbc", s
     Raises:
         ConfigurationError: an entry of `OUTBOX["AUDIT"]` names what is not there.
     """
-    databases = {alias: _source(alias, reader) for alias in {using, *_embedded().values()}}
+    databases = {alias: database_source(alias, reader) for alias in {using, *_embedded().values()}}
     more.setdefault("since", _whole_since(using))
     return PipelineConfig(
         outbox=databases[using],
@@ -61,7 +61,8 @@ def _topics_of(broker: str) -> Sequence[str]:
     return [topic.name for topic in conf.topics_of(broker)]
 
 
-def _source(alias: str, reader: Reader) -> Source:
+def database_source(alias: str, reader: Reader = "jdbc") -> Source:
+    """Say how jobs reach one of Django's databases; by `python` where it is behind a socket file."""
     with database.connect(alias, application_name="outbox audit") as connection:
         info = connection.info
         parameters = info.get_parameters()

@@ -83,6 +83,10 @@ class RetryLater(OutboxError):
         super().__init__(reason or f"to be retried after {self.after}")
 
 
+class ArchiveFailed(OutboxError):
+    """Raised when the archiving job did not come to its end; what it had committed stays, and the next one goes on."""
+
+
 class AuditRunning(OutboxError):
     """Raised when an audit is to begin while another one of the same database runs."""
 

@@ -23,6 +23,8 @@ SECTIONS = [
     ('OUTBOX["RELAY"]', CONF, "RelaySettings"),
     ('OUTBOX["CONSUMER"]', CONF, "ConsumerSettings"),
     ('OUTBOX["CHECK_BACK"]', CONF, "CheckBackSettings"),
+    ('OUTBOX["AUDIT"][name]', CONF, "AuditSettings"),
+    ('OUTBOX["ARCHIVE"]', CONF, "ArchiveSettings"),
 ]
 OPTIONS = [
     ("outbox.brokers.embedded.EmbeddedBroker", "outbox/brokers/embedded/options.py", "EmbeddedOptions"),

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from datetime import timedelta
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 import msgspec
 
@@ -82,6 +82,14 @@ class AuditSettings(Section, frozen=True):
     at: str = ""  # the field that says when a row was written; needed once messages have been pruned
 
 
+class ArchiveSettings(Section, frozen=True):
+    """Where finished days go. With it, a day leaves the database only when the lake has it."""
+
+    path: str  # the lake's folder, absolute; each database has a folder in it, by its alias
+    format: Literal["manifest"] = "manifest"  # Parquet with manifests
+    after: timedelta | None = None  # a day is archived when all of it is that old; None: as old as RETENTION
+
+
 class Settings(Section, frozen=True):
     """The whole dict."""
 
@@ -92,6 +100,7 @@ class Settings(Section, frozen=True):
     check_back: CheckBackSettings = CheckBackSettings()  # below
     audit: dict[str, AuditSettings] = {}  # business rows that owe a message, by a name for them
     audit_retention: timedelta = timedelta(days=90)  # runs of the audit and their findings stay that long
+    archive: ArchiveSettings | None = None  # None: old days are dropped, and are gone
     nudge: bool = True  # False: nobody is woken; relays find everything by their sweep
     celery_queue: str = "outbox"  # where nudges go; workers of the outbox listen there
     retention: timedelta = timedelta(days=7)  # sent messages, inbox rows and records stay that long

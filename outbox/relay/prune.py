@@ -14,6 +14,7 @@ from uuid import UUID
 
 from outbox import conf, database, partitions, signals
 from outbox.database import Connection
+from outbox.unfinished import find_holder
 
 logger = logging.getLogger(__name__)
 
@@ -22,22 +23,6 @@ NOT_LOCKED = "open transactions"  # the next prune will find the day free
 
 # One pruner at a time; others have nothing to do.
 TRY_TURN = "SELECT pg_try_advisory_lock(7711, 1)"
-
-# What still points into a day. A dead batch does until each of its messages has a copy.
-HOLDS_DAY = """
-SELECT CASE
-    WHEN EXISTS (SELECT FROM outbox_ticket WHERE message_id >= %(first)s AND message_id < %(end)s) THEN 'waiting messages'
-    WHEN EXISTS (SELECT FROM outbox_delayed WHERE message_id >= %(first)s AND message_id < %(end)s) THEN 'delayed messages'
-    WHEN EXISTS (
-        SELECT FROM outbox_batch, unnest(message_ids) m(id)
-        WHERE state IN (0, 1, 2) AND m.id >= %(first)s AND m.id < %(end)s) THEN 'unfinished batches'
-    WHEN EXISTS (
-        SELECT FROM outbox_batch, unnest(message_ids) WITH ORDINALITY u(id, n)
-        WHERE state = 4 AND u.id >= %(first)s AND u.id < %(end)s AND n <> ALL(split)
-        AND NOT EXISTS (SELECT FROM outbox_dead d WHERE d.message_id = u.id AND d.body IS NOT NULL)
-        AND EXISTS (SELECT FROM outbox_message m WHERE m.id = u.id)) THEN 'dead messages without a copy'
-END
-"""
 
 # A slice of batches by id, which grows with the time of the claim. Sent and skipped ones of old go, but for those with
 # messages in a day that was kept. The walk ends at the first slice that holds a young one.
@@ -121,7 +106,7 @@ def prune(using: str, *, now: datetime | None = None, patience: timedelta = part
 
 def _prune_day(connection: Connection, day: date, pruned: Pruned, patience: timedelta) -> None:
     def is_held() -> bool:
-        holder = _holder(connection, day)
+        holder = find_holder(connection, partitions.first_id(day), _end_of(day))
         if holder is not None:
             pruned.kept[day] = holder
         return holder is not None
@@ -133,14 +118,6 @@ def _prune_day(connection: Connection, day: date, pruned: Pruned, patience: time
         pruned.days.append(day)
     else:
         pruned.kept.setdefault(day, NOT_LOCKED)
-
-
-def _holder(connection: Connection, day: date) -> str | None:
-    """Say what still points into a day, or None."""
-    row = connection.execute(HOLDS_DAY, {"first": partitions.first_id(day), "end": _end_of(day)}).fetchone()
-    assert row is not None
-    holder: str | None = row[0]
-    return holder
 
 
 def _delete_batches(connection: Connection, before: datetime, kept: list[date]) -> int:

@@ -32,6 +32,7 @@ ARROW = {
     "integer": pa.int32(),
     "long": pa.int64(),
     "string": pa.string(),
+    "binary": pa.binary(),
     "timestamp": pa.timestamp("us", tz="UTC"),
 }
 

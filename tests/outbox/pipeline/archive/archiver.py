@@ -1,0 +1,19 @@
+"""The archiver as a process of its own, without Spark: `python -m tests.outbox.pipeline.archive.archiver URL LAKE BEFORE`."""
+
+import json
+import sys
+from datetime import date
+
+from outbox.pipeline.archive.book import turn
+from outbox.pipeline.archive.config import ArchiveConfig
+from outbox.pipeline.archive.run import Archiver
+from outbox.pipeline.config import PipelineConfig, Source
+from outbox.pipeline.lake.base import open_lake
+from tests.outbox.pipeline.archive.arrow import ArrowWriter
+
+if __name__ == "__main__":
+    url, lake, before = sys.argv[1:]
+    config = ArchiveConfig(PipelineConfig(Source(url)), lake, date.fromisoformat(before), rows_per_part=3)
+    with turn(url) as connection:
+        done = Archiver(config, connection, open_lake(lake), ArrowWriter(url)).run()
+    sys.stdout.write(json.dumps(done.as_dict()))

@@ -1,0 +1,30 @@
+"""What database and lake hold, read in plain Python."""
+
+from __future__ import annotations
+
+import pyarrow.parquet as pq
+from django.db import connection
+
+from outbox.pipeline.lake.base import Lake
+from outbox.pipeline.lake.frames import BOOKS
+
+
+def in_lake(lake: Lake, frame: str = "messages", column: str = "message_id") -> list:
+    files = [file for commit in lake.committed() for file in commit.frames[frame].files]
+    return [value for file in files for value in pq.read_table(lake.root / file)[column].to_pylist()]
+
+
+def in_database(table: str = "outbox_message", column: str = "id::text") -> list:
+    with connection.cursor() as cursor:
+        cursor.execute(f"SELECT {column} FROM {table}")
+        return [value for (value,) in cursor.fetchall()]
+
+
+def books_left() -> dict[str, int]:
+    return {name: len(in_database(f"outbox_{name}", "1")) for name in BOOKS}
+
+
+def state_of(day) -> tuple:
+    with connection.cursor() as cursor:
+        cursor.execute("SELECT state, attempt, rows FROM outbox_archived_day WHERE day = %s", [day])
+        return cursor.fetchone()

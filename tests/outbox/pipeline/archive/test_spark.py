@@ -1,0 +1,77 @@
+"""The same by Spark, and database and lake read as one."""
+
+import pytest
+
+from outbox import database, partitions
+from outbox.audit import database_source
+from outbox.pipeline.archive.config import ArchiveConfig
+from outbox.pipeline.archive.spark import SparkWriter
+from outbox.pipeline.config import PipelineConfig
+from outbox.pipeline.lake.frames import BOOKS
+from outbox.pipeline.lake.read import everything
+from tests.outbox.pipeline.archive.conftest import BEFORE, FIRST, PER_DAY, SECOND
+from tests.outbox.pipeline.archive.looks import in_database, in_lake, state_of
+from tests.outbox.pipeline.tcp import reached_by_tcp
+
+
+@pytest.fixture
+def source(ids, jar):
+    found = database_source("default", "jdbc" if jar else "python")
+    with reached_by_tcp(found.url) as url:
+        yield type(found)(url, reader="jdbc" if jar else "python")
+
+
+@pytest.fixture
+def writer(spark, source, lake):
+    return SparkWriter(ArchiveConfig(PipelineConfig(source, shuffle_partitions=2), str(lake.root), BEFORE))
+
+
+def seen(spark, source, lake, frame="messages", column="message_id"):
+    with everything(spark, source, lake) as frames:
+        return sorted(row[0] for row in frames[frame].select(column).collect())
+
+
+class TestSpark:
+    def test_archives_what_can_be_read_as_one_with_the_database_at_every_moment(self, spark, source, writer, archive, lake, ids):
+        assert seen(spark, source, lake) == ids
+        with database.connect("default") as reader, reader.transaction():  # it is committed, and cannot be deleted
+            reader.execute("SELECT count(*) FROM outbox_message")
+            assert archive(before=SECOND, writer=writer).kept == {str(FIRST): "open transactions"}
+            assert in_database() == ids
+            assert in_lake(lake) == ids[:PER_DAY]
+            assert seen(spark, source, lake) == ids
+            assert seen(spark, source, lake, "inbox") == ids
+
+        archive(before=SECOND, writer=writer)
+
+        assert in_database() == ids[PER_DAY:]
+        assert seen(spark, source, lake) == ids
+        assert seen(spark, source, lake, "inbox") == ids
+        assert state_of(FIRST) == ("deleted", 1, PER_DAY)
+
+    def test_reads_by_psycopg_as_by_jdbc(self, spark, source, archive, lake, ids):
+        by_psycopg = type(source)(source.url, reader="python")
+        config = ArchiveConfig(PipelineConfig(by_psycopg, shuffle_partitions=2), str(lake.root), BEFORE)
+
+        archive(before=SECOND, writer=SparkWriter(config))
+
+        assert in_lake(lake) == ids[:PER_DAY]
+        assert {name: len(in_lake(lake, name, frame.key[0])) for name, frame in BOOKS.items()} == {
+            **dict.fromkeys(BOOKS, 1),
+            "inbox": PER_DAY,
+        }
+
+    def test_gives_the_latest_of_a_message_that_was_archived_twice(self, spark, source, archive, lake, ids):
+        archive(before=SECOND)
+        with database.connect("default") as own:
+            own.execute("UPDATE outbox_archived_day SET state = 'changed'")
+            partitions.make_day(own, FIRST)
+            own.execute("INSERT INTO outbox_message (id, topic_id, body) VALUES (%s, 0, '')", [ids[3]])
+
+        archive(before=SECOND)
+
+        assert in_lake(lake).count(ids[3]) == 2
+        with everything(spark, source, lake) as frames:
+            rows = {row.message_id: row.state for row in frames["messages"].collect()}
+        assert sorted(rows) == ids
+        assert rows[ids[3]] == "tombstone"
