@@ -15,6 +15,7 @@ from outbox import conf, database
 from outbox.consumer.register import groups
 from outbox.errors import ConfigurationError
 from outbox.message import TopicType, message_type
+from outbox.models import RecordedTopic
 from outbox.pipeline.config import Business, Group, PipelineConfig, Reader, Source
 
 EMBEDDED = "outbox.brokers.embedded.EmbeddedBroker"
@@ -36,12 +37,15 @@ def pipeline_config(using: str = DEFAULT_DB_ALIAS, *, reader: Reader = "jdbc", s
     """
     databases = {alias: database_source(alias, reader) for alias in {using, *_embedded().values()}}
     more.setdefault("since", _whole_since(using))
+    seen = [topic for broker in _embedded() for topic in _topics_of(broker)]
+    recorded = _recorded(using, but=seen)
     return PipelineConfig(
         outbox=databases[using],
         brokers=[databases[alias] for alias in sorted(set(_embedded().values()))],
         business=[_business(name, entry) for name, entry in conf.settings().audit.items()],
         groups=_groups(using),
-        seen_topics=[topic for broker in _embedded() for topic in _topics_of(broker)],
+        seen_topics=[*seen, *recorded],
+        recorded=recorded,
         ordered_topics=[name for name in sorted(conf.settings().topics) if conf.topic_settings(name).type is TopicType.FIFO],
         settle_seconds=settle.total_seconds(),
         **more,
@@ -55,6 +59,18 @@ def _embedded() -> dict[str, str]:
         for alias, broker in conf.settings().brokers.items()
         if broker.backend == EMBEDDED
     }
+
+
+def _recorded(using: str, *, but: Sequence[str]) -> dict[str, float]:
+    """Give the topics that a recorder writes down -> for how many seconds their broker may hide a message."""
+    names = RecordedTopic.objects.using(using).exclude(topic__in=but).order_by("topic").values_list("topic", flat=True)
+    return {name: _hidden_seconds(name) for name in names if name in conf.settings().topics}
+
+
+def _hidden_seconds(topic: str) -> float:
+    settings = conf.topic_settings(topic)
+    is_delayed = settings.type is TopicType.DELAY
+    return conf.broker_class(settings.broker).max_delay.total_seconds() if is_delayed else 0.0
 
 
 def _topics_of(broker: str) -> Sequence[str]:

@@ -4,7 +4,9 @@ import pytest
 from django.db import connection
 
 from outbox.audit import pipeline_config
+from outbox.brokers.memory import MemoryBroker
 from outbox.errors import ConfigurationError
+from outbox.models import RecordedTopic
 
 SETTLE = timedelta(minutes=5)
 BORN_LONG_AGO = "UPDATE django_migrations SET applied = now() - interval '1 year' WHERE app = 'outbox'"
@@ -55,3 +57,27 @@ class TestWhatTheJobIsTold:
 
         with pytest.raises(ConfigurationError, match=said):
             pipeline_config(settle=SETTLE)
+
+
+class TestTheBrokersSide:
+    @pytest.fixture(autouse=True)
+    def _rabbit(self, settings):
+        memory = {"BACKEND": "outbox.brokers.memory.MemoryBroker", "OPTIONS": {}}
+        topics = {"bills": {"BROKER": "other", "TYPE": "normal"}, "later": {"BROKER": "other", "TYPE": "delay"}}
+        brokers = {**settings.OUTBOX["BROKERS"], "other": memory}
+        settings.OUTBOX = {**settings.OUTBOX, "BROKERS": brokers, "TOPICS": {**settings.OUTBOX["TOPICS"], **topics}}
+
+    def test_of_another_broker_is_what_a_recorder_wrote_down(self):
+        for topic in ("bills", "later", "orders", "a topic that was given up"):
+            RecordedTopic.objects.create(topic=topic, broker="other", consumer_group="recorder")
+
+        config = pipeline_config(settle=SETTLE)
+
+        assert config.seen_topics == ["order-cancellations", "orders", "shipments", "bills", "later"]
+        assert config.recorded == {"bills": 0.0, "later": MemoryBroker.max_delay.total_seconds()}
+
+    def test_of_another_broker_is_not_seen_where_nothing_is_recorded(self):
+        config = pipeline_config(settle=SETTLE)
+
+        assert config.seen_topics == ["order-cancellations", "orders", "shipments"]
+        assert config.recorded == {}
