@@ -19,6 +19,9 @@ from typing import Any
 # Ticks that nobody took do not pile up. Not shorter: a worker whose clock goes ahead of beat's would drop every tick.
 SHORTEST_EXPIRY = timedelta(seconds=10)
 
+# An audit that no worker took in an hour is left to the next night.
+AUDIT_EXPIRY = timedelta(hours=1)
+
 CONSUME_EVERY = timedelta(seconds=1)
 
 
@@ -27,6 +30,9 @@ def beat_schedule(
     sweep: timedelta = timedelta(seconds=1),
     upkeep: timedelta = timedelta(hours=1),
     consume: Iterable[str] = (),
+    audit: Any = None,
+    audit_at_most: timedelta = timedelta(hours=1),
+    audit_queue: str = "",
     queue: str = "outbox",
 ) -> dict[str, dict[str, Any]]:
     """
@@ -35,13 +41,23 @@ def beat_schedule(
     Args:
         sweep: how long a message may wait when its nudge was lost.
         consume: consumer groups that Celery's workers serve, each second; none where `outbox_consume` runs.
+        audit: when to audit, as Celery has it: `crontab(hour=3, minute=0)`, or a timedelta; None: never. Needs the extra `spark`
+            and Java where the worker is.
+        audit_at_most: an audit that takes longer is ended.
+        audit_queue: the audit waits for Spark, and keeps a worker's process to itself meanwhile; a queue of its own keeps
+            others from waiting behind it. By default `queue`.
         queue: the same as `OUTBOX["CELERY_QUEUE"]`.
     """
-    return {
+    entries = {
         "outbox-sweep": _entry("outbox.tasks.sweep", sweep, queue),
         "outbox-upkeep": _entry("outbox.tasks.upkeep", upkeep, queue),
         **{f"outbox-consume-{group}": _entry("outbox.tasks.consume", CONSUME_EVERY, queue, group) for group in consume},
     }
+    if audit is not None:
+        options = {"expires": AUDIT_EXPIRY.total_seconds(), "queue": audit_queue or queue, "ignore_result": True}
+        entry = {"task": "outbox.tasks.audit", "schedule": audit, "args": (audit_at_most.total_seconds(),), "options": options}
+        entries["outbox-audit"] = entry
+    return entries
 
 
 def _entry(task: str, every: timedelta, queue: str, *arguments: str) -> dict[str, Any]:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable
 from contextlib import closing
+from datetime import timedelta
 from typing import Any
 
 import psycopg
@@ -17,6 +18,7 @@ from celery import shared_task
 from django.db import InterfaceError, OperationalError
 
 from outbox import conf
+from outbox.audit_runs.run import run_for_beat
 from outbox.check_back.ask import in_process
 from outbox.check_back.checker import brokers_that_ask, listen_in_this_process
 from outbox.check_back.loop import CheckLoop, brokers_to_ask_for
@@ -24,7 +26,7 @@ from outbox.consumer.gaps import find_gaps
 from outbox.consumer.register import group as find_group
 from outbox.consumer.register import groups
 from outbox.consumer.run import Worker
-from outbox.errors import BrokerUnavailable, LaneNotHeld, NotMigrated
+from outbox.errors import AuditRunning, BrokerUnavailable, LaneNotHeld, NotMigrated
 from outbox.relay import host
 from outbox.relay.upkeep import keep_up, prune_brokers
 
@@ -65,6 +67,13 @@ def upkeep() -> None:
         _try(find_gaps, group)
 
 
+@shared_task(name="outbox.tasks.audit", ignore_result=True)
+def audit(at_most: float = 3600.0) -> None:
+    """Audit each database, for so many seconds at most; Spark runs in a process of its own, and ends with this one."""
+    for database in sorted({post.database for post in host.posts()}):
+        _try(run_for_beat, database, at_most=timedelta(seconds=at_most))
+
+
 @shared_task(name="outbox.tasks.consume", ignore_result=True)
 def consume(group: str) -> None:
     """Hand what waits for a consumer group to its handlers, where no resident consumer does; beat calls it again."""
@@ -85,7 +94,7 @@ def _try(step: Callable[..., object], *args: Any, **options: Any) -> None:
     """Do a step; what is no fault of ours is a line in the log, and the next task does the step again."""
     try:
         step(*args, **options)
-    except LaneNotHeld as error:
+    except (LaneNotHeld, AuditRunning) as error:
         logger.debug("%s", error)  # others are at work
     except NotMigrated as error:
         logger.info("%s", error)

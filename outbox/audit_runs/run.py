@@ -2,15 +2,23 @@
 
 from __future__ import annotations
 
+import logging
 import signal
 from datetime import timedelta
 from typing import Any
 
-from outbox import database
+from outbox import database, signals
+from outbox.audit import pipeline_config
 from outbox.audit_runs import job, store, verdict
-from outbox.errors import AuditFailed
+from outbox.errors import AuditFailed, AuditRunning, OutboxError
 from outbox.models import AuditRun
-from outbox.pipeline.config import PipelineConfig
+from outbox.pipeline.config import PipelineConfig, Reader
+from outbox.pipeline.errors import PipelineError
+from outbox.pipeline.session import find_jar
+
+logger = logging.getLogger(__name__)
+
+SETTLE = timedelta(minutes=5)  # as the command's default
 
 WORDS_KEPT = 20_000  # characters
 NO_ANSWER = "No answer: "  # how the job begins the line that says why
@@ -49,6 +57,41 @@ def run_and_store(
             store.fail(run, f"{type(error).__name__}: {error}", None)
             raise
         return run, ended.report
+
+
+def run_for_beat(using: str, *, at_most: timedelta) -> None:
+    """
+    Run an audit that nobody waits for: what keeps it from an answer is its run's error, and raises alarm as findings do.
+
+    Raises:
+        AuditRunning: another one of this database runs.
+    """
+    try:
+        config = pipeline_config(using, reader=_reader(), settle=SETTLE)
+        run, report = run_and_store(using, config, asked_by="beat", say=logger.debug, at_most=at_most)
+    except AuditRunning:
+        raise
+    except AuditFailed as error:
+        _raise_alarm(using, f"The audit of database {using!r} failed. {error}")
+    except OutboxError as error:  # settings or key: there is no run yet
+        store.fail(store.begin(using, asked_by="beat", since=None, settle_seconds=SETTLE.total_seconds()), str(error), None)
+        _raise_alarm(using, f"The audit of database {using!r} cannot run. {error}")
+    else:
+        if report["findings"]:
+            _raise_alarm(using, f"Audit {run.pk} of database {using!r} has {len(report['findings'])} findings: see the admin.")
+
+
+def _reader() -> Reader:
+    try:
+        find_jar()
+    except PipelineError:
+        return "python"
+    return "jdbc"
+
+
+def _raise_alarm(using: str, reason: str) -> None:
+    logger.error(reason)
+    signals.alarm.send_robust(sender=AuditRun, reason=reason, details={"database": using})
 
 
 def explain(ended: job.Ended, at_most: timedelta | None) -> str:

@@ -3,6 +3,7 @@ import sys
 from datetime import timedelta
 
 from celery import current_app
+from celery.schedules import crontab
 
 import outbox.tasks  # noqa: F401  (registers the tasks)
 from outbox.schedule import beat_schedule
@@ -26,6 +27,16 @@ class TestBeatSchedule:
         served = {tuple(entry["args"]) for entry in schedule.values() if entry["task"] == "outbox.tasks.consume"}
         assert served == {("cart",), ("points",)}
         assert "outbox.tasks.consume" in current_app.tasks
+
+    def test_audits_when_it_is_told_to(self):
+        nightly = crontab(hour=3, minute=0)
+
+        entry = beat_schedule(audit=nightly, audit_at_most=timedelta(minutes=20), audit_queue="heavy")["outbox-audit"]
+
+        assert (entry["task"], entry["schedule"], entry["args"]) == ("outbox.tasks.audit", nightly, (1200.0,))
+        assert entry["options"] == {"expires": 3600, "queue": "heavy", "ignore_result": True}
+        assert beat_schedule(audit=nightly)["outbox-audit"]["options"]["queue"] == "outbox"
+        assert "outbox.tasks.audit" in current_app.tasks
 
     def test_lets_ticks_expire_that_nobody_took(self):
         slow = beat_schedule(sweep=timedelta(minutes=1), queue="mine")["outbox-sweep"]
