@@ -54,13 +54,12 @@ class TestPython:
 
     @pytest.mark.parametrize("page", SETTINGS)
     def test_is_a_setting_without_a_fault(self, page: str, settings: Any):
-        [block] = python_blocks(page)
         names: dict[str, Any] = {}
 
-        exec(block, names)  # noqa: S102
-
-        settings.OUTBOX = names["OUTBOX"]
-        assert conf.settings() is not None
+        for block in python_blocks(page):
+            exec(block, names)  # noqa: S102
+            settings.OUTBOX = names["OUTBOX"]
+            assert conf.settings() is not None
 
     @pytest.mark.parametrize(
         ("page", "block"), [(page, block) for page in ALONE for block in python_blocks(page)], ids=lambda value: str(value)[:30]
