@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from django.core.checks import Tags, register
 
-from outbox.checks import celery, check_back, consumers, databases, deployment, messages, servers, settings, times
+from outbox.checks import archive, celery, check_back, consumers, databases, deployment, messages, servers, settings, times
 
 TAG = "outbox"  # manage.py check --tag outbox
 
@@ -19,6 +19,7 @@ ALWAYS = (
     settings.check_topic_types,
     times.check_leases,
     times.check_retention,
+    archive.check_archive,
     messages.check_topics,
     messages.check_keys,
     messages.check_upgrades,

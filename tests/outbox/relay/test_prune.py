@@ -7,6 +7,7 @@ from django.db import connection as django_connection
 
 from outbox import database, partitions
 from outbox.models import (
+    ArchivedDay,
     Batch,
     CheckBack,
     DeadMessage,
@@ -283,3 +284,57 @@ class TestPrune:
         prune("default", now=NOW)
 
         assert Topic.objects.filter(id=topic.id).exists()
+
+
+class TestWithAnArchive:
+    @pytest.fixture(autouse=True)
+    def archive(self, settings):
+        settings.OUTBOX = {**settings.OUTBOX, "ARCHIVE": {"PATH": "/srv/lake"}}
+
+    def test_days_stay_until_the_lake_has_them(self):
+        ArchivedDay.objects.create(day=date(2001, 2, 3), state="planned", attempt=1, rows=0, digest="0")
+        ArchivedDay.objects.create(day=date(2001, 2, 4), state="committed", attempt=1, rows=0, digest="0")
+
+        pruned = prune("default", now=NOW)
+
+        assert [day.day for day in pruned.days] == [4]
+        assert pruned.kept == {OLD: "not archived yet", date(2001, 2, 12): "not archived yet"}
+
+    def test_a_day_stays_when_messages_came_after_it_was_archived(self):
+        message_of()
+        ArchivedDay.objects.create(day=OLD, state="committed", attempt=1, rows=0, digest="0")
+
+        assert prune("default", now=NOW).kept[OLD] == "not archived as it is now"
+
+    def test_a_day_stays_that_something_unfinished_points_into(self):
+        TicketFactory(message=message_of())
+        ArchivedDay.objects.create(day=OLD, state="committed", attempt=1, rows=1, digest="0")
+
+        assert prune("default", now=NOW).kept[OLD] == "waiting messages"
+
+    def test_batches_stay_as_long_as_their_day(self):
+        batch = batch_of(state=State.SENT)
+
+        prune("default", now=NOW)
+
+        assert Batch.objects.filter(id=batch.id).exists()
+
+    def test_the_books_that_it_takes_along_are_its(self):
+        TestBooks().write_books(LONG_AGO)
+
+        pruned = prune("default", now=NOW)
+
+        assert {table for table, count in pruned.rows.items() if count} == {"outbox_gap", "outbox_dedupe", "outbox_dead"}
+        assert Inbox.objects.exists()
+
+    def test_nothing_is_past_its_time_before_the_archive_says_so(self, settings):
+        settings.OUTBOX = {**settings.OUTBOX, "ARCHIVE": {"PATH": "/srv/lake", "AFTER": timedelta(days=400)}}
+
+        assert prune("default", now=NOW).kept == {}
+
+    def test_an_alarm_is_raised_when_nobody_archives(self, alarms):
+        prune("default", now=NOW)
+
+        assert len(alarms) == 1
+        assert "2001-02-03 by not archived yet" in alarms[0]["reason"]
+        assert "2001-02-12" not in alarms[0]["reason"]
