@@ -10,12 +10,15 @@ import tempfile
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
+from uuid import UUID
 
 from outbox import conf
 from outbox.audit import database_source
 from outbox.errors import ArchiveFailed, ConfigurationError
 from outbox.pipeline.archive.config import ArchiveConfig
 from outbox.pipeline.config import PipelineConfig, Reader
+from outbox.pipeline.lake.base import open_lake
+from outbox.pipeline.lake.lookup import Found, find_message
 
 JOB = "outbox.pipeline.jobs.archive"
 
@@ -48,6 +51,17 @@ def lake_of(using: str) -> Path:
     if archive is None:
         raise ConfigurationError('There is no archive: OUTBOX["ARCHIVE"] is not set.')
     return Path(archive.path, using)
+
+
+def find_archived(using: str, message_id: UUID) -> Found | None:
+    """
+    Find a message in a database's lake; None: it is not there.
+
+    Raises:
+        ConfigurationError: there is no archive.
+        LakeError: the lake cannot be read.
+    """
+    return find_message(open_lake(str(lake_of(using))), message_id)
 
 
 def run_job(config: ArchiveConfig) -> dict[str, Any]:

@@ -13,15 +13,16 @@ from django.core.exceptions import ValidationError
 from django.db import router
 from django.db.models import Model, Q, QuerySet
 from django.db.models.expressions import RawSQL
-from django.http import HttpRequest, HttpResponse
+from django.http import HttpRequest, HttpResponse, HttpResponseRedirect
 from django.utils.safestring import SafeString
 
 from outbox import conf
+from outbox.admin.archived import archived_message
 from outbox.admin.base import ReadOnlyAdmin
 from outbox.admin.contents import contents, read_beginning, read_headers
 from outbox.admin.links import about_link, message_link
 from outbox.admin.lists import COUNTED, Filter
-from outbox.admin.pages import topics
+from outbox.admin.pages import topics, url_of
 from outbox.admin.text import badge, moment, shown, since
 from outbox.brokers.base import Found
 from outbox.errors import BrokerUnavailable
@@ -161,6 +162,35 @@ class MessageAdmin(ReadOnlyAdmin):
 
     def reason(self, row: Any) -> SafeString:
         return shown((row.standing and row.standing.last_error) or "", 120)
+
+    def changelist_view(self, request: HttpRequest, extra_context: dict[str, Any] | None = None) -> HttpResponse:
+        """List messages. Whoever looks for an id that only the archive may have is sent to its page."""
+        message_id = self._not_here(request, request.GET.get("q", "").strip())
+        if message_id and self.has_view_permission(request):
+            return HttpResponseRedirect(url_of(self.admin_site, "outbox_messagerow_change", message_id))
+        return super().changelist_view(request, extra_context)
+
+    def changeform_view(
+        self,
+        request: HttpRequest,
+        object_id: str | None = None,
+        form_url: str = "",
+        extra_context: dict[str, Any] | None = None,
+    ) -> HttpResponse:
+        message_id = self._not_here(request, object_id or "")
+        if message_id:
+            return archived_message(self, request, message_id)
+        return super().changeform_view(request, object_id, form_url, extra_context)
+
+    def _not_here(self, request: HttpRequest, text: str) -> UUID | None:
+        """Give the id that a text is, where the database does not have it and there is an archive."""
+        if conf.settings().archive is None:
+            return None
+        try:
+            message_id = UUID(text)
+        except ValueError:
+            return None
+        return None if self.get_queryset(request).filter(pk=message_id).exists() else message_id
 
     def get_object(self, request: HttpRequest, object_id: str, from_field: str | None = None) -> MessageRow | None:
         """Read a message with its body's size, and of the body no more than can be laid out."""

@@ -109,7 +109,7 @@ def prune(using: str, *, now: datetime | None = None, patience: timedelta = part
     with database.connect(using, application_name="outbox upkeep") as connection:
         if connection.execute(TRY_TURN).fetchone() != (True,):
             return pruned
-        archived = dict(connection.execute(ARCHIVED).fetchall()) if archive else None
+        archived: dict[date, int] | None = dict(connection.execute(ARCHIVED).fetchall()) if archive else None
         for day in partitions.days(connection):
             if day < last_kept:
                 _prune_day(connection, day, archived, pruned, patience)
