@@ -60,11 +60,11 @@ def problems_of_settings(broker: str, options: RocketMQOptions, settings: Mappin
             f"CHECK_HORIZON is {options.check_horizon}: a message may be sent again that is still asked about.",
             "Set CHECK_HORIZON longer.",
         )
-    if batch > MOST_BATCH_INTERVAL:
+    if batch > MOST_BATCH_INTERVAL and int(settings["transactionOpMsgMaxSize"]) > 1:
         yield Problem(
             f"Broker {broker} notes ends of half messages only each {batch} (transactionOpBatchInterval): it asks about, and "
             "copies, what has been committed.",
-            "Set transactionOpBatchInterval=100.",
+            "Set transactionOpMsgMaxSize=1 and transactionOpBatchInterval=3600000: then it notes them at once.",
             is_error=False,
         )
     if settings["flushDiskType"] == "ASYNC_FLUSH" and settings["brokerRole"] == "ASYNC_MASTER":

@@ -18,7 +18,8 @@ RIGHT = {
     "transactionTimeOut": "6000",
     "transactionCheckMax": "15",
     "transactionCheckInterval": "30000",
-    "transactionOpBatchInterval": "100",
+    "transactionOpBatchInterval": "3600000",
+    "transactionOpMsgMaxSize": "1",
     "flushDiskType": "SYNC_FLUSH",
     "brokerRole": "ASYNC_MASTER",
 }
@@ -27,7 +28,7 @@ RIGHT = {
 class TestSettings:
     @pytest.mark.parametrize(
         "settings",
-        [{}, {"flushDiskType": "ASYNC_FLUSH", "brokerRole": "SYNC_MASTER"}, {"transactionOpBatchInterval": "1000"}],
+        [{}, {"flushDiskType": "ASYNC_FLUSH", "brokerRole": "SYNC_MASTER"}, {"transactionOpBatchInterval": "1000", "transactionOpMsgMaxSize": "4096"}],
         ids=str,
     )
     def test_are_right(self, settings: dict[str, str]):
@@ -38,7 +39,8 @@ class TestSettings:
         [
             ({"transactionTimeOut": "5999"}, "COMMIT_WINDOW", True),
             ({"transactionCheckMax": "20"}, "CHECK_HORIZON", True),
-            ({"transactionOpBatchInterval": "3000"}, "transactionOpBatchInterval", False),
+            ({"transactionOpBatchInterval": "3000", "transactionOpMsgMaxSize": "4096"}, "transactionOpBatchInterval", False),
+            ({"transactionOpMsgMaxSize": "4096"}, "only each 1:00:00", False),
             ({"flushDiskType": "ASYNC_FLUSH"}, "power", False),
         ],
     )
