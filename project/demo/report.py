@@ -13,7 +13,7 @@ from typing import Any
 
 import psycopg
 
-from project.demo.kills import CELERY, RESIDENT, UNACKED, Kill
+from project.demo.kills import CELERY, HALF_SENT, RESIDENT, UNACKED, Kill
 
 Connection = psycopg.Connection[tuple[Any, ...]]
 
@@ -99,11 +99,18 @@ FROM outbox_inbox i JOIN outbox_message m ON m.id = i.message_id
 
 @dataclass(frozen=True, slots=True)
 class Kills:
-    """How many processes were killed. `unacked`: consumers between the handler's commit and the ack."""
+    """
+    How many processes were killed.
+
+    Args:
+        undecided: relays between their half messages and the decision.
+        unacked: consumers between the handler's commit and the ack.
+    """
 
     resident: int = 0
     celery: int = 0
     consumers: int = 0
+    undecided: int = 0
     unacked: int = 0
 
     @classmethod
@@ -113,6 +120,7 @@ class Kills:
             resident=sum(kill.process == RESIDENT for kill in kills),
             celery=sum(kill.process == CELERY for kill in kills),
             consumers=sum(not kill.is_of_relay for kill in kills),
+            undecided=sum(kill.place == HALF_SENT for kill in kills),
             unacked=sum(kill.place == UNACKED for kill in kills),
         )
 
@@ -157,7 +165,7 @@ class Report:
             ("kills of Celery's relay", kills.celery, 2),
             ("kills of consumers before the ack", kills.unacked, 5),
             ("check-backs answered COMMIT", asked["commit"], 3),
-            ("check-backs answered ROLLBACK", asked["rollback"], 1),  # RocketMQ may ask when the demo is over
+            ("check-backs answered ROLLBACK", asked["rollback"], 1),
         ]
         return [f"{what}: {found} instead of {least} or more" for what, found, least in wanted if found < least]
 

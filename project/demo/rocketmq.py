@@ -32,8 +32,9 @@ OWN_SECONDS = {"check_horizon": 30, "invisible": 3}
 OTHER_SECONDS = {"check_horizon": 600, "invisible": 10}
 
 # What the outbox has to send, and what a group has not handled. A batch that waits for nothing but its check-back is not
-# counted: its messages are, until they are handled. The last part is for consumers that were killed before the ack; the
-# server hands out again what they held, and the inbox drops it.
+# counted: its messages are, until they are handled. The last parts are for consumers that were killed before the ack, as the
+# server hands out again what they held, and the inbox drops it; and for relays that were killed before they decided, as the
+# server asks about their half messages when all else may be over.
 WAITING = f"""
 {LEDGERS}
 SELECT {UNSENT}
@@ -41,6 +42,7 @@ SELECT {UNSENT}
     + (SELECT count(*) FROM message m JOIN reads r USING (topic) WHERE NOT EXISTS (
         SELECT FROM outbox_inbox i WHERE i.consumer_group = r.consumer_group AND i.message_id = m.id))
     + greatest(0, %d - (SELECT count(*) FROM outbox_duplicate WHERE nth > 1))
+    + greatest(0, %d - (SELECT count(*) FROM outbox_check_back WHERE answer = 'ROLLBACK'))
 """  # noqa: S608
 
 TABLES = """
@@ -93,7 +95,7 @@ class RocketMQ(DemoBroker):
         return {"DEMO_ROCKETMQ": json.dumps({"options": options, **self._node.seconds})}
 
     def count_open(self, connection: Connection, kills: Kills) -> int:
-        return number(connection, WAITING % kills.unacked)
+        return number(connection, WAITING % (kills.unacked, min(kills.undecided, 1)))
 
     def show(self, connection: Connection) -> None:
         """Read the server's own log: each copy of a message, and each half message, however often it is stored."""

@@ -76,6 +76,19 @@ def read(kills=KILLS, broker=EMBEDDED):
     return report.read(connection, kills, broker.doors)
 
 
+def ask_back(answer, door):
+    models.CheckBack.objects.create(
+        request_id=f"{door} {answer}",
+        asked_by=door,
+        topic="orders",
+        message_id="1",
+        half_id="1",
+        answer=answer,
+        reason="",
+        milliseconds=1,
+    )
+
+
 def count_open(kills=KILLS, broker=EMBEDDED):
     return broker.count_open(database.raw("default"), kills)
 
@@ -128,17 +141,8 @@ class TestRead:
         assert (found.rolled_back, found.refused_lines) == (1, 1)
 
     def test_counts_what_was_answered_over_http(self, order):
-        for number, (answer, door) in enumerate([("COMMIT", "endpoint"), ("ROLLBACK", "endpoint"), ("COMMIT", "embedded")]):
-            models.CheckBack.objects.create(
-                request_id=str(number),
-                asked_by=door,
-                topic="orders",
-                message_id="1",
-                half_id="1",
-                answer=answer,
-                reason="",
-                milliseconds=1,
-            )
+        for answer, door in [("COMMIT", "endpoint"), ("ROLLBACK", "endpoint"), ("COMMIT", "embedded")]:
+            ask_back(answer, door)
 
         assert read().check_backs == {"commit": 1, "rollback": 1, "unknown": 0}
 
@@ -234,6 +238,13 @@ class TestCountOpen:
         models.Duplicate.objects.create(consumer_group="points", message_id=message_id(), topic="orders", nth=2)
         assert count_open(unacked, broker) == 1
 
+    def test_counts_a_rollback_of_which_rocketmq_has_not_asked_yet(self, order):
+        undecided = replace(KILLS, unacked=0, undecided=2)
+
+        assert count_open(undecided, RocketMQ()) == 1
+        ask_back("ROLLBACK", "rocketmq")
+        assert count_open(undecided, RocketMQ()) == 0
+
     def test_leaves_a_batch_on_rocketmq_to_its_check_back(self, order):
         BatchFactory(state=models.State.PREPARED)
 
@@ -281,7 +292,7 @@ class TestKills:
 
         kills = report.Kills.count(done)
 
-        assert kills == report.Kills(resident=1, celery=1, consumers=2, unacked=1)
+        assert kills == report.Kills(resident=1, celery=1, consumers=2, undecided=1, unacked=1)
         assert kills.total == 4
 
 
