@@ -11,7 +11,7 @@ import pytest
 from django.db import connection
 
 import outbox
-from docs.generate import checks, commands, errors, settings, tables
+from docs.generate import api, checks, commands, errors, settings, tables
 from docs.generate.__main__ import FOLDER
 from docs.generate.pages import PAGES
 from docs.generate.source import ROOT, attributes
@@ -38,6 +38,15 @@ class TestThePages:
 
     def test_are_all_there_are(self):
         assert {path.name for path in FOLDER.glob("*.md")} == set(PAGES)
+
+
+class TestTheApi:
+    def test_tells_of_every_public_name(self):
+        assert set(outbox.__all__) - api.documented() == set()
+
+    @pytest.mark.parametrize("path", [path for paths in api.SECTIONS.values() for path in paths])
+    def test_says_what_each_name_does(self, path):
+        assert api.docstring(api.find(path)).strip()
 
 
 class TestTheSettings:

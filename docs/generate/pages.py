@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from docs.generate import checks, commands, errors, settings, tables
+from docs.generate import api, checks, commands, errors, settings, tables
 
 PAGES: dict[str, Callable[[], str]] = {
+    "api.md": api.page,
     "checks.md": checks.page,
     "commands.md": commands.page,
     "errors.md": errors.page,
