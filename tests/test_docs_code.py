@@ -32,7 +32,7 @@ ELSEWHERE = {
 }
 
 # Pages whose Python blocks are the setting OUTBOX.
-SETTINGS = ["brokers/rocketmq.md", "pipeline.md"]
+SETTINGS = ["brokers/rocketmq.md", "how-to/archive.md", "pipeline.md"]
 
 
 def commands() -> Iterator[tuple[str, str]]:
