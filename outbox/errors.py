@@ -95,5 +95,9 @@ class AuditFailed(OutboxError):
     """Raised when an audit gave no answer; its run says the same."""
 
 
+class MonitorFailed(OutboxError):
+    """Raised when the monitor's job could not go on; nothing is counted twice when it is run again."""
+
+
 class VerdictRefused(OutboxError):
     """Raised when a verdict is not, byte for byte, what was signed; or was not signed at all, or by another key."""

@@ -26,13 +26,14 @@ from outbox.consumer.gaps import find_gaps
 from outbox.consumer.register import group as find_group
 from outbox.consumer.register import groups
 from outbox.consumer.run import Worker
-from outbox.errors import AuditRunning, BrokerUnavailable, LaneNotHeld, NotMigrated
+from outbox.errors import AuditRunning, BrokerUnavailable, LaneNotHeld, MonitorFailed, NotMigrated
+from outbox.monitor import run_monitor
 from outbox.relay import host
 from outbox.relay.upkeep import keep_up, prune_brokers
 
 logger = logging.getLogger(__name__)
 
-EXPECTED = (psycopg.OperationalError, psycopg.InterfaceError, OperationalError, InterfaceError, BrokerUnavailable)
+EXPECTED = (psycopg.OperationalError, psycopg.InterfaceError, OperationalError, InterfaceError, BrokerUnavailable, MonitorFailed)
 
 
 @shared_task(name="outbox.tasks.relay", ignore_result=True)
@@ -82,6 +83,12 @@ def consume(group: str) -> None:
         at_most = conf.settings().consumer.task_time / len(chosen.brokers)
         with closing(Worker(chosen, alias)) as worker:
             worker.run(until_idle=True, seconds=at_most.total_seconds())
+
+
+@shared_task(name="outbox.tasks.monitor", ignore_result=True)
+def monitor(checkpoint: str, database: str = "default") -> None:
+    """Have the monitor count what was written since the last time, in a process of its own: no JVM stays in the worker."""
+    _try(run_monitor, database, checkpoint)
 
 
 def _listen(post: host.Post) -> None:

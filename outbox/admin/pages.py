@@ -18,6 +18,7 @@ from outbox.models import (
     EmbeddedHalf,
     InboxRow,
     MessageRow,
+    MonitorLane,
     Topic,
 )
 
@@ -34,6 +35,7 @@ _PLACES: list[tuple[str, type[Model], str]] = [
     ("Topics", Topic, "outbox_topic_changelist"),
     ("Audits", AuditRun, "outbox_auditrun_changelist"),
     ("Findings", AuditFinding, "outbox_auditfinding_changelist"),
+    ("Monitor", MonitorLane, "outbox_monitorlane_changelist"),
 ]
 
 

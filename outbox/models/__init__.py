@@ -16,6 +16,7 @@ from outbox.models.embedded import (
 )
 from outbox.models.inbox import DeadLetter, Duplicate, FailedDelivery, Gap, Inbox, InboxRow
 from outbox.models.message import Dedupe, Delayed, MessageRow, MessageState, Ticket, Topic
+from outbox.models.monitor import MonitorBucket, MonitorJob, MonitorLane, MonitorMissing
 from outbox.models.recorder import RecordedMessage, RecordedTopic
 
 __all__ = [
@@ -47,6 +48,10 @@ __all__ = [
     "Lane",
     "MessageRow",
     "MessageState",
+    "MonitorBucket",
+    "MonitorJob",
+    "MonitorLane",
+    "MonitorMissing",
     "Process",
     "RecordedMessage",
     "RecordedTopic",

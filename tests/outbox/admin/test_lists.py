@@ -17,6 +17,7 @@ LISTS = [
     "outbox_inboxrow_changelist",
     "outbox_embeddedhalf_changelist",
     "outbox_topic_changelist",
+    "outbox_monitorlane_changelist",
 ]
 WILD = ["\x00", "%", "_", "'; DROP TABLE outbox_message; --", '"', "\\", "\u202e", "😀", "x" * 10_000, "-1", "9" * 400]
 PARAMETERS = ["p", "o", "before", "state", "topic", "group", "answer", "settled", "all", "e", "_facets", "id__lt", "x"]
