@@ -15,7 +15,8 @@ from django.utils.safestring import SafeString
 from outbox import database
 from outbox.admin.base import ReadOnlyAdmin, choice_filter
 from outbox.admin.findings import standing_of
-from outbox.admin.pages import url_of
+from outbox.admin.pages import QUICK_CHECK, url_of
+from outbox.admin.quick import quick_check_page
 from outbox.admin.standing import DRAWN, DRAWN_SHARES, Backlog, standing
 from outbox.admin.text import badge, moment, shown
 from outbox.audit_runs import store, verdict
@@ -44,7 +45,11 @@ class AuditRunAdmin(ReadOnlyAdmin):
 
     def get_urls(self) -> list[URLPattern]:
         wrap = self.admin_site.admin_view
-        return [path("<int:run_id>/verdict.json", wrap(self.verdict_view), name="outbox_auditrun_verdict"), *super().get_urls()]
+        return [
+            path("quick-check/", wrap(self.quick_check_view), name=QUICK_CHECK),
+            path("<int:run_id>/verdict.json", wrap(self.verdict_view), name="outbox_auditrun_verdict"),
+            *super().get_urls(),
+        ]
 
     @admin.display(description="audit")
     def number(self, row: AuditRun) -> str:
@@ -69,6 +74,11 @@ class AuditRunAdmin(ReadOnlyAdmin):
     @admin.display(boolean=True)
     def signed(self, row: AuditRun) -> bool | None:
         return bool(row.signature) if row.verdict else None
+
+    def quick_check_view(self, request: HttpRequest) -> HttpResponse:
+        if not self.has_view_permission(request):
+            raise PermissionDenied
+        return quick_check_page(self, request)
 
     def verdict_view(self, request: HttpRequest, run_id: int) -> HttpResponse:
         """Give the verdict as `outbox_audit --verify` takes it."""

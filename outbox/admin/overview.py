@@ -44,6 +44,7 @@ def overview(model_admin: TopicAdmin, request: HttpRequest) -> TemplateResponse:
             | {"dead_letters": one.dead_letters, "newest": age(one.newest_seconds), "error": shown(one.error, 300)}
             for one in status.failures
         ],
+        "quick_check": urls.get("Quick check", ""),
         "chart": chart(read_flow(connection, now=timezone.now())),
     }
     return TemplateResponse(request, "admin/outbox/overview.html", context)

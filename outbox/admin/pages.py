@@ -23,6 +23,7 @@ from outbox.models import (
 )
 
 OVERVIEW = "outbox_overview"
+QUICK_CHECK = "outbox_quick_check"
 
 _PLACES: list[tuple[str, type[Model], str]] = [
     ("Overview", Topic, OVERVIEW),
@@ -35,6 +36,7 @@ _PLACES: list[tuple[str, type[Model], str]] = [
     ("Topics", Topic, "outbox_topic_changelist"),
     ("Audits", AuditRun, "outbox_auditrun_changelist"),
     ("Findings", AuditFinding, "outbox_auditfinding_changelist"),
+    ("Quick check", AuditRun, QUICK_CHECK),
     ("Monitor", MonitorLane, "outbox_monitorlane_changelist"),
 ]
 

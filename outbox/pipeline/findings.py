@@ -8,6 +8,14 @@ from dataclasses import asdict, dataclass, field, replace
 from itertools import groupby
 from typing import Any
 
+STRANDED = "no ticket, delayed row or batch names it: nothing would ever send it"
+ROW_GONE = "its message row is gone"
+SEVERAL_PLACES = "it stands in several places at once"
+NO_MESSAGE = "no message was published for it"
+NO_ROW = "its business row is gone"
+NOT_SENT = "not sent yet"
+NO_SUCH_LANE = "the outbox knows no such lane; its row in outbox_lane is gone, or it is another database's"
+
 
 class Kind(enum.StrEnum):
     """What is wrong."""
@@ -31,6 +39,9 @@ class Stage(enum.StrEnum):
     OUTBOX = "outbox"
     BROKER = "broker"
     INBOX = "inbox"
+
+
+STAGE_OF = {"claim": Stage.OUTBOX, "send": Stage.OUTBOX, "store": Stage.BROKER, "handle": Stage.INBOX}  # of each hop
 
 
 @dataclass(frozen=True, order=True)
@@ -104,3 +115,8 @@ def _merge_neighbours(same: list[Finding]) -> list[Finding]:
         else:
             merged.append(one)
     return merged
+
+
+def clock_has_jumped(tolerance_seconds: float) -> str:
+    """Say it in a finding's detail."""
+    return f"earlier than what they follow, by more than {tolerance_seconds:g} s: a clock has jumped"

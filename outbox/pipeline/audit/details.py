@@ -75,7 +75,7 @@ def _where_to_look(one: Finding) -> tuple[str, ...]:
 
 
 def _with_ids(config: PipelineConfig, one: Finding, ids: dict[Spot, str]) -> Finding:
-    if one.lane < 0 or one.ids:
+    if one.lane < 0 or one.ids or one.kind in NAMELESS:
         return one
     span = range(one.first, min(one.last, one.first + config.ids_per_finding - 1) + 1)
     found = [ids[spot] for number in span if (spot := (one.source, one.topic, one.lane, number)) in ids]

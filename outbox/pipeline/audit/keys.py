@@ -10,16 +10,12 @@ from pyspark.sql import functions as F
 
 from outbox.pipeline.config import PipelineConfig
 from outbox.pipeline.errors import HistoryError
-from outbox.pipeline.findings import Finding, Kind, Stage
+from outbox.pipeline.findings import NO_MESSAGE, NO_ROW, ROW_GONE, SEVERAL_PLACES, STRANDED, Finding, Kind, Stage
 from outbox.pipeline.history import History
 from outbox.pipeline.transforms.identity import differences
 
 SEPARATOR = "\n"  # in no name of a setting, and in no label of a model
-STRANDED = "no ticket, delayed row or batch names it: nothing would ever send it"
-ROW_GONE = "its message row is gone"
-NO_MESSAGE = "no message was published for it"
 BORDER = timedelta(hours=1)
-NO_ROW = "its business row is gone"
 
 
 def audit_business(config: PipelineConfig, history: History) -> list[Finding]:
@@ -107,7 +103,7 @@ def _place_of(row: Any) -> tuple[Kind, Stage, str]:
         return Kind.LOST, Stage.OUTBOX, STRANDED
     if row.left_n == 0:
         return Kind.LOST, Stage.OUTBOX, ROW_GONE
-    return Kind.DUPLICATED, Stage.OUTBOX, "it stands in several places at once"
+    return Kind.DUPLICATED, Stage.OUTBOX, SEVERAL_PLACES
 
 
 def by_topic(config: PipelineConfig, rows: list[tuple[str, Kind, Stage, str, str, str]]) -> list[Finding]:

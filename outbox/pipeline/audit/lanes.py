@@ -14,7 +14,7 @@ from pyspark.sql import DataFrame
 from outbox.pipeline.audit.recorded import micros, roles_of, unread
 from outbox.pipeline.config import Group, PipelineConfig
 from outbox.pipeline.errors import HistoryError
-from outbox.pipeline.findings import Finding, Kind, Stage, merge
+from outbox.pipeline.findings import NO_SUCH_LANE, Finding, Kind, Stage, merge
 from outbox.pipeline.history import History, Mark, Recorded
 from outbox.pipeline.transforms import numbers
 from outbox.pipeline.transforms.judge import BUCKET, HANDLED_BY, Lane, Role, judge
@@ -134,10 +134,11 @@ def _unknown_lanes(stages: list[DataFrame], history: History, marks: Sequence[Ma
             continue
         last = max(row.highest for row in rows)
         count = max(row.n for row in rows)
-        detail = "the outbox knows no such lane; its row in outbox_lane is gone, or it is another database's"
         first = min(row.lowest for row in rows)
         result.findings.append(
-            Finding(Kind.UNKNOWN_LANE, Stage.OUTBOX, topic, source, lane, first=first, last=last, count=count, detail=detail)
+            Finding(
+                Kind.UNKNOWN_LANE, Stage.OUTBOX, topic, source, lane, first=first, last=last, count=count, detail=NO_SUCH_LANE
+            )
         )
         unknown.append(Mark(source, topic, lane, 1, last))
     return unknown

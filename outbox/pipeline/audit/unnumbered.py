@@ -11,11 +11,10 @@ from pyspark.sql import functions as F
 from outbox.pipeline.audit.keys import by_topic
 from outbox.pipeline.audit.recorded import roles_of
 from outbox.pipeline.config import PipelineConfig
-from outbox.pipeline.findings import Finding, Kind, Stage
+from outbox.pipeline.findings import NOT_SENT, Finding, Kind, Stage
 from outbox.pipeline.history import History
 from outbox.pipeline.transforms.roles import Seen
 
-NOT_SENT = "not sent yet"
 NOT_READ = "the recorder has not come so far"
 SENT_AS = {
     int(Seen.SENT): "sent",

@@ -9,14 +9,12 @@ from typing import TYPE_CHECKING, Any
 from outbox.pipeline.bins import BACKWARDS, SHARES, add, percentile
 from outbox.pipeline.cause import Minute, standings
 from outbox.pipeline.config import PipelineConfig
-from outbox.pipeline.findings import Finding, Kind, Stage
+from outbox.pipeline.findings import STAGE_OF, Finding, Kind, clock_has_jumped
 from outbox.pipeline.history import History
 from outbox.pipeline.transforms import backlog, latency
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
-
-STAGE_OF = {"claim": Stage.OUTBOX, "send": Stage.OUTBOX, "store": Stage.BROKER, "handle": Stage.INBOX}
 
 
 def latency_report(config: PipelineConfig, history: History) -> dict[str, Any]:
@@ -48,7 +46,7 @@ def latency_report(config: PipelineConfig, history: History) -> dict[str, Any]:
                 *(Kind.CLOCK, STAGE_OF[hop], topic),
                 group=group,
                 count=bins[BACKWARDS],
-                detail=f"earlier than what they follow, by more than {config.clock_tolerance_seconds:g} s: a clock has jumped",
+                detail=clock_has_jumped(config.clock_tolerance_seconds),
             ).as_dict()
             for (topic, hop, group), bins in sorted(whole.items())
             if bins.get(BACKWARDS)

@@ -35,6 +35,7 @@ PAGES = {
     "outbox_checkback_changelist": "view_checkback",
     "outbox_inboxrow_changelist": "view_inbox",
     "outbox_auditrun_changelist": "view_auditrun",
+    "outbox_quick_check": "view_auditrun",
     "outbox_auditfinding_changelist": "view_auditfinding",
 }
 

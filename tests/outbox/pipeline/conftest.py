@@ -33,7 +33,7 @@ def jar() -> str:
 
 
 @pytest.fixture(scope="session")
-def spark(jar: str) -> Iterator[object]:
+def spark(jar: str, django_db_setup: None) -> Iterator[object]:
     from outbox.pipeline.config import PipelineConfig, Source
     from outbox.pipeline.errors import PipelineError
     from outbox.pipeline.session import build_session

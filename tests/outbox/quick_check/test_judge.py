@@ -1,0 +1,44 @@
+"""The rules in SQL, against plain sets on many random histories. That Spark says the same: tests/outbox/pipeline."""
+
+from collections import defaultdict
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from tests.outbox.pipeline.faults import COUNT, NUMBERS, by_sets, lose
+from tests.outbox.pipeline.twins import judged_by_sql
+from tests.outbox.pipeline.worlds import World
+
+
+def said(answer):
+    return [(str(one.kind), str(one.stage), one.group, one.first, one.last, one.count) for one in answer.findings]
+
+
+@pytest.fixture(autouse=True)
+def _tables(django_db_setup):
+    pass
+
+
+class TestSql:
+    @settings(max_examples=40, deadline=None, suppress_health_check=list(HealthCheck), derandomize=True)
+    @given(gone=st.fixed_dictionaries(dict.fromkeys(("everywhere", "places", "broker", "cart", "points"), NUMBERS)))
+    def test_finds_what_plain_sets_find(self, gone):
+        world = lose(World().set(business=[]).add(COUNT), gone)
+
+        found = defaultdict(set)
+        for kind, stage, group, first, last, count in said(judged_by_sql(world)):
+            assert count == last - first + 1
+            found[kind, stage, group].update(range(first, last + 1))
+
+        assert dict(found) == by_sets(gone)
+
+    def test_finds_nothing_in_a_whole_history(self):
+        answer = judged_by_sql(World().add(40).add(30, lane=1))
+
+        assert said(answer) == []
+        assert [(one.group, one.topic, one.minutes[-1].backlog) for one in answer.backlogs] == [
+            ("cart", "orders", 0),
+            ("points", "orders", 0),
+        ]
+        assert sum(n for _, hop, _, _, _, n in answer.histograms if hop == "store") == 70
