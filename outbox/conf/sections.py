@@ -86,7 +86,7 @@ class ArchiveSettings(Section, frozen=True):
     """Where finished days go. With it, a day leaves the database only when the lake has it."""
 
     path: str  # the lake's folder, absolute; each database has a folder in it, by its alias
-    format: Literal["manifest"] = "manifest"  # Parquet with manifests
+    format: Literal["manifest", "delta"] = "manifest"  # delta: Delta's log beside it, by the extra `delta`
     after: timedelta | None = None  # a day is archived when all of it is that old; None: as old as RETENTION
 
 

@@ -92,7 +92,11 @@ def open_lake(root: str, kind: str = "manifest") -> Lake:
 
     if kind == "manifest":
         return ManifestLake(Path(root))
-    raise LakeError(f'A lake is of the format "manifest", not {kind!r}.')
+    if kind == "delta":
+        from outbox.pipeline.lake.delta import DeltaLake
+
+        return DeltaLake(Path(root))
+    raise LakeError(f'A lake is of the format "manifest" or "delta", not {kind!r}.')
 
 
 def insist_on_files(lake: Lake, commit: Commit, *frames: str) -> None:

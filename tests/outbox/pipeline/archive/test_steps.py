@@ -8,6 +8,7 @@ import pytest
 
 from outbox import database, partitions
 from outbox.models import ArchivedDay, DeadMessage, Duplicate, Inbox, State
+from outbox.pipeline.archive import delete
 from outbox.pipeline.errors import ArchiverBusy, LakeError
 from outbox.pipeline.lake.base import open_lake
 from outbox.pipeline.lake.frames import BOOKS
@@ -173,6 +174,19 @@ class TestADayThatChanges:
 
         assert set(in_lake(lake, "duplicate", "consumer_group")) == {"cart", "late"}
         assert books_left()["duplicate"] == 1
+
+    def test_is_archived_again_with_the_message_that_came_at_the_last_moment(self, archive, lake, ids, monkeypatch):
+        drop, came = delete._drop, []
+
+        def drop_late(*arguments):
+            came or came.append(late())
+            drop(*arguments)
+
+        monkeypatch.setattr(delete, "_drop", drop_late)
+        archive(before=SECOND)
+
+        assert str(came[0].id) in in_lake(lake)
+        assert state_of(FIRST) == ("deleted", 2, PER_DAY + 1)
 
     def test_that_keeps_changing_is_kept(self, archive, ids):
         class Always(ArrowWriter):
