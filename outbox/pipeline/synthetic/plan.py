@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
 from outbox.pipeline.findings import Finding, Kind, Stage
@@ -71,13 +71,13 @@ class Truth:
         return self.faults.get((kind, stage), {}).get(group, [])
 
 
-def draw(plan: Plan) -> Truth:
+def draw(plan: Plan, faults: Sequence[tuple[Kind, Stage]] = FAULTS) -> Truth:
     """Choose the messages that something happens to; nothing happens twice to one."""
     chance = random.Random(plan.seed)  # noqa: S311
     taken: set[int] = set()
     truth = Truth()
     for amount, kind in ((plan.lost, Kind.LOST), (plan.duplicated, Kind.DUPLICATED), (plan.orphans, Kind.ORPHAN)):
-        stages = [stage for fault, stage in FAULTS if fault is kind]
+        stages = [stage for fault, stage in faults if fault is kind]
         for place, stage in enumerate(stages):
             share = amount // len(stages) + (place < amount % len(stages))
             group = GROUP(chance.randrange(plan.groups)) if stage is Stage.INBOX else ""

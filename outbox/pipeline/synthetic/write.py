@@ -8,7 +8,7 @@ from outbox.pipeline.config import Business, Group, PipelineConfig, Source
 from outbox.pipeline.findings import Kind, Stage, merge
 from outbox.pipeline.history import write_about
 from outbox.pipeline.synthetic.frames import as_of, make_frames
-from outbox.pipeline.synthetic.plan import GROUP, SOURCE, Plan, draw, expected
+from outbox.pipeline.synthetic.plan import GROUP, SOURCE, Plan, Truth, draw, expected
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -27,11 +27,16 @@ def write_history(spark: SparkSession, plan: Plan, folder: str) -> dict[str, Any
         *(f"shop.order:{n}" for (kind, stage) in NEVER_PUBLISHED for messages in truth.faults.get((kind, stage), {}).values()
           for n in messages),
     ]  # fmt: skip
+    return truth_of(plan, truth, config_of(plan, folder), without_message)
+
+
+def truth_of(plan: Plan, truth: Truth, config: PipelineConfig, without_message: list[str]) -> dict[str, Any]:
+    """Say what an audit has to find, and the configuration to find it with."""
     return {
         "messages": plan.messages,
         "findings": [one.as_dict() for one in merge(expected(plan, truth))],
         "orders without a message": sorted(without_message),
-        "config": PipelineConfig.to_json(config_of(plan, folder)),
+        "config": config.to_json(),
     }
 
 
