@@ -1,6 +1,10 @@
 from __future__ import annotations
 
+import psycopg
 import pytest
+
+from tests.browser import audits
+from tests.waiting import wait_until
 
 pytestmark = [pytest.mark.browser, pytest.mark.timeout(300)]
 
@@ -18,7 +22,16 @@ PAGES = {
     "check-backs": "/admin/outbox/checkback/",
     "inbox": "/admin/outbox/inboxrow/",
     "topics": "/admin/outbox/topic/",
+    "audits": "/admin/outbox/auditrun/",
+    "findings": "/admin/outbox/auditfinding/",
+    "quick-check": "/admin/outbox/auditrun/quick-check/?window=1h",
 }
+
+
+@pytest.fixture(scope="module")
+def lost(shop):
+    with psycopg.connect(shop.database_url, autocommit=True) as connection:
+        return audits.lose_one(connection)
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
@@ -123,6 +136,35 @@ class TestPausing:
 
         page.get_by_text("Topic order-cancellations goes on.").wait_for()
         assert page.get_by_text("is paused").count() == 0
+
+
+class TestAnAudit:
+    @pytest.mark.parametrize("scheme", ["light", "dark"])
+    def test_is_shown_with_its_drawings(self, scheme, lost, visit):
+        operator = visit(scheme=scheme)
+
+        page = operator.open(f"/admin/outbox/auditrun/{lost.run}/change/")
+
+        page.get_by_role("img", name="Backlog of letters, shipments").wait_for()
+        assert page.get_by_role("img").count() >= 3
+        operator.photograph(f"audit-{scheme}")
+
+    def test_leads_to_the_lost_message_and_sends_it_again(self, lost, shop, visit):
+        operator = visit()
+        page = operator.open(f"/admin/outbox/auditrun/{lost.run}/change/")
+
+        page.get_by_role("link", name="all findings of this run").click()
+        page.check("#action-toggle")
+        page.select_option("select[name=action]", "retry")
+        page.get_by_role("button", name="Go").click()
+        page.get_by_text("Relays send them once more").wait_for()
+        operator.photograph("send-again-light")
+        page.fill("#id_reason", "The broker's disk was full")
+        page.get_by_role("button", name="Send again").click()
+
+        page.get_by_text("To be sent again: 1.").wait_for()
+        there = f"SELECT count(*) FROM outbox_embedded_message WHERE message_id = '{lost.message}'"
+        wait_until(lambda: shop.ask(there) == 1, seconds=60)
 
 
 class TestAskingAgain:
