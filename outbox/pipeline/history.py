@@ -108,13 +108,22 @@ def open_history(spark: SparkSession, folder: str) -> History:
     return history
 
 
+def begin_history(spark: SparkSession, folder: str) -> None:
+    """Take the end of an older history out of a folder: with frames of a newer one it would look whole."""
+    _write_text(spark, folder, "")
+
+
 def write_about(
     spark: SparkSession, folder: str, sources: Iterable[str], as_of: datetime, recorded: Mapping[str, Recorded] | None = None
 ) -> None:
     """Write beside the frames, last, whose they are and of when: without it there is no history."""
     times = {topic: [_text(one.began), _text(one.until)] for topic, one in (recorded or {}).items()}
     about = {"sources": sorted(sources), "as_of": _text(as_of), "recorded": times}
-    spark.createDataFrame([(json.dumps(about),)], "value string").coalesce(1).write.mode("overwrite").text(f"{folder}/{ABOUT}")
+    _write_text(spark, folder, json.dumps(about))
+
+
+def _write_text(spark: SparkSession, folder: str, text: str) -> None:
+    spark.createDataFrame([(text,)], "value string").coalesce(1).write.mode("overwrite").text(f"{folder}/{ABOUT}")
 
 
 def _text(time: datetime | None) -> str | None:

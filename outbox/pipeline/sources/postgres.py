@@ -17,7 +17,7 @@ from pyspark.sql import functions as F
 
 from outbox.pipeline.config import PipelineConfig, Source
 from outbox.pipeline.errors import HistoryError
-from outbox.pipeline.history import Recorded, write_about
+from outbox.pipeline.history import Recorded, begin_history, write_about
 from outbox.pipeline.schemas import FRAMES
 from outbox.pipeline.sources import jdbc, statements
 from outbox.pipeline.sources.snapshot import exported_snapshot
@@ -58,6 +58,7 @@ def copy_history(spark: SparkSession, config: PipelineConfig, folder: str, say: 
             recorded = {topic: Recorded(began, until) for topic, began, until in rows}
         sources = [row[0] for row in connection.execute(statements.SOURCES)]
         (now,) = connection.execute(statements.NOW).fetchone()
+        begin_history(spark, folder)
         for name, schema in FRAMES.items():
             say(f"reading {name}")
             frame = reduce(DataFrame.unionByName, parts[name] or [spark.createDataFrame([], schema)])

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from outbox.pipeline.config import Business, Group, PipelineConfig, Source
 from outbox.pipeline.findings import Kind, Stage, merge
-from outbox.pipeline.history import write_about
+from outbox.pipeline.history import begin_history, write_about
 from outbox.pipeline.synthetic.frames import as_of, make_frames
 from outbox.pipeline.synthetic.plan import GROUP, SOURCE, Plan, Truth, draw, expected
 
@@ -19,6 +19,7 @@ NEVER_PUBLISHED = ((Kind.LOST, Stage.OUTBOX), (Kind.ORPHAN, Stage.BROKER), (Kind
 def write_history(spark: SparkSession, plan: Plan, folder: str) -> dict[str, Any]:
     """Write all frames; give the truth: what an audit has to find, and the configuration to find it with."""
     truth = draw(plan)
+    begin_history(spark, folder)
     for name, frame in make_frames(spark, plan, truth).items():
         frame.write.mode("overwrite").parquet(f"{folder}/{name}")
     write_about(spark, folder, [SOURCE], as_of(plan))
