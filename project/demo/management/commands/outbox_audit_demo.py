@@ -66,6 +66,7 @@ def _audit_twice(stage: Stage, screen: Screen, reader: str) -> dict[str, Any]:
         screen.write(f"  {'MISSED' if str(one) in missed else 'found '}  {one}")
     for text in invented:
         screen.write(f"  INVENTED  {text}")
+    screen.say(f"{len(expected) - len(missed)} of {len(expected)} losses found, {len(invented)} invented")
     return {"before": before, "expected": len(expected), "missed": missed, "invented": invented}
 
 
