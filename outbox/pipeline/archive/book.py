@@ -16,8 +16,12 @@ if TYPE_CHECKING:
 
     Connection = psycopg.Connection[tuple[Any, ...]]
 
-# One archiver at a time; the lock ends with the connection. 7707 to 7711 are others' locks.
-TRY_TURN = "SELECT pg_try_advisory_lock(7712, 0)"
+# One archiver at a time; the lock ends with the connection, which of one that was killed may take the server a moment. 7707
+# to 7711 are others' locks.
+TAKE_TURN = "SELECT pg_advisory_lock(7712, 0)"
+WAIT_A_MOMENT = "SET lock_timeout = '3s'"
+WAIT = "SET lock_timeout = 0"
+GIVE_TURN = "SELECT pg_advisory_unlock(7712, 0)"
 
 # Days that have a partition, and those that were begun.
 LIST_DAYS = """
@@ -78,9 +82,14 @@ def turn(url: str) -> Iterator[Connection]:
     with connection:
         connection.execute("SET jit = off")
         connection.execute("SET TIME ZONE 'UTC'")
-        if connection.execute(TRY_TURN).fetchone() != (True,):
-            raise ArchiverBusy("Another archiver is at work on this database. It goes on; there is nothing to do.")
+        try:
+            connection.execute(WAIT_A_MOMENT)
+            connection.execute(TAKE_TURN)
+        except psycopg.errors.LockNotAvailable as error:
+            raise ArchiverBusy("Another archiver is at work on this database. It goes on; there is nothing to do.") from error
+        connection.execute(WAIT)
         yield connection
+        connection.execute(GIVE_TURN)
 
 
 def days(connection: Connection, before: date) -> list[date]:

@@ -190,7 +190,7 @@ class Archiver:
         self.done.kept[str(span.day)] = reason
 
     def _commits(self, day: date) -> list[Commit]:
-        return [commit for commit in self.lake.committed() if commit.day == str(day)]
+        return self.lake.committed(str(day))
 
     def _folder(self, span: Span, frame: str, attempt: int) -> Path:
         return self.lake.root / frame / str(span.day) / f"a{attempt}"

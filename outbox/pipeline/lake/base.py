@@ -74,8 +74,8 @@ class Lake(Protocol):
     def commit(self, commit: Commit) -> None:
         """Make the files of a commit count, for good. Raises AlreadyCommitted, LakeError."""
 
-    def committed(self) -> list[Commit]:
-        """Give all commits, oldest day first. Raises LakeError where one cannot be read."""
+    def committed(self, day: str = "") -> list[Commit]:
+        """Give all commits, or those of a day, oldest first. Raises LakeError where one cannot be read."""
 
 
 def open_lake(root: str, kind: str = "manifest") -> Lake:

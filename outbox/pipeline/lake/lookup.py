@@ -48,13 +48,12 @@ def find_message(lake: Lake, message_id: UUID) -> Found | None:
         LakeError: the lake, or a file that counts, cannot be read; or pyarrow is missing.
     """
     day = day_of(message_id)
-    commits = lake.committed()
+    commits = lake.committed(str(day))
     for commit in reversed(commits):  # the latest one first
-        if commit.day == str(day):
-            for row in _rows(lake, commit, "messages", message_id):
-                near = {str(day), str(day + timedelta(days=1))}
-                handled = [row for one in commits if one.day in near for row in _rows(lake, one, "inbox", message_id)]
-                return Found(row, commit.name, sorted(handled, key=lambda row: row["handled_at"]))
+        for row in _rows(lake, commit, "messages", message_id):
+            near = [*commits, *lake.committed(str(day + timedelta(days=1)))]
+            handled = [row for one in near for row in _rows(lake, one, "inbox", message_id)]
+            return Found(row, commit.name, sorted(handled, key=lambda row: row["handled_at"]))
     return None
 
 

@@ -57,15 +57,15 @@ class ManifestLake:
         except OSError as error:
             raise LakeError(f"{commit.name} cannot be committed to the lake in {self.root}: {error}.") from error
 
-    def committed(self) -> list[Commit]:
-        """Give all commits, oldest day first. Raises LakeError where one cannot be read."""
+    def committed(self, day: str = "") -> list[Commit]:
+        """Give all commits, or those of a day, oldest first. Raises LakeError where one cannot be read."""
         try:
-            names = sorted(entry.name for entry in os.scandir(self._manifests) if not entry.name.startswith("."))
+            names = [entry.name for entry in os.scandir(self._manifests) if not entry.name.startswith(".")]
         except FileNotFoundError:
             return []
         except OSError as error:
             raise LakeError(f"The lake in {self.root} cannot be read: {error.strerror}.") from error
-        found = [self._read(self._manifests / name) for name in names]
+        found = [self._read(self._manifests / name) for name in names if name.startswith(day)]
         return sorted(found, key=lambda commit: (commit.day, commit.attempt))
 
     def _read(self, path: Path) -> Commit:

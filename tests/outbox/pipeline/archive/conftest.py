@@ -86,12 +86,12 @@ def archive(url, lake):
     """Archive all that is due; give what was done."""
     from tests.outbox.pipeline.archive.arrow import ArrowWriter
 
-    def archive(*, before=BEFORE, writer=None, patience_seconds=0.0, said=None):
+    def archive(*, before=BEFORE, writer=None, patience_seconds=0.0, rows_per_part=3, said=None):
         config = ArchiveConfig(
             PipelineConfig(database_source("default")),
             *(str(lake.root), before),
             patience_seconds=patience_seconds,
-            rows_per_part=3,
+            rows_per_part=rows_per_part,
         )
         with turn(url) as connection:
             say = (lambda text: None) if said is None else said.append

@@ -1,6 +1,7 @@
 """The same by Spark, and database and lake read as one."""
 
 import pytest
+from pyspark.sql import functions as F
 
 from outbox import database, partitions
 from outbox.audit import database_source
@@ -26,34 +27,33 @@ def writer(spark, source, lake):
     return SparkWriter(ArchiveConfig(PipelineConfig(source, shuffle_partitions=2), str(lake.root), BEFORE))
 
 
-def seen(spark, source, lake, frame="messages", column="message_id"):
+def seen(spark, source, lake):
+    """Give the ids of all messages, and of those that were handled, each as often as it is seen."""
     with everything(spark, source, lake) as frames:
-        return sorted(row[0] for row in frames[frame].select(column).collect())
+        messages, inbox = (frames[name].select(F.lit(name), "message_id") for name in ("messages", "inbox"))
+        rows = messages.unionAll(inbox).collect()
+    return [sorted(row[1] for row in rows if row[0] == name) for name in ("messages", "inbox")]
 
 
 class TestSpark:
     def test_archives_what_can_be_read_as_one_with_the_database_at_every_moment(self, spark, source, writer, archive, lake, ids):
-        assert seen(spark, source, lake) == ids
         with database.connect("default") as reader, reader.transaction():  # it is committed, and cannot be deleted
             reader.execute("SELECT count(*) FROM outbox_message")
-            assert archive(before=SECOND, writer=writer).kept == {str(FIRST): "open transactions"}
-            assert in_database() == ids
-            assert in_lake(lake) == ids[:PER_DAY]
-            assert seen(spark, source, lake) == ids
-            assert seen(spark, source, lake, "inbox") == ids
+            assert archive(before=SECOND, writer=writer, rows_per_part=5).kept == {str(FIRST): "open transactions"}
+            assert (in_database(), in_lake(lake)) == (ids, ids[:PER_DAY])
+            assert seen(spark, source, lake) == [ids, ids]
 
         archive(before=SECOND, writer=writer)
 
         assert in_database() == ids[PER_DAY:]
-        assert seen(spark, source, lake) == ids
-        assert seen(spark, source, lake, "inbox") == ids
+        assert seen(spark, source, lake) == [ids, ids]
         assert state_of(FIRST) == ("deleted", 1, PER_DAY)
 
     def test_reads_by_psycopg_as_by_jdbc(self, spark, source, archive, lake, ids):
         by_psycopg = type(source)(source.url, reader="python")
         config = ArchiveConfig(PipelineConfig(by_psycopg, shuffle_partitions=2), str(lake.root), BEFORE)
 
-        archive(before=SECOND, writer=SparkWriter(config))
+        archive(before=SECOND, writer=SparkWriter(config), rows_per_part=100)
 
         assert in_lake(lake) == ids[:PER_DAY]
         assert {name: len(in_lake(lake, name, frame.key[0])) for name, frame in BOOKS.items()} == {

@@ -1,0 +1,113 @@
+"""`outbox_archive`, with its job as a process. None of these days needs Spark: nothing of them is written."""
+
+import json
+from datetime import UTC, datetime, timedelta
+from io import StringIO
+
+import pytest
+from django.core.management import CommandError, call_command
+
+from outbox import database
+from outbox.models import State
+from tests.factories import BatchFactory, MessageRowFactory, message_id
+from tests.outbox.pipeline.archive.conftest import FIRST, SECOND
+
+
+@pytest.fixture
+def with_archive(settings, tmp_path):
+    settings.OUTBOX = {**settings.OUTBOX, "ARCHIVE": {"PATH": str(tmp_path / "lake")}}
+    return tmp_path / "lake"
+
+
+@pytest.fixture
+def held(ids, with_archive):
+    """Both days hold a message that is being sent."""
+    for day in (FIRST, SECOND):
+        row = MessageRowFactory(id=message_id(datetime(day.year, day.month, day.day, 23, tzinfo=UTC)))
+        BatchFactory(message_ids=[row.id], state=State.CLAIMED)
+
+
+def told(*arguments):
+    out = StringIO()
+    try:
+        call_command("outbox_archive", "--database", "default", *arguments, stdout=out)
+    except SystemExit as end:
+        return end.code, out.getvalue()
+    return 0, out.getvalue()
+
+
+class TestTheCommand:
+    def test_says_which_days_are_kept_and_why(self, held):
+        code, text = told()
+
+        assert code == 1
+        assert text.splitlines() == [
+            "Database 'default'",
+            "  2001-02-03 kept: unfinished batches",
+            "  2001-02-04 kept: unfinished batches",
+        ]
+
+    def test_says_the_same_as_json(self, held):
+        code, text = told("--json")
+
+        assert code == 1
+        report = json.loads(text)["default"]
+        assert report["kept"] == {"2001-02-03": "unfinished batches", "2001-02-04": "unfinished batches"}
+
+    def test_leaves_days_alone_that_are_not_due(self, ids, with_archive, settings):
+        settings.OUTBOX = {**settings.OUTBOX, "ARCHIVE": {"PATH": str(with_archive), "AFTER": timedelta(days=365 * 100)}}
+
+        assert told() == (0, "Database 'default'\n  nothing is due\n")
+
+    def test_ends_with_2_while_another_archiver_is_at_work(self, ids, with_archive, capfd):
+        with database.connect("default") as other:
+            other.execute("SELECT pg_advisory_lock(7712, 0)")
+
+            with pytest.raises(CommandError) as failed:
+                told()
+
+        assert failed.value.returncode == 2
+        assert "Another archiver is at work" in capfd.readouterr().err
+
+    def test_ends_with_2_where_the_lake_cannot_be_written(self, ids, with_archive, capfd):
+        with_archive.write_text("a file where the folder should be")
+
+        with pytest.raises(CommandError) as failed:
+            told()
+
+        assert failed.value.returncode == 2
+        assert "cannot be written" in capfd.readouterr().err
+
+    def test_ends_with_2_where_there_is_no_archive(self, ids):
+        with pytest.raises(CommandError, match=r'Set OUTBOX\["ARCHIVE"\]') as failed:
+            told()
+
+        assert failed.value.returncode == 2
+
+    def test_prints_what_a_cluster_needs(self, ids, with_archive):
+        _, text = told("--print-config", "--master", "spark://there:7077")
+
+        config = json.loads(text)
+        assert config["lake"] == str(with_archive / "default")
+        assert config["pipeline"]["master"] == "spark://there:7077"
+        assert config["before"] == str((datetime.now(UTC) - timedelta(days=7)).date())
+
+
+class TestAConfiguration:
+    def test_is_read_as_it_was_written(self, ids, with_archive, tmp_path):
+        from outbox.archive import archive_config
+        from outbox.pipeline.archive.config import ArchiveConfig
+
+        config = archive_config("default")
+        (tmp_path / "config.json").write_text(config.to_json())
+
+        assert ArchiveConfig.from_file(tmp_path / "config.json") == config
+
+    def test_that_is_none_is_named(self, tmp_path):
+        from outbox.pipeline.archive.config import ArchiveConfig
+        from outbox.pipeline.errors import PipelineError
+
+        (tmp_path / "config.json").write_text('{"lake": "here"}')
+
+        with pytest.raises(PipelineError, match=r"config\.json cannot be read: KeyError"):
+            ArchiveConfig.from_file(tmp_path / "config.json")
