@@ -64,6 +64,11 @@ def find_archived(using: str, message_id: UUID) -> Found | None:
     return find_message(open_lake(str(lake_of(using))), message_id)
 
 
+def archive_due(using: str) -> dict[str, Any]:
+    """Archive what is due in a database, as `outbox_archive` does. Raises ConfigurationError, ArchiveFailed."""
+    return run_job(archive_config(using))
+
+
 def run_job(config: ArchiveConfig) -> dict[str, Any]:
     """
     Archive what is due, in a process of its own; its progress goes to standard error.

@@ -33,6 +33,7 @@ def beat_schedule(
     audit: Any = None,
     audit_at_most: timedelta = timedelta(hours=1),
     audit_queue: str = "",
+    archive: Any = None,
     queue: str = "outbox",
 ) -> dict[str, dict[str, Any]]:
     """
@@ -45,7 +46,8 @@ def beat_schedule(
             and Java where the worker is.
         audit_at_most: an audit that takes longer is ended.
         audit_queue: the audit waits for Spark, and keeps a worker's process to itself meanwhile; a queue of its own keeps
-            others from waiting behind it. By default `queue`.
+            others from waiting behind it. By default `queue`. The archive goes there, too.
+        archive: when to archive what is due, likewise; None: never. It is not ended: a day takes the time that it takes.
         queue: the same as `OUTBOX["CELERY_QUEUE"]`.
     """
     entries = {
@@ -57,6 +59,9 @@ def beat_schedule(
         options = {"expires": AUDIT_EXPIRY.total_seconds(), "queue": audit_queue or queue, "ignore_result": True}
         entry = {"task": "outbox.tasks.audit", "schedule": audit, "args": (audit_at_most.total_seconds(),), "options": options}
         entries["outbox-audit"] = entry
+    if archive is not None:
+        options = {"expires": AUDIT_EXPIRY.total_seconds(), "queue": audit_queue or queue, "ignore_result": True}
+        entries["outbox-archive"] = {"task": "outbox.tasks.archive", "schedule": archive, "args": (), "options": options}
     return entries
 
 

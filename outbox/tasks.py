@@ -18,6 +18,7 @@ from celery import shared_task
 from django.db import InterfaceError, OperationalError
 
 from outbox import conf
+from outbox.archive import archive_due
 from outbox.audit_runs.run import run_for_beat
 from outbox.check_back.ask import in_process
 from outbox.check_back.checker import brokers_that_ask, listen_in_this_process
@@ -73,6 +74,13 @@ def audit(at_most: float = 3600.0) -> None:
     """Audit each database, for so many seconds at most; Spark runs in a process of its own, and ends with this one."""
     for database in sorted({post.database for post in host.posts()}):
         _try(run_for_beat, database, at_most=timedelta(seconds=at_most))
+
+
+@shared_task(name="outbox.tasks.archive", ignore_result=True)
+def archive() -> None:
+    """Archive what is due in each database; Spark runs in a process of its own, and whoever stops it stops nothing for good."""
+    for database in sorted({post.database for post in host.posts()}):
+        _try(archive_due, database)
 
 
 @shared_task(name="outbox.tasks.consume", ignore_result=True)

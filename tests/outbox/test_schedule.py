@@ -38,6 +38,14 @@ class TestBeatSchedule:
         assert beat_schedule(audit=nightly)["outbox-audit"]["options"]["queue"] == "outbox"
         assert "outbox.tasks.audit" in current_app.tasks
 
+    def test_archives_when_it_is_told_to(self):
+        nightly = crontab(hour=2, minute=0)
+
+        entry = beat_schedule(archive=nightly, audit_queue="heavy")["outbox-archive"]
+
+        assert (entry["task"], entry["schedule"], entry["options"]["queue"]) == ("outbox.tasks.archive", nightly, "heavy")
+        assert "outbox.tasks.archive" in current_app.tasks
+
     def test_lets_ticks_expire_that_nobody_took(self):
         slow = beat_schedule(sweep=timedelta(minutes=1), queue="mine")["outbox-sweep"]
 

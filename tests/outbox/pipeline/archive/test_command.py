@@ -7,7 +7,7 @@ from io import StringIO
 import pytest
 from django.core.management import CommandError, call_command
 
-from outbox import database
+from outbox import database, tasks
 from outbox.models import State
 from tests.factories import BatchFactory, MessageRowFactory, message_id
 from tests.outbox.pipeline.archive.conftest import FIRST, SECOND
@@ -91,6 +91,13 @@ class TestTheCommand:
         assert config["lake"] == str(with_archive / "default")
         assert config["pipeline"]["master"] == "spark://there:7077"
         assert config["before"] == str((datetime.now(UTC) - timedelta(days=7)).date())
+
+
+class TestTheTask:
+    def test_archives_as_the_command_does(self, held, capfd):
+        tasks.archive()
+
+        assert "2001-02-03: kept: unfinished batches" in capfd.readouterr().err
 
 
 class TestAConfiguration:
