@@ -29,7 +29,7 @@ class Command(BaseCommand):
     help = (
         "Write down what brokers have, as a consumer group of its own, for the audit to read. Not needed for the embedded "
         "broker, whose tables the audit reads itself. A second recorder of a broker stands by. Ends cleanly on SIGTERM and "
-        "SIGINT. Exit code: 0 ended as told, 2 it cannot begin, or database or broker is away with --until-read."
+        "SIGINT. Exit code: 0 ended as told, 1 it failed, 2 it cannot begin, or database or broker is away with --until-read."
     )
 
     def add_arguments(self, parser: ArgumentParser) -> None:

@@ -29,6 +29,8 @@ TRY_TURN = "SELECT pg_try_advisory_lock(7714, 0)"
 
 START_SECONDS = 120.0
 
+OLDEST_SPARK = (4, 2)  # before it, a Python source was not told where its stream stands
+
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the monitor as the arguments say; give the exit code."""
@@ -66,6 +68,7 @@ def stream(
     spark: SparkSession, config: PipelineConfig, checkpoint: str, *, every: float | None, is_stopped: Callable[[], bool]
 ) -> None:
     """Run the query until all is applied, or until stopped. Raises PipelineError."""
+    _insist_on_version()
     from pyspark.errors import StreamingQueryException
 
     from outbox.pipeline.monitor.aggregate import aggregate, changes_of
@@ -97,6 +100,14 @@ def stream(
                 query.stop()
     except StreamingQueryException as error:
         raise _explained(troubles, error) from error
+
+
+def _insist_on_version() -> None:
+    import pyspark
+
+    if tuple(map(int, pyspark.__version__.split(".")[:2])) < OLDEST_SPARK:
+        oldest = ".".join(map(str, OLDEST_SPARK))
+        raise PipelineError(f"The monitor needs pyspark {oldest} or newer, and this is {pyspark.__version__}.")
 
 
 def groups_by_topic(config: PipelineConfig) -> dict[str, list[str]]:

@@ -17,6 +17,7 @@ import pytest
 from outbox.failpoints import VARIABLE
 from outbox.models import Duplicate, FailedDelivery, Inbox, MonitorJob, MonitorLane, State
 from outbox.pipeline.config import Group, PipelineConfig, Source
+from outbox.pipeline.errors import PipelineError
 from outbox.pipeline.jobs.monitor import stream
 from tests.factories import BatchFactory, TopicFactory, message_id
 from tests.outbox.pipeline.monitor.conftest import settle
@@ -149,3 +150,9 @@ class TestTheMonitor:
 
         assert is_done["once"]
         assert standings() == world.expected()
+
+    def test_says_that_it_needs_a_newer_spark(self, spark, config, tmp_path, monkeypatch):
+        monkeypatch.setattr("pyspark.__version__", "4.1.2")
+
+        with pytest.raises(PipelineError, match=r"needs pyspark 4\.2 or newer, and this is 4\.1\.2"):
+            stream(spark, config, str(tmp_path), every=None, is_stopped=lambda: True)
