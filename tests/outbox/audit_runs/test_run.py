@@ -149,13 +149,16 @@ class TestAKilledProcess:
         ended = tmp_path / "ended"
         told = {"DATABASE_URL": url_of(connection.settings_dict), "DJANGO_SETTINGS_MODULE": "tests.settings"}
         does = {"OUTBOX_TEST_JOB": "waits", "OUTBOX_TEST_FILE": str(ended)}
-        process = subprocess.Popen(COMMAND, env={**os.environ, **told, **does}, stderr=subprocess.PIPE, text=True)
+        environment = {**os.environ, **told, **does}
+        pipes = {"stdin": subprocess.PIPE, "stderr": subprocess.PIPE}  # we hold its input: a job that inherits it would live on
+        process = subprocess.Popen(COMMAND, env=environment, text=True, **pipes)
         assert process.stderr.readline() == "starting Spark\n"
         made = AuditRun.objects.get()
         assert store.state_of(made) == State.RUNNING
 
         process.send_signal(signal.SIGKILL)
 
-        process.communicate()
+        process.wait()
         wait_until(ended.exists, seconds=30)
+        process.communicate()
         wait_until(lambda: store.state_of(made) == State.DIED, seconds=30)
