@@ -25,7 +25,7 @@ from django.core.management import call_command
 from benchmarks.figure import Figure, table
 from outbox.testing.postgres import Postgres
 
-NAMES = ("publish", "relay", "embedded", "memory", "latency", "takeover", "rocketmq")
+NAMES = ("publish", "relay", "embedded", "memory", "latency", "takeover", "rocketmq", "archive")
 
 
 def main() -> int:
