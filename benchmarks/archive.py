@@ -72,7 +72,7 @@ def measure(scale: float = 1.0) -> list[Figure]:
             writer.close()
             connection.execute(EMPTY)
     seen = (
-        f"{count / done.seconds:,.0f} messages/s, each with an inbox row; load {os.getloadavg()[0]:.0f} on {os.cpu_count()} cores"
+        f"{count / done.seconds:,.0f} messages/s, each with an inbox row; load {os.getloadavg()[0]:.0f}, {os.cpu_count()} cores"
     )
     note = f"{seen}; before that, Spark's start and 5,000 messages: {first.seconds:.1f} s"
     return [Figure("archive: rows of a day, all steps", done.rows / done.seconds, "row/s", TARGET, at_most=False, note=note)]
