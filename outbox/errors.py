@@ -101,3 +101,7 @@ class MonitorFailed(OutboxError):
 
 class VerdictRefused(OutboxError):
     """Raised when a verdict is not, byte for byte, what was signed; or was not signed at all, or by another key."""
+
+
+class TooMuch(OutboxError):
+    """Raised when a window holds more rows, or takes more time, than a quick check may look at."""

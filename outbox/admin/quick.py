@@ -39,7 +39,7 @@ def quick_check_page(model_admin: AuditRunAdmin, request: HttpRequest) -> Templa
         "media": model_admin.media,
         "windows": list(WINDOWS),
         "chosen": request.GET.get("window", ""),
-        "looked_at": LOOKED_AT,
+        "looked_at": f"{LOOKED_AT:,}",
         "seconds": SECONDS,
         "settle": age(SETTLE.total_seconds()),
     }

@@ -17,7 +17,7 @@ import psycopg
 
 from outbox import database
 from outbox.database import Connection
-from outbox.errors import OutboxError
+from outbox.errors import TooMuch
 
 FRAMES = """
 CREATE TEMP TABLE quick_business (subject text, about text, at timestamptz) ON COMMIT DROP;
@@ -39,10 +39,6 @@ GROUP = "INSERT INTO quick_groups VALUES (%s, %s, %s, %s)"
 ENTRY = "INSERT INTO quick_entries VALUES (%s, %s, %s, %s, %s)"
 
 NOW = "SELECT clock_timestamp()"
-
-
-class TooMuch(OutboxError):
-    """Raised when a window holds more rows, or takes more time, than a quick check may look at."""
 
 
 @dataclass

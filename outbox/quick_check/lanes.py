@@ -7,9 +7,10 @@ from dataclasses import replace
 from datetime import datetime
 from typing import Any
 
+from outbox.errors import TooMuch
 from outbox.pipeline.config import PipelineConfig
 from outbox.pipeline.findings import NO_SUCH_LANE, Finding, Kind, Stage, merge
-from outbox.quick_check.frames import Check, TooMuch
+from outbox.quick_check.frames import Check
 
 HIGHEST = 32_768 << 34  # as in outbox.pipeline.transforms.numbers: numbers from there on are none
 NO_NUMBER = "no number at "

@@ -2,6 +2,7 @@ import re
 from datetime import UTC, datetime, timedelta
 
 import pytest
+from django.contrib import admin
 from django.contrib.admin.models import LogEntry
 from django.urls import reverse
 
@@ -247,10 +248,27 @@ class TestAcknowledging:
     def test_is_for_those_who_may(self, operator, lost):
         (row,) = lost(2)
 
-        choose(operator("view_auditfinding", "retry_auditfinding", name="eve"), "acknowledge", [row])
+        answer = choose(operator("view_auditfinding", "retry_auditfinding", name="eve"), "acknowledge", [row])
 
         row.refresh_from_db()
-        assert row.acknowledged_at is None
+        assert (answer.status_code, row.acknowledged_at) == (302, None)
+
+    def test_asks_nothing_of_what_is_closed(self, client, lost):
+        (row,) = lost(2)
+        confirm(client, choose(client, "acknowledge", [row]))
+
+        assert choose(client, "acknowledge", [row]).status_code == 302
+
+    def test_by_somebody_faster_is_left_as_it_is(self, client, lost, rf, admin_user):
+        (row,) = lost(2)
+        AuditFinding.objects.update(acknowledged_at=datetime.now(UTC), acknowledged_by="bob", note="theirs")
+        request = rf.post("/")
+        request.user = admin_user
+
+        assert admin.site._registry[AuditFinding]._close(request, [row], "mine") == 0
+
+        row.refresh_from_db()
+        assert row.note == "theirs"
 
 
 class TestAPage:

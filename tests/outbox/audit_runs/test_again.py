@@ -131,9 +131,11 @@ class TestSend:
         assert (second.ids, list(second.refused)) == ([], ["It was sent again since that audit looked."])
 
     def test_does_not_deliver_what_the_broker_still_has_for_the_group(self, finding):
+        relay(1)
+        handle("points")
         relay(2)
 
-        done = again.send(finding(**numbered(1, 2, stage="inbox", consumer_group="points")).pk, "default", by="ada")
+        done = again.send(finding(**numbered(2, 3, stage="inbox", consumer_group="points")).pk, "default", by="ada")
 
         assert (done.ids, done.refused) == ([], {again.NOT_THERE: 2})
         assert AuditFinding.objects.get().sent_again_at is None

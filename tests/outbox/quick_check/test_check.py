@@ -5,9 +5,10 @@ from datetime import timedelta
 import pytest
 from django.db import connection
 
+from outbox.errors import TooMuch
 from outbox.models import Lane
 from outbox.quick_check.check import quick_check
-from outbox.quick_check.frames import TooMuch, opened
+from outbox.quick_check.frames import opened
 from project.shop.models import Order
 from tests.outbox.audit_runs.stories import handle, relay
 
