@@ -34,25 +34,29 @@ SELECT topic, hop, grp, ended / 60000000 * 60, CASE
 FROM hops WHERE ended IS NOT NULL AND began IS NOT NULL GROUP BY 1, 2, 3, 4, 5 ORDER BY 1, 2, 3, 4, 5
 """
 
+# Each try once: a dead letter is written down by its group, and again by its broker.
+TRIES = """
+SELECT consumer_group, topic, message_id, nth, outcome, min(at) AS at FROM quick_attempts
+WHERE outcome IN ('retry', 'dead letter', 'duplicate') AND at IS NOT NULL GROUP BY 1, 2, 3, 4, 5"""
+
 # What came in, was tried, and was finished, by the minute.
-MINUTES = """
+MINUTES = f"""
 WITH happened AS (
     SELECT g.name, b.topic, b.at, 1 AS produced, 0 AS attempts, 0 AS consumed
     FROM quick_broker b JOIN quick_groups g ON g.topic = b.topic
     UNION ALL SELECT consumer_group, topic, at, 0, 1, 1 FROM quick_inbox
-    UNION ALL SELECT consumer_group, topic, at, 0, 1, (outcome = 'dead letter')::int FROM quick_attempts
-        WHERE outcome IN ('retry', 'dead letter', 'duplicate')
+    UNION ALL SELECT consumer_group, topic, at, 0, 1, (outcome = 'dead letter')::int FROM ({TRIES}) t
 )
 SELECT name, topic, floor(extract(epoch FROM at) / 60)::bigint,
     sum(produced)::bigint, sum(attempts)::bigint, sum(consumed)::bigint
 FROM happened WHERE at IS NOT NULL GROUP BY 1, 2, 3 ORDER BY 1, 2, 3
 """
 
-MOST_REPEATED = """
+MOST_REPEATED = f"""
 SELECT consumer_group, topic, message_id, tries FROM (
     SELECT *, row_number() OVER (PARTITION BY consumer_group, topic ORDER BY tries DESC, message_id COLLATE "C") AS place FROM (
-        SELECT consumer_group, topic, message_id, count(*) AS tries FROM quick_attempts
-        WHERE outcome IN ('retry', 'dead letter') GROUP BY 1, 2, 3 HAVING count(*) > 1) a
+        SELECT consumer_group, topic, message_id, count(*) AS tries FROM ({TRIES}) t
+        WHERE outcome <> 'duplicate' GROUP BY 1, 2, 3 HAVING count(*) > 1) a
 ) b WHERE place <= %(limit)s ORDER BY 1, 2, place
 """
 

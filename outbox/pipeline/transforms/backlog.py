@@ -23,6 +23,7 @@ def minutes(broker: DataFrame, inbox: DataFrame, attempts: DataFrame, readers: D
     one, none = F.lit(1), F.lit(0)
     keys = ["consumer_group", "topic", "minute"]
     tried = F.col("outcome").isin("retry", "dead letter", "duplicate") & F.col("at").isNotNull()
+    tries = _once(attempts.where(tried))
     done = F.when(F.col("outcome") == "dead letter", 1).otherwise(0)
     parts = [
         broker.where(F.col("at").isNotNull())
@@ -32,9 +33,7 @@ def minutes(broker: DataFrame, inbox: DataFrame, attempts: DataFrame, readers: D
         .join(F.broadcast(readers), "topic")
         .select(*keys, "produced", none.alias("attempts"), none.alias("consumed")),
         inbox.select("consumer_group", "topic", minute, none.alias("produced"), one.alias("attempts"), one.alias("consumed")),
-        attempts.where(tried).select(
-            "consumer_group", "topic", minute, none.alias("produced"), one.alias("attempts"), done.alias("consumed")
-        ),
+        tries.select("consumer_group", "topic", minute, none.alias("produced"), one.alias("attempts"), done.alias("consumed")),
     ]
     return (
         reduce(DataFrame.unionAll, parts)
@@ -51,7 +50,7 @@ def most_repeated(attempts: DataFrame, *, limit: int) -> DataFrame:
     keys = ["consumer_group", "topic"]
     rank = F.row_number().over(Window.partitionBy(*keys).orderBy(F.desc("tries"), "message_id"))
     return (
-        attempts.where(F.col("outcome").isin("retry", "dead letter"))
+        _once(attempts.where(F.col("outcome").isin("retry", "dead letter")))
         .groupBy(*keys, "message_id")
         .agg(F.count("*").alias("tries"))
         .where(F.col("tries") > 1)
@@ -59,3 +58,8 @@ def most_repeated(attempts: DataFrame, *, limit: int) -> DataFrame:
         .where(F.col("rank") <= limit)
         .select(*keys, "message_id", "tries")
     )
+
+
+def _once(tries: DataFrame) -> DataFrame:
+    """Make one row of each try: a dead letter is written down by its group, and again by its broker."""
+    return tries.groupBy("consumer_group", "topic", "message_id", "nth", "outcome").agg(F.min("at").alias("at"))

@@ -44,7 +44,9 @@ def spoil(faults):
             world.change(name, {"at": START + timedelta(seconds=seconds)}, number=number)
     for number, outcome in faults["outcomes"].items():
         row = {"consumer_group": "cart", "source": OURS, "topic": "orders", "lane": 0, "number": number, "outcome": outcome}
-        world.frames["attempts"].append({**row, "message_id": message_id("orders", 0, number), "nth": 1, "at": START})
+        tried = {**row, "message_id": message_id("orders", 0, number), "at": START}
+        tries = [{**tried, "nth": nth} for nth in (1, 2, 2)]  # the last one twice: its group and its broker say so
+        world.frames["attempts"] += tries
     for name in ("places", "broker", "inbox", "attempts"):
         world.change(name, {"number": None, "lane": None}, number=sorted(faults["unnumbered"]))
     if not faults["lane"]:

@@ -7,8 +7,9 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from tests.outbox.pipeline.faults import COUNT, NUMBERS, by_sets, lose
-from tests.outbox.pipeline.twins import judged_by_sql
-from tests.outbox.pipeline.worlds import World
+from tests.outbox.pipeline.ids import message_id
+from tests.outbox.pipeline.twins import OURS, judged_by_sql
+from tests.outbox.pipeline.worlds import START, World
 
 
 def said(answer):
@@ -42,3 +43,12 @@ class TestSql:
             ("points", "orders", 0),
         ]
         assert sum(n for _, hop, _, _, _, n in answer.histograms if hop == "store") == 70
+
+    def test_counts_a_dead_letter_once_that_group_and_broker_wrote_down(self):
+        world = World().add(5).drop("inbox", number=5, consumer_group="cart")
+        dead = {"consumer_group": "cart", "source": OURS, "topic": "orders", "lane": 0, "number": 5, "outcome": "dead letter"}
+        world.frames["attempts"] = [{**dead, "message_id": message_id("orders", 0, 5), "nth": 1, "at": START}] * 2
+
+        (cart, _) = judged_by_sql(world).backlogs
+
+        assert (cart.group, cart.minutes[-1].backlog, cart.again) == ("cart", 0, [])
