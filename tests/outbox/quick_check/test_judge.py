@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from tests.outbox.pipeline.faults import COUNT, NUMBERS, by_sets, lose
 from tests.outbox.pipeline.ids import message_id
 from tests.outbox.pipeline.twins import OURS, judged_by_sql
-from tests.outbox.pipeline.worlds import START, World
+from tests.outbox.pipeline.worlds import SECOND, START, World
 
 
 def said(answer):
@@ -47,7 +47,8 @@ class TestSql:
     def test_counts_a_dead_letter_once_that_group_and_broker_wrote_down(self):
         world = World().add(5).drop("inbox", number=5, consumer_group="cart")
         dead = {"consumer_group": "cart", "source": OURS, "topic": "orders", "lane": 0, "number": 5, "outcome": "dead letter"}
-        world.frames["attempts"] = [{**dead, "message_id": message_id("orders", 0, 5), "nth": 1, "at": START}] * 2
+        times = (START, START + SECOND)
+        world.frames["attempts"] = [{**dead, "message_id": message_id("orders", 0, 5), "nth": 1, "at": at} for at in times]
 
         (cart, _) = judged_by_sql(world).backlogs
 
