@@ -167,6 +167,12 @@ class TestABatch:
         assert list(MonitorLane.objects.values()) == before
 
     def test_is_applied_as_a_whole_or_not_at_all(self, url, monkeypatch):
+        monkeypatch.setenv(VARIABLE, "monitor.in_transaction=raise")
+        with pytest.raises(FailpointReached):
+            apply(url, "job", 0, changes(sent(1)), GROUPS)
+        monkeypatch.delenv(VARIABLE)
+        assert not MonitorJob.objects.exists()
+
         apply(url, "job", 0, changes(sent(1)), GROUPS)
         monkeypatch.setenv(VARIABLE, "monitor.in_transaction=raise")
         with pytest.raises(FailpointReached):
