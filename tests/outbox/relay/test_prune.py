@@ -18,6 +18,7 @@ from outbox.models import (
     Gap,
     Inbox,
     MessageRow,
+    RecordedMessage,
     State,
     Topic,
 )
@@ -227,7 +228,7 @@ class TestBooks:
         assert {table: count for table, count in pruned.rows.items() if count} == dict.fromkeys(
             [
                 *("outbox_inbox", "outbox_delivery", "outbox_duplicate", "outbox_check_back", "outbox_attempt"),
-                *("outbox_gap", "outbox_dedupe", "outbox_dead"),
+                *("outbox_gap", "outbox_dedupe", "outbox_dead", "outbox_recorded"),
             ],
             1,
         )
@@ -252,6 +253,7 @@ class TestBooks:
         Inbox.objects.create(**about, dedupe_key=key, handled_at=moment)
         FailedDelivery.objects.create(**about, nth=1, outcome="retry", fingerprint="f", error="e", failed_at=moment)
         Duplicate.objects.create(**about, nth=2, dropped_at=moment)
+        RecordedMessage.objects.create(topic="t", message_id=message_id(), recorded_at=moment)
         CheckBack.objects.create(
             request_id=key,
             asked_by="endpoint",
