@@ -18,6 +18,8 @@ LISTS = [
     "outbox_embeddedhalf_changelist",
     "outbox_topic_changelist",
     "outbox_monitorlane_changelist",
+    "outbox_auditrun_changelist",
+    "outbox_auditfinding_changelist",
 ]
 WILD = ["\x00", "%", "_", "'; DROP TABLE outbox_message; --", '"', "\\", "\u202e", "😀", "x" * 10_000, "-1", "9" * 400]
 PARAMETERS = ["p", "o", "before", "state", "topic", "group", "answer", "settled", "all", "e", "_facets", "id__lt", "x"]
