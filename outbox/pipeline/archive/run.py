@@ -32,11 +32,14 @@ ROUNDS = 2  # a day that changed while it was archived is archived once more, an
 # Where a day's ids are cut, so that the parts are alike.
 CUT = "SELECT id::text FROM outbox_message WHERE id >= %s AND id < %s ORDER BY id OFFSET %s LIMIT 1"
 
+# The largest body of a day; its length is known without reading it.
+LARGEST = "SELECT coalesce(max(octet_length(body)), 0) FROM outbox_message WHERE id >= %s AND id < %s"
+
 
 class Writer(Protocol):
     """Whoever writes Parquet, and reads it back."""
 
-    def write(self, frame: Frame, queries: Sequence[str], snapshot: str, folder: Path) -> None: ...
+    def write(self, frame: Frame, queries: Sequence[str], snapshot: str, folder: Path, row_bytes: int) -> None: ...
 
     def verify(self, frame: Frame, files: Sequence[Path]) -> tuple[int, str]: ...
 
@@ -146,11 +149,12 @@ class Archiver:
             book.plan(self.connection, span.day, attempt, rows, digest)
             failpoint("archive.after_plan")
             self.say(f"{span.day}: writing {rows} messages and {sum(one.rows for one in planned.values()) - rows} rows of books")
+            largest = reading.execute(LARGEST, [span.first_id, span.end_id]).fetchone() or (0,)
             cuts = _cuts(reading, span, rows, self.config.rows_per_part)
             for name, frame in FRAMES.items():
                 if planned[name].rows:
                     queries = [frame.query(span, *part) for part in cuts] if frame.id else [frame.query(span)]
-                    self.writer.write(frame, queries, snapshot, self._folder(span, name, attempt))
+                    self.writer.write(frame, queries, snapshot, self._folder(span, name, attempt), *largest)
         failpoint("archive.after_write")
         self.say(f"{span.day}: reading back")
         frames = {name: self._verified(span, FRAMES[name], attempt, planned[name]) for name in FRAMES}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from functools import cached_property, reduce
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -17,6 +18,7 @@ if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame, SparkSession
     from pyspark.sql.types import StructType
 
+FETCH_BYTES = 16 * 1024 * 1024  # what a connection holds at once
 ROW_GROUP_BYTES = 8 * 1024 * 1024  # what a look for one message reads at most
 
 
@@ -33,12 +35,20 @@ class SparkWriter:
         self._say("starting Spark")
         return build_session(self._config.pipeline, name="outbox archive")
 
-    def write(self, frame: Frame, queries: Sequence[str], snapshot: str, folder: Path) -> None:
-        """Write the rows of these statements, one part each, into a folder that is not there yet. Raises HistoryError."""
+    def write(self, frame: Frame, queries: Sequence[str], snapshot: str, folder: Path, row_bytes: int) -> None:
+        """
+        Write the rows of these statements, one part each, into a folder that is not there yet.
+
+        Args:
+            row_bytes: no row is much larger; so many rows are fetched at once that a few large ones fit in memory.
+
+        Raises:
+            HistoryError: they cannot be read or written.
+        """
         from pyspark.errors import PySparkException
 
         try:
-            source = self._config.pipeline.outbox
+            source = with_fetch_rows(self._config.pipeline.outbox, row_bytes)
             parts = [read_rows(self.spark, source, frame, query, snapshot) for query in queries]
             rows = reduce(lambda left, right: left.unionAll(right), parts)
             rows = rows.sortWithinPartitions("message_id") if frame.id else rows
@@ -59,6 +69,11 @@ class SparkWriter:
         """Stop Spark, if it was started."""
         if "spark" in self.__dict__:
             self.spark.stop()
+
+
+def with_fetch_rows(source: Source, row_bytes: int) -> Source:
+    """Have a source fetch no more rows at once than fit."""
+    return replace(source, fetch_rows=max(1, min(source.fetch_rows, FETCH_BYTES // max(1, row_bytes))))
 
 
 def read_rows(spark: SparkSession, source: Source, frame: Frame, query: str, snapshot: str) -> DataFrame:

@@ -20,7 +20,7 @@ class ArrowWriter:
     def __init__(self, url: str) -> None:
         self.url = url
 
-    def write(self, frame: Frame, queries: Sequence[str], snapshot: str, folder: Path) -> None:
+    def write(self, frame: Frame, queries: Sequence[str], snapshot: str, folder: Path, row_bytes: int) -> None:
         folder.mkdir(parents=True)
         schema = pa.schema([(column.name, KINDS[column.kind]) for column in frame.columns])
         for number, query in enumerate(queries):

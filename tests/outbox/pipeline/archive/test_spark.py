@@ -5,11 +5,13 @@ from pyspark.sql import functions as F
 
 from outbox import database, partitions
 from outbox.audit import database_source
+from outbox.models import MessageRow
 from outbox.pipeline.archive.config import ArchiveConfig
-from outbox.pipeline.archive.spark import SparkWriter
-from outbox.pipeline.config import PipelineConfig
+from outbox.pipeline.archive.spark import SparkWriter, with_fetch_rows
+from outbox.pipeline.config import PipelineConfig, Source
 from outbox.pipeline.lake.frames import BOOKS
 from outbox.pipeline.lake.read import everything
+from tests.outbox.pipeline.archive.arrow import ArrowWriter
 from tests.outbox.pipeline.archive.conftest import BEFORE, FIRST, PER_DAY, SECOND
 from tests.outbox.pipeline.archive.looks import in_database, in_lake, state_of
 from tests.outbox.pipeline.tcp import reached_by_tcp
@@ -72,6 +74,25 @@ class TestSpark:
 
         assert in_lake(lake).count(ids[3]) == 2
         with everything(spark, source, lake) as frames:
-            rows = {row.message_id: row.state for row in frames["messages"].collect()}
-        assert sorted(rows) == ids
-        assert rows[ids[3]] == "tombstone"
+            rows = [(row.message_id, row.state) for row in frames["messages"].collect()]
+        assert sorted(one for one, _ in rows) == ids
+        assert (ids[3], "tombstone") in rows
+
+
+class TestWhatIsFetchedAtOnce:
+    @pytest.mark.parametrize(("row_bytes", "rows"), [(0, 10_000), (100, 10_000), (64 * 1024, 256), (100 * 1024**2, 1)])
+    def test_fits_in_memory_however_large_a_message_is(self, row_bytes, rows):
+        assert with_fetch_rows(Source("postgresql://"), row_bytes).fetch_rows == rows
+
+    def test_follows_from_the_largest_message_of_the_day(self, archive, url, ids):
+        seen = []
+
+        class Listening(ArrowWriter):
+            def write(self, *arguments):
+                seen.append(arguments[-1])
+                super().write(*arguments)
+
+        MessageRow.objects.filter(id=ids[0]).update(body=b"x" * 5000)
+        archive(before=SECOND, writer=Listening(url))
+
+        assert set(seen) == {5000}

@@ -204,8 +204,8 @@ class TestADayThatChanges:
 class TestWhatWasWritten:
     def test_is_held_to_what_was_read(self, archive, lake, ids):
         class Losing(ArrowWriter):
-            def write(self, frame, queries, snapshot, folder):
-                super().write(frame, queries[:1], snapshot, folder)
+            def write(self, frame, queries, snapshot, folder, row_bytes):
+                super().write(frame, queries[:1], snapshot, folder, row_bytes)
 
         with pytest.raises(LakeError, match=r"What was written of messages .* is not what was read: 3 rows instead of 8"):
             archive(writer=Losing(database_url()))
