@@ -66,7 +66,7 @@ class TestSpark:
 
         assert dict(found) == by_sets(gone)
 
-    @settings(max_examples=3, deadline=None, suppress_health_check=list(HealthCheck), derandomize=True)
+    @settings(max_examples=2, deadline=None, suppress_health_check=list(HealthCheck), derandomize=True)
     @given(faults=FAULTS)
     def test_finds_and_counts_what_sql_does(self, spark, faults):
         world = spoil(faults)
