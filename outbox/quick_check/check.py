@@ -18,6 +18,8 @@ from outbox.quick_check.frames import Check, opened
 from outbox.quick_check.ids import judge_ids
 from outbox.quick_check.lanes import judge_lanes
 
+SOURCES = "SELECT id FROM outbox_source"
+
 LOOKED_AT = 100_000  # rows of one kind
 SECONDS = 15.0
 SETTLE = timedelta(minutes=1)
@@ -83,9 +85,6 @@ def quick_check(
         seen = [topic for topic in config.seen_topics if "broker" in looked.rows and topic not in config.recorded]
         answer = judge(check, replace(config, seen_topics=seen), as_of=now, since=since, border=min(LONGEST_BORDER, length / 4))
     return replace(answer, rows=looked.rows, notes=looked.notes, seconds=time.monotonic() - began)
-
-
-SOURCES = "SELECT id FROM outbox_source"
 
 
 def judge(

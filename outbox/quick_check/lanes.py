@@ -15,7 +15,7 @@ from outbox.quick_check.frames import Check
 HIGHEST = 32_768 << 34  # as in outbox.pipeline.transforms.numbers: numbers from there on are none
 NO_NUMBER = "no number at "
 
-# Each numbered row as a number in a role. Young: not older than the settle time. Role NULL: it explains nothing.
+# Each numbered row as a number in a role. Young: not older than the settle time.
 SEEN = f"""
 CREATE TEMP TABLE quick_seen ON COMMIT DROP AS
 SELECT stage, source, topic, lane, number, grp, message_id,
@@ -48,7 +48,7 @@ FROM (
 
 # Lanes that rows name and nobody knows; `n`: of the role that names it most often.
 UNKNOWN = """
-SELECT source, topic, lane, min(lowest), max(highest), max(n), sum(n)::bigint FROM (
+SELECT source, topic, lane, min(lowest), max(highest), max(n) FROM (
     SELECT source, topic, lane, role, grp, min(number) AS lowest, max(number) AS highest, count(*) AS n
     FROM quick_seen s WHERE NOT EXISTS (
         SELECT FROM quick_marks m WHERE (m.source, m.topic, m.lane) = (s.source, s.topic, s.lane))
@@ -155,7 +155,7 @@ def judge_lanes(check: Check, config: PipelineConfig, *, cutoff: datetime, sourc
 
 def _unknown_lanes(check: Check, sources: Sequence[str]) -> list[Finding]:
     found = []
-    for source, topic, lane, first, last, count, _ in check.run(UNKNOWN).fetchall():
+    for source, topic, lane, first, last, count in check.run(UNKNOWN).fetchall():
         if source in sources:
             where = (topic, source, lane)
             found.append(
