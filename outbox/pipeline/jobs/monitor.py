@@ -11,6 +11,7 @@ import os
 import signal
 import sys
 import threading
+import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
 from contextlib import contextmanager
@@ -28,6 +29,7 @@ if TYPE_CHECKING:
 TRY_TURN = "SELECT pg_try_advisory_lock(7714, 0)"
 
 START_SECONDS = 120.0
+BATCH_SECONDS = 30.0  # who is told to stop waits so long for the micro-batch under way
 
 OLDEST_SPARK = (4, 2)  # before it, a Python source was not told where its stream stands
 
@@ -97,9 +99,17 @@ def stream(
     try:
         while not query.awaitTermination(0.5):
             if is_stopped():
-                query.stop()
+                _end(query)
     except StreamingQueryException as error:
         raise _explained(troubles, error) from error
+
+
+def _end(query: Any) -> None:
+    """Stop a query between two micro-batches; in the middle of one only if it takes too long: it comes again then."""
+    deadline = time.monotonic() + BATCH_SECONDS
+    while query.status["isTriggerActive"] and time.monotonic() < deadline:
+        time.sleep(0.05)
+    query.stop()
 
 
 def _insist_on_version() -> None:

@@ -135,7 +135,7 @@ class TestTheMonitor:
         assert standings() == world.expected()
 
     def test_goes_on_until_it_is_stopped(self, spark, config, world, tmp_path):
-        deadline = datetime.now(UTC) + timedelta(seconds=60)
+        deadline = datetime.now(UTC) + timedelta(seconds=240)
         world.go_on()
         settle(config.outbox.url)
         is_done = {"once": False}
