@@ -28,7 +28,11 @@ RIGHT = {
 class TestSettings:
     @pytest.mark.parametrize(
         "settings",
-        [{}, {"flushDiskType": "ASYNC_FLUSH", "brokerRole": "SYNC_MASTER"}, {"transactionOpBatchInterval": "1000", "transactionOpMsgMaxSize": "4096"}],
+        [
+            {},
+            {"flushDiskType": "ASYNC_FLUSH", "brokerRole": "SYNC_MASTER"},
+            {"transactionOpBatchInterval": "1000", "transactionOpMsgMaxSize": "4096"},
+        ],
         ids=str,
     )
     def test_are_right(self, settings: dict[str, str]):
