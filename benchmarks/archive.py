@@ -56,17 +56,17 @@ EMPTY = "DELETE FROM outbox_inbox WHERE consumer_group = 'bench'; DELETE FROM ou
 
 def measure(scale: float = 1.0) -> list[Figure]:
     """Archive a day of messages and inbox rows, after a small day that has Spark started."""
-    if missing := _missing():
-        print(f"    not measured: {missing}", file=sys.stderr)
+    if reason := missing():
+        print(f"    not measured: {reason}", file=sys.stderr)
         return []
     count = int(MESSAGES * scale)
     with tempfile.TemporaryDirectory(prefix="outbox-bench-") as folder, database.connect("default") as connection:
         config = ArchiveConfig(PipelineConfig(database_source("default", _reader())), folder, DAY + timedelta(days=1))
         writer = SparkWriter(config)
         try:
-            _fill(connection, DAY - timedelta(days=1), 5_000)
+            fill_day(connection, DAY - timedelta(days=1), 5_000)
             first = _archive(config, writer)
-            _fill(connection, DAY, count)
+            fill_day(connection, DAY, count)
             done = _archive(config, writer)
         finally:
             writer.close()
@@ -85,7 +85,8 @@ def _archive(config: ArchiveConfig, writer: SparkWriter) -> Archived:
     return done
 
 
-def _missing() -> str:
+def missing() -> str:
+    """Say what Spark needs and is not here; empty: nothing."""
     if importlib.util.find_spec("pyspark") is None:
         return "pyspark is not installed (make .venv/.spark)"
     try:
@@ -102,7 +103,8 @@ def _reader() -> Reader:
         return "python"
 
 
-def _fill(connection: database.Connection, day: date, count: int) -> None:
+def fill_day(connection: database.Connection, day: date, count: int) -> None:
+    """Make a day of messages that were sent and handled."""
     partitions.make_day(connection, day)
     (topic,) = connection.execute(TOPIC).fetchone()
     midnight = datetime(day.year, day.month, day.day, tzinfo=UTC)

@@ -1,0 +1,204 @@
+"""
+The audit: how long, how much memory, how much moves between tasks, and whether it is right; beside it DuckDB and plain SQL.
+
+Made-up histories in Parquet of three sizes, and a day of messages in PostgreSQL. DuckDB and SQL answer the core of the
+question (which numbers are missing at which hop), not all of it: no ids, repeats, orphans, business rows or counts.
+Seconds are the wall's; on a machine that does other things as well, the note's CPU seconds tell more.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+from benchmarks.archive import DAY, EMPTY, fill_day, missing
+from benchmarks.figure import Figure
+from benchmarks.memory import peak_mib
+from outbox import database
+from outbox.audit import database_source
+from outbox.pipeline.config import Group, PipelineConfig
+from outbox.pipeline.synthetic.plan import Plan
+
+SIZES = (100_000, 1_000_000, 10_000_000)
+ROWS = 500_000  # in PostgreSQL
+
+# Numbers given out that are at no stage, and numbers that got as far as one stage and not to the next.
+MISSING = """
+WITH o AS (SELECT DISTINCT topic, lane, number FROM read_parquet('{folder}/places/*.parquet')),
+b AS (SELECT DISTINCT topic, lane, number FROM read_parquet('{folder}/broker/*.parquet')),
+i AS (SELECT DISTINCT topic, lane, number FROM read_parquet('{folder}/inbox/*.parquet')),
+m AS (SELECT sum(last - first + 1) AS n FROM read_parquet('{folder}/marks/*.parquet'))
+SELECT (SELECT n FROM m) - (SELECT count(*) FROM (FROM o UNION FROM b UNION FROM i)),
+    (SELECT count(*) FROM o ANTI JOIN b USING (topic, lane, number)),
+    (SELECT count(*) FROM b ANTI JOIN i USING (topic, lane, number))
+"""
+
+# Messages that were sent and that the group has not handled.
+UNHANDLED = """
+SELECT count(*) FROM outbox_batch b, unnest(b.message_ids) WITH ORDINALITY u(id, n)
+WHERE b.state = 3 AND u.n <> ALL(b.split)
+AND NOT EXISTS (SELECT FROM outbox_inbox i WHERE i.consumer_group = 'bench' AND i.message_id = u.id)
+"""
+
+
+def measure(scale: float = 1.0) -> list[Figure]:
+    """Measure all, or nothing where Spark cannot run, which is said."""
+    if reason := missing():
+        print(f"    not measured: {reason}", file=sys.stderr)
+        return []
+    figures = []
+    for size in SIZES:
+        figures += _parquet(int(size * scale), is_largest=size == SIZES[-1])
+    return [*figures, *_postgres(int(ROWS * scale))]
+
+
+def _parquet(messages: int, *, is_largest: bool) -> list[Figure]:
+    """Write a history, start anew, audit it."""
+    from outbox.pipeline.session import build_session
+    from outbox.pipeline.synthetic.write import config_of, write_history
+
+    plan = Plan(messages, lost=2_000, duplicated=200, orphans=200, topics=4, lanes=4, seed=7)
+    with tempfile.TemporaryDirectory(prefix="outbox-bench-") as folder:
+        config = config_of(plan, folder)
+        spark = build_session(config, name="outbox bench")
+        try:
+            truth = write_history(spark, plan, folder)
+        finally:
+            spark.stop()
+        found = _audit(config, folder, truth)
+        name = f"audit of {messages:,} messages, 4 stages"
+        figures = _beside_duckdb(name, folder, found)
+    if not is_largest:
+        return figures
+    return [
+        *figures,
+        Figure("audit: the same, in 12 s", found["seconds"], "s", 12, at_most=True, note=found["note"]),
+        Figure("audit: peak memory of the JVM", found["mib"], "MiB", 4096, at_most=True),
+        Figure("audit: shuffled by the hops", found["shuffled"] / 1e6, "MB", 1, at_most=True),
+        Figure("audit: faults missed or invented", found["wrong"], "", 0, at_most=True, note=f"{len(truth['findings'])} ranges"),
+    ]
+
+
+def _audit(config: PipelineConfig, folder: str, truth: dict[str, Any]) -> dict[str, Any]:
+    from outbox.pipeline.audit.lanes import audit_lanes
+    from outbox.pipeline.audit.run import audit
+    from outbox.pipeline.history import open_history
+    from outbox.pipeline.session import build_session
+
+    spark: Any = build_session(config, name="outbox bench")
+    try:
+        java = spark._jvm.java.lang.ProcessHandle.current().pid()
+        history = open_history(spark, folder)
+        cpu_before = _cpu_seconds(java)
+        report, seconds = _timed(lambda: audit(spark, config, history))
+        cpu = _cpu_seconds(java) - cpu_before
+        before = _shuffled(spark)
+        audit_lanes(spark, config, history)
+        return {
+            "seconds": seconds,
+            "mib": peak_mib(java),
+            "shuffled": _shuffled(spark) - before,
+            "wrong": _wrong(report, truth),
+            "note": f"{cpu:.1f} s of CPU; load {os.getloadavg()[0]:.0f} on {os.cpu_count()} cores",
+        }
+    finally:
+        spark.stop()
+
+
+def _timed(act: Callable[[], Any]) -> tuple[Any, float]:
+    started = time.monotonic()
+    return act(), time.monotonic() - started
+
+
+def _cpu_seconds(pid: int) -> float:
+    """Read what a process has used. Linux."""
+    fields = Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
+
+def _shuffled(spark: Any) -> int:
+    """Count the bytes that all stages so far have written for others to read."""
+    context, gateway = spark._jsc.sc(), spark.sparkContext._gateway
+    context.listenerBus().waitUntilEmpty()
+    quantiles, tasks = gateway.new_array(gateway.jvm.double, 0), gateway.jvm.java.util.ArrayList()
+    stages = context.statusStore().stageList(None, False, False, quantiles, tasks)
+    return sum(stages.apply(n).shuffleWriteBytes() for n in range(stages.size()))
+
+
+def _wrong(report: Any, truth: dict[str, Any]) -> int:
+    """Count the ranges that were found and are not there, or are there and were not found."""
+
+    def shape(one: dict[str, Any]) -> tuple[Any, ...]:
+        return one["kind"], one["stage"], one["topic"], one["lane"], one["group"], one["first"], one["last"], one["count"]
+
+    found = {shape(one.as_dict()) for one in report.findings if one.lane >= 0}
+    return len(found ^ {shape(one) for one in truth["findings"]})
+
+
+def _beside_duckdb(name: str, folder: str, found: dict[str, Any]) -> list[Figure]:
+    if importlib.util.find_spec("duckdb") is None:
+        return [Figure(name, found["seconds"], "s", None, at_most=True, note=f"{found['note']}; DuckDB is not installed")]
+    import duckdb
+
+    connection = duckdb.connect(config={"threads": 2})
+    lost, seconds = _timed(lambda: connection.execute(MISSING.format(folder=folder)).fetchone())
+    note = f"{found['note']}; bound: DuckDB, which counts {lost} at outbox, broker, inbox, and names none"
+    return [Figure(name, found["seconds"], "s", None, at_most=True, bound=seconds, note=note)]
+
+
+def _postgres(messages: int) -> list[Figure]:
+    """Audit a day in PostgreSQL: reading it beside a bare JDBC read of the same, all of it beside plain SQL."""
+    from outbox.pipeline.audit.run import audit
+    from outbox.pipeline.history import open_history
+    from outbox.pipeline.session import build_session, find_jar
+    from outbox.pipeline.sources.postgres import copy_history
+
+    find_jar()
+    with tempfile.TemporaryDirectory(prefix="outbox-bench-") as folder, database.connect("default") as connection:
+        fill_day(connection, DAY - timedelta(days=1), 5_000)  # what Spark gets warm with
+        fill_day(connection, DAY, messages)
+        config = PipelineConfig(database_source("default"), groups=[Group("bench", {"bench-archive": None})])
+        spark = build_session(config, name="outbox bench")
+        try:
+            _read_bare(spark, config)
+            _, bare = _timed(lambda: _read_bare(spark, config))
+            _, read = _timed(lambda: copy_history(spark, config, folder))
+            _, audited = _timed(lambda: audit(spark, config, open_history(spark, folder)))
+            _, sql = _timed(lambda: connection.execute(UNHANDLED).fetchone())
+        finally:
+            spark.stop()
+            connection.execute(EMPTY)
+    return [
+        Figure(f"audit: {messages:,} read from PostgreSQL", read, "s", None, at_most=True, bound=bare, note="bound: bare JDBC"),
+        Figure(
+            f"audit: {messages:,} in PostgreSQL, all",
+            read + audited,
+            "s",
+            None,
+            at_most=True,
+            bound=sql,
+            note="bound: SQL that counts what the group has not handled",
+        ),
+    ]
+
+
+def _read_bare(spark: Any, config: PipelineConfig) -> None:
+    """Read what a history is made of, four connections at once, in no common snapshot, and keep nothing."""
+    from outbox.pipeline.sources import jdbc, statements
+
+    url, login = jdbc.jdbc_url(config.outbox.url)
+    with database.connect("default") as connection:
+        for statement in statements.OUTBOX.values():
+            low, high = connection.execute(statement.bounds.encode()).fetchone() or (0, 0)
+            reader = spark.read.format("jdbc").options(url=url, driver=jdbc.DRIVER, fetchsize=10_000, **login)
+            reader = reader.options(dbtable=f"({statement.query}) AS frame")
+            if (high or 0) > (low or 0):
+                reader = reader.options(partitionColumn="part", lowerBound=low, upperBound=high + 1, numPartitions=4)
+            reader.load().write.format("noop").mode("overwrite").save()
