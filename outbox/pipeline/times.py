@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from datetime import datetime
+from typing import TYPE_CHECKING
 from uuid import UUID
 
-from pyspark.sql import Column
-from pyspark.sql import functions as F
+if TYPE_CHECKING:
+    from pyspark.sql import Column
 
 
 def first_id_at(time: datetime) -> str:
@@ -16,5 +17,7 @@ def first_id_at(time: datetime) -> str:
 
 def published_micros(message_id: Column) -> Column:
     """Read the time of publishing out of a message id, in microseconds; NULL where it is no uuid7."""
+    from pyspark.sql import functions as F
+
     digits = F.concat(message_id.substr(1, 8), message_id.substr(10, 4))
     return F.when(message_id.substr(15, 1) == "7", F.conv(digits, 16, 10).cast("bigint") * 1000)

@@ -9,14 +9,13 @@ from pathlib import Path
 import pytest
 
 HERE = Path(__file__).parent
-WITHOUT_SPARK = ("test_cause.py", "test_config.py", "test_findings.py", "test_walls.py", "test_session.py")
 
-collect_ignore_glob = [] if importlib.util.find_spec("pyspark") else ["test_*.py"]
+collect_ignore_glob = [] if importlib.util.find_spec("pyspark") else ["test_*.py", "*/test_*.py"]
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
-        if HERE in item.path.parents and item.path.name not in WITHOUT_SPARK:
+        if HERE in item.path.parents:
             item.add_marker(pytest.mark.spark)
             item.add_marker(pytest.mark.timeout(900))
 
