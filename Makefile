@@ -42,6 +42,8 @@ screenshots: $(VENV)/.browser ## take the README's screenshots anew
 	@$(BIN)/python -m pytest -m browser $(ARGS)
 	@cp $(addprefix var/screenshots/,$(notdir $(wildcard docs/screenshots/*.png))) docs/screenshots/
 
+# JVMs that compile less are up in half the time, and tests give them little to do.
+test-spark: export JDK_JAVA_OPTIONS = -XX:TieredStopAtLevel=1 -XX:+UseSerialGC
 test-spark: $(VENV)/.spark ## run the tests that need Spark, and so Java (ARGS="...")
 	@$(BIN)/python -m pytest -m spark $(ARGS)
 
