@@ -12,9 +12,10 @@ from django.db import connection
 from django.db.models import QuerySet
 
 from outbox import conf
-from outbox.brokers.base import Delivery, Outgoing
+from outbox.brokers.base import Delivery, HalfRef, Outgoing
 from outbox.brokers.rocketmq.options import address
 from outbox.brokers.rocketmq.remoting import call
+from outbox.message import COMMIT, Header
 from outbox.models import Batch, RecordedMessage, RecordedTopic, State
 from outbox.pipeline.sources.statements import of_recorded
 from tests.journeys.rocketmq.conftest import Journey
@@ -75,17 +76,20 @@ def count(batches: QuerySet[Batch]) -> int:
     return sum(len(batch.message_ids) - len(batch.split) for batch in batches)
 
 
-def sent_again(journey: Journey, topic: str) -> None:
-    """Have the server store one of a topic's messages a second time, as a relay does that was not sure."""
+def sent_again(journey: Journey, topic: str, number: int) -> None:
+    """Have the server store one of a transaction topic's messages a second time, as a relay does that was not sure."""
     broker = conf.make_broker("default")
-    server().make_group(f"copier-{journey.unique}_fifo", is_ordered=True)
+    server().make_group(f"copier-{journey.unique}")
 
-    def first() -> list[Delivery]:
+    def wanted() -> list[Delivery]:
         hold, wait = timedelta(seconds=30), timedelta(seconds=1)
-        return broker.receive(f"copier-{journey.unique}", {topic: None}, limit=1, invisible_for=hold, wait=wait)
+        found = broker.receive(f"copier-{journey.unique}", {topic: None}, limit=32, invisible_for=hold, wait=wait)
+        return [one for one in found if one.headers[Header.NUMBER] == str(number)]
 
-    [one] = wait_until(first, 60)
-    broker.send([Outgoing(one.message_id, one.topic, one.body, one.key, one.tag, one.headers)])
+    [one] = wait_until(wanted, 60)
+    copy = Outgoing(one.message_id, one.topic, one.body, one.key, one.tag, one.headers, token="copy:1:1:1")
+    [half] = broker.send_halves([copy])
+    broker.end([HalfRef(topic, half.half_id, one.message_id)], COMMIT)
     broker.close()
 
 
@@ -100,17 +104,21 @@ class TestARecorder:
         wait_until(lambda: count(Batch.objects.filter(state=State.SENT)) == len(WORK) + len(STEPS), 120)
         wait_until(lambda: journey.is_used(KILL), 60)
         assert recorder.wait(30) == -signal.SIGKILL
-        sent_again(journey, journey.steps)
         since = now()
         assert not any(until and until > since for until in read_until())
 
         record(journey, group)
         wait_until(lambda: is_read_since(since), 120)
+        # One that the killed recorder cannot have taken along: only then is its second copy told from a redelivery.
+        journey.publish(journey.work, len(WORK))
+        sent_again(journey, journey.work, len(WORK) + 1)
+        since = now()
+        wait_until(lambda: is_read_since(since), 120)
 
-        numbers = [*((journey.work, n) for n in WORK), *((journey.steps, n) for n in STEPS)]
+        numbers = [*((journey.work, n) for n in range(len(WORK) + 1)), *((journey.steps, n) for n in STEPS)]
         found = copies(journey.work, journey.steps)
         assert set(found) == {(topic, n + 1) for topic, n in numbers}
-        assert found[journey.steps, 1] == 2
+        assert found[journey.work, len(WORK) + 1] == 2
         for topic in (journey.work, journey.steps):
             assert sum(n for (of, _), n in found.items() if of == topic) == stored(topic)
         assert RecordedMessage.objects.filter(nth__gt=1).exists()  # what the killed one held was handed out again
