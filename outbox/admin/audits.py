@@ -15,7 +15,7 @@ from django.utils.safestring import SafeString
 from outbox import database
 from outbox.admin.base import ReadOnlyAdmin, choice_filter
 from outbox.admin.findings import standing_of
-from outbox.admin.pages import QUICK_CHECK, url_of
+from outbox.admin.pages import QUICK_CHECK, may_see, url_of
 from outbox.admin.quick import quick_check_page
 from outbox.admin.standing import DRAWN, DRAWN_SHARES, Backlog, standing
 from outbox.admin.text import badge, moment, shown
@@ -118,7 +118,7 @@ class AuditRunAdmin(ReadOnlyAdmin):
     def _findings(self, request: HttpRequest, run: AuditRun) -> dict[str, Any]:
         """Show the first findings; the others are behind a link, for those who may follow it."""
         site = self.admin_site
-        may = site.is_registered(AuditFinding) and site.get_model_admin(AuditFinding).has_view_permission(request)
+        may = may_see(site, AuditFinding, request)
         rows = AuditFinding.objects.filter(run=run).order_by("id")[:FINDINGS_SHOWN]
         found = [
             {"text": shown(row.text, 300), "count": row.count, "standing": standing_of(row)}

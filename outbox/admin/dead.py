@@ -6,7 +6,6 @@ from typing import Any
 from uuid import UUID
 
 from django.contrib import admin, messages
-from django.contrib.admin.helpers import ACTION_CHECKBOX_NAME
 from django.core.exceptions import ValidationError
 from django.db import router, transaction
 from django.db.models import BooleanField, Count, Model, QuerySet
@@ -17,7 +16,7 @@ from django.utils.safestring import SafeString
 from outbox import database
 from outbox.admin.base import ReadOnlyAdmin, TopicFilter
 from outbox.admin.contents import contents, read_beginning, read_headers
-from outbox.admin.impact import Act, as_of, impact_page, reason_form, tell, write_log
+from outbox.admin.impact import Act, as_of, chosen_rows, impact_page, reason_form, tell, write_log
 from outbox.admin.links import message_link
 from outbox.admin.lists import Filter
 from outbox.admin.text import badge, shown, since
@@ -131,7 +130,7 @@ class DeadMessageAdmin(ReadOnlyAdmin):
         counts = dict(chosen.order_by("topic").values_list("topic").annotate(count=Count("pk")))
         form = reason_form(request, count=sum(counts.values()), at=at)
         if form.count and not form.is_valid():
-            return impact_page(self, request, act=act, form=form, counts=counts, hidden=_chosen(request), limit=AT_ONCE)
+            return impact_page(self, request, act=act, form=form, counts=counts, hidden=chosen_rows(request), limit=AT_ONCE)
         done = self._act(request, chosen, act, form.cleaned_data["reason"]) if form.count else 0
         tell(self, request, act, done=done, wanted=form.wanted, limit=AT_ONCE)
         return None
@@ -180,9 +179,3 @@ class DeadMessageAdmin(ReadOnlyAdmin):
             **contents(request, read_headers(row.headers), row.beginning, row.size),
         }
         return super().render_change_form(request, context, add, change, form_url, obj)
-
-
-def _chosen(request: HttpRequest) -> list[tuple[str, str]]:
-    """Give what the list sent: the act, and which rows it is about."""
-    names = ("action", "select_across", ACTION_CHECKBOX_NAME)
-    return [(name, value) for name in names for value in request.POST.getlist(name)]

@@ -6,7 +6,6 @@ from collections.abc import Sequence
 from typing import Any
 
 from django.contrib import admin, messages
-from django.contrib.admin.helpers import ACTION_CHECKBOX_NAME
 from django.core.exceptions import ValidationError
 from django.db import router, transaction
 from django.db.models import Model, QuerySet
@@ -16,10 +15,10 @@ from django.utils.html import format_html
 from django.utils.safestring import SafeString
 
 from outbox.admin.base import ReadOnlyAdmin, TopicFilter, choice_filter
-from outbox.admin.impact import Act, as_of, impact_page, reason_form, tell, write_log
+from outbox.admin.impact import Act, as_of, chosen_rows, impact_page, reason_form, tell, write_log
 from outbox.admin.links import about_link, message_link
 from outbox.admin.lists import Filter
-from outbox.admin.pages import url_of
+from outbox.admin.pages import may_see, url_of
 from outbox.admin.text import badge, shown
 from outbox.audit_runs import again
 from outbox.models import AuditFinding, AuditRun
@@ -134,7 +133,7 @@ class AuditFindingAdmin(ReadOnlyAdmin):
         if form.count and not form.is_valid():
             notes = [f"{number} are not sent: {reason}" for reason, number in refused.items()]
             return impact_page(
-                self, request, act=RETRY, form=form, counts=counts, hidden=_chosen(request), limit=form.count, notes=notes
+                self, request, act=RETRY, form=form, counts=counts, hidden=chosen_rows(request), limit=form.count, notes=notes
             )
         done = self._send(request, plans, using, form.cleaned_data["reason"]) if form.count else 0
         for reason, number in refused.items():
@@ -163,7 +162,9 @@ class AuditFindingAdmin(ReadOnlyAdmin):
             counts[one.topic] = counts.get(one.topic, 0) + 1
         form = reason_form(request, count=len(chosen), at=as_of(request))
         if chosen and not form.is_valid():
-            return impact_page(self, request, act=ACKNOWLEDGE, form=form, counts=counts, hidden=_chosen(request), limit=AT_ONCE)
+            return impact_page(
+                self, request, act=ACKNOWLEDGE, form=form, counts=counts, hidden=chosen_rows(request), limit=AT_ONCE
+            )
         done = self._close(request, chosen, form.cleaned_data["reason"]) if chosen else 0
         tell(self, request, ACKNOWLEDGE, done=done, wanted=form.wanted, limit=AT_ONCE)
         return None
@@ -195,7 +196,7 @@ class AuditFindingAdmin(ReadOnlyAdmin):
     ) -> HttpResponse:
         assert isinstance(obj, AuditFinding)
         site = self.admin_site
-        may_see_run = site.is_registered(AuditRun) and site.get_model_admin(AuditRun).has_view_permission(request)
+        may_see_run = may_see(site, AuditRun, request)
         planned = again.plan(obj, router.db_for_read(AuditFinding)) if obj.kind == Kind.LOST else None
         context |= {
             "title": f"Finding {obj.pk} of {obj.run}",
@@ -212,9 +213,3 @@ class AuditFindingAdmin(ReadOnlyAdmin):
             "cannot": list(planned.refused.items()) if planned else [],
         }
         return super().render_change_form(request, context, add, change, form_url, obj)
-
-
-def _chosen(request: HttpRequest) -> list[tuple[str, str]]:
-    """Give what the list sent: the act, and which rows it is about."""
-    names = ("action", "select_across", ACTION_CHECKBOX_NAME)
-    return [(name, value) for name in names for value in request.POST.getlist(name)]

@@ -10,6 +10,7 @@ from typing import Any
 from django import forms
 from django.contrib import messages
 from django.contrib.admin import ModelAdmin
+from django.contrib.admin.helpers import ACTION_CHECKBOX_NAME
 from django.contrib.admin.models import CHANGE, LogEntry
 from django.contrib.contenttypes.models import ContentType
 from django.db.models import Model
@@ -152,3 +153,9 @@ def write_log(request: HttpRequest, model: type[Model], names: Mapping[str, str]
         )
         for object_id, name in names.items()
     )
+
+
+def chosen_rows(request: HttpRequest) -> list[tuple[str, str]]:
+    """Give what the list sent: the act, and which rows it is about."""
+    names = ("action", "select_across", ACTION_CHECKBOX_NAME)
+    return [(name, value) for name in names for value in request.POST.getlist(name)]

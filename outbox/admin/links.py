@@ -12,7 +12,7 @@ from django.urls import NoReverseMatch
 from django.utils.html import format_html
 from django.utils.safestring import SafeString
 
-from outbox.admin.pages import url_of
+from outbox.admin.pages import may_see, url_of
 from outbox.admin.text import shown
 
 
@@ -36,7 +36,7 @@ def about_link(site: AdminSite, request: HttpRequest, about: str) -> SafeString:
     label, _, key = about.partition(":")
     try:
         model = apps.get_model(label)
-        if not (site.is_registered(model) and site.get_model_admin(model).has_view_permission(request)):
+        if not may_see(site, model, request):
             return shown(about)
         if not model._default_manager.filter(pk=key).exists():
             return format_html("{} (it is gone)", shown(about))

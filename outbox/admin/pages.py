@@ -60,7 +60,12 @@ def frame(site: AdminSite, request: HttpRequest) -> dict[str, Any]:
     request.current_app = site.name  # where {% url "admin:…" %} leads
     links = []
     for name, model, view in _PLACES:
-        if site.is_registered(model) and site.get_model_admin(model).has_view_permission(request):
+        if may_see(site, model, request):
             url = url_of(site, view)
             links.append({"name": name, "url": url, "is_here": request.path == url})
     return {"outbox_links": links, "outbox_paused": [topic for topic in topics(request) if topic.paused]}
+
+
+def may_see(site: AdminSite, model: type[Model], request: HttpRequest) -> bool:
+    """Say whether this admin has a model, and the person may view it there."""
+    return site.is_registered(model) and site.get_model_admin(model).has_view_permission(request)
