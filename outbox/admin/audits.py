@@ -7,7 +7,6 @@ from typing import Any
 from django.contrib import admin
 from django.core.exceptions import PermissionDenied
 from django.db import router
-from django.db.models import Model
 from django.http import Http404, HttpRequest, HttpResponse
 from django.urls import URLPattern, path
 from django.utils.safestring import SafeString
@@ -90,21 +89,9 @@ class AuditRunAdmin(ReadOnlyAdmin):
         named = {"Content-Disposition": f'attachment; filename="audit-{run.pk}-verdict.json"'}
         return HttpResponse(verdict.as_file(run.verdict, run.signature), content_type="application/json", headers=named)
 
-    def render_change_form(
-        self,
-        request: HttpRequest,
-        context: dict[str, Any],
-        add: bool = False,
-        change: bool = False,
-        form_url: str = "",
-        obj: Model | None = None,
-    ) -> HttpResponse:
-        assert isinstance(obj, AuditRun)
-        context |= {"title": f"Audit {obj.pk}", "subtitle": None, **self._told(request, obj)}
-        return super().render_change_form(request, context, add, change, form_url, obj)
-
-    def _told(self, request: HttpRequest, run: AuditRun) -> dict[str, Any]:
+    def told(self, request: HttpRequest, run: AuditRun) -> dict[str, Any]:
         return {
+            "title": f"Audit {run.pk}",
             "state": self.state_now(run),
             "answer": self.answer(run) if run.found is not None else "",
             "error": shown(run.error or (store.DIED if store.state_of(run) == AuditRun.State.DIED else "")),

@@ -84,6 +84,23 @@ class ReadOnlyAdmin(admin.ModelAdmin):
         framed = {**frame(self.admin_site, request), **(extra_context or {})}
         return super().changeform_view(request, object_id, form_url, framed)
 
+    def told(self, request: HttpRequest, row: Any) -> dict[str, Any]:
+        """Give what the page of a row shows, its title with it."""
+        return {}
+
+    def render_change_form(
+        self,
+        request: HttpRequest,
+        context: dict[str, Any],
+        add: bool = False,
+        change: bool = False,
+        form_url: str = "",
+        obj: Model | None = None,
+    ) -> HttpResponse:
+        if told := self.told(request, obj):
+            context |= {"subtitle": None, **told}
+        return super().render_change_form(request, context, add, change, form_url, obj)
+
 
 class TopicFilter(Filter):
     """By the name of a topic, in a table that holds names."""

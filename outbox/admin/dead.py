@@ -8,7 +8,7 @@ from uuid import UUID
 from django.contrib import admin, messages
 from django.core.exceptions import ValidationError
 from django.db import router, transaction
-from django.db.models import BooleanField, Count, Model, QuerySet
+from django.db.models import BooleanField, Count, QuerySet
 from django.db.models.expressions import RawSQL
 from django.http import HttpRequest, HttpResponse
 from django.utils.safestring import SafeString
@@ -158,19 +158,9 @@ class DeadMessageAdmin(ReadOnlyAdmin):
             return None
         return row
 
-    def render_change_form(
-        self,
-        request: HttpRequest,
-        context: dict[str, Any],
-        add: bool = False,
-        change: bool = False,
-        form_url: str = "",
-        obj: Model | None = None,
-    ) -> HttpResponse:
-        row: Any = obj
-        context |= {
+    def told(self, request: HttpRequest, row: Any) -> dict[str, Any]:
+        return {
             "title": f"Dead message {row.pk}",
-            "subtitle": None,
             "row": row,
             "state": self.state(row),
             "key": shown(row.key),
@@ -178,4 +168,3 @@ class DeadMessageAdmin(ReadOnlyAdmin):
             "message": message_link(self.admin_site, row.pk, short=False),
             **contents(request, read_headers(row.headers), row.beginning, row.size),
         }
-        return super().render_change_form(request, context, add, change, form_url, obj)

@@ -8,7 +8,7 @@ from typing import Any
 from django.contrib import admin, messages
 from django.core.exceptions import ValidationError
 from django.db import router, transaction
-from django.db.models import Model, QuerySet
+from django.db.models import QuerySet
 from django.http import HttpRequest, HttpResponse
 from django.utils import timezone
 from django.utils.html import format_html
@@ -185,31 +185,20 @@ class AuditFindingAdmin(ReadOnlyAdmin):
         except (AuditFinding.DoesNotExist, ValueError, ValidationError, OverflowError):
             return None
 
-    def render_change_form(
-        self,
-        request: HttpRequest,
-        context: dict[str, Any],
-        add: bool = False,
-        change: bool = False,
-        form_url: str = "",
-        obj: Model | None = None,
-    ) -> HttpResponse:
-        assert isinstance(obj, AuditFinding)
+    def told(self, request: HttpRequest, row: AuditFinding) -> dict[str, Any]:
         site = self.admin_site
         may_see_run = may_see(site, AuditRun, request)
-        planned = again.plan(obj, router.db_for_read(AuditFinding)) if obj.kind == Kind.LOST else None
-        context |= {
-            "title": f"Finding {obj.pk} of {obj.run}",
-            "subtitle": None,
-            "kind": obj.kind,
-            "standing": standing_of(obj),
-            "text": shown(obj.text),
-            "note": shown(obj.note),
-            "run_url": url_of(site, "outbox_auditrun_change", obj.run_id) if may_see_run else "",
-            "messages_found": [message_link(site, one) for one in obj.message_ids[:LINKS_SHOWN]],
-            "unnamed": max(0, obj.count - min(len(obj.message_ids), LINKS_SHOWN)),
-            "abouts": [about_link(site, request, one) for one in obj.about[:LINKS_SHOWN]],
+        planned = again.plan(row, router.db_for_read(AuditFinding)) if row.kind == Kind.LOST else None
+        return {
+            "title": f"Finding {row.pk} of {row.run}",
+            "kind": row.kind,
+            "standing": standing_of(row),
+            "text": shown(row.text),
+            "note": shown(row.note),
+            "run_url": url_of(site, "outbox_auditrun_change", row.run_id) if may_see_run else "",
+            "messages_found": [message_link(site, one) for one in row.message_ids[:LINKS_SHOWN]],
+            "unnamed": max(0, row.count - min(len(row.message_ids), LINKS_SHOWN)),
+            "abouts": [about_link(site, request, one) for one in row.about[:LINKS_SHOWN]],
             "can": len(planned.ids) if planned else 0,
             "cannot": list(planned.refused.items()) if planned else [],
         }
-        return super().render_change_form(request, context, add, change, form_url, obj)

@@ -11,7 +11,7 @@ from django.contrib.admin.models import LogEntry
 from django.contrib.contenttypes.models import ContentType
 from django.core.exceptions import ValidationError
 from django.db import router
-from django.db.models import Model, Q, QuerySet
+from django.db.models import Q, QuerySet
 from django.db.models.expressions import RawSQL
 from django.http import HttpRequest, HttpResponse, HttpResponseRedirect
 from django.utils.safestring import SafeString
@@ -201,25 +201,13 @@ class MessageAdmin(ReadOnlyAdmin):
             return None
         return row
 
-    def render_change_form(
-        self,
-        request: HttpRequest,
-        context: dict[str, Any],
-        add: bool = False,
-        change: bool = False,
-        form_url: str = "",
-        obj: Model | None = None,
-    ) -> HttpResponse:
-        assert isinstance(obj, MessageRow)
-        context |= self._told(request, obj) | {"title": f"Message {obj.id}", "subtitle": None}
-        return super().render_change_form(request, context, add, change, form_url, obj)
-
-    def _told(self, request: HttpRequest, row: Any) -> dict[str, Any]:
+    def told(self, request: HttpRequest, row: Any) -> dict[str, Any]:
         headers = read_headers(row.headers)
         using = router.db_for_read(MessageRow)
         timeline = read_timeline(using, row.id, type_name=headers.get(Header.TYPE, ""), tag=headers.get(Header.TAG, ""))
         moments = [*(timeline.moments if timeline else []), *_acts(row.id)]
         return {
+            "title": f"Message {row.id}",
             "timeline": timeline,
             "state": badge(timeline.state, TONES.get(timeline.state, Tone.WAITING)) if timeline else "",
             "moments": [_as_told(one) for one in sorted(moments, key=lambda one: one.at)],
