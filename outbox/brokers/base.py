@@ -293,7 +293,7 @@ class Broker(abc.ABC):
 
     @abc.abstractmethod
     def find(self, message_id: str) -> list[Found]:
-        """Look a message up, in each form the broker holds it."""
+        """Look a message up, in each form the broker holds it. A server may know of one a moment after it took it."""
 
     def prune(self) -> int:
         """Drop some of what retention no longer keeps; give how many rows, 0 when nothing is left."""

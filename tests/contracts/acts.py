@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 
-from outbox.brokers.base import Broker, DeadLetter, Delivery, Ended, HalfRef, Outgoing, Verdict
+from outbox.brokers.base import Broker, DeadLetter, Delivery, Ended, Found, HalfRef, Outgoing, Verdict
 from outbox.message import COMMIT, Resolution, TopicType
 from tests.contracts.harness import Harness
 
@@ -95,3 +95,12 @@ class Acts:
             found = [letter for letter in self.broker.dead_letters(group, limit=10_000) if letter.topic in topics]
             if len(found) >= count or time.monotonic() >= deadline:
                 return found
+
+    def find(self, message_id: str, *states: str) -> list[Found]:
+        """Look a message up, again until it is in these states: a server's index follows its log a little later."""
+        deadline = time.monotonic() + self.harness.lateness.total_seconds()
+        while True:
+            found = self.broker.find(message_id)
+            if [one.state for one in found] == list(states):
+                return found
+            assert time.monotonic() < deadline, f"{message_id} is {[one.state for one in found]}, not {list(states)}"

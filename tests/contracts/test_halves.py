@@ -15,14 +15,14 @@ pytestmark = pytest.mark.needs("supports_half_messages")
 
 
 class TestHalf:
-    def test_is_hidden_until_it_is_committed(self, acts: Acts, broker: Broker):
+    def test_is_hidden_until_it_is_committed(self, acts: Acts):
         message = acts.message(HALF, body=b"order", key="4711", tag="placed", headers={"ce-type": "OrderPlaced"})
 
         [half] = acts.send_halves(message)
 
         assert acts.receive(HALF) == []
         assert acts.waiting(HALF) == 0
-        assert [(found.state, found.half_id) for found in broker.find(message.message_id)] == [("half", half.half_id)]
+        assert [found.half_id for found in acts.find(message.message_id, "half")] == [half.half_id]
         assert acts.end(half) == [Ended.COMMITTED]
         [delivery] = acts.receive(HALF)
         assert (delivery.message_id, delivery.body, delivery.key) == (message.message_id, b"order", "4711")
@@ -36,12 +36,12 @@ class TestHalf:
         assert acts.receive(HALF) == []
 
     @pytest.mark.needs("remembers_ends")
-    def test_is_found_as_rolled_back(self, acts: Acts, broker: Broker):
+    def test_is_found_as_rolled_back(self, acts: Acts):
         half = acts.half()
 
         acts.end(half, resolution=ROLLBACK)
 
-        assert [found.state for found in broker.find(half.message_id)] == ["rolled_back"]
+        acts.find(half.message_id, "rolled_back")
 
     def test_has_an_id_of_its_own_at_each_send(self, acts: Acts):
         message = acts.message(HALF)

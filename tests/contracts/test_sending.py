@@ -142,14 +142,14 @@ class TestOffers:
 
 class TestDelay:
     @pytest.mark.needs("supports_delay")
-    def test_hides_a_message_until_its_time(self, acts: Acts, broker: Broker):
+    def test_hides_a_message_until_its_time(self, acts: Acts):
         message = acts.message(DELAY, deliver_at=acts.harness.now + timedelta(minutes=5))
 
         acts.send(message)
 
         assert acts.receive(DELAY) == []
         assert acts.waiting(DELAY) == 0
-        assert [found.state for found in broker.find(message.message_id)] == ["delayed"]
+        acts.find(message.message_id, "delayed")
 
     @pytest.mark.needs("supports_delay")
     def test_delivers_each_message_at_its_time(self, acts: Acts, broker: Broker, harness: Harness):
