@@ -1,10 +1,25 @@
-"""What holds for all tests: in CI, a skipped test is a failure."""
+"""What holds for all tests: a skipped test is a failure in CI, and a test that commits leaves no rows behind."""
 
 import os
+from collections.abc import Iterator
 
 import pytest
+from django.conf import settings
+from django.test import TransactionTestCase
 
 CI = os.environ.get("CI") == "true"
+
+
+@pytest.fixture(autouse=True, scope="session")
+def _flush_what_was_filled() -> Iterator[None]:
+    if not settings.configured:  # a run of test_conftest's
+        yield
+        return
+    from tests.flush import flush
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(TransactionTestCase, "_fixture_teardown", flush)
+        yield
 
 
 @pytest.hookimpl(trylast=True)
