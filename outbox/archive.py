@@ -2,11 +2,7 @@
 
 from __future__ import annotations
 
-import json
-import os
-import subprocess
-import sys
-import tempfile
+import logging
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -19,8 +15,12 @@ from outbox.pipeline.archive.config import ArchiveConfig
 from outbox.pipeline.config import PipelineConfig, Reader
 from outbox.pipeline.lake.base import open_lake
 from outbox.pipeline.lake.lookup import Found, find_message
+from outbox.pipeline.process import Say, run_job
+
+logger = logging.getLogger(__name__)
 
 JOB = "outbox.pipeline.jobs.archive"
+NO_MORE = "Nothing more could be done: "  # how the job begins the line that says why
 
 
 def archive_config(
@@ -64,24 +64,24 @@ def find_archived(using: str, message_id: UUID) -> Found | None:
     return find_message(open_lake(str(lake_of(using))), message_id)
 
 
-def archive_due(using: str) -> dict[str, Any]:
+def archive_due(using: str) -> None:
     """Archive what is due in a database, as `outbox_archive` does. Raises ConfigurationError, ArchiveFailed."""
-    return run_job(archive_config(using))
+    report = archive(archive_config(using), say=logger.info)
+    for day, reason in report["kept"].items():
+        logger.warning("Database %r keeps %s, which is to be archived: %s", using, day, reason)
 
 
-def run_job(config: ArchiveConfig) -> dict[str, Any]:
+def archive(config: ArchiveConfig, *, say: Say) -> dict[str, Any]:
     """
-    Archive what is due, in a process of its own; its progress goes to standard error.
+    Archive what is due, in a process of its own.
+
+    Args:
+        say: is given what the job says, line by line.
 
     Raises:
         ArchiveFailed: nothing, or nothing more, could be done.
     """
-    with tempfile.TemporaryDirectory(prefix="outbox-archive-") as folder:  # ours alone: the configuration holds passwords
-        given, output = Path(folder, "config.json"), Path(folder, "report.json")
-        given.write_text(config.to_json())
-        command = [sys.executable, "-m", JOB, "--config", str(given), "--output", str(output)]
-        code = subprocess.run(command, env={**os.environ, "TZ": "UTC"}).returncode
-        if code not in (0, 1) or not output.exists():
-            raise ArchiveFailed(f"The archive was not brought to its end (exit code {code}); what the job said is above.")
-        found: dict[str, Any] = json.loads(output.read_text())
-        return found
+    ended = run_job(JOB, config.to_json(), say=say)
+    if ended.report is None:
+        raise ArchiveFailed(f"The archive was not brought to its end{ended.why(NO_MORE)}")
+    return ended.report

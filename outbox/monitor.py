@@ -2,14 +2,9 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
-import tempfile
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from datetime import datetime, timedelta
-from pathlib import Path
 from typing import Any
 
 from django.db.models import Q
@@ -18,9 +13,10 @@ from django.db.models.functions import Now
 from outbox.audit import pipeline_config
 from outbox.errors import MonitorFailed
 from outbox.models import MonitorLane
+from outbox.pipeline.process import Say, run_job
 
 JOB = "outbox.pipeline.jobs.monitor"
-LOOK_SECONDS = 0.2
+CANNOT = "The monitor cannot go on: "  # how the job begins the line that says why
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,34 +48,25 @@ def run_monitor(
     every: float | None = None,
     driver_memory: str = "1g",
     is_stopped: Callable[[], bool] = lambda: False,
+    say: Say,
 ) -> None:
     """
-    Apply what was written since the last time, by Spark in a process of its own; its progress goes to standard error.
+    Apply what was written since the last time, by Spark in a process of its own.
 
     Args:
         checkpoint: the folder that says how far it has come.
         every: go on until `is_stopped`, a micro-batch each so many seconds.
+        say: is given what the job says, line by line.
 
     Raises:
         MonitorFailed: it could not go on. Nothing is counted twice when it is run again.
     """
     config = pipeline_config(using, reader="python", settle=timedelta(), driver_memory=driver_memory)
-    with tempfile.TemporaryDirectory(prefix="outbox-monitor-") as folder:  # ours alone: the configuration holds passwords
-        given = Path(folder, "config.json")
-        given.write_text(config.to_json())
-        command = [sys.executable, "-m", JOB, "--with-parent", "--config", str(given), "--checkpoint", checkpoint]
-        if every is not None:
-            command += ["--every", str(every)]
-        environment = {**os.environ, "TZ": "UTC"}
-        with subprocess.Popen(command, env=environment, stdin=subprocess.PIPE, start_new_session=True) as process:
-            while process.poll() is None and not is_stopped():
-                try:
-                    process.wait(LOOK_SECONDS)
-                except subprocess.TimeoutExpired:
-                    continue
-        # Popen's end closes standard input, at which the job ends, and waits for it.
-    if process.returncode != 0:
-        raise MonitorFailed(f"The monitor could not go on (exit code {process.returncode}); what it said is above.")
+    more = [] if every is None else ["--every", str(every)]
+    told = config.to_json()
+    ended = run_job(JOB, told, "--checkpoint", checkpoint, *more, has_report=False, is_stopped=is_stopped, say=say)
+    if ended.exit_code != 0:
+        raise MonitorFailed(f"The monitor could not go on{ended.why(CANNOT)}")
 
 
 def standings(using: str) -> list[Standing]:

@@ -96,7 +96,7 @@ def consume(group: str) -> None:
 @shared_task(name="outbox.tasks.monitor", ignore_result=True)
 def monitor(checkpoint: str, database: str = "default") -> None:
     """Have the monitor count what was written since the last time, in a process of its own: no JVM stays in the worker."""
-    _try(run_monitor, database, checkpoint)
+    _try(run_monitor, database, checkpoint, say=logger.info)
 
 
 def _listen(post: host.Post) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import signal
 from datetime import timedelta
 from typing import Any
 
@@ -14,6 +13,7 @@ from outbox.errors import AuditFailed, AuditRunning, OutboxError
 from outbox.models import AuditRun
 from outbox.pipeline.config import PipelineConfig, Reader
 from outbox.pipeline.errors import PipelineError
+from outbox.pipeline.process import Say
 from outbox.pipeline.session import find_jar
 
 logger = logging.getLogger(__name__)
@@ -21,7 +21,6 @@ logger = logging.getLogger(__name__)
 SETTLE = timedelta(minutes=5)  # as the command's default
 
 WORDS_KEPT = 20_000  # characters
-NO_ANSWER = "No answer: "  # how the job begins the line that says why
 
 
 def run_and_store(
@@ -29,7 +28,7 @@ def run_and_store(
     config: PipelineConfig,
     *,
     asked_by: str,
-    say: job.Say,
+    say: Say,
     history: str = "",
     at_most: timedelta | None = None,
 ) -> tuple[AuditRun, dict[str, Any]]:
@@ -48,7 +47,7 @@ def run_and_store(
             ended = job.run_job(config, history=history, at_most=at_most, say=say)
             database.drop_if_lost(using)  # it was idle all the while
             if ended.report is None:
-                raise AuditFailed(explain(ended, at_most))
+                raise AuditFailed(job.explain(ended))
             store.finish(run, ended.report, ended.exit_code)
         except AuditFailed as error:
             store.fail(run, f"{error}\n\n{ended.words[-WORDS_KEPT:]}", ended.exit_code)
@@ -92,13 +91,3 @@ def _reader() -> Reader:
 def _raise_alarm(using: str, reason: str) -> None:
     logger.error(reason)
     signals.alarm.send_robust(sender=AuditRun, reason=reason, details={"database": using})
-
-
-def explain(ended: job.Ended, at_most: timedelta | None) -> str:
-    """Say in one line why there is no answer."""
-    if ended.is_stopped:
-        return f"The audit gave no answer: it was stopped after {at_most}."
-    if ended.exit_code < 0:
-        return f"The audit gave no answer: its process was ended by {signal.Signals(-ended.exit_code).name}."
-    said = next((line for line in reversed(ended.words.splitlines()) if line.startswith(NO_ANSWER)), "")
-    return f"The audit gave no answer (exit code {ended.exit_code}). {said.removeprefix(NO_ANSWER)}".rstrip()

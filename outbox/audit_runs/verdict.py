@@ -17,8 +17,9 @@ from typing import Any
 from django.core.signing import BadSignature, Signer
 
 from outbox.errors import ConfigurationError, VerdictRefused
+from outbox.pipeline.process import AUDIT_KEY
 
-VARIABLE = "OUTBOX_AUDIT_KEY"
+VARIABLE = AUDIT_KEY
 SHORTEST_KEY = 32
 SALT = "outbox.audit.verdict"
 MAKE_ONE = """python -c 'import secrets; print(secrets.token_urlsafe(32))'"""

@@ -1,6 +1,8 @@
 """How lanes stand, and what the command and the task make of the job: here one that cannot begin."""
 
 import json
+import subprocess
+import sys
 from datetime import timedelta
 from io import StringIO
 
@@ -40,11 +42,13 @@ class TestAJobThatCannotBegin:
     def _no_java(self, monkeypatch, tmp_path):
         monkeypatch.setenv("JAVA_HOME", str(tmp_path))
 
-    def test_is_an_error(self, tmp_path, capfd):
-        with pytest.raises(MonitorFailed, match="exit code 2"):
-            monitor.run_monitor("default", str(tmp_path / "checkpoint"))
+    def test_is_an_error_that_says_why(self, tmp_path):
+        said = []
 
-        assert "The monitor cannot go on: " in capfd.readouterr().err
+        with pytest.raises(MonitorFailed, match=r"could not go on \(exit code 2\)\. [A-Z]") as caught:
+            monitor.run_monitor("default", str(tmp_path / "checkpoint"), say=said.append)
+
+        assert f"The monitor cannot go on: {str(caught.value).partition('. ')[2]}" in said
 
     def test_ends_the_command_with_2(self, tmp_path):
         with pytest.raises(CommandError) as caught:
@@ -56,6 +60,38 @@ class TestAJobThatCannotBegin:
         tasks.monitor(str(tmp_path / "checkpoint"))
 
         assert "run_monitor does not succeed now: The monitor could not go on (exit code 2)" in caplog.text
+
+
+STOPS = """
+import time
+from outbox.pipeline.jobs.monitor import _stops
+is_stopped = _stops(with_parent=True)
+print(is_stopped(), flush=True)
+while not is_stopped():
+    time.sleep(0.01)
+"""
+
+
+class TestAJobThatGoesOn:
+    def test_is_stopped_when_its_caller_is_told_to(self, monkeypatch, tmp_path):
+        monkeypatch.setattr(monitor, "JOB", "tests.outbox.audit_runs.stand_in")
+        monkeypatch.setenv("OUTBOX_TEST_JOB", "goes on")
+        said = []
+
+        monitor.run_monitor("default", str(tmp_path), every=1.0, is_stopped=lambda: bool(said), say=said.append)
+
+        assert said == ["starting Spark"]
+
+    def test_stops_when_its_parent_is_gone(self):
+        with subprocess.Popen([sys.executable, "-c", STOPS], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as job:
+            try:
+                assert job.stdout.readline() == "False\n"
+
+                job.stdin.close()
+
+                assert job.wait(30) == 0
+            finally:
+                job.kill()
 
 
 class TestTheCommand:

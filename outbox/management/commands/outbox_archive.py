@@ -10,7 +10,7 @@ import psycopg
 from django.core.management.base import BaseCommand
 
 from outbox import database
-from outbox.archive import archive_config, run_job
+from outbox.archive import archive, archive_config
 from outbox.errors import OutboxError
 from outbox.management.exits import unable
 from outbox.pipeline.archive.config import ArchiveConfig
@@ -39,7 +39,7 @@ class Command(BaseCommand):
             if options["print_config"]:
                 self.stdout.write("\n".join(config.to_json() for config in configs.values()))
                 return
-            done = {alias: run_job(config) for alias, config in configs.items()}
+            done = {alias: archive(config, say=self._say) for alias, config in configs.items()}
         except (OutboxError, psycopg.Error) as error:
             raise unable(error) from error
         if options["json"]:
@@ -49,6 +49,9 @@ class Command(BaseCommand):
                 self.stdout.write(_as_text(alias, report))
         if any(report["kept"] for report in done.values()):
             raise SystemExit(1)
+
+    def _say(self, line: str) -> None:
+        self.stderr.write(line, style_func=str)  # progress is no error
 
 
 def _config(alias: str, options: dict[str, Any]) -> ArchiveConfig:

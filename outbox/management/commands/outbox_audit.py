@@ -14,8 +14,8 @@ from django.db import Error as DatabaseError
 
 from outbox.audit import pipeline_config
 from outbox.audit_runs import verdict
-from outbox.audit_runs.job import run_job
-from outbox.audit_runs.run import explain, run_and_store
+from outbox.audit_runs.job import explain, run_job
+from outbox.audit_runs.run import run_and_store
 from outbox.errors import AuditFailed, OutboxError, VerdictRefused
 from outbox.management.exits import unable
 from outbox.management.tables import table
@@ -73,7 +73,7 @@ class Command(BaseCommand):
                 raise unable("A verdict is of a stored run: leave --no-store or --verdict out.")
             ended = run_job(config, history=options["history"], at_most=limit, say=self._say)
             if ended.report is None:
-                raise AuditFailed(explain(ended, limit))
+                raise AuditFailed(explain(ended))
             return ended.report
         run, report = run_and_store(
             options["database"], config, asked_by="command", say=self._say, history=options["history"], at_most=limit

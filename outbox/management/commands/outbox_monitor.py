@@ -48,9 +48,14 @@ class Command(BaseCommand):
             [using] = host.databases([options["database"]])
             for number in (signal.SIGTERM, signal.SIGINT):
                 signal.signal(number, lambda number, _: caught.append(number))
-            every = None if options["once"] else options["every"]
-            memory = options["driver_memory"]
-            run_monitor(using, options["checkpoint"], every=every, driver_memory=memory, is_stopped=lambda: bool(caught))
+            run_monitor(
+                using,
+                options["checkpoint"],
+                every=None if options["once"] else options["every"],
+                driver_memory=options["driver_memory"],
+                is_stopped=lambda: bool(caught),
+                say=self._say,
+            )
             found, wrong = standings(using), late(using, timedelta(seconds=options["settle"]))
         except (OutboxError, DatabaseError, psycopg.Error) as error:
             raise unable(error) from error
@@ -61,6 +66,9 @@ class Command(BaseCommand):
             self.stdout.write(_as_text(found, wrong))
         if wrong:
             raise SystemExit(1)
+
+    def _say(self, line: str) -> None:
+        self.stderr.write(line, style_func=str)  # progress is no error
 
 
 def _as_text(found: list[Standing], wrong: list[Standing]) -> str:

@@ -16,6 +16,7 @@ from outbox.pipeline.archive.config import ArchiveConfig
 from outbox.pipeline.archive.run import Archived, Archiver
 from outbox.pipeline.archive.spark import SparkWriter
 from outbox.pipeline.errors import PipelineError
+from outbox.pipeline.jobs import parent
 from outbox.pipeline.lake.base import open_lake
 
 
@@ -24,11 +25,17 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--config", type=Path, required=True, metavar="FILE", help="JSON, as ArchiveConfig.to_json writes it")
     parser.add_argument("--output", type=Path, metavar="FILE", help="write the report there, as JSON (default: standard output)")
+    parser.add_argument("--with-parent", action="store_true", help=parent.HELP)
     options = parser.parse_args(arguments)
+    if options.with_parent:
+        parent.when_it_ends()
     try:
         done = run(ArchiveConfig.from_file(options.config))
     except PipelineError as error:
         _say(f"Nothing more could be done: {error}")
+        return 2
+    except KeyboardInterrupt:
+        _say("Nothing more could be done: it was interrupted. The next run goes on from there.")
         return 2
     text = json.dumps(done.as_dict())
     if options.output:

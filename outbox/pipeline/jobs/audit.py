@@ -7,18 +7,16 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
 import shutil
-import signal
 import sys
 import tempfile
-import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
 from outbox.pipeline.config import PipelineConfig
 from outbox.pipeline.errors import PipelineError
+from outbox.pipeline.jobs import parent
 from outbox.pipeline.version import code_version
 
 
@@ -28,10 +26,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--config", type=Path, required=True, metavar="FILE", help="JSON, as PipelineConfig.to_json writes it")
     parser.add_argument("--history", default="", metavar="FOLDER", help="keep the history that was read, as Parquet")
     parser.add_argument("--output", type=Path, metavar="FILE", help="write the report there, as JSON (default: standard output)")
-    parser.add_argument("--with-parent", action="store_true", help="end as soon as standard input does: whoever held it is gone")
+    parser.add_argument("--with-parent", action="store_true", help=parent.HELP)
     options = parser.parse_args(arguments)
     if options.with_parent:
-        threading.Thread(target=_end_with_parent, daemon=True).start()
+        parent.when_it_ends()
     try:
         with _folder(options.history) as folder:
             report = run(PipelineConfig.from_file(options.config), folder)
@@ -91,13 +89,6 @@ def _folder(given: str) -> Iterator[str]:
         yield folder
     finally:
         shutil.rmtree(folder, ignore_errors=True)
-
-
-def _end_with_parent() -> None:
-    """Interrupt the job, so that it takes its folder and its JVM along."""
-    while os.read(0, 1024):  # not sys.stdin: a thread that waits in there aborts the interpreter's end
-        pass
-    signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGINT)
 
 
 def _say(text: str) -> None:

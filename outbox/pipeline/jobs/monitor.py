@@ -7,7 +7,6 @@ written since the last time and ends; with `--every SECONDS` it goes on until it
 from __future__ import annotations
 
 import argparse
-import os
 import signal
 import sys
 import threading
@@ -21,6 +20,7 @@ from typing import TYPE_CHECKING, Any
 
 from outbox.pipeline.config import PipelineConfig
 from outbox.pipeline.errors import PipelineError
+from outbox.pipeline.jobs import parent
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -40,7 +40,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--config", type=Path, required=True, metavar="FILE", help="JSON, as PipelineConfig.to_json writes it")
     parser.add_argument("--checkpoint", required=True, metavar="FOLDER", help="how far it has come; another one begins anew")
     parser.add_argument("--every", type=float, metavar="SECONDS", help="go on, a micro-batch as often (default: one, and end)")
-    parser.add_argument("--with-parent", action="store_true", help="end as soon as standard input does: whoever held it is gone")
+    parser.add_argument("--with-parent", action="store_true", help=parent.HELP)
     options = parser.parse_args(arguments)
     is_stopped = _stops(options.with_parent)
     try:
@@ -159,14 +159,8 @@ def _stops(with_parent: bool) -> Callable[[], bool]:
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda number, _: caught.append(number))
     ended = threading.Event()
-
-    def wait() -> None:
-        while os.read(0, 1):  # not by sys.stdin, whose lock the interpreter wants when it ends
-            pass
-        ended.set()
-
     if with_parent:
-        threading.Thread(target=wait, daemon=True).start()
+        parent.when_it_ends(ended.set)
     return lambda: bool(caught) or ended.is_set()
 
 

@@ -60,6 +60,8 @@ def main() -> int:
     parser.add_argument("--config")
     parser.add_argument("--output", type=Path)
     parser.add_argument("--history")
+    parser.add_argument("--checkpoint")
+    parser.add_argument("--every")
     parser.add_argument("--with-parent", action="store_true")
     options = parser.parse_args()
     what = os.environ["OUTBOX_TEST_JOB"]
@@ -79,6 +81,9 @@ def main() -> int:
             sys.stdin.buffer.read()
             Path(os.environ.get("OUTBOX_TEST_FILE", os.devnull)).touch()
             return 2
+        case "goes on":  # as the monitor does, until it is stopped
+            sys.stdin.buffer.read()
+            return 0
         case "hangs":
             while True:
                 sys.stdin.buffer.read()

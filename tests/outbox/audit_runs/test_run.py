@@ -12,10 +12,11 @@ from django.utils import timezone
 
 from outbox import database
 from outbox.audit import pipeline_config
-from outbox.audit_runs import job, store, verdict
+from outbox.audit_runs import store, verdict
 from outbox.audit_runs.run import run_and_store
 from outbox.errors import AuditFailed, AuditRunning, ConfigurationError
 from outbox.models import AuditBacklog, AuditFinding, AuditLatency, AuditRun
+from outbox.pipeline import process
 from tests.database_url import url_of
 from tests.waiting import wait_until
 
@@ -87,7 +88,7 @@ class TestARun:
 
     @pytest.mark.parametrize("does", ["waits", "hangs"])
     def test_is_ended_when_its_time_is_over(self, config, job_that, monkeypatch, does):
-        monkeypatch.setattr(job, "GRACE_SECONDS", 1)
+        monkeypatch.setattr(process, "GRACE_SECONDS", 1)
         job_that(does)
 
         with pytest.raises(AuditFailed, match="stopped after 0:00:01"):

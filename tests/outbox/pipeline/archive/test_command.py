@@ -59,24 +59,30 @@ class TestTheCommand:
 
         assert told() == (0, "Database 'default'\n  nothing is due\n")
 
-    def test_ends_with_2_while_another_archiver_is_at_work(self, ids, with_archive, capfd):
+    def test_ends_with_2_while_another_archiver_is_at_work(self, ids, with_archive):
         with database.connect("default") as other:
             other.execute("SELECT pg_advisory_lock(7712, 0)")
 
-            with pytest.raises(CommandError) as failed:
+            with pytest.raises(CommandError, match=r"\(exit code 2\)\. Another archiver is at work") as failed:
                 told()
 
         assert failed.value.returncode == 2
-        assert "Another archiver is at work" in capfd.readouterr().err
 
-    def test_ends_with_2_where_the_lake_cannot_be_written(self, ids, with_archive, capfd):
+    def test_ends_with_2_where_the_lake_cannot_be_written(self, ids, with_archive):
         with_archive.write_text("a file where the folder should be")
 
-        with pytest.raises(CommandError) as failed:
+        with pytest.raises(CommandError, match="cannot be written") as failed:
             told()
 
         assert failed.value.returncode == 2
-        assert "cannot be written" in capfd.readouterr().err
+
+    def test_ends_with_2_and_says_what_to_install_where_there_is_no_java(self, ids, with_archive, monkeypatch, tmp_path):
+        monkeypatch.setenv("JAVA_HOME", str(tmp_path))
+
+        with pytest.raises(CommandError, match=r"\(exit code 2\)\. Spark needs Java 17 or newer, and JAVA_HOME is") as failed:
+            told()
+
+        assert failed.value.returncode == 2
 
     def test_ends_with_2_where_there_is_no_archive(self, ids):
         with pytest.raises(CommandError, match=r'Set OUTBOX\["ARCHIVE"\]') as failed:
@@ -94,10 +100,10 @@ class TestTheCommand:
 
 
 class TestTheTask:
-    def test_archives_as_the_command_does(self, held, capfd):
+    def test_archives_as_the_command_does(self, held, caplog):
         tasks.archive()
 
-        assert "2001-02-03: kept: unfinished batches" in capfd.readouterr().err
+        assert "Database 'default' keeps 2001-02-03, which is to be archived: unfinished batches" in caplog.text
 
 
 class TestAConfiguration:
