@@ -11,7 +11,6 @@ import os
 import signal
 import subprocess
 import sys
-import tempfile
 import threading
 import time
 from collections import deque
@@ -19,7 +18,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
 from datetime import timedelta
-from pathlib import Path
+from tempfile import TemporaryFile
 from typing import IO, Any
 
 AUDIT_KEY = "OUTBOX_AUDIT_KEY"  # signs verdicts; no job is told it
@@ -72,20 +71,22 @@ def run_job(
 
     Args:
         module: the job's; it takes `--config`, `--with-parent` and, unless it has no report, `--output`.
-        config: as JSON, passwords included.
+        config: as JSON, passwords included: it never gets a name on any disk.
         at_most: end the job after that time.
         is_stopped: end the job as soon as that is so.
         say: is given what the job says, line by line.
     """
-    with tempfile.TemporaryDirectory(prefix="outbox-job-") as folder:
-        given, output = Path(folder, "config.json"), Path(folder, "report.json")
-        given.write_text(config)  # the folder is ours alone
-        command = [sys.executable, "-m", module, "--with-parent", "--config", str(given), *arguments]
+    with TemporaryFile("w+") as given, TemporaryFile("w+") as output:  # these have no name, and end with who holds them
+        given.write(config)
+        given.flush()
+        given.seek(0)
+        command = [sys.executable, "-m", module, "--with-parent", "--config", _path(given), *arguments]
         process = subprocess.Popen(
-            [*command, "--output", str(output)] if has_report else command,
+            [*command, "--output", _path(output)] if has_report else command,
             env={name: value for name, value in os.environ.items() if name != AUDIT_KEY} | {"TZ": "UTC"},
             stdin=subprocess.PIPE,
             stderr=subprocess.PIPE,
+            pass_fds=[given.fileno(), output.fileno()],
             text=True,
             errors="replace",
             start_new_session=True,
@@ -95,8 +96,14 @@ def run_job(
         finally:
             _end(process)
         code = process.returncode
-        report = json.loads(output.read_text()) if code in (0, 1) and output.exists() else None
-        return Ended(code, report, words, stopped_after)
+        output.seek(0)
+        said = output.read() if code in (0, 1) else ""
+        return Ended(code, json.loads(said) if said else None, words, stopped_after)
+
+
+def _path(inherited: IO[str]) -> str:
+    """Give the path by which a process opens a file that it has inherited."""
+    return f"/dev/fd/{inherited.fileno()}"
 
 
 def _listen(

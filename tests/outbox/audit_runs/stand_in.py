@@ -57,13 +57,14 @@ CLEAN = {**REPORT, "findings": []}
 
 def main() -> int:
     parser = argparse.ArgumentParser()
-    parser.add_argument("--config")
+    parser.add_argument("--config", type=Path)
     parser.add_argument("--output", type=Path)
     parser.add_argument("--history")
     parser.add_argument("--checkpoint")
     parser.add_argument("--every")
     parser.add_argument("--with-parent", action="store_true")
     options = parser.parse_args()
+    json.loads(options.config.read_text())
     what = os.environ["OUTBOX_TEST_JOB"]
     sys.stderr.write("starting Spark\n")
     sys.stderr.flush()

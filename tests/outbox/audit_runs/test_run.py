@@ -143,17 +143,35 @@ class TestASecondRun:
 
 
 COMMAND = [sys.executable, "-c", "import tests.outbox.audit_runs.killed"]
+PASSWORD = "nobody-may-read-this"
 
 
 class TestAKilledProcess:
-    def test_takes_its_job_along(self, tmp_path):
-        ended = tmp_path / "ended"
-        told = {"DATABASE_URL": url_of(connection.settings_dict), "DJANGO_SETTINGS_MODULE": "tests.settings"}
+    @pytest.fixture
+    def ended(self, tmp_path):
+        """The file that the job makes when it ends."""
+        return tmp_path / "ended"
+
+    @pytest.fixture
+    def folder(self, tmp_path):
+        """Where it makes temporary files."""
+        (tmp_path / "temporary").mkdir()
+        return tmp_path / "temporary"
+
+    @pytest.fixture
+    def process(self, ended, folder):
+        url = url_of({**connection.settings_dict, "PASSWORD": PASSWORD})
+        told = {"DATABASE_URL": url, "DJANGO_SETTINGS_MODULE": "tests.settings", "TMPDIR": str(folder)}
         does = {"OUTBOX_TEST_JOB": "waits", "OUTBOX_TEST_FILE": str(ended)}
         environment = {**os.environ, **told, **does}
         pipes = {"stdin": subprocess.PIPE, "stderr": subprocess.PIPE}  # we hold its input: a job that inherits it would live on
-        process = subprocess.Popen(COMMAND, env=environment, text=True, **pipes)
-        assert process.stderr.readline() == "starting Spark\n"
+        with subprocess.Popen(COMMAND, env=environment, text=True, **pipes) as process:
+            assert process.stderr.readline() == "starting Spark\n"
+            yield process
+            process.kill()
+        wait_until(ended.exists, seconds=30)
+
+    def test_takes_its_job_along(self, process, ended):
         made = AuditRun.objects.get()
         assert store.state_of(made) == State.RUNNING
 
@@ -161,5 +179,12 @@ class TestAKilledProcess:
 
         process.wait()
         wait_until(ended.exists, seconds=30)
-        process.communicate()
         wait_until(lambda: store.state_of(made) == State.DIED, seconds=30)
+
+    def test_leaves_no_password_behind(self, process, ended, folder):
+        process.send_signal(signal.SIGKILL)
+
+        process.wait()
+        wait_until(ended.exists, seconds=30)
+        left = [path for path in folder.rglob("*") if path.is_file()]
+        assert [path for path in left if PASSWORD in path.read_text(errors="replace")] == []
