@@ -12,7 +12,7 @@ Two beats at once do no harm: every task here may run any number of times, and s
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from datetime import timedelta
 from typing import Any
 
@@ -34,6 +34,8 @@ def beat_schedule(
     audit_at_most: timedelta = timedelta(hours=1),
     audit_queue: str = "",
     archive: Any = None,
+    monitor: Mapping[str, str] | None = None,
+    monitor_every: timedelta = timedelta(minutes=5),
     queue: str = "outbox",
 ) -> dict[str, dict[str, Any]]:
     """
@@ -46,8 +48,11 @@ def beat_schedule(
             and Java where the worker is.
         audit_at_most: an audit that takes longer is ended.
         audit_queue: the audit waits for Spark, and keeps a worker's process to itself meanwhile; a queue of its own keeps
-            others from waiting behind it. By default `queue`. The archive goes there, too.
+            others from waiting behind it. By default `queue`. Archive and monitor go there, too.
         archive: when to archive what is due, likewise; None: never. It is not ended: a day takes the time that it takes.
+        monitor: databases whose monitor runs by beat -> the folder of its checkpoint, on the worker's machine. Each time it
+            counts what there is, in micro-batches, and ends.
+        monitor_every: how often; Spark takes some ten seconds to start.
         queue: the same as `OUTBOX["CELERY_QUEUE"]`.
     """
     entries = {
@@ -62,6 +67,9 @@ def beat_schedule(
     if archive is not None:
         options = {"expires": AUDIT_EXPIRY.total_seconds(), "queue": audit_queue or queue, "ignore_result": True}
         entries["outbox-archive"] = {"task": "outbox.tasks.archive", "schedule": archive, "args": (), "options": options}
+    for database, checkpoint in (monitor or {}).items():
+        name, to = f"outbox-monitor-{database}", audit_queue or queue
+        entries[name] = _entry("outbox.tasks.monitor", monitor_every, to, checkpoint, database)
     return entries
 
 

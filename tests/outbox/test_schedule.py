@@ -1,6 +1,7 @@
 import subprocess
 import sys
 from datetime import timedelta
+from inspect import signature
 
 from celery import current_app
 from celery.schedules import crontab
@@ -45,6 +46,19 @@ class TestBeatSchedule:
 
         assert (entry["task"], entry["schedule"], entry["options"]["queue"]) == ("outbox.tasks.archive", nightly, "heavy")
         assert "outbox.tasks.archive" in current_app.tasks
+
+    def test_monitors_the_databases_that_it_is_given(self):
+        folders = {"default": "/var/lib/shop/monitor", "archive": "/var/lib/shop/other"}
+
+        schedule = beat_schedule(monitor=folders, monitor_every=timedelta(minutes=2), audit_queue="heavy")
+
+        entry = schedule["outbox-monitor-archive"]
+        assert (entry["task"], entry["schedule"]) == ("outbox.tasks.monitor", timedelta(minutes=2))
+        assert entry["options"] == {"expires": 120, "queue": "heavy", "ignore_result": True}
+        signature(current_app.tasks[entry["task"]].run).bind(*entry["args"])
+        assert entry["args"] == ("/var/lib/shop/other", "archive")
+        assert schedule["outbox-monitor-default"]["args"] == ("/var/lib/shop/monitor", "default")
+        assert beat_schedule(monitor=folders)["outbox-monitor-default"]["options"]["queue"] == "outbox"
 
     def test_lets_ticks_expire_that_nobody_took(self):
         slow = beat_schedule(sweep=timedelta(minutes=1), queue="mine")["outbox-sweep"]
