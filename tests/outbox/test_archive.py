@@ -14,8 +14,10 @@ from tests.waiting import wait_until
 pytestmark = pytest.mark.django_db(transaction=True)
 
 ARCHIVE = """
+import signal
 import sys
 import django
+signal.signal(signal.SIGINT, signal.SIG_IGN)  # as a shell does for what it starts in the background
 django.setup()
 from django.conf import settings
 from django.core.management import call_command

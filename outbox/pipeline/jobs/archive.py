@@ -28,7 +28,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--with-parent", action="store_true", help=parent.HELP)
     options = parser.parse_args(arguments)
     if options.with_parent:
-        parent.when_it_ends()
+        parent.end_with_it()
     try:
         done = run(ArchiveConfig.from_file(options.config))
     except PipelineError as error:

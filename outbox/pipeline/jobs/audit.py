@@ -29,7 +29,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--with-parent", action="store_true", help=parent.HELP)
     options = parser.parse_args(arguments)
     if options.with_parent:
-        parent.when_it_ends()
+        parent.end_with_it()
     try:
         with _folder(options.history) as folder:
             report = run(PipelineConfig.from_file(options.config), folder)

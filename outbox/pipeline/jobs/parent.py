@@ -10,12 +10,14 @@ from collections.abc import Callable
 HELP = "end as soon as standard input does: whoever held it is gone"
 
 
-def interrupt() -> None:
-    """Interrupt this process as a person would, so that it takes its folders and its JVM along."""
-    signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGINT)
+def end_with_it() -> None:
+    """Have this process interrupted when its parent is gone, as by a person: it takes its folders and its JVM along."""
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # what a shell starts in the background ignores it
+    main = threading.main_thread().ident or 0
+    when_it_ends(lambda: signal.pthread_kill(main, signal.SIGINT))
 
 
-def when_it_ends(act: Callable[[], None] = interrupt) -> None:
+def when_it_ends(act: Callable[[], None]) -> None:
     """Have a thread call `act` when standard input ends."""
 
     def wait() -> None:
