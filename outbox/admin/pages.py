@@ -10,6 +10,7 @@ from django.http import HttpRequest
 from django.urls import reverse
 
 from outbox.models import (
+    ArchivedDay,
     AuditFinding,
     AuditRun,
     CheckBack,
@@ -38,6 +39,7 @@ _PLACES: list[tuple[str, type[Model], str]] = [
     ("Findings", AuditFinding, "outbox_auditfinding_changelist"),
     ("Quick check", AuditRun, QUICK_CHECK),
     ("Monitor", MonitorLane, "outbox_monitorlane_changelist"),
+    ("Archived days", ArchivedDay, "outbox_archivedday_changelist"),
 ]
 
 

@@ -18,6 +18,7 @@ LISTS = [
     "outbox_embeddedhalf_changelist",
     "outbox_topic_changelist",
     "outbox_monitorlane_changelist",
+    "outbox_archivedday_changelist",
     "outbox_auditrun_changelist",
     "outbox_auditfinding_changelist",
 ]
