@@ -150,6 +150,8 @@ class TestOverview:
         page = overview().text
 
         assert "In the last hour 1 messages were published and 0 handled" in page
+        assert page.count("<polyline") == 2
+        assert re.findall(r'<td class="outbox-number">([01])</td>', page)[:2] == ["1", "0"]
         assert not re.search(r"<svg[^>]*>.*?(style=|<script)", page, re.DOTALL)
 
     def test_asks_little(self, overview, asked):
