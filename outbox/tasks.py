@@ -34,6 +34,10 @@ from outbox.relay.upkeep import keep_up, prune_brokers
 
 logger = logging.getLogger(__name__)
 
+# A project's time limits for its tasks (`task_time_limit`) are made for tasks of seconds, and would end these, which wait for
+# Spark, in the middle. The audit has a limit of its own; archive and monitor take the time that they take.
+AS_LONG_AS_IT_TAKES = 30 * 24 * 3600
+
 EXPECTED = (psycopg.OperationalError, psycopg.InterfaceError, OperationalError, InterfaceError, BrokerUnavailable, MonitorFailed)
 
 
@@ -69,14 +73,14 @@ def upkeep() -> None:
         _try(find_gaps, group)
 
 
-@shared_task(name="outbox.tasks.audit", ignore_result=True)
+@shared_task(name="outbox.tasks.audit", ignore_result=True, time_limit=AS_LONG_AS_IT_TAKES, soft_time_limit=AS_LONG_AS_IT_TAKES)
 def audit(at_most: float = 3600.0) -> None:
     """Audit each database, for so many seconds at most; Spark runs in a process of its own, and ends with this one."""
     for database in sorted({post.database for post in host.posts()}):
         _try(run_for_beat, database, at_most=timedelta(seconds=at_most))
 
 
-@shared_task(name="outbox.tasks.archive", ignore_result=True)
+@shared_task(name="outbox.tasks.archive", ignore_result=True, time_limit=AS_LONG_AS_IT_TAKES, soft_time_limit=AS_LONG_AS_IT_TAKES)
 def archive() -> None:
     """Archive what is due in each database; Spark runs in a process of its own, and whoever stops it stops nothing for good."""
     for database in sorted({post.database for post in host.posts()}):
@@ -93,7 +97,7 @@ def consume(group: str) -> None:
             worker.run(until_idle=True, seconds=at_most.total_seconds())
 
 
-@shared_task(name="outbox.tasks.monitor", ignore_result=True)
+@shared_task(name="outbox.tasks.monitor", ignore_result=True, time_limit=AS_LONG_AS_IT_TAKES, soft_time_limit=AS_LONG_AS_IT_TAKES)
 def monitor(checkpoint: str, database: str = "default") -> None:
     """Have the monitor count what was written since the last time, in a process of its own: no JVM stays in the worker."""
     _try(run_monitor, database, checkpoint, say=logger.info)

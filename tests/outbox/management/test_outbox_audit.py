@@ -6,10 +6,7 @@ import json
 import pytest
 from django.core.management import CommandError, call_command
 
-from outbox.audit_runs.verdict import as_file, verify
-from outbox.models import AuditRun, EmbeddedMessage
-from outbox.pipeline.version import code_version
-from tests.outbox.audit_runs.stories import handle, relay
+from outbox.models import AuditRun
 
 pytestmark = pytest.mark.django_db
 
@@ -131,29 +128,3 @@ class TestWithoutJava:
         assert code == 2
         assert f"Spark needs Java 17 or newer, and JAVA_HOME is {tmp_path}, which holds no bin/java." in said
         assert AuditRun.objects.get().error.startswith(said)
-
-
-@pytest.mark.spark
-@pytest.mark.timeout(600)
-@pytest.mark.django_db(transaction=True)
-class TestWithSpark:
-    def test_it_stores_what_is_lost_and_what_was_judged(self, settings, key):
-        pytest.importorskip("pyspark")
-        settings.OUTBOX = {**settings.OUTBOX, "AUDIT": {}}
-        ids = relay(3)
-        for group in ("cart", "points", "shipment"):
-            handle(group)
-        EmbeddedMessage.objects.filter(message_id=str(ids[1])).delete()
-
-        said, code = audit("--reader", "python", "--settle", "0", "--json")
-
-        assert code == 1, said
-        run = AuditRun.objects.get()
-        (finding,) = run.findings.all()
-        assert (finding.kind, finding.stage, finding.first_number, finding.message_ids) == ("lost", "broker", 2, [str(ids[1])])
-        assert run.counts["orders"]["given out"] == 3
-        assert run.latencies.filter(hop="handle", consumer_group="points").exists()
-        assert run.backlogs.get(consumer_group="cart", topic="orders").cause == "none"
-        told = verify(as_file(run.verdict, run.signature))
-        assert (told["data_digest"], told["code_version"]) == (run.data_digest, code_version())
-        assert run.data_digest.startswith("sha256:")

@@ -1,0 +1,85 @@
+"""The nightly audit, by Celery's worker and by Spark; what it finds stands in the tables."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from datetime import UTC, datetime, timedelta
+from itertools import count
+
+import pytest
+from django.db import connection
+
+from outbox.audit_runs.verdict import as_file, verify
+from outbox.models import AuditRun, EmbeddedMessage
+from outbox.pipeline.version import code_version
+from outbox.publish import draft
+from outbox.testing.clock import age_rows
+from tests.database_url import url_of
+from tests.factories import message_id
+from tests.outbox.audit_runs.conftest import KEY
+from tests.outbox.audit_runs.stories import handle, relay
+from tests.waiting import wait_until
+
+pytestmark = [pytest.mark.spark, pytest.mark.timeout(600), pytest.mark.django_db(transaction=True)]
+
+AGO = timedelta(minutes=10)  # what is younger than the settle time is under way
+
+CELERY = [sys.executable, "-m", "celery", "--app", "project"]
+ALONE = ["--without-gossip", "--without-mingle", "--without-heartbeat"]
+
+
+@pytest.fixture
+def environment(tmp_path) -> dict[str, str]:
+    return {
+        **os.environ,
+        "DATABASE_URL": url_of(connection.settings_dict),
+        "DJANGO_SETTINGS_MODULE": "tests.journeys.short_tasks",
+        "CELERY_BROKER_URL": "files://localhost",
+        "CELERY_FILES_DIR": str(tmp_path / "celery"),
+        "OUTBOX_AUDIT_KEY": KEY,
+    }
+
+
+@pytest.fixture
+def worker(environment, tmp_path) -> Iterator[subprocess.Popen[bytes]]:
+    with (tmp_path / "worker.log").open("wb") as log:
+        command = [*CELERY, "worker", "--queues", "outbox", "--concurrency", "1", *ALONE]
+        process = subprocess.Popen(command, env=environment, stdout=log, stderr=log)
+    yield process
+    process.terminate()
+    try:
+        process.wait(30)
+    finally:
+        process.kill()
+        process.wait()
+
+
+class TestTheNightlyAudit:
+    def test_stores_what_is_lost_and_what_was_judged(self, worker, environment, tmp_path, monkeypatch):
+        pytest.importorskip("pyspark")
+        monkeypatch.setenv("OUTBOX_AUDIT_KEY", KEY)
+        begun_at, nth = datetime.now(UTC) - AGO, count()
+        monkeypatch.setattr(draft, "uuid7", lambda: message_id(begun_at + timedelta(milliseconds=next(nth))))
+        ids = relay(3)
+        for group in ("cart", "points", "shipment"):
+            handle(group)
+        EmbeddedMessage.objects.filter(message_id=str(ids[1])).delete()
+        age_rows("default", AGO)
+
+        subprocess.run([*CELERY, "call", "outbox.tasks.audit"], env=environment, check=True, stdout=subprocess.DEVNULL)
+
+        has_ended = AuditRun.objects.exclude(state=AuditRun.State.RUNNING).exists
+        wait_until(lambda: has_ended() or worker.poll() is not None, seconds=300)
+        run = AuditRun.objects.get()
+        assert (run.state, run.asked_by, run.exit_code) == (AuditRun.State.DONE, "beat", 1), (tmp_path / "worker.log").read_text()
+        found = run.findings.values_list("kind", "stage", "first_number", "message_ids")
+        assert list(found) == [("lost", "broker", 2, [str(ids[1])])]
+        assert run.counts["orders"]["given out"] == 3
+        assert run.latencies.filter(hop="handle", consumer_group="points").exists()
+        assert run.backlogs.get(consumer_group="cart", topic="orders").cause == "none"
+        told = verify(as_file(run.verdict, run.signature))
+        assert (told["data_digest"], told["code_version"]) == (run.data_digest, code_version())
+        assert run.data_digest.startswith("sha256:")
