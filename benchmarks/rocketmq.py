@@ -72,8 +72,9 @@ def measure(scale: float) -> list[Figure]:
 @contextmanager
 def _server() -> Iterator[tuple[Any, float]]:
     """Start a node with the checks of production; give it, and the seconds that took once the jars were there."""
-    from project.servers.rocketmq import Ports, RocketMQ
+    from project.servers.rocketmq import RocketMQ
     from project.servers.rocketmq_jars import fetch_jars
+    from project.servers.rocketmq_ports import Ports
 
     with tempfile.TemporaryDirectory(prefix="outbox-bench-") as data:
         server = RocketMQ(FOLDER.resolve(), Ports.free(), data=Path(data))

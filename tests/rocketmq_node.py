@@ -8,7 +8,8 @@ from pathlib import Path
 
 from django.conf import settings
 
-from project.servers.rocketmq import FAST_CHECKS, Ports, RocketMQ
+from project.servers.rocketmq import FAST_CHECKS, RocketMQ
+from project.servers.rocketmq_ports import Ports
 
 GROUPS = ["group", "cart", "points", "shipment", "old-group", "new-group", "other"]
 

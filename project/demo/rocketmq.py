@@ -121,9 +121,9 @@ class RocketMQ(DemoBroker):
 
 @contextmanager
 def _own_node(data: Path) -> Iterator[Node]:
-    from project.servers.rocketmq import Ports
     from project.servers.rocketmq import RocketMQ as Server
     from project.servers.rocketmq_jars import ServerError
+    from project.servers.rocketmq_ports import Ports
 
     server = Server(settings.BASE_DIR / "var/rocketmq", Ports.free(), settings=dict(CHECKS), proxy=dict(PROXY), data=data)
     try:

@@ -10,7 +10,6 @@ import argparse
 import fcntl
 import json
 import os
-import random
 import shutil
 import signal
 import socket
@@ -18,7 +17,6 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Self
 
@@ -26,8 +24,8 @@ from outbox.brokers.rocketmq.remoting import RemotingError, call
 from outbox.message import TopicType
 from project.servers.rocketmq_admin import make_group, make_topic
 from project.servers.rocketmq_jars import ServerError, fetch_jars, java
+from project.servers.rocketmq_ports import HOST, Ports, is_free
 
-HOST = "127.0.0.1"
 READY_SECONDS = 240
 
 UPDATE_BROKER_CONFIG, BROKER_INFO = 25, 28
@@ -69,29 +67,6 @@ BROKER = {
 FAST_CHECKS = {"transactionTimeOut": 6000, "transactionCheckInterval": 1000, "transactionCheckMax": 100}
 
 
-@dataclass(frozen=True, slots=True)
-class Ports:
-    """Where the servers listen. The broker takes two more: `broker` - 2 and `broker` + 1."""
-
-    namesrv: int = 9876
-    grpc: int = 8081
-    remoting: int = 8080
-    broker: int = 10911
-
-    @classmethod
-    def free(cls) -> Self:
-        """Find ports that nobody uses now, below those that systems give to outgoing connections."""
-        while True:
-            first = random.randrange(20_000, 32_000, 10)  # noqa: S311
-            found = cls(namesrv=first, grpc=first + 1, remoting=first + 2, broker=first + 6)
-            if all(_is_free(port) for port in found.all()):
-                return found
-
-    def all(self) -> list[int]:
-        """List every port that must be free."""
-        return [self.namesrv, self.grpc, self.remoting, self.broker, self.broker - 2, self.broker + 1]
-
-
 class RocketMQ:
     """
     One node.
@@ -130,7 +105,7 @@ class RocketMQ:
         fetch_jars(self.lib)
         began = time.monotonic()
         self._take_folder()
-        if taken := [port for port in self.ports.all() if not _is_free(port)]:
+        if taken := [port for port in self.ports.all() if not is_free(port)]:
             raise ServerError(f"Ports {taken} are in use. Stop what listens there, or choose others.")
         self._configure()
         self.start_namesrv()
@@ -271,16 +246,6 @@ class RocketMQ:
 
 def _lines(settings: Iterable[tuple[str, object]]) -> str:
     return "".join(f"{name}={value}\n" for name, value in settings)
-
-
-def _is_free(port: int) -> bool:
-    with socket.socket() as probe:
-        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        try:
-            probe.bind(("", port))
-        except (OSError, OverflowError):
-            return False
-        return True
 
 
 def main() -> int:

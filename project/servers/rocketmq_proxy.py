@@ -7,29 +7,36 @@ import socket
 from pathlib import Path
 from typing import Self
 
-from project.servers.rocketmq import HOST, Ports, RocketMQ
+from project.servers.rocketmq import RocketMQ
+from project.servers.rocketmq_ports import HOST, Ports
 
 NAME = "proxy"
 
 
 class ClusterProxy:
-    """One proxy to the broker of a node."""
+    """
+    One proxy to the broker of a node.
 
-    def __init__(self, node: RocketMQ) -> None:
+    Args:
+        settings: of its own file, beside ours.
+    """
+
+    def __init__(self, node: RocketMQ, settings: dict[str, object] | None = None) -> None:
         self._node = node
+        self._settings = settings or {}
         self._ports = Ports.free()
         self.endpoints = f"{HOST}:{self._ports.grpc}"
 
     def start(self) -> Self:
         """Start it, and return when it takes requests. Raises ServerError."""
-        settings = {
+        settings: dict[str, object] = {
             "rocketMQClusterName": "DefaultCluster",
             "namesrvAddr": f"{HOST}:{self._node.ports.namesrv}",
             "grpcServerPort": self._ports.grpc,
             "remotingListenPort": self._ports.remoting,
             "proxyMode": "CLUSTER",
         }
-        Path(self._node.conf("rmq-cluster-proxy.json")).write_text(json.dumps(settings))
+        Path(self._node.conf("rmq-cluster-proxy.json")).write_text(json.dumps(settings | self._settings))
         arguments = ["org.apache.rocketmq.proxy.ProxyStartup", "-pm", "cluster", "-pc", self._node.conf("rmq-cluster-proxy.json")]
         self._node.spawn(NAME, ["-Xms64m", "-Xmx192m", "-XX:MaxDirectMemorySize=128m"], arguments)
         self._node.wait(NAME, self._is_ready)

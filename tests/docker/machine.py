@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import random
 import re
 import socket
 import subprocess
@@ -10,7 +11,7 @@ import sys
 import time
 import urllib.request
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 
 import psycopg
@@ -72,13 +73,13 @@ class Machine:
 
     def get(self, path: str) -> str:
         """Fetch a page of the shop."""
-        with urllib.request.urlopen(f"http://127.0.0.1:{self.port}{path}", timeout=20) as answer:
+        with urllib.request.urlopen(f"http://127.0.0.1:{self.port}{path}", timeout=60) as answer:
             return answer.read().decode()  # type: ignore[no-any-return]
 
     def post(self, path: str, body: str) -> int:
         """Post JSON to the shop; give the status."""
         url, headers = f"http://127.0.0.1:{self.port}{path}", {"content-type": "application/json"}
-        with urllib.request.urlopen(urllib.request.Request(url, body.encode(), headers), timeout=20) as answer:
+        with urllib.request.urlopen(urllib.request.Request(url, body.encode(), headers), timeout=60) as answer:
             return answer.status  # type: ignore[no-any-return]
 
     def log(self, service: str) -> str:
@@ -108,7 +109,7 @@ class Machine:
 
     def _run(self, service: str, command: Sequence[str], *, check: bool = False) -> subprocess.CompletedProcess[str]:
         done = subprocess.run(
-            self._here(command), cwd=ROOT, env=self._environment(service), capture_output=True, text=True, timeout=60
+            self._here(command), cwd=ROOT, env=self._environment(service), capture_output=True, text=True, timeout=120
         )
         assert not check or done.returncode == 0, done.stdout + done.stderr
         return done
@@ -136,5 +137,8 @@ def wait_for_letter(books: psycopg.Connection, invoice: str, seconds: float = 60
 
 
 def _free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-        return int(listener.getsockname()[1])
+    """Find a port that nobody uses, below those that systems give to outgoing connections."""
+    while True:
+        port = random.randrange(10_000, 20_000)
+        with suppress(OSError), socket.create_server(("127.0.0.1", port)):
+            return port
