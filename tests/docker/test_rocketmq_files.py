@@ -47,7 +47,7 @@ class TestRocketMQ:
         ours, theirs = settings("broker.conf"), {name: str(value) for name, value in rocketmq.BROKER.items()}
         differ = {name for name in ours.keys() & theirs if ours[name] != theirs[name]}
         # A machine's own: small files, and addresses that only one host knows. Data that may be lost needs no disk.
-        missing = {name for name in theirs.keys() - ours if not re.match(r"mapped|max|disk|transient|warm", name)}
+        missing = {name for name in theirs.keys() - ours if not re.match(r"mapped|max|disk|transient|warm|timerFlush", name)}
 
         assert differ == {"flushDiskType"}
         assert missing == {"brokerIP1", "bindAddress"}
