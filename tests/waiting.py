@@ -14,7 +14,7 @@ T = TypeVar("T")
 WAITS_FOR_ME = "SELECT pid FROM pg_locks WHERE NOT granted AND pg_backend_pid() = ANY(pg_blocking_pids(pid))"
 
 
-def wait_until(condition: Callable[[], T], seconds: float = 10) -> T:
+def wait_until(condition: Callable[[], T], seconds: float = 30) -> T:
     """Give the first true value of a condition."""
     deadline = time.monotonic() + seconds
     while not (value := condition()):

@@ -1,6 +1,5 @@
 """What tests of the contract do all the time, said shortly."""
 
-import time
 import uuid
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -10,8 +9,17 @@ from outbox.brokers.base import Broker, DeadLetter, Delivery, Ended, Found, Half
 from outbox.message import COMMIT, Resolution, TopicType
 from tests.contracts.harness import Harness
 
-INVISIBLE = timedelta(seconds=60)
+INVISIBLE = timedelta(seconds=60)  # for tests that let this time pass
+HELD = timedelta(minutes=20)  # for all others: no machine is so slow that a message comes again meanwhile
 NO_TIME = timedelta()
+
+
+@dataclass(frozen=True, slots=True)
+class Arrival:
+    """A delivery, and how old the harness was when it came."""
+
+    delivery: Delivery
+    age: timedelta
 
 
 @dataclass
@@ -72,35 +80,62 @@ class Acts:
         tags: Iterable[str] | None = None,
         broker: Broker | None = None,
         wait: timedelta = NO_TIME,
+        hold: timedelta = HELD,
+        count: int = 0,
     ) -> list[Delivery]:
-        wanted = None if tags is None else frozenset(tags)
-        topics = {self.harness.topic(kind): wanted}
-        return (broker or self.broker).receive(group, topics, limit=limit, invisible_for=INVISIBLE, wait=wait)
+        """Receive what is there; what comes by and by again, until there are so many."""
+        topics = {self.harness.topic(kind): None if tags is None else frozenset(tags)}
+        found: list[Delivery] = []
+        for _ in self.harness.tries():
+            left = limit - len(found)
+            found += (broker or self.broker).receive(group, topics, limit=left, invisible_for=hold, wait=wait)
+            if len(found) >= count:
+                break
+        return found
 
-    def receive_again(self, kind: TopicType = TopicType.NORMAL, *, group: str = "group") -> list[Delivery]:
+    def receive_again(self, kind: TopicType = TopicType.NORMAL, *, group: str = "group", count: int = 1) -> list[Delivery]:
         """Receive what is due again by now."""
-        return self.receive(kind, group=group, wait=self.harness.lateness)
+        return self.receive(kind, group=group, count=count)
 
-    def bodies(self, kind: TopicType = TopicType.NORMAL, *, group: str = "group", limit: int = 100) -> list[bytes]:
-        return [delivery.body for delivery in self.receive(kind, group=group, limit=limit)]
+    def receive_while_time_passes(self, span: timedelta, kind: TopicType = TopicType.NORMAL, *, count: int) -> list[Arrival]:
+        """Receive again and again, and after that time until there are so many."""
+        found: list[Arrival] = []
 
-    def waiting(self, kind: TopicType = TopicType.NORMAL, group: str = "group") -> int:
-        return self.broker.backlog(group).get(self.harness.topic(kind), 0)
+        def receive(count: int = 0) -> None:
+            found.extend(Arrival(delivery, self.harness.age()) for delivery in self.receive(kind, count=count))
+
+        for _ in range(10):
+            receive()
+            self.harness.pass_time(span / 10)
+        receive(count - len(found))
+        return found
+
+    def bodies(
+        self, kind: TopicType = TopicType.NORMAL, *, group: str = "group", limit: int = 100, count: int = 0
+    ) -> list[bytes]:
+        return [delivery.body for delivery in self.receive(kind, group=group, limit=limit, count=count)]
+
+    def waiting(self, kind: TopicType = TopicType.NORMAL, group: str = "group", *, count: int | None = None) -> int:
+        """Count what a group has not handled; again until there are so many: a server counts a moment later."""
+        for _ in self.harness.tries():
+            found = self.broker.backlog(group).get(self.harness.topic(kind), 0)
+            if count is None or found == count:
+                break
+        return found
 
     def dead_letters(self, group: str = "group", *, count: int = 0) -> list[DeadLetter]:
         """List those of this test, so many at least as soon as they can be seen."""
         topics = {topic.name for topic in self.harness.topics.values()}
-        deadline = time.monotonic() + self.harness.lateness.total_seconds()
-        while True:
+        for _ in self.harness.tries():
             found = [letter for letter in self.broker.dead_letters(group, limit=10_000) if letter.topic in topics]
-            if len(found) >= count or time.monotonic() >= deadline:
-                return found
+            if len(found) >= count:
+                break
+        return found
 
     def find(self, message_id: str, *states: str) -> list[Found]:
         """Look a message up, again until it is in these states: a server's index follows its log a little later."""
-        deadline = time.monotonic() + self.harness.lateness.total_seconds()
-        while True:
+        for _ in self.harness.tries():
             found = self.broker.find(message_id)
             if [one.state for one in found] == list(states):
                 return found
-            assert time.monotonic() < deadline, f"{message_id} is {[one.state for one in found]}, not {list(states)}"
+        raise AssertionError(f"{message_id} is {[one.state for one in found]}, not {list(states)}")

@@ -2,7 +2,10 @@
 
 import abc
 import importlib.util
+import itertools
+import time
 import uuid
+from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
@@ -25,7 +28,7 @@ class Harness(abc.ABC):
 
     broker_class: type[Broker]
     is_shared_by_processes = True
-    lateness = timedelta()  # a message that is due again may come so much later, in real time
+    lateness = timedelta()  # what is due or was done may be seen so much later, in real time
     drops_repeats = False  # a second one-phase send of one message adds nothing
     remembers_ends = True  # the first end of a half message is the answer to every later one, and to find()
     refuses_second_ack = True  # an ack of what was acked before gives False
@@ -37,7 +40,7 @@ class Harness(abc.ABC):
     def __init__(self) -> None:
         unique = uuid.uuid4().hex[:8]
         self.topics = {kind: TopicSpec(f"{kind}-{unique}", kind) for kind in TopicType}
-        self.now = datetime.now(UTC)
+        self.now = self._made_at = datetime.now(UTC)
         self._opened: list[Broker] = []
 
     def topic(self, kind: TopicType) -> str:
@@ -45,6 +48,19 @@ class Harness(abc.ABC):
 
     def pass_time(self, span: timedelta) -> None:
         self.now += span
+
+    def age(self) -> timedelta:
+        """Say how much time has passed, by the clock that the broker goes by."""
+        return self.now - self._made_at
+
+    def tries(self) -> Iterator[int]:
+        """Count tries, one at least, as long as what is looked for may come late."""
+        deadline = time.monotonic() + self.lateness.total_seconds()
+        yield 1
+        for number in itertools.count(2):
+            if time.monotonic() >= deadline:
+                return
+            yield number
 
     def options(self) -> dict[str, Any]:
         return {

@@ -19,7 +19,8 @@ class TestOrder:
         acts.send(*[acts.message(FIFO, key=key, body=b"%d" % n) for n in range(5) for key in keys])
         seen: dict[str, list[bytes]] = {key: [] for key in keys}
 
-        while found := acts.receive(FIFO):
+        for _ in range(5):
+            found = acts.receive(FIFO, count=len(keys))
             for delivery in found:
                 seen[delivery.key].append(delivery.body)
             broker.ack(found)
@@ -30,7 +31,7 @@ class TestOrder:
         acts.send_bodies(b"1", b"2", kind=FIFO, key="a")
         acts.send_bodies(b"3", kind=FIFO, key="b")
 
-        first = acts.bodies(FIFO)
+        first = acts.bodies(FIFO, count=2)
         second = [delivery.body for delivery in acts.receive(FIFO, broker=harness.open())]
 
         assert sorted(first) == [b"1", b"3"]
@@ -39,19 +40,19 @@ class TestOrder:
     def test_holds_back_a_key_whose_head_is_to_be_retried_and_no_other(self, acts: Acts, broker: Broker, harness: Harness):
         acts.send_bodies(b"1", b"2", kind=FIFO, key="a")
         [head] = acts.receive(FIFO)
-        broker.retry(head, timedelta(minutes=1))
+        broker.retry(head, timedelta(minutes=2))
         acts.send_bodies(b"3", kind=FIFO, key="b")
 
         meanwhile = acts.bodies(FIFO)
-        harness.pass_time(timedelta(minutes=1))
+        harness.pass_time(timedelta(minutes=2))
         again = acts.receive_again(FIFO)
 
         assert meanwhile == [b"3"]
-        assert [(delivery.body, delivery.attempt) for delivery in again if delivery.key == "a"] == [(b"1", 2)]
+        assert [(delivery.body, delivery.attempt) for delivery in again] == [(b"1", 2)]
 
     def test_delivers_the_head_again_when_its_handler_died(self, acts: Acts, harness: Harness):
         acts.send_bodies(b"1", b"2", kind=FIFO, key="a")
-        acts.receive(FIFO)
+        acts.receive(FIFO, hold=INVISIBLE)
 
         harness.pass_time(INVISIBLE)
 
@@ -63,7 +64,7 @@ class TestOrder:
 
         broker.dead_letter(head, "cannot be handled")
 
-        assert acts.bodies(FIFO) == [b"2"]
+        assert acts.bodies(FIFO, count=1) == [b"2"]
 
     def test_is_each_groups_own(self, acts: Acts):
         acts.send_bodies(b"1", b"2", kind=FIFO, key="a")
