@@ -31,7 +31,7 @@ from project.shop.orders_file import Invoice
 
 GROUPS = ("cart", "points", "shipment", "letters")
 MANAGE = [sys.executable, "manage.py"]
-START_SECONDS = 60
+START_SECONDS = 120
 PORTS = 50  # looked through for a free one
 
 

@@ -13,7 +13,7 @@ from project.demo.screen import Screen
 PACE_SECONDS = 0.08  # between two orders, while somebody is to die
 SLOW_PACE_SECONDS = 0.5  # when a round has used up its share of the orders
 SAY_EVERY = 250  # invoices
-KILL_SECONDS = 20  # to wait for somebody's death
+KILL_SECONDS = 60  # to wait for somebody's death
 
 
 class Story:

@@ -7,13 +7,15 @@ from pathlib import Path
 import pytest
 from django.conf import settings
 
-from project.servers.rocketmq import Ports, RocketMQ
+from project.servers.rocketmq import RocketMQ
+from project.servers.rocketmq_ports import Ports
 from tests.docker import compose
 from tests.docker.compose import DOCKER
 from tests.docker.machine import Machine, wait_for_letter
 from tests.docker.test_services import order
+from tests.waiting import wait_until
 
-pytestmark = [pytest.mark.rocketmq, pytest.mark.timeout(400)]
+pytestmark = [pytest.mark.rocketmq, pytest.mark.timeout(600)]
 
 # Where the server is, and what it may use of this machine, is not the compose file's to say.
 PLACES = {"listenPort", "haListenPort", "namesrvAddr", "storePathRootDir", "storePathCommitLog"}
@@ -66,10 +68,10 @@ class TestShop:
         assert said == again
         assert "orders, transaction" in said
         assert "group cart\n" in said
-        with machine.running("checker"), machine.running("web", "relay", "consumers"):
+        with machine.running("checker", "web", "relay", "consumers"):
             assert order(machine, "600003") == 201
-            wait_for_letter(books, "600003", seconds=90)
-            assert json.loads(machine.get("/outbox/health/"))["status"] == "ok"
+            wait_for_letter(books, "600003", seconds=150)
+            wait_until(lambda: json.loads(machine.get("/outbox/health/"))["status"] == "ok", 60)
 
     def test_gets_no_topics_where_its_broker_is_another(self, machine, folder):
         embedded = Machine(folder, {}, BROKER="embedded")

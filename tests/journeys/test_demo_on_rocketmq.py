@@ -20,12 +20,12 @@ SHIPMENTS = TopicSpec("shipments", TopicType.TRANSACTION)
 def played(tmp_path_factory):
     """A demo that has been played to its end."""
     demo = Demo(tmp_path_factory.mktemp("demo"), "--broker", "rocketmq", "--json")
-    demo.finish(seconds=270)
+    demo.finish(seconds=480)
     return demo
 
 
 @pytest.mark.rocketmq
-@pytest.mark.timeout(300)
+@pytest.mark.timeout(540)
 class TestTheDemoOnRocketMQ:
     def test_keeps_the_promise(self, played):
         assert played.process.returncode == 0, played.stderr
@@ -51,6 +51,7 @@ class TestTheDemoOnRocketMQ:
         assert played.left_behind() == (0, 0, 0)
 
 
+@pytest.mark.timeout(420)
 class TestADemoThatCannotHaveRocketMQ:
     def test_says_how_to_name_a_node(self):
         finished = _demo("--rocketmq", "127.0.0.1:8081")
@@ -66,7 +67,6 @@ class TestADemoThatCannotHaveRocketMQ:
         assert "RocketMQ's broker at 127.0.0.1:1 cannot be used" in finished.stderr
 
     @pytest.mark.rocketmq
-    @pytest.mark.timeout(180)
     def test_leaves_a_node_alone_whose_topics_are_in_use(self):
         from outbox.brokers.rocketmq import RocketMQBroker
         from tests.rocketmq_node import server
@@ -100,5 +100,5 @@ def _demo(*arguments, **environment):
         env={**os.environ, "DJANGO_SETTINGS_MODULE": "project.settings", **environment},
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=150,
     )

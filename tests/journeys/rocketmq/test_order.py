@@ -21,13 +21,13 @@ class TestOrder:
         journey.start("django", "outbox_relay")
         for _ in range(2):
             journey.consume()
-        others = wait_until(lambda: keys_of_other_queues(journey), 60)
+        others = wait_until(lambda: keys_of_other_queues(journey), 120)
 
-        wait_until(lambda: set(by_key(journey)) >= others and all(by_key(journey)[key] == NUMBERS for key in others), 90)
-        wait_until(lambda: FailedDelivery.objects.count() >= 3, 60)
+        wait_until(lambda: set(by_key(journey)) >= others and all(by_key(journey)[key] == NUMBERS for key in others), 120)
+        wait_until(lambda: FailedDelivery.objects.count() >= 3, 120)
         meanwhile = by_key(journey)
         journey.unstick()
-        wait_until(lambda: len(journey.effects(journey.steps)) >= len(NUMBERS) * len(KEYS), 90)
+        wait_until(lambda: len(journey.effects(journey.steps)) >= len(NUMBERS) * len(KEYS), 120)
 
         assert "a" not in meanwhile
         assert by_key(journey) == dict.fromkeys(KEYS, NUMBERS)

@@ -86,7 +86,7 @@ def sent_again(journey: Journey, topic: str, number: int) -> None:
         found = broker.receive(f"copier-{journey.unique}", {topic: None}, limit=32, invisible_for=hold, wait=wait)
         return [one for one in found if one.headers[Header.NUMBER] == str(number)]
 
-    [one] = wait_until(wanted, 60)
+    [one] = wait_until(wanted, 120)
     copy = Outgoing(one.message_id, one.topic, one.body, one.key, one.tag, one.headers, token="copy:1:1:1")
     [half] = broker.send_halves([copy])
     broker.end([HalfRef(topic, half.half_id, one.message_id)], COMMIT)
@@ -96,14 +96,14 @@ def sent_again(journey: Journey, topic: str, number: int) -> None:
 class TestARecorder:
     def test_that_was_killed_has_each_copy_of_each_message_once(self, journey: Journey, group: str):
         recorder = record(journey, group, failpoints=journey.kills(KILL))
-        wait_until(lambda: RecordedTopic.objects.count() == 2, 60)
+        wait_until(lambda: RecordedTopic.objects.count() == 2, 120)
         journey.publish(journey.work, *WORK)
         journey.publish(journey.steps, *STEPS, key="a")
         journey.permit(KILL)
         journey.start("django", "outbox_relay")
         wait_until(lambda: count(Batch.objects.filter(state=State.SENT)) == len(WORK) + len(STEPS), 120)
-        wait_until(lambda: journey.is_used(KILL), 60)
-        assert recorder.wait(30) == -signal.SIGKILL
+        wait_until(lambda: journey.is_used(KILL), 120)
+        assert recorder.wait(60) == -signal.SIGKILL
         since = now()
         assert not any(until and until > since for until in read_until())
 
@@ -115,10 +115,13 @@ class TestARecorder:
         since = now()
         wait_until(lambda: is_read_since(since), 120)
 
+        topics = [journey.work, journey.steps]
+        wait_until(lambda: copies(*topics).total() == sum(map(stored, topics)), 120)
+        wait_until(lambda: RecordedMessage.objects.filter(nth__gt=1).exists(), 120)  # what the killed one held came again
+
         numbers = [*((journey.work, n) for n in range(len(WORK) + 1)), *((journey.steps, n) for n in STEPS)]
-        found = copies(journey.work, journey.steps)
+        found = copies(*topics)
         assert set(found) == {(topic, n + 1) for topic, n in numbers}
         assert found[journey.work, len(WORK) + 1] == 2
-        for topic in (journey.work, journey.steps):
+        for topic in topics:
             assert sum(n for (of, _), n in found.items() if of == topic) == stored(topic)
-        assert RecordedMessage.objects.filter(nth__gt=1).exists()  # what the killed one held was handed out again

@@ -19,7 +19,7 @@ from tests.contracts.acts import Acts
 
 HERE = Path(__file__).parent
 
-FIGURES = pytest.StashKey[list[tuple[str, float]]]()
+FIGURE = "figure on RocketMQ"
 
 collect_ignore_glob = [] if importlib.util.find_spec("rocketmq") else ["test_*.py"]
 
@@ -28,7 +28,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if HERE in item.path.parents:
             item.add_marker(pytest.mark.rocketmq)
-            item.add_marker(pytest.mark.timeout(420))
+            item.add_marker(pytest.mark.timeout(600))
 
 
 @pytest.fixture
@@ -91,25 +91,23 @@ def die(monkeypatch: pytest.MonkeyPatch) -> Callable[[Relay, str], None]:
 
 
 @pytest.fixture
-def figure(request: pytest.FixtureRequest) -> Callable[[str, float], None]:
-    """Note a figure, which is shown behind the tests."""
-    return lambda name, value: request.config.stash.setdefault(FIGURES, []).append((name, value))
+def figure(record_property: Callable[[str, object], None]) -> Callable[[str, float], None]:
+    """Note a figure, which is shown behind the tests; it goes along with the test's report, perhaps from another process."""
+    return lambda name, value: record_property(FIGURE, f"RocketMQ: {name}: {value:.1f}")
 
 
-def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
-    if not importlib.util.find_spec("rocketmq"):
-        return
-    from tests.rocketmq_node import server
-
-    started = [("seconds till the server was ready", server().ready_after)] if server.cache_info().currsize else []
-    for name, value in [*started, *config.stash.get(FIGURES, [])]:
-        terminalreporter.write_line(f"RocketMQ: {name}: {value:.1f}")
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    reports = terminalreporter.getreports("passed") + terminalreporter.getreports("failed")
+    figures = [text for report in reports for name, text in report.user_properties if name == FIGURE]
+    for text in dict.fromkeys(figures):
+        terminalreporter.write_line(text)
 
 
 @pytest.fixture
-def server() -> object:
+def server(figure: Callable[[str, float], None]) -> object:
     from tests.rocketmq_node import server
 
+    figure("seconds till the server was ready", server().ready_after)
     return server()
 
 

@@ -216,6 +216,10 @@ class Wire:
     def endpoints(self) -> str:
         return f"{HOST}:{self.port}"
 
+    def lead_to(self, port: int) -> None:
+        """Carry new connections elsewhere."""
+        self._to = port
+
     def cut(self) -> None:
         self._is_cut[0] = True
         self._is_cut = [False]

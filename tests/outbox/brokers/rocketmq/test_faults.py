@@ -116,14 +116,13 @@ class TestHalf:
 
 class TestWindow:
     def test_sends_no_half_that_could_not_be_committed_in_time(self, stub: Stub, open_at: OpenAt):
-        broker = open_at(stub.endpoints, COMMIT_WINDOW=timedelta(milliseconds=100), IN_FLIGHT=1)
+        broker = open_at(stub.endpoints, COMMIT_WINDOW=timedelta(seconds=10), IN_FLIGHT=1)
+        broker._sending = Sending(broker._link, clock=lambda: len(stub.sent()))  # each takes a second
 
-        verdicts = [outcome.verdict for outcome in broker.send_halves([message() for _ in range(500)])]
+        verdicts = [outcome.verdict for outcome in broker.send_halves([message() for _ in range(20)])]
 
-        assert verdicts[0] is Verdict.ACCEPTED
-        assert verdicts[-1] is Verdict.UNAVAILABLE
-        assert verdicts == sorted(verdicts)  # cut once
-        assert len(stub.sent()) == verdicts.count(Verdict.ACCEPTED)
+        assert verdicts == [Verdict.ACCEPTED] * 5 + [Verdict.UNAVAILABLE] * 15
+        assert len(stub.sent()) == 5
 
 
 class TestSignature:
@@ -183,12 +182,12 @@ class TestFlowControl:
     def test_is_over_after_a_second(self, stub: Stub, open_at: OpenAt):
         broker = open_at(stub.endpoints)
         stub.say("SendMessage", Code.TOO_MANY_REQUESTS, times=1)
-        send_half(broker)
         began = time.monotonic()
+        send_half(broker)
 
         wait_until(lambda: send_half(broker).verdict is Verdict.ACCEPTED)
 
-        assert 0.7 < time.monotonic() - began < 5
+        assert time.monotonic() - began > 0.7
 
     def test_commits_what_is_stored_all_the_same(self, stub: Stub, open_at: OpenAt):
         broker = open_at(stub.endpoints)
@@ -208,13 +207,17 @@ class TestSeveralProxies:
         other.stop()
 
     def test_share_the_messages(self, stub: Stub, other: Stub, open_at: OpenAt):
-        open_at(stub.endpoints).send([message(NORMAL) for _ in range(40)])
+        broker = open_at(stub.endpoints)
+        broker._sending = Sending(broker._link, clock=lambda: 100.0)  # none is slow, and left alone for it
+
+        broker.send([message(NORMAL) for _ in range(40)])
 
         assert len(stub.sent()) == len(other.sent()) == 20
 
     @pytest.mark.parametrize("code", [Code.PROXY_TIMEOUT, Code.TOO_MANY_REQUESTS], ids=Code.Name)
     def test_stand_in_for_one_that_is_in_trouble(self, stub: Stub, other: Stub, open_at: OpenAt, code: int):
         broker = open_at(stub.endpoints, IN_FLIGHT=1)
+        broker._sending = Sending(broker._link, clock=lambda: 100.0)  # trouble does not pass meanwhile, and none is slow
         other.say("SendMessage", code)
 
         outcomes = broker.send([message(NORMAL) for _ in range(40)])
@@ -248,12 +251,13 @@ class TestSilentConnection:
     def test_is_left_for_a_new_one(self, stub: Stub, open_at: OpenAt):
         stub.brokers = [wire := Wire(stub.port)]
         broker = open_at(wire.endpoints, REQUEST_TIMEOUT=SHORT)
-        send_half(broker)
+        wait_until(lambda: send_half(broker).verdict is Verdict.ACCEPTED)
         wire.cut()
 
-        verdicts = [send_half(broker).verdict for _ in range(2)]
+        verdict = send_half(broker).verdict
 
-        assert verdicts == [Verdict.UNSURE, Verdict.ACCEPTED]
+        assert verdict is Verdict.UNSURE
+        wait_until(lambda: send_half(broker).verdict is Verdict.ACCEPTED)
         wire.close()
 
 

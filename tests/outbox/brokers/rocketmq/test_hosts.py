@@ -14,16 +14,13 @@ from django.db import connections
 
 from outbox import database
 from outbox.brokers.base import Broker
-from outbox.brokers.rocketmq.remoting import RemotingError, call
 from outbox.models import Batch, CheckBack, Topic
 from outbox.relay.lane import Lane
 from outbox.relay.run import Relay
 from project.servers.rocketmq import FAST_CHECKS, RocketMQ
 from tests.factories import TicketFactory
-from tests.outbox.brokers.rocketmq.log import seen
+from tests.outbox.brokers.rocketmq.log import producers, seen
 from tests.waiting import wait_until
-
-PRODUCERS = 204
 
 SECRET = "whsec_c2VjcmV0LXNlY3JldC1zZWNyZXQtc2VjcmV0"
 
@@ -77,7 +74,7 @@ def start(live_server: Any, topic: Topic, settings: Any) -> Iterator[Start]:
     for process in started:
         process.terminate()
     for process in started:
-        process.wait(30)
+        process.wait(60)
 
 
 @pytest.fixture
@@ -87,20 +84,15 @@ def fast_checks(server: RocketMQ) -> Iterator[None]:
     server.set("transactionTimeOut", FAST_CHECKS["transactionTimeOut"])
 
 
-def listeners(server: RocketMQ, topic: str) -> set[int]:
-    """Give the processes that the broker may ask about a topic: a producer group is named as its topic."""
-    try:
-        found = json.loads(call(server.broker_address, PRODUCERS, {"producerGroup": topic}))["connectionSet"]
-    except RemotingError:  # there is none
-        return set()
-    return {int(one["clientId"].split("@")[1]) for one in found}
+def listeners(topic: str) -> set[int]:
+    """Give the processes that the broker may ask about a topic."""
+    return {int(client.split("@")[1]) for client in producers(topic)}
 
 
 class TestHosts:
     def test_all_listen_and_share_the_questions(
         self,
         start: Start,
-        server: RocketMQ,
         topic: Topic,
         broker: Broker,
         connection: database.Connection,
@@ -113,11 +105,10 @@ class TestHosts:
 
         pids = {name: start(name).pid for name in HOSTS}
 
-        wait_until(lambda: len(listeners(server, topic.name)) == len(HOSTS), 120)
-        heard = listeners(server, topic.name)
+        heard = wait_until(lambda: len(found := listeners(topic.name)) == len(HOSTS) and found, 120)
         assert {pid for name, pid in pids.items() if name != "Celery child"} < heard
         assert pids["Celery child"] not in heard  # its child is
-        wait_until(lambda: seen(topic.name, message_ids) == message_ids, 60)
+        wait_until(lambda: seen(topic.name, message_ids) == message_ids, 120)
         assert set(CheckBack.objects.values_list("answer", flat=True)) <= {"COMMIT", "UNKNOWN"}
 
     def test_answer_over_http_alone(

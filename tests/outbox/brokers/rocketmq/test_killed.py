@@ -25,7 +25,7 @@ from tests.waiting import wait_until
 
 HALF = TopicType.TRANSACTION
 
-SENDS_AGAIN, ASKS_AGAIN = 10, 30  # seconds from when the server is back, behind a local proxy
+PATIENCE = 120  # seconds, of a busy machine; how many it took the figures say
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
@@ -70,15 +70,15 @@ class TestKilledServer:
         asked = CheckBack.objects.count()
         server.start_broker()
         back_at = time.monotonic()
-        half = wait_until(lambda: accepted(newcomer), SENDS_AGAIN)
-        wait_until(lambda: relay.drain().sent, SENDS_AGAIN)
+        half = wait_until(lambda: accepted(newcomer), PATIENCE)
+        assert newcomer.end(half, resolution=COMMIT) == ["committed"]
+        wait_until(lambda: relay.drain().sent, PATIENCE)
         figure("sending goes on behind a local proxy", time.monotonic() - back_at)
-        wait_until(lambda: CheckBack.objects.count() > asked, ASKS_AGAIN)
+        wait_until(lambda: CheckBack.objects.count() > asked, PATIENCE)
         figure("check-backs go on behind a local proxy", time.monotonic() - back_at)
 
         everything = committed | decided | committed_just_now | stored | waiting
-        wait_until(lambda: not relay.drain().claimed and seen(topic.name, everything) == everything, 60)
-        assert newcomer.end(half, resolution=COMMIT) == ["committed"]
+        wait_until(lambda: not relay.drain().claimed and seen(topic.name, everything) == everything, PATIENCE)
         assert set(Batch.objects.values_list("tries", flat=True)) == {0}
         assert not DeadMessage.objects.exists()
         figure("copies of 25 messages after the kill", sum(copies(topic.name, one) for one in everything))

@@ -14,7 +14,7 @@ async def _thread() -> int:
 
 
 def run(loop: asyncio.AbstractEventLoop) -> int:
-    return asyncio.run_coroutine_threadsafe(_thread(), loop).result(10)
+    return asyncio.run_coroutine_threadsafe(_thread(), loop).result(60)
 
 
 class TestLoops:

@@ -23,6 +23,8 @@ from tests.factories import BatchFactory, TicketFactory, TopicFactory, stored
 from tests.outbox.brokers.rocketmq.log import copies
 from tests.waiting import wait_until
 
+DISCARDED = "TRANS_CHECK_MAX_TIME_TOPIC"  # what the server has asked about in vain
+
 HALF, NORMAL, FIFO, DELAY = TopicType.TRANSACTION, TopicType.NORMAL, TopicType.FIFO, TopicType.DELAY
 
 pytestmark = pytest.mark.django_db
@@ -137,7 +139,7 @@ class TestRuleR:
         running.drain()
 
         assert swept.returned == 1
-        assert copies(topic.name, str(batch.message_ids[0])) == 1
+        wait_until(lambda: copies(topic.name, str(batch.message_ids[0])) == 1, 60)
         assert stored(batch).state == State.SENT
 
     def test_sends_again_what_the_server_discarded_after_its_last_question(
@@ -158,7 +160,8 @@ class TestRuleR:
             raise ConnectionError("no database")
 
         harness.open().listen(fail)
-        wait_until(lambda: 2 in asked, 30)
+        wait_until(lambda: 2 in asked, 60)
+        wait_until(lambda: copies(DISCARDED, message_id), 60)
         restore(server)
         running = relay(connection, harness.open(CHECK_HORIZON=timedelta(milliseconds=1)))
         before = copies(topic.name, message_id)
@@ -166,7 +169,7 @@ class TestRuleR:
         running.drain()
 
         assert (before, swept.returned) == (0, 1)
-        assert copies(topic.name, message_id) == 1
+        wait_until(lambda: copies(topic.name, message_id) == 1, 60)
         assert max(asked) == 2
 
     def test_finds_what_the_check_back_committed(
@@ -180,7 +183,7 @@ class TestRuleR:
         server.set("transactionTimeOut", 500)
         message_id = decided()
         harness.open().listen(lambda half: COMMIT)
-        wait_until(lambda: copies(topic.name, message_id), 30)
+        wait_until(lambda: copies(topic.name, message_id), 60)
 
         swept = relay(connection, harness.open(CHECK_HORIZON=timedelta(milliseconds=1))).sweep()
 
