@@ -8,10 +8,13 @@ from pathlib import Path
 
 from django.conf import settings
 
+from outbox.message import TopicType
 from project.servers.rocketmq import FAST_CHECKS, RocketMQ
 from project.servers.rocketmq_ports import Ports
 
 GROUPS = ["group", "cart", "points", "shipment", "old-group", "new-group", "other"]
+
+MARKS = "marks"  # a topic for messages that are sent to be found
 
 # Holds shorter than 10 s and waits shorter than 5 s are for tests; a revive that runs each second, too.
 PROXY = {"minInvisibleTimeMillsForRecv": 100, "grpcClientConsumerMinLongPollingTimeoutMillis": 100}
@@ -27,6 +30,7 @@ def server() -> RocketMQ:
     atexit.register(shutil.rmtree, data, ignore_errors=True)
     atexit.register(found.stop)
     found.start()
+    found.make_topic(MARKS, TopicType.NORMAL)
     for group in GROUPS:
         found.make_group(group)
         found.make_group(f"{group}_fifo", is_ordered=True)

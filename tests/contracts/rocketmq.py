@@ -1,26 +1,28 @@
 """A real RocketMQ for the contract; its time cannot be moved."""
 
 import time
+import uuid
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
+from functools import partial
 from typing import Any
 
 from outbox.brokers.base import Broker, Delivery, Outcome, Outgoing
 from outbox.brokers.rocketmq import RocketMQBroker
+from outbox.brokers.rocketmq.dead_letters import ANY_QUEUE
 from outbox.brokers.rocketmq.options import address
-from outbox.brokers.rocketmq.remoting import call
+from outbox.brokers.rocketmq.remoting import NOTHING_FOUND, RemotingError, Stored, query, send
 from outbox.message import TopicType
-from project.servers.rocketmq import BROKER_INFO
 from tests.contracts.harness import Harness
-from tests.rocketmq_node import server
+from tests.rocketmq_node import MARKS, server
 from tests.waiting import wait_until
 
 SCALE = 1 / 20  # a minute of the contract takes 3 s
 LEAST_WAIT = timedelta(seconds=0.1)  # of the server, as it is set up
 PATIENCE = "PT30S"  # as JSON can write it, for other processes
 
-NOTHING_BEHIND = b'"dispatchBehindBytes":"0"'
+MARK = Stored("", MARKS, 0, {}, 0, 0, datetime.now(UTC), b"a mark")
 
 
 class PatientRocketMQ(RocketMQBroker):
@@ -40,7 +42,7 @@ class PatientRocketMQ(RocketMQBroker):
     ) -> list[Delivery]:
         found: list[Delivery] = []
         deadline = time.monotonic() + wait.total_seconds()
-        wait_until(self._has_queued_all, 60)
+        self._wait_until_all_is_queued()
         while len(found) < limit:
             left = limit - len(found)
             more = super().receive(group, topics, limit=left, invisible_for=invisible_for * SCALE, wait=LEAST_WAIT)
@@ -49,10 +51,16 @@ class PatientRocketMQ(RocketMQBroker):
                 break
         return found
 
-    def _has_queued_all(self) -> bool:
-        """Whether what the server has stored is in its queues, too: it is put there by and by."""
-        addresses = [address(text) for text in self._settings.broker_addresses]
-        return all(NOTHING_BEHIND in call(one, BROKER_INFO) for one in addresses)
+    def _wait_until_all_is_queued(self) -> None:
+        """
+        Return when what the server has stored is in its queues, too.
+
+        It queues and indexes one message after the other: when it finds a last one by its key, all are queued.
+        """
+        for broker in map(address, self._settings.broker_addresses):
+            key = uuid.uuid4().hex
+            send(broker, MARKS, ANY_QUEUE, MARK, {"KEYS": key})
+            wait_until(partial(_is_indexed, broker, key), 60)
 
     def retry(self, delivery: Delivery, after: timedelta) -> bool:
         return super().retry(delivery, after * SCALE)
@@ -97,6 +105,15 @@ class RocketMQHarness(Harness):
 
     def open_unreachable(self) -> Broker:
         return self.open(ENDPOINTS="127.0.0.1:1")
+
+
+def _is_indexed(broker: tuple[str, int], key: str) -> bool:
+    try:
+        return bool(query(broker, MARKS, key))
+    except RemotingError as error:
+        if error.code == NOTHING_FOUND:
+            return False
+        raise
 
 
 def _sooner(message: Outgoing) -> Outgoing:
