@@ -3,12 +3,13 @@
 import time
 import uuid
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from functools import partial
 from typing import Any
 
-from outbox.brokers.base import Broker, Delivery, Outcome, Outgoing
+from outbox.brokers.base import Broker, DeadLetter, Delivery, Outcome, Outgoing
 from outbox.brokers.rocketmq import RocketMQBroker
 from outbox.brokers.rocketmq.dead_letters import ANY_QUEUE
 from outbox.brokers.rocketmq.options import address
@@ -51,6 +52,18 @@ class PatientRocketMQ(RocketMQBroker):
                 break
         return found
 
+    def dead_letters(self, group: str, *, limit: int = 100) -> list[DeadLetter]:
+        self._wait_until_all_is_queued()
+        return super().dead_letters(group, limit=limit)
+
+    def replay(self, group: str, letters: Sequence[str]) -> int:
+        self._wait_until_all_is_queued()
+        return super().replay(group, letters)
+
+    def discard(self, group: str, letters: Sequence[str]) -> int:
+        self._wait_until_all_is_queued()
+        return super().discard(group, letters)
+
     def _wait_until_all_is_queued(self) -> None:
         """
         Return when what the server has stored is in its queues, too.
@@ -59,8 +72,9 @@ class PatientRocketMQ(RocketMQBroker):
         """
         for broker in map(address, self._settings.broker_addresses):
             key = uuid.uuid4().hex
-            send(broker, MARKS, ANY_QUEUE, MARK, {"KEYS": key})
-            wait_until(partial(_is_indexed, broker, key), 60)
+            with suppress(ConnectionRefusedError):  # where it is away on purpose
+                send(broker, MARKS, ANY_QUEUE, MARK, {"KEYS": key})
+                wait_until(partial(_is_indexed, broker, key), 60)
 
     def retry(self, delivery: Delivery, after: timedelta) -> bool:
         return super().retry(delivery, after * SCALE)
