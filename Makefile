@@ -32,12 +32,12 @@ audit: $(VENV)/.project $(VENV)/.spark ## audit the demo's history by Spark, as 
 test: $(VENV)/.dev ## run all tests this machine can run (ARGS="...")
 	@$(BIN)/python -m pytest $(ARGS)
 
-# Where those tests are: looking for them everywhere takes each process 10 s.
-ON_ROCKETMQ = tests/contracts tests/docker tests/journeys tests/outbox/brokers/rocketmq
+# Where those tests are, the longest first: looking for them everywhere takes each process 10 s.
+ON_ROCKETMQ = tests/journeys tests/docker tests/contracts tests/outbox/brokers/rocketmq
 
 # They mostly wait, so three at once, each of the three with a node of its own.
 test-rocketmq: $(VENV)/.rocketmq ## run the tests that need a real RocketMQ, and start it; needs Java and Maven (ARGS="...")
-	@$(BIN)/python -m pytest -m rocketmq --numprocesses 3 --dist loadfile $(or $(ARGS),$(ON_ROCKETMQ))
+	@$(BIN)/python -m pytest -m rocketmq --numprocesses 3 --dist loadfile --no-loadscope-reorder $(or $(ARGS),$(ON_ROCKETMQ))
 
 test-browser: $(VENV)/.browser ## look at the played demo in Chromium, and at a million messages (ARGS="...")
 	@$(BIN)/python -m pytest -m "browser or million" $(ARGS)
