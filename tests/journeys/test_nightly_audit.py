@@ -11,12 +11,15 @@ from itertools import count
 
 import pytest
 from django.db import connection
+from kombu import Connection
 
 from outbox.audit_runs.verdict import as_file, verify
 from outbox.models import AuditRun, EmbeddedMessage
 from outbox.pipeline.version import code_version
 from outbox.publish import draft
 from outbox.testing.clock import age_rows
+from project.celery import app
+from project.celery_files import Transport
 from tests.database_url import url_of
 from tests.factories import message_id
 from tests.outbox.audit_runs.conftest import KEY
@@ -27,7 +30,7 @@ pytestmark = [pytest.mark.spark, pytest.mark.timeout(600), pytest.mark.django_db
 
 AGO = timedelta(minutes=10)  # what is younger than the settle time is under way
 
-CELERY = [sys.executable, "-m", "celery", "--app", "project"]
+WORKER = [sys.executable, "-m", "celery", "--app", "project", "worker", "--queues", "outbox", "--concurrency", "1"]
 ALONE = ["--without-gossip", "--without-mingle", "--without-heartbeat"]
 
 
@@ -46,8 +49,7 @@ def environment(tmp_path) -> dict[str, str]:
 @pytest.fixture
 def worker(environment, tmp_path) -> Iterator[subprocess.Popen[bytes]]:
     with (tmp_path / "worker.log").open("wb") as log:
-        command = [*CELERY, "worker", "--queues", "outbox", "--concurrency", "1", *ALONE]
-        process = subprocess.Popen(command, env=environment, stdout=log, stderr=log)
+        process = subprocess.Popen([*WORKER, *ALONE], env=environment, stdout=log, stderr=log)
     yield process
     process.terminate()
     try:
@@ -69,7 +71,8 @@ class TestTheNightlyAudit:
         EmbeddedMessage.objects.filter(message_id=str(ids[1])).delete()
         age_rows("default", AGO)
 
-        subprocess.run([*CELERY, "call", "outbox.tasks.audit"], env=environment, check=True, stdout=subprocess.DEVNULL)
+        with Connection(transport=Transport, transport_options={"folder": environment["CELERY_FILES_DIR"]}) as celery:
+            app.send_task("outbox.tasks.audit", queue="outbox", connection=celery)
 
         has_ended = AuditRun.objects.exclude(state=AuditRun.State.RUNNING).exists
         wait_until(lambda: has_ended() or worker.poll() is not None, seconds=300)
