@@ -55,7 +55,8 @@ class Session:
     async def wait(self, seconds: float) -> bool:
         """Wait until the proxy has answered; say whether it did."""
         try:
-            await asyncio.wait_for(self._is_known.wait(), seconds)
+            async with asyncio.timeout(seconds):
+                await self._is_known.wait()
         except TimeoutError:
             return False
         return True
@@ -101,7 +102,8 @@ class Session:
 
     async def _listen(self, stream: Any) -> None:
         while True:
-            command = await asyncio.wait_for(stream.read(), SILENCE_SECONDS)
+            async with asyncio.timeout(SILENCE_SECONDS):  # Python 3.11's wait_for forgets a cancel when a command comes with it
+                command = await stream.read()
             if command is grpc.aio.EOF:
                 return
             if command.HasField("settings"):
@@ -116,7 +118,8 @@ class Session:
         while True:
             await stream.write(service.TelemetryCommand(settings=self._settings))
             # A heartbeat of somebody unknown is refused.
-            await asyncio.wait_for(self._is_known.wait(), ANSWER_SECONDS)
+            async with asyncio.timeout(ANSWER_SECONDS):
+                await self._is_known.wait()
             await self._link.call(self._endpoint, "Heartbeat", self._heartbeat, role=self._role)
             await asyncio.sleep(ANNOUNCE_SECONDS)
 

@@ -186,6 +186,29 @@ class TestSession:
         assert stub.listeners
         other.stop()
 
+    @pytest.fixture
+    def asked_all_the_time(self, stub: Stub) -> Iterator[None]:
+        half, over = question(), threading.Event()
+
+        def ask() -> None:
+            while not over.wait(0.0003):
+                stub.ask(half)
+
+        asking = threading.Thread(target=ask)
+        asking.start()
+        yield
+        over.set()
+        asking.join()
+
+    def test_ends_with_its_broker_while_questions_come(self, stub: Stub, open_at: OpenAt, asked_all_the_time: None):
+        for _ in range(20):
+            before = len(stub.asked("EndTransaction"))
+            broker = open_at(stub.endpoints)
+            broker.listen(lambda half: COMMIT)
+            wait_until(lambda before=before: len(stub.asked("EndTransaction")) > before)
+
+            broker.close()  # raises where a session goes on
+
     def test_says_once_why_there_is_none(self, stub: Stub, open_at: OpenAt, caplog: pytest.LogCaptureFixture):
         stub.say("Telemetry", Code.UNAUTHORIZED, "who are you?")
 
