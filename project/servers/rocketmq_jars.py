@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import shutil
 import subprocess
 from pathlib import Path
@@ -22,17 +23,24 @@ def java() -> str:
 
 def fetch_jars(folder: Path) -> Path:
     """Have Maven copy the jars into a folder and give it; at once where it was done with the same pom before."""
-    done = folder / "pom.xml"
-    if not done.exists() or done.read_text() != POM.read_text():
-        maven = _program("mvn")
-        shutil.rmtree(folder, ignore_errors=True)
-        folder.mkdir(parents=True)
-        goal = ["dependency:copy-dependencies", "-DincludeScope=runtime", f"-DoutputDirectory={folder}"]
-        result = subprocess.run([maven, "-q", "-B", "-f", POM, *goal], capture_output=True, text=True)
-        if result.returncode:
-            raise ServerError(f"Maven could not fetch RocketMQ's jars:\n{result.stdout[-2000:]}{result.stderr[-2000:]}")
-        shutil.copy(POM, done)
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    with folder.with_suffix(".lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)  # of several who start nodes one fetches, and the others wait for it
+        done = folder / "pom.xml"
+        if not done.exists() or done.read_text() != POM.read_text():
+            _fetch(folder)
+            shutil.copy(POM, done)
     return folder
+
+
+def _fetch(folder: Path) -> None:
+    maven = _program("mvn")
+    shutil.rmtree(folder, ignore_errors=True)
+    folder.mkdir()
+    goal = ["dependency:copy-dependencies", "-DincludeScope=runtime", f"-DoutputDirectory={folder}"]
+    result = subprocess.run([maven, "-q", "-B", "-f", POM, *goal], capture_output=True, text=True)
+    if result.returncode:
+        raise ServerError(f"Maven could not fetch RocketMQ's jars:\n{result.stdout[-2000:]}{result.stderr[-2000:]}")
 
 
 def _program(name: str) -> str:

@@ -1,0 +1,30 @@
+"""Where a RocketMQ's jars come from."""
+
+from __future__ import annotations
+
+import os
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+
+from project.servers.rocketmq_jars import fetch_jars
+
+MAVEN = """#!/bin/sh
+echo run >> "$0.runs"
+sleep 0.3  # time for others to look whether it was done
+"""
+
+
+class TestFetchJars:
+    def test_has_maven_run_once_for_all_who_ask_at_once(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+        maven = tmp_path / "mvn"
+        maven.write_text(MAVEN)
+        maven.chmod(0o755)
+        monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+
+        with ThreadPoolExecutor(3) as threads:
+            found = list(threads.map(fetch_jars, [tmp_path / "lib"] * 3))
+
+        assert found == [tmp_path / "lib"] * 3
+        assert (tmp_path / "mvn.runs").read_text() == "run\n"
