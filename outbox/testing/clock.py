@@ -50,7 +50,7 @@ def age_rows(using: str, by: timedelta) -> None:
     """Put all times in the outbox's tables of a database back."""
     for model in apps.get_app_config("outbox").get_models():
         times = [field.name for field in model._meta.fields if isinstance(field, DateTimeField)]
-        if model._meta.managed and times:  # a view has no rows of its own
+        if model._meta.managed and not model._meta.proxy and times:  # a view, or a proxy, has no rows of its own
             model._default_manager.using(using).update(**{name: F(name) - by for name in times})
     for row in MessageRow.objects.using(using).filter(headers__contains=Header.DELIVER_AT):
         headers = json.loads(row.headers)

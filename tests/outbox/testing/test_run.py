@@ -9,6 +9,7 @@ from outbox import Message, Reject, Retry, RetryLater, publish
 from outbox.consumer import register
 from outbox.models import Batch, CheckBack, Inbox, State
 from outbox.publish import transaction as outbox_transaction
+from outbox.testing.factories import FailedDeliveryFactory
 from tests.outbox.publish.rows import OrderMade, ParcelMoved, ReminderSet
 
 pytestmark = pytest.mark.usefixtures("own_topics")
@@ -254,6 +255,16 @@ class TestAdvance:
         outbox.run_until_idle()
 
         assert seen == [ORDER]
+
+    def test_makes_each_row_older_once(self, outbox):
+        failed = FailedDeliveryFactory()
+        failed.refresh_from_db()
+        failed_at = failed.failed_at
+
+        outbox.advance(timedelta(hours=1))
+
+        failed.refresh_from_db()
+        assert failed_at - failed.failed_at == timedelta(hours=1)
 
     def test_lets_a_dedupe_key_expire(self, outbox):
         commit(dedupe_key="once")
