@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
@@ -12,12 +12,14 @@ from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
 
 from outbox.pipeline.errors import HistoryError
+from outbox.pipeline.files import can_be_opened
 from outbox.pipeline.schemas import FRAMES
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 ABOUT = "history.json"
+OF_MESSAGES = ("messages", "places", "broker", "inbox")  # the frames that begin with a message's id
 
 
 @dataclass(frozen=True)
@@ -47,12 +49,16 @@ class History:
         sources: ids of the databases whose outbox this is; messages of others are not judged.
         as_of: when it was read, by the database's clock.
         recorded: topic -> how far the recorder had come by then.
+        files: name -> the Parquet files of a frame, where workers can open them without Spark.
+        first_id: what was published before it is left out; empty: nothing is.
     """
 
     frames: Mapping[str, DataFrame]
     sources: frozenset[str]
     as_of: datetime
     recorded: Mapping[str, Recorded] = field(default_factory=dict)
+    files: Mapping[str, Sequence[str]] = field(default_factory=dict)
+    first_id: str = ""
 
     def __getattr__(self, name: str) -> DataFrame:
         """Give a frame by its name."""
@@ -72,9 +78,9 @@ class History:
     def since(self, first_id: str) -> History:
         """Leave out what was published before that id. Numbers stay: the marks say from which on they count."""
         frames = dict(self.frames)
-        for name in ("messages", "places", "broker", "inbox"):
+        for name in OF_MESSAGES:
             frames[name] = frames[name].where(F.col("message_id") >= first_id)
-        return History(frames, self.sources, self.as_of, self.recorded)
+        return replace(self, frames=frames, first_id=first_id)
 
 
 def open_history(spark: SparkSession, folder: str) -> History:
@@ -102,7 +108,8 @@ def open_history(spark: SparkSession, folder: str) -> History:
                 )
         frames[name] = frame.select(*schema.names)
     recorded = {topic: Recorded(*map(_time, times)) for topic, times in about.get("recorded", {}).items()}
-    history = History(frames, frozenset(about["sources"]), datetime.fromisoformat(about["as_of"]), recorded)
+    files = {name: found for name, frame in frames.items() if can_be_opened(found := frame.inputFiles())}
+    history = History(frames, frozenset(about["sources"]), datetime.fromisoformat(about["as_of"]), recorded, files)
     if all(history.frames[name].isEmpty() for name in ("marks", "places", "broker", "inbox", "messages")):
         raise HistoryError(f"The history in {folder} is empty: no lane, message, or inbox row. Nothing was proved.")
     return history

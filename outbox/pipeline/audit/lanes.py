@@ -2,36 +2,61 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import pyarrow as pa
 from pyspark.sql import DataFrame
+from pyspark.sql import functions as F
 
 from outbox.pipeline.audit.recorded import micros, roles_of, unread
-from outbox.pipeline.config import Group, PipelineConfig
+from outbox.pipeline.config import PipelineConfig
 from outbox.pipeline.errors import HistoryError
 from outbox.pipeline.findings import NO_SUCH_LANE, Finding, Kind, Stage, merge
 from outbox.pipeline.history import History, Mark, Recorded
+from outbox.pipeline.scan import ddl, scan
 from outbox.pipeline.transforms import numbers
-from outbox.pipeline.transforms.judge import BUCKET, HANDLED_BY, Lane, Role, judge
-from outbox.pipeline.transforms.roles import MAX_GROUPS, Seen
+from outbox.pipeline.transforms.columns import integers
+from outbox.pipeline.transforms.columns import micros as column_micros
+from outbox.pipeline.transforms.judge import HANDLED_BY, Lane, judge, roles_in
+from outbox.pipeline.transforms.roles import COLUMNS, MAX_GROUPS, NONE, Roles, Seen
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-VERDICT = "stream int, kind string, stage string, what string, first bigint, last bigint, n bigint"
+VERDICT = pa.schema(
+    {
+        "source": pa.string(),
+        "topic": pa.string(),
+        "lane": pa.int16(),
+        "kind": pa.string(),
+        "stage": pa.string(),
+        "what": pa.string(),
+        "first": pa.int64(),
+        "last": pa.int64(),
+        "n": pa.int64(),
+    }
+)
 IS_SEEN = "bucket"  # a verdict of this kind only says that the bucket was there
+IS_UNKNOWN = "unknown"  # the lane has no mark; `what` is a role
+
+NO_NUMBER = {
+    "places": Seen.NO_NUMBER_PLACE,
+    "broker": Seen.NO_NUMBER_BROKER,
+    "inbox": Seen.NO_NUMBER_INBOX,
+    "attempts": Seen.NO_NUMBER_INBOX,
+}
 
 
 @dataclass
 class Result:
     """
     Args:
-        findings: merged; without ids. DUPLICATED stands for a bucket, not yet for numbers.
+        findings: merged; without ids. DUPLICATED stands for numbers that repeat, whatever the messages are.
         counts: topic -> what -> how many.
         foreign: rows of other databases' messages, which are not judged.
     """
@@ -43,126 +68,120 @@ class Result:
 
 def audit_lanes(spark: SparkSession, config: PipelineConfig, history: History) -> Result:
     """Hold all stages of all lanes to each other."""
-    groups = _groups(config)
-    stages = _stages(config, history, groups)
+    if len(config.groups) > MAX_GROUPS:
+        raise HistoryError(f"{len(config.groups)} consumer groups are more than one audit takes ({MAX_GROUPS}). Do it in parts.")
     marks = history.marks_list()
     result = Result()
-    rows = _verdict(spark, config, history, stages, marks, groups)
-    if any(row.stream == len(marks) for row in rows):
-        marks = [*marks, *_unknown_lanes(stages, history, marks, result)]
-        rows = _verdict(spark, config, history, stages, marks, groups)
+    rows = _verdict(spark, config, history, marks)
+    if unknown := _unknown_lanes(history, rows, result):
+        marks = [*marks, *unknown]
+        rows = _verdict(spark, config, history, marks)
     _read(result, config, history, marks, rows)
     return result
 
 
-def _groups(config: PipelineConfig) -> Sequence[Group]:
-    if len(config.groups) > MAX_GROUPS:
-        raise HistoryError(f"{len(config.groups)} consumer groups are more than one audit takes ({MAX_GROUPS}). Do it in parts.")
-    return config.groups
+def _verdict(spark: SparkSession, config: PipelineConfig, history: History, marks: Sequence[Mark]) -> list[Any]:
+    lanes: dict[numbers.LaneName, Lane] = {(mark.source, mark.topic, mark.lane): _lane(config, mark) for mark in marks}
+    cell = F.struct("role", "bits", "again", "n", "lowest", "highest", "future")
+    by_bucket = cells(spark, config, history).groupBy(*numbers.LANE, "bucket").agg(F.collect_list(cell).alias("cells"))
+    return by_bucket.mapInArrow(_judge_batches(lanes), ddl(VERDICT)).collect()
 
 
-def _stages(config: PipelineConfig, history: History, groups: Sequence[Group]) -> list[DataFrame]:
-    roles = roles_of(config, history)
-    found = [
-        numbers.seen(history.places, roles.of_places(), Seen.NO_NUMBER_PLACE),
-        numbers.seen(history.broker, roles.of_broker(), Seen.NO_NUMBER_BROKER),
-        numbers.seen(history.inbox, roles.of_inbox(), Seen.NO_NUMBER_INBOX),
-    ]
-    if not history.attempts.isEmpty():
-        found.append(numbers.seen(history.attempts, roles.of_attempts(), Seen.NO_NUMBER_INBOX))
-    found += [numbers.seen(history.broker, role, Seen.NO_NUMBER_BROKER) for role in roles.of_filtered()]
-    return found
-
-
-def _verdict(
-    spark: SparkSession,
-    config: PipelineConfig,
-    history: History,
-    stages: list[DataFrame],
-    marks: Sequence[Mark],
-    groups: Sequence[Group],
-) -> list[Any]:
-    streams = spark.createDataFrame(
-        [(mark.source, mark.topic, mark.lane, stream) for stream, mark in enumerate(marks)],
-        "source string, topic string, lane smallint, stream int",
-    )
-    lanes = {stream: _lane(config, mark, groups) for stream, mark in enumerate(marks)}
+def cells(spark: SparkSession, config: PipelineConfig, history: History) -> DataFrame:
+    """Give the cells of all stages."""
     latest = micros(history.as_of + timedelta(seconds=config.clock_tolerance_seconds))
-    buckets = numbers.by_bucket(numbers.bitmaps(stages, streams, len(marks)))
-    return buckets.mapInArrow(_judge_batches(lanes, latest), VERDICT).collect()
+    columns = {name: tuple(dict.fromkeys((*numbers.LANE, "number", *wanted))) for name, wanted in COLUMNS.items()}
+    return scan(spark, history, columns, _summarize(roles_of(config, history), latest), numbers.CELL)
 
 
-def _lane(config: PipelineConfig, mark: Mark, groups: Sequence[Group]) -> Lane:
-    reading = {index: group.name for index, group in enumerate(groups) if mark.topic in group.topics}
+def _summarize(roles: Roles, latest: int) -> Any:
+    def summarize(frame: str, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        found = numbers.Cells()
+        for batch in batches:
+            number, has_number = integers(batch, "number")
+            is_number = (number >= 1) & (number <= numbers.HIGHEST)
+            lane, names = numbers.lanes_of(batch)
+            future = column_micros(batch, "at") > latest
+            for role in roles.of(frame, batch):
+                counts = has_number & (role != NONE)
+                of_number = np.where(is_number, role, NO_NUMBER[frame])
+                rows = slice(None) if counts.all() else counts
+                found.add(lane[rows], names, of_number[rows], number[rows], future[rows])
+        yield from found.batches()
+
+    return summarize
+
+
+def _lane(config: PipelineConfig, mark: Mark) -> Lane:
+    reading = {index: group.name for index, group in enumerate(config.groups) if mark.topic in group.topics}
     return Lane(mark.first, mark.last, mark.topic in config.seen_topics, reading)
 
 
-def _judge_batches(lanes: Mapping[int, Lane], latest: int) -> Any:
+def _judge_batches(lanes: Mapping[numbers.LaneName, Lane]) -> Any:
     def judge_batches(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         for batch in batches:
-            rows = [row for bucket in batch.to_pylist() for row in _judge_bucket(lanes, latest, **bucket)]
-            columns: list[Any] = list(zip(*rows, strict=True)) or [[]] * 7
-            types = [pa.int32(), pa.string(), pa.string(), pa.string(), pa.int64(), pa.int64(), pa.int64()]
-            names = ["stream", "kind", "stage", "what", "first", "last", "n"]
-            arrays = [pa.array(values, type=kind) for values, kind in zip(columns, types, strict=True)]
-            yield pa.RecordBatch.from_arrays(arrays, names=names)
+            rows = [row for bucket in batch.to_pylist() for row in _judge_bucket(lanes, **bucket)]
+            columns: list[Any] = list(zip(*rows, strict=True)) or [[]] * len(VERDICT)
+            arrays = [pa.array(values, type=column.type) for values, column in zip(columns, VERDICT, strict=True)]
+            yield pa.RecordBatch.from_arrays(arrays, schema=VERDICT)
 
     return judge_batches
 
 
 def _judge_bucket(
-    lanes: Mapping[int, Lane], latest: int, stream: int, bucket: int, roles: list[dict[str, Any]]
+    lanes: Mapping[numbers.LaneName, Lane], source: str, topic: str, lane: int, bucket: int, cells: list[dict[str, Any]]
 ) -> Iterator[tuple[Any, ...]]:
-    yield stream, IS_SEEN, "", "", bucket, bucket, sum(role["n"] for role in roles)
-    if stream in lanes:
-        found = {role["role"]: Role(role["bits"], role["n"], role["lowest"], role["highest"], role["latest"]) for role in roles}
-        for one in judge(lanes[stream], bucket, found, latest):
-            yield stream, one.kind, one.stage, one.what, one.first, one.last, one.count
+    name = source, topic, lane
+    if name not in lanes:
+        for cell in cells:
+            yield *name, IS_UNKNOWN, "", str(cell["role"]), cell["lowest"], cell["highest"], cell["n"]
+        return
+    yield *name, IS_SEEN, "", "", bucket, bucket, sum(cell["n"] for cell in cells)
+    for one in judge(lanes[name], bucket, roles_in(cells)):
+        yield *name, one.kind, one.stage, one.what, one.first, one.last, one.count
 
 
-def _unknown_lanes(stages: list[DataFrame], history: History, marks: Sequence[Mark], result: Result) -> list[Mark]:
+def _unknown_lanes(history: History, rows: list[Any], result: Result) -> list[Mark]:
     """Find the lanes without a mark: those of ours are findings, and judged as far as they are seen."""
-    known = {(mark.source, mark.topic, mark.lane) for mark in marks}
     found: dict[tuple[str, str, int], list[Any]] = defaultdict(list)
-    for row in numbers.lanes_found(stages).collect():
-        if (row.source, row.topic, row.lane) not in known:
+    for row in rows:
+        if row.kind == IS_UNKNOWN:
             found[row.source, row.topic, row.lane].append(row)
     unknown = []
-    for (source, topic, lane), rows in found.items():
+    for (source, topic, lane), rows_of_lane in found.items():
+        by_role: Counter[str] = Counter()
+        for row in rows_of_lane:
+            by_role[row.what] += row.n
         if source not in history.sources:
-            result.foreign += sum(row.n for row in rows)
+            result.foreign += by_role.total()
             continue
-        last = max(row.highest for row in rows)
-        count = max(row.n for row in rows)
-        first = min(row.lowest for row in rows)
-        result.findings.append(
-            Finding(
-                Kind.UNKNOWN_LANE, Stage.OUTBOX, topic, source, lane, first=first, last=last, count=count, detail=NO_SUCH_LANE
-            )
-        )
+        first, last = min(row.first for row in rows_of_lane), max(row.last for row in rows_of_lane)
+        span = {"first": first, "last": last, "count": max(by_role.values()), "detail": NO_SUCH_LANE}
+        result.findings.append(Finding(Kind.UNKNOWN_LANE, Stage.OUTBOX, topic, source, lane, **span))
         unknown.append(Mark(source, topic, lane, 1, last))
     return unknown
 
 
 def _read(result: Result, config: PipelineConfig, history: History, marks: Sequence[Mark], rows: list[Any]) -> None:
+    by_lane = {(mark.source, mark.topic, mark.lane): mark for mark in marks}
     counts: dict[str, dict[str, int]] = {mark.topic: {} for mark in marks}
-    buckets: dict[int, set[int]] = {stream: set() for stream in range(len(marks))}
+    buckets: dict[Mark, set[int]] = {mark: set() for mark in marks}
     findings = []
     for row in rows:
-        if row.stream not in buckets:
+        if row.kind == IS_UNKNOWN:
             continue
-        mark = marks[row.stream]
+        mark = by_lane[row.source, row.topic, row.lane]
         if row.kind == IS_SEEN:
-            buckets[row.stream].add(row.first)
+            buckets[mark].add(row.first)
         elif row.kind is None:
             counts[mark.topic][row.what] = counts[mark.topic].get(row.what, 0) + row.n
         else:
             findings.append(_finding(mark, row, history.recorded.get(mark.topic)))
-    for stream, mark in enumerate(marks):
+    for mark in marks:
         counts[mark.topic]["given out"] = counts[mark.topic].get("given out", 0) + max(0, mark.last - mark.first + 1)
-        findings += _absent_buckets(mark, buckets[stream])
+        findings += _absent_buckets(mark, buckets[mark])
     result.counts = counts
-    result.findings += _of_groups_that_began_late(config, marks, rows, merge(findings))
+    result.findings += _of_groups_that_began_late(config, rows, merge(findings))
 
 
 def _finding(mark: Mark, row: Any, recorded: Recorded | None) -> Finding:
@@ -179,8 +198,8 @@ def _finding(mark: Mark, row: Any, recorded: Recorded | None) -> Finding:
 def _absent_buckets(mark: Mark, present: set[int]) -> Iterator[Finding]:
     """Numbers that were given out, in buckets of which no stage has anything. Walks what is there, not what should be."""
     first, end = mark.first, mark.last + 1
-    for bucket in [*sorted(present), (end + BUCKET - 2) // BUCKET]:
-        gap_end = min(bucket * BUCKET + 1, end)
+    for bucket in [*sorted(present), (end + numbers.BUCKET - 2) // numbers.BUCKET]:
+        gap_end = min(bucket * numbers.BUCKET + 1, end)
         if gap_end > first:
             yield Finding(
                 Kind.LOST,
@@ -192,24 +211,18 @@ def _absent_buckets(mark: Mark, present: set[int]) -> Iterator[Finding]:
                 last=gap_end - 1,
                 count=gap_end - first,
             )
-        first = max(first, (bucket + 1) * BUCKET + 1)
+        first = max(first, (bucket + 1) * numbers.BUCKET + 1)
 
 
-def _of_groups_that_began_late(
-    config: PipelineConfig, marks: Sequence[Mark], rows: list[Any], findings: list[Finding]
-) -> Iterator[Finding]:
+def _of_groups_that_began_late(config: PipelineConfig, rows: list[Any], findings: list[Finding]) -> Iterator[Finding]:
     """Leave out what was there before a group began, where it began behind it; give all other findings."""
     late = {group.name for group in config.groups if not group.is_from_start}
-    begin: dict[tuple[Mark, str], int] = {}
+    begin: dict[tuple[str, str, int, str], int] = {}
     for row in rows:
         if row.kind is None and row.what.startswith(HANDLED_BY) and row.n:
-            lane = marks[row.stream], row.what.removeprefix(HANDLED_BY)
+            lane = row.source, row.topic, row.lane, row.what.removeprefix(HANDLED_BY)
             begin[lane] = min(row.first, begin.get(lane, row.first))
     for one in findings:
-        first_seen = next((n for (mark, group), n in begin.items() if group == one.group and _is_of(mark, one)), None)
+        first_seen = begin.get((one.source, one.topic, one.lane, one.group))
         if one.group not in late or one.kind is not Kind.LOST or (first_seen is not None and one.first >= first_seen):
             yield one
-
-
-def _is_of(mark: Mark, one: Finding) -> bool:
-    return (mark.source, mark.topic, mark.lane) == (one.source, one.topic, one.lane)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from pyspark.sql import functions as F
 
@@ -12,10 +12,13 @@ from outbox.pipeline.findings import Finding, Kind, Stage
 from outbox.pipeline.history import History
 from outbox.pipeline.transforms.order import out_of_order
 
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
 OF_A_KEY = ["topic", "source", "lane", "key"]  # a key's messages of different lanes cannot be compared by number
 
 
-def audit_order(config: PipelineConfig, history: History) -> list[Finding]:
+def audit_order(spark: SparkSession, config: PipelineConfig, history: History) -> list[Finding]:
     """Find what came behind a later message of its key. Other topics promise no order, and are not looked at."""
     if not config.ordered_topics:
         return []

@@ -4,17 +4,18 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from datetime import datetime
 from typing import TYPE_CHECKING, Any
 
-from outbox.pipeline.audit.details import with_ids, with_repeats
-from outbox.pipeline.audit.keys import audit_business, audit_places
-from outbox.pipeline.audit.lanes import audit_lanes
+from outbox.pipeline.audit.details import with_messages
+from outbox.pipeline.audit.keys import audit_keys
+from outbox.pipeline.audit.lanes import Result, audit_lanes
 from outbox.pipeline.audit.order import audit_order
 from outbox.pipeline.audit.unnumbered import audit_unnumbered
 from outbox.pipeline.config import PipelineConfig
-from outbox.pipeline.findings import Finding, merge
+from outbox.pipeline.findings import Finding
 from outbox.pipeline.history import History
 from outbox.pipeline.times import first_id_at
 
@@ -59,20 +60,31 @@ def audit(spark: SparkSession, config: PipelineConfig, history: History, say: Sa
         HistoryError: what is there does not suffice for an answer.
     """
     started = time.monotonic()
-    say("numbers of all lanes")
-    lanes = audit_lanes(spark, config, history)
-    findings = with_ids(config, history, merge(with_repeats(config, history, lanes.findings)))
-    if config.since:
-        history = history.since(first_id_at(config.since))
-    for what, step in STEPS.items():
-        say(what)
-        findings += step(config, history)
+    recent = history.since(first_id_at(config.since)) if config.since else history
+
+    def judge_numbers() -> tuple[Result, list[Finding]]:
+        say("numbers of all lanes")
+        lanes = audit_lanes(spark, config, history)
+        say("messages behind numbers")
+        return lanes, with_messages(spark, config, history, lanes.findings)
+
+    def judge_ids() -> list[Finding]:
+        found = []
+        for what, step in STEPS.items():
+            say(what)
+            found += step(spark, config, recent)
+        return found
+
+    # Two at once: while one plans, or waits for its last task, the other works.
+    with ThreadPoolExecutor(2) as pool:
+        numbers, ids = pool.submit(judge_numbers), pool.submit(judge_ids)
+    lanes, findings = numbers.result()
+    findings += ids.result()
     return Report(history.as_of, sorted(findings), lanes.counts, lanes.foreign, time.monotonic() - started)
 
 
-STEPS: dict[str, Callable[[PipelineConfig, History], list[Finding]]] = {
-    "business rows": audit_business,
-    "places of messages": audit_places,
+STEPS: dict[str, Callable[[SparkSession, PipelineConfig, History], list[Finding]]] = {
+    "business rows and places of messages": audit_keys,
     "messages without a number": audit_unnumbered,
     "order of keys": audit_order,
 }

@@ -2,19 +2,32 @@
 
 from __future__ import annotations
 
-from datetime import timedelta
+from collections.abc import Iterator
+from dataclasses import dataclass
 from functools import reduce
+from typing import TYPE_CHECKING
 
-from pyspark.sql import Column, DataFrame
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+from pyspark.sql import Column
 from pyspark.sql import functions as F
 
 from outbox.pipeline.audit.keys import by_topic
-from outbox.pipeline.audit.recorded import roles_of
+from outbox.pipeline.audit.recorded import micros, roles_of
 from outbox.pipeline.config import PipelineConfig
 from outbox.pipeline.findings import NOT_SENT, Finding, Kind, Stage
 from outbox.pipeline.history import History
-from outbox.pipeline.transforms.roles import Seen
+from outbox.pipeline.scan import scan
+from outbox.pipeline.transforms.columns import coded
+from outbox.pipeline.transforms.columns import micros as micros_of
+from outbox.pipeline.transforms.roles import COLUMNS as OF_ROLES
+from outbox.pipeline.transforms.roles import Roles, Seen
 
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+SAID = pa.schema({"message_id": pa.string(), "topic": pa.string(), "seen": pa.string()})
 NOT_READ = "the recorder has not come so far"
 SENT_AS = {
     int(Seen.SENT): "sent",
@@ -24,11 +37,16 @@ SENT_AS = {
 }
 
 
-def audit_unnumbered(config: PipelineConfig, history: History) -> list[Finding]:
+def audit_unnumbered(spark: SparkSession, config: PipelineConfig, history: History) -> list[Finding]:
     """Hold the stages to each other, message by message."""
-    seen = reduce(DataFrame.unionAll, _stages(config, history)).groupBy("message_id", "topic")
+    columns = {
+        name: tuple(dict.fromkeys(("source", "topic", "number", "message_id", *wanted))) for name, wanted in OF_ROLES.items()
+    }
+    saying = Saying(config, roles_of(config, history), history.sources, micros(history.as_of) - int(config.settle_seconds * 1e6))
     wrong = (
-        seen.agg(F.collect_set("seen").alias("seen"))
+        scan(spark, history, columns, saying.of_part, SAID, where_null="number")
+        .groupBy("message_id", "topic")
+        .agg(F.collect_set("seen").alias("seen"))
         .select("message_id", "topic", F.explode(F.array_compact(F.array(*_rules(config)))).alias("wrong"))
         .select("topic", "wrong.kind", "wrong.stage", "wrong.detail", "wrong.group", "message_id")
     )
@@ -36,33 +54,55 @@ def audit_unnumbered(config: PipelineConfig, history: History) -> list[Finding]:
     return by_topic(config, rows)
 
 
-def _stages(config: PipelineConfig, history: History) -> list[DataFrame]:
-    """Give message_id, topic, seen: one row for each thing that can be said of a message."""
-    cutoff = F.lit(history.as_of - timedelta(seconds=config.settle_seconds))
-    is_old = F.coalesce(F.col("at") <= cutoff, F.lit(True))
-    is_ours = F.col("number").isNull() & F.col("source").isin(*history.sources)
-    state = F.col("state")
-    sent = F.element_at(
-        F.create_map(*(F.lit(value) for pair in SENT_AS.items() for value in pair)), roles_of(config, history).of_sent()
-    )
-    place = (
-        F.when(state == "sent", sent)
-        .when(state.isin("dead", "skipped"), "gone")
-        .otherwise(F.when(is_old, "late").otherwise("open"))
-    )
-    ended = F.when(F.col("outcome") == "dead letter", "dead in ").otherwise("waits in ")
-    found = [
-        (history.places, place),
-        (history.broker, F.when(is_old, "stored").otherwise("stored young")),
-        (history.inbox, F.concat(F.lit("in "), "consumer_group")),
-        (history.attempts.where(F.col("outcome") != "duplicate"), F.concat(ended, "consumer_group")),
-    ]
-    for group in config.groups:
-        for topic, tags in group.topics.items():
-            if tags is not None:
-                others = history.broker.where((F.col("topic") == topic) & ~F.coalesce(F.col("tag").isin(tags), F.lit(False)))
-                found.append((others, F.lit(f"not for {group.name}")))
-    return [frame.where(is_ours).select("message_id", "topic", seen.alias("seen")) for frame, seen in found]
+@dataclass(frozen=True)
+class Saying:
+    """What is said of messages without a number: message_id, topic, seen, a row for each thing that can be said."""
+
+    config: PipelineConfig
+    roles: Roles
+    sources: frozenset[str]
+    cutoff_micros: int
+
+    def of_part(self, frame: str, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        """Say it of a part of a frame."""
+        for batch in batches:
+            is_ours = coded(batch, "source").is_(*self.sources)
+            mine = batch.filter(pc.and_(batch.column("number").is_null(), pa.array(is_ours)))
+            for seen in self._seen(frame, mine) if len(mine) else ():
+                said = [message is not None for message in seen]
+                columns = [mine.column("message_id"), mine.column("topic").cast(pa.string()), pa.array(seen, pa.string())]
+                yield pa.RecordBatch.from_arrays([column.filter(pa.array(said)) for column in columns], schema=SAID)
+
+    def _seen(self, frame: str, batch: pa.RecordBatch) -> Iterator[list[str | None]]:
+        is_old = micros_of(batch, "at") <= self.cutoff_micros  # a time that was never written down is old here
+        match frame:
+            case "places":
+                roles, state = self.roles.of_sent(batch), coded(batch, "state")
+                under_way = np.where(is_old, "late", "open")
+                sent = np.array([SENT_AS[role] for role in roles])
+                yield np.where(state.is_("sent"), sent, np.where(state.is_("dead", "skipped"), "gone", under_way)).tolist()
+            case "broker":
+                yield np.where(is_old, "stored", "stored young").tolist()
+                yield from self._filtered(batch)
+            case "inbox":
+                yield [f"in {group}" for group in batch.column("consumer_group").to_pylist()]
+            case "attempts":
+                pairs = zip(batch.column("outcome").to_pylist(), batch.column("consumer_group").to_pylist(), strict=True)
+                yield [_tried(outcome, group) for outcome, group in pairs]
+
+    def _filtered(self, batch: pa.RecordBatch) -> Iterator[list[str | None]]:
+        topic, tag = coded(batch, "topic"), coded(batch, "tag")
+        for group in self.config.groups:
+            for name, tags in group.topics.items():
+                if tags is not None:
+                    is_filtered = topic.is_(name) & ~tag.is_(*tags)
+                    yield [f"not for {group.name}" if one else None for one in is_filtered]
+
+
+def _tried(outcome: str | None, group: str) -> str | None:
+    if outcome is None or outcome == "duplicate":
+        return None
+    return f"dead in {group}" if outcome == "dead letter" else f"waits in {group}"
 
 
 def _rules(config: PipelineConfig) -> list[Column]:

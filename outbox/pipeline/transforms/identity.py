@@ -1,53 +1,151 @@
 """
 Two sides that should hold the same keys, held to each other without moving the keys.
 
-Both sides shrink to digests: per bucket of the key's hash the count and two xors of hashes. Only keys of buckets that
-differ are looked at one by one. Two different sets look equal with a probability of about 2^-64.
+Each side shrinks to digests: per bucket of the key's hash the number of rows and the sum of their hashes, right minus left, so
+that only what differs is left. A bucket in which one key differs says the hash of it; of the others, all keys are looked at.
+Two different sides look equal with a probability of about 2^-64 for each bucket. The hash has a salt of each run, so nobody can
+make up keys that collide.
 """
 
 from __future__ import annotations
 
-from pyspark.sql import DataFrame
-from pyspark.sql import functions as F
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from typing import Any, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+Hashes: TypeAlias = "npt.NDArray[np.uint64]"
 
 BUCKETS = 1 << 14
+HALF = np.uint64(32)
+LOW = np.uint64(0xFFFFFFFF)
+
+# Bytes of a word that a string of 0 to 8 more bytes has.
+MASKS = np.array([(1 << 8 * size) - 1 for size in range(9)], np.uint64)
+
+DIGEST = pa.schema(
+    {
+        "pair": pa.int8(),
+        "bucket": pa.int32(),
+        "n": pa.int64(),
+        "high": pa.int64(),
+        "low": pa.int64(),
+        "check": pa.int64(),
+    }
+)
 
 
-def _hashed(frame: DataFrame) -> DataFrame:
-    hashed = F.xxhash64("key")
-    return frame.select("key", hashed.alias("hash"), hashed.bitwiseAND(BUCKETS - 1).cast("int").alias("bucket"))
+def hashed(strings: pa.Array, seeds: Hashes | np.uint64) -> Hashes:
+    """Hash strings of which none is NULL, eight bytes at once: multiply and shift, in the end as splitmix64 does."""
+    strings = strings.cast(pa.string())
+    offsets = np.frombuffer(strings.buffers()[1], np.int32)[strings.offset : strings.offset + len(strings) + 1].astype(np.int64)
+    starts, lengths = offsets[:-1], np.diff(offsets)
+    data = np.concatenate([np.frombuffer(strings.buffers()[2] or b"", np.uint8), np.zeros(8, np.uint8)])
+    found = np.full(len(strings), seeds, np.uint64) ^ lengths.astype(np.uint64)
+    shortest, longest = lengths.min(initial=1 << 31), lengths.max(initial=0)
+    if shortest == longest:  # ids
+        for at in range(0, longest, 8):
+            words = np.ndarray(len(strings), "<u8", data, int(starts[0]) + at, (int(longest),))
+            _stir(found, words if longest - at >= 8 else words & MASKS[longest - at])
+        return _mixed(found)
+    words = np.ndarray(len(data) - 7, "<u8", data, 0, (1,))  # those that begin at each byte
+    for at in range(0, longest, 8):
+        if shortest - at >= 8:
+            _stir(found, words[starts + at])
+            continue
+        left = np.clip(lengths - at, 0, 8)
+        stirred = found.copy()
+        _stir(stirred, words[np.minimum(starts + at, len(words) - 1)] & MASKS[left])
+        found = np.where(left > 0, stirred, found)
+    return _mixed(found)
 
 
-def _digest(frame: DataFrame) -> DataFrame:
-    return frame.groupBy("bucket").agg(
-        F.count("*").alias("n"), F.bit_xor("hash").alias("once"), F.bit_xor(F.xxhash64("hash")).alias("twice")
-    )
+def _stir(found: Hashes, words: Hashes) -> None:
+    found ^= words
+    found *= np.uint64(0x9E3779B97F4A7C15)
+    found ^= found >> np.uint64(32)
 
 
-def differences(left: DataFrame, right: DataFrame) -> DataFrame | None:
-    """
-    Give the keys that are not on both sides equally often; None where there are none.
+def _mixed(found: Hashes) -> Hashes:
+    found = (found ^ (found >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+    found = (found ^ (found >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    return found ^ (found >> np.uint64(31))
 
-    Takes a column `key` on each side. Gives key, left_n, right_n.
-    """
-    a, b = _hashed(left), _hashed(right)
-    da, db = _digest(a).alias("a"), _digest(b).alias("b")
-    is_equal = (
-        F.col("a.n").eqNullSafe(F.col("b.n"))
-        & F.col("a.once").eqNullSafe(F.col("b.once"))
-        & F.col("a.twice").eqNullSafe(F.col("b.twice"))
-    )
-    rows = da.join(db, F.col("a.bucket") == F.col("b.bucket"), "full").where(~is_equal)
-    dirty = [row.bucket for row in rows.select(F.coalesce("a.bucket", "b.bucket").alias("bucket")).collect()]
-    if not dirty:
-        return None
-    spark = left.sparkSession
-    buckets = F.broadcast(spark.createDataFrame([(bucket,) for bucket in dirty], "bucket int"))
-    sides = a.withColumn("side", F.lit(1)).unionAll(b.withColumn("side", F.lit(0)))
-    return (
-        sides.join(buckets, "bucket")
-        .groupBy("key")
-        .agg(F.sum("side").alias("left_n"), F.sum(1 - F.col("side")).alias("right_n"))
-        .where(F.col("left_n") != F.col("right_n"))
-        .select("key", "left_n", "right_n")
-    )
+
+def bucket_of(hashes: Hashes) -> npt.NDArray[np.int64]:
+    return (hashes & np.uint64(BUCKETS - 1)).astype(np.int64)
+
+
+def _check(hashes: Hashes) -> Hashes:
+    return _mixed(hashes + np.uint64(1)) & LOW
+
+
+class Digest:
+    """The digests of one side of some pairs of frames."""
+
+    def __init__(self) -> None:
+        self._found: dict[int, npt.NDArray[np.int64]] = {}
+
+    def add(self, pair: int, sign: int, hashes: Hashes) -> None:
+        """Add the keys of some rows. sign: -1 left, 1 right."""
+        buckets = bucket_of(hashes)
+        parts = hashes >> HALF, hashes & LOW, _check(hashes)
+        # Sums of a batch's halves are whole numbers below 2^53, which is as far as floats are exact.
+        sums = [np.bincount(buckets, part.astype(np.float64), BUCKETS).astype(np.int64) for part in parts]
+        found = sign * np.stack([np.bincount(buckets, minlength=BUCKETS), *sums])
+        self._found[pair] = self._found.get(pair, 0) + found
+
+    def batches(self) -> Iterator[pa.RecordBatch]:
+        """Give a row for each bucket that has something."""
+        for pair, found in self._found.items():
+            buckets = np.flatnonzero(found.any(axis=0))
+            columns = [np.full(len(buckets), pair, np.int8), buckets.astype(np.int32), *found[:, buckets]]
+            yield pa.RecordBatch.from_arrays([pa.array(column) for column in columns], schema=DIGEST)
+
+
+@dataclass(frozen=True)
+class Suspects:
+    """Of a pair, the hashes of keys that differ, sorted, and the buckets of which all keys are suspect."""
+
+    hashes: Hashes
+    buckets: npt.NDArray[np.bool_]
+
+    def has(self, hashes: Hashes) -> npt.NDArray[np.bool_]:
+        bucket = bucket_of(hashes)
+        found: npt.NDArray[np.bool_] = self.buckets[bucket]
+        differs: npt.NDArray[np.bool_] = np.zeros(BUCKETS, bool)
+        differs[bucket_of(self.hashes)] = True
+        near = np.flatnonzero(differs[bucket])
+        place = np.searchsorted(self.hashes, hashes[near])
+        found[near] |= self.hashes[np.minimum(place, len(self.hashes) - 1)] == hashes[near] if len(near) else False
+        return found
+
+
+def suspects(rows: Iterable[Any]) -> dict[int, Suspects]:
+    """Say where pairs differ. Takes the sums of DIGEST's columns, by pair and bucket."""
+    hashes: dict[int, list[int]] = {}
+    buckets: dict[int, list[int]] = {}
+    for row in rows:
+        one = (row.n * row.high << 32) + row.n * row.low
+        if abs(row.n) == 1 and 0 <= one < 1 << 64 and _is_of(one, row.bucket, row.n * row.check):
+            hashes.setdefault(row.pair, []).append(one)
+        else:
+            buckets.setdefault(row.pair, []).append(row.bucket)
+    return {
+        pair: Suspects(np.array(sorted(hashes.get(pair, [])), np.uint64), _flags(buckets.get(pair, [])))
+        for pair in {*hashes, *buckets}
+    }
+
+
+def _is_of(one: int, bucket: int, check: int) -> bool:
+    hashes = np.array([one], np.uint64)
+    return bool(bucket_of(hashes)[0] == bucket and _check(hashes)[0] == check)
+
+
+def _flags(buckets: list[int]) -> npt.NDArray[np.bool_]:
+    found: npt.NDArray[np.bool_] = np.zeros(BUCKETS, bool)
+    found[np.array(buckets, np.int64)] = True
+    return found

@@ -6,19 +6,19 @@ Which rule stands for what is in docs/pipeline.md.
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import TypeAlias
+from functools import reduce
+from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
 from outbox.pipeline.findings import Kind, Stage
+from outbox.pipeline.transforms.columns import Bools, Ints
+from outbox.pipeline.transforms.numbers import BUCKET, unpack
 from outbox.pipeline.transforms.roles import BROKERS_OF, PLACES_OF, SENT_OF, InGroup, Seen, of_group
 
-Bits: TypeAlias = "npt.NDArray[np.bool_]"
-
-BUCKET = 32_768
 MOST_RUNS = 1_000  # holes of a kind in a bucket; if there are more, they are said as one, scattered
 
 HANDLED_BY = "handled by "
@@ -45,13 +45,33 @@ class Lane:
 
 @dataclass(frozen=True)
 class Role:
-    """Numbers in a role in this bucket: which, and how many rows, from when to when."""
+    """
+    Numbers in a role in this bucket.
 
-    bits: bytes
+    Args:
+        numbers: which are there.
+        again: which of them more than once.
+        n: how many rows.
+        future: how many of them have a time that cannot be.
+    """
+
+    numbers: Bools
+    again: Bools
     n: int
     lowest: int
     highest: int
-    latest: int = 0
+    future: int = 0
+
+    def __or__(self, other: Role) -> Role:
+        """Put together what two tasks have seen."""
+        return Role(
+            self.numbers | other.numbers,
+            self.again | other.again | (self.numbers & other.numbers),
+            self.n + other.n,
+            min(self.lowest, other.lowest),
+            max(self.highest, other.highest),
+            self.future + other.future,
+        )
 
 
 @dataclass(frozen=True)
@@ -66,23 +86,32 @@ class Verdict:
     count: int
 
 
-def judge(lane: Lane, bucket: int, roles: Mapping[int, Role], now_micros: int) -> Iterator[Verdict]:
+def roles_in(cells: Iterable[Mapping[str, Any]]) -> dict[int, Role]:
+    """Read the cells of a bucket, of which several may be of one role, as `numbers.CELL` has them."""
+    found: dict[int, Role] = {}
+    for cell in cells:
+        again = np.zeros(BUCKET, bool) if cell["again"] is None else unpack(cell["again"])
+        role = Role(unpack(cell["bits"]), again, cell["n"], cell["lowest"], cell["highest"], cell["future"])
+        found[cell["role"]] = found[cell["role"]] | role if cell["role"] in found else role
+    return found
+
+
+def judge(lane: Lane, bucket: int, roles: Mapping[int, Role]) -> Iterator[Verdict]:
     """
     Hold the stages of a bucket to each other.
 
     Args:
         roles: what `transforms.roles` numbers -> what was seen in it.
-        now_micros: later than this, and the clocks' tolerance, nothing can have happened.
     """
     if bucket == 0:
         yield from _no_numbers(roles)
     numbers = np.arange(bucket * BUCKET + 1, (bucket + 1) * BUCKET + 1)
     is_audited = numbers >= lane.first
     is_given_out = is_audited & (numbers <= lane.last)
-    sets = {role: _unpack(found.bits) & is_audited for role, found in roles.items()}
+    sets = {role: found.numbers & is_audited for role, found in roles.items()}
 
-    def of(wanted: Iterable[int]) -> Bits:
-        found: Bits = np.zeros(BUCKET, bool)
+    def of(wanted: Iterable[int]) -> Bools:
+        found: Bools = np.zeros(BUCKET, bool)
         for role in wanted:
             if role in sets:
                 found |= sets[role]
@@ -92,8 +121,8 @@ def judge(lane: Lane, bucket: int, roles: Mapping[int, Role], now_micros: int) -
     handled = {group: of([of_group(group, InGroup.HANDLED)]) for group in lane.groups}
     arrived = np.logical_or.reduce([of([Seen.FOREIGN_GROUP]), *handled.values()])
 
-    def runs(kind: Kind, stage: Stage, what: str, wrong: Bits) -> Iterator[Verdict]:
-        for first, last, count in _runs(wrong):
+    def runs(kind: Kind, stage: Stage, what: str, wrong: Bools) -> Iterator[Verdict]:
+        for first, last, count in runs_of(wrong):
             yield Verdict(kind, stage, what, bucket * BUCKET + 1 + first, bucket * BUCKET + 1 + last, count)
 
     yield from runs(Kind.LOST, Stage.OUTBOX, "", is_given_out & ~placed & ~stored & ~arrived)
@@ -114,8 +143,9 @@ def judge(lane: Lane, bucket: int, roles: Mapping[int, Role], now_micros: int) -
         begin = roles[of_group(group, InGroup.HANDLED)].lowest if handled[group].any() else 0
         yield Verdict(None, Stage.INBOX, f"{HANDLED_BY}{name}", begin, 0, int(handled[group].sum()))
         yield _count(Stage.INBOX, f"dead letters of {name}", of([of_group(group, InGroup.DEAD_LETTER)]) & ~handled[group])
-    yield from _repeats(lane, roles, bucket)
-    yield from _from_the_future(lane, roles, now_micros)
+    for stage, what, repeated in _repeats(lane, roles):
+        yield from runs(Kind.DUPLICATED, stage, what, repeated & is_audited)
+    yield from _from_the_future(lane, roles)
     for what, wanted in COUNTED.items():
         yield _count(Stage.BROKER if what == "broker" else Stage.OUTBOX, what, of(wanted))
     yield _count(Stage.OUTBOX, "under way", of({Seen.OPEN, Seen.SENT_YOUNG, Seen.UNREAD, Seen.STORED_YOUNG}) & ~arrived)
@@ -131,38 +161,32 @@ def _no_numbers(roles: Mapping[int, Role]) -> Iterator[Verdict]:
             yield Verdict(Kind.NO_NUMBER, stage, "", roles[role].lowest, roles[role].highest, roles[role].n)
 
 
-def _repeats(lane: Lane, roles: Mapping[int, Role], bucket: int) -> Iterator[Verdict]:
-    """Say in which buckets a number is there more than once; which ones it is, the rows say."""
+def _repeats(lane: Lane, roles: Mapping[int, Role]) -> Iterator[tuple[Stage, str, Bools]]:
+    """Say which numbers are there more than once; whether it is one message each time, the rows say."""
     for stage, what, wanted in (
         (Stage.OUTBOX, "", PLACES_OF),
         (Stage.BROKER, "", BROKERS_OF),
         *((Stage.INBOX, name, [of_group(group, InGroup.HANDLED)]) for group, name in lane.groups.items()),
     ):
         found = [roles[role] for role in wanted if role in roles]
-        rows = sum(one.n for one in found)
-        distinct = int(np.logical_or.reduce([_unpack(one.bits) for one in found]).sum()) if found else 0
-        if rows > distinct:
-            yield Verdict(Kind.DUPLICATED, stage, what, bucket, bucket, rows - distinct)
+        if found:
+            yield stage, what, reduce(operator.or_, found).again
 
 
-def _from_the_future(lane: Lane, roles: Mapping[int, Role], now_micros: int) -> Iterator[Verdict]:
+def _from_the_future(lane: Lane, roles: Mapping[int, Role]) -> Iterator[Verdict]:
     stages: dict[int, Stage] = {**dict.fromkeys(PLACES_OF, Stage.OUTBOX), **dict.fromkeys(BROKERS_OF, Stage.BROKER)}
     names = {of_group(group, InGroup.HANDLED): name for group, name in lane.groups.items()}
     for role, found in roles.items():
         stage = stages.get(role) if role not in names else Stage.INBOX
-        if stage is not None and found.latest is not None and found.latest > now_micros:
+        if stage is not None and found.future:
             yield Verdict(Kind.CLOCK, stage, names.get(role, ""), found.lowest, found.highest, 1)
 
 
-def _count(stage: Stage, what: str, found: Bits) -> Verdict:
+def _count(stage: Stage, what: str, found: Bools) -> Verdict:
     return Verdict(None, stage, what, 0, 0, int(found.sum()))
 
 
-def _unpack(bits: bytes) -> Bits:
-    return np.unpackbits(np.frombuffer(bits, np.uint8), bitorder="little").view(np.bool_)
-
-
-def _runs(wrong: Bits) -> list[tuple[int, int, int]]:
+def runs_of(wrong: Bools) -> list[tuple[int, int, int]]:
     """Give neighbouring positions as (first, last, count)."""
     places = np.flatnonzero(wrong)
     if len(places) == 0:
@@ -170,5 +194,5 @@ def _runs(wrong: Bits) -> list[tuple[int, int, int]]:
     starts = np.flatnonzero(np.diff(places, prepend=places[0] - 2) > 1)
     if len(starts) > MOST_RUNS:
         return [(int(places[0]), int(places[-1]), len(places))]
-    ends: Bits = np.append(starts[1:], len(places)) - 1
+    ends: Ints = np.append(starts[1:], len(places)) - 1
     return [(int(places[a]), int(places[b]), int(b - a + 1)) for a, b in zip(starts, ends, strict=True)]

@@ -1,47 +1,117 @@
-"""From numbers back to messages: a few rows of a stage, found by lane and number."""
+"""From numbers back to messages: some rows of a stage, found by lane and number."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any
 
-from pyspark.sql import DataFrame
-from pyspark.sql import functions as F
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
 
-from outbox.pipeline.transforms.numbers import BUCKET
+from outbox.pipeline.findings import Kind
+from outbox.pipeline.transforms.columns import Bools, Ints
+from outbox.pipeline.transforms.judge import runs_of
+from outbox.pipeline.transforms.numbers import BUCKET, HIGHEST, LaneName
 
-NUMBER = "source string, topic string, lane smallint, number bigint"
-SPOT = "source string, topic string, lane smallint, bucket bigint"
+LANE_SHIFT = 49
 
 
-def ids_of(frame: DataFrame, numbers: Iterable[tuple[str, str, int, int]]) -> DataFrame:
+@dataclass
+class Wanted:
+    """Ranges of numbers by lane."""
+
+    _spans: dict[LaneName, list[tuple[int, int]]] = field(default_factory=lambda: defaultdict(list))
+
+    def add(self, lane: LaneName, first: int, last: int) -> None:
+        self._spans[lane].append((first, last))
+
+    def __bool__(self) -> bool:
+        return bool(self._spans)
+
+    def index(self) -> Index:
+        """Make it ready to be asked for millions of numbers."""
+        codes = {lane: code for code, lane in enumerate(self._spans)}
+        spans = [(code, first, last) for lane, code in codes.items() for first, last in _apart(self._spans[lane])]
+        starts = np.array([(code << LANE_SHIFT) + first - 1 for code, first, _ in spans], np.int64)
+        ends = np.array([(code << LANE_SHIFT) + last - 1 for code, _, last in spans], np.int64)
+        return Index(codes, starts, ends)
+
+
+@dataclass(frozen=True)
+class Index:
+    """Ranges, in order, of lane and number in one integer."""
+
+    codes: Mapping[LaneName, int]
+    starts: Ints
+    ends: Ints
+
+    def has(self, lanes: Ints, names: list[LaneName], numbers: Ints) -> Bools:
+        """Say of each row whether it is wanted. lanes: which of `names` a row is of."""
+        if not len(self.starts):
+            return np.zeros(len(numbers), bool)
+        code = np.array([self.codes.get(name, -1) for name in names], np.int64)[lanes]
+        is_known = (code >= 0) & (numbers >= 1) & (numbers <= HIGHEST)
+        packed = np.where(is_known, (code << LANE_SHIFT) + numbers - 1, -1)
+        span = np.searchsorted(self.starts, packed, "right") - 1
+        found: Bools = is_known & (span >= 0) & (packed <= self.ends[np.maximum(span, 0)])
+        return found
+
+
+def _apart(spans: Iterable[tuple[int, int]]) -> Iterator[tuple[int, int]]:
+    """Give the ranges in order, those that overlap as one."""
+    first, last = 0, -1
+    for a, b in sorted(spans):
+        if a > last:
+            if last >= first:
+                yield first, last
+            first = a
+        last = max(last, b)
+    if last >= first:
+        yield first, last
+
+
+def repeats(rows: pa.Table, *, ids: int) -> Iterator[dict[str, Any]]:
     """
-    Find the messages that have these numbers.
+    Tell which numbers of a bucket are there more than once, and whether it is one message each time.
 
-    Takes source, topic, lane, number, message_id. Gives the same, for those numbers only.
+    Takes consumer_group, number, message_id of one lane and bucket. Gives consumer_group, kind, first, last, numbers (how many of
+    first to last), n (rows too many, or messages that share their number), ids of the first ones.
     """
-    spark = frame.sparkSession
-    wanted = F.broadcast(spark.createDataFrame(list(numbers), NUMBER))
-    columns = ["source", "topic", "lane", "number"]
-    return frame.join(wanted, columns).select(*columns, "message_id").distinct()
-
-
-def repeated(frame: DataFrame, spots: Iterable[tuple[str, str, int, int]], also: list[str], *, ids: int) -> DataFrame:
-    """
-    Find the numbers that are there more than once, in the buckets where that is known to be so.
-
-    Takes source, topic, lane, number, message_id and `also`. Gives source, topic, lane, `also`, number, n, messages (how
-    many different ones), ids.
-    """
-    spark = frame.sparkSession
-    dirty = F.broadcast(spark.createDataFrame(list(spots), SPOT).distinct())
-    bucket = F.expr(f"(number - 1) div {BUCKET}")
-    keys = ["source", "topic", "lane", *also, "number"]
-    return (
-        frame.where(F.col("number") >= 1)
-        .withColumn("bucket", bucket)
-        .join(dirty, ["source", "topic", "lane", "bucket"])
-        .groupBy(*keys)
-        .agg(F.count("*").alias("n"), F.sort_array(F.collect_set("message_id")).alias("ids"))
-        .where(F.col("n") > 1)
-        .select(*keys, "n", F.size("ids").alias("messages"), F.slice("ids", 1, ids).alias("ids"))
+    keys = rows.group_by(["consumer_group", "number"]).aggregate([("message_id", "count"), ("message_id", "distinct")])
+    keys = keys.filter(pc.greater(keys["message_id_count"], 1)).sort_by(
+        [("consumer_group", "ascending"), ("number", "ascending")]
     )
+    for group in keys["consumer_group"].unique().to_pylist():
+        of_group = keys.filter(pc.equal(keys["consumer_group"], group)).to_pylist()
+        for kind in Kind.DUPLICATED, Kind.RENUMBERED:
+            found = [one for one in of_group if (len(one["message_id_distinct"]) == 1) == (kind is Kind.DUPLICATED)]
+            for first, last, of_span in _spans(found):
+                yield {
+                    "consumer_group": group,
+                    "kind": kind.value,
+                    "first": first,
+                    "last": last,
+                    "numbers": len(of_span),
+                    "n": sum(_too_many(kind, one) for one in of_span),
+                    "ids": [one for row in of_span[:ids] for one in sorted(row["message_id_distinct"])[:ids]],
+                }
+
+
+def _spans(found: list[dict[str, Any]]) -> Iterator[tuple[int, int, list[dict[str, Any]]]]:
+    """Give neighbours as one, and all as one where they are scattered; with the rows of each."""
+    if not found:
+        return
+    before = (found[0]["number"] - 1) // BUCKET * BUCKET + 1
+    there: Bools = np.zeros(BUCKET, bool)
+    there[[one["number"] - before for one in found]] = True
+    at = 0
+    for first, last, many in runs_of(there):
+        yield before + first, before + last, found[at : at + many]
+        at += many
+
+
+def _too_many(kind: Kind, row: dict[str, Any]) -> int:
+    return int(row["message_id_count"] - 1 if kind is Kind.DUPLICATED else len(row["message_id_distinct"]))

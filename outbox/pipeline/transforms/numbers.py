@@ -1,112 +1,170 @@
 """
 Numbers as bitmaps: one bit per message, 32,768 numbers to a bucket.
 
-Rows shrink to bitmaps before anything is shuffled, so a stage of ten million rows sends some hundred of them. One
-aggregation over one packed key (lane, role, bucket) serves all stages: sorting by a single long is what Spark does fastest.
+Rows shrink to bitmaps before anything is shuffled, so a stage of ten million rows sends some hundred of them. A cell is what
+one lane has in one role in one bucket.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from functools import reduce
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import TypeAlias
 
-from pyspark.sql import Column, DataFrame
-from pyspark.sql import functions as F
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
 
-BUCKET = 32_768  # Source: Spark, bitmap_construct_agg: positions 0 to 32767, 4 KiB
+from outbox.pipeline.transforms.columns import Bools, Ints, coded, integers
+
+BUCKET = 32_768
 ROLE_SHIFT = 34
-STREAM_SHIFT = 44
+LANE_SHIFT = 44
 HIGHEST = BUCKET << ROLE_SHIFT  # numbers from there on fit no bucket
+CELLS_AT_ONCE = 256  # a byte per number of each is held for a moment
 
-STREAM_KEY = ("source", "topic", "lane")
+LANE = ("source", "topic", "lane")
+LaneName = tuple[str | None, str | None, int | None]
+
+CELL = pa.schema(
+    {
+        "source": pa.string(),
+        "topic": pa.string(),
+        "lane": pa.int16(),
+        "role": pa.int32(),
+        "bucket": pa.int64(),
+        "bits": pa.binary(),
+        "again": pa.binary(),
+        "n": pa.int64(),
+        "lowest": pa.int64(),
+        "highest": pa.int64(),
+        "future": pa.int64(),
+    }
+)
+
+Bytes: TypeAlias = "npt.NDArray[np.uint8]"
 
 
-def seen(frame: DataFrame, role: Column, no_number: int) -> DataFrame:
+@dataclass
+class Cell:
     """
-    Give the numbered rows of a stage as numbers in a role; rows without a number or role are left out.
-
-    Takes source, topic, lane, number, at. Gives source, topic, lane, number, role, micros.
-
     Args:
-        no_number: the role of numbers that no lane gives out.
+        bits: which numbers are there.
+        again: which of them more than once.
+        n: how many rows.
+        future: how many of them have a time that cannot be.
     """
-    is_number = F.col("number").between(1, HIGHEST)
-    return (
-        frame.where(F.col("number").isNotNull())
-        .select(
-            *STREAM_KEY,
-            "number",
-            F.when(is_number | role.isNull(), role).otherwise(no_number).alias("role"),
-            F.unix_micros("at").alias("micros"),
-        )
-        .where(F.col("role").isNotNull())
-    )
+
+    bits: Bytes
+    again: Bytes
+    n: int
+    lowest: int
+    highest: int
+    future: int
+
+    def add(self, other: Cell) -> None:
+        self.again = self.again | other.again | (self.bits & other.bits)
+        self.bits = self.bits | other.bits
+        self.n += other.n
+        self.lowest, self.highest = min(self.lowest, other.lowest), max(self.highest, other.highest)
+        self.future += other.future
 
 
-def bitmaps(stages: Sequence[DataFrame], streams: DataFrame, unknown: int) -> DataFrame:
-    """
-    Give the bitmap of each (stream, role, bucket).
+class Cells:
+    """The cells of a part of a frame."""
 
-    Takes what `seen` gives. Gives stream, role, bucket (from 0), bits, n (rows), lowest, highest, earliest, latest (micros).
+    def __init__(self) -> None:
+        self._found: dict[tuple[LaneName, int, int], Cell] = {}
 
-    Args:
-        streams: source, topic, lane, stream: a lane's integer.
-        unknown: the stream of lanes that are not in there.
-    """
-    is_number = F.col("number").between(1, HIGHEST)
-    index = F.col("number") - 1
-    bucket = F.when(is_number, F.shiftright(index, 15)).otherwise(0)
-    stream = F.coalesce(F.col("stream"), F.lit(unknown)).cast("long")
-    packed = F.shiftleft(stream, STREAM_SHIFT) + F.shiftleft(F.col("role").cast("long"), ROLE_SHIFT) + bucket
-    parts = [
-        stage.join(F.broadcast(streams), list(STREAM_KEY), "left").select(
-            packed.alias("packed"),
-            F.when(is_number, index.bitwiseAND(BUCKET - 1)).otherwise(0).alias("position"),
-            "number",
-            "micros",
-        )
-        for stage in stages
-    ]
-    return (
-        reduce(DataFrame.unionAll, parts)
-        .groupBy("packed")
-        .agg(
-            F.bitmap_construct_agg("position").alias("bits"),
-            F.count("*").alias("n"),
-            F.min("number").alias("lowest"),
-            F.max("number").alias("highest"),
-            F.min("micros").alias("earliest"),
-            F.max("micros").alias("latest"),
-        )
-        .select(
-            F.shiftright("packed", STREAM_SHIFT).cast("int").alias("stream"),
-            F.shiftright("packed", ROLE_SHIFT).bitwiseAND((1 << (STREAM_SHIFT - ROLE_SHIFT)) - 1).cast("int").alias("role"),
-            F.col("packed").bitwiseAND((1 << ROLE_SHIFT) - 1).alias("bucket"),
-            "bits",
-            "n",
-            "lowest",
-            "highest",
-            "earliest",
-            "latest",
-        )
-    )
+    def add(self, lanes: Ints, names: list[LaneName], roles: Ints, numbers: Ints, future: Bools) -> None:
+        """
+        Put rows in.
+
+        Args:
+            lanes: which of `names` a row is of.
+        """
+        is_number = (numbers >= 1) & (numbers <= HIGHEST)
+        index = np.where(is_number, numbers - 1, 0)
+        packed = (lanes << LANE_SHIFT) + (roles << ROLE_SHIFT) + (index >> 15)
+        encoded = pa.array(packed).dictionary_encode()
+        keys, cells = encoded.dictionary.to_numpy(), encoded.indices.to_numpy()
+        rows = np.bincount(cells, minlength=len(keys))
+        futures = np.bincount(cells[future], minlength=len(keys))
+        for first in range(0, len(keys), CELLS_AT_ONCE):
+            inside = slice(None) if len(keys) <= CELLS_AT_ONCE else (cells >= first) & (cells < first + CELLS_AT_ONCE)
+            many = min(CELLS_AT_ONCE, len(keys) - first)
+            flags, again = _flags(cells[inside] - first, index[inside] & (BUCKET - 1), rows[first : first + many])
+            for n in range(many):
+                key = int(keys[first + n])
+                where = names[key >> LANE_SHIFT], (key >> ROLE_SHIFT) & 1023, key & ((1 << ROLE_SHIFT) - 1)
+                lowest, highest = _ends(flags[n], where[2])
+                if not is_number.all():
+                    own = numbers[cells == first + n]
+                    lowest, highest = int(own.min()), int(own.max())
+                cell = Cell(_packed(flags[n]), _packed(again[n]), int(rows[first + n]), lowest, highest, int(futures[first + n]))
+                if where in self._found:
+                    self._found[where].add(cell)
+                else:
+                    self._found[where] = cell
+
+    def batches(self) -> Iterator[pa.RecordBatch]:
+        """Give a row for each cell."""
+        rows = [
+            {
+                **dict(zip(LANE, name, strict=True)),
+                "role": role,
+                "bucket": bucket,
+                "bits": cell.bits.tobytes(),
+                "again": _of(cell.again),
+                "n": cell.n,
+                "lowest": cell.lowest,
+                "highest": cell.highest,
+                "future": cell.future,
+            }
+            for (name, role, bucket), cell in self._found.items()
+        ]
+        yield pa.RecordBatch.from_pylist(rows, CELL)
 
 
-def by_bucket(found: DataFrame) -> DataFrame:
-    """Bring the roles of a bucket together. Takes what `bitmaps` gives. Gives stream, bucket, roles (a list of structs)."""
-    role = F.struct("role", "bits", "n", "lowest", "highest", "earliest", "latest")
-    return found.groupBy("stream", "bucket").agg(F.collect_list(role).alias("roles")).select("stream", "bucket", "roles")
+def lanes_of(batch: pa.RecordBatch) -> tuple[Ints, list[LaneName]]:
+    """Give the lane of each row as an integer, and which lane each integer is."""
+    source, topic = coded(batch, "source"), coded(batch, "topic")
+    lane, has_lane = integers(batch, "lane")
+    pair = source.codes.astype(np.int64) * len(topic.values) + topic.codes
+    encoded = pa.array((pair << 17) + np.where(has_lane, lane + (1 << 15), 1 << 16)).dictionary_encode()
+    names: list[LaneName] = []
+    for code in encoded.dictionary.to_pylist():
+        pair_code, number = code >> 17, code & ((1 << 17) - 1)
+        of_source, of_topic = divmod(pair_code, len(topic.values))
+        names.append((source.values[of_source], topic.values[of_topic], None if number == 1 << 16 else number - (1 << 15)))
+    return encoded.indices.to_numpy().astype(np.int64), names
 
 
-def lanes_found(stages: Sequence[DataFrame]) -> DataFrame:
-    """
-    Give all lanes that rows name, whether anybody knows them or not.
+def unpack(bits: bytes | Bytes) -> Bools:
+    return np.unpackbits(np.frombuffer(bits, np.uint8), bitorder="little").view(np.bool_)
 
-    Takes what `seen` gives. Gives source, topic, lane, role, n, lowest, highest.
-    """
-    return (
-        reduce(DataFrame.unionAll, stages)
-        .groupBy(*STREAM_KEY, "role")
-        .agg(F.count("*").alias("n"), F.min("number").alias("lowest"), F.max("number").alias("highest"))
-        .select(*STREAM_KEY, "role", "n", "lowest", "highest")
-    )
+
+def _packed(flags: Bools) -> Bytes:
+    return np.packbits(flags, bitorder="little")
+
+
+def _of(bits: Bytes) -> bytes | None:
+    return bits.tobytes() if bits.any() else None
+
+
+def _ends(flags: Bools, bucket: int) -> tuple[int, int]:
+    before = bucket * BUCKET + 1
+    return before + int(flags.argmax()), before + BUCKET - 1 - int(flags[::-1].argmax())
+
+
+def _flags(cells: Ints, positions: Ints, rows: Ints) -> tuple[Bools, Bools]:
+    """Give for each cell which positions are there, and which more than once."""
+    flags: Bools = np.zeros((len(rows), BUCKET), bool)
+    flags[cells, positions] = True
+    again = np.zeros_like(flags)
+    has_repeats = rows > np.count_nonzero(flags, axis=1)
+    if has_repeats.any():
+        dirty = has_repeats[cells]
+        spots, n = np.unique(cells[dirty] * BUCKET + positions[dirty], return_counts=True)
+        again.reshape(-1)[spots[n > 1]] = True
+    return flags, again

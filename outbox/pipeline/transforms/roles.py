@@ -7,13 +7,14 @@ A role travels as a small integer, so that one aggregation serves all stages and
 from __future__ import annotations
 
 import enum
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from pyspark.sql import Column
-from pyspark.sql import functions as F
+import numpy as np
+import pyarrow as pa
 
 from outbox.pipeline.config import Group
+from outbox.pipeline.transforms.columns import Ints, coded, micros
 
 
 class Seen(enum.IntEnum):
@@ -43,6 +44,16 @@ class InGroup(enum.IntEnum):
     FILTERED = 3  # of a tag that the group did not ask for
 
 
+# The columns that roles are made of.
+COLUMNS = {
+    "places": ("topic", "state", "claimed_at", "at"),
+    "broker": ("topic", "tag", "at"),
+    "inbox": ("consumer_group", "at"),
+    "attempts": ("consumer_group", "outcome", "at"),
+}
+
+NONE = -1
+NEVER = np.iinfo(np.int64).max  # the time of what was never written down: young
 FIRST_OF_GROUPS = 16
 MAX_GROUPS = (1024 - FIRST_OF_GROUPS) // len(InGroup)
 
@@ -79,59 +90,55 @@ class Roles:
     cutoff_micros: int
     reaches: Mapping[str, Reach] = field(default_factory=dict)
 
-    def of_sent(self) -> Column:
-        """Takes topic, claimed_at, at of a place that was sent; gives its role."""
-        at = F.unix_micros(F.coalesce("at", "claimed_at"))
-        young, sent = F.lit(int(Seen.SENT_YOUNG)), F.lit(int(Seen.SENT))
-        role = F.when(at <= self.cutoff_micros, sent).otherwise(young)
-        for topic, reach in self.reaches.items():
-            recorded = (
-                F.when(at > self.cutoff_micros, young)
-                .when(at < reach.began, int(Seen.UNSEEN))
-                .when(at > reach.until, int(Seen.UNREAD))
-                .when(at > reach.until - reach.hidden, young)
-                .otherwise(sent)
-            )
-            role = F.when(F.col("topic") == topic, recorded).otherwise(role)
-        return role
+    def of(self, frame: str, batch: pa.RecordBatch) -> Iterator[Ints]:
+        """Give a role for each row of a frame, NONE where it has none; more than once where a row plays several."""
+        match frame:
+            case "places":
+                yield self._of_places(batch)
+            case "broker":
+                yield self._of_broker(batch)
+                yield from self._of_filtered(batch)
+            case "inbox":
+                yield self._by_group(batch, InGroup.HANDLED)
+            case "attempts":
+                yield self._of_attempts(batch)
 
-    def of_places(self) -> Column:
-        """Takes topic, state, claimed_at, at; gives the role of a place."""
-        is_long_open = F.unix_micros(F.coalesce("claimed_at", "at")) <= self.cutoff_micros
-        state = F.col("state")
-        return (
-            F.when(state == "sent", self.of_sent())
-            .when(state.isin("dead", "skipped"), int(Seen.GONE))
-            .otherwise(F.when(is_long_open, int(Seen.OPEN_LATE)).otherwise(int(Seen.OPEN)))
-        )
+    def of_sent(self, batch: pa.RecordBatch) -> Ints:
+        """Give the roles of places, as if all were sent."""
+        at = micros(batch, "at", "claimed_at", missing=NEVER)
+        topic = coded(batch, "topic")
+        roles = np.where(at <= self.cutoff_micros, Seen.SENT, Seen.SENT_YOUNG)
+        for name, reach in self.reaches.items():
+            cases = [at > self.cutoff_micros, at < reach.began, at > reach.until, at > reach.until - reach.hidden]
+            recorded = np.select(cases, [Seen.SENT_YOUNG, Seen.UNSEEN, Seen.UNREAD, Seen.SENT_YOUNG], Seen.SENT)
+            roles = np.where(topic.is_(name), recorded, roles)
+        return roles
 
-    def of_broker(self) -> Column:
-        """Takes at; gives the role of a stored message."""
-        return F.when(F.unix_micros("at") <= self.cutoff_micros, int(Seen.STORED)).otherwise(int(Seen.STORED_YOUNG))
+    def _of_places(self, batch: pa.RecordBatch) -> Ints:
+        state = coded(batch, "state")
+        is_long_open = micros(batch, "claimed_at", "at", missing=NEVER) <= self.cutoff_micros
+        under_way = np.where(is_long_open, Seen.OPEN_LATE, Seen.OPEN)
+        otherwise = np.where(state.is_("dead", "skipped"), Seen.GONE, under_way)
+        return np.where(state.is_("sent"), self.of_sent(batch), otherwise)
 
-    def of_inbox(self) -> Column:
-        """Takes consumer_group; gives the role of an inbox row."""
-        return self._by_group(InGroup.HANDLED)
+    def _of_broker(self, batch: pa.RecordBatch) -> Ints:
+        return np.where(micros(batch, "at", missing=NEVER) <= self.cutoff_micros, Seen.STORED, Seen.STORED_YOUNG)
 
-    def of_attempts(self) -> Column:
-        """Takes consumer_group, outcome; NULL where the row explains nothing."""
-        dead, waiting = self._by_group(InGroup.DEAD_LETTER), self._by_group(InGroup.WAITING)
-        outcome = F.col("outcome")
-        role = F.when(outcome == "dead letter", dead).when(outcome.isin("waiting", "retry"), waiting)
-        return F.when(role == int(Seen.FOREIGN_GROUP), F.lit(None)).otherwise(role)
+    def _of_attempts(self, batch: pa.RecordBatch) -> Ints:
+        outcome = coded(batch, "outcome")
+        dead, waiting = self._by_group(batch, InGroup.DEAD_LETTER), self._by_group(batch, InGroup.WAITING)
+        roles = np.where(outcome.is_("dead letter"), dead, np.where(outcome.is_("waiting", "retry"), waiting, NONE))
+        return np.where(roles == Seen.FOREIGN_GROUP, NONE, roles)
 
-    def of_filtered(self) -> list[Column]:
-        """Takes topic, tag; gives a role for each group that a stored message was not meant for, else NULL."""
-        found = []
-        for number, group in enumerate(self.groups):
-            for topic, tags in group.topics.items():
+    def _of_filtered(self, batch: pa.RecordBatch) -> Iterator[Ints]:
+        """Give a role for each group that stored messages were not meant for."""
+        topic, tag = coded(batch, "topic"), coded(batch, "tag")
+        for index, group in enumerate(self.groups):
+            for name, tags in group.topics.items():
                 if tags is not None:
-                    is_filtered = (F.col("topic") == topic) & ~F.coalesce(F.col("tag").isin(tags), F.lit(False))
-                    found.append(F.when(is_filtered, of_group(number, InGroup.FILTERED)))
-        return found
+                    is_filtered = topic.is_(name) & ~tag.is_(*tags)
+                    yield np.where(is_filtered, of_group(index, InGroup.FILTERED), NONE)
 
-    def _by_group(self, role: InGroup) -> Column:
-        found = F.lit(int(Seen.FOREIGN_GROUP))
-        for number, group in enumerate(self.groups):
-            found = F.when(F.col("consumer_group") == group.name, of_group(number, role)).otherwise(found)
-        return found
+    def _by_group(self, batch: pa.RecordBatch, role: InGroup) -> Ints:
+        roles = {group.name: of_group(index, role) for index, group in enumerate(self.groups)}
+        return coded(batch, "consumer_group").each(lambda name: roles.get(name, Seen.FOREIGN_GROUP))

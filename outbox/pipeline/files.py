@@ -1,0 +1,35 @@
+"""Files of a history, opened by pyarrow under the addresses that Spark has for them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+from urllib.parse import quote, urlsplit
+
+# Spark's schemes -> pyarrow's.
+SCHEMES = {"file": "file", "hdfs": "hdfs", "viewfs": "viewfs", "gs": "gs", "s3": "s3", "s3a": "s3", "s3n": "s3"}
+SAFE = "/%!$&'()*+,;=:@"
+
+
+@contextmanager
+def opened(file: str) -> Iterator[Any]:
+    """Open a file. Raises OSError or pyarrow.ArrowException."""
+    from pyarrow.fs import FileSystem
+
+    address = urlsplit(file)  # Spark leaves letters beyond ASCII as they are
+    known = address._replace(scheme=SCHEMES.get(address.scheme, address.scheme), path=quote(address.path, safe=SAFE))
+    filesystem, path = FileSystem.from_uri(known.geturl())
+    with filesystem.open_input_file(path) as found:
+        yield found
+
+
+def can_be_opened(files: Sequence[str]) -> bool:
+    """Say whether pyarrow knows the file system, has the right to read there, and has what it needs for it."""
+    import pyarrow as pa
+
+    try:
+        with opened(files[0]):
+            return True
+    except (OSError, pa.ArrowException, IndexError):
+        return False

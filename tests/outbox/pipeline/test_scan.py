@@ -1,0 +1,93 @@
+"""Reading by the workers themselves gives what Spark's own reading gives."""
+
+import dataclasses
+
+import pyarrow as pa
+import pytest
+
+from outbox.pipeline import files, scan
+from outbox.pipeline.audit.run import audit
+from outbox.pipeline.history import open_history, write_about
+from outbox.pipeline.scan import Reading
+from tests.outbox.pipeline.ids import message_id
+from tests.outbox.pipeline.worlds import OURS, World
+
+
+@pytest.fixture
+def world():
+    """Something of everything."""
+    made = World().add(30).add(9, lane=1).drop("broker", "inbox", number=5).drop("inbox", number=7, consumer_group="cart")
+    made.frames["inbox"] += [dict(row) for row in made.frames["inbox"] if row["number"] in (8, 9)]
+    made.drop("business", about="shop.order:orders-0-3").drop("messages", number=12)
+    for name in ("places", "broker", "inbox"):
+        made.change(name, {"number": None, "lane": None}, number=30)
+    return made.drop("inbox", number=None, consumer_group="points").change("places", {"at": None, "claimed_at": None}, number=2)
+
+
+@pytest.fixture
+def folder(spark, world, tmp_path):
+    """The same in Parquet; its name is not as simple as most."""
+    found = str(tmp_path / "größe 100% +1")
+    for name, frame in world.history(spark).frames.items():
+        frame.coalesce(1).write.parquet(f"{found}/{name}")
+    write_about(spark, found, [OURS], world.as_of)
+    return found
+
+
+class TestFiles:
+    def test_are_audited_as_the_frames_are_that_spark_reads(self, spark, world, folder):
+        history = open_history(spark, folder)
+        assert set(history.files) == set(history.frames)
+
+        by_workers = audit(spark, world.config, history)
+        by_spark = audit(spark, world.config, dataclasses.replace(history, files={}))
+
+        assert len(by_workers.findings) > 7
+        assert [one.as_dict() for one in by_workers.findings] == [one.as_dict() for one in by_spark.findings]
+        assert by_workers.counts == by_spark.counts
+
+    def test_are_left_to_spark_where_pyarrow_cannot_open_them(self, spark, folder, monkeypatch):
+        monkeypatch.setattr(files, "SCHEMES", {"file": "nowhere"})
+
+        assert open_history(spark, folder).files == {}
+
+    def test_are_read_from_an_id_on(self, spark, folder):
+        history = open_history(spark, folder).since(message_id("orders", 0, 25))
+
+        found = {name: _rows(spark, history, name) for name in ("places", "broker", "inbox", "business")}
+
+        assert found == {name: history.frames[name].count() for name in found}
+        assert found["places"] < found["business"]
+
+
+class TestReading:
+    @pytest.fixture
+    def file(self, tmp_path):
+        import pyarrow.parquet as pq
+
+        table = pa.table({"number": [*range(1000), None, *range(1001, 2000)], "source": ["a"] * 2000})
+        pq.write_table(table, tmp_path / "file.parquet", row_group_size=100)
+        return (tmp_path / "file.parquet").as_uri()
+
+    def test_gives_each_row_in_one_part(self, file):
+        parts = [Reading({"places": ("number",)}).batches("places", file, part) for part in range(scan.PARTS)]
+
+        numbers = [number for part in parts for batch in part for number in batch.column("number").to_pylist()]
+
+        assert numbers == [*range(1000), None, *range(1001, 2000)]
+
+    def test_leaves_out_what_has_no_null_where_it_is_about_those(self, file):
+        reading = Reading({"places": ("source", "number")}, where_null="number")
+
+        rows = [len(batch) for part in range(scan.PARTS) for batch in reading.batches("places", file, part)]
+
+        assert rows == [100]
+
+
+def _rows(spark, history, name):
+    def count(frame, batches):
+        yield pa.RecordBatch.from_pydict({"n": [sum(len(batch) for batch in batches)]}, schema=schema)
+
+    schema = pa.schema({"n": pa.int64()})
+    column = "subject" if name == "business" else "topic"
+    return sum(row.n for row in scan.scan(spark, history, {name: (column,)}, count, schema).collect())
