@@ -22,6 +22,7 @@ from outbox.brokers.base import Broker, Delivery
 from outbox.consumer.arrival import Arrival
 from outbox.errors import BrokerUnavailable
 from outbox.failpoints import failpoint
+from outbox.message import TopicType
 
 LOCKS = 7713
 """The first half of the advisory locks on recording; the second is the broker."""
@@ -91,6 +92,7 @@ class Recorder:
         self.using = using
         self.topics = sorted(topics) or [topic.name for topic in conf.topics_of(alias)]
         self.total = Recorded()
+        self._lasting = {name for name in self.topics if conf.topic_settings(name).type is TopicType.FIFO}
         self._hold = conf.settings().consumer.invisible
         self._broker: Broker | None = None
         self._connection: database.Connection | None = None
@@ -172,7 +174,7 @@ class Recorder:
         return True
 
     def _write(self, deliveries: Sequence[Delivery]) -> None:
-        rows = [_row(delivery) for delivery in deliveries]
+        rows = [_row(delivery, is_lasting=delivery.topic in self._lasting) for delivery in deliveries]
         assert self._connection is not None
         self.total.taken += len(rows)
         self.total.written += self._connection.execute(RECORD, [list(column) for column in zip(*rows, strict=True)]).rowcount
@@ -227,7 +229,9 @@ class Recorder:
         return now
 
 
-def _row(delivery: Delivery) -> tuple[object, ...]:
+def _row(delivery: Delivery, *, is_lasting: bool) -> tuple[object, ...]:
+    """Give a delivery's row. Where a message never leaves its place, each place is a copy, whichever delivery this is."""
     one = Arrival.of(delivery)
-    place = delivery.queue, delivery.pos, one.nth, delivery.stored_at
+    nth = 1 if is_lasting and delivery.pos is not None else one.nth
+    place = delivery.queue, delivery.pos, nth, delivery.stored_at
     return one.topic, one.message_id, one.source, one.lane, one.number, delivery.key, delivery.tag, *place

@@ -84,6 +84,21 @@ class TestRecorder:
 
         assert [(pos, nth) for _, pos, nth in rows()] == [(0, 1), (0, 2)]
 
+    def test_knows_a_copy_in_order_by_its_place_though_one_that_was_killed_took_its_first_delivery(
+        self, broker, recorder, clock, monkeypatch
+    ):
+        monkeypatch.setattr(record, "AT_ONCE", 1)
+        broker.duplicate("send")
+        broker.send([outgoing(Placed("1"), topic="ordered", key="1")])
+        recorder.turn(AT_ONCE)
+        held = broker.receive("recorder", {"ordered": None}, limit=1, invisible_for=timedelta(seconds=30), wait=AT_ONCE)
+        assert [(one.pos, one.attempt) for one in held] == [(1, 1)]
+        clock.forward(timedelta(minutes=1))
+
+        recorder.turn(AT_ONCE)
+
+        assert [(pos, nth) for _, pos, nth in rows()] == [(0, 1), (1, 1)]
+
     def test_writes_a_place_down_once_though_the_group_was_set_back(self, broker, recorder):
         broker.send([outgoing(Placed("1")), outgoing(Placed("2"))])
         recorder.turn(AT_ONCE)
