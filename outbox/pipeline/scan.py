@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 Batches = Iterator[pa.RecordBatch]
 Work = Callable[[str, Batches], Batches]
 
-ROWS = 131_072  # of a batch: its columns fit into a processor's cache
+ROWS = 131_072  # of a batch
 PARTS = 4  # of a file; it is divided between its row groups
 
 SPARK_TYPES = {

@@ -16,7 +16,7 @@ import numpy as np
 
 from outbox.pipeline.findings import Kind, Stage
 from outbox.pipeline.transforms.columns import Bools, Ints
-from outbox.pipeline.transforms.numbers import BUCKET, unpack
+from outbox.pipeline.transforms.numbers import BUCKET, Cell, unpack
 from outbox.pipeline.transforms.roles import BROKERS_OF, PLACES_OF, SENT_OF, InGroup, Seen, of_group
 
 MOST_RUNS = 1_000  # holes of a kind in a bucket; if there are more, they are said as one, scattered
@@ -44,37 +44,6 @@ class Lane:
 
 
 @dataclass(frozen=True)
-class Role:
-    """
-    Numbers in a role in this bucket.
-
-    Args:
-        numbers: which are there.
-        again: which of them more than once.
-        n: how many rows.
-        future: how many of them have a time that cannot be.
-    """
-
-    numbers: Bools
-    again: Bools
-    n: int
-    lowest: int
-    highest: int
-    future: int = 0
-
-    def __or__(self, other: Role) -> Role:
-        """Put together what two tasks have seen."""
-        return Role(
-            self.numbers | other.numbers,
-            self.again | other.again | (self.numbers & other.numbers),
-            self.n + other.n,
-            min(self.lowest, other.lowest),
-            max(self.highest, other.highest),
-            self.future + other.future,
-        )
-
-
-@dataclass(frozen=True)
 class Verdict:
     """A row of the verdict. With `kind` None it is a count: so many numbers of `what`, from `first` on."""
 
@@ -86,17 +55,17 @@ class Verdict:
     count: int
 
 
-def roles_in(cells: Iterable[Mapping[str, Any]]) -> dict[int, Role]:
-    """Read the cells of a bucket, of which several may be of one role, as `numbers.CELL` has them."""
-    found: dict[int, Role] = {}
+def roles_in(cells: Iterable[Mapping[str, Any]]) -> dict[int, Cell]:
+    """Read the cells of a bucket, of which several may be of one role, as `numbers.CELL` has them; a byte per number."""
+    found: dict[int, Cell] = {}
     for cell in cells:
         again = np.zeros(BUCKET, bool) if cell["again"] is None else unpack(cell["again"])
-        role = Role(unpack(cell["bits"]), again, cell["n"], cell["lowest"], cell["highest"], cell["future"])
+        role = Cell(unpack(cell["bits"]), again, cell["n"], cell["lowest"], cell["highest"], cell["future"])
         found[cell["role"]] = found[cell["role"]] | role if cell["role"] in found else role
     return found
 
 
-def judge(lane: Lane, bucket: int, roles: Mapping[int, Role]) -> Iterator[Verdict]:
+def judge(lane: Lane, bucket: int, roles: Mapping[int, Cell]) -> Iterator[Verdict]:
     """
     Hold the stages of a bucket to each other.
 
@@ -108,7 +77,7 @@ def judge(lane: Lane, bucket: int, roles: Mapping[int, Role]) -> Iterator[Verdic
     numbers = np.arange(bucket * BUCKET + 1, (bucket + 1) * BUCKET + 1)
     is_audited = numbers >= lane.first
     is_given_out = is_audited & (numbers <= lane.last)
-    sets = {role: found.numbers & is_audited for role, found in roles.items()}
+    sets = {role: found.bits & is_audited for role, found in roles.items()}
 
     def of(wanted: Iterable[int]) -> Bools:
         found: Bools = np.zeros(BUCKET, bool)
@@ -151,7 +120,7 @@ def judge(lane: Lane, bucket: int, roles: Mapping[int, Role]) -> Iterator[Verdic
     yield _count(Stage.OUTBOX, "under way", of({Seen.OPEN, Seen.SENT_YOUNG, Seen.UNREAD, Seen.STORED_YOUNG}) & ~arrived)
 
 
-def _no_numbers(roles: Mapping[int, Role]) -> Iterator[Verdict]:
+def _no_numbers(roles: Mapping[int, Cell]) -> Iterator[Verdict]:
     for role, stage in (
         (Seen.NO_NUMBER_PLACE, Stage.OUTBOX),
         (Seen.NO_NUMBER_BROKER, Stage.BROKER),
@@ -161,7 +130,7 @@ def _no_numbers(roles: Mapping[int, Role]) -> Iterator[Verdict]:
             yield Verdict(Kind.NO_NUMBER, stage, "", roles[role].lowest, roles[role].highest, roles[role].n)
 
 
-def _repeats(lane: Lane, roles: Mapping[int, Role]) -> Iterator[tuple[Stage, str, Bools]]:
+def _repeats(lane: Lane, roles: Mapping[int, Cell]) -> Iterator[tuple[Stage, str, Bools]]:
     """Say which numbers are there more than once; whether it is one message each time, the rows say."""
     for stage, what, wanted in (
         (Stage.OUTBOX, "", PLACES_OF),
@@ -173,7 +142,7 @@ def _repeats(lane: Lane, roles: Mapping[int, Role]) -> Iterator[tuple[Stage, str
             yield stage, what, reduce(operator.or_, found).again
 
 
-def _from_the_future(lane: Lane, roles: Mapping[int, Role]) -> Iterator[Verdict]:
+def _from_the_future(lane: Lane, roles: Mapping[int, Cell]) -> Iterator[Verdict]:
     stages: dict[int, Stage] = {**dict.fromkeys(PLACES_OF, Stage.OUTBOX), **dict.fromkeys(BROKERS_OF, Stage.BROKER)}
     names = {of_group(group, InGroup.HANDLED): name for group, name in lane.groups.items()}
     for role, found in roles.items():

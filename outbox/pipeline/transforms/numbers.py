@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -45,29 +45,35 @@ CELL = pa.schema(
 Bytes: TypeAlias = "npt.NDArray[np.uint8]"
 
 
-@dataclass
+@dataclass(frozen=True)
 class Cell:
     """
+    What one lane has in one role in one bucket.
+
     Args:
-        bits: which numbers are there.
+        bits: which numbers are there; a bit or a byte for each.
         again: which of them more than once.
         n: how many rows.
         future: how many of them have a time that cannot be.
     """
 
-    bits: Bytes
-    again: Bytes
+    bits: Any
+    again: Any
     n: int
     lowest: int
     highest: int
-    future: int
+    future: int = 0
 
-    def add(self, other: Cell) -> None:
-        self.again = self.again | other.again | (self.bits & other.bits)
-        self.bits = self.bits | other.bits
-        self.n += other.n
-        self.lowest, self.highest = min(self.lowest, other.lowest), max(self.highest, other.highest)
-        self.future += other.future
+    def __or__(self, other: Cell) -> Cell:
+        """Put together what was seen in two places."""
+        return Cell(
+            self.bits | other.bits,
+            self.again | other.again | (self.bits & other.bits),
+            self.n + other.n,
+            min(self.lowest, other.lowest),
+            max(self.highest, other.highest),
+            self.future + other.future,
+        )
 
 
 class Cells:
@@ -102,10 +108,7 @@ class Cells:
                     own = numbers[cells == first + n]
                     lowest, highest = int(own.min()), int(own.max())
                 cell = Cell(_packed(flags[n]), _packed(again[n]), int(rows[first + n]), lowest, highest, int(futures[first + n]))
-                if where in self._found:
-                    self._found[where].add(cell)
-                else:
-                    self._found[where] = cell
+                self._found[where] = self._found[where] | cell if where in self._found else cell
 
     def batches(self) -> Iterator[pa.RecordBatch]:
         """Give a row for each cell."""

@@ -7,7 +7,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from outbox.pipeline.transforms.judge import BUCKET, Lane, Role, judge
+from outbox.pipeline.transforms.judge import BUCKET, Lane, judge
+from outbox.pipeline.transforms.numbers import Cell
 from outbox.pipeline.transforms.roles import InGroup, Seen, of_group
 
 FIRST, LAST = 3, 60
@@ -27,7 +28,7 @@ LANE = Lane(FIRST, LAST, is_seen=True, groups={0: "cart"})
 
 def role(rows, bucket=0):
     n = np.bincount([number - 1 - bucket * BUCKET for number in rows], minlength=BUCKET)
-    return Role(n > 0, n > 1, len(rows), min(rows), max(rows))
+    return Cell(n > 0, n > 1, len(rows), min(rows), max(rows))
 
 
 def judged(seen, lane=LANE, bucket=0):

@@ -27,7 +27,7 @@ def read(cells):
     for batch in cells.batches():
         for row in batch.to_pylist():
             (role,) = roles_in([row]).values()
-            for place in np.flatnonzero(role.numbers):
+            for place in np.flatnonzero(role.bits):
                 name = NAMES.index((row["source"], row["topic"], row["lane"])), row["role"]
                 found.setdefault(name, {})[row["bucket"] * BUCKET + int(place) + 1] = bool(role.again[place])
     return found
