@@ -15,6 +15,7 @@ from outbox.models import (
     Process,
     State,
 )
+from outbox.partitions import make_day
 from outbox.status import age, read_status
 from tests.factories import BatchFactory, DelayedFactory, MessageRowFactory, TicketFactory, TopicFactory, message_id
 
@@ -23,6 +24,7 @@ pytestmark = pytest.mark.django_db
 
 @pytest.fixture
 def read(db):
+    make_day(database.raw("default"), ago(days=1).date())  # soon after midnight, what is an hour old is of that day
     return lambda: read_status(database.raw("default"), "default")
 
 
