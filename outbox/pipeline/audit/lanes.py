@@ -15,7 +15,6 @@ from pyspark.sql import functions as F
 
 from outbox.pipeline.audit.recorded import micros, roles_of, unread
 from outbox.pipeline.config import PipelineConfig
-from outbox.pipeline.errors import HistoryError
 from outbox.pipeline.findings import NO_SUCH_LANE, Finding, Kind, Stage, merge
 from outbox.pipeline.history import History, Mark, Recorded
 from outbox.pipeline.scan import ddl, scan
@@ -23,7 +22,7 @@ from outbox.pipeline.transforms import numbers
 from outbox.pipeline.transforms.columns import integers
 from outbox.pipeline.transforms.columns import micros as column_micros
 from outbox.pipeline.transforms.judge import HANDLED_BY, Lane, judge, roles_in
-from outbox.pipeline.transforms.roles import COLUMNS, MAX_GROUPS, NONE, Roles, Seen
+from outbox.pipeline.transforms.roles import COLUMNS, NONE, Roles, Seen
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -68,8 +67,6 @@ class Result:
 
 def audit_lanes(spark: SparkSession, config: PipelineConfig, history: History) -> Result:
     """Hold all stages of all lanes to each other."""
-    if len(config.groups) > MAX_GROUPS:
-        raise HistoryError(f"{len(config.groups)} consumer groups are more than one audit takes ({MAX_GROUPS}). Do it in parts.")
     marks = history.marks_list()
     result = Result()
     rows = _verdict(spark, config, history, marks)

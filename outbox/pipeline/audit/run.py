@@ -15,9 +15,11 @@ from outbox.pipeline.audit.lanes import Result, audit_lanes
 from outbox.pipeline.audit.order import audit_order
 from outbox.pipeline.audit.unnumbered import audit_unnumbered
 from outbox.pipeline.config import PipelineConfig
+from outbox.pipeline.errors import HistoryError
 from outbox.pipeline.findings import Finding
 from outbox.pipeline.history import History
 from outbox.pipeline.times import first_id_at
+from outbox.pipeline.transforms.roles import MAX_GROUPS
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -59,6 +61,8 @@ def audit(spark: SparkSession, config: PipelineConfig, history: History, say: Sa
     Raises:
         HistoryError: what is there does not suffice for an answer.
     """
+    if len(config.groups) > MAX_GROUPS:
+        raise HistoryError(f"{len(config.groups)} consumer groups are more than one audit takes ({MAX_GROUPS}). Do it in parts.")
     started = time.monotonic()
     recent = history.since(first_id_at(config.since)) if config.since else history
 
