@@ -40,6 +40,13 @@ SELECT %(run)s, 'letters', 'shipments', 480, 24.5, 'consumption slower', now() -
 FROM generate_series(0, 600) n
 """
 
+# Days on their way to the lake, as `outbox_archive` leaves them.
+ARCHIVED = """
+INSERT INTO outbox_archived_day (day, state, attempt, rows, digest, manifest, planned_at, committed_at, deleted_at)
+VALUES (current_date - 9, 'deleted', 1, 48213, '1', '{}', now() - interval '9 hours', now() - interval '8 hours',
+    now() - interval '8 hours'), (current_date - 8, 'committed', 2, 51007, '2', '{}', now() - interval '1 hour', now(), NULL)
+"""
+
 
 @dataclass(frozen=True)
 class Lost:

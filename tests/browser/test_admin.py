@@ -25,6 +25,8 @@ PAGES = {
     "audits": "/admin/outbox/auditrun/",
     "findings": "/admin/outbox/auditfinding/",
     "quick-check": "/admin/outbox/auditrun/quick-check/?window=1h",
+    "monitor": "/admin/outbox/monitorlane/",
+    "archived-days": "/admin/outbox/archivedday/",
 }
 
 
@@ -32,6 +34,12 @@ PAGES = {
 def lost(shop):
     with psycopg.connect(shop.database_url, autocommit=True) as connection:
         return audits.lose_one(connection)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def archived(shop):
+    with psycopg.connect(shop.database_url, autocommit=True) as connection:
+        connection.execute(audits.ARCHIVED)
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
