@@ -8,7 +8,6 @@ from dataclasses import dataclass, field
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
 import pyarrow as pa
 from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
@@ -19,8 +18,7 @@ from outbox.pipeline.findings import NO_SUCH_LANE, Finding, Kind, Stage, merge
 from outbox.pipeline.history import History, Mark, Recorded
 from outbox.pipeline.scan import ddl, scan
 from outbox.pipeline.transforms import numbers
-from outbox.pipeline.transforms.columns import integers
-from outbox.pipeline.transforms.columns import micros as column_micros
+from outbox.pipeline.transforms.columns import integers, micros_of
 from outbox.pipeline.transforms.judge import HANDLED_BY, Lane, judge, roles_in
 from outbox.pipeline.transforms.roles import COLUMNS, NONE, Roles, Seen
 
@@ -93,17 +91,15 @@ def cells(spark: SparkSession, config: PipelineConfig, history: History) -> Data
 
 def _summarize(roles: Roles, latest: int) -> Any:
     def summarize(frame: str, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        found = numbers.Cells()
+        found = numbers.Cells(NO_NUMBER[frame])
         for batch in batches:
             number, has_number = integers(batch, "number")
-            is_number = (number >= 1) & (number <= numbers.HIGHEST)
             lane, names = numbers.lanes_of(batch)
-            future = column_micros(batch, "at") > latest
+            future = micros_of(batch, "at") > latest
             for role in roles.of(frame, batch):
                 counts = has_number & (role != NONE)
-                of_number = np.where(is_number, role, NO_NUMBER[frame])
                 rows = slice(None) if counts.all() else counts
-                found.add(lane[rows], names, of_number[rows], number[rows], future[rows])
+                found.add(lane[rows], names, role[rows], number[rows], future[rows])
         yield from found.batches()
 
     return summarize

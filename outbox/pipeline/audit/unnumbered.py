@@ -19,8 +19,7 @@ from outbox.pipeline.config import PipelineConfig
 from outbox.pipeline.findings import NOT_SENT, Finding, Kind, Stage
 from outbox.pipeline.history import History
 from outbox.pipeline.scan import scan
-from outbox.pipeline.transforms.columns import coded
-from outbox.pipeline.transforms.columns import micros as micros_of
+from outbox.pipeline.transforms.columns import coded, micros_of
 from outbox.pipeline.transforms.roles import COLUMNS as OF_ROLES
 from outbox.pipeline.transforms.roles import Roles, Seen
 
@@ -42,7 +41,7 @@ def audit_unnumbered(spark: SparkSession, config: PipelineConfig, history: Histo
     columns = {
         name: tuple(dict.fromkeys(("source", "topic", "number", "message_id", *wanted))) for name, wanted in OF_ROLES.items()
     }
-    saying = Saying(config, roles_of(config, history), history.sources, micros(history.as_of) - int(config.settle_seconds * 1e6))
+    saying = Saying(roles_of(config, history), history.sources, micros(history.as_of) - int(config.settle_seconds * 1e6))
     wrong = (
         scan(spark, history, columns, saying.of_part, SAID, where_null="number")
         .groupBy("message_id", "topic")
@@ -58,7 +57,6 @@ def audit_unnumbered(spark: SparkSession, config: PipelineConfig, history: Histo
 class Saying:
     """What is said of messages without a number: message_id, topic, seen, a row for each thing that can be said."""
 
-    config: PipelineConfig
     roles: Roles
     sources: frozenset[str]
     cutoff_micros: int
@@ -83,20 +81,13 @@ class Saying:
                 yield np.where(state.is_("sent"), sent, np.where(state.is_("dead", "skipped"), "gone", under_way)).tolist()
             case "broker":
                 yield np.where(is_old, "stored", "stored young").tolist()
-                yield from self._filtered(batch)
+                for index, is_filtered in self.roles.filtered(batch):
+                    yield [f"not for {self.roles.groups[index].name}" if one else None for one in is_filtered]
             case "inbox":
                 yield [f"in {group}" for group in batch.column("consumer_group").to_pylist()]
             case "attempts":
                 pairs = zip(batch.column("outcome").to_pylist(), batch.column("consumer_group").to_pylist(), strict=True)
                 yield [_tried(outcome, group) for outcome, group in pairs]
-
-    def _filtered(self, batch: pa.RecordBatch) -> Iterator[list[str | None]]:
-        topic, tag = coded(batch, "topic"), coded(batch, "tag")
-        for group in self.config.groups:
-            for name, tags in group.topics.items():
-                if tags is not None:
-                    is_filtered = topic.is_(name) & ~tag.is_(*tags)
-                    yield [f"not for {group.name}" if one else None for one in is_filtered]
 
 
 def _tried(outcome: str | None, group: str) -> str | None:

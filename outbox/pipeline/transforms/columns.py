@@ -45,7 +45,7 @@ def integers(batch: pa.RecordBatch, name: str) -> tuple[Ints, Bools]:
     return column.cast(pa.int64()).fill_null(0).to_numpy(zero_copy_only=False), has_one
 
 
-def micros(batch: pa.RecordBatch, *names: str, missing: int = 0) -> Ints:
+def micros_of(batch: pa.RecordBatch, *names: str, missing: int = 0) -> Ints:
     """Give microseconds since 1970 of the first of these columns that is not NULL, else `missing`."""
     found = np.full(batch.num_rows, missing, np.int64)
     for name in reversed(names):

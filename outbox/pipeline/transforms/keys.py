@@ -16,7 +16,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from outbox.pipeline.config import Business
-from outbox.pipeline.transforms.columns import Ints, coded, micros
+from outbox.pipeline.transforms.columns import Ints, coded, micros_of
 from outbox.pipeline.transforms.identity import Digest, Hashes, Suspects, hashed
 
 ABOUT, PLACE = 0, 1  # pairs: business rows and their messages; message rows and their places
@@ -58,7 +58,7 @@ class Side:
             self.keys.filter(mask),
             *((ones, 0 * ones) if self.sign == LEFT else (0 * ones, ones)),
             rows.column("topic").cast(pa.string()) if "topic" in has else pa.nulls(len(rows), pa.string()),
-            micros(rows, "at") if "at" in has else 0 * ones,
+            micros_of(rows, "at") if "at" in has else 0 * ones,
         ]
         return pa.RecordBatch.from_arrays([pa.array(column) for column in columns], schema=SUSPECT)
 
@@ -101,7 +101,7 @@ class Keys:
     def _sides(self, frame: str, batch: pa.RecordBatch) -> Iterator[Side]:
         if frame == "business":
             if self.since_micros is not None:
-                batch = batch.filter(pa.array(micros(batch, "at", missing=-1) >= self.since_micros))
+                batch = batch.filter(pa.array(micros_of(batch, "at", missing=-1) >= self.since_micros))
             yield self._about(LEFT, batch, batch.column("subject"))
         elif frame == "messages":
             yield self._told(batch)

@@ -28,9 +28,6 @@ class Wanted:
     def add(self, lane: LaneName, first: int, last: int) -> None:
         self._spans[lane].append((first, last))
 
-    def __bool__(self) -> bool:
-        return bool(self._spans)
-
     def index(self) -> Index:
         """Make it ready to be asked for millions of numbers."""
         codes = {lane: code for code, lane in enumerate(self._spans)}

@@ -77,9 +77,15 @@ class Cell:
 
 
 class Cells:
-    """The cells of a part of a frame."""
+    """
+    The cells of a part of a frame.
 
-    def __init__(self) -> None:
+    Args:
+        no_number: the role of numbers that no lane gives out, whatever theirs would be.
+    """
+
+    def __init__(self, no_number: int) -> None:
+        self._no_number = no_number
         self._found: dict[tuple[LaneName, int, int], Cell] = {}
 
     def add(self, lanes: Ints, names: list[LaneName], roles: Ints, numbers: Ints, future: Bools) -> None:
@@ -90,7 +96,9 @@ class Cells:
             lanes: which of `names` a row is of.
         """
         is_number = (numbers >= 1) & (numbers <= HIGHEST)
+        all_are = is_number.all()
         index = np.where(is_number, numbers - 1, 0)
+        roles = np.where(is_number, roles, self._no_number)
         packed = (lanes << LANE_SHIFT) + (roles << ROLE_SHIFT) + (index >> 15)
         encoded = pa.array(packed).dictionary_encode()
         keys, cells = encoded.dictionary.to_numpy(), encoded.indices.to_numpy()
@@ -104,7 +112,7 @@ class Cells:
                 key = int(keys[first + n])
                 where = names[key >> LANE_SHIFT], (key >> ROLE_SHIFT) & 1023, key & ((1 << ROLE_SHIFT) - 1)
                 lowest, highest = _ends(flags[n], where[2])
-                if not is_number.all():
+                if not all_are:
                     own = numbers[cells == first + n]
                     lowest, highest = int(own.min()), int(own.max())
                 cell = Cell(_packed(flags[n]), _packed(again[n]), int(rows[first + n]), lowest, highest, int(futures[first + n]))

@@ -14,7 +14,7 @@ import numpy as np
 import pyarrow as pa
 
 from outbox.pipeline.config import Group
-from outbox.pipeline.transforms.columns import Ints, coded, micros
+from outbox.pipeline.transforms.columns import Bools, Ints, coded, micros_of
 
 
 class Seen(enum.IntEnum):
@@ -97,7 +97,8 @@ class Roles:
                 yield self._of_places(batch)
             case "broker":
                 yield self._of_broker(batch)
-                yield from self._of_filtered(batch)
+                for index, is_filtered in self.filtered(batch):
+                    yield np.where(is_filtered, of_group(index, InGroup.FILTERED), NONE)
             case "inbox":
                 yield self._by_group(batch, InGroup.HANDLED)
             case "attempts":
@@ -105,7 +106,7 @@ class Roles:
 
     def of_sent(self, batch: pa.RecordBatch) -> Ints:
         """Give the roles of places, as if all were sent."""
-        at = micros(batch, "at", "claimed_at", missing=NEVER)
+        at = micros_of(batch, "at", "claimed_at", missing=NEVER)
         topic = coded(batch, "topic")
         roles = np.where(at <= self.cutoff_micros, Seen.SENT, Seen.SENT_YOUNG)
         for name, reach in self.reaches.items():
@@ -114,30 +115,29 @@ class Roles:
             roles = np.where(topic.is_(name), recorded, roles)
         return roles
 
+    def filtered(self, batch: pa.RecordBatch) -> Iterator[tuple[int, Bools]]:
+        """Give a group's index, and which stored messages of a topic were not meant for it, by their tags."""
+        topic, tag = coded(batch, "topic"), coded(batch, "tag")
+        for index, group in enumerate(self.groups):
+            for name, tags in group.topics.items():
+                if tags is not None:
+                    yield index, topic.is_(name) & ~tag.is_(*tags)
+
     def _of_places(self, batch: pa.RecordBatch) -> Ints:
         state = coded(batch, "state")
-        is_long_open = micros(batch, "claimed_at", "at", missing=NEVER) <= self.cutoff_micros
+        is_long_open = micros_of(batch, "claimed_at", "at", missing=NEVER) <= self.cutoff_micros
         under_way = np.where(is_long_open, Seen.OPEN_LATE, Seen.OPEN)
         otherwise = np.where(state.is_("dead", "skipped"), Seen.GONE, under_way)
         return np.where(state.is_("sent"), self.of_sent(batch), otherwise)
 
     def _of_broker(self, batch: pa.RecordBatch) -> Ints:
-        return np.where(micros(batch, "at", missing=NEVER) <= self.cutoff_micros, Seen.STORED, Seen.STORED_YOUNG)
+        return np.where(micros_of(batch, "at", missing=NEVER) <= self.cutoff_micros, Seen.STORED, Seen.STORED_YOUNG)
 
     def _of_attempts(self, batch: pa.RecordBatch) -> Ints:
         outcome = coded(batch, "outcome")
         dead, waiting = self._by_group(batch, InGroup.DEAD_LETTER), self._by_group(batch, InGroup.WAITING)
         roles = np.where(outcome.is_("dead letter"), dead, np.where(outcome.is_("waiting", "retry"), waiting, NONE))
         return np.where(roles == Seen.FOREIGN_GROUP, NONE, roles)
-
-    def _of_filtered(self, batch: pa.RecordBatch) -> Iterator[Ints]:
-        """Give a role for each group that stored messages were not meant for."""
-        topic, tag = coded(batch, "topic"), coded(batch, "tag")
-        for index, group in enumerate(self.groups):
-            for name, tags in group.topics.items():
-                if tags is not None:
-                    is_filtered = topic.is_(name) & ~tag.is_(*tags)
-                    yield np.where(is_filtered, of_group(index, InGroup.FILTERED), NONE)
 
     def _by_group(self, batch: pa.RecordBatch, role: InGroup) -> Ints:
         roles = {group.name: of_group(index, role) for index, group in enumerate(self.groups)}

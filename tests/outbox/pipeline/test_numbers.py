@@ -39,7 +39,7 @@ class TestCells:
     @pytest.mark.parametrize("at_once", [1, 256])
     def test_say_which_numbers_are_there_and_which_more_than_once(self, monkeypatch, batches, at_once):
         monkeypatch.setattr(numbers, "CELLS_AT_ONCE", at_once)
-        cells = Cells()
+        cells = Cells(8)
         for rows in batches:
             add(cells, rows)
 
@@ -51,7 +51,7 @@ class TestCells:
         assert read(cells) == expected
 
     def test_count_rows_and_say_how_far_they_go(self):
-        cells = Cells()
+        cells = Cells(8)
         cells.add(np.zeros(4, int), NAMES, np.full(4, 9), np.array([5, 7, 7, 6]), np.array([0, 1, 1, 0], bool))
         cells.add(np.zeros(1, int), NAMES, np.full(1, 9), np.array([3]), np.array([1], bool))
 
@@ -68,7 +68,7 @@ class TestCells:
         }
 
     def test_name_the_ends_of_numbers_that_no_lane_gives_out(self):
-        cells = Cells()
+        cells = Cells(8)
         add(cells, [(0, 8, -7), (0, 8, 0), (0, 8, 2**62), (0, 0, 4)])
 
         found = {row["role"]: (row["lowest"], row["highest"], row["n"]) for batch in cells.batches() for row in batch.to_pylist()}
