@@ -68,7 +68,10 @@ OLD = {
 }
 
 # The archive takes these to the lake, and deletes what it took.
-TAKEN_ALONG = {"outbox_inbox", "outbox_delivery", "outbox_duplicate", "outbox_check_back", "outbox_attempt"}
+TAKEN_ALONG = {
+    *("outbox_inbox", "outbox_delivery", "outbox_duplicate"),
+    *("outbox_check_back", "outbox_attempt", "outbox_recorded"),
+}
 
 
 @dataclass(slots=True)

@@ -17,6 +17,7 @@ from outbox.pipeline.archive.delete import Changed, Held, delete_day
 from outbox.pipeline.errors import LakeError
 from outbox.pipeline.lake.base import Commit, Lake, Written, insist_on_files
 from outbox.pipeline.lake.frames import FRAMES, MESSAGES, Frame, Span, digest_query
+from outbox.pipeline.lake.whole import insist_on_ours
 from outbox.pipeline.sources.snapshot import exported_snapshot
 from outbox.unfinished import find_holder
 
@@ -87,24 +88,12 @@ class Archiver:
         """
         started = time.monotonic()
         self.lake.insist_on_writing()
-        self._insist_on_our_lake()
+        ours, deleted = book.source(self.connection), book.deleted(self.connection)
+        insist_on_ours(self.lake, self.lake.committed(), ours, deleted)
         for day in book.days(self.connection, self.config.before):
             self._archive(Span(day))
         self.done.seconds = time.monotonic() - started
         return self.done
-
-    def _insist_on_our_lake(self) -> None:
-        """Refuse another database's lake, and one that lost what nobody else has."""
-        commits = self.lake.committed()
-        ours = book.source(self.connection)
-        if strangers := {commit.source for commit in commits} - {ours}:
-            raise LakeError(f"The lake in {self.lake.root} is of the database {sorted(strangers)[0]}; this one is {ours}.")
-        there = {(commit.day, commit.attempt) for commit in commits}
-        if missing := sorted(set(book.deleted(self.connection).items()) - there):
-            raise LakeError(
-                f"The lake in {self.lake.root} has no {missing[0][0]}.a{missing[0][1]}, which was archived there. Is the right "
-                "folder mounted?"
-            )
 
     def _archive(self, span: Span) -> None:
         for _ in range(ROUNDS):

@@ -44,7 +44,8 @@ class DeltaLake(ManifestLake):
             for name, frame in FRAMES.items():
                 table = _table(self.root / name, frame)
                 for commit in commits:
-                    _add(self.root / name, table, commit, commit.frames[name])
+                    if name in commit.frames:
+                        _add(self.root / name, table, commit, commit.frames[name])
         except (DeltaError, OSError) as error:
             raise LakeError(f"Delta's log in {self.root} cannot be written: {error}") from error
 

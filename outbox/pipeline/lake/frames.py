@@ -61,7 +61,7 @@ class Frame:
         rows: FROM and what follows it, with `{newest}` and `{place}` where places are found by id.
         id: the SQL of the message id by which it is read in parts and sorted; empty: it is read at once.
         time: the column by whose day a row belongs to a commit; empty: by its id.
-        key: the columns that name a row.
+        key: the columns that name a row, of those that were there at one time.
     """
 
     name: str
@@ -70,6 +70,11 @@ class Frame:
     key: tuple[str, ...]
     id: str = ""
     time: str = ""
+
+    @property
+    def identity(self) -> tuple[str, ...]:
+        """The columns that name a row for good: keys of the books come again, when rows are gone or a database was restored."""
+        return (*self.key, self.time) if self.time else self.key
 
     def query(self, span: Span | None, low: str | None = None, high: str | None = None) -> str:
         """
@@ -217,5 +222,22 @@ CHECK_BACK = Frame(
     time="answered_at",
 )
 
-FRAMES = {frame.name: frame for frame in (MESSAGES, INBOX, DELIVERY, DUPLICATE, ATTEMPT, CHECK_BACK)}
+# What the recorder saw, a row for each place. A place may come again when its row has left the table: whoever counts copies
+# takes each place once (`sources.copies`). Manifests of older versions lack this frame.
+RECORDED = Frame(
+    "recorded",
+    (
+        Column("id", "id", "int"),
+        Column("message_id", "message_id::text"),
+        *_text("topic", "source", "key", "tag", "queue"),
+        *(Column(name, name, "int") for name in ("lane", "number", "pos", "nth")),
+        *(Column(name, name, "time") for name in ("stored_at", "recorded_at")),
+    ),
+    "FROM outbox_recorded",
+    ("id",),
+    id="message_id",
+    time="recorded_at",
+)
+
+FRAMES = {frame.name: frame for frame in (MESSAGES, INBOX, DELIVERY, DUPLICATE, ATTEMPT, CHECK_BACK, RECORDED)}
 BOOKS = {name: frame for name, frame in FRAMES.items() if frame.time}

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Container, Iterable, Iterator
 from contextlib import contextmanager
 from datetime import date
 from functools import reduce
@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 from pyspark.sql import DataFrame, Window
 from pyspark.sql import functions as F
 
+from outbox.pipeline.archive import book
 from outbox.pipeline.archive.spark import read_rows, spark_schema
 from outbox.pipeline.config import Source
 from outbox.pipeline.lake.base import Commit, Lake, insist_on_files
@@ -25,9 +26,14 @@ if TYPE_CHECKING:
 HOLD_DAYS = "LOCK TABLE outbox_message IN ACCESS SHARE MODE"
 
 
-def read_lake(spark: SparkSession, lake: Lake, frame: Frame, commits: list[Commit] | None = None) -> DataFrame:
+def read_lake(
+    spark: SparkSession, lake: Lake, frame: Frame, commits: list[Commit] | None = None, unsettled: Iterable[str] = ()
+) -> DataFrame:
     """
-    Give a frame of all days that were committed, each row once.
+    Give a frame of all days that were committed, each row once. Commits that lack the frame are older than it.
+
+    Args:
+        unsettled: days that the database may still have, as far as is known. A later day's books have theirs, too.
 
     Raises:
         LakeError: a file that counts is not there in full.
@@ -36,15 +42,19 @@ def read_lake(spark: SparkSession, lake: Lake, frame: Frame, commits: list[Commi
     for commit in commits:
         insist_on_files(lake, commit, frame.name)
     times = Counter(commit.day for commit in commits)
-    once = [commit for commit in commits if times[commit.day] == 1]
-    again = [commit for commit in commits if times[commit.day] > 1]
-    parts = [_files(spark, lake, frame, once)]
-    if again:
-        several = [_files(spark, lake, frame, [commit]).withColumn("commit", F.lit(commit.attempt)) for commit in again]
-        latest = Window.partitionBy(*frame.key).orderBy(F.desc("commit"))
-        rows = reduce(DataFrame.unionAll, several).withColumn("place", F.row_number().over(latest))
-        parts.append(rows.where("place = 1").select(*spark_schema(frame).names))
-    return reduce(DataFrame.unionAll, parts)
+    again = {day for day, many in times.items() if many > 1}
+    if not frame.time:
+        return _latest(spark, lake, frame, commits, again)
+    rows = _files(spark, lake, frame, commits)
+    if not (shared := again | set(unsettled)):
+        return rows
+    is_old = F.col(frame.time) < F.lit(Span(date.fromisoformat(max(shared))).end).cast("timestamp")
+    return rows.where(~is_old).unionAll(rows.where(is_old).dropDuplicates(list(frame.identity)))
+
+
+def unsettled_days(commits: Iterable[Commit], deleted: Container[str]) -> set[str]:
+    """Give the days of the lake of which the database does not say that they have left it."""
+    return {commit.day for commit in commits if commit.day not in deleted}
 
 
 @contextmanager
@@ -61,16 +71,33 @@ def everything(spark: SparkSession, source: Source, lake: Lake) -> Iterator[dict
     with exported_snapshot(source.url) as (connection, snapshot):
         connection.execute(HOLD_DAYS)
         commits = lake.committed()
+        unsettled = unsettled_days(commits, book.deleted(connection))
         found = {}
         for name, frame in FRAMES.items():
             database = read_rows(spark, source, frame, frame.query(None), snapshot)
-            found[name] = _both(database, read_lake(spark, lake, frame, commits), frame, commits)
+            found[name] = _both(database, read_lake(spark, lake, frame, commits, unsettled), frame, commits)
         yield found
+
+
+def _latest(spark: SparkSession, lake: Lake, frame: Frame, commits: list[Commit], again: Container[str]) -> DataFrame:
+    """Give the rows of all days; of those that were archived again, the latest attempt's."""
+    parts = [_files(spark, lake, frame, [commit for commit in commits if commit.day not in again])]
+    several = [
+        _files(spark, lake, frame, [commit]).withColumn("commit", F.lit(commit.attempt))
+        for commit in commits
+        if commit.day in again
+    ]
+    if several:
+        latest = Window.partitionBy(*frame.key).orderBy(F.desc("commit"))
+        rows = reduce(DataFrame.unionAll, several).withColumn("place", F.row_number().over(latest))
+        parts.append(rows.where("place = 1").select(*spark_schema(frame).names))
+    return reduce(DataFrame.unionAll, parts)
 
 
 def _files(spark: SparkSession, lake: Lake, frame: Frame, commits: list[Commit]) -> DataFrame:
     schema = spark_schema(frame)
-    paths = [str(lake.root / file) for commit in commits for file in commit.frames[frame.name].files]
+    having = [commit.frames[frame.name] for commit in commits if frame.name in commit.frames]
+    paths = [str(lake.root / file) for written in having for file in written.files]
     return spark.read.schema(schema).parquet(*paths) if paths else spark.createDataFrame([], schema)
 
 
@@ -83,4 +110,4 @@ def _both(database: DataFrame, lake: DataFrame, frame: Frame, commits: list[Comm
         old = database.where(F.col(frame.time) < F.lit(span.end).cast("timestamp"))
     else:
         old = database.where(F.col("message_id") < span.end_id)
-    return database.unionAll(lake.join(old.select(*frame.key), list(frame.key), "left_anti").select(*database.columns))
+    return database.unionAll(lake.join(old.select(*frame.identity), list(frame.identity), "left_anti").select(*database.columns))

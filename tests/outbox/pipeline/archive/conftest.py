@@ -10,7 +10,7 @@ from django.db import connection as django_connection
 
 from outbox import database, partitions
 from outbox.audit import database_source
-from outbox.models import CheckBack, Duplicate, FailedAttempt, FailedDelivery, Inbox, State
+from outbox.models import CheckBack, Duplicate, FailedAttempt, FailedDelivery, Inbox, RecordedMessage, State
 from outbox.pipeline.archive.book import turn
 from outbox.pipeline.archive.config import ArchiveConfig
 from outbox.pipeline.archive.run import Archiver
@@ -56,6 +56,7 @@ def fill(day):
     about = {"consumer_group": "cart", "message_id": ids[0], "topic": "orders"}
     FailedDelivery.objects.create(**about, nth=1, outcome="retry", fingerprint="f", error="e", failed_at=at[0])
     Duplicate.objects.create(**about, nth=2, dropped_at=at[0])
+    RecordedMessage.objects.create(message_id=ids[0], topic="orders", queue="q", pos=day.day, lane=1, number=1, recorded_at=at[0])
     FailedAttempt.objects.create(batch_id=1, attempt=1, message_ids=ids[:2], verdict="unsure", reason="r", failed_at=at[0])
     CheckBack.objects.create(
         request_id=str(day),

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+
 import pyarrow.parquet as pq
 from django.db import connection
 
@@ -10,7 +12,8 @@ from outbox.pipeline.lake.frames import BOOKS
 
 
 def in_lake(lake: Lake, frame: str = "messages", column: str = "message_id") -> list:
-    files = [file for commit in lake.committed() for file in commit.frames[frame].files]
+    having = [commit.frames[frame] for commit in lake.committed() if frame in commit.frames]
+    files = [file for written in having for file in written.files]
     return [value for file in files for value in pq.read_table(lake.root / file)[column].to_pylist()]
 
 
@@ -28,3 +31,11 @@ def state_of(day) -> tuple:
     with connection.cursor() as cursor:
         cursor.execute("SELECT state, attempt, rows FROM outbox_archived_day WHERE day = %s", [day])
         return cursor.fetchone()
+
+
+def without_frame(lake: Lake, frame: str) -> None:
+    """Make manifests what they were before there was such a frame."""
+    for path in (lake.root / "_manifests").glob("*.json"):
+        commit = json.loads(path.read_text())
+        del commit["frames"][frame]
+        path.write_text(json.dumps(commit))

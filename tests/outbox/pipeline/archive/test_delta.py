@@ -7,7 +7,7 @@ from outbox.pipeline.errors import LakeError
 from outbox.pipeline.lake.base import open_lake
 from outbox.pipeline.lake.manifest import ManifestLake
 from tests.outbox.pipeline.archive.conftest import FIRST, PER_DAY, SECOND
-from tests.outbox.pipeline.archive.looks import in_database
+from tests.outbox.pipeline.archive.looks import in_database, without_frame
 
 
 @pytest.fixture
@@ -46,6 +46,17 @@ class TestADeltaTable:
 
         assert DeltaTable(lake.root / "messages").version() == version
         assert read(lake) == ids[:PER_DAY]
+
+    def test_takes_along_days_that_were_archived_by_an_older_version(self, archive, lake, ids, monkeypatch):
+        with monkeypatch.context() as patched:
+            patched.setattr(type(lake), "_follow", lambda self: None)
+            archive(before=SECOND)
+        without_frame(lake, "recorded")
+
+        archive()
+
+        assert read(lake) == ids
+        assert read(lake, "recorded", "pos") == [SECOND.day]
 
     def test_deletes_nothing_from_the_database_when_its_log_cannot_be_written(self, archive, lake, ids):
         lake.insist_on_writing()

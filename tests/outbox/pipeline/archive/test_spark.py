@@ -13,7 +13,7 @@ from outbox.pipeline.lake.frames import BOOKS
 from outbox.pipeline.lake.read import everything
 from tests.outbox.pipeline.archive.arrow import ArrowWriter
 from tests.outbox.pipeline.archive.conftest import BEFORE, FIRST, PER_DAY, SECOND
-from tests.outbox.pipeline.archive.looks import in_database, in_lake, state_of
+from tests.outbox.pipeline.archive.looks import in_database, in_lake, state_of, without_frame
 from tests.outbox.pipeline.tcp import reached_by_tcp
 
 
@@ -77,6 +77,21 @@ class TestSpark:
             rows = [(row.message_id, row.state) for row in frames["messages"].collect()]
         assert sorted(one for one, _ in rows) == ids
         assert (ids[3], "tombstone") in rows
+
+    def test_counts_no_row_twice_that_a_later_day_took_along(self, spark, source, archive, lake, ids):
+        with database.connect("default") as reader, reader.transaction():
+            reader.execute(f"SELECT count(*) FROM {partitions.table_of(FIRST)}")
+            assert archive(before=BEFORE).kept == {str(FIRST): "open transactions"}
+            assert len(in_lake(lake, "inbox")) == 3 * PER_DAY
+
+        assert seen(spark, source, lake) == [ids, ids]
+
+    def test_reads_days_that_were_archived_by_an_older_version(self, spark, source, archive, lake, ids):
+        archive(before=SECOND)
+        without_frame(lake, "recorded")
+
+        with everything(spark, source, lake) as frames:
+            assert [row.pos for row in frames["recorded"].collect()] == [SECOND.day]
 
 
 class TestWhatIsFetchedAtOnce:

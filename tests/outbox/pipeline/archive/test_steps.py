@@ -15,7 +15,7 @@ from outbox.pipeline.lake.frames import BOOKS
 from tests.factories import BatchFactory, MessageRowFactory, TicketFactory, message_id
 from tests.outbox.pipeline.archive.arrow import ArrowWriter
 from tests.outbox.pipeline.archive.conftest import FIRST, PER_DAY, SECOND
-from tests.outbox.pipeline.archive.looks import books_left, in_database, in_lake, state_of
+from tests.outbox.pipeline.archive.looks import books_left, in_database, in_lake, state_of, without_frame
 
 
 def late(day=FIRST, **fields):
@@ -47,7 +47,7 @@ class TestTheArchive:
         assert sorted(in_lake(lake, "inbox")) == ids
         assert {name: len(in_lake(lake, name, "topic" if name != "attempt" else "reason")) for name in BOOKS} == {
             "inbox": 2 * PER_DAY,
-            **dict.fromkeys(["delivery", "duplicate", "attempt", "check_back"], 2),
+            **dict.fromkeys(["delivery", "duplicate", "attempt", "check_back", "recorded"], 2),
         }
 
     def test_leaves_younger_days_alone(self, archive, lake, ids):
@@ -286,6 +286,20 @@ class TestAnArchiver:
 
         assert state_of(FIRST) == ("deleted", 1, PER_DAY)
         assert Inbox.objects.count() == PER_DAY
+
+    def test_leaves_to_the_next_day_what_a_manifest_of_an_older_version_does_not_speak_of(self, archive, lake, ids):
+        with database.connect("default") as reader, reader.transaction():
+            reader.execute("SELECT count(*) FROM outbox_message")
+            archive(before=SECOND)
+        without_frame(lake, "recorded")
+
+        archive(before=SECOND)
+
+        assert state_of(FIRST) == ("deleted", 1, PER_DAY)
+        assert books_left()["recorded"] == 2
+        archive()
+        assert books_left()["recorded"] == 0
+        assert len(in_lake(lake, "recorded")) == 2
 
     def test_does_not_take_a_commit_that_the_database_forgot_for_its_own(self, archive, lake, ids):
         archive(before=SECOND)
