@@ -71,7 +71,7 @@ lock: .tools/bin/uv ## write the lock files again from pyproject.toml
 	@$(LOCK) --extra rocketmq --constraint requirements-dev.lock pyproject.toml --output-file requirements-rocketmq.lock
 	@$(LOCK) --group browser --constraint requirements-dev.lock pyproject.toml --output-file requirements-browser.lock
 	@$(LOCK) --group bench --constraint requirements-dev.lock pyproject.toml --output-file requirements-bench.lock
-	@$(LOCK) --extra spark --extra delta --constraint requirements-dev.lock pyproject.toml --output-file requirements-spark.lock
+	@$(LOCK) --extra spark --extra delta --extra iceberg --constraint requirements-dev.lock pyproject.toml --output-file requirements-spark.lock
 
 lock-check: lock ## fail where `make lock` changes anything; asks the package index (the tests hold locks to pyproject.toml without)
 	@git diff --exit-code --stat -- 'requirements*.lock'

@@ -42,6 +42,8 @@ def archive_config(
         lake=str(lake_of(using)),
         before=((now or datetime.now(UTC)) - after).astimezone(UTC).date(),
         format=settings.archive.format,
+        catalog=settings.archive.catalog,
+        namespace=f"{settings.archive.namespace}_{using}",
     )
 
 

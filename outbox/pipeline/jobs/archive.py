@@ -52,7 +52,8 @@ def run(config: ArchiveConfig) -> Archived:
     writer = SparkWriter(config, _say)
     try:
         with turn(config.pipeline.outbox.url) as connection:
-            return Archiver(config, connection, open_lake(config.lake, config.format), writer, _say).run()
+            lake = open_lake(config.lake, config.format, config.catalog, config.namespace)
+            return Archiver(config, connection, lake, writer, _say).run()
     except psycopg.Error as error:
         raise PipelineError(f"The database failed: {str(error).strip()}. The next run goes on from there.") from error
     finally:

@@ -78,12 +78,13 @@ class Lake(Protocol):
         """Give all commits, or those of a day, oldest first. Raises LakeError where one cannot be read."""
 
 
-def open_lake(root: str, kind: str = "manifest") -> Lake:
+def open_lake(root: str, kind: str = "manifest", catalog: dict[str, str] | None = None, namespace: str = "outbox") -> Lake:
     """
     Open the lake in a folder. The folder need not be there yet.
 
     Args:
-        kind: `manifest`, or `delta`: the same, and Delta's log beside it for others to read.
+        kind: `manifest`, or the same with tables beside it for others to read: Delta's log (`delta`), or `iceberg`.
+        catalog, namespace: where Iceberg's tables are, as `iceberg.IcebergLake` says.
 
     Raises:
         LakeError: there is no such format.
@@ -96,7 +97,11 @@ def open_lake(root: str, kind: str = "manifest") -> Lake:
         from outbox.pipeline.lake.delta import DeltaLake
 
         return DeltaLake(Path(root))
-    raise LakeError(f'A lake is of the format "manifest" or "delta", not {kind!r}.')
+    if kind == "iceberg":
+        from outbox.pipeline.lake.iceberg import IcebergLake
+
+        return IcebergLake(Path(root), catalog or {}, namespace)
+    raise LakeError(f'A lake is of the format "manifest", "delta" or "iceberg", not {kind!r}.')
 
 
 def insist_on_files(lake: Lake, commit: Commit, *frames: str) -> None:

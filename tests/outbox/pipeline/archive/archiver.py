@@ -1,4 +1,4 @@
-"""The archiver as a process of its own, without Spark: `python -m tests.outbox.pipeline.archive.archiver URL LAKE BEFORE`."""
+"""The archiver as a process, without Spark: `python -m tests.outbox.pipeline.archive.archiver URL LAKE BEFORE FORMAT`."""
 
 import json
 import sys
@@ -12,8 +12,8 @@ from outbox.pipeline.lake.base import open_lake
 from tests.outbox.pipeline.archive.arrow import ArrowWriter
 
 if __name__ == "__main__":
-    url, lake, before = sys.argv[1:]
+    url, lake, before, kind = sys.argv[1:]
     config = ArchiveConfig(PipelineConfig(Source(url)), lake, date.fromisoformat(before), rows_per_part=3)
     with turn(url) as connection:
-        done = Archiver(config, connection, open_lake(lake), ArrowWriter(url)).run()
+        done = Archiver(config, connection, open_lake(lake, kind), ArrowWriter(url)).run()
     sys.stdout.write(json.dumps(done.as_dict()))

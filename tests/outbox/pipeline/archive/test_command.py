@@ -1,11 +1,13 @@
 """`outbox_archive`, with its job as a process. None of these days needs Spark: nothing of them is written."""
 
 import json
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from io import StringIO
 
 import pytest
 from django.core.management import CommandError, call_command
+from pyiceberg.catalog import load_catalog
 
 from outbox import database, tasks
 from outbox.models import State
@@ -90,6 +92,17 @@ class TestTheCommand:
 
         assert failed.value.returncode == 2
 
+    def test_makes_tables_where_they_are_asked_for(self, held, with_archive, settings, tmp_path):
+        catalog = {"type": "sql", "uri": f"sqlite:///{tmp_path}/catalog.db", "warehouse": f"file://{tmp_path}/warehouse"}
+        asked = {"PATH": str(with_archive), "FORMAT": "iceberg", "CATALOG": catalog, "NAMESPACE": "shop"}
+        settings.OUTBOX = {**settings.OUTBOX, "ARCHIVE": asked}
+
+        told()
+
+        with load_catalog("outbox", **catalog) as made:
+            assert made.list_namespaces() == [("shop_default",)]
+            assert ("shop_default", "messages") in made.list_tables("shop_default")
+
     def test_prints_what_a_cluster_needs(self, ids, with_archive):
         _, text = told("--print-config", "--master", "spark://there:7077")
 
@@ -111,7 +124,7 @@ class TestAConfiguration:
         from outbox.archive import archive_config
         from outbox.pipeline.archive.config import ArchiveConfig
 
-        config = archive_config("default")
+        config = replace(archive_config("default"), catalog={"uri": "https://there"})
         (tmp_path / "config.json").write_text(config.to_json())
 
         assert ArchiveConfig.from_file(tmp_path / "config.json") == config
