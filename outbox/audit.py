@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from datetime import UTC, datetime, timedelta
+from pathlib import Path
 from typing import Any
 from urllib.parse import quote, urlencode
 
@@ -16,7 +17,7 @@ from outbox.consumer.register import groups
 from outbox.errors import ConfigurationError
 from outbox.message import TopicType, message_type
 from outbox.models import RecordedTopic
-from outbox.pipeline.config import Business, Group, PipelineConfig, Reader, Source
+from outbox.pipeline.config import Archived, Business, Group, PipelineConfig, Reader, Source
 
 EMBEDDED = "outbox.brokers.embedded.EmbeddedBroker"
 
@@ -24,19 +25,25 @@ EMBEDDED = "outbox.brokers.embedded.EmbeddedBroker"
 BORN = "SELECT min(applied) FROM django_migrations WHERE app = 'outbox'"
 
 
-def pipeline_config(using: str = DEFAULT_DB_ALIAS, *, reader: Reader = "jdbc", settle: timedelta, **more: Any) -> PipelineConfig:
+def pipeline_config(
+    using: str = DEFAULT_DB_ALIAS, *, reader: Reader = "jdbc", settle: timedelta, archived: bool = False, **more: Any
+) -> PipelineConfig:
     """
     Describe a database's outbox, its brokers, business rows and consumer groups.
 
     Args:
         reader: `jdbc` becomes `python` where the server is reached by a socket, which Java does not do.
+        archived: what was archived is audited, too.
         more: fields of `PipelineConfig`, as they are.
 
     Raises:
-        ConfigurationError: an entry of `OUTBOX["AUDIT"]` names what is not there.
+        ConfigurationError: an entry of `OUTBOX["AUDIT"]` names what is not there; or there is no archive.
     """
     databases = {alias: database_source(alias, reader) for alias in {using, *_embedded().values()}}
-    more.setdefault("since", _whole_since(using))
+    if archived:
+        more["archived"] = _archived(using)
+    else:
+        more.setdefault("since", _whole_since(using))
     seen = [topic for broker in _embedded() for topic in _topics_of(broker)]
     recorded = _recorded(using, but=seen)
     return PipelineConfig(
@@ -148,7 +155,20 @@ def _whole_since(using: str) -> datetime | None:
     settings = conf.settings()
     kept = min([settings.retention, *(topic.retention for topic in settings.topics.values())])
     whole = datetime.now(UTC) - kept + min(kept / 4, timedelta(days=1))
+    born = _born(using)
+    return None if born is None or born > whole else whole
+
+
+def _born(using: str) -> datetime | None:
     with connections[using].cursor() as cursor:
         cursor.execute(BORN)
-        (born,) = cursor.fetchone()
-    return None if born is None or born > whole else whole
+        born: datetime | None = cursor.fetchone()[0]
+    return born
+
+
+def _archived(using: str) -> Archived:
+    settings = conf.settings()
+    if settings.archive is None:
+        raise ConfigurationError('There is no archive to be audited: OUTBOX["ARCHIVE"] is not set.')
+    path = Path(settings.archive.path, using)
+    return Archived(str(path), _born(using) or datetime.now(UTC), settings.retention.total_seconds(), _whole_since(using))

@@ -32,6 +32,7 @@ def beat_schedule(
     consume: Iterable[str] = (),
     audit: Any = None,
     audit_at_most: timedelta = timedelta(hours=1),
+    audit_archived: bool = False,
     audit_queue: str = "",
     archive: Any = None,
     monitor: Mapping[str, str] | None = None,
@@ -47,6 +48,7 @@ def beat_schedule(
         audit: when to audit, as Celery has it: `crontab(hour=3, minute=0)`, or a timedelta; None: never. Needs the extra `spark`
             and Java where the worker is.
         audit_at_most: an audit that takes longer is ended.
+        audit_archived: audit what is in the lake of `OUTBOX["ARCHIVE"]`, too; give it time.
         audit_queue: the audit waits for Spark, and keeps a worker's process to itself meanwhile; a queue of its own keeps
             others from waiting behind it. By default `queue`. Archive and monitor go there, too.
         archive: when to archive what is due, likewise; None: never. It is not ended: a day takes the time that it takes.
@@ -62,8 +64,8 @@ def beat_schedule(
     }
     if audit is not None:
         options = {"expires": AUDIT_EXPIRY.total_seconds(), "queue": audit_queue or queue, "ignore_result": True}
-        entry = {"task": "outbox.tasks.audit", "schedule": audit, "args": (audit_at_most.total_seconds(),), "options": options}
-        entries["outbox-audit"] = entry
+        args = (audit_at_most.total_seconds(), *([True] if audit_archived else []))
+        entries["outbox-audit"] = {"task": "outbox.tasks.audit", "schedule": audit, "args": args, "options": options}
     if archive is not None:
         options = {"expires": AUDIT_EXPIRY.total_seconds(), "queue": audit_queue or queue, "ignore_result": True}
         entries["outbox-archive"] = {"task": "outbox.tasks.archive", "schedule": archive, "args": (), "options": options}

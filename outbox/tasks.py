@@ -74,10 +74,10 @@ def upkeep() -> None:
 
 
 @shared_task(name="outbox.tasks.audit", ignore_result=True, time_limit=AS_LONG_AS_IT_TAKES, soft_time_limit=AS_LONG_AS_IT_TAKES)
-def audit(at_most: float = 3600.0) -> None:
+def audit(at_most: float = 3600.0, archived: bool = False) -> None:
     """Audit each database, for so many seconds at most; Spark runs in a process of its own, and ends with this one."""
     for database in sorted({post.database for post in host.posts()}):
-        _try(run_for_beat, database, at_most=timedelta(seconds=at_most))
+        _try(run_for_beat, database, at_most=timedelta(seconds=at_most), archived=archived)
 
 
 @shared_task(name="outbox.tasks.archive", ignore_result=True, time_limit=AS_LONG_AS_IT_TAKES, soft_time_limit=AS_LONG_AS_IT_TAKES)

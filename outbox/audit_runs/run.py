@@ -58,15 +58,18 @@ def run_and_store(
         return run, ended.report
 
 
-def run_for_beat(using: str, *, at_most: timedelta) -> None:
+def run_for_beat(using: str, *, at_most: timedelta, archived: bool = False) -> None:
     """
     Run an audit that nobody waits for: what keeps it from an answer is its run's error, and raises alarm as findings do.
+
+    Args:
+        archived: what was archived is audited, too.
 
     Raises:
         AuditRunning: another one of this database runs.
     """
     try:
-        config = pipeline_config(using, reader=_reader(), settle=SETTLE)
+        config = pipeline_config(using, reader=_reader(), settle=SETTLE, archived=archived)
         run, report = run_and_store(using, config, asked_by="beat", say=logger.debug, at_most=at_most)
     except AuditRunning:
         raise

@@ -86,6 +86,7 @@ def fail(run: AuditRun, error: str, exit_code: int | None) -> None:
 
 def finish(run: AuditRun, report: Mapping[str, Any], exit_code: int) -> None:
     """Write down what a run found, signed, and forget runs of old. All of it or nothing."""
+    run.since = datetime.fromisoformat(report["since"]) if report["since"] else None  # the lake says from when on there is all
     told = verdict.verdict_of(report, run=run.pk, since=run.since, settle_seconds=run.settle_seconds)
     run.verdict = verdict.write(told)
     run.signature = verdict.sign(run.verdict)

@@ -92,6 +92,24 @@ class Group:
 
 
 @dataclass(frozen=True)
+class Archived:
+    """
+    The lake that has what the database has let go of.
+
+    Args:
+        path: its folder.
+        born: when the outbox was made; nothing of it is older.
+        kept_seconds: without an archive, rows are pruned when they are as old.
+        live_since: from when on the database, and its brokers' tables, are whole without the lake; None: they always were.
+    """
+
+    path: str
+    born: datetime
+    kept_seconds: float
+    live_since: datetime | None
+
+
+@dataclass(frozen=True)
 class PipelineConfig:
     """
     Args:
@@ -103,6 +121,7 @@ class PipelineConfig:
         settle_seconds: what is younger is under way, not lost.
         clock_tolerance_seconds: clocks may differ by so much.
         since: what was published before is not audited (it may have been pruned); None: the history is whole.
+        archived: what is in this lake is audited, too; from when on, the lake says, and `since` only if it is later.
         ids_per_finding: name at most so many message ids of one finding.
     """
 
@@ -116,6 +135,7 @@ class PipelineConfig:
     settle_seconds: float = 300.0
     clock_tolerance_seconds: float = 5.0
     since: datetime | None = None
+    archived: Archived | None = None
     ids_per_finding: int = 100
     master: str = "local[2]"
     driver_memory: str = "2g"
@@ -139,8 +159,9 @@ class PipelineConfig:
             raw["brokers"] = [Source(**entry) for entry in raw.get("brokers", [])]
             raw["business"] = [Business(**entry) for entry in raw.get("business", [])]
             raw["groups"] = [Group(**entry) for entry in raw.get("groups", [])]
-            if raw.get("since"):
-                raw["since"] = datetime.fromisoformat(raw["since"])
+            if raw.get("archived"):
+                raw["archived"] = Archived(**_with_times(raw["archived"], "born", "live_since"))
+            raw = _with_times(raw, "since")
             return cls(**raw)
         except (TypeError, ValueError, KeyError, AttributeError) as error:
             raise PipelineError(f"The configuration cannot be read: {type(error).__name__}: {error}") from error
@@ -152,3 +173,7 @@ class PipelineConfig:
             return cls.from_json(path.read_text())
         except OSError as error:
             raise PipelineError(f"The configuration {path} cannot be read: {error}") from error
+
+
+def _with_times(raw: dict[str, Any], *names: str) -> dict[str, Any]:
+    return {name: datetime.fromisoformat(value) if name in names and value else value for name, value in raw.items()}

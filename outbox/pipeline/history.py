@@ -51,6 +51,8 @@ class History:
         recorded: topic -> how far the recorder had come by then.
         files: name -> the Parquet files of a frame, where workers can open them without Spark.
         first_id: what was published before it is left out; empty: nothing is.
+        judged_since: from when on database and lake hold all that there was; None: always, or there is no lake in it.
+        owed: (group, topic) -> what was sent before then is not known to have been meant for the group.
     """
 
     frames: Mapping[str, DataFrame]
@@ -59,6 +61,8 @@ class History:
     recorded: Mapping[str, Recorded] = field(default_factory=dict)
     files: Mapping[str, Sequence[str]] = field(default_factory=dict)
     first_id: str = ""
+    judged_since: datetime | None = None
+    owed: Mapping[tuple[str, str], datetime] = field(default_factory=dict)
 
     def __getattr__(self, name: str) -> DataFrame:
         """Give a frame by its name."""
@@ -109,7 +113,9 @@ def open_history(spark: SparkSession, folder: str) -> History:
         frames[name] = frame.select(*schema.names)
     recorded = {topic: Recorded(*map(_time, times)) for topic, times in about.get("recorded", {}).items()}
     files = {name: found for name, frame in frames.items() if can_be_opened(found := frame.inputFiles())}
-    history = History(frames, frozenset(about["sources"]), datetime.fromisoformat(about["as_of"]), recorded, files)
+    whose = frozenset(about["sources"]), datetime.fromisoformat(about["as_of"])
+    owed = {(group, topic): datetime.fromisoformat(time) for group, topic, time in about.get("owed", [])}
+    history = History(frames, *whose, recorded, files, judged_since=_time(about.get("judged_since")), owed=owed)
     if all(history.frames[name].isEmpty() for name in ("marks", "places", "broker", "inbox", "messages")):
         raise HistoryError(f"The history in {folder} is empty: no lane, message, or inbox row. Nothing was proved.")
     return history
@@ -121,11 +127,24 @@ def begin_history(spark: SparkSession, folder: str) -> None:
 
 
 def write_about(
-    spark: SparkSession, folder: str, sources: Iterable[str], as_of: datetime, recorded: Mapping[str, Recorded] | None = None
+    spark: SparkSession,
+    folder: str,
+    sources: Iterable[str],
+    as_of: datetime,
+    recorded: Mapping[str, Recorded] | None = None,
+    *,
+    judged_since: datetime | None = None,
+    owed: Mapping[tuple[str, str], datetime] | None = None,
 ) -> None:
     """Write beside the frames, last, whose they are and of when: without it there is no history."""
     times = {topic: [_text(one.began), _text(one.until)] for topic, one in (recorded or {}).items()}
-    about = {"sources": sorted(sources), "as_of": _text(as_of), "recorded": times}
+    about = {
+        "sources": sorted(sources),
+        "as_of": _text(as_of),
+        "recorded": times,
+        "judged_since": _text(judged_since),
+        "owed": [[*pair, _text(time)] for pair, time in (owed or {}).items()],
+    }
     _write_text(spark, folder, json.dumps(about))
 
 

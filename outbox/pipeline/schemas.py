@@ -58,7 +58,8 @@ INBOX = _schema(
     at=TimestampType,
 )
 
-# Deliveries that ended otherwise, one row per try. outcome: waiting, retry, dead letter, duplicate.
+# Deliveries that ended otherwise, one row per try. outcome: waiting, retry, dead letter, duplicate; filtered: there was none,
+# and need not be one.
 ATTEMPTS = _schema(
     consumer_group=StringType,
     source=StringType,

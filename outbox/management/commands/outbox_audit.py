@@ -38,6 +38,7 @@ class Command(BaseCommand):
             "--settle", type=float, default=300.0, metavar="SECONDS", help="what is younger is under way (default: 300)"
         )
         parser.add_argument("--since", type=_time, metavar="TIME", help="audit what is younger (default: what was not pruned)")
+        parser.add_argument("--archived", action="store_true", help="audit what is in the lake of OUTBOX['ARCHIVE'], too")
         parser.add_argument("--reader", choices=["jdbc", "python"], default="jdbc", help="python needs no JDBC driver")
         parser.add_argument("--history", default="", metavar="FOLDER", help="keep what was read there, as Parquet")
         parser.add_argument("--master", default="local[2]", help="Spark's master (default: local[2])")
@@ -111,6 +112,7 @@ def _config(options: dict[str, Any]) -> PipelineConfig:
         options["database"],
         reader=options["reader"],
         settle=timedelta(seconds=options["settle"]),
+        archived=options["archived"],
         master=options["master"],
         driver_memory=options["driver_memory"],
         **more,
@@ -126,7 +128,8 @@ def _as_text(report: dict[str, Any]) -> str:
         for what, count in sorted(counts.items())
         if what.startswith("handled by ")
     ]
-    parts = [f"As of {report['as_of']}", table(heads, rows), table(["group", "topic", "handled"], groups)]
+    begin = f"what was published from {report['since']} on" if report["since"] else "all that was ever published"
+    parts = [f"As of {report['as_of']}: {begin}", table(heads, rows), table(["group", "topic", "handled"], groups)]
     findings = [_finding(one) for one in report["findings"]]
     parts.append("\n".join(findings) if findings else "Nothing is lost, orphaned, repeated, late or out of order.")
     return "\n\n".join(part for part in parts if part)

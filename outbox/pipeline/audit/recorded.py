@@ -12,14 +12,16 @@ from outbox.pipeline.transforms.roles import Reach, Roles
 def roles_of(config: PipelineConfig, history: History) -> Roles:
     """Say how rows become roles: by the settle time, and by how far the recorder had come."""
     cutoff = history.as_of - timedelta(seconds=config.settle_seconds)
-    return Roles(config.groups, micros(cutoff), reaches(config, history))
+    owed = {pair: micros(time) for pair, time in history.owed.items()}
+    return Roles(config.groups, micros(cutoff), reaches(config, history), owed)
 
 
 def reaches(config: PipelineConfig, history: History) -> dict[str, Reach]:
-    """Give the reach of each recorded topic, by as much narrower as clocks may differ."""
+    """Give the reach of each topic that is not known for all times, by as much narrower as clocks may differ."""
     tolerance = timedelta(seconds=config.clock_tolerance_seconds)
     found = {}
-    for topic, hidden_seconds in config.recorded.items():
+    for topic in {**config.recorded, **history.recorded}:
+        hidden_seconds = config.recorded.get(topic, 0.0)
         recorded = history.recorded.get(topic, Recorded(history.as_of, None))
         began = recorded.began + tolerance
         until = began if recorded.until is None else recorded.until - tolerance

@@ -19,7 +19,7 @@ from outbox.pipeline.config import PipelineConfig
 from outbox.pipeline.findings import NOT_SENT, Finding, Kind, Stage
 from outbox.pipeline.history import History
 from outbox.pipeline.scan import scan
-from outbox.pipeline.transforms.columns import coded, micros_of
+from outbox.pipeline.transforms.columns import Bools, coded, micros_of
 from outbox.pipeline.transforms.roles import COLUMNS as OF_ROLES
 from outbox.pipeline.transforms.roles import Roles, Seen
 
@@ -79,20 +79,27 @@ class Saying:
                 under_way = np.where(is_old, "late", "open")
                 sent = np.array([SENT_AS[role] for role in roles])
                 yield np.where(state.is_("sent"), sent, np.where(state.is_("dead", "skipped"), "gone", under_way)).tolist()
+                for index, is_not_owed in self.roles.not_owed(batch):
+                    yield self._not_for(index, is_not_owed)
             case "broker":
                 yield np.where(is_old, "stored", "stored young").tolist()
                 for index, is_filtered in self.roles.filtered(batch):
-                    yield [f"not for {self.roles.groups[index].name}" if one else None for one in is_filtered]
+                    yield self._not_for(index, is_filtered)
             case "inbox":
                 yield [f"in {group}" for group in batch.column("consumer_group").to_pylist()]
             case "attempts":
                 pairs = zip(batch.column("outcome").to_pylist(), batch.column("consumer_group").to_pylist(), strict=True)
                 yield [_tried(outcome, group) for outcome, group in pairs]
 
+    def _not_for(self, group: int, those: Bools) -> list[str | None]:
+        return [f"not for {self.roles.groups[group].name}" if one else None for one in those]
+
 
 def _tried(outcome: str | None, group: str) -> str | None:
     if outcome is None or outcome == "duplicate":
         return None
+    if outcome == "filtered":
+        return f"not for {group}"
     return f"dead in {group}" if outcome == "dead letter" else f"waits in {group}"
 
 

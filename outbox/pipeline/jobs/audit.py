@@ -12,11 +12,13 @@ import sys
 import tempfile
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 
 from outbox.pipeline.config import PipelineConfig
 from outbox.pipeline.errors import PipelineError
 from outbox.pipeline.jobs import parent
+from outbox.pipeline.times import first_id_at
 from outbox.pipeline.version import code_version
 
 
@@ -66,14 +68,19 @@ def run(config: PipelineConfig, folder: str) -> dict[str, object]:
         else:
             folder = config.outbox.url
         history = open_history(spark, folder)
+        live = history  # as far as the database has it: latencies of archived days were told before
+        if archived := config.archived:
+            config = replace(config, since=history.judged_since)
+            live = history.since(first_id_at(archived.live_since)) if archived.live_since else history
         report = audit(spark, config, history, _say).as_dict()
         _say("latency")
-        latency = latency_report(config, history)
+        latency = latency_report(config, live)
         report["findings"] += latency.pop("findings")
         _say("backlog")
-        backlog = backlog_report(spark, config, history)
+        backlog = backlog_report(spark, config, live)
         _say("digest")
         judged = {"sources": sorted(history.sources), "digest": digest(history), "code_version": code_version()}
+        report["since"] = config.since.isoformat() if config.since else None
         return {**report, "latency": latency, "backlog": backlog, **judged}
     finally:
         spark.stop()

@@ -14,12 +14,16 @@ from typing import TYPE_CHECKING, Any
 
 from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
+from pyspark.sql.types import StringType, StructType
 
+from outbox.pipeline.archive.spark import read_rows
 from outbox.pipeline.config import PipelineConfig, Source
 from outbox.pipeline.errors import HistoryError
 from outbox.pipeline.history import Recorded, begin_history, write_about
+from outbox.pipeline.lake.frames import RECORDED
 from outbox.pipeline.schemas import FRAMES
 from outbox.pipeline.sources import jdbc, statements
+from outbox.pipeline.sources.archived import add_archived, hold, known_at_the_broker
 from outbox.pipeline.sources.snapshot import exported_snapshot
 from outbox.pipeline.sources.statements import Statement
 
@@ -29,6 +33,8 @@ if TYPE_CHECKING:
 Say = Callable[[str], None]
 Parts = dict[str, list[DataFrame]]
 
+WITH_TAG = StructType([*FRAMES["messages"]]).add("tag", StringType())
+
 
 def copy_history(spark: SparkSession, config: PipelineConfig, folder: str, say: Say = lambda text: None) -> None:
     """
@@ -36,44 +42,66 @@ def copy_history(spark: SparkSession, config: PipelineConfig, folder: str, say: 
 
     Raises:
         HistoryError: a database cannot be reached, or a table or column is missing there; the text names it.
+        LakeError: what was archived cannot be read.
     """
-    parts: Parts = {name: [] for name in FRAMES}
     with ExitStack() as stack:
         opened: dict[str, tuple[Any, str]] = {}
         for source in (*config.brokers, config.outbox):
             if source.url not in opened:
                 opened[source.url] = stack.enter_context(exported_snapshot(source.url))
-        for source in config.brokers:
-            _read_all(spark, source, *opened[source.url], statements.EMBEDDED_BROKER, parts)
-        connection, snapshot = opened[config.outbox.url]
-        marks = ("marks", statements.of_marks(config.since))
-        wanted = [*statements.OUTBOX.items(), marks, *(("business", statements.of_business(entry)) for entry in config.business)]
-        for name, statement in wanted:
-            parts[name].append(_read(spark, config.outbox, connection, snapshot, name, statement))
+        connection, _ = opened[config.outbox.url]
+        held = hold(connection, config.archived, config.since) if config.archived else None
+        parts = _parts(spark, config, opened, is_archived=held is not None)
         recorded = {}
         if config.recorded:
-            recorder = statements.of_recorded(config.recorded)
-            parts["broker"].append(_read(spark, config.outbox, connection, snapshot, "broker", recorder))
             rows = connection.execute(statements.RECORDED_TOPICS, [list(config.recorded)])
             recorded = {topic: Recorded(began, until) for topic, began, until in rows}
         sources = [row[0] for row in connection.execute(statements.SOURCES)]
         (now,) = connection.execute(statements.NOW).fetchone()
         begin_history(spark, folder)
-        for name, schema in FRAMES.items():
+        for name, frames in parts.items():
             say(f"reading {name}")
-            frame = reduce(DataFrame.unionByName, parts[name] or [spark.createDataFrame([], schema)])
+            frame = reduce(DataFrame.unionByName, frames or [spark.createDataFrame([], FRAMES[name])])
             _write(frame, f"{folder}/{name}", name)
-    write_about(spark, folder, sources, now, recorded)
+    if held is None:
+        write_about(spark, folder, sources, now, recorded)
+        return
+    recorded = known_at_the_broker(config, held, recorded)
+    owed = add_archived(spark, config, folder, held, say)
+    write_about(spark, folder, sources, now, recorded, judged_since=held.since, owed=owed)
+
+
+def _parts(spark: SparkSession, config: PipelineConfig, opened: dict[str, tuple[Any, str]], *, is_archived: bool) -> Parts:
+    """Give what each frame is made of; for an archive to add to: all that lanes ever gave out, what was recorded as it stands."""
+    parts: Parts = {name: [] for name in FRAMES}
+    for source in config.brokers:
+        _read_all(spark, source, *opened[source.url], statements.EMBEDDED_BROKER, parts)
+    connection, snapshot = opened[config.outbox.url]
+    marks = statements.of_marks(None if is_archived else config.since)
+    wanted = [
+        *(statements.OUTBOX | {"marks": marks}).items(),
+        *(("business", statements.of_business(entry)) for entry in config.business),
+    ]
+    if config.recorded and is_archived:
+        parts[RECORDED.name] = [read_rows(spark, config.outbox, RECORDED, RECORDED.query(None), snapshot)]
+    elif config.recorded:
+        wanted.append(("broker", statements.of_recorded(config.recorded)))
+    schemas = FRAMES | {"messages": WITH_TAG} if is_archived else FRAMES
+    for name, statement in wanted:
+        parts[name].append(_read(spark, config.outbox, connection, snapshot, name, statement, schemas[name]))
+    return parts
 
 
 def _read_all(
     spark: SparkSession, source: Source, connection: Any, snapshot: str, wanted: dict[str, Statement], parts: Parts
 ) -> None:
     for name, statement in wanted.items():
-        parts[name].append(_read(spark, source, connection, snapshot, name, statement))
+        parts[name].append(_read(spark, source, connection, snapshot, name, statement, FRAMES[name]))
 
 
-def _read(spark: SparkSession, source: Source, connection: Any, snapshot: str, name: str, statement: Statement) -> DataFrame:
+def _read(
+    spark: SparkSession, source: Source, connection: Any, snapshot: str, name: str, statement: Statement, schema: StructType
+) -> DataFrame:
     import psycopg
     from pyspark.errors import PySparkException
 
@@ -85,10 +113,10 @@ def _read(spark: SparkSession, source: Source, connection: Any, snapshot: str, n
         else:
             from outbox.pipeline.sources import rows
 
-            frame = rows.read(spark, source, statement.query, bounds, snapshot, FRAMES[name])
+            frame = rows.read(spark, source, statement.query, bounds, snapshot, schema)
     except (psycopg.Error, PySparkException) as error:
         raise _explained(name, error) from error
-    return frame.select(*(F.col(column.name).cast(column.dataType) for column in FRAMES[name]))
+    return frame.select(*(F.col(column.name).cast(column.dataType) for column in schema))
 
 
 def _write(frame: DataFrame, path: str, name: str) -> None:

@@ -44,11 +44,13 @@ PLACES = Statement(
     "SELECT min(id), max(id) FROM outbox_batch",
 )
 
-# Topic 0: what a check-back wrote in the place of a message that never was. The parts are seconds of publishing.
+# Topic 0: what a check-back wrote in the place of a message that never was. The parts are seconds of publishing. The tag is
+# asked for where the broker is not known to have it.
 MESSAGES = Statement(
     """
     SELECT ('x' || left(replace(m.id::text, '-', ''), 12))::bit(48)::bigint / 1000 AS part, m.id::text AS message_id,
-        t.name AS topic, m.key, m.headers::jsonb ->> 'ce-type' AS type, m.about, m.created_at AS at
+        t.name AS topic, m.key, m.headers::jsonb ->> 'ce-type' AS type, m.about, m.created_at AS at,
+        m.headers::jsonb ->> 'ce-tag' AS tag
     FROM outbox_message m LEFT JOIN outbox_topic t ON t.id = m.topic_id WHERE m.topic_id <> 0
     """,
     """

@@ -17,7 +17,6 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 START = datetime(2026, 1, 1, tzinfo=UTC)
-EACH_MICROS = 1_000  # a message each millisecond
 AFTER = timedelta(hours=1)  # so long after the last one the history is read: nothing is under way
 
 # Where a message is missing that was lost at a stage: there, and at all later ones.
@@ -31,7 +30,7 @@ MISSING_AT = {
 
 def as_of(plan: Plan) -> datetime:
     """Give the moment at which the history is read."""
-    return START + timedelta(microseconds=plan.messages * EACH_MICROS) + AFTER
+    return START + timedelta(microseconds=plan.messages * plan.each_micros) + AFTER
 
 
 def make_frames(spark: SparkSession, plan: Plan, truth: Truth) -> dict[str, DataFrame]:
@@ -61,9 +60,9 @@ def make_frames(spark: SparkSession, plan: Plan, truth: Truth) -> dict[str, Data
 
 def _messages(spark: SparkSession, plan: Plan) -> DataFrame:
     n = F.col("n")
-    micros = F.lit(int(START.timestamp() * 1_000_000)) + n * EACH_MICROS
+    micros = F.lit(int(START.timestamp() * 1_000_000)) + n * plan.each_micros
     # As uuid7 has it: 48 bits of milliseconds, then bits that nobody can guess; here the message's number, scattered.
-    time = F.lower(F.lpad(F.hex(F.expr(f"({int(START.timestamp() * 1000)} + n * {EACH_MICROS} div 1000)")), 12, "0"))
+    time = F.lower(F.lpad(F.hex(F.expr(f"({int(START.timestamp() * 1000)} + n * {plan.each_micros} div 1000)")), 12, "0"))
     rest = F.lower(F.lpad(F.hex(F.xxhash64("n", F.lit(plan.seed))), 16, "0"))
     return spark.range(plan.messages).withColumnRenamed("id", "n").select(
         "n",

@@ -31,6 +31,7 @@ class Plan:
     Args:
         lost, duplicated, orphans: so many in all, spread over the stages where that can happen, in bursts of up to `burst`
             neighbouring numbers.
+        each_micros: the time from one message to the next.
     """
 
     messages: int
@@ -41,6 +42,7 @@ class Plan:
     lanes: int = 2
     groups: int = 1
     burst: int = 20
+    each_micros: int = 1_000
     seed: int = 1
 
     @property

@@ -41,7 +41,7 @@ class InGroup(enum.IntEnum):
     HANDLED = 0
     DEAD_LETTER = 1
     WAITING = 2  # being retried, or not yet read: the broker still has it for the group
-    FILTERED = 3  # of a tag that the group did not ask for
+    FILTERED = 3  # of a tag that the group did not ask for, or not known to have been meant for it
 
 
 # The columns that roles are made of.
@@ -84,17 +84,26 @@ class Reach:
 
 @dataclass(frozen=True)
 class Roles:
-    """How rows become roles, for the groups that owe something. reaches: of recorded topics."""
+    """
+    How rows become roles, for the groups that owe something.
+
+    Args:
+        reaches: of the topics whose broker is not known for all times.
+        owed: (group, topic) -> the group owes what was sent from then on, in microseconds; none: all.
+    """
 
     groups: Sequence[Group]
     cutoff_micros: int
     reaches: Mapping[str, Reach] = field(default_factory=dict)
+    owed: Mapping[tuple[str, str], int] = field(default_factory=dict)
 
     def of(self, frame: str, batch: pa.RecordBatch) -> Iterator[Ints]:
         """Give a role for each row of a frame, NONE where it has none; more than once where a row plays several."""
         match frame:
             case "places":
                 yield self._of_places(batch)
+                for index, is_not_owed in self.not_owed(batch):
+                    yield np.where(is_not_owed, of_group(index, InGroup.FILTERED), NONE)
             case "broker":
                 yield self._of_broker(batch)
                 for index, is_filtered in self.filtered(batch):
@@ -123,6 +132,16 @@ class Roles:
                 if tags is not None:
                     yield index, topic.is_(name) & ~tag.is_(*tags)
 
+    def not_owed(self, batch: pa.RecordBatch) -> Iterator[tuple[int, Bools]]:
+        """Give a group's index, and which places of a topic are older than what it owes."""
+        if not self.owed:
+            return
+        at, topic = micros_of(batch, "at", "claimed_at", missing=NEVER), coded(batch, "topic")
+        for index, group in enumerate(self.groups):
+            for name in group.topics:
+                if (begin := self.owed.get((group.name, name))) and (found := topic.is_(name) & (at < begin)).any():
+                    yield index, found
+
     def _of_places(self, batch: pa.RecordBatch) -> Ints:
         state = coded(batch, "state")
         is_long_open = micros_of(batch, "claimed_at", "at", missing=NEVER) <= self.cutoff_micros
@@ -137,6 +156,7 @@ class Roles:
         outcome = coded(batch, "outcome")
         dead, waiting = self._by_group(batch, InGroup.DEAD_LETTER), self._by_group(batch, InGroup.WAITING)
         roles = np.where(outcome.is_("dead letter"), dead, np.where(outcome.is_("waiting", "retry"), waiting, NONE))
+        roles = np.where(outcome.is_("filtered"), self._by_group(batch, InGroup.FILTERED), roles)
         return np.where(roles == Seen.FOREIGN_GROUP, NONE, roles)
 
     def _by_group(self, batch: pa.RecordBatch, role: InGroup) -> Ints:

@@ -27,6 +27,7 @@ FINDING = {
 
 REPORT = {
     "as_of": "2026-11-20T03:00:00+00:00",
+    "since": "2026-11-14T03:00:00+00:00",
     "findings": [FINDING],
     "counts": {"orders": {"given out": 10, "sent": 10, "broker": 8, "handled by points": 8}},
     "foreign": 0,
