@@ -1,4 +1,4 @@
-from datetime import timedelta
+from datetime import UTC, datetime, timedelta
 
 import pytest
 from django.db import connection
@@ -42,6 +42,18 @@ class TestWhatTheJobIsTold:
             cursor.execute(BORN_LONG_AGO)
 
         assert pipeline_config(settle=SETTLE).since is not None
+
+    def test_is_with_an_archive_where_that_lies_and_what_may_have_been_pruned_without(self, settings):
+        settings.OUTBOX = {**settings.OUTBOX, "ARCHIVE": {"PATH": "/srv/lake"}}
+        with connection.cursor() as cursor:
+            cursor.execute(BORN_LONG_AGO)
+
+        config = pipeline_config(settle=SETTLE, archived=True)
+
+        assert config.since is None
+        assert (config.archived.path, config.archived.kept_seconds) == ("/srv/lake/default", 7 * 86400)
+        assert config.archived.born < datetime.now(UTC) - timedelta(days=300)
+        assert abs(config.archived.live_since - pipeline_config(settle=SETTLE).since) < timedelta(minutes=1)
 
     @pytest.mark.parametrize(
         ("entry", "said"),

@@ -39,6 +39,11 @@ class TestBeatSchedule:
         assert beat_schedule(audit=nightly)["outbox-audit"]["options"]["queue"] == "outbox"
         assert "outbox.tasks.audit" in current_app.tasks
 
+    def test_audits_what_was_archived_when_it_is_told_to(self):
+        entry = beat_schedule(audit=timedelta(days=1), audit_archived=True)["outbox-audit"]
+
+        assert entry["args"] == (3600.0, True)
+
     def test_archives_when_it_is_told_to(self):
         nightly = crontab(hour=2, minute=0)
 

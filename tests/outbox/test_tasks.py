@@ -207,6 +207,12 @@ class TestAudit:
         assert "names the model 'shop.Odrer'" in AuditRun.objects.get().error
         assert len(alarms) == 1
 
+    def test_cannot_take_what_was_archived_along_where_there_is_no_archive(self, alarms):
+        tasks.audit(archived=True)
+
+        assert AuditRun.objects.get().error.startswith("There is no archive to be audited")
+        assert len(alarms) == 1
+
     def test_loads_no_spark_in_the_worker(self):
         code = "import django; django.setup(); import outbox.tasks, sys; assert not {'pyspark', 'py4j'} & set(sys.modules)"
 

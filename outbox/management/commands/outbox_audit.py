@@ -129,7 +129,7 @@ def _as_text(report: dict[str, Any]) -> str:
         if what.startswith("handled by ")
     ]
     begin = f"what was published from {report['since']} on" if report["since"] else "all that was ever published"
-    parts = [f"As of {report['as_of']}: {begin}", table(heads, rows), table(["group", "topic", "handled"], groups)]
+    parts = [f"As of {report['as_of']}: {begin}.", table(heads, rows), table(["group", "topic", "handled"], groups)]
     findings = [_finding(one) for one in report["findings"]]
     parts.append("\n".join(findings) if findings else "Nothing is lost, orphaned, repeated, late or out of order.")
     return "\n\n".join(part for part in parts if part)

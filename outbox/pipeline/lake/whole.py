@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from datetime import UTC, date, datetime, timedelta
 
 from outbox.pipeline.errors import LakeError
+from outbox.pipeline.lake import frames
 from outbox.pipeline.lake.base import Commit, Lake
+from outbox.pipeline.lake.frames import MESSAGES, RECORDED
 
 DAY = timedelta(days=1)
+BOOKS = frozenset(frames.BOOKS) - {RECORDED.name}  # they were always archived, and pruned alike
 
 
 def insist_on_ours(lake: Lake, commits: Iterable[Commit], source: str, deleted: Mapping[str, int]) -> None:
@@ -34,7 +37,13 @@ def insist_on_ours(lake: Lake, commits: Iterable[Commit], source: str, deleted: 
 
 
 def whole_since(
-    commits: Collection[Commit], days: Iterable[date], *, born: datetime, kept: timedelta, without: datetime
+    commits: Sequence[Commit],
+    days: Iterable[date],
+    *,
+    born: datetime,
+    kept: timedelta,
+    without: datetime,
+    books: Collection[str] = BOOKS,
 ) -> datetime | None:
     """
     Say from when on nothing was dropped that is not in the lake; None: nothing ever was.
@@ -43,19 +52,33 @@ def whole_since(
     have been pruned whose day was not. A day that is nowhere was dropped while there was no archive: it begins anew then.
 
     Args:
-        commits: those that hold the rows which it is about.
+        commits: all there are, oldest first.
         days: those that the database or the lake has.
         born: when the outbox was made.
         kept: without an archive, rows are pruned when they are as old.
         without: from when on the database alone is whole.
+        books: the frames that it is about; commits without them are older than they.
     """
-    known = set(days)
-    first = max(min(known, default=born.date()), born.astimezone(UTC).date())
+    having = [commit for commit in commits if any(name in commit.frames for name in books)]
+    birth, known = born.astimezone(UTC).date(), set(days)
+    first = max(min(known, default=birth), birth)
     ages = range((without.astimezone(UTC).date() - first).days)
     holes = [day for day in (first + n * DAY for n in ages) if day not in known]
-    began = min((_written(commit) for commit in commits if not holes or commit.day > str(holes[-1])), default=without)
-    had_begun = not holes and min(known, default=date.max) <= born.astimezone(UTC).date() + DAY and began - kept < born
-    return None if had_begun else min(began, without)
+    began = min((_written(commit) for commit in having if not holes or commit.day > str(holes[-1])), default=without)
+    is_from_birth = not holes and first <= birth + DAY and having[:1] == commits[:1]
+    if is_from_birth and (began - kept < born or _begins_unpruned(having, books)):
+        return None
+    return min(began, without)
+
+
+def _begins_unpruned(commits: Iterable[Commit], books: Collection[str]) -> bool:
+    """Say whether the first of them that has anything has rows of the books: pruning would have taken all up to its day's end."""
+    for commit in commits:
+        if any(commit.frames[name].rows for name in books if name in commit.frames):
+            return True
+        if commit.frames[MESSAGES.name].rows:
+            return False
+    return False
 
 
 def _written(commit: Commit) -> datetime:

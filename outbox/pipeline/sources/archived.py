@@ -85,14 +85,15 @@ def hold(connection: Any, archived: Archived, since: datetime | None) -> Held:
         insist_on_files(lake, commit, *(frame.name for frame in NEEDED))
     days = [*book.days(connection, date.max), *(date.fromisoformat(commit.day) for commit in commits)]
 
-    def whole(of: list[Commit]) -> datetime | None:
-        if archived.live_since is None:
-            return None
-        kept = timedelta(seconds=archived.kept_seconds)
-        return whole_since(of, days, born=archived.born, kept=kept, without=archived.live_since)
-
-    begin = max((time for time in (whole(commits), since) if time), default=None)
-    recorded = whole([commit for commit in commits if RECORDED.name in commit.frames])
+    whole: dict[str, Any] = {
+        "born": archived.born,
+        "kept": timedelta(seconds=archived.kept_seconds),
+        "without": archived.live_since,
+    }
+    has_pruned = archived.live_since is not None
+    begin = whole_since(commits, days, **whole) if has_pruned else None
+    recorded = whole_since(commits, days, **whole, books=[RECORDED.name]) if has_pruned else None
+    begin = max((time for time in (begin, since) if time), default=None)
     return Held(archived, lake, commits, unsettled_days(commits, deleted), begin, recorded)
 
 
@@ -118,8 +119,6 @@ def add_archived(
     Raises:
         LakeError: a file of the lake cannot be read.
     """
-    from pyspark.errors import PySparkException
-
     try:
         _add_rows(spark, config, folder, held, say)
         if held.since:
@@ -129,8 +128,12 @@ def add_archived(
             return {}
         add_filtered(spark, config, folder, live)
         return owed_from(spark, config, folder, live)
-    except PySparkException as error:
-        raise LakeError(f"The lake in {held.lake.root} cannot be read: {str(error).strip().splitlines()[0]}") from error
+    except LakeError:
+        raise
+    except Exception as error:  # what a task meets comes as PySpark's, the JVM's or pyarrow's
+        lines = str(error).strip().splitlines()
+        said = next((line for line in lines if "reading file" in line), lines[0])
+        raise LakeError(f"The lake in {held.lake.root} cannot be read: {said.strip()}") from error
 
 
 def _add_rows(spark: SparkSession, config: PipelineConfig, folder: str, held: Held, say: Callable[[str], None]) -> None:

@@ -2,6 +2,7 @@
 
 import io
 import json
+from datetime import UTC, datetime
 
 import pytest
 from django.core.management import CommandError, call_command
@@ -58,6 +59,13 @@ class TestItsExitCode:
         assert code == 2
         assert "names the model 'shop.Odrer'" in said
 
+    def test_is_2_where_there_is_no_archive_to_be_audited(self, job_that):
+        job_that("is clean")
+
+        said, code = audit("--archived")
+
+        assert (said, code) == ('There is no archive to be audited: OUTBOX["ARCHIVE"] is not set.', 2)
+
     def test_is_2_when_its_time_is_over(self, job_that):
         job_that("waits")
 
@@ -75,6 +83,14 @@ class TestItsReport:
         report = json.loads(said)
         assert report["findings"][0]["first"] == 7
         assert AuditRun.objects.get().pk == report["run"]
+
+    def test_says_from_when_on_it_judged(self, job_that):
+        job_that("is clean")
+
+        said, _ = audit()
+
+        assert said.startswith("As of 2026-11-20T03:00:00+00:00: what was published from 2026-11-14T03:00:00+00:00 on.\n")
+        assert AuditRun.objects.get().since == datetime(2026, 11, 14, 3, tzinfo=UTC)
 
     @pytest.mark.parametrize(("does", "code"), [("finds", 1), ("is clean", 0), ("cannot", 2)])
     def test_leaves_nothing_in_the_database_where_it_is_told_so(self, job_that, does, code):

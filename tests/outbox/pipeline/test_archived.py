@@ -4,26 +4,29 @@ from __future__ import annotations
 
 import json
 from dataclasses import replace
-from datetime import UTC, date, datetime
+from datetime import UTC, date, datetime, timedelta
 
 import pytest
 from django.db import connection
 
 from outbox import database, partitions
-from outbox.models import FailedDelivery, Inbox, MessageRow, RecordedMessage, RecordedTopic
+from outbox.models import FailedDelivery, Inbox, Lane, MessageRow, RecordedMessage, RecordedTopic, State
 from outbox.pipeline.archive.book import turn
 from outbox.pipeline.archive.config import ArchiveConfig
 from outbox.pipeline.archive.run import Archiver
 from outbox.pipeline.archive.spark import SparkWriter
 from outbox.pipeline.audit.run import audit
-from outbox.pipeline.config import Archived, PipelineConfig, Source
+from outbox.pipeline.config import Archived, Group, PipelineConfig, Source
+from outbox.pipeline.errors import LakeError
 from outbox.pipeline.history import open_history
 from outbox.pipeline.lake.base import open_lake
-from outbox.pipeline.sources.postgres import copy_history
+from outbox.pipeline.sources.archived import add_archived, hold
+from outbox.pipeline.sources.postgres import WITH_TAG, copy_history
+from outbox.pipeline.sources.snapshot import exported_snapshot
 from outbox.pipeline.synthetic.database import write_database
 from outbox.pipeline.synthetic.plan import Plan
 from tests.database_url import url_of
-from tests.factories import MessageRowFactory, message_id
+from tests.factories import BatchFactory, MessageRowFactory, TopicFactory, message_id
 from tests.outbox.pipeline.archive.arrow import ArrowWriter
 from tests.outbox.pipeline.tcp import reached_by_tcp
 
@@ -49,7 +52,10 @@ FROM jsonb_populate_recordset(NULL::outbox_recorded, %s)
 """
 
 PRUNE_BATCHES = "DELETE FROM outbox_batch WHERE lane = 0 AND sent_at < '2026-01-03'"
-PRUNE_BROKER = "DELETE FROM outbox_embedded_message WHERE stored_at < %s"
+STORE = """
+INSERT INTO outbox_embedded_message (topic_id, queue, pos, message_id, source, key, tag, headers, body, stored_at)
+SELECT id, 0, %s, %s, %s, '', '', %s, '', %s FROM outbox_embedded_topic WHERE name = %s
+"""
 
 
 def execute(statement, *values):
@@ -152,16 +158,98 @@ class TestAHistoryThatWasArchivedInPart:
         assert sorted(one["ids"] for one in whole[0] if one["lane"] is None) == sorted([one] for one in ids)
 
         seen = json.dumps(list(RecordedMessage.objects.filter(recorded_at__date=FIRST)[:100].values()), default=str)
-        with database.connect("default") as reader, reader.transaction():  # one day is in both, its books went with the next
+        with database.connect("default") as reader, reader.transaction():
             reader.execute(f"SELECT FROM {partitions.table_of(FIRST)}")
             writer = SparkWriter(ArchiveConfig(PipelineConfig(Source(url, reader="python")), str(lake.root), SECOND))
             assert archive(SECOND, writer).kept == {str(FIRST): "open transactions"}
             assert archive(THIRD).kept == {str(FIRST): "open transactions"}
-            assert judge(config, reader="jdbc") == whole
-
-        archive(THIRD)
+        assert sorted({partitions.day_of(one) for one in MessageRow.objects.values_list("id", flat=True)}) == [FIRST, THIRD]
+        assert not RecordedMessage.objects.filter(recorded_at__lt=datetime(2026, 1, 3, tzinfo=UTC)).exists()
         execute(PRUNE_BATCHES)
-        assert not RecordedMessage.objects.filter(recorded_at__date=FIRST).exists()
         execute(SEE_AGAIN, seen)
-        assert not MessageRow.objects.filter(id__lt=partitions.first_id(THIRD)).exists()
-        assert judge(config) == whole
+
+        assert judge(config, reader="jdbc") == whole  # one day is in both, and its books went with the next one
+
+
+class TestWhatBrokersNoLongerHave:
+    """
+    Messages of three days, one each two hours, of which the broker has the last. `late` began on the second; until the first
+    morning `all` asked for one tag only.
+    """
+
+    GROUPS = (
+        Group("cart", {"orders": None}),
+        Group("late", {"orders": None}),
+        Group("picky", {"tagged": ["a"]}),
+        Group("all", {"tagged": None}),
+    )
+    SOURCE = "urn:uuid:of-a-test"
+    LIVE = datetime(2026, 1, 3, tzinfo=UTC)
+
+    @pytest.fixture
+    def config(self, days):
+        execute("UPDATE outbox_source SET id = %s", self.SOURCE)
+        orders, tagged = (TopicFactory(name=name) for name in ("orders", "tagged"))
+        execute("INSERT INTO outbox_embedded_topic (name, type, queues) VALUES ('orders', 'normal', 1)")
+        for number in range(1, 37):
+            if number != 3:
+                by = [("cart", number not in (1, 5, 18, 30)), ("late", number >= 20 and number not in (22, 31))]
+                self.send(orders, number, [group for group, is_handled in by if is_handled])
+        for number in range(1, 13):
+            by = [("picky", number % 2 and number != 7), ("all", number % 2 or number in (6, 8, 12))]
+            self.send(tagged, number, [group for group, is_handled in by if is_handled], tag="ba"[number % 2])
+        self.half = self.send(orders, None, ["late"], at=datetime(2026, 1, 2, 23, tzinfo=UTC))
+        Lane.objects.create(topic_id=orders.id, lane=1, last_seq=36)
+        Lane.objects.create(topic_id=tagged.id, lane=1, last_seq=12)
+        nowhere = Source("postgresql://")
+        return PipelineConfig(nowhere, brokers=[nowhere], groups=list(self.GROUPS), seen_topics=["orders", "tagged"])
+
+    def send(self, topic, number, handled_by, *, at=None, tag=""):
+        at = at or datetime(2026, 1, 1, 1, tzinfo=UTC) + timedelta(hours=2 * (number - 1))
+        headers = json.dumps({"ce-tag": tag} if tag else {})
+        one = MessageRowFactory(id=message_id(at), topic=topic, created_at=at, headers=headers).id
+        lane = None if number is None else 1
+        BatchFactory(message_ids=[one], topic=topic, first_seq=number, lane=lane, state=State.SENT, claimed_at=at, sent_at=at)
+        where = {"source": self.SOURCE, "topic": topic.name, "lane": lane, "number": number}
+        for group in handled_by:
+            later = at + timedelta(seconds=1)
+            Inbox.objects.create(consumer_group=group, dedupe_key=one, message_id=one, handled_at=later, **where)
+        if at >= self.LIVE:
+            execute(STORE, number, str(one), self.SOURCE, json.dumps({"ce-lane": "1", "ce-number": str(number)}), at, topic.name)
+        return str(one)
+
+    def test_is_held_to_the_outbox_for_groups_that_were_there(self, spark, config, archive, judge):
+        archive(THIRD)
+
+        findings, counts = judge(
+            replace(config, since=datetime(2026, 1, 1, 4, tzinfo=UTC)), live_since=self.LIVE, born=datetime.now(UTC)
+        )
+
+        assert sorted(
+            (one["kind"], one["group"], one["topic"], one["first"], one["last"]) for one in findings if one["lane"]
+        ) == [
+            ("lost", "", "orders", 3, 3),
+            ("lost", "all", "tagged", 10, 10),
+            ("lost", "cart", "orders", 5, 5),
+            ("lost", "cart", "orders", 18, 18),
+            ("lost", "cart", "orders", 30, 30),
+            ("lost", "late", "orders", 22, 22),
+            ("lost", "late", "orders", 31, 31),
+            ("lost", "picky", "tagged", 7, 7),
+        ]
+        assert [(one["group"], one["ids"]) for one in findings if not one["lane"]] == [("cart", [self.half])]
+        assert counts["orders"]["given out"] == 34
+
+
+class TestAFileOfTheLake:
+    def test_that_is_damaged_is_no_answer(self, spark, url, archive, lake, days, tmp_path):
+        MessageRowFactory(id=message_id(datetime(2026, 1, 1, 12, tzinfo=UTC)))
+        archive(SECOND)
+        (file,) = (lake.root / file for file in lake.committed()[0].frames["messages"].files)
+        file.write_bytes(b"x" * file.stat().st_size)
+        spark.createDataFrame([], WITH_TAG).write.parquet(f"{tmp_path}/history/messages")
+
+        with exported_snapshot(url) as (own, _):
+            held = hold(own, Archived(str(lake.root), datetime.now(UTC), 0.0, None), None)
+        with pytest.raises(LakeError, match=f"The lake in {lake.root} cannot be read: .*{file.name}"):
+            add_archived(spark, PipelineConfig(Source(url)), f"{tmp_path}/history", held, lambda text: None)

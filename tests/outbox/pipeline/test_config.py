@@ -3,7 +3,7 @@ from datetime import UTC, datetime
 
 import pytest
 
-from outbox.pipeline.config import Business, Group, PipelineConfig, Source
+from outbox.pipeline.config import Archived, Business, Group, PipelineConfig, Source
 from outbox.pipeline.errors import PipelineError
 
 CONFIG = PipelineConfig(
@@ -12,12 +12,15 @@ CONFIG = PipelineConfig(
     business=[Business("orders", "orders", "shop.order", where="total > 0")],
     groups=[Group("cart", {"orders": ["placed"], "bills": None})],
     since=datetime(2026, 1, 2, 3, tzinfo=UTC),
+    archived=Archived("/srv/lake", datetime(2026, 1, 1, tzinfo=UTC), 604800.0, datetime(2026, 1, 2, tzinfo=UTC)),
 )
 
 
 class TestAConfiguration:
     def test_travels_as_json(self):
         assert PipelineConfig.from_json(CONFIG.to_json()) == CONFIG
+        never_pruned = replace(CONFIG, archived=Archived("/srv/lake", CONFIG.archived.born, 604800.0, None))
+        assert PipelineConfig.from_json(never_pruned.to_json()) == never_pruned
 
     @pytest.mark.parametrize(
         ("text", "said"),

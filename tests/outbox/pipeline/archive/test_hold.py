@@ -1,0 +1,86 @@
+"""A lake that is asked while the database's days are held: what is wrong with it is said before anything is judged."""
+
+import os
+from contextlib import contextmanager
+from datetime import UTC, datetime
+
+import pytest
+
+from outbox import database
+from outbox.pipeline.config import Archived
+from outbox.pipeline.errors import LakeError
+from outbox.pipeline.sources.archived import hold
+from outbox.pipeline.sources.snapshot import exported_snapshot
+from tests.outbox.pipeline.archive.conftest import FIRST, PER_DAY, SECOND
+from tests.outbox.pipeline.archive.looks import in_database, in_lake
+
+
+@pytest.fixture
+def held(url, lake):
+    @contextmanager
+    def held():
+        with exported_snapshot(url) as (connection, _):
+            yield hold(connection, Archived(str(lake.root), datetime.now(UTC), 7 * 86400.0, None), None)
+
+    return held
+
+
+def manifest(lake):
+    return next((lake.root / "_manifests").iterdir())
+
+
+class TestALakeThatIsHeld:
+    def test_lets_no_day_leave_the_database_meanwhile(self, archive, held, lake, ids):
+        with held() as found:
+            assert found.commits == []
+            assert archive(before=SECOND).kept == {str(FIRST): "open transactions"}
+            assert in_database() == ids
+
+        assert archive(before=SECOND).days == {str(FIRST): PER_DAY}
+
+    def test_knows_which_days_the_database_may_still_have(self, archive, held, ids):
+        with database.connect("default") as reader, reader.transaction():
+            reader.execute("SELECT FROM outbox_message")
+            archive(before=SECOND)
+            with held() as found:
+                assert found.unsettled == {str(FIRST)}
+        archive(before=SECOND)
+
+        with held() as found:
+            assert found.unsettled == set()
+
+    def test_is_refused_where_it_is_another_databases(self, archive, held, ids):
+        archive(before=SECOND)
+        with database.connect("default") as own:
+            own.execute("UPDATE outbox_source SET id = 'urn:uuid:other'")
+
+        with pytest.raises(LakeError, match="is of the database"), held():
+            pass
+
+    def test_is_refused_where_a_day_is_gone(self, archive, held, lake, ids):
+        archive(before=SECOND)
+        manifest(lake).unlink()
+
+        with pytest.raises(LakeError, match=r"has no 2001-02-03\.a1, which was archived there"), held():
+            pass
+
+    def test_is_refused_where_a_manifest_cannot_be_read(self, archive, held, lake, ids):
+        archive(before=SECOND)
+        manifest(lake).write_text("{")
+
+        with pytest.raises(LakeError, match=r"The manifest .* cannot be read"), held():
+            pass
+
+    @pytest.mark.parametrize("frame", ["messages", "inbox", "delivery", "duplicate", "recorded"])
+    @pytest.mark.parametrize(
+        ("spoil", "said"),
+        [(os.unlink, "cannot be read: No such file"), (lambda path: os.truncate(path, 100), "has 100 bytes instead of")],
+        ids=["missing", "cut short"],
+    )
+    def test_is_refused_where_a_file_is_not_whole(self, archive, held, lake, ids, frame, spoil, said):
+        archive(before=SECOND)
+        assert in_lake(lake, frame)
+        spoil(lake.root / next(iter(lake.committed()[0].frames[frame].files)))
+
+        with pytest.raises(LakeError, match=said), held():
+            pass
