@@ -107,7 +107,7 @@ def _audit(config: PipelineConfig, folder: str, truth: dict[str, Any]) -> dict[s
     from outbox.pipeline.history import open_history
     from outbox.pipeline.session import build_session
 
-    spark: Any = build_session(config, name="outbox bench")
+    spark: Any = build_session(config, name="outbox bench", is_light=True)  # as the job does
     try:
         java = spark._jvm.java.lang.ProcessHandle.current().pid()
         history = open_history(spark, folder)

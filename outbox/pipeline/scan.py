@@ -60,15 +60,17 @@ def scan(
         work: gets a frame's name and batches, perhaps of some of its rows only; gives batches of `schema`.
         where_null: it is about rows only that have NULL in this column; others may come all the same.
     """
-    parts, found = [], []
+    files, found = [], []
     for name, wanted in columns.items():
-        if files := history.files.get(name):
-            parts += [(name, file, part) for file in files for part in range(PARTS)]
+        if name in history.files:
+            files += [(name, file) for file in history.files[name]]
         else:
             found.append(history.frames[name].select(*wanted).mapInArrow(partial(work, name), ddl(schema)))
-    if parts:
+    if files:
+        parts = [(*file, part) for part in range(PARTS) for file in files]  # neighbours, alike in size, go to different tasks
         many = min(len(parts), int(spark.conf.get("spark.sql.shuffle.partitions")))  # each task costs 80 ms of CPU
-        tasks = spark.createDataFrame(parts, "frame string, file string, part int").repartition(many)
+        columns_of_parts = zip(*parts, strict=True)
+        tasks = spark.createDataFrame(pa.table([*map(pa.array, columns_of_parts)], ["frame", "file", "part"])).repartition(many)
         found.append(tasks.mapInArrow(_reading(Reading(columns, history.first_id, where_null), work), ddl(schema)))
     return reduce(DataFrame.unionAll, found)
 

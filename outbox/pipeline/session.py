@@ -60,14 +60,17 @@ def needs_jar(config: PipelineConfig) -> bool:
     return any(source.is_postgres and source.reader == "jdbc" for source in (config.outbox, *config.brokers))
 
 
-def build_session(config: PipelineConfig, *, name: str = "outbox", is_for_tests: bool = False) -> SparkSession:
+def build_session(
+    config: PipelineConfig, *, name: str = "outbox", is_light: bool = False, is_for_tests: bool = False
+) -> SparkSession:
     """
     Start Spark, or join the session that runs in this process.
 
     `config.master` is used where nobody else has chosen one: under spark-submit, its master and memory stand.
 
     Args:
-        is_for_tests: compile less thoroughly: up in half the time, slower in long jobs.
+        is_light: the JVM only plans and adds, since workers read the files: it compiles no longer than that takes.
+        is_for_tests: the same, and collects garbage by one thread.
 
     Raises:
         JavaMissing: there is no Java for it.
@@ -90,8 +93,10 @@ def build_session(config: PipelineConfig, *, name: str = "outbox", is_for_tests:
         if needs_jar(config):
             jars = sorted({find_jar(source.jar) for source in (config.outbox, *config.brokers) if source.is_postgres})
             builder = builder.config("spark.jars", ",".join(jars))
-        options = f"-Duser.timezone=UTC -Dlog4j2.configurationFile={LOGGING}"
-        builder = builder.config("spark.driver.extraJavaOptions", f"{options} {TESTS_JAVA if is_for_tests else ''}")
+        options = ["-Duser.timezone=UTC", f"-Dlog4j2.configurationFile={LOGGING}"]
+        options += [COMPILE_LITTLE] if is_light or is_for_tests else []
+        options += [ONE_COLLECTOR] if is_for_tests else []
+        builder = builder.config("spark.driver.extraJavaOptions", " ".join(options))
     for key, value in SETTINGS.items():
         builder = builder.config(key, value)
     return builder.config("spark.sql.shuffle.partitions", config.shuffle_partitions).getOrCreate()
@@ -105,7 +110,8 @@ def _let_workers_import_us() -> None:
         os.environ["PYTHONPATH"] = os.pathsep.join([root, *filter(None, path)])
 
 
-TESTS_JAVA = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
+COMPILE_LITTLE = "-XX:TieredStopAtLevel=1"
+ONE_COLLECTOR = "-XX:+UseSerialGC"
 
 SETTINGS = {
     "spark.ui.enabled": "false",

@@ -54,7 +54,7 @@ def run(config: PipelineConfig, folder: str) -> dict[str, object]:
     from outbox.pipeline.session import build_session
 
     _say("starting Spark")
-    spark = build_session(config, name="outbox audit")
+    spark = build_session(config, name="outbox audit", is_light=not config.outbox.is_postgres)
     try:
         from outbox.pipeline.audit.run import audit
         from outbox.pipeline.digest import digest
@@ -74,12 +74,12 @@ def run(config: PipelineConfig, folder: str) -> dict[str, object]:
             live = history.since(first_id_at(archived.live_since)) if archived.live_since else history
         report = audit(spark, config, history, _say).as_dict()
         _say("latency")
-        latency = latency_report(config, live)
+        latency = latency_report(spark, config, live)
         report["findings"] += latency.pop("findings")
         _say("backlog")
         backlog = backlog_report(spark, config, live)
         _say("digest")
-        judged = {"sources": sorted(history.sources), "digest": digest(history), "code_version": code_version()}
+        judged = {"sources": sorted(history.sources), "digest": digest(spark, history), "code_version": code_version()}
         report["since"] = config.since.isoformat() if config.since else None
         return {**report, "latency": latency, "backlog": backlog, **judged}
     finally:

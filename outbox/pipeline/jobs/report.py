@@ -3,34 +3,39 @@
 from __future__ import annotations
 
 from collections import defaultdict
+from dataclasses import replace
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
+
+from pyspark.sql import functions as F
 
 from outbox.pipeline.bins import BACKWARDS, SHARES, add, percentile
 from outbox.pipeline.cause import Minute, standings
 from outbox.pipeline.config import PipelineConfig
 from outbox.pipeline.findings import STAGE_OF, Finding, Kind, clock_has_jumped
 from outbox.pipeline.history import History
+from outbox.pipeline.scan import scan
 from outbox.pipeline.transforms import backlog, latency
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 
-def latency_report(config: PipelineConfig, history: History) -> dict[str, Any]:
+def latency_report(spark: SparkSession, config: PipelineConfig, history: History) -> dict[str, Any]:
     """
     Give histograms (rows of topic, hop, group, minute, bin, n), percentiles of each topic and hop, and findings.
 
     A finding of kind `clock` says how many messages arrived before they were sent, by more than the clocks' tolerance.
     """
-    frame = latency.histograms(history.places, history.broker, history.inbox, config.clock_tolerance_seconds)
-    rows = frame.withColumn("minute", frame.minute.cast("bigint")).collect()
+    count = latency.Latency(int(config.clock_tolerance_seconds * 1_000_000)).histograms
+    found = scan(spark, history, latency.COLUMNS, count, latency.HISTOGRAM)
+    rows = found.groupBy(*latency.HISTOGRAM.names[:-1]).agg(F.sum("n").alias("n")).collect()
     whole: dict[tuple[str, str, str], dict[int, int]] = defaultdict(dict)
     for row in rows:
         key = row.topic, row.hop, row.consumer_group
         whole[key] = add(whole[key], {row.bin: row.n})
     return {
-        "histograms": [[row.topic, row.hop, row.consumer_group, row.minute, row.bin, row.n] for row in rows],
+        "histograms": [[row.topic, row.hop, row.consumer_group, row.minute * 60, row.bin, row.n] for row in rows],
         "percentiles": [
             {
                 "topic": topic,
@@ -59,14 +64,32 @@ def backlog_report(spark: SparkSession, config: PipelineConfig, history: History
     pairs = [(group.name, topic) for group in config.groups for topic in group.topics]
     if not pairs:
         return []
-    readers = spark.createDataFrame(pairs, "consumer_group string, topic string")
-    rows: dict[tuple[str, str], list[Minute]] = defaultdict(list)
-    for row in backlog.minutes(history.broker, history.inbox, history.attempts, readers).collect():
-        rows[row.consumer_group, row.topic].append(Minute(row.minute, row.produced, row.attempts, row.consumed))
+    minutes = _minutes(spark, history, pairs)
     again: dict[tuple[str, str], list[list[Any]]] = defaultdict(list)
     for row in backlog.most_repeated(history.attempts, limit=repeated).collect():
         again[row.consumer_group, row.topic].append([row.message_id, row.tries])
-    return [_of_pair(group, topic, rows[group, topic], again[group, topic]) for group, topic in sorted(rows)]
+    return [_of_pair(*pair, minutes[pair], again[pair]) for pair in sorted(minutes)]
+
+
+def _minutes(spark: SparkSession, history: History, pairs: list[tuple[str, str]]) -> dict[tuple[str, str], list[Minute]]:
+    """Put together, by group and topic, what came in, was tried and was finished."""
+    found: dict[tuple[str, str], dict[int, Minute]] = defaultdict(dict)
+
+    def add(pair: tuple[str, str], minute: int, **more: int) -> None:
+        now = found[pair].get(minute, Minute(minute))
+        found[pair][minute] = replace(now, **{name: getattr(now, name) + n for name, n in more.items()})
+
+    counted = scan(spark, history, backlog.COLUMNS, backlog.happened, backlog.HAPPENED)
+    for row in counted.groupBy(*backlog.HAPPENED.names[:-1]).agg(F.sum("n").alias("n")).collect():
+        if row.frame == "inbox":
+            add((row.consumer_group, row.topic), row.minute, attempts=row.n, consumed=row.n)
+            continue
+        for pair in pairs:
+            if pair[1] == row.topic:
+                add(pair, row.minute, produced=row.n)
+    for row in backlog.tries(history.attempts).collect():
+        add((row.consumer_group, row.topic), row.minute, attempts=row.attempts, consumed=row.consumed)
+    return {pair: list(minutes.values()) for pair, minutes in found.items()}
 
 
 def _of_pair(group: str, topic: str, minutes: list[Minute], again: list[list[Any]]) -> dict[str, Any]:

@@ -6,40 +6,48 @@ Only rows by the minute leave this room; what they mean, `cause` says.
 
 from __future__ import annotations
 
-from functools import reduce
+from collections.abc import Iterator
 
+import pyarrow as pa
 from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
 
+from outbox.pipeline.transforms.columns import coded, constant, times_of
+from outbox.pipeline.transforms.tally import Tally
 
-def minutes(broker: DataFrame, inbox: DataFrame, attempts: DataFrame, readers: DataFrame) -> DataFrame:
-    """
-    Count by minute.
+MINUTE = 60_000_000
 
-    Takes what `schemas` names; readers: consumer_group, topic. Gives consumer_group, topic, minute (since 1970), produced,
-    attempts, consumed. A message was tried as often as its last delivery says, each try counted where it is written down.
+COLUMNS = {"broker": ("topic", "at"), "inbox": ("consumer_group", "topic", "at")}
+
+# What was stored (then the group is empty) and handled. minute: since 1970.
+HAPPENED = pa.schema(
+    {"frame": pa.string(), "consumer_group": pa.string(), "topic": pa.string(), "minute": pa.int64(), "n": pa.int64()}
+)
+
+
+def happened(frame: str, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    """Count a part of a frame by minute."""
+    found = Tally(HAPPENED)
+    for batch in batches:
+        at, has_one = times_of(batch, "at")
+        group = coded(batch, "consumer_group") if frame == "inbox" else constant("", len(batch))
+        texts = [constant(frame, len(batch)), group, coded(batch, "topic")]
+        found.add([text.of(has_one) for text in texts], [at[has_one] // MINUTE])
+    yield from found.batches()
+
+
+def tries(attempts: DataFrame) -> DataFrame:
     """
-    minute = F.expr("unix_micros(at) div 60000000").alias("minute")
-    one, none = F.lit(1), F.lit(0)
-    keys = ["consumer_group", "topic", "minute"]
+    Count the tries that did not end well by minute: consumer_group, topic, minute, attempts, consumed.
+
+    A message was tried as often as its last delivery says, each try counted where it is written down; a dead letter is done with.
+    """
     tried = F.col("outcome").isin("retry", "dead letter", "duplicate") & F.col("at").isNotNull()
-    tries = _once(attempts.where(tried))
-    done = F.when(F.col("outcome") == "dead letter", 1).otherwise(0)
-    parts = [
-        broker.where(F.col("at").isNotNull())
-        .select("topic", minute)
-        .groupBy("topic", "minute")
-        .agg(F.count("*").alias("produced"))
-        .join(F.broadcast(readers), "topic")
-        .select(*keys, "produced", none.alias("attempts"), none.alias("consumed")),
-        inbox.select("consumer_group", "topic", minute, none.alias("produced"), one.alias("attempts"), one.alias("consumed")),
-        tries.select("consumer_group", "topic", minute, none.alias("produced"), one.alias("attempts"), done.alias("consumed")),
-    ]
+    minute = F.expr("unix_micros(at) div 60000000").alias("minute")
     return (
-        reduce(DataFrame.unionAll, parts)
-        .groupBy(*keys)
-        .agg(*(F.sum(name).cast("bigint").alias(name) for name in ("produced", "attempts", "consumed")))
-        .select(*keys, "produced", "attempts", "consumed")
+        _once(attempts.where(tried))
+        .groupBy("consumer_group", "topic", minute)
+        .agg(F.count("*").alias("attempts"), F.count_if(F.col("outcome") == "dead letter").alias("consumed"))
     )
 
 

@@ -9,9 +9,17 @@ from typing import Any, TypeAlias
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
+import pyarrow.compute as pc
 
 Ints: TypeAlias = "npt.NDArray[np.int64]"
 Bools: TypeAlias = "npt.NDArray[np.bool_]"
+
+# A uuid7 as text: its first 12 digits are milliseconds.
+UUID_LENGTH = 36
+TIME_DIGITS = (0, 1, 2, 3, 4, 5, 6, 7, 9, 10, 11, 12)
+VERSION_DIGIT = 14
+HEXADECIMAL: Ints = np.full(256, -1, np.int64)
+HEXADECIMAL[np.frombuffer(b"0123456789abcdef", np.uint8)] = range(16)
 
 
 @dataclass(frozen=True)
@@ -29,6 +37,10 @@ class Coded:
         """Say of each row whether it has one of these values."""
         return self.each(wanted.__contains__, np.bool_)
 
+    def of(self, rows: Bools) -> Coded:
+        """Give the column of some rows only."""
+        return Coded(self.codes[rows], self.values)
+
 
 def coded(batch: pa.RecordBatch, name: str) -> Coded:
     column = batch.column(name)
@@ -38,6 +50,11 @@ def coded(batch: pa.RecordBatch, name: str) -> Coded:
     return Coded(column.indices.fill_null(len(values) - 1).to_numpy(zero_copy_only=False), values)
 
 
+def constant(value: str, rows: int) -> Coded:
+    """Give a column that says the same of each row."""
+    return Coded(np.zeros(rows, np.int32), [value, None])
+
+
 def integers(batch: pa.RecordBatch, name: str) -> tuple[Ints, Bools]:
     """Give the numbers, 0 for NULL, and which rows have one."""
     column = batch.column(name)
@@ -45,12 +62,38 @@ def integers(batch: pa.RecordBatch, name: str) -> tuple[Ints, Bools]:
     return column.cast(pa.int64()).fill_null(0).to_numpy(zero_copy_only=False), has_one
 
 
+def times_of(batch: pa.RecordBatch, name: str) -> tuple[Ints, Bools]:
+    """Give microseconds since 1970, 0 for NULL, and which rows have one."""
+    times = batch.column(name).cast(pa.timestamp("us", "UTC")).cast(pa.int64())
+    return times.fill_null(0).to_numpy(zero_copy_only=False), times.is_valid().to_numpy(zero_copy_only=False)
+
+
 def micros_of(batch: pa.RecordBatch, *names: str, missing: int = 0) -> Ints:
     """Give microseconds since 1970 of the first of these columns that is not NULL, else `missing`."""
     found = np.full(batch.num_rows, missing, np.int64)
     for name in reversed(names):
-        times = batch.column(name).cast(pa.timestamp("us", "UTC")).cast(pa.int64())
-        found = np.where(
-            times.is_valid().to_numpy(zero_copy_only=False), times.fill_null(0).to_numpy(zero_copy_only=False), found
-        )
+        times, has_one = times_of(batch, name)
+        found = np.where(has_one, times, found)
     return found
+
+
+def published_micros(batch: pa.RecordBatch) -> tuple[Ints, Bools]:
+    """Read out of message ids when they were published, in microseconds since 1970, 0 for NULL; and which are uuid7."""
+    ids = batch.column("message_id").cast(pa.string())
+    is_uuid = pc.equal(pc.binary_length(ids), UUID_LENGTH).fill_null(False).to_numpy(zero_copy_only=False)
+    if not is_uuid.all():
+        ids = ids.take(np.flatnonzero(is_uuid))
+    offsets, letters = (np.frombuffer(ids.buffers()[part] or b"", kind) for part, kind in ((1, np.int32), (2, np.uint8)))
+    start = offsets[ids.offset] if len(ids) else 0
+    rows = letters[start : start + UUID_LENGTH * len(ids)].reshape(-1, UUID_LENGTH)
+    millis: Ints = np.zeros(len(ids), np.int64)
+    signs: Ints = np.zeros(len(ids), np.int64)
+    for place in TIME_DIGITS:
+        digit = HEXADECIMAL[rows[:, place]]
+        millis = (millis << 4) + digit
+        signs |= digit
+    is_seven = (rows[:, VERSION_DIGIT] == ord("7")) & (signs >= 0)
+    micros: Ints = np.zeros(len(batch), np.int64)
+    has_one: Bools = np.zeros(len(batch), bool)
+    micros[is_uuid], has_one[is_uuid] = np.where(is_seven, millis * 1000, 0), is_seven
+    return micros, has_one

@@ -50,7 +50,7 @@ def hashed(strings: pa.Array, seeds: Hashes | np.uint64) -> Hashes:
         for at in range(0, longest, 8):
             words = np.ndarray(len(strings), "<u8", data, int(starts[0]) + at, (int(longest),))
             _stir(found, words if longest - at >= 8 else words & MASKS[longest - at])
-        return _mixed(found)
+        return mixed(found)
     words = np.ndarray(len(data) - 7, "<u8", data, 0, (1,))  # those that begin at each byte
     for at in range(0, longest, 8):
         if shortest - at >= 8:
@@ -60,7 +60,7 @@ def hashed(strings: pa.Array, seeds: Hashes | np.uint64) -> Hashes:
         stirred = found.copy()
         _stir(stirred, words[np.minimum(starts + at, len(words) - 1)] & MASKS[left])
         found = np.where(left > 0, stirred, found)
-    return _mixed(found)
+    return mixed(found)
 
 
 def _stir(found: Hashes, words: Hashes) -> None:
@@ -69,7 +69,7 @@ def _stir(found: Hashes, words: Hashes) -> None:
     found ^= found >> np.uint64(32)
 
 
-def _mixed(found: Hashes) -> Hashes:
+def mixed(found: Hashes) -> Hashes:
     found = (found ^ (found >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
     found = (found ^ (found >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
     return found ^ (found >> np.uint64(31))
@@ -80,7 +80,7 @@ def bucket_of(hashes: Hashes) -> npt.NDArray[np.int64]:
 
 
 def _check(hashes: Hashes) -> Hashes:
-    return _mixed(hashes + np.uint64(1)) & LOW
+    return mixed(hashes + np.uint64(1)) & LOW
 
 
 class Digest:

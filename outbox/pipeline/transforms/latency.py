@@ -6,55 +6,90 @@ Times since the publish are read from the message id, so no hop needs a join.
 
 from __future__ import annotations
 
-from functools import reduce
+from collections.abc import Iterator
+from dataclasses import dataclass
 
-from pyspark.sql import Column, DataFrame
-from pyspark.sql import functions as F
+import numpy as np
+import pyarrow as pa
 
 from outbox.pipeline.bins import BACKWARDS, BINS_PER_DOUBLING, INSTANT
-from outbox.pipeline.times import published_micros
+from outbox.pipeline.transforms.columns import Bools, Coded, Ints, coded, constant, published_micros, times_of
+from outbox.pipeline.transforms.tally import Tally
+
+MINUTE = 60_000_000
+
+COLUMNS = {
+    "places": ("topic", "state", "message_id", "claimed_at", "at"),
+    "broker": ("topic", "message_id", "at"),
+    "inbox": ("consumer_group", "topic", "message_id", "at"),
+}
+
+# minute: since 1970.
+HISTOGRAM = pa.schema(
+    {
+        "topic": pa.string(),
+        "hop": pa.string(),
+        "consumer_group": pa.string(),
+        "minute": pa.int64(),
+        "bin": pa.int32(),
+        "n": pa.int64(),
+    }
+)
+
+Times = tuple[Ints, Bools]  # microseconds since 1970, and which rows have one
 
 
-def histograms(places: DataFrame, broker: DataFrame, inbox: DataFrame, tolerance_seconds: float = 0.0) -> DataFrame:
-    """
-    Count latencies.
+@dataclass(frozen=True)
+class Hop:
+    """What some rows say of a hop. is_one: which of them are about it."""
 
-    Takes what `schemas` names. Gives topic, hop, consumer_group, minute, bin, n. Hops: `claim` (publish to claim), `send`
-    (claim to sent), `store` (publish to stored), `handle` (publish to handled, by group).
-
-    Args:
-        tolerance_seconds: so much too early counts as an instant, since clocks differ.
-    """
-    published = published_micros(F.col("message_id"))
-    nobody = F.lit("")
-    sent = places.where(F.col("state") == "sent")
-    hops = [
-        _hop(sent, "claim", nobody, F.unix_micros("claimed_at"), published),
-        _hop(sent, "send", nobody, F.unix_micros("at"), F.unix_micros("claimed_at")),
-        _hop(broker, "store", nobody, F.unix_micros("at"), published),
-        _hop(inbox, "handle", F.col("consumer_group"), F.unix_micros("at"), published),
-    ]
-    minute = F.timestamp_micros(F.col("end") - F.pmod(F.col("end"), F.lit(60_000_000)))
-    return (
-        reduce(DataFrame.unionAll, hops)
-        .where(F.col("end").isNotNull() & F.col("start").isNotNull())
-        .groupBy("topic", "hop", "consumer_group", minute.alias("minute"), _bin(tolerance_seconds).alias("bin"))
-        .agg(F.count("*").alias("n"))
-        .select("topic", "hop", "consumer_group", "minute", "bin", "n")
-    )
+    name: str
+    start: Times
+    end: Times
+    is_one: Bools | bool = True
+    group: Coded | None = None
 
 
-def _hop(frame: DataFrame, name: str, group: Column, end: Column, start: Column) -> DataFrame:
-    """Give topic, hop, consumer_group, start, end (microseconds)."""
-    columns = {"hop": F.lit(name), "consumer_group": group, "start": start, "end": end}
-    return frame.select("topic", *(column.alias(alias) for alias, column in columns.items()))
+@dataclass(frozen=True)
+class Latency:
+    """tolerance_micros: so much too early counts as an instant, since clocks differ."""
+
+    tolerance_micros: int = 0
+
+    def histograms(self, frame: str, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        """
+        Count latencies of a part of a frame: `claim` (publish to claim), `send` (claim to sent), `store` (publish to stored),
+        `handle` (publish to handled, by group).
+        """
+        found = Tally(HISTOGRAM)
+        for batch in batches:
+            topic = coded(batch, "topic")
+            for hop in HOPS[frame](batch):
+                (start, has_start), (end, has_end) = hop.start, hop.end
+                counts = has_start & has_end & hop.is_one
+                texts = [topic, constant(hop.name, len(batch)), hop.group or constant("", len(batch))]
+                numbers = [end // MINUTE, self._bins(end - start)]
+                found.add([text.of(counts) for text in texts], [number[counts] for number in numbers])
+        yield from found.batches()
+
+    def _bins(self, micros: Ints) -> Ints:
+        doublings = np.floor(np.log2(np.maximum(micros, 1)) * BINS_PER_DOUBLING).astype(np.int64)
+        return np.select([micros < -self.tolerance_micros, micros <= 1], [BACKWARDS, INSTANT], doublings + 1)
 
 
-def _bin(tolerance_seconds: float) -> Column:
-    micros = F.col("end") - F.col("start")
-    return (
-        F.when(micros < -int(tolerance_seconds * 1_000_000), BACKWARDS)
-        .when(micros <= 1, INSTANT)
-        .otherwise(F.floor(F.log2(micros) * BINS_PER_DOUBLING) + 1)
-        .cast("int")
-    )
+def _of_places(batch: pa.RecordBatch) -> Iterator[Hop]:
+    is_sent = coded(batch, "state").is_("sent")
+    claimed = times_of(batch, "claimed_at")
+    yield Hop("claim", published_micros(batch), claimed, is_sent)
+    yield Hop("send", claimed, times_of(batch, "at"), is_sent)
+
+
+def _of_broker(batch: pa.RecordBatch) -> Iterator[Hop]:
+    yield Hop("store", published_micros(batch), times_of(batch, "at"))
+
+
+def _of_inbox(batch: pa.RecordBatch) -> Iterator[Hop]:
+    yield Hop("handle", published_micros(batch), times_of(batch, "at"), group=coded(batch, "consumer_group"))
+
+
+HOPS = {"places": _of_places, "broker": _of_broker, "inbox": _of_inbox}

@@ -74,7 +74,7 @@ class TestSpark:
         world.audit(spark)  # holds its findings to those of SQL
 
         history, answer = world.history(spark), judged_by_sql(world)
-        assert sorted(map(tuple, latency_report(world.config, history)["histograms"])) == sorted(answer.histograms)
+        assert sorted(map(tuple, latency_report(spark, world.config, history)["histograms"])) == sorted(answer.histograms)
         by_spark = {(one["group"], one["topic"]): one for one in backlog_report(spark, world.config, history)}
         assert set(by_spark) == {(one.group, one.topic) for one in answer.backlogs}
         for one in answer.backlogs:

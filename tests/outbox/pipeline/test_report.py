@@ -18,7 +18,7 @@ class TestClocks:
         world.change("inbox", {"at": START - 3 * SECOND}, number=5, consumer_group="cart")  # by less than clocks may differ
         world.change("inbox", {"at": START - 7 * SECOND}, number=6, consumer_group="cart")
 
-        report = latency_report(world.config, world.history(spark))
+        report = latency_report(spark, world.config, world.history(spark))
 
         found = [(one["kind"], one["stage"], one["topic"], one["group"], one["count"]) for one in report["findings"]]
         assert found == [

@@ -7,7 +7,9 @@ import pytest
 
 from outbox.pipeline import files, scan
 from outbox.pipeline.audit.run import audit
+from outbox.pipeline.digest import digest
 from outbox.pipeline.history import open_history, write_about
+from outbox.pipeline.jobs.report import backlog_report, latency_report
 from outbox.pipeline.scan import Reading
 from tests.outbox.pipeline.ids import message_id
 from tests.outbox.pipeline.worlds import OURS, World
@@ -45,6 +47,17 @@ class TestFiles:
         assert len(by_workers.findings) > 7
         assert [one.as_dict() for one in by_workers.findings] == [one.as_dict() for one in by_spark.findings]
         assert by_workers.counts == by_spark.counts
+
+    def test_are_counted_as_the_frames_are_that_spark_reads(self, spark, world, folder):
+        history = open_history(spark, folder)
+        found = {}
+        for name, one in ("workers", history), ("spark", dataclasses.replace(history, files={})):
+            latencies = latency_report(spark, world.config, one)
+            latencies["histograms"].sort()
+            found[name] = digest(spark, one), latencies, backlog_report(spark, world.config, one)
+
+        assert found["workers"] == found["spark"]
+        assert found["spark"][0] != digest(spark, world.drop("inbox", number=9).history(spark))
 
     def test_are_left_to_spark_where_pyarrow_cannot_open_them(self, spark, folder, monkeypatch):
         monkeypatch.setattr(files, "SCHEMES", {"file": "nowhere"})

@@ -47,7 +47,7 @@ class TestAMadeUpHistory:
         folder, truth = made
         config = PipelineConfig.from_json(truth["config"])
 
-        report = latency_report(config, open_history(spark, folder))
+        report = latency_report(spark, config, open_history(spark, folder))
 
         found = {(one["hop"], one["group"]): one for one in report["percentiles"]}
         assert found["store", ""]["p50"] == pytest.approx(0.007 + 0.693 * 0.002, rel=0.1)  # 7 ms and an exponential of 2 ms
