@@ -77,8 +77,9 @@ def audit_lanes(spark: SparkSession, config: PipelineConfig, history: History) -
 
 def _verdict(spark: SparkSession, config: PipelineConfig, history: History, marks: Sequence[Mark]) -> list[Any]:
     lanes: dict[numbers.LaneName, Lane] = {(mark.source, mark.topic, mark.lane): _lane(config, mark) for mark in marks}
-    cell = F.struct("role", "bits", "again", "n", "lowest", "highest", "future")
-    by_bucket = cells(spark, config, history).groupBy(*numbers.LANE, "bucket").agg(F.collect_list(cell).alias("cells"))
+    bucket = [*numbers.LANE, "bucket"]
+    cell = F.struct(*(name for name in numbers.CELL.names if name not in bucket))
+    by_bucket = cells(spark, config, history).groupBy(*bucket).agg(F.collect_list(cell).alias("cells"))
     return by_bucket.mapInArrow(_judge_batches(lanes), ddl(VERDICT)).collect()
 
 

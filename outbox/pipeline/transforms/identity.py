@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -113,12 +114,16 @@ class Suspects:
     hashes: Hashes
     buckets: npt.NDArray[np.bool_]
 
+    @cached_property
+    def near(self) -> npt.NDArray[np.bool_]:
+        """The buckets of the hashes."""
+        return _flags(bucket_of(self.hashes))
+
     def has(self, hashes: Hashes) -> npt.NDArray[np.bool_]:
+        """Say which hashes are of keys that may differ."""
         bucket = bucket_of(hashes)
         found: npt.NDArray[np.bool_] = self.buckets[bucket]
-        differs: npt.NDArray[np.bool_] = np.zeros(BUCKETS, bool)
-        differs[bucket_of(self.hashes)] = True
-        near = np.flatnonzero(differs[bucket])
+        near = np.flatnonzero(self.near[bucket])
         place = np.searchsorted(self.hashes, hashes[near])
         found[near] |= self.hashes[np.minimum(place, len(self.hashes) - 1)] == hashes[near] if len(near) else False
         return found
@@ -145,7 +150,7 @@ def _is_of(one: int, bucket: int, check: int) -> bool:
     return bool(bucket_of(hashes)[0] == bucket and _check(hashes)[0] == check)
 
 
-def _flags(buckets: list[int]) -> npt.NDArray[np.bool_]:
+def _flags(buckets: npt.ArrayLike) -> npt.NDArray[np.bool_]:
     found: npt.NDArray[np.bool_] = np.zeros(BUCKETS, bool)
-    found[np.array(buckets, np.int64)] = True
+    found[np.asarray(buckets, np.int64)] = True
     return found
