@@ -30,6 +30,7 @@ ATTEMPT = "outbox.attempt."
 PROPERTIES = {
     "gc.enabled": "false",  # or whoever expires snapshots may delete files of the lake with them
     "commit.manifest-merge.enabled": "true",
+    "commit.manifest.min-count-to-merge": "10",  # each commit reads them all
     "write.metadata.delete-after-commit.enabled": "true",
     "write.metadata.previous-versions-max": "10",
 }
@@ -73,8 +74,9 @@ class IcebergLake(ManifestLake):
             raise
         except Exception as error:  # pyiceberg's have no family, and a catalog adds those of its own library
             said = (str(error).splitlines() or [""])[0]
+            next_step = "Nothing is lost; the next run goes on from there." if self.catalog else self._remedy
             raise LakeError(
-                f"The Iceberg tables of the lake in {self.root} cannot be written: {type(error).__name__}: {said}. {self._remedy}"
+                f"The Iceberg tables of the lake in {self.root} cannot be written: {type(error).__name__}: {said}. {next_step}"
             ) from error
 
     def _open(self) -> Any:

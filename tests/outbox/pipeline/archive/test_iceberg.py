@@ -17,6 +17,7 @@ from sqlalchemy import URL
 
 from outbox import database, partitions
 from outbox.audit import database_source
+from outbox.models import Duplicate
 from outbox.pipeline.archive.config import ArchiveConfig
 from outbox.pipeline.archive.spark import SparkWriter
 from outbox.pipeline.config import PipelineConfig
@@ -81,8 +82,8 @@ class TestAnIcebergTable:
         summaries = [snapshot.summary.additional_properties for snapshot in table_of(lake).snapshots()]
         assert [(one["outbox.day"], one["outbox.attempt"]) for one in summaries] == [(str(FIRST), "1"), (str(SECOND), "1")]
 
-    def test_lets_nobody_delete_files_of_the_lake(self, archive, lake, ids):
-        archive()
+    def test_lets_nobody_delete_files_of_the_lake(self, lake):
+        lake.insist_on_writing()
 
         assert table_of(lake).properties["gc.enabled"] == "false"
 
@@ -159,6 +160,15 @@ class TestARowThatComesAgain:
         assert read(lake) == ids
         assert read(lake, "inbox") == ids
         assert [len(rows_of(lake, name)) for name in ("delivery", "duplicate", "attempt", "check_back")] == [2, 2, 2, 2]
+
+    def test_is_another_one_where_only_its_number_comes_again(self, archive, lake, ids):
+        archive(before=SECOND)
+        (number,) = rows_of(lake, "duplicate")["id"].to_pylist()
+        Duplicate.objects.update(id=number)  # as a database numbers them that was restored
+
+        archive()
+
+        assert read(lake, "duplicate", "id") == [number, number]
 
     def test_is_written_by_no_crash_twice(self, archive, lake, ids, monkeypatch):
         archive(before=SECOND)
@@ -282,6 +292,19 @@ class TestACatalogOfOnesOwn:
         with pytest.raises(LakeError, match=r"shop_default\.messages is of .*/lake, not .*/other\. .* another NAMESPACE"):
             other.insist_on_writing()
 
+    def test_gets_those_of_a_moved_lake_anew(self, archive, lake, ids, catalog, tmp_path):
+        archive(before=SECOND)
+        moved = replace(lake, root=lake.root.rename(tmp_path / "elsewhere"))
+        with pytest.raises(LakeError, match="If the lake was moved, drop those of the namespace 'shop_default'"):
+            moved.insist_on_writing()
+
+        with load_catalog(**catalog) as ours:
+            for table in ours.list_tables("shop_default"):
+                ours.drop_table(table)
+        moved.insist_on_writing()
+
+        assert self.ids_in(catalog, "shop_default") == ids[:PER_DAY]
+
     def test_that_fails_loses_nothing(self, archive, lake, ids, catalog, tmp_path):
         lake.insist_on_writing()
         file = tmp_path / "warehouse" / "catalog.db"
@@ -329,7 +352,7 @@ class TestSpark:
     def test_writes_files_that_a_table_can_have(self, spark, archive, lake, ids, caplog):
         config = ArchiveConfig(PipelineConfig(database_source("default", "python"), shuffle_partitions=2), str(lake.root), BEFORE)
 
-        archive(before=SECOND, writer=SparkWriter(config), rows_per_part=5)
+        archive(before=SECOND, writer=SparkWriter(config), rows_per_part=100)
 
         assert read(lake) == ids[:PER_DAY]
         assert rows_of(lake)["created_at"].type == pa.timestamp("us", "UTC")
