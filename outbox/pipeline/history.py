@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 ABOUT = "history.json"
-OF_MESSAGES = ("messages", "places", "broker", "inbox")  # the frames that begin with a message's id
+OF_MESSAGES = ("messages", "places", "broker", "inbox", "attempts")  # the frames whose rows are of a message
 
 
 @dataclass(frozen=True)

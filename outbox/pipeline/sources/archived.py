@@ -131,9 +131,9 @@ def add_archived(
     except LakeError:
         raise
     except Exception as error:  # what a task meets comes as PySpark's, the JVM's or pyarrow's
-        lines = str(error).strip().splitlines()
-        said = next((line for line in lines if "reading file" in line), lines[0])
-        raise LakeError(f"The lake in {held.lake.root} cannot be read: {said.strip()}") from error
+        lines = [type(error).__name__, *str(error).strip().splitlines()]
+        said = next((line for line in lines if "reading file" in line or line.startswith(": ")), lines[-1])
+        raise LakeError(f"What the lake in {held.lake.root} has cannot be read: {said.strip(': ')}") from error
 
 
 def _add_rows(spark: SparkSession, config: PipelineConfig, folder: str, held: Held, say: Callable[[str], None]) -> None:

@@ -120,11 +120,9 @@ def _read(
 
 
 def _write(frame: DataFrame, path: str, name: str) -> None:
-    from pyspark.errors import PySparkException
-
     try:
         frame.write.mode("overwrite").parquet(path)
-    except PySparkException as error:
+    except Exception as error:  # what a task meets comes as PySpark's or the JVM's
         raise _explained(name, error) from error
 
 

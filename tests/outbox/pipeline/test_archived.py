@@ -16,7 +16,7 @@ from outbox.pipeline.archive.config import ArchiveConfig
 from outbox.pipeline.archive.run import Archiver
 from outbox.pipeline.archive.spark import SparkWriter
 from outbox.pipeline.audit.run import audit
-from outbox.pipeline.config import Archived, Group, PipelineConfig, Source
+from outbox.pipeline.config import Archived, Business, Group, PipelineConfig, Source
 from outbox.pipeline.errors import LakeError
 from outbox.pipeline.history import open_history
 from outbox.pipeline.lake.base import open_lake
@@ -184,6 +184,10 @@ class TestWhatBrokersNoLongerHave:
         Group("all", {"tagged": None}),
     )
     SOURCE = "urn:uuid:of-a-test"
+    ORDERS = """(
+        SELECT n AS id, timestamptz '2026-01-01 01:00+00' + (n - 1) * interval '2 hours' AS at
+        FROM generate_series(1, 38) n WHERE n NOT IN (3, 8)
+    )"""
     LIVE = datetime(2026, 1, 3, tzinfo=UTC)
 
     @pytest.fixture
@@ -201,13 +205,15 @@ class TestWhatBrokersNoLongerHave:
         self.half = self.send(orders, None, ["late"], at=datetime(2026, 1, 2, 23, tzinfo=UTC))
         Lane.objects.create(topic_id=orders.id, lane=1, last_seq=36)
         Lane.objects.create(topic_id=tagged.id, lane=1, last_seq=12)
-        nowhere = Source("postgresql://")
-        return PipelineConfig(nowhere, brokers=[nowhere], groups=list(self.GROUPS), seen_topics=["orders", "tagged"])
+        nowhere, groups = Source("postgresql://"), list(self.GROUPS)
+        business = [Business("orders", "orders", "shop.order", "Placed", table=self.ORDERS, at="at")]
+        return PipelineConfig(nowhere, brokers=[nowhere], business=business, groups=groups, seen_topics=["orders", "tagged"])
 
     def send(self, topic, number, handled_by, *, at=None, tag=""):
         at = at or datetime(2026, 1, 1, 1, tzinfo=UTC) + timedelta(hours=2 * (number - 1))
-        headers = json.dumps({"ce-tag": tag} if tag else {})
-        one = MessageRowFactory(id=message_id(at), topic=topic, created_at=at, headers=headers).id
+        headers = json.dumps({"ce-type": "Placed", "ce-tag": tag} if tag else {"ce-type": "Placed"})
+        about = f"shop.order:{number}" if number else None
+        one = MessageRowFactory(id=message_id(at), topic=topic, created_at=at, headers=headers, about=about).id
         lane = None if number is None else 1
         BatchFactory(message_ids=[one], topic=topic, first_seq=number, lane=lane, state=State.SENT, claimed_at=at, sent_at=at)
         where = {"source": self.SOURCE, "topic": topic.name, "lane": lane, "number": number}
@@ -237,7 +243,11 @@ class TestWhatBrokersNoLongerHave:
             ("lost", "late", "orders", 31, 31),
             ("lost", "picky", "tagged", 7, 7),
         ]
-        assert [(one["group"], one["ids"]) for one in findings if not one["lane"]] == [("cart", [self.half])]
+        assert sorted((one["kind"], one["group"], one["ids"], one["about"]) for one in findings if not one["lane"]) == [
+            ("lost", "", [], ["shop.order:37", "shop.order:38"]),
+            ("lost", "cart", [self.half], []),
+            ("orphan", "", [], ["shop.order:8"]),
+        ]
         assert counts["orders"]["given out"] == 34
 
 
@@ -251,5 +261,5 @@ class TestAFileOfTheLake:
 
         with exported_snapshot(url) as (own, _):
             held = hold(own, Archived(str(lake.root), datetime.now(UTC), 0.0, None), None)
-        with pytest.raises(LakeError, match=f"The lake in {lake.root} cannot be read: .*{file.name}"):
+        with pytest.raises(LakeError, match=f"What the lake in {lake.root} has cannot be read: .*{file.name}"):
             add_archived(spark, PipelineConfig(Source(url)), f"{tmp_path}/history", held, lambda text: None)
