@@ -11,7 +11,7 @@ class RecordedMessage(models.Model):
     A delivery to the recorder. A message that the broker has stored twice has two rows with `nth` 1, in two places.
 
     `queue` and `pos`: where it lay, in the broker's words; NULL and empty where the broker does not say. `nth`: which
-    delivery to the recorder it was, from 1. A place is written down once, however often it is read.
+    delivery to the recorder it was, from 1. A place is written down once, however often it is read, while its row is here.
     """
 
     id = models.BigAutoField(primary_key=True)
