@@ -35,7 +35,8 @@ ARCHIVED = "SELECT day, rows FROM outbox_archived_day WHERE state = 'committed'"
 COUNT_DAY = "SELECT count(*) FROM outbox_message WHERE id >= %s AND id < %s"
 
 # A slice of batches by id, which grows with the time of the claim. Sent and skipped ones of old go, but for those with
-# messages in a day that was kept. The walk ends at the first slice that holds a young one.
+# messages in a day that was kept, or in the first young one: the clock of who published may have been ahead. The walk ends at
+# the first slice that holds a young one.
 DELETE_BATCHES = """
 WITH slice AS (
     SELECT id, state, message_ids, coalesce(sent_at, claimed_at) < %(before)s AS is_old
@@ -117,7 +118,7 @@ def prune(using: str, *, now: datetime | None = None, patience: timedelta = part
             if day < last_kept:
                 _prune_day(connection, day, archived, pruned, patience)
         _raise_alarm_for_held(using, pruned, archived_by=last_kept - TIME_TO_ARCHIVE)
-        pruned.rows["outbox_batch"] = _delete_batches(connection, midnight, list(pruned.kept))
+        pruned.rows["outbox_batch"] = _delete_batches(connection, midnight, [*pruned.kept, last_kept])
         for table, old in OLD.items():
             if archive and table in TAKEN_ALONG:
                 continue

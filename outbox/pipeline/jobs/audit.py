@@ -68,10 +68,10 @@ def run(config: PipelineConfig, folder: str) -> dict[str, object]:
         else:
             folder = config.outbox.url
         history = open_history(spark, folder)
+        config = replace(config, since=history.judged_since or config.since)
         live = history  # as far as the database has it: latencies of archived days were told before
-        if archived := config.archived:
-            config = replace(config, since=history.judged_since)
-            live = history.since(first_id_at(archived.live_since)) if archived.live_since else history
+        if config.archived and config.archived.live_since:
+            live = history.since(first_id_at(config.archived.live_since))
         report = audit(spark, config, history, _say).as_dict()
         _say("latency")
         latency = latency_report(spark, config, live)

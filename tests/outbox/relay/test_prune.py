@@ -314,6 +314,15 @@ class TestWithAnArchive:
 
         assert prune("default", now=NOW).kept[OLD] == "waiting messages"
 
+    def test_batches_stay_that_were_sent_before_the_day_of_their_message_by_another_clock(self):
+        before = datetime(2001, 2, 12, 23, 59, 59, tzinfo=UTC)
+        young = message_of(date(2001, 2, 13))
+        batch = BatchFactory(message_ids=[young.id], state=State.SENT, claimed_at=before, sent_at=before)
+
+        prune("default", now=NOW)
+
+        assert Batch.objects.filter(id=batch.id).exists()
+
     def test_batches_stay_as_long_as_their_day(self):
         batch = batch_of(state=State.SENT)
 

@@ -7,9 +7,10 @@ from datetime import UTC, datetime
 import pytest
 
 from outbox import database
-from outbox.pipeline.config import Archived
+from outbox.pipeline.config import Archived, PipelineConfig, Source
 from outbox.pipeline.errors import LakeError
-from outbox.pipeline.sources.archived import hold
+from outbox.pipeline.history import Recorded
+from outbox.pipeline.sources.archived import ALWAYS, Held, hold, known_at_the_broker
 from outbox.pipeline.sources.snapshot import exported_snapshot
 from tests.outbox.pipeline.archive.conftest import FIRST, PER_DAY, SECOND
 from tests.outbox.pipeline.archive.looks import in_database, in_lake
@@ -23,6 +24,38 @@ def held(url, lake):
             yield hold(connection, Archived(str(lake.root), datetime.now(UTC), 7 * 86400.0, None), None)
 
     return held
+
+
+class TestWhatIsKnownOfBrokers:
+    MOMENTS = [datetime(2026, 1, day, tzinfo=UTC) for day in range(1, 6)]
+
+    def known(self, lake, *, live_since, recorded_since):
+        began, _, late, until, _ = self.MOMENTS
+        archived = Archived(str(lake.root), began, 7 * 86400.0, live_since)
+        config = PipelineConfig(Source("x"), seen_topics=["orders", "bills", "notes"], recorded={"bills": 0.0, "notes": 0.0})
+        recorded = {"bills": Recorded(began, until), "notes": Recorded(late, None)}
+        return known_at_the_broker(config, Held(archived, lake, [], set(), None, recorded_since), recorded)
+
+    def test_is_all_that_was_recorded_and_in_their_own_tables_what_is_not_pruned(self, lake):
+        began, _, late, until, live = self.MOMENTS
+
+        known = self.known(lake, live_since=live, recorded_since=None)
+
+        assert known == {"orders": Recorded(live, ALWAYS), "bills": Recorded(began, until), "notes": Recorded(late, None)}
+
+    def test_begins_where_recorded_rows_are_archived(self, lake):
+        _, later, late, until, live = self.MOMENTS
+
+        known = self.known(lake, live_since=live, recorded_since=later)
+
+        assert known == {"orders": Recorded(live, ALWAYS), "bills": Recorded(later, until), "notes": Recorded(late, None)}
+
+    def test_is_everything_where_nothing_was_ever_pruned(self, lake):
+        began, _, late, until, _ = self.MOMENTS
+
+        known = self.known(lake, live_since=None, recorded_since=None)
+
+        assert known == {"bills": Recorded(began, until), "notes": Recorded(late, None)}
 
 
 def manifest(lake):
