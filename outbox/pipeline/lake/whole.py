@@ -65,7 +65,7 @@ def whole_since(
     ages = range((without.astimezone(UTC).date() - first).days)
     holes = [day for day in (first + n * DAY for n in ages) if day not in known]
     began = min((_written(commit) for commit in having if not holes or commit.day > str(holes[-1])), default=without)
-    is_from_birth = not holes and first <= birth + DAY and having[:1] == commits[:1]
+    is_from_birth = bool(having) and not holes and first <= birth and having[0] == commits[0]
     if is_from_birth and (began - kept < born or _begins_unpruned(having, books)):
         return None
     return min(began, without)

@@ -87,6 +87,14 @@ class TestADatabaseAndItsLake:
     def test_do_not_know_of_the_first_days_where_the_lake_begins_later(self):
         assert since(archived(27, 9), born=30) == datetime.combine(day(19), datetime.min.time(), UTC)
 
+    def test_do_not_know_of_the_first_day_where_it_was_dropped_before_there_was_an_archive(self):
+        assert since([], born=8, there=7) == LIVE
+        assert since([commit(7, NOW)], born=8, there=6) == LIVE
+
+    @pytest.mark.parametrize("books", [{}, {"books": ["recorded"]}])
+    def test_do_not_hold_what_may_have_been_pruned_of_a_first_day_that_was_never_archived(self, books):
+        assert since([], born=8, **books) == LIVE
+
     def test_cannot_tell_where_a_manifest_does_not_say_when_it_was_written(self):
         with pytest.raises(LakeError, match=r"The manifest 2026-02-20\.a1 does not say when it was written"):
             since([commit(9, None)])
