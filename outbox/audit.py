@@ -24,6 +24,12 @@ EMBEDDED = "outbox.brokers.embedded.EmbeddedBroker"
 # When this database's outbox was made. Nothing older than that can have been pruned.
 BORN = "SELECT min(applied) FROM django_migrations WHERE app = 'outbox'"
 
+# The first day of messages that has a partition; all others that were before it were dropped.
+FIND_OLDEST_DAY = """
+SELECT min(right(c.relname, 8)) FROM pg_inherits i JOIN pg_class c ON c.oid = i.inhrelid
+WHERE i.inhparent = 'outbox_message'::regclass AND c.relname <> 'outbox_message_default'
+"""
+
 
 def pipeline_config(
     using: str = DEFAULT_DB_ALIAS, *, reader: Reader = "jdbc", settle: timedelta, archived: bool = False, **more: Any
@@ -153,10 +159,19 @@ def _begins_late(topics: Any) -> bool:
 def _whole_since(using: str) -> datetime | None:
     """Say from when on the history is whole; None: it has never been pruned."""
     settings = conf.settings()
+    now, born, oldest = datetime.now(UTC), _born(using), _oldest_day(using)
     kept = min([settings.retention, *(topic.retention for topic in settings.topics.values())])
-    whole = datetime.now(UTC) - kept + min(kept / 4, timedelta(days=1))
-    born = _born(using)
+    if born and oldest and oldest.date() > born.date():  # days were dropped, perhaps by a shorter retention than today's
+        kept = min(kept, now - oldest)
+    whole = now - kept + min(kept / 4, timedelta(days=1))
     return None if born is None or born > whole else whole
+
+
+def _oldest_day(using: str) -> datetime | None:
+    with connections[using].cursor() as cursor:
+        cursor.execute(FIND_OLDEST_DAY)
+        name: str | None = cursor.fetchone()[0]
+    return datetime.strptime(name, "%Y%m%d").replace(tzinfo=UTC) if name else None
 
 
 def _born(using: str) -> datetime | None:

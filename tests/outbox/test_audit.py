@@ -1,4 +1,4 @@
-from datetime import UTC, datetime, timedelta
+from datetime import UTC, datetime, time, timedelta
 
 import pytest
 from django.db import connection
@@ -9,6 +9,10 @@ from outbox.errors import ConfigurationError
 from outbox.models import RecordedTopic
 
 SETTLE = timedelta(minutes=5)
+OLDEST_DAY = """
+SELECT min(to_date(right(inhrelid::regclass::text, 8), 'YYYYMMDD')) FROM pg_inherits
+WHERE inhparent = 'outbox_message'::regclass AND inhrelid <> 'outbox_message_default'::regclass
+"""
 BORN_LONG_AGO = "UPDATE django_migrations SET applied = now() - interval '1 year' WHERE app = 'outbox'"
 
 
@@ -42,6 +46,17 @@ class TestWhatTheJobIsTold:
             cursor.execute(BORN_LONG_AGO)
 
         assert pipeline_config(settle=SETTLE).since is not None
+
+    def test_leaves_out_what_was_pruned_by_a_shorter_retention_than_today_s(self, settings):
+        settings.OUTBOX = {**settings.OUTBOX, "RETENTION": timedelta(days=730)}
+        with connection.cursor() as cursor:
+            cursor.execute(BORN_LONG_AGO)
+            cursor.execute(OLDEST_DAY)
+            (oldest,) = cursor.fetchone()
+
+        config = pipeline_config(settle=SETTLE)
+
+        assert datetime.combine(oldest, time(), UTC) < config.since < datetime.now(UTC)
 
     def test_is_with_an_archive_where_that_lies_and_what_may_have_been_pruned_without(self, settings):
         settings.OUTBOX = {**settings.OUTBOX, "ARCHIVE": {"PATH": "/srv/lake"}}
