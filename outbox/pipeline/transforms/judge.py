@@ -102,7 +102,7 @@ def judge(lane: Lane, bucket: int, roles: Mapping[int, Cell]) -> Iterator[Verdic
     if lane.is_seen:
         yield from runs(Kind.LOST, Stage.BROKER, "", of([Seen.SENT]) & ~stored)
         yield from runs(Kind.LATE, Stage.BROKER, "", of([Seen.UNREAD]) & ~stored)
-    due = of([Seen.STORED, Seen.UNSEEN]) if lane.is_seen else of([Seen.SENT])
+    due = of([Seen.STORED]) | (of([Seen.UNSEEN]) & ~of([Seen.STORED_YOUNG])) if lane.is_seen else of([Seen.SENT])
     for group, name in lane.groups.items():
         explained = handled[group] | of([of_group(group, InGroup.DEAD_LETTER)]) | of([of_group(group, InGroup.FILTERED)])
         waiting = of([of_group(group, InGroup.WAITING)])

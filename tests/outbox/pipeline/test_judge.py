@@ -15,6 +15,7 @@ FIRST, LAST = 3, 60
 NUMBERS = st.lists(st.integers(1, 70), max_size=40)
 STAGES = {
     "sent": Seen.SENT,
+    "unseen": Seen.UNSEEN,
     "open": Seen.OPEN_LATE,
     "gone": Seen.GONE,
     "stored": Seen.STORED,
@@ -43,10 +44,10 @@ def judged(seen, lane=LANE, bucket=0):
 def by_sets(seen):
     """The same rules, in plain Python."""
     sets = {name: {number for number in seen.get(name, []) if number >= FIRST} for name in STAGES}
-    placed = sets["sent"] | sets["open"] | sets["gone"]
+    placed = sets["sent"] | sets["unseen"] | sets["open"] | sets["gone"]
     stored = sets["stored"] | sets["young"]
     handled = sets["handled"]
-    due = sets["stored"] - handled - sets["dead"]
+    due = (sets["stored"] | (sets["unseen"] - sets["young"])) - handled - sets["dead"]  # young: hidden at the broker, perhaps
     found = {
         ("lost", "outbox"): set(range(FIRST, LAST + 1)) - placed - stored - handled,
         ("lost", "broker"): sets["sent"] - stored,
