@@ -29,7 +29,7 @@ WITH said AS (
         ELSE CASE WHEN coalesce(at <= %(cutoff)s, true) THEN 'late' ELSE 'open' END END AS word
     FROM quick_places WHERE number IS NULL
     UNION ALL
-    SELECT message_id, topic, source, CASE WHEN coalesce(at <= %(cutoff)s, true) THEN 'stored' ELSE 'stored young' END
+    SELECT message_id, topic, source, CASE WHEN at <= %(cutoff)s THEN 'stored' ELSE 'stored young' END
     FROM quick_broker WHERE number IS NULL
     UNION ALL
     SELECT b.message_id, b.topic, b.source, 'not for ' || g.name FROM quick_broker b JOIN quick_groups g ON g.topic = b.topic

@@ -13,7 +13,8 @@ def roles_of(config: PipelineConfig, history: History) -> Roles:
     """Say how rows become roles: by the settle time, and by how far the recorder had come."""
     cutoff = history.as_of - timedelta(seconds=config.settle_seconds)
     owed = {pair: micros(time) for pair, time in history.owed.items()}
-    return Roles(config.groups, micros(cutoff), reaches(config, history), owed)
+    live = config.archived.live_since if config.archived else None
+    return Roles(config.groups, micros(cutoff), reaches(config, history), owed, micros(live) if live else 0)
 
 
 def reaches(config: PipelineConfig, history: History) -> dict[str, Reach]:

@@ -21,7 +21,7 @@ from outbox.pipeline.history import History
 from outbox.pipeline.scan import scan
 from outbox.pipeline.transforms.columns import Bools, coded, micros_of
 from outbox.pipeline.transforms.roles import COLUMNS as OF_ROLES
-from outbox.pipeline.transforms.roles import Roles, Seen
+from outbox.pipeline.transforms.roles import NEVER, Roles, Seen
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -82,14 +82,16 @@ class Saying:
                 for index, is_not_owed in self.roles.not_owed(batch):
                     yield self._not_for(index, is_not_owed)
             case "broker":
-                yield np.where(is_old, "stored", "stored young").tolist()
+                is_shown = micros_of(batch, "at", missing=NEVER) <= self.cutoff_micros
+                yield np.where(is_shown, "stored", "stored young").tolist()
                 for index, is_filtered in self.roles.filtered(batch):
                     yield self._not_for(index, is_filtered)
             case "inbox":
                 yield [f"in {group}" for group in batch.column("consumer_group").to_pylist()]
             case "attempts":
-                pairs = zip(batch.column("outcome").to_pylist(), batch.column("consumer_group").to_pylist(), strict=True)
-                yield [_tried(outcome, group) for outcome, group in pairs]
+                outcome, group = batch.column("outcome").to_pylist(), batch.column("consumer_group").to_pylist()
+                tries = zip(outcome, group, self.roles.is_over(batch), strict=True)
+                yield [None if is_over else _tried(outcome, group) for outcome, group, is_over in tries]
 
     def _not_for(self, group: int, those: Bools) -> list[str | None]:
         return [f"not for {self.roles.groups[group].name}" if one else None for one in those]
@@ -120,7 +122,7 @@ def _rules(config: PipelineConfig) -> list[Column]:
         _rule(stored & ~placed, Kind.ORPHAN, Stage.BROKER),
         _rule(arrived & ~stored & ~placed, Kind.ORPHAN, Stage.INBOX),
     ]
-    due = F.when(is_seen, is_("stored", "unseen")).otherwise(is_("sent"))
+    due = F.when(is_seen, is_("stored") | (is_("unseen") & ~is_("stored young"))).otherwise(is_("sent"))
     for group in config.groups:
         if group.topics:
             name = group.name

@@ -90,12 +90,14 @@ class Roles:
     Args:
         reaches: of the topics whose broker is not known for all times.
         owed: (group, topic) -> the group owes what was sent from then on, in microseconds; none: all.
+        live_micros: no broker tries again what a group failed at before then.
     """
 
     groups: Sequence[Group]
     cutoff_micros: int
     reaches: Mapping[str, Reach] = field(default_factory=dict)
     owed: Mapping[tuple[str, str], int] = field(default_factory=dict)
+    live_micros: int = 0
 
     def of(self, frame: str, batch: pa.RecordBatch) -> Iterator[Ints]:
         """Give a role for each row of a frame, NONE where it has none; more than once where a row plays several."""
@@ -119,8 +121,13 @@ class Roles:
         topic = coded(batch, "topic")
         roles = np.where(at <= self.cutoff_micros, Seen.SENT, Seen.SENT_YOUNG)
         for name, reach in self.reaches.items():
-            cases = [at > self.cutoff_micros, at < reach.began, at > reach.until, at > reach.until - reach.hidden]
-            recorded = np.select(cases, [Seen.SENT_YOUNG, Seen.UNSEEN, Seen.UNREAD, Seen.SENT_YOUNG], Seen.SENT)
+            may_be_hidden = (at > reach.until - reach.hidden) & (reach.hidden > 0)
+            cases = {
+                Seen.SENT_YOUNG: (at > self.cutoff_micros) | (may_be_hidden & (at < reach.began)),
+                Seen.UNSEEN: at < reach.began,
+                Seen.UNREAD: at > reach.until,
+            }
+            recorded = np.select([*cases.values(), may_be_hidden], [*cases, Seen.SENT_YOUNG], Seen.SENT)
             roles = np.where(topic.is_(name), recorded, roles)
         return roles
 
@@ -142,6 +149,10 @@ class Roles:
                 if (begin := self.owed.get((group.name, name))) and (found := topic.is_(name) & (at < begin)).any():
                     yield index, found
 
+    def is_over(self, batch: pa.RecordBatch) -> Bools:
+        """Say which tries failed so long ago that nobody has the message for another one."""
+        return coded(batch, "outcome").is_("retry") & (micros_of(batch, "at", missing=NEVER) < self.live_micros)
+
     def _of_places(self, batch: pa.RecordBatch) -> Ints:
         state = coded(batch, "state")
         is_long_open = micros_of(batch, "claimed_at", "at", missing=NEVER) <= self.cutoff_micros
@@ -155,7 +166,8 @@ class Roles:
     def _of_attempts(self, batch: pa.RecordBatch) -> Ints:
         outcome = coded(batch, "outcome")
         dead, waiting = self._by_group(batch, InGroup.DEAD_LETTER), self._by_group(batch, InGroup.WAITING)
-        roles = np.where(outcome.is_("dead letter"), dead, np.where(outcome.is_("waiting", "retry"), waiting, NONE))
+        waits = outcome.is_("waiting", "retry") & ~self.is_over(batch)
+        roles = np.where(outcome.is_("dead letter"), dead, np.where(waits, waiting, NONE))
         roles = np.where(outcome.is_("filtered"), self._by_group(batch, InGroup.FILTERED), roles)
         return np.where(roles == Seen.FOREIGN_GROUP, NONE, roles)
 

@@ -67,6 +67,7 @@ class TestRecordedTopics:
         made.frames["marks"] = []
         ids = {number: message_id("orders", 0, number) for number in range(1, 10)}
         made.drop("broker", "inbox", message_id=[ids[1], ids[5], ids[9]])
+        made.change("broker", {"at": None}, message_id=ids[2]).drop("inbox", message_id=ids[2])  # the broker delays it
 
         found = {(str(one.kind), str(one.stage), one.group): one.ids for one in made.audit(spark).findings}
 
