@@ -32,6 +32,7 @@ UNION SELECT day FROM outbox_archived_day WHERE state <> 'deleted' ORDER BY 1
 
 READ = "SELECT state, attempt FROM outbox_archived_day WHERE day = %s"
 READ_DELETED = "SELECT day, attempt FROM outbox_archived_day WHERE state = 'deleted'"
+READ_COMMITTED = "SELECT day, attempt FROM outbox_archived_day WHERE state IN ('committed', 'deleted')"
 READ_SOURCE = "SELECT id FROM outbox_source"
 
 # A day is planned again when its attempt came to nothing, when it changed, and when something came into it later.
@@ -106,6 +107,11 @@ def read(connection: Connection, day: date) -> Record | None:
 def deleted(connection: Connection) -> dict[str, int]:
     """Give the days that the lake alone has -> their attempt."""
     return {str(day): attempt for day, attempt in connection.execute(READ_DELETED)}
+
+
+def committed(connection: Connection) -> dict[str, int]:
+    """Give the days that the lake has for good -> their attempt: those, and what is still to be deleted."""
+    return {str(day): attempt for day, attempt in connection.execute(READ_COMMITTED)}
 
 
 def source(connection: Connection) -> str:

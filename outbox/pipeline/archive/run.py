@@ -88,8 +88,8 @@ class Archiver:
         """
         started = time.monotonic()
         self.lake.insist_on_writing()
-        ours, deleted = book.source(self.connection), book.deleted(self.connection)
-        insist_on_ours(self.lake, self.lake.committed(), ours, deleted)
+        ours, committed = book.source(self.connection), book.committed(self.connection)
+        insist_on_ours(self.lake, self.lake.committed(), ours, committed)
         for day in book.days(self.connection, self.config.before):
             self._archive(Span(day))
         self.done.seconds = time.monotonic() - started

@@ -14,13 +14,13 @@ DAY = timedelta(days=1)
 BOOKS = frozenset(frames.BOOKS) - {RECORDED.name}  # they were always archived, and pruned alike
 
 
-def insist_on_ours(lake: Lake, commits: Iterable[Commit], source: str, deleted: Mapping[str, int]) -> None:
+def insist_on_ours(lake: Lake, commits: Iterable[Commit], source: str, committed: Mapping[str, int]) -> None:
     """
-    Refuse another database's lake, and one that lost what nobody else has.
+    Refuse another database's lake, and one that lost a day: perhaps nobody else has it.
 
     Args:
         source: id of the database.
-        deleted: days that the database says the lake alone has -> their attempt.
+        committed: days that the database says the lake has -> their attempt.
 
     Raises:
         LakeError: it is one of these.
@@ -29,7 +29,7 @@ def insist_on_ours(lake: Lake, commits: Iterable[Commit], source: str, deleted: 
     if strangers := {commit.source for commit in commits} - {source}:
         raise LakeError(f"The lake in {lake.root} is of the database {sorted(strangers)[0]}; this one is {source}.")
     there = {(commit.day, commit.attempt) for commit in commits}
-    if missing := sorted(set(deleted.items()) - there):
+    if missing := sorted(set(committed.items()) - there):
         raise LakeError(
             f"The lake in {lake.root} has no {missing[0][0]}.a{missing[0][1]}, which was archived there. Is the right "
             "folder mounted?"

@@ -80,7 +80,7 @@ def hold(connection: Any, archived: Archived, since: datetime | None) -> Held:
     connection.execute(HOLD_DAYS)
     lake = open_lake(archived.path)
     commits, deleted = lake.committed(), book.deleted(connection)
-    insist_on_ours(lake, commits, book.source(connection), deleted)
+    insist_on_ours(lake, commits, book.source(connection), book.committed(connection))
     for commit in commits:
         insist_on_files(lake, commit, *(frame.name for frame in NEEDED))
     days = [*book.days(connection, date.max), *(date.fromisoformat(commit.day) for commit in commits)]

@@ -97,6 +97,15 @@ class TestALakeThatIsHeld:
         with pytest.raises(LakeError, match=r"has no 2001-02-03\.a1, which was archived there"), held():
             pass
 
+    def test_is_refused_where_a_day_is_gone_that_the_database_may_still_have(self, archive, held, lake, ids):
+        with database.connect("default") as reader, reader.transaction():
+            reader.execute("SELECT FROM outbox_message")
+            archive(before=SECOND)
+        manifest(lake).unlink()
+
+        with pytest.raises(LakeError, match=r"has no 2001-02-03\.a1, which was archived there"), held():
+            pass
+
     def test_is_refused_where_a_manifest_cannot_be_read(self, archive, held, lake, ids):
         archive(before=SECOND)
         manifest(lake).write_text("{")
