@@ -4,7 +4,8 @@ Pruning: whole days of messages are dropped, everything else is deleted in bound
 Never in the relay's transaction; one pruner at a time per database. What is unfinished stays, however old: a day with a
 ticket, a delayed row, an unfinished batch, or a dead one whose messages have no copy.
 
-With an archive, a day stays until the lake has it, too, and the archive deletes the books that it takes along.
+With an archive, days leave with it alone: only the archiver sees the lake, and whether it has the day as it is now. The same goes
+for the books that it takes along.
 """
 
 from __future__ import annotations
@@ -22,17 +23,11 @@ logger = logging.getLogger(__name__)
 
 SLICE = 1000
 NOT_LOCKED = "open transactions"  # the next prune will find the day free
-NOT_ARCHIVED = "not archived yet"
-CHANGED = "not archived as it is now"
+NOT_ARCHIVED = "not archived yet"  # the archiver drops it, as soon as the lake has it
 TIME_TO_ARCHIVE = timedelta(days=2)  # so long it is nobody's fault
 
 # One pruner at a time; others have nothing to do.
 TRY_TURN = "SELECT pg_try_advisory_lock(7711, 1)"
-
-# Days that the lake has for good -> how many messages.
-ARCHIVED = "SELECT day, rows FROM outbox_archived_day WHERE state = 'committed'"
-
-COUNT_DAY = "SELECT count(*) FROM outbox_message WHERE id >= %s AND id < %s"
 
 # A slice of batches by id, which grows with the time of the claim. Sent and skipped ones of old go, but for those with
 # messages in a day that was kept, or in the first young one: the clock of who published may have been ahead. The walk ends at
@@ -100,7 +95,7 @@ def prune(using: str, *, now: datetime | None = None, patience: timedelta = part
     Drop days and delete rows that are past `OUTBOX["RETENTION"]`.
 
     A day is past it when all of it is; what belongs to its messages goes at the same midnight. With an archive, that midnight is
-    the archive's, where it is longer ago.
+    the archive's, where it is longer ago, and days are left to it.
 
     Args:
         patience: how long to try for the lock that dropping one day needs.
@@ -113,10 +108,9 @@ def prune(using: str, *, now: datetime | None = None, patience: timedelta = part
     with database.connect(using, application_name="outbox upkeep") as connection:
         if connection.execute(TRY_TURN).fetchone() != (True,):
             return pruned
-        archived: dict[date, int] | None = dict(connection.execute(ARCHIVED).fetchall()) if archive else None
         for day in partitions.days(connection):
             if day < last_kept:
-                _prune_day(connection, day, archived, pruned, patience)
+                _prune_day(connection, day, pruned, patience, has_archive=archive is not None)
         _raise_alarm_for_held(using, pruned, archived_by=last_kept - TIME_TO_ARCHIVE)
         pruned.rows["outbox_batch"] = _delete_batches(connection, midnight, [*pruned.kept, last_kept])
         for table, old in OLD.items():
@@ -126,9 +120,9 @@ def prune(using: str, *, now: datetime | None = None, patience: timedelta = part
     return pruned
 
 
-def _prune_day(connection: Connection, day: date, archived: dict[date, int] | None, pruned: Pruned, patience: timedelta) -> None:
+def _prune_day(connection: Connection, day: date, pruned: Pruned, patience: timedelta, *, has_archive: bool) -> None:
     def is_held() -> bool:
-        holder = find_holder(connection, partitions.first_id(day), _end_of(day)) or _missing(connection, day, archived)
+        holder = find_holder(connection, partitions.first_id(day), _end_of(day)) or (NOT_ARCHIVED if has_archive else None)
         if holder is not None:
             pruned.kept[day] = holder
         return holder is not None
@@ -140,16 +134,6 @@ def _prune_day(connection: Connection, day: date, archived: dict[date, int] | No
         pruned.days.append(day)
     else:
         pruned.kept.setdefault(day, NOT_LOCKED)
-
-
-def _missing(connection: Connection, day: date, archived: dict[date, int] | None) -> str | None:
-    """Say what the archive lacks of a day; None: nothing, or there is no archive."""
-    if archived is None:
-        return None
-    if day not in archived:
-        return NOT_ARCHIVED
-    row = connection.execute(COUNT_DAY, [partitions.first_id(day), _end_of(day)]).fetchone()
-    return None if row == (archived[day],) else CHANGED
 
 
 def _delete_batches(connection: Connection, before: datetime, kept: list[date]) -> int:
@@ -182,7 +166,7 @@ def _end_of(day: date) -> UUID:
 
 def _raise_alarm_for_held(using: str, pruned: Pruned, *, archived_by: date) -> None:
     def is_harmless(day: date, holder: str) -> bool:
-        return holder == NOT_LOCKED or (holder in (NOT_ARCHIVED, CHANGED) and day >= archived_by)
+        return holder == NOT_LOCKED or (holder == NOT_ARCHIVED and day >= archived_by)
 
     held = {day: holder for day, holder in pruned.kept.items() if not is_harmless(day, holder)}
     if not held:

@@ -85,7 +85,7 @@ def _drop(connection: Connection, span: Span, commit: Commit, deadline: float) -
 def _drop_at_once(connection: Connection, span: Span, commit: Commit) -> None:
     connection.execute(WAIT_BRIEFLY)
     connection.execute(TAKE_TURN)
-    if not _is_there(connection, span):  # dropped by prune, which knows that the lake has it
+    if not _is_there(connection, span):  # by prune of an older version, or by hand
         return
     connection.execute(LOCK_DAY.format(table=span.table).encode())
     if holder := find_holder(connection, span.first_id, span.end_id):

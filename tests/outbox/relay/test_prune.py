@@ -293,24 +293,16 @@ class TestWithAnArchive:
     def archive(self, settings):
         settings.OUTBOX = {**settings.OUTBOX, "ARCHIVE": {"PATH": "/srv/lake"}}
 
-    def test_days_stay_until_the_lake_has_them(self):
-        ArchivedDay.objects.create(day=date(2001, 2, 3), state="planned", attempt=1, rows=0, digest="0")
-        ArchivedDay.objects.create(day=date(2001, 2, 4), state="committed", attempt=1, rows=0, digest="0")
+    def test_days_are_left_to_it_even_when_the_lake_is_said_to_have_them(self):
+        ArchivedDay.objects.create(day=OLD, state="committed", attempt=1, rows=0, digest="0")
 
         pruned = prune("default", now=NOW)
 
-        assert [day.day for day in pruned.days] == [4]
-        assert pruned.kept == {OLD: "not archived yet", date(2001, 2, 12): "not archived yet"}
+        assert pruned.days == []
+        assert pruned.kept == {date(2001, 2, day): "not archived yet" for day in (3, 4, 12)}
 
-    def test_a_day_stays_when_messages_came_after_it_was_archived(self):
-        message_of()
-        ArchivedDay.objects.create(day=OLD, state="committed", attempt=1, rows=0, digest="0")
-
-        assert prune("default", now=NOW).kept[OLD] == "not archived as it is now"
-
-    def test_a_day_stays_that_something_unfinished_points_into(self):
+    def test_what_is_unfinished_in_a_day_is_named_first(self):
         TicketFactory(message=message_of())
-        ArchivedDay.objects.create(day=OLD, state="committed", attempt=1, rows=1, digest="0")
 
         assert prune("default", now=NOW).kept[OLD] == "waiting messages"
 

@@ -7,11 +7,12 @@ from datetime import UTC, datetime, time, timedelta
 import pytest
 
 from outbox import database, partitions
-from outbox.models import ArchivedDay, DeadMessage, Duplicate, Inbox, State
+from outbox.models import ArchivedDay, Batch, DeadMessage, Duplicate, Inbox, State
 from outbox.pipeline.archive import delete
 from outbox.pipeline.errors import ArchiverBusy, LakeError
 from outbox.pipeline.lake.base import open_lake
 from outbox.pipeline.lake.frames import BOOKS
+from outbox.relay.prune import prune
 from tests.factories import BatchFactory, MessageRowFactory, TicketFactory, message_id
 from tests.outbox.pipeline.archive.arrow import ArrowWriter
 from tests.outbox.pipeline.archive.conftest import FIRST, PER_DAY, SECOND
@@ -164,6 +165,23 @@ class TestADayThatChanges:
         archive(before=SECOND, writer=self.change(ArrowWriter, act))
 
         assert in_lake(lake, column="state") == ["sent"] * PER_DAY + ["skipped"] * PER_DAY
+
+    def test_is_archived_again_when_a_dead_message_was_sent_again_before_prune_came(self, archive, lake, ids, settings):
+        settings.OUTBOX = {**settings.OUTBOX, "ARCHIVE": {"PATH": str(lake.root.parent)}}
+        dead, now = late(), datetime(2001, 2, 20, tzinfo=UTC)
+        batch = BatchFactory(message_ids=[dead.id], state=State.DEAD)
+        DeadMessage.objects.create(message_id=dead.id, batch_id=batch.id, topic="t", body=b"x", reason="refused")
+        with database.connect("default") as reader, reader.transaction():
+            reader.execute("SELECT count(*) FROM outbox_message")
+            archive(before=SECOND)
+        Batch.objects.filter(id=batch.id).update(state=State.SENT, sent_at=now)
+
+        prune("default", now=now)
+        archive(before=SECOND)
+
+        states = dict(zip(in_lake(lake), in_lake(lake, column="state"), strict=True))
+        assert states[str(dead.id)] == "sent"
+        assert state_of(FIRST) == ("deleted", 2, PER_DAY + 1)
 
     def test_is_archived_again_with_the_row_that_came_into_the_books(self, archive, lake, ids):
         def act():
