@@ -125,12 +125,13 @@ class Archiver:
     def _commit(self, span: Span) -> Commit | None:
         """Plan, write, verify and commit; None where the day is not finished."""
         record = book.read(self.connection, span.day)
-        attempt = 1 + max([record.attempt if record else 0, *(commit.attempt for commit in self._commits(span.day))])
+        attempt = 1 + max([record.attempt if record else 0, *self._attempts(span.day)])
         with exported_snapshot(self.config.pipeline.outbox.url) as (reading, snapshot):
             if holder := find_holder(reading, span.first_id, span.end_id):
                 self._keep(span, holder)
                 return None
-            self._name_abandoned(span)
+            if record and record.state == "planned":
+                self._remove_abandoned(span, record.attempt)
             reading.execute("SET LOCAL jit = off")
             self.say(f"{span.day}: counting")
             planned = {name: _planned(reading, frame, span) for name, frame in FRAMES.items()}
@@ -176,7 +177,6 @@ class Archiver:
         self.done.days[str(span.day)] = commit.frames[MESSAGES.name].rows
         self.done.kept.pop(str(span.day), None)
         self.done.rows += sum(written.rows for written in commit.frames.values())
-        self._remove_abandoned(span)
 
     def _keep(self, span: Span, reason: str) -> None:
         self.say(f"{span.day}: kept: {reason}")
@@ -188,19 +188,16 @@ class Archiver:
     def _folder(self, span: Span, frame: str, attempt: int) -> Path:
         return self.lake.root / frame / str(span.day) / f"a{attempt}"
 
-    def _abandoned(self, span: Span) -> list[Path]:
-        """List the folders of attempts that were never committed."""
-        committed = {f"a{commit.attempt}" for commit in self._commits(span.day)}
-        folders = [path for frame in FRAMES for path in (self.lake.root / frame / str(span.day)).glob("a*")]
-        return sorted(path for path in folders if path.name not in committed)
+    def _attempts(self, day: date) -> list[int]:
+        """List those of which the lake has a manifest or a folder: what is there is never written over."""
+        folders = [path.name for frame in FRAMES for path in (self.lake.root / frame / str(day)).glob("a*")]
+        return [*(commit.attempt for commit in self._commits(day)), *(int(name[1:]) for name in folders if name[1:].isdigit())]
 
-    def _name_abandoned(self, span: Span) -> None:
-        for folder in self._abandoned(span):
+    def _remove_abandoned(self, span: Span, attempt: int) -> None:
+        """Name and remove what an attempt left that came to nothing. Others stay: of one that counted, a manifest may be lost."""
+        for folder in filter(Path.exists, sorted(self._folder(span, frame, attempt) for frame in FRAMES)):
             self.say(f"{span.day}: {folder} is half an archive, of an archiver that stopped. The day is written anew.")
             self.done.abandoned.append(str(folder))
-
-    def _remove_abandoned(self, span: Span) -> None:
-        for folder in self._abandoned(span):
             shutil.rmtree(folder, ignore_errors=True)
 
 

@@ -3,9 +3,11 @@
 import pytest
 
 from outbox import database, partitions
+from outbox.models import ArchivedDay
 from outbox.pipeline.errors import LakeError
 from tests.outbox.pipeline.archive.conftest import FIRST, PER_DAY, SECOND
 from tests.outbox.pipeline.archive.looks import in_lake, state_of
+from tests.outbox.pipeline.archive.tables import comes_back
 
 
 @pytest.fixture
@@ -24,6 +26,10 @@ def lose(lake, attempt=1):
     return lambda: path.write_text(text)
 
 
+def files(lake, attempt):
+    return list((lake.root / "messages" / str(FIRST) / f"a{attempt}").iterdir())
+
+
 class TestADayWhoseManifestIsLost:
     def test_is_not_archived_anew_where_it_was_committed(self, archive, committed, lake, ids):
         with database.connect("default") as own:
@@ -37,3 +43,25 @@ class TestADayWhoseManifestIsLost:
         archive(before=SECOND)
         assert in_lake(lake) == ids[:PER_DAY]
         assert state_of(FIRST) == ("deleted", 1, PER_DAY)
+
+    def test_keeps_its_files_where_a_later_attempt_follows(self, archive, lake, ids):
+        archive(before=SECOND)
+        comes_back(ids[0])
+        archive(before=SECOND)
+        bring_back = lose(lake, 1)
+        comes_back(ids[1])
+
+        archive(before=SECOND)
+
+        bring_back()
+        assert sorted(in_lake(lake)) == sorted([*ids[:PER_DAY], *ids[:2]])
+
+    def test_keeps_its_files_where_the_database_forgot_it_too(self, archive, committed, lake, ids):
+        lose(lake)
+        ArchivedDay.objects.all().delete()
+
+        done = archive(before=SECOND)
+
+        assert done.abandoned == []
+        assert files(lake, 1)
+        assert state_of(FIRST) == ("deleted", 2, PER_DAY)
