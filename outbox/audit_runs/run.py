@@ -8,7 +8,7 @@ from typing import Any
 
 from outbox import database, signals
 from outbox.audit import pipeline_config
-from outbox.audit_runs import job, store, verdict
+from outbox.audit_runs import job, known, store, verdict
 from outbox.errors import AuditFailed, AuditRunning, OutboxError
 from outbox.models import AuditRun
 from outbox.pipeline.config import PipelineConfig, Reader
@@ -60,7 +60,7 @@ def run_and_store(
 
 def run_for_beat(using: str, *, at_most: timedelta, archived: bool = False) -> None:
     """
-    Run an audit that nobody waits for: what keeps it from an answer is its run's error, and raises alarm as findings do.
+    Run an audit that nobody waits for: what keeps it from an answer is its run's error, and raises alarm as news do.
 
     Args:
         archived: what was archived is audited, too.
@@ -79,8 +79,15 @@ def run_for_beat(using: str, *, at_most: timedelta, archived: bool = False) -> N
         store.fail(store.begin(using, asked_by="beat", since=None, settle_seconds=SETTLE.total_seconds()), str(error), None)
         _raise_alarm(using, f"The audit of database {using!r} cannot run. {error}")
     else:
-        if report["findings"]:
-            _raise_alarm(using, f"Audit {run.pk} of database {using!r} has {len(report['findings'])} findings: see the admin.")
+        _tell_news(using, run, len(report["findings"]))
+
+
+def _tell_news(using: str, run: AuditRun, found: int) -> None:
+    """Raise alarm once for what is found each night."""
+    if new := len(known.news(run)):
+        _raise_alarm(using, f"Audit {run.pk} of database {using!r} has {new} new findings, {found} in all: see the admin.")
+    elif found:
+        logger.warning("Audit %s of database %r has %s findings, all known before: see the admin.", run.pk, using, found)
 
 
 def _reader() -> Reader:

@@ -180,7 +180,11 @@ class TestAudit:
 
         run = AuditRun.objects.get()
         assert (run.state, run.asked_by, run.found) == (AuditRun.State.DONE, "beat", 1)
-        assert alarms == [f"Audit {run.pk} of database 'default' has 1 findings: see the admin."]
+        assert alarms == [f"Audit {run.pk} of database 'default' has 1 new findings, 1 in all: see the admin."]
+
+        tasks.audit()
+
+        assert (AuditRun.objects.filter(found=1, exit_code=1).count(), len(alarms)) == (2, 1)  # the same again
 
     def test_ends_it_when_its_time_is_over(self, job_that, alarms):
         job_that("waits")
