@@ -141,6 +141,15 @@ class PipelineConfig:
     driver_memory: str = "2g"
     shuffle_partitions: int = 4
 
+    def asked_unseen(self) -> list[tuple[str, str, list[str]]]:
+        """Give (group, topic, tags) where a group gets some tags only, and not all that its broker ever had is known."""
+        return [
+            (group.name, topic, tags)
+            for group in self.groups
+            for topic, tags in group.topics.items()
+            if tags is not None and (topic not in self.seen_topics or topic in self.recorded)
+        ]
+
     def to_json(self) -> str:
         """Write everything; passwords in URLs included, so whoever stores it makes it unreadable for others."""
         return json.dumps(asdict(self), default=datetime.isoformat, indent=2)

@@ -38,7 +38,7 @@ WITH said AS (
     SELECT message_id, topic, source, 'in ' || consumer_group FROM quick_inbox WHERE number IS NULL
     UNION ALL
     SELECT message_id, topic, source,
-        CASE outcome WHEN 'dead letter' THEN 'dead in ' ELSE 'waits in ' END || consumer_group
+        CASE outcome WHEN 'dead letter' THEN 'dead in ' WHEN 'filtered' THEN 'not for ' ELSE 'waits in ' END || consumer_group
     FROM quick_attempts WHERE number IS NULL AND outcome <> 'duplicate'
 ), seen AS (
     SELECT message_id, topic, array_agg(word) AS words, topic = ANY(%(seen_topics)s::text[]) AS is_seen,

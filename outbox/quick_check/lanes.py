@@ -36,7 +36,7 @@ FROM (
             ELSE 'elsewhere' END FROM quick_inbox i
     UNION ALL
     SELECT 'inbox', a.source, a.topic, a.lane, a.number, a.consumer_group, a.message_id,
-        CASE a.outcome WHEN 'dead letter' THEN 'dead letter' ELSE 'waiting' END
+        CASE WHEN a.outcome IN ('dead letter', 'filtered') THEN a.outcome ELSE 'waiting' END
     FROM quick_attempts a WHERE a.outcome <> 'duplicate'
         AND EXISTS (SELECT FROM quick_groups g WHERE g.name = a.consumer_group)
     UNION ALL

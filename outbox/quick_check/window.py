@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import datetime
 from uuid import UUID
 
@@ -83,6 +83,14 @@ LEFT JOIN outbox_embedded_delivery d ON d.consumer_group = o.consumer_group AND 
 WHERE (m.message_id >= %(first_id)s::text OR m.message_id = ANY(%(older)s)) AND (m.pos > o.pos OR d.id IS NOT NULL)
 """
 
+# What a broker that is not looked at need not have given a group, for its tag.
+UNASKED = """
+SELECT %(group)s::text, p.source, p.topic, p.lane, p.number, p.message_id, 0, 'filtered', p.at
+FROM quick_places p JOIN outbox_message m ON m.id = p.message_id::uuid
+WHERE p.topic = %(topic)s::text AND p.state = 'sent' AND NOT coalesce(m.headers::jsonb ->> 'ce-tag', '') = ANY(%(tags)s::text[])
+    AND (m.id >= %(first_id)s OR m.id = ANY(%(older)s::uuid[]))
+"""
+
 
 @dataclass
 class Looked:
@@ -119,6 +127,9 @@ def fill(check: Check, config: PipelineConfig, *, since: datetime) -> Looked:
         looked.notes.append("The broker's tables are in another database, and were not looked at.")
     for name, query in wanted:
         looked.rows[name] = looked.rows.get(name, 0) + check.fill(f"quick_{name}", query, arguments)
+    known = config if _is_broker_here(config) else replace(config, seen_topics=[])
+    for group, topic, tags in known.asked_unseen():
+        check.fill("quick_attempts", UNASKED, {**arguments, "group": group, "topic": topic, "tags": tags})
     for entry in config.business:
         _fill_business(check, entry, since, looked)
     return looked

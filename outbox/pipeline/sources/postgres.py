@@ -26,6 +26,7 @@ from outbox.pipeline.sources import jdbc, statements
 from outbox.pipeline.sources.archived import add_archived, hold, known_at_the_broker
 from outbox.pipeline.sources.snapshot import exported_snapshot
 from outbox.pipeline.sources.statements import Statement
+from outbox.pipeline.sources.tags import add_unasked
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -64,10 +65,12 @@ def copy_history(spark: SparkSession, config: PipelineConfig, folder: str, say: 
             frame = reduce(DataFrame.unionByName, frames or [spark.createDataFrame([], FRAMES[name])])
             _write(frame, f"{folder}/{name}", name)
     if held is None:
+        add_unasked(spark, config, folder)
         write_about(spark, folder, sources, now, recorded)
         return
     recorded = known_at_the_broker(config, held, recorded)
     owed = add_archived(spark, config, folder, held, say)
+    add_unasked(spark, config, folder)
     write_about(spark, folder, sources, now, recorded, judged_since=held.since, owed=owed)
 
 
@@ -86,7 +89,7 @@ def _parts(spark: SparkSession, config: PipelineConfig, opened: dict[str, tuple[
         parts[RECORDED.name] = [read_rows(spark, config.outbox, RECORDED, RECORDED.query(None), snapshot)]
     elif config.recorded:
         wanted.append(("broker", statements.of_recorded(config.recorded)))
-    schemas = FRAMES | {"messages": WITH_TAG} if is_archived else FRAMES
+    schemas = FRAMES | {"messages": WITH_TAG} if is_archived or config.asked_unseen() else FRAMES
     for name, statement in wanted:
         parts[name].append(_read(spark, config.outbox, connection, snapshot, name, statement, schemas[name]))
     return parts

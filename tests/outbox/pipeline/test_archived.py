@@ -20,6 +20,7 @@ from outbox.pipeline.config import Archived, Business, Group, PipelineConfig, So
 from outbox.pipeline.errors import LakeError
 from outbox.pipeline.history import open_history
 from outbox.pipeline.lake.base import open_lake
+from outbox.pipeline.sources import owed
 from outbox.pipeline.sources.archived import add_archived, hold
 from outbox.pipeline.sources.postgres import WITH_TAG, copy_history
 from outbox.pipeline.sources.snapshot import exported_snapshot
@@ -182,6 +183,8 @@ class TestWhatBrokersNoLongerHave:
         Group("late", {"orders": None}),
         Group("picky", {"tagged": ["a"]}),
         Group("all", {"tagged": None}),
+        Group("far", {"far": ["a"]}),
+        Group("each", {"named": None}),
     )
     SOURCE = "urn:uuid:of-a-test"
     ORDERS = """(
@@ -202,6 +205,14 @@ class TestWhatBrokersNoLongerHave:
         for number in range(1, 13):
             by = [("picky", number % 2 and number != 7), ("all", number % 2 or number in (6, 8, 12))]
             self.send(tagged, number, [group for group, is_handled in by if is_handled], tag="ba"[number % 2])
+        named = TopicFactory(name="named")  # its tags are of one message each
+        for number in range(1, 9):
+            self.send(named, number, ["each"] if number != 6 else [], tag=f"order-{number}")
+        Lane.objects.create(topic_id=named.id, lane=1, last_seq=8)
+        far = TopicFactory(name="far")  # of another broker, which nobody records
+        for number in range(33, 37):
+            self.send(far, number, ["far"] if number == 35 else [], tag="ba"[number % 2])
+        Lane.objects.create(topic_id=far.id, lane=1, last_seq=36)
         self.half = self.send(orders, None, ["late"], at=datetime(2026, 1, 2, 23, tzinfo=UTC))
         Lane.objects.create(topic_id=orders.id, lane=1, last_seq=36)
         Lane.objects.create(topic_id=tagged.id, lane=1, last_seq=12)
@@ -224,7 +235,8 @@ class TestWhatBrokersNoLongerHave:
             execute(STORE, number, str(one), self.SOURCE, json.dumps({"ce-lane": "1", "ce-number": str(number)}), at, topic.name)
         return str(one)
 
-    def test_is_held_to_the_outbox_for_groups_that_were_there(self, spark, config, archive, judge):
+    def test_is_held_to_the_outbox_for_groups_that_were_there(self, spark, config, archive, judge, monkeypatch):
+        monkeypatch.setattr(owed, "FEW_TAGS", 2)
         archive(THIRD)
 
         findings, counts = judge(
@@ -234,11 +246,14 @@ class TestWhatBrokersNoLongerHave:
         assert sorted(
             (one["kind"], one["group"], one["topic"], one["first"], one["last"]) for one in findings if one["lane"]
         ) == [
+            ("lost", "", "far", 1, 32),
             ("lost", "", "orders", 3, 3),
             ("lost", "all", "tagged", 10, 10),
             ("lost", "cart", "orders", 5, 5),
             ("lost", "cart", "orders", 18, 18),
             ("lost", "cart", "orders", 30, 30),
+            ("lost", "each", "named", 6, 6),
+            ("lost", "far", "far", 33, 33),
             ("lost", "late", "orders", 22, 22),
             ("lost", "late", "orders", 31, 31),
             ("lost", "picky", "tagged", 7, 7),

@@ -35,6 +35,14 @@ class TestAConfiguration:
         with pytest.raises(PipelineError, match=said):
             PipelineConfig.from_json(text)
 
+    def test_knows_whose_tags_no_broker_tells(self):
+        reads = {"here": ["a"], "elsewhere": ["a", "b"], "recorded": ["a"], "all": None}
+        config = PipelineConfig(
+            CONFIG.outbox, groups=[Group("g", reads)], seen_topics=["here", "recorded"], recorded={"recorded": 0.0}
+        )
+
+        assert config.asked_unseen() == [("g", "elsewhere", ["a", "b"]), ("g", "recorded", ["a"])]
+
     def test_insists_on_a_fetch_size(self):
         with pytest.raises(PipelineError, match="outside of the common snapshot"):
             replace(CONFIG.outbox, fetch_rows=0)

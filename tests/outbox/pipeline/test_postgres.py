@@ -7,8 +7,9 @@ import pytest
 from django.db import connection
 
 from outbox.audit import pipeline_config
-from outbox.models import Inbox, Lane, RecordedMessage, RecordedTopic, State
+from outbox.models import Inbox, Lane, MessageRow, RecordedMessage, RecordedTopic, State
 from outbox.pipeline.audit.run import audit
+from outbox.pipeline.config import Group
 from outbox.pipeline.errors import HistoryError
 from outbox.pipeline.history import open_history
 from outbox.pipeline.schemas import FRAMES
@@ -115,6 +116,23 @@ class TestAHistoryFromPostgreSQL:
 
         with pytest.raises(HistoryError, match="The database cannot be reached"):
             copy_history(spark, replace(config, outbox=nowhere, brokers=[]), str(tmp_path))
+
+
+class TestAGroupThatAskedForTags:
+    def test_has_not_lost_the_others_where_the_broker_cannot_be_asked(self, spark, config, outbox, tmp_path):
+        tagged = MessageRow.objects.filter(id__in=[outbox[number - 1] for number in (1, 5, 9)])
+        tagged.update(headers='{"ce-type": "OrderPlaced", "ce-tag": "a"}')
+        MessageRow.objects.filter(id=outbox[1]).update(headers='{"ce-type": "OrderPlaced", "ce-tag": "b"}')
+        Inbox.objects.exclude(number__in=[1, 9]).delete()
+        picky = [Group("cart", {"orders": ["a"]})]
+        elsewhere = replace(config, brokers=[], seen_topics=[], groups=picky, outbox=replace(config.outbox, reader="python"))
+
+        copy_history(spark, elsewhere, str(tmp_path))
+
+        report = audit(spark, elsewhere, open_history(spark, str(tmp_path)))
+        assert [(str(one.kind), one.group, one.ids) for one in report.findings if one.group] == [
+            ("lost", "cart", (str(outbox[4]),))
+        ]
 
 
 class TestASnapshot:

@@ -13,6 +13,7 @@ from tests.outbox.pipeline.twins import judged_by_sql
 from tests.outbox.pipeline.worlds import OURS, START, World, said
 
 STATES = ("sent", "dead", "skipped", "released", "claimed", "prepared")
+OUTCOMES = ("waiting", "retry", "dead letter", "filtered")
 
 FAULTS = st.fixed_dictionaries(
     {
@@ -23,7 +24,7 @@ FAULTS = st.fixed_dictionaries(
         "unnumbered": NUMBERS,
         "renumbered": NUMBERS,
         "mark": st.integers(COUNT - 3, COUNT + 3),
-        "outcomes": st.dictionaries(st.integers(1, COUNT), st.sampled_from(("waiting", "retry", "dead letter")), max_size=4),
+        "outcomes": st.dictionaries(st.integers(1, COUNT), st.sampled_from(OUTCOMES), max_size=4),
         "seconds": st.dictionaries(st.integers(1, COUNT), st.floats(0.001, 4000), max_size=6),
         "lane": st.sampled_from((True, False)),
     }
