@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from datetime import UTC, date, datetime, timedelta
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from pyspark.sql import Column, DataFrame
@@ -50,14 +51,16 @@ class Held:
 
     Args:
         unsettled: days that the database may still have.
-        since: from when on the two together are whole; None: they always were.
-        recorded_since: the same of what the recorder wrote down.
+        is_whole: the two together have all that ever was.
+        since: from when on they are audited; None: from the beginning.
+        recorded_since: from when on what the recorder wrote down is whole; None: it always was.
     """
 
     archived: Archived
     lake: Lake
     commits: list[Commit]
     unsettled: set[str]
+    is_whole: bool
     since: datetime | None
     recorded_since: datetime | None
 
@@ -85,16 +88,13 @@ def hold(connection: Any, archived: Archived, since: datetime | None) -> Held:
         insist_on_files(lake, commit, *(frame.name for frame in NEEDED))
     days = [*book.days(connection, date.max), *(date.fromisoformat(commit.day) for commit in commits)]
 
-    whole: dict[str, Any] = {
-        "born": archived.born,
-        "kept": timedelta(seconds=archived.kept_seconds),
-        "without": archived.live_since,
-    }
-    has_pruned = archived.live_since is not None
-    begin = whole_since(commits, days, **whole) if has_pruned else None
-    recorded = whole_since(commits, days, **whole, books=[RECORDED.name]) if has_pruned else None
-    begin = max((time for time in (begin, since) if time), default=None)
-    return Held(archived, lake, commits, unsettled_days(commits, deleted), begin, recorded)
+    if archived.live_since is None:  # nothing was ever pruned
+        return Held(archived, lake, commits, unsettled_days(commits, deleted), True, since, None)
+    kept = timedelta(seconds=archived.kept_seconds)
+    ask = partial(whole_since, commits, days, born=archived.born, kept=kept, without=archived.live_since)
+    whole, recorded = ask(), ask(books=[RECORDED.name])
+    begin = max((time for time in (whole, since) if time), default=None)
+    return Held(archived, lake, commits, unsettled_days(commits, deleted), whole is None, begin, recorded)
 
 
 def known_at_the_broker(config: PipelineConfig, held: Held, recorded: dict[str, Recorded]) -> dict[str, Recorded]:
@@ -122,7 +122,7 @@ def add_archived(
     try:
         _add_rows(spark, config, folder, held, say)
         if held.since:
-            begin_marks(spark, folder, held.since)
+            begin_marks(spark, folder, held.since, is_whole=held.is_whole)
         live = held.archived.live_since
         if live is None:
             return {}

@@ -2,7 +2,7 @@
 What of a long history can be held to whom. Settings say who reads what today, not who read it years ago.
 
 So of what is older than the live part of a history, a group owes only what was sent after it had handled its first message of
-that topic; and where messages have tags, of that tag.
+that topic; and where messages have a few tags, of that tag. Tags that name single messages say nothing of who reads them.
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 
 EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 LANE = ["source", "topic", "lane"]
+FEW_TAGS = 100  # of a topic
 
 
 def owed_from(
@@ -42,19 +43,22 @@ def add_filtered(spark: SparkSession, config: PipelineConfig, folder: str, live_
     Brokers say so themselves of what they still have. Reads `messages` with their tags, `places`, `inbox`.
     """
     messages = spark.read.parquet(f"{folder}/messages").select("message_id", "topic", F.coalesce("tag", F.lit("")).alias("tag"))
-    tagged = {row.topic for row in messages.where("tag <> ''").select("topic").distinct().collect()}
+    counted = messages.groupBy("topic").agg(F.count_distinct("tag").alias("n"), F.max("tag").alias("highest")).collect()
+    by_tag = {row.topic for row in counted if row.highest and row.n <= FEW_TAGS}
     pairs = [
-        (group.name, topic, tags)
+        (group.name, topic, tags, topic in by_tag)
         for group in config.groups
         for topic, tags in group.topics.items()
-        if tags is not None or topic in tagged
+        if tags is not None or topic in by_tag
     ]
     if not pairs:
         return
-    readers = F.broadcast(spark.createDataFrame(pairs, "consumer_group string, topic string, tags array<string>"))
-    mine = messages.where(F.col("topic").isin(*{topic for _, topic, _ in pairs})).select("message_id", "tag")
+    columns = "consumer_group string, topic string, tags array<string>, by_tag boolean"
+    readers = F.broadcast(spark.createDataFrame(pairs, columns))
+    mine = messages.where(F.col("topic").isin(*{topic for _, topic, *_ in pairs})).select("message_id", "tag")
     inbox = spark.read.parquet(f"{folder}/inbox")
-    began = inbox.join(mine, "message_id").groupBy("consumer_group", "topic", "tag").agg(F.min("at").alias("began"))
+    theirs = inbox.where(F.col("topic").isin(*by_tag)) if by_tag else inbox.limit(0)
+    began = theirs.join(mine, "message_id").groupBy("consumer_group", "topic", "tag").agg(F.min("at").alias("began"))
     live = F.lit(live_since)
     places = spark.read.parquet(f"{folder}/places").where(F.col("state") == "sent").where(F.col("at") < live)
     is_unasked = F.coalesce(~F.array_contains("tags", F.col("tag")), F.lit(False))
@@ -62,21 +66,30 @@ def add_filtered(spark: SparkSession, config: PipelineConfig, folder: str, live_
         _with_tags(places, mine)
         .join(readers, "topic")
         .join(F.broadcast(began), ["consumer_group", "topic", "tag"], "left")
-        .where(is_unasked | (F.col("at") < F.coalesce("began", live)))
+        .where(is_unasked | (F.col("by_tag") & (F.col("at") < F.coalesce("began", live))))
         .withColumns({"nth": F.lit(0), "outcome": F.lit("filtered")})
     )
     typed = [F.col(column.name).cast(column.dataType) for column in FRAMES["attempts"]]
     rows.select(*typed).write.mode("append").parquet(f"{folder}/attempts")
 
 
-def begin_marks(spark: SparkSession, folder: str, since: datetime) -> None:
-    """Have each lane begin behind what was claimed before; as `statements.FIRST` has it, over all that the folder has."""
+def begin_marks(spark: SparkSession, folder: str, since: datetime, *, is_whole: bool) -> None:
+    """
+    Have each lane begin behind what was claimed before; as `statements.FIRST` has it, over all that the folder has.
+
+    Args:
+        is_whole: nothing older was ever dropped: a lane that had claimed nothing by then begins with its first number.
+    """
     places = spark.read.parquet(f"{folder}/places").where(F.col("number").isNotNull())
     before = F.max(F.when(F.col("claimed_at") < F.lit(since), F.col("number"))).alias("before")
     lanes = places.groupBy(*LANE).agg(before, F.min("number").alias("lowest")).collect()
-    ends = {(row.source, row.topic, row.lane): row.lowest - 1 if row.before is None else row.before for row in lanes}
+    ends = {(row.source, row.topic, row.lane): (row.before, 0 if is_whole else row.lowest - 1) for row in lanes}
     marks = spark.read.parquet(f"{folder}/marks").collect()
-    found = [(*lane, ends.get(lane, row.last) + 1, row.last) for row in marks for lane in [(row.source, row.topic, row.lane)]]
+    found = []
+    for row in marks:
+        lane = row.source, row.topic, row.lane
+        before, otherwise = ends.get(lane, (None, 0 if is_whole else row.last))
+        found.append((*lane, 1 + (otherwise if before is None else before), row.last))
     spark.createDataFrame(found, FRAMES["marks"]).write.mode("overwrite").parquet(f"{folder}/marks")
 
 

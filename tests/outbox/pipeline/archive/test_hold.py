@@ -34,7 +34,7 @@ class TestWhatIsKnownOfBrokers:
         archived = Archived(str(lake.root), began, 7 * 86400.0, live_since)
         config = PipelineConfig(Source("x"), seen_topics=["orders", "bills", "notes"], recorded={"bills": 0.0, "notes": 0.0})
         recorded = {"bills": Recorded(began, until), "notes": Recorded(late, None)}
-        return known_at_the_broker(config, Held(archived, lake, [], set(), None, recorded_since), recorded)
+        return known_at_the_broker(config, Held(archived, lake, [], set(), True, None, recorded_since), recorded)
 
     def test_is_all_that_was_recorded_and_in_their_own_tables_what_is_not_pruned(self, lake):
         began, _, late, until, live = self.MOMENTS
