@@ -98,21 +98,35 @@ SELECT subject, CASE WHEN rows = 0 THEN 'orphan' WHEN messages = 0 THEN 'lost' E
 FROM pairs WHERE rows <> messages AND (%(border)s::timestamptz IS NULL OR at >= %(border)s) GROUP BY 1, 2, 3
 """
 
-# In ordered topics: what comes behind a higher number of its key.
+# In ordered topics: what comes behind a higher number of its key. At the broker, by position, and by generation and
+# position: places of a key that began anew say nothing of those before.
 ORDER = """
-WITH stored AS (
+WITH places AS (
+    SELECT *, coalesce((queue <> lag(queue) OVER w OR pos < lag(pos) OVER w)
+        AND at > lag(at) OVER w + make_interval(secs => %(tolerance)s), false)::int AS is_anew
+    FROM quick_broker WHERE topic = ANY(%(ordered_topics)s::text[]) AND number IS NOT NULL
+    WINDOW w AS (PARTITION BY topic, source, lane, key ORDER BY at NULLS FIRST, queue, pos)
+), generations AS (
+    SELECT *, sum(is_anew) OVER (PARTITION BY topic, source, lane, key ORDER BY at NULLS FIRST, queue, pos
+        ROWS UNBOUNDED PRECEDING) AS generation
+    FROM places
+), stored AS (
     SELECT 'broker' AS stage, '' AS grp, topic, source, lane, key, number, message_id,
         max(number) OVER (PARTITION BY topic, source, lane, key ORDER BY queue, pos
-            ROWS BETWEEN UNBOUNDED PRECEDING AND 1 PRECEDING) AS before
-    FROM quick_broker WHERE topic = ANY(%(ordered_topics)s::text[]) AND number IS NOT NULL
+            ROWS BETWEEN UNBOUNDED PRECEDING AND 1 PRECEDING) AS before,
+        max(number) OVER (PARTITION BY topic, source, lane, key ORDER BY generation, queue, pos
+            ROWS BETWEEN UNBOUNDED PRECEDING AND 1 PRECEDING) AS before_in_time
+    FROM generations
 ), handled AS (
     SELECT 'inbox', i.consumer_group, i.topic, i.source, i.lane, m.key, i.number, i.message_id,
         max(i.number) OVER (PARTITION BY i.consumer_group, i.topic, i.source, i.lane, m.key ORDER BY i.at, i.number
-            ROWS BETWEEN UNBOUNDED PRECEDING AND 1 PRECEDING)
+            ROWS BETWEEN UNBOUNDED PRECEDING AND 1 PRECEDING) AS before
     FROM quick_inbox i JOIN quick_messages m USING (message_id)
     WHERE i.topic = ANY(%(ordered_topics)s::text[]) AND i.number IS NOT NULL AND m.topic = ANY(%(ordered_topics)s::text[])
 )
-SELECT * FROM (SELECT * FROM stored UNION ALL SELECT * FROM handled) a WHERE before > number
+SELECT stage, grp, topic, source, lane, key, number, message_id, before FROM (
+    SELECT * FROM stored UNION ALL SELECT *, before FROM handled
+) a WHERE before > number AND before_in_time > number
 """
 
 
@@ -138,7 +152,7 @@ def judge_ids(
     arguments |= {"first_id": first_id, "ids": config.ids_per_finding, "not_sent": NOT_SENT}
     arguments |= {"stranded": STRANDED, "row_gone": ROW_GONE, "several": SEVERAL_PLACES}
     arguments |= {"no_row": NO_ROW, "no_message": NO_MESSAGE, "since": since, "border": since and since + border}
-    arguments |= {"ordered_topics": list(config.ordered_topics)}
+    arguments |= {"ordered_topics": list(config.ordered_topics), "tolerance": config.clock_tolerance_seconds}
     topics = {entry.name: entry.topic for entry in config.business}
     return [
         *(_unnumbered(*row) for row in check.run(UNNUMBERED, arguments).fetchall()),

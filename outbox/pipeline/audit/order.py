@@ -10,7 +10,7 @@ from pyspark.sql import functions as F
 from outbox.pipeline.config import PipelineConfig
 from outbox.pipeline.findings import Finding, Kind, Stage
 from outbox.pipeline.history import History
-from outbox.pipeline.transforms.order import out_of_order
+from outbox.pipeline.transforms.order import out_of_order, with_generation
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -23,8 +23,9 @@ def audit_order(spark: SparkSession, config: PipelineConfig, history: History) -
     if not config.ordered_topics:
         return []
     is_ordered = F.col("topic").isin(*config.ordered_topics)
-    stored = history.broker.where(is_ordered)
-    late_stored = out_of_order(stored, OF_A_KEY, ["queue", "pos"])
+    tolerance = config.clock_tolerance_seconds
+    stored = with_generation(history.broker.where(is_ordered), OF_A_KEY, tolerance_seconds=tolerance)
+    late_stored = out_of_order(stored, OF_A_KEY, ["queue", "pos"], ["generation", "queue", "pos"])
     keys = history.messages.where(is_ordered).select("message_id", "key")
     handled = history.inbox.where(is_ordered).join(keys, "message_id")
     late_handled = out_of_order(handled, ["consumer_group", *OF_A_KEY], ["at", "number"])

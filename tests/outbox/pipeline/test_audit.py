@@ -5,7 +5,7 @@ import pytest
 from outbox.pipeline.config import Business, Group
 from outbox.pipeline.errors import HistoryError
 from tests.outbox.pipeline.ids import message_id
-from tests.outbox.pipeline.worlds import NOW, OURS, START, World, said
+from tests.outbox.pipeline.worlds import NOW, OURS, START, World, made_anew, said
 
 
 def ids(*numbers):
@@ -194,6 +194,9 @@ class TestOrder:
         world = World().set(ordered_topics=["orders"]).add(5).change("broker", {"pos": 99}, number=2)
 
         assert said(world.audit(spark)) == [("out of order", "broker", "", 2, 2, 1)]
+
+    def test_is_not_that_of_positions_where_a_broker_was_made_anew(self, spark):
+        assert said(made_anew().audit(spark)) == [("out of order", "broker", "", 7, 7, 1)]
 
     def test_is_asked_of_ordered_topics_only(self, spark):
         world = World().set(ordered_topics=["bills"]).add(5).change("broker", {"pos": 99}, number=2)

@@ -101,6 +101,22 @@ class World:
         return report
 
 
+def made_anew() -> World:
+    """
+    Give the history of an ordered topic that had fewer queues from number 4 on; its broker was made anew behind it, and
+    put its clock back behind number 9. Number 7 comes behind 8.
+    """
+    world = World().set(ordered_topics=["orders"]).add(10)
+    for number, queue, pos, minutes in (
+        *((number, 1, 5_000 + number, 0) for number in (1, 2, 3)),
+        (4, 0, 5_004, 30),
+        *((5, 0, 0, 60), (6, 0, 1, 60), (8, 0, 2, 60), (7, 0, 3, 61), (9, 0, 4, 61), (10, 0, 5, 60)),
+    ):
+        at = START + timedelta(minutes=minutes, seconds=number)
+        world.change("broker", {"queue": queue, "pos": pos, "at": at}, number=number)
+    return world
+
+
 def _has(row: dict[str, Any], values: dict[str, Any]) -> bool:
     return all(row.get(name) in value if isinstance(value, list) else row.get(name) == value for name, value in values.items())
 

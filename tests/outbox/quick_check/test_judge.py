@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from tests.outbox.pipeline.faults import COUNT, NUMBERS, by_sets, lose
 from tests.outbox.pipeline.ids import message_id
 from tests.outbox.pipeline.twins import OURS, judged_by_sql
-from tests.outbox.pipeline.worlds import SECOND, START, World
+from tests.outbox.pipeline.worlds import SECOND, START, World, made_anew
 
 
 def said(answer):
@@ -43,6 +43,9 @@ class TestSql:
             ("points", "orders", 0),
         ]
         assert sum(n for _, hop, _, _, _, n in answer.histograms if hop == "store") == 70
+
+    def test_holds_no_position_to_those_of_a_broker_that_was_made_anew(self):
+        assert said(judged_by_sql(made_anew())) == [("out of order", "broker", "", 7, 7, 1)]
 
     def test_counts_a_dead_letter_once_that_group_and_broker_wrote_down(self):
         world = World().add(5).drop("inbox", number=5, consumer_group="cart")
