@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import cached_property, reduce
 from pathlib import Path
 from typing import TYPE_CHECKING
+from urllib.parse import unquote
 
 from outbox.pipeline.archive.config import ArchiveConfig
 from outbox.pipeline.config import Source
-from outbox.pipeline.errors import HistoryError
+from outbox.pipeline.errors import HistoryError, LakeError
 from outbox.pipeline.lake.frames import HASH_DIGITS, NULL, SEPARATOR, Frame
 from outbox.pipeline.session import build_session
 
@@ -20,6 +22,9 @@ if TYPE_CHECKING:
 
 FETCH_BYTES = 16 * 1024 * 1024  # what a connection holds at once
 ROW_GROUP_BYTES = 8 * 1024 * 1024  # what a look for one message reads at most
+
+# Each page of a file has a checksum, and Spark reads on without a look at it: one flipped bit is another value.
+HELD_TO_CHECKSUMS = {"parquet.page.verify-checksum.enabled": "true"}
 
 
 class SparkWriter:
@@ -58,11 +63,25 @@ class SparkWriter:
             raise HistoryError(f"The frame {frame.name!r} cannot be written to {folder}: {str(error).splitlines()[0]}") from error
 
     def verify(self, frame: Frame, files: Sequence[Path]) -> tuple[int, str]:
-        """Read files back; give how many rows they hold, and their digest."""
+        """
+        Read files back; give how many rows they hold, and their digest.
+
+        Raises:
+            LakeError: one cannot be read.
+        """
+        from py4j.protocol import Py4JError
+        from pyspark.errors import PySparkException
         from pyspark.sql import functions as F
 
-        rows = self.spark.read.schema(spark_schema(frame)).parquet(*map(str, files))
-        found = rows.agg(F.count("*").alias("rows"), F.coalesce(F.sum(row_hash(frame)), F.lit(0)).alias("digest")).collect()[0]
+        rows = read_files(self.spark, frame, [str(file) for file in files])
+        sums = rows.agg(F.count("*").alias("rows"), F.coalesce(F.sum(row_hash(frame)), F.lit(0)).alias("digest"))
+        try:
+            found = sums.collect()[0]
+        except (PySparkException, Py4JError) as error:
+            raise LakeError(
+                f"What was written of {frame.name} cannot be read back: {unreadable_file(error) or error}. Nothing was "
+                "committed, nothing deleted. Look at that disk, then archive again."
+            ) from error
         return found.rows, str(found.digest)
 
     def close(self) -> None:
@@ -90,6 +109,17 @@ def read_rows(spark: SparkSession, source: Source, frame: Frame, query: str, sna
 
     found = jdbc.read(spark, source, query, (0, 0), snapshot)
     return found.select(*(F.col(column.name).cast(column.dataType) for column in schema))
+
+
+def read_files(spark: SparkSession, frame: Frame, files: Sequence[str]) -> DataFrame:
+    """Read files of a frame, each page held to its checksum; those of other writers may have none."""
+    return spark.read.schema(spark_schema(frame)).options(**HELD_TO_CHECKSUMS).parquet(*files)
+
+
+def unreadable_file(error: Exception) -> str:
+    """Give the path of the file that an error of Spark is about; empty: it is about something else."""
+    found = re.search(r"reading file (?:file:(?://)?)?(.+?)\.\s+SQLSTATE", str(error))
+    return unquote(found[1]) if found else ""
 
 
 def spark_schema(frame: Frame) -> StructType:

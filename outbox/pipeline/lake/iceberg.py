@@ -138,19 +138,43 @@ class IcebergLake(ManifestLake):
         from pyarrow import parquet
 
         identity = list(frame.identity)
-        new = pa.concat_tables(parquet.read_table(path, columns=identity) for path in paths)
+        new = pa.concat_tables(self._checked(path, identity) for path in paths)
         outdated: list[Any] = []
         left: list[Path] = []
         for task in table.scan(row_filter=_between(identity[-1], new)).plan_files():
-            stays = _is_missing(new, _read(table, task, identity))
+            stays = _is_missing(new, self._rows(table, task, identity))
             if pc.all(stays).as_py():
                 continue
             outdated.append(task.file)
             if pc.any(stays).as_py():
                 left.append(self.root / FOLDER / LEFT / f"{frame.name}-{commit.name}-{len(left)}.parquet")
                 left[-1].parent.mkdir(parents=True, exist_ok=True)
-                parquet.write_table(_read(table, task).filter(stays), left[-1], compression="zstd")
+                rows = self._rows(table, task).filter(stays)
+                parquet.write_table(rows, left[-1], compression="zstd", write_page_checksum=True)
         return outdated, left
+
+    def _rows(self, table: Any, task: Any, names: list[str] | None = None) -> Any:
+        """Read one of a table's files, all columns or some. pyiceberg looks at no checksums, so ours are read twice."""
+        from pyiceberg.expressions import AlwaysTrue
+        from pyiceberg.io.pyarrow import ArrowScan
+
+        path = Path(task.file.file_path.removeprefix("file://"))
+        if path.is_relative_to(self.root.absolute()):
+            self._checked(path, names)
+        schema = table.schema().select(*names) if names else table.schema()
+        return ArrowScan(table.metadata, table.io, schema, AlwaysTrue()).to_table([task])
+
+    def _checked(self, path: Path, names: list[str] | None = None) -> Any:
+        """Read a file of the lake, each page held to its checksum."""
+        import pyarrow as pa
+        from pyarrow import parquet
+
+        try:
+            return parquet.read_table(path, columns=names, page_checksum_verification=True)
+        except (OSError, pa.ArrowException) as error:
+            is_left = path.is_relative_to(self.root.absolute() / FOLDER)
+            remedy = self._remedy if is_left else "Bring it back from a copy of the lake."
+            raise LakeError(f"The file {path} cannot be read: {error}. {remedy}") from error
 
     @property
     def _remedy(self) -> str:
@@ -179,15 +203,6 @@ def _between(name: str, rows: Any) -> Any:
     bounds = pc.min_max(rows[name]).as_py()
     low, high = (one.isoformat() if isinstance(one, datetime) else one for one in (bounds["min"], bounds["max"]))
     return And(GreaterThanOrEqual(name, low), LessThanOrEqual(name, high))
-
-
-def _read(table: Any, task: Any, names: list[str] | None = None) -> Any:
-    """Read one of a table's files, all columns or some."""
-    from pyiceberg.expressions import AlwaysTrue
-    from pyiceberg.io.pyarrow import ArrowScan
-
-    schema = table.schema().select(*names) if names else table.schema()
-    return ArrowScan(table.metadata, table.io, schema, AlwaysTrue()).to_table([task])
 
 
 def _is_missing(new: Any, rows: Any) -> Any:

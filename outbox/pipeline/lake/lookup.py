@@ -67,7 +67,8 @@ def _rows(lake: Lake, commit: Commit, frame: str, message_id: UUID) -> Iterator[
     insist_on_files(lake, commit, frame)
     for file in commit.frames[frame].files:
         try:
-            found = parquet.read_table(lake.root / file, filters=[("message_id", "=", str(message_id))], use_threads=False)
+            is_it = [("message_id", "=", str(message_id))]
+            found = parquet.read_table(lake.root / file, filters=is_it, use_threads=False, page_checksum_verification=True)
         except (OSError, pa.ArrowException) as error:
             raise LakeError(f"The file {file} of {commit.name} in {lake.root} cannot be read: {error}") from error
         yield from found.to_pylist()

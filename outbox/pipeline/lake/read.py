@@ -9,12 +9,15 @@ from datetime import date
 from functools import reduce
 from typing import TYPE_CHECKING
 
+from py4j.protocol import Py4JError
+from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, Window
 from pyspark.sql import functions as F
 
 from outbox.pipeline.archive import book
-from outbox.pipeline.archive.spark import read_rows, spark_schema
+from outbox.pipeline.archive.spark import read_files, read_rows, spark_schema, unreadable_file
 from outbox.pipeline.config import Source
+from outbox.pipeline.errors import LakeError
 from outbox.pipeline.lake.base import Commit, Lake, insist_on_files
 from outbox.pipeline.lake.frames import FRAMES, Frame, Span
 from outbox.pipeline.sources.snapshot import exported_snapshot
@@ -65,10 +68,10 @@ def everything(spark: SparkSession, source: Source, lake: Lake) -> Iterator[dict
     Of a row that is in both, the database's counts. While the block lasts, no day can leave the database.
 
     Raises:
-        LakeError: a file that counts is not there in full.
+        LakeError: a file that counts is not there in full, or is damaged, which is seen as it is read.
         HistoryError: the database cannot be reached.
     """
-    with exported_snapshot(source.url) as (connection, snapshot):
+    with _naming_files(lake), exported_snapshot(source.url) as (connection, snapshot):
         connection.execute(HOLD_DAYS)
         commits = lake.committed()
         unsettled = unsettled_days(commits, book.deleted(connection))
@@ -77,6 +80,18 @@ def everything(spark: SparkSession, source: Source, lake: Lake) -> Iterator[dict
             database = read_rows(spark, source, frame, frame.query(None), snapshot)
             found[name] = _both(database, read_lake(spark, lake, frame, commits, unsettled), frame, commits)
         yield found
+
+
+@contextmanager
+def _naming_files(lake: Lake) -> Iterator[None]:
+    """Say which file of the lake it is that Spark cannot read."""
+    try:
+        yield
+    except (PySparkException, Py4JError) as error:
+        file = unreadable_file(error)
+        if not file.startswith(str(lake.root.absolute())):
+            raise
+        raise LakeError(f"The file {file} cannot be read as it was written. Bring it back from a copy of the lake.") from error
 
 
 def _latest(spark: SparkSession, lake: Lake, frame: Frame, commits: list[Commit], again: Container[str]) -> DataFrame:
@@ -95,10 +110,9 @@ def _latest(spark: SparkSession, lake: Lake, frame: Frame, commits: list[Commit]
 
 
 def _files(spark: SparkSession, lake: Lake, frame: Frame, commits: list[Commit]) -> DataFrame:
-    schema = spark_schema(frame)
     having = [commit.frames[frame.name] for commit in commits if frame.name in commit.frames]
     paths = [str(lake.root / file) for written in having for file in written.files]
-    return spark.read.schema(schema).parquet(*paths) if paths else spark.createDataFrame([], schema)
+    return read_files(spark, frame, paths) if paths else spark.createDataFrame([], spark_schema(frame))
 
 
 def _both(database: DataFrame, lake: DataFrame, frame: Frame, commits: list[Commit]) -> DataFrame:

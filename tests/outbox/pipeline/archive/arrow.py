@@ -31,7 +31,7 @@ class ArrowWriter:
             arrays = [pa.array(values, type=field.type) for values, field in zip(columns, schema, strict=True)]
             table = pa.Table.from_arrays(arrays, schema=schema)
             table = table.sort_by("message_id") if frame.id else table
-            pq.write_table(table, folder / f"part-{number}.parquet", row_group_size=4)
+            pq.write_table(table, folder / f"part-{number}.parquet", row_group_size=4, write_page_checksum=True)
 
     def verify(self, frame: Frame, files: Sequence[Path]) -> tuple[int, str]:
         hashes = [row_hash(frame, row) for file in files for row in pq.read_table(file).to_pylist()]

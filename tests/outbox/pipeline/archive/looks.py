@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 
 import pyarrow.parquet as pq
 from django.db import connection
@@ -31,6 +32,18 @@ def state_of(day) -> tuple:
     with connection.cursor() as cursor:
         cursor.execute("SELECT state, attempt, rows FROM outbox_archived_day WHERE day = %s", [day])
         return cursor.fetchone()
+
+
+def files_of(lake: Lake, frame: str = "messages") -> list[Path]:
+    return [lake.root / file for commit in lake.committed() for file in commit.frames[frame].files]
+
+
+def flip_a_bit(path: Path, text: str = "Zoë") -> None:
+    """Have a file say something else in the middle of a page, as a bad disk does: no reader stumbles over it by itself."""
+    raw = bytearray(path.read_bytes())
+    raw[raw.index(text.encode())] ^= 1
+    path.write_bytes(raw)
+    path.with_name(f".{path.name}.crc").unlink(missing_ok=True)  # Hadoop's own, beside files of a local disk; copies may lack it
 
 
 def without_frame(lake: Lake, frame: str) -> None:

@@ -15,11 +15,12 @@ from outbox.models import Duplicate
 from outbox.pipeline.archive.config import ArchiveConfig
 from outbox.pipeline.archive.spark import SparkWriter
 from outbox.pipeline.config import PipelineConfig
+from outbox.pipeline.errors import LakeError
 from outbox.pipeline.lake.base import open_lake
 from outbox.pipeline.lake.frames import FRAMES
 from outbox.pipeline.lake.manifest import ManifestLake
 from tests.outbox.pipeline.archive.conftest import BEFORE, FIRST, PER_DAY, SECOND
-from tests.outbox.pipeline.archive.looks import in_database, in_lake, without_frame
+from tests.outbox.pipeline.archive.looks import files_of, flip_a_bit, in_database, in_lake, without_frame
 from tests.outbox.pipeline.archive.tables import comes_back, read, rows_of, table_of
 from tests.outbox.pipeline.archive.test_crashes import run
 
@@ -29,8 +30,8 @@ def lake(tmp_path):
     return open_lake(str(tmp_path / "lake"), "iceberg")
 
 
-def files_of(lake, frame="messages"):
-    return {path: path.read_bytes() for path in (lake.root / frame).rglob("*.parquet")}
+def bytes_of(lake):
+    return {path: path.read_bytes() for path in files_of(lake)}
 
 
 class TestAnIcebergTable:
@@ -106,7 +107,7 @@ class TestAnIcebergTable:
 class TestARowThatComesAgain:
     def test_counts_as_it_came_last(self, archive, lake, ids):
         archive(before=SECOND)
-        before, files = rows_of(lake), files_of(lake)
+        before, files = rows_of(lake), bytes_of(lake)
         comes_back(ids[3])
 
         archive(before=SECOND)
@@ -117,7 +118,7 @@ class TestARowThatComesAgain:
         assert after["state"].to_pylist()[3] == "tombstone"
         others = pc.field("message_id") != ids[3]
         assert after.filter(others).equals(before.filter(others))
-        assert files.items() <= files_of(lake).items()
+        assert files.items() <= bytes_of(lake).items()
 
     def test_counts_once_of_a_day_that_was_archived_again_as_a_whole(self, archive, lake, ids, monkeypatch):
         with database.connect("default") as reader, reader.transaction():  # it is committed, and cannot be deleted
@@ -165,6 +166,26 @@ class TestARowThatComesAgain:
         archive(before=SECOND)
 
         assert read(lake) == ids[:PER_DAY]
+
+    def test_is_not_copied_from_a_file_of_which_a_bit_has_flipped(self, archive, lake, ids):
+        archive(before=SECOND)
+        file = next(path for path in files_of(lake) if ids[3] in pq.read_table(path)["message_id"].to_pylist())
+        flip_a_bit(file)
+        comes_back(ids[3])
+
+        with pytest.raises(LakeError, match=f"The file {file} cannot be read: .* Bring it back from a copy of the lake"):
+            archive(before=SECOND)
+
+    def test_is_not_copied_from_a_copy_of_which_a_bit_has_flipped(self, archive, lake, ids):
+        archive(before=SECOND)
+        comes_back(ids[3])
+        archive(before=SECOND)
+        (copy,) = (lake.root / "_iceberg" / "left").iterdir()
+        flip_a_bit(copy)
+        comes_back(ids[4])
+
+        with pytest.raises(LakeError, match=f"The file {copy} cannot be read: .* remove that folder"):
+            archive(before=SECOND)
 
 
 class TestACrash:

@@ -14,6 +14,7 @@ from outbox.pipeline.errors import LakeError
 from outbox.pipeline.lake.lookup import find_message
 from tests.factories import message_id
 from tests.outbox.pipeline.archive.conftest import FIRST, SECOND
+from tests.outbox.pipeline.archive.looks import files_of, flip_a_bit
 
 PAGE = "admin:outbox_messagerow_change"
 LIST = "admin:outbox_messagerow_changelist"
@@ -50,6 +51,14 @@ class TestFindMessage:
         (lake.root / file).write_bytes(b"x" * size)
 
         with pytest.raises(LakeError, match=rf"The file {file} of {FIRST}\.a1"):
+            find_message(lake, UUID(ids[0]))
+
+    def test_names_the_file_of_which_a_bit_has_flipped(self, archive, lake, ids):
+        archive()
+        file = files_of(lake)[0]
+        flip_a_bit(file)
+
+        with pytest.raises(LakeError, match=rf"The file {file.relative_to(lake.root)} of {FIRST}\.a1"):
             find_message(lake, UUID(ids[0]))
 
 

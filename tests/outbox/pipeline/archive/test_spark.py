@@ -9,11 +9,12 @@ from outbox.models import MessageRow
 from outbox.pipeline.archive.config import ArchiveConfig
 from outbox.pipeline.archive.spark import SparkWriter, with_fetch_rows
 from outbox.pipeline.config import PipelineConfig, Source
+from outbox.pipeline.errors import LakeError
 from outbox.pipeline.lake.frames import BOOKS
 from outbox.pipeline.lake.read import everything
 from tests.outbox.pipeline.archive.arrow import ArrowWriter
 from tests.outbox.pipeline.archive.conftest import BEFORE, FIRST, PER_DAY, SECOND
-from tests.outbox.pipeline.archive.looks import in_database, in_lake, state_of, without_frame
+from tests.outbox.pipeline.archive.looks import files_of, flip_a_bit, in_database, in_lake, state_of, without_frame
 from tests.outbox.pipeline.tcp import reached_by_tcp
 
 
@@ -92,6 +93,29 @@ class TestSpark:
 
         with everything(spark, source, lake) as frames:
             assert [row.pos for row in frames["recorded"].collect()] == [SECOND.day]
+
+
+class TestAFileWithAFlippedBit:
+    def test_is_named_when_it_is_read(self, spark, source, archive, lake, ids):
+        archive(before=SECOND)
+        file = files_of(lake)[0]
+        flip_a_bit(file)
+
+        said = f"The file {file} cannot be read as it was written"
+        with pytest.raises(LakeError, match=said), everything(spark, source, lake) as frames:
+            frames["messages"].collect()
+
+    def test_is_named_when_it_is_read_back(self, archive, source, lake, ids):
+        class Spoiled(SparkWriter):
+            def verify(self, frame, files):
+                flip_a_bit(files[0])
+                return super().verify(frame, files)
+
+        config = ArchiveConfig(PipelineConfig(source, shuffle_partitions=2), str(lake.root), BEFORE)
+        with pytest.raises(LakeError, match=rf"of messages cannot be read back: {lake.root}/messages/.*\.parquet\."):
+            archive(before=SECOND, writer=Spoiled(config))
+
+        assert lake.committed() == []
 
 
 class TestWhatIsFetchedAtOnce:
