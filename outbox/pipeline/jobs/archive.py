@@ -17,6 +17,7 @@ from outbox.pipeline.archive.run import Archived, Archiver
 from outbox.pipeline.archive.spark import SparkWriter
 from outbox.pipeline.errors import PipelineError
 from outbox.pipeline.jobs import parent
+from outbox.pipeline.jobs.end import describe
 from outbox.pipeline.lake.base import open_lake
 
 
@@ -31,17 +32,16 @@ def main(arguments: Sequence[str] | None = None) -> int:
         parent.end_with_it()
     try:
         done = run(ArchiveConfig.from_file(options.config))
+        _write(json.dumps(done.as_dict()), options.output)
     except PipelineError as error:
         _say(f"Nothing more could be done: {error}")
         return 2
     except KeyboardInterrupt:
         _say("Nothing more could be done: it was interrupted. The next run goes on from there.")
         return 2
-    text = json.dumps(done.as_dict())
-    if options.output:
-        options.output.write_text(f"{text}\n")
-    else:
-        sys.stdout.write(f"{text}\n")
+    except Exception as error:
+        _say(f"Nothing more could be done: {describe(error)}")
+        return 2
     return int(bool(done.kept))
 
 
@@ -58,6 +58,13 @@ def run(config: ArchiveConfig) -> Archived:
         raise PipelineError(f"The database failed: {str(error).strip()}. The next run goes on from there.") from error
     finally:
         writer.close()
+
+
+def _write(text: str, output: Path | None) -> None:
+    if output:
+        output.write_text(f"{text}\n")
+    else:
+        sys.stdout.write(f"{text}\n")
 
 
 def _say(text: str) -> None:

@@ -18,6 +18,7 @@ from pathlib import Path
 from outbox.pipeline.config import PipelineConfig
 from outbox.pipeline.errors import PipelineError
 from outbox.pipeline.jobs import parent
+from outbox.pipeline.jobs.end import describe
 from outbox.pipeline.times import first_id_at
 from outbox.pipeline.version import code_version
 
@@ -35,17 +36,16 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         with _folder(options.history) as folder:
             report = run(PipelineConfig.from_file(options.config), folder)
+        _write(json.dumps(report), options.output)
     except PipelineError as error:
         _say(f"No answer: {error}")
         return 2
     except KeyboardInterrupt:
         _say("No answer: it was interrupted.")
         return 2
-    text = json.dumps(report)
-    if options.output:
-        options.output.write_text(f"{text}\n")
-    else:
-        sys.stdout.write(f"{text}\n")
+    except Exception as error:
+        _say(f"No answer: {describe(error)}")
+        return 2
     return int(bool(report["findings"]))
 
 
@@ -96,6 +96,13 @@ def _folder(given: str) -> Iterator[str]:
         yield folder
     finally:
         shutil.rmtree(folder, ignore_errors=True)
+
+
+def _write(text: str, output: Path | None) -> None:
+    if output:
+        output.write_text(f"{text}\n")
+    else:
+        sys.stdout.write(f"{text}\n")
 
 
 def _say(text: str) -> None:

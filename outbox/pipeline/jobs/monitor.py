@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Any
 from outbox.pipeline.config import PipelineConfig
 from outbox.pipeline.errors import PipelineError
 from outbox.pipeline.jobs import parent
+from outbox.pipeline.jobs.end import describe
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -48,6 +49,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         run(config, options.checkpoint, every=options.every, is_stopped=is_stopped)
     except PipelineError as error:
         _say(f"The monitor cannot go on: {error}")
+        return 2
+    except Exception as error:
+        _say(f"The monitor cannot go on: {describe(error)}")
         return 2
     return 0
 
