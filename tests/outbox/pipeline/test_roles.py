@@ -5,9 +5,10 @@ from datetime import UTC, datetime, timedelta
 import pyarrow as pa
 import pytest
 
-from outbox.pipeline.audit.recorded import micros
+from outbox.pipeline.audit.recorded import micros, roles_of
 from outbox.pipeline.audit.unnumbered import Saying
-from outbox.pipeline.config import Group
+from outbox.pipeline.config import Archived, Group, PipelineConfig, Source
+from outbox.pipeline.history import History
 from outbox.pipeline.transforms.roles import NONE, InGroup, Reach, Roles, Seen, of_group
 
 NOW = datetime(2026, 3, 1, tzinfo=UTC)
@@ -45,6 +46,12 @@ class TestATryThatFailed:
         (found,) = saying._seen("attempts", attempts(*self.ROWS))
 
         assert found == [None, *["waits in cart"] * 3]
+
+    @pytest.mark.parametrize(("live", "until"), [(LIVE, micros(LIVE)), (None, 0)])
+    def test_may_be_tried_again_if_it_is_as_young_as_what_the_database_has(self, live, until):
+        config = PipelineConfig(Source("nowhere"), groups=GROUPS, archived=Archived("/srv/lake", LIVE, 1.0, live))
+
+        assert roles_of(config, History({}, frozenset("s"), NOW)).live_micros == until
 
     def test_says_so_for_ever_where_nothing_was_archived(self):
         (found,) = Roles(GROUPS, micros(NOW)).of("attempts", attempts(*self.ROWS))
