@@ -32,7 +32,7 @@ def insist_on_ours(lake: Lake, commits: Iterable[Commit], source: str, committed
     if missing := sorted(set(committed.items()) - there):
         raise LakeError(
             f"The lake in {lake.root} has no {missing[0][0]}.a{missing[0][1]}, which was archived there. Is the right "
-            "folder mounted?"
+            "folder mounted? If only the manifest is lost: the database has its text, in outbox_archived_day."
         )
 
 
