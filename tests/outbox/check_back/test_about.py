@@ -1,5 +1,3 @@
-from uuid import uuid4
-
 import pytest
 from django.contrib.auth.models import Group
 from psycopg import sql
@@ -46,7 +44,7 @@ class TestLookUp:
 
         assert look_up(connection, str(message.id)) is About.NONE
 
-    @pytest.mark.parametrize("message_id", [str(uuid4()), "of another producer"])
+    @pytest.mark.parametrize("message_id", ["018f6f3e-7f00-7000-8000-000000004711", "of another producer"])
     def test_finds_nothing_for_a_message_it_does_not_know(self, connection, message_id):
         assert look_up(connection, message_id) is About.NONE
 
