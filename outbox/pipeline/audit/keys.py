@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import secrets
 from collections.abc import Iterable
+from dataclasses import replace
 from datetime import timedelta
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -38,12 +39,14 @@ def audit_keys(spark: SparkSession, config: PipelineConfig, history: History) ->
             f"Messages from before {config.since} are not in the history, and nothing says when the rows of "
             f'{", ".join(without)} were written. Name the column: OUTBOX["AUDIT"][...]["AT"].'
         )
-    keys = Keys(config.business, micros(config.since) if config.since else None, secrets.randbits(64))
+    pairs = (ABOUT, PLACE) if config.business else (PLACE,)
+    keys = Keys(config.business, micros(config.since) if config.since else None, secrets.randbits(64), pairs)
     sums = [F.sum(name).alias(name) for name in ("n", "high", "low", "check")]
     digests = scan(spark, history, keys.columns(), keys.digest, DIGEST).groupBy("pair", "bucket").agg(*sums)
     wanted = suspects(digests.where("n <> 0 OR high <> 0 OR low <> 0 OR check <> 0").collect())
     if not wanted:
         return []
+    keys = replace(keys, pairs=tuple(wanted))
     sums = [F.sum(name).alias(name) for name in ("left", "right")]
     rows = (
         scan(spark, history, keys.columns(), partial(keys.suspects, wanted), SUSPECT)

@@ -22,6 +22,9 @@ HEXADECIMAL: Ints = np.full(256, -1, np.int64)
 HEXADECIMAL[np.frombuffer(b"0123456789abcdef", np.uint8)] = range(16)
 
 
+FEW_CODES = 1 << 16  # a table of so many is faster than a hash table, and fits a core's cache
+
+
 @dataclass(frozen=True)
 class Coded:
     """A column of strings: a row's value is values[codes[row]]; the last value is None, which stands for NULL."""
@@ -47,7 +50,7 @@ def coded(batch: pa.RecordBatch, name: str) -> Coded:
     if not pa.types.is_dictionary(column.type):
         column = column.dictionary_encode()
     values = [*column.dictionary.to_pylist(), None]
-    return Coded(column.indices.fill_null(len(values) - 1).to_numpy(zero_copy_only=False), values)
+    return Coded(_filled(column.indices, len(values) - 1), values)
 
 
 def constant(value: str, rows: int) -> Coded:
@@ -58,23 +61,46 @@ def constant(value: str, rows: int) -> Coded:
 def integers(batch: pa.RecordBatch, name: str) -> tuple[Ints, Bools]:
     """Give the numbers, 0 for NULL, and which rows have one."""
     column = batch.column(name)
-    has_one = np.ones(len(column), bool) if column.null_count == 0 else column.is_valid().to_numpy(zero_copy_only=False)
-    return column.cast(pa.int64()).fill_null(0).to_numpy(zero_copy_only=False), has_one
+    return _filled(column.cast(pa.int64()), 0), _is_there(column)
 
 
 def times_of(batch: pa.RecordBatch, name: str) -> tuple[Ints, Bools]:
     """Give microseconds since 1970, 0 for NULL, and which rows have one."""
     times = batch.column(name).cast(pa.timestamp("us", "UTC")).cast(pa.int64())
-    return times.fill_null(0).to_numpy(zero_copy_only=False), times.is_valid().to_numpy(zero_copy_only=False)
+    return _filled(times, 0), _is_there(times)
 
 
 def micros_of(batch: pa.RecordBatch, *names: str, missing: int = 0) -> Ints:
     """Give microseconds since 1970 of the first of these columns that is not NULL, else `missing`."""
-    found = np.full(batch.num_rows, missing, np.int64)
+    found: Ints = np.full(batch.num_rows, missing, np.int64)
     for name in reversed(names):
         times, has_one = times_of(batch, name)
-        found = np.where(has_one, times, found)
+        found = times if has_one.all() else np.where(has_one, times, found)
     return found
+
+
+def _filled(column: pa.Array, value: int) -> Any:
+    return (column.fill_null(value) if column.null_count else column).to_numpy(zero_copy_only=False)
+
+
+def _is_there(column: pa.Array) -> Bools:
+    return column.is_valid().to_numpy(zero_copy_only=False) if column.null_count else np.ones(len(column), bool)
+
+
+def distinct(codes: Ints) -> tuple[Ints, Ints]:
+    """Give the different ones of these integers, and which of them each row has."""
+    if not len(codes):
+        return codes, codes
+    low = int(codes.min())
+    span = int(codes.max()) - low + 1
+    if span > FEW_CODES:
+        encoded = pa.array(codes).dictionary_encode()
+        return encoded.dictionary.to_numpy(), encoded.indices.to_numpy().astype(np.int64)
+    moved = codes - low
+    found = np.flatnonzero(np.bincount(moved))
+    places: Ints = np.zeros(span, np.int64)
+    places[found] = np.arange(len(found))
+    return found + low, places[moved]
 
 
 def published_micros(batch: pa.RecordBatch) -> tuple[Ints, Bools]:

@@ -6,9 +6,9 @@ NumPy only; which rows differ is for `identity` to say.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -19,8 +19,16 @@ from outbox.pipeline.config import Business
 from outbox.pipeline.transforms.columns import Ints, coded, micros_of
 from outbox.pipeline.transforms.identity import Digest, Hashes, Suspects, hashed
 
+Entries: TypeAlias = "npt.NDArray[np.int32]"  # of config.business, by their indexes
+
 ABOUT, PLACE = 0, 1  # pairs: business rows and their messages; message rows and their places
 LEFT, RIGHT = -1, 1
+
+# pair -> frame -> columns
+COLUMNS: dict[int, dict[str, tuple[str, ...]]] = {
+    ABOUT: {"business": ("subject", "about"), "messages": ("topic", "type", "about")},
+    PLACE: {"messages": ("message_id", "topic"), "places": ("message_id", "topic")},
+}
 
 SUSPECT = pa.schema(
     {
@@ -71,17 +79,22 @@ class Keys:
     Args:
         since_micros: business rows from before owe nothing; None: all do.
         salt: of this run's hashes.
+        pairs: those that are looked at.
     """
 
     business: Sequence[Business]
     since_micros: int | None
     salt: int
+    pairs: Collection[int] = (ABOUT, PLACE)
 
     def columns(self) -> dict[str, tuple[str, ...]]:
         """Say which columns of which frames it is about."""
-        at = ("at",) if self.since_micros is not None else ()
-        business = {"business": ("subject", "about", *at)} if self.business else {}
-        return {**business, "messages": ("message_id", "topic", "type", "about", *at), "places": ("message_id", "topic")}
+        found: dict[str, tuple[str, ...]] = {}
+        for pair in self.pairs:
+            for frame, columns in COLUMNS[pair].items():
+                at = ("at",) if self.since_micros is not None and frame != "places" else ()
+                found[frame] = tuple(dict.fromkeys((*found.get(frame, ()), *columns, *at)))
+        return found
 
     def digest(self, frame: str, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         """Give the digests of a part of a frame."""
@@ -95,7 +108,7 @@ class Keys:
         """Give the rows of which digests say that they may differ."""
         for batch in batches:
             for side in self._sides(frame, batch):
-                if side.pair in wanted and (chosen := wanted[side.pair].has(side.hashes)).any():
+                if (chosen := wanted[side.pair].has(side.hashes)).any():
                     yield side.rows(chosen)
 
     def _sides(self, frame: str, batch: pa.RecordBatch) -> Iterator[Side]:
@@ -104,23 +117,34 @@ class Keys:
                 batch = batch.filter(pa.array(micros_of(batch, "at", missing=-1) >= self.since_micros))
             yield self._about(LEFT, batch, batch.column("subject"))
         elif frame == "messages":
-            yield self._told(batch)
-            yield self._placed(LEFT, batch)
+            if ABOUT in self.pairs:
+                yield self._told(batch)
+            if PLACE in self.pairs:
+                yield self._placed(LEFT, batch)
         else:
             yield self._placed(RIGHT, batch)
 
     def _told(self, batch: pa.RecordBatch) -> Side:
         """Say which entry's message it is, by topic, type and what it is about; the others are nobody's."""
         topic, kind = coded(batch, "topic"), coded(batch, "type")
-        entry: Ints = np.full(len(batch), -1, np.int32)
         about = batch.column("about")
-        starts = {label: pc.starts_with(about, f"{label}:").fill_null(False) for label in {one.about for one in self.business}}
+        entry: Entries = np.full(len(batch), len(self.business), np.int32)
+        for label in {one.about for one in self.business}:
+            starts = pc.starts_with(about, f"{label}:").fill_null(False).to_numpy(zero_copy_only=False)
+            found = self._entries(label, topic.values, kind.values)[topic.codes, kind.codes]
+            entry = np.minimum(entry, found if starts.all() else np.where(starts, found, len(self.business)))
+        if not (told := entry < len(self.business)).all():
+            columns = [name for name in batch.schema.names if name != "message_id"]  # of no use here, and the longest
+            batch, entry = batch.select(columns).filter(pa.array(told)), entry[told]
+        return self._about(RIGHT, batch, pa.DictionaryArray.from_arrays(entry, [one.name for one in self.business]))
+
+    def _entries(self, label: str, topics: list[str | None], kinds: list[str | None]) -> Entries:
+        """Give for each topic and type the first entry with a label."""
+        found: Entries = np.full((len(topics), len(kinds)), len(self.business), np.int32)
         for index, one in reversed(list(enumerate(self.business))):
-            is_its = topic.is_(one.topic) & starts[one.about].to_numpy(zero_copy_only=False)
-            entry[is_its & kind.is_(one.type) if one.type else is_its] = index
-        told = pa.array(entry >= 0)
-        names = pa.array([one.name for one in self.business], pa.string())
-        return self._about(RIGHT, batch.filter(told), pa.DictionaryArray.from_arrays(pa.array(entry).filter(told), names))
+            if one.about == label and one.topic in topics:
+                found[topics.index(one.topic), [kind == one.type or not one.type for kind in kinds]] = index
+        return found
 
     def _about(self, sign: int, batch: pa.RecordBatch, subjects: pa.Array) -> Side:
         subject = coded(pa.RecordBatch.from_arrays([subjects], ["subject"]), "subject")

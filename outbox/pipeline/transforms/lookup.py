@@ -17,6 +17,7 @@ from outbox.pipeline.transforms.judge import runs_of
 from outbox.pipeline.transforms.numbers import BUCKET, HIGHEST, LaneName
 
 LANE_SHIFT = 49
+BEFORE_ALL = np.iinfo(np.int64).min
 
 
 @dataclass
@@ -47,13 +48,14 @@ class Index:
 
     def has(self, lanes: Ints, names: list[LaneName], numbers: Ints) -> Bools:
         """Say of each row whether it is wanted. lanes: which of `names` a row is of."""
-        if not len(self.starts):
-            return np.zeros(len(numbers), bool)
-        code = np.array([self.codes.get(name, -1) for name in names], np.int64)[lanes]
-        is_known = (code >= 0) & (numbers >= 1) & (numbers <= HIGHEST)
-        packed = np.where(is_known, (code << LANE_SHIFT) + numbers - 1, -1)
+        found: Bools = np.zeros(len(numbers), bool)
+        codes = np.array([self.codes.get(name, -1) for name in names], np.int64)
+        if not len(self.starts) or not len(numbers) or (codes < 0).all():
+            return found
+        packed = (codes << LANE_SHIFT)[lanes] + numbers - 1
         span = np.searchsorted(self.starts, packed, "right") - 1
-        found: Bools = is_known & (span >= 0) & (packed <= self.ends[np.maximum(span, 0)])
+        hits = np.flatnonzero(packed <= np.append(self.ends, BEFORE_ALL)[span])
+        found[hits[(numbers[hits] >= 1) & (numbers[hits] <= HIGHEST)]] = True
         return found
 
 

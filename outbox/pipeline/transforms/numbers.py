@@ -15,12 +15,10 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from outbox.pipeline.transforms.columns import Bools, Ints, coded, integers
+from outbox.pipeline.transforms.columns import Bools, Ints, coded, distinct, integers
 
 BUCKET = 32_768
-ROLE_SHIFT = 34
-LANE_SHIFT = 44
-HIGHEST = BUCKET << ROLE_SHIFT  # numbers from there on fit no bucket
+HIGHEST = BUCKET << 34  # so that a lane of a batch, a role and a bucket are one integer
 CELLS_AT_ONCE = 256  # a byte per number of each is held for a moment
 
 LANE = ("source", "topic", "lane")
@@ -96,12 +94,11 @@ class Cells:
             lanes: which of `names` a row is of.
         """
         is_number = (numbers >= 1) & (numbers <= HIGHEST)
-        all_are = is_number.all()
-        index = np.where(is_number, numbers - 1, 0)
-        roles = np.where(is_number, roles, self._no_number)
-        packed = (lanes << LANE_SHIFT) + (roles << ROLE_SHIFT) + (index >> 15)
-        encoded = pa.array(packed).dictionary_encode()
-        keys, cells = encoded.dictionary.to_numpy(), encoded.indices.to_numpy()
+        all_are = bool(is_number.all())
+        index = numbers - 1
+        if not all_are:
+            index, roles = np.where(is_number, index, 0), np.where(is_number, roles, self._no_number)
+        keys, cells = _cells_of(lanes, roles, index >> 15)
         rows = np.bincount(cells, minlength=len(keys))
         futures = np.bincount(cells[future], minlength=len(keys))
         for first in range(0, len(keys), CELLS_AT_ONCE):
@@ -109,13 +106,13 @@ class Cells:
             many = min(CELLS_AT_ONCE, len(keys) - first)
             flags, again = _flags(cells[inside] - first, index[inside] & (BUCKET - 1), rows[first : first + many])
             for n in range(many):
-                key = int(keys[first + n])
-                where = names[key >> LANE_SHIFT], (key >> ROLE_SHIFT) & 1023, key & ((1 << ROLE_SHIFT) - 1)
-                lowest, highest = _ends(flags[n], where[2])
+                lane, role, bucket = keys[first + n]
+                lowest, highest = _ends(flags[n], bucket)
                 if not all_are:
                     own = numbers[cells == first + n]
                     lowest, highest = int(own.min()), int(own.max())
                 cell = Cell(_packed(flags[n]), _packed(again[n]), int(rows[first + n]), lowest, highest, int(futures[first + n]))
+                where = names[lane], role, bucket
                 self._found[where] = self._found[where] | cell if where in self._found else cell
 
     def batches(self) -> Iterator[pa.RecordBatch]:
@@ -141,14 +138,26 @@ def lanes_of(batch: pa.RecordBatch) -> tuple[Ints, list[LaneName]]:
     """Give the lane of each row as an integer, and which lane each integer is."""
     source, topic = coded(batch, "source"), coded(batch, "topic")
     lane, has_lane = integers(batch, "lane")
+    numbered = lane + (1 << 15) if has_lane.all() else np.where(has_lane, lane + (1 << 15), 1 << 16)
+    low = int(numbered.min(initial=1 << 16))
+    span = int(numbered.max(initial=low)) - low + 1
     pair = source.codes.astype(np.int64) * len(topic.values) + topic.codes
-    encoded = pa.array((pair << 17) + np.where(has_lane, lane + (1 << 15), 1 << 16)).dictionary_encode()
+    keys, lanes = distinct(pair * span + (numbered - low))
     names: list[LaneName] = []
-    for code in encoded.dictionary.to_pylist():
-        pair_code, number = code >> 17, code & ((1 << 17) - 1)
-        of_source, of_topic = divmod(pair_code, len(topic.values))
+    for code in keys.tolist():
+        (of_source, of_topic), number = divmod(code // span, len(topic.values)), code % span + low
         names.append((source.values[of_source], topic.values[of_topic], None if number == 1 << 16 else number - (1 << 15)))
-    return encoded.indices.to_numpy().astype(np.int64), names
+    return lanes, names
+
+
+def _cells_of(lanes: Ints, roles: Ints, buckets: Ints) -> tuple[list[tuple[int, int, int]], Ints]:
+    """Give the different cells, and which of them each row is of."""
+    if not len(lanes):
+        return [], lanes
+    low, many_roles = int(buckets.min()), int(roles.max()) + 1
+    span = int(buckets.max()) - low + 1
+    keys, cells = distinct((lanes * many_roles + roles) * span + (buckets - low))
+    return [(*divmod(key // span, many_roles), key % span + low) for key in keys.tolist()], cells
 
 
 def unpack(bits: bytes | Bytes) -> Bools:
@@ -170,12 +179,13 @@ def _ends(flags: Bools, bucket: int) -> tuple[int, int]:
 
 def _flags(cells: Ints, positions: Ints, rows: Ints) -> tuple[Bools, Bools]:
     """Give for each cell which positions are there, and which more than once."""
+    spots = cells * BUCKET + positions
     flags: Bools = np.zeros((len(rows), BUCKET), bool)
-    flags[cells, positions] = True
+    flags.reshape(-1)[spots] = True
     again = np.zeros_like(flags)
     has_repeats = rows > np.count_nonzero(flags, axis=1)
     if has_repeats.any():
         dirty = has_repeats[cells]
-        spots, n = np.unique(cells[dirty] * BUCKET + positions[dirty], return_counts=True)
-        again.reshape(-1)[spots[n > 1]] = True
+        repeated, n = np.unique(spots[dirty], return_counts=True)
+        again.reshape(-1)[repeated[n > 1]] = True
     return flags, again

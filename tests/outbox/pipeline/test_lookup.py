@@ -30,13 +30,15 @@ class TestWanted:
             found = wanted.index().has(np.full(len(numbers), lane), LANES, numbers)
             assert set(numbers[found]) == {n for at, first, more in spans if at == lane for n in range(first, first + more + 1)}
 
-    def test_takes_the_highest_number_and_none_above(self):
+    def test_takes_the_highest_number_and_none_that_is_no_number(self):
         wanted = Wanted()
         wanted.add(LANES[0], HIGHEST, HIGHEST)
+        wanted.add(LANES[1], 1, 1)
+        lanes, numbers = zip((0, HIGHEST), (0, HIGHEST + 1), (1, HIGHEST), (1, 1), (1, 0), (2, 1), (2, 2**63 - 1), strict=True)
 
-        found = wanted.index().has(np.array([0, 0, 1]), LANES, np.array([HIGHEST, HIGHEST + 1, HIGHEST]))
+        found = wanted.index().has(np.array(lanes), LANES, np.array(numbers))
 
-        assert found.tolist() == [True, False, False]
+        assert found.tolist() == [True, False, False, True, False, False, False]
 
 
 class TestRepeats:

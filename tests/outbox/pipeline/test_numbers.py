@@ -69,7 +69,7 @@ class TestCells:
 
     def test_name_the_ends_of_numbers_that_no_lane_gives_out(self):
         cells = Cells(8)
-        add(cells, [(0, 8, -7), (0, 8, 0), (0, 8, 2**62), (0, 0, 4)])
+        add(cells, [(0, 3, -7), (0, 0, 0), (0, 0, 2**62), (0, 0, 4)])
 
         found = {row["role"]: (row["lowest"], row["highest"], row["n"]) for batch in cells.batches() for row in batch.to_pylist()}
 
