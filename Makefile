@@ -29,8 +29,9 @@ serve: $(VENV)/.project ## play the demo, then leave shop and admin running
 audit: $(VENV)/.project $(VENV)/.spark ## audit the demo's history by Spark, as it is and with losses made on purpose; needs Java (ARGS="...")
 	@$(BIN)/python manage.py outbox_audit_demo $(ARGS)
 
+# They wait for PostgreSQL half of their time. Some arguments are for one process only, so then there is one.
 test: $(VENV)/.dev ## run all tests this machine can run (ARGS="...")
-	@$(BIN)/python -m pytest $(ARGS)
+	@$(BIN)/python -m pytest $(or $(ARGS),--numprocesses auto --maxprocesses 4 --dist loadfile --no-loadscope-reorder)
 
 # Where those tests are, the longest first: looking for them everywhere takes each process 10 s.
 ON_ROCKETMQ = tests/journeys tests/docker tests/contracts tests/outbox/brokers/rocketmq

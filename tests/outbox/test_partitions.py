@@ -17,6 +17,11 @@ DAY = date(2001, 2, 3)
 NOON = datetime(2001, 2, 3, 12, tzinfo=UTC)
 BRIEFLY = timedelta(milliseconds=150)
 
+UPKEEP_WAITS = """
+SELECT 1 FROM pg_stat_activity
+WHERE datname = current_database() AND application_name = 'outbox upkeep' AND wait_event_type = 'Lock'
+"""
+
 
 @pytest.fixture(autouse=True)
 def _drop_old_days():
@@ -171,8 +176,7 @@ class TestStrays:
             publisher.execute("INSERT INTO outbox_message (id, topic_id, body) VALUES (%s, 0, '')", [stray])
             making = threading.Thread(target=partitions.make_days, args=["default"], kwargs={"today": DAY})
             making.start()
-            waiting = "SELECT 1 FROM pg_stat_activity WHERE application_name = 'outbox upkeep' AND wait_event_type = 'Lock'"
-            while making.is_alive() and connection.execute(waiting).fetchone() is None:
+            while making.is_alive() and connection.execute(UPKEEP_WAITS).fetchone() is None:
                 pass
             publisher.execute("COMMIT")
             making.join()

@@ -20,6 +20,11 @@ from outbox.topics import topic_id
 from tests.outbox.half_first.orders import GroupMade, announce, ask, half_first_token, is_rolled_back, shown
 from tests.waiting import wait_until, wait_until_it_blocks
 
+IS_SOMEBODY_WAITING = """
+SELECT EXISTS (SELECT FROM pg_locks l JOIN pg_stat_activity a USING (pid)
+WHERE NOT l.granted AND l.locktype = 'transactionid' AND a.datname = current_database())
+"""
+
 
 def asked_about() -> Half:
     """Give the half message that the broker holds, as it asks about it."""
@@ -171,5 +176,5 @@ class TestTheFence:
 
 def is_somebody_waiting() -> bool:
     with connection.cursor() as cursor:
-        cursor.execute("SELECT EXISTS (SELECT FROM pg_locks WHERE NOT granted AND locktype = 'transactionid')")
+        cursor.execute(IS_SOMEBODY_WAITING)
         return bool(cursor.fetchone()[0])

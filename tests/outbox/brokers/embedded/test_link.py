@@ -20,6 +20,11 @@ from tests.waiting import wait_until_it_blocks
 
 LOCK_QUEUES = "LOCK TABLE outbox_embedded_queue, outbox_embedded_half IN ACCESS EXCLUSIVE MODE"
 
+END_BROKERS = """
+SELECT pg_terminate_backend(pid) FROM pg_stat_activity
+WHERE datname = current_database() AND application_name = 'outbox embedded broker'
+"""
+
 
 class TestAnswers:
     @pytest.mark.parametrize("call", ["send", "send_halves", "end"])
@@ -90,8 +95,7 @@ class TestCallsWithoutOutcomes:
         self, acts: Acts, broker: EmbeddedBroker, connection: Connection
     ):
         acts.send_bodies(b"a")
-        name = "outbox embedded broker"
-        connection.execute("SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE application_name = %s", [name])
+        connection.execute(END_BROKERS)
 
         with pytest.raises(BrokerUnavailable):
             acts.receive()
