@@ -8,7 +8,8 @@ pyarrow cannot open.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial, reduce
 from typing import TYPE_CHECKING, Any
@@ -28,6 +29,8 @@ Work = Callable[[str, Batches], Batches]
 
 ROWS = 131_072  # of a batch
 PARTS = 4  # of a file; it is divided between its row groups
+
+FOOTERS_AT_ONCE = 16  # they are read by the driver
 
 SPARK_TYPES = {
     pa.string(): "string",
@@ -75,6 +78,32 @@ def scan(
     return reduce(DataFrame.unionAll, found)
 
 
+def may_have_null(history: History, frames: Iterable[str], column: str) -> bool:
+    """Say whether rows of these frames may have NULL in a column; the statistics of their files tell, without a task."""
+    if any(name not in history.files for name in frames):
+        return True
+    files = [file for name in frames for file in history.files[name]]
+    with ThreadPoolExecutor(FOOTERS_AT_ONCE) as pool:
+        return any(pool.map(partial(_file_may_have_null, column), files))
+
+
+def _file_may_have_null(column: str, file: str) -> bool:
+    import pyarrow.parquet as pq
+
+    try:
+        with opened(file) as source:
+            metadata = pq.read_metadata(source)
+    except (OSError, pa.ArrowException):
+        return True  # whoever reads its rows will say what is wrong with it
+    return any(_may_have_null(metadata, group, column) for group in range(metadata.num_row_groups))
+
+
+def _may_have_null(metadata: Any, group: int, column: str) -> bool:
+    rows = metadata.row_group(group)
+    about = rows.column(metadata.schema.to_arrow_schema().get_field_index(column)).statistics
+    return bool(rows.num_rows) and (about is None or about.null_count != 0)  # None where nobody counted
+
+
 def ddl(schema: pa.Schema) -> str:
     """Give a schema as Spark takes it."""
     return ", ".join(f"{column.name} {SPARK_TYPES[column.type]}" for column in schema)
@@ -105,11 +134,7 @@ class Reading:
     def _groups(self, metadata: Any, part: int) -> list[int]:
         many = metadata.num_row_groups
         found = list(range(part * many // PARTS, (part + 1) * many // PARTS))
-        if not self.where_null or not many:
-            return found
-        column = metadata.schema.to_arrow_schema().get_field_index(self.where_null)
-        about = {group: metadata.row_group(group).column(column).statistics for group in found}
-        return [group for group in found if about[group] is None or about[group].null_count != 0]
+        return [group for group in found if not self.where_null or _may_have_null(metadata, group, self.where_null)]
 
 
 def _reading(reading: Reading, work: Work) -> Any:

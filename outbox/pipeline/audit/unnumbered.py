@@ -18,7 +18,7 @@ from outbox.pipeline.audit.recorded import micros, roles_of
 from outbox.pipeline.config import PipelineConfig
 from outbox.pipeline.findings import NOT_SENT, Finding, Kind, Stage
 from outbox.pipeline.history import History
-from outbox.pipeline.scan import scan
+from outbox.pipeline.scan import may_have_null, scan
 from outbox.pipeline.transforms.columns import Bools, coded, micros_of
 from outbox.pipeline.transforms.roles import COLUMNS as OF_ROLES
 from outbox.pipeline.transforms.roles import NEVER, Roles, Seen
@@ -41,6 +41,8 @@ def audit_unnumbered(spark: SparkSession, config: PipelineConfig, history: Histo
     columns = {
         name: tuple(dict.fromkeys(("source", "topic", "number", "message_id", *wanted))) for name, wanted in OF_ROLES.items()
     }
+    if not may_have_null(history, columns, "number"):
+        return []
     saying = Saying(roles_of(config, history), history.sources, micros(history.as_of) - int(config.settle_seconds * 1e6))
     wrong = (
         scan(spark, history, columns, saying.of_part, SAID, where_null="number")

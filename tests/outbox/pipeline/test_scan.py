@@ -1,14 +1,16 @@
 """Reading by the workers themselves gives what Spark's own reading gives."""
 
 import dataclasses
+from datetime import UTC, datetime
 
 import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
 from outbox.pipeline import files, scan
 from outbox.pipeline.audit.run import audit
 from outbox.pipeline.digest import digest
-from outbox.pipeline.history import open_history, write_about
+from outbox.pipeline.history import History, open_history, write_about
 from outbox.pipeline.jobs.report import backlog_report, latency_report
 from outbox.pipeline.scan import Reading
 from tests.outbox.pipeline.ids import message_id
@@ -76,8 +78,6 @@ class TestFiles:
 class TestReading:
     @pytest.fixture
     def file(self, tmp_path):
-        import pyarrow.parquet as pq
-
         table = pa.table({"number": [*range(1000), None, *range(1001, 2000)], "source": ["a"] * 2000})
         pq.write_table(table, tmp_path / "file.parquet", row_group_size=100)
         return (tmp_path / "file.parquet").as_uri()
@@ -95,6 +95,44 @@ class TestReading:
         rows = [len(batch) for part in range(scan.PARTS) for batch in reading.batches("places", file, part)]
 
         assert rows == [100]
+
+
+class TestNulls:
+    @pytest.fixture
+    def history(self, tmp_path):
+        """Give a history of two frames without NULL, and what writes another file of one."""
+        found = History({}, frozenset(), datetime.now(UTC), files={"places": [], "broker": []})
+
+        def write(frame, numbers, **options):
+            path = tmp_path / f"{frame}-{len(found.files[frame])}.parquet"
+            pq.write_table(pa.table({"topic": ["a"] * len(numbers), "number": pa.array(numbers, pa.int64())}), path, **options)
+            found.files[frame].append(path.as_uri())
+            return path
+
+        write("places", [1, 2, 3])
+        write("broker", [])
+        return found, write
+
+    def test_are_none_where_the_files_say_so(self, history):
+        found, _ = history
+
+        assert not scan.may_have_null(found, ["places", "broker"], "number")
+
+    @pytest.mark.parametrize("options", [{}, {"write_statistics": False}])
+    def test_may_be_in_the_last_of_the_files(self, history, options):
+        found, write = history
+        write("places", [4])
+        write("broker", [*range(100), 5 if options else None], row_group_size=50, **options)
+
+        assert scan.may_have_null(found, ["places", "broker"], "number")
+        assert not scan.may_have_null(found, ["places"], "number")
+
+    def test_may_be_where_nobody_can_look(self, history):
+        found, write = history
+        write("places", [4]).write_bytes(b"half a file")
+
+        assert scan.may_have_null(found, ["places"], "number")
+        assert scan.may_have_null(found, ["broker", "inbox"], "number")
 
 
 def _rows(spark, history, name):
