@@ -14,16 +14,17 @@ from datetime import UTC, date, datetime, timedelta
 
 from benchmarks.figure import Figure
 from benchmarks.history import BODY, HEADERS
-from outbox import database, partitions
-from outbox.audit import database_source
-from outbox.pipeline.archive.book import turn
-from outbox.pipeline.archive.config import ArchiveConfig
-from outbox.pipeline.archive.run import Archived, Archiver
-from outbox.pipeline.archive.spark import SparkWriter
-from outbox.pipeline.config import PipelineConfig, Reader
-from outbox.pipeline.errors import PipelineError
-from outbox.pipeline.lake.base import open_lake
-from outbox.pipeline.session import find_jar, find_java
+from outbox import database
+from outbox.database import partitions
+from outbox.pipeline.job_config import database_source
+from outbox.pipeline.spark.archive.book import turn
+from outbox.pipeline.spark.archive.config import ArchiveConfig
+from outbox.pipeline.spark.archive.run import Archived, Archiver
+from outbox.pipeline.spark.archive.spark import SparkWriter
+from outbox.pipeline.spark.config import PipelineConfig, Reader
+from outbox.pipeline.spark.errors import PipelineError
+from outbox.pipeline.spark.lake.base import open_lake
+from outbox.pipeline.spark.session import find_jar, find_java
 
 TARGET = 25_000
 MESSAGES = 500_000

@@ -12,7 +12,7 @@ from benchmarks.history import empty, fill
 from outbox import conf, database
 from outbox.database import Connection
 from outbox.relay.lane import leave_lane, take_lane
-from outbox.relay.run import Relay
+from outbox.relay.rounds import Relay
 from outbox.topics import topic_id
 
 SKEWED = [f"bench-skewed-{n}" for n in range(200)]

@@ -26,9 +26,9 @@ from benchmarks.archive import DAY, EMPTY, fill_day, missing
 from benchmarks.figure import Figure
 from benchmarks.memory import peak_mib
 from outbox import database
-from outbox.audit import database_source
-from outbox.pipeline.config import Group, PipelineConfig
-from outbox.pipeline.synthetic.plan import Plan
+from outbox.pipeline.job_config import database_source
+from outbox.pipeline.spark.config import Group, PipelineConfig
+from outbox.pipeline.spark.synthetic.plan import Plan
 
 SIZES = (100_000, 1_000_000, 10_000_000)
 ROWS = 500_000  # in PostgreSQL
@@ -65,7 +65,7 @@ def measure(scale: float = 1.0) -> list[Figure]:
 
 def _parquet(messages: int, *, is_largest: bool) -> list[Figure]:
     """Write a history, start anew, audit it."""
-    from outbox.pipeline.synthetic.write import config_of
+    from outbox.pipeline.spark.synthetic.write import config_of
 
     plan = Plan(messages, lost=2_000, duplicated=200, orphans=200, topics=4, lanes=4, seed=7)
     with tempfile.TemporaryDirectory(prefix="outbox-bench-") as folder:
@@ -93,8 +93,8 @@ def _elsewhere(act: Callable[..., Any], *arguments: Any) -> Any:
 
 
 def _write(plan: Plan, config: PipelineConfig, folder: str) -> dict[str, Any]:
-    from outbox.pipeline.session import build_session
-    from outbox.pipeline.synthetic.write import write_history
+    from outbox.pipeline.spark.session import build_session
+    from outbox.pipeline.spark.synthetic.write import write_history
 
     truth = write_history(build_session(config, name="outbox bench"), plan, folder)
     os.sync()  # or the disk is still being written to while the audit runs
@@ -102,10 +102,10 @@ def _write(plan: Plan, config: PipelineConfig, folder: str) -> dict[str, Any]:
 
 
 def _audit(config: PipelineConfig, folder: str, truth: dict[str, Any]) -> dict[str, Any]:
-    from outbox.pipeline.audit.lanes import audit_lanes
-    from outbox.pipeline.audit.run import audit
-    from outbox.pipeline.history import open_history
-    from outbox.pipeline.session import build_session
+    from outbox.pipeline.spark.audit.lanes import audit_lanes
+    from outbox.pipeline.spark.audit.run import audit
+    from outbox.pipeline.spark.history import open_history
+    from outbox.pipeline.spark.session import build_session
 
     spark: Any = build_session(config, name="outbox bench", is_light=True)  # as the job does
     try:
@@ -183,10 +183,10 @@ def _beside_duckdb(name: str, folder: str, found: dict[str, Any]) -> list[Figure
 
 def _postgres(messages: int) -> list[Figure]:
     """Audit a day in PostgreSQL: reading it beside a bare JDBC read of the same, all of it beside plain SQL."""
-    from outbox.pipeline.audit.run import audit
-    from outbox.pipeline.history import open_history
-    from outbox.pipeline.session import build_session
-    from outbox.pipeline.sources.postgres import copy_history
+    from outbox.pipeline.spark.audit.run import audit
+    from outbox.pipeline.spark.history import open_history
+    from outbox.pipeline.spark.session import build_session
+    from outbox.pipeline.spark.sources.postgres import copy_history
 
     with tempfile.TemporaryDirectory(prefix="outbox-bench-") as folder, database.connect("default") as connection:
         fill_day(connection, DAY - timedelta(days=1), 5_000)  # what Spark gets warm with
@@ -224,7 +224,7 @@ def _time_bare(spark: Any, config: PipelineConfig) -> float:
 
 def _read_bare(spark: Any, config: PipelineConfig) -> None:
     """Read what a history is made of, four connections at once, in no common snapshot, and keep nothing."""
-    from outbox.pipeline.sources import jdbc, statements
+    from outbox.pipeline.spark.sources import jdbc, statements
 
     url, login = jdbc.jdbc_url(config.outbox.url)
     with database.connect("default") as connection:

@@ -6,18 +6,18 @@ The public names are imported on first use, so that `import outbox` needs neithe
 
 from __future__ import annotations
 
-import sys
 from importlib import import_module
-from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from outbox.check_back.register import check_back
-    from outbox.consumer.context import Context
-    from outbox.consumer.register import Retry, consumer
+    from outbox.check_backs.register import check_back
+    from outbox.consuming.context import Context
+    from outbox.consuming.register import Retry, consumer
     from outbox.errors import HalfNotStored, NotInTransaction, OutboxError, Reject, RetryLater
     from outbox.message import COMMIT, ROLLBACK, UNKNOWN, Message, Receipt, Resolution
-    from outbox.publish import apublish, publish, publish_many, publish_raw, transaction, transactional
+    from outbox.publishing.decorator import transactional
+    from outbox.publishing.functions import apublish, publish, publish_many, publish_raw
+    from outbox.publishing.transactions import transaction
 
 _HOMES = {
     "Message": "outbox.message",
@@ -31,16 +31,16 @@ _HOMES = {
     "NotInTransaction": "outbox.errors",
     "Reject": "outbox.errors",
     "RetryLater": "outbox.errors",
-    "publish": "outbox.publish",
-    "apublish": "outbox.publish",
-    "publish_many": "outbox.publish",
-    "publish_raw": "outbox.publish",
-    "transaction": "outbox.publish",
-    "transactional": "outbox.publish",
-    "consumer": "outbox.consumer.register",
-    "Context": "outbox.consumer.context",
-    "Retry": "outbox.consumer.register",
-    "check_back": "outbox.check_back.register",
+    "publish": "outbox.publishing.functions",
+    "apublish": "outbox.publishing.functions",
+    "publish_many": "outbox.publishing.functions",
+    "publish_raw": "outbox.publishing.functions",
+    "transaction": "outbox.publishing.transactions",
+    "transactional": "outbox.publishing.decorator",
+    "consumer": "outbox.consuming.register",
+    "Context": "outbox.consuming.context",
+    "Retry": "outbox.consuming.register",
+    "check_back": "outbox.check_backs.register",
 }
 
 __all__ = [
@@ -80,18 +80,3 @@ def __getattr__(name: str) -> Any:
 
 def __dir__() -> list[str]:
     return sorted({*globals(), *_HOMES})
-
-
-class _Package(ModuleType):
-    """
-    Keeps `publish`, `consumer` and `check_back` the functions they are.
-
-    Each lives in a module of the same name, and importing that would set the module in the function's place.
-    """
-
-    def __setattr__(self, name: str, value: object) -> None:
-        if not (name in _HOMES and isinstance(value, ModuleType)):
-            super().__setattr__(name, value)
-
-
-sys.modules[__name__].__class__ = _Package

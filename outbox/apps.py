@@ -24,7 +24,7 @@ class OutboxConfig(AppConfig):
 def _prepare_database(*, using: str, **kwargs: object) -> None:
     """Write what the tables need beside their shape: topics, and days of the message table made ahead."""
     from outbox.database import is_outbox_database
-    from outbox.partitions import make_days
+    from outbox.database.partitions import make_days
     from outbox.topics import write_topics
 
     if is_outbox_database(using):

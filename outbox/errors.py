@@ -81,27 +81,3 @@ class RetryLater(OutboxError):
     def __init__(self, after: float | timedelta, reason: str = "") -> None:
         self.after = after if isinstance(after, timedelta) else timedelta(seconds=after)
         super().__init__(reason or f"to be retried after {self.after}")
-
-
-class ArchiveFailed(OutboxError):
-    """Raised when the archiving job did not come to its end; what it had committed stays, and the next one goes on."""
-
-
-class AuditRunning(OutboxError):
-    """Raised when an audit is to begin while another one of the same database runs."""
-
-
-class AuditFailed(OutboxError):
-    """Raised when an audit gave no answer; its run says the same."""
-
-
-class MonitorFailed(OutboxError):
-    """Raised when the monitor's job could not go on; nothing is counted twice when it is run again."""
-
-
-class VerdictRefused(OutboxError):
-    """Raised when a verdict is not, byte for byte, what was signed; or was not signed at all, or by another key."""
-
-
-class TooMuch(OutboxError):
-    """Raised when a window holds more rows, or takes more time, than a quick check may look at."""

@@ -31,6 +31,8 @@ INSTALLED_APPS = [
     "django.contrib.staticfiles",
     "rest_framework",
     "outbox",
+    "outbox.brokers.embedded",
+    "outbox.pipeline",
     "project.shop",
     "project.demo",
     "project.servers",
@@ -89,11 +91,13 @@ OUTBOX = {
         "order-cancellations": {"TYPE": "transaction"},
         "shipments": {"TYPE": "transaction"},
     },
-    # Each of these rows owes the world a message; `make audit` looks whether it was published.
-    "AUDIT": {
-        "orders": {"MODEL": "shop.Order", "EXPECTS": "OrderPlaced", "AT": "placed_at"},
-        "cancellations": {"MODEL": "shop.Cancellation", "EXPECTS": "OrderCancelled", "AT": "cancelled_at"},
-        "shipments": {"MODEL": "shop.Shipment", "EXPECTS": "OrderShipped", "AT": "shipped_at"},
+    "PIPELINE": {
+        # Each of these rows owes the world a message; `make audit` looks whether it was published.
+        "AUDIT": {
+            "orders": {"MODEL": "shop.Order", "EXPECTS": "OrderPlaced", "AT": "placed_at"},
+            "cancellations": {"MODEL": "shop.Cancellation", "EXPECTS": "OrderCancelled", "AT": "cancelled_at"},
+            "shipments": {"MODEL": "shop.Shipment", "EXPECTS": "OrderShipped", "AT": "shipped_at"},
+        },
     },
     "CHECK_BACK": {"URL": os.environ.get("CHECK_BACK_URL", ""), "SECRETS": os.environ.get("CHECK_BACK_SECRETS", "").split()},
 }

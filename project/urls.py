@@ -5,7 +5,7 @@ from django.contrib.staticfiles.urls import staticfiles_urlpatterns
 from django.urls import include, path
 from django.views.generic import RedirectView
 
-from outbox import metrics
+from outbox.monitoring import metrics
 
 urlpatterns = [
     path("", RedirectView.as_view(pattern_name="admin:index")),

@@ -13,7 +13,7 @@ from django.test import TransactionTestCase
 
 from outbox import database
 from outbox.database import is_outbox_database
-from outbox.partitions import days, make_days
+from outbox.database.partitions import days, make_days
 from outbox.topics import write_topics
 
 KEPT = {"django_content_type", "auth_permission"}

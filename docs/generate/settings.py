@@ -11,7 +11,7 @@ CONF = "outbox/conf/sections.py"
 
 INTRODUCTION = """
 All settings are one dict, `OUTBOX`, in Django's settings. All have defaults: `OUTBOX = {"TOPICS": {"orders": {}}}` is a whole
-one. Names are in capitals. Durations are `timedelta`, or text such as `"PT30S"`, and longer than nothing (but `SWEEP_AGE` and
+one. Names are in capitals. Durations are `timedelta`, or text such as `"PT30S"`, and greater than zero (but `SWEEP_AGE` and
 `WAIT`, which may be 0). An unknown name and a wrong value are found by a [system check](checks.md), `outbox.E001`, and raised at
 their first use. Settings are read when they are used, and again after `override_settings`.
 """

@@ -30,6 +30,7 @@ class ReadOnlyAdmin(admin.ModelAdmin):
     is_small = False
     pages: tuple[str, ...] = ("changelist",)
 
+    change_list_template = "admin/outbox/change_list.html"  # of the apps' models, too
     paginator = Pages
     list_per_page = 100
     sortable_by = ()

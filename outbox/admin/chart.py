@@ -7,7 +7,7 @@ from datetime import timedelta
 from typing import Any
 
 from outbox.admin.lines import Line, drawing
-from outbox.flow import LOOKED_AT, Minute
+from outbox.monitoring.throughput import LOOKED_AT, Minute
 
 
 def chart(minutes: Sequence[Minute]) -> dict[str, Any]:

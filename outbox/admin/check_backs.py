@@ -13,7 +13,7 @@ from outbox.admin.text import badge, moment, shown
 from outbox.message import Resolution
 from outbox.models import CheckBack
 
-ASKED_BY = ["endpoint", "embedded", "rocketmq", "command", "admin"]
+ASKED_BY = ["endpoint", "broker", "command", "admin"]
 TONES: dict[str, str] = {Resolution.COMMIT: "good", Resolution.UNKNOWN: "waiting"}
 
 

@@ -9,8 +9,8 @@ from django.db.models import BinaryField, F, Func, IntegerField, QuerySet
 from django.db.models.functions import Substr
 from django.http import HttpRequest
 
+from outbox.admin.body_preview import READ_BYTES, readable, size_in_words
 from outbox.admin.text import shown
-from outbox.body import READ_BYTES, readable, size_in_words
 
 
 def read_beginning(rows: QuerySet[Any]) -> QuerySet[Any]:

@@ -20,8 +20,8 @@ from outbox.admin.impact import Act, as_of, chosen_rows, impact_page, reason_for
 from outbox.admin.links import message_link
 from outbox.admin.lists import Filter
 from outbox.admin.text import badge, shown, since
+from outbox.batches.dead import settle_messages
 from outbox.models import DeadMessage
-from outbox.relay.dead import settle_messages
 
 AT_ONCE = 10_000  # in one request
 CHUNK = 500  # in one transaction, with its log

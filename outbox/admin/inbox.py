@@ -13,8 +13,8 @@ from outbox.admin.base import ReadOnlyAdmin, TopicFilter
 from outbox.admin.links import message_link
 from outbox.admin.lists import Filter
 from outbox.admin.text import moment, shown
-from outbox.consumer.arrival import uuid_of
-from outbox.consumer.register import groups
+from outbox.consuming.delivery_info import uuid_of
+from outbox.consuming.register import groups
 from outbox.models import InboxRow
 
 

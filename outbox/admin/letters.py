@@ -16,7 +16,7 @@ from outbox.admin.impact import Act, as_of, impact_page, reason_form, tell, writ
 from outbox.admin.links import message_link
 from outbox.admin.pages import frame
 from outbox.admin.text import shown, since
-from outbox.consumer.letters import READ_AT_ONCE, Letter, read_letters, settle_letters
+from outbox.consuming.dead_letters import READ_AT_ONCE, Letter, read_letters, settle_letters
 from outbox.errors import BrokerUnavailable
 from outbox.models import DeadLetter, MessageRow
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from contextlib import closing
+from dataclasses import dataclass
 from typing import Any
 from uuid import UUID
 
@@ -17,7 +19,6 @@ from django.http import HttpRequest, HttpResponse, HttpResponseRedirect
 from django.utils.safestring import SafeString
 
 from outbox import conf
-from outbox.admin.archived import archived_message
 from outbox.admin.base import ReadOnlyAdmin
 from outbox.admin.contents import contents, read_beginning, read_headers
 from outbox.admin.links import about_link, message_link
@@ -28,7 +29,7 @@ from outbox.brokers.base import Found
 from outbox.errors import BrokerUnavailable
 from outbox.message import Header
 from outbox.models import DeadMessage, Delayed, MessageRow, MessageState, Ticket
-from outbox.timeline import Moment, Timeline, Tone, read_timeline
+from outbox.monitoring.timeline import Moment, Timeline, Tone, read_timeline
 
 Standing = MessageState.Standing
 
@@ -56,6 +57,28 @@ BATCHES = {
     Standing.RETRYING: "b.state = 0 AND b.tries > 0",
     Standing.DEAD: "b.state = 4",
 }
+
+
+@dataclass(frozen=True, slots=True)
+class MessageArchive:
+    """
+    Where messages are that have left the database.
+
+    Args:
+        is_configured: returns whether settings name one.
+        page: shows a message of it, or says that it has none.
+    """
+
+    is_configured: Callable[[], bool]
+    page: Callable[[MessageAdmin, HttpRequest, UUID], HttpResponse]
+
+
+_archives: list[MessageArchive] = []
+
+
+def register_archive(archive: MessageArchive) -> None:
+    """Show messages from there when the database does not have them."""
+    _archives.append(archive)
 
 
 class StateFilter(Filter):
@@ -165,7 +188,7 @@ class MessageAdmin(ReadOnlyAdmin):
 
     def changelist_view(self, request: HttpRequest, extra_context: dict[str, Any] | None = None) -> HttpResponse:
         """List messages. Whoever looks for an id that only the archive may have is sent to its page."""
-        message_id = self._not_here(request, request.GET.get("q", "").strip())
+        _, message_id = self._elsewhere(request, request.GET.get("q", "").strip())
         if message_id and self.has_view_permission(request):
             return HttpResponseRedirect(url_of(self.admin_site, "outbox_messagerow_change", message_id))
         return super().changelist_view(request, extra_context)
@@ -177,20 +200,21 @@ class MessageAdmin(ReadOnlyAdmin):
         form_url: str = "",
         extra_context: dict[str, Any] | None = None,
     ) -> HttpResponse:
-        message_id = self._not_here(request, object_id or "")
-        if message_id:
-            return archived_message(self, request, message_id)
+        archive, message_id = self._elsewhere(request, object_id or "")
+        if archive and message_id:
+            return archive.page(self, request, message_id)
         return super().changeform_view(request, object_id, form_url, extra_context)
 
-    def _not_here(self, request: HttpRequest, text: str) -> UUID | None:
-        """Give the id that a text is, where the database does not have it and there is an archive."""
-        if conf.settings().archive is None:
-            return None
+    def _elsewhere(self, request: HttpRequest, text: str) -> tuple[MessageArchive | None, UUID | None]:
+        """Return where a message may be that the database does not have, and the id that the text is; else None of both."""
+        archive = next((one for one in _archives if one.is_configured()), None)
+        if archive is None:
+            return None, None
         try:
             message_id = UUID(text)
         except ValueError:
-            return None
-        return None if self.get_queryset(request).filter(pk=message_id).exists() else message_id
+            return None, None
+        return (None, None) if self.get_queryset(request).filter(pk=message_id).exists() else (archive, message_id)
 
     def get_object(self, request: HttpRequest, object_id: str, from_field: str | None = None) -> MessageRow | None:
         """Read a message with its body's size, and of the body no more than can be laid out."""

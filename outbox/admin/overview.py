@@ -13,9 +13,9 @@ from outbox import database
 from outbox.admin.chart import chart
 from outbox.admin.pages import frame
 from outbox.admin.text import shown
-from outbox.flow import read_flow
 from outbox.models import MessageRow
-from outbox.status import ProcessStatus, Status, TopicStatus, age, read_status
+from outbox.monitoring.status import ProcessStatus, Status, TopicStatus, age, read_status
+from outbox.monitoring.throughput import read_flow
 
 if TYPE_CHECKING:
     from outbox.admin.topics import TopicAdmin

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass, field
 from typing import Any
 
 from django.contrib.admin import AdminSite
@@ -9,38 +10,37 @@ from django.db.models import Model
 from django.http import HttpRequest
 from django.urls import reverse
 
-from outbox.models import (
-    ArchivedDay,
-    AuditFinding,
-    AuditRun,
-    CheckBack,
-    DeadLetter,
-    DeadMessage,
-    EmbeddedHalf,
-    InboxRow,
-    MessageRow,
-    MonitorLane,
-    Topic,
-)
+from outbox.models import CheckBack, DeadLetter, DeadMessage, InboxRow, MessageRow, Topic
 
 OVERVIEW = "outbox_overview"
-QUICK_CHECK = "outbox_quick_check"
 
-_PLACES: list[tuple[str, type[Model], str]] = [
-    ("Overview", Topic, OVERVIEW),
-    ("Messages", MessageRow, "outbox_messagerow_changelist"),
-    ("Dead messages", DeadMessage, "outbox_deadmessage_changelist"),
-    ("Dead letters", DeadLetter, "outbox_deadletter_changelist"),
-    ("Half messages", EmbeddedHalf, "outbox_embeddedhalf_changelist"),
-    ("Check-backs", CheckBack, "outbox_checkback_changelist"),
-    ("Inbox", InboxRow, "outbox_inboxrow_changelist"),
-    ("Topics", Topic, "outbox_topic_changelist"),
-    ("Audits", AuditRun, "outbox_auditrun_changelist"),
-    ("Findings", AuditFinding, "outbox_auditfinding_changelist"),
-    ("Quick check", AuditRun, QUICK_CHECK),
-    ("Monitor", MonitorLane, "outbox_monitorlane_changelist"),
-    ("Archived days", ArchivedDay, "outbox_archivedday_changelist"),
+
+@dataclass(frozen=True, order=True, slots=True)
+class Page:
+    """A link in the frame of all pages. `rank`: where it stands among them; `model`: whoever may view it sees the link."""
+
+    rank: int
+    name: str
+    model: type[Model] = field(compare=False)
+    view: str = field(compare=False)
+
+
+_pages = [
+    Page(10, "Overview", Topic, OVERVIEW),
+    Page(20, "Messages", MessageRow, "outbox_messagerow_changelist"),
+    Page(30, "Dead messages", DeadMessage, "outbox_deadmessage_changelist"),
+    Page(40, "Dead letters", DeadLetter, "outbox_deadletter_changelist"),
+    Page(60, "Check-backs", CheckBack, "outbox_checkback_changelist"),
+    Page(70, "Inbox", InboxRow, "outbox_inboxrow_changelist"),
+    Page(80, "Topics", Topic, "outbox_topic_changelist"),
 ]
+
+
+def register_page(page: Page) -> None:
+    """Add a link to the page of an app."""
+    if page not in _pages:
+        _pages.append(page)
+        _pages.sort()
 
 
 def url_of(site: AdminSite, view: str, *args: object) -> str:
@@ -61,10 +61,10 @@ def frame(site: AdminSite, request: HttpRequest) -> dict[str, Any]:
     """Give the context that every page of the outbox needs: links to those the person may see, and the paused topics."""
     request.current_app = site.name  # where {% url "admin:…" %} leads
     links = []
-    for name, model, view in _PLACES:
-        if may_see(site, model, request):
-            url = url_of(site, view)
-            links.append({"name": name, "url": url, "is_here": request.path == url})
+    for page in _pages:
+        if may_see(site, page.model, request):
+            url = url_of(site, page.view)
+            links.append({"name": page.name, "url": url, "is_here": request.path == url})
     return {"outbox_links": links, "outbox_paused": [topic for topic in topics(request) if topic.paused]}
 
 

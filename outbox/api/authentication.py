@@ -47,7 +47,7 @@ class SignedRequest(BaseAuthentication):
 
     A replay of one is let in, too. Within the tolerance it is what a sender does who heard nothing, and whoever replays
     somebody else's learns a fact that stays the same and is not told to the broker: the broker takes an answer from its
-    own request only. Its record stays one row (check_back/record.py).
+    own request only. Its record stays one row (check_backs/record.py).
     """
 
     def authenticate(self, request: Request) -> tuple[AnonymousUser, str]:

@@ -13,7 +13,7 @@ from rest_framework.request import Request
 from rest_framework.response import Response
 from rest_framework.views import APIView
 
-from outbox.health import Health, health, readiness
+from outbox.monitoring.health import Health, health, readiness
 
 
 class ReadinessView(APIView):

@@ -7,7 +7,7 @@ from rest_framework.throttling import SimpleRateThrottle
 from rest_framework.views import APIView
 
 from outbox import conf
-from outbox.check_back.rate import read_rate
+from outbox.check_backs.rate import read_rate
 
 
 class CheckBackThrottle(SimpleRateThrottle):

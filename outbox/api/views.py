@@ -11,7 +11,7 @@ from rest_framework.views import APIView
 from outbox.api.authentication import SignedRequest
 from outbox.api.serializers import HalfSerializer
 from outbox.api.throttling import CheckBackThrottle
-from outbox.check_back.answer import answer
+from outbox.check_backs.answer import answer
 from outbox.message import Half
 
 

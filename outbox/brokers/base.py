@@ -14,10 +14,13 @@ import enum
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from outbox.errors import NotOffered
 from outbox.message import Half, Resolution, TopicSpec
+
+if TYPE_CHECKING:
+    from outbox.database import Connection
 
 DEFAULT_MAX_BODY_BYTES = 4 * 1024 * 1024
 
@@ -136,6 +139,45 @@ class Found:
 
 
 @dataclass(frozen=True, slots=True)
+class StoredCopy:
+    """
+    A copy of a message that a broker keeps in a database.
+
+    Args:
+        asked: how often its producers were asked about it, as a half message.
+        rolled_back_at: when it was rolled back, as a half message.
+    """
+
+    stored_at: datetime
+    is_visible: bool
+    half_id: str = ""
+    asked: int = 0
+    rolled_back_at: datetime | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class DeadLetterCount:
+    """Dead letters of a group in a topic, which the broker keeps."""
+
+    consumer_group: str
+    topic: str
+    letters: int
+
+
+@dataclass(frozen=True, slots=True)
+class BrokerStatus:
+    """
+    What a broker keeps in a database, and an operator should know of.
+
+    Args:
+        parked: topic -> half messages that the broker has stopped asking about.
+    """
+
+    parked: dict[str, int] = field(default_factory=dict)
+    dead_letters: list[DeadLetterCount] = field(default_factory=list)
+
+
+@dataclass(frozen=True, slots=True)
 class DeadLetter:
     """A message that a group gave up. `id` names it for `replay`."""
 
@@ -210,6 +252,21 @@ class Broker(abc.ABC):
     def check(self) -> list[Problem]:
         """Say what is wrong with the options, and with the topics as the running broker knows them."""
         return self.check_options(self.options)
+
+    @classmethod
+    def stored_in(cls, options: Mapping[str, Any]) -> str | None:
+        """Return the alias of the database in whose tables the broker keeps its messages; None: it has a server."""
+        return None
+
+    @classmethod
+    def read_status(cls, options: Mapping[str, Any], database: str, connection: Connection) -> BrokerStatus:
+        """Return what an operator should know of what the broker keeps in a database, read over a connection to it."""
+        return BrokerStatus()
+
+    @classmethod
+    def read_copies(cls, options: Mapping[str, Any], message_id: str, half_ids: Sequence[str]) -> list[StoredCopy]:
+        """Return what the broker keeps of a message in a database, over Django's connection to that; `find` asks a server."""
+        return []
 
     @abc.abstractmethod
     def send(self, messages: Sequence[Outgoing]) -> list[Outcome]:
@@ -306,7 +363,9 @@ class Broker(abc.ABC):
 __all__ = [
     "DEFAULT_MAX_BODY_BYTES",
     "Broker",
+    "BrokerStatus",
     "DeadLetter",
+    "DeadLetterCount",
     "Delivery",
     "EndSemantics",
     "Ended",
@@ -316,6 +375,7 @@ __all__ = [
     "Outcome",
     "Outgoing",
     "Problem",
+    "StoredCopy",
     "TopicSpec",
     "Verdict",
 ]

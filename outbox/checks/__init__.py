@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from django.core.checks import Tags, register
 
-from outbox.checks import archive, audit, celery, check_back, consumers, databases, deployment, messages, servers, settings, times
+from outbox.checks import celery, check_back, consumers, databases, deployment, messages, servers, settings, times
 
 TAG = "outbox"  # manage.py check --tag outbox
 
@@ -19,7 +19,6 @@ ALWAYS = (
     settings.check_topic_types,
     times.check_leases,
     times.check_retention,
-    archive.check_archive,
     messages.check_topics,
     messages.check_keys,
     messages.check_upgrades,
@@ -31,7 +30,6 @@ ALWAYS = (
     databases.check_replicas,
     databases.check_business_rows,
     databases.check_prepared_statements,
-    audit.check_business_rows,
     check_back.check_settings,
     check_back.check_functions,
     celery.check_beat,

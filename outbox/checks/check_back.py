@@ -11,10 +11,10 @@ from django.core.checks import Warning as Caution
 from django.db import DEFAULT_DB_ALIAS, connections
 from django.urls import get_resolver
 
-from outbox.check_back.ask import make_signer
-from outbox.check_back.loop import ask_as_set
-from outbox.check_back.rate import read_rate
-from outbox.check_back.register import resolvers
+from outbox.check_backs.ask import make_signer
+from outbox.check_backs.loop import ask_as_set
+from outbox.check_backs.rate import read_rate
+from outbox.check_backs.register import resolvers
 from outbox.checks.settings import known_settings, known_topics
 from outbox.errors import ConfigurationError
 from outbox.message import TopicType

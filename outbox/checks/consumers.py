@@ -14,10 +14,10 @@ from django.core.checks import Warning as Caution
 from django.db import connections
 
 from outbox import conf, database
-from outbox.consumer.register import Consumer, groups
+from outbox.consuming.register import Consumer, groups
 from outbox.errors import ConfigurationError, UnknownTopic
 from outbox.message import TopicType
-from outbox.publish.rules import TOPIC_RULE, is_topic_name
+from outbox.publishing.rules import TOPIC_RULE, is_topic_name
 
 
 def check_topics(**kwargs: Any) -> list[CheckMessage]:

@@ -24,7 +24,7 @@ def check_memory_broker(**kwargs: Any) -> list[CheckMessage]:
     return [
         Error(
             f"Broker {alias!r} keeps its messages in the memory of one process.",
-            hint='Leave BACKEND out for the broker in PostgreSQL, or name "outbox.brokers.rocketmq.RocketMQBroker".',
+            hint="Name the BACKEND of a broker that keeps its messages: docs/README.md lists them.",
             id="outbox.E032",
         )
         for alias in sorted({topic.broker for topic in settings.topics.values()})

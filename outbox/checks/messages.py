@@ -12,7 +12,7 @@ from outbox import conf
 from outbox.errors import ConfigurationError, UnknownTopic
 from outbox.half_first import objection
 from outbox.message import Message, TopicType, message_types
-from outbox.publish.build import built_types
+from outbox.publishing.build import built_types
 
 
 def check_topics(**kwargs: Any) -> list[CheckMessage]:

@@ -13,14 +13,14 @@ from outbox import conf
 from outbox.brokers.base import Broker
 from outbox.errors import ConfigurationError
 from outbox.message import TopicType
-from outbox.publish.rules import TOPIC_RULE, is_topic_name
+from outbox.publishing.rules import TOPIC_RULE, is_topic_name
 
 
 def check_settings(**kwargs: Any) -> list[CheckMessage]:
     """
     E001: `OUTBOX` holds an unknown name or a wrong value.
 
-    The text names the place, and the nearest known name. Durations are `timedelta`, and longer than nothing.
+    The text names the place, and the nearest known name. Durations are `timedelta`, and greater than zero.
     """
     try:
         conf.settings()

@@ -20,7 +20,7 @@ from django.core.signals import setting_changed
 from django.utils.module_loading import import_string
 
 from outbox.conf.reading import read
-from outbox.conf.sections import ArchiveSettings, AuditSettings, BrokerSettings, RelaySettings, Settings, TopicSettings
+from outbox.conf.sections import BrokerSettings, RelaySettings, Settings, TopicSettings
 from outbox.errors import ConfigurationError, UnknownTopic
 from outbox.message import TopicSpec, TopicType
 
@@ -29,8 +29,6 @@ if TYPE_CHECKING:  # settings are read without importing any broker
 
 __all__ = [
     "RETRY_DELAYS",
-    "ArchiveSettings",
-    "AuditSettings",
     "BrokerSettings",
     "RelaySettings",
     "Settings",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import difflib
 from datetime import timedelta
-from typing import Any
+from typing import Any, TypeVar
 
 import msgspec
 
@@ -12,8 +12,8 @@ from outbox.conf.sections import BrokerSettings, Section, Settings, TopicSetting
 from outbox.errors import ConfigurationError
 from outbox.message import prepare
 
-MAY_BE_NOTHING = frozenset({"sweep_age", "wait"})
-"""Durations that may be 0; every other one must be longer than that."""
+MAY_BE_ZERO = frozenset({"sweep_age", "wait"})
+"""Durations that may be 0; every other one must be greater."""
 
 LIMITS = {"retry_base": "retry_limit", "breaker_base": "breaker_limit", "idle_wait_min": "idle_wait_max"}
 """Durations that grow, each with the one it never exceeds."""
@@ -26,12 +26,7 @@ def read(raw: object) -> Settings:
     Raises:
         ConfigurationError: a name is unknown, or a value is wrong; the text names the place.
     """
-    prepare(Settings)
-    try:
-        found = msgspec.convert(raw, Settings)
-    except msgspec.ValidationError as error:
-        raise ConfigurationError(_explain(_name_the_entry(str(error), raw))) from error
-    _insist_on_durations(found, "OUTBOX")
+    found = read_section(raw, Settings, "OUTBOX")
     for name, topic in found.topics.items():
         if topic.broker not in found.brokers:
             raise ConfigurationError(
@@ -41,15 +36,37 @@ def read(raw: object) -> Settings:
     return found
 
 
-def _explain(text: str) -> str:
+S = TypeVar("S", bound=Section)
+
+
+def read_section(raw: object, kind: type[S], place: str) -> S:
+    """
+    Turn a dict into a section, for the whole of `OUTBOX` and for what an app has in it.
+
+    Args:
+        place: how an error names the dict.
+
+    Raises:
+        ConfigurationError: a name is unknown, or a value is wrong; the text names the place.
+    """
+    prepare(kind)
+    try:
+        found = msgspec.convert(raw, kind)
+    except msgspec.ValidationError as error:
+        raise ConfigurationError(_explain(_name_the_entry(str(error), raw), place)) from error
+    _require_durations(found, place)
+    return found
+
+
+def _explain(text: str, place: str) -> str:
     if "unknown field" in text:
         unknown = text.split("`")[1]
-        known = {name.upper() for section in Section.__subclasses__() for name in section.__struct_fields__}
+        known = {name.upper() for section in Section.__subclasses__() for name in section.__struct_fields__} - {unknown}
         close = difflib.get_close_matches(unknown, known, n=1)
         hint = f" Did you mean {close[0]}?" if close else ""
-        return f"OUTBOX has an unknown setting {unknown!r}: {text}.{hint}"
+        return f"{place} has an unknown setting {unknown!r}: {text}.{hint}"
     hint = " Write timedelta(seconds=...), or an ISO 8601 duration such as 'PT30S'." if "duration" in text else ""
-    return f"OUTBOX has a wrong value: {text}.{hint}"
+    return f"{place} has a wrong value: {text}.{hint}"
 
 
 def _name_the_entry(text: str, raw: Any) -> str:
@@ -65,12 +82,12 @@ def _name_the_entry(text: str, raw: Any) -> str:
     return text
 
 
-def _insist_on_durations(section: Section, place: str) -> None:
-    """Raise ConfigurationError for a duration of nothing or less, and for one beyond its limit."""
+def _require_durations(section: Section, place: str) -> None:
+    """Raise ConfigurationError for a duration of zero or less, and for one beyond its limit."""
     durations = {name: value for name in section.__struct_fields__ if isinstance(value := getattr(section, name), timedelta)}
     for name, value in durations.items():
-        if value < timedelta() or (not value and name not in MAY_BE_NOTHING):
-            raise ConfigurationError(f'{place}["{name.upper()}"] is {value}; it must be longer than nothing.')
+        if value < timedelta() or (not value and name not in MAY_BE_ZERO):
+            raise ConfigurationError(f'{place}["{name.upper()}"] is {value}; it must be greater than zero.')
     for name, limit in LIMITS.items():
         if name in durations and durations[name] > durations[limit]:
             raise ConfigurationError(
@@ -81,4 +98,4 @@ def _insist_on_durations(section: Section, place: str) -> None:
         inner = getattr(section, name)
         for key, entry in inner.items() if isinstance(inner, dict) else [(None, inner)]:
             if isinstance(entry, Section):
-                _insist_on_durations(entry, f'{place}["{name.upper()}"]' + (f'["{key}"]' if key is not None else ""))
+                _require_durations(entry, f'{place}["{name.upper()}"]' + (f'["{key}"]' if key is not None else ""))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from datetime import timedelta
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any
 
 import msgspec
 
@@ -73,25 +73,6 @@ class CheckBackSettings(Section, frozen=True):
     throttle: str = "600/s"  # rate of answers, as in DRF, with any whole number of seconds
 
 
-class AuditSettings(Section, frozen=True):
-    """One entry of AUDIT: rows of a model, each of which owes the world a message published `about=` it."""
-
-    model: str  # "shop.Order"
-    expects: str  # the message type's name on the wire, "OrderPlaced"
-    where: str = ""  # SQL: only these rows; the table is called b
-    at: str = ""  # the field that says when a row was written; needed once messages have been pruned
-
-
-class ArchiveSettings(Section, frozen=True):
-    """Where finished days go. With it, a day leaves the database only when the lake has it."""
-
-    path: str  # the lake's folder, absolute; each database has a folder in it, by its alias
-    format: Literal["manifest", "delta", "iceberg"] = "manifest"  # the others have tables beside it, by the extra of that name
-    catalog: dict[str, str] = {}  # iceberg: what pyiceberg's `load_catalog` is given; {}: an SQLite file in the lake
-    namespace: str = "outbox"  # iceberg: a database's tables are in the namespace `<NAMESPACE>_<alias>`
-    after: timedelta | None = None  # a day is archived when all of it is that old; None: as old as RETENTION
-
-
 class Settings(Section, frozen=True):
     """The whole dict."""
 
@@ -100,9 +81,7 @@ class Settings(Section, frozen=True):
     relay: RelaySettings = RelaySettings()  # below
     consumer: ConsumerSettings = ConsumerSettings()  # below
     check_back: CheckBackSettings = CheckBackSettings()  # below
-    audit: dict[str, AuditSettings] = {}  # business rows that owe a message, by a name for them
-    audit_retention: timedelta = timedelta(days=90)  # runs of the audit and their findings stay that long
-    archive: ArchiveSettings | None = None  # None: old days are dropped, and are gone
+    pipeline: dict[str, Any] = {}  # read by the app `outbox.pipeline`
     nudge: bool = True  # False: nobody is woken; relays find everything by their sweep
     celery_queue: str = "outbox"  # where nudges go; workers of the outbox listen there
     retention: timedelta = timedelta(days=7)  # sent messages, inbox rows and records stay that long

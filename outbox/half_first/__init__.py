@@ -6,7 +6,7 @@ then the work is done, then the database commits, then the half message is commi
 meanwhile waits for the message row, and so for the transaction: what the database says is what happens.
 
 What this process does not end, because it died or does not know how its database commit ended, the check-back ends
-(`check_back/resolve.py`), and behind it the sweep with rule R (`relay/sweep.py`).
+(`check_backs/resolve.py`), and behind it the sweep with rule R (`relay/sweep.py`).
 """
 
 from __future__ import annotations
@@ -23,15 +23,15 @@ from psycopg.pq import TransactionStatus
 from outbox import conf
 from outbox.errors import BrokenTransaction, BrokerUnavailable, ConfigurationError, HalfNotStored, NotOutermost
 from outbox.failpoints import failpoint
-from outbox.half_first.brokers import borrow
 from outbox.half_first.fence import put_up
-from outbox.half_first.story import Story
+from outbox.half_first.message import Story
+from outbox.half_first.producers import borrow
 from outbox.message import TopicType
 from outbox.topics import topic_id
 
 if TYPE_CHECKING:  # what publish makes of a message; the room above hands it down
     from outbox.brokers.base import Broker
-    from outbox.publish.draft import Draft
+    from outbox.publishing.draft import Draft
 
 
 @contextmanager

@@ -11,7 +11,7 @@ from django.db import IntegrityError, connections
 from outbox.errors import HalfNotStored
 
 if TYPE_CHECKING:
-    from outbox.publish.draft import Draft
+    from outbox.publishing.draft import Draft
 
 # The message row, and a batch of one without lane and number, decided already: it counts from the database commit on. A
 # plain INSERT, whose conflict nobody may catch: where the check-back has put a tombstone, this transaction must not commit.

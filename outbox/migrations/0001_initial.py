@@ -20,7 +20,10 @@ CREATE TABLE outbox_topic (
     broker text NOT NULL DEFAULT 'default',
     type text NOT NULL,
     ordered boolean NOT NULL DEFAULT false,
-    paused boolean NOT NULL DEFAULT false
+    paused boolean NOT NULL DEFAULT false,
+    paused_at timestamptz,
+    paused_by text NOT NULL DEFAULT '',
+    pause_reason text NOT NULL DEFAULT ''
 );
 """
 
@@ -80,6 +83,14 @@ CREATE TABLE outbox_lane (
 ) WITH (fillfactor = 10);
 """
 
+# A batch is found from a message's id by the newest id in it: all ids of a batch are at most that. The last one would not do: ids
+# are made in the publishers, and tickets do not come in the order of ids. Uuids have no max() before PostgreSQL 18. Paid once per
+# claim: 0.04 ms for a batch of 500.
+NEWEST = """
+CREATE FUNCTION outbox_newest(ids uuid[]) RETURNS uuid LANGUAGE sql IMMUTABLE STRICT PARALLEL SAFE
+AS 'SELECT id FROM unnest(ids) id ORDER BY id DESC LIMIT 1';
+"""
+
 BATCH = """
 CREATE TABLE outbox_batch (
     id bigint GENERATED ALWAYS AS IDENTITY PRIMARY KEY,
@@ -105,11 +116,42 @@ CREATE TABLE outbox_batch (
 ) WITH (fillfactor = 50);
 CREATE INDEX outbox_batch_unfinished ON outbox_batch (id) WHERE state IN (0, 1, 2);
 CREATE INDEX outbox_batch_dead ON outbox_batch (id) WHERE state = 4;
-CREATE INDEX outbox_batch_last_message ON outbox_batch ((message_ids[array_upper(message_ids, 1)]));
+CREATE INDEX outbox_batch_newest_message ON outbox_batch (outbox_newest(message_ids));
 """
 
 IDLE = """
 CREATE UNLOGGED TABLE outbox_idle (relay int PRIMARY KEY);
+"""
+
+# One state per message. Ticket first, then delayed row, then the first batch from the message's id on that holds it and has not
+# split it off. A message with a ticket or a delayed row is in no batch; nobody looks for one.
+MESSAGE_STATE = """
+CREATE VIEW outbox_message_state AS
+SELECT m.id, m.topic_id, coalesce(t.name, '') AS topic, m.key, m.about, m.created_at,
+    CASE
+        WHEN k.pos IS NOT NULL THEN 'waiting'
+        WHEN d.message_id IS NOT NULL THEN 'delayed'
+        WHEN b.state = 0 THEN CASE WHEN b.tries = 0 THEN 'released' ELSE 'retrying' END
+        WHEN b.state = 1 THEN 'claimed'
+        WHEN b.state = 2 THEN 'prepared'
+        WHEN b.state = 3 THEN 'sent'
+        WHEN b.state = 4 THEN 'dead'
+        WHEN b.state = 5 THEN 'skipped'
+        ELSE 'lost'
+    END AS state,
+    b.id AS batch_id, b.position, b.lane, b.first_seq + b.position - 1 AS number, b.attempt, b.tries,
+    coalesce(d.due_at, b.due_at) AS due_at, b.claimed_at, b.sent_at, b.last_error
+FROM outbox_message m
+LEFT JOIN outbox_topic t ON t.id = m.topic_id
+LEFT JOIN LATERAL (SELECT pos FROM outbox_ticket WHERE message_id = m.id LIMIT 1) k ON true
+LEFT JOIN outbox_delayed d ON d.message_id = m.id
+LEFT JOIN LATERAL (
+    SELECT o.*, array_position(o.message_ids, m.id) AS position FROM outbox_batch o
+    WHERE k.pos IS NULL AND d.message_id IS NULL AND outbox_newest(o.message_ids) >= m.id
+    AND m.id = ANY(o.message_ids) AND array_position(o.message_ids, m.id)::smallint <> ALL(o.split)
+    ORDER BY outbox_newest(o.message_ids) LIMIT 1
+) b ON true
+WHERE m.topic_id <> 0;
 """
 
 
@@ -132,6 +174,7 @@ class Migration(migrations.Migration):
                 table("outbox_delayed", DELAYED),
                 table("outbox_dedupe", DEDUPE),
                 table("outbox_lane", LANE),
+                migrations.RunSQL(NEWEST, "DROP FUNCTION outbox_newest;"),
                 table("outbox_batch", BATCH),
                 table("outbox_idle", IDLE),
             ],
@@ -145,9 +188,13 @@ class Migration(migrations.Migration):
                         ("type", models.TextField()),
                         ("ordered", models.BooleanField(default=False)),
                         ("paused", models.BooleanField(default=False)),
+                        ("paused_at", models.DateTimeField(null=True)),
+                        ("paused_by", models.TextField(db_default="")),
+                        ("pause_reason", models.TextField(db_default="")),
                     ],
                     options={
                         "db_table": "outbox_topic",
+                        "permissions": [("pause_topic", "Can pause and resume topics")],
                     },
                 ),
                 migrations.CreateModel(
@@ -164,6 +211,7 @@ class Migration(migrations.Migration):
                     options={
                         "verbose_name": "message",
                         "db_table": "outbox_message",
+                        "permissions": [("view_body", "Can view masked fields and bodies of messages")],
                     },
                 ),
                 migrations.CreateModel(
@@ -233,10 +281,7 @@ class Migration(migrations.Migration):
                         ("topic_id", models.IntegerField()),
                         ("lane", models.SmallIntegerField(null=True)),
                         ("first_seq", models.BigIntegerField(null=True)),
-                        (
-                            "message_ids",
-                            django.contrib.postgres.fields.ArrayField(base_field=models.UUIDField(), size=None),
-                        ),
+                        ("message_ids", django.contrib.postgres.fields.ArrayField(base_field=models.UUIDField(), size=None)),
                         (
                             "order_keys",
                             django.contrib.postgres.fields.ArrayField(base_field=models.BigIntegerField(), null=True, size=None),
@@ -289,5 +334,48 @@ class Migration(migrations.Migration):
                     },
                 ),
             ],
+        ),
+        migrations.RunSQL(MESSAGE_STATE, "DROP VIEW outbox_message_state;"),
+        migrations.CreateModel(
+            name="MessageState",
+            fields=[
+                ("id", models.UUIDField(primary_key=True, serialize=False)),
+                ("topic_id", models.IntegerField()),
+                ("topic", models.TextField()),
+                ("key", models.TextField()),
+                ("about", models.TextField(null=True)),
+                ("created_at", models.DateTimeField()),
+                (
+                    "state",
+                    models.TextField(
+                        choices=[
+                            ("waiting", "Waiting"),
+                            ("delayed", "Delayed"),
+                            ("claimed", "Claimed"),
+                            ("prepared", "Prepared"),
+                            ("sent", "Sent"),
+                            ("released", "Released"),
+                            ("retrying", "Retrying"),
+                            ("dead", "Dead"),
+                            ("skipped", "Skipped"),
+                            ("lost", "Lost"),
+                        ]
+                    ),
+                ),
+                ("batch_id", models.BigIntegerField(null=True)),
+                ("position", models.IntegerField(null=True)),
+                ("lane", models.SmallIntegerField(null=True)),
+                ("number", models.BigIntegerField(null=True)),
+                ("attempt", models.BigIntegerField(null=True)),
+                ("tries", models.IntegerField(null=True)),
+                ("due_at", models.DateTimeField(null=True)),
+                ("claimed_at", models.DateTimeField(null=True)),
+                ("sent_at", models.DateTimeField(null=True)),
+                ("last_error", models.TextField(null=True)),
+            ],
+            options={
+                "db_table": "outbox_message_state",
+                "managed": False,
+            },
         ),
     ]

@@ -11,7 +11,7 @@ class CheckBack(models.Model):
 
     id = models.BigAutoField(primary_key=True)
     request_id = models.TextField(unique=True)
-    asked_by = models.TextField()  # endpoint, embedded, rocketmq, command
+    asked_by = models.TextField()  # the door: endpoint, broker, command, admin
     topic = models.TextField()
     message_id = models.TextField(db_index=True)
     half_id = models.TextField()

@@ -1,6 +1,5 @@
 """
-Spark jobs over the whole history: was anything lost, how long did it take, why is there a backlog.
+The data pipeline, a Django app of its own: was anything lost, how long did it take, why is there a backlog; and the archive.
 
-Nothing here imports Django, and nothing heavy is imported before a job runs. A job gets all it needs as one
-`PipelineConfig`, written as JSON.
+`spark/` holds the jobs. Nothing in it imports Django: a job gets all it needs as one `PipelineConfig`, written as JSON.
 """

@@ -1,27 +1,29 @@
-"""What can keep a job from giving an answer. Not of `outbox.errors`: that needs Django."""
+"""What the pipeline raises on Django's side; its jobs have `spark/errors.py`."""
 
 from __future__ import annotations
 
-
-class PipelineError(Exception):
-    """Raised when a job cannot give an answer; the text says what to do. Never raised for what an audit finds."""
+from outbox.errors import OutboxError
 
 
-class JavaMissing(PipelineError):
-    """Raised when no Java that Spark can use is found."""
+class ArchiveFailed(OutboxError):
+    """Raised when the archiving job did not come to its end; what it had committed stays, and the next one goes on."""
 
 
-class HistoryError(PipelineError):
-    """Raised when a history cannot be read as it is: a table or column is missing, it is empty, its snapshot is gone."""
+class AuditRunning(OutboxError):
+    """Raised when an audit is to begin while another one of the same database runs."""
 
 
-class LakeError(PipelineError):
-    """Raised when a lake cannot be read or written as it is: a folder, a file or a manifest; the text names it."""
+class AuditFailed(OutboxError):
+    """Raised when an audit gave no answer; its run says the same."""
 
 
-class AlreadyCommitted(LakeError):
-    """Raised when a lake has a commit of that day and attempt: somebody else has archived meanwhile."""
+class MonitorFailed(OutboxError):
+    """Raised when the monitor's job could not go on; nothing is counted twice when it is run again."""
 
 
-class ArchiverBusy(PipelineError):
-    """Raised when another archiver is at work on the same database."""
+class VerdictRefused(OutboxError):
+    """Raised when a verdict is not, byte for byte, what was signed; or was not signed at all, or by another key."""
+
+
+class WindowTooLarge(OutboxError):
+    """Raised when a window holds more rows, or takes more time, than a quick check may look at."""

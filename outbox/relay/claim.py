@@ -12,9 +12,9 @@ from datetime import timedelta
 from time import monotonic
 from typing import Any
 
+from outbox.batches.batch import Batch
 from outbox.database import Connection
 from outbox.message import TopicType
-from outbox.relay.batch import Batch
 from outbox.relay.lane import LOCK_SPACE, Lane
 
 TOPICS_PER_CLAIM = 16

@@ -17,12 +17,12 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
 from outbox import signals
+from outbox.batches.batch import Batch, Decided, Fared, Fate, Parting
+from outbox.batches.split import Parter, runs
 from outbox.brokers.base import Broker, Ended, EndSemantics, HalfRef, Outcome, Verdict
 from outbox.database import Connection
 from outbox.message import Resolution
 from outbox.models import State
-from outbox.relay.batch import Batch, Decided, Fared, Fate, Parting
-from outbox.relay.part import Parter, runs
 
 logger = logging.getLogger(__name__)
 

@@ -4,27 +4,25 @@ Pruning: whole days of messages are dropped, everything else is deleted in bound
 Never in the relay's transaction; one pruner at a time per database. What is unfinished stays, however old: a day with a
 ticket, a delayed row, an unfinished batch, or a dead one whose messages have no copy.
 
-With an archive, days leave with it alone: only the archiver sees the lake, and whether it has the day as it is now. The same goes
-for the books that it takes along.
+An app may hold days back (`RetentionHold`), as the archive does: then it drops them, and deletes the rows it takes along.
 """
 
 from __future__ import annotations
 
 import logging
+from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, field
 from datetime import UTC, date, datetime, time, timedelta
 from uuid import UUID
 
-from outbox import conf, database, partitions, signals
-from outbox.database import Connection
-from outbox.unfinished import find_holder
+from outbox import conf, database, signals
+from outbox.database import Connection, partitions, retention_holds
+from outbox.database.retention_holds import RetentionHold, find_holder
 
 logger = logging.getLogger(__name__)
 
 SLICE = 1000
 NOT_LOCKED = "open transactions"  # the next prune will find the day free
-NOT_ARCHIVED = "not archived yet"  # the archiver drops it, as soon as the lake has it
-TIME_TO_ARCHIVE = timedelta(days=2)  # so long it is nobody's fault
 
 # One pruner at a time; others have nothing to do.
 TRY_TURN = "SELECT pg_try_advisory_lock(7711, 1)"
@@ -55,7 +53,6 @@ OLD = {
     "outbox_check_back": "answered_at < %(before)s",
     "outbox_attempt": "failed_at < %(before)s",
     "outbox_gap": "closed_at < %(before)s",
-    "outbox_recorded": "recorded_at < %(before)s",
     "outbox_dedupe": "expires_at < %(now)s",
     "outbox_dead": """
         died_at < %(before)s AND NOT EXISTS (
@@ -63,11 +60,14 @@ OLD = {
             WHERE (b.state IN (0, 1, 2) OR b.state = 4) AND outbox_dead.message_id = ANY(b.message_ids))""",
 }
 
-# The archive takes these to the lake, and deletes what it took.
-TAKEN_ALONG = {
-    *("outbox_inbox", "outbox_delivery", "outbox_duplicate"),
-    *("outbox_check_back", "outbox_attempt", "outbox_recorded"),
-}
+IS_THERE = "SELECT to_regclass(%s) IS NOT NULL"
+
+_old_of_apps: dict[str, str] = {}
+
+
+def register_table(table: str, old: str) -> None:
+    """Have a table of an app pruned, too, where a database has it. `old`: SQL for its rows that are past `%(before)s`."""
+    _old_of_apps[table] = old
 
 
 @dataclass(slots=True)
@@ -94,15 +94,15 @@ def prune(using: str, *, now: datetime | None = None, patience: timedelta = part
     """
     Drop days and delete rows that are past `OUTBOX["RETENTION"]`.
 
-    A day is past it when all of it is; what belongs to its messages goes at the same midnight. With an archive, that midnight is
-    the archive's, where it is longer ago, and days are left to it.
+    A day is past it when all of it is; what belongs to its messages goes at the same midnight. An app that holds days back may
+    keep them longer, and drops them itself.
 
     Args:
         patience: how long to try for the lock that dropping one day needs.
     """
     now = now or datetime.now(UTC)
-    archive = conf.settings().archive
-    last_kept = (now - max(conf.settings().retention, (archive and archive.after) or timedelta())).astimezone(UTC).date()
+    holds = retention_holds.active()
+    last_kept = (now - max([conf.settings().retention, *holds.values()])).astimezone(UTC).date()
     midnight = datetime.combine(last_kept, time.min, tzinfo=UTC)
     pruned = Pruned()
     with database.connect(using, application_name="outbox upkeep") as connection:
@@ -110,19 +110,20 @@ def prune(using: str, *, now: datetime | None = None, patience: timedelta = part
             return pruned
         for day in partitions.days(connection):
             if day < last_kept:
-                _prune_day(connection, day, pruned, patience, has_archive=archive is not None)
-        _raise_alarm_for_held(using, pruned, archived_by=last_kept - TIME_TO_ARCHIVE)
+                _prune_day(connection, day, pruned, patience, holds)
+        _raise_alarm_for_held(using, pruned, {hold.reason: last_kept - hold.grace for hold in holds})
         pruned.rows["outbox_batch"] = _delete_batches(connection, midnight, [*pruned.kept, last_kept])
-        for table, old in OLD.items():
-            if archive and table in TAKEN_ALONG:
-                continue
-            pruned.rows[table] = _delete_rows(connection, table, old, before=midnight, now=now)
+        taken = {table for hold in holds for table in hold.tables}
+        there = {table: old for table, old in _old_of_apps.items() if connection.execute(IS_THERE, [table]).fetchone() == (True,)}
+        for table, old in (OLD | there).items():
+            if table not in taken:
+                pruned.rows[table] = _delete_rows(connection, table, old, before=midnight, now=now)
     return pruned
 
 
-def _prune_day(connection: Connection, day: date, pruned: Pruned, patience: timedelta, *, has_archive: bool) -> None:
+def _prune_day(connection: Connection, day: date, pruned: Pruned, patience: timedelta, holds: Iterable[RetentionHold]) -> None:
     def is_held() -> bool:
-        holder = find_holder(connection, partitions.first_id(day), _end_of(day)) or (NOT_ARCHIVED if has_archive else None)
+        holder = find_holder(connection, partitions.first_id(day), _end_of(day)) or next((hold.reason for hold in holds), None)
         if holder is not None:
             pruned.kept[day] = holder
         return holder is not None
@@ -164,9 +165,11 @@ def _end_of(day: date) -> UUID:
     return partitions.first_id(day + timedelta(days=1))
 
 
-def _raise_alarm_for_held(using: str, pruned: Pruned, *, archived_by: date) -> None:
+def _raise_alarm_for_held(using: str, pruned: Pruned, free_by: Mapping[str, date]) -> None:
+    """Raise an alert for days that should be gone. `free_by`: reason of a hold -> the first day that it may still keep."""
+
     def is_harmless(day: date, holder: str) -> bool:
-        return holder == NOT_LOCKED or (holder == NOT_ARCHIVED and day >= archived_by)
+        return holder == NOT_LOCKED or (holder in free_by and day >= free_by[holder])
 
     held = {day: holder for day, holder in pruned.kept.items() if not is_harmless(day, holder)}
     if not held:

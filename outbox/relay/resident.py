@@ -11,8 +11,8 @@ import psycopg
 
 from outbox.errors import BrokerUnavailable, LaneNotHeld, NotMigrated
 from outbox.relay.backoff import Backoff
-from outbox.relay.host import Duty, Post, on_duty
-from outbox.relay.run import Drained
+from outbox.relay.hosts import Duty, Post, on_duty
+from outbox.relay.rounds import Drained
 
 logger = logging.getLogger(__name__)
 

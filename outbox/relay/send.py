@@ -15,12 +15,12 @@ from time import monotonic
 import msgspec
 
 from outbox import signals
+from outbox.batches.batch import Batch, Fared, Fate, Parting
 from outbox.brokers.base import Broker, Outcome, Outgoing, Verdict
 from outbox.database import Connection
-from outbox.relay.batch import Batch, Fared, Fate, Parting
 from outbox.relay.breaker import Breaker, BreakerState
-from outbox.relay.envelope import seal
-from outbox.relay.rows import Loaded, slices
+from outbox.relay.cloudevents import seal
+from outbox.relay.load import Loaded, slices
 
 logger = logging.getLogger(__name__)
 

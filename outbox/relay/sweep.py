@@ -14,10 +14,10 @@ from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any
 
+from outbox.batches.batch import Decided
 from outbox.brokers.base import Ended, Outcome, Verdict
 from outbox.database import Connection
 from outbox.errors import BrokerUnavailable
-from outbox.relay.batch import Decided
 from outbox.relay.commit import Committer, Ends
 
 logger = logging.getLogger(__name__)

@@ -17,19 +17,19 @@ from django.db import connections
 from django.test.testcases import DatabaseOperationForbidden  # type: ignore[attr-defined]
 
 from outbox import conf, database
-from outbox.check_back.answer import answer_on
-from outbox.check_back.sources import READ_SOURCE
-from outbox.consumer.context import Context
-from outbox.consumer.register import Consumer, Group, groups
-from outbox.consumer.run import Tally, Worker
+from outbox.check_backs.answer import answer_on
+from outbox.check_backs.sources import READ_SOURCE
+from outbox.consuming.context import Context
+from outbox.consuming.register import Consumer, Group, groups
+from outbox.consuming.worker import Tally, Worker
 from outbox.errors import Reject, RetryLater
-from outbox.half_first.story import Story
+from outbox.half_first.message import Story
 from outbox.message import Half, Resolution, TopicType
 from outbox.models import FailedDelivery, Topic
 from outbox.relay.breaker import Breaker
 from outbox.relay.delayed import MOVED_AT_ONCE, move_due
 from outbox.relay.lane import Lane
-from outbox.relay.run import Drained, Relay, make_breaker
+from outbox.relay.rounds import Drained, Relay, make_breaker
 from outbox.testing.clock import Clock
 
 LANE = Lane(1)

@@ -21,7 +21,7 @@ from django.db import connections
 
 from outbox import models
 from outbox.models import State
-from outbox.publish.draft import compose
+from outbox.publishing.draft import compose
 
 
 def message_id(at: datetime | None = None) -> UUID:
@@ -235,7 +235,7 @@ class CheckBackFactory(factory.django.DjangoModelFactory):
         model = models.CheckBack
 
     request_id = factory.LazyFunction(lambda: str(uuid4()))
-    asked_by = "embedded"
+    asked_by = "broker"
     topic = "orders"
     message_id = factory.LazyFunction(lambda: str(message_id()))
     half_id = factory.Sequence(lambda n: f"half-{n}")

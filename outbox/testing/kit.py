@@ -13,10 +13,10 @@ from uuid import uuid4
 from outbox import conf
 from outbox.brokers.base import DeadLetter, Outgoing
 from outbox.brokers.memory import MemoryBroker
-from outbox.consumer.run import Tally
+from outbox.consuming.worker import Tally
 from outbox.message import Half, Header, Message, Resolution
-from outbox.publish.draft import Draft, compose, compose_raw
-from outbox.relay.envelope import SPEC_VERSION
+from outbox.publishing.draft import Draft, compose, compose_raw
+from outbox.relay.cloudevents import SPEC_VERSION
 from outbox.testing import explain
 from outbox.testing.clock import Clock, age_rows
 from outbox.testing.crash import crash

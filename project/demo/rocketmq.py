@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 from django.conf import settings
 
 from outbox import conf
-from outbox.consumer.register import groups
+from outbox.consuming.register import groups
 from outbox.message import Header
 from project.demo.brokers import UNSENT, DemoBroker
 from project.demo.processes import DemoError

@@ -7,7 +7,7 @@ from datetime import timedelta
 import pytest
 
 from outbox.brokers.base import Broker
-from outbox.brokers.embedded import waiting
+from outbox.brokers.embedded import wakeup
 from outbox.errors import UnknownTopic
 from outbox.message import TopicType
 from tests.contracts.acts import HELD, INVISIBLE, NO_TIME, Acts
@@ -119,7 +119,7 @@ class TestWait:
         assert time.monotonic() - started >= 0.2
 
     def test_ends_when_a_message_comes(self, acts: Acts, harness: Harness, monkeypatch: pytest.MonkeyPatch):
-        monkeypatch.setattr(waiting, "POLL_SECONDS", 50)  # told, not found by a poll
+        monkeypatch.setattr(wakeup, "POLL_SECONDS", 50)  # told, not found by a poll
         acts.receive()
         started = time.monotonic()
         sender = threading.Timer(0.2, lambda: harness.open().send([acts.message(body=b"late")]))

@@ -13,17 +13,18 @@ import pytest
 from django.db import connection
 from kombu import Connection
 
-from outbox.audit_runs.verdict import as_file, verify
-from outbox.models import AuditRun, EmbeddedMessage
-from outbox.pipeline.version import code_version
-from outbox.publish import draft
+from outbox.brokers.embedded.models import EmbeddedMessage
+from outbox.pipeline.audit_runs.verdict import as_file, verify
+from outbox.pipeline.models import AuditRun
+from outbox.pipeline.spark.version import code_version
+from outbox.publishing import draft
 from outbox.testing.clock import age_rows
 from project.celery import app
 from project.celery_files import Transport
 from tests.database_url import url_of
 from tests.factories import message_id
-from tests.outbox.audit_runs.conftest import KEY
-from tests.outbox.audit_runs.stories import handle, relay
+from tests.outbox.pipeline.audit_runs.conftest import KEY
+from tests.outbox.pipeline.audit_runs.stories import handle, relay
 from tests.waiting import wait_until
 
 pytestmark = [pytest.mark.spark, pytest.mark.timeout(600), pytest.mark.django_db(transaction=True)]

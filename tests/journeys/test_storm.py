@@ -21,10 +21,10 @@ from django.db import DatabaseError, connection, connections, transaction
 from outbox import database, publish_raw, topics
 from outbox.brokers.base import Outcome, Verdict
 from outbox.brokers.embedded import EmbeddedBroker
-from outbox.check_back.loop import CheckLoop
+from outbox.check_backs.loop import CheckLoop
 from outbox.relay import resident
 from outbox.relay.backoff import Backoff
-from outbox.relay.host import Post
+from outbox.relay.hosts import Post
 from outbox.relay.resident import Resident, ResidentRelay
 from tests.waiting import wait_until
 

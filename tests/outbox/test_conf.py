@@ -50,7 +50,7 @@ class TestSettings:
             ({"TOPICS": {"a": {"QUEUES": 0}}}, r"Expected `int` >= 1 - at `\$\.TOPICS\['a'\]\.QUEUES`"),
             ([], "OUTBOX has a wrong value: Expected `object`, got `array`"),
             ({"RELAY": {"LEASE": 30}}, r"Expected `duration`, got `int`.* Write timedelta\(seconds=\.\.\.\)"),
-            ({"RELAY": {"LEASE": timedelta(0)}}, r'OUTBOX\["RELAY"\]\["LEASE"\] is 0:00:00; it must be longer than nothing'),
+            ({"RELAY": {"LEASE": timedelta(0)}}, r'OUTBOX\["RELAY"\]\["LEASE"\] is 0:00:00; it must be greater than zero'),
             ({"RELAY": {"SWEEP_AGE": timedelta(-1)}}, r'\["RELAY"\]\["SWEEP_AGE"\] is -1 day, 0:00:00; it must be'),
             ({"RETENTION": timedelta(0)}, r'OUTBOX\["RETENTION"\] is 0:00:00'),
             ({"TOPICS": {"a": {"RETENTION": timedelta(0)}}}, r'OUTBOX\["TOPICS"\]\["a"\]\["RETENTION"\] is 0:00:00'),

@@ -19,8 +19,8 @@ class TestPublicNames:
         ("name", "room"),
         [
             ("publish", "outbox.publish"),
-            ("consumer", "outbox.consumer.register"),
-            ("check_back", "outbox.check_back.register"),
+            ("consumer", "outbox.consuming.register"),
+            ("check_back", "outbox.check_backs.register"),
         ],
     )
     def test_are_not_hidden_by_the_room_of_the_same_name(self, name, room):

@@ -13,15 +13,15 @@ from django.db import connection, connections, transaction
 
 from outbox import consumer, database, publish
 from outbox import transaction as outbox_transaction
-from outbox.check_back.loop import CheckLoop
+from outbox.check_backs.loop import CheckLoop
 from outbox.checks.servers import check_schemas
-from outbox.consumer import register
-from outbox.consumer.run import Worker
+from outbox.consuming import register
+from outbox.consuming.worker import Worker
 from outbox.errors import ConfigurationError
 from outbox.models import CheckBack, Inbox, MessageRow, Topic
-from outbox.relay.host import NO_LINGER, Post, visit
+from outbox.relay.hosts import NO_LINGER, Post, visit
 from outbox.testing.crash import crash
-from tests.outbox.publish.rows import OrderMade
+from tests.outbox.publishing.rows import OrderMade
 from tests.quotes import ROOT, is_quoted, python_blocks
 from tests.waiting import wait_until
 
@@ -273,7 +273,7 @@ from django.conf import settings
 settings.configure(INSTALLED_APPS=["outbox", "billing", "shipping"], OUTBOX={"TOPICS": {"orders": {}}})
 django.setup()
 
-from outbox.consumer.register import group
+from outbox.consuming.register import group
 
 print(sorted(group("letters").consumers), list(group("letters").topics))
 """
@@ -310,4 +310,4 @@ class TestTwoApps:
 class TestThePage:
     @pytest.mark.parametrize("block", python_blocks("how-to/several-databases.md"))
     def test_quotes_code_that_runs(self, block):
-        assert is_quoted(block, "tests/outbox/test_several_databases.py", "tests/outbox/publish/test_decorator.py")
+        assert is_quoted(block, "tests/outbox/test_several_databases.py", "tests/outbox/publishing/test_decorator.py")

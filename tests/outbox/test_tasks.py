@@ -12,12 +12,14 @@ import pytest
 from celery import current_app
 
 from outbox import database, publish_raw, tasks, transaction
-from outbox.audit_runs import store
-from outbox.models import AuditRun, Batch, CheckBack, EmbeddedHalf, EmbeddedMessage, MessageState, State
-from outbox.relay import host
+from outbox.brokers.embedded.models import EmbeddedHalf, EmbeddedMessage
+from outbox.models import Batch, CheckBack, MessageState, State
+from outbox.pipeline.audit_runs import store
+from outbox.pipeline.models import AuditRun
+from outbox.relay import hosts
 from outbox.relay.lane import take_lane
 from outbox.signals import alarm
-from tests.outbox.audit_runs.conftest import job_that
+from tests.outbox.pipeline.audit_runs.conftest import job_that
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
@@ -131,7 +133,7 @@ class TestSweep:
         settings.OUTBOX = {**settings.OUTBOX, "BROKERS": {"default": {**brokers["default"], "OPTIONS": options}}}
         publish()
         monkeypatch.setattr("outbox.relay.commit.Committer.commit", lambda self, decided: [])
-        host.visit(host.Post("default", "default"), note="test", at_most=timedelta(seconds=30), linger=host.NO_LINGER)
+        hosts.visit(hosts.Post("default", "default"), note="test", at_most=timedelta(seconds=30), linger=hosts.NO_LINGER)
         assert EmbeddedMessage.objects.count() == 0
 
         tasks.sweep()
@@ -141,15 +143,15 @@ class TestSweep:
 
     def test_goes_on_with_the_next_post_when_one_fails(self, monkeypatch, caplog):
         publish()
-        visit = host.visit
+        visit = hosts.visit
 
         def visit_with_trouble(post, **options):
             if post.database == "default" and not caplog.records:
                 raise psycopg.OperationalError("gone for a moment")
             return visit(post, **options)
 
-        monkeypatch.setattr(host, "visit", visit_with_trouble)
-        monkeypatch.setattr(host, "posts", lambda: [host.Post("default", "default")] * 2)
+        monkeypatch.setattr(hosts, "visit", visit_with_trouble)
+        monkeypatch.setattr(hosts, "posts", lambda: [hosts.Post("default", "default")] * 2)
 
         tasks.sweep()
 

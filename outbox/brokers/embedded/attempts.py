@@ -9,7 +9,7 @@ import psycopg
 from psycopg import errors
 
 from outbox.brokers.base import Outcome, Verdict
-from outbox.brokers.embedded.link import Link, verdict_of
+from outbox.brokers.embedded.client import Link, verdict_of
 from outbox.database import Connection
 from outbox.errors import BrokerUnavailable
 

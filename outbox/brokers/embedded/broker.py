@@ -10,6 +10,7 @@ import psycopg
 
 from outbox.brokers.base import (
     Broker,
+    BrokerStatus,
     DeadLetter,
     Delivery,
     EndSemantics,
@@ -18,17 +19,18 @@ from outbox.brokers.base import (
     Outcome,
     Outgoing,
     Problem,
+    StoredCopy,
     TopicSpec,
 )
-from outbox.brokers.embedded import checks, finishing, halves, looking, reading, retention, sending, waiting
+from outbox.brokers.embedded import checks, halves, lookup, monitoring, producer, receiver, retention, settlement, wakeup
 from outbox.brokers.embedded.attempts import Act, attempt
-from outbox.brokers.embedded.link import Link, translated
+from outbox.brokers.embedded.client import Link, translated
 from outbox.brokers.embedded.options import EmbeddedOptions, problems
 from outbox.brokers.embedded.rows import delivery
 from outbox.brokers.embedded.topics import Topics, differences
-from outbox.brokers.objections import objection
 from outbox.brokers.options import read_options
-from outbox.database import Connection
+from outbox.brokers.validation import objection
+from outbox.database import Connection, raw
 from outbox.message import Half, Resolution
 
 
@@ -66,10 +68,20 @@ class EmbeddedBroker(Broker):
         """Say up to which age a half message may be asked about."""
         return read_options(EmbeddedOptions, options).half_life
 
-    @staticmethod
-    def database_in(options: Mapping[str, Any]) -> str:
-        """Give the alias of the database that OPTIONS name."""
+    @classmethod
+    def stored_in(cls, options: Mapping[str, Any]) -> str | None:
+        """Return the alias of the database that OPTIONS name."""
         return read_options(EmbeddedOptions, options).database
+
+    @classmethod
+    def read_status(cls, options: Mapping[str, Any], database: str, connection: Connection) -> BrokerStatus:
+        """Return parked half messages and dead letters, where the database is the broker's."""
+        return monitoring.read_status(connection) if cls.stored_in(options) == database else BrokerStatus()
+
+    @classmethod
+    def read_copies(cls, options: Mapping[str, Any], message_id: str, half_ids: Sequence[str]) -> list[StoredCopy]:
+        """Return the visible message and the half messages of that id."""
+        return monitoring.read_copies(raw(read_options(EmbeddedOptions, options).database), message_id, half_ids)
 
     def check(self) -> list[Problem]:
         """Say what is wrong with the options, and where the tables' topics differ from settings."""
@@ -83,7 +95,7 @@ class EmbeddedBroker(Broker):
         """Make messages visible at once, those with a time at their time; a repeat of one adds nothing."""
 
         def act(connection: Connection, good: Sequence[Outgoing]) -> list[Outcome]:
-            return sending.send(connection, self._stored, good, now=self._now())
+            return producer.send(connection, self._stored, good, now=self._now())
 
         return self._look_and_store(messages, act, is_half=False)
 
@@ -92,7 +104,7 @@ class EmbeddedBroker(Broker):
         check_after = self._settings.check_after
 
         def act(connection: Connection, good: Sequence[Outgoing]) -> list[Outcome]:
-            return sending.send_halves(connection, self._stored, good, check_after=check_after, now=self._now())
+            return producer.send_halves(connection, self._stored, good, check_after=check_after, now=self._now())
 
         return self._look_and_store(messages, act, is_half=True)
 
@@ -154,54 +166,54 @@ class EmbeddedBroker(Broker):
         with translated():
             connection = self._link.connection()
             reader = self._reader(connection, group, topics, invisible_for)
-            rows = waiting.take(self._link, reader, limit, wait)
+            rows = wakeup.take(self._link, reader, limit, wait)
         names = {topic.id: topic.name for topic in reader.topics}
         return [delivery(group, names[row.topic_id], row) for row in rows]
 
     def ack(self, deliveries: Sequence[Delivery]) -> list[bool]:
         """Finish deliveries that are still held."""
         with translated():
-            return finishing.ack(self._link.connection(), deliveries, now=self._now())
+            return settlement.ack(self._link.connection(), deliveries, now=self._now())
 
     def retry(self, delivery: Delivery, after: timedelta) -> bool:
         """Let go of a delivery; its message is due again after that time."""
         with translated():
-            return finishing.retry(self._link.connection(), delivery, after, now=self._now())
+            return settlement.retry(self._link.connection(), delivery, after, now=self._now())
 
     def dead_letter(self, delivery: Delivery, reason: str) -> bool:
         """Put the message aside; it stays until it is replayed."""
         with translated():
-            return finishing.dead_letter(self._link.connection(), delivery, reason, now=self._now())
+            return settlement.dead_letter(self._link.connection(), delivery, reason, now=self._now())
 
     def dead_letters(self, group: str, *, limit: int = 100) -> list[DeadLetter]:
         """List what a group gave up, oldest first."""
         with translated():
-            return finishing.dead_letters(self._link.connection(), group, limit)
+            return settlement.dead_letters(self._link.connection(), group, limit)
 
     def replay(self, group: str, letters: Sequence[str]) -> int:
         """Have dead letters delivered to their group again, attempts from 1."""
         with translated():
-            return finishing.replay(self._link.connection(), group, letters, now=self._now())
+            return settlement.replay(self._link.connection(), group, letters, now=self._now())
 
     def discard(self, group: str, letters: Sequence[str]) -> int:
         """Let dead letters go; retention drops their messages in its time."""
         with translated():
-            return finishing.discard(self._link.connection(), group, letters)
+            return settlement.discard(self._link.connection(), group, letters)
 
     def deliver_again(self, group: str, message_ids: Sequence[str]) -> set[str]:
         """Have messages that the group has read delivered to it again, unless it still has them before it."""
         with translated():
-            return finishing.deliver_again(self._link.connection(), group, message_ids, now=self._now())
+            return settlement.deliver_again(self._link.connection(), group, message_ids, now=self._now())
 
     def backlog(self, group: str) -> dict[str, int]:
         """Count, per topic, what waits for a group."""
         with translated():
-            return looking.backlog(self._link.connection(), group)
+            return lookup.backlog(self._link.connection(), group)
 
     def find(self, message_id: str) -> list[Found]:
         """Look a message up."""
         with translated():
-            return looking.find(self._link.connection(), message_id, now=self._now())
+            return lookup.find(self._link.connection(), message_id, now=self._now())
 
     def prune(self, *, limit: int = 10_000) -> int:
         """Drop what retention no longer keeps, as `retention.py` says; give how many rows."""
@@ -242,12 +254,12 @@ class EmbeddedBroker(Broker):
         group: str,
         topics: Mapping[str, frozenset[str] | None],
         invisible_for: timedelta,
-    ) -> reading.Reader:
+    ) -> receiver.Reader:
         stored = [self._stored.stored(connection, name) for name in topics]
         tags = {topic.id: topics[topic.name] for topic in stored}
-        reader = reading.Reader(group, stored, tags, invisible_for, self._now)
+        reader = receiver.Reader(group, stored, tags, invisible_for, self._now)
         new = {(group, topic.id) for topic in stored} - self._joined
         if new:
-            reading.join(connection, reader, at_end=self._settings.start == "latest")
+            receiver.join(connection, reader, at_end=self._settings.start == "latest")
             self._joined |= new
         return reader

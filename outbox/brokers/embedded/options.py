@@ -60,7 +60,7 @@ def problems(raw: Mapping[str, Any]) -> list[Problem]:
             )
         )
     found.extend(
-        Problem(f'OPTIONS["{name.upper()}"] is {getattr(options, name)}; it must be longer than nothing.', "Correct it.")
+        Problem(f'OPTIONS["{name.upper()}"] is {getattr(options, name)}; it must be greater than zero.', "Correct it.")
         for name in ("check_after", "check_interval", "statement_timeout", "connect_timeout")
         if getattr(options, name) <= timedelta()
     )

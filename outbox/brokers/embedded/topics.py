@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 from outbox.brokers.base import Problem
-from outbox.brokers.objections import known_topic
+from outbox.brokers.validation import known_topic
 from outbox.database import Connection
 from outbox.message import TopicSpec, TopicType
 

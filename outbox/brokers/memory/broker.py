@@ -21,14 +21,14 @@ from outbox.brokers.base import (
     TopicSpec,
     Verdict,
 )
-from outbox.brokers.memory import reading
+from outbox.brokers.memory import receiver
 from outbox.brokers.memory.controls import Controls, question
 from outbox.brokers.memory.ends import end_half
 from outbox.brokers.memory.faults import Fate
 from outbox.brokers.memory.options import MemoryOptions
 from outbox.brokers.memory.store import Group, HalfRecord, Place, store
-from outbox.brokers.objections import known_topic, objection
 from outbox.brokers.options import problems_with, read_options
+from outbox.brokers.validation import known_topic, objection
 from outbox.message import Half, Header, Resolution
 
 POLL_SECONDS = 0.02  # a time handed in moves without telling those who wait
@@ -124,7 +124,7 @@ class MemoryBroker(Controls, Broker):
     def retry(self, delivery: Delivery, after: timedelta) -> bool:
         """Let go of a delivery; its message is due again after that time."""
         with self._store.changed:
-            place = reading.held_by(self._store, delivery, self._now())
+            place = receiver.held_by(self._store, delivery, self._now())
             if place is not None:
                 place.receipt = ""
                 place.due_at = self._now() + after
@@ -165,7 +165,7 @@ class MemoryBroker(Controls, Broker):
         """Count what waits for a group; tags it never asked for are counted until it reads on."""
         with self._store.changed:
             known = self._store.groups.get(group, Group())
-            return {topic: reading.count_waiting(self._store, known, topic, self._now()) for topic in known.next_number}
+            return {topic: receiver.count_waiting(self._store, known, topic, self._now()) for topic in known.next_number}
 
     def find(self, message_id: str) -> list[Found]:
         """Look a message up among halves, copies and dead letters."""
@@ -231,22 +231,22 @@ class MemoryBroker(Controls, Broker):
                 half.due_at = now + self._settings.check_interval
             return [question(half) for half in due]
 
-    def _take(self, group: str, topics: reading.Wanted, limit: int, invisible_for: timedelta) -> list[Delivery]:
-        known = reading.join(self._store, group, topics, at_end=self._settings.start == "latest")
+    def _take(self, group: str, topics: receiver.Wanted, limit: int, invisible_for: timedelta) -> list[Delivery]:
+        known = receiver.join(self._store, group, topics, at_end=self._settings.start == "latest")
         found: list[Delivery] = []
         for topic, tags in topics.items():
-            reading.read_on(self._store, known, topic, tags)
+            receiver.read_on(self._store, known, topic, tags)
             left = limit - len(found)
-            due = reading.take(
+            due = receiver.take(
                 known, group, known_topic(self.topics, topic), now=self._now(), limit=left, invisible_for=invisible_for
             )
             found.extend(due)
         return found
 
     def _finish(self, delivery: Delivery) -> Place | None:
-        place = reading.held_by(self._store, delivery, self._now())
+        place = receiver.held_by(self._store, delivery, self._now())
         if place is not None:
-            reading.finish(self._store.groups[delivery.group], place.copy)
+            receiver.finish(self._store.groups[delivery.group], place.copy)
         return place
 
     def _letter(self, delivery: Delivery, reason: str) -> DeadLetter:

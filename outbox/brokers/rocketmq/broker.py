@@ -21,19 +21,19 @@ from outbox.brokers.base import (
     TopicSpec,
     Verdict,
 )
-from outbox.brokers.objections import known_topic, objection
 from outbox.brokers.options import read_options
-from outbox.brokers.rocketmq import dead_letters, looking
+from outbox.brokers.rocketmq import dead_letters, lookup
 from outbox.brokers.rocketmq.checks import Checks
+from outbox.brokers.rocketmq.client import Link, StatusError
 from outbox.brokers.rocketmq.envelope import TYPES, half_id
 from outbox.brokers.rocketmq.expectations import problems_of_brokers
-from outbox.brokers.rocketmq.finishing import Finishing, group_name
-from outbox.brokers.rocketmq.link import Link, StatusError
 from outbox.brokers.rocketmq.options import RocketMQOptions, problems
-from outbox.brokers.rocketmq.reading import Reading
-from outbox.brokers.rocketmq.sending import SEND_SECONDS, Sending
+from outbox.brokers.rocketmq.producer import SEND_SECONDS, Sending
+from outbox.brokers.rocketmq.receiver import Reading
+from outbox.brokers.rocketmq.settlement import Finishing, group_name
 from outbox.brokers.rocketmq.stubs import definition
 from outbox.brokers.rocketmq.verdicts import verdict_of
+from outbox.brokers.validation import known_topic, objection
 from outbox.errors import BrokerUnavailable
 from outbox.message import Half, Resolution, TopicType
 
@@ -155,16 +155,16 @@ class RocketMQBroker(Broker):
         """Count, per topic, what a group has not been handed yet. Raises BrokerUnavailable without BROKER_ADDRESSES."""
         self._insist_on_addresses("backlog()")
         server_groups = {name: group_name(group, topic) for name, topic in self.topics.items()}
-        read = {one: looking.topics_read_by(self._settings, one) for one in set(server_groups.values())}
+        read = {one: lookup.topics_read_by(self._settings, one) for one in set(server_groups.values())}
         return {
-            name: looking.backlog(self._settings, server_group, name)
+            name: lookup.backlog(self._settings, server_group, name)
             for name, server_group in server_groups.items()
             if name in read[server_group]
         }
 
     def find(self, message_id: str) -> list[Found]:
         """Look a message up. Without BROKER_ADDRESSES nothing can be found, and nothing is: it is sent again then."""
-        return looking.find(self._settings, self.topics, message_id)
+        return lookup.find(self._settings, self.topics, message_id)
 
     def close(self) -> None:
         """Close channels and end the thread."""

@@ -14,10 +14,10 @@ from typing import Any
 
 import grpc
 
+from outbox.brokers.rocketmq.client import Link, StatusError, describe
 from outbox.brokers.rocketmq.endpoints import Endpoint
 from outbox.brokers.rocketmq.envelope import BORN_EARLIER_SECONDS, clock_ahead, open_half
-from outbox.brokers.rocketmq.link import Link, StatusError, describe
-from outbox.brokers.rocketmq.sending import RESOLUTIONS
+from outbox.brokers.rocketmq.producer import RESOLUTIONS
 from outbox.brokers.rocketmq.session import ANNOUNCE_SECONDS, Session, settings_of
 from outbox.brokers.rocketmq.stubs import definition, service
 from outbox.message import Half, Resolution

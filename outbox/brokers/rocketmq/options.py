@@ -50,7 +50,7 @@ def problems(raw: Mapping[str, Any]) -> list[Problem]:
         if not ADDRESS.fullmatch(text)
     ]
     found.extend(
-        Problem(f'OPTIONS["{name.upper()}"] is {getattr(options, name)}; it must be longer than nothing.', "Correct it.")
+        Problem(f'OPTIONS["{name.upper()}"] is {getattr(options, name)}; it must be greater than zero.', "Correct it.")
         for name in ("request_timeout", "commit_window", "check_horizon")
         if getattr(options, name) <= timedelta()
     )

@@ -14,8 +14,8 @@ from typing import Any
 
 import grpc
 
+from outbox.brokers.rocketmq.client import Link, StatusError, describe
 from outbox.brokers.rocketmq.endpoints import Endpoint
-from outbox.brokers.rocketmq.link import Link, StatusError, describe
 from outbox.brokers.rocketmq.stubs import Code, definition, service
 
 logger = logging.getLogger(__name__)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import grpc
 
 from outbox.brokers.base import Outcome, Verdict
-from outbox.brokers.rocketmq.link import StatusError
+from outbox.brokers.rocketmq.client import StatusError
 from outbox.brokers.rocketmq.stubs import Code
 
 # This very message can never go.

@@ -10,10 +10,10 @@ from uuid import UUID
 import psycopg
 from django.core.management.base import BaseCommand
 
-from outbox.check_back.answer import answer
-from outbox.check_back.find import Found, find
-from outbox.check_back.resolve import Answer
-from outbox.check_back.sources import connect
+from outbox.check_backs.answer import answer
+from outbox.check_backs.find import Found, find
+from outbox.check_backs.resolve import Answer
+from outbox.check_backs.sources import connect
 from outbox.database import outbox_databases
 from outbox.errors import OutboxError
 from outbox.management.exits import unable

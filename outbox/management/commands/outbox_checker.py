@@ -9,13 +9,13 @@ from typing import Any
 from django.core.management.base import BaseCommand, CommandError
 
 from outbox import conf
-from outbox.check_back.ask import in_process
-from outbox.check_back.checker import BEAT_EVERY, Checker, brokers_that_ask
-from outbox.check_back.loop import ask_as_set
+from outbox.check_backs.ask import in_process
+from outbox.check_backs.checker import BEAT_EVERY, Checker, brokers_that_ask
+from outbox.check_backs.loop import ask_as_set
 from outbox.errors import OutboxError
 from outbox.management.exits import unable
 from outbox.management.greeting import greet
-from outbox.relay import host
+from outbox.relay import hosts
 from outbox.relay.resident import Resident
 
 
@@ -35,11 +35,11 @@ class Command(BaseCommand):
 
     def handle(self, **options: Any) -> None:
         try:
-            using = host.databases([options["database"]] if options["database"] else None)[0]
+            using = hosts.databases([options["database"]] if options["database"] else None)[0]
             aliases = brokers_that_ask(set(options["broker"] or conf.settings().brokers))
             if not aliases:
                 raise unable("No broker asks by itself: only RocketMQ does.")
-            ask = ask_as_set(using) if options["over_http"] else in_process(using, asked_by="rocketmq")
+            ask = ask_as_set(using) if options["over_http"] else in_process(using)
         except OutboxError as error:
             raise unable(error) from error
         greet(self, options, f"Answering check-backs of broker {', '.join(map(repr, aliases))}.")

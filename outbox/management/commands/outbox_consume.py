@@ -14,10 +14,11 @@ from django.core.management.base import BaseCommand
 from django.db import Error as DatabaseError
 from django.db import InterfaceError, OperationalError, connections
 
-from outbox import conf, database, processes
-from outbox.consumer.crew import Crew
-from outbox.consumer.gaps import find_gaps
-from outbox.consumer.register import Group, group, groups
+from outbox import conf, database
+from outbox.consuming.gaps import find_gaps
+from outbox.consuming.register import Group, group, groups
+from outbox.consuming.threads import Crew
+from outbox.database import heartbeats
 from outbox.errors import BrokerUnavailable, ConfigurationError, OutboxError
 from outbox.management.exits import unable
 from outbox.management.greeting import greet
@@ -121,9 +122,9 @@ def _guarded(step: Any, subject: object) -> None:
 
 def _beat(crew: Crew) -> None:
     for using, alias, name in crew.posts():
-        processes.beat(database.raw(using), "consumer", broker=alias, consumer_group=name)
+        heartbeats.beat(database.raw(using), "consumer", broker=alias, consumer_group=name)
 
 
 def _leave(crew: Crew) -> None:
     for using, alias, name in crew.posts():
-        processes.leave(database.raw(using), "consumer", broker=alias, consumer_group=name)
+        heartbeats.leave(database.raw(using), "consumer", broker=alias, consumer_group=name)

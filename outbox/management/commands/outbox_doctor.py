@@ -9,7 +9,7 @@ from typing import Any
 
 from django.core.management.base import BaseCommand
 
-from outbox.doctor import Finding, Level, examine
+from outbox.monitoring.doctor import Finding, Level, examine
 
 SIGNS = {Level.WELL: "ok", Level.CONCERN: "!", Level.UNABLE: "!!"}
 

@@ -12,7 +12,7 @@ from django.core.management.base import BaseCommand
 from outbox import database
 from outbox.errors import OutboxError
 from outbox.management.exits import unable
-from outbox.relay.host import databases, ensure_fit
+from outbox.relay.hosts import databases, ensure_fit
 from outbox.relay.prune import Pruned, prune
 
 

@@ -13,16 +13,16 @@ from typing import Any
 import psycopg
 from django.core.management.base import BaseCommand, CommandError
 
-from outbox.check_back.ask import in_process
-from outbox.check_back.checker import BEAT_EVERY, Checker, brokers_that_ask
-from outbox.check_back.loop import CheckLoop, brokers_to_ask_for
+from outbox.check_backs.ask import in_process
+from outbox.check_backs.checker import BEAT_EVERY, Checker, brokers_that_ask
+from outbox.check_backs.loop import CheckLoop, brokers_to_ask_for
 from outbox.errors import OutboxError
 from outbox.management.exits import unable
 from outbox.management.greeting import greet
-from outbox.relay import host
+from outbox.relay import hosts
+from outbox.relay.maintenance import UPKEEP_EVERY, keep_up, prune_brokers
 from outbox.relay.resident import Resident, ResidentRelay
-from outbox.relay.run import Drained
-from outbox.relay.upkeep import UPKEEP_EVERY, keep_up, prune_brokers
+from outbox.relay.rounds import Drained
 
 CHECK_EVERY = 1.0  # seconds
 
@@ -42,7 +42,7 @@ class Command(BaseCommand):
 
     def handle(self, **options: Any) -> None:
         try:
-            posts = host.posts(options["database"], options["broker"])
+            posts = hosts.posts(options["database"], options["broker"])
             if not posts:
                 raise unable('No relay is needed: OUTBOX["TOPICS"] is empty, or no database may hold messages.')
             greet(self, options, f"Relaying {'; '.join(map(str, posts))}.")
@@ -51,7 +51,7 @@ class Command(BaseCommand):
             raise unable(error) from error
         self._report(done, as_json=options["json"])
 
-    def _report(self, done: dict[host.Post, Drained], *, as_json: bool) -> None:
+    def _report(self, done: dict[hosts.Post, Drained], *, as_json: bool) -> None:
         if as_json:
             self.stdout.write(json.dumps({"relays": [asdict(post) | asdict(drained) for post, drained in done.items()]}))
             return
@@ -61,16 +61,16 @@ class Command(BaseCommand):
             )
 
 
-def _visit(posts: list[host.Post]) -> dict[host.Post, Drained]:
+def _visit(posts: list[hosts.Post]) -> dict[hosts.Post, Drained]:
     done = {}
     for post in posts:
-        with host.on_duty(post, note="once") as duty:
-            done[post] = duty.run(linger=host.NO_LINGER)
+        with hosts.on_duty(post, note="once") as duty:
+            done[post] = duty.run(linger=hosts.NO_LINGER)
             duty.sign_off()
     return done
 
 
-def _stay(posts: list[host.Post]) -> dict[host.Post, Drained]:
+def _stay(posts: list[hosts.Post]) -> dict[hosts.Post, Drained]:
     """
     Keep relays at their posts, and beside them what they need, until a signal comes.
 
@@ -96,19 +96,19 @@ def _stay(posts: list[host.Post]) -> dict[host.Post, Drained]:
     return {relay.post: relay.total for relay in relays}
 
 
-def _check_loops(posts: list[host.Post]) -> Iterator[Resident]:
+def _check_loops(posts: list[hosts.Post]) -> Iterator[Resident]:
     for alias in brokers_to_ask_for({post.broker for post in posts}):
         loop = CheckLoop(alias, posts[0].database)
         yield Resident(f"Check loop of broker {alias!r}", loop.turn, pause=CHECK_EVERY)
 
 
-def _checkers(posts: list[host.Post]) -> Iterator[Resident]:
+def _checkers(posts: list[hosts.Post]) -> Iterator[Resident]:
     for alias in brokers_that_ask({post.broker for post in posts}):
-        checker = Checker(alias, posts[0].database, in_process(posts[0].database, asked_by="rocketmq"))
+        checker = Checker(alias, posts[0].database, in_process(posts[0].database))
         yield Resident(f"Checker of broker {alias!r}", checker.turn, pause=BEAT_EVERY)
 
 
-def _upkeep(posts: list[host.Post]) -> Iterator[Resident]:
+def _upkeep(posts: list[hosts.Post]) -> Iterator[Resident]:
     for alias in sorted({post.database for post in posts}):
         yield Resident(f"Upkeep of database {alias!r}", partial(_without_more, keep_up, alias), pause=UPKEEP_EVERY)
     brokers = {post.broker for post in posts}

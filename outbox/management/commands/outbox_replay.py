@@ -11,8 +11,8 @@ from typing import Any
 from django.core.management.base import BaseCommand
 
 from outbox.brokers.base import DeadLetter
-from outbox.consumer.letters import Letter, Letters, read_letters, settle_letters
-from outbox.consumer.register import group
+from outbox.consuming.dead_letters import Letter, Letters, read_letters, settle_letters
+from outbox.consuming.register import group
 from outbox.errors import OutboxError
 from outbox.management.exits import unable
 from outbox.management.tables import table

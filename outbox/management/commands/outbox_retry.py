@@ -12,10 +12,10 @@ import psycopg
 from django.core.management.base import BaseCommand
 
 from outbox import database
+from outbox.batches.dead import Settled, settle_all, settle_messages
 from outbox.errors import OutboxError
 from outbox.management.exits import unable
-from outbox.relay.dead import Settled, settle_all, settle_messages
-from outbox.relay.host import databases, ensure_fit
+from outbox.relay.hosts import databases, ensure_fit
 
 # Topics of which messages were or are published; 0 is not one.
 TOPIC_NAMES = "SELECT name FROM outbox_topic WHERE id <> 0 ORDER BY name"

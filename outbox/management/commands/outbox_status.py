@@ -12,13 +12,13 @@ import psycopg
 from django.core.management.base import BaseCommand
 
 from outbox import database
-from outbox.consumer.backlog import Backlog, read_backlogs
+from outbox.consuming.backlog import Backlog, read_backlogs
+from outbox.database.heartbeats import silence
 from outbox.errors import OutboxError
 from outbox.management.exits import unable
 from outbox.management.tables import table
-from outbox.processes import silence
-from outbox.relay.host import databases, ensure_fit
-from outbox.status import SILENT_AFTER, FailureStatus, Status, age, read_status
+from outbox.monitoring.status import SILENT_AFTER, FailureStatus, Status, age, read_status
+from outbox.relay.hosts import databases, ensure_fit
 
 
 class Command(BaseCommand):

@@ -9,7 +9,7 @@ from datetime import timedelta
 import pytest
 
 from outbox.models import Duplicate, Inbox
-from outbox.relay import host
+from outbox.relay import hosts
 from tests.journeys.rocketmq.conftest import Journey
 from tests.waiting import wait_until
 
@@ -21,7 +21,7 @@ IN_TRANSACTION, UNACKED = "consumer.after_handler", "consumer.after_commit"
 def sent(journey: Journey) -> None:
     """Messages that a relay has brought to the server."""
     journey.publish(journey.work, *MESSAGES)
-    drained = host.visit(host.Post("default", "default"), note="test", at_most=timedelta(seconds=60), linger=host.NO_LINGER)
+    drained = hosts.visit(hosts.Post("default", "default"), note="test", at_most=timedelta(seconds=60), linger=hosts.NO_LINGER)
     assert drained.sent == len(MESSAGES)
 
 

@@ -16,8 +16,9 @@ from outbox.brokers.base import Delivery, HalfRef, Outgoing
 from outbox.brokers.rocketmq.options import address
 from outbox.brokers.rocketmq.remoting import call
 from outbox.message import COMMIT, Header
-from outbox.models import Batch, RecordedTopic, State
-from outbox.pipeline.sources.statements import of_recorded
+from outbox.models import Batch, State
+from outbox.pipeline.models import RecordedTopic
+from outbox.pipeline.spark.sources.statements import of_recorded
 from tests.journeys.rocketmq.conftest import Journey
 from tests.rocketmq_node import server
 from tests.waiting import wait_until

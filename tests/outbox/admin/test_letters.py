@@ -9,8 +9,8 @@ from django.urls import reverse
 from outbox import conf
 from outbox.brokers.base import Outgoing
 from outbox.brokers.memory.store import forget
-from outbox.consumer import letters as room
-from outbox.consumer.letters import read_letters, settle_letters
+from outbox.consuming import dead_letters as room
+from outbox.consuming.dead_letters import read_letters, settle_letters
 from outbox.errors import BrokerUnavailable
 from tests.factories import MessageRowFactory
 

@@ -7,19 +7,9 @@ from django.test import Client
 from django.urls import reverse
 
 from outbox import database
-from outbox.models import (
-    AuditFinding,
-    AuditRun,
-    CheckBack,
-    DeadLetter,
-    DeadMessage,
-    EmbeddedHalf,
-    InboxRow,
-    MessageRow,
-    Process,
-    State,
-    Topic,
-)
+from outbox.brokers.embedded.models import EmbeddedHalf
+from outbox.models import CheckBack, DeadLetter, DeadMessage, InboxRow, MessageRow, Process, State, Topic
+from outbox.pipeline.models import AuditFinding, AuditRun
 from outbox.topics import pause
 from tests.factories import BatchFactory, MessageRowFactory, TicketFactory
 

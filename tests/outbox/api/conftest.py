@@ -11,7 +11,7 @@ from django.test import Client
 from django.urls import reverse
 from standardwebhooks import Webhook
 
-from outbox.check_back import register, sources
+from outbox.check_backs import register, sources
 
 SECRET = "whsec_MfKQ9r8GKYqrTwjUPD8ILPZIo2LaLaSw"
 OTHER_SECRET = "whsec_C2FVsBQIhrscChlQIMV+b5sSYspob7oD"

@@ -13,7 +13,7 @@ from outbox.models import CheckBack, State
 from tests.factories import BatchFactory
 from tests.outbox.api.conftest import OTHER_SECRET, SECRET
 from tests.outbox.api.questions import question_of
-from tests.outbox.check_back.halves import half_of
+from tests.outbox.check_backs.halves import half_of
 
 PAGES = ["README.md", "docs/how-to/ask-by-hand.md"]
 

@@ -3,12 +3,12 @@ from datetime import UTC, datetime, timedelta
 import pytest
 from django.db import connections, transaction
 
-from outbox.check_back.register import check_back
+from outbox.check_backs.register import check_back
 from outbox.message import COMMIT, UNKNOWN, Half
 from outbox.models import CheckBack, State
 from tests.factories import BatchFactory, MessageRowFactory
 from tests.outbox.api.questions import question_of
-from tests.outbox.check_back.halves import half_of
+from tests.outbox.check_backs.halves import half_of
 
 STRANGE = Half("orders", "of another producer", "h", born_at=datetime.now(UTC))
 

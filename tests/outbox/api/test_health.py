@@ -3,8 +3,8 @@ from django.db import connections
 from django.test import Client
 from django.urls import reverse
 
-from outbox.health import Health
 from outbox.models import State
+from outbox.monitoring.health import Health
 from tests.factories import BatchFactory, TopicFactory
 
 pytestmark = pytest.mark.django_db(transaction=True, databases=["default", "other"])

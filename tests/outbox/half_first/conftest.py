@@ -13,9 +13,9 @@ from outbox import conf, database, topics
 from outbox.brokers.base import EndSemantics
 from outbox.brokers.embedded import EmbeddedBroker
 from outbox.brokers.memory import MemoryBroker
-from outbox.half_first.brokers import close_idle
+from outbox.half_first.producers import close_idle
 from outbox.relay.lane import Lane
-from outbox.relay.run import Relay
+from outbox.relay.rounds import Relay
 
 SOON = timedelta(microseconds=1)
 

@@ -11,9 +11,10 @@ from django.db import connection
 
 from outbox import Message, database, transactional
 from outbox.brokers.base import Broker
-from outbox.check_back.answer import answer
+from outbox.brokers.embedded.models import EmbeddedHalf, HalfState
+from outbox.check_backs.answer import answer
 from outbox.message import Half, Resolution, Token
-from outbox.models import Batch, EmbeddedHalf, HalfState, MessageRow
+from outbox.models import Batch, MessageRow
 
 NEXT_KEY = "SELECT nextval(pg_get_serial_sequence('auth_group', 'id'))"
 

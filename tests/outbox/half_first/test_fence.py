@@ -11,11 +11,12 @@ from django.contrib.auth.models import Group
 from django.db import IntegrityError, connection, connections, transaction
 
 import outbox
+from outbox.brokers.embedded.models import EmbeddedHalf
 from outbox.errors import HalfNotStored
 from outbox.half_first.fence import put_up
 from outbox.message import COMMIT, ROLLBACK, UNKNOWN, Half, Resolution
-from outbox.models import EmbeddedHalf, MessageRow
-from outbox.publish.draft import compose
+from outbox.models import MessageRow
+from outbox.publishing.draft import compose
 from outbox.topics import topic_id
 from tests.outbox.half_first.orders import GroupMade, announce, ask, half_first_token, is_rolled_back, shown
 from tests.waiting import wait_until, wait_until_it_blocks

@@ -319,7 +319,7 @@ class TestTheBrokersCommit:
     def test_does_not_meet_a_check_where_that_would_make_a_copy(self, use_memory, monkeypatch, end, seconds, ended):
         memory = use_memory(end)
         times = iter([100.0, 100.0 + seconds])
-        monkeypatch.setattr("outbox.half_first.story.monotonic", lambda: next(times))
+        monkeypatch.setattr("outbox.half_first.message.monotonic", lambda: next(times))
 
         make_group()
 

@@ -4,7 +4,7 @@ from importlib import import_module
 import pytest
 from django.core.management import call_command
 
-from outbox.doctor import Finding, Level
+from outbox.monitoring.doctor import Finding, Level
 
 command = import_module("outbox.management.commands.outbox_doctor")
 

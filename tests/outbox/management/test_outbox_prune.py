@@ -4,7 +4,8 @@ from datetime import UTC, datetime
 import pytest
 from django.core.management import CommandError, call_command
 
-from outbox import database, partitions
+from outbox import database
+from outbox.database import partitions
 from outbox.models import Duplicate
 from tests.factories import MessageRowFactory, TicketFactory, message_id
 

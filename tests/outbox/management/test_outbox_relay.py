@@ -9,7 +9,8 @@ from io import StringIO
 import pytest
 from django.core.management import CommandError, call_command
 
-from outbox.models import Batch, EmbeddedHalf, EmbeddedMessage, HalfState, MessageState, Process, State, Ticket
+from outbox.brokers.embedded.models import EmbeddedHalf, EmbeddedMessage, HalfState
+from outbox.models import Batch, MessageState, Process, State, Ticket
 from tests.waiting import wait_until
 
 pytestmark = pytest.mark.django_db(transaction=True)

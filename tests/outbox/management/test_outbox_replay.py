@@ -11,8 +11,8 @@ from outbox.brokers.base import Outgoing
 from outbox.brokers.memory import MemoryBroker
 from outbox.errors import BrokerUnavailable
 
-register = import_module("outbox.consumer.register")
-letters = import_module("outbox.consumer.letters")
+register = import_module("outbox.consuming.register")
+letters = import_module("outbox.consuming.dead_letters")
 
 TOPICS = ("orders", "bills")
 MINUTE = timedelta(minutes=1)

@@ -5,11 +5,11 @@ from __future__ import annotations
 from datetime import timedelta
 
 from outbox import database
+from outbox.batches.batch import Fared
 from outbox.brokers.base import Ended
 from outbox.brokers.memory import MemoryBroker
 from outbox.models import Batch
 from outbox.relay.backoff import Backoff
-from outbox.relay.batch import Fared
 from outbox.relay.breaker import Breaker
 from outbox.relay.send import Sender
 

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from outbox import conf, database
+from outbox.batches.split import Parter
 from outbox.brokers.base import EndSemantics
 from outbox.brokers.memory import MemoryBroker
 from outbox.message import TopicSpec, TopicType
@@ -17,8 +18,7 @@ from outbox.models import Topic
 from outbox.relay.backoff import Backoff
 from outbox.relay.commit import Committer
 from outbox.relay.lane import Lane
-from outbox.relay.part import Parter
-from outbox.relay.run import Relay
+from outbox.relay.rounds import Relay
 from tests.factories import TopicFactory
 
 LANE = Lane(1)

@@ -8,11 +8,11 @@ import psycopg
 import pytest
 
 from outbox import database, signals
+from outbox.batches.batch import Fared
 from outbox.brokers.base import Ended, Verdict
 from outbox.models import Batch, State
-from outbox.relay.batch import Fared
 from tests.factories import stored
-from tests.outbox.relay.batches import fared, make_claimed
+from tests.outbox.batches.rows import fared, make_claimed
 from tests.outbox.relay.committing import ended, send_halves, take_over
 
 pytestmark = pytest.mark.django_db

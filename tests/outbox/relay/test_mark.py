@@ -6,7 +6,7 @@ import pytest
 
 from outbox.models import Batch, State
 from tests.factories import BatchFactory, stored
-from tests.outbox.relay.batches import claimed, fared, make_claimed
+from tests.outbox.batches.rows import claimed, fared, make_claimed
 from tests.outbox.relay.committing import take_over
 
 pytestmark = pytest.mark.django_db

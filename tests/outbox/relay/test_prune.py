@@ -5,9 +5,9 @@ from datetime import UTC, date, datetime, time, timedelta
 import pytest
 from django.db import connection as django_connection
 
-from outbox import database, partitions
+from outbox import database
+from outbox.database import partitions
 from outbox.models import (
-    ArchivedDay,
     Batch,
     CheckBack,
     DeadMessage,
@@ -18,10 +18,10 @@ from outbox.models import (
     Gap,
     Inbox,
     MessageRow,
-    RecordedMessage,
     State,
     Topic,
 )
+from outbox.pipeline.models import ArchivedDay, RecordedMessage
 from outbox.relay.prune import Pruned, prune
 from tests.factories import BatchFactory, DelayedFactory, MessageRowFactory, TicketFactory, TopicFactory, message_id
 

@@ -9,15 +9,15 @@ from datetime import timedelta
 import pytest
 
 from outbox import database, signals
+from outbox.batches.batch import Fared, Fate
 from outbox.brokers.base import Outcome, Outgoing, Verdict
 from outbox.brokers.memory import MemoryBroker
 from outbox.models import MessageRow, Topic
 from outbox.relay.backoff import Backoff
-from outbox.relay.batch import Fared, Fate
 from outbox.relay.breaker import Breaker, BreakerState
 from outbox.relay.send import Sender
 from tests.factories import BatchFactory, MessageRowFactory
-from tests.outbox.relay.batches import claimed, make_claimed
+from tests.outbox.batches.rows import claimed, make_claimed
 
 pytestmark = pytest.mark.django_db
 

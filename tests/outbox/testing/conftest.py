@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from outbox.consumer import register
+from outbox.consuming import register
 from outbox.testing import programs
 
 

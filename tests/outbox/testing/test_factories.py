@@ -4,7 +4,7 @@ import pytest
 
 from outbox.models import DeadMessage, Inbox, MessageState, State
 from outbox.testing import factories
-from tests.outbox.publish.rows import OrderMade
+from tests.outbox.publishing.rows import OrderMade
 
 pytestmark = pytest.mark.django_db
 

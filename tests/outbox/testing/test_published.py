@@ -5,8 +5,8 @@ from django.contrib.auth.models import Group
 from django.db import transaction
 
 from outbox import publish, publish_raw
-from outbox.publish import transaction as outbox_transaction
-from tests.outbox.publish.rows import OrderMade, ParcelMoved
+from outbox import transaction as outbox_transaction
+from tests.outbox.publishing.rows import OrderMade, ParcelMoved
 
 pytestmark = pytest.mark.usefixtures("own_topics")
 

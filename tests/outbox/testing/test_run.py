@@ -6,11 +6,11 @@ from django.db import DatabaseError, transaction
 from django.db.transaction import TransactionManagementError
 
 from outbox import Message, Reject, Retry, RetryLater, publish
-from outbox.consumer import register
+from outbox import transaction as outbox_transaction
+from outbox.consuming import register
 from outbox.models import Batch, CheckBack, Inbox, State
-from outbox.publish import transaction as outbox_transaction
 from outbox.testing.factories import FailedDeliveryFactory
-from tests.outbox.publish.rows import OrderMade, ParcelMoved, ReminderSet
+from tests.outbox.publishing.rows import OrderMade, ParcelMoved, ReminderSet
 
 pytestmark = pytest.mark.usefixtures("own_topics")
 

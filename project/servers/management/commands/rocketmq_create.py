@@ -9,10 +9,10 @@ from django.core.management.base import BaseCommand, CommandError
 
 from outbox import conf
 from outbox.brokers.rocketmq import RocketMQBroker
-from outbox.brokers.rocketmq.finishing import ORDERED
 from outbox.brokers.rocketmq.options import address
 from outbox.brokers.rocketmq.remoting import RemotingError
-from outbox.consumer.register import groups
+from outbox.brokers.rocketmq.settlement import ORDERED
+from outbox.consuming.register import groups
 from outbox.message import TopicSpec, TopicType
 from project.servers.rocketmq_admin import make_group, make_topic
 

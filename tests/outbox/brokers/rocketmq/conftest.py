@@ -10,11 +10,11 @@ import pytest
 
 from outbox import database
 from outbox.brokers.base import Broker
-from outbox.check_back.ask import in_process
-from outbox.check_back.checker import Checker
+from outbox.check_backs.ask import in_process
+from outbox.check_backs.checker import Checker
 from outbox.failpoints import VARIABLE, FailpointReached
 from outbox.message import TopicType
-from outbox.relay.run import Relay
+from outbox.relay.rounds import Relay
 from tests.contracts.acts import Acts
 
 HERE = Path(__file__).parent

@@ -18,7 +18,7 @@ import pytest
 
 from outbox.brokers.base import Broker, Ended, HalfRef, Outcome, Verdict
 from outbox.brokers.rocketmq import RocketMQBroker
-from outbox.brokers.rocketmq.sending import Sending
+from outbox.brokers.rocketmq.producer import Sending
 from outbox.message import COMMIT, ROLLBACK, UNKNOWN, Half, Resolution, TopicType
 from project.servers.rocketmq import FAST_CHECKS, RocketMQ
 from tests.contracts.acts import Acts

@@ -14,12 +14,12 @@ import pytest
 
 from outbox import conf, database
 from outbox.brokers.base import Broker, Ended, HalfRef, Outcome, Outgoing, Verdict
-from outbox.brokers.rocketmq.sending import Sending
+from outbox.brokers.rocketmq.producer import Sending
 from outbox.brokers.rocketmq.stubs import Code, definition
 from outbox.message import COMMIT, TopicType
 from outbox.models import Batch, DeadMessage, State
 from outbox.relay.lane import Lane
-from outbox.relay.run import Relay
+from outbox.relay.rounds import Relay
 from tests.factories import TicketFactory, TopicFactory
 from tests.outbox.brokers.rocketmq.stub import Stub, Wire
 from tests.waiting import wait_until

@@ -14,14 +14,14 @@ from django.db import connections
 
 from outbox import conf, database, topics, transactional
 from outbox.brokers.base import Broker
-from outbox.check_back.ask import Ask, in_process
-from outbox.check_back.checker import Checker
+from outbox.check_backs.ask import Ask, in_process
+from outbox.check_backs.checker import Checker
 from outbox.errors import HalfNotStored
-from outbox.half_first import brokers
+from outbox.half_first import producers as brokers
 from outbox.message import COMMIT, ROLLBACK, UNKNOWN, Half, Resolution, TopicType
 from outbox.models import Batch, CheckBack, MessageRow, State
 from outbox.relay.lane import Lane
-from outbox.relay.run import Relay
+from outbox.relay.rounds import Relay
 from project.servers.rocketmq import FAST_CHECKS
 from tests.outbox.brokers.rocketmq.log import noted_ends
 from tests.outbox.half_first.orders import announce, make_group

@@ -16,7 +16,7 @@ from outbox import database
 from outbox.brokers.base import Broker
 from outbox.models import Batch, CheckBack, Topic
 from outbox.relay.lane import Lane
-from outbox.relay.run import Relay
+from outbox.relay.rounds import Relay
 from project.servers.rocketmq import FAST_CHECKS, RocketMQ
 from tests.factories import TicketFactory
 from tests.outbox.brokers.rocketmq.log import producers, seen

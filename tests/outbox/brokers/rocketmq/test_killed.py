@@ -10,12 +10,12 @@ import pytest
 
 from outbox import conf, database
 from outbox.brokers.base import HalfRef, Verdict
-from outbox.check_back.checker import Checker
+from outbox.check_backs.checker import Checker
 from outbox.message import COMMIT, TopicType
 from outbox.models import Batch, CheckBack, DeadMessage, State, Topic
 from outbox.relay.breaker import BreakerState
 from outbox.relay.lane import Lane
-from outbox.relay.run import Relay
+from outbox.relay.rounds import Relay
 from project.servers.rocketmq import RocketMQ
 from tests.contracts.acts import Acts
 from tests.contracts.rocketmq import RocketMQHarness

@@ -15,7 +15,7 @@ from outbox.brokers.rocketmq import RocketMQBroker
 from outbox.message import COMMIT, Half, Header, Resolution, TopicSpec, TopicType
 from outbox.models import Batch, State, Topic
 from outbox.relay.lane import Lane
-from outbox.relay.run import Relay
+from outbox.relay.rounds import Relay
 from project.servers.rocketmq import FAST_CHECKS, RocketMQ
 from tests.contracts.acts import Acts
 from tests.contracts.rocketmq import RocketMQHarness

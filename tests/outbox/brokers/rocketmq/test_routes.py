@@ -8,8 +8,8 @@ from typing import Any
 import grpc
 import pytest
 
+from outbox.brokers.rocketmq.client import StatusError
 from outbox.brokers.rocketmq.endpoints import Queue
-from outbox.brokers.rocketmq.link import StatusError
 from outbox.brokers.rocketmq.routes import Routes
 from outbox.brokers.rocketmq.stubs import Code, definition, service
 

@@ -6,7 +6,7 @@ import grpc
 import pytest
 
 from outbox.brokers.base import Verdict
-from outbox.brokers.rocketmq.link import StatusError
+from outbox.brokers.rocketmq.client import StatusError
 from outbox.brokers.rocketmq.stubs import Code, definition
 from outbox.brokers.rocketmq.verdicts import verdict_of
 

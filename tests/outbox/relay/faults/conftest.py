@@ -14,9 +14,9 @@ from functools import partial
 import pytest
 
 from outbox.failpoints import FailpointReached
-from outbox.relay import run
+from outbox.relay import rounds
 from outbox.relay.lane import take_lane
-from outbox.relay.run import Relay
+from outbox.relay.rounds import Relay
 from tests.factories import TicketFactory
 from tests.outbox.relay.faults.looking import is_free
 from tests.waiting import wait_until
@@ -31,7 +31,7 @@ def at(monkeypatch) -> Callable[[str, Callable[[], object]], None]:
         if plans[name]:
             plans[name].pop(0)()
 
-    monkeypatch.setattr(run, "failpoint", reach)
+    monkeypatch.setattr(rounds, "failpoint", reach)
     return lambda name, action: plans[name].append(action)
 
 

@@ -7,7 +7,7 @@ from datetime import UTC, datetime, timedelta
 from outbox import database
 from outbox.brokers.base import Ended
 from outbox.brokers.memory import MemoryBroker
-from outbox.check_back.ask import in_process
+from outbox.check_backs.ask import in_process
 from outbox.models import Batch, State
 
 

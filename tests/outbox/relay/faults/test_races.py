@@ -8,7 +8,7 @@ import pytest
 from outbox.brokers.base import Ended, EndSemantics, Verdict
 from outbox.models import Batch, State
 from outbox.relay.lane import take_lane
-from outbox.relay.run import Relay
+from outbox.relay.rounds import Relay
 from tests.outbox.relay.faults.looking import ask_about_halves, copies, end_leases, ended
 
 pytestmark = pytest.mark.django_db(transaction=True)

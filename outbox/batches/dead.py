@@ -1,0 +1,178 @@
+"""
+What a person does about dead messages: have them sent again, or let them rest.
+
+4 -> 0 and 4 -> 5 of the state machine. One message of a dead batch leaves for a batch of its own; the last one that is
+left takes the batch itself. A message whose day was dropped gets its row back from its copy.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from uuid import UUID
+
+from outbox.database import Connection
+from outbox.database.partitions import day_of, make_day
+from outbox.models import State
+
+logger = logging.getLogger(__name__)
+
+BATCHES_AT_ONCE = 100
+MESSAGES_AT_ONCE = 500
+
+# The dead batches that hold some messages: how many are left in each, which of them are asked for, and where they stand.
+FIND_DEAD = """
+SELECT b.id, cardinality(b.message_ids) - cardinality(b.split), array_agg(u.id ORDER BY u.n), array_agg(u.n ORDER BY u.n)
+FROM outbox_batch b, unnest(b.message_ids) WITH ORDINALITY u(id, n)
+WHERE b.state = 4 AND u.id = ANY(%s::uuid[]) AND u.n <> ALL(b.split) GROUP BY b.id ORDER BY b.id
+"""
+
+DEAD_BATCHES = """
+SELECT b.id, b.message_ids FROM outbox_batch b JOIN outbox_topic t ON t.id = b.topic_id
+WHERE b.state = 4 AND b.id > %s AND (%s::text IS NULL OR t.name = %s) ORDER BY b.id LIMIT %s
+"""
+
+# Whole batches: sent again from the first try on, or skipped. Gives the messages that were left in each.
+SETTLE = """
+UPDATE outbox_batch SET state = %(next)s, tries = 0, due_at = CASE WHEN %(next)s = 0 THEN clock_timestamp() END
+WHERE id = ANY(%(ids)s) AND state = 4
+RETURNING ARRAY(SELECT u.id FROM unnest(message_ids) WITH ORDINALITY u(id, n) WHERE u.n <> ALL(split))
+"""
+
+# One message of a dead batch leaves it. Its order key goes with it: the batch stays dead and holds only the others' keys.
+# A batch without order stays without: NULL || NULL would be an array of one.
+SETTLE_ONE = """
+WITH b AS (
+    UPDATE outbox_batch SET split = split || %(position)s::smallint,
+        order_keys = CASE WHEN order_keys IS NOT NULL
+            THEN order_keys[:%(position)s - 1] || NULL::bigint || order_keys[%(position)s + 1:] END
+    WHERE id = %(id)s AND state = 4 AND %(position)s::smallint <> ALL(split)
+    AND cardinality(message_ids) - cardinality(split) > 1
+    RETURNING *
+)
+INSERT INTO outbox_batch (topic_id, lane, first_seq, message_ids, order_keys, state, attempt, due_at, last_error)
+SELECT b.topic_id, b.lane, b.first_seq + %(position)s - 1, b.message_ids[%(position)s:%(position)s],
+    (SELECT o.order_keys[%(position)s:%(position)s] FROM outbox_batch o WHERE o.id = b.id),
+    %(next)s, b.attempt, CASE WHEN %(next)s = 0 THEN clock_timestamp() END, b.last_error
+FROM b
+"""
+
+# Messages without a row, and whether a copy is kept.
+WITHOUT_ROW = """
+SELECT u.id, EXISTS (SELECT FROM outbox_dead d WHERE d.message_id = u.id AND d.body IS NOT NULL)
+FROM unnest(%s::uuid[]) u(id) WHERE NOT EXISTS (SELECT FROM outbox_message m WHERE m.id = u.id)
+"""
+
+RESTORE = """
+INSERT INTO outbox_message (id, topic_id, key, headers, about, body)
+SELECT d.message_id, t.id, d.key, d.headers, d.about, d.body FROM outbox_dead d JOIN outbox_topic t ON t.name = d.topic
+WHERE d.message_id = ANY(%s) ON CONFLICT DO NOTHING
+"""
+
+TOO_LATE = "Somebody else was faster. Look again."
+
+WAKE = "SELECT pg_notify('outbox', '') FROM outbox_idle LIMIT 1"
+
+
+@dataclass(slots=True)
+class Settled:
+    """
+    What was done about dead messages.
+
+    Args:
+        messages: how many go again, or rest.
+        refused: message id -> why nothing was done about it.
+    """
+
+    messages: int = 0
+    refused: dict[str, str] = field(default_factory=dict)
+
+    def refuse(self, message_ids: Iterable[UUID], reason: str) -> None:
+        """Note why nothing was done about these."""
+        self.refused.update({str(message_id): reason for message_id in message_ids})
+
+
+def settle_messages(connection: Connection, message_ids: Sequence[UUID], *, skip: bool = False) -> Settled:
+    """
+    Have dead messages sent again, or let them rest.
+
+    Args:
+        connection: in autocommit, or in a transaction that shall do all of it or nothing.
+        skip: let them rest, state SKIPPED.
+    """
+    settled = Settled()
+    for start in range(0, len(message_ids), MESSAGES_AT_ONCE):
+        _settle_some(connection, message_ids[start : start + MESSAGES_AT_ONCE], settled, skip=skip)
+    _finish(connection, settled, skip=skip)
+    return settled
+
+
+def settle_all(connection: Connection, *, topic: str | None = None, skip: bool = False) -> Settled:
+    """
+    Have all dead messages, of a topic or at all, sent again, or let them rest.
+
+    Args:
+        connection: in autocommit.
+        skip: let them rest, state SKIPPED.
+    """
+    settled = Settled()
+    after = 0
+    while batches := connection.execute(DEAD_BATCHES, [after, topic, topic, BATCHES_AT_ONCE]).fetchall():
+        after = batches[-1][0]
+        if not skip:
+            _restore(connection, [message_id for _, message_ids in batches for message_id in message_ids])
+        arguments = {"ids": [batch_id for batch_id, _ in batches], "next": _next(skip=skip)}
+        settled.messages += sum(len(ids) for (ids,) in connection.execute(SETTLE, arguments).fetchall())
+    _finish(connection, settled, skip=skip)
+    return settled
+
+
+def _next(*, skip: bool) -> State:
+    return State.SKIPPED if skip else State.RELEASED
+
+
+def _settle_some(connection: Connection, message_ids: Sequence[UUID], settled: Settled, *, skip: bool) -> None:
+    dead = connection.execute(FIND_DEAD, [list(message_ids)]).fetchall()
+    found = [message_id for _, _, ids, _ in dead for message_id in ids]
+    settled.refuse(set(message_ids) - set(found), "It is not dead.")
+    bare = set() if skip else set(_restore(connection, found))
+    settled.refuse(bare, "Its message row is gone, and no copy is kept. Skip it.")
+    whole: dict[int, set[UUID]] = {}
+    for batch_id, left, ids, positions in dead:
+        chosen = {message_id: place for message_id, place in zip(ids, positions, strict=True) if message_id not in bare}
+        if len(chosen) == left:
+            whole[batch_id] = set(chosen)
+        else:
+            _settle_each(connection, batch_id, chosen, settled, skip=skip)
+    rows = connection.execute(SETTLE, {"ids": list(whole), "next": _next(skip=skip)}).fetchall() if whole else []
+    done = {message_id for (ids,) in rows for message_id in ids}
+    settled.messages += len(done)
+    settled.refuse({message_id for ids in whole.values() for message_id in ids} - done, TOO_LATE)
+
+
+def _settle_each(connection: Connection, batch_id: int, places: Mapping[UUID, int], settled: Settled, *, skip: bool) -> None:
+    """Take some messages out of a dead batch in which others stay."""
+    for message_id, position in places.items():
+        arguments = {"id": batch_id, "position": position, "next": _next(skip=skip)}
+        if connection.execute(SETTLE_ONE, arguments).rowcount:
+            settled.messages += 1
+        else:
+            settled.refuse([message_id], TOO_LATE)
+
+
+def _restore(connection: Connection, message_ids: Sequence[UUID]) -> list[UUID]:
+    """Write message rows that are gone again from their copies; give those that have none."""
+    gone = connection.execute(WITHOUT_ROW, [list(message_ids)]).fetchall()
+    kept = [message_id for message_id, has_copy in gone if has_copy]
+    for day in sorted({day_of(message_id) for message_id in kept}):
+        make_day(connection, day)
+    if kept:
+        connection.execute(RESTORE, [kept])
+    return [message_id for message_id, has_copy in gone if not has_copy]
+
+
+def _finish(connection: Connection, settled: Settled, *, skip: bool) -> None:
+    if settled.messages:
+        logger.info("%s dead messages were %s by hand", settled.messages, "skipped" if skip else "released")
+        connection.execute(WAKE)

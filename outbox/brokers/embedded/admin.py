@@ -1,0 +1,126 @@
+"""Half messages of the embedded broker that nobody has ended: how old, how often asked about, and asking now."""
+
+from __future__ import annotations
+
+from contextlib import closing
+from typing import Any
+
+from django.contrib import admin, messages
+from django.db import DEFAULT_DB_ALIAS
+from django.db.models import Q, QuerySet
+from django.http import HttpRequest
+from django.utils.safestring import SafeString
+
+from outbox import conf
+from outbox.admin.base import ReadOnlyAdmin
+from outbox.admin.impact import write_log
+from outbox.admin.links import message_link
+from outbox.admin.lists import Filter
+from outbox.admin.pages import Page, register_page
+from outbox.admin.text import badge, moment, plain, shown, since
+from outbox.brokers.embedded import EmbeddedBroker
+from outbox.brokers.embedded.models import EmbeddedHalf, EmbeddedTopic, HalfState
+from outbox.check_backs.ask import in_process
+from outbox.errors import BrokerUnavailable
+
+register_page(Page(50, "Half messages", EmbeddedHalf, "outbox_embedded_embeddedhalf_changelist"))
+
+TONES = {HalfState.UNDECIDED: "waiting", HalfState.PARKED: "bad"}
+
+
+class UnresolvedFilter(Filter):
+    """Those without an end, unless the person asks for others. Their indexes hold nothing else."""
+
+    title = "state"
+    parameter_name = "state"
+
+    def lookups(self, request: HttpRequest, model_admin: Any) -> list[tuple[str, str]]:
+        return [(state.name.lower(), state.label.lower()) for state in HalfState]
+
+    @property
+    def is_indexed(self) -> bool:  # type: ignore[override]
+        return self.value() in ("undecided", "parked")
+
+    def choices(self, changelist: Any) -> Any:
+        first, *others = super().choices(changelist)
+        yield {**first, "display": "unresolved"}
+        yield from others
+
+    def queryset(self, request: HttpRequest, queryset: QuerySet[EmbeddedHalf]) -> QuerySet[EmbeddedHalf]:
+        if self.value() is None:
+            return queryset.filter(Q(state=HalfState.UNDECIDED) | Q(state=HalfState.PARKED))
+        return queryset.filter(state__in=[state for state in HalfState if state.name.lower() == self.value()])
+
+
+@admin.register(EmbeddedHalf)
+class HalfAdmin(ReadOnlyAdmin):
+    list_display = ["id", "shown_state", "topic", "message", "shown_key", "age", "asks", "next_ask"]
+    list_display_links = None
+    list_filter = [UnresolvedFilter]
+    actions = ["ask"]
+
+    def get_queryset(self, request: HttpRequest) -> QuerySet[EmbeddedHalf]:
+        broker = _broker()
+        halves = super().get_queryset(request).defer("body", "headers", "token")
+        return halves.using(_database_of(broker)) if broker else halves.none()
+
+    def has_ask_permission(self, request: HttpRequest) -> bool:
+        return self.may(request, "ask")
+
+    def complete(self, rows: list[Any]) -> None:
+        names = dict(EmbeddedTopic.objects.using(rows[0]._state.db).values_list("id", "name")) if rows else {}
+        for row in rows:
+            row.topic_name = names.get(row.topic_id, "")
+
+    @admin.display(description="state")
+    def shown_state(self, row: EmbeddedHalf) -> SafeString:
+        return badge(row.get_state_display().lower(), TONES.get(HalfState(row.state), "plain"))
+
+    def topic(self, row: Any) -> str:
+        return str(row.topic_name)
+
+    def message(self, row: EmbeddedHalf) -> SafeString:
+        return message_link(self.admin_site, row.message_id)
+
+    @admin.display(description="key")
+    def shown_key(self, row: EmbeddedHalf) -> SafeString:
+        return shown(row.key, 60)
+
+    def age(self, row: EmbeddedHalf) -> str:
+        return since(row.born_at)
+
+    def asks(self, row: EmbeddedHalf) -> str:
+        return f"{row.asked}"
+
+    def next_ask(self, row: EmbeddedHalf) -> SafeString:
+        return moment(row.ask_at if row.state == HalfState.UNDECIDED else None)
+
+    @admin.action(description="Ask again now", permissions=["ask"])
+    def ask(self, request: HttpRequest, queryset: QuerySet[EmbeddedHalf]) -> None:
+        """Have each asked about in this process, recorded as the admin's, and ended as answered."""
+        alias = _broker()
+        chosen = list(queryset.order_by("id").values_list("id", "message_id")[: self.list_per_page])
+        if alias is None or not chosen:
+            self.message_user(request, "Nothing was asked: they have ended.", messages.WARNING)
+            return
+        ask = in_process(_database_of(alias), asked_by="admin")
+        try:
+            with closing(conf.make_broker(alias)) as broker:
+                assert isinstance(broker, EmbeddedBroker)
+                for half_id, message_id in chosen:
+                    answer = broker.check_half(ask, str(half_id))
+                    said = str(answer) if answer else "it has ended before"
+                    self.message_user(request, f"Half message {half_id} of message {plain(message_id)}: {said}.")
+                    write_log(request, self.model, {str(half_id): f"half message {half_id}"}, f"Asked about: {said}.")
+        except BrokerUnavailable as error:
+            self.message_user(request, f"The broker is out of reach: {error}", messages.ERROR)
+
+
+def _broker() -> str | None:
+    """Return the first of the embedded brokers; None where the project has none."""
+    brokers = conf.settings().brokers
+    return next((alias for alias in sorted(brokers) if issubclass(conf.broker_class(alias), EmbeddedBroker)), None)
+
+
+def _database_of(alias: str) -> str:
+    return EmbeddedBroker.stored_in(conf.settings().brokers[alias].options) or DEFAULT_DB_ALIAS

@@ -1,0 +1,12 @@
+"""The Django app of the embedded broker: its tables and its page in the admin."""
+
+from __future__ import annotations
+
+from django.apps import AppConfig
+
+
+class EmbeddedBrokerConfig(AppConfig):
+    name = "outbox.brokers.embedded"
+    label = "outbox_embedded"
+    verbose_name = "Outbox embedded broker"
+    default_auto_field = "django.db.models.BigAutoField"

@@ -1,0 +1,49 @@
+"""
+Waiting for messages: a consumer that found nothing says so, looks once more, and is told.
+
+A message that becomes visible between the look and the telling is found by the poll a second later: being told is for
+speed, never for safety.
+"""
+
+from __future__ import annotations
+
+import time
+from datetime import timedelta
+
+from outbox.brokers.embedded import receiver
+from outbox.brokers.embedded.client import Link
+from outbox.brokers.embedded.receiver import Reader
+from outbox.brokers.embedded.rows import ReadRow
+from outbox.database import Connection
+
+POLL_SECONDS = 1.0
+
+SAY_IDLE = "INSERT INTO outbox_embedded_idle (pid) VALUES (pg_backend_pid()) ON CONFLICT DO NOTHING"
+SAY_BUSY = "DELETE FROM outbox_embedded_idle WHERE pid = pg_backend_pid()"
+
+
+def take(link: Link, reader: Reader, limit: int, wait: timedelta) -> list[ReadRow]:
+    """Take messages as `receiver.take` does; when there are none, wait up to that long for the first."""
+    deadline = time.monotonic() + wait.total_seconds()
+    connection = link.connection()
+    is_idle = False
+    try:
+        while True:
+            found = receiver.take(connection, reader, limit)
+            left = deadline - time.monotonic()
+            if found or left <= 0:
+                return found
+            if is_idle:
+                _wait(connection, min(left, receiver.seconds_to_next(connection, reader) or POLL_SECONDS))
+            else:
+                link.listen()
+                connection.execute(SAY_IDLE)
+                is_idle = True
+    finally:
+        if is_idle and not connection.closed:
+            connection.execute(SAY_BUSY)
+
+
+def _wait(connection: Connection, seconds: float) -> None:
+    for _ in connection.notifies(timeout=min(seconds, POLL_SECONDS), stop_after=1):
+        pass

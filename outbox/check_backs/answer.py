@@ -1,0 +1,92 @@
+"""Answer a check-back for any door: the decision, its record, its announcement. Never raises, never waits long."""
+
+from __future__ import annotations
+
+import logging
+import time
+from dataclasses import asdict
+from uuid import uuid4
+
+import psycopg
+from django.db import DEFAULT_DB_ALIAS
+
+from outbox import conf, signals
+from outbox.check_backs import sources
+from outbox.check_backs.record import record
+from outbox.check_backs.resolve import Answer, resolve
+from outbox.database import Connection
+from outbox.message import UNKNOWN, Half
+from outbox.models import CheckBack
+
+logger = logging.getLogger("outbox.check_back")
+
+
+def answer(half: Half, *, asked_by: str, request_id: str = "", using: str = DEFAULT_DB_ALIAS) -> Answer:
+    """
+    Say how a half message ends, from the database that its token names.
+
+    What goes wrong here is UNKNOWN, never an exception: the broker asks again.
+
+    Args:
+        asked_by: the door: endpoint, broker, command or admin.
+        request_id: the question's own id; a fresh one where the door has none.
+        using: the database for halves without a token.
+    """
+    started = time.perf_counter()
+    try:
+        with sources.connect(sources.alias_of(half.token, otherwise=using)) as connection:
+            given = _answer(connection, half, request_id, asked_by, started)
+    except Exception as error:
+        given = _failed(half, error)
+        logger.error("The check-back about message %s could not be recorded: no database.", half.message_id)
+    _announce(half, given)
+    return given
+
+
+def answer_on(connection: Connection, half: Half, *, asked_by: str, request_id: str = "") -> Answer:
+    """Answer over a connection that is there, in its transaction where it has one; else as `answer`."""
+    given = _answer(connection, half, request_id, asked_by, time.perf_counter())
+    _announce(half, given)
+    return given
+
+
+def _answer(connection: Connection, half: Half, request_id: str, asked_by: str, started: float) -> Answer:
+    given = _resolve(connection, half)
+    milliseconds = (time.perf_counter() - started) * 1000
+    return _record(connection, half, given, request_id or str(uuid4()), asked_by, milliseconds)
+
+
+def _resolve(connection: Connection, half: Half) -> Answer:
+    try:
+        return resolve(connection, half, retention=conf.settings().retention)
+    except Exception as error:
+        return _failed(half, error)
+
+
+def _record(connection: Connection, half: Half, given: Answer, request_id: str, asked_by: str, milliseconds: float) -> Answer:
+    try:
+        is_recorded = record(connection, half, given, request_id=request_id, asked_by=asked_by, milliseconds=milliseconds)
+    except Exception:
+        logger.exception("The check-back about message %s could not be recorded.", half.message_id)
+        return given
+    if is_recorded:
+        return given
+    reason = f"The request id {request_id!r} was given to another half message before: an id is for one question."
+    return Answer(UNKNOWN, reason, is_alarm=True)
+
+
+def _failed(half: Half, error: Exception) -> Answer:
+    """Turn an error into UNKNOWN. Its text stays in our log: it may name hosts and tables."""
+    if isinstance(error, psycopg.errors.LockNotAvailable | psycopg.errors.QueryCanceled):
+        logger.warning("The check-back about message %s ran out of time: %s", half.message_id, error)
+        return Answer(UNKNOWN, "The database did not answer in time.")
+    logger.error("The check-back about message %s failed.", half.message_id, exc_info=error)
+    return Answer(UNKNOWN, f"No answer could be read: {type(error).__name__}.")
+
+
+def _announce(half: Half, given: Answer) -> None:
+    signals.check_back_answered.send_robust(sender=CheckBack, half=half, answer=given)
+    if given.is_alarm:
+        logger.error("Check-back about message %s of topic %s: %s", half.message_id, half.topic, given.reason)
+        details = {name: value for name, value in asdict(half).items() if name not in ("headers", "body")}
+        signals.alarm.send_robust(sender=CheckBack, reason=given.reason, details=details)

@@ -1,0 +1,122 @@
+"""The asking side: what a broker's check loop calls to learn how a half message ends."""
+
+from __future__ import annotations
+
+import json
+import logging
+import urllib.request
+from collections.abc import Callable
+from datetime import UTC, datetime, timedelta
+from typing import Any
+from uuid import uuid4
+
+from django.db import close_old_connections
+from standardwebhooks import Webhook
+
+from outbox.check_backs.answer import answer
+from outbox.errors import ConfigurationError
+from outbox.message import UNKNOWN, Half, Resolution
+
+logger = logging.getLogger("outbox.check_back")
+
+Ask = Callable[[Half], Resolution]
+
+ANSWER_BYTES = 64 * 1024
+
+
+def in_process(alias: str, *, asked_by: str = "broker") -> Ask:
+    """
+    Make an `ask` that needs no web server: it reads the database itself.
+
+    Args:
+        alias: the database for halves without a token; others go where their token says.
+        asked_by: the door that asks, for the record.
+    """
+
+    def ask(half: Half) -> Resolution:
+        close_old_connections()  # a @check_back function uses Django's, and this thread outlives a database restart
+        return answer(half, asked_by=asked_by, using=alias).resolution
+
+    return ask
+
+
+def over_http(url: str, secret: str, timeout: timedelta = timedelta(seconds=10)) -> Ask:
+    """
+    Make an `ask` that calls a check-back endpoint, signed by the Standard Webhooks convention.
+
+    COMMIT and ROLLBACK are taken from an answer 200 that says just that; everything else means UNKNOWN.
+
+    Args:
+        secret: `whsec_` and base64, one of the endpoint's `SECRETS`.
+        timeout: for the connection, and again for the answer.
+
+    Raises:
+        ConfigurationError: the URL is not http(s), or the secret is not base64.
+    """
+    if not url.startswith(("http://", "https://")):
+        raise ConfigurationError(f"The check-back URL {url!r} does not begin with http:// or https://. Write it in full.")
+    signer = make_signer(secret)
+    opener = make_opener()
+
+    def ask(half: Half) -> Resolution:
+        try:
+            with opener.open(signed_request(url, signer, _question(half)), timeout=timeout.total_seconds()) as response:
+                if response.status != 200:
+                    raise ValueError(f"status {response.status}")
+                return Resolution(json.loads(response.read(ANSWER_BYTES))["answer"])
+        except Exception as error:
+            logger.warning("The check-back endpoint %s gave no answer about message %s: %r", url, half.message_id, error)
+            return UNKNOWN
+
+    return ask
+
+
+def make_signer(secret: str) -> Webhook:
+    """
+    Make what signs with a secret.
+
+    Raises:
+        ConfigurationError: it is not base64; the text does not repeat it.
+    """
+    try:
+        return Webhook(secret)
+    except Exception as error:
+        raise ConfigurationError("A secret is not base64 behind 'whsec_'. Make one: openssl rand -base64 32.") from error
+
+
+def make_opener() -> urllib.request.OpenerDirector:
+    """Make what goes straight to the address that settings name: neither an environment's proxy nor a redirect leads away."""
+    return urllib.request.build_opener(urllib.request.ProxyHandler({}), _NoRedirect)
+
+
+class _NoRedirect(urllib.request.HTTPRedirectHandler):
+    """Leaves a redirect an error."""
+
+    def redirect_request(self, *args: Any, **kwargs: Any) -> None:
+        return None
+
+
+def _question(half: Half) -> str:
+    return json.dumps(
+        {
+            "topic": half.topic,
+            "message_id": half.message_id,
+            "half_id": half.half_id,
+            "token": half.token,
+            "asked": half.asked,
+            "born_at": half.born_at and half.born_at.isoformat(),
+            "key": half.key,
+        }
+    )
+
+
+def signed_request(url: str, signer: Webhook, body: str) -> urllib.request.Request:
+    """Make a request by the Standard Webhooks convention, signed now."""
+    request_id, now = str(uuid4()), datetime.now(UTC)
+    headers = {
+        "content-type": "application/json",
+        "webhook-id": request_id,
+        "webhook-timestamp": str(int(now.timestamp())),
+        "webhook-signature": signer.sign(request_id, now, body),
+    }
+    return urllib.request.Request(url, body.encode(), headers, method="POST")  # noqa: S310  (the scheme was looked at)

@@ -1,0 +1,70 @@
+"""
+Checkers, for brokers that ask by themselves: whoever sends half messages also listens for the questions about them.
+
+As many as there are share the questions; one that dies leaves its questions to the others, and each comes again.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+from typing import TYPE_CHECKING
+
+from outbox import conf, database
+from outbox.check_backs.ask import Ask
+from outbox.database import heartbeats
+
+if TYPE_CHECKING:  # settings make it; this room needs no broker
+    from outbox.brokers.base import Broker
+
+BEAT_EVERY = 10.0  # seconds
+
+
+def brokers_that_ask(aliases: set[str]) -> list[str]:
+    """Give those of the brokers that ask by themselves."""
+    return [alias for alias in sorted(aliases) if conf.broker_class(alias).asks_producers]
+
+
+class Checker:
+    """
+    Answers what one broker asks, in threads of the broker's, from the first `turn` to `close`.
+
+    Args:
+        using: the database where it says that it lives.
+    """
+
+    def __init__(self, alias: str, using: str, ask: Ask) -> None:
+        self._alias = alias
+        self._using = using
+        self._ask = ask
+        self._broker: Broker | None = None
+
+    def turn(self) -> bool:
+        """Listen, if not yet, and say that this process lives. Nothing more is to be done until the next beat."""
+        if self._broker is None:
+            self._broker = conf.make_broker(self._alias)
+            self._broker.listen(self._ask)
+        with database.connect(self._using, application_name="outbox checker") as connection:
+            heartbeats.beat(connection, "checker", broker=self._alias)
+        return False
+
+    def close(self) -> None:
+        """Listen no more."""
+        broker, self._broker = self._broker, None
+        if broker is not None:
+            broker.close()
+            with database.connect(self._using, application_name="outbox checker") as connection:
+                heartbeats.leave(connection, "checker", broker=self._alias)
+
+
+_mine: dict[tuple[int, str], Broker] = {}
+_lock = threading.Lock()
+
+
+def listen_in_this_process(alias: str, ask: Ask) -> None:
+    """Have this process answer what a broker asks until it ends; once for each broker, however often it is called."""
+    with _lock:
+        key = os.getpid(), alias  # a child of a fork listens for itself
+        if key not in _mine and conf.broker_class(alias).asks_producers:
+            _mine[key] = broker = conf.make_broker(alias)
+            broker.listen(ask)

@@ -1,0 +1,233 @@
+"""
+The check-back's decision: did the transaction of this half message commit?
+
+COMMIT and ROLLBACK are given only for a fact that cannot change any more. Whatever is not sure is UNKNOWN, and the
+broker asks again. The tables stand in docs/state-machine.md; `_judge` is the rows for a batch that is there,
+`_judge_half_first` those for a message that went half first.
+"""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import dataclass, replace
+from datetime import datetime, timedelta
+from uuid import UUID
+
+from psycopg import errors
+from psycopg.rows import class_row
+
+from outbox.check_backs.about import About, look_up
+from outbox.check_backs.register import resolver_of
+from outbox.database import Connection
+from outbox.message import COMMIT, ROLLBACK, UNKNOWN, Half, Resolution, Token
+from outbox.models import State
+
+logger = logging.getLogger("outbox.check_back")
+
+# `transaction_read_only` is on in recovery, too: a replica answers no check-back.
+READ_DATABASE = """
+SELECT id, current_setting('transaction_read_only')::boolean, clock_timestamp() FROM outbox_source
+"""
+
+# The batch that sent the half, and what it says of the half's position. A lease is over by the database's clock.
+READ_BATCH = """
+SELECT state, attempt, message_ids[%(position)s]::text AS message_id, half_ids[%(position)s] AS half_id,
+       %(position)s = ANY(split) AS is_split, coalesce(lease_until < clock_timestamp(), false) AS is_lease_over
+FROM outbox_batch WHERE id = %(batch)s
+"""
+
+# Takes a batch from a relay that let its lease run out. One row: that relay can decide it no more. No row: it just did.
+FENCE = """
+UPDATE outbox_batch SET state = 0, due_at = clock_timestamp(), lease_until = NULL
+WHERE id = %(batch)s AND state = 1 AND attempt = %(attempt)s AND lease_until < clock_timestamp() RETURNING id
+"""
+
+# Half first, whoever writes the message row decides. The transaction does so as its first statement; a tombstone (topic 0) in
+# its place keeps that transaction from ever committing. This waits for a transaction that has written the row already.
+WRITE_TOMBSTONE = "INSERT INTO outbox_message (id, topic_id, body) VALUES (%s, 0, '') ON CONFLICT (id) DO NOTHING RETURNING id"
+
+# Its own statement: what the one before has waited for is seen by a later snapshot only. A batch of one has its only
+# message's id for the newest.
+READ_HALF_FIRST = """
+SELECT m.topic_id = 0 AS is_tombstone, b.id AS batch, b.state, b.attempt, b.half_ids[1] AS half_id
+FROM outbox_message m
+LEFT JOIN outbox_batch b ON outbox_newest(b.message_ids) = %(id)s AND cardinality(b.message_ids) = 1
+WHERE m.id = %(id)s
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """
+    What a broker hears about a half message.
+
+    Args:
+        reason: for a person; it decides nothing.
+        about: whether the business row is there; it decides nothing either.
+        is_alarm: a person should look at this.
+    """
+
+    resolution: Resolution
+    reason: str
+    about: About = About.NONE
+    is_alarm: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class _Batch:
+    """What the table looks at. `message_id` and `half_id` are those at the token's position, None where it has none."""
+
+    state: int
+    attempt: int
+    message_id: str | None
+    half_id: str | None
+    is_split: bool
+    is_lease_over: bool
+
+
+@dataclass(frozen=True, slots=True)
+class _HalfFirst:
+    """What the table looks at of a message that went half first. The batch's columns are None where it has none."""
+
+    is_tombstone: bool
+    batch: int | None
+    state: int | None
+    attempt: int | None
+    half_id: str | None
+
+
+def resolve(connection: Connection, half: Half, *, retention: timedelta) -> Answer:
+    """
+    Answer a check-back from the primary database.
+
+    Args:
+        connection: in autocommit, READ COMMITTED, on the database that the half's token names.
+        retention: batches stay at least that long; a half message younger than that cannot have lost its batch.
+
+    Raises:
+        psycopg.Error: the database gave no answer in time; to the broker that is UNKNOWN.
+    """
+    source, is_read_only, now = connection.execute(READ_DATABASE).fetchone() or (None, True, None)
+    if is_read_only:
+        return _unknown("The database is a replica, in recovery or read-only: only the primary answers.", is_alarm=True)
+    answer = _by_token(connection, half, source, oldest=now - retention) if half.token else _by_function(half)
+    return replace(answer, about=look_up(connection, half.message_id))
+
+
+def _by_token(connection: Connection, half: Half, source: str, *, oldest: datetime) -> Answer:
+    try:
+        token = Token.parse(half.token)
+    except ValueError:
+        return _unknown(f"The token {half.token!r} cannot be read.", is_alarm=True)
+    if token.source != source:
+        return _unknown(f"The token is of {token.source}, this database is {source}.", is_alarm=True)
+    if token.is_half_first:
+        return _by_message(connection, half)
+    while True:  # a lost fence means that another step was committed, and steps only go forward
+        batch = _read_batch(connection, token)
+        if batch is None:
+            return _judge_missing(half, token, oldest)
+        answer = _judge(batch, half, token)
+        if answer is not None:
+            return answer
+        if connection.execute(FENCE, {"batch": token.batch, "attempt": token.attempt}).fetchone():
+            return _rollback(f"The lease of batch {token.batch} was over; it was taken back before a decision.")
+
+
+def _read_batch(connection: Connection, token: Token) -> _Batch | None:
+    with connection.cursor(row_factory=class_row(_Batch)) as cursor:
+        return cursor.execute(READ_BATCH, {"batch": token.batch, "position": token.position}).fetchone()
+
+
+def _judge(batch: _Batch, half: Half, token: Token) -> Answer | None:
+    """Answer by the table's rows, in their order; None: the lease is over, fence it."""
+    named = f"Batch {token.batch}"
+    if token.attempt > batch.attempt:
+        return _unknown(f"{named} is at attempt {batch.attempt}, the half is of {token.attempt}: restored?", is_alarm=True)
+    if batch.message_id != half.message_id:
+        return _unknown(f"{named} holds another message at position {token.position}.", is_alarm=True)
+    if token.attempt < batch.attempt:
+        return _rollback(f"{named} is at attempt {batch.attempt}, the half is of {token.attempt}.")
+    if batch.state in (State.RELEASED, State.DEAD, State.SKIPPED):
+        return _rollback(f"{named} is {State(batch.state).label.lower()}.")
+    if batch.state == State.CLAIMED:
+        return None if batch.is_lease_over else _unknown(f"{named} is being sent, its lease is alive.")
+    if batch.is_split:
+        return _rollback(f"Position {token.position} was split from batch {token.batch}: another half carries it.")
+    if batch.half_id != half.half_id:
+        return _rollback(f"{named} was decided with another half message.")
+    return Answer(COMMIT, f"{named} was decided with this half message.")
+
+
+def _judge_missing(half: Half, token: Token, oldest: datetime) -> Answer:
+    if half.born_at is None:
+        return _unknown(f"Batch {token.batch} is missing, and the half's age is not known.", is_alarm=True)
+    if half.born_at >= oldest:
+        return _unknown(
+            f"Batch {token.batch} is missing, yet the half is younger than the retention: "
+            "wrong database, or one restored to an older state?",
+            is_alarm=True,
+        )
+    return _rollback(f"Batch {token.batch} is gone, and the half is older than the retention.")
+
+
+def _by_message(connection: Connection, half: Half) -> Answer:
+    """Answer for a half message that its transaction sent before its work (half first)."""
+    try:
+        message_id = UUID(half.message_id)
+    except ValueError:
+        return _unknown(f"The message id {half.message_id!r} cannot be read.", is_alarm=True)
+    try:
+        if connection.execute(WRITE_TOMBSTONE, [message_id]).fetchone():
+            return _rollback("Its transaction has not committed, and cannot any more.")
+    except errors.LockNotAvailable:
+        return _unknown("Its transaction is still open.")
+    except errors.CheckViolation:
+        return _unknown("No partition takes its message row; there is a default one no more.", is_alarm=True)
+    with connection.cursor(row_factory=class_row(_HalfFirst)) as cursor:
+        found = cursor.execute(READ_HALF_FIRST, {"id": message_id}).fetchone()
+    if found is None:
+        return _unknown("Its message row was there a moment ago, and is not now.", is_alarm=True)
+    return _judge_half_first(found, half)
+
+
+def _judge_half_first(found: _HalfFirst, half: Half) -> Answer:
+    if found.is_tombstone:
+        return _rollback("Its transaction has not committed, and cannot any more: an earlier check-back saw to that.")
+    if found.batch is None:
+        return _unknown("Its message row is there, and no batch of one holds it.", is_alarm=True)
+    named = f"Batch {found.batch}"
+    if found.attempt != 1 or found.state not in (State.PREPARED, State.SENT):
+        return _rollback(f"{named} is sent again, or was given up: another half message carries it, if any.")
+    if found.half_id != half.half_id:
+        return _rollback(f"{named} was written with another half message.")
+    return Answer(COMMIT, f"{named} was committed with this half message.")
+
+
+def _by_function(half: Half) -> Answer:
+    """Ask the `@check_back` function of the half's topic: another producer sent the half."""
+    function = resolver_of(half.topic)
+    if function is None:
+        return _unknown(
+            f"The half carries no token, and topic {half.topic!r} has no @check_back function. Write one.",
+            is_alarm=True,
+        )
+    try:
+        resolution: object = function(half)
+    except Exception as error:
+        logger.exception("The @check_back function of topic %r failed for message %s.", half.topic, half.message_id)
+        return _unknown(f"The @check_back function raised {type(error).__name__}.")
+    if not isinstance(resolution, Resolution):
+        return _unknown(
+            f"The @check_back function of topic {half.topic!r} returned {resolution!r}, not COMMIT, ROLLBACK or UNKNOWN.",
+            is_alarm=True,
+        )
+    return Answer(resolution, f"The @check_back function of topic {half.topic!r} says so.")
+
+
+def _rollback(reason: str) -> Answer:
+    return Answer(ROLLBACK, reason)
+
+
+def _unknown(reason: str, *, is_alarm: bool = False) -> Answer:
+    return Answer(UNKNOWN, reason, is_alarm=is_alarm)

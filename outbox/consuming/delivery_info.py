@@ -1,0 +1,76 @@
+"""A delivery as the books name it: the message's id as a UUID, and its number."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from uuid import NAMESPACE_OID, UUID, uuid5
+
+from outbox.brokers.base import Delivery
+from outbox.consuming.context import Context
+from outbox.message import Header
+
+
+@dataclass(frozen=True, slots=True)
+class Arrival:
+    """
+    What inbox, failures and duplicates write down about a delivery.
+
+    Args:
+        message_id: as a UUID; another producer's id, any text, becomes one made from that text.
+        lane, number: None where the message carries no number.
+    """
+
+    group: str
+    topic: str
+    message_id: UUID
+    nth: int
+    source: str
+    lane: int | None
+    number: int | None
+
+    @classmethod
+    def of(cls, delivery: Delivery) -> Arrival:
+        lane, number = _number(delivery.headers)
+        return cls(
+            group=delivery.group,
+            topic=delivery.topic,
+            message_id=uuid_of(delivery.message_id),
+            nth=delivery.attempt,
+            source=delivery.headers.get(Header.SOURCE, ""),
+            lane=lane,
+            number=number,
+        )
+
+
+def context_of(delivery: Delivery, dedupe_key: str) -> Context:
+    """Make the context that a handler gets."""
+    lane, number = _number(delivery.headers)
+    return Context(
+        message_id=delivery.message_id,
+        group=delivery.group,
+        topic=delivery.topic,
+        key=delivery.key,
+        tag=delivery.tag,
+        headers=delivery.headers,
+        attempt=delivery.attempt,
+        idempotency_key=f"{delivery.group}:{dedupe_key}",
+        source=delivery.headers.get(Header.SOURCE, ""),
+        lane=lane,
+        number=number,
+        stored_at=delivery.stored_at,
+    )
+
+
+def _number(headers: Mapping[str, str]) -> tuple[int, int] | tuple[None, None]:
+    lane, number = headers.get(Header.LANE, ""), headers.get(Header.NUMBER, "")
+    return (int(lane), int(number)) if lane.isdecimal() and number.isdecimal() else (None, None)
+
+
+def uuid_of(message_id: str) -> UUID:
+    """Give a message's id as the books have it."""
+    """Give a message's id as the books have it."""
+    try:
+        return UUID(message_id)
+    except ValueError:
+        return uuid5(NAMESPACE_OID, message_id)

@@ -1,0 +1,97 @@
+"""What is written down about a try that failed."""
+
+from __future__ import annotations
+
+import re
+import site
+import sysconfig
+import threading
+import traceback
+from pathlib import Path
+from types import TracebackType
+
+import outbox
+from outbox import database
+from outbox.consuming.delivery_info import Arrival
+from outbox.models import FailedDelivery
+
+MAX_ERROR_CHARACTERS = 2_000
+MAX_TRACEBACK_CHARACTERS = 20_000
+MAX_FINGERPRINT_CHARACTERS = 200
+MAX_REMEMBERED = 1_000
+
+_UUID = re.compile(r"\b[0-9a-f]{8}-(?:[0-9a-f]{4}-){3}[0-9a-f]{12}\b", re.IGNORECASE)
+_HEX = re.compile(r"\b(?:0x[0-9a-f]+|(?=[a-f]*[0-9])[0-9a-f]{8,})\b", re.IGNORECASE)
+_DIGITS = re.compile(r"\d+")
+
+_NOT_THE_USERS = tuple(
+    f"{Path(folder).resolve()}/"
+    for folder in {
+        *site.getsitepackages(),
+        sysconfig.get_path("stdlib"),
+        sysconfig.get_path("platstdlib"),
+        *outbox.__path__,
+    }
+)
+
+
+def record(arrival: Arrival, outcome: str, error: Exception, using: str) -> None:
+    """Write down a try that failed, in a transaction of its own."""
+    database.drop_if_lost(using)
+    FailedDelivery.objects.using(using).create(
+        consumer_group=arrival.group,
+        message_id=arrival.message_id,
+        topic=arrival.topic,
+        nth=arrival.nth,
+        source=arrival.source,
+        lane=arrival.lane,
+        number=arrival.number,
+        outcome=outcome,
+        fingerprint=fingerprint(error),
+        error=describe(error)[:MAX_ERROR_CHARACTERS],
+        traceback=storable("".join(traceback.format_exception(error)))[-MAX_TRACEBACK_CHARACTERS:],
+    )
+
+
+_met: dict[str, None] = {}  # fingerprints, the last one met at the end
+_meeting = threading.Lock()
+
+
+def is_new(error: Exception) -> bool:
+    """Say whether no error that looks alike was met by this process yet, of the last thousand."""
+    looks = fingerprint(error)
+    with _meeting:
+        was_met = looks in _met
+        _met.pop(looks, None)
+        _met[looks] = None
+        if len(_met) > MAX_REMEMBERED:
+            del _met[next(iter(_met))]
+    return not was_met
+
+
+def describe(error: Exception) -> str:
+    """Give an error as a person reads it: its type, then its text."""
+    return storable(f"{type(error).__name__}: {error}" if str(error) else type(error).__name__)
+
+
+def fingerprint(error: Exception) -> str:
+    """Give a text that is equal for errors that look alike: type, where in the user's code, words without numbers."""
+    words = str(error).partition("\n")[0]
+    for pattern in (_UUID, _HEX, _DIGITS):
+        words = pattern.sub("#", words)
+    return storable(f"{type(error).__name__} in {_place(error.__traceback__)}: {words}")[:MAX_FINGERPRINT_CHARACTERS]
+
+
+def _place(trace: TracebackType | None) -> str:
+    """Name the innermost function of the user's code, without its line, which the next edit moves."""
+    frames = [frame for frame, _ in traceback.walk_tb(trace)]
+    own = [frame for frame in frames if not frame.f_code.co_filename.startswith(_NOT_THE_USERS)]
+    if not frames:
+        return "no frame"
+    innermost = (own or frames)[-1]
+    return f"{innermost.f_globals.get('__name__', '?')}.{innermost.f_code.co_qualname}"
+
+
+def storable(text: str) -> str:
+    """Spell out what PostgreSQL's text cannot hold: NUL, and halves of characters."""
+    return text.encode(errors="backslashreplace").decode().replace("\x00", "\\x00")

@@ -1,0 +1,196 @@
+"""
+Gaps: numbers of a lane that did not reach a group, though later ones did, longer ago than the settle time.
+
+A relay numbers what it sends gap-free per (source, topic, lane), and each delivery leaves its number in the inbox, or
+beside its failure while it is retried or a dead letter. A number in neither was lost on the way, unless the outbox itself
+explains it: its message is not sent yet, was given up, or was skipped by a person. That is looked up where the outbox is
+in the same database as the inbox.
+
+A gap is closed when its numbers came after all or were explained. What follows the last number that came is nobody's gap
+yet; the audit over the full history sees that.
+"""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from typing import Any
+from uuid import UUID
+
+from django.db import connections, transaction
+
+from outbox import conf, signals
+from outbox.consuming.register import Group
+from outbox.message import TopicType
+
+logger = logging.getLogger(__name__)
+
+LOOKERS = 7710
+"""The first half of the advisory locks on looking for gaps; the second is the group."""
+
+RECENT = 100_000
+"""So many of a lane's last numbers are looked at. More than that within the settle time is left to the audit."""
+
+# One process of a group looks, the others need not.
+LOOK_ALONE = "SELECT pg_try_advisory_xact_lock(%s, hashtext(%s))"
+
+# Compiling the statement takes longer than it runs.
+NO_JIT = "SET LOCAL jit = off"
+
+# Each lane's last numbers, last first, as the index has them: what is missing between two neighbours is a hole. The
+# holes, and the gaps known so far, without the numbers that are known, are the gaps now; of two that overlap, the larger
+# one counts.
+#
+# Before a message older than the retention, inbox rows may have been pruned: what is missing there says nothing.
+FIND = """
+WITH RECURSIVE lane_of AS (
+    (SELECT topic, source, lane FROM outbox_inbox WHERE consumer_group = %(group)s AND number IS NOT NULL
+     ORDER BY topic, source, lane LIMIT 1)
+    UNION ALL
+    SELECT n.* FROM lane_of l, LATERAL (
+        SELECT topic, source, lane FROM outbox_inbox WHERE consumer_group = %(group)s AND number IS NOT NULL
+        AND (topic, source, lane) > (l.topic, l.source, l.lane) ORDER BY topic, source, lane LIMIT 1
+    ) n
+), hole AS (
+    SELECT l.topic, l.source, l.lane, h.first, h.last
+    FROM lane_of l, LATERAL (
+        SELECT lead(number) OVER w + 1 AS first, number - 1 AS last, handled_at, lead(message_id) OVER w AS message_before
+        FROM (
+            SELECT number, message_id, handled_at FROM outbox_inbox
+            WHERE consumer_group = %(group)s AND topic = l.topic AND source = l.source AND lane = l.lane
+              AND number IS NOT NULL ORDER BY number DESC LIMIT %(recent)s
+        ) r
+        WINDOW w AS (ORDER BY number DESC)
+    ) h
+    WHERE l.topic = ANY (%(topics)s) AND h.first <= h.last
+      AND h.handled_at < clock_timestamp() - %(settle)s AND h.message_before >= %(oldest)s
+), suspect AS (
+    SELECT * FROM hole
+    UNION
+    SELECT topic, source, lane, first_number, last_number FROM outbox_gap
+    WHERE consumer_group = %(group)s AND closed_at IS NULL
+), piece AS (
+    SELECT DISTINCT g.topic, g.source, g.lane, m.first, m.last
+    FROM suspect g, LATERAL (
+        SELECT lag(number) OVER (ORDER BY number) + 1 AS first, number - 1 AS last
+        FROM (
+            SELECT g.first - 1 AS number
+            UNION SELECT g.last + 1
+            UNION
+            SELECT number FROM outbox_inbox
+            WHERE consumer_group = %(group)s AND topic = g.topic AND source = g.source AND lane = g.lane
+              AND number BETWEEN g.first AND g.last
+            UNION
+            SELECT number FROM outbox_delivery
+            WHERE consumer_group = %(group)s AND topic = g.topic AND source = g.source AND lane = g.lane
+              AND number BETWEEN g.first AND g.last
+            UNION
+            SELECT b.first_seq + p.position - 1
+            FROM outbox_source s
+            JOIN outbox_topic t ON t.name = g.topic
+            JOIN outbox_batch b ON b.topic_id = t.id AND b.lane = g.lane AND b.state <> 3 -- not SENT
+             AND b.first_seq <= g.last AND b.first_seq + cardinality(b.message_ids) > g.first
+            CROSS JOIN generate_series(1, cardinality(b.message_ids)) p (position)
+            WHERE s.id = g.source AND p.position <> ALL (b.split)
+            UNION
+            SELECT d.number FROM outbox_source s JOIN outbox_dead d ON d.topic = g.topic AND d.lane = g.lane
+            WHERE s.id = g.source AND d.number BETWEEN g.first AND g.last
+        ) k
+        WHERE number BETWEEN g.first - 1 AND g.last + 1
+    ) m
+    WHERE m.first <= m.last
+), missing AS (
+    SELECT * FROM piece p WHERE NOT EXISTS (
+        SELECT FROM piece o WHERE (o.topic, o.source, o.lane) = (p.topic, p.source, p.lane)
+        AND o.first <= p.first AND o.last >= p.last AND (o.first, o.last) <> (p.first, p.last)
+    )
+), closed AS (
+    UPDATE outbox_gap g SET closed_at = clock_timestamp()
+    WHERE g.consumer_group = %(group)s AND g.closed_at IS NULL AND NOT EXISTS (
+        SELECT FROM missing m
+        WHERE (m.topic, m.source, m.lane, m.first) = (g.topic, g.source, g.lane, g.first_number)
+    )
+)
+INSERT INTO outbox_gap AS g (consumer_group, source, topic, lane, first_number, last_number)
+SELECT %(group)s, source, topic, lane, first, last FROM missing
+ON CONFLICT (consumer_group, source, topic, lane, first_number) DO UPDATE SET last_number = excluded.last_number,
+    found_at = CASE WHEN g.closed_at IS NULL THEN g.found_at ELSE clock_timestamp() END, closed_at = NULL
+WHERE g.last_number <> excluded.last_number OR g.closed_at IS NOT NULL
+RETURNING topic, source, lane, first_number, last_number
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class Missing:
+    """Numbers first to last of a lane did not come."""
+
+    topic: str
+    source: str
+    lane: int
+    first: int
+    last: int
+
+
+def watched_topics(group: Group) -> list[str]:
+    """
+    Name the topics whose numbers a group sees without holes.
+
+    Left out are topics of which the broker gives the group some tags only, and those of type delay, where a number comes
+    when its time has come.
+    """
+    watched = []
+    for topic, tags in group.topics.items():
+        settings = conf.topic_settings(topic)
+        is_filtered = tags is not None and conf.broker_class(settings.broker).supports_tags
+        if not is_filtered and settings.type is not TopicType.DELAY:
+            watched.append(topic)
+    return sorted(watched)
+
+
+def find_gaps(group: Group) -> list[Missing]:
+    """
+    Record a group's gaps as they are now: new ones found, others made smaller or closed.
+
+    Returns:
+        Those that are new, or have changed. Empty as well while another process looks.
+    """
+    settings = conf.settings()
+    values: dict[str, Any] = {
+        "group": group.name,
+        "topics": watched_topics(group),
+        "settle": settings.consumer.settle,
+        "oldest": _first_id_at(datetime.now(UTC) - settings.retention),
+        "recent": RECENT,
+    }
+    with transaction.atomic(using=group.using), connections[group.using].cursor() as cursor:
+        cursor.execute(LOOK_ALONE, [LOOKERS, group.name])
+        if not cursor.fetchone()[0]:
+            return []
+        cursor.execute(NO_JIT)
+        cursor.execute(FIND, values)
+        found = [Missing(*row) for row in cursor.fetchall()]
+    for missing in found:
+        _announce(group, missing)
+    return found
+
+
+def _announce(group: Group, missing: Missing) -> None:
+    logger.error(
+        "Group %r misses the numbers %s to %s of lane %s in topic %r (source %s): lost on the way, or very late.",
+        *(group.name, missing.first, missing.last, missing.lane, missing.topic, missing.source),
+    )
+    signals.gap_found.send_robust(
+        sender=Missing,
+        group=group.name,
+        source=missing.source,
+        topic=missing.topic,
+        lane=missing.lane,
+        first=missing.first,
+        last=missing.last,
+    )
+
+
+def _first_id_at(time: datetime) -> UUID:
+    """Give the smallest uuid7 of that time; its first 48 bits are the milliseconds."""
+    return UUID(int=int(time.timestamp() * 1000) << 80)

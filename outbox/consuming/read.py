@@ -1,0 +1,78 @@
+"""From a delivery to the message that its handler takes."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+
+from outbox.brokers.base import Delivery
+from outbox.consuming.register import Consumer, Group
+from outbox.errors import Reject, UnknownMessageType
+from outbox.message import Header, Message, message_type
+
+
+def find_consumer(group: Group, delivery: Delivery) -> Consumer | None:
+    """
+    Give the group's handler of a message; None where it takes others of the topic only.
+
+    Raises:
+        UnknownMessageType: no module defines the type, and no handler takes the topic whatever comes on it.
+    """
+    type_name = delivery.headers.get(Header.TYPE, "")
+    found = group.find(delivery.topic, type_name, delivery.tag)
+    if found is None and type_name and message_type(type_name) is None and not group.takes_all_of(delivery.topic):
+        raise UnknownMessageType(
+            f"Message {delivery.message_id} on topic {delivery.topic!r} is of the type {type_name!r}, which no module "
+            "here defines. Deploy the code that defines it (is its module called messages.py, its app installed?). "
+            f"If group {group.name!r} should ignore it, define the type without a handler, or give the group's handlers "
+            f'tags. To handle it without a type: @consumer(topic="{delivery.topic}", group="{group.name}").'
+        )
+    return found
+
+
+def read(consumer: Consumer, delivery: Delivery) -> Any:
+    """
+    Decode a message as its handler wants it.
+
+    A body that does not fit its type will never fit it: the dead letter at once, for a person to replay once the type,
+    or an upgrade, was corrected. Not so where its version is newer than ours: then our code is the older half of a
+    deployment under way.
+
+    Raises:
+        Reject: the body does not fit the type, or is not the JSON it claims to be; the text names the field.
+        UnknownMessageType: the same of a newer version.
+    """
+    if consumer.type is None:
+        return _read_plain(delivery)
+    version = _version(delivery)
+    try:
+        return consumer.type.from_body(delivery.body, version)
+    except msgspec.DecodeError as error:
+        if version is not None and version > consumer.type._meta.version:
+            raise UnknownMessageType(_newer(consumer.type, version, delivery, error)) from error
+        raise Reject(
+            f"The body of message {delivery.message_id} does not fit {consumer.type._meta.type}: {error}. Correct the "
+            "type, or add an upgrade from the older version, and replay the dead letter."
+        ) from error
+
+
+def _read_plain(delivery: Delivery) -> Any:
+    if not delivery.headers.get(Header.CONTENT_TYPE, "").startswith("application/json"):
+        return delivery.body
+    try:
+        return msgspec.json.decode(delivery.body)
+    except msgspec.DecodeError as error:
+        raise Reject(f"The body of message {delivery.message_id} says that it is JSON and is not: {error}.") from error
+
+
+def _version(delivery: Delivery) -> int | None:
+    version = delivery.headers.get(Header.VERSION, "")
+    return int(version) if version.isdecimal() else None
+
+
+def _newer(type_: type[Message], version: int, delivery: Delivery, error: Exception) -> str:
+    return (
+        f"Message {delivery.message_id} is {type_._meta.type} of version {version}; here it is known up to version "
+        f"{type_._meta.version}, and the body does not fit that: {error}. Deploy the newer code."
+    )

@@ -1,0 +1,245 @@
+"""Which function handles which messages: `@consumer`, and the groups that follow from it."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any, Literal, TypeVar, get_args
+
+from asgiref.sync import async_to_sync, iscoroutinefunction
+from django.db import DEFAULT_DB_ALIAS
+
+from outbox import conf
+from outbox.consuming.context import Context
+from outbox.consuming.retry import Retry
+from outbox.errors import ConfigurationError
+from outbox.message import Message, TopicType
+
+__all__ = ["Consumer", "Group", "Retry", "consumer", "group", "groups"]
+
+Handler = Callable[[Any, Context], object]
+OnDead = Literal["block", "skip"]
+Decorated = TypeVar("Decorated", bound=Callable[..., Any])
+
+
+@dataclass(frozen=True, slots=True)
+class Consumer:
+    """
+    One handler for one message type, or for a plain topic, in one group.
+
+    Args:
+        name: where the function stands: module and qualified name.
+        type: the message type; None for a plain topic.
+        tags: the handler wants these tags only; None for all.
+    """
+
+    name: str
+    group: str
+    topic: str
+    handler: Handler
+    type: type[Message] | None
+    retry: Retry
+    ordered: bool
+    on_dead: OnDead
+    dedupe: Callable[[Any], object] | None
+    tags: frozenset[str] | None
+    using: str
+
+    @property
+    def subject(self) -> str:
+        """What it handles, unique in its group: the type's name on the wire, or the topic."""
+        return self.type._meta.type if self.type else _plain(self.topic)
+
+    def wants(self, tag: str) -> bool:
+        return self.tags is None or tag in self.tags
+
+
+@dataclass(frozen=True)
+class Group:
+    """A consumer group: its handlers by subject. All keep their inbox rows in one database."""
+
+    name: str
+    consumers: Mapping[str, Consumer] = field(default_factory=dict)
+
+    @property
+    def using(self) -> str:
+        return next(iter(self.consumers.values())).using
+
+    @property
+    def brokers(self) -> list[str]:
+        """Aliases of the brokers that carry the group's topics."""
+        return sorted({conf.topic_settings(topic).broker for topic in self.topics})
+
+    @cached_property
+    def topics(self) -> Mapping[str, frozenset[str] | None]:
+        """The group's topics, each with the tags its handlers want; None for all."""
+        wanted: dict[str, frozenset[str] | None] = {}
+        for one in self.consumers.values():
+            known = wanted.setdefault(one.topic, one.tags)
+            wanted[one.topic] = None if known is None or one.tags is None else known | one.tags
+        return wanted
+
+    def topics_of(self, broker: str) -> Mapping[str, frozenset[str] | None]:
+        """
+        Give the topics that a broker carries for the group, each with its tags.
+
+        Raises:
+            UnknownTopic: a topic is not in settings.
+            ConfigurationError: a handler wants order, and its topic keeps none.
+        """
+        for one in self.consumers.values():
+            if one.ordered and conf.topic_settings(one.topic).type is not TopicType.FIFO:
+                raise ConfigurationError(
+                    f"{one.name} wants its messages in order, but topic {one.topic!r} keeps none. "
+                    f'Set OUTBOX["TOPICS"]["{one.topic}"]["TYPE"] = "fifo", or leave ordered=True out.'
+                )
+        return {topic: tags for topic, tags in self.topics.items() if conf.topic_settings(topic).broker == broker}
+
+    def find(self, topic: str, type_name: str, tag: str) -> Consumer | None:
+        """Give the handler of a message: that of its type, else that of its topic; None where neither wants it."""
+        for subject in (type_name, _plain(topic)):
+            one = self.consumers.get(subject)
+            if one is not None and one.topic == topic and one.wants(tag):
+                return one
+        return None
+
+    def takes_all_of(self, topic: str) -> bool:
+        """Say whether a handler takes a topic whatever the type, its tags apart."""
+        return _plain(topic) in self.consumers
+
+
+_groups: dict[str, Group] = {}
+
+
+def groups() -> Mapping[str, Group]:
+    """Give all groups by name."""
+    return dict(_groups)
+
+
+def group(name: str) -> Group:
+    """
+    Give a group.
+
+    Raises:
+        ConfigurationError: no handler is in that group.
+    """
+    if name not in _groups:
+        known = ", ".join(sorted(_groups)) or "none"
+        raise ConfigurationError(f"No @consumer is in the group {name!r}. Known are: {known}.")
+    return _groups[name]
+
+
+def consumer(
+    *types: type[Message],
+    group: str,
+    topic: str = "",
+    retry: Retry = Retry(),  # noqa: B008  (frozen)
+    ordered: bool = False,
+    on_dead: OnDead = "block",
+    dedupe: Callable[[Any], object] | None = None,
+    tags: Collection[str] | None = None,
+    using: str = DEFAULT_DB_ALIAS,
+) -> Callable[[Decorated], Decorated]:
+    """
+    Have the decorated function handle messages: `handler(message, context)`, once per message and group.
+
+    The inbox row, what the handler writes to `using` and what it publishes there commit together. A class is taken, too:
+    one instance of it is made, and `handle(message, context)` is called, by several threads if the host has them. The
+    decorated thing itself stays as it is.
+
+    Args:
+        types: message types to handle; the topics are theirs.
+        topic: handle what comes on this topic without a handler for its type; the message is then the decoded JSON, or
+            bytes where the content type is another.
+        ordered: insist on a topic of type fifo: one message of a key at a time, a failing one retries in its place.
+        on_dead: what becomes of a key in an ordered topic whose head has used up its retries: `block` keeps it the head,
+            retried at the longest delay, with an alarm; `skip` makes it a dead letter, and the next of the key goes on.
+        dedupe: message -> what makes it the same as another, instead of its id: `lambda message: message.order_id`.
+        tags: only messages with one of these tags.
+        using: the database of the handler's writes; the inbox row goes there.
+
+    Raises:
+        ConfigurationError: the arguments contradict each other, or another handler of that name is there.
+    """
+
+    def register(target: Decorated) -> Decorated:
+        handler = _handler(target)
+        for type_ in types or (None,):
+            _add(
+                Consumer(
+                    name=_name(target),
+                    group=group,
+                    topic=topic or (type_._meta.topic if type_ else ""),
+                    handler=handler,
+                    type=type_,
+                    retry=retry,
+                    ordered=ordered,
+                    on_dead=on_dead,
+                    dedupe=dedupe,
+                    tags=frozenset(tags) if tags is not None else None,
+                    using=using,
+                )
+            )
+        return target
+
+    _check_arguments(types, group, topic, tags, on_dead)
+    return register
+
+
+def _plain(topic: str) -> str:
+    return f"topic {topic}"
+
+
+def _check_arguments(types: tuple[Any, ...], group: str, topic: str, tags: Collection[str] | None, on_dead: str) -> None:
+    for type_ in types:
+        if not (isinstance(type_, type) and issubclass(type_, Message)):
+            raise ConfigurationError(f"@consumer takes message types, not {type_!r}: @consumer(OrderPlaced, group=…).")
+        if not type_._meta.topic:
+            raise ConfigurationError(f"{type_.__name__} names no topic. Add `topic` to its class Meta.")
+    if not group:
+        raise ConfigurationError('@consumer needs a group: @consumer(OrderPlaced, group="cart").')
+    if bool(types) == bool(topic):
+        raise ConfigurationError(
+            'A handler takes message types or a plain topic: @consumer(OrderPlaced, group="cart") or '
+            '@consumer(topic="orders", group="cart").'
+        )
+    if on_dead not in get_args(OnDead):
+        raise ConfigurationError(f'on_dead is "block" or "skip", not {on_dead!r}.')
+    if isinstance(tags, str) or (tags is not None and not tags):
+        raise ConfigurationError(f'tags is a set of texts, such as {{"placed"}}, not {tags!r}; leave it out for all tags.')
+
+
+def _handler(target: Callable[..., Any]) -> Handler:
+    handler = target
+    if isinstance(target, type):
+        handler = getattr(target(), "handle", None)  # type: ignore[assignment]
+    try:
+        inspect.signature(handler).bind("message", "context")
+    except (TypeError, ValueError) as error:
+        shape = "handle(self, message, context)" if isinstance(target, type) else "handler(message, context)"
+        raise ConfigurationError(f"{_name(target)} cannot be called as {shape}: {error}.") from error
+    return async_to_sync(handler) if iscoroutinefunction(handler) else handler
+
+
+def _add(new: Consumer) -> None:
+    members = _groups.get(new.group, Group(new.group)).consumers
+    for other in members.values():
+        if other.name == new.name:
+            continue  # the module was imported anew
+        if other.subject == new.subject:
+            raise ConfigurationError(
+                f"Two consumers of one name: {other.name} and {new.name} both handle {new.subject} in the group "
+                f"{new.group!r}. Give one of them another group: each group sees every message."
+            )
+        if other.using != new.using:
+            raise ConfigurationError(
+                f"{other.name} and {new.name} are in the group {new.group!r} but write to different databases "
+                f"({other.using}, {new.using}). A group keeps its inbox in one; give one of them another group."
+            )
+    _groups[new.group] = Group(new.group, {**members, new.subject: new})
+
+
+def _name(target: Callable[..., Any]) -> str:
+    return f"{target.__module__}.{getattr(target, '__qualname__', type(target).__qualname__)}"

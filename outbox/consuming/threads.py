@@ -1,0 +1,89 @@
+"""The workers of some groups, each in a thread of its own."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Sequence
+
+from django.db import connections
+
+from outbox.consuming.register import Group
+from outbox.consuming.worker import Tally, Worker
+
+PATIENCE_SECONDS = 15.0  # who waits for an end hears of trouble after it
+
+
+class Crew:
+    """
+    Runs `threads` workers for each group and broker.
+
+    Raises:
+        UnknownTopic, ConfigurationError: a group's topics contradict the settings.
+    """
+
+    def __init__(self, groups: Sequence[Group], threads: int = 1) -> None:
+        self._stop = threading.Event()
+        self._failures: list[BaseException] = []
+        self.workers = [
+            Worker(group, alias, stop=self._stop) for group in groups for alias in group.brokers for _ in range(threads)
+        ]
+        self._threads: list[threading.Thread] = []
+
+    def start(self, *, until_idle: bool = False, once: bool = False) -> None:
+        """
+        Start the threads; each ends when it is stopped, or idle, or after one batch, where that is asked.
+
+        Where an end is asked for, a database or broker that stays away ends all; else it is outlasted.
+        """
+        for worker in self.workers:
+            name = f"outbox {worker.group.name} from {worker.alias}"
+            thread = threading.Thread(target=self._work, args=(worker, until_idle, once), name=name, daemon=True)
+            self._threads.append(thread)
+            thread.start()
+
+    def posts(self) -> set[tuple[str, str, str]]:
+        """Name the database, broker and group of each worker."""
+        return {(worker.group.using, worker.alias, worker.group.name) for worker in self.workers}
+
+    def stop(self) -> None:
+        """Have each worker finish its message and end; safe in a signal handler."""
+        self._stop.set()
+
+    def is_working(self) -> bool:
+        return any(thread.is_alive() for thread in self._threads)
+
+    def join(self) -> None:
+        """
+        Wait until all threads have ended.
+
+        Raises:
+            BaseException: what ended a worker that was not stopped.
+        """
+        for thread in self._threads:
+            thread.join()
+        for failure in self._failures:
+            raise failure
+
+    def wait(self, seconds: float) -> None:
+        """Return after that time, or as soon as one of the threads has ended."""
+        for thread in self._threads:
+            if thread.is_alive():
+                thread.join(seconds)
+                return
+
+    def tally(self) -> dict[str, Tally]:
+        """Count outcomes by group."""
+        found: dict[str, Tally] = {}
+        for worker in self.workers:
+            found.setdefault(worker.group.name, Tally()).__iadd__(worker.tally)
+        return found
+
+    def _work(self, worker: Worker, until_idle: bool, once: bool) -> None:
+        try:
+            worker.run(until_idle=until_idle, once=once, patience=PATIENCE_SECONDS if until_idle or once else None)
+        except BaseException as error:  # an interrupt in a thread reaches nobody by itself
+            self._failures.append(error)
+            self._stop.set()
+        finally:
+            worker.close()
+            connections.close_all()

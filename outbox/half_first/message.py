@@ -1,0 +1,120 @@
+"""The story of one half message that its transaction sent: how far it came, and how this process ends it."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from time import monotonic
+from typing import TYPE_CHECKING
+
+from outbox.batches.batch import Batch
+from outbox.brokers.base import Broker, Ended, EndSemantics, HalfRef, Outcome, Outgoing, Verdict
+from outbox.errors import HalfNotStored
+from outbox.failpoints import failpoint
+from outbox.half_first.fence import Fence, mark_sent
+from outbox.message import Resolution, TopicType
+from outbox.relay.cloudevents import seal
+from outbox.relay.load import Row
+
+if TYPE_CHECKING:
+    from outbox.publishing.draft import Draft
+
+logger = logging.getLogger(__name__)
+
+
+class Story:
+    """
+    One half message.
+
+    A half message is committed only behind the database commit, rolled back only where the transaction surely did not
+    commit, and else left to the check-back.
+
+    Args:
+        half_id: the id that the half message will have.
+    """
+
+    def __init__(self, broker: Broker, draft: Draft, using: str, *, half_id: str) -> None:
+        self.half = HalfRef(draft.topic, half_id, str(draft.id))
+        self.is_undone = False  # the transaction has not committed, and never will
+        self._broker = broker
+        self._draft = draft
+        self._using = using
+        self._fence: Fence | None = None
+        self._sent_at: float | None = None  # surely stored, since then at the earliest
+        self._is_committed = False
+
+    def send(self, fence: Fence, *, about: str | None) -> None:
+        """
+        Send the half message.
+
+        Raises:
+            HalfNotStored: it is not stored, or not surely. The check-back rolls back what is.
+        """
+        self._fence = fence
+        refusal = f"{self._draft.subject} was not sent half first, nothing was done. Broker {self._broker.alias!r}"
+        began = monotonic()
+        try:
+            [outcome] = self._broker.send_halves([self._seal(fence, about)])
+        except Exception as error:
+            raise HalfNotStored(f"{refusal} raised {type(error).__name__}: {error}") from error
+        if outcome.verdict is not Verdict.ACCEPTED:
+            raise HalfNotStored(f"{refusal} says {outcome.verdict}: {outcome.reason}")
+        self._sent_at = began
+
+    @contextmanager
+    def undone_by_an_exception(self) -> Iterator[None]:
+        """Note that what raises in here keeps the transaction from committing."""
+        try:
+            yield
+        except BaseException:
+            self.is_undone = True
+            raise
+
+    def commit(self) -> None:
+        """Commit the half message, the database having committed; where a check may be under way, that commits it."""
+        assert self._fence is not None
+        self._is_committed = True
+        failpoint("half_first.after_commit")
+        if not self._may_commit():
+            logger.info("Message %s was committed late; its half message is left to the check-back.", self.half.message_id)
+            return
+        outcome = self._end(Resolution.COMMIT)
+        failpoint("half_first.after_end")
+        if outcome.verdict is Verdict.ACCEPTED and outcome.ended is Ended.COMMITTED:
+            mark_sent(self._fence, self._using)
+        else:
+            logger.warning(
+                "The half message of %s is not committed yet, and left to the check-back: %s, %s %s",
+                self.half.message_id,
+                outcome.verdict,
+                outcome.ended,
+                outcome.reason,
+            )
+
+    def settle(self) -> None:
+        """Roll the half message back where it is stored and its transaction surely did not commit."""
+        if self.is_undone and self._sent_at is not None and not self._is_committed:
+            try:
+                self._end(Resolution.ROLLBACK)
+            except Exception:  # the caller's own exception is on its way
+                logger.exception("The half message of %s is left to the check-back.", self.half.message_id)
+
+    def _seal(self, fence: Fence, about: str | None) -> Outgoing:
+        """Seal it as a relay does, in a batch of one whose number stands for: half first."""
+        draft = self._draft
+        batch = Batch(0, 1, draft.topic, TopicType.TRANSACTION, lane=None, first_seq=None, message_ids=[str(draft.id)])
+        row = Row(draft.key, draft.headers, about, draft.body)
+        return replace(seal(row, batch, 1, source=fence.source, is_half=True), half_id=self.half.half_id)
+
+    def _may_commit(self) -> bool:
+        """Where a second COMMIT makes a second copy, commit only before any check."""
+        window = self._broker.commit_window
+        if self._broker.end_semantics is EndSemantics.IDEMPOTENT or window is None:
+            return True
+        return self._sent_at is not None and monotonic() - self._sent_at < window.total_seconds()
+
+    def _end(self, resolution: Resolution) -> Outcome:
+        [outcome] = self._broker.end([self.half], resolution)
+        return outcome

@@ -1,0 +1,238 @@
+"""What is kept beside the hot path: inbox, failures, duplicates, gaps, check-backs, processes, dead messages."""
+
+import django.contrib.postgres.fields
+import django.db.models.functions.datetime
+from django.db import migrations, models
+
+# The inbox with one text as its key, for the admin.
+INBOX_ROW = """
+CREATE VIEW outbox_inbox_row AS
+SELECT consumer_group || ' ' || dedupe_key AS id, consumer_group, dedupe_key, message_id, topic, lane, number, nth, handled_at
+FROM outbox_inbox;
+"""
+
+
+class Migration(migrations.Migration):
+    dependencies = [("outbox", "0001_initial")]
+
+    operations = [
+        migrations.CreateModel(
+            name="CheckBack",
+            fields=[
+                ("id", models.BigAutoField(primary_key=True, serialize=False)),
+                ("request_id", models.TextField(unique=True)),
+                ("asked_by", models.TextField()),
+                ("topic", models.TextField()),
+                ("message_id", models.TextField(db_index=True)),
+                ("half_id", models.TextField()),
+                ("token", models.TextField(default="")),
+                ("nth", models.IntegerField(default=1)),
+                ("answer", models.TextField()),
+                ("reason", models.TextField()),
+                ("about", models.TextField(default="none")),
+                ("milliseconds", models.FloatField()),
+                ("answered_at", models.DateTimeField(db_default=django.db.models.functions.datetime.Now(), db_index=True)),
+            ],
+            options={
+                "verbose_name": "check-back",
+                "db_table": "outbox_check_back",
+            },
+        ),
+        migrations.CreateModel(
+            name="DeadMessage",
+            fields=[
+                ("message_id", models.UUIDField(primary_key=True, serialize=False)),
+                ("batch_id", models.BigIntegerField()),
+                ("topic", models.TextField()),
+                ("key", models.TextField(default="")),
+                ("headers", models.TextField(default="{}")),
+                ("about", models.TextField(null=True)),
+                ("body", models.BinaryField(null=True)),
+                ("lane", models.SmallIntegerField(null=True)),
+                ("number", models.BigIntegerField(null=True)),
+                ("reason", models.TextField()),
+                ("died_at", models.DateTimeField(db_default=django.db.models.functions.datetime.Now())),
+            ],
+            options={
+                "db_table": "outbox_dead",
+                "permissions": [
+                    ("retry_deadmessage", "Can have dead messages sent again"),
+                    ("discard_deadmessage", "Can let dead messages rest"),
+                ],
+            },
+        ),
+        migrations.CreateModel(
+            name="Duplicate",
+            fields=[
+                ("id", models.BigAutoField(primary_key=True, serialize=False)),
+                ("consumer_group", models.TextField()),
+                ("message_id", models.UUIDField(db_index=True)),
+                ("topic", models.TextField()),
+                ("nth", models.IntegerField()),
+                ("dropped_at", models.DateTimeField(db_default=django.db.models.functions.datetime.Now(), db_index=True)),
+            ],
+            options={
+                "db_table": "outbox_duplicate",
+            },
+        ),
+        migrations.CreateModel(
+            name="FailedAttempt",
+            fields=[
+                ("id", models.BigAutoField(primary_key=True, serialize=False)),
+                ("batch_id", models.BigIntegerField(db_index=True)),
+                ("attempt", models.BigIntegerField()),
+                ("message_ids", django.contrib.postgres.fields.ArrayField(base_field=models.UUIDField(), size=None)),
+                ("verdict", models.TextField()),
+                ("reason", models.TextField()),
+                ("failed_at", models.DateTimeField(db_default=django.db.models.functions.datetime.Now(), db_index=True)),
+            ],
+            options={
+                "db_table": "outbox_attempt",
+            },
+        ),
+        migrations.CreateModel(
+            name="FailedDelivery",
+            fields=[
+                ("id", models.BigAutoField(primary_key=True, serialize=False)),
+                ("consumer_group", models.TextField()),
+                ("message_id", models.UUIDField(db_index=True)),
+                ("topic", models.TextField()),
+                ("nth", models.IntegerField()),
+                ("source", models.TextField(default="")),
+                ("lane", models.SmallIntegerField(null=True)),
+                ("number", models.BigIntegerField(null=True)),
+                ("outcome", models.TextField()),
+                ("fingerprint", models.TextField()),
+                ("error", models.TextField()),
+                ("traceback", models.TextField(default="")),
+                ("failed_at", models.DateTimeField(db_default=django.db.models.functions.datetime.Now(), db_index=True)),
+            ],
+            options={
+                "verbose_name_plural": "failed deliveries",
+                "db_table": "outbox_delivery",
+                "indexes": [
+                    models.Index(
+                        condition=models.Q(("number__isnull", False)),
+                        fields=["consumer_group", "topic", "source", "lane", "number"],
+                        name="outbox_delivery_number",
+                    )
+                ],
+            },
+        ),
+        migrations.CreateModel(
+            name="DeadLetter",
+            fields=[],
+            options={
+                "permissions": [
+                    ("retry_deadletter", "Can have dead letters delivered again"),
+                    ("discard_deadletter", "Can discard dead letters"),
+                ],
+                "proxy": True,
+                "default_permissions": ("view",),
+                "indexes": [],
+                "constraints": [],
+            },
+            bases=("outbox.faileddelivery",),
+        ),
+        migrations.CreateModel(
+            name="Gap",
+            fields=[
+                ("id", models.BigAutoField(primary_key=True, serialize=False)),
+                ("consumer_group", models.TextField()),
+                ("source", models.TextField()),
+                ("topic", models.TextField()),
+                ("lane", models.SmallIntegerField()),
+                ("first_number", models.BigIntegerField()),
+                ("last_number", models.BigIntegerField()),
+                ("found_at", models.DateTimeField(db_default=django.db.models.functions.datetime.Now())),
+                ("closed_at", models.DateTimeField(null=True)),
+            ],
+            options={
+                "db_table": "outbox_gap",
+                "constraints": [
+                    models.UniqueConstraint(
+                        fields=("consumer_group", "source", "topic", "lane", "first_number"), name="outbox_gap_once"
+                    )
+                ],
+            },
+        ),
+        migrations.CreateModel(
+            name="Inbox",
+            fields=[
+                (
+                    "pk",
+                    models.CompositePrimaryKey(
+                        "consumer_group", "dedupe_key", blank=True, editable=False, primary_key=True, serialize=False
+                    ),
+                ),
+                ("consumer_group", models.TextField()),
+                ("dedupe_key", models.TextField()),
+                ("message_id", models.UUIDField()),
+                ("source", models.TextField(default="")),
+                ("topic", models.TextField()),
+                ("lane", models.SmallIntegerField(null=True)),
+                ("number", models.BigIntegerField(null=True)),
+                ("nth", models.IntegerField(db_default=1)),
+                ("handled_at", models.DateTimeField(db_default=django.db.models.functions.datetime.Now())),
+            ],
+            options={
+                "verbose_name": "inbox row",
+                "db_table": "outbox_inbox",
+                "indexes": [
+                    models.Index(
+                        condition=models.Q(("number__isnull", False)),
+                        fields=["consumer_group", "topic", "source", "lane", "number"],
+                        name="outbox_inbox_number",
+                    ),
+                    models.Index(fields=["message_id"], name="outbox_inbox_message"),
+                    models.Index(fields=["handled_at"], name="outbox_inbox_handled"),
+                ],
+            },
+        ),
+        migrations.CreateModel(
+            name="Process",
+            fields=[
+                ("id", models.BigAutoField(primary_key=True, serialize=False)),
+                ("kind", models.TextField()),
+                ("host", models.TextField()),
+                ("pid", models.IntegerField()),
+                ("broker", models.TextField(default="")),
+                ("lane", models.SmallIntegerField(null=True)),
+                ("consumer_group", models.TextField(default="")),
+                ("breaker", models.TextField(default="closed")),
+                ("note", models.TextField(default="")),
+                ("started_at", models.DateTimeField(db_default=django.db.models.functions.datetime.Now())),
+                ("beat_at", models.DateTimeField(db_default=django.db.models.functions.datetime.Now())),
+            ],
+            options={
+                "verbose_name_plural": "processes",
+                "db_table": "outbox_process",
+                "constraints": [
+                    models.UniqueConstraint(
+                        fields=("kind", "host", "pid", "broker", "consumer_group"), name="outbox_process_once"
+                    )
+                ],
+            },
+        ),
+        migrations.RunSQL(INBOX_ROW, "DROP VIEW outbox_inbox_row;"),
+        migrations.CreateModel(
+            name="InboxRow",
+            fields=[
+                ("id", models.TextField(primary_key=True, serialize=False)),
+                ("consumer_group", models.TextField()),
+                ("dedupe_key", models.TextField()),
+                ("message_id", models.UUIDField()),
+                ("topic", models.TextField()),
+                ("lane", models.SmallIntegerField(null=True)),
+                ("number", models.BigIntegerField(null=True)),
+                ("nth", models.IntegerField()),
+                ("handled_at", models.DateTimeField()),
+            ],
+            options={
+                "verbose_name": "inbox row",
+                "db_table": "outbox_inbox_row",
+                "managed": False,
+                "default_permissions": (),
+            },
+        ),
+    ]

@@ -1,0 +1,71 @@
+"""Databases: reached, migrated, durable, with days made ahead, and with the time of this host."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from datetime import UTC, datetime, timedelta
+
+import psycopg
+from django.db import connections
+from django.db.migrations.executor import MigrationExecutor
+
+from outbox import database
+from outbox.database import Connection, partitions
+from outbox.errors import ConfigurationError, NotMigrated
+from outbox.monitoring.doctor.finding import Finding, Level
+from outbox.relay.hosts import ensure_fit
+
+CONNECT_SECONDS = 5
+CLOCKS_DIFFER = timedelta(seconds=5)  # ids begin with this host's time, leases go by the database's
+
+ABOUT = "SELECT current_setting('server_version'), clock_timestamp()"
+
+# What a commit must have written before it says so. synchronous_commit may be on, local, remote_write or remote_apply.
+LAX = """
+SELECT name, setting FROM pg_settings
+WHERE name IN ('fsync', 'full_page_writes', 'synchronous_commit') AND setting = 'off' ORDER BY name
+"""
+
+
+def examine() -> Iterator[Finding]:
+    """Look at each database that may hold messages."""
+    for alias in database.outbox_databases():
+        subject = f"database {alias!r}"
+        try:
+            with database.connect(alias, application_name="outbox doctor", connect_timeout=CONNECT_SECONDS) as connection:
+                ensure_fit(alias, connection)
+                found = list(_examine(subject, alias, connection))
+        except NotMigrated as error:
+            yield Finding(Level.UNABLE, subject, "no tables of the outbox, or a replica", str(error))
+        except (ConfigurationError, psycopg.Error) as error:
+            text = f"cannot be asked: {str(error).splitlines()[0]}"
+            yield Finding(Level.UNABLE, subject, text, "Start it, or correct DATABASES.")
+        else:
+            yield from found
+
+
+def _examine(subject: str, alias: str, connection: Connection) -> Iterator[Finding]:
+    began, now = time.monotonic(), datetime.now(UTC)
+    version, its_time = connection.execute(ABOUT).fetchone() or ("", now)
+    took = time.monotonic() - began
+    apart = abs(its_time - now - timedelta(seconds=took / 2))
+    yield Finding(Level.WELL, subject, f"PostgreSQL {version}, answers in {took * 1000:.0f} ms")
+    if apart > CLOCKS_DIFFER:
+        text = f"its clock and this host's are {apart.total_seconds():.0f} s apart"
+        yield Finding(Level.CONCERN, subject, text, "Have both follow a time server (NTP).")
+    if missing := _missing_migrations(alias):
+        text = f"migrations are missing: {', '.join(missing)}"
+        yield Finding(Level.UNABLE, subject, text, f"Run manage.py migrate outbox --database {alias}.")
+    for name, setting in connection.execute(LAX).fetchall():
+        text = f"{name} is {setting}: a crash may lose committed messages, with the rows they speak of"
+        yield Finding(Level.CONCERN, subject, text, f"Set {name} = on, unless this server is for tests.")
+    if datetime.now(UTC).date() + timedelta(days=1) not in partitions.days(connection):
+        hint = "See that outbox_relay runs, or beat's entry outbox-upkeep."
+        yield Finding(Level.CONCERN, subject, "the message table of tomorrow is not made: upkeep does not run", hint)
+
+
+def _missing_migrations(alias: str) -> list[str]:
+    executor = MigrationExecutor(connections[alias])
+    wanted = [node for node in executor.loader.graph.leaf_nodes() if node[0] == "outbox"]
+    return [migration.name for migration, _ in executor.migration_plan(wanted)]

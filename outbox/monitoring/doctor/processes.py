@@ -1,0 +1,58 @@
+"""Processes: a relay for each post, consumers for each group, a checker where the broker asks by itself."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import psycopg
+
+from outbox import database
+from outbox.checks.celery import beat_entries
+from outbox.consuming.register import groups
+from outbox.monitoring.doctor.databases import CONNECT_SECONDS
+from outbox.monitoring.doctor.finding import Finding, Level
+from outbox.monitoring.status import SILENT_AFTER
+from outbox.relay.hosts import posts
+
+CONSUME = "outbox.tasks.consume"
+
+HEARD_OF = "SELECT DISTINCT kind, broker, consumer_group FROM outbox_process WHERE beat_at > clock_timestamp() - %s"
+
+Heard = set[tuple[str, str, str]]
+
+
+def examine() -> Iterator[Finding]:
+    """Look at who was heard of in the last half minute."""
+    heard: dict[str, Heard] = {alias: found for alias in database.outbox_databases() if (found := _ask(alias)) is not None}
+    for post in posts():
+        if post.database in heard:
+            yield _relay(f"relay of {post}", ("relay", post.broker, "") in heard[post.database])
+    by_beat = {str(argument) for entry in beat_entries(CONSUME) for argument in entry.get("args") or ()}
+    for group in groups().values():
+        for alias in group.brokers:
+            if group.using in heard and group.name not in by_beat:
+                yield _consumer(group.name, alias, ("consumer", alias, group.name) in heard[group.using])
+
+
+def _relay(subject: str, is_heard: bool) -> Finding:
+    if is_heard:
+        return Finding(Level.WELL, subject, "was heard of")
+    text = f"was not heard of in the last {SILENT_AFTER.total_seconds():.0f} s: nothing is sent"
+    return Finding(Level.CONCERN, subject, text, "Start outbox_relay, or a Celery worker with beat.")
+
+
+def _consumer(group: str, alias: str, is_heard: bool) -> Finding:
+    subject = f"consumer of group {group!r}, broker {alias!r}"
+    if is_heard:
+        return Finding(Level.WELL, subject, "was heard of")
+    text = f"was not heard of in the last {SILENT_AFTER.total_seconds():.0f} s"
+    return Finding(Level.CONCERN, subject, text, f"Start outbox_consume --group {group}, or beat_schedule(consume=[...]).")
+
+
+def _ask(alias: str) -> Heard | None:
+    """Give who was heard of; None where the database does not say, of which databases.py has spoken."""
+    try:
+        with database.connect(alias, application_name="outbox doctor", connect_timeout=CONNECT_SECONDS) as connection:
+            return {(kind, broker, group) for kind, broker, group in connection.execute(HEARD_OF, [SILENT_AFTER])}
+    except psycopg.Error:
+        return None

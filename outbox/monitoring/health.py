@@ -1,0 +1,59 @@
+"""Health in one word for each database: for load balancers, orchestrators and monitors, which know two answers."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from enum import StrEnum
+
+import psycopg
+
+from outbox import database
+from outbox.database import Connection
+from outbox.errors import NotMigrated
+from outbox.monitoring.status import read_status
+from outbox.relay.hosts import databases, ensure_fit
+
+CONNECT_SECONDS = 2
+
+# Who asks has a time-out of its own, and asks again.
+NO_LONG_STATEMENT = "SET statement_timeout = '3s'"
+
+
+class Health(StrEnum):
+    """How one database does. Nothing else is told: who asks may be anybody."""
+
+    OK = "ok"
+    CONCERNS = "concerns"  # something needs a person; `manage.py outbox_status` says what
+    UNREACHABLE = "unreachable"
+    UNFIT = "unfit"  # without our tables, or a replica
+
+
+def readiness() -> dict[str, Health]:
+    """Say of each database whether this process can publish to it: OK, UNREACHABLE or UNFIT."""
+    return {alias: _ask(alias, _is_fit) for alias in databases()}
+
+
+def health() -> dict[str, Health]:
+    """Say of each database whether its outbox needs a person."""
+    return {alias: _ask(alias, _is_well) for alias in databases()}
+
+
+def _ask(alias: str, question: Callable[[str, Connection], Health]) -> Health:
+    try:
+        with database.connect(alias, application_name="outbox health", connect_timeout=CONNECT_SECONDS) as connection:
+            connection.execute(NO_LONG_STATEMENT)
+            return question(alias, connection)
+    except NotMigrated:
+        return Health.UNFIT
+    except psycopg.Error:
+        return Health.UNREACHABLE
+
+
+def _is_fit(alias: str, connection: Connection) -> Health:
+    ensure_fit(alias, connection)
+    return Health.OK
+
+
+def _is_well(alias: str, connection: Connection) -> Health:
+    ensure_fit(alias, connection)
+    return Health.CONCERNS if read_status(connection, alias).concerns else Health.OK

@@ -1,0 +1,227 @@
+"""
+The life of one message, told from the books: message, batches, failed sends, check-backs, inbox, failures, dead copy.
+
+There is no table of events: each room writes down what it needs, and here it is put in order. What a broker keeps in a database
+is read with it; a server is asked by `Broker.find`, on demand.
+"""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from datetime import datetime
+from uuid import UUID
+
+from psycopg.rows import class_row
+
+from outbox import conf, database
+from outbox.brokers.base import StoredCopy
+from outbox.consuming.register import groups
+from outbox.database import Connection
+from outbox.models import State
+
+# Where it stands now.
+STANDING = """
+SELECT s.topic, t.broker, s.state, s.created_at, s.due_at FROM outbox_message_state s
+JOIN outbox_topic t ON t.id = s.topic_id WHERE s.id = %s
+"""
+
+# Batches that hold a message, or held it before it was split off. The newest id of such a batch is the message's or a later
+# one, and near it: the walk along that index is bounded, and ends long before the bound.
+BATCHES = """
+SELECT id, lane, first_seq + position - 1 AS number, half_ids[position] AS half_id, position::smallint = ANY(split) AS has_left,
+    state, attempt, tries, claimed_at, decided_at, sent_at, due_at, last_error
+FROM (
+    SELECT b.*, array_position(b.message_ids, %(id)s::uuid) AS position FROM outbox_batch b
+    WHERE outbox_newest(message_ids) >= %(id)s ORDER BY outbox_newest(message_ids) LIMIT 500
+) near WHERE position IS NOT NULL ORDER BY id
+"""
+
+FAILED_SENDS = """
+SELECT failed_at, verdict, reason, batch_id, attempt FROM outbox_attempt
+WHERE batch_id = ANY(%(batches)s) AND %(id)s::uuid = ANY(message_ids) ORDER BY id + 0 DESC LIMIT 50
+"""
+
+# What other books say, their newest rows. Each finds the message by an index and sorts what it found: the expressions keep
+# the planner from walking all rows by time.
+BOOKS = """
+(SELECT 'check-back' AS book, answered_at AS at, asked_by AS who, nth, answer AS outcome, reason AS text, '' AS traceback,
+    half_id FROM outbox_check_back WHERE message_id = %(id)s::text ORDER BY id + 0 DESC LIMIT 50)
+UNION ALL (SELECT 'inbox', handled_at, consumer_group, nth, '', '', '', ''
+    FROM outbox_inbox WHERE message_id = %(id)s ORDER BY handled_at + interval '0' DESC LIMIT 50)
+UNION ALL (SELECT 'delivery', failed_at, consumer_group, nth, outcome, error, traceback, ''
+    FROM outbox_delivery WHERE message_id = %(id)s ORDER BY id + 0 DESC LIMIT 50)
+UNION ALL (SELECT 'duplicate', dropped_at, consumer_group, nth, '', '', '', ''
+    FROM outbox_duplicate WHERE message_id = %(id)s ORDER BY id + 0 DESC LIMIT 50)
+UNION ALL SELECT 'dead', died_at, '', 0, '', reason, '', '' FROM outbox_dead WHERE message_id = %(id)s
+"""
+
+
+class Tone(enum.StrEnum):
+    """How a moment is to be read."""
+
+    PLAIN = "plain"
+    GOOD = "good"
+    BAD = "bad"
+    WAITING = "waiting"
+
+
+@dataclass(frozen=True, slots=True)
+class Moment:
+    """
+    Something that happened to a message.
+
+    Args:
+        who: the group, broker or door it happened at.
+    """
+
+    at: datetime
+    what: str
+    text: str = ""
+    who: str = ""
+    traceback: str = ""
+    tone: Tone = Tone.PLAIN
+
+
+@dataclass(frozen=True, slots=True)
+class Timeline:
+    """
+    A message's life so far.
+
+    Args:
+        state: as in `outbox_message_state`.
+        moments: in order of time.
+        waits_for: groups of this project that want the message and have not handled it.
+    """
+
+    topic: str
+    broker: str
+    state: str
+    due_at: datetime | None
+    moments: list[Moment]
+    waits_for: list[str]
+
+
+@dataclass(frozen=True, slots=True)
+class _Batch:
+    id: int
+    lane: int | None
+    number: int | None
+    half_id: str | None
+    has_left: bool
+    state: int
+    attempt: int
+    tries: int
+    claimed_at: datetime | None
+    decided_at: datetime | None
+    sent_at: datetime | None
+    due_at: datetime | None
+    last_error: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class _Entry:
+    book: str
+    at: datetime
+    who: str
+    nth: int
+    outcome: str
+    text: str
+    traceback: str
+    half_id: str
+
+
+def read_timeline(using: str, message_id: UUID, *, type_name: str = "", tag: str = "") -> Timeline | None:
+    """
+    Tell the life of a message; None where there is none of that id.
+
+    Args:
+        using: the database that holds it, asked over Django's connection.
+        type_name, tag: the message's, to know which groups want it.
+    """
+    connection = database.raw(using)
+    row = connection.execute(STANDING, [message_id]).fetchone()
+    if row is None:
+        return None
+    topic, broker, state, created_at, due_at = row
+    batches = connection.cursor(row_factory=class_row(_Batch)).execute(BATCHES, {"id": message_id}).fetchall()
+    entries = connection.cursor(row_factory=class_row(_Entry)).execute(BOOKS, {"id": message_id}).fetchall()
+    halves = {batch.half_id for batch in batches if batch.half_id} | {entry.half_id for entry in entries if entry.half_id}
+    moments = [
+        Moment(created_at, "Recorded", f"in topic {topic}, by the transaction it speaks of"),
+        *(moment for batch in batches for moment in _of_batch(batch)),
+        *_failed_sends(connection, message_id, [batch.id for batch in batches]),
+        *map(_of_entry, entries),
+        *_stored(message_id, broker, halves),
+    ]
+    handled = {entry.who for entry in entries if entry.book == "inbox"}
+    wanted = [group.name for group in groups().values() if group.find(topic, type_name, tag)] if state == "sent" else []
+    waits_for = sorted(set(wanted) - handled)
+    return Timeline(topic, broker, state, due_at, sorted(moments, key=lambda moment: moment.at), waits_for)
+
+
+def _of_batch(batch: _Batch) -> Iterator[Moment]:
+    """Tell what a batch says. One that the message has left says only when it was claimed, and what was decided before."""
+    numbered = "" if batch.number is None else f" as number {batch.number} of lane {batch.lane}"
+    again = "" if batch.attempt == 1 else f"; it is at attempt {batch.attempt}"
+    if batch.claimed_at:
+        yield Moment(batch.claimed_at, "Claimed", f"in batch {batch.id}{numbered}{again}")
+    if batch.has_left:
+        return
+    if batch.decided_at:
+        if batch.half_id:
+            yield Moment(batch.decided_at, "Half sent", f"half message {batch.half_id}, stored by then")
+        yield Moment(batch.decided_at, "Decided", f"batch {batch.id} is to be committed, attempt {batch.attempt}", tone=Tone.GOOD)
+    if batch.sent_at and batch.state == State.SENT:
+        what = "Committed" if batch.half_id else "Sent"
+        yield Moment(batch.sent_at, what, "the broker has confirmed it", tone=Tone.GOOD)
+    if batch.due_at and batch.state == State.RELEASED:
+        tries = f", after {batch.tries} tries that failed" if batch.tries else ""
+        yield Moment(batch.due_at, "To be claimed again", f"{batch.last_error or 'given back'}{tries}", tone=Tone.WAITING)
+
+
+def _failed_sends(connection: Connection, message_id: UUID, batches: Sequence[int]) -> Iterator[Moment]:
+    if batches:
+        for failed_at, verdict, reason, batch_id, attempt in connection.execute(
+            FAILED_SENDS, {"id": message_id, "batches": list(batches)}
+        ).fetchall():
+            text = f"batch {batch_id}, attempt {attempt}: {reason}"
+            yield Moment(failed_at, f"Not sent: {verdict}", text, tone=Tone.BAD)
+
+
+def _of_entry(entry: _Entry) -> Moment:
+    nth = f"delivery {entry.nth}" if entry.nth > 1 else ""
+    moment = Moment(entry.at, "", who=entry.who)
+    match entry.book:
+        case "check-back":
+            tone = Tone.WAITING if entry.outcome == "UNKNOWN" else Tone.PLAIN
+            text = f"ask {entry.nth} about half message {entry.half_id or '(not decided)'}: {entry.text}"
+            return replace(moment, what=f"Check-back: {entry.outcome}", text=text, tone=tone)
+        case "inbox":
+            return replace(moment, what="Handled", text=nth, tone=Tone.GOOD)
+        case "delivery":
+            what = "Dead letter" if entry.outcome == "dead letter" else "Failed, to be retried"
+            text = f"delivery {entry.nth}: {entry.text}"
+            return replace(moment, what=what, text=text, traceback=entry.traceback, tone=Tone.BAD)
+        case "duplicate":
+            return replace(moment, what="Dropped as a duplicate", text=nth)
+        case _:
+            return replace(moment, what="Given up", text=entry.text, tone=Tone.BAD)
+
+
+def _stored(message_id: UUID, broker: str, half_ids: set[str]) -> Iterator[Moment]:
+    """Tell what the broker keeps in a database; a server is not asked."""
+    entry = conf.settings().brokers.get(broker)
+    if entry is not None:
+        for copy in conf.broker_class(broker).read_copies(entry.options, str(message_id), sorted(half_ids)):
+            yield from _of_copy(copy)
+
+
+def _of_copy(copy: StoredCopy) -> Iterator[Moment]:
+    if copy.is_visible:
+        yield Moment(copy.stored_at, "Delivered", "visible to consumers", who="broker", tone=Tone.GOOD)
+        return
+    yield Moment(copy.stored_at, "Half stored", f"half message {copy.half_id}, asked about {copy.asked} times", who="broker")
+    if copy.rolled_back_at:
+        yield Moment(copy.rolled_back_at, "Half rolled back", f"half message {copy.half_id}", who="broker")

@@ -1,0 +1,75 @@
+"""A message that the database no longer has: its page is made from the lake."""
+
+from __future__ import annotations
+
+from typing import Any
+from uuid import UUID
+
+from django.core.exceptions import PermissionDenied
+from django.db import router
+from django.http import HttpRequest
+from django.template.response import TemplateResponse
+
+from outbox.admin.body_preview import READ_BYTES
+from outbox.admin.contents import contents, read_headers
+from outbox.admin.links import about_link, message_link
+from outbox.admin.messages import MessageAdmin, MessageArchive, register_archive
+from outbox.admin.pages import frame
+from outbox.admin.text import badge, shown, since
+from outbox.message import Header
+from outbox.models import MessageRow
+from outbox.monitoring.timeline import Tone
+from outbox.pipeline.archive import find_archived
+from outbox.pipeline.conf import settings
+from outbox.pipeline.spark.errors import PipelineError
+from outbox.pipeline.spark.lake.lookup import Found, day_of
+
+TONES = {"sent": Tone.GOOD, "dead": Tone.BAD, "lost": Tone.BAD}
+
+
+def archived_message(model_admin: MessageAdmin, request: HttpRequest, message_id: UUID) -> TemplateResponse:
+    """Show what the lake has of a message; 404 where it has nothing, 503 where it cannot be asked."""
+    if not model_admin.has_view_permission(request):
+        raise PermissionDenied
+    told: dict[str, Any] = {}
+    status = 200
+    try:
+        found = find_archived(router.db_for_read(MessageRow), message_id)
+        told = _told(model_admin, request, found) if found else {"day": day_of(message_id)}
+        status = 200 if found else 404
+    except PipelineError as error:
+        told, status = {"trouble": shown(str(error), 1000)}, 503
+    context = {
+        **model_admin.admin_site.each_context(request),
+        **frame(model_admin.admin_site, request),
+        "title": f"Message {message_id}",
+        "opts": model_admin.opts,
+        "media": model_admin.media,
+        **told,
+    }
+    return TemplateResponse(request, "admin/outbox_pipeline/archived_message.html", context, status=status)
+
+
+def _told(model_admin: MessageAdmin, request: HttpRequest, found: Found) -> dict[str, Any]:
+    row = found.message
+    headers = read_headers(row["headers"])
+    site = model_admin.admin_site
+    cause = headers.get(Header.CAUSATION_ID, "")
+    return {
+        "row": row,
+        "state": badge(row["state"], TONES.get(row["state"], Tone.PLAIN)),
+        "topic": shown(row["topic"]),
+        "key": shown(row["key"]),
+        "last_error": shown(row["last_error"] or "", 2000),
+        "about": about_link(site, request, row["about"]) if row["about"] else "",
+        "cause": message_link(site, cause, short=False) if cause else "",
+        "age": since(row["created_at"]),
+        "commit": found.commit,
+        "handled": [
+            {"group": shown(one["consumer_group"], 100), "at": one["handled_at"], "nth": one["nth"]} for one in found.handled
+        ],
+        **contents(request, headers, row["body"][:READ_BYTES], len(row["body"])),
+    }
+
+
+register_archive(MessageArchive(lambda: settings().archive is not None, archived_message))

@@ -1,0 +1,144 @@
+"""Runs of the audit: the list, and what one of them found."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from django.contrib import admin
+from django.core.exceptions import PermissionDenied
+from django.db import router
+from django.http import Http404, HttpRequest, HttpResponse
+from django.urls import URLPattern, path
+from django.utils.safestring import SafeString
+
+from outbox import database
+from outbox.admin.base import ReadOnlyAdmin, choice_filter
+from outbox.admin.pages import may_see, url_of
+from outbox.admin.text import badge, moment, shown
+from outbox.monitoring.status import age
+from outbox.pipeline.admin.findings import standing_of
+from outbox.pipeline.admin.quick import quick_check_page
+from outbox.pipeline.admin.standing import DRAWN, DRAWN_SHARES, Backlog, standing
+from outbox.pipeline.audit_runs import store, verdict
+from outbox.pipeline.audit_runs.latency import courses, percentiles
+from outbox.pipeline.models import AuditBacklog, AuditFinding, AuditRun
+
+TONES: dict[str, str] = {
+    AuditRun.State.RUNNING: "waiting",
+    AuditRun.State.DONE: "plain",
+    AuditRun.State.FAILED: "bad",
+    AuditRun.State.DIED: "bad",
+}
+HEADS = ("given out", "sent", "explained", "broker", "under way")
+HANDLED_BY = "handled by "
+FINDINGS_SHOWN = 50
+
+QUICK_CHECK = "outbox_quick_check"
+
+
+@admin.register(AuditRun)
+class AuditRunAdmin(ReadOnlyAdmin):
+    list_display = ["number", "state_now", "answer", "started", "took", "signed"]
+    list_filter = [choice_filter("state", list(AuditRun.State.values))]
+    is_small = True
+    pages = ("changelist", "change")
+    fields = ()
+
+    def get_urls(self) -> list[URLPattern]:
+        wrap = self.admin_site.admin_view
+        return [
+            path("quick-check/", wrap(self.quick_check_view), name=QUICK_CHECK),
+            path("<int:run_id>/verdict.json", wrap(self.verdict_view), name="outbox_pipeline_auditrun_verdict"),
+            *super().get_urls(),
+        ]
+
+    @admin.display(description="audit")
+    def number(self, row: AuditRun) -> str:
+        return f"audit {row.pk}"
+
+    @admin.display(description="state")
+    def state_now(self, row: AuditRun) -> SafeString:
+        state = store.state_of(row)
+        return badge(state, TONES[state])
+
+    def answer(self, row: AuditRun) -> SafeString:
+        if row.found is None:
+            return shown(row.error.partition("\n")[0], 120)
+        return badge(f"{row.found} found", "bad") if row.found else badge("nothing is wrong", "good")
+
+    def started(self, row: AuditRun) -> SafeString:
+        return moment(row.started_at)
+
+    def took(self, row: AuditRun) -> str:
+        return age((row.ended_at - row.started_at).total_seconds()) if row.ended_at else ""
+
+    @admin.display(boolean=True)
+    def signed(self, row: AuditRun) -> bool | None:
+        return bool(row.signature) if row.verdict else None
+
+    def quick_check_view(self, request: HttpRequest) -> HttpResponse:
+        if not self.has_view_permission(request):
+            raise PermissionDenied
+        return quick_check_page(self, request)
+
+    def verdict_view(self, request: HttpRequest, run_id: int) -> HttpResponse:
+        """Give the verdict as `outbox_audit --verify` takes it."""
+        if not self.has_view_permission(request):
+            raise PermissionDenied
+        run = AuditRun.objects.filter(pk=run_id).exclude(verdict="").first()
+        if run is None:
+            raise Http404
+        named = {"Content-Disposition": f'attachment; filename="audit-{run.pk}-verdict.json"'}
+        return HttpResponse(verdict.as_file(run.verdict, run.signature), content_type="application/json", headers=named)
+
+    def told(self, request: HttpRequest, run: AuditRun) -> dict[str, Any]:
+        return {
+            "title": f"Audit {run.pk}",
+            "state": self.state_now(run),
+            "answer": self.answer(run) if run.found is not None else "",
+            "error": shown(run.error or (store.DIED if store.state_of(run) == AuditRun.State.DIED else "")),
+            "verdict_url": url_of(self.admin_site, "outbox_pipeline_auditrun_verdict", run.pk) if run.verdict else "",
+            "heads": HEADS,
+            "topics": [_topic(name, counts) for name, counts in sorted(run.counts.items())],
+            **self._findings(request, run),
+            **_standing(self, run),
+        }
+
+    def _findings(self, request: HttpRequest, run: AuditRun) -> dict[str, Any]:
+        """Show the first findings; the others are behind a link, for those who may follow it."""
+        site = self.admin_site
+        may = may_see(site, AuditFinding, request)
+        rows = AuditFinding.objects.filter(run=run).order_by("id")[:FINDINGS_SHOWN]
+        found = [
+            {"text": shown(row.text, 300), "count": row.count, "standing": standing_of(row)}
+            | {"url": url_of(site, "outbox_pipeline_auditfinding_change", row.pk) if may else ""}
+            for row in rows
+        ]
+        url = f"{url_of(site, 'outbox_auditfinding_changelist')}?run={run.pk}" if may and found else ""
+        return {"findings": found, "more": max(0, (run.found or 0) - len(found)), "findings_url": url}
+
+
+def _topic(name: str, counts: dict[str, int]) -> tuple[str, list[int], str]:
+    handled = {what.removeprefix(HANDLED_BY): count for what, count in counts.items() if what.startswith(HANDLED_BY)}
+    return (
+        name,
+        [counts.get(head, 0) for head in HEADS],
+        ", ".join(f"{group} {count}" for group, count in sorted(handled.items())),
+    )
+
+
+def _standing(model_admin: AuditRunAdmin, run: AuditRun) -> dict[str, Any]:
+    connection = database.raw(router.db_for_read(AuditRun))
+    latencies = percentiles(connection, run.pk)
+    rows = AuditBacklog.objects.filter(run=run)
+    backlogs = [
+        Backlog(
+            *(row.consumer_group, row.topic, row.backlog, row.growth, row.cause),
+            onset=row.onset_at,
+            again=row.most_repeated,
+            minutes=row.minutes,
+        )
+        for row in rows
+    ]
+    drawn = courses(connection, run.pk, [one.hop for one in latencies[:DRAWN]], shares=DRAWN_SHARES)
+    return standing(model_admin.admin_site, backlogs=backlogs, latencies=latencies, courses=drawn)

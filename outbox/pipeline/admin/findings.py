@@ -1,0 +1,204 @@
+"""Findings of audits: what is wrong, sent again or acknowledged by a person."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from django.contrib import admin, messages
+from django.core.exceptions import ValidationError
+from django.db import router, transaction
+from django.db.models import QuerySet
+from django.http import HttpRequest, HttpResponse
+from django.utils import timezone
+from django.utils.html import format_html
+from django.utils.safestring import SafeString
+
+from outbox.admin.base import ReadOnlyAdmin, TopicFilter, choice_filter
+from outbox.admin.impact import Act, as_of, chosen_rows, impact_page, reason_form, tell, write_log
+from outbox.admin.links import about_link, message_link
+from outbox.admin.lists import Filter
+from outbox.admin.pages import may_see, url_of
+from outbox.admin.text import badge, shown
+from outbox.pipeline import repair
+from outbox.pipeline.models import AuditFinding, AuditRun
+from outbox.pipeline.spark.findings import Kind, Stage
+
+AT_ONCE = 200  # findings
+RUNS_OFFERED = 20
+LINKS_SHOWN = 100
+
+RETRY = Act(
+    "retry",
+    "Send exactly the lost ones again",
+    "Send again",
+    "To be sent again",
+    "Relays send them once more, under their old numbers; groups that have handled them drop them. What only one group lost is "
+    "delivered to that group alone where its broker keeps one copy of each message.",
+)
+ACKNOWLEDGE = Act(
+    "acknowledge", "Acknowledge findings", "Acknowledge", "Acknowledged", "They are no longer open. Nothing is sent."
+)
+
+
+class RunFilter(Filter):
+    """By the audit that found it."""
+
+    title = "audit"
+    parameter_name = "run"
+    is_indexed = True
+
+    def lookups(self, request: HttpRequest, model_admin: Any) -> list[tuple[str, str]]:
+        newest = AuditRun.objects.filter(found__gt=0).order_by("-id").values_list("id", flat=True)[:RUNS_OFFERED]
+        return [(str(number), f"audit {number}") for number in newest]
+
+    def has_output(self) -> bool:
+        return True
+
+    def queryset(self, request: HttpRequest, queryset: QuerySet[Any]) -> QuerySet[Any]:
+        value = str(self.value() or "")
+        if not value:
+            return queryset
+        return queryset.filter(run=int(value)) if value.isdecimal() and len(value) < 19 else queryset.none()
+
+
+class StandingFilter(Filter):
+    title = "state"
+    parameter_name = "standing"
+
+    def lookups(self, request: HttpRequest, model_admin: Any) -> list[tuple[str, str]]:
+        return [("open", "open"), ("sent", "sent again"), ("acknowledged", "acknowledged")]
+
+    def queryset(self, request: HttpRequest, queryset: QuerySet[Any]) -> QuerySet[Any]:
+        match self.value():
+            case "open":
+                return queryset.filter(sent_again_at=None, acknowledged_at=None)
+            case "sent":
+                return queryset.exclude(sent_again_at=None)
+            case "acknowledged":
+                return queryset.exclude(acknowledged_at=None)
+        return queryset
+
+
+def standing_of(row: AuditFinding) -> SafeString:
+    """Say what people have done about a finding."""
+    if row.sent_again_at:
+        return badge(f"{row.sent_again} sent again", "good")
+    return badge("acknowledged", "plain") if row.acknowledged_at else badge("open", "bad")
+
+
+@admin.register(AuditFinding)
+class AuditFindingAdmin(ReadOnlyAdmin):
+    list_display = ["shown_text", "audit", "standing", "count", "names"]
+    list_filter = [
+        StandingFilter,
+        RunFilter,
+        choice_filter("kind", [str(kind) for kind in Kind]),
+        choice_filter("stage", [str(stage) for stage in Stage]),
+        TopicFilter,
+    ]
+    list_select_related = ["run"]
+    actions = ["retry", "acknowledge"]
+    fields = ()
+    pages = ("changelist", "change", "history")
+
+    def has_retry_permission(self, request: HttpRequest) -> bool:
+        return self.may(request, "retry")
+
+    def has_acknowledge_permission(self, request: HttpRequest) -> bool:
+        return self.may(request, "acknowledge")
+
+    @admin.display(description="finding")
+    def shown_text(self, row: AuditFinding) -> SafeString:
+        return shown(row.text, 300)
+
+    def audit(self, row: AuditFinding) -> str:
+        return str(row.run_id)
+
+    def standing(self, row: AuditFinding) -> SafeString:
+        return standing_of(row)
+
+    @admin.display(description="")
+    def names(self, row: AuditFinding) -> SafeString:
+        links = [message_link(self.admin_site, one) for one in row.message_ids[:2]]
+        return format_html("{} {}", links[0], links[1]) if len(links) == 2 else links[0] if links else SafeString("")
+
+    @admin.action(description="Send exactly the lost ones again", permissions=["retry"])
+    def retry(self, request: HttpRequest, queryset: QuerySet[AuditFinding]) -> HttpResponse | None:
+        """Ask how many and why, then send what can be sent, each finding together with its log."""
+        using = router.db_for_write(AuditFinding)
+        plans = [repair.plan(one, using) for one in queryset.select_related("run").order_by("id")[:AT_ONCE]]
+        counts, refused = repair.counts(plans), repair.refusals(plans)
+        form = reason_form(request, count=sum(counts.values()), at=as_of(request))
+        if form.count and not form.is_valid():
+            notes = [f"{number} are not sent: {reason}" for reason, number in refused.items()]
+            return impact_page(
+                self, request, act=RETRY, form=form, counts=counts, hidden=chosen_rows(request), limit=form.count, notes=notes
+            )
+        done = self._send(request, plans, using, form.cleaned_data["reason"]) if form.count else 0
+        for reason, number in refused.items():
+            self.message_user(request, f"{number} are not sent: {reason}", messages.WARNING)
+        if done or form.wanted:
+            tell(self, request, RETRY, done=done, wanted=form.wanted, limit=form.count)
+        return None
+
+    def _send(self, request: HttpRequest, plans: Sequence[repair.Again], using: str, reason: str) -> int:
+        done = 0
+        for one in plans:
+            with transaction.atomic(using=using):
+                sent = repair.send(one.finding.pk, using, by=request.user.get_username())
+                if sent.ids:
+                    text = f"{len(sent.ids)} sent again. Reason: {reason}"
+                    write_log(request, AuditFinding, {str(one.finding.pk): one.finding.text}, text)
+            done += len(sent.ids)
+        return done
+
+    @admin.action(description="Acknowledge with note", permissions=["acknowledge"])
+    def acknowledge(self, request: HttpRequest, queryset: QuerySet[AuditFinding]) -> HttpResponse | None:
+        """Ask for the note, then close what is open."""
+        chosen = list(queryset.filter(acknowledged_at=None).order_by("id")[:AT_ONCE])
+        counts: dict[str, int] = {}
+        for one in chosen:
+            counts[one.topic] = counts.get(one.topic, 0) + 1
+        form = reason_form(request, count=len(chosen), at=as_of(request))
+        if chosen and not form.is_valid():
+            return impact_page(
+                self, request, act=ACKNOWLEDGE, form=form, counts=counts, hidden=chosen_rows(request), limit=AT_ONCE
+            )
+        done = self._close(request, chosen, form.cleaned_data["reason"]) if chosen else 0
+        tell(self, request, ACKNOWLEDGE, done=done, wanted=form.wanted, limit=AT_ONCE)
+        return None
+
+    def _close(self, request: HttpRequest, chosen: list[AuditFinding], note: str) -> int:
+        using = router.db_for_write(AuditFinding)
+        who = {"acknowledged_at": timezone.now(), "acknowledged_by": request.user.get_username(), "note": note}
+        with transaction.atomic(using=using):
+            rows = AuditFinding.objects.using(using).filter(pk__in=[one.pk for one in chosen], acknowledged_at=None)
+            done = {str(one.pk): one.text for one in rows.select_for_update()}
+            rows.update(**who)
+            write_log(request, AuditFinding, done, f"Acknowledged. Note: {note}")
+        return len(done)
+
+    def get_object(self, request: HttpRequest, object_id: str, from_field: str | None = None) -> AuditFinding | None:
+        try:
+            return AuditFinding.objects.select_related("run").get(pk=int(object_id))
+        except (AuditFinding.DoesNotExist, ValueError, ValidationError, OverflowError):
+            return None
+
+    def told(self, request: HttpRequest, row: AuditFinding) -> dict[str, Any]:
+        site = self.admin_site
+        may_see_run = may_see(site, AuditRun, request)
+        planned = repair.plan(row, router.db_for_read(AuditFinding)) if row.kind == Kind.LOST else None
+        return {
+            "title": f"Finding {row.pk} of {row.run}",
+            "kind": row.kind,
+            "standing": standing_of(row),
+            "text": shown(row.text),
+            "note": shown(row.note),
+            "run_url": url_of(site, "outbox_pipeline_auditrun_change", row.run_id) if may_see_run else "",
+            "messages_found": [message_link(site, one) for one in row.message_ids[:LINKS_SHOWN]],
+            "unnamed": max(0, row.count - min(len(row.message_ids), LINKS_SHOWN)),
+            "abouts": [about_link(site, request, one) for one in row.about[:LINKS_SHOWN]],
+            "can": len(planned.ids) if planned else 0,
+            "cannot": list(planned.refused.items()) if planned else [],
+        }

@@ -1,0 +1,63 @@
+"""What of a run's findings is news. A loss of last year is found each night; it need not wake somebody each night."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Sequence
+from typing import Any
+
+from django.db.models import Q
+
+from outbox.pipeline.models import AuditFinding, AuditRun
+from outbox.pipeline.spark.findings import Kind
+
+OF_EACH = (Kind.LOST, Kind.LATE, Kind.ORPHAN)  # true of each message by itself; others are of several
+
+
+def news(run: AuditRun) -> list[AuditFinding]:
+    """
+    Give the findings of a run that were not found before, or were thought to be over.
+
+    Found before: by the newest earlier run that looked as far back, or by one since then; or by any, and a person has
+    acknowledged it. What was sent again and is found once more is news.
+    """
+    using = run._state.db
+    earlier = AuditRun.objects.using(using).filter(state=AuditRun.State.DONE, pk__lt=run.pk)
+    looked_as_far = Q(since=None) if run.since is None else Q(since=None) | Q(since__lte=run.since)
+    newest = earlier.filter(looked_as_far).order_by("-pk").values_list("pk", flat=True).first() or 0
+    stands = Q(run__gte=newest, sent_again_at=None) | ~Q(acknowledged_at=None)
+    known: dict[tuple[Any, ...], list[AuditFinding]] = defaultdict(list)
+    for one in AuditFinding.objects.using(using).filter(stands, run__in=earlier):
+        known[_place(one)].append(one)
+    return [one for one in run.findings.order_by("pk") if not is_known(one, known[_place(one)])]
+
+
+def is_known(one: AuditFinding, before: Sequence[AuditFinding]) -> bool:
+    """Say whether findings of the same place name all that a finding names. Where it is not named, only the same will do."""
+    if any(_whole(one) == _whole(other) for other in before):
+        return True
+    if one.kind not in OF_EACH:
+        return False
+    if one.first_number is not None and one.last_number is not None:
+        return any(_has_all(other, one.first_number, one.last_number) for other in before)
+    named = _names(one)
+    return len(named) == one.count and named <= {name for other in before for name in _names(other)}
+
+
+def _place(one: AuditFinding) -> tuple[Any, ...]:
+    return one.kind, one.stage, one.topic, one.source, one.lane, one.consumer_group, one.subject
+
+
+def _whole(one: AuditFinding) -> tuple[Any, ...]:
+    return one.text, _names(one)
+
+
+def _names(one: AuditFinding) -> set[str]:
+    return {*one.message_ids, *one.about}
+
+
+def _has_all(one: AuditFinding, first: int, last: int) -> bool:
+    """Say whether a finding is of each of these numbers, none left out."""
+    if one.first_number is None or one.last_number is None or one.last_number - one.first_number + 1 != one.count:
+        return False
+    return one.first_number <= first and last <= one.last_number

@@ -1,0 +1,158 @@
+"""
+Runs in the database: begun, ended, and told from those whose process is gone.
+
+A running audit holds an advisory lock over a connection of its own. So a second one cannot begin beside it, and a run that
+says RUNNING while nobody holds the lock is dead, however its process ended.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+from collections import defaultdict
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from datetime import UTC, datetime, timedelta
+from itertools import islice
+from typing import Any
+
+from django.db import transaction
+from django.utils import timezone
+
+from outbox import database
+from outbox.pipeline.audit_runs import verdict
+from outbox.pipeline.conf import settings
+from outbox.pipeline.errors import AuditRunning
+from outbox.pipeline.models import AuditBacklog, AuditFinding, AuditLatency, AuditRun
+
+LOCK_SPACE = 7712
+
+TRY_LOCK = "SELECT pg_try_advisory_lock(%s, 0)"
+
+# Whether an audit of this database is at work.
+IS_LOCKED = """
+SELECT EXISTS (SELECT FROM pg_locks WHERE locktype = 'advisory' AND granted AND classid = %s AND objid = 0
+    AND database = (SELECT oid FROM pg_database WHERE datname = current_database()))
+"""
+
+AT_ONCE = 1000  # rows in one INSERT
+MINUTES_KEPT = 24 * 60  # of each backlog
+DETAILS_KEPT = timedelta(days=14)  # latency by the minute
+
+DIED = "Its process was gone before it had an answer."
+
+
+@contextmanager
+def alone(using: str) -> Iterator[None]:
+    """
+    Hold the lock of a database's audit; runs that say RUNNING are dead then, and are called so.
+
+    Raises:
+        AuditRunning: another one holds it.
+    """
+    with database.connect(using, application_name="outbox audit run") as connection:
+        if connection.execute(TRY_LOCK, [LOCK_SPACE]).fetchone() != (True,):
+            run = AuditRun.objects.using(using).filter(state=AuditRun.State.RUNNING).order_by("-id").first()
+            since = f": run {run.pk}, on {run.host} since {run.started_at:%Y-%m-%d %H:%M:%S} UTC" if run else ""
+            raise AuditRunning(f"An audit of database {using!r} is running already{since}. Wait for it, or end its process.")
+        running = AuditRun.objects.using(using).filter(state=AuditRun.State.RUNNING)
+        running.update(state=AuditRun.State.DIED, ended_at=timezone.now(), error=DIED)
+        yield
+
+
+def state_of(run: AuditRun) -> str:
+    """Say how a run stands: DIED where it says RUNNING and nobody is at work."""
+    if run.state == AuditRun.State.RUNNING and not is_running(run._state.db or "default"):
+        return AuditRun.State.DIED
+    return run.state
+
+
+def is_running(using: str) -> bool:
+    """Say whether an audit of that database is at work."""
+    return database.raw(using).execute(IS_LOCKED, [LOCK_SPACE]).fetchone() == (True,)
+
+
+def begin(using: str, *, asked_by: str, since: datetime | None, settle_seconds: float) -> AuditRun:
+    """Write a run down before it begins."""
+    return AuditRun.objects.using(using).create(
+        asked_by=asked_by, host=socket.gethostname(), pid=os.getpid(), since=since, settle_seconds=settle_seconds
+    )
+
+
+def fail(run: AuditRun, error: str, exit_code: int | None) -> None:
+    """Write down that a run gave no answer, and why."""
+    run.state, run.error, run.exit_code, run.ended_at = AuditRun.State.FAILED, error, exit_code, timezone.now()
+    run.save()
+
+
+def finish(run: AuditRun, report: Mapping[str, Any], exit_code: int) -> None:
+    """Write down what a run found, signed, and forget runs of old. All of it or nothing."""
+    run.since = datetime.fromisoformat(report["since"]) if report["since"] else None  # the lake says from when on there is all
+    told = verdict.verdict_of(report, run=run.pk, since=run.since, settle_seconds=run.settle_seconds)
+    run.verdict = verdict.write(told)
+    run.signature = verdict.sign(run.verdict)
+    run.as_of = datetime.fromisoformat(report["as_of"])
+    run.seconds, run.counts, run.found = report["seconds"], report["counts"], len(report["findings"])
+    run.code_version, run.data_digest = report["code_version"], report["digest"]
+    run.state, run.error, run.exit_code, run.ended_at = AuditRun.State.DONE, "", exit_code, timezone.now()
+    using = run._state.db
+    with transaction.atomic(using=using):
+        run.save()
+        AuditFinding.objects.using(using).bulk_create(_findings(run, report["findings"]), batch_size=AT_ONCE)
+        AuditBacklog.objects.using(using).bulk_create(_backlogs(run, report["backlog"]), batch_size=AT_ONCE)
+        latencies = _latencies(run, report["latency"]["histograms"])
+        while some := list(islice(latencies, AT_ONCE)):
+            AuditLatency.objects.using(using).bulk_create(some)
+        _forget(run)
+
+
+def _findings(run: AuditRun, found: Sequence[Mapping[str, Any]]) -> list[AuditFinding]:
+    same = ("kind", "stage", "topic", "source", "lane", "subject", "count", "about", "text")
+    return [
+        AuditFinding(
+            run=run,
+            consumer_group=one["group"],
+            first_number=one["first"],
+            last_number=one["last"],
+            message_ids=one["ids"],
+            **{name: one[name] for name in same},
+        )
+        for one in found
+    ]
+
+
+def _latencies(run: AuditRun, rows: Sequence[Sequence[Any]]) -> Iterator[AuditLatency]:
+    bins: dict[tuple[str, str, str, int], list[tuple[int, int]]] = defaultdict(list)
+    for topic, hop, group, seconds, place, n in rows:
+        bins[topic, hop, group, seconds].append((place, n))
+    for (topic, hop, group, seconds), counts in sorted(bins.items()):
+        places, numbers = zip(*sorted(counts), strict=True)
+        minute = datetime.fromtimestamp(seconds, UTC)
+        yield AuditLatency(
+            run=run, topic=topic, hop=hop, consumer_group=group, minute=minute, bins=list(places), counts=list(numbers)
+        )
+
+
+def _backlogs(run: AuditRun, rows: Sequence[Mapping[str, Any]]) -> list[AuditBacklog]:
+    return [
+        AuditBacklog(
+            run=run,
+            consumer_group=row["group"],
+            topic=row["topic"],
+            backlog=row["backlog"],
+            growth=row["growth"],
+            cause=row["cause"],
+            onset_at=datetime.fromisoformat(row["onset"]) if row["onset"] else None,
+            most_repeated=row["most_repeated"],
+            minutes=[[seconds, backlog] for seconds, backlog, *_ in row["minutes"][-MINUTES_KEPT:]],
+        )
+        for row in rows
+    ]
+
+
+def _forget(run: AuditRun) -> None:
+    """Delete runs that are past `OUTBOX["PIPELINE"]["AUDIT_RETENTION"]`, and latency by the minute earlier."""
+    runs = AuditRun.objects.using(run._state.db).exclude(pk=run.pk)
+    now = timezone.now()
+    runs.filter(started_at__lt=now - settings().audit_retention).delete()
+    AuditLatency.objects.using(run._state.db).filter(run__in=runs.filter(started_at__lt=now - DETAILS_KEPT)).delete()

@@ -1,0 +1,51 @@
+"""The archive: where it is, and from when on."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from django.core.checks import CheckMessage, Error
+
+from outbox.checks.settings import known_settings
+from outbox.pipeline.checks.settings import pipeline_settings
+from outbox.pipeline.conf import ArchiveSettings
+
+
+def check_archive(**kwargs: Any) -> list[CheckMessage]:
+    """
+    E036: `OUTBOX["PIPELINE"]["ARCHIVE"]["PATH"]` is not an absolute folder of this machine.
+
+    Processes begin in different folders, and the lake must be the same for all. Other storage is mounted.
+
+    E037: `OUTBOX["PIPELINE"]["ARCHIVE"]["AFTER"]` is shorter than `OUTBOX["RETENTION"]`.
+
+    An archived day leaves the database. Raise AFTER, or lower RETENTION.
+
+    E039: `OUTBOX["PIPELINE"]["ARCHIVE"]["CATALOG"]` is there without FORMAT "iceberg", or does not say which catalog.
+
+    It is what pyiceberg's `load_catalog` takes, and has at least a `uri`, a `type`, or the `name` of one that pyiceberg's own
+    configuration knows.
+    """
+    archive, retention = pipeline_settings().archive, known_settings().retention
+    if archive is None:
+        return []
+    found: list[CheckMessage] = []
+    path = archive.path
+    if not Path(path).is_absolute() or "://" in path:
+        text = f'OUTBOX["PIPELINE"]["ARCHIVE"]["PATH"] is {path!r}, which is not an absolute path.'
+        found.append(Error(text, hint="Name a folder such as /srv/lake; mount what lies elsewhere.", id="outbox.E036"))
+    if archive.after is not None and archive.after < retention:
+        text = f'OUTBOX["PIPELINE"]["ARCHIVE"]["AFTER"] is {archive.after}, shorter than OUTBOX["RETENTION"], {retention}.'
+        found.append(Error(text, hint="Leave AFTER out, or make it as long as RETENTION.", id="outbox.E037"))
+    if archive.catalog and (text := _is_wrong(archive)):
+        hint = 'Write {"type": "rest", "uri": "https://..."} or what your catalog needs, and FORMAT "iceberg".'
+        found.append(Error(f'OUTBOX["PIPELINE"]["ARCHIVE"]["CATALOG"] {text}.', hint=hint, id="outbox.E039"))
+    return found
+
+
+def _is_wrong(archive: ArchiveSettings) -> str:
+    """Say what is wrong with a catalog; never what is in it, which may be secret."""
+    if archive.format != "iceberg":
+        return f"is for the format iceberg, and FORMAT is {archive.format!r}"
+    return "" if {"uri", "type", "name", "py-catalog-impl"} & archive.catalog.keys() else "names no catalog"

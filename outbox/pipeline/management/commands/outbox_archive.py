@@ -1,0 +1,69 @@
+"""Archive finished days."""
+
+from __future__ import annotations
+
+import json
+from argparse import ArgumentParser
+from typing import Any
+
+import psycopg
+from django.core.management.base import BaseCommand
+
+from outbox import database
+from outbox.errors import OutboxError
+from outbox.management.exits import unable
+from outbox.pipeline.archive import archive, archive_config
+from outbox.pipeline.spark.archive.config import ArchiveConfig
+from outbox.relay.hosts import databases, ensure_fit
+
+
+class Command(BaseCommand):
+    help = (
+        "Move finished days that are past their time to the lake of OUTBOX['ARCHIVE'], by Spark in a process of its own. It may "
+        "be stopped and started again at any time. Exit code: 0 done, 1 days that are due were kept, 2 nothing more was done."
+    )
+
+    def add_arguments(self, parser: ArgumentParser) -> None:
+        parser.add_argument("--database", action="append", metavar="ALIAS", help="may be repeated (default: all)")
+        parser.add_argument("--json", action="store_true", help="print one line of JSON")
+        parser.add_argument("--reader", choices=["jdbc", "python"], default="jdbc", help="python needs no JDBC driver")
+        parser.add_argument("--master", default="local[2]", help="Spark's master (default: local[2])")
+        parser.add_argument("--driver-memory", default="2g", metavar="SIZE", help="default: 2g")
+        parser.add_argument(
+            "--print-config", action="store_true", help="print the job's configuration, passwords included, and do nothing"
+        )
+
+    def handle(self, **options: Any) -> None:
+        try:
+            configs = {alias: _config(alias, options) for alias in databases(options["database"])}
+            if options["print_config"]:
+                self.stdout.write("\n".join(config.to_json() for config in configs.values()))
+                return
+            done = {alias: archive(config, say=self._say) for alias, config in configs.items()}
+        except (OutboxError, psycopg.Error) as error:
+            raise unable(error) from error
+        if options["json"]:
+            self.stdout.write(json.dumps(done))
+        else:
+            for alias, report in done.items():
+                self.stdout.write(_as_text(alias, report))
+        if any(report["kept"] for report in done.values()):
+            raise SystemExit(1)
+
+    def _say(self, line: str) -> None:
+        self.stderr.write(line, style_func=str)  # progress is no error
+
+
+def _config(alias: str, options: dict[str, Any]) -> ArchiveConfig:
+    with database.connect(alias) as connection:
+        ensure_fit(alias, connection)
+    more = {name: options[name] for name in ("reader", "master", "driver_memory")}
+    return archive_config(alias, **more)
+
+
+def _as_text(alias: str, report: dict[str, Any]) -> str:
+    lines = [f"Database {alias!r}"]
+    lines += [f"  {day}: {messages} messages are in the lake" for day, messages in report["days"].items()]
+    lines += [f"  {day} kept: {reason}" for day, reason in report["kept"].items()]
+    lines += [f"  {folder} was half an archive, of an archiver that stopped" for folder in report["abandoned"]]
+    return "\n".join(lines if len(lines) > 1 else [*lines, "  nothing is due"])

@@ -1,0 +1,118 @@
+"""The recorder, resident or until it has read what there is."""
+
+from __future__ import annotations
+
+import json
+import signal
+from argparse import ArgumentParser
+from dataclasses import asdict
+from typing import Any
+
+import psycopg
+from django.core.management.base import BaseCommand
+from django.db import DEFAULT_DB_ALIAS
+
+from outbox import conf
+from outbox.errors import BrokerUnavailable, ConfigurationError, OutboxError
+from outbox.management.exits import unable
+from outbox.management.greeting import greet
+from outbox.pipeline.job_config import readable_brokers
+from outbox.pipeline.recorder import STAND_BY_SECONDS, Recorder
+from outbox.relay import hosts
+from outbox.relay.resident import Resident
+
+GROUP = "outbox-recorder"
+SIGNAL_SECONDS = 0.2  # so long a signal may go unnoticed
+
+
+class Command(BaseCommand):
+    help = (
+        "Write down what brokers have, as a consumer group of its own, for the audit to read. Not needed for a broker that "
+        "keeps its messages in PostgreSQL: the audit reads those itself. A second recorder of a broker stands by. Ends cleanly on SIGTERM and "
+        "SIGINT. Exit code: 0 ended as told, 1 it failed, 2 it cannot begin, or database or broker is away with --until-read."
+    )
+
+    def add_arguments(self, parser: ArgumentParser) -> None:
+        parser.add_argument("--broker", action="append", metavar="ALIAS", help="may be repeated (default: all that need it)")
+        parser.add_argument("--topic", action="append", metavar="NAME", help="may be repeated (default: all of the broker)")
+        parser.add_argument("--database", default=DEFAULT_DB_ALIAS, metavar="ALIAS", help="whose outbox (default: default)")
+        parser.add_argument("--group", metavar="NAME", help="no two databases may share one (default: outbox-recorder)")
+        parser.add_argument("--until-read", action="store_true", help="end when all is recorded that there was at the start")
+        parser.add_argument("--json", action="store_true", help="print the summary as one line of JSON")
+
+    def handle(self, **options: Any) -> None:
+        try:
+            recorders = _recorders(options)
+        except OutboxError as error:
+            raise unable(error) from error
+        greet(self, options, f"Recording {'; '.join(map(_describe, recorders))}.")
+        try:
+            if options["until_read"]:
+                _read(recorders)
+            else:
+                _stay(recorders)
+        except (BrokerUnavailable, psycopg.Error) as error:
+            raise unable(error) from error
+        finally:
+            for recorder in recorders:
+                recorder.close()
+        self._report(recorders, as_json=options["json"])
+
+    def _report(self, recorders: list[Recorder], *, as_json: bool) -> None:
+        if as_json:
+            self.stdout.write(json.dumps({one.alias: asdict(one.total) for one in recorders}))
+            return
+        for one in recorders:
+            self.stdout.write(f"Broker {one.alias!r}: {one.total.written} written down")
+
+
+def _recorders(options: dict[str, Any]) -> list[Recorder]:
+    [using] = hosts.databases([options["database"]])
+    group = options["group"] or (GROUP if using == DEFAULT_DB_ALIAS else f"{GROUP}-{using}")
+    readable = readable_brokers()
+    aliases = options["broker"] or sorted(conf.settings().brokers.keys() - readable.keys())
+    wanted = set(options["topic"] or ())
+    found = []
+    for alias in aliases:
+        if alias in readable:
+            raise ConfigurationError(f"The audit reads the tables of broker {alias!r} itself, and needs no recorder.")
+        topics = {topic.name for topic in conf.topics_of(alias)}
+        if chosen := topics & wanted if wanted else topics:
+            found.append(Recorder(alias, group=group, using=using, topics=chosen))
+    if unknown := wanted - {topic for one in found for topic in one.topics}:
+        raise ConfigurationError(f"None of these brokers carries {', '.join(sorted(unknown))}: {', '.join(aliases) or 'none'}.")
+    if not found:
+        raise ConfigurationError("There is nothing to record: the audit reads the brokers' tables itself.")
+    return found
+
+
+def _describe(one: Recorder) -> str:
+    return f"broker {one.alias!r} as group {one.group!r}, topics {', '.join(one.topics)}"
+
+
+def _catch() -> list[int]:
+    """Give a list that holds SIGTERM or SIGINT once it has come. Only noted: a handler runs in the middle of anything."""
+    caught: list[int] = []
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, lambda number, _: caught.append(number))
+    return caught
+
+
+def _read(recorders: list[Recorder]) -> None:
+    caught = _catch()
+    for recorder in recorders:
+        recorder.run(lambda: bool(caught))
+
+
+def _stay(recorders: list[Recorder]) -> None:
+    """Record until a signal comes, whatever becomes of brokers and database meanwhile."""
+    caught = _catch()
+    residents = [Resident(f"Recorder of {one.alias!r}", one.turn, pause=STAND_BY_SECONDS) for one in recorders]
+    for resident in residents:
+        resident.start()
+    while not caught:
+        residents[0].join(SIGNAL_SECONDS)
+    for resident in residents:
+        resident.stop()
+    for resident in residents:
+        resident.join()

@@ -1,0 +1,286 @@
+"""What audits found, which days are archived, what recorder and monitor have seen."""
+
+import django.contrib.postgres.fields
+import django.db.models.deletion
+import django.db.models.functions.datetime
+from django.db import migrations, models
+
+
+class Migration(migrations.Migration):
+    initial = True
+
+    dependencies = []
+
+    operations = [
+        migrations.CreateModel(
+            name="ArchivedDay",
+            fields=[
+                ("day", models.DateField(primary_key=True, serialize=False)),
+                (
+                    "state",
+                    models.TextField(
+                        choices=[
+                            ("planned", "Planned"),
+                            ("committed", "Committed"),
+                            ("changed", "Changed"),
+                            ("deleted", "Deleted"),
+                        ]
+                    ),
+                ),
+                ("attempt", models.IntegerField()),
+                ("rows", models.BigIntegerField()),
+                ("digest", models.TextField()),
+                ("manifest", models.TextField(default="")),
+                ("planned_at", models.DateTimeField(db_default=django.db.models.functions.datetime.Now())),
+                ("committed_at", models.DateTimeField(null=True)),
+                ("deleted_at", models.DateTimeField(null=True)),
+            ],
+            options={
+                "db_table": "outbox_archived_day",
+                "default_permissions": ("view",),
+            },
+        ),
+        migrations.CreateModel(
+            name="AuditRun",
+            fields=[
+                ("id", models.BigAutoField(primary_key=True, serialize=False)),
+                (
+                    "state",
+                    models.TextField(
+                        choices=[("running", "Running"), ("done", "Done"), ("failed", "Failed"), ("died", "Died")],
+                        default="running",
+                    ),
+                ),
+                ("started_at", models.DateTimeField(db_default=django.db.models.functions.datetime.Now())),
+                ("ended_at", models.DateTimeField(null=True)),
+                ("asked_by", models.TextField()),
+                ("host", models.TextField()),
+                ("pid", models.IntegerField()),
+                ("since", models.DateTimeField(null=True)),
+                ("as_of", models.DateTimeField(null=True)),
+                ("settle_seconds", models.FloatField()),
+                ("seconds", models.FloatField(null=True)),
+                ("found", models.IntegerField(null=True)),
+                ("counts", models.JSONField(default=dict)),
+                ("code_version", models.TextField(default="")),
+                ("data_digest", models.TextField(default="")),
+                ("verdict", models.TextField(default="")),
+                ("signature", models.TextField(default="")),
+                ("exit_code", models.IntegerField(null=True)),
+                ("error", models.TextField(default="")),
+            ],
+            options={
+                "db_table": "outbox_audit_run",
+                "default_permissions": ("view",),
+            },
+        ),
+        migrations.CreateModel(
+            name="MonitorJob",
+            fields=[
+                ("job", models.TextField(primary_key=True, serialize=False)),
+                ("batch", models.BigIntegerField()),
+                ("applied_at", models.DateTimeField(db_default=django.db.models.functions.datetime.Now())),
+            ],
+            options={
+                "db_table": "outbox_monitor",
+                "default_permissions": (),
+            },
+        ),
+        migrations.CreateModel(
+            name="RecordedTopic",
+            fields=[
+                ("topic", models.TextField(primary_key=True, serialize=False)),
+                ("broker", models.TextField()),
+                ("consumer_group", models.TextField()),
+                ("began_at", models.DateTimeField(db_default=django.db.models.functions.datetime.Now())),
+                ("read_until", models.DateTimeField(null=True)),
+            ],
+            options={
+                "db_table": "outbox_recorded_topic",
+                "default_permissions": ("view",),
+            },
+        ),
+        migrations.CreateModel(
+            name="AuditLatency",
+            fields=[
+                ("id", models.BigAutoField(primary_key=True, serialize=False)),
+                ("topic", models.TextField()),
+                ("hop", models.TextField()),
+                ("consumer_group", models.TextField()),
+                ("minute", models.DateTimeField()),
+                ("bins", django.contrib.postgres.fields.ArrayField(base_field=models.IntegerField(), size=None)),
+                ("counts", django.contrib.postgres.fields.ArrayField(base_field=models.BigIntegerField(), size=None)),
+                (
+                    "run",
+                    models.ForeignKey(
+                        on_delete=django.db.models.deletion.CASCADE, related_name="latencies", to="outbox_pipeline.auditrun"
+                    ),
+                ),
+            ],
+            options={
+                "db_table": "outbox_audit_latency",
+                "default_permissions": (),
+            },
+        ),
+        migrations.CreateModel(
+            name="AuditFinding",
+            fields=[
+                ("id", models.BigAutoField(primary_key=True, serialize=False)),
+                ("kind", models.TextField()),
+                ("stage", models.TextField()),
+                ("topic", models.TextField()),
+                ("source", models.TextField()),
+                ("lane", models.SmallIntegerField(null=True)),
+                ("consumer_group", models.TextField()),
+                ("subject", models.TextField()),
+                ("first_number", models.BigIntegerField(null=True)),
+                ("last_number", models.BigIntegerField(null=True)),
+                ("count", models.BigIntegerField()),
+                ("message_ids", django.contrib.postgres.fields.ArrayField(base_field=models.TextField(), size=None)),
+                ("about", django.contrib.postgres.fields.ArrayField(base_field=models.TextField(), size=None)),
+                ("text", models.TextField()),
+                ("acknowledged_at", models.DateTimeField(null=True)),
+                ("acknowledged_by", models.TextField(default="")),
+                ("note", models.TextField(default="")),
+                ("sent_again_at", models.DateTimeField(null=True)),
+                ("sent_again_by", models.TextField(default="")),
+                ("sent_again", models.IntegerField(default=0)),
+                (
+                    "run",
+                    models.ForeignKey(
+                        on_delete=django.db.models.deletion.CASCADE, related_name="findings", to="outbox_pipeline.auditrun"
+                    ),
+                ),
+            ],
+            options={
+                "db_table": "outbox_audit_finding",
+                "permissions": [
+                    ("retry_auditfinding", "Can have lost messages sent again"),
+                    ("acknowledge_auditfinding", "Can acknowledge findings of audits"),
+                ],
+                "default_permissions": ("view",),
+            },
+        ),
+        migrations.CreateModel(
+            name="AuditBacklog",
+            fields=[
+                ("id", models.BigAutoField(primary_key=True, serialize=False)),
+                ("consumer_group", models.TextField()),
+                ("topic", models.TextField()),
+                ("backlog", models.BigIntegerField()),
+                ("growth", models.FloatField()),
+                ("cause", models.TextField()),
+                ("onset_at", models.DateTimeField(null=True)),
+                ("most_repeated", models.JSONField(default=list)),
+                ("minutes", models.JSONField(default=list)),
+                (
+                    "run",
+                    models.ForeignKey(
+                        on_delete=django.db.models.deletion.CASCADE, related_name="backlogs", to="outbox_pipeline.auditrun"
+                    ),
+                ),
+            ],
+            options={
+                "db_table": "outbox_audit_backlog",
+                "default_permissions": (),
+            },
+        ),
+        migrations.CreateModel(
+            name="MonitorBucket",
+            fields=[
+                ("id", models.BigAutoField(primary_key=True, serialize=False)),
+                ("source", models.TextField()),
+                ("topic", models.TextField()),
+                ("lane", models.SmallIntegerField()),
+                ("bucket", models.BigIntegerField()),
+                ("role", models.TextField()),
+                ("consumer_group", models.TextField()),
+                ("bits", models.BinaryField()),
+                ("n", models.BigIntegerField()),
+                ("seen", models.IntegerField()),
+            ],
+            options={
+                "db_table": "outbox_monitor_bucket",
+                "default_permissions": (),
+                "constraints": [
+                    models.UniqueConstraint(
+                        fields=("source", "topic", "lane", "bucket", "role", "consumer_group"), name="outbox_monitor_bucket_once"
+                    )
+                ],
+            },
+        ),
+        migrations.CreateModel(
+            name="MonitorLane",
+            fields=[
+                ("id", models.BigAutoField(primary_key=True, serialize=False)),
+                ("source", models.TextField()),
+                ("topic", models.TextField()),
+                ("lane", models.SmallIntegerField()),
+                ("consumer_group", models.TextField()),
+                ("first_number", models.BigIntegerField(null=True)),
+                ("highest", models.BigIntegerField(null=True)),
+                ("seen", models.BigIntegerField(db_default=0)),
+                ("missing", models.BigIntegerField(null=True)),
+                ("duplicates", models.BigIntegerField(db_default=0)),
+                ("failed", models.BigIntegerField(db_default=0)),
+                ("first_missing", models.BigIntegerField(null=True)),
+                ("first_missing_since", models.DateTimeField(null=True)),
+                ("updated_at", models.DateTimeField(db_default=django.db.models.functions.datetime.Now())),
+            ],
+            options={
+                "verbose_name": "monitored lane",
+                "db_table": "outbox_monitor_lane",
+                "default_permissions": ("view",),
+                "constraints": [
+                    models.UniqueConstraint(fields=("source", "topic", "lane", "consumer_group"), name="outbox_monitor_lane_once")
+                ],
+            },
+        ),
+        migrations.CreateModel(
+            name="MonitorMissing",
+            fields=[
+                ("id", models.BigAutoField(primary_key=True, serialize=False)),
+                ("source", models.TextField()),
+                ("topic", models.TextField()),
+                ("lane", models.SmallIntegerField()),
+                ("bucket", models.BigIntegerField()),
+                ("consumer_group", models.TextField()),
+                ("count", models.IntegerField()),
+                ("first_number", models.BigIntegerField()),
+            ],
+            options={
+                "db_table": "outbox_monitor_missing",
+                "default_permissions": (),
+                "constraints": [
+                    models.UniqueConstraint(
+                        fields=("source", "topic", "lane", "bucket", "consumer_group"), name="outbox_monitor_missing_once"
+                    )
+                ],
+            },
+        ),
+        migrations.CreateModel(
+            name="RecordedMessage",
+            fields=[
+                ("id", models.BigAutoField(primary_key=True, serialize=False)),
+                ("topic", models.TextField()),
+                ("message_id", models.UUIDField()),
+                ("source", models.TextField(default="")),
+                ("lane", models.SmallIntegerField(null=True)),
+                ("number", models.BigIntegerField(null=True)),
+                ("key", models.TextField(default="")),
+                ("tag", models.TextField(default="")),
+                ("queue", models.TextField(default="")),
+                ("pos", models.BigIntegerField(null=True)),
+                ("nth", models.IntegerField(default=1)),
+                ("stored_at", models.DateTimeField(null=True)),
+                ("recorded_at", models.DateTimeField(db_default=django.db.models.functions.datetime.Now(), db_index=True)),
+            ],
+            options={
+                "db_table": "outbox_recorded",
+                "default_permissions": ("view",),
+                "constraints": [
+                    models.UniqueConstraint(fields=("message_id", "topic", "queue", "pos", "nth"), name="outbox_recorded_once")
+                ],
+            },
+        ),
+    ]

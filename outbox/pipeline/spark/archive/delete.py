@@ -1,0 +1,100 @@
+"""The last step: what the lake has goes out of the database, in one transaction."""
+
+from __future__ import annotations
+
+import random
+import time
+from typing import TYPE_CHECKING, Any
+
+from outbox.database.retention_holds import find_holder
+from outbox.failpoints import failpoint
+from outbox.pipeline.spark.archive import book
+from outbox.pipeline.spark.errors import PipelineError
+from outbox.pipeline.spark.lake.base import Commit
+from outbox.pipeline.spark.lake.frames import BOOKS, MESSAGES, Span, digest_query
+
+if TYPE_CHECKING:
+    import psycopg
+
+    Connection = psycopg.Connection[tuple[Any, ...]]
+
+DELETE = "DELETE FROM outbox_{name} WHERE {time} < '{end}'"
+
+# Whoever makes and drops days takes the same turn. Everybody queues behind a lock that waits, so it waits briefly.
+WAIT_BRIEFLY = "SET LOCAL lock_timeout = '100ms'"
+TAKE_TURN = "SELECT pg_advisory_xact_lock(7711, 0)"
+IS_THERE = "SELECT to_regclass('{table}') IS NOT NULL"
+LOCK_DAY = "LOCK TABLE {table} IN ACCESS EXCLUSIVE MODE"
+COUNT = "SELECT count(*) FROM {table}"
+DROP_DAY = "DROP TABLE {table}"
+
+
+class Changed(PipelineError):
+    """Raised when the database holds other rows of a day than the lake; nothing was deleted."""
+
+
+class Held(PipelineError):
+    """Raised when a day cannot be dropped yet; nothing was deleted."""
+
+
+def delete_day(connection: Connection, span: Span, commit: Commit, *, patience_seconds: float) -> None:
+    """
+    Drop a day's messages and delete the books up to its end, all or nothing.
+
+    Raises:
+        Changed: rows came, went or became others since they were read.
+        Held: something unfinished points into the day again, or open transactions read it.
+    """
+    _insist_on_the_same(connection, span, commit)
+    with connection.transaction():
+        for name, frame in BOOKS.items():
+            if name not in commit.frames:  # of an older version: the next day takes these rows
+                continue
+            wanted = commit.frames[name].rows
+            deleted = connection.execute(DELETE.format(name=name, time=frame.time, end=span.end).encode()).rowcount
+            if deleted != wanted:
+                raise Changed(f"outbox_{name} has {deleted} rows from before {span.end}, and the lake {wanted}")
+        _drop(connection, span, commit, time.monotonic() + patience_seconds)
+        book.mark_deleted(connection, commit)
+        failpoint("archive.in_delete")
+
+
+def _insist_on_the_same(connection: Connection, span: Span, commit: Commit) -> None:
+    """Hold the messages to the lake once more, where no lock keeps anybody waiting."""
+    if not _is_there(connection, span):
+        return
+    row = connection.execute(digest_query(MESSAGES, MESSAGES.query(span)).encode()).fetchone()
+    wanted = commit.frames[MESSAGES.name]
+    if row != (wanted.rows, wanted.digest):
+        raise Changed("its messages are others than those that were archived")
+
+
+def _drop(connection: Connection, span: Span, commit: Commit, deadline: float) -> None:
+    from psycopg import errors
+
+    while True:
+        try:
+            with connection.transaction():
+                return _drop_at_once(connection, span, commit)
+        except (errors.LockNotAvailable, errors.DeadlockDetected) as error:
+            if time.monotonic() >= deadline:
+                raise Held("open transactions") from error
+            time.sleep(random.uniform(0.05, 0.2))  # noqa: S311  (lets those through that queued behind us)
+
+
+def _drop_at_once(connection: Connection, span: Span, commit: Commit) -> None:
+    connection.execute(WAIT_BRIEFLY)
+    connection.execute(TAKE_TURN)
+    if not _is_there(connection, span):  # by prune of an older version, or by hand
+        return
+    connection.execute(LOCK_DAY.format(table=span.table).encode())
+    if holder := find_holder(connection, span.first_id, span.end_id):
+        raise Held(holder)
+    row = connection.execute(COUNT.format(table=span.table).encode()).fetchone()
+    if row != (commit.frames[MESSAGES.name].rows,):
+        raise Changed("messages came into it")
+    connection.execute(DROP_DAY.format(table=span.table).encode())
+
+
+def _is_there(connection: Connection, span: Span) -> bool:
+    return connection.execute(IS_THERE.format(table=span.table).encode()).fetchone() == (True,)

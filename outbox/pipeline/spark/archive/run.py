@@ -1,0 +1,214 @@
+"""All steps of all days that are due, oldest first; begun ones are finished."""
+
+from __future__ import annotations
+
+import shutil
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass, field
+from datetime import date
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Protocol
+
+from outbox.database.retention_holds import find_holder
+from outbox.failpoints import failpoint
+from outbox.pipeline.spark.archive import book
+from outbox.pipeline.spark.archive.config import ArchiveConfig
+from outbox.pipeline.spark.archive.delete import Changed, Held, delete_day
+from outbox.pipeline.spark.errors import LakeError
+from outbox.pipeline.spark.lake.base import Commit, Lake, Written, insist_on_files
+from outbox.pipeline.spark.lake.frames import FRAMES, MESSAGES, Frame, Span, digest_query
+from outbox.pipeline.spark.lake.whole import insist_on_ours
+from outbox.pipeline.spark.sources.snapshot import exported_snapshot
+
+if TYPE_CHECKING:
+    import psycopg
+
+    Connection = psycopg.Connection[tuple[Any, ...]]
+
+Say = Callable[[str], None]
+
+ROUNDS = 2  # a day that changed while it was archived is archived once more, and then left for the next run
+
+# Where a day's ids are cut, so that the parts are alike.
+CUT = "SELECT id::text FROM outbox_message WHERE id >= %s AND id < %s ORDER BY id OFFSET %s LIMIT 1"
+
+# The largest body of a day; its length is known without reading it.
+LARGEST = "SELECT coalesce(max(octet_length(body)), 0) FROM outbox_message WHERE id >= %s AND id < %s"
+
+
+class Writer(Protocol):
+    """Whoever writes Parquet, and reads it back."""
+
+    def write(self, frame: Frame, queries: Sequence[str], snapshot: str, folder: Path, row_bytes: int) -> None: ...
+
+    def verify(self, frame: Frame, files: Sequence[Path]) -> tuple[int, str]: ...
+
+
+@dataclass
+class Archived:
+    """
+    What a run did.
+
+    Args:
+        days: day -> messages that are in the lake and out of the database.
+        kept: days that are due and still in the database -> why.
+        abandoned: folders of attempts that came to nothing, found and removed.
+    """
+
+    days: dict[str, int] = field(default_factory=dict)
+    kept: dict[str, str] = field(default_factory=dict)
+    abandoned: list[str] = field(default_factory=list)
+    rows: int = 0
+    seconds: float = 0.0
+
+    def as_dict(self) -> dict[str, Any]:
+        """Give the same as JSON knows it."""
+        return {**asdict(self), "seconds": round(self.seconds, 2)}
+
+
+@dataclass
+class Archiver:
+    """One who archives; it holds the lock."""
+
+    config: ArchiveConfig
+    connection: Connection
+    lake: Lake
+    writer: Writer
+    say: Say = lambda text: None
+    done: Archived = field(default_factory=Archived)
+
+    def run(self) -> Archived:
+        """
+        Archive each day that is due, or say what keeps it.
+
+        Raises:
+            LakeError: the lake cannot be used; nothing was deleted that it has not.
+            HistoryError: the database cannot be read.
+        """
+        started = time.monotonic()
+        self.lake.insist_on_writing()
+        ours, committed = book.source(self.connection), book.committed(self.connection)
+        insist_on_ours(self.lake, self.lake.committed(), ours, committed)
+        for day in book.days(self.connection, self.config.before):
+            self._archive(Span(day))
+        self.done.seconds = time.monotonic() - started
+        return self.done
+
+    def _archive(self, span: Span) -> None:
+        for _ in range(ROUNDS):
+            commit = self._committed(span) or self._commit(span)
+            if commit is None:
+                return
+            try:
+                self._delete(span, commit)
+                return
+            except Held as error:
+                self._keep(span, str(error))
+                return
+            except Changed as error:
+                self._keep(span, f"it changed meanwhile: {error}")
+                book.mark_changed(self.connection, commit)
+
+    def _committed(self, span: Span) -> Commit | None:
+        """Give the commit that somebody made and could not finish."""
+        record = book.read(self.connection, span.day)
+        if record is None or record.state in ("changed", "deleted"):
+            return None
+        for commit in self._commits(span.day):
+            if commit.attempt == record.attempt:
+                self.say(f"{span.day}: committed before, going on from there")
+                insist_on_files(self.lake, commit)
+                return commit
+        return None
+
+    def _commit(self, span: Span) -> Commit | None:
+        """Plan, write, verify and commit; None where the day is not finished."""
+        record = book.read(self.connection, span.day)
+        attempt = 1 + max([record.attempt if record else 0, *self._attempts(span.day)])
+        with exported_snapshot(self.config.pipeline.outbox.url) as (reading, snapshot):
+            if holder := find_holder(reading, span.first_id, span.end_id):
+                self._keep(span, holder)
+                return None
+            if record and record.state == "planned":
+                self._remove_abandoned(span, record.attempt)
+            reading.execute("SET LOCAL jit = off")
+            self.say(f"{span.day}: counting")
+            planned = {name: _planned(reading, frame, span) for name, frame in FRAMES.items()}
+            rows, digest = planned[MESSAGES.name].rows, planned[MESSAGES.name].digest
+            book.plan(self.connection, span.day, attempt, rows, digest)
+            failpoint("archive.after_plan")
+            self.say(f"{span.day}: writing {rows} messages and {sum(one.rows for one in planned.values()) - rows} rows of books")
+            largest = reading.execute(LARGEST, [span.first_id, span.end_id]).fetchone() or (0,)
+            cuts = _cuts(reading, span, rows, self.config.rows_per_part)
+            for name, frame in FRAMES.items():
+                if planned[name].rows:
+                    queries = [frame.query(span, *part) for part in cuts] if frame.id else [frame.query(span)]
+                    self.writer.write(frame, queries, snapshot, self._folder(span, name, attempt), *largest)
+        failpoint("archive.after_write")
+        self.say(f"{span.day}: reading back")
+        frames = {name: self._verified(span, FRAMES[name], attempt, planned[name]) for name in FRAMES}
+        failpoint("archive.after_verify")
+        source, now = book.source(self.connection), book.now(self.connection)
+        commit = Commit(str(span.day), attempt, source, frames, now.isoformat())
+        self.lake.commit(commit)
+        failpoint("archive.after_commit")
+        return commit
+
+    def _verified(self, span: Span, frame: Frame, attempt: int, planned: Written) -> Written:
+        if not planned.rows:
+            return planned
+        folder = self._folder(span, frame.name, attempt)
+        files = sorted(folder.glob("*.parquet"))
+        rows, digest = self.writer.verify(frame, files) if files else (0, "0")
+        if (rows, digest) != (planned.rows, planned.digest):
+            raise LakeError(
+                f"What was written of {frame.name} to {folder} is not what was read: {rows} rows instead of {planned.rows}, or "
+                "other ones. Nothing was committed, nothing deleted. Look at that disk, then archive again."
+            )
+        sizes = {str(file.relative_to(self.lake.root)): file.stat().st_size for file in files}
+        return Written(rows, digest, sizes)
+
+    def _delete(self, span: Span, commit: Commit) -> None:
+        book.mark_committed(self.connection, commit, commit.to_json())
+        failpoint("archive.before_delete")
+        self.say(f"{span.day}: deleting")
+        delete_day(self.connection, span, commit, patience_seconds=self.config.patience_seconds)
+        self.done.days[str(span.day)] = commit.frames[MESSAGES.name].rows
+        self.done.kept.pop(str(span.day), None)
+        self.done.rows += sum(written.rows for written in commit.frames.values())
+
+    def _keep(self, span: Span, reason: str) -> None:
+        self.say(f"{span.day}: kept: {reason}")
+        self.done.kept[str(span.day)] = reason
+
+    def _commits(self, day: date) -> list[Commit]:
+        return self.lake.committed(str(day))
+
+    def _folder(self, span: Span, frame: str, attempt: int) -> Path:
+        return self.lake.root / frame / str(span.day) / f"a{attempt}"
+
+    def _attempts(self, day: date) -> list[int]:
+        """List those of which the lake has a manifest or a folder: what is there is never written over."""
+        folders = [path.name for frame in FRAMES for path in (self.lake.root / frame / str(day)).glob("a*")]
+        return [*(commit.attempt for commit in self._commits(day)), *(int(name[1:]) for name in folders if name[1:].isdigit())]
+
+    def _remove_abandoned(self, span: Span, attempt: int) -> None:
+        """Name and remove what an attempt left that came to nothing. Others stay: of one that counted, a manifest may be lost."""
+        for folder in filter(Path.exists, sorted(self._folder(span, frame, attempt) for frame in FRAMES)):
+            self.say(f"{span.day}: {folder} is half an archive, of an archiver that stopped. The day is written anew.")
+            self.done.abandoned.append(str(folder))
+            shutil.rmtree(folder, ignore_errors=True)
+
+
+def _planned(reading: Connection, frame: Frame, span: Span) -> Written:
+    row = reading.execute(digest_query(frame, frame.query(span)).encode()).fetchone()
+    assert row is not None
+    return Written(*row)
+
+
+def _cuts(reading: Connection, span: Span, rows: int, per_part: int) -> list[tuple[str | None, str | None]]:
+    """Cut a day's ids into parts of about so many rows; the first and the last are open, for books of other days' messages."""
+    at = [reading.execute(CUT, [span.first_id, span.end_id, offset]).fetchone() for offset in range(per_part, rows, per_part)]
+    ids = [row[0] for row in at if row]
+    return list(zip([None, *ids], [*ids, None], strict=True))

@@ -1,0 +1,174 @@
+"""From numbers to messages: ids for what was found, and what it is that repeats."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pyarrow as pa
+
+from outbox.pipeline.spark.config import PipelineConfig
+from outbox.pipeline.spark.findings import Finding, Kind, Stage, merge
+from outbox.pipeline.spark.history import History
+from outbox.pipeline.spark.scan import ddl, scan
+from outbox.pipeline.spark.transforms.columns import integers
+from outbox.pipeline.spark.transforms.lookup import Index, Wanted, repeats
+from outbox.pipeline.spark.transforms.numbers import BUCKET, LANE, lanes_of
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+Spot = tuple[str, str, int, int]
+
+FRAME_OF = {Stage.OUTBOX: "places", Stage.BROKER: "broker", Stage.INBOX: "inbox"}
+NAMELESS = (Kind.UNKNOWN_LANE, Kind.NO_NUMBER, Kind.CLOCK)
+NAMED, AGAIN = 1, 2  # why a row is looked up; both: their sum
+
+ROW = pa.schema(
+    {
+        "frame": pa.string(),
+        "source": pa.string(),
+        "topic": pa.string(),
+        "lane": pa.int16(),
+        "number": pa.int64(),
+        "bucket": pa.int64(),
+        "consumer_group": pa.string(),
+        "message_id": pa.string(),
+        "why": pa.int8(),
+    }
+)
+
+TOLD = pa.schema(
+    {
+        "frame": pa.string(),
+        "source": pa.string(),
+        "topic": pa.string(),
+        "lane": pa.int16(),
+        "consumer_group": pa.string(),
+        "kind": pa.string(),
+        "first": pa.int64(),
+        "last": pa.int64(),
+        "numbers": pa.int64(),
+        "n": pa.int64(),
+        "ids": pa.list_(pa.string()),
+    }
+)
+
+
+def with_messages(spark: SparkSession, config: PipelineConfig, history: History, findings: list[Finding]) -> list[Finding]:
+    """
+    Fill in the message ids, as many of each finding as were asked for, in one pass over the frames concerned.
+
+    DUPLICATED is told apart: one message several times, or several messages of one number.
+    """
+    named, again = _wanted(config, findings)
+    columns: dict[str, tuple[str, ...]] = {
+        frame: (*LANE, "number", "message_id") for frame in FRAME_OF.values() if frame in named or frame in again
+    }
+    if not columns:
+        return findings
+    if "inbox" in columns:
+        columns["inbox"] = (*columns["inbox"], "consumer_group")
+    look = _look({frame: one.index() for frame, one in named.items()}, {frame: one.index() for frame, one in again.items()})
+    rows = scan(spark, history, columns, look, ROW)
+    told = rows.groupBy("frame", *LANE, "bucket").applyInArrow(_telling(config.ids_per_finding), ddl(TOLD)).collect()
+    dirty = {(one.stage, one.source, one.topic, one.lane, one.group) for one in findings if _repeats(one)}
+    found = [one for one in findings if not _repeats(one)]
+    found += [one for row in told if row.kind and _where(one := _repeat(row)) in dirty]
+    ids = {(row.source, row.topic, row.lane, row.first): row.ids[0] for row in told if not row.kind}
+    return [_with_ids(config, one, ids) for one in merge(found)]
+
+
+def _repeats(one: Finding) -> bool:
+    return one.kind is Kind.DUPLICATED and one.lane >= 0
+
+
+def _where(one: Finding) -> tuple[Any, ...]:
+    return one.stage, one.source, one.topic, one.lane, one.group
+
+
+def _wanted(config: PipelineConfig, findings: Iterable[Finding]) -> tuple[dict[str, Wanted], dict[str, Wanted]]:
+    """Say which numbers to look up in which frame, for their ids and because they repeat."""
+    named: dict[str, Wanted] = {}
+    again: dict[str, Wanted] = {}
+    for one in findings:
+        lane = (one.source, one.topic, one.lane)
+        if _repeats(one):
+            again.setdefault(FRAME_OF[one.stage], Wanted()).add(lane, one.first, one.last)
+        elif not (one.lane < 0 or one.kind in NAMELESS or (one.kind is Kind.LOST and one.stage is Stage.OUTBOX)):
+            for frame in _where_to_look(one):
+                named.setdefault(frame, Wanted()).add(lane, one.first, min(one.last, one.first + config.ids_per_finding - 1))
+    return named, again
+
+
+def _where_to_look(one: Finding) -> tuple[str, ...]:
+    if one.kind is Kind.ORPHAN:
+        return (FRAME_OF[one.stage],)
+    return ("places", "broker") if one.kind is Kind.BEYOND_MARK or one.stage is Stage.INBOX else ("places",)
+
+
+def _look(named: Mapping[str, Index], again: Mapping[str, Index]) -> Any:
+    def look(frame: str, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        for batch in batches:
+            number, _ = integers(batch, "number")
+            lanes, names = lanes_of(batch)
+            why: Any = np.zeros(len(number), np.int8)
+            for index, reason in (named.get(frame), NAMED), (again.get(frame), AGAIN):
+                if index is not None:
+                    why += np.where(index.has(lanes, names, number), reason, 0).astype(np.int8)
+            if why.any():
+                yield _chosen(frame, batch, why)
+
+    return look
+
+
+def _chosen(frame: str, batch: pa.RecordBatch, why: Any) -> pa.RecordBatch:
+    rows = batch.filter(pa.array(why > 0))
+    number, _ = integers(rows, "number")
+    group = rows.column("consumer_group").cast(pa.string()) if frame == "inbox" else pa.array([""] * len(number))
+    lane = [rows.column("source").cast(pa.string()), rows.column("topic").cast(pa.string()), rows.column("lane")]
+    bucket = pa.array((number - 1) // BUCKET)
+    columns = [pa.array([frame] * len(number)), *lane, pa.array(number), bucket, group, rows.column("message_id")]
+    return pa.RecordBatch.from_arrays([*columns, pa.array(why[why > 0])], schema=ROW)
+
+
+def _telling(ids: int) -> Any:
+    def tell(table: pa.Table) -> pa.Table:  # Spark reads from the annotations what it is given
+        return _tell(table, ids)
+
+    return tell
+
+
+def _tell(table: pa.Table, ids: int) -> pa.Table:
+    """Tell what a bucket's rows say: the message of a number that was asked for, and which numbers repeat."""
+    why = table["why"].to_numpy()
+    place = {name: table[name][0].as_py() for name in ("frame", *LANE)}
+    found = [{**place, **one} for one in repeats(table.filter(pa.array(why >= AGAIN)), ids=ids)]
+    for row in table.filter(pa.array(why % AGAIN == NAMED)).select(["number", "message_id"]).to_pylist():
+        found.append({**place, "kind": "", "first": row["number"], "ids": [row["message_id"]]})
+    return pa.Table.from_pylist(found, TOLD)
+
+
+def _repeat(row: Any) -> Finding:
+    stage = next(stage for stage, frame in FRAME_OF.items() if frame == row.frame)
+    span = row.last - row.first + 1
+    return Finding(
+        Kind(row.kind),
+        stage,
+        *(row.topic, row.source, row.lane, row.consumer_group),
+        first=row.first,
+        last=row.last,
+        count=row.n,
+        detail=f"{row.numbers} of these {span} numbers" if row.numbers < span else "",
+        ids=tuple(row.ids),
+    )
+
+
+def _with_ids(config: PipelineConfig, one: Finding, ids: Mapping[Spot, str]) -> Finding:
+    if one.lane < 0 or one.ids or one.kind in NAMELESS:
+        return one
+    span: Sequence[int] = range(one.first, min(one.last, one.first + config.ids_per_finding - 1) + 1)
+    found = [ids[spot] for number in span if (spot := (one.source, one.topic, one.lane, number)) in ids]
+    return replace(one, ids=tuple(found))

@@ -1,0 +1,111 @@
+"""What is told by ids, not by numbers: business rows, and messages without a place."""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Iterable
+from dataclasses import replace
+from datetime import timedelta
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+from pyspark.sql import functions as F
+
+from outbox.pipeline.spark.audit.recorded import micros
+from outbox.pipeline.spark.config import PipelineConfig
+from outbox.pipeline.spark.errors import HistoryError
+from outbox.pipeline.spark.findings import NO_MESSAGE, NO_ROW, ROW_GONE, SEVERAL_PLACES, STRANDED, Finding, Kind, Stage
+from outbox.pipeline.spark.history import History
+from outbox.pipeline.spark.scan import scan
+from outbox.pipeline.spark.transforms.identity import DIGEST, suspects
+from outbox.pipeline.spark.transforms.keys import ABOUT, PLACE, SUSPECT, Keys
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+BORDER = timedelta(hours=1)
+
+
+def audit_keys(spark: SparkSession, config: PipelineConfig, history: History) -> list[Finding]:
+    """
+    Hold business rows to the messages about them, and message rows to what says where they stand: nobody would send one that
+    has no place.
+
+    Raises:
+        HistoryError: nothing says which business rows belong to the history.
+    """
+    if config.since and (without := [entry.name for entry in config.business if not entry.at]):
+        raise HistoryError(
+            f"Messages from before {config.since} are not in the history, and nothing says when the rows of "
+            f'{", ".join(without)} were written. Name the column: OUTBOX["AUDIT"][...]["AT"].'
+        )
+    pairs = (ABOUT, PLACE) if config.business else (PLACE,)
+    keys = Keys(config.business, micros(config.since) if config.since else None, secrets.randbits(64), pairs)
+    sums = [F.sum(name).alias(name) for name in ("n", "high", "low", "check")]
+    digests = scan(spark, history, keys.columns(), keys.digest, DIGEST).groupBy("pair", "bucket").agg(*sums)
+    wanted = suspects(digests.where("n <> 0 OR high <> 0 OR low <> 0 OR check <> 0").collect())
+    if not wanted:
+        return []
+    keys = replace(keys, pairs=tuple(wanted))
+    sums = [F.sum(name).alias(name) for name in ("left", "right")]
+    rows = (
+        scan(spark, history, keys.columns(), partial(keys.suspects, wanted), SUSPECT)
+        .groupBy("pair", "subject", "key")
+        .agg(*sums, F.min("topic").alias("topic"), F.max("at").alias("at"))
+        .where(F.col("left") != F.col("right"))
+        .collect()
+    )
+    # Of a pair on the border, one may lie before it.
+    border = micros(config.since + BORDER) if config.since else 0
+    return [
+        *_business_findings(config, (row for row in rows if row.pair == ABOUT and row.at >= border)),
+        *by_topic(config, [(row.topic, *_place_of(row), "", row.key) for row in rows if row.pair == PLACE]),
+    ]
+
+
+def _business_findings(config: PipelineConfig, found: Iterable[Any]) -> list[Finding]:
+    topics = {entry.name: entry.topic for entry in config.business}
+    rows: dict[tuple[str, Kind, str], list[str]] = {}
+    for row in found:
+        if row.left == 0:
+            what = (row.subject, Kind.ORPHAN, NO_ROW)
+        elif row.right == 0:
+            what = (row.subject, Kind.LOST, NO_MESSAGE)
+        else:
+            what = (row.subject, Kind.DUPLICATED, f"{row.right} messages for {row.left} rows")
+        rows.setdefault(what, []).append(row.key)
+    return [
+        Finding(
+            *(kind, Stage.OUTBOX, topics[subject]),
+            subject=subject,
+            count=len(abouts),
+            detail=detail,
+            about=tuple(sorted(abouts)[: config.ids_per_finding]),
+        )
+        for (subject, kind, detail), abouts in sorted(rows.items())
+    ]
+
+
+def _place_of(row: Any) -> tuple[Kind, Stage, str]:
+    if row.right == 0:
+        return Kind.LOST, Stage.OUTBOX, STRANDED
+    if row.left == 0:
+        return Kind.LOST, Stage.OUTBOX, ROW_GONE
+    return Kind.DUPLICATED, Stage.OUTBOX, SEVERAL_PLACES
+
+
+def by_topic(config: PipelineConfig, rows: list[tuple[str, Kind, Stage, str, str, str]]) -> list[Finding]:
+    """Make one finding of messages that share all but the id: rows of topic, kind, stage, detail, group, message id."""
+    found: dict[tuple[str, Kind, Stage, str, str], list[str]] = {}
+    for topic, kind, stage, detail, group, message_id in rows:
+        found.setdefault((topic, kind, stage, detail, group), []).append(message_id)
+    return [
+        Finding(
+            *(kind, stage, topic),
+            group=group,
+            count=len(ids),
+            detail=detail,
+            ids=tuple(sorted(ids)[: config.ids_per_finding]),
+        )
+        for (topic, kind, stage, detail, group), ids in sorted(found.items())
+    ]

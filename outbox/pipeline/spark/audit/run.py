@@ -1,0 +1,95 @@
+"""The whole audit of one history."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from datetime import datetime
+from typing import TYPE_CHECKING, Any
+
+from outbox.pipeline.spark.audit.details import with_messages
+from outbox.pipeline.spark.audit.keys import audit_keys
+from outbox.pipeline.spark.audit.lanes import Result, audit_lanes
+from outbox.pipeline.spark.audit.order import audit_order
+from outbox.pipeline.spark.audit.unnumbered import audit_unnumbered
+from outbox.pipeline.spark.config import PipelineConfig
+from outbox.pipeline.spark.errors import HistoryError
+from outbox.pipeline.spark.findings import Finding
+from outbox.pipeline.spark.history import History
+from outbox.pipeline.spark.times import first_id_at
+from outbox.pipeline.spark.transforms.roles import MAX_GROUPS
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+Say = Callable[[str], None]
+
+
+@dataclass(frozen=True)
+class Report:
+    """
+    What an audit found.
+
+    Args:
+        counts: topic -> what -> how many messages.
+        foreign: rows of other databases' messages, which are not judged.
+    """
+
+    as_of: datetime
+    findings: list[Finding] = field(default_factory=list)
+    counts: dict[str, dict[str, int]] = field(default_factory=dict)
+    foreign: int = 0
+    seconds: float = 0.0
+
+    def as_dict(self) -> dict[str, Any]:
+        """Give the same as JSON knows it."""
+        return {
+            "as_of": self.as_of.isoformat(),
+            "findings": [one.as_dict() for one in self.findings],
+            "counts": self.counts,
+            "foreign": self.foreign,
+            "seconds": round(self.seconds, 2),
+        }
+
+
+def audit(spark: SparkSession, config: PipelineConfig, history: History, say: Say = lambda text: None) -> Report:
+    """
+    Hold business rows, outbox, broker and inbox to each other.
+
+    Raises:
+        HistoryError: what is there does not suffice for an answer.
+    """
+    if len(config.groups) > MAX_GROUPS:
+        raise HistoryError(f"{len(config.groups)} consumer groups are more than one audit takes ({MAX_GROUPS}). Do it in parts.")
+    started = time.monotonic()
+    recent = history.since(first_id_at(config.since)) if config.since else history
+
+    def judge_numbers() -> tuple[Result, list[Finding]]:
+        say("numbers of all lanes")
+        lanes = audit_lanes(spark, config, history)
+        say("messages behind numbers")
+        return lanes, with_messages(spark, config, history, lanes.findings)
+
+    def judge_ids() -> list[Finding]:
+        found = []
+        for what, step in STEPS.items():
+            say(what)
+            found += step(spark, config, recent)
+        return found
+
+    # Two at once: while one plans, or waits for its last task, the other works.
+    with ThreadPoolExecutor(2) as pool:
+        numbers, ids = pool.submit(judge_numbers), pool.submit(judge_ids)
+    lanes, findings = numbers.result()
+    findings += ids.result()
+    return Report(history.as_of, sorted(findings), lanes.counts, lanes.foreign, time.monotonic() - started)
+
+
+# The short one first: at the end it would leave a core idle.
+STEPS: dict[str, Callable[[SparkSession, PipelineConfig, History], list[Finding]]] = {
+    "messages without a number": audit_unnumbered,
+    "business rows and places of messages": audit_keys,
+    "order of keys": audit_order,
+}

@@ -1,0 +1,140 @@
+"""Messages without a number: half first, or still waiting. Joined by id; there are few."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import reduce
+from typing import TYPE_CHECKING
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+from pyspark.sql import Column
+from pyspark.sql import functions as F
+
+from outbox.pipeline.spark.audit.keys import by_topic
+from outbox.pipeline.spark.audit.recorded import micros, roles_of
+from outbox.pipeline.spark.config import PipelineConfig
+from outbox.pipeline.spark.findings import NOT_SENT, Finding, Kind, Stage
+from outbox.pipeline.spark.history import History
+from outbox.pipeline.spark.scan import may_have_null, scan
+from outbox.pipeline.spark.transforms.columns import Bools, coded, micros_of
+from outbox.pipeline.spark.transforms.roles import COLUMNS as OF_ROLES
+from outbox.pipeline.spark.transforms.roles import NEVER, Roles, Seen
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+SAID = pa.schema({"message_id": pa.string(), "topic": pa.string(), "seen": pa.string()})
+NOT_READ = "the recorder has not come so far"
+SENT_AS = {
+    int(Seen.SENT): "sent",
+    int(Seen.SENT_YOUNG): "sent young",
+    int(Seen.UNSEEN): "unseen",
+    int(Seen.UNREAD): "unread",
+}
+
+
+def audit_unnumbered(spark: SparkSession, config: PipelineConfig, history: History) -> list[Finding]:
+    """Hold the stages to each other, message by message."""
+    columns = {
+        name: tuple(dict.fromkeys(("source", "topic", "number", "message_id", *wanted))) for name, wanted in OF_ROLES.items()
+    }
+    if not may_have_null(history, columns, "number"):
+        return []
+    saying = Saying(roles_of(config, history), history.sources, micros(history.as_of) - int(config.settle_seconds * 1e6))
+    wrong = (
+        scan(spark, history, columns, saying.of_part, SAID, where_null="number")
+        .groupBy("message_id", "topic")
+        .agg(F.collect_set("seen").alias("seen"))
+        .select("message_id", "topic", F.explode(F.array_compact(F.array(*_rules(config)))).alias("wrong"))
+        .select("topic", "wrong.kind", "wrong.stage", "wrong.detail", "wrong.group", "message_id")
+    )
+    rows = [(row.topic, Kind(row.kind), Stage(row.stage), row.detail, row.group, row.message_id) for row in wrong.collect()]
+    return by_topic(config, rows)
+
+
+@dataclass(frozen=True)
+class Saying:
+    """What is said of messages without a number: message_id, topic, seen, a row for each thing that can be said."""
+
+    roles: Roles
+    sources: frozenset[str]
+    cutoff_micros: int
+
+    def of_part(self, frame: str, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        """Say it of a part of a frame."""
+        for batch in batches:
+            is_ours = coded(batch, "source").is_(*self.sources)
+            mine = batch.filter(pc.and_(batch.column("number").is_null(), pa.array(is_ours)))
+            for seen in self._seen(frame, mine) if len(mine) else ():
+                said = [message is not None for message in seen]
+                columns = [mine.column("message_id"), mine.column("topic").cast(pa.string()), pa.array(seen, pa.string())]
+                yield pa.RecordBatch.from_arrays([column.filter(pa.array(said)) for column in columns], schema=SAID)
+
+    def _seen(self, frame: str, batch: pa.RecordBatch) -> Iterator[list[str | None]]:
+        is_old = micros_of(batch, "at") <= self.cutoff_micros  # a time that was never written down is old here
+        match frame:
+            case "places":
+                roles, state = self.roles.of_sent(batch), coded(batch, "state")
+                under_way = np.where(is_old, "late", "open")
+                sent = np.array([SENT_AS[role] for role in roles])
+                yield np.where(state.is_("sent"), sent, np.where(state.is_("dead", "skipped"), "gone", under_way)).tolist()
+                for index, is_not_owed in self.roles.not_owed(batch):
+                    yield self._not_for(index, is_not_owed)
+            case "broker":
+                is_shown = micros_of(batch, "at", missing=NEVER) <= self.cutoff_micros
+                yield np.where(is_shown, "stored", "stored young").tolist()
+                for index, is_filtered in self.roles.filtered(batch):
+                    yield self._not_for(index, is_filtered)
+            case "inbox":
+                yield [f"in {group}" for group in batch.column("consumer_group").to_pylist()]
+            case "attempts":
+                outcome, group = batch.column("outcome").to_pylist(), batch.column("consumer_group").to_pylist()
+                tries = zip(outcome, group, self.roles.is_over(batch), strict=True)
+                yield [None if is_over else _tried(outcome, group) for outcome, group, is_over in tries]
+
+    def _not_for(self, group: int, those: Bools) -> list[str | None]:
+        return [f"not for {self.roles.groups[group].name}" if one else None for one in those]
+
+
+def _tried(outcome: str | None, group: str) -> str | None:
+    if outcome is None or outcome == "duplicate":
+        return None
+    if outcome == "filtered":
+        return f"not for {group}"
+    return f"dead in {group}" if outcome == "dead letter" else f"waits in {group}"
+
+
+def _rules(config: PipelineConfig) -> list[Column]:
+    """Give a struct for each rule that a message breaks, else NULL. Takes topic, seen."""
+
+    def is_(*names: str) -> Column:
+        return reduce(Column.__or__, [F.array_contains("seen", name) for name in names])
+
+    placed = is_(*SENT_AS.values(), "gone", "late", "open")
+    stored = is_("stored", "stored young")
+    is_seen = F.col("topic").isin(*config.seen_topics) if config.seen_topics else F.lit(False)
+    arrived = F.exists("seen", lambda one: one.startswith("in "))
+    rules = [
+        _rule(is_("late") & ~stored, Kind.LATE, Stage.OUTBOX, NOT_SENT),
+        _rule(is_seen & is_("sent") & ~stored, Kind.LOST, Stage.BROKER),
+        _rule(is_seen & is_("unread") & ~stored, Kind.LATE, Stage.BROKER, NOT_READ),
+        _rule(stored & ~placed, Kind.ORPHAN, Stage.BROKER),
+        _rule(arrived & ~stored & ~placed, Kind.ORPHAN, Stage.INBOX),
+    ]
+    due = F.when(is_seen, is_("stored") | (is_("unseen") & ~is_("stored young"))).otherwise(is_("sent"))
+    for group in config.groups:
+        if group.topics:
+            name = group.name
+            owed = due & F.col("topic").isin(*group.topics) & ~is_(f"in {name}", f"dead in {name}", f"not for {name}")
+            waits = is_(f"waits in {name}")
+            rules.append(_rule(owed & ~waits, Kind.LOST, Stage.INBOX, group=name))
+            rules.append(_rule(owed & waits, Kind.LATE, Stage.INBOX, group=name))
+    return rules
+
+
+def _rule(is_broken: Column, kind: Kind, stage: Stage, detail: str = "", group: str = "") -> Column:
+    parts = {"kind": kind.value, "stage": stage.value, "detail": detail, "group": group}
+    return F.when(is_broken, F.struct(*(F.lit(value).alias(name) for name, value in parts.items())))

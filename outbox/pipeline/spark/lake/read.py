@@ -1,0 +1,127 @@
+"""Database and lake as one, by Spark: each row once, wherever it is, and while it moves."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Container, Iterable, Iterator
+from contextlib import contextmanager
+from datetime import date
+from functools import reduce
+from typing import TYPE_CHECKING
+
+from py4j.protocol import Py4JError
+from pyspark.errors import PySparkException
+from pyspark.sql import DataFrame, Window
+from pyspark.sql import functions as F
+
+from outbox.pipeline.spark.archive import book
+from outbox.pipeline.spark.archive.spark import read_files, read_rows, spark_schema, unreadable_file
+from outbox.pipeline.spark.config import Source
+from outbox.pipeline.spark.errors import LakeError
+from outbox.pipeline.spark.lake.base import Commit, Lake, insist_on_files
+from outbox.pipeline.spark.lake.frames import FRAMES, Frame, Span
+from outbox.pipeline.spark.sources.snapshot import exported_snapshot
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+# Whatever leaves the database later was committed before: so the tables are held, and then the lake is asked what it has.
+HOLD_DAYS = "LOCK TABLE outbox_message IN ACCESS SHARE MODE"
+
+
+def read_lake(
+    spark: SparkSession, lake: Lake, frame: Frame, commits: list[Commit] | None = None, unsettled: Iterable[str] = ()
+) -> DataFrame:
+    """
+    Give a frame of all days that were committed, each row once. Commits that lack the frame are older than it.
+
+    Args:
+        unsettled: days that the database may still have, as far as is known. A later day's books have theirs, too.
+
+    Raises:
+        LakeError: a file that counts is not there in full.
+    """
+    commits = lake.committed() if commits is None else commits
+    for commit in commits:
+        insist_on_files(lake, commit, frame.name)
+    times = Counter(commit.day for commit in commits)
+    again = {day for day, many in times.items() if many > 1}
+    if not frame.time:
+        return _latest(spark, lake, frame, commits, again)
+    rows = _files(spark, lake, frame, commits)
+    if not (shared := again | set(unsettled)):
+        return rows
+    is_old = F.col(frame.time) < F.lit(Span(date.fromisoformat(max(shared))).end).cast("timestamp")
+    return rows.where(~is_old).unionAll(rows.where(is_old).dropDuplicates(list(frame.identity)))
+
+
+def unsettled_days(commits: Iterable[Commit], deleted: Container[str]) -> set[str]:
+    """Give the days of the lake of which the database does not say that they have left it."""
+    return {commit.day for commit in commits if commit.day not in deleted}
+
+
+@contextmanager
+def everything(spark: SparkSession, source: Source, lake: Lake) -> Iterator[dict[str, DataFrame]]:
+    """
+    Give all frames of `lake.frames`, over database and lake; to be used within the block.
+
+    Of a row that is in both, the database's counts. While the block lasts, no day can leave the database.
+
+    Raises:
+        LakeError: a file that counts is not there in full, or is damaged, which is seen as it is read.
+        HistoryError: the database cannot be reached.
+    """
+    with _naming_files(lake), exported_snapshot(source.url) as (connection, snapshot):
+        connection.execute(HOLD_DAYS)
+        commits = lake.committed()
+        unsettled = unsettled_days(commits, book.deleted(connection))
+        found = {}
+        for name, frame in FRAMES.items():
+            database = read_rows(spark, source, frame, frame.query(None), snapshot)
+            found[name] = _both(database, read_lake(spark, lake, frame, commits, unsettled), frame, commits)
+        yield found
+
+
+@contextmanager
+def _naming_files(lake: Lake) -> Iterator[None]:
+    """Say which file of the lake it is that Spark cannot read."""
+    try:
+        yield
+    except (PySparkException, Py4JError) as error:
+        file = unreadable_file(error)
+        if not file.startswith(str(lake.root.absolute())):
+            raise
+        raise LakeError(f"The file {file} cannot be read as it was written. Bring it back from a copy of the lake.") from error
+
+
+def _latest(spark: SparkSession, lake: Lake, frame: Frame, commits: list[Commit], again: Container[str]) -> DataFrame:
+    """Give the rows of all days; of those that were archived again, the latest attempt's."""
+    parts = [_files(spark, lake, frame, [commit for commit in commits if commit.day not in again])]
+    several = [
+        _files(spark, lake, frame, [commit]).withColumn("commit", F.lit(commit.attempt))
+        for commit in commits
+        if commit.day in again
+    ]
+    if several:
+        latest = Window.partitionBy(*frame.key).orderBy(F.desc("commit"))
+        rows = reduce(DataFrame.unionAll, several).withColumn("place", F.row_number().over(latest))
+        parts.append(rows.where("place = 1").select(*spark_schema(frame).names))
+    return reduce(DataFrame.unionAll, parts)
+
+
+def _files(spark: SparkSession, lake: Lake, frame: Frame, commits: list[Commit]) -> DataFrame:
+    having = [commit.frames[frame.name] for commit in commits if frame.name in commit.frames]
+    paths = [str(lake.root / file) for written in having for file in written.files]
+    return read_files(spark, frame, paths) if paths else spark.createDataFrame([], spark_schema(frame))
+
+
+def _both(database: DataFrame, lake: DataFrame, frame: Frame, commits: list[Commit]) -> DataFrame:
+    """Add the lake's rows that the database has not. Few of its rows are as old as the lake's newest, so they are looked up."""
+    if not commits:
+        return database
+    span = Span(date.fromisoformat(max(commit.day for commit in commits)))
+    if frame.time:
+        old = database.where(F.col(frame.time) < F.lit(span.end).cast("timestamp"))
+    else:
+        old = database.where(F.col("message_id") < span.end_id)
+    return database.unionAll(lake.join(old.select(*frame.identity), list(frame.identity), "left_anti").select(*database.columns))

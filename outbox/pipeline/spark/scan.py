@@ -1,0 +1,146 @@
+"""
+One pass over frames of a history, by NumPy on Arrow batches, spread over Spark's tasks.
+
+Workers open a history's Parquet files themselves. Spark's reader would make rows of its columns, and columns of its rows again
+on the way to Python: seven times the CPU for seven columns. It is asked only where a frame lies in no files, or in files that
+pyarrow cannot open.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from functools import partial, reduce
+from typing import TYPE_CHECKING, Any
+
+import pyarrow as pa
+import pyarrow.compute as pc
+from pyspark.sql import DataFrame
+
+from outbox.pipeline.spark.files import opened
+from outbox.pipeline.spark.history import OF_MESSAGES, History
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+Batches = Iterator[pa.RecordBatch]
+Work = Callable[[str, Batches], Batches]
+
+ROWS = 131_072  # of a batch
+PARTS = 4  # of a file; it is divided between its row groups
+
+FOOTERS_AT_ONCE = 16  # they are read by the driver
+
+SPARK_TYPES = {
+    pa.string(): "string",
+    pa.binary(): "binary",
+    pa.int8(): "tinyint",
+    pa.int16(): "smallint",
+    pa.int32(): "int",
+    pa.int64(): "bigint",
+    pa.list_(pa.string()): "array<string>",
+}
+
+# Columns of few different values.
+CODED = ["source", "topic", "state", "consumer_group", "outcome", "tag", "subject", "type"]
+
+
+def scan(
+    spark: SparkSession,
+    history: History,
+    columns: Mapping[str, Sequence[str]],
+    work: Work,
+    schema: pa.Schema,
+    *,
+    where_null: str = "",
+) -> DataFrame:
+    """
+    Do some work on each part of each frame.
+
+    Args:
+        columns: frame -> the columns it is about.
+        work: gets a frame's name and batches, perhaps of some of its rows only; gives batches of `schema`.
+        where_null: it is about rows only that have NULL in this column; others may come all the same.
+    """
+    files, found = [], []
+    for name, wanted in columns.items():
+        if name in history.files:
+            files += [(name, file) for file in history.files[name]]
+        else:
+            found.append(history.frames[name].select(*wanted).mapInArrow(partial(work, name), ddl(schema)))
+    if files:
+        parts = [(*file, part) for part in range(PARTS) for file in files]  # neighbours, alike in size, go to different tasks
+        many = min(len(parts), int(spark.conf.get("spark.sql.shuffle.partitions")))  # each task costs 80 ms of CPU
+        columns_of_parts = zip(*parts, strict=True)
+        tasks = spark.createDataFrame(pa.table([*map(pa.array, columns_of_parts)], ["frame", "file", "part"])).repartition(many)
+        found.append(tasks.mapInArrow(_reading(Reading(columns, history.first_id, where_null), work), ddl(schema)))
+    return reduce(DataFrame.unionAll, found)
+
+
+def may_have_null(history: History, frames: Iterable[str], column: str) -> bool:
+    """Say whether rows of these frames may have NULL in a column; the statistics of their files tell, without a task."""
+    if any(name not in history.files for name in frames):
+        return True
+    files = [file for name in frames for file in history.files[name]]
+    with ThreadPoolExecutor(FOOTERS_AT_ONCE) as pool:
+        return any(pool.map(partial(_file_may_have_null, column), files))
+
+
+def _file_may_have_null(column: str, file: str) -> bool:
+    import pyarrow.parquet as pq
+
+    try:
+        with opened(file) as source:
+            metadata = pq.read_metadata(source)
+    except (OSError, pa.ArrowException):
+        return True  # whoever reads its rows will say what is wrong with it
+    return any(_may_have_null(metadata, group, column) for group in range(metadata.num_row_groups))
+
+
+def _may_have_null(metadata: Any, group: int, column: str) -> bool:
+    rows = metadata.row_group(group)
+    about = rows.column(metadata.schema.to_arrow_schema().get_field_index(column)).statistics
+    return bool(rows.num_rows) and (about is None or about.null_count != 0)  # None where nobody counted
+
+
+def ddl(schema: pa.Schema) -> str:
+    """Give a schema as Spark takes it."""
+    return ", ".join(f"{column.name} {SPARK_TYPES[column.type]}" for column in schema)
+
+
+@dataclass(frozen=True)
+class Reading:
+    """What of a history is read. first_id: of messages, those from there on; where_null: as in `scan`."""
+
+    columns: Mapping[str, Sequence[str]]
+    first_id: str = ""
+    where_null: str = ""
+
+    def batches(self, frame: str, file: str, part: int) -> Batches:
+        """Read a part of a file."""
+        import pyarrow.parquet as pq
+
+        columns = list(self.columns[frame])
+        first_id = self.first_id if frame in OF_MESSAGES else ""
+        if first_id and "message_id" not in columns:
+            columns.append("message_id")
+        codes = [name for name in CODED if name in columns]
+        with opened(file) as source, pq.ParquetFile(source, read_dictionary=codes) as parquet:
+            groups = self._groups(parquet.metadata, part)
+            for batch in parquet.iter_batches(ROWS, row_groups=groups, columns=columns, use_threads=False):
+                yield batch.filter(pc.greater_equal(batch.column("message_id"), first_id)) if first_id else batch
+
+    def _groups(self, metadata: Any, part: int) -> list[int]:
+        many = metadata.num_row_groups
+        found = list(range(part * many // PARTS, (part + 1) * many // PARTS))
+        return [group for group in found if not self.where_null or _may_have_null(metadata, group, self.where_null)]
+
+
+def _reading(reading: Reading, work: Work) -> Any:
+    def read(parts: Batches) -> Batches:
+        for batch in parts:
+            for part in batch.to_pylist():
+                yield from work(part["frame"], reading.batches(**part))
+
+    return read

@@ -1,0 +1,208 @@
+"""
+What the archive has let the database forget, added to a history: as if nothing had ever left.
+
+While the database is read, its days are held; so whatever it has not, the lake has committed. The lake is read afterwards, when
+the snapshot is gone: what counts in it never changes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from datetime import UTC, date, datetime, timedelta
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+from pyspark.sql import Column, DataFrame
+from pyspark.sql import functions as F
+
+from outbox.pipeline.spark.archive import book
+from outbox.pipeline.spark.config import Archived, PipelineConfig
+from outbox.pipeline.spark.errors import LakeError
+from outbox.pipeline.spark.history import Recorded
+from outbox.pipeline.spark.lake.base import Commit, Lake, insist_on_files, open_lake
+from outbox.pipeline.spark.lake.frames import DELIVERY, DUPLICATE, INBOX, MESSAGES, RECORDED, Frame, Span
+from outbox.pipeline.spark.lake.read import HOLD_DAYS, read_lake, unsettled_days
+from outbox.pipeline.spark.lake.whole import insist_on_ours, whole_since
+from outbox.pipeline.spark.schemas import FRAMES
+from outbox.pipeline.spark.sources.copies import copies, once
+from outbox.pipeline.spark.sources.owed import add_filtered, begin_marks, owed_from
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+FEW = 500_000  # ids that each task may be told
+ALWAYS = datetime(9999, 1, 1, tzinfo=UTC)
+NEEDED = (MESSAGES, INBOX, DELIVERY, DUPLICATE, RECORDED)
+
+# What of a history's rows tells those that the database still has: moments are exact to the microsecond.
+KEYS = {
+    "messages": ["message_id"],
+    "places": ["message_id"],
+    "inbox": ["consumer_group", "message_id", "at"],
+    "attempts": ["consumer_group", "message_id", "nth", "outcome", "at"],
+}
+
+
+@dataclass(frozen=True)
+class Held:
+    """
+    What the lake had while the database's days were held.
+
+    Args:
+        unsettled: days that the database may still have.
+        is_whole: the two together have all that ever was.
+        since: from when on they are audited; None: from the beginning.
+        recorded_since: from when on what the recorder wrote down is whole; None: it always was.
+    """
+
+    archived: Archived
+    lake: Lake
+    commits: list[Commit]
+    unsettled: set[str]
+    is_whole: bool
+    since: datetime | None
+    recorded_since: datetime | None
+
+    @property
+    def end(self) -> Span:
+        """The last day there: nothing in the lake is younger."""
+        return Span(date.fromisoformat(max(commit.day for commit in self.commits)))
+
+
+def hold(connection: Any, archived: Archived, since: datetime | None) -> Held:
+    """
+    Keep days in the database until this transaction ends, and ask the lake what it has.
+
+    Args:
+        since: begin no earlier than that.
+
+    Raises:
+        LakeError: it is another database's lake, it lacks a day or a file, or a manifest cannot be read.
+    """
+    connection.execute(HOLD_DAYS)
+    lake = open_lake(archived.path)
+    commits, deleted = lake.committed(), book.deleted(connection)
+    insist_on_ours(lake, commits, book.source(connection), book.committed(connection))
+    for commit in commits:
+        insist_on_files(lake, commit, *(frame.name for frame in NEEDED))
+    days = [*book.days(connection, date.max), *(date.fromisoformat(commit.day) for commit in commits)]
+
+    if archived.live_since is None:  # nothing was ever pruned
+        return Held(archived, lake, commits, unsettled_days(commits, deleted), True, since, None)
+    kept = timedelta(seconds=archived.kept_seconds)
+    ask = partial(whole_since, commits, days, born=archived.born, kept=kept, without=archived.live_since)
+    whole, recorded = ask(), ask(books=[RECORDED.name])
+    begin = max((time for time in (whole, since) if time), default=None)
+    return Held(archived, lake, commits, unsettled_days(commits, deleted), whole is None, begin, recorded)
+
+
+def known_at_the_broker(config: PipelineConfig, held: Held, recorded: dict[str, Recorded]) -> dict[str, Recorded]:
+    """Say from when on it is known what brokers have: their own tables are pruned and not archived, the recorder's are."""
+    live = held.archived.live_since
+    if live is None:
+        return recorded
+    own = {topic: Recorded(live, ALWAYS) for topic in config.seen_topics if topic not in config.recorded}
+    since = held.recorded_since
+    return own | {topic: replace(one, began=max(one.began, since)) if since else one for topic, one in recorded.items()}
+
+
+def add_archived(
+    spark: SparkSession, config: PipelineConfig, folder: str, held: Held, say: Callable[[str], None]
+) -> Mapping[tuple[str, str], datetime]:
+    """
+    Add to the frames in a folder what the lake has and the database has not.
+
+    Returns:
+        (group, topic) -> from when on the group owes what was sent; empty: it owes all.
+
+    Raises:
+        LakeError: a file of the lake cannot be read.
+    """
+    try:
+        _add_rows(spark, config, folder, held, say)
+        if held.since:
+            begin_marks(spark, folder, held.since, is_whole=held.is_whole)
+        live = held.archived.live_since
+        if live is None:
+            return {}
+        add_filtered(spark, config, folder, live)
+        return owed_from(spark, config, folder, live)
+    except LakeError:
+        raise
+    except Exception as error:  # what a task meets comes as PySpark's, the JVM's or pyarrow's
+        lines = [type(error).__name__, *str(error).strip().splitlines()]
+        said = next((line for line in lines if "reading file" in line or line.startswith(": ")), lines[-1])
+        raise LakeError(f"What the lake in {held.lake.root} has cannot be read: {said.strip(': ')}") from error
+
+
+def _add_rows(spark: SparkSession, config: PipelineConfig, folder: str, held: Held, say: Callable[[str], None]) -> None:
+    def rows_of(frame: Frame) -> DataFrame:
+        return read_lake(spark, held.lake, frame, held.commits, held.unsettled)
+
+    if config.recorded:
+        say("adding what was recorded")
+        there = spark.read.parquet(f"{folder}/{RECORDED.name}")
+        seen = there.unionAll(rows_of(RECORDED)).where(F.col("topic").isin(*config.recorded))
+        _append(_broker(once(seen)), folder, "broker")
+    if not held.commits:
+        return
+    messages = rows_of(MESSAGES)
+    attempts = _tries(rows_of(DELIVERY)).unionAll(_duplicates(rows_of(DUPLICATE)))
+    found = {"messages": _messages(messages), "places": _places(messages), "inbox": _inbox(rows_of(INBOX)), "attempts": attempts}
+    for name, rows in found.items():
+        say(f"adding {name} of {len(held.commits)} archived days")
+        _append(_but_those_there(spark, folder, name, rows, held.end), folder, name)
+
+
+def _append(rows: DataFrame, folder: str, name: str) -> None:
+    extra = [column for column in rows.columns if column not in FRAMES[name].names]
+    typed = [F.col(column.name).cast(column.dataType) for column in FRAMES[name]]
+    rows.select(*typed, *extra).write.mode("append").parquet(f"{folder}/{name}")
+
+
+def _but_those_there(spark: SparkSession, folder: str, name: str, rows: DataFrame, end: Span) -> DataFrame:
+    """Leave out what the database had. Little of it is as old as the lake: batches not yet pruned, a day not yet deleted."""
+    keys = KEYS[name]
+    is_old = F.col("at") < F.lit(end.end).cast("timestamp") if "at" in keys else F.col("message_id") < end.end_id
+    there = spark.read.parquet(f"{folder}/{name}").where(is_old).select(*keys).distinct()
+    many = there.count()
+    if not many:
+        return rows
+    return rows.join(F.broadcast(there) if many <= FEW else there, keys, "left_anti")
+
+
+def _messages(rows: DataFrame) -> DataFrame:
+    """Give message rows; a tombstone stands in the place of one that never was."""
+    header = {name: F.get_json_object("headers", f"$.ce-{name}").alias(name) for name in ("type", "tag")}
+    topic = F.nullif("topic", F.lit("")).alias("topic")
+    columns = ("message_id", topic, "key", header["type"], "about", F.col("created_at").alias("at"), header["tag"])
+    return rows.where("state <> 'tombstone'").select(*columns)
+
+
+def _places(rows: DataFrame) -> DataFrame:
+    """Give where messages stood, as `statements.PLACES` does; one that is lost stood nowhere."""
+    state = F.when(F.col("state") == "retrying", "released").otherwise(F.col("state")).alias("state")
+    waited = F.when(F.col("state") == "waiting", F.col("created_at"))
+    at = F.coalesce("sent_at", "decided_at", "claimed_at", waited).alias("at")
+    place = ("source", F.nullif("topic", F.lit("")).alias("topic"), "lane", "number", "message_id", state, "claimed_at", at)
+    return rows.where(~F.col("state").isin("tombstone", "lost")).select(*place)
+
+
+def _inbox(rows: DataFrame) -> DataFrame:
+    return rows.withColumn("at", F.col("handled_at")).select(*FRAMES["inbox"].names)
+
+
+def _tries(rows: DataFrame) -> DataFrame:
+    return rows.withColumn("at", F.col("failed_at")).select(*FRAMES["attempts"].names)
+
+
+def _duplicates(rows: DataFrame) -> DataFrame:
+    nothing: dict[str, Column] = {name: F.lit(None) for name in ("lane", "number")}
+    more = {"source": F.lit(""), "outcome": F.lit("duplicate"), "at": F.col("dropped_at"), **nothing}
+    return rows.withColumns(more).select(*FRAMES["attempts"].names)
+
+
+def _broker(rows: DataFrame) -> DataFrame:
+    place = {"queue": F.hash("queue"), "pos": F.coalesce("pos", F.lit(0)), "at": F.coalesce("stored_at", "recorded_at")}
+    return copies(rows).withColumns(place).select(*FRAMES["broker"].names)

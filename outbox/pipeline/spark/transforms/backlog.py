@@ -1,0 +1,73 @@
+"""
+Backlog by group, topic and minute: what came in, what was tried, what was finished.
+
+Only rows by the minute leave this room; what they mean, `cause` says.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pyarrow as pa
+from pyspark.sql import DataFrame
+from pyspark.sql import functions as F
+
+from outbox.pipeline.spark.transforms.columns import coded, constant, times_of
+from outbox.pipeline.spark.transforms.tally import Tally
+
+MINUTE = 60_000_000
+
+COLUMNS = {"broker": ("topic", "at"), "inbox": ("consumer_group", "topic", "at")}
+
+# What was stored (then the group is empty) and handled. minute: since 1970.
+HAPPENED = pa.schema(
+    {"frame": pa.string(), "consumer_group": pa.string(), "topic": pa.string(), "minute": pa.int64(), "n": pa.int64()}
+)
+
+
+def happened(frame: str, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    """Count a part of a frame by minute."""
+    found = Tally(HAPPENED)
+    for batch in batches:
+        at, has_one = times_of(batch, "at")
+        group = coded(batch, "consumer_group") if frame == "inbox" else constant("", len(batch))
+        texts = [constant(frame, len(batch)), group, coded(batch, "topic")]
+        found.add([text.of(has_one) for text in texts], [at[has_one] // MINUTE])
+    yield from found.batches()
+
+
+def tries(attempts: DataFrame) -> DataFrame:
+    """
+    Count the tries that did not end well by minute: consumer_group, topic, minute, attempts, consumed.
+
+    A message was tried as often as its last delivery says, each try counted where it is written down; a dead letter is done with.
+    """
+    tried = F.col("outcome").isin("retry", "dead letter", "duplicate") & F.col("at").isNotNull()
+    minute = F.expr("unix_micros(at) div 60000000").alias("minute")
+    return (
+        _once(attempts.where(tried))
+        .groupBy("consumer_group", "topic", minute)
+        .agg(F.count("*").alias("attempts"), F.count_if(F.col("outcome") == "dead letter").alias("consumed"))
+    )
+
+
+def most_repeated(attempts: DataFrame, *, limit: int) -> DataFrame:
+    """Give consumer_group, topic, message_id, tries of the messages tried most often, at most `limit` of each topic."""
+    from pyspark.sql import Window
+
+    keys = ["consumer_group", "topic"]
+    rank = F.row_number().over(Window.partitionBy(*keys).orderBy(F.desc("tries"), "message_id"))
+    return (
+        _once(attempts.where(F.col("outcome").isin("retry", "dead letter")))
+        .groupBy(*keys, "message_id")
+        .agg(F.count("*").alias("tries"))
+        .where(F.col("tries") > 1)
+        .withColumn("rank", rank)
+        .where(F.col("rank") <= limit)
+        .select(*keys, "message_id", "tries")
+    )
+
+
+def _once(tries: DataFrame) -> DataFrame:
+    """Make one row of each try: a dead letter is written down by its group, and again by its broker."""
+    return tries.groupBy("consumer_group", "topic", "message_id", "nth", "outcome").agg(F.min("at").alias("at"))

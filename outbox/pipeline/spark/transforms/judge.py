@@ -1,0 +1,167 @@
+"""
+The verdict over one bucket of one lane: sets of numbers, held to each other. NumPy only; no Spark, so it can be read alone.
+
+Which rule stands for what is in docs/pipeline.md.
+"""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from functools import reduce
+from typing import Any
+
+import numpy as np
+
+from outbox.pipeline.spark.findings import Kind, Stage
+from outbox.pipeline.spark.transforms.columns import Bools, Ints
+from outbox.pipeline.spark.transforms.numbers import BUCKET, Cell, unpack
+from outbox.pipeline.spark.transforms.roles import BROKERS_OF, PLACES_OF, SENT_OF, InGroup, Seen, of_group
+
+MOST_RUNS = 1_000  # holes of a kind in a bucket; if there are more, they are said as one, scattered
+
+HANDLED_BY = "handled by "
+
+COUNTED = {"outbox": PLACES_OF, "sent": SENT_OF, "explained": {Seen.GONE}, "broker": BROKERS_OF}
+
+
+@dataclass(frozen=True)
+class Lane:
+    """
+    What is to be expected of a lane.
+
+    Args:
+        first, last: it has given out these numbers.
+        is_seen: the topic's broker side stands in the history.
+        groups: index -> name of the groups that owe each of its messages an inbox row.
+    """
+
+    first: int
+    last: int
+    is_seen: bool
+    groups: Mapping[int, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """A row of the verdict. With `kind` None it is a count: so many numbers of `what`, from `first` on."""
+
+    kind: Kind | None
+    stage: Stage
+    what: str
+    first: int
+    last: int
+    count: int
+
+
+def roles_in(cells: Iterable[Mapping[str, Any]]) -> dict[int, Cell]:
+    """Read the cells of a bucket, of which several may be of one role, as `numbers.CELL` has them; a byte per number."""
+    found: dict[int, Cell] = {}
+    for cell in cells:
+        again = np.zeros(BUCKET, bool) if cell["again"] is None else unpack(cell["again"])
+        role = Cell(unpack(cell["bits"]), again, cell["n"], cell["lowest"], cell["highest"], cell["future"])
+        found[cell["role"]] = found[cell["role"]] | role if cell["role"] in found else role
+    return found
+
+
+def judge(lane: Lane, bucket: int, roles: Mapping[int, Cell]) -> Iterator[Verdict]:
+    """
+    Hold the stages of a bucket to each other.
+
+    Args:
+        roles: what `transforms.roles` numbers -> what was seen in it.
+    """
+    if bucket == 0:
+        yield from _no_numbers(roles)
+    numbers = np.arange(bucket * BUCKET + 1, (bucket + 1) * BUCKET + 1)
+    is_audited = numbers >= lane.first
+    is_given_out = is_audited & (numbers <= lane.last)
+    sets = {role: found.bits & is_audited for role, found in roles.items()}
+
+    def of(wanted: Iterable[int]) -> Bools:
+        found: Bools = np.zeros(BUCKET, bool)
+        for role in wanted:
+            if role in sets:
+                found |= sets[role]
+        return found
+
+    placed, stored = of(PLACES_OF), of(BROKERS_OF)
+    handled = {group: of([of_group(group, InGroup.HANDLED)]) for group in lane.groups}
+    arrived = np.logical_or.reduce([of([Seen.FOREIGN_GROUP]), *handled.values()])
+
+    def runs(kind: Kind, stage: Stage, what: str, wrong: Bools) -> Iterator[Verdict]:
+        for first, last, count in runs_of(wrong):
+            yield Verdict(kind, stage, what, bucket * BUCKET + 1 + first, bucket * BUCKET + 1 + last, count)
+
+    yield from runs(Kind.LOST, Stage.OUTBOX, "", is_given_out & ~placed & ~stored & ~arrived)
+    yield from runs(Kind.ORPHAN, Stage.BROKER, "", stored & ~placed)
+    yield from runs(Kind.ORPHAN, Stage.INBOX, "", of([Seen.FOREIGN_GROUP]) & ~stored & ~placed)
+    yield from runs(Kind.BEYOND_MARK, Stage.OUTBOX, "", (placed | stored | arrived) & (numbers > lane.last))
+    yield from runs(Kind.LATE, Stage.OUTBOX, "", of([Seen.OPEN_LATE]))
+    if lane.is_seen:
+        yield from runs(Kind.LOST, Stage.BROKER, "", of([Seen.SENT]) & ~stored)
+        yield from runs(Kind.LATE, Stage.BROKER, "", of([Seen.UNREAD]) & ~stored)
+    due = of([Seen.STORED]) | (of([Seen.UNSEEN]) & ~of([Seen.STORED_YOUNG])) if lane.is_seen else of([Seen.SENT])
+    for group, name in lane.groups.items():
+        explained = handled[group] | of([of_group(group, InGroup.DEAD_LETTER)]) | of([of_group(group, InGroup.FILTERED)])
+        waiting = of([of_group(group, InGroup.WAITING)])
+        yield from runs(Kind.ORPHAN, Stage.INBOX, name, handled[group] & ~stored & ~placed)
+        yield from runs(Kind.LOST, Stage.INBOX, name, due & ~explained & ~waiting)
+        yield from runs(Kind.LATE, Stage.INBOX, name, due & ~explained & waiting)
+        begin = roles[of_group(group, InGroup.HANDLED)].lowest if handled[group].any() else 0
+        yield Verdict(None, Stage.INBOX, f"{HANDLED_BY}{name}", begin, 0, int(handled[group].sum()))
+        yield _count(Stage.INBOX, f"dead letters of {name}", of([of_group(group, InGroup.DEAD_LETTER)]) & ~handled[group])
+    for stage, what, repeated in _repeats(lane, roles):
+        yield from runs(Kind.DUPLICATED, stage, what, repeated & is_audited)
+    yield from _from_the_future(lane, roles)
+    for what, wanted in COUNTED.items():
+        yield _count(Stage.BROKER if what == "broker" else Stage.OUTBOX, what, of(wanted))
+    yield _count(Stage.OUTBOX, "under way", of({Seen.OPEN, Seen.SENT_YOUNG, Seen.UNREAD, Seen.STORED_YOUNG}) & ~arrived)
+
+
+def _no_numbers(roles: Mapping[int, Cell]) -> Iterator[Verdict]:
+    for role, stage in (
+        (Seen.NO_NUMBER_PLACE, Stage.OUTBOX),
+        (Seen.NO_NUMBER_BROKER, Stage.BROKER),
+        (Seen.NO_NUMBER_INBOX, Stage.INBOX),
+    ):
+        if role in roles:
+            yield Verdict(Kind.NO_NUMBER, stage, "", roles[role].lowest, roles[role].highest, roles[role].n)
+
+
+def _repeats(lane: Lane, roles: Mapping[int, Cell]) -> Iterator[tuple[Stage, str, Bools]]:
+    """Say which numbers are there more than once; whether it is one message each time, the rows say."""
+    for stage, what, wanted in (
+        (Stage.OUTBOX, "", PLACES_OF),
+        (Stage.BROKER, "", BROKERS_OF),
+        *((Stage.INBOX, name, [of_group(group, InGroup.HANDLED)]) for group, name in lane.groups.items()),
+    ):
+        found = [roles[role] for role in wanted if role in roles]
+        if found:
+            yield stage, what, reduce(operator.or_, found).again
+
+
+def _from_the_future(lane: Lane, roles: Mapping[int, Cell]) -> Iterator[Verdict]:
+    stages: dict[int, Stage] = {**dict.fromkeys(PLACES_OF, Stage.OUTBOX), **dict.fromkeys(BROKERS_OF, Stage.BROKER)}
+    names = {of_group(group, InGroup.HANDLED): name for group, name in lane.groups.items()}
+    for role, found in roles.items():
+        stage = stages.get(role) if role not in names else Stage.INBOX
+        if stage is not None and found.future:
+            yield Verdict(Kind.CLOCK, stage, names.get(role, ""), found.lowest, found.highest, 1)
+
+
+def _count(stage: Stage, what: str, found: Bools) -> Verdict:
+    return Verdict(None, stage, what, 0, 0, int(found.sum()))
+
+
+def runs_of(wrong: Bools) -> list[tuple[int, int, int]]:
+    """Give neighbouring positions as (first, last, count)."""
+    places = np.flatnonzero(wrong)
+    if len(places) == 0:
+        return []
+    starts = np.flatnonzero(np.diff(places, prepend=places[0] - 2) > 1)
+    if len(starts) > MOST_RUNS:
+        return [(int(places[0]), int(places[-1]), len(places))]
+    ends: Ints = np.append(starts[1:], len(places)) - 1
+    return [(int(places[a]), int(places[b]), int(b - a + 1)) for a, b in zip(starts, ends, strict=True)]

@@ -1,0 +1,158 @@
+"""
+The keys that two frames should share: what business rows and messages are about, and the ids of messages and of their places.
+
+NumPy only; which rows differ is for `identity` to say.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from outbox.pipeline.spark.config import Business
+from outbox.pipeline.spark.transforms.columns import Ints, coded, micros_of
+from outbox.pipeline.spark.transforms.identity import Digest, Hashes, Suspects, hashed
+
+Entries: TypeAlias = "npt.NDArray[np.int32]"  # of config.business, by their indexes
+
+ABOUT, PLACE = 0, 1  # pairs: business rows and their messages; message rows and their places
+LEFT, RIGHT = -1, 1
+
+# pair -> frame -> columns
+COLUMNS: dict[int, dict[str, tuple[str, ...]]] = {
+    ABOUT: {"business": ("subject", "about"), "messages": ("topic", "type", "about")},
+    PLACE: {"messages": ("message_id", "topic"), "places": ("message_id", "topic")},
+}
+
+SUSPECT = pa.schema(
+    {
+        "pair": pa.int8(),
+        "subject": pa.string(),
+        "key": pa.string(),
+        "left": pa.int64(),
+        "right": pa.int64(),
+        "topic": pa.string(),
+        "at": pa.int64(),
+    }
+)
+
+
+@dataclass(frozen=True)
+class Side:
+    """The rows of a batch on their side of a pair."""
+
+    pair: int
+    sign: int
+    batch: pa.RecordBatch
+    subjects: pa.Array
+    keys: pa.Array
+    hashes: Hashes
+
+    def rows(self, chosen: npt.NDArray[np.bool_]) -> pa.RecordBatch:
+        """Give some of them as SUSPECT has them."""
+        mask = pa.array(chosen)
+        rows = self.batch.filter(mask)
+        ones: Ints = np.ones(len(rows), np.int64)
+        has = set(rows.schema.names)
+        columns = [
+            np.full(len(rows), self.pair, np.int8),
+            self.subjects.filter(mask).cast(pa.string()),
+            self.keys.filter(mask),
+            *((ones, 0 * ones) if self.sign == LEFT else (0 * ones, ones)),
+            rows.column("topic").cast(pa.string()) if "topic" in has else pa.nulls(len(rows), pa.string()),
+            micros_of(rows, "at") if "at" in has else 0 * ones,
+        ]
+        return pa.RecordBatch.from_arrays([pa.array(column) for column in columns], schema=SUSPECT)
+
+
+@dataclass(frozen=True)
+class Keys:
+    """
+    Which keys the rows of a frame have.
+
+    Args:
+        since_micros: business rows from before owe nothing; None: all do.
+        salt: of this run's hashes.
+        pairs: those that are looked at.
+    """
+
+    business: Sequence[Business]
+    since_micros: int | None
+    salt: int
+    pairs: Collection[int] = (ABOUT, PLACE)
+
+    def columns(self) -> dict[str, tuple[str, ...]]:
+        """Say which columns of which frames it is about."""
+        found: dict[str, tuple[str, ...]] = {}
+        for pair in self.pairs:
+            for frame, columns in COLUMNS[pair].items():
+                at = ("at",) if self.since_micros is not None and frame != "places" else ()
+                found[frame] = tuple(dict.fromkeys((*found.get(frame, ()), *columns, *at)))
+        return found
+
+    def digest(self, frame: str, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        """Give the digests of a part of a frame."""
+        found = Digest()
+        for batch in batches:
+            for side in self._sides(frame, batch):
+                found.add(side.pair, side.sign, side.hashes)
+        yield from found.batches()
+
+    def suspects(self, wanted: Mapping[int, Suspects], frame: str, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        """Give the rows of which digests say that they may differ."""
+        for batch in batches:
+            for side in self._sides(frame, batch):
+                if (chosen := wanted[side.pair].has(side.hashes)).any():
+                    yield side.rows(chosen)
+
+    def _sides(self, frame: str, batch: pa.RecordBatch) -> Iterator[Side]:
+        if frame == "business":
+            if self.since_micros is not None:
+                batch = batch.filter(pa.array(micros_of(batch, "at", missing=-1) >= self.since_micros))
+            yield self._about(LEFT, batch, batch.column("subject"))
+        elif frame == "messages":
+            if ABOUT in self.pairs:
+                yield self._told(batch)
+            if PLACE in self.pairs:
+                yield self._placed(LEFT, batch)
+        else:
+            yield self._placed(RIGHT, batch)
+
+    def _told(self, batch: pa.RecordBatch) -> Side:
+        """Say which entry's message it is, by topic, type and what it is about; the others are nobody's."""
+        topic, kind = coded(batch, "topic"), coded(batch, "type")
+        about = batch.column("about")
+        entry: Entries = np.full(len(batch), len(self.business), np.int32)
+        for label in {one.about for one in self.business}:
+            starts = pc.starts_with(about, f"{label}:").fill_null(False).to_numpy(zero_copy_only=False)
+            found = self._entries(label, topic.values, kind.values)[topic.codes, kind.codes]
+            entry = np.minimum(entry, found if starts.all() else np.where(starts, found, len(self.business)))
+        if not (told := entry < len(self.business)).all():
+            columns = [name for name in batch.schema.names if name != "message_id"]  # of no use here, and the longest
+            batch, entry = batch.select(columns).filter(pa.array(told)), entry[told]
+        return self._about(RIGHT, batch, pa.DictionaryArray.from_arrays(entry, [one.name for one in self.business]))
+
+    def _entries(self, label: str, topics: list[str | None], kinds: list[str | None]) -> Entries:
+        """Give for each topic and type the first entry with a label."""
+        found: Entries = np.full((len(topics), len(kinds)), len(self.business), np.int32)
+        for index, one in reversed(list(enumerate(self.business))):
+            if one.about == label and one.topic in topics:
+                found[topics.index(one.topic), [kind == one.type or not one.type for kind in kinds]] = index
+        return found
+
+    def _about(self, sign: int, batch: pa.RecordBatch, subjects: pa.Array) -> Side:
+        subject = coded(pa.RecordBatch.from_arrays([subjects], ["subject"]), "subject")
+        seeds = subject.each(lambda name: hashed(pa.array([name or ""]), np.uint64(self.salt))[0], np.uint64)
+        keys = batch.column("about")
+        return Side(ABOUT, sign, batch, subjects, keys, hashed(keys, seeds))
+
+    def _placed(self, sign: int, batch: pa.RecordBatch) -> Side:
+        keys: Any = batch.column("message_id")
+        none = pa.DictionaryArray.from_arrays(np.zeros(len(batch), np.int8), [""])
+        return Side(PLACE, sign, batch, none, keys, hashed(keys, np.uint64(self.salt)))

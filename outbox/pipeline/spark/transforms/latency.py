@@ -1,0 +1,95 @@
+"""
+How long messages took, as histograms that can be added: per topic, hop and minute. `bins` says what a bin is.
+
+Times since the publish are read from the message id, so no hop needs a join.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import numpy as np
+import pyarrow as pa
+
+from outbox.pipeline.spark.bins import BACKWARDS, BINS_PER_DOUBLING, INSTANT
+from outbox.pipeline.spark.transforms.columns import Bools, Coded, Ints, coded, constant, published_micros, times_of
+from outbox.pipeline.spark.transforms.tally import Tally
+
+MINUTE = 60_000_000
+
+COLUMNS = {
+    "places": ("topic", "state", "message_id", "claimed_at", "at"),
+    "broker": ("topic", "message_id", "at"),
+    "inbox": ("consumer_group", "topic", "message_id", "at"),
+}
+
+# minute: since 1970.
+HISTOGRAM = pa.schema(
+    {
+        "topic": pa.string(),
+        "hop": pa.string(),
+        "consumer_group": pa.string(),
+        "minute": pa.int64(),
+        "bin": pa.int32(),
+        "n": pa.int64(),
+    }
+)
+
+Times = tuple[Ints, Bools]  # microseconds since 1970, and which rows have one
+
+
+@dataclass(frozen=True)
+class Hop:
+    """What some rows say of a hop. is_one: which of them are about it."""
+
+    name: str
+    start: Times
+    end: Times
+    is_one: Bools | bool = True
+    group: Coded | None = None
+
+
+@dataclass(frozen=True)
+class Latency:
+    """tolerance_micros: so much too early counts as an instant, since clocks differ."""
+
+    tolerance_micros: int = 0
+
+    def histograms(self, frame: str, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        """
+        Count latencies of a part of a frame: `claim` (publish to claim), `send` (claim to sent), `store` (publish to stored),
+        `handle` (publish to handled, by group).
+        """
+        found = Tally(HISTOGRAM)
+        for batch in batches:
+            topic = coded(batch, "topic")
+            for hop in HOPS[frame](batch):
+                (start, has_start), (end, has_end) = hop.start, hop.end
+                counts = has_start & has_end & hop.is_one
+                texts = [topic, constant(hop.name, len(batch)), hop.group or constant("", len(batch))]
+                numbers = [end // MINUTE, self._bins(end - start)]
+                found.add([text.of(counts) for text in texts], [number[counts] for number in numbers])
+        yield from found.batches()
+
+    def _bins(self, micros: Ints) -> Ints:
+        doublings = np.floor(np.log2(np.maximum(micros, 1)) * BINS_PER_DOUBLING).astype(np.int64)
+        return np.select([micros < -self.tolerance_micros, micros <= 1], [BACKWARDS, INSTANT], doublings + 1)
+
+
+def _of_places(batch: pa.RecordBatch) -> Iterator[Hop]:
+    is_sent = coded(batch, "state").is_("sent")
+    claimed = times_of(batch, "claimed_at")
+    yield Hop("claim", published_micros(batch), claimed, is_sent)
+    yield Hop("send", claimed, times_of(batch, "at"), is_sent)
+
+
+def _of_broker(batch: pa.RecordBatch) -> Iterator[Hop]:
+    yield Hop("store", published_micros(batch), times_of(batch, "at"))
+
+
+def _of_inbox(batch: pa.RecordBatch) -> Iterator[Hop]:
+    yield Hop("handle", published_micros(batch), times_of(batch, "at"), group=coded(batch, "consumer_group"))
+
+
+HOPS = {"places": _of_places, "broker": _of_broker, "inbox": _of_inbox}

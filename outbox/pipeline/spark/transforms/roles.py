@@ -1,0 +1,176 @@
+"""
+The roles in which a number can be seen: where, and how it stands there. What counts of a role is its set of numbers.
+
+A role travels as a small integer, so that one aggregation serves all stages and groups at once.
+"""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+import pyarrow as pa
+
+from outbox.pipeline.spark.config import Group
+from outbox.pipeline.spark.transforms.columns import Bools, Ints, coded, micros_of
+
+
+class Seen(enum.IntEnum):
+    """Roles of stages that are there once. Young: not older than the settle time."""
+
+    SENT = 0
+    SENT_YOUNG = 1
+    OPEN = 2  # claimed, prepared or released, young
+    OPEN_LATE = 3
+    GONE = 4  # dead or skipped: explains why nothing follows
+    STORED = 5  # at the broker
+    STORED_YOUNG = 6
+    FOREIGN_GROUP = 7  # in the inbox of a group that owes nothing
+    NO_NUMBER_PLACE = 8
+    NO_NUMBER_BROKER = 9
+    NO_NUMBER_INBOX = 10
+    UNSEEN = 11  # sent before the recorder began: what it has not written down may have been there all the same
+    UNREAD = 12  # sent, not young, and the recorder has not come so far
+
+
+class InGroup(enum.IntEnum):
+    """Roles that each group has."""
+
+    HANDLED = 0
+    DEAD_LETTER = 1
+    WAITING = 2  # being retried, or not yet read: the broker still has it for the group
+    FILTERED = 3  # of a tag that the group did not ask for, or not known to have been meant for it
+
+
+# The columns that roles are made of.
+COLUMNS = {
+    "places": ("topic", "state", "claimed_at", "at"),
+    "broker": ("topic", "tag", "at"),
+    "inbox": ("consumer_group", "at"),
+    "attempts": ("consumer_group", "outcome", "at"),
+}
+
+NONE = -1
+NEVER = np.iinfo(np.int64).max  # the time of what was never written down: young
+FIRST_OF_GROUPS = 16
+MAX_GROUPS = (1024 - FIRST_OF_GROUPS) // len(InGroup)
+
+SENT_OF = frozenset({Seen.SENT, Seen.SENT_YOUNG, Seen.UNSEEN, Seen.UNREAD})
+PLACES_OF = SENT_OF | {Seen.OPEN, Seen.OPEN_LATE, Seen.GONE}
+BROKERS_OF = frozenset({Seen.STORED, Seen.STORED_YOUNG})
+
+
+def of_group(group: int, role: InGroup) -> int:
+    """Give the integer of a group's role; groups count from 0."""
+    return FIRST_OF_GROUPS + group * len(InGroup) + role
+
+
+@dataclass(frozen=True)
+class Reach:
+    """
+    How far a recorded topic can be judged at the broker, in microseconds.
+
+    Args:
+        began, until: when what was sent between them was shown, it is recorded, if the broker has it.
+        hidden: a message may be shown so much later than it was sent.
+    """
+
+    began: int
+    until: int
+    hidden: int
+
+
+@dataclass(frozen=True)
+class Roles:
+    """
+    How rows become roles, for the groups that owe something.
+
+    Args:
+        reaches: of the topics whose broker is not known for all times.
+        owed: (group, topic) -> the group owes what was sent from then on, in microseconds; none: all.
+        live_micros: no broker tries again what a group failed at before then.
+    """
+
+    groups: Sequence[Group]
+    cutoff_micros: int
+    reaches: Mapping[str, Reach] = field(default_factory=dict)
+    owed: Mapping[tuple[str, str], int] = field(default_factory=dict)
+    live_micros: int = 0
+
+    def of(self, frame: str, batch: pa.RecordBatch) -> Iterator[Ints]:
+        """Give a role for each row of a frame, NONE where it has none; more than once where a row plays several."""
+        match frame:
+            case "places":
+                yield self._of_places(batch)
+                for index, is_not_owed in self.not_owed(batch):
+                    yield np.where(is_not_owed, of_group(index, InGroup.FILTERED), NONE)
+            case "broker":
+                yield self._of_broker(batch)
+                for index, is_filtered in self.filtered(batch):
+                    yield np.where(is_filtered, of_group(index, InGroup.FILTERED), NONE)
+            case "inbox":
+                yield self._by_group(batch, InGroup.HANDLED)
+            case "attempts":
+                yield self._of_attempts(batch)
+
+    def of_sent(self, batch: pa.RecordBatch) -> Ints:
+        """Give the roles of places, as if all were sent."""
+        at = micros_of(batch, "at", "claimed_at", missing=NEVER)
+        topic = coded(batch, "topic")
+        roles = np.where(at <= self.cutoff_micros, Seen.SENT, Seen.SENT_YOUNG)
+        for name, reach in self.reaches.items():
+            may_be_hidden = (at > reach.until - reach.hidden) & (reach.hidden > 0)
+            cases = {
+                Seen.SENT_YOUNG: (at > self.cutoff_micros) | (may_be_hidden & (at < reach.began)),
+                Seen.UNSEEN: at < reach.began,
+                Seen.UNREAD: at > reach.until,
+            }
+            recorded = np.select([*cases.values(), may_be_hidden], [*cases, Seen.SENT_YOUNG], Seen.SENT)
+            roles = np.where(topic.is_(name), recorded, roles)
+        return roles
+
+    def filtered(self, batch: pa.RecordBatch) -> Iterator[tuple[int, Bools]]:
+        """Give a group's index, and which stored messages of a topic were not meant for it, by their tags."""
+        topic, tag = coded(batch, "topic"), coded(batch, "tag")
+        for index, group in enumerate(self.groups):
+            for name, tags in group.topics.items():
+                if tags is not None:
+                    yield index, topic.is_(name) & ~tag.is_(*tags)
+
+    def not_owed(self, batch: pa.RecordBatch) -> Iterator[tuple[int, Bools]]:
+        """Give a group's index, and which places of a topic are older than what it owes."""
+        if not self.owed:
+            return
+        at, topic = micros_of(batch, "at", "claimed_at", missing=NEVER), coded(batch, "topic")
+        for index, group in enumerate(self.groups):
+            for name in group.topics:
+                if (begin := self.owed.get((group.name, name))) and (found := topic.is_(name) & (at < begin)).any():
+                    yield index, found
+
+    def is_over(self, batch: pa.RecordBatch) -> Bools:
+        """Say which tries failed so long ago that nobody has the message for another one."""
+        return coded(batch, "outcome").is_("retry") & (micros_of(batch, "at", missing=NEVER) < self.live_micros)
+
+    def _of_places(self, batch: pa.RecordBatch) -> Ints:
+        state = coded(batch, "state")
+        is_long_open = micros_of(batch, "claimed_at", "at", missing=NEVER) <= self.cutoff_micros
+        under_way = np.where(is_long_open, Seen.OPEN_LATE, Seen.OPEN)
+        otherwise = np.where(state.is_("dead", "skipped"), Seen.GONE, under_way)
+        return np.where(state.is_("sent"), self.of_sent(batch), otherwise)
+
+    def _of_broker(self, batch: pa.RecordBatch) -> Ints:
+        return np.where(micros_of(batch, "at", missing=NEVER) <= self.cutoff_micros, Seen.STORED, Seen.STORED_YOUNG)
+
+    def _of_attempts(self, batch: pa.RecordBatch) -> Ints:
+        outcome = coded(batch, "outcome")
+        dead, waiting = self._by_group(batch, InGroup.DEAD_LETTER), self._by_group(batch, InGroup.WAITING)
+        waits = outcome.is_("waiting", "retry") & ~self.is_over(batch)
+        roles = np.where(outcome.is_("dead letter"), dead, np.where(waits, waiting, NONE))
+        roles = np.where(outcome.is_("filtered"), self._by_group(batch, InGroup.FILTERED), roles)
+        return np.where(roles == Seen.FOREIGN_GROUP, NONE, roles)
+
+    def _by_group(self, batch: pa.RecordBatch, role: InGroup) -> Ints:
+        roles = {group.name: of_group(index, role) for index, group in enumerate(self.groups)}
+        return coded(batch, "consumer_group").each(lambda name: roles.get(name, Seen.FOREIGN_GROUP))

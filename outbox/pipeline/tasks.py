@@ -1,0 +1,51 @@
+"""Celery tasks of the pipeline. Spark runs in a process of its own, and ends with its worker."""
+
+from __future__ import annotations
+
+import logging
+from datetime import timedelta
+
+from celery import shared_task
+
+from outbox.pipeline.archive import archive_due
+from outbox.pipeline.audit_runs.run import run_for_beat
+from outbox.pipeline.errors import AuditRunning, MonitorFailed
+from outbox.pipeline.monitor import run_monitor
+from outbox.relay.attempt import attempt
+from outbox.relay.hosts import posts
+
+logger = logging.getLogger(__name__)
+
+# A project's time limits for its tasks (`task_time_limit`) are made for tasks of seconds, and would end these, which wait for
+# Spark, in the middle. The audit has a limit of its own; archive and monitor take the time that they take.
+NO_LIMIT = 30 * 24 * 3600
+
+
+@shared_task(name="outbox.pipeline.tasks.audit", ignore_result=True, time_limit=NO_LIMIT, soft_time_limit=NO_LIMIT)
+def audit(at_most: float = 3600.0, archived: bool = False) -> None:
+    """Audit each database, for so many seconds at most."""
+    for database in _databases():
+        try:
+            attempt(run_for_beat, database, at_most=timedelta(seconds=at_most), archived=archived)
+        except AuditRunning as error:
+            logger.debug("%s", error)
+
+
+@shared_task(name="outbox.pipeline.tasks.archive", ignore_result=True, time_limit=NO_LIMIT, soft_time_limit=NO_LIMIT)
+def archive() -> None:
+    """Archive what is due in each database; an archive that is stopped goes on where it ended."""
+    for database in _databases():
+        attempt(archive_due, database)
+
+
+@shared_task(name="outbox.pipeline.tasks.monitor", ignore_result=True, time_limit=NO_LIMIT, soft_time_limit=NO_LIMIT)
+def monitor(checkpoint: str, database: str = "default") -> None:
+    """Count what was written since the last time, in a process of its own: no JVM stays in the worker."""
+    try:
+        attempt(run_monitor, database, checkpoint, say=logger.info)
+    except MonitorFailed as error:
+        logger.warning("%s", error)
+
+
+def _databases() -> list[str]:
+    return sorted({post.database for post in posts()})

@@ -1,0 +1,1 @@
+"""Publishing: message rows and tickets, written in the caller's transaction."""

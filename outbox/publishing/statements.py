@@ -1,0 +1,128 @@
+"""The statements of publish. Each joins the caller's transaction, over Django's own connection."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import psycopg
+from django.db import connections
+from django.db.backends.utils import CursorWrapper
+
+from outbox import conf
+from outbox.message import Receipt
+from outbox.publishing.draft import Draft
+from outbox.topics import topic_id
+
+KEY_LOCKS = 7709
+"""The first half of the advisory locks on keys; 7707 and 7708 are the relay's."""
+
+# The message row and its ticket; wakes a resident relay if one said that it is idle. Both take their values from here: a
+# ticket that selected them from the message row would cost a third more.
+INSERT_WAITING = """
+WITH m AS (INSERT INTO outbox_message (id, topic_id, key, headers, about, body) VALUES (%s, %s, %s, %s, %s, %s))
+INSERT INTO outbox_ticket (message_id, topic_id, order_key) VALUES (%s, %s, %s)
+RETURNING (SELECT pg_notify('outbox', '') FROM outbox_idle LIMIT 1)
+"""
+
+# The message row, and when it is due; the relay gives it its ticket then.
+INSERT_DELAYED = """
+WITH m AS (INSERT INTO outbox_message (id, topic_id, key, headers, about, body) VALUES (%s, %s, %s, %s, %s, %s))
+INSERT INTO outbox_delayed (message_id, topic_id, due_at) VALUES (%s, %s, clock_timestamp() + %s)
+"""
+
+# The same for many messages, tickets in the order given.
+INSERT_MANY = """
+WITH g AS (
+    SELECT * FROM unnest(
+        %s::uuid[], %s::int[], %s::text[], %s::text[], %s::text[], %s::bytea[], %s::boolean[], %s::interval[]
+    ) WITH ORDINALITY AS g (id, topic_id, key, headers, about, body, is_ordered, wait, nth)
+), m AS (
+    INSERT INTO outbox_message (id, topic_id, key, headers, about, body)
+    SELECT id, topic_id, key, headers, about, body FROM g
+), d AS (
+    INSERT INTO outbox_delayed (message_id, due_at, topic_id)
+    SELECT id, clock_timestamp() + wait, topic_id FROM g WHERE wait > interval '0'
+)
+INSERT INTO outbox_ticket (message_id, topic_id, order_key)
+SELECT id, topic_id, CASE WHEN is_ordered THEN hashtextextended(key, topic_id) END FROM g
+WHERE wait = interval '0' ORDER BY nth
+RETURNING (SELECT pg_notify('outbox', '') FROM outbox_idle LIMIT 1)
+"""
+
+# Tickets of one key are to be in the order of the commits: who publishes a key waits until its last publisher has
+# committed. Gives the order key.
+LOCK_KEY = "SELECT pg_advisory_xact_lock(%s, hashtext(%s)), hashtextextended(%s, %s)"
+
+# The same for many keys, sorted, so that two publishers of the same keys do not wait for each other.
+LOCK_KEYS = "SELECT pg_advisory_xact_lock(%s, hash) FROM (SELECT DISTINCT hashtext(unnest(%s::text[])) AS hash ORDER BY 1) k"
+
+# Takes a dedupe key that is new or expired, one row; none if it is taken. A concurrent publisher of the key is waited for.
+TAKE_DEDUPE_KEY = """
+INSERT INTO outbox_dedupe AS d (topic_id, dedupe_key, message_id, expires_at)
+VALUES (%s, %s, %s, clock_timestamp() + %s)
+ON CONFLICT (topic_id, dedupe_key) DO UPDATE SET message_id = excluded.message_id, expires_at = excluded.expires_at
+WHERE d.expires_at <= clock_timestamp()
+"""
+
+# The message that has a dedupe key. A statement of its own: it sees what the one before waited for. The message's day
+# may have been dropped.
+FIND_FIRST = """
+SELECT d.message_id, coalesce(m.key, '') FROM outbox_dedupe d LEFT JOIN outbox_message m ON m.id = d.message_id
+WHERE d.topic_id = %s AND d.dedupe_key = %s
+"""
+
+
+def write(draft: Draft, using: str, *, about: str | None, dedupe_key: str | None) -> Receipt:
+    """
+    Write one message: one statement, and one before it for an ordered topic, another for a dedupe key.
+
+    Returns:
+        The receipt; that of the first message where the dedupe key is taken.
+    """
+    topic = topic_id(draft.topic, using)
+    with _cursor(using) as cursor:
+        if dedupe_key is not None:
+            taken: list[Any] = [topic, dedupe_key, draft.id, conf.settings().dedupe_retention]
+            cursor.execute(TAKE_DEDUPE_KEY, taken)
+            if not cursor.rowcount:
+                cursor.execute(FIND_FIRST, [topic, dedupe_key])
+                first_id, first_key = cursor.fetchone()
+                return Receipt(first_id, draft.topic, first_key, is_duplicate=True)
+        order_key = None
+        if draft.is_ordered:
+            cursor.execute(LOCK_KEY, [KEY_LOCKS, draft.key, draft.key, topic])
+            _, order_key = cursor.fetchone()
+        row: list[Any] = [draft.id, topic, draft.key, draft.headers, about, draft.body, draft.id, topic]
+        if draft.wait:
+            cursor.execute(INSERT_DELAYED, [*row, draft.wait])  # type: ignore[list-item]  # psycopg takes it
+        else:
+            cursor.execute(INSERT_WAITING, [*row, order_key])
+    return Receipt(draft.id, draft.topic, draft.key)
+
+
+def _cursor(using: str) -> CursorWrapper:
+    """
+    Open a cursor that can keep the statements prepared, where `OPTIONS["prepare_threshold"]` of the database allows it.
+
+    Django's own cursors write the values into the statement's text, so PostgreSQL parses and plans it at each publish.
+    """
+    wrapper = connections[using]
+    wrapper.ensure_connection()
+    # Django wraps it as it does its own: debug log, errors of django.db, the check of the thread.
+    wrapped: CursorWrapper = wrapper._prepare_cursor(psycopg.Cursor(wrapper.connection))  # type: ignore[attr-defined]
+    return wrapped
+
+
+def write_many(drafts: Sequence[Draft], using: str, *, abouts: Sequence[str | None]) -> list[Receipt]:
+    """Write many messages: one statement, and one before it where a topic is ordered."""
+    rows = [
+        (d.id, topic_id(d.topic, using), d.key, d.headers, about, d.body, d.is_ordered, d.wait)
+        for d, about in zip(drafts, abouts, strict=True)
+    ]
+    with connections[using].cursor() as cursor:
+        if ordered_keys := [draft.key for draft in drafts if draft.is_ordered]:
+            cursor.execute(LOCK_KEYS, [KEY_LOCKS, ordered_keys])
+        columns: list[Any] = [list(column) for column in zip(*rows, strict=True)]
+        cursor.execute(INSERT_MANY, columns)
+    return [Receipt(draft.id, draft.topic, draft.key) for draft in drafts]

@@ -1,0 +1,117 @@
+"""Transactions, and which database a message goes to: that of the business rows, or nowhere."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager
+from contextvars import ContextVar
+
+from django.db import connections, router
+from django.db import transaction as django_transaction
+from django.db.models import Model
+
+from outbox.errors import InvalidMessage, NotInTransaction, WrongDatabase
+from outbox.message import Message
+from outbox.models import MessageRow
+from outbox.publishing.draft import compose
+
+_innermost: ContextVar[str | None] = ContextVar("outbox_innermost_transaction", default=None)
+
+
+@contextmanager
+def transaction(
+    using: str | None = None, *, durable: bool = False, half_first: Message | None = None, about: Model | None = None
+) -> Iterator[str]:
+    """
+    Open a transaction, or a savepoint in the one that is open; messages published in it go to its database.
+
+    Args:
+        using: the database's alias, by default where the routers write messages. It is also what `as` gives.
+        durable: raise unless this is the outermost block, as Django's `atomic(durable=True)` does.
+        half_first: a message that goes to its broker as a half message before the block begins, and is committed when the
+            transaction is; published here, not by `publish()`. The block is the outermost one then.
+        about: the row that message speaks of; it may be yet to be saved, if its primary key is known.
+
+    Raises:
+        HalfNotStored, NotOutermost: as `outbox.half_first.open_transaction` says.
+    """
+    home = None if half_first is None or about is None else _home_of(type(half_first).__name__, about, using)
+    alias = using or home or router.db_for_write(MessageRow)
+    token = _innermost.set(alias)
+    try:
+        with _open(alias, durable, half_first, about):
+            yield alias
+    finally:
+        _innermost.reset(token)
+
+
+def _open(alias: str, durable: bool, message: Message | None, about: Model | None) -> AbstractContextManager[None]:
+    if message is None:
+        return django_transaction.atomic(using=alias, durable=durable)
+    from outbox.half_first import open_transaction  # it speaks with brokers, which nothing else here does
+
+    return open_transaction(compose(message), alias, about=None if about is None else describe(about))
+
+
+def choose_database(subject: str, *, using: str | None, about: Model | None) -> str:
+    """
+    Give the database a message goes to: `using`, else that of `about`, else that of the innermost
+    `outbox.transaction()`, else where the routers write messages.
+
+    Raises:
+        WrongDatabase: the row it is about lives elsewhere.
+        NotInTransaction: no transaction is open there.
+    """
+    home = None if about is None else _home_of(subject, about, using)
+    alias = using or home or _innermost.get() or router.db_for_write(MessageRow)
+    if not connections[alias].in_atomic_block:
+        raise NotInTransaction(_explain(subject, alias))
+    return alias
+
+
+def describe(row: Model) -> str:
+    """Write a row as the column `about` holds it: `shop.order:4711`; a proxy is called by its table's model."""
+    return f"{(row._meta.concrete_model or type(row))._meta.label_lower}:{row.pk}"
+
+
+def _home_of(subject: str, about: Model, using: str | None) -> str | None:
+    """Give the database of a row, None for one that has not been saved. Raises WrongDatabase where it is not `using`."""
+    if not isinstance(about, Model):
+        raise InvalidMessage(f"{subject} is about {about!r}, which is no model instance. Pass the row itself.")
+    if about.pk is None:
+        raise InvalidMessage(
+            f"{subject} is about a {about._meta.label} without a primary key. Publish after it is saved, "
+            "and before it is deleted."
+        )
+    home = about._state.db
+    if using and home and home != using:
+        raise WrongDatabase(
+            f"{subject} would go to database {using!r}, but {describe(about)} lives in {home!r}; no transaction "
+            "spans both. Leave using= out, or publish about a row of that database."
+        )
+    return home
+
+
+def _explain(subject: str, alias: str) -> str:
+    """Say why nothing was published, and the way out."""
+    text = f"{subject} was published outside a transaction of database {alias!r}, so nothing would tie it to the rows. "
+    if _is_in_event_loop():
+        return text + (
+            "In async code, decorate the coroutine function with @transactional and `await apublish(...)`: "
+            "Django's transactions belong to a thread, not to the event loop."
+        )
+    if elsewhere := [other.alias for other in connections.all(initialized_only=True) if other.in_atomic_block]:
+        return text + (
+            f"Open are transactions of: {', '.join(sorted(elsewhere))}. If the rows are there, pass using= or about=; "
+            f"else open one by @transactional(using={alias!r}) or `with outbox.transaction({alias!r}):`."
+        )
+    return text + "Decorate the view or function with @transactional, or use `with outbox.transaction():`."
+
+
+def _is_in_event_loop() -> bool:
+    try:
+        asyncio.get_running_loop()
+    except RuntimeError:
+        return False
+    return True

@@ -1,0 +1,247 @@
+"""
+What both hosts of a relay share: a Celery task visits a post, the resident command stays there.
+
+A post is one database and one broker. Everything a relay needs is opened when it comes on duty and closed when it
+leaves; a database that goes away in between ends the duty with psycopg's error, and loses nothing.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from datetime import timedelta
+
+from django.db import connections
+
+from outbox import conf, database
+from outbox.brokers.base import Broker
+from outbox.database import Connection, heartbeats
+from outbox.errors import ConfigurationError, NotMigrated
+from outbox.relay.breaker import Breaker, BreakerState
+from outbox.relay.delayed import MOVED_AT_ONCE, move_due
+from outbox.relay.lane import Lane, take_lane
+from outbox.relay.rounds import Drained, Relay, make_breaker
+from outbox.relay.wakeup import Waker, forget_dead
+from outbox.topics import write_topics
+
+logger = logging.getLogger(__name__)
+
+CHORES_EVERY = 1.0  # seconds
+LINGER = timedelta(milliseconds=200)
+NO_LINGER = timedelta(0)
+
+# Has the database our tables, and takes it writes?
+IS_FIT = "SELECT to_regclass('outbox_idle') IS NOT NULL AND NOT pg_is_in_recovery()"
+
+
+@dataclass(frozen=True, slots=True)
+class Post:
+    """Where a relay works: a database (Django's alias) and a broker (its alias in `OUTBOX["BROKERS"]`)."""
+
+    database: str
+    broker: str
+
+    def __str__(self) -> str:
+        return f"database {self.database!r}, broker {self.broker!r}"
+
+
+def databases(only: Sequence[str] | None = None) -> list[str]:
+    """
+    List the databases that may hold messages, or those of them that were chosen.
+
+    Raises:
+        ConfigurationError: one of `only` is not in settings.
+    """
+    _insist("database", only or (), list(connections))
+    return list(only) if only else database.outbox_databases()
+
+
+def posts(only_databases: Sequence[str] | None = None, only_brokers: Sequence[str] | None = None) -> list[Post]:
+    """
+    List where relays are needed: each database that may hold messages, with each broker that has topics.
+
+    Raises:
+        ConfigurationError: one of `only_...` is not in settings.
+    """
+    brokers = sorted(conf.settings().brokers)
+    _insist("broker", only_brokers or (), brokers)
+    chosen = [broker for broker in only_brokers or brokers if conf.topics_of(broker)]
+    return [Post(database, broker) for database in databases(only_databases) for broker in chosen]
+
+
+def _insist(kind: str, given: Sequence[str], known: Sequence[str]) -> None:
+    if unknown := [alias for alias in given if alias not in known]:
+        raise ConfigurationError(f"There is no {kind} {', '.join(map(repr, unknown))} in settings, but {', '.join(known)}.")
+
+
+class Duty:
+    """
+    A relay at its post, in the thread that made it.
+
+    Args:
+        connection: the relay's; it holds the lane.
+        note: who hosts it, for people.
+    """
+
+    def __init__(self, post: Post, connection: Connection, broker: Broker, lane: Lane, note: str, stack: ExitStack) -> None:
+        self.post = post
+        self.relay = Relay(connection, broker, lane, breaker=_breaker_of(post))
+        self.stop = threading.Event()
+        self._connection = connection
+        self._note = note
+        self._stack = stack
+        self._waker: Waker | None = None
+        self._chores_at = 0.0
+
+    def run(self, *, at_most: timedelta | None = None, linger: timedelta | None = None) -> Drained:
+        """
+        Relay until `stop` is set or time is over.
+
+        Args:
+            linger: come to an end when nothing has come for that long; at once if another relay waits for publishers
+                already. None: stay.
+
+        Raises:
+            psycopg.Error: the database failed.
+        """
+        ends_at = time.monotonic() + at_most.total_seconds() if at_most else float("inf")
+        idle_since: float | None = None
+        while not self.stop.is_set() and time.monotonic() < ends_at:
+            self._do_chores()
+            if self.relay.step().batches:
+                self._be_busy()
+                idle_since = None
+                continue
+            idle_since = idle_since or time.monotonic()
+            if linger is not None and self._is_over(idle_since, linger):
+                break
+            self._be_idle()
+        self._be_busy()
+        return self.relay.total
+
+    def sign_off(self) -> None:
+        """Take the heartbeat away: nobody comes back."""
+        heartbeats.leave(self._connection, "relay", broker=self.post.broker)
+
+    def halt(self) -> None:
+        """Have `run` finish what the broker has been handed, release the rest and return; from any thread."""
+        self.stop.set()
+        self.relay.stop()
+
+    def _is_over(self, idle_since: float, linger: timedelta) -> bool:
+        if not linger or self.relay.breaker.state is BreakerState.OPEN:
+            return True
+        if self._waker is None or not self._waker.is_announced:
+            return self._listening().is_another_idle()
+        return time.monotonic() - idle_since >= linger.total_seconds()
+
+    def _be_idle(self) -> None:
+        """Announce it first and claim once more; the next time, wait for a publisher."""
+        waker = self._listening()
+        if self.relay.breaker.state is BreakerState.OPEN:
+            waker.withdraw()
+            self.stop.wait(min(self.relay.breaker.seconds_left, CHORES_EVERY))
+        elif not waker.is_announced:
+            waker.announce()
+        else:
+            waker.wait()
+
+    def _be_busy(self) -> None:
+        if self._waker is not None:
+            self._waker.withdraw()
+
+    def _listening(self) -> Waker:
+        if self._waker is None:
+            listener = self._stack.enter_context(database.connect(self.post.database, application_name="outbox listener"))
+            settings = conf.settings().relay
+            self._waker = Waker(listener, self.relay.lane, shortest=settings.idle_wait_min, longest=settings.idle_wait_max)
+        return self._waker
+
+    def _do_chores(self) -> None:
+        """Once a second: what is due by time, not by a publisher."""
+        if time.monotonic() < self._chores_at:
+            return
+        while move_due(self._connection) == MOVED_AT_ONCE:
+            pass
+        self.relay.sweep()
+        forget_dead(self._connection)
+        heartbeats.beat(
+            self._connection,
+            "relay",
+            broker=self.post.broker,
+            lane=self.relay.lane.number,
+            breaker=self.relay.breaker.state,
+            note=self._note,
+        )
+        self._chores_at = time.monotonic() + CHORES_EVERY
+
+
+def ensure_fit(alias: str, connection: Connection) -> None:
+    """Raise NotMigrated unless the database has the tables of the outbox and takes writes."""
+    if connection.execute(IS_FIT).fetchone() != (True,):
+        raise NotMigrated(
+            f"Database {alias!r} has no tables of the outbox, or is a replica. Run manage.py migrate --database {alias}, "
+            "or keep the outbox away from it by a database router."
+        )
+
+
+@contextmanager
+def on_duty(post: Post, *, note: str) -> Iterator[Duty]:
+    """
+    Come on duty: connect, take the lowest free lane, make the broker's client; leave all of it at the end.
+
+    Raises:
+        LaneNotHeld: other relays hold all lanes.
+        NotMigrated: the database has no tables of the outbox, or is a replica.
+        psycopg.OperationalError: the database cannot be reached.
+    """
+    with ExitStack() as stack:
+        connection = stack.enter_context(database.connect(post.database, application_name="outbox relay"))
+        ensure_fit(post.database, connection)
+        lane = take_lane(connection, lanes=conf.settings().relay.lanes)
+        _write_topics_once(post.database, connection)
+        broker = conf.make_broker(post.broker)
+        stack.callback(broker.close)
+        yield Duty(post, connection, broker, lane, note, stack)
+
+
+def visit(post: Post, *, note: str, at_most: timedelta, linger: timedelta) -> Drained:
+    """
+    Relay what waits at a post and come away; nothing of it stays behind.
+
+    Raises:
+        LaneNotHeld, NotMigrated, psycopg.Error: as `on_duty` and `Duty.run`.
+    """
+    with on_duty(post, note=note) as duty:
+        return duty.run(at_most=at_most, linger=linger)
+
+
+_breakers: dict[Post, tuple[conf.Settings, Breaker]] = {}
+
+
+def _breaker_of(post: Post) -> Breaker:
+    """
+    Give the breaker that this process keeps for a post, a new one when settings have changed.
+
+    Else each Celery task would begin with a closed one, and an outage cost as many tries as if there were none.
+    """
+    settings = conf.settings()
+    known = _breakers.get(post)
+    if known is None or known[0] is not settings:
+        known = _breakers[post] = settings, make_breaker(settings.relay)
+    return known[1]
+
+
+_written: dict[tuple[str, str], conf.Settings] = {}
+
+
+def _write_topics_once(alias: str, connection: Connection) -> None:
+    """Write the topic rows at the first visit of this process, and again when settings have changed."""
+    place = alias, str(connections[alias].settings_dict["NAME"])  # of one database, aliases may lead to several schemas
+    if _written.get(place) is not conf.settings():
+        write_topics(alias, connection)
+        _written[place] = conf.settings()

@@ -1,0 +1,55 @@
+"""Upkeep of a database and its brokers, hourly: days made ahead, what is past its time pruned."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from contextlib import closing
+from dataclasses import dataclass
+from datetime import date
+
+from outbox import conf, database
+from outbox.database import heartbeats
+from outbox.database.partitions import make_days
+from outbox.relay.hosts import ensure_fit
+from outbox.relay.prune import Pruned, prune
+
+UPKEEP_EVERY = 3600.0  # seconds
+
+
+@dataclass(frozen=True, slots=True)
+class Upkeep:
+    """What was done: days made, what was pruned, rows of silent processes deleted."""
+
+    made: list[date]
+    pruned: Pruned
+    forgotten: int
+
+
+def keep_up(using: str) -> Upkeep:
+    """
+    Make days ahead and prune, in a database that has the outbox.
+
+    Raises:
+        NotMigrated: the database has no tables of the outbox, or is a replica.
+        psycopg.Error: the database failed. The next upkeep goes on where this one ended.
+    """
+    with database.connect(using, application_name="outbox upkeep") as connection:
+        ensure_fit(using, connection)
+        forgotten = heartbeats.forget_stale(connection)
+    made = make_days(using)
+    pruned = prune(using)
+    return Upkeep(made, pruned, forgotten)
+
+
+def prune_brokers(aliases: Iterable[str]) -> dict[str, int]:
+    """
+    Have brokers drop what their topics' retention no longer keeps; give how many rows each did.
+
+    Raises:
+        BrokerUnavailable: one of them is out of reach.
+    """
+    dropped = {}
+    for alias in sorted(set(aliases)):
+        with closing(conf.make_broker(alias)) as broker:
+            dropped[alias] = sum(iter(broker.prune, 0))
+    return dropped

@@ -1,0 +1,216 @@
+"""
+The relay: moves the messages of one database to one broker.
+
+Hosts call it: a Celery task drains it, the resident command does so again and again.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, fields
+from datetime import timedelta
+from random import random
+
+import psycopg
+
+from outbox import conf
+from outbox.batches.batch import Batch, Fared, Fate, Parting
+from outbox.batches.split import Parter
+from outbox.brokers.base import Broker
+from outbox.database import Connection
+from outbox.failpoints import failpoint
+from outbox.message import TopicType
+from outbox.models import State
+from outbox.relay.backoff import Backoff, Random
+from outbox.relay.breaker import Breaker, BreakerState
+from outbox.relay.claim import Claims
+from outbox.relay.commit import Committer, Decision
+from outbox.relay.lane import Lane
+from outbox.relay.send import Sender
+from outbox.relay.sweep import Sweeper, Swept
+
+logger = logging.getLogger(__name__)
+
+SOURCE = "SELECT id FROM outbox_source"
+
+
+@dataclass(slots=True)
+class Drained:
+    """What was done: batches and messages claimed, messages sent and parted, fences lost."""
+
+    batches: int = 0
+    claimed: int = 0
+    sent: int = 0
+    parted: int = 0
+    fences_lost: int = 0
+
+    def add(self, other: Drained) -> None:
+        """Add what another round did."""
+        for field in fields(self):
+            setattr(self, field.name, getattr(self, field.name) + getattr(other, field.name))
+
+
+def make_breaker(settings: conf.RelaySettings, clock: Callable[[], float] = time.monotonic, random: Random = random) -> Breaker:
+    """Make a closed breaker with the thresholds and waits of the settings."""
+    return Breaker(settings.breaker_threshold, Backoff(settings.breaker_base, settings.breaker_limit, random), clock)
+
+
+class Relay:
+    """
+    Claims, sends and marks; for one broker, over one connection, under one lane.
+
+    Safe to kill at any point: what it holds is taken up by others as soon as its connection is gone.
+
+    Args:
+        connection: in autocommit, of its own, holding the lane. A test may hand in Django's; statements then join its
+            transaction.
+        settings: by default `OUTBOX["RELAY"]`.
+        breaker: one that has seen the broker before; by default a new one, closed.
+        clock: gives seconds; it never goes back.
+        random: gives a number from 0 to below 1.
+    """
+
+    def __init__(
+        self,
+        connection: Connection,
+        broker: Broker,
+        lane: Lane,
+        *,
+        settings: conf.RelaySettings | None = None,
+        breaker: Breaker | None = None,
+        clock: Callable[[], float] = time.monotonic,
+        random: Random = random,
+    ) -> None:
+        settings = settings or conf.settings().relay
+        self.connection = connection
+        self.broker = broker
+        self.lane = lane
+        self.total = Drained()
+        self.is_stopping = False
+        self._clock = clock
+        self._lease = settings.lease
+        self._claims = Claims(connection, broker.alias, lane, settings.lease, settings.batch_size)
+        self.breaker = breaker or make_breaker(settings, clock, random)
+        retry = Backoff(settings.retry_base, settings.retry_limit, random)
+        self._parter = Parter(connection, retry, settings.misconfigured_retry)
+        self._committer = Committer(connection, broker, self._parter)
+        self._sweeper = Sweeper(connection, self._committer, settings.sweep_age)
+        source = connection.execute(SOURCE).fetchone()
+        assert source is not None, "outbox_source is empty; its row is written by the first migration"
+        self._sender = Sender(connection, broker, self.breaker, source[0], settings.slice_bytes, lambda: self.is_stopping, clock)
+
+    def stop(self) -> None:
+        """Have the relay finish what it has handed over and release the rest; safe to call from a signal handler."""
+        self.is_stopping = True
+
+    def drain(self, *, at_most: timedelta | None = None) -> Drained:
+        """
+        Work until nothing can be claimed, the breaker opens, the relay is told to stop, or that time is over.
+
+        Raises:
+            psycopg.Error: the database failed. Nothing more is sent; what is under way is settled by others.
+        """
+        deadline = None if at_most is None else self._clock() + at_most.total_seconds()
+        done = Drained()
+        while not self.is_stopping and (deadline is None or self._clock() < deadline):
+            round_ = self.step()
+            done.add(round_)
+            if not round_.batches:
+                break
+        return done
+
+    def step(self) -> Drained:
+        """Do one round: claim, send, write down. Nothing is claimed while the breaker is open."""
+        done = Drained()
+        lost_before = self._committer.fences_lost
+        if self.breaker.state is not BreakerState.OPEN:
+            began = self._clock()
+            for batches in self._claim():
+                done.add(self._move(batches, began))
+        done.fences_lost = self._committer.fences_lost - lost_before
+        self.total.add(done)
+        return done
+
+    def sweep(self) -> Swept:
+        """Settle some of the batches whose commits are open since long. Does nothing while the breaker is open."""
+        if not self.broker.supports_half_messages or self.breaker.state is BreakerState.OPEN:
+            return Swept(0, 0, 0)
+        return self._sweeper.sweep()
+
+    def _claim(self) -> list[list[Batch]]:
+        """Give batches, those together that may be sent together. New messages do not wait until all old ones are gone."""
+        old = self._claims.reclaim()
+        is_probe = self.breaker.state is BreakerState.HALF_OPEN
+        if old and is_probe:
+            return [[old]]
+        limit = 1 if is_probe else None
+        claimed = self._claims.claim(limit=limit)
+        ordered = [] if claimed and limit else self._claims.claim_ordered(limit=limit)
+        halves = [batch for batch in claimed if self._is_two_phase(batch)]
+        wholes = [batch for batch in claimed if not self._is_two_phase(batch)]
+        return [batches for batches in ([old] if old else [], halves, wholes, ordered) if batches]
+
+    def _is_two_phase(self, batch: Batch) -> bool:
+        return batch.type is TopicType.TRANSACTION and self.broker.supports_half_messages
+
+    def _move(self, batches: Sequence[Batch], began: float) -> Drained:
+        failpoint("relay.after_claim")
+        shed_at = began + self._lease.total_seconds() / 2
+        move = self._move_halves if self._is_two_phase(batches[0]) else self._move_wholes
+        try:
+            fared, sent = move(batches, shed_at)
+        except psycopg.Error:
+            raise
+        except Exception as error:
+            self._blow_fuse(batches, error)
+            fared, sent = [], set()
+        return Drained(
+            batches=len(batches),
+            claimed=sum(len(batch.message_ids) - len(batch.split) for batch in batches),
+            sent=sum(len(one.accepted) for one in fared if one.batch.id in sent),
+            parted=sum(len(one.parted) for one in fared),
+        )
+
+    def _blow_fuse(self, batches: Sequence[Batch], error: Exception) -> None:
+        """Let batches go that we cannot handle, by a fault of ours: the others shall not wait behind them for ever."""
+        reason = f"The relay failed over it: {type(error).__name__}: {error}"
+        logger.error("Batches %s of topic %s: %s", [one.id for one in batches], batches[0].topic, reason, exc_info=error)
+        for batch in batches:
+            if positions := batch.positions:
+                self._parter.in_place(batch, dict.fromkeys(positions, Parting(Fate.UNSURE, reason)))
+
+    def _move_wholes(self, batches: Sequence[Batch], shed_at: float) -> tuple[list[Fared], set[int]]:
+        """One-phase: send, then mark."""
+        fared = self._sender.send(batches, is_half=False, shed_at=shed_at)
+        failpoint("relay.after_send")
+        sent = self._committer.mark([one.batch for one in fared if not one.parted], state=State.CLAIMED)
+        for one in fared:
+            if one.parted and self._committer.let_go(one):
+                sent.add(one.batch.id)
+        return fared, sent
+
+    def _move_halves(self, batches: Sequence[Batch], shed_at: float) -> tuple[list[Fared], set[int]]:
+        """Two-phase: send half messages, decide, commit, mark."""
+        failpoint("relay.before_half")
+        began = self._clock()
+        fared = self._sender.send(batches, is_half=True, shed_at=shed_at)
+        failpoint("relay.after_half")
+        decisions = []
+        for one in fared:
+            if not one.accepted and one.parted:
+                self._committer.let_go(one)
+            elif decision := self._committer.decide(one):
+                decisions.append(decision)
+        failpoint("relay.after_decide")
+        ends = self._committer.commit([decision.batch for decision in decisions if self._may_commit(decision, began)])
+        failpoint("relay.after_commit")
+        return fared, self._committer.conclude(ends)
+
+    def _may_commit(self, decision: Decision, began: float) -> bool:
+        """Where a second COMMIT makes a second copy, only the one who decided commits, and only before any check."""
+        if self._committer.may_repeat_ends:
+            return True
+        window = self.broker.commit_window
+        return decision.is_fresh and (window is None or self._clock() - began < window.total_seconds())

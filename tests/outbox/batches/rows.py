@@ -1,0 +1,70 @@
+"""Stored batches as a relay holds them in memory."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from outbox.batches.batch import Batch, Decided, Fared, Fate, Parting
+from outbox.batches.split import Parter
+from outbox.message import TopicType
+from outbox.models import Batch as StoredBatch
+from outbox.models import State, Topic
+from tests.factories import BatchFactory
+
+
+def claimed(row: StoredBatch, **changes: Any) -> Batch:
+    """Give a stored batch as the relay that claimed it holds it."""
+    topic = Topic.objects.get(pk=row.topic_id)
+    fields = {
+        "id": row.id,
+        "attempt": row.attempt,
+        "topic": topic.name,
+        "type": TopicType(topic.type),
+        "lane": row.lane,
+        "first_seq": row.first_seq,
+        "message_ids": [str(message_id) for message_id in row.message_ids],
+        "order_keys": row.order_keys,
+        "split": frozenset(row.split),
+        "tries": row.tries,
+    }
+    return Batch(**fields | changes)
+
+
+def make_claimed(**fields: Any) -> Batch:
+    """Store a claimed batch and give it as its relay holds it."""
+    return claimed(BatchFactory(**fields))
+
+
+def decided(row: StoredBatch, **changes: Any) -> Decided:
+    """Give a stored batch as the relay that decided it holds it."""
+    batch = claimed(row)
+    positions = [position for position in batch.positions if row.open is None or position in row.open]
+    fields = {
+        "id": batch.id,
+        "attempt": batch.attempt,
+        "topic": batch.topic,
+        "message_ids": batch.message_ids,
+        "half_ids": row.half_ids,
+        "positions": positions,
+        "tries": row.tries,
+    }
+    return Decided(**fields | changes)
+
+
+def fared(batch: Batch, *, accepted: dict[int, str] | None = None, **fates: int | list[int]) -> Fared:
+    """Say how the positions of a batch fared: fared(batch, accepted={1: "half"}, refused=2, unsure=[3, 4])."""
+    parted = {}
+    for fate, positions in fates.items():
+        for position in [positions] if isinstance(positions, int) else positions:
+            parted[position] = Parting(Fate(fate), f"{fate}, says the broker")
+    return Fared(batch, accepted or {}, parted)
+
+
+def split(parter: Parter, batch: Batch | Decided, parted: dict[int, Parting], **changes: Any) -> bool:
+    """Split positions off a claimed batch whose rest was sent."""
+    return parter.split(batch, parted, **{"state": State.CLAIMED, "next_state": State.SENT} | changes)
+
+
+def children(batch: Batch | StoredBatch) -> list[StoredBatch]:
+    """Give the batches that were split off, in the order they are claimed again."""
+    return list(StoredBatch.objects.exclude(pk=batch.id).order_by("id"))

@@ -1,0 +1,61 @@
+"""The books: sends that failed, messages that were given up."""
+
+from __future__ import annotations
+
+from outbox.batches.batch import Fate, Parting
+from outbox.models import Batch, DeadMessage, FailedAttempt, MessageRow, State
+from tests.factories import BatchFactory, MessageRowFactory, TopicFactory
+from tests.outbox.batches.rows import children, claimed, fared, make_claimed, split
+
+
+class TestBooks:
+    def test_hold_each_send_that_failed(self, parter):
+        batch = make_claimed(size=4, attempt=5)
+
+        split(parter, batch, fared(batch, unsure=[1, 2], held=3).parted)
+
+        (note,) = FailedAttempt.objects.all()
+        assert (note.batch_id, note.attempt, note.verdict, note.reason) == (
+            batch.id, 5, "unsure", "unsure, says the broker",
+        )  # fmt: skip
+        assert [str(message_id) for message_id in note.message_ids] == batch.message_ids[:2]
+
+    def test_hold_a_copy_of_each_message_given_up(self, parter):
+        topic = TopicFactory(name="parts")
+        message = MessageRowFactory(topic=topic, key="k", headers='{"a": "1"}', about="shop.order:1", body=b"\x00")
+        other = MessageRowFactory(topic=topic)
+        batch = make_claimed(topic=topic, message_ids=[other.id, message.id], lane=2, first_seq=10)
+
+        split(parter, batch, fared(batch, refused=2).parted)
+
+        (dead,) = DeadMessage.objects.all()
+        assert (dead.message_id, dead.topic, dead.key, dead.headers, dead.about, bytes(dead.body)) == (
+            message.id, "parts", "k", '{"a": "1"}', "shop.order:1", b"\x00",
+        )  # fmt: skip
+        assert (dead.lane, dead.number, dead.reason) == (2, 11, "refused, says the broker")
+        assert dead.batch_id == children(batch)[0].id
+
+    def test_hold_a_message_whose_row_is_gone_without_its_body(self, parter):
+        row = BatchFactory(first_seq=3)
+        MessageRow.objects.all().delete()
+
+        parter.in_place(claimed(row), fared(claimed(row), refused=1).parted)
+
+        (dead,) = DeadMessage.objects.all()
+        assert (dead.message_id, dead.body, dead.number) == (row.message_ids[0], None, 3)
+
+    def test_hold_the_newest_reason_of_a_message_that_died_twice(self, parter):
+        row = BatchFactory()
+        parter.in_place(claimed(row), {1: Parting(Fate.REFUSED, "first")})
+        Batch.objects.filter(pk=row.id).update(state=State.CLAIMED)
+
+        parter.in_place(claimed(row), {1: Parting(Fate.REFUSED, "second")})
+
+        assert [dead.reason for dead in DeadMessage.objects.all()] == ["second"]
+
+    def test_leave_out_positions_that_were_split_off(self, parter):
+        batch = make_claimed(size=2, split=[1])
+
+        parter.in_place(batch, fared(batch, refused=2).parted)
+
+        assert [str(dead.message_id) for dead in DeadMessage.objects.all()] == [batch.message_ids[1]]

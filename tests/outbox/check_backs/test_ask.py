@@ -1,0 +1,173 @@
+import threading
+from collections.abc import Iterator
+from datetime import UTC, datetime, timedelta
+from http.server import BaseHTTPRequestHandler, HTTPServer
+
+import pytest
+from django.db import connections
+from django.urls import reverse
+from standardwebhooks import Webhook
+
+from outbox.check_backs.ask import in_process, over_http
+from outbox.check_backs.register import check_back
+from outbox.errors import ConfigurationError
+from outbox.message import COMMIT, UNKNOWN, Half
+from outbox.models import CheckBack, State
+from tests.factories import BatchFactory
+from tests.outbox.check_backs.halves import half_of
+
+SECRET = "whsec_MfKQ9r8GKYqrTwjUPD8ILPZIo2LaLaSw"
+HALF = Half("orders", "m-1", "h-1", "source:17:1:1", asked=2, born_at=datetime(2026, 1, 1, tzinfo=UTC), key="4711")
+COMMITTED = b'{"answer": "COMMIT", "reason": "", "about": "none"}'
+
+
+class TestOverHttp:
+    def test_brings_the_answer(self, endpoint):
+        endpoint.answer = 200, COMMITTED
+
+        assert over_http(endpoint.url, SECRET)(HALF) is COMMIT
+
+    def test_says_all_about_the_half_and_signs_it(self, endpoint):
+        over_http(endpoint.url, SECRET)(HALF)
+
+        headers, body = endpoint.asked[0]
+        assert Webhook(SECRET).verify(body, headers) == {
+            "topic": "orders",
+            "message_id": "m-1",
+            "half_id": "h-1",
+            "token": "source:17:1:1",
+            "asked": 2,
+            "born_at": "2026-01-01T00:00:00+00:00",
+            "key": "4711",
+        }
+
+    def test_gives_each_question_an_id_of_its_own(self, endpoint):
+        ask = over_http(endpoint.url, SECRET)
+
+        ask(HALF)
+        ask(HALF)
+
+        assert len({headers["Webhook-Id"] for headers, _ in endpoint.asked}) == 2
+
+    @pytest.mark.parametrize(
+        "answer",
+        [
+            (200, b'{"answer": "UNKNOWN"}'),
+            (200, b'{"answer": "commit"}'),
+            (200, b'{"answer": "COMMIT "}'),
+            (200, b'{"answer": ["COMMIT"]}'),
+            (200, b'{"answer": null}'),
+            (200, b'{"resolution": "COMMIT"}'),
+            (200, b'"COMMIT"'),
+            (200, b"COMMIT"),
+            (200, b""),
+            (201, COMMITTED),
+            (401, COMMITTED),
+            (429, COMMITTED),
+            (500, COMMITTED),
+            (503, COMMITTED),
+            (302, b"/elsewhere"),
+            (307, b"/elsewhere"),
+        ],
+    )
+    def test_takes_everything_else_for_unknown(self, endpoint, answer):
+        endpoint.answer = answer
+
+        assert over_http(endpoint.url, SECRET)(HALF) is UNKNOWN
+
+    def test_takes_silence_for_unknown(self, silent_port):
+        ask = over_http(f"http://127.0.0.1:{silent_port}/", SECRET, timedelta(milliseconds=100))
+
+        assert ask(HALF) is UNKNOWN
+
+    def test_takes_nobody_there_for_unknown(self):
+        assert over_http("http://127.0.0.1:1/", SECRET)(HALF) is UNKNOWN
+
+    def test_goes_past_a_proxy_of_the_environment(self, endpoint, monkeypatch):
+        monkeypatch.setenv("http_proxy", "http://127.0.0.1:1")
+        monkeypatch.delenv("no_proxy", raising=False)
+        monkeypatch.delenv("NO_PROXY", raising=False)
+        endpoint.answer = 200, COMMITTED
+
+        assert over_http(endpoint.url, SECRET)(HALF) is COMMIT
+
+    @pytest.mark.parametrize("url", ["", "ftp://x/", "file:///etc/hostname", "/outbox/check-back/"])
+    def test_refuses_an_address_that_is_not_http(self, url):
+        with pytest.raises(ConfigurationError, match="http://"):
+            over_http(url, SECRET)
+
+    @pytest.mark.parametrize("secret", ["", "whsec_", "whsec_a"])
+    def test_refuses_a_secret_that_is_none(self, secret):
+        with pytest.raises(ConfigurationError, match="whsec_"):
+            over_http("http://127.0.0.1/", secret)
+
+    def test_is_understood_by_the_endpoint(self, settings, live_server):
+        settings.OUTBOX = {"CHECK_BACK": {"SECRETS": [SECRET]}}
+        half = half_of(BatchFactory(state=State.SENT, half_ids=["h"]))
+
+        resolution = over_http(live_server.url + reverse("outbox:check-back"), SECRET)(half)
+
+        assert resolution is COMMIT
+        assert CheckBack.objects.get().asked_by == "endpoint"
+
+
+@pytest.mark.django_db(transaction=True)
+class TestInProcess:
+    def test_reads_the_database_itself(self):
+        half = half_of(BatchFactory(state=State.SENT, half_ids=["h"]))
+
+        assert in_process("default")(half) is COMMIT
+        assert CheckBack.objects.get().asked_by == "embedded"
+
+    @pytest.mark.usefixtures("resolvers")
+    def test_gives_functions_a_connection_that_works_again_after_a_restart_of_the_database(self):
+        @check_back("orders")
+        def did_it_commit(half):
+            CheckBack.objects.exists()
+            return COMMIT
+
+        connections["default"].ensure_connection()
+        connections["default"].connection.close()
+        half = Half("orders", "of another producer", "h")
+
+        assert [in_process("default")(half) for _ in range(2)][-1] is COMMIT
+
+
+class Endpoint(HTTPServer):
+    """Answers every question the same way and remembers what it was asked."""
+
+    def __init__(self) -> None:
+        super().__init__(("127.0.0.1", 0), Handler)
+        self.url = f"http://127.0.0.1:{self.server_port}/"
+        self.answer = 200, b'{"answer": "UNKNOWN"}'
+        self.asked = []
+
+
+class Handler(BaseHTTPRequestHandler):
+    def do_POST(self):
+        self.server.asked.append((dict(self.headers), self.rfile.read(int(self.headers["content-length"]))))
+        self.reply(*self.server.answer)
+
+    def do_GET(self):
+        self.reply(200, COMMITTED)
+
+    def reply(self, status, body):
+        self.send_response(status)
+        if status in (302, 307):
+            self.send_header("location", body.decode())
+        self.send_header("content-length", str(len(body)))
+        self.end_headers()
+        self.wfile.write(body)
+
+    def log_message(self, *args):
+        pass
+
+
+@pytest.fixture
+def endpoint() -> Iterator[Endpoint]:
+    with Endpoint() as server:
+        thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
+        thread.start()
+        yield server
+        server.shutdown()
+        thread.join()

@@ -1,0 +1,45 @@
+from dataclasses import replace
+
+from outbox.check_backs.about import About
+from outbox.check_backs.record import record
+from outbox.check_backs.resolve import Answer
+from outbox.message import COMMIT, UNKNOWN, Half
+from outbox.models import CheckBack
+
+HALF = Half("orders", "m-1", "h-1", "source:17:1:1", asked=3)
+
+
+def write(connection, half=HALF, answer=Answer(UNKNOWN, "its lease is alive"), request_id="r-1"):  # noqa: B008  (frozen)
+    return record(connection, half, answer, request_id=request_id, asked_by="endpoint", milliseconds=1.5)
+
+
+class TestRecord:
+    def test_writes_down_who_asked_what_and_was_told_what(self, connection):
+        assert write(connection, answer=Answer(COMMIT, "was decided", About.EXISTS))
+
+        row = CheckBack.objects.get()
+        assert (row.request_id, row.asked_by, row.nth) == ("r-1", "endpoint", 3)
+        assert (row.topic, row.message_id, row.half_id, row.token) == ("orders", "m-1", "h-1", "source:17:1:1")
+        assert (row.answer, row.reason, row.about, row.milliseconds) == ("COMMIT", "was decided", "exists", 1.5)
+
+    def test_writes_each_question_down(self, connection):
+        write(connection, request_id="r-1")
+        write(connection, request_id="r-2")
+
+        assert CheckBack.objects.count() == 2
+
+    def test_keeps_one_row_with_the_last_answer_of_a_request_that_came_again(self, connection):
+        write(connection)
+
+        assert write(connection, answer=Answer(COMMIT, "was decided", About.EXISTS))
+
+        row = CheckBack.objects.get()
+        assert (row.answer, row.reason, row.about) == ("COMMIT", "was decided", "exists")
+
+    def test_keeps_what_it_wrote_when_the_id_comes_with_another_half(self, connection):
+        write(connection)
+
+        for other in ({"topic": "x"}, {"message_id": "x"}, {"half_id": "x"}, {"token": "x"}):
+            assert not write(connection, replace(HALF, **other), Answer(COMMIT, "was decided"))
+
+        assert CheckBack.objects.get().answer == "UNKNOWN"

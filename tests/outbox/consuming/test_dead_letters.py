@@ -1,0 +1,54 @@
+from dataclasses import replace
+from datetime import timedelta
+
+import pytest
+
+from outbox import consumer
+from outbox.brokers.base import Outgoing
+from outbox.brokers.memory import MemoryBroker
+from outbox.consuming.dead_letters import NO_RECORD, read_letters
+from outbox.models import FailedDelivery
+from tests.factories import message_id
+from tests.outbox.consuming.messages import Placed
+
+pytestmark = pytest.mark.django_db
+
+
+@pytest.fixture
+def given_up(broker, monkeypatch):
+    """A message that a group gave up, at a broker that keeps no reasons."""
+    consumer(Placed, group="cart")(lambda message, context: None)
+    broker.send([Outgoing(str(message_id()), "orders", b"{}")])
+    minute, now = timedelta(minutes=1), timedelta(0)
+    [delivery] = broker.receive("cart", {"orders": None}, limit=1, invisible_for=minute, wait=now)
+    broker.dead_letter(delivery, "of no use")
+    listed = MemoryBroker.dead_letters
+
+    def without_reasons(broker, group, **options):
+        return [replace(letter, reason="") for letter in listed(broker, group, **options)]
+
+    monkeypatch.setattr(MemoryBroker, "dead_letters", without_reasons)
+    return delivery
+
+
+def failed(delivery, *, nth, **fields):
+    """A try that failed."""
+    row = {"consumer_group": "cart", "message_id": delivery.message_id, "topic": "orders", "outcome": "retry"} | fields
+    FailedDelivery.objects.create(nth=nth, error=f"ValueError: try {nth}", fingerprint="", **row)
+
+
+class TestReadLetters:
+    def test_takes_the_reason_from_the_last_try_where_the_broker_keeps_none(self, given_up):
+        failed(given_up, nth=1)
+        failed(given_up, nth=2)
+        failed(given_up, nth=3, consumer_group="points")
+        failed(given_up, nth=4, topic="bills")
+
+        [found] = read_letters().found
+
+        assert (found.letter.reason, found.letter.attempt) == ("attempt 2: ValueError: try 2", 2)
+
+    def test_says_where_there_is_no_record_of_a_try(self, given_up):
+        [found] = read_letters().found
+
+        assert found.letter.reason == NO_RECORD

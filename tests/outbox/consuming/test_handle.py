@@ -1,0 +1,367 @@
+from __future__ import annotations
+
+import dataclasses
+from datetime import timedelta
+
+import pytest
+from django.contrib.auth.models import Group as UniqueRow
+from django.db import IntegrityError, connection, transaction
+
+from outbox import Reject, Retry, RetryLater, consumer, signals
+from outbox.consuming.handle import Outcome, handle
+from outbox.consuming.register import group
+from outbox.message import Cause, Header, current_cause
+from outbox.models import Duplicate, FailedDelivery, Inbox
+from project.shop.models import CartEntry
+from tests.outbox.consuming.deliveries import delivery, numbered
+from tests.outbox.consuming.messages import Cancelled, Ignored, Placed
+
+pytestmark = pytest.mark.django_db
+
+
+def clears_the_cart(**options):
+    @consumer(Placed, group="cart", **options)
+    def clear_cart(message, context):
+        CartEntry.objects.create(invoice=message.invoice, change=-message.items)
+
+    return clear_cart
+
+
+def fails_with(error: Exception, **options):
+    @consumer(Placed, group="cart", **options)
+    def fail(message, context):
+        CartEntry.objects.create(invoice=message.invoice, change=-1)
+        raise error
+
+
+class TestHandled:
+    def test_applies_the_writes_and_the_inbox_row(self):
+        clears_the_cart()
+        arrived = delivery(Placed("A1", items=3), headers=numbered(7, lane=2))
+
+        result = handle(group("cart"), arrived)
+
+        assert result.outcome is Outcome.HANDLED
+        assert CartEntry.objects.get().change == -3
+        row = Inbox.objects.get()
+        assert (row.consumer_group, str(row.message_id), row.topic) == ("cart", arrived.message_id, "orders")
+        assert (row.source, row.lane, row.number) == (arrived.headers[Header.SOURCE], 2, 7)
+
+    def test_tells_the_handler_what_came(self):
+        seen = []
+        consumer(Placed, group="cart")(lambda message, context: seen.append((message, context)))
+        arrived = delivery(Placed("A1"), key="A1", attempt=2, headers=numbered(7))
+
+        handle(group("cart"), arrived)
+
+        message, context = seen[0]
+        assert message == Placed("A1")
+        assert (context.message_id, context.group, context.topic) == (arrived.message_id, "cart", "orders")
+        assert (context.key, context.tag, context.attempt, context.lane, context.number) == ("A1", "placed", 2, 1, 7)
+        assert context.idempotency_key == f"cart:{arrived.message_id}"
+
+    def test_takes_another_producers_message_id(self):
+        clears_the_cart()
+
+        outcomes = [handle(group("cart"), delivery(Placed("A1"), named="not-a-uuid")).outcome for _ in range(2)]
+
+        assert outcomes == [Outcome.HANDLED, Outcome.DUPLICATE]
+        assert CartEntry.objects.count() == 1
+
+    def test_drives_an_async_handler_in_the_transaction(self):
+        @consumer(Placed, group="cart")
+        async def clear_cart(message, context):
+            await CartEntry.objects.acreate(invoice=message.invoice, change=-1)
+            raise Reject("after all not")
+
+        result = handle(group("cart"), delivery(Placed("A1")))
+
+        assert result.outcome is Outcome.DEAD_LETTER
+        assert not CartEntry.objects.exists()
+
+    def test_drives_an_async_method(self):
+        @consumer(Placed, group="cart")
+        class ClearCart:
+            async def handle(self, message, context):
+                await CartEntry.objects.acreate(invoice=message.invoice, change=-1)
+
+        assert handle(group("cart"), delivery(Placed("A1"))).outcome is Outcome.HANDLED
+        assert CartEntry.objects.count() == 1
+
+    def test_does_not_take_a_coroutine_for_work_that_is_done(self):
+        async def clear_cart(message, context):
+            await CartEntry.objects.acreate(invoice=message.invoice, change=-1)
+
+        consumer(Placed, group="cart", retry=Retry(limit=0))(lambda message, context: clear_cart(message, context))
+
+        result = handle(group("cart"), delivery(Placed("A1")))
+
+        assert result.outcome is Outcome.DEAD_LETTER
+        assert "returned a coroutine" in result.reason
+        assert not Inbox.objects.exists()
+
+    def test_upgrades_an_older_body(self):
+        clears_the_cart()
+        arrived = delivery(Placed(""), body=b'{"number": "A1"}', headers={Header.VERSION: "1"})
+
+        handle(group("cart"), arrived)
+
+        assert CartEntry.objects.get().invoice == "A1"
+
+    def test_gives_a_plain_topic_its_json_or_bytes(self):
+        seen = []
+        consumer(topic="plain", group="cart")(lambda message, context: seen.append(message))
+        json = delivery(Placed(""), topic="plain", body=b'{"a": 1}', headers={Header.TYPE: ""})
+        octets = dataclasses.replace(json, message_id="2", body=b"\xff", headers={})
+
+        handle(group("cart"), json)
+        handle(group("cart"), octets)
+
+        assert seen == [{"a": 1}, b"\xff"]
+
+    def test_refuses_to_run_inside_a_transaction(self, transactional_db):
+        clears_the_cart()
+
+        with transaction.atomic():
+            result = handle(group("cart"), delivery(Placed("A1")))
+
+        assert result.outcome is Outcome.RETRY
+        assert "durable" in FailedDelivery.objects.get().error
+        assert not CartEntry.objects.exists()
+
+
+class TestDuplicate:
+    def test_applies_a_message_delivered_three_times_once(self):
+        clears_the_cart()
+        arrived = delivery(Placed("A1"))
+
+        outcomes = [handle(group("cart"), dataclasses.replace(arrived, attempt=n)).outcome for n in (1, 2, 3)]
+
+        assert outcomes == [Outcome.HANDLED, Outcome.DUPLICATE, Outcome.DUPLICATE]
+        assert CartEntry.objects.count() == 1
+        assert list(Duplicate.objects.order_by("id").values_list("consumer_group", "nth")) == [("cart", 2), ("cart", 3)]
+
+    def test_is_for_one_group_only(self):
+        clears_the_cart()
+        consumer(Placed, group="points")(lambda message, context: CartEntry.objects.create(invoice="p", change=1))
+        arrived = delivery(Placed("A1"))
+
+        handle(group("cart"), arrived)
+        other = handle(group("points"), dataclasses.replace(arrived, group="points"))
+
+        assert other.outcome is Outcome.HANDLED
+
+    def test_goes_by_the_handlers_own_key(self):
+        clears_the_cart(dedupe=lambda message: message.invoice)
+
+        outcomes = [
+            handle(group("cart"), delivery(Placed(invoice), headers=numbered(n))).outcome
+            for n, invoice in enumerate(["A1", "A1", "A2"], start=1)
+        ]
+
+        assert outcomes == [Outcome.HANDLED, Outcome.DUPLICATE, Outcome.HANDLED]
+        assert sorted(Inbox.objects.values_list("number", flat=True)) == [1, 2, 3]
+
+    def test_writes_no_second_number_for_a_message_redelivered_under_its_own_key(self):
+        clears_the_cart(dedupe=lambda message: message.invoice)
+        arrived = delivery(Placed("A1"), headers=numbered(1))
+
+        outcomes = [handle(group("cart"), arrived).outcome for _ in range(2)]
+
+        assert outcomes == [Outcome.HANDLED, Outcome.DUPLICATE]
+        assert Inbox.objects.count() == 1
+
+    def test_keeps_own_keys_of_two_handlers_apart(self):
+        clears_the_cart(dedupe=lambda message: message.invoice)
+        consumer(Cancelled, group="cart", dedupe=lambda message: message.invoice)(lambda message, context: None)
+
+        handle(group("cart"), delivery(Placed("A1")))
+        result = handle(group("cart"), delivery(Cancelled("A1")))
+
+        assert result.outcome is Outcome.HANDLED
+
+
+class TestPassedOver:
+    def test_writes_the_number_of_a_message_that_no_handler_takes(self):
+        clears_the_cart()
+
+        results = [handle(group("cart"), delivery(Ignored(), headers=numbered(5))) for _ in range(2)]
+
+        assert {result.outcome for result in results} == {Outcome.PASSED_OVER}
+        assert set(Inbox.objects.values_list("number", flat=True)) == {5}
+
+    def test_leaves_other_tags_alone(self):
+        clears_the_cart(tags={"wholesale"})
+
+        result = handle(group("cart"), delivery(Placed("A1")))
+
+        assert result.outcome is Outcome.PASSED_OVER
+        assert not CartEntry.objects.exists()
+
+
+class TestFailure:
+    def test_rolls_back_the_writes_with_the_inbox_row(self):
+        fails_with(ValueError("no"))
+
+        result = handle(group("cart"), delivery(Placed("A1")))
+
+        assert result.outcome is Outcome.RETRY
+        assert not CartEntry.objects.exists()
+        assert not Inbox.objects.exists()
+
+    def test_is_written_down(self):
+        fails_with(ValueError("order 4711 of 3f2504e0-4f89-11d3-9a0c-0305e82c3301\x00"))
+        arrived = delivery(Placed("A1"), attempt=3, headers=numbered(9))
+
+        handle(group("cart"), arrived)
+
+        failed = FailedDelivery.objects.get()
+        assert (failed.consumer_group, str(failed.message_id), failed.nth) == ("cart", arrived.message_id, 3)
+        assert (failed.lane, failed.number, failed.outcome) == (1, 9, "retry")
+        assert failed.fingerprint == f"ValueError in {__name__}.fails_with.<locals>.fail: order # of #\\x00"
+        assert "raise error" in failed.traceback
+
+    def test_waits_longer_after_each_attempt_then_gives_up(self):
+        fails_with(ValueError("no"), retry=Retry(limit=2, delays=[timedelta(seconds=1), timedelta(seconds=5)], jitter=0))
+
+        results = [handle(group("cart"), delivery(Placed("A1"), attempt=n)) for n in (1, 2, 3)]
+
+        assert [result.after for result in results[:2]] == [timedelta(seconds=1), timedelta(seconds=5)]
+        assert results[2].outcome is Outcome.DEAD_LETTER
+        assert "ValueError: no" in results[2].reason
+
+    def test_gives_up_at_once_on_reject(self):
+        fails_with(Reject("a total of 0"))
+
+        result = handle(group("cart"), delivery(Placed("A1")))
+
+        assert (result.outcome, result.reason) == (Outcome.DEAD_LETTER, "a total of 0")
+        assert not CartEntry.objects.exists()
+        assert not Inbox.objects.exists()
+        assert FailedDelivery.objects.get().outcome == "dead letter"
+
+    def test_gives_a_reason_that_any_broker_can_store(self):
+        fails_with(Reject("a \x00 and half of \ud83d"))
+
+        assert handle(group("cart"), delivery(Placed("A1"))).reason == r"a \x00 and half of \ud83d"
+
+    def test_gives_up_at_once_on_an_error_that_the_policy_does_not_name(self):
+        fails_with(ValueError("no"), retry=Retry(on=(OSError,)))
+
+        assert handle(group("cart"), delivery(Placed("A1"))).outcome is Outcome.DEAD_LETTER
+
+    def test_comes_back_when_the_handler_says_so(self):
+        fails_with(RetryLater(60), retry=Retry(limit=0))
+
+        result = handle(group("cart"), delivery(Placed("A1"), attempt=99))
+
+        assert (result.outcome, result.after) == (Outcome.RETRY, timedelta(seconds=60))
+
+    def test_of_an_integrity_error_is_a_retry_like_any(self):
+        UniqueRow.objects.create(name="taken")
+        consumer(Placed, group="cart")(lambda message, context: UniqueRow.objects.create(name="taken"))
+
+        result = handle(group("cart"), delivery(Placed("A1")))
+
+        assert (result.outcome, result.is_outage) == (Outcome.RETRY, False)
+        assert FailedDelivery.objects.get().fingerprint.startswith("IntegrityError in ")
+
+    def test_of_a_swallowed_database_error_is_seen(self):
+        UniqueRow.objects.create(name="taken")
+
+        @consumer(Placed, group="cart")
+        def swallow(message, context):
+            try:
+                with connection.cursor() as cursor:
+                    cursor.execute("SELECT 1 / 0")
+            except Exception:  # noqa: S110
+                pass
+
+        result = handle(group("cart"), delivery(Placed("A1")))
+
+        assert result.outcome is Outcome.RETRY
+        assert "BrokenTransaction" in FailedDelivery.objects.get().error
+
+    def test_of_a_broken_inner_block_is_seen(self):
+        @consumer(Placed, group="cart")
+        def swallow(message, context):
+            CartEntry.objects.create(invoice="A1", change=-1)
+            try:
+                with transaction.atomic(savepoint=False):
+                    raise ValueError("swallowed")
+            except ValueError:
+                pass
+
+        result = handle(group("cart"), delivery(Placed("A1")))
+
+        assert result.outcome is Outcome.RETRY
+        assert "BrokenTransaction" in FailedDelivery.objects.get().error
+
+    def test_of_a_savepoint_is_the_handlers_own_affair(self):
+        UniqueRow.objects.create(name="taken")
+
+        @consumer(Placed, group="cart")
+        def survive(message, context):
+            try:
+                with transaction.atomic():
+                    UniqueRow.objects.create(name="taken")
+            except IntegrityError:
+                CartEntry.objects.create(invoice="A1", change=0)
+
+        assert handle(group("cart"), delivery(Placed("A1"))).outcome is Outcome.HANDLED
+        assert CartEntry.objects.exists()
+
+
+class TestOrdered:
+    def test_blocks_its_key_with_an_alarm_once_the_retries_are_used_up(self):
+        heard = []
+        signals.alarm.connect(lambda **said: heard.append(said), weak=False, dispatch_uid="test")
+        fails_with(ValueError("no"), ordered=True, retry=Retry(limit=0, delays=[timedelta(minutes=5)]))
+
+        result = handle(group("cart"), delivery(Placed("A1"), key="A1"))
+
+        signals.alarm.disconnect(dispatch_uid="test")
+        assert (result.outcome, result.after) == (Outcome.RETRY, timedelta(minutes=5))
+        assert "holds back all later messages of the key 'A1'" in heard[0]["reason"]
+
+    def test_skips_where_the_handler_says_so(self):
+        fails_with(ValueError("no"), ordered=True, on_dead="skip", retry=Retry(limit=0))
+
+        assert handle(group("cart"), delivery(Placed("A1"))).outcome is Outcome.DEAD_LETTER
+
+
+class TestCause:
+    def test_is_the_message_while_its_handler_runs(self):
+        seen = []
+        consumer(Placed, group="cart")(lambda message, context: seen.append(current_cause.get()))
+        first = delivery(Placed("A1"))
+        second = delivery(Placed("A1"), headers={Header.CORRELATION_ID: "story", Header.TRACEPARENT: "00-a-b-01"})
+
+        handle(group("cart"), first)
+        handle(group("cart"), second)
+
+        assert seen == [Cause(first.message_id, first.message_id), Cause(second.message_id, "story", "00-a-b-01")]
+        assert current_cause.get() is None
+
+    def test_is_forgotten_after_a_failure(self):
+        fails_with(ValueError("no"))
+
+        handle(group("cart"), delivery(Placed("A1")))
+
+        assert current_cause.get() is None
+
+
+class TestUsing:
+    @pytest.mark.django_db(databases=["default", "other"])
+    def test_puts_the_inbox_row_beside_the_writes(self):
+        @consumer(Placed, group="cart", using="other")
+        def clear_cart(message, context):
+            CartEntry.objects.using("other").create(invoice=message.invoice, change=-1)
+
+        arrived = delivery(Placed("A1"))
+        outcomes = [handle(group("cart"), arrived).outcome for _ in range(2)]
+
+        assert outcomes == [Outcome.HANDLED, Outcome.DUPLICATE]
+        assert Inbox.objects.using("other").count() == CartEntry.objects.using("other").count() == 1
+        assert Duplicate.objects.using("other").count() == 1
+        assert not Inbox.objects.exists()

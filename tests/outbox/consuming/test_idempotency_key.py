@@ -1,0 +1,150 @@
+"""RedisToken on a real Redis."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from datetime import timedelta
+
+import pytest
+import redis
+
+from outbox import RetryLater, consumer
+from outbox.consuming.handle import Outcome, handle
+from outbox.consuming.idempotency_key import RedisToken
+from outbox.consuming.register import group
+from project.servers.redis import Redis, has_redis
+from tests.outbox.consuming.deliveries import delivery
+from tests.outbox.consuming.messages import Placed
+from tests.waiting import wait_until
+
+pytestmark = [
+    pytest.mark.redis,
+    pytest.mark.skipif(not has_redis(), reason="There is no redis-server: apt-get install redis-server."),
+]
+
+SOON = timedelta(milliseconds=100)
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Redis]:
+    with Redis(tmp_path_factory.mktemp("redis")) as server:
+        yield server
+
+
+@pytest.fixture(params=[False, True], ids=["bytes", "text"])
+def client(server: Redis, request: pytest.FixtureRequest) -> Iterator[redis.Redis]:
+    with redis.Redis.from_url(server.url, decode_responses=request.param) as client:
+        client.flushall()
+        yield client
+
+
+class TestRedisToken:
+    def test_lets_the_first_one_act_and_no_other(self, client):
+        once = RedisToken(client)
+        acted = []
+
+        for _ in range(3):
+            with once("cart:1") as is_first:
+                acted.append(is_first)
+
+        assert acted == [True, False, False]
+
+    def test_tells_keys_apart(self, client):
+        with RedisToken(client)("cart:1") as first, RedisToken(client)("cart:2") as second:
+            assert (first, second) == (True, True)
+
+    def test_sends_away_who_comes_while_another_acts(self, client):
+        held, asked = RedisToken(client, held=timedelta(seconds=30)), RedisToken(client)
+
+        with held("cart:1"), pytest.raises(RetryLater, match="held by another") as told, asked("cart:1"):
+            pass
+
+        assert timedelta(seconds=25) < told.value.after <= timedelta(seconds=30)
+
+    def test_is_given_up_when_the_effect_fails(self, client):
+        once = RedisToken(client)
+        with pytest.raises(ConnectionError), once("cart:1"):
+            raise ConnectionError("no mail today")
+
+        with once("cart:1") as is_first:
+            assert is_first
+
+    def test_is_taken_over_when_its_holder_has_died(self, client):
+        once = RedisToken(client, held=SOON)
+        holder = once("cart:1")
+        holder.__enter__()
+        wait_until(lambda: not client.exists("outbox:token:cart:1"))
+
+        with once("cart:1") as is_first:
+            assert is_first
+
+    def test_stays_with_who_took_it_over(self, client):
+        late = RedisToken(client, held=SOON)("cart:1")
+        late.__enter__()
+        wait_until(lambda: not client.exists("outbox:token:cart:1"))
+
+        with RedisToken(client)("cart:1"):
+            held = client.get("outbox:token:cart:1")
+            late.__exit__(None, None, None)
+            assert client.get("outbox:token:cart:1") == held
+
+    def test_is_not_given_up_by_who_lost_it(self, client):
+        late = RedisToken(client, held=SOON)("cart:1")
+        late.__enter__()
+        wait_until(lambda: not client.exists("outbox:token:cart:1"))
+
+        with RedisToken(client)("cart:1"):
+            late.__exit__(ConnectionError, ConnectionError("no mail today"), None)
+            assert client.exists("outbox:token:cart:1")
+
+    def test_notes_an_effect_that_took_longer_than_the_token_was_held(self, client):
+        with RedisToken(client, held=SOON)("cart:1"):
+            wait_until(lambda: not client.exists("outbox:token:cart:1"))
+
+        assert client.get("outbox:token:cart:1") in (b"done", "done")
+
+    def test_is_forgotten_after_its_time(self, client):
+        with RedisToken(client, kept=timedelta(hours=1))("cart:1"):
+            pass
+
+        assert 3_500_000 < client.pttl("outbox:token:cart:1") <= 3_600_000
+
+    def test_knows_its_own_where_the_client_asked_twice(self, client, monkeypatch):
+        taken = client.set
+
+        def lose_the_answer(*arguments, **options):
+            taken(*arguments, **options)
+            return taken(*arguments, **options)
+
+        monkeypatch.setattr(client, "set", lose_the_answer)
+
+        with RedisToken(client)("cart:1") as is_first:
+            assert is_first
+
+    @pytest.mark.django_db(transaction=True)
+    def test_keeps_a_redelivered_message_from_acting_again(self, client):
+        once = RedisToken(client)
+        mails = []
+
+        @consumer(Placed, group="cart")
+        def confirm(message, context):
+            with once(context.idempotency_key) as is_first:
+                if is_first:
+                    mails.append(message.invoice)
+            if len(mails) == 1 and context.attempt == 1:
+                raise OSError("the database transaction is rolled back, the mail is not")
+
+        message = delivery(Placed("A1"), named="0b2504e0-4f89-11d3-9a0c-0305e82c3309")
+        outcomes = [handle(group("cart"), delivery(Placed("A1"), named=message.message_id, attempt=n)).outcome for n in (1, 2)]
+
+        assert outcomes == [Outcome.RETRY, Outcome.HANDLED]
+        assert mails == ["A1"]
+
+    @pytest.mark.django_db(transaction=True)
+    def test_has_the_message_retried_while_redis_is_away(self, client):
+        @consumer(Placed, group="cart")
+        def confirm(message, context):
+            with RedisToken(redis.Redis(port=1, retry=None))(context.idempotency_key):
+                raise AssertionError("nobody may act")
+
+        assert handle(group("cart"), delivery(Placed("A1"))).outcome is Outcome.RETRY

@@ -1,0 +1,74 @@
+"""What the log says of tries that failed: each in a line, and a traceback where it says something new."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+
+import pytest
+
+from outbox import Reject, Retry, RetryLater, consumer
+from outbox.consuming import failure
+from outbox.consuming.handle import handle
+from outbox.consuming.register import group
+from outbox.models import FailedDelivery
+from tests.outbox.consuming.deliveries import delivery
+from tests.outbox.consuming.messages import Placed
+
+pytestmark = pytest.mark.django_db(transaction=True)
+
+
+@pytest.fixture(autouse=True)
+def _met_none(monkeypatch):
+    monkeypatch.setattr(failure, "_met", {})
+
+
+@pytest.fixture
+def records(caplog):
+    """Have a handler raise at each of so many attempts; give what was logged of them."""
+
+    def records(error, *, attempts):
+        @consumer(Placed, group="cart", retry=Retry(limit=2, delays=[timedelta(seconds=30)], jitter=0))
+        def clear_cart(message, context):
+            raise error
+
+        message = delivery(Placed("A1"), named="0b2504e0-4f89-11d3-9a0c-0305e82c3309")
+        for attempt in range(1, attempts + 1):
+            handle(group("cart"), delivery(Placed("A1"), named=message.message_id, attempt=attempt))
+        return caplog.records
+
+    return records
+
+
+class TestTheLog:
+    def test_shows_a_traceback_at_the_first_try_and_at_the_last(self, records):
+        found = records(ValueError("order 17 is odd"), attempts=3)
+
+        assert [(record.levelname, bool(record.exc_info)) for record in found] == [
+            ("WARNING", True),
+            ("WARNING", False),
+            ("ERROR", True),
+        ]
+
+    def test_says_what_happened_in_each_line(self, records):
+        found = records(ValueError("order 17 is odd"), attempts=3)
+
+        named = "Message 0b2504e0-4f89-11d3-9a0c-0305e82c3309 on topic 'orders', attempt {} of group 'cart': "
+        assert [record.getMessage() for record in found] == [
+            named.format(1) + "retry in 30.0 s. ValueError: order 17 is odd",
+            named.format(2) + "retry in 30.0 s. ValueError: order 17 is odd",
+            named.format(3) + "dead letter. ValueError: order 17 is odd",
+        ]
+
+    @pytest.mark.parametrize("error", [Reject("no such order"), RetryLater(60)])
+    def test_shows_none_where_the_handler_said_what_it_wants(self, records, error):
+        (record,) = records(error, attempts=1)
+
+        assert not record.exc_info
+        assert str(error) in record.getMessage()
+
+    def test_keeps_every_traceback_in_the_database(self, records):
+        records(ValueError("order 17 is odd"), attempts=3)
+
+        assert ["ValueError: order 17 is odd" in text for text in FailedDelivery.objects.values_list("traceback", flat=True)] == [
+            True
+        ] * 3

@@ -1,0 +1,127 @@
+"""The database goes away in the middle: nothing is lost, nothing is applied twice, the worker goes on."""
+
+from __future__ import annotations
+
+import time
+from datetime import timedelta
+
+import pytest
+from django.db import DatabaseError, OperationalError, connection
+from django.db.backends.base.base import BaseDatabaseWrapper
+
+from outbox import Retry, consumer, database
+from outbox.consuming import worker as worker_module
+from outbox.consuming.register import group
+from outbox.consuming.worker import Worker
+from outbox.models import FailedDelivery
+from project.shop.models import CartEntry
+from tests.outbox.consuming.deliveries import outgoing
+from tests.outbox.consuming.messages import Placed
+
+pytestmark = pytest.mark.django_db(transaction=True)
+
+NO_WAIT = timedelta(0)
+END_THIS_CONNECTION = "SELECT pg_terminate_backend(pg_backend_pid())"
+
+
+@pytest.fixture
+def worker(worker) -> Worker:
+    """A worker of the group "cart", whose handler loses its database at its first call."""
+    calls = []
+
+    @consumer(Placed, group="cart", retry=Retry(limit=0, delays=[timedelta(seconds=1)], jitter=0))
+    def clear_cart(message, context):
+        CartEntry.objects.create(invoice=message.invoice, change=-1)
+        calls.append(message.invoice)
+        if len(calls) == 1:
+            lose_the_database(message)
+
+    def lose_the_database(message):
+        try:
+            with connection.cursor() as cursor:
+                cursor.execute(END_THIS_CONNECTION)
+        except DatabaseError:
+            if not message.invoice.startswith("swallow"):
+                raise
+
+    return worker()
+
+
+class TestWorker:
+    @pytest.mark.parametrize("invoice", ["A1", "swallowed"])
+    def test_retries_a_message_that_lost_its_database_whatever_the_policy(self, worker, broker, clock, invoice):
+        broker.send([outgoing(Placed(invoice))])
+
+        worker.step(NO_WAIT)
+        assert not CartEntry.objects.exists()
+        clock.forward(timedelta(seconds=2))
+        worker.step(NO_WAIT)
+
+        assert CartEntry.objects.count() == 1
+        assert (worker.tally.retried, worker.tally.dead_letters, worker.tally.handled) == (1, 0, 1)
+        assert FailedDelivery.objects.get().outcome == "retry"
+
+    def test_hands_the_others_of_its_batch_back(self, worker, broker, clock):
+        broker.send([outgoing(Placed(invoice)) for invoice in ("A1", "A2", "A3")])
+
+        worker.step(NO_WAIT)
+        assert not CartEntry.objects.exists()
+        worker.step(NO_WAIT)
+
+        assert set(CartEntry.objects.values_list("invoice", flat=True)) == {"A2", "A3"}
+
+    def test_notices_a_connection_that_was_lost_while_it_waited(self, broker, monkeypatch):
+        consumer(Placed, group="idle")(lambda message, context: CartEntry.objects.create(invoice="A1", change=1))
+        worker = Worker(group("idle"), "default")
+        worker.step(NO_WAIT)
+        with database.connect("default") as other:
+            other.execute("SELECT pg_terminate_backend(%s)", [connection.connection.info.backend_pid])
+        broker.send([outgoing(Placed("A1"))])
+        monkeypatch.setattr(worker_module, "IDLE_SECONDS", 0)
+
+        worker.step(NO_WAIT)
+
+        assert (worker.tally.handled, worker.tally.retried) == (1, 0)
+
+    def test_takes_no_message_while_the_database_is_away(self, broker, monkeypatch):
+        consumer(Placed, group="patient")(lambda message, context: None)
+        worker = Worker(group("patient"), "default")
+        troubles = [OperationalError("away"), OperationalError("still away")]
+        ensure = BaseDatabaseWrapper.ensure_connection
+
+        def fail_twice(self):
+            if troubles:
+                raise troubles.pop()
+            ensure(self)
+
+        monkeypatch.setattr(BaseDatabaseWrapper, "ensure_connection", fail_twice)
+        monkeypatch.setattr(worker_module, "BACK_OFF_SECONDS", (0.01,))
+        seen = []
+        consumer(Placed, group="patient")(lambda message, context: seen.append(context.attempt))
+        broker.send([outgoing(Placed("A1"))])
+
+        tally = worker.run(until_idle=True)
+
+        assert troubles == []
+        assert (tally.handled, tally.retried) == (1, 0)
+
+    @pytest.mark.parametrize("how", [{"until_idle": True}, {"once": True}])
+    def test_gives_up_when_trouble_lasts_longer_than_its_patience(self, worker, monkeypatch, how):
+        monkeypatch.setattr(BaseDatabaseWrapper, "ensure_connection", away)
+        monkeypatch.setattr(worker_module, "BACK_OFF_SECONDS", (0.05,))
+        began = time.monotonic()
+
+        with pytest.raises(OperationalError, match="away"):
+            worker.run(**how, patience=0.3)
+
+        assert 0.3 <= time.monotonic() - began < 5
+
+    def test_outlasts_any_trouble_where_no_end_was_asked_for(self, worker, monkeypatch):
+        monkeypatch.setattr(BaseDatabaseWrapper, "ensure_connection", away)
+        monkeypatch.setattr(worker_module, "BACK_OFF_SECONDS", (0.01,))
+
+        assert worker.run(seconds=0.3).handled == 0
+
+
+def away(connection):
+    raise OperationalError("away")

@@ -1,0 +1,63 @@
+from __future__ import annotations
+
+import dataclasses
+from datetime import timedelta
+
+import pytest
+
+from outbox import Retry, consumer
+from outbox.consuming.handle import WAIT_FOR_CODE, Outcome, handle
+from outbox.consuming.register import group
+from outbox.message import Header
+from outbox.models import FailedDelivery
+from tests.outbox.consuming.deliveries import delivery
+from tests.outbox.consuming.messages import Placed
+
+pytestmark = pytest.mark.django_db
+
+
+def takes_placed(**options):
+    consumer(Placed, group="cart", **options)(lambda message, context: None)
+
+
+class TestUnreadable:
+    def test_body_is_a_dead_letter_at_once_that_names_the_field(self):
+        takes_placed()
+
+        result = handle(group("cart"), delivery(Placed(""), body=b'{"invoice": 5}'))
+
+        assert result.outcome is Outcome.DEAD_LETTER
+        assert "$.invoice" in result.reason
+
+    @pytest.mark.parametrize("body", [b"", b"{", b"\xff"])
+    def test_json_is_a_dead_letter_at_once(self, body):
+        takes_placed()
+
+        assert handle(group("cart"), delivery(Placed(""), body=body)).outcome is Outcome.DEAD_LETTER
+
+    def test_body_of_a_newer_version_waits_for_newer_code(self):
+        takes_placed(retry=Retry(limit=0))
+
+        result = handle(group("cart"), delivery(Placed(""), body=b'{"no": 1}', headers={Header.VERSION: "3"}))
+
+        assert result.outcome is Outcome.RETRY
+        assert "Deploy the newer code" in FailedDelivery.objects.get().error
+
+    def test_type_waits_for_its_code_then_becomes_a_dead_letter_that_says_what_to_do(self):
+        takes_placed(retry=Retry(limit=0))
+        gone = delivery(Placed(""), headers={Header.TYPE: "OrderFrobbed"})
+
+        first = handle(group("cart"), gone)
+        last = handle(group("cart"), dataclasses.replace(gone, attempt=WAIT_FOR_CODE.limit + 1))
+
+        assert first.outcome is Outcome.RETRY
+        assert first.after > timedelta(seconds=50)
+        assert last.outcome is Outcome.DEAD_LETTER
+        assert "'OrderFrobbed', which no module here defines" in last.reason
+
+    def test_type_goes_to_the_handler_of_its_topic_where_there_is_one(self):
+        consumer(topic="orders", group="cart")(lambda message, context: None)
+
+        result = handle(group("cart"), delivery(Placed(""), headers={Header.TYPE: "OrderFrobbed"}))
+
+        assert result.outcome is Outcome.HANDLED

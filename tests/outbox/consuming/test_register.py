@@ -1,0 +1,133 @@
+from __future__ import annotations
+
+import pytest
+
+from outbox import Message, Retry, consumer
+from outbox.consuming.register import group, groups
+from outbox.errors import ConfigurationError, UnknownTopic
+from tests.outbox.consuming.messages import Cancelled, Placed
+
+
+def handler(message, context):
+    return "called"
+
+
+def other_handler(message, context): ...
+
+
+class TestConsumer:
+    def test_leaves_the_function_as_it_is(self):
+        decorated = consumer(Placed, group="cart")(handler)
+
+        assert decorated is handler
+        assert decorated(Placed("A1"), None) == "called"
+
+    def test_takes_several_message_types(self):
+        consumer(Placed, Cancelled, group="cart")(handler)
+
+        assert set(group("cart").consumers) == {"tests.Placed", "tests.Cancelled"}
+
+    def test_takes_a_class_and_makes_one_of_it(self):
+        @consumer(Placed, group="cart")
+        class ClearCart:
+            calls = 0
+
+            def handle(self, message, context):
+                self.calls += 1
+                return self.calls
+
+        found = group("cart").consumers["tests.Placed"]
+
+        assert isinstance(ClearCart, type)
+        assert [found.handler(None, None), found.handler(None, None)] == [1, 2]
+
+    def test_names_both_functions_when_two_have_one_name(self):
+        consumer(Placed, group="cart")(handler)
+
+        with pytest.raises(ConfigurationError) as error:
+            consumer(Placed, group="cart")(other_handler)
+
+        assert "test_register.handler" in str(error.value)
+        assert "test_register.other_handler" in str(error.value)
+
+    def test_names_both_functions_when_two_take_one_plain_topic(self):
+        consumer(topic="plain", group="cart")(handler)
+
+        with pytest.raises(ConfigurationError, match="topic plain"):
+            consumer(topic="plain", group="cart")(other_handler)
+
+    def test_takes_a_module_that_is_imported_anew(self):
+        consumer(Placed, group="cart")(handler)
+        consumer(Placed, group="cart", retry=Retry(limit=3))(handler)
+
+        assert group("cart").consumers["tests.Placed"].retry.limit == 3
+
+    def test_keeps_a_groups_inbox_in_one_database(self):
+        consumer(Placed, group="cart")(handler)
+
+        with pytest.raises(ConfigurationError, match="different databases"):
+            consumer(Cancelled, group="cart", using="other")(other_handler)
+
+    @pytest.mark.parametrize(
+        ("arguments", "text"),
+        [
+            ({"types": [Placed], "group": ""}, "needs a group"),
+            ({"types": [], "group": "cart"}, "message types or a plain topic"),
+            ({"types": [Placed], "group": "cart", "topic": "orders"}, "message types or a plain topic"),
+            ({"types": ["Placed"], "group": "cart"}, "takes message types"),
+            ({"types": [Message], "group": "cart"}, "names no topic"),
+            ({"types": [Placed], "group": "cart", "tags": "placed"}, "set of texts"),
+            ({"types": [Placed], "group": "cart", "tags": []}, "set of texts"),
+            ({"types": [Placed], "group": "cart", "on_dead": "explode"}, "on_dead"),
+        ],
+    )
+    def test_refuses_arguments_that_contradict_each_other(self, arguments, text):
+        with pytest.raises(ConfigurationError, match=text):
+            consumer(*arguments.pop("types"), **arguments)
+
+    @pytest.mark.parametrize("target", [lambda message: None, type("NoHandle", (), {})])
+    def test_refuses_what_cannot_be_called_with_message_and_context(self, target):
+        with pytest.raises(ConfigurationError, match="cannot be called as"):
+            consumer(Placed, group="cart")(target)
+
+    @pytest.mark.parametrize("wrong", [{"limit": -1}, {"jitter": 2}, {"delays": []}])
+    def test_refuses_a_retry_that_is_no_policy(self, wrong):
+        with pytest.raises(ConfigurationError, match="no policy"):
+            Retry(**wrong)
+
+
+class TestGroup:
+    def test_is_named_among_the_known_when_it_is_missing(self):
+        consumer(Placed, group="cart")(handler)
+
+        with pytest.raises(ConfigurationError, match="Known are: cart"):
+            group("card")
+
+    def test_asks_each_broker_for_its_own_topics(self):
+        consumer(Placed, group="cart")(handler)
+        consumer(topic="elsewhere", group="cart")(other_handler)
+
+        assert group("cart").brokers == ["default", "second"]
+        assert group("cart").topics_of("default") == {"orders": None}
+        assert group("cart").topics_of("second") == {"elsewhere": None}
+
+    def test_asks_for_the_tags_of_all_its_handlers(self):
+        consumer(Placed, group="cart", tags={"a", "b"})(handler)
+        consumer(Cancelled, group="cart", tags={"c"})(other_handler)
+        consumer(Placed, group="all", tags={"a"})(handler)
+        consumer(Cancelled, group="all")(other_handler)
+
+        assert groups()["cart"].topics == {"orders": frozenset("abc")}
+        assert groups()["all"].topics == {"orders": None}
+
+    def test_refuses_order_where_the_topic_keeps_none(self):
+        consumer(Placed, group="cart", ordered=True)(handler)
+
+        with pytest.raises(ConfigurationError, match='"TYPE"'):
+            group("cart").topics_of("default")
+
+    def test_refuses_a_topic_that_is_not_in_settings(self):
+        consumer(topic="plane", group="cart")(handler)
+
+        with pytest.raises(UnknownTopic, match="Did you mean 'plain'"):
+            group("cart").topics_of("default")

@@ -1,0 +1,69 @@
+from __future__ import annotations
+
+import threading
+
+import pytest
+
+from outbox import conf, consumer
+from outbox.consuming.register import groups
+from outbox.consuming.threads import Crew
+from outbox.models import Inbox
+from project.shop.models import CartEntry
+from tests.outbox.consuming.deliveries import outgoing
+from tests.outbox.consuming.messages import Placed
+from tests.waiting import wait_until
+
+pytestmark = pytest.mark.django_db(transaction=True)
+
+
+class TestCrew:
+    def test_handles_side_by_side(self, broker, settings):
+        settings.OUTBOX = {**settings.OUTBOX, "CONSUMER": {"BATCH_SIZE": 1}}
+        both = threading.Barrier(2, timeout=10)
+
+        @consumer(Placed, group="cart")
+        def meet(message, context):
+            both.wait()
+            CartEntry.objects.create(invoice=message.invoice, change=1)
+
+        broker.send([outgoing(Placed("A1")), outgoing(Placed("A2"))])
+        crew = Crew(list(groups().values()), threads=2)
+
+        crew.start(until_idle=True)
+        crew.join()
+
+        assert crew.tally()["cart"].handled == 2
+        assert CartEntry.objects.count() == 2
+
+    def test_serves_each_group_and_broker(self, broker):
+        consumer(Placed, group="cart")(lambda message, context: None)
+        consumer(topic="elsewhere", group="cart")(lambda message, context: None)
+        consumer(Placed, group="points")(lambda message, context: None)
+        broker.send([outgoing(Placed("A1"))])
+        conf.make_broker("second").send([outgoing(Placed("A2"), topic="elsewhere")])
+        crew = Crew(list(groups().values()))
+
+        crew.start()
+        wait_until(lambda: Inbox.objects.count() == 3)
+        crew.stop()
+        crew.join()
+
+        assert {name: tally.handled for name, tally in crew.tally().items()} == {"cart": 2, "points": 1}
+        assert crew.posts() == {
+            ("default", "default", "cart"), ("default", "second", "cart"), ("default", "default", "points"),
+        }  # fmt: skip
+
+    def test_ends_as_a_whole_when_one_worker_is_broken_off(self, broker):
+        @consumer(Placed, group="cart")
+        def break_off(message, context):
+            raise KeyboardInterrupt
+
+        consumer(topic="elsewhere", group="cart")(lambda message, context: None)
+        broker.send([outgoing(Placed("A1"))])
+        crew = Crew(list(groups().values()))
+
+        crew.start()
+
+        with pytest.raises(KeyboardInterrupt):
+            crew.join()
+        assert not crew.is_working()

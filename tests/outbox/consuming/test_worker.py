@@ -1,0 +1,192 @@
+from __future__ import annotations
+
+import threading
+from collections import Counter
+from datetime import timedelta
+
+import pytest
+
+from outbox import Reject, Retry, conf, consumer, failpoints, signals
+from outbox.brokers.memory import MemoryBroker
+from outbox.consuming import worker as worker_module
+from outbox.consuming.register import group
+from outbox.consuming.worker import Worker
+from outbox.errors import BrokerUnavailable
+from outbox.failpoints import VARIABLE, FailpointReached
+from outbox.models import Inbox
+from project.shop.models import CartEntry
+from tests.outbox.consuming.deliveries import outgoing
+from tests.outbox.consuming.messages import Placed
+
+pytestmark = pytest.mark.django_db
+
+NO_WAIT = timedelta(0)
+SECOND = timedelta(seconds=1)
+
+
+@pytest.fixture
+def worker(worker) -> Worker:
+    """A worker of the group "cart", which clears carts; an invoice "bad…" fails."""
+
+    @consumer(Placed, group="cart", retry=Retry(limit=2, delays=[SECOND], jitter=0))
+    def clear_cart(message, context):
+        CartEntry.objects.create(invoice=message.invoice, change=-1)
+        if message.invoice.startswith("bad"):
+            raise ValueError(message.invoice)
+        if message.invoice == "rejected":
+            raise Reject("of no use")
+
+    return worker()
+
+
+def applied() -> list[str]:
+    return list(CartEntry.objects.order_by("id").values_list("invoice", flat=True))
+
+
+class TestWorker:
+    def test_applies_and_acknowledges_what_comes(self, worker, broker):
+        broker.send([outgoing(Placed(invoice)) for invoice in ("A1", "A2")])
+
+        received = worker.step(NO_WAIT)
+
+        assert received == 2
+        assert applied() == ["A1", "A2"]
+        assert broker.backlog("cart") == {"orders": 0}
+
+    def test_drops_a_copy_of_a_message(self, worker, broker):
+        twin = outgoing(Placed("A1"))
+        broker.send([twin, twin, twin])
+
+        tally = worker.run(until_idle=True)
+
+        assert (tally.handled, tally.duplicates) == (1, 2)
+        assert applied() == ["A1"]
+        assert broker.backlog("cart") == {"orders": 0}
+
+    def test_retries_by_the_policy_then_gives_up_while_others_go_on(self, worker, broker, clock):
+        heard = []
+        signals.dead_lettered.connect(lambda **said: heard.append(said), weak=False, dispatch_uid="test")
+        broker.send([outgoing(Placed("bad")), outgoing(Placed("A1"))])
+
+        for _ in range(3):
+            worker.step(NO_WAIT)
+            assert worker.step(NO_WAIT) == 0, "not before its delay"
+            clock.forward(SECOND)
+
+        signals.dead_lettered.disconnect(dispatch_uid="test")
+        assert applied() == ["A1"]
+        assert (worker.tally.retried, worker.tally.dead_letters) == (2, 1)
+        assert [letter.attempt for letter in broker.dead_letters("cart")] == [3]
+        assert "ValueError: bad" in heard[0]["reason"]
+        assert heard[0]["group"] == "cart"
+
+    def test_puts_a_rejected_message_aside_at_once(self, worker, broker):
+        broker.send([outgoing(Placed("rejected"))])
+
+        worker.step(NO_WAIT)
+
+        assert [letter.reason for letter in broker.dead_letters("cart")] == ["of no use"]
+
+    def test_finishes_its_message_and_hands_the_rest_back_when_stopped(self, broker, worker):
+        @consumer(Placed, group="points")
+        def stop(message, context):
+            CartEntry.objects.create(invoice=message.invoice, change=1)
+            points.stop()
+
+        points = Worker(group("points"), "default")
+        broker.send([outgoing(Placed(invoice)) for invoice in ("A1", "A2")])
+
+        points.run()
+
+        assert applied() == ["A1"]
+        assert [one.message_id for one in broker.receive("points", {"orders": None}, limit=9, invisible_for=SECOND, wait=NO_WAIT)]
+
+    def test_leaves_a_message_alone_whose_time_is_over(self, broker, settings):
+        settings.OUTBOX = {**settings.OUTBOX, "CONSUMER": {"INVISIBLE": timedelta(seconds=0.05)}}
+        release = threading.Event()
+
+        @consumer(Placed, group="slow")
+        def dawdle(message, context):
+            CartEntry.objects.create(invoice=message.invoice, change=1)
+            release.wait(0.1)
+
+        slow = Worker(group("slow"), "default")
+        broker.send([outgoing(Placed(invoice)) for invoice in ("A1", "A2")])
+
+        slow.step(NO_WAIT)
+
+        assert applied() == ["A1"]
+
+    def test_takes_fewer_when_its_handler_is_slow(self, worker, settings):
+        worker._seconds_per_message = 10
+
+        assert worker._limit() == 3
+
+        worker._seconds_per_message = 1000
+        assert worker._limit() == 1
+
+    def test_acknowledges_what_was_done_before_it_is_broken_off(self, worker, broker, clock, monkeypatch):
+        monkeypatch.setenv(VARIABLE, "consumer.before_handler=raise@2")
+        monkeypatch.setattr(failpoints, "_passes", Counter())
+        broker.send([outgoing(Placed(invoice)) for invoice in ("A1", "A2")])
+
+        with pytest.raises(FailpointReached):
+            worker.step(NO_WAIT)
+
+        assert broker.backlog("cart") == {"orders": 1}
+
+    def test_makes_a_new_broker_after_trouble_with_it(self, worker, broker, monkeypatch):
+        troubles = [BrokerUnavailable("gone"), BrokerUnavailable("still gone")]
+        receive = MemoryBroker.receive
+        brokers = []
+
+        def fail_twice(self, *args, **kwargs):
+            brokers.append(self)
+            if troubles:
+                raise troubles.pop()
+            return receive(self, *args, **kwargs)
+
+        monkeypatch.setattr(MemoryBroker, "receive", fail_twice)
+        monkeypatch.setattr(worker_module, "BACK_OFF_SECONDS", (0.01,))
+        broker.send([outgoing(Placed("A1"))])
+
+        worker.run(until_idle=True)
+
+        assert applied() == ["A1"]
+        assert len(set(map(id, brokers[:3]))) == 3
+
+    @pytest.mark.parametrize(
+        ("error", "level", "is_traced"),
+        [(BrokerUnavailable("gone"), "WARNING", False), (ZeroDivisionError("ours"), "ERROR", True)],
+    )
+    def test_logs_an_outage_in_a_line_and_a_fault_of_ours_with_its_trace(
+        self, worker, monkeypatch, caplog, error, level, is_traced
+    ):
+        troubles = [error]
+        receive = MemoryBroker.receive
+
+        def fail_once(self, *args, **kwargs):
+            if troubles:
+                raise troubles.pop()
+            return receive(self, *args, **kwargs)
+
+        monkeypatch.setattr(MemoryBroker, "receive", fail_once)
+        monkeypatch.setattr(worker_module, "BACK_OFF_SECONDS", (0.01,))
+
+        worker.run(until_idle=True)
+
+        (record,) = caplog.records
+        assert (record.levelname, bool(record.exc_info)) == (level, is_traced)
+
+    def test_returns_in_time(self, worker):
+        assert worker.run(seconds=0.05).handled == 0
+
+    def test_serves_a_group_over_two_brokers(self, worker, settings):
+        consumer(topic="elsewhere", group="cart")(lambda message, context: None)
+        conf.make_broker("second").send([outgoing(Placed("A1"), topic="elsewhere")])
+
+        second = Worker(group("cart"), "second")
+        second.run(until_idle=True)
+
+        assert second.tally.handled == 1
+        assert Inbox.objects.get().topic == "elsewhere"

@@ -1,0 +1,88 @@
+"""The brokers of a process: lent to one transaction each, kept, never shared with a child."""
+
+from __future__ import annotations
+
+import os
+
+import pytest
+
+from outbox.brokers.embedded import EmbeddedBroker
+from outbox.half_first import producers as brokers
+from outbox.half_first.producers import borrow, close_idle
+
+
+@pytest.fixture
+def closed(monkeypatch) -> list[EmbeddedBroker]:
+    """The brokers that were closed."""
+    found: list[EmbeddedBroker] = []
+    close = EmbeddedBroker.close
+
+    def close_and_tell(broker):
+        found.append(broker)
+        close(broker)
+
+    monkeypatch.setattr(EmbeddedBroker, "close", close_and_tell)
+    return found
+
+
+class TestBorrow:
+    def test_lends_a_broker_again_when_it_is_given_back(self):
+        with borrow("default", "default") as first:
+            pass
+        with borrow("default", "default") as second:
+            pass
+
+        assert second is first
+
+    def test_lends_a_broker_to_one_at_a_time(self):
+        with borrow("default", "default") as first, borrow("default", "default") as second:
+            assert second is not first
+
+    def test_takes_a_broker_back_after_an_exception(self):
+        with pytest.raises(LookupError), borrow("default", "default") as first:
+            raise LookupError
+        with borrow("default", "default") as second:
+            assert second is first
+
+    def test_makes_another_one_in_a_child(self, monkeypatch):
+        with borrow("default", "default") as mine:
+            pass
+        monkeypatch.setattr(os, "getpid", lambda: 4711)
+        with borrow("default", "default") as childs:
+            pass
+        close_idle()
+        monkeypatch.undo()
+
+        assert childs is not mine
+
+    def test_makes_another_one_under_other_settings(self, settings, closed):
+        with borrow("default", "default") as first, borrow("default", "default") as late:
+            with borrow("default", "default") as idle:
+                pass
+            settings.OUTBOX = {**settings.OUTBOX}
+            with borrow("default", "default") as second:
+                pass
+
+        assert second not in (first, late, idle)
+        assert set(closed) == {first, late, idle}
+
+    def test_listens_for_check_backs_where_the_broker_asks_its_producers(self, monkeypatch):
+        heard = []
+        monkeypatch.setattr(brokers, "listen_in_this_process", lambda alias, ask: heard.append(alias))
+
+        with borrow("default", "default"):
+            pass
+
+        assert heard == ["default"]
+
+
+class TestCloseIdle:
+    def test_closes_what_nobody_uses(self, closed):
+        with borrow("default", "default") as used:
+            with borrow("default", "default") as idle:
+                pass
+            close_idle()
+
+            assert closed == [idle]
+        with borrow("default", "default") as again:
+            assert again is used

@@ -1,0 +1,28 @@
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from outbox.monitoring.doctor import Level
+
+MEMORY = {"BACKEND": "outbox.brokers.memory.MemoryBroker"}
+
+
+@pytest.fixture(autouse=True)
+def _outbox(settings: Any, only_the_shops_types: None) -> None:
+    topics = {name: {"TYPE": "transaction"} for name in settings.OUTBOX["TOPICS"]}
+    settings.OUTBOX = {"BROKERS": {"default": MEMORY}, "TOPICS": topics, "NUDGE": False}
+
+
+@pytest.fixture
+def about() -> Callable[[Any, str], list[tuple[Level, str]]]:
+    """Have a room examined; give level and text of what it says about a subject, each with a hint unless all is well."""
+
+    def about(room: Any, subject: str) -> list[tuple[Level, str]]:
+        found = [one for one in room.examine() if one.subject == subject]
+        assert all(bool(one.hint) is (one.level is not Level.WELL) for one in found), found
+        return [(one.level, one.text) for one in found]
+
+    return about

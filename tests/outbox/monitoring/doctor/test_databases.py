@@ -1,0 +1,94 @@
+from contextlib import contextmanager
+
+import pytest
+from django.db import connections
+from django.db.migrations.loader import MigrationLoader
+
+from outbox import database
+from outbox.database import partitions
+from outbox.monitoring.doctor import Level, databases
+
+pytestmark = pytest.mark.django_db(transaction=True, databases=["default", "other"])
+
+OTHER = "database 'other'"
+
+
+@contextmanager
+def changed(change, back):
+    """Change something in the second database, and change it back."""
+    with database.connect("other") as connection:
+        connection.execute(change)
+        try:
+            yield
+        finally:
+            connection.execute(back)
+
+
+@pytest.fixture
+def concerns(about):
+    """What is said beside that the database answers, and beside how durable a server for tests is."""
+
+    def concerns():
+        return [found for found in about(databases, OTHER) if found[0] is not Level.WELL and "a crash may lose" not in found[1]]
+
+    return concerns
+
+
+class TestDatabases:
+    def test_are_well_when_they_answer(self, about, concerns):
+        partitions.make_days("other")
+
+        assert about(databases, OTHER)[0][0] is Level.WELL
+        assert about(databases, OTHER)[0][1].startswith("PostgreSQL ")
+        assert concerns() == []
+
+    def test_are_named_when_they_are_away(self, about, monkeypatch):
+        with monkeypatch.context() as patch:
+            patch.setitem(connections["other"].settings_dict, "HOST", "127.0.0.1")
+            patch.setitem(connections["other"].settings_dict, "PORT", 1)
+            ((level, text),) = about(databases, OTHER)
+
+        assert level is Level.UNABLE
+        assert text.startswith("cannot be asked: ")
+        assert "\n" not in text
+
+    def test_are_named_when_they_have_no_tables(self, about):
+        with changed("ALTER TABLE outbox_idle RENAME TO was_idle", "ALTER TABLE was_idle RENAME TO outbox_idle"):
+            found = about(databases, OTHER)
+
+        assert found == [(Level.UNABLE, "no tables of the outbox, or a replica")]
+
+    def test_are_named_when_a_migration_is_missing(self, concerns):
+        partitions.make_days("other")
+        ((_, last),) = MigrationLoader(None).graph.leaf_nodes("outbox")
+        move = "UPDATE django_migrations SET app = '{}' WHERE app = '{}' AND name = '" + last + "'"
+
+        with changed(move.format("not yet", "outbox"), move.format("outbox", "not yet")):
+            found = concerns()
+
+        assert found == [(Level.UNABLE, f"migrations are missing: {last}")]
+
+    def test_are_named_when_their_clock_is_another(self, concerns, monkeypatch):
+        partitions.make_days("other")
+        monkeypatch.setattr(databases, "ABOUT", databases.ABOUT + " + interval '1 minute'")
+
+        assert concerns() == [(Level.CONCERN, "its clock and this host's are 60 s apart")]
+
+    def test_are_named_when_a_commit_waits_for_no_disk(self, about):
+        name = connections["other"].settings_dict["NAME"]
+        text = "synchronous_commit is off: a crash may lose committed messages, with the rows they speak of"
+
+        with changed(
+            f'ALTER DATABASE "{name}" SET synchronous_commit = off', f'ALTER DATABASE "{name}" RESET synchronous_commit'
+        ):
+            lax = about(databases, OTHER)
+        with changed(f'ALTER DATABASE "{name}" SET synchronous_commit = on', f'ALTER DATABASE "{name}" RESET synchronous_commit'):
+            strict = about(databases, OTHER)
+
+        assert (Level.CONCERN, text) in lax
+        assert (Level.CONCERN, text) not in strict
+
+    def test_are_named_when_no_day_is_made_ahead(self, concerns, monkeypatch):
+        monkeypatch.setattr(partitions, "days", lambda connection: [])
+
+        assert concerns() == [(Level.CONCERN, "the message table of tomorrow is not made: upkeep does not run")]

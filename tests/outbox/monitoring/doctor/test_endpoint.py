@@ -1,0 +1,49 @@
+import pytest
+
+from outbox.check_backs.ask import make_signer
+from outbox.models import CheckBack
+from outbox.monitoring.doctor import Level, endpoint
+
+pytestmark = pytest.mark.django_db(transaction=True, databases=["default", "other"])
+
+SECRET, ANOTHER = "whsec_c2VjcmV0", "whsec_YW5vdGhlcg=="
+
+
+@pytest.fixture
+def asked(settings, about, live_server):
+    """Ask the endpoint at an address; give what is said."""
+
+    def asked(path="/outbox/check-back/", *, server=live_server.url, secrets=(SECRET,)):
+        settings.OUTBOX = {**settings.OUTBOX, "CHECK_BACK": {"URL": f"{server}{path}", "SECRETS": list(secrets)}}
+        return about(endpoint, "check-back endpoint")
+
+    return asked
+
+
+class TestEndpoint:
+    def test_is_well_when_it_takes_our_signature(self, asked, live_server):
+        assert asked() == [(Level.WELL, f"{live_server.url}/outbox/check-back/ takes our signature")]
+        assert not CheckBack.objects.exists()
+
+    def test_is_named_when_it_does_not(self, asked, monkeypatch):
+        monkeypatch.setattr(endpoint, "make_signer", lambda secret: make_signer(ANOTHER))
+
+        ((level, text),) = asked()
+
+        assert level is Level.UNABLE
+        assert text.endswith("answers 401")
+
+    def test_is_named_when_it_is_elsewhere(self, asked):
+        ((level, text),) = asked("/nowhere/")
+
+        assert level is Level.UNABLE
+        assert text.endswith("answers 404")
+
+    def test_is_named_when_it_cannot_be_reached(self, asked):
+        ((level, text),) = asked(server="http://127.0.0.1:1")
+
+        assert level is Level.UNABLE
+        assert "cannot be reached" in text
+
+    def test_is_not_looked_for_without_an_address(self, about):
+        assert about(endpoint, "check-back endpoint") == []

@@ -1,0 +1,33 @@
+import celery
+import pytest
+
+from outbox.monitoring.doctor import Level, nudges
+
+
+@pytest.fixture
+def app(settings, monkeypatch):
+    settings.OUTBOX = {**settings.OUTBOX, "NUDGE": True}
+    app = celery.Celery("project", broker="memory://", set_as_current=False)
+    monkeypatch.setattr(celery, "current_app", app)
+    return app
+
+
+class TestNudges:
+    def test_are_well_when_their_server_can_be_reached(self, app, about):
+        ((level, text),) = about(nudges, "nudges")
+
+        assert level is Level.WELL
+        assert text.startswith("Celery's server memory://")
+
+    def test_are_named_when_it_cannot(self, app, about):
+        app.conf.broker_url = "amqp://127.0.0.1:1//"
+
+        ((level, text),) = about(nudges, "nudges")
+
+        assert level is Level.CONCERN
+        assert text.startswith("Celery's server cannot be reached: ConnectionRefusedError")
+
+    def test_are_not_looked_at_where_none_are_sent(self, app, about, settings):
+        settings.OUTBOX = {**settings.OUTBOX, "NUDGE": False}
+
+        assert about(nudges, "nudges") == []

@@ -1,0 +1,70 @@
+from importlib import import_module
+
+import celery
+import pytest
+from django.db import connections
+
+from outbox import consumer, database
+from outbox.database import heartbeats
+from outbox.monitoring.doctor import Level, processes
+from outbox.schedule import beat_schedule
+
+pytestmark = pytest.mark.django_db(transaction=True, databases=["default", "other"])
+
+RELAY = "relay of database 'default', broker 'default'"
+CONSUMER = "consumer of group 'cart', broker 'default'"
+
+
+@pytest.fixture(autouse=True)
+def _group(monkeypatch):
+    monkeypatch.setattr(import_module("outbox.consuming.register"), "_groups", {})
+    consumer(topic="orders", group="cart")(lambda message, context: None)
+
+
+class TestProcesses:
+    @pytest.mark.parametrize(
+        ("subject", "beat"),
+        [
+            (RELAY, {"kind": "relay", "broker": "default"}),
+            (CONSUMER, {"kind": "consumer", "broker": "default", "consumer_group": "cart"}),
+        ],
+    )
+    def test_are_well_when_they_were_heard_of(self, about, subject, beat):
+        heartbeats.beat(database.raw("default"), **beat)
+
+        assert about(processes, subject) == [(Level.WELL, "was heard of")]
+
+    @pytest.mark.parametrize("subject", [RELAY, CONSUMER])
+    def test_are_missed_when_they_were_not(self, about, subject):
+        heartbeats.beat(database.raw("default"), "relay", broker="another")
+        heartbeats.beat(database.raw("other"), "relay", broker="default")
+        heartbeats.beat(database.raw("default"), "consumer", broker="default", consumer_group="points")
+
+        ((level, text),) = about(processes, subject)
+
+        assert level is Level.CONCERN
+        assert text.startswith("was not heard of in the last 30 s")
+
+    def test_are_missed_when_they_were_heard_of_long_ago(self, about):
+        own = database.raw("default")
+        heartbeats.beat(own, "relay", broker="default")
+        own.execute("UPDATE outbox_process SET beat_at = beat_at - interval '31 s'")
+
+        ((level, _),) = about(processes, RELAY)
+
+        assert level is Level.CONCERN
+
+    def test_are_not_missed_when_celery_consumes(self, about, monkeypatch):
+        app = celery.Celery("project", set_as_current=False)
+        app.conf.beat_schedule = beat_schedule(consume=["cart"])
+        monkeypatch.setattr(celery, "current_app", app)
+
+        assert about(processes, CONSUMER) == []
+
+    def test_are_not_asked_for_where_the_database_is_away(self, about, monkeypatch):
+        with monkeypatch.context() as patch:
+            patch.setitem(connections["default"].settings_dict, "HOST", "127.0.0.1")
+            patch.setitem(connections["default"].settings_dict, "PORT", 1)
+            found = about(processes, RELAY)
+
+        assert found == []

@@ -1,0 +1,207 @@
+from datetime import UTC, datetime, timedelta
+from uuid import uuid4
+
+import pytest
+
+from outbox import database
+from outbox.brokers.embedded.models import EmbeddedDelivery, EmbeddedHalf, EmbeddedTopic, HalfState
+from outbox.database.partitions import make_day
+from outbox.models import FailedAttempt, FailedDelivery, Gap, Process, State
+from outbox.monitoring.status import age, read_status
+from tests.factories import BatchFactory, DelayedFactory, MessageRowFactory, TicketFactory, TopicFactory, message_id
+
+pytestmark = pytest.mark.django_db
+
+
+@pytest.fixture
+def read(db):
+    make_day(database.raw("default"), ago(days=1).date())  # soon after midnight, what is an hour old is of that day
+    return lambda: read_status(database.raw("default"), "default")
+
+
+@pytest.fixture
+def topic_of(read):
+    def topic_of(topic):
+        (found,) = [one for one in read().topics if one.name == topic.name]
+        return found
+
+    return topic_of
+
+
+def ago(**time):
+    return datetime.now(UTC) - timedelta(**time)
+
+
+def a_relay(broker="default", **fields):
+    return Process.objects.create(kind="relay", host="h", pid=1, broker=broker, **fields)
+
+
+class TestTopics:
+    def test_count_messages_by_where_they_stand(self, topic_of):
+        topic = TopicFactory()
+        TicketFactory.create_batch(2, topic=topic)
+        DelayedFactory(topic=topic)
+        BatchFactory(topic=topic, size=3, state=State.RELEASED)
+        BatchFactory(topic=topic, size=4, state=State.CLAIMED)
+        BatchFactory(topic=topic, size=5, state=State.PREPARED)
+        BatchFactory(topic=topic, size=6, state=State.DEAD)
+        BatchFactory(topic=topic, size=7, state=State.SENT)
+
+        found = topic_of(topic)
+
+        counts = (found.waiting, found.delayed, found.released, found.claimed, found.prepared, found.dead)
+        assert counts == (2, 1, 3, 4, 5, 6)
+
+    def test_do_not_count_what_was_split_off(self, topic_of):
+        topic = TopicFactory()
+        BatchFactory(topic=topic, size=3, state=State.DEAD, split=[1, 3])
+
+        assert topic_of(topic).dead == 1
+
+    @pytest.mark.parametrize("is_claimed", [False, True])
+    def test_know_the_age_of_the_oldest_that_is_to_be_sent(self, is_claimed, topic_of):
+        topic = TopicFactory()
+        old = MessageRowFactory(topic=topic, id=message_id(ago(seconds=50)))
+        TicketFactory(topic=topic)
+        if is_claimed:
+            BatchFactory(topic=topic, message_ids=[old.id], state=State.RELEASED)
+        else:
+            TicketFactory.create(topic=topic, message=old)
+
+        seconds = topic_of(topic).oldest_seconds
+
+        assert seconds == (pytest.approx(50, abs=5) if is_claimed else pytest.approx(0, abs=5))
+
+    def test_have_no_age_when_nothing_waits(self, topic_of):
+        topic = TopicFactory()
+        BatchFactory(topic=topic, state=State.SENT)
+        DelayedFactory(topic=topic)
+
+        assert topic_of(topic).oldest_seconds is None
+
+
+def a_failure(**fields):
+    about = {"consumer_group": "cart", "topic": "orders", "nth": 1, "source": "s", "outcome": "retry", "fingerprint": "Error"}
+    return FailedDelivery.objects.create(**{"message_id": uuid4(), **about, **fields})
+
+
+class TestFailures:
+    def test_that_look_alike_are_counted_together(self, read):
+        one = a_failure()
+        a_failure(message_id=one.message_id, nth=2)
+        a_failure(outcome="dead letter")
+        a_failure(fingerprint="Another")
+
+        together, other = read().failures
+
+        assert (together.consumer_group, together.topic, together.error) == ("cart", "orders", "Error")
+        assert (together.deliveries, together.messages, together.dead_letters) == (3, 2, 1)
+        assert (other.error, other.deliveries) == ("Another", 1)
+
+    def test_of_long_ago_are_left_out(self, read):
+        FailedDelivery.objects.filter(id=a_failure().id).update(failed_at=ago(hours=2))
+
+        assert read().failures == []
+
+
+class TestConcerns:
+    def test_are_none_when_all_is_well(self, read):
+        a_relay()
+        TicketFactory()
+
+        assert read().concerns == []
+
+    def test_name_dead_messages(self, read):
+        topic = TopicFactory(name="broken")
+        BatchFactory(topic=topic, size=2, state=State.DEAD)
+
+        assert read().concerns == ["broken: 2 dead. See outbox_retry; --skip lets them rest."]
+
+    def test_name_what_waits_too_long(self, read):
+        a_relay()
+        topic = TopicFactory(name="slow")
+        TicketFactory(topic=topic, message=MessageRowFactory(topic=topic, id=message_id(ago(seconds=90))))
+
+        assert read().concerns == ["slow: the oldest message has waited for 90 s."]
+
+    def test_say_when_no_relay_was_heard_of(self, read):
+        a_relay(beat_at=ago(minutes=2))
+        topic = TopicFactory(name="slow")
+        TicketFactory(topic=topic, message=MessageRowFactory(topic=topic, id=message_id(ago(seconds=90))))
+
+        assert read().concerns == ["slow: the oldest message has waited for 90 s, and no relay of broker 'default' was heard of."]
+
+    def test_leave_paused_topics_alone(self, read):
+        topic = TopicFactory(paused=True)
+        TicketFactory(topic=topic, message=MessageRowFactory(topic=topic, id=message_id(ago(hours=1))))
+
+        assert read().concerns == []
+
+    def test_name_what_keeps_failing(self, read):
+        BatchFactory(topic=TopicFactory(name="unsure"), state=State.RELEASED, tries=10)
+
+        assert read().concerns == ["unsure: a message has failed 10 times."]
+
+    def test_name_what_the_broker_is_not_set_up_for(self, read):
+        batch = BatchFactory(topic=TopicFactory(name="wrong"), state=State.RELEASED, attempt=2, last_error="Wrong type.")
+        about = {"batch_id": batch.id, "message_ids": batch.message_ids, "verdict": "misconfigured"}
+        FailedAttempt.objects.create(**about, attempt=2, reason="Wrong type.")
+        sent = BatchFactory(topic=TopicFactory(name="mended"), state=State.SENT, attempt=2)
+        FailedAttempt.objects.create(**about | {"batch_id": sent.id}, attempt=2)
+
+        assert read().concerns == ["wrong: Wrong type."]
+
+    def test_name_messages_that_a_group_gave_up(self, read):
+        a_failure()
+        a_failure(outcome="dead letter", fingerprint="ValueError in shop.add_points: boom")
+
+        assert read().concerns == [
+            "orders: group 'cart' gave up 1 messages in the last hour. ValueError in shop.add_points: boom"
+        ]
+
+    def test_name_a_broker_that_is_unavailable(self, read):
+        a_relay(breaker="open")
+
+        assert read().concerns == ["Broker 'default' is unavailable to the relay h:1."]
+
+    def test_name_open_gaps(self, read):
+        about = {"consumer_group": "cart", "source": "s", "topic": "orders", "lane": 1}
+        Gap.objects.create(**about, first_number=3, last_number=5)
+        Gap.objects.create(**about, first_number=9, last_number=9, closed_at=ago(seconds=1))
+
+        assert read().concerns == ["orders: group 'cart' misses 3 messages in 1 gaps."]
+
+    def test_name_parked_half_messages(self, read):
+        EmbeddedTopic.objects.create(id=1, name="parked", type="transaction", queues=1)
+        times = {"born_at": ago(minutes=1), "ask_at": ago(minutes=1)}
+        EmbeddedHalf.objects.create(
+            id=1, topic_id=1, queue=0, message_id="m", headers="{}", body=b"", asked=15, state=HalfState.PARKED, **times
+        )
+
+        assert read().concerns == ["parked: 1 half messages are parked, their check-back never answered."]
+
+    def test_name_rows_in_the_default_partition(self, read):
+        MessageRowFactory(id=message_id(datetime(2001, 1, 1, tzinfo=UTC)))
+
+        assert read().concerns == ["Messages lie in the DEFAULT partition: see that outbox upkeep runs each hour."]
+
+
+class TestDeadLetters:
+    def test_are_counted_for_each_group_and_topic(self, read):
+        topic = EmbeddedTopic.objects.create(id=1, name="orders", type="normal", queues=1)
+        for group, died_at in ("cart", ago(days=9)), ("cart", ago(days=1)), ("cart", None), ("points", ago(days=1)):
+            fields = {"consumer_group": group, "died_at": died_at, "pos": 1, "attempt": 1, "is_held": False, "due_at": ago()}
+            EmbeddedDelivery.objects.create(topic_id=topic.id, queue=0, **fields)
+
+        found = [(one.consumer_group, one.topic, one.letters) for one in read().dead_letters]
+
+        assert found == [("cart", "orders", 2), ("points", "orders", 1)]
+
+
+class TestAge:
+    @pytest.mark.parametrize(
+        ("seconds", "words"),
+        [(None, ""), (0.44, "0.4 s"), (45, "45 s"), (200, "3 min"), (7300, "2 h"), (259200, "3 d")],
+    )
+    def test_is_put_into_words(self, seconds, words):
+        assert age(seconds) == words

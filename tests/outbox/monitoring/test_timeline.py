@@ -1,0 +1,228 @@
+from datetime import UTC, datetime, timedelta
+from uuid import uuid4
+
+import pytest
+
+from outbox.brokers.embedded.models import EmbeddedHalf, EmbeddedMessage, EmbeddedTopic, HalfState
+from outbox.models import CheckBack, DeadMessage, Duplicate, FailedAttempt, FailedDelivery, Inbox, State, Topic
+from outbox.monitoring.timeline import Tone, embedded_database, read_timeline
+from tests.factories import BatchFactory, DelayedFactory, MessageRowFactory, TicketFactory, TopicFactory
+
+pytestmark = pytest.mark.django_db
+
+START = datetime(2026, 1, 1, 12, tzinfo=UTC)
+
+
+def at(seconds):
+    return START + timedelta(seconds=seconds)
+
+
+@pytest.fixture
+def topic(db):
+    return TopicFactory(name="told", type="transaction")
+
+
+@pytest.fixture
+def message(topic):
+    return MessageRowFactory(topic=topic, created_at=at(0))
+
+
+def moments(message, **options):
+    return [(moment.what, moment.who) for moment in read_timeline("default", message.id, **options).moments]
+
+
+def only(message, what):
+    (moment,) = [one for one in read_timeline("default", message.id).moments if one.what == what]
+    return moment
+
+
+def a_half(message, **fields):
+    topic = EmbeddedTopic.objects.create(id=1, name="told", type="transaction", queues=1)
+    shared = {
+        "topic_id": topic.id,
+        "queue": 0,
+        "message_id": str(message.id),
+        "source": "s",
+        "key": "",
+        "tag": "",
+        "headers": "{}",
+    }
+    return EmbeddedHalf.objects.create(**shared, body=b"", token="", born_at=at(1), ask_at=at(2), **fields)
+
+
+class TestReadTimeline:
+    def test_knows_nothing_of_a_message_that_is_not_there(self):
+        assert read_timeline("default", uuid4()) is None
+
+    def test_begins_with_the_record(self, topic, message):
+        TicketFactory(topic=topic, message=message)
+
+        timeline = read_timeline("default", message.id)
+
+        assert (timeline.state, timeline.topic, timeline.broker) == ("waiting", "told", "default")
+        assert [(moment.at, moment.what) for moment in timeline.moments] == [(at(0), "Recorded")]
+
+    def test_knows_when_a_delayed_message_is_due(self, topic, message):
+        DelayedFactory(topic=topic, message=message, due_at=at(60))
+
+        timeline = read_timeline("default", message.id)
+
+        assert (timeline.state, timeline.due_at) == ("delayed", at(60))
+
+    def test_tells_a_message_from_its_claim_to_its_commit(self, topic, message):
+        fields = {"claimed_at": at(1), "decided_at": at(2), "sent_at": at(3), "half_ids": ["77"], "first_seq": 5, "lane": 2}
+        BatchFactory(topic=topic, message_ids=[message.id], state=State.SENT, **fields)
+
+        assert moments(message) == [(what, "") for what in ("Recorded", "Claimed", "Half sent", "Decided", "Committed")]
+        assert "as number 5 of lane 2" in only(message, "Claimed").text
+        assert "half message 77" in only(message, "Half sent").text
+
+    def test_says_sent_where_there_was_no_half_message(self, topic, message):
+        BatchFactory(topic=topic, message_ids=[message.id], state=State.SENT, claimed_at=at(1), sent_at=at(3))
+
+        assert only(message, "Sent").tone is Tone.GOOD
+
+    def test_follows_a_message_through_the_batches_that_held_it(self, topic, message):
+        other = MessageRowFactory(topic=topic)
+        both = [other.id, message.id]
+        left = BatchFactory(
+            topic=topic, message_ids=both, split=[2], state=State.SENT, claimed_at=at(1), decided_at=at(2), sent_at=at(3)
+        )
+        taken = BatchFactory(topic=topic, message_ids=[message.id], first_seq=2, state=State.CLAIMED, attempt=2, claimed_at=at(4))
+        FailedAttempt.objects.create(
+            batch_id=left.id, attempt=1, message_ids=[message.id], verdict="unsure", reason="time-out", failed_at=at(2)
+        )
+        FailedAttempt.objects.create(
+            batch_id=taken.id, attempt=1, message_ids=[other.id], verdict="refused", reason="none of mine", failed_at=at(5)
+        )
+
+        told = [(moment.what, moment.text) for moment in read_timeline("default", message.id).moments[1:]]
+
+        assert told == [
+            ("Claimed", f"in batch {left.id} as number 2 of lane 1"),
+            ("Not sent: unsure", f"batch {left.id}, attempt 1: time-out"),
+            ("Claimed", f"in batch {taken.id} as number 2 of lane 1; it is at attempt 2"),
+        ]
+
+    def test_says_when_a_message_is_claimed_again(self, topic, message):
+        BatchFactory(
+            topic=topic,
+            message_ids=[message.id],
+            state=State.RELEASED,
+            tries=3,
+            due_at=at(9),
+            last_error="time-out",
+            claimed_at=at(1),
+        )
+
+        moment = only(message, "To be claimed again")
+
+        assert (moment.at, moment.text, moment.tone) == (at(9), "time-out, after 3 tries that failed", Tone.WAITING)
+
+    def test_tells_what_was_asked_and_answered(self, message):
+        shared = {"asked_by": "endpoint", "topic": "told", "message_id": str(message.id), "half_id": "77", "milliseconds": 1}
+        CheckBack.objects.create(request_id="1", answer="UNKNOWN", reason="being sent", answered_at=at(1), **shared)
+        CheckBack.objects.create(request_id="2", nth=2, answer="COMMIT", reason="decided", answered_at=at(2), **shared)
+
+        assert moments(message)[1:] == [("Check-back: UNKNOWN", "endpoint"), ("Check-back: COMMIT", "endpoint")]
+        assert only(message, "Check-back: COMMIT").text == "ask 2 about half message 77: decided"
+
+    def test_tells_what_each_group_did(self, message):
+        shared = {"message_id": message.id, "topic": "told"}
+        FailedDelivery.objects.create(
+            consumer_group="cart",
+            nth=1,
+            outcome="retry",
+            error="KeyError: 1",
+            traceback="File ...",
+            failed_at=at(1),
+            fingerprint="",
+            **shared,
+        )
+        FailedDelivery.objects.create(
+            consumer_group="points", nth=1, outcome="dead letter", error="Reject", failed_at=at(2), fingerprint="", **shared
+        )
+        Inbox.objects.create(consumer_group="cart", dedupe_key="1", nth=2, handled_at=at(3), **shared)
+        Duplicate.objects.create(consumer_group="cart", nth=3, dropped_at=at(4), **shared)
+
+        assert moments(message)[1:] == [
+            ("Failed, to be retried", "cart"),
+            ("Dead letter", "points"),
+            ("Handled", "cart"),
+            ("Dropped as a duplicate", "cart"),
+        ]
+        assert only(message, "Failed, to be retried").traceback == "File ..."
+
+    def test_tells_why_a_message_was_given_up(self, message):
+        DeadMessage.objects.create(message_id=message.id, batch_id=1, topic="told", reason="too large", died_at=at(1))
+
+        assert only(message, "Given up").text == "too large"
+
+    def test_tells_what_the_embedded_broker_made_visible(self, message):
+        EmbeddedMessage.objects.create(
+            topic_id=1,
+            queue=0,
+            pos=1,
+            message_id=str(message.id),
+            source="s",
+            key="",
+            tag="",
+            headers="{}",
+            body=b"",
+            stored_at=at(1),
+        )
+
+        assert moments(message)[1:] == [("Delivered", "broker")]
+
+    def test_tells_of_a_half_that_was_asked_about_and_rolled_back(self, message):
+        a_half(message, id=77, state=HalfState.ROLLED_BACK, ended_at=at(4), asked=1)
+        CheckBack.objects.create(
+            request_id="1",
+            asked_by="embedded",
+            topic="told",
+            message_id=str(message.id),
+            half_id="77",
+            answer="ROLLBACK",
+            reason="released",
+            milliseconds=1,
+            answered_at=at(3),
+        )
+
+        assert [what for what, _ in moments(message)[1:]] == ["Half stored", "Check-back: ROLLBACK", "Half rolled back"]
+
+    def test_names_the_groups_that_have_not_handled_it(self):
+        message = MessageRowFactory(topic=Topic.objects.get(name="orders"))
+        BatchFactory(topic_id=message.topic_id, message_ids=[message.id], state=State.SENT, sent_at=at(3))
+        Inbox.objects.create(consumer_group="cart", dedupe_key="1", message_id=message.id, topic="orders")
+
+        timeline = read_timeline("default", message.id, type_name="OrderPlaced", tag="placed")
+
+        assert timeline.waits_for == ["points", "shipment"]
+
+    def test_keeps_to_the_newest_of_a_thousand_failures(self, message):
+        FailedDelivery.objects.bulk_create(
+            FailedDelivery(
+                consumer_group="cart",
+                message_id=message.id,
+                topic="told",
+                nth=nth,
+                outcome="retry",
+                fingerprint="",
+                error="",
+                failed_at=at(nth),
+            )
+            for nth in range(1000)
+        )
+
+        told = read_timeline("default", message.id).moments[1:]
+
+        assert [moment.at for moment in told] == [at(nth) for nth in range(950, 1000)]
+
+
+class TestEmbeddedDatabase:
+    def test_is_where_the_broker_has_its_tables(self, settings):
+        embedded = {"BACKEND": "outbox.brokers.embedded.EmbeddedBroker", "OPTIONS": {"DATABASE": "other"}}
+        memory = {"BACKEND": "outbox.brokers.memory.MemoryBroker"}
+        settings.OUTBOX = {"BROKERS": {"default": embedded, "memory": memory}}
+
+        assert [embedded_database(alias) for alias in ("default", "memory", "gone")] == ["other", None, None]

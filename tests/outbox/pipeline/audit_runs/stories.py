@@ -1,0 +1,30 @@
+"""Messages on their real way: published, relayed, handled."""
+
+from __future__ import annotations
+
+from contextlib import closing
+from typing import Any
+
+from outbox import publish_raw, transaction
+from outbox.consuming.register import group
+from outbox.consuming.worker import Worker
+from outbox.models import Inbox
+from outbox.relay import hosts
+
+
+def relay(count: int) -> list[Any]:
+    """Publish so many orders and relay all that waits; give their ids."""
+    ids = []
+    for _ in range(count):
+        with transaction():
+            ids.append(publish_raw("orders", {}).message_id)
+    hosts.visit(hosts.Post("default", "default"), note="test", at_most=hosts.LINGER * 100, linger=hosts.NO_LINGER)
+    return ids
+
+
+def handle(name: str) -> int:
+    """Have a group handle what waits for it; say how many messages it had not handled before."""
+    before = Inbox.objects.filter(consumer_group=name).count()
+    with closing(Worker(group(name), "default")) as worker:
+        worker.run(until_idle=True, seconds=30)
+    return Inbox.objects.filter(consumer_group=name).count() - before

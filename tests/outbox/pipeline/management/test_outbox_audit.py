@@ -1,0 +1,146 @@
+"""The command, with a stand-in for Spark's process; its exit codes are what schedulers go by."""
+
+import io
+import json
+from datetime import UTC, datetime
+
+import pytest
+from django.core.management import CommandError, call_command
+
+from outbox.pipeline.models import AuditRun
+
+pytestmark = pytest.mark.django_db
+
+
+def audit(*arguments):
+    """Give what the command printed, and how it ended."""
+    out = io.StringIO()
+    try:
+        call_command("outbox_audit", *arguments, stdout=out, stderr=io.StringIO())
+    except SystemExit as error:
+        return out.getvalue(), error.code
+    except CommandError as error:
+        return str(error), error.returncode
+    return out.getvalue(), 0
+
+
+class TestItsExitCode:
+    def test_is_0_where_nothing_is_wrong(self, job_that):
+        job_that("is clean")
+
+        said, code = audit()
+
+        assert code == 0
+        assert said.endswith("Nothing is lost, orphaned, repeated, late or out of order.\n")
+
+    def test_is_1_where_something_is(self, job_that):
+        job_that("finds")
+
+        said, code = audit()
+
+        assert code == 1
+        assert "! lost: 2 x topic 'orders', lane 1, numbers 7 to 8, at broker: 01a1ff7e" in said
+
+    def test_is_2_where_there_is_no_answer(self, job_that):
+        job_that("cannot")
+
+        said, code = audit()
+
+        assert (said, code) == (
+            "The audit gave no answer (exit code 2). Spark needs Java 17 or newer, and there is no java on PATH.",
+            2,
+        )
+
+    def test_is_2_for_settings_that_name_what_is_not_there(self, settings):
+        settings.OUTBOX = {**settings.OUTBOX, "AUDIT": {"orders": {"MODEL": "shop.Odrer", "EXPECTS": "OrderPlaced"}}}
+
+        said, code = audit()
+
+        assert code == 2
+        assert "names the model 'shop.Odrer'" in said
+
+    def test_is_2_where_there_is_no_archive_to_be_audited(self, job_that):
+        job_that("is clean")
+
+        said, code = audit("--archived")
+
+        assert (said, code) == ('There is no archive to be audited: OUTBOX["ARCHIVE"] is not set.', 2)
+
+    def test_is_2_when_its_time_is_over(self, job_that):
+        job_that("waits")
+
+        said, code = audit("--time-limit", "1")
+
+        assert (said, code) == ("The audit gave no answer: it was stopped after 0:00:01.", 2)
+
+
+class TestItsReport:
+    def test_is_one_line_of_json_and_names_its_run(self, job_that):
+        job_that("finds")
+
+        said, _ = audit("--json")
+
+        report = json.loads(said)
+        assert report["findings"][0]["first"] == 7
+        assert AuditRun.objects.get().pk == report["run"]
+
+    def test_says_from_when_on_it_judged(self, job_that):
+        job_that("is clean")
+
+        said, _ = audit()
+
+        assert said.startswith("As of 2026-11-20T03:00:00+00:00: what was published from 2026-11-14T03:00:00+00:00 on.\n")
+        assert AuditRun.objects.get().since == datetime(2026, 11, 14, 3, tzinfo=UTC)
+
+    @pytest.mark.parametrize(("does", "code"), [("finds", 1), ("is clean", 0), ("cannot", 2)])
+    def test_leaves_nothing_in_the_database_where_it_is_told_so(self, job_that, does, code):
+        job_that(does)
+
+        assert audit("--no-store")[1] == code
+
+        assert not AuditRun.objects.exists()
+
+
+class TestItsVerdict:
+    def test_is_written_to_a_file_that_verifies(self, job_that, key, tmp_path):
+        job_that("finds")
+        path = tmp_path / "verdict.json"
+
+        audit("--verdict", str(path))
+        said, code = audit("--verify", str(path))
+
+        what = f"run {AuditRun.objects.get().pk}, as of 2026-11-20T03:00:00+00:00, 1 x lost at broker"
+        assert (said, code) == (f"{path} is what was signed: {what}.\n", 0)
+
+    @pytest.mark.parametrize(("old", "new"), [(b"false", b"true"), (b"\n", b"\r\n"), (b"orders", b"order\xff")])
+    def test_is_refused_when_a_byte_was_changed(self, job_that, key, tmp_path, old, new):
+        job_that("finds")
+        path = tmp_path / "verdict.json"
+        audit("--verdict", str(path))
+
+        path.write_bytes(path.read_bytes().replace(old, new, 1))
+
+        assert audit("--verify", str(path))[1] == 1
+
+    def test_cannot_be_read_where_it_is_not(self, key, tmp_path):
+        assert audit("--verify", str(tmp_path / "nowhere"))[1] == 2
+
+    def test_is_of_a_stored_run_only(self, job_that, tmp_path):
+        job_that("finds")
+
+        said, code = audit("--verdict", str(tmp_path / "verdict.json"), "--no-store")
+
+        assert (said, code) == ("A verdict is of a stored run: leave --no-store or --verdict out.", 2)
+
+
+@pytest.mark.spark
+class TestWithoutJava:
+    def test_it_says_what_to_install(self, monkeypatch, tmp_path):
+        pytest.importorskip("pyspark")
+        monkeypatch.setenv("JAVA_HOME", str(tmp_path))
+
+        said, code = audit()
+
+        assert code == 2
+        assert f"Spark needs Java 17 or newer, and JAVA_HOME is {tmp_path}, which holds no bin/java." in said
+        assert AuditRun.objects.get().error.startswith(said)

@@ -1,0 +1,117 @@
+"""Histories that are not what they should be: an error that names what and where, never a silent pass."""
+
+from pathlib import Path
+
+import psycopg
+import pytest
+from pyspark.sql import functions as F
+
+from outbox.pipeline.spark.audit.run import audit
+from outbox.pipeline.spark.config import Group, PipelineConfig, Source
+from outbox.pipeline.spark.errors import HistoryError
+from outbox.pipeline.spark.history import open_history
+from outbox.pipeline.spark.sources.postgres import copy_history
+from outbox.pipeline.spark.synthetic.plan import Plan
+from outbox.pipeline.spark.synthetic.write import write_history
+from outbox.pipeline.spark.transforms.roles import MAX_GROUPS
+from tests.database_url import url_of
+from tests.outbox.pipeline.spark.worlds import World, said
+
+END_SNAPSHOTS = """
+SELECT pg_terminate_backend(pid) FROM pg_stat_activity
+WHERE datname = current_database() AND application_name = 'outbox audit' AND state = 'idle in transaction'
+"""
+
+
+class Stopped(Exception):
+    """The driver was stopped here."""
+
+
+@pytest.fixture
+def config(transactional_db):
+    from django.db import connection
+
+    return PipelineConfig(Source(url_of(connection.settings_dict), reader="python"), shuffle_partitions=2)
+
+
+class TestACopy:
+    def test_whose_snapshot_dies_is_an_error(self, spark, config, tmp_path):
+        def say(text):
+            if text == "reading inbox":
+                with psycopg.connect(config.outbox.url, autocommit=True) as killer:
+                    assert killer.execute(END_SNAPSHOTS).fetchall()
+
+        with pytest.raises(HistoryError, match=r"frame 'inbox' cannot be read: .*The snapshot is gone.* Read again"):
+            copy_history(spark, config, str(tmp_path), say)
+
+    def test_that_is_stopped_at_any_step_leaves_no_history_not_even_an_older_one(self, spark, config, tmp_path):
+        write_history(spark, Plan(8, topics=1, lanes=1), str(tmp_path))
+        assert open_history(spark, str(tmp_path)).places.count() == 8
+
+        def say(text):
+            if text == "reading broker":
+                raise Stopped
+
+        with pytest.raises(Stopped):
+            copy_history(spark, config, str(tmp_path), say)
+
+        with pytest.raises(HistoryError, match=r"It is written last; was the writer stopped\?"):
+            open_history(spark, str(tmp_path))
+
+
+class TestAHistory:
+    def test_of_another_version_names_the_column_that_is_of_another_type(self, spark, tmp_path):
+        made, other = tmp_path / "made", tmp_path / "other"
+        write_history(spark, Plan(8, topics=1, lanes=1), str(made))
+        other.mkdir()
+        for path in made.iterdir():
+            if path.name != "inbox":
+                (other / path.name).symlink_to(path)
+        spark.read.parquet(str(made / "inbox")).withColumn("lane", F.col("lane").cast("int")).write.parquet(str(other / "inbox"))
+
+        with pytest.raises(HistoryError, match=r"column 'lane' of 'inbox' in .* is int, not smallint"):
+            open_history(spark, str(other))
+
+    def test_that_lost_a_frame_names_it(self, spark, tmp_path):
+        write_history(spark, Plan(8, topics=1, lanes=1), str(tmp_path))
+        Path(tmp_path, "inbox").rename(tmp_path / "elsewhere")
+
+        with pytest.raises(HistoryError, match=r"The frame .*/inbox cannot be read"):
+            open_history(spark, str(tmp_path))
+
+    def test_with_two_marks_of_one_lane_was_put_together_of_two(self, spark):
+        world = World().add(3)
+        world.frames["marks"].append({**world.frames["marks"][0], "last": 9})
+
+        with pytest.raises(HistoryError, match="two marks for one lane"):
+            world.audit(spark)
+
+    def test_is_not_audited_for_more_groups_than_fit(self, spark):
+        world = World().set(groups=[Group(f"group-{n}", {"orders": None}) for n in range(MAX_GROUPS + 1)])
+
+        with pytest.raises(HistoryError, match=rf"{MAX_GROUPS + 1} consumer groups are more than one audit takes"):
+            audit(spark, world.config, World().history(spark))
+
+
+class TestNumbers:
+    def test_of_0_below_and_beyond_are_named_wherever_they_stand(self, spark):
+        world = World().set(business=[]).add(3)
+        for name, number in (("places", 0), ("broker", -1), ("inbox", 1 << 60)):
+            row = next(row for row in world.frames[name] if row["number"] == 2)
+            world.frames[name].append({**row, "number": number})
+
+        found = {one for one in said(world.audit(spark)) if one[0] == "no number"}
+
+        assert found == {
+            ("no number", "outbox", "", 0, 0, 1),
+            ("no number", "broker", "", -1, -1, 1),
+            ("no number", "inbox", "", 1 << 60, 1 << 60, 1),
+        }
+
+    def test_that_run_backwards_are_out_of_order_where_order_was_promised(self, spark):
+        world = World().set(business=[], ordered_topics=["orders"]).add(9)
+        world.frames["broker"] = [{**row, "pos": 10 - row["pos"]} for row in world.frames["broker"]]
+
+        assert {(kind, first) for kind, _, _, first, _, _ in said(world.audit(spark))} == {
+            ("out of order", n) for n in range(1, 9)
+        }

@@ -1,0 +1,52 @@
+from dataclasses import replace
+from datetime import UTC, datetime
+
+import pytest
+
+from outbox.pipeline.spark.config import Archived, Business, Group, PipelineConfig, Source
+from outbox.pipeline.spark.errors import PipelineError
+
+CONFIG = PipelineConfig(
+    outbox=Source("postgresql://shop@db/shop", reader="python"),
+    brokers=[Source("postgresql://shop@db/broker")],
+    business=[Business("orders", "orders", "shop.order", where="total > 0")],
+    groups=[Group("cart", {"orders": ["placed"], "bills": None})],
+    since=datetime(2026, 1, 2, 3, tzinfo=UTC),
+    archived=Archived("/srv/lake", datetime(2026, 1, 1, tzinfo=UTC), 604800.0, datetime(2026, 1, 2, tzinfo=UTC)),
+)
+
+
+class TestAConfiguration:
+    def test_travels_as_json(self):
+        assert PipelineConfig.from_json(CONFIG.to_json()) == CONFIG
+        never_pruned = replace(CONFIG, archived=Archived("/srv/lake", CONFIG.archived.born, 604800.0, None))
+        assert PipelineConfig.from_json(never_pruned.to_json()) == never_pruned
+
+    @pytest.mark.parametrize(
+        ("text", "said"),
+        [
+            ("{", "JSONDecodeError"),
+            ("[]", "cannot be read"),
+            ("{}", "KeyError: 'outbox'"),
+            ('{"outbox": {"url": "x"}, "settle": 1}', "unexpected keyword argument 'settle'"),
+        ],
+    )
+    def test_says_what_cannot_be_read(self, text, said):
+        with pytest.raises(PipelineError, match=said):
+            PipelineConfig.from_json(text)
+
+    def test_knows_whose_tags_no_broker_tells(self):
+        reads = {"here": ["a"], "elsewhere": ["a", "b"], "recorded": ["a"], "all": None}
+        config = PipelineConfig(
+            CONFIG.outbox, groups=[Group("g", reads)], seen_topics=["here", "recorded"], recorded={"recorded": 0.0}
+        )
+
+        assert config.asked_unseen() == [("g", "elsewhere", ["a", "b"]), ("g", "recorded", ["a"])]
+
+    def test_insists_on_a_fetch_size(self):
+        with pytest.raises(PipelineError, match="outside of the common snapshot"):
+            replace(CONFIG.outbox, fetch_rows=0)
+
+    def test_knows_two_readers(self):
+        with pytest.raises(PipelineError, match="not 'odbc'"):
+            Source("postgresql://", reader="odbc")

@@ -1,0 +1,79 @@
+"""Keys of two sides, held to each other by digests. No session is needed."""
+
+from collections import Counter
+from types import SimpleNamespace
+
+import numpy as np
+import pyarrow as pa
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from outbox.pipeline.spark.transforms.identity import BUCKETS, Digest, bucket_of, hashed, suspects
+
+SALT = np.uint64(7)
+TEXTS = st.lists(st.text(max_size=40), min_size=1, max_size=30)
+KEYS = st.lists(st.integers(0, 5), max_size=12)
+
+
+def hashes_of(keys):
+    return hashed(pa.array([f"shop.order:{key}" for key in keys], pa.string()), SALT)
+
+
+def differing(left, right):
+    """Give the keys, of both sides, that may differ."""
+    sums = Counter()
+    for sign, keys in (-1, left), (1, right):
+        digest = Digest()
+        digest.add(0, sign, hashes_of(keys))
+        for batch in digest.batches():
+            for row in batch.to_pylist():
+                sums.update({(row["bucket"], name): row[name] for name in ("n", "high", "low", "check")})
+    buckets = {bucket for (bucket, _), value in sums.items() if value}
+    names = ("n", "high", "low", "check")
+    rows = [SimpleNamespace(pair=0, bucket=bucket, **{name: sums[bucket, name] for name in names}) for bucket in buckets]
+    found = suspects(rows)
+    both = sorted({*left, *right})
+    return {key for key, is_suspect in zip(both, found[0].has(hashes_of(both)), strict=True) if is_suspect} if found else set()
+
+
+class TestTheHash:
+    @settings(deadline=None)
+    @given(TEXTS)
+    def test_is_of_the_text_alone(self, texts):
+        together = hashed(pa.array(texts), SALT)
+
+        assert [int(one) for one in together] == [int(hashed(pa.array([text]), SALT)[0]) for text in texts]
+        assert len(set(together.tolist())) == len(set(texts))
+
+    def test_reads_a_slice_as_it_stands(self):
+        texts = pa.array([str(n) * (n % 13) for n in range(100)])
+
+        assert (hashed(texts.slice(31, 40), SALT) == hashed(texts, SALT)[31:71]).all()
+
+    @pytest.mark.parametrize("size", [0, 1, 7, 8, 9, 16, 36])
+    def test_takes_the_length_for_a_part_of_it(self, size):
+        texts = ["\0" * n for n in range(40)]
+
+        assert len({int(one) for one in hashed(pa.array(texts), SALT)}) == len(texts)
+        assert hashed(pa.array([texts[size]] * 3), SALT).tolist() == [hashed(pa.array(texts), SALT)[size]] * 3
+
+    def test_differs_with_the_salt(self):
+        assert hashed(pa.array(["a"]), SALT) != hashed(pa.array(["a"]), np.uint64(8))
+
+
+class TestSuspects:
+    @settings(deadline=None)
+    @given(KEYS, KEYS)
+    def test_are_the_keys_that_differ(self, left, right):
+        unequal = {key for key in {*left, *right} if left.count(key) != right.count(key)}
+
+        assert differing(left, right) == unequal
+
+    def test_are_all_keys_of_a_bucket_in_which_several_differ(self):
+        buckets = bucket_of(hashes_of(range(3 * BUCKETS))).tolist()
+        fullest, _ = Counter(buckets).most_common(1)[0]
+        first, second, third, *_ = (key for key, bucket in enumerate(buckets) if bucket == fullest)
+
+        assert differing([first, second, third], [first]) == {first, second, third}
+        assert differing([first, second, third], [first, second]) == {third}

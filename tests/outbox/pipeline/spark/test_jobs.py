@@ -1,0 +1,61 @@
+"""Exit codes of jobs, where no Spark need start."""
+
+import importlib
+import signal
+from datetime import date
+
+import pytest
+
+from outbox.pipeline.spark.archive.config import ArchiveConfig
+from outbox.pipeline.spark.config import PipelineConfig, Source
+
+CONFIG = PipelineConfig(Source("postgresql://"))
+CONFIGS = {
+    "archive": ArchiveConfig(CONFIG, "/srv/lake", date(2001, 2, 3)).to_json(),
+    "audit": CONFIG.to_json(),
+    "monitor": CONFIG.to_json(),
+}
+
+
+@pytest.fixture
+def handlers():
+    """The monitor catches signals for good."""
+    before = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)}
+    yield
+    for number, handler in before.items():
+        signal.signal(number, handler)
+
+
+@pytest.fixture
+def run(handlers, tmp_path, monkeypatch):
+    """Run a job whose work is what is given; give the exit code."""
+
+    def run(job, work, *arguments):
+        module = importlib.import_module(f"outbox.pipeline.spark.jobs.{job}")
+        monkeypatch.setattr(module, "run", work)
+        config = tmp_path / "config.json"
+        config.write_text(CONFIGS[job])
+        more = ["--checkpoint", str(tmp_path)] if job == "monitor" else []
+        return module.main(["--config", str(config), *more, *arguments])
+
+    return run
+
+
+def fails(*arguments, **more):
+    raise RuntimeError("nobody foresaw this\nand the JVM says much more")
+
+
+class TestAJob:
+    @pytest.mark.parametrize("job", CONFIGS)
+    def test_gives_no_answer_where_it_fails_in_a_way_that_nobody_foresaw(self, run, capsys, job):
+        assert run(job, fails) == 2
+
+        said = capsys.readouterr().err
+        assert "Traceback (most recent call last)" in said
+        assert said.splitlines()[-1].endswith(": RuntimeError: nobody foresaw this")
+
+    def test_gives_no_answer_where_the_report_cannot_be_written(self, run, capsys, tmp_path):
+        found = lambda *arguments: {"findings": []}  # noqa: E731
+
+        assert run("audit", found, "--output", str(tmp_path / "nowhere" / "report.json")) == 2
+        assert capsys.readouterr().err.splitlines()[-1].startswith("No answer: FileNotFoundError:")

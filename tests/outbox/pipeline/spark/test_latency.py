@@ -1,0 +1,85 @@
+"""Latencies as histograms, held to plain counting. No session is needed."""
+
+import math
+from collections import Counter
+from datetime import UTC, datetime, timedelta
+from uuid import UUID
+
+import pyarrow as pa
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from outbox.pipeline.spark.bins import BACKWARDS, INSTANT
+from outbox.pipeline.spark.transforms.latency import Latency
+
+START = datetime(2026, 3, 1, 12, tzinfo=UTC)
+TOLERANCE = 5_000_000
+MICROSECOND = timedelta(microseconds=1)
+
+TIMES = st.none() | st.integers(-20_000_000, 200_000_000).map(lambda micros: START + micros * MICROSECOND)
+BORN = ("019cabcd-ef01-7abc", "019cabcd-ef01-4abc", "019Zabcd-ef01-7abc")  # a uuid7, and two that are none
+IDS = st.none() | st.sampled_from(["", "no-id", *(f"{start}-8000-000000000000" for start in BORN)])
+INBOX = st.tuples(st.sampled_from(["cart", "points"]), st.sampled_from(["orders", "shipments"]), IDS, TIMES)
+PLACES = st.tuples(st.sampled_from(["orders", "shipments"]), st.sampled_from(["sent", "dead"]), IDS, TIMES, TIMES)
+
+
+def histograms(frame, names, *batches):
+    """Give topic, hop, group, minute, bin -> count."""
+    made = [pa.RecordBatch.from_pylist([dict(zip(names, row, strict=True)) for row in rows], schema(names)) for rows in batches]
+    found = [row for batch in Latency(TOLERANCE).histograms(frame, iter(made)) for row in batch.to_pylist()]
+    return {tuple(row.values())[:-1]: row["n"] for row in found}
+
+
+def schema(names):
+    return pa.schema({name: pa.timestamp("us", "UTC") if name.endswith("at") else pa.string() for name in names})
+
+
+def place_of(start, end):
+    """Say in which minute and bin a latency counts."""
+    micros = (end - start) // MICROSECOND
+    minute = int(end.timestamp()) // 60
+    if micros < -TOLERANCE:
+        return minute, BACKWARDS
+    return minute, INSTANT if micros <= 1 else math.floor(math.log2(micros) * 8) + 1
+
+
+def published(message_id):
+    if not message_id or len(message_id) != 36 or message_id[14] != "7" or "Z" in message_id:
+        return None
+    return datetime.fromtimestamp(0, UTC) + timedelta(milliseconds=UUID(message_id).int >> 80)
+
+
+class TestLatencies:
+    @settings(deadline=None)
+    @given(st.lists(st.lists(INBOX, max_size=12), max_size=3))
+    def test_of_handling_are_counted_by_group(self, batches):
+        rows = [row for batch in batches for row in batch if row[3] and published(row[2])]
+        expected = Counter(
+            (topic, "handle", group, *place_of(published(message_id), at)) for group, topic, message_id, at in rows
+        )
+
+        assert histograms("inbox", ("consumer_group", "topic", "message_id", "at"), *batches) == expected
+
+    @settings(deadline=None)
+    @given(st.lists(PLACES, max_size=12))
+    def test_of_sending_are_of_what_was_sent(self, rows):
+        expected = Counter()
+        for topic, state, message_id, claimed, sent in rows:
+            if state == "sent" and claimed and (born := published(message_id)):
+                expected[topic, "claim", "", *place_of(born, claimed)] += 1
+            if state == "sent" and claimed and sent:
+                expected[topic, "send", "", *place_of(claimed, sent)] += 1
+
+        assert histograms("places", ("topic", "state", "message_id", "claimed_at", "at"), rows) == expected
+
+    @pytest.mark.parametrize(
+        ("micros", "place"), [(-TOLERANCE - 1, BACKWARDS), (-TOLERANCE, INSTANT), (1, INSTANT), (2, 9), (4, 17), (1 << 40, 321)]
+    )
+    def test_fall_into_bins(self, micros, place):
+        message_id = str(UUID(int=(int(START.timestamp() * 1000) << 80) | (7 << 76)))
+        row = ("orders", message_id, START + micros * MICROSECOND)
+
+        ((_, hop, _, _, found),) = histograms("broker", ("topic", "message_id", "at"), [row])
+
+        assert (hop, found) == ("store", place)

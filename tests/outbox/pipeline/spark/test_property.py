@@ -1,0 +1,84 @@
+"""Random histories with faults: Spark, SQL and plain Python sets give the same answers. SQL alone: tests/outbox/quick_check."""
+
+from collections import defaultdict
+from datetime import timedelta
+
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from outbox.pipeline.spark.jobs.report import backlog_report, latency_report
+from tests.outbox.pipeline.spark.faults import COUNT, NUMBERS, by_sets, lose
+from tests.outbox.pipeline.spark.ids import message_id
+from tests.outbox.pipeline.spark.twins import judged_by_sql
+from tests.outbox.pipeline.spark.worlds import OURS, START, World, said
+
+STATES = ("sent", "dead", "skipped", "released", "claimed", "prepared")
+OUTCOMES = ("waiting", "retry", "dead letter", "filtered")
+
+FAULTS = st.fixed_dictionaries(
+    {
+        "gone": st.fixed_dictionaries(dict.fromkeys(("everywhere", "places", "broker", "cart", "points"), NUMBERS)),
+        "states": st.dictionaries(st.integers(1, COUNT), st.sampled_from(STATES), max_size=4),
+        "young": NUMBERS,
+        "twice": NUMBERS,
+        "unnumbered": NUMBERS,
+        "renumbered": NUMBERS,
+        "mark": st.integers(COUNT - 3, COUNT + 3),
+        "outcomes": st.dictionaries(st.integers(1, COUNT), st.sampled_from(OUTCOMES), max_size=4),
+        "seconds": st.dictionaries(st.integers(1, COUNT), st.floats(0.001, 4000), max_size=6),
+        "lane": st.sampled_from((True, False)),
+    }
+)
+
+
+def spoil(faults):
+    """Make a history of two lanes, and do all of that to it."""
+    world = lose(World().add(COUNT).add(7, lane=1), faults["gone"]).mark(faults["mark"])
+    for number, state in faults["states"].items():
+        world.change("places", {"state": state}, number=number)
+    world.change("places", {"at": world.as_of}, number=sorted(faults["young"]))
+    for name in ("broker", "inbox"):
+        world.frames[name] += [dict(row) for row in world.frames[name] if row["number"] in faults["twice"]]
+        renumbered = [row for row in world.frames[name] if row["number"] in faults["renumbered"]]
+        world.frames[name] += [{**row, "message_id": message_id("orders", 9, row["number"])} for row in renumbered]
+        for number, seconds in faults["seconds"].items():
+            world.change(name, {"at": START + timedelta(seconds=seconds)}, number=number)
+    for number, outcome in faults["outcomes"].items():
+        row = {"consumer_group": "cart", "source": OURS, "topic": "orders", "lane": 0, "number": number, "outcome": outcome}
+        tried = {**row, "message_id": message_id("orders", 0, number), "at": START}
+        tries = [{**tried, "nth": nth} for nth in (1, 2, 2)]  # the last one twice: its group and its broker say so
+        world.frames["attempts"] += tries
+    for name in ("places", "broker", "inbox", "attempts"):
+        world.change(name, {"number": None, "lane": None}, number=sorted(faults["unnumbered"]))
+    if not faults["lane"]:
+        world.frames["marks"] = [mark for mark in world.frames["marks"] if mark["lane"] != 1]
+    return world
+
+
+class TestSpark:
+    @settings(max_examples=2, deadline=None, suppress_health_check=list(HealthCheck), derandomize=True)
+    @given(gone=st.fixed_dictionaries(dict.fromkeys(("everywhere", "places", "broker", "cart", "points"), NUMBERS)))
+    def test_finds_what_plain_sets_find(self, spark, gone):
+        world = lose(World().set(business=[]).add(COUNT), gone)
+
+        found = defaultdict(set)
+        for kind, stage, group, first, last, _ in said(world.audit(spark)):
+            found[kind, stage, group].update(range(first, last + 1))
+
+        assert dict(found) == by_sets(gone)
+
+    @settings(max_examples=2, deadline=None, suppress_health_check=list(HealthCheck), derandomize=True)
+    @given(faults=FAULTS)
+    def test_finds_and_counts_what_sql_does(self, spark, faults):
+        world = spoil(faults)
+
+        world.audit(spark)  # holds its findings to those of SQL
+
+        history, answer = world.history(spark), judged_by_sql(world)
+        assert sorted(map(tuple, latency_report(spark, world.config, history)["histograms"])) == sorted(answer.histograms)
+        by_spark = {(one["group"], one["topic"]): one for one in backlog_report(spark, world.config, history)}
+        assert set(by_spark) == {(one.group, one.topic) for one in answer.backlogs}
+        for one in answer.backlogs:
+            spark_says = by_spark[one.group, one.topic]
+            said_then = [[at.minute * 60, at.backlog, at.growth, at.cause] for at in one.minutes[: len(spark_says["minutes"])]]
+            assert (said_then, one.again) == (spark_says["minutes"], spark_says["most_repeated"])

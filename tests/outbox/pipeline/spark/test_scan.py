@@ -1,0 +1,144 @@
+"""Reading by the workers themselves gives what Spark's own reading gives."""
+
+import dataclasses
+from datetime import UTC, datetime
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from outbox.pipeline.spark import files, scan
+from outbox.pipeline.spark.audit.run import audit
+from outbox.pipeline.spark.digest import digest
+from outbox.pipeline.spark.history import History, open_history, write_about
+from outbox.pipeline.spark.jobs.report import backlog_report, latency_report
+from outbox.pipeline.spark.scan import Reading
+from tests.outbox.pipeline.spark.ids import message_id
+from tests.outbox.pipeline.spark.worlds import OURS, World
+
+
+@pytest.fixture
+def world():
+    """Something of everything."""
+    made = World().add(30).add(9, lane=1).drop("broker", "inbox", number=5).drop("inbox", number=7, consumer_group="cart")
+    made.frames["inbox"] += [dict(row) for row in made.frames["inbox"] if row["number"] in (8, 9)]
+    made.drop("business", about="shop.order:orders-0-3").drop("messages", number=12)
+    for name in ("places", "broker", "inbox"):
+        made.change(name, {"number": None, "lane": None}, number=30)
+    return made.drop("inbox", number=None, consumer_group="points").change("places", {"at": None, "claimed_at": None}, number=2)
+
+
+@pytest.fixture
+def folder(spark, world, tmp_path):
+    """The same in Parquet; its name is not as simple as most."""
+    found = str(tmp_path / "größe 100% +1")
+    for name, frame in world.history(spark).frames.items():
+        frame.coalesce(1).write.parquet(f"{found}/{name}")
+    write_about(spark, found, [OURS], world.as_of)
+    return found
+
+
+class TestFiles:
+    def test_are_audited_as_the_frames_are_that_spark_reads(self, spark, world, folder):
+        history = open_history(spark, folder)
+        assert set(history.files) == set(history.frames)
+
+        by_workers = audit(spark, world.config, history)
+        by_spark = audit(spark, world.config, dataclasses.replace(history, files={}))
+
+        assert len(by_workers.findings) > 7
+        assert [one.as_dict() for one in by_workers.findings] == [one.as_dict() for one in by_spark.findings]
+        assert by_workers.counts == by_spark.counts
+
+    def test_are_counted_as_the_frames_are_that_spark_reads(self, spark, world, folder):
+        history = open_history(spark, folder)
+        found = {}
+        for name, one in ("workers", history), ("spark", dataclasses.replace(history, files={})):
+            latencies = latency_report(spark, world.config, one)
+            latencies["histograms"].sort()
+            found[name] = digest(spark, one), latencies, backlog_report(spark, world.config, one)
+
+        assert found["workers"] == found["spark"]
+        assert found["spark"][0] != digest(spark, world.drop("inbox", number=9).history(spark))
+
+    def test_are_left_to_spark_where_pyarrow_cannot_open_them(self, spark, folder, monkeypatch):
+        monkeypatch.setattr(files, "SCHEMES", {"file": "nowhere"})
+
+        assert open_history(spark, folder).files == {}
+
+    def test_are_read_from_an_id_on(self, spark, folder):
+        history = open_history(spark, folder).since(message_id("orders", 0, 25))
+
+        found = {name: _rows(spark, history, name) for name in ("places", "broker", "inbox", "business")}
+
+        assert found == {name: history.frames[name].count() for name in found}
+        assert found["places"] < found["business"]
+
+
+class TestReading:
+    @pytest.fixture
+    def file(self, tmp_path):
+        table = pa.table({"number": [*range(1000), None, *range(1001, 2000)], "source": ["a"] * 2000})
+        pq.write_table(table, tmp_path / "file.parquet", row_group_size=100)
+        return (tmp_path / "file.parquet").as_uri()
+
+    def test_gives_each_row_in_one_part(self, file):
+        parts = [Reading({"places": ("number",)}).batches("places", file, part) for part in range(scan.PARTS)]
+
+        numbers = [number for part in parts for batch in part for number in batch.column("number").to_pylist()]
+
+        assert numbers == [*range(1000), None, *range(1001, 2000)]
+
+    def test_leaves_out_what_has_no_null_where_it_is_about_those(self, file):
+        reading = Reading({"places": ("source", "number")}, where_null="number")
+
+        rows = [len(batch) for part in range(scan.PARTS) for batch in reading.batches("places", file, part)]
+
+        assert rows == [100]
+
+
+class TestNulls:
+    @pytest.fixture
+    def history(self, tmp_path):
+        """Give a history of two frames without NULL, and what writes another file of one."""
+        found = History({}, frozenset(), datetime.now(UTC), files={"places": [], "broker": []})
+
+        def write(frame, numbers, **options):
+            path = tmp_path / f"{frame}-{len(found.files[frame])}.parquet"
+            pq.write_table(pa.table({"topic": ["a"] * len(numbers), "number": pa.array(numbers, pa.int64())}), path, **options)
+            found.files[frame].append(path.as_uri())
+            return path
+
+        write("places", [1, 2, 3])
+        write("broker", [])
+        return found, write
+
+    def test_are_none_where_the_files_say_so(self, history):
+        found, _ = history
+
+        assert not scan.may_have_null(found, ["places", "broker"], "number")
+
+    @pytest.mark.parametrize("options", [{}, {"write_statistics": False}])
+    def test_may_be_in_the_last_of_the_files(self, history, options):
+        found, write = history
+        write("places", [4])
+        write("broker", [*range(100), 5 if options else None], row_group_size=50, **options)
+
+        assert scan.may_have_null(found, ["places", "broker"], "number")
+        assert not scan.may_have_null(found, ["places"], "number")
+
+    def test_may_be_where_nobody_can_look(self, history):
+        found, write = history
+        write("places", [4]).write_bytes(b"half a file")
+
+        assert scan.may_have_null(found, ["places"], "number")
+        assert scan.may_have_null(found, ["broker", "inbox"], "number")
+
+
+def _rows(spark, history, name):
+    def count(frame, batches):
+        yield pa.RecordBatch.from_pydict({"n": [sum(len(batch) for batch in batches)]}, schema=schema)
+
+    schema = pa.schema({"n": pa.int64()})
+    column = "subject" if name == "business" else "topic"
+    return sum(row.n for row in scan.scan(spark, history, {name: (column,)}, count, schema).collect())

@@ -1,0 +1,65 @@
+import os
+from pathlib import Path
+
+import pytest
+
+import outbox
+from outbox.pipeline.spark import session
+from outbox.pipeline.spark.errors import JavaMissing, PipelineError
+
+
+def java(folder, said):
+    """Make a program that says what version it is."""
+    path = folder / "bin" / "java"
+    path.parent.mkdir()
+    path.write_text(f"#!/bin/sh\necho '{said}' >&2\n")
+    path.chmod(0o755)
+    return path
+
+
+@pytest.fixture(autouse=True)
+def _no_java(monkeypatch):
+    monkeypatch.delenv("JAVA_HOME", raising=False)
+    monkeypatch.setenv("PATH", "/nowhere")
+
+
+class TestJava:
+    def test_is_named_where_it_is_missing(self):
+        with pytest.raises(JavaMissing, match=r"there is no java on PATH\. On Debian and Ubuntu: apt-get install"):
+            session.find_java()
+
+    def test_is_looked_for_where_java_home_says(self, monkeypatch, tmp_path):
+        monkeypatch.setenv("JAVA_HOME", str(tmp_path))
+
+        with pytest.raises(JavaMissing, match="holds no bin/java"):
+            session.find_java()
+
+    def test_is_refused_where_it_is_too_old(self, monkeypatch, tmp_path):
+        java(tmp_path, 'openjdk version "11.0.2"')
+        monkeypatch.setenv("JAVA_HOME", str(tmp_path))
+
+        with pytest.raises(JavaMissing, match=r'Java 17 or newer, but .* says: openjdk version "11'):
+            session.find_java()
+
+    def test_is_found(self, monkeypatch, tmp_path):
+        path = java(tmp_path, 'openjdk version "21.0.1"')
+        monkeypatch.setenv("PATH", str(path.parent))
+
+        assert session.find_java() == path
+
+
+class TestTheDriver:
+    def test_is_named_where_it_is_missing(self):
+        with pytest.raises(PipelineError, match=r'not at /nowhere\.jar\. .*Or read with reader="python"'):
+            session.find_jar("/nowhere.jar")
+
+
+class TestWorkers:
+    def test_find_this_package_wherever_spark_is_started(self, monkeypatch):
+        monkeypatch.setenv("PYTHONPATH", "/theirs")
+
+        session._let_workers_import_us()
+        session._let_workers_import_us()
+
+        root = str(Path(outbox.__file__).resolve().parents[1])
+        assert os.environ["PYTHONPATH"].split(os.pathsep) == [root, "/theirs"]

@@ -1,0 +1,100 @@
+"""A made-up history with known faults, audited by the job itself, as spark-submit runs it."""
+
+import json
+import os
+import subprocess
+import sys
+import zipfile
+from pathlib import Path
+
+import pytest
+
+from outbox.pipeline.spark.audit.run import audit
+from outbox.pipeline.spark.config import PipelineConfig
+from outbox.pipeline.spark.errors import HistoryError
+from outbox.pipeline.spark.history import open_history
+from outbox.pipeline.spark.jobs.report import latency_report
+from outbox.pipeline.spark.synthetic.plan import Plan
+from outbox.pipeline.spark.synthetic.write import write_history
+
+ROOT = Path(__file__).resolve().parents[3]
+PLAN = Plan(40_000, lost=40, duplicated=10, orphans=10, topics=1, lanes=1, groups=2, seed=3)
+
+
+@pytest.fixture(scope="module")
+def made(spark, tmp_path_factory):
+    """A folder, and the truth about it."""
+    folder = str(tmp_path_factory.mktemp("made"))
+    return folder, write_history(spark, PLAN, folder)
+
+
+class TestAMadeUpHistory:
+    def test_has_exactly_the_faults_it_says(self, spark, made):
+        folder, truth = made
+        config = PipelineConfig.from_json(truth["config"])
+
+        report = audit(spark, config, open_history(spark, folder))
+
+        def shape(one):
+            return one["kind"], one["stage"], one["topic"], one["lane"], one["group"], one["first"], one["last"], one["count"]
+
+        numbered = [one.as_dict() for one in report.findings if one.lane >= 0]
+        assert sorted(map(shape, numbered)) == sorted(map(shape, truth["findings"]))
+        others = [one for one in report.findings if one.lane < 0]
+        assert sorted(about for one in others for about in one.about) == truth["orders without a message"]
+
+    def test_has_the_latencies_it_was_given(self, spark, made):
+        folder, truth = made
+        config = PipelineConfig.from_json(truth["config"])
+
+        report = latency_report(spark, config, open_history(spark, folder))
+
+        found = {(one["hop"], one["group"]): one for one in report["percentiles"]}
+        assert found["store", ""]["p50"] == pytest.approx(0.007 + 0.693 * 0.002, rel=0.1)  # 7 ms and an exponential of 2 ms
+        assert found["handle", "group-1"]["p99"] == pytest.approx(0.020 + 4.605 * 0.030, rel=0.1)
+        assert report["findings"] == []
+
+    def test_is_audited_under_spark_submit_with_a_zip(self, made, tmp_path):
+        _, truth = made
+        config, output = tmp_path / "config.json", tmp_path / "report.json"
+        config.write_text(truth["config"])
+        with zipfile.ZipFile(tmp_path / "outbox.zip", "w") as package:
+            for path in (ROOT / "outbox" / "__init__.py", *(ROOT / "outbox" / "pipeline").rglob("*.py")):
+                package.write(path, path.relative_to(ROOT))
+        job = (ROOT / "outbox" / "pipeline" / "jobs" / "audit.py").read_text()
+        (tmp_path / "job.py").write_text(job)
+        submit = [str(Path(sys.executable).with_name("spark-submit")), "--master", "local[2]", "--driver-memory", "1g"]
+        command = [*submit, "--py-files", str(tmp_path / "outbox.zip"), str(tmp_path / "job.py")]
+        environment = {**os.environ, "PYSPARK_PYTHON": sys.executable, "TZ": "UTC"}
+
+        outcome = subprocess.run(
+            [*command, "--config", str(config), "--output", str(output)],
+            cwd=tmp_path,
+            env=environment,
+            capture_output=True,
+            text=True,
+        )
+
+        assert outcome.returncode == 1, outcome.stderr
+        assert len(json.loads(output.read_text())["findings"]) >= len(truth["findings"])
+
+
+class TestAHistoryThatIsNoHistory:
+    def test_is_named(self, spark, tmp_path):
+        with pytest.raises(HistoryError, match=r"There is no history in .*was the writer stopped\?"):
+            open_history(spark, str(tmp_path))
+
+    def test_of_another_version_names_the_column(self, spark, made, tmp_path):
+        folder, _ = made
+        for name in ("history.json", "business", "messages"):
+            (tmp_path / name).symlink_to(Path(folder) / name)
+        spark.read.parquet(f"{folder}/places").limit(5).drop("claimed_at").write.parquet(str(tmp_path / "places"))
+
+        with pytest.raises(HistoryError, match=r"frame 'places' in .* has no column 'claimed_at'"):
+            open_history(spark, str(tmp_path))
+
+    def test_is_an_error_where_it_is_empty(self, spark, tmp_path):
+        write_history(spark, Plan(0), str(tmp_path))
+
+        with pytest.raises(HistoryError, match=r"is empty: .* Nothing was proved"):
+            open_history(spark, str(tmp_path))

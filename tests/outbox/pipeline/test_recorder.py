@@ -1,0 +1,252 @@
+"""The recorder on the memory broker: what it writes down, and how far it says that it has come."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from datetime import UTC, datetime, timedelta
+from io import StringIO
+
+import pytest
+from django.core.management import CommandError, call_command
+
+from outbox import database
+from outbox.errors import BrokerUnavailable
+from outbox.failpoints import VARIABLE, FailpointReached
+from outbox.models import Process
+from outbox.pipeline import recorder
+from outbox.pipeline.models import RecordedMessage, RecordedTopic
+from outbox.pipeline.recorder import Recorder
+from tests.outbox.consuming.deliveries import SOURCE, numbered, outgoing
+from tests.outbox.consuming.messages import Cancelled, Placed
+from tests.waiting import wait_until
+
+pytestmark = pytest.mark.django_db(transaction=True)
+
+AT_ONCE = timedelta()
+
+
+@pytest.fixture(autouse=True)
+def _soon(monkeypatch, settings) -> None:
+    """What a killed recorder held comes back at once where the broker's time moves; so it is soon sure."""
+    settings.OUTBOX = {**settings.OUTBOX, "CONSUMER": {"INVISIBLE": timedelta(seconds=0.2)}}
+    monkeypatch.setattr(recorder, "RETURNED_WITHIN", timedelta())
+    monkeypatch.setattr(recorder, "LOOK_SECONDS", 0.0)
+
+
+@pytest.fixture
+def recorder() -> Iterator[Recorder]:
+    found = Recorder("default", group="recorder", using="default")
+    yield found
+    found.close()
+
+
+def rows() -> list[tuple[object, ...]]:
+    return list(RecordedMessage.objects.order_by("id").values_list("message_id", "pos", "nth"))
+
+
+def is_read(since: datetime, topic: str = "orders") -> bool:
+    until = RecordedTopic.objects.get(topic=topic).read_until
+    return until is not None and until > since
+
+
+class TestRecorder:
+    def test_writes_down_what_each_message_says_of_itself_whatever_its_tag(self, broker, recorder):
+        first = outgoing(Placed("1"), headers=numbered(7, lane=2), key="1")
+        broker.send([first, outgoing(Cancelled("2"))])
+
+        recorder.turn(AT_ONCE)
+
+        one, other = RecordedMessage.objects.order_by("id")
+        assert (one.topic, str(one.message_id), one.source, one.lane, one.number) == ("orders", first.message_id, SOURCE, 2, 7)
+        assert (one.key, one.tag, one.nth) == ("1", "placed", 1)
+        assert (other.tag, other.source, other.lane) == ("cancelled", "", None)
+        assert abs(datetime.now(UTC) - one.stored_at) < timedelta(minutes=1)
+        assert broker.backlog("recorder")["orders"] == 0
+
+    def test_has_two_rows_of_a_message_that_is_stored_twice(self, broker, recorder):
+        broker.duplicate("send")
+        broker.send([outgoing(Placed("1"))])
+
+        recorder.turn(AT_ONCE)
+
+        assert [(pos, nth) for _, pos, nth in rows()] == [(0, 1), (1, 1)]
+
+    def test_that_died_before_it_acknowledged_says_that_it_was_handed_the_same_again(self, broker, recorder, clock, monkeypatch):
+        broker.send([outgoing(Placed("1"))])
+        monkeypatch.setenv(VARIABLE, "recorder.after_write=raise")
+        with pytest.raises(FailpointReached):
+            recorder.turn(AT_ONCE)
+        recorder.close()
+        monkeypatch.delenv(VARIABLE)
+        clock.forward(timedelta(minutes=1))
+
+        recorder.turn(AT_ONCE)
+
+        assert [(pos, nth) for _, pos, nth in rows()] == [(0, 1), (0, 2)]
+
+    def test_knows_a_copy_in_order_by_its_place_though_one_that_was_killed_took_its_first_delivery(
+        self, broker, recorder, clock, monkeypatch
+    ):
+        monkeypatch.setattr(recorder, "AT_ONCE", 1)
+        broker.duplicate("send")
+        broker.send([outgoing(Placed("1"), topic="ordered", key="1")])
+        recorder.turn(AT_ONCE)
+        held = broker.receive("recorder", {"ordered": None}, limit=1, invisible_for=timedelta(seconds=30), wait=AT_ONCE)
+        assert [(one.pos, one.attempt) for one in held] == [(1, 1)]
+        clock.forward(timedelta(minutes=1))
+
+        recorder.turn(AT_ONCE)
+
+        assert [(pos, nth) for _, pos, nth in rows()] == [(0, 1), (1, 1)]
+
+    def test_writes_a_place_down_once_though_the_group_was_set_back(self, broker, recorder):
+        broker.send([outgoing(Placed("1")), outgoing(Placed("2"))])
+        recorder.turn(AT_ONCE)
+        before = rows()
+        again = Recorder("default", group="from-the-beginning", using="default")
+
+        again.turn(AT_ONCE)
+        again.close()
+
+        assert rows() == before
+        assert (again.total.taken, again.total.written) == (2, 0)
+
+    def test_lets_a_second_one_stand_by_until_it_is_gone(self, recorder):
+        second = Recorder("default", group="recorder", using="default")
+
+        assert recorder.turn(AT_ONCE)
+        assert not second.turn(AT_ONCE)
+
+        recorder.close()
+        assert second.turn(AT_ONCE)
+        second.close()
+
+    def test_is_seen_among_the_processes_until_it_leaves(self, recorder):
+        recorder.turn(AT_ONCE)
+        assert Process.objects.filter(kind="recorder", broker="default", consumer_group="recorder").exists()
+
+        recorder.close()
+
+        assert not Process.objects.filter(kind="recorder").exists()
+
+
+class TestHowFarItHasCome:
+    def test_is_said_once_all_is_read(self, broker, recorder):
+        began = datetime.now(UTC)
+        broker.send([outgoing(Placed("1"))])
+
+        wait_until(lambda: recorder.turn(AT_ONCE) and is_read(began), 30)
+
+        assert len(rows()) == 1
+        assert is_read(began, "plain")
+
+    def test_is_not_said_while_something_may_be_held_by_one_that_was_killed(self, broker, recorder, monkeypatch):
+        monkeypatch.setattr(recorder, "RETURNED_WITHIN", timedelta(hours=1))
+        broker.send([outgoing(Placed("1"))])
+
+        for _ in range(3):
+            recorder.turn(AT_ONCE)
+            time.sleep(0.2)
+
+        assert RecordedTopic.objects.get(topic="orders").read_until is None
+
+    def test_is_not_said_while_messages_wait(self, broker, recorder, monkeypatch):
+        monkeypatch.setattr(recorder, "AT_ONCE", 1)
+        recorder.turn(AT_ONCE)
+        time.sleep(0.3)  # from now on it would be sure
+        broker.send([outgoing(Placed(str(n))) for n in range(6)])
+        sent = datetime.now(UTC)
+
+        for _ in range(4):
+            recorder.turn(AT_ONCE)
+            time.sleep(0.1)
+
+        assert not is_read(sent)
+
+    def test_is_said_of_a_busy_topic_by_what_the_broker_still_has(self, broker, recorder):
+        began = datetime.now(UTC)
+
+        def is_read_while_more_comes() -> bool:
+            broker.send([outgoing(Placed("1"))])
+            recorder.turn(AT_ONCE)
+            return is_read(began)
+
+        wait_until(is_read_while_more_comes, 30)
+
+        assert recorder.total.written > 2  # no call came back empty
+
+    def test_begins_anew_with_another_group(self, recorder):
+        began = datetime.now(UTC)
+        wait_until(lambda: recorder.turn(AT_ONCE) and is_read(began), 30)
+        recorder.close()
+        other = Recorder("default", group="other", using="default")
+
+        other.turn(AT_ONCE)
+
+        topic = RecordedTopic.objects.get(topic="orders")
+        assert (topic.consumer_group, topic.read_until) == ("other", None)
+        assert topic.began_at > began
+        other.close()
+
+
+class TestTheCommand:
+    def test_ends_when_all_is_recorded_that_was_there(self, broker):
+        broker.send([outgoing(Placed(str(n))) for n in range(5)])
+        output = StringIO()
+
+        call_command("outbox_record", "--until-read", "--broker", "default", "--json", stdout=output)
+
+        assert output.getvalue() == '{"default": {"taken": 5, "written": 5}}\n'
+        assert RecordedTopic.objects.get(topic="ordered").consumer_group == "outbox-recorder"
+
+    def test_records_chosen_topics(self, broker):
+        broker.send([outgoing(Placed("1"))])
+
+        call_command("outbox_record", "--until-read", "--topic", "elsewhere", stdout=StringIO())
+
+        assert set(RecordedTopic.objects.values_list("topic", flat=True)) == {"elsewhere"}
+        assert rows() == []
+
+    @pytest.mark.parametrize(
+        ("arguments", "said"),
+        [
+            (["--topic", "odrers"], "None of these brokers carries odrers: default, second"),
+            (["--broker", "nobody"], "Broker 'nobody' is not in OUTBOX"),
+            (["--database", "nowhere"], "nowhere"),
+        ],
+    )
+    def test_cannot_begin_with_what_is_not_there(self, arguments, said):
+        with pytest.raises(CommandError, match=said) as caught:
+            call_command("outbox_record", *arguments)
+
+        assert caught.value.returncode == 2
+
+    def test_is_not_needed_for_the_embedded_broker(self, settings):
+        settings.OUTBOX = {"TOPICS": {"orders": {}}}
+
+        with pytest.raises(CommandError, match="There is nothing to record"):
+            call_command("outbox_record")
+        with pytest.raises(CommandError, match="the audit reads its tables"):
+            call_command("outbox_record", "--broker", "default")
+
+
+class TestABrokerOutOfReach:
+    def test_has_it_begin_anew(self, broker, recorder, monkeypatch):
+        recorder.turn(AT_ONCE)
+        began = datetime.now(UTC)
+        monkeypatch.setattr(type(broker), "receive", _unavailable)
+        with pytest.raises(BrokerUnavailable):
+            recorder.turn(AT_ONCE)
+        monkeypatch.undo()
+        monkeypatch.setattr(recorder, "RETURNED_WITHIN", timedelta(hours=1))
+
+        recorder.turn(AT_ONCE)
+
+        assert not is_read(began)
+        with database.connect("default") as connection:
+            assert connection.execute(recorder.TAKE_TURN, [recorder.LOCKS, "default recorder"]).fetchone() == (False,)
+
+
+def _unavailable(*_: object, **__: object) -> None:
+    raise BrokerUnavailable("away")

@@ -1,0 +1,81 @@
+"""Two publishers on connections of their own; ordered topics keep the order of their commits."""
+
+import threading
+
+import pytest
+from django.db import connection, transaction
+
+from outbox import database, publish, publish_many
+from tests.outbox.publishing.rows import ParcelMoved, message_rows, tickets
+from tests.waiting import wait_until_it_blocks
+
+pytestmark = pytest.mark.django_db(transaction=True)
+
+
+def in_thread(call):
+    """Run a call in a thread, in a transaction of its own."""
+
+    def run():
+        try:
+            with transaction.atomic():
+                call()
+        finally:
+            connection.close()
+
+    thread = threading.Thread(target=run)
+    thread.start()
+    return thread
+
+
+class TestAnOrderedTopic:
+    def test_takes_one_statement_more(self, django_assert_num_queries):
+        with transaction.atomic():
+            publish(ParcelMoved(parcel="A"))
+
+            with django_assert_num_queries(2):
+                publish(ParcelMoved(parcel="A"))
+
+    @pytest.mark.parametrize("call", [lambda m: publish(m), lambda m: publish_many([m])], ids=["publish", "publish_many"])
+    def test_lets_the_next_publisher_of_a_key_wait_for_the_commit(self, call):
+        with transaction.atomic():
+            publish(ParcelMoved(parcel="A", place=1))
+            second = in_thread(lambda: call(ParcelMoved(parcel="A", place=2)))
+
+            wait_until_it_blocks(database.raw("default"))
+        second.join(10)
+
+        assert [bytes(row.body) for row in message_rows()] == [b'{"parcel":"A","place":1}', b'{"parcel":"A","place":2}']
+        assert len({ticket.order_key for ticket in tickets()}) == 1
+
+    def test_lets_publishers_of_other_keys_pass(self):
+        with transaction.atomic():
+            publish(ParcelMoved(parcel="A"))
+            other = in_thread(lambda: publish(ParcelMoved(parcel="B")))
+            other.join(10)
+
+            assert not other.is_alive()
+
+        assert len(tickets()) == 2
+
+    def test_has_no_deadlock_where_many_are_published_in_any_order(self):
+        parcels = [ParcelMoved(parcel=str(n)) for n in range(40)]
+        failed = []
+
+        def publish_all(messages):
+            try:
+                for _ in range(10):
+                    with transaction.atomic():
+                        publish_many(messages)
+            except Exception as error:
+                failed.append(error)
+            finally:
+                connection.close()
+
+        threads = [threading.Thread(target=publish_all, args=[order]) for order in (parcels, parcels[::-1])]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join(30)
+
+        assert failed == []
+        assert len(tickets()) == 800

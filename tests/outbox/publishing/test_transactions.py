@@ -1,0 +1,212 @@
+import asyncio
+
+import pytest
+from django.contrib.auth.models import Group
+from django.db import connections, transaction
+
+from outbox import apublish, publish, publish_many, publish_raw
+from outbox import transaction as outbox_transaction
+from outbox.errors import InvalidMessage, NotInTransaction, WrongDatabase
+from tests.outbox.publishing.rows import OrderMade, ParcelMoved, bodies, message_rows
+
+BOTH = {"default", "other"}
+
+
+@pytest.fixture
+def no_transaction(django_db_setup, django_db_blocker):
+    """Open the databases to a test that writes nothing: none of its own transaction, and no flush after it."""
+    with django_db_blocker.unblock():
+        yield
+        connections.close_all()
+
+
+@pytest.mark.usefixtures("no_transaction")
+class TestOutsideATransaction:
+    def test_publish_names_the_type_and_the_way_out(self):
+        with pytest.raises(NotInTransaction) as caught:
+            publish(OrderMade(order_id=1))
+
+        assert str(caught.value) == (
+            "OrderMade was published outside a transaction of database 'default', so nothing would tie it to the rows. "
+            "Decorate the view or function with @transactional, or use `with outbox.transaction():`."
+        )
+
+    def test_publish_raw_names_the_topic(self):
+        with pytest.raises(NotInTransaction, match="A raw message to topic 'made' was published outside"):
+            publish_raw("made", b"x")
+
+    def test_publish_many_names_the_type(self):
+        with pytest.raises(NotInTransaction, match="OrderMade was published outside"):
+            publish_many([OrderMade(order_id=1)])
+
+    def test_publish_names_the_transactions_that_are_open_elsewhere(self):
+        with transaction.atomic(using="other"), pytest.raises(NotInTransaction) as caught:
+            publish(OrderMade(order_id=1))
+
+        assert "of database 'default'" in str(caught.value)
+        assert "Open are transactions of: other. If the rows are there, pass using= or about=" in str(caught.value)
+        assert "@transactional(using='default')" in str(caught.value)
+
+    def test_publish_names_them_too_when_the_row_decided(self):
+        group = Group(pk=7)
+        group._state.db = "other"
+
+        with transaction.atomic(), pytest.raises(NotInTransaction, match=r"of database 'other'.*Open are .* of: default"):
+            publish(OrderMade(order_id=1), about=group)
+
+    def test_publish_in_a_coroutine_names_apublish(self):
+        async def main():
+            publish(OrderMade(order_id=1))
+
+        with pytest.raises(NotInTransaction, match=r"decorate the coroutine function .* `await apublish\(\.\.\.\)`"):
+            asyncio.run(main())
+
+    def test_apublish_raises_too(self):
+        with pytest.raises(NotInTransaction, match="OrderMade was published outside"):
+            asyncio.run(apublish(OrderMade(order_id=1)))
+
+    def test_nothing_is_written(self):
+        with pytest.raises(NotInTransaction):
+            publish(OrderMade(order_id=1))
+
+        assert message_rows() == message_rows("other") == []
+
+
+@pytest.mark.django_db(databases=BOTH)
+class TestTheDatabase:
+    def test_is_the_one_named(self):
+        with transaction.atomic(using="other"):
+            publish(OrderMade(order_id=1), using="other")
+
+        assert (len(message_rows()), len(message_rows("other"))) == (0, 1)
+
+    def test_is_that_of_the_row(self):
+        group = Group.objects.using("other").create(name="staff")
+
+        with transaction.atomic(), transaction.atomic(using="other"):
+            publish(OrderMade(order_id=1), about=group)
+
+        assert (len(message_rows()), len(message_rows("other"))) == (0, 1)
+
+    def test_is_that_of_the_innermost_transaction_of_ours(self):
+        with outbox_transaction(), outbox_transaction("other"):
+            publish(OrderMade(order_id=1))
+
+        assert (len(message_rows()), len(message_rows("other"))) == (0, 1)
+
+    def test_is_that_of_the_outer_one_again_when_the_inner_has_ended(self):
+        with outbox_transaction(), outbox_transaction("other"):
+            pass
+        with outbox_transaction():
+            with outbox_transaction("other"):
+                pass
+            publish(OrderMade(order_id=1))
+
+        assert (len(message_rows()), len(message_rows("other"))) == (1, 0)
+
+    def test_is_else_that_of_the_routers(self, settings):
+        settings.DATABASE_ROUTERS = ["tests.outbox.publishing.test_transactions.ToOther"]
+
+        with transaction.atomic(using="other"):
+            publish(OrderMade(order_id=1))
+        with outbox_transaction() as alias:
+            publish(OrderMade(order_id=2))
+
+        assert alias == "other"
+        assert (len(message_rows("default")), len(message_rows("other"))) == (0, 2)
+
+    def test_cannot_be_another_than_that_of_the_row(self):
+        group = Group.objects.using("other").create(name="staff")
+
+        with transaction.atomic(), transaction.atomic(using="other"), pytest.raises(WrongDatabase) as caught:
+            publish(OrderMade(order_id=1), about=group, using="default")
+
+        assert str(caught.value) == (
+            f"OrderMade would go to database 'default', but auth.group:{group.pk} lives in 'other'; no transaction spans "
+            "both. Leave using= out, or publish about a row of that database."
+        )
+
+    def test_is_chosen_for_each_of_many(self, django_assert_num_queries):
+        here = Group.objects.create(name="staff")
+        there = Group.objects.using("other").create(name="staff")
+        messages = [OrderMade(order_id=1), OrderMade(order_id=2), OrderMade(order_id=3)]
+
+        with transaction.atomic(), transaction.atomic(using="other"):
+            receipts = publish_many(messages, abouts=[here, there, None])
+
+        assert [body["order_id"] for body in bodies()] == [1, 3]
+        assert [body["order_id"] for body in bodies("other")] == [2]
+        assert [receipt.key for receipt in receipts] == ["1", "2", "3"]
+
+    @pytest.mark.django_db(transaction=True, databases=BOTH)
+    def test_has_its_own_ids_for_topics(self):
+        with connections["other"].cursor() as cursor:
+            cursor.execute("SELECT setval(pg_get_serial_sequence('outbox_topic', 'id'), 1000000)")
+            cursor.execute("DELETE FROM outbox_topic WHERE name = 'moved'")
+
+        with transaction.atomic(), transaction.atomic(using="other"):
+            publish(ParcelMoved(parcel="A"))
+            publish(ParcelMoved(parcel="A"), using="other")
+
+        assert message_rows()[0].topic_id < 1_000_000 < message_rows("other")[0].topic_id
+
+
+class ToOther:
+    def db_for_write(self, model, **hints):
+        return "other" if model._meta.app_label == "outbox" else None
+
+    def db_for_read(self, model, **hints):
+        return None
+
+
+@pytest.mark.django_db
+class TestTheRowItIsAbout:
+    def test_is_a_model_instance(self):
+        with pytest.raises(InvalidMessage, match="OrderMade is about 7, which is no model instance"):
+            publish(OrderMade(order_id=1), about=7)  # type: ignore[arg-type]
+
+    def test_is_saved(self):
+        with pytest.raises(InvalidMessage, match=r"OrderMade is about a auth\.Group without a primary key"):
+            publish(OrderMade(order_id=1), about=Group(name="staff"))
+
+    def test_has_company_of_one_for_each_of_many(self):
+        with pytest.raises(InvalidMessage, match="got 2 messages and 1 abouts"):
+            publish_many([OrderMade(order_id=1), OrderMade(order_id=2)], abouts=[None])
+
+
+@pytest.mark.django_db
+class TestTransaction:
+    def test_rolls_back_on_an_exception(self):
+        def fail():
+            with outbox_transaction():
+                publish(OrderMade(order_id=1))
+                raise ZeroDivisionError
+
+        with pytest.raises(ZeroDivisionError):
+            fail()
+
+        assert message_rows() == []
+
+    def test_is_a_savepoint_in_another(self):
+        with outbox_transaction():
+            publish(OrderMade(order_id=1))
+            with outbox_transaction():
+                publish(OrderMade(order_id=2))
+                transaction.set_rollback(True)
+
+        assert [body["order_id"] for body in bodies()] == [1]
+
+    @pytest.mark.django_db(transaction=True)
+    def test_can_insist_on_being_the_outermost(self):
+        with outbox_transaction(durable=True):
+            publish(OrderMade(order_id=1))
+        with transaction.atomic(), pytest.raises(RuntimeError, match="durable"), outbox_transaction(durable=True):
+            pass
+
+        assert len(message_rows()) == 1
+
+
+@pytest.mark.django_db
+class TestATestsOwnTransaction:
+    def test_counts(self):
+        assert publish(OrderMade(order_id=1))

@@ -1,0 +1,271 @@
+import threading
+from datetime import timedelta
+
+import pytest
+
+from outbox import database, publish_raw, transaction
+from outbox.brokers.base import Outcome, Verdict
+from outbox.brokers.embedded import EmbeddedBroker
+from outbox.errors import ConfigurationError, LaneNotHeld, NotMigrated
+from outbox.models import Batch, MessageState, Process, State, Topic
+from outbox.relay import hosts
+from outbox.relay.breaker import BreakerState
+from outbox.relay.hosts import NO_LINGER, Post
+from outbox.relay.lane import take_lane
+from outbox.relay.wakeup import Waker
+from tests.factories import BatchFactory, DelayedFactory
+from tests.waiting import wait_until
+
+POST = Post("default", "default")
+LONG = timedelta(seconds=30)
+
+
+class TestPosts:
+    @pytest.fixture(autouse=True)
+    def _two_brokers(self, settings):
+        memory = {"BACKEND": "outbox.brokers.memory.MemoryBroker"}
+        settings.OUTBOX = {
+            "BROKERS": {"default": memory, "second": memory, "unused": memory},
+            "TOPICS": {"orders": {}, "mails": {"BROKER": "second"}},
+        }
+
+    def test_join_each_database_with_each_broker_that_has_topics(self):
+        assert hosts.posts() == [
+            *(Post("default", "default"), Post("default", "second")),
+            *(Post("other", "default"), Post("other", "second")),
+        ]
+
+    def test_can_be_chosen(self):
+        assert hosts.posts(["other"], ["second"]) == [Post("other", "second")]
+
+    def test_leave_databases_to_the_routers(self, settings):
+        settings.DATABASE_ROUTERS = ["tests.outbox.relay.test_hosts.OnlyOther"]
+
+        assert hosts.databases() == ["other"]
+
+    @pytest.mark.parametrize(("databases", "brokers"), [(["nix"], None), (None, ["nix"])])
+    def test_refuse_what_is_not_in_settings(self, databases, brokers):
+        with pytest.raises(ConfigurationError, match=r"There is no .* 'nix' in settings"):
+            hosts.posts(databases, brokers)
+
+
+class OnlyOther:
+    def allow_migrate(self, db, app_label, **hints):
+        return db == "other"
+
+
+@pytest.fixture
+def own():
+    with database.connect("default") as own:
+        yield own
+        own.execute("DELETE FROM outbox_idle")
+
+
+@pytest.fixture(autouse=True)
+def _no_nudge(settings):
+    settings.OUTBOX = {**settings.OUTBOX, "NUDGE": False}
+
+
+def publish():
+    with transaction():
+        return publish_raw("orders", {}).message_id
+
+
+def state_of(message_id):
+    return MessageState.objects.get(id=message_id).state
+
+
+@pytest.mark.django_db(transaction=True)
+@pytest.mark.usefixtures("own")
+class TestOnDuty:
+    def test_holds_the_lowest_free_lane_until_it_leaves(self, connect):
+        first = take_lane(connect(), lanes=16)
+
+        with hosts.on_duty(POST, note="test") as duty:
+            assert (first.number, duty.relay.lane.number) == (1, 2)
+
+        assert take_lane(connect(), lanes=16).number == 2
+
+    def test_leaves_when_all_lanes_are_held(self, settings, connect):
+        settings.OUTBOX = {**settings.OUTBOX, "RELAY": {"LANES": 1}}
+        take_lane(connect(), lanes=1)
+
+        with pytest.raises(LaneNotHeld), hosts.on_duty(POST, note="test"):
+            pass
+
+    def test_closes_broker_and_connections(self, own):
+        with hosts.on_duty(POST, note="test") as duty:
+            duty.run(linger=timedelta(milliseconds=1))
+
+        open_ones = "SELECT count(*) FROM pg_stat_activity WHERE application_name LIKE 'outbox %' AND datname=current_database()"
+        wait_until(lambda: own.execute(open_ones).fetchone() == (0,))
+
+    def test_closes_the_broker_also_when_it_fails(self, monkeypatch):
+        closed = []
+        monkeypatch.setattr(EmbeddedBroker, "close", lambda self: closed.append(self))
+
+        with pytest.raises(ZeroDivisionError), hosts.on_duty(POST, note="test") as duty:
+            raise ZeroDivisionError
+
+        assert closed == [duty.relay.broker]
+
+    def test_writes_topics_that_are_missing(self):
+        Topic.objects.all().delete()
+        hosts._written.clear()
+
+        with hosts.on_duty(POST, note="test"):
+            assert Topic.objects.filter(name="orders").exists()
+
+    def test_refuses_a_database_without_tables(self, own):
+        own.execute("ALTER TABLE outbox_idle RENAME TO elsewhere")
+        try:
+            with pytest.raises(NotMigrated, match=r"manage\.py migrate --database default"), hosts.on_duty(POST, note="test"):
+                pass
+        finally:
+            own.execute("ALTER TABLE elsewhere RENAME TO outbox_idle")
+
+
+@pytest.mark.django_db(transaction=True)
+@pytest.mark.usefixtures("own")
+class TestDuty:
+    def test_sends_what_waits(self):
+        message_id = publish()
+
+        done = hosts.visit(POST, note="test", at_most=LONG, linger=NO_LINGER)
+
+        assert (done.sent, state_of(message_id)) == (1, "sent")
+
+    def test_sends_what_is_due(self):
+        delayed = DelayedFactory(topic=Topic.objects.get(name="orders"))
+
+        hosts.visit(POST, note="test", at_most=LONG, linger=NO_LINGER)
+
+        assert state_of(delayed.message_id) == "sent"
+
+    def test_takes_up_what_a_dead_relay_left(self):
+        batch = BatchFactory(topic=Topic.objects.get(name="orders"), owner=9)
+
+        hosts.visit(POST, note="test", at_most=LONG, linger=NO_LINGER)
+
+        batch.refresh_from_db()
+        assert (batch.state, batch.attempt) == (State.SENT, 2)
+
+    def test_settles_what_was_decided_and_never_committed(self, settings, monkeypatch):
+        settings.OUTBOX = {**settings.OUTBOX, "RELAY": {"SWEEP_AGE": timedelta(0)}}
+        message_id = publish()
+        monkeypatch.setattr("outbox.relay.commit.Committer.commit", lambda self, decided: [])
+        hosts.visit(POST, note="test", at_most=LONG, linger=NO_LINGER)
+        assert state_of(message_id) == "prepared"
+        monkeypatch.undo()
+
+        hosts.visit(POST, note="test", at_most=LONG, linger=NO_LINGER)
+
+        assert state_of(message_id) == "sent"
+
+    def test_forgets_idle_relays_that_died(self, own):
+        own.execute("INSERT INTO outbox_idle VALUES (15)")
+
+        hosts.visit(POST, note="test", at_most=LONG, linger=NO_LINGER)
+
+        assert own.execute("SELECT count(*) FROM outbox_idle").fetchone() == (0,)
+
+    def test_says_that_it_lives(self):
+        hosts.visit(POST, note="test", at_most=LONG, linger=NO_LINGER)
+
+        row = Process.objects.get()
+        assert (row.kind, row.broker, row.lane, row.note) == ("relay", "default", 1, "test")
+
+    def test_comes_away_in_time_though_messages_keep_coming(self, monkeypatch):
+        with hosts.on_duty(POST, note="test") as duty:
+            step = duty.relay.step
+
+            def step_and_publish():
+                publish()
+                return step()
+
+            monkeypatch.setattr(duty.relay, "step", step_and_publish)
+            done = duty.run(at_most=timedelta(milliseconds=300), linger=NO_LINGER)
+
+        assert 0 < done.sent < 1000
+
+    def test_lingers_for_what_comes_a_moment_later(self, own):
+        done = []
+
+        def visit():
+            done.append(hosts.visit(POST, note="test", at_most=LONG, linger=timedelta(seconds=2)))
+
+        visitor = threading.Thread(target=visit)
+        visitor.start()
+        wait_until(lambda: own.execute("SELECT EXISTS (SELECT FROM outbox_idle)").fetchone()[0])
+        publish()
+        visitor.join()
+
+        assert done[0].sent == 1
+
+    def test_does_not_linger_beside_another_idle_relay(self, own, connect):
+        lane = take_lane(connect(), lanes=16)
+        own.execute("INSERT INTO outbox_idle VALUES (%s)", [lane.number])
+        visitor = threading.Thread(
+            target=hosts.visit, args=[POST], kwargs={"note": "test", "at_most": LONG, "linger": timedelta(seconds=20)}
+        )
+
+        visitor.start()
+        visitor.join(10)
+
+        assert not visitor.is_alive()
+
+    def test_looks_once_more_between_its_announcement_and_the_first_wait(self, monkeypatch):
+        """Else a message that was committed between the look and the announcement would have to wait."""
+        done = []
+        with hosts.on_duty(POST, note="test") as duty:
+
+            def note(target, name):
+                act = getattr(target, name)
+                monkeypatch.setattr(target, name, lambda *args: (done.append(name), act(*args))[1])
+
+            note(duty.relay, "step")
+            note(Waker, "announce")
+            monkeypatch.setattr(Waker, "wait", lambda *args: (done.append("wait"), duty.halt()))
+            duty.run(linger=LONG)
+
+        assert done == ["step", "announce", "step", "wait"]
+
+    def test_is_not_idle_any_more_when_it_is_over(self, own):
+        hosts.visit(POST, note="test", at_most=LONG, linger=timedelta(milliseconds=50))
+
+        assert own.execute("SELECT count(*) FROM outbox_idle").fetchone() == (0,)
+
+    def test_finds_the_breaker_as_the_visit_before_left_it(self, settings, monkeypatch):
+        settings.OUTBOX = {**settings.OUTBOX, "RELAY": {"BREAKER_BASE": timedelta(days=99), "BREAKER_LIMIT": timedelta(days=99)}}
+        calls = []
+
+        def be_away(self, messages):
+            calls.append(messages)
+            return [Outcome(Verdict.UNAVAILABLE, reason="away")] * len(messages)
+
+        monkeypatch.setattr(EmbeddedBroker, "send_halves", be_away)
+        for _ in range(6):
+            publish()
+            hosts.visit(POST, note="test", at_most=LONG, linger=NO_LINGER)
+
+        assert len(calls) == 3
+
+    def test_has_a_closed_breaker_when_settings_have_changed(self, settings):
+        with hosts.on_duty(POST, note="test") as duty:
+            before = duty.relay.breaker
+        settings.OUTBOX = {**settings.OUTBOX, "RELAY": {"BREAKER_THRESHOLD": 5}}
+
+        with hosts.on_duty(POST, note="test") as duty:
+            assert duty.relay.breaker is not before
+
+    def test_claims_nothing_and_is_over_while_the_broker_is_unavailable(self, monkeypatch):
+        publish()
+        with hosts.on_duty(POST, note="test") as duty:
+            for _ in range(3):
+                duty.relay.breaker.note_unavailable()
+            monkeypatch.setattr(duty.relay.breaker, "_opens_until", float("inf"))
+            assert duty.relay.breaker.state is BreakerState.OPEN
+
+            duty.run(linger=LONG)
+
+        assert not Batch.objects.exists()
