@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from datetime import timedelta
 
-from outbox.brokers.base import Broker, Delivery, Ended, EndSemantics, Found, HalfRef, Outcome, Outgoing, Verdict
+from outbox.brokers.base import Broker, Delivery, Ended, EndSemantics, HalfRef, Outgoing, SendResult, SendStatus, StoredCopy
 from outbox.message import Resolution
 
-ACCEPTED = Outcome(Verdict.ACCEPTED)
-COMMITTED = Outcome(Verdict.ACCEPTED, ended=Ended.COMMITTED)
+ACCEPTED = SendResult(SendStatus.ACCEPTED)
+COMMITTED = SendResult(SendStatus.ACCEPTED, ended=Ended.COMMITTED)
 
 
 class NullBroker(Broker):
@@ -19,13 +19,13 @@ class NullBroker(Broker):
     supports_delay = True
     supports_tags = True
 
-    def send(self, messages: Sequence[Outgoing]) -> list[Outcome]:
+    def send(self, messages: Sequence[Outgoing]) -> list[SendResult]:
         return [ACCEPTED] * len(messages)
 
-    def send_halves(self, messages: Sequence[Outgoing]) -> list[Outcome]:
-        return [Outcome(Verdict.ACCEPTED, half_id=message.message_id) for message in messages]
+    def send_halves(self, messages: Sequence[Outgoing]) -> list[SendResult]:
+        return [SendResult(SendStatus.ACCEPTED, half_id=message.message_id) for message in messages]
 
-    def end(self, halves: Sequence[HalfRef], resolution: Resolution) -> list[Outcome]:
+    def end(self, halves: Sequence[HalfRef], resolution: Resolution) -> list[SendResult]:
         return [COMMITTED] * len(halves)
 
     def receive(
@@ -51,5 +51,5 @@ class NullBroker(Broker):
     def backlog(self, group: str) -> dict[str, int]:
         return {}
 
-    def find(self, message_id: str) -> list[Found]:
+    def find(self, message_id: str) -> list[StoredCopy]:
         return []

@@ -29,7 +29,7 @@ from benchmarks.messages import ClockedOnRocketMQ
 from benchmarks.processes import celery, command, count, is_up, wait_until
 from benchmarks.settings import with_rocketmq
 from outbox import database
-from outbox.brokers.base import HalfRef, Outgoing, Verdict
+from outbox.brokers.base import HalfRef, Outgoing, SendStatus
 from outbox.message import COMMIT, TopicSpec, TopicType
 from outbox.topics import topic_id
 
@@ -131,7 +131,7 @@ def _send(broker: Any, how_many: int) -> float:
     messages = _messages(WHOLES, how_many)
     began = time.perf_counter()
     for at in range(0, how_many, BATCH):
-        assert all(one.verdict is Verdict.ACCEPTED for one in broker.send(messages[at : at + BATCH]))
+        assert all(one.status is SendStatus.ACCEPTED for one in broker.send(messages[at : at + BATCH]))
     return how_many / (time.perf_counter() - began)
 
 
@@ -142,8 +142,8 @@ def _send_and_commit(broker: Any, how_many: int) -> float:
     began = time.perf_counter()
     for at in range(0, how_many, BATCH):
         outcomes = broker.send_halves(messages[at : at + BATCH])
-        halves = [HalfRef(HALVES, one.half_id, "") for one in outcomes if one.verdict is Verdict.ACCEPTED]
-        done += sum(one.verdict is Verdict.ACCEPTED for one in broker.end(halves, COMMIT))
+        halves = [HalfRef(HALVES, one.half_id, "") for one in outcomes if one.status is SendStatus.ACCEPTED]
+        done += sum(one.status is SendStatus.ACCEPTED for one in broker.end(halves, COMMIT))
     return done / (time.perf_counter() - began)
 
 

@@ -43,7 +43,7 @@ class UnknownTopic(InvalidMessage):
     """Raised when a topic is not in `OUTBOX["TOPICS"]`."""
 
 
-class NotOffered(OutboxError):
+class UnsupportedByBroker(OutboxError):
     """Raised when a broker is asked for what its flags say it does not offer."""
 
 

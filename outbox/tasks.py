@@ -21,36 +21,42 @@ from outbox.consuming.register import groups
 from outbox.consuming.worker import Worker
 from outbox.relay import hosts
 from outbox.relay.attempt import attempt
-from outbox.relay.maintenance import keep_up, prune_brokers
+from outbox.relay.maintenance import maintain, prune_brokers
 
 
 @shared_task(name="outbox.tasks.relay", ignore_result=True)
 def relay(database: str = "default", broker: str = "default") -> None:
     """Relay what waits at one post; stay a moment, since one nudge stands for all commits of that moment."""
     settings = conf.settings().relay
-    _listen(hosts.Post(database, broker))
-    attempt(hosts.visit, hosts.Post(database, broker), note="celery", at_most=settings.task_time, linger=hosts.LINGER)
+    _listen(hosts.RelayTarget(database, broker))
+    attempt(
+        hosts.visit,
+        hosts.RelayTarget(database, broker),
+        note="celery",
+        at_most=settings.task_time,
+        idle_timeout=hosts.IDLE_TIMEOUT,
+    )
 
 
 @shared_task(name="outbox.tasks.sweep", ignore_result=True)
 def sweep() -> None:
     """Relay what waits anywhere, settle what was left behind, and ask for brokers that do not ask by themselves."""
-    posts = hosts.posts()
+    posts = hosts.relay_targets()
     for alias in brokers_to_ask_for({post.broker for post in posts}):
         with closing(CheckLoop(alias, posts[0].database)) as loop:
             attempt(loop.turn)
     for post in posts:
         _listen(post)
         at_most = conf.settings().relay.task_time / len(posts)
-        attempt(hosts.visit, post, note="celery", at_most=at_most, linger=hosts.NO_LINGER)
+        attempt(hosts.visit, post, note="celery", at_most=at_most, idle_timeout=hosts.NO_IDLE_TIMEOUT)
 
 
 @shared_task(name="outbox.tasks.upkeep", ignore_result=True)
 def upkeep() -> None:
     """Make days ahead, prune, and look for numbers that never came."""
-    posts = hosts.posts()
+    posts = hosts.relay_targets()
     for database in sorted({post.database for post in posts}):
-        attempt(keep_up, database)
+        attempt(maintain, database)
     attempt(prune_brokers, {post.broker for post in posts})
     for group in groups().values():
         attempt(find_gaps, group)
@@ -66,7 +72,7 @@ def consume(group: str) -> None:
             worker.run(until_idle=True, seconds=at_most.total_seconds())
 
 
-def _listen(post: hosts.Post) -> None:
+def _listen(post: hosts.RelayTarget) -> None:
     """Who sends half messages answers for them, too."""
     for alias in brokers_that_ask({post.broker}):
         attempt(listen_in_this_process, alias, in_process(post.database))

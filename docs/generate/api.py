@@ -26,7 +26,7 @@ SECTIONS = {
         "outbox.transactional", "outbox.Receipt"],
     "Message types": ["outbox.Message"],
     "Consume": ["outbox.consumer", "outbox.Retry", "outbox.Context", "outbox.consuming.precondition.update_if",
-        "outbox.consuming.precondition.update_or_raise", "outbox.consuming.idempotency_key.RedisToken"],
+        "outbox.consuming.precondition.update_or_raise", "outbox.consuming.idempotency_key.RedisIdempotencyKey"],
     "Answer check-backs": ["outbox.check_back", "outbox.Resolution"],
     "Run": ["outbox.schedule.beat_schedule"],
     "Test": ["outbox.testing.Outbox", "outbox.testing.OutboxTestMixin"],

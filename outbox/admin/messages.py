@@ -25,7 +25,7 @@ from outbox.admin.links import about_link, message_link
 from outbox.admin.lists import COUNTED, Filter
 from outbox.admin.pages import topics, url_of
 from outbox.admin.text import badge, moment, shown, since
-from outbox.brokers.base import Found
+from outbox.brokers.base import StoredCopy
 from outbox.errors import BrokerUnavailable
 from outbox.message import Header
 from outbox.models import DeadMessage, Delayed, MessageRow, MessageState, Ticket
@@ -249,7 +249,7 @@ class MessageAdmin(ReadOnlyAdmin):
         """Ask the broker where the message is, when the person wants to know: it may be slow, or away."""
         if "broker" not in request.GET or timeline is None:
             return {}
-        found: list[Found] = []
+        found: list[StoredCopy] = []
         trouble = ""
         try:
             with closing(conf.make_broker(timeline.broker)) as broker:

@@ -6,7 +6,7 @@ import enum
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from outbox.brokers.base import HalfRef, Verdict
+from outbox.brokers.base import HalfRef, SendStatus
 from outbox.message import TopicType
 
 
@@ -40,13 +40,13 @@ class Batch:
         return [position for position in range(1, len(self.message_ids) + 1) if position not in self.split]
 
 
-class Fate(enum.StrEnum):
+class SplitReason(enum.StrEnum):
     """Why a message parts from its batch. The first four are the broker's verdicts."""
 
-    REFUSED = Verdict.REFUSED.value
-    MISCONFIGURED = Verdict.MISCONFIGURED.value
-    UNAVAILABLE = Verdict.UNAVAILABLE.value
-    UNSURE = Verdict.UNSURE.value
+    REFUSED = SendStatus.REFUSED.value
+    MISCONFIGURED = SendStatus.MISCONFIGURED.value
+    UNAVAILABLE = SendStatus.UNAVAILABLE.value
+    UNSURE = SendStatus.UNSURE.value
     HELD = "held"  # an earlier message of its key was not accepted
     SHED = "shed"  # not handed over: the lease was half gone, or the relay was told to stop
     DISCARDED = "discarded"  # decided, but the broker has rolled the half message back or dropped it: rule R
@@ -54,19 +54,19 @@ class Fate(enum.StrEnum):
     @property
     def is_failure(self) -> bool:
         """Whether the message was handed over and failed, so that it is written down and its try is counted."""
-        return self not in (Fate.HELD, Fate.SHED)
+        return self not in (SplitReason.HELD, SplitReason.SHED)
 
 
 @dataclass(frozen=True, slots=True)
-class Parting:
+class Unaccepted:
     """How one message fared differently from its batch."""
 
-    fate: Fate
+    fate: SplitReason
     reason: str
 
 
 @dataclass(frozen=True, slots=True)
-class Fared:
+class BatchSendResult:
     """
     How the messages of a batch fared at the broker. Each position of the batch is in one of the two.
 
@@ -76,11 +76,11 @@ class Fared:
 
     batch: Batch
     accepted: dict[int, str] = field(default_factory=dict)
-    parted: dict[int, Parting] = field(default_factory=dict)
+    parted: dict[int, Unaccepted] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
-class Decided:
+class PreparedBatch:
     """
     A batch in state PREPARED whose half messages are to be committed.
 

@@ -76,7 +76,7 @@ WAKE = "SELECT pg_notify('outbox', '') FROM outbox_idle LIMIT 1"
 
 
 @dataclass(slots=True)
-class Settled:
+class RetryResult:
     """
     What was done about dead messages.
 
@@ -93,7 +93,7 @@ class Settled:
         self.refused.update({str(message_id): reason for message_id in message_ids})
 
 
-def settle_messages(connection: Connection, message_ids: Sequence[UUID], *, skip: bool = False) -> Settled:
+def settle_messages(connection: Connection, message_ids: Sequence[UUID], *, skip: bool = False) -> RetryResult:
     """
     Have dead messages sent again, or let them rest.
 
@@ -101,14 +101,14 @@ def settle_messages(connection: Connection, message_ids: Sequence[UUID], *, skip
         connection: in autocommit, or in a transaction that shall do all of it or nothing.
         skip: let them rest, state SKIPPED.
     """
-    settled = Settled()
+    settled = RetryResult()
     for start in range(0, len(message_ids), MESSAGES_AT_ONCE):
         _settle_some(connection, message_ids[start : start + MESSAGES_AT_ONCE], settled, skip=skip)
     _finish(connection, settled, skip=skip)
     return settled
 
 
-def settle_all(connection: Connection, *, topic: str | None = None, skip: bool = False) -> Settled:
+def settle_all(connection: Connection, *, topic: str | None = None, skip: bool = False) -> RetryResult:
     """
     Have all dead messages, of a topic or at all, sent again, or let them rest.
 
@@ -116,7 +116,7 @@ def settle_all(connection: Connection, *, topic: str | None = None, skip: bool =
         connection: in autocommit.
         skip: let them rest, state SKIPPED.
     """
-    settled = Settled()
+    settled = RetryResult()
     after = 0
     while batches := connection.execute(DEAD_BATCHES, [after, topic, topic, BATCHES_AT_ONCE]).fetchall():
         after = batches[-1][0]
@@ -132,7 +132,7 @@ def _next(*, skip: bool) -> State:
     return State.SKIPPED if skip else State.RELEASED
 
 
-def _settle_some(connection: Connection, message_ids: Sequence[UUID], settled: Settled, *, skip: bool) -> None:
+def _settle_some(connection: Connection, message_ids: Sequence[UUID], settled: RetryResult, *, skip: bool) -> None:
     dead = connection.execute(FIND_DEAD, [list(message_ids)]).fetchall()
     found = [message_id for _, _, ids, _ in dead for message_id in ids]
     settled.refuse(set(message_ids) - set(found), "It is not dead.")
@@ -151,7 +151,7 @@ def _settle_some(connection: Connection, message_ids: Sequence[UUID], settled: S
     settled.refuse({message_id for ids in whole.values() for message_id in ids} - done, TOO_LATE)
 
 
-def _settle_each(connection: Connection, batch_id: int, places: Mapping[UUID, int], settled: Settled, *, skip: bool) -> None:
+def _settle_each(connection: Connection, batch_id: int, places: Mapping[UUID, int], settled: RetryResult, *, skip: bool) -> None:
     """Take some messages out of a dead batch in which others stay."""
     for message_id, position in places.items():
         arguments = {"id": batch_id, "position": position, "next": _next(skip=skip)}
@@ -172,7 +172,7 @@ def _restore(connection: Connection, message_ids: Sequence[UUID]) -> list[UUID]:
     return [message_id for message_id, has_copy in gone if not has_copy]
 
 
-def _finish(connection: Connection, settled: Settled, *, skip: bool) -> None:
+def _finish(connection: Connection, settled: RetryResult, *, skip: bool) -> None:
     if settled.messages:
         logger.info("%s dead messages were %s by hand", settled.messages, "skipped" if skip else "released")
         connection.execute(WAKE)

@@ -30,7 +30,7 @@ RETURNING d.message_id::text, d.topic, d.reason
 
 
 @dataclass(frozen=True, slots=True)
-class Buried:
+class DeadNotice:
     """A message that was given up."""
 
     message_id: str
@@ -45,15 +45,17 @@ def note_failure(
     connection.execute(NOTE_FAILURE, [batch_id, attempt, list(message_ids), verdict, reason])
 
 
-def bury(connection: Connection, batch_ids: Sequence[int]) -> list[Buried]:
+def copy_dead(connection: Connection, batch_ids: Sequence[int]) -> list[DeadNotice]:
     """Copy the messages of dead batches; in the transaction that makes them so."""
     if not batch_ids:
         return []
-    return [Buried(*row) for row in connection.execute(BURY, [list(batch_ids)]).fetchall()]
+    return [DeadNotice(*row) for row in connection.execute(BURY, [list(batch_ids)]).fetchall()]
 
 
-def announce(buried: Sequence[Buried]) -> None:
+def announce(buried: Sequence[DeadNotice]) -> None:
     """Tell who listens, and the log, that messages were given up; after the database commit."""
     for message in buried:
         logger.error("Message %s on topic %r is dead, see outbox_retry: %s", message.message_id, message.topic, message.reason)
-        signals.message_dead.send_robust(sender=bury, message_id=message.message_id, topic=message.topic, reason=message.reason)
+        signals.message_dead.send_robust(
+            sender=copy_dead, message_id=message.message_id, topic=message.topic, reason=message.reason
+        )

@@ -16,7 +16,7 @@ from uuid import UUID
 
 from psycopg.rows import class_row
 
-from outbox.batches.dead import WAKE, Settled
+from outbox.batches.dead import WAKE, RetryResult
 from outbox.database import Connection
 
 logger = logging.getLogger(__name__)
@@ -66,7 +66,7 @@ class _Standing:
     sent_at: datetime | None
 
 
-def send_again(connection: Connection, message_ids: Sequence[UUID], *, lost_before: datetime) -> Settled:
+def send_again(connection: Connection, message_ids: Sequence[UUID], *, lost_before: datetime) -> RetryResult:
     """
     Have sent messages sent once more, and stranded ones for the first time; what is on its way stays as it is.
 
@@ -74,7 +74,7 @@ def send_again(connection: Connection, message_ids: Sequence[UUID], *, lost_befo
         connection: in a transaction, READ COMMITTED.
         lost_before: when they were seen to be lost; what was sent later is left alone.
     """
-    settled = Settled()
+    settled = RetryResult()
     connection.execute(LOCK)
     rows = connection.cursor(row_factory=class_row(_Standing)).execute(STANDING, [list(message_ids)]).fetchall()
     standing = {row.id: row for row in rows}

@@ -13,8 +13,8 @@ from dataclasses import dataclass
 from datetime import timedelta
 
 from outbox import signals
-from outbox.batches.batch import Batch, Decided, Fate, Parting
-from outbox.batches.failures import announce, bury, note_failure
+from outbox.batches.batch import Batch, PreparedBatch, SplitReason, Unaccepted
+from outbox.batches.failures import announce, copy_dead, note_failure
 from outbox.database import Connection
 from outbox.models import State
 from outbox.relay.backoff import Backoff
@@ -45,7 +45,7 @@ SELECT b.id, array(SELECT id FROM s WHERE state = 4) FROM b
 """
 
 # Nothing was accepted, and all go the same way: the batch itself is released, or dead.
-IN_PLACE = """
+RETURN_BATCH = """
 UPDATE outbox_batch SET state = CASE WHEN %(dead)s THEN 4 ELSE 0 END, tries = tries + %(tried)s::int,
     due_at = clock_timestamp() + %(wait)s, lease_until = NULL, last_error = %(error)s
 WHERE id = %(id)s AND state = 1 AND attempt = %(attempt)s RETURNING id
@@ -65,21 +65,21 @@ class Run:
 
     lo: int
     hi: int
-    fate: Fate
+    fate: SplitReason
     reason: str
 
     @property
     def is_dead(self) -> bool:
         """Only a refusal of this very message ends in DEAD; an outage or a time-out never does."""
-        return self.fate is Fate.REFUSED
+        return self.fate is SplitReason.REFUSED
 
     @property
     def is_tried(self) -> bool:
         """Whether the try counts: neither an outage nor what a person has to set right says anything of the message."""
-        return self.fate.is_failure and self.fate not in (Fate.UNAVAILABLE, Fate.MISCONFIGURED)
+        return self.fate.is_failure and self.fate not in (SplitReason.UNAVAILABLE, SplitReason.MISCONFIGURED)
 
 
-def runs(parted: Mapping[int, Parting]) -> list[Run]:
+def runs(parted: Mapping[int, Unaccepted]) -> list[Run]:
     """Join neighbours that part for the same reason."""
     found: list[Run] = []
     for position, parting in sorted(parted.items()):
@@ -92,7 +92,7 @@ def runs(parted: Mapping[int, Parting]) -> list[Run]:
 
 
 @dataclass(frozen=True, slots=True)
-class Parter:
+class Splitter:
     """
     Writes down what parts, with the waits that the settings give.
 
@@ -105,7 +105,7 @@ class Parter:
     retry: Backoff
     misconfigured: timedelta
 
-    def in_place(self, batch: Batch, parted: Mapping[int, Parting]) -> bool:
+    def return_batch(self, batch: Batch, parted: Mapping[int, Unaccepted]) -> bool:
         """
         Let a claimed batch go as a whole, nothing of it having been accepted.
 
@@ -123,18 +123,18 @@ class Parter:
             "error": error,
         }
         with self.connection.transaction():
-            if self.connection.execute(IN_PLACE, arguments).fetchone() is None:
+            if self.connection.execute(RETURN_BATCH, arguments).fetchone() is None:
                 return False
             self._note(batch, parting)
-            buried = bury(self.connection, [batch.id]) if arguments["dead"] else []
+            buried = copy_dead(self.connection, [batch.id]) if arguments["dead"] else []
         announce(buried)
         _alarm(batch, parting)
         return True
 
     def split(
         self,
-        batch: Batch | Decided,
-        parted: Mapping[int, Parting],
+        batch: Batch | PreparedBatch,
+        parted: Mapping[int, Unaccepted],
         *,
         state: State,
         next_state: State,
@@ -172,14 +172,14 @@ class Parter:
             if row is None:
                 return False
             self._note(batch, parting)
-            buried = bury(self.connection, row[1])
+            buried = copy_dead(self.connection, row[1])
         announce(buried)
         _alarm(batch, parting)
         return True
 
-    def return_one(self, batch: Decided, reason: str) -> bool:
+    def return_one(self, batch: PreparedBatch, reason: str) -> bool:
         """Release a decided batch of one whose half message is no more. False when the fence was lost."""
-        run = Run(1, 1, Fate.DISCARDED, reason)
+        run = Run(1, 1, SplitReason.DISCARDED, reason)
         arguments = {"id": batch.id, "attempt": batch.attempt, "wait": self._wait(run, batch.tries), "error": reason}
         with self.connection.transaction():
             if self.connection.execute(RETURN_ONE, arguments).fetchone() is None:
@@ -189,24 +189,24 @@ class Parter:
         return True
 
     def _wait(self, run: Run, tries: int) -> timedelta:
-        if run.fate is Fate.MISCONFIGURED:
+        if run.fate is SplitReason.MISCONFIGURED:
             return self.misconfigured
         # A half message that the broker dropped is sent again at once, but not round and round.
-        is_repeated = run.fate is Fate.UNSURE or (run.fate is Fate.DISCARDED and tries > 0)
+        is_repeated = run.fate is SplitReason.UNSURE or (run.fate is SplitReason.DISCARDED and tries > 0)
         return self.retry(tries) if is_repeated else timedelta(0)
 
-    def _note(self, batch: Batch | Decided, parting: Sequence[Run]) -> None:
+    def _note(self, batch: Batch | PreparedBatch, parting: Sequence[Run]) -> None:
         for run in parting:
             if run.fate.is_failure:
                 ids = batch.message_ids[run.lo - 1 : run.hi]
                 note_failure(self.connection, batch.id, batch.attempt, ids, verdict=run.fate, reason=run.reason)
 
 
-def _alarm(batch: Batch | Decided, parting: Sequence[Run]) -> None:
+def _alarm(batch: Batch | PreparedBatch, parting: Sequence[Run]) -> None:
     """Tell a person what only a person can set right, and what has failed suspiciously often."""
     for run in parting:
         has_failed_often = run.is_tried and (batch.tries + 1) % ALARM_TRIES == 0
-        if run.fate is Fate.MISCONFIGURED or has_failed_often:
+        if run.fate is SplitReason.MISCONFIGURED or has_failed_often:
             details = {"batch": batch.id, "topic": batch.topic, "tries": batch.tries + 1}
             logger.error("Batch %(batch)s of topic %(topic)s failed, try %(tries)s: %(reason)s", details | {"reason": run.reason})
-            signals.alarm.send_robust(sender=Parter, reason=run.reason, details=details)
+            signals.alarm.send_robust(sender=Splitter, reason=run.reason, details=details)

@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from outbox.errors import NotOffered
+from outbox.errors import UnsupportedByBroker
 from outbox.message import Half, Resolution, TopicSpec
 
 if TYPE_CHECKING:
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 DEFAULT_MAX_BODY_BYTES = 4 * 1024 * 1024
 
 
-class Verdict(enum.StrEnum):
+class SendStatus(enum.StrEnum):
     """What became of a message that was handed over."""
 
     ACCEPTED = "accepted"  # the broker has it
@@ -85,17 +85,17 @@ class HalfRef:
 
 
 @dataclass(frozen=True, slots=True)
-class Outcome:
+class SendResult:
     """
     What became of one message.
 
     Args:
         half_id: the broker's id of the half message, after `send_halves`.
         ended: how the half message stands now, after `end`; it may differ from what was asked.
-        reason: for every verdict but ACCEPTED, what a person should read.
+        reason: for every status but ACCEPTED, what an operator should read.
     """
 
-    verdict: Verdict
+    status: SendStatus
     half_id: str = ""
     ended: Ended | None = None
     reason: str = ""
@@ -128,31 +128,23 @@ class Delivery:
 
 
 @dataclass(frozen=True, slots=True)
-class Found:
-    """A message as its broker holds it. `state`: half, visible, delayed, rolled_back, discarded or dead_letter."""
+class StoredCopy:
+    """
+    A message as its broker stores it.
+
+    Args:
+        state: half, visible, delayed, rolled_back, discarded or dead_letter.
+        asked: how often its producers were asked about it, as a half message.
+        ended_at: when it ended, as a half message.
+    """
 
     message_id: str
     topic: str
     state: str
     half_id: str = ""
     stored_at: datetime | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class StoredCopy:
-    """
-    A copy of a message that a broker keeps in a database.
-
-    Args:
-        asked: how often its producers were asked about it, as a half message.
-        rolled_back_at: when it was rolled back, as a half message.
-    """
-
-    stored_at: datetime
-    is_visible: bool
-    half_id: str = ""
     asked: int = 0
-    rolled_back_at: datetime | None = None
+    ended_at: datetime | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -217,7 +209,7 @@ class Broker(abc.ABC):
     supports_delay: ClassVar[bool] = False
     supports_tags: ClassVar[bool] = False
     supports_replay: ClassVar[bool] = False  # dead letters can be listed, delivered again and discarded
-    drops_repeats: ClassVar[bool] = False  # what it has is not stored again; a group gets it again by deliver_again()
+    deduplicates_sends: ClassVar[bool] = False  # what it has is not stored again; a group gets it again by deliver_again()
     needs_check_loop: ClassVar[bool] = False  # True: a host of ours must call check_halves() now and then
     asks_producers: ClassVar[bool] = False  # True: the server asks by itself whoever listens()
     max_body_bytes: int = DEFAULT_MAX_BODY_BYTES
@@ -240,12 +232,12 @@ class Broker(abc.ABC):
         return []
 
     @classmethod
-    def longest_send(cls, options: Mapping[str, Any]) -> timedelta:
+    def max_send_duration(cls, options: Mapping[str, Any]) -> timedelta:
         """Say how long a send of one batch may take when each request waits as long as it may. A lease must outlast it."""
         return timedelta()
 
     @classmethod
-    def half_life(cls, options: Mapping[str, Any]) -> timedelta:
+    def max_check_back_age(cls, options: Mapping[str, Any]) -> timedelta:
         """Say up to which age a half message may be asked about. What its answer stands on must live longer."""
         return cls.check_horizon
 
@@ -269,12 +261,12 @@ class Broker(abc.ABC):
         return []
 
     @abc.abstractmethod
-    def send(self, messages: Sequence[Outgoing]) -> list[Outcome]:
+    def send(self, messages: Sequence[Outgoing]) -> list[SendResult]:
         """Send whole messages (one-phase) and wait for each answer."""
 
-    def send_halves(self, messages: Sequence[Outgoing]) -> list[Outcome]:
+    def send_halves(self, messages: Sequence[Outgoing]) -> list[SendResult]:
         """Store half messages, hidden from consumers until they are ended. One physical send each, never repeated."""
-        raise NotOffered(f"{type(self).__name__} has no half messages. Ask supports_half_messages before.")
+        raise UnsupportedByBroker(f"{type(self).__name__} has no half messages. Ask supports_half_messages before.")
 
     def new_half_id(self, message_id: str) -> str:
         """
@@ -283,19 +275,19 @@ class Broker(abc.ABC):
         Raises:
             BrokerUnavailable: the broker is out of reach.
         """
-        raise NotOffered(f"{type(self).__name__} has no half messages. Ask supports_half_messages before.")
+        raise UnsupportedByBroker(f"{type(self).__name__} has no half messages. Ask supports_half_messages before.")
 
-    def end(self, halves: Sequence[HalfRef], resolution: Resolution) -> list[Outcome]:
-        """Commit or roll back half messages; `Outcome.ended` says how each stands now."""
-        raise NotOffered(f"{type(self).__name__} has no half messages. Ask supports_half_messages before.")
+    def end(self, halves: Sequence[HalfRef], resolution: Resolution) -> list[SendResult]:
+        """Commit or roll back half messages; `SendResult.ended` says how each stands now."""
+        raise UnsupportedByBroker(f"{type(self).__name__} has no half messages. Ask supports_half_messages before.")
 
     def check_halves(self, ask: Callable[[Half], Resolution], *, limit: int = 100) -> int:
         """Ask about half messages that are due, end them as answered; give how many were asked about."""
-        raise NotOffered(f"{type(self).__name__} asks by itself. Look at needs_check_loop before.")
+        raise UnsupportedByBroker(f"{type(self).__name__} asks by itself. Look at needs_check_loop before.")
 
     def listen(self, ask: Callable[[Half], Resolution]) -> None:
         """Have `ask` called, in threads of the broker's own, when the server asks about a half message, until close()."""
-        raise NotOffered(f"{type(self).__name__} asks nobody by itself. Look at asks_producers before.")
+        raise UnsupportedByBroker(f"{type(self).__name__} asks nobody by itself. Look at asks_producers before.")
 
     @abc.abstractmethod
     def receive(
@@ -330,26 +322,26 @@ class Broker(abc.ABC):
 
     def dead_letters(self, group: str, *, limit: int = 100) -> list[DeadLetter]:
         """List what a group gave up, oldest first."""
-        raise NotOffered(f"{type(self).__name__} does not list dead letters. Ask supports_replay before.")
+        raise UnsupportedByBroker(f"{type(self).__name__} does not list dead letters. Ask supports_replay before.")
 
     def replay(self, group: str, letters: Sequence[str]) -> int:
         """Have dead letters (by `DeadLetter.id`) delivered to their group again, attempts from 1; give how many were."""
-        raise NotOffered(f"{type(self).__name__} does not replay dead letters. Ask supports_replay before.")
+        raise UnsupportedByBroker(f"{type(self).__name__} does not replay dead letters. Ask supports_replay before.")
 
     def discard(self, group: str, letters: Sequence[str]) -> int:
         """Let dead letters (by `DeadLetter.id`) go for good; give how many were still there."""
-        raise NotOffered(f"{type(self).__name__} does not discard dead letters. Ask supports_replay before.")
+        raise UnsupportedByBroker(f"{type(self).__name__} does not discard dead letters. Ask supports_replay before.")
 
     def deliver_again(self, group: str, message_ids: Sequence[str]) -> set[str]:
         """Have messages that the group has read delivered to it again; give the ids of those that will be."""
-        raise NotOffered(f"{type(self).__name__} delivers what is sent again. Ask drops_repeats before.")
+        raise UnsupportedByBroker(f"{type(self).__name__} delivers what is sent again. Ask deduplicates_sends before.")
 
     @abc.abstractmethod
     def backlog(self, group: str) -> dict[str, int]:
         """Count, per topic, the messages that wait for a group, those being handled included."""
 
     @abc.abstractmethod
-    def find(self, message_id: str) -> list[Found]:
+    def find(self, message_id: str) -> list[StoredCopy]:
         """Look a message up, in each form the broker holds it. A server may know of one a moment after it took it."""
 
     def prune(self) -> int:
@@ -369,13 +361,12 @@ __all__ = [
     "Delivery",
     "EndSemantics",
     "Ended",
-    "Found",
     "Half",
     "HalfRef",
-    "Outcome",
     "Outgoing",
     "Problem",
+    "SendResult",
+    "SendStatus",
     "StoredCopy",
     "TopicSpec",
-    "Verdict",
 ]

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from outbox.brokers.base import Outcome, Outgoing, Verdict
+from outbox.brokers.base import Outgoing, SendResult, SendStatus
 from outbox.errors import UnknownTopic
 from outbox.message import TopicSpec, TopicType
 
 
-def objection(message: Outgoing, topics: Mapping[str, TopicSpec], *, is_half: bool, max_body_bytes: int) -> Outcome | None:
+def objection(message: Outgoing, topics: Mapping[str, TopicSpec], *, is_half: bool, max_body_bytes: int) -> SendResult | None:
     """Say why a message cannot go, or None: the topic first (a person can mend it), then the message itself."""
     topic = topics.get(message.topic)
     if topic is None:
@@ -20,11 +20,13 @@ def objection(message: Outgoing, topics: Mapping[str, TopicSpec], *, is_half: bo
     if message.deliver_at is not None and topic.type is not TopicType.DELAY:
         return _misconfigured(f"Topic {topic.name!r} is of type {topic.type}: only a topic of type delay waits.")
     if topic.type is TopicType.FIFO and not message.key:
-        return Outcome(Verdict.REFUSED, reason=f"Topic {topic.name!r} keeps order by key; the message has no key.")
+        return SendResult(SendStatus.REFUSED, reason=f"Topic {topic.name!r} keeps order by key; the message has no key.")
     if not 1 <= len(message.body) <= max_body_bytes:
-        return Outcome(Verdict.REFUSED, reason=f"The body has {len(message.body)} bytes; from 1 to {max_body_bytes} can go.")
+        return SendResult(
+            SendStatus.REFUSED, reason=f"The body has {len(message.body)} bytes; from 1 to {max_body_bytes} can go."
+        )
     if not _is_text(message):
-        return Outcome(Verdict.REFUSED, reason="Id, key or tag holds a NUL, or a text holds half a surrogate pair.")
+        return SendResult(SendStatus.REFUSED, reason="Id, key or tag holds a NUL, or a text holds half a surrogate pair.")
     return None
 
 
@@ -45,5 +47,5 @@ def known_topic(topics: Mapping[str, TopicSpec], name: str) -> TopicSpec:
     return topics[name]
 
 
-def _misconfigured(reason: str) -> Outcome:
-    return Outcome(Verdict.MISCONFIGURED, reason=reason)
+def _misconfigured(reason: str) -> SendResult:
+    return SendResult(SendStatus.MISCONFIGURED, reason=reason)

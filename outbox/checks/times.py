@@ -27,7 +27,7 @@ def check_leases(**kwargs: Any) -> list[CheckMessage]:
     found: list[CheckMessage] = []
     lease = known_settings().relay.lease
     for alias, broker, options in _brokers_in_use():
-        needed = broker.longest_send(options) + MARGIN
+        needed = broker.max_send_duration(options) + MARGIN
         if lease < needed:
             found.append(
                 Caution(
@@ -51,12 +51,12 @@ def check_retention(**kwargs: Any) -> list[CheckMessage]:
     return [
         Error(
             f'OUTBOX["RETENTION"] is {retention}, and broker {alias!r} may ask about a half message for '
-            f"{broker.half_life(options)}.",
+            f"{broker.max_check_back_age(options)}.",
             hint="Raise RETENTION beyond that.",
             id="outbox.E020",
         )
         for alias, broker, options in _brokers_in_use()
-        if alias in two_phase and retention < broker.half_life(options)
+        if alias in two_phase and retention < broker.max_check_back_age(options)
     ]
 
 

@@ -12,7 +12,7 @@ from outbox.message import Header
 
 
 @dataclass(frozen=True, slots=True)
-class Arrival:
+class DeliveryInfo:
     """
     What inbox, failures and duplicates write down about a delivery.
 
@@ -30,7 +30,7 @@ class Arrival:
     number: int | None
 
     @classmethod
-    def of(cls, delivery: Delivery) -> Arrival:
+    def of(cls, delivery: Delivery) -> DeliveryInfo:
         lane, number = _number(delivery.headers)
         return cls(
             group=delivery.group,

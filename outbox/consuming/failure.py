@@ -12,7 +12,7 @@ from types import TracebackType
 
 import outbox
 from outbox import database
-from outbox.consuming.delivery_info import Arrival
+from outbox.consuming.delivery_info import DeliveryInfo
 from outbox.models import FailedDelivery
 
 MAX_ERROR_CHARACTERS = 2_000
@@ -35,7 +35,7 @@ _NOT_THE_USERS = tuple(
 )
 
 
-def record(arrival: Arrival, outcome: str, error: Exception, using: str) -> None:
+def record(arrival: DeliveryInfo, outcome: str, error: Exception, using: str) -> None:
     """Write down a try that failed, in a transaction of its own."""
     database.drop_if_lost(using)
     FailedDelivery.objects.using(using).create(

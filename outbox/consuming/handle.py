@@ -18,7 +18,7 @@ from outbox import conf, signals
 from outbox.brokers.base import Delivery
 from outbox.consuming import failure, inbox
 from outbox.consuming.context import Context
-from outbox.consuming.delivery_info import Arrival, context_of
+from outbox.consuming.delivery_info import DeliveryInfo, context_of
 from outbox.consuming.read import find_consumer, read
 from outbox.consuming.register import Consumer, Group
 from outbox.consuming.retry import Retry
@@ -71,7 +71,7 @@ def handle(group: Group, delivery: Delivery) -> Result:
     try:
         consumer = find_consumer(group, delivery)
         if consumer is None:
-            inbox.pass_over(Arrival.of(delivery), group.using)
+            inbox.ignore(DeliveryInfo.of(delivery), group.using)
             return Result(Outcome.PASSED_OVER)
         return _apply(consumer, delivery)
     except Exception as error:
@@ -84,7 +84,7 @@ def handle(group: Group, delivery: Delivery) -> Result:
 def _apply(consumer: Consumer, delivery: Delivery) -> Result:
     message = read(consumer, delivery)
     key = _dedupe_key(consumer, message, delivery)
-    arrival = Arrival.of(delivery)
+    arrival = DeliveryInfo.of(delivery)
     failpoint("consumer.before_handler")
     # durable: inside another transaction the message would be acknowledged before its effects are committed.
     with transaction.atomic(using=consumer.using, durable=True):
@@ -191,6 +191,6 @@ def _log(delivery: Delivery, result: Result, error: Exception) -> None:
 def _write_down(delivery: Delivery, result: Result, error: Exception, using: str) -> None:
     _log(delivery, result, error)
     try:
-        failure.record(Arrival.of(delivery), result.outcome, error, using)
+        failure.record(DeliveryInfo.of(delivery), result.outcome, error, using)
     except DatabaseError:
         logger.exception("Message %s: its failure could not be written down.", delivery.message_id)

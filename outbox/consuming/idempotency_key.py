@@ -1,7 +1,7 @@
 """
 Idempotence for effects outside the database: a token in Redis says that an effect was had, or is being had.
 
-    once = RedisToken(redis.Redis.from_url(settings.REDIS_URL))
+    once = RedisIdempotencyKey(redis.Redis.from_url(settings.REDIS_URL))
 
     @consumer(OrderPlaced, group="mail")
     def send_confirmation(message, context):
@@ -40,7 +40,7 @@ return 0
 RELEASE = "if redis.call('GET', KEYS[1]) == ARGV[1] then return redis.call('DEL', KEYS[1]) end return 0"
 
 
-class RedisToken:
+class RedisIdempotencyKey:
     """
     Has one of several holders do something; the others pass it by, once it is done.
 

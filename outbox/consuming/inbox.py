@@ -11,7 +11,7 @@ from dataclasses import asdict
 
 from django.db import connections
 
-from outbox.consuming.delivery_info import Arrival
+from outbox.consuming.delivery_info import DeliveryInfo
 from outbox.models import Duplicate
 
 # Say that a group handles a message; no row is written where it has.
@@ -33,14 +33,14 @@ ON CONFLICT (consumer_group, dedupe_key) DO NOTHING
 """
 
 
-def claim(arrival: Arrival, key: str, using: str) -> bool:
+def claim(arrival: DeliveryInfo, key: str, using: str) -> bool:
     """Write the inbox row in the caller's transaction. False: the group has handled what that key stands for."""
     with connections[using].cursor() as cursor:
         cursor.execute(CLAIM, {**asdict(arrival), "key": key})
         return bool(cursor.rowcount)
 
 
-def drop(arrival: Arrival, key: str, using: str) -> None:
+def drop(arrival: DeliveryInfo, key: str, using: str) -> None:
     """Write down that a delivery was dropped, because the group has handled what its key stands for."""
     Duplicate.objects.using(using).create(
         consumer_group=arrival.group, message_id=arrival.message_id, topic=arrival.topic, nth=arrival.nth
@@ -49,6 +49,6 @@ def drop(arrival: Arrival, key: str, using: str) -> None:
         cursor.execute(ARRIVED_TOO, {**asdict(arrival), "key": key})
 
 
-def pass_over(arrival: Arrival, using: str) -> None:
+def ignore(arrival: DeliveryInfo, using: str) -> None:
     """Write down that a message came which no handler of the group takes, so that its number does not look lost."""
     claim(arrival, str(arrival.message_id), using)

@@ -13,7 +13,7 @@ from outbox.consuming.worker import Tally, Worker
 PATIENCE_SECONDS = 15.0  # who waits for an end hears of trouble after it
 
 
-class Crew:
+class ConsumerThreads:
     """
     Runs `threads` workers for each group and broker.
 

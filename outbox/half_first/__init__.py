@@ -23,9 +23,9 @@ from psycopg.pq import TransactionStatus
 from outbox import conf
 from outbox.errors import BrokenTransaction, BrokerUnavailable, ConfigurationError, HalfNotStored, NotOutermost
 from outbox.failpoints import failpoint
-from outbox.half_first.fence import put_up
-from outbox.half_first.message import Story
-from outbox.half_first.producers import borrow
+from outbox.half_first.fence import insert_prepared
+from outbox.half_first.message import HalfFirstMessage
+from outbox.half_first.producers import acquire
 from outbox.message import TopicType
 from outbox.topics import topic_id
 
@@ -51,14 +51,14 @@ def open_transaction(draft: Draft, using: str, *, about: str | None = None) -> I
     if wrong := objection(draft.topic):
         raise ConfigurationError(f"{draft.subject} cannot go half first: {wrong}, or publish() it in the transaction.")
     topic = topic_id(draft.topic, using)
-    with borrow(draft.broker, using) as broker:
-        story = Story(broker, draft, using, half_id=_new_half_id(broker, draft))
+    with acquire(draft.broker, using) as broker:
+        story = HalfFirstMessage(broker, draft, using, half_id=_new_half_id(broker, draft))
         try:
             with ExitStack() as stack:
                 _enter_outermost(stack, draft, using)
                 # Before the work, so that it runs before the work's own and outlives every savepoint of the work.
                 django_transaction.on_commit(story.commit, using=using, robust=True)
-                fence = put_up(draft, topic, using, half_id=story.half.half_id, about=about)
+                fence = insert_prepared(draft, topic, using, half_id=story.half.half_id, about=about)
                 failpoint("half_first.after_fence")
                 story.send(fence, about=about)
                 with story.undone_by_an_exception():

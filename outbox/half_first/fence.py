@@ -38,7 +38,7 @@ class Fence:
     source: str
 
 
-def put_up(draft: Draft, topic: int, using: str, *, half_id: str, about: str | None) -> Fence:
+def insert_prepared(draft: Draft, topic: int, using: str, *, half_id: str, about: str | None) -> Fence:
     """
     Write message row and batch into the open transaction.
 

@@ -10,7 +10,7 @@ from time import monotonic
 from typing import TYPE_CHECKING
 
 from outbox.batches.batch import Batch
-from outbox.brokers.base import Broker, Ended, EndSemantics, HalfRef, Outcome, Outgoing, Verdict
+from outbox.brokers.base import Broker, Ended, EndSemantics, HalfRef, Outgoing, SendResult, SendStatus
 from outbox.errors import HalfNotStored
 from outbox.failpoints import failpoint
 from outbox.half_first.fence import Fence, mark_sent
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 
-class Story:
+class HalfFirstMessage:
     """
     One half message.
 
@@ -59,8 +59,8 @@ class Story:
             [outcome] = self._broker.send_halves([self._seal(fence, about)])
         except Exception as error:
             raise HalfNotStored(f"{refusal} raised {type(error).__name__}: {error}") from error
-        if outcome.verdict is not Verdict.ACCEPTED:
-            raise HalfNotStored(f"{refusal} says {outcome.verdict}: {outcome.reason}")
+        if outcome.status is not SendStatus.ACCEPTED:
+            raise HalfNotStored(f"{refusal} says {outcome.status}: {outcome.reason}")
         self._sent_at = began
 
     @contextmanager
@@ -82,13 +82,13 @@ class Story:
             return
         outcome = self._end(Resolution.COMMIT)
         failpoint("half_first.after_end")
-        if outcome.verdict is Verdict.ACCEPTED and outcome.ended is Ended.COMMITTED:
+        if outcome.status is SendStatus.ACCEPTED and outcome.ended is Ended.COMMITTED:
             mark_sent(self._fence, self._using)
         else:
             logger.warning(
                 "The half message of %s is not committed yet, and left to the check-back: %s, %s %s",
                 self.half.message_id,
-                outcome.verdict,
+                outcome.status,
                 outcome.ended,
                 outcome.reason,
             )
@@ -115,6 +115,6 @@ class Story:
             return True
         return self._sent_at is not None and monotonic() - self._sent_at < window.total_seconds()
 
-    def _end(self, resolution: Resolution) -> Outcome:
+    def _end(self, resolution: Resolution) -> SendResult:
         [outcome] = self._broker.end([self.half], resolution)
         return outcome

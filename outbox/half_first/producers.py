@@ -20,7 +20,7 @@ _idle: dict[tuple[int, str], tuple[conf.Settings, list[Broker]]] = {}
 
 
 @contextmanager
-def borrow(alias: str, using: str) -> Iterator[Broker]:
+def acquire(alias: str, using: str) -> Iterator[Broker]:
     """
     Give a broker that nobody else uses meanwhile.
 

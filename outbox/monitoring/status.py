@@ -9,7 +9,7 @@ from psycopg.rows import class_row
 
 from outbox import conf
 from outbox.batches.split import ALARM_TRIES
-from outbox.brokers.base import BrokerStatus, DeadLetterCount, Verdict
+from outbox.brokers.base import BrokerStatus, DeadLetterCount, SendStatus
 from outbox.consuming.handle import Outcome
 from outbox.database import Connection
 
@@ -175,7 +175,7 @@ def read_status(connection: Connection, alias: str) -> Status:
         connection.cursor(row_factory=class_row(ProcessStatus)).execute(PROCESSES).fetchall(),
         _read_failures(connection),
         connection.cursor(row_factory=class_row(GapStatus)).execute(GAPS).fetchall(),
-        dict(connection.execute(MISCONFIGURED, [Verdict.MISCONFIGURED]).fetchall()),
+        dict(connection.execute(MISCONFIGURED, [SendStatus.MISCONFIGURED]).fetchall()),
         {topic: count for broker in brokers for topic, count in broker.parked.items()},
         [letters for broker in brokers for letters in broker.dead_letters],
     )

@@ -172,7 +172,9 @@ def _of_batch(batch: _Batch) -> Iterator[Moment]:
     if batch.decided_at:
         if batch.half_id:
             yield Moment(batch.decided_at, "Half sent", f"half message {batch.half_id}, stored by then")
-        yield Moment(batch.decided_at, "Decided", f"batch {batch.id} is to be committed, attempt {batch.attempt}", tone=Tone.GOOD)
+        yield Moment(
+            batch.decided_at, "PreparedBatch", f"batch {batch.id} is to be committed, attempt {batch.attempt}", tone=Tone.GOOD
+        )
     if batch.sent_at and batch.state == State.SENT:
         what = "Committed" if batch.half_id else "Sent"
         yield Moment(batch.sent_at, what, "the broker has confirmed it", tone=Tone.GOOD)
@@ -219,9 +221,10 @@ def _stored(message_id: UUID, broker: str, half_ids: set[str]) -> Iterator[Momen
 
 
 def _of_copy(copy: StoredCopy) -> Iterator[Moment]:
-    if copy.is_visible:
+    assert copy.stored_at is not None, "what stands in a table has its time"
+    if copy.state == "visible":
         yield Moment(copy.stored_at, "Delivered", "visible to consumers", who="broker", tone=Tone.GOOD)
         return
     yield Moment(copy.stored_at, "Half stored", f"half message {copy.half_id}, asked about {copy.asked} times", who="broker")
-    if copy.rolled_back_at:
-        yield Moment(copy.rolled_back_at, "Half rolled back", f"half message {copy.half_id}", who="broker")
+    if copy.state == "rolled_back" and copy.ended_at:
+        yield Moment(copy.ended_at, "Half rolled back", f"half message {copy.half_id}", who="broker")

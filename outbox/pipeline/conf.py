@@ -9,7 +9,6 @@ from outbox import conf
 from outbox.conf.reading import read_section
 from outbox.conf.sections import Section
 
-
 PLACE = 'OUTBOX["PIPELINE"]'
 
 

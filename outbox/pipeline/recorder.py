@@ -19,7 +19,7 @@ import psycopg
 
 from outbox import conf, database
 from outbox.brokers.base import Broker, Delivery
-from outbox.consuming.delivery_info import Arrival
+from outbox.consuming.delivery_info import DeliveryInfo
 from outbox.database import heartbeats
 from outbox.errors import BrokerUnavailable
 from outbox.failpoints import failpoint
@@ -235,7 +235,7 @@ class Recorder:
 
 def _row(delivery: Delivery, *, is_lasting: bool) -> tuple[object, ...]:
     """Give a delivery's row. Where a message never leaves its place, each place is a copy, whichever delivery this is."""
-    one = Arrival.of(delivery)
+    one = DeliveryInfo.of(delivery)
     nth = 1 if is_lasting and delivery.pos is not None else one.nth
     place = delivery.queue, delivery.pos, nth, delivery.stored_at
     return one.topic, one.message_id, one.source, one.lane, one.number, delivery.key, delivery.tag, *place

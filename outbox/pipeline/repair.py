@@ -152,7 +152,7 @@ def _ids(finding: AuditFinding, connection: Connection, again: Again) -> list[UU
 
 def _is_by_group(finding: AuditFinding) -> bool:
     alias = conf.topic_settings(finding.topic).broker
-    return finding.stage == Stage.INBOX and conf.broker_class(alias).drops_repeats
+    return finding.stage == Stage.INBOX and conf.broker_class(alias).deduplicates_sends
 
 
 def _lost_before(finding: AuditFinding) -> datetime:

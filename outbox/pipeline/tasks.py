@@ -12,7 +12,7 @@ from outbox.pipeline.audit_runs.run import run_for_beat
 from outbox.pipeline.errors import AuditRunning, MonitorFailed
 from outbox.pipeline.monitor import run_monitor
 from outbox.relay.attempt import attempt
-from outbox.relay.hosts import posts
+from outbox.relay.hosts import relay_targets
 
 logger = logging.getLogger(__name__)
 
@@ -48,4 +48,4 @@ def monitor(checkpoint: str, database: str = "default") -> None:
 
 
 def _databases() -> list[str]:
-    return sorted({post.database for post in posts()})
+    return sorted({post.database for post in relay_targets()})

@@ -20,7 +20,7 @@ from outbox.publishing import rules
 from outbox.publishing.draft import Draft, compose, compose_raw
 from outbox.publishing.statements import write, write_many
 from outbox.publishing.transactions import choose_database, describe
-from outbox.publishing.wakeup import nudge_after_commit
+from outbox.publishing.wakeup import wake_after_commit
 
 __all__ = ["apublish", "publish", "publish_many", "publish_raw"]
 
@@ -156,4 +156,4 @@ def _publish(draft: Draft, *, about: Model | None, dedupe_key: str | None, using
 
 def _nudge_for(draft: Draft, alias: str) -> None:
     if not draft.wait:
-        nudge_after_commit(alias, draft.broker)
+        wake_after_commit(alias, draft.broker)

@@ -38,7 +38,7 @@ class Nudge:
     broker: str
 
 
-def nudge_after_commit(database: str, broker: str) -> None:
+def wake_after_commit(database: str, broker: str) -> None:
     """Nudge when the open transaction commits: once, however often this is called in it."""
     if not conf.settings().nudge:
         return

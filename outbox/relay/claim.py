@@ -105,7 +105,7 @@ FROM b JOIN outbox_topic o ON o.id = b.topic_id
 
 
 @dataclass(slots=True)
-class Floors:
+class ScanPositions:
     """
     Where to look for a topic's oldest ticket.
 
@@ -146,7 +146,7 @@ class Claims:
     lane: Lane
     lease: timedelta
     batch_size: int
-    floors: Floors = field(default_factory=Floors)
+    floors: ScanPositions = field(default_factory=ScanPositions)
     after: int = 0  # the last topic looked at
     topics_served: int = 0
     ordered_after: int = 0

@@ -17,9 +17,9 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
 from outbox import signals
-from outbox.batches.batch import Batch, Decided, Fared, Fate, Parting
-from outbox.batches.split import Parter, runs
-from outbox.brokers.base import Broker, Ended, EndSemantics, HalfRef, Outcome, Verdict
+from outbox.batches.batch import Batch, BatchSendResult, PreparedBatch, SplitReason, Unaccepted
+from outbox.batches.split import Splitter, runs
+from outbox.brokers.base import Broker, Ended, EndSemantics, HalfRef, SendResult, SendStatus
 from outbox.database import Connection
 from outbox.message import Resolution
 from outbox.models import State
@@ -49,7 +49,7 @@ REREAD = "SELECT state, attempt, half_ids, split FROM outbox_batch WHERE id = %s
 class Decision:
     """What may be committed of a batch. `is_fresh`: this call wrote it, so no earlier one can have committed it."""
 
-    batch: Decided
+    batch: PreparedBatch
     is_fresh: bool
 
 
@@ -63,9 +63,9 @@ class Ends:
         unanswered: positions whose commit stays open, with what the broker said.
     """
 
-    batch: Decided
+    batch: PreparedBatch
     gone: dict[int, str] = field(default_factory=dict)
-    unanswered: dict[int, Outcome] = field(default_factory=dict)
+    unanswered: dict[int, SendResult] = field(default_factory=dict)
 
 
 @dataclass(slots=True)
@@ -74,7 +74,7 @@ class Committer:
 
     connection: Connection
     broker: Broker
-    parter: Parter
+    parter: Splitter
     fences_lost: int = 0
 
     @property
@@ -82,7 +82,7 @@ class Committer:
         """Whether a second end of a half message does no harm."""
         return self.broker.end_semantics is EndSemantics.IDEMPOTENT
 
-    def let_go(self, fared: Fared) -> bool:
+    def return_unaccepted(self, fared: BatchSendResult) -> bool:
         """
         Part what was not accepted, nothing being left to decide: the positions leave a batch that is then SENT.
 
@@ -93,12 +93,12 @@ class Committer:
         """
         parting = runs(fared.parted)
         if not fared.accepted and (len(parting) == 1 or not any(run.is_dead for run in parting)):
-            held = self.parter.in_place(fared.batch, fared.parted)
+            held = self.parter.return_batch(fared.batch, fared.parted)
         else:
             held = self.parter.split(fared.batch, fared.parted, state=State.CLAIMED, next_state=State.SENT)
         return held or self._is_mine(fared.batch, "part")
 
-    def mark(self, batches: Iterable[Batch | Decided], *, state: State) -> set[int]:
+    def mark(self, batches: Iterable[Batch | PreparedBatch], *, state: State) -> set[int]:
         """Mark batches SENT that were in a state; give the ids of those that are, by this or an earlier call of ours."""
         wanted = {batch.id: batch for batch in batches}
         if not wanted:
@@ -108,7 +108,7 @@ class Committer:
         marked = {row[0] for row in rows}
         return marked | {batch.id for batch in wanted.values() if batch.id not in marked and self._is_mine(batch, "mark")}
 
-    def decide(self, fared: Fared) -> Decision | None:
+    def decide(self, fared: BatchSendResult) -> Decision | None:
         """
         Decide to commit the half messages that were accepted; the other positions part.
 
@@ -124,29 +124,29 @@ class Committer:
         positions = sorted(fared.accepted)
         if not is_written:
             positions = self._standing(fared)
-        decided = Decided(batch.id, batch.attempt, batch.topic, batch.message_ids, half_ids, positions, batch.tries)
+        decided = PreparedBatch(batch.id, batch.attempt, batch.topic, batch.message_ids, half_ids, positions, batch.tries)
         return Decision(decided, is_fresh=is_written) if positions else None
 
-    def commit(self, batches: Sequence[Decided]) -> list[Ends]:
+    def commit(self, batches: Sequence[PreparedBatch]) -> list[Ends]:
         """Commit the open half messages of batches."""
         ends = {batch.id: Ends(batch) for batch in batches}
         places = [(batch, position) for batch in batches for position in batch.positions]
         outcomes = self.end([batch.half(position) for batch, position in places], Resolution.COMMIT)
         for (batch, position), outcome in zip(places, outcomes, strict=True):
-            if outcome.verdict is not Verdict.ACCEPTED or outcome.ended in (None, Ended.NOT_FOUND):
+            if outcome.status is not SendStatus.ACCEPTED or outcome.ended in (None, Ended.NOT_FOUND):
                 ends[batch.id].unanswered[position] = outcome
             elif outcome.ended is not Ended.COMMITTED:
                 self._note_otherwise(ends[batch.id], position, outcome)
         return list(ends.values())
 
-    def _note_otherwise(self, ends: Ends, position: int, outcome: Outcome) -> None:
+    def _note_otherwise(self, ends: Ends, position: int, outcome: SendResult) -> None:
         """Only a broker that remembers how a half message ended can say that it ended otherwise."""
         if self.may_repeat_ends:
             ends.gone[position] = f"The broker has {outcome.ended} its half message. {outcome.reason}".strip()
         else:
             ends.unanswered[position] = outcome
 
-    def end(self, halves: Sequence[HalfRef], resolution: Resolution) -> list[Outcome]:
+    def end(self, halves: Sequence[HalfRef], resolution: Resolution) -> list[SendResult]:
         """End half messages; an error, or outcomes that do not fit, leave all of them unsure."""
         if not halves:
             return []
@@ -155,11 +155,11 @@ class Committer:
         except Exception as error:
             reason = f"Broker {self.broker.alias!r} raised {type(error).__name__} at {resolution}: {error}"
             logger.exception("%s Topics: %s.", reason, sorted({half.topic for half in halves}))
-            return [Outcome(Verdict.UNSURE, reason=reason)] * len(halves)
+            return [SendResult(SendStatus.UNSURE, reason=reason)] * len(halves)
         if len(outcomes) != len(halves):
             reason = f"Broker {self.broker.alias!r} gave {len(outcomes)} outcomes for {len(halves)} half messages."
             logger.error("%s", reason)
-            return [Outcome(Verdict.UNSURE, reason=reason)] * len(halves)
+            return [SendResult(SendStatus.UNSURE, reason=reason)] * len(halves)
         return outcomes
 
     def conclude(self, ends: Sequence[Ends]) -> set[int]:
@@ -187,7 +187,7 @@ class Committer:
         else:
             held = self.parter.split(
                 batch,
-                {position: Parting(Fate.DISCARDED, reason) for position, reason in ends.gone.items()},
+                {position: Unaccepted(SplitReason.DISCARDED, reason) for position, reason in ends.gone.items()},
                 state=State.PREPARED,
                 next_state=State.PREPARED if ends.unanswered else State.SENT,
                 half_ids=[None if p in ends.gone else half for p, half in enumerate(batch.half_ids, 1)],
@@ -201,7 +201,7 @@ class Committer:
         if self.connection.execute(OPEN, [list(ends.unanswered), batch.id, batch.attempt]).fetchone() is None:
             self._is_mine(batch, "open")
 
-    def _standing(self, fared: Fared) -> list[int]:
+    def _standing(self, fared: BatchSendResult) -> list[int]:
         """Give what an earlier write of this decision made mine; else roll my half messages back."""
         batch = fared.batch
         row = self.connection.execute(REREAD, [batch.id]).fetchone()
@@ -216,7 +216,7 @@ class Committer:
         self.end(halves, Resolution.ROLLBACK)
         return []
 
-    def _is_mine(self, batch: Batch | Decided, step: str) -> bool:
+    def _is_mine(self, batch: Batch | PreparedBatch, step: str) -> bool:
         """Read again after a write that matched nothing: was it written before, by this attempt?"""
         row = self.connection.execute(REREAD, [batch.id]).fetchone()
         if row is not None and row[1] == batch.attempt and row[0] in (State.PREPARED, State.SENT):
@@ -224,7 +224,7 @@ class Committer:
         self._lost(batch, step)
         return False
 
-    def _lost(self, batch: Batch | Decided, step: str) -> None:
+    def _lost(self, batch: Batch | PreparedBatch, step: str) -> None:
         self.fences_lost += 1
         logger.warning("Fence lost at %s: batch %s is no longer in attempt %s.", step, batch.id, batch.attempt)
         signals.fence_lost.send_robust(sender=Committer, batch_id=batch.id, attempt=batch.attempt, step=step)

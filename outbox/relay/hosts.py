@@ -24,22 +24,22 @@ from outbox.errors import ConfigurationError, NotMigrated
 from outbox.relay.breaker import Breaker, BreakerState
 from outbox.relay.delayed import MOVED_AT_ONCE, move_due
 from outbox.relay.lane import Lane, take_lane
-from outbox.relay.rounds import Drained, Relay, make_breaker
+from outbox.relay.rounds import Relay, RelayResult, make_breaker
 from outbox.relay.wakeup import Waker, forget_dead
 from outbox.topics import write_topics
 
 logger = logging.getLogger(__name__)
 
-CHORES_EVERY = 1.0  # seconds
-LINGER = timedelta(milliseconds=200)
-NO_LINGER = timedelta(0)
+MAINTENANCE_EVERY = 1.0  # seconds
+IDLE_TIMEOUT = timedelta(milliseconds=200)
+NO_IDLE_TIMEOUT = timedelta(0)
 
 # Has the database our tables, and takes it writes?
 IS_FIT = "SELECT to_regclass('outbox_idle') IS NOT NULL AND NOT pg_is_in_recovery()"
 
 
 @dataclass(frozen=True, slots=True)
-class Post:
+class RelayTarget:
     """Where a relay works: a database (Django's alias) and a broker (its alias in `OUTBOX["BROKERS"]`)."""
 
     database: str
@@ -60,7 +60,7 @@ def databases(only: Sequence[str] | None = None) -> list[str]:
     return list(only) if only else database.outbox_databases()
 
 
-def posts(only_databases: Sequence[str] | None = None, only_brokers: Sequence[str] | None = None) -> list[Post]:
+def relay_targets(only_databases: Sequence[str] | None = None, only_brokers: Sequence[str] | None = None) -> list[RelayTarget]:
     """
     List where relays are needed: each database that may hold messages, with each broker that has topics.
 
@@ -70,7 +70,7 @@ def posts(only_databases: Sequence[str] | None = None, only_brokers: Sequence[st
     brokers = sorted(conf.settings().brokers)
     _insist("broker", only_brokers or (), brokers)
     chosen = [broker for broker in only_brokers or brokers if conf.topics_of(broker)]
-    return [Post(database, broker) for database in databases(only_databases) for broker in chosen]
+    return [RelayTarget(database, broker) for database in databases(only_databases) for broker in chosen]
 
 
 def _insist(kind: str, given: Sequence[str], known: Sequence[str]) -> None:
@@ -78,7 +78,7 @@ def _insist(kind: str, given: Sequence[str], known: Sequence[str]) -> None:
         raise ConfigurationError(f"There is no {kind} {', '.join(map(repr, unknown))} in settings, but {', '.join(known)}.")
 
 
-class Duty:
+class RelayRunner:
     """
     A relay at its post, in the thread that made it.
 
@@ -87,7 +87,9 @@ class Duty:
         note: who hosts it, for people.
     """
 
-    def __init__(self, post: Post, connection: Connection, broker: Broker, lane: Lane, note: str, stack: ExitStack) -> None:
+    def __init__(
+        self, post: RelayTarget, connection: Connection, broker: Broker, lane: Lane, note: str, stack: ExitStack
+    ) -> None:
         self.post = post
         self.relay = Relay(connection, broker, lane, breaker=_breaker_of(post))
         self.stop = threading.Event()
@@ -97,12 +99,12 @@ class Duty:
         self._waker: Waker | None = None
         self._chores_at = 0.0
 
-    def run(self, *, at_most: timedelta | None = None, linger: timedelta | None = None) -> Drained:
+    def run(self, *, at_most: timedelta | None = None, idle_timeout: timedelta | None = None) -> RelayResult:
         """
         Relay until `stop` is set or time is over.
 
         Args:
-            linger: come to an end when nothing has come for that long; at once if another relay waits for publishers
+            idle_timeout: come to an end when nothing has come for that long; at once if another relay waits for publishers
                 already. None: stay.
 
         Raises:
@@ -111,19 +113,19 @@ class Duty:
         ends_at = time.monotonic() + at_most.total_seconds() if at_most else float("inf")
         idle_since: float | None = None
         while not self.stop.is_set() and time.monotonic() < ends_at:
-            self._do_chores()
+            self._maintain()
             if self.relay.step().batches:
                 self._be_busy()
                 idle_since = None
                 continue
             idle_since = idle_since or time.monotonic()
-            if linger is not None and self._is_over(idle_since, linger):
+            if idle_timeout is not None and self._is_over(idle_since, idle_timeout):
                 break
             self._be_idle()
         self._be_busy()
         return self.relay.total
 
-    def sign_off(self) -> None:
+    def deregister(self) -> None:
         """Take the heartbeat away: nobody comes back."""
         heartbeats.leave(self._connection, "relay", broker=self.post.broker)
 
@@ -132,19 +134,19 @@ class Duty:
         self.stop.set()
         self.relay.stop()
 
-    def _is_over(self, idle_since: float, linger: timedelta) -> bool:
-        if not linger or self.relay.breaker.state is BreakerState.OPEN:
+    def _is_over(self, idle_since: float, idle_timeout: timedelta) -> bool:
+        if not idle_timeout or self.relay.breaker.state is BreakerState.OPEN:
             return True
         if self._waker is None or not self._waker.is_announced:
             return self._listening().is_another_idle()
-        return time.monotonic() - idle_since >= linger.total_seconds()
+        return time.monotonic() - idle_since >= idle_timeout.total_seconds()
 
     def _be_idle(self) -> None:
         """Announce it first and claim once more; the next time, wait for a publisher."""
         waker = self._listening()
         if self.relay.breaker.state is BreakerState.OPEN:
             waker.withdraw()
-            self.stop.wait(min(self.relay.breaker.seconds_left, CHORES_EVERY))
+            self.stop.wait(min(self.relay.breaker.seconds_left, MAINTENANCE_EVERY))
         elif not waker.is_announced:
             waker.announce()
         else:
@@ -161,7 +163,7 @@ class Duty:
             self._waker = Waker(listener, self.relay.lane, shortest=settings.idle_wait_min, longest=settings.idle_wait_max)
         return self._waker
 
-    def _do_chores(self) -> None:
+    def _maintain(self) -> None:
         """Once a second: what is due by time, not by a publisher."""
         if time.monotonic() < self._chores_at:
             return
@@ -177,7 +179,7 @@ class Duty:
             breaker=self.relay.breaker.state,
             note=self._note,
         )
-        self._chores_at = time.monotonic() + CHORES_EVERY
+        self._chores_at = time.monotonic() + MAINTENANCE_EVERY
 
 
 def ensure_fit(alias: str, connection: Connection) -> None:
@@ -190,7 +192,7 @@ def ensure_fit(alias: str, connection: Connection) -> None:
 
 
 @contextmanager
-def on_duty(post: Post, *, note: str) -> Iterator[Duty]:
+def open_runner(post: RelayTarget, *, note: str) -> Iterator[RelayRunner]:
     """
     Come on duty: connect, take the lowest free lane, make the broker's client; leave all of it at the end.
 
@@ -206,24 +208,24 @@ def on_duty(post: Post, *, note: str) -> Iterator[Duty]:
         _write_topics_once(post.database, connection)
         broker = conf.make_broker(post.broker)
         stack.callback(broker.close)
-        yield Duty(post, connection, broker, lane, note, stack)
+        yield RelayRunner(post, connection, broker, lane, note, stack)
 
 
-def visit(post: Post, *, note: str, at_most: timedelta, linger: timedelta) -> Drained:
+def visit(post: RelayTarget, *, note: str, at_most: timedelta, idle_timeout: timedelta) -> RelayResult:
     """
     Relay what waits at a post and come away; nothing of it stays behind.
 
     Raises:
-        LaneNotHeld, NotMigrated, psycopg.Error: as `on_duty` and `Duty.run`.
+        LaneNotHeld, NotMigrated, psycopg.Error: as `open_runner` and `RelayRunner.run`.
     """
-    with on_duty(post, note=note) as duty:
-        return duty.run(at_most=at_most, linger=linger)
+    with open_runner(post, note=note) as duty:
+        return duty.run(at_most=at_most, idle_timeout=idle_timeout)
 
 
-_breakers: dict[Post, tuple[conf.Settings, Breaker]] = {}
+_breakers: dict[RelayTarget, tuple[conf.Settings, Breaker]] = {}
 
 
-def _breaker_of(post: Post) -> Breaker:
+def _breaker_of(post: RelayTarget) -> Breaker:
     """
     Give the breaker that this process keeps for a post, a new one when settings have changed.
 

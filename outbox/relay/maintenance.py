@@ -1,4 +1,4 @@
-"""Upkeep of a database and its brokers, hourly: days made ahead, what is past its time pruned."""
+"""MaintenanceResult of a database and its brokers, hourly: days made ahead, what is past its time pruned."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from outbox.database.partitions import make_days
 from outbox.relay.hosts import ensure_fit
 from outbox.relay.prune import Pruned, prune
 
-UPKEEP_EVERY = 3600.0  # seconds
+MAINTENANCE_INTERVAL = 3600.0  # seconds
 
 
 @dataclass(frozen=True, slots=True)
-class Upkeep:
+class MaintenanceResult:
     """What was done: days made, what was pruned, rows of silent processes deleted."""
 
     made: list[date]
@@ -25,7 +25,7 @@ class Upkeep:
     forgotten: int
 
 
-def keep_up(using: str) -> Upkeep:
+def maintain(using: str) -> MaintenanceResult:
     """
     Make days ahead and prune, in a database that has the outbox.
 
@@ -38,7 +38,7 @@ def keep_up(using: str) -> Upkeep:
         forgotten = heartbeats.forget_stale(connection)
     made = make_days(using)
     pruned = prune(using)
-    return Upkeep(made, pruned, forgotten)
+    return MaintenanceResult(made, pruned, forgotten)
 
 
 def prune_brokers(aliases: Iterable[str]) -> dict[str, int]:

@@ -11,8 +11,8 @@ import psycopg
 
 from outbox.errors import BrokerUnavailable, LaneNotHeld, NotMigrated
 from outbox.relay.backoff import Backoff
-from outbox.relay.hosts import Duty, Post, on_duty
-from outbox.relay.rounds import Drained
+from outbox.relay.hosts import RelayRunner, RelayTarget, open_runner
+from outbox.relay.rounds import RelayResult
 
 logger = logging.getLogger(__name__)
 
@@ -75,11 +75,11 @@ class Resident(threading.Thread):
 class ResidentRelay(Resident):
     """A relay that stays at its post."""
 
-    def __init__(self, post: Post) -> None:
+    def __init__(self, post: RelayTarget) -> None:
         super().__init__(f"Relay of {post}", self._stay, pause=0, is_daemon=False)
         self.post = post
-        self.total = Drained()
-        self._duty: Duty | None = None
+        self.total = RelayResult()
+        self._duty: RelayRunner | None = None
 
     def stop(self) -> None:
         """Have the relay finish what the broker has been handed, release the rest and leave; from any thread."""
@@ -88,7 +88,7 @@ class ResidentRelay(Resident):
             duty.halt()
 
     def _stay(self) -> bool:
-        with on_duty(self.post, note="resident") as duty:
+        with open_runner(self.post, note="resident") as duty:
             self._duty = duty
             if self.stopped.is_set():  # before `stop` could see the duty
                 duty.halt()
@@ -96,7 +96,7 @@ class ResidentRelay(Resident):
             self._troubles = 0
             try:
                 duty.run()
-                duty.sign_off()
+                duty.deregister()
             finally:
                 self.total.add(duty.relay.total)
                 self._duty = None

@@ -16,8 +16,8 @@ from random import random
 import psycopg
 
 from outbox import conf
-from outbox.batches.batch import Batch, Fared, Fate, Parting
-from outbox.batches.split import Parter
+from outbox.batches.batch import Batch, BatchSendResult, SplitReason, Unaccepted
+from outbox.batches.split import Splitter
 from outbox.brokers.base import Broker
 from outbox.database import Connection
 from outbox.failpoints import failpoint
@@ -29,7 +29,7 @@ from outbox.relay.claim import Claims
 from outbox.relay.commit import Committer, Decision
 from outbox.relay.lane import Lane
 from outbox.relay.send import Sender
-from outbox.relay.sweep import Sweeper, Swept
+from outbox.relay.sweep import Sweeper, SweepResult
 
 logger = logging.getLogger(__name__)
 
@@ -37,7 +37,7 @@ SOURCE = "SELECT id FROM outbox_source"
 
 
 @dataclass(slots=True)
-class Drained:
+class RelayResult:
     """What was done: batches and messages claimed, messages sent and parted, fences lost."""
 
     batches: int = 0
@@ -46,7 +46,7 @@ class Drained:
     parted: int = 0
     fences_lost: int = 0
 
-    def add(self, other: Drained) -> None:
+    def add(self, other: RelayResult) -> None:
         """Add what another round did."""
         for field in fields(self):
             setattr(self, field.name, getattr(self, field.name) + getattr(other, field.name))
@@ -87,14 +87,14 @@ class Relay:
         self.connection = connection
         self.broker = broker
         self.lane = lane
-        self.total = Drained()
+        self.total = RelayResult()
         self.is_stopping = False
         self._clock = clock
         self._lease = settings.lease
         self._claims = Claims(connection, broker.alias, lane, settings.lease, settings.batch_size)
         self.breaker = breaker or make_breaker(settings, clock, random)
         retry = Backoff(settings.retry_base, settings.retry_limit, random)
-        self._parter = Parter(connection, retry, settings.misconfigured_retry)
+        self._parter = Splitter(connection, retry, settings.misconfigured_retry)
         self._committer = Committer(connection, broker, self._parter)
         self._sweeper = Sweeper(connection, self._committer, settings.sweep_age)
         source = connection.execute(SOURCE).fetchone()
@@ -105,7 +105,7 @@ class Relay:
         """Have the relay finish what it has handed over and release the rest; safe to call from a signal handler."""
         self.is_stopping = True
 
-    def drain(self, *, at_most: timedelta | None = None) -> Drained:
+    def drain(self, *, at_most: timedelta | None = None) -> RelayResult:
         """
         Work until nothing can be claimed, the breaker opens, the relay is told to stop, or that time is over.
 
@@ -113,7 +113,7 @@ class Relay:
             psycopg.Error: the database failed. Nothing more is sent; what is under way is settled by others.
         """
         deadline = None if at_most is None else self._clock() + at_most.total_seconds()
-        done = Drained()
+        done = RelayResult()
         while not self.is_stopping and (deadline is None or self._clock() < deadline):
             round_ = self.step()
             done.add(round_)
@@ -121,9 +121,9 @@ class Relay:
                 break
         return done
 
-    def step(self) -> Drained:
+    def step(self) -> RelayResult:
         """Do one round: claim, send, write down. Nothing is claimed while the breaker is open."""
-        done = Drained()
+        done = RelayResult()
         lost_before = self._committer.fences_lost
         if self.breaker.state is not BreakerState.OPEN:
             began = self._clock()
@@ -133,10 +133,10 @@ class Relay:
         self.total.add(done)
         return done
 
-    def sweep(self) -> Swept:
+    def sweep(self) -> SweepResult:
         """Settle some of the batches whose commits are open since long. Does nothing while the breaker is open."""
         if not self.broker.supports_half_messages or self.breaker.state is BreakerState.OPEN:
-            return Swept(0, 0, 0)
+            return SweepResult(0, 0, 0)
         return self._sweeper.sweep()
 
     def _claim(self) -> list[list[Batch]]:
@@ -155,43 +155,43 @@ class Relay:
     def _is_two_phase(self, batch: Batch) -> bool:
         return batch.type is TopicType.TRANSACTION and self.broker.supports_half_messages
 
-    def _move(self, batches: Sequence[Batch], began: float) -> Drained:
+    def _move(self, batches: Sequence[Batch], began: float) -> RelayResult:
         failpoint("relay.after_claim")
         shed_at = began + self._lease.total_seconds() / 2
-        move = self._move_halves if self._is_two_phase(batches[0]) else self._move_wholes
+        move = self._relay_two_phase if self._is_two_phase(batches[0]) else self._relay_one_phase
         try:
             fared, sent = move(batches, shed_at)
         except psycopg.Error:
             raise
         except Exception as error:
-            self._blow_fuse(batches, error)
+            self._return_after_error(batches, error)
             fared, sent = [], set()
-        return Drained(
+        return RelayResult(
             batches=len(batches),
             claimed=sum(len(batch.message_ids) - len(batch.split) for batch in batches),
             sent=sum(len(one.accepted) for one in fared if one.batch.id in sent),
             parted=sum(len(one.parted) for one in fared),
         )
 
-    def _blow_fuse(self, batches: Sequence[Batch], error: Exception) -> None:
+    def _return_after_error(self, batches: Sequence[Batch], error: Exception) -> None:
         """Let batches go that we cannot handle, by a fault of ours: the others shall not wait behind them for ever."""
         reason = f"The relay failed over it: {type(error).__name__}: {error}"
         logger.error("Batches %s of topic %s: %s", [one.id for one in batches], batches[0].topic, reason, exc_info=error)
         for batch in batches:
             if positions := batch.positions:
-                self._parter.in_place(batch, dict.fromkeys(positions, Parting(Fate.UNSURE, reason)))
+                self._parter.return_batch(batch, dict.fromkeys(positions, Unaccepted(SplitReason.UNSURE, reason)))
 
-    def _move_wholes(self, batches: Sequence[Batch], shed_at: float) -> tuple[list[Fared], set[int]]:
+    def _relay_one_phase(self, batches: Sequence[Batch], shed_at: float) -> tuple[list[BatchSendResult], set[int]]:
         """One-phase: send, then mark."""
         fared = self._sender.send(batches, is_half=False, shed_at=shed_at)
         failpoint("relay.after_send")
         sent = self._committer.mark([one.batch for one in fared if not one.parted], state=State.CLAIMED)
         for one in fared:
-            if one.parted and self._committer.let_go(one):
+            if one.parted and self._committer.return_unaccepted(one):
                 sent.add(one.batch.id)
         return fared, sent
 
-    def _move_halves(self, batches: Sequence[Batch], shed_at: float) -> tuple[list[Fared], set[int]]:
+    def _relay_two_phase(self, batches: Sequence[Batch], shed_at: float) -> tuple[list[BatchSendResult], set[int]]:
         """Two-phase: send half messages, decide, commit, mark."""
         failpoint("relay.before_half")
         began = self._clock()
@@ -200,7 +200,7 @@ class Relay:
         decisions = []
         for one in fared:
             if not one.accepted and one.parted:
-                self._committer.let_go(one)
+                self._committer.return_unaccepted(one)
             elif decision := self._committer.decide(one):
                 decisions.append(decision)
         failpoint("relay.after_decide")

@@ -15,8 +15,8 @@ from time import monotonic
 import msgspec
 
 from outbox import signals
-from outbox.batches.batch import Batch, Fared, Fate, Parting
-from outbox.brokers.base import Broker, Outcome, Outgoing, Verdict
+from outbox.batches.batch import Batch, BatchSendResult, SplitReason, Unaccepted
+from outbox.brokers.base import Broker, Outgoing, SendResult, SendStatus
 from outbox.database import Connection
 from outbox.relay.breaker import Breaker, BreakerState
 from outbox.relay.cloudevents import seal
@@ -24,11 +24,11 @@ from outbox.relay.load import Loaded, slices
 
 logger = logging.getLogger(__name__)
 
-ANSWERS = frozenset({Verdict.ACCEPTED, Verdict.REFUSED, Verdict.MISCONFIGURED})
+ANSWERS = frozenset({SendStatus.ACCEPTED, SendStatus.REFUSED, SendStatus.MISCONFIGURED})
 
 GONE = "Its message row is gone. Restore it from a backup or an archive, or skip the message."
 
-HELD = Parting(Fate.HELD, "An earlier message of its key was not accepted.")
+HELD = Unaccepted(SplitReason.HELD, "An earlier message of its key was not accepted.")
 
 
 @dataclass(slots=True)
@@ -50,7 +50,7 @@ class Sender:
     is_stopping: Callable[[], bool]
     clock: Callable[[], float] = monotonic
 
-    def send(self, batches: Sequence[Batch], *, is_half: bool, shed_at: float) -> list[Fared]:
+    def send(self, batches: Sequence[Batch], *, is_half: bool, shed_at: float) -> list[BatchSendResult]:
         """
         Send batches, all ordered or none; say for each position of each how it fared.
 
@@ -58,7 +58,7 @@ class Sender:
             is_half: store half messages; else send whole ones.
             shed_at: by this time of the clock what is not handed over yet is let go, its lease being half gone.
         """
-        fared = {batch.id: Fared(batch) for batch in batches}
+        fared = {batch.id: BatchSendResult(batch) for batch in batches}
         if halt := self._hand_over_all(batches, fared, is_half=is_half, shed_at=shed_at):
             for one in fared.values():
                 for position in one.batch.positions:
@@ -67,11 +67,11 @@ class Sender:
         return list(fared.values())
 
     def _hand_over_all(
-        self, batches: Sequence[Batch], fared: dict[int, Fared], *, is_half: bool, shed_at: float
-    ) -> Parting | None:
+        self, batches: Sequence[Batch], fared: dict[int, BatchSendResult], *, is_half: bool, shed_at: float
+    ) -> Unaccepted | None:
         """Make one call after the other; give the reason why not all were made."""
         if self.breaker.state is BreakerState.OPEN:
-            return Parting(Fate.UNAVAILABLE, "The broker was unavailable a moment ago.")
+            return Unaccepted(SplitReason.UNAVAILABLE, "The broker was unavailable a moment ago.")
         has_begun = False
         for messages in self._calls(batches, fared):
             if has_begun and (halt := self._why_shed(shed_at)):
@@ -81,7 +81,7 @@ class Sender:
             has_begun = True
         return None
 
-    def _calls(self, batches: Sequence[Batch], fared: dict[int, Fared]) -> Iterator[list[Loaded]]:
+    def _calls(self, batches: Sequence[Batch], fared: dict[int, BatchSendResult]) -> Iterator[list[Loaded]]:
         """Give what may be handed over together, looking at how the calls before went."""
         for messages in slices(self.connection, batches, slice_bytes=self.slice_bytes):
             waves = in_order(messages, fared) if batches[0].order_keys is not None else iter([messages])
@@ -92,14 +92,14 @@ class Sender:
                 if wave:
                     yield wave
 
-    def _why_shed(self, shed_at: float) -> Parting | None:
+    def _why_shed(self, shed_at: float) -> Unaccepted | None:
         if self.is_stopping():
-            return Parting(Fate.SHED, "The relay was told to stop.")
+            return Unaccepted(SplitReason.SHED, "The relay was told to stop.")
         if self.clock() >= shed_at:
-            return Parting(Fate.SHED, "The lease was half gone before its turn came.")
+            return Unaccepted(SplitReason.SHED, "The lease was half gone before its turn came.")
         return None
 
-    def _hand_over(self, messages: Sequence[Loaded], fared: dict[int, Fared], *, is_half: bool) -> Parting | None:
+    def _hand_over(self, messages: Sequence[Loaded], fared: dict[int, BatchSendResult], *, is_half: bool) -> Unaccepted | None:
         """Make one call; give the reason to make no more of them, if there is one."""
         sealed: list[Outgoing] = []
         places: list[Loaded] = []
@@ -114,33 +114,33 @@ class Sender:
         outcomes = self._call(sealed, places, is_half=is_half) if sealed else []
         for loaded, outcome in zip(places, outcomes, strict=True):
             one = fared[loaded.batch.id]
-            if outcome.verdict is Verdict.ACCEPTED:
+            if outcome.status is SendStatus.ACCEPTED:
                 one.accepted[loaded.position] = outcome.half_id
             else:
-                one.parted[loaded.position] = Parting(Fate(outcome.verdict), outcome.reason)
+                one.parted[loaded.position] = Unaccepted(SplitReason(outcome.status), outcome.reason)
         return self._note(outcomes)
 
-    def _call(self, messages: list[Outgoing], places: Sequence[Loaded], *, is_half: bool) -> list[Outcome]:
+    def _call(self, messages: list[Outgoing], places: Sequence[Loaded], *, is_half: bool) -> list[SendResult]:
         """Call the broker; an error, or outcomes that do not fit the messages, leave all of them unsure."""
         try:
             outcomes = self.broker.send_halves(messages) if is_half else self.broker.send(messages)
         except Exception as error:
             reason = f"Broker {self.broker.alias!r} raised {type(error).__name__}: {error}"
             logger.exception("%s. Batches: %s.", reason, _batch_ids(places))
-            return [Outcome(Verdict.UNSURE, reason=reason)] * len(messages)
+            return [SendResult(SendStatus.UNSURE, reason=reason)] * len(messages)
         if len(outcomes) != len(messages):
             reason = f"Broker {self.broker.alias!r} gave {len(outcomes)} outcomes for {len(messages)} messages."
             logger.error("%s Batches: %s.", reason, _batch_ids(places))
-            return [Outcome(Verdict.UNSURE, reason=reason)] * len(messages)
+            return [SendResult(SendStatus.UNSURE, reason=reason)] * len(messages)
         return outcomes
 
-    def _note(self, outcomes: Sequence[Outcome]) -> Parting | None:
+    def _note(self, outcomes: Sequence[SendResult]) -> Unaccepted | None:
         """Tell the breaker; where the broker was reached by no message, the rest need not try."""
-        verdicts = {outcome.verdict for outcome in outcomes}
-        if verdicts & ANSWERS:
+        statuses = {outcome.status for outcome in outcomes}
+        if statuses & ANSWERS:
             self.breaker.note_answer()
-        elif Verdict.UNAVAILABLE in verdicts:
-            reason = next(outcome.reason for outcome in outcomes if outcome.verdict is Verdict.UNAVAILABLE)
+        elif SendStatus.UNAVAILABLE in statuses:
+            reason = next(outcome.reason for outcome in outcomes if outcome.status is SendStatus.UNAVAILABLE)
             if self.breaker.note_unavailable():
                 logger.warning(
                     "Broker %r is unavailable (%s). Nothing is claimed for %.1f s.",
@@ -148,11 +148,11 @@ class Sender:
                     reason,
                     self.breaker.seconds_left,
                 )
-            return Parting(Fate.UNAVAILABLE, reason)
+            return Unaccepted(SplitReason.UNAVAILABLE, reason)
         return None
 
 
-def in_order(messages: Sequence[Loaded], fared: dict[int, Fared]) -> Iterator[list[Loaded]]:
+def in_order(messages: Sequence[Loaded], fared: dict[int, BatchSendResult]) -> Iterator[list[Loaded]]:
     """
     Give messages of ordered topics in waves: the first of each key, then the second of each, and so on.
 
@@ -186,10 +186,10 @@ def _batch_ids(places: Sequence[Loaded]) -> list[int]:
     return sorted({loaded.batch.id for loaded in places})
 
 
-def _unreadable(loaded: Loaded, error: Exception) -> Parting:
+def _unreadable(loaded: Loaded, error: Exception) -> Unaccepted:
     """Say that a message can never go as its row stands, and tell a person."""
     reason = str(error) if loaded.row is None else f"Its row cannot be read: {error}"
     details = {"batch": loaded.batch.id, "message": loaded.batch.message_ids[loaded.position - 1]}
     logger.error("Message %(message)s of batch %(batch)s cannot be sent.", details)
     signals.alarm.send_robust(sender=Sender, reason=reason, details=details)
-    return Parting(Fate.REFUSED, reason)
+    return Unaccepted(SplitReason.REFUSED, reason)

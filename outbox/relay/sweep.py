@@ -14,8 +14,8 @@ from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any
 
-from outbox.batches.batch import Decided
-from outbox.brokers.base import Ended, Outcome, Verdict
+from outbox.batches.batch import PreparedBatch
+from outbox.brokers.base import Ended, SendResult, SendStatus
 from outbox.database import Connection
 from outbox.errors import BrokerUnavailable
 from outbox.relay.commit import Committer, Ends
@@ -24,7 +24,7 @@ logger = logging.getLogger(__name__)
 
 BATCHES_AT_ONCE = 20
 
-# Decided batches of a broker from an age on; `after`, so that those which stay stuck starve nobody.
+# PreparedBatch batches of a broker from an age on; `after`, so that those which stay stuck starve nobody.
 DECIDED = """
 SELECT b.id, b.attempt, o.name, b.message_ids::text[], b.half_ids, b.open, b.split, b.tries,
        b.decided_at < clock_timestamp() - %(horizon)s
@@ -37,11 +37,11 @@ SHOWN = frozenset({"visible", "delayed", "dead_letter"})
 """States of a found message that say: it reached its topic."""
 
 
-UNANSWERED = Outcome(Verdict.UNSURE, reason="Its commit was sent once at most, and is not repeated.")
+UNANSWERED = SendResult(SendStatus.UNSURE, reason="Its commit was sent once at most, and is not repeated.")
 
 
 @dataclass(frozen=True, slots=True)
-class Swept:
+class SweepResult:
     """What a sweep did: batches looked at; messages found sent; messages that go again (rule R)."""
 
     batches: int
@@ -63,7 +63,7 @@ class Sweeper:
     age: timedelta
     after: int = 0
 
-    def sweep(self) -> Swept:
+    def sweep(self) -> SweepResult:
         """Settle the next decided batches; start again behind the last."""
         found = self._next()
         if self.committer.may_repeat_ends:
@@ -77,13 +77,13 @@ class Sweeper:
             for one in ends:
                 self._look_up(one, list(one.unanswered))
         sent = self.committer.conclude(ends)
-        return Swept(
+        return SweepResult(
             batches=len(ends),
             sent=sum(len(one.batch.positions) for one in ends if one.batch.id in sent),
             returned=sum(len(one.gone) for one in ends),
         )
 
-    def _next(self) -> list[tuple[Decided, bool]]:
+    def _next(self) -> list[tuple[PreparedBatch, bool]]:
         """Give the next decided batches, and of each whether the broker asks no more about it."""
         broker = self.committer.broker
         arguments = {
@@ -111,8 +111,8 @@ class Sweeper:
                 ends.gone[position] = "The broker shows no such message, and asks no more about its half message."
 
 
-def _decided(row: tuple[Any, ...]) -> Decided:
+def _decided(row: tuple[Any, ...]) -> PreparedBatch:
     batch_id, attempt, topic, message_ids, half_ids, open_positions, split, tries, _ = row
     left = range(1, len(message_ids) + 1) if open_positions is None else open_positions
     positions = [position for position in left if position not in split]
-    return Decided(batch_id, attempt, topic, message_ids, half_ids, positions, tries)
+    return PreparedBatch(batch_id, attempt, topic, message_ids, half_ids, positions, tries)

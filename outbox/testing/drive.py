@@ -23,13 +23,13 @@ from outbox.consuming.context import Context
 from outbox.consuming.register import Consumer, Group, groups
 from outbox.consuming.worker import Tally, Worker
 from outbox.errors import Reject, RetryLater
-from outbox.half_first.message import Story
+from outbox.half_first.message import HalfFirstMessage
 from outbox.message import Half, Resolution, TopicType
 from outbox.models import FailedDelivery, Topic
 from outbox.relay.breaker import Breaker
 from outbox.relay.delayed import MOVED_AT_ONCE, move_due
 from outbox.relay.lane import Lane
-from outbox.relay.rounds import Drained, Relay, make_breaker
+from outbox.relay.rounds import Relay, RelayResult, make_breaker
 from outbox.testing.clock import Clock
 
 LANE = Lane(1)
@@ -72,7 +72,7 @@ def insist_on_commit(alias: str) -> None:
 def finish_commits(alias: str) -> None:
     """Commit the half messages of who went half first: the hook of their commit never runs in a test's own transaction."""
     hooks = connections[alias].run_on_commit
-    for entry in [one for one in hooks if isinstance(getattr(one[1], "__self__", None), Story)]:
+    for entry in [one for one in hooks if isinstance(getattr(one[1], "__self__", None), HalfFirstMessage)]:
         hooks.remove(entry)
         entry[1]()
 
@@ -100,9 +100,9 @@ class Relays:
         self._clock = clock
         self._breakers: dict[tuple[str, str], Breaker] = {}
 
-    def turn(self, databases: Sequence[str]) -> Drained:
+    def turn(self, databases: Sequence[str]) -> RelayResult:
         """Have each relay work until it has nothing to do."""
-        done = Drained()
+        done = RelayResult()
         for alias in databases:
             finish_commits(alias)
             match_topics(alias)
@@ -113,7 +113,7 @@ class Relays:
                     done.add(self._drain(alias, broker))
         return done
 
-    def _drain(self, alias: str, broker: str) -> Drained:
+    def _drain(self, alias: str, broker: str) -> RelayResult:
         settings = conf.settings().relay
         breaker = self._breakers.setdefault((alias, broker), make_breaker(settings, self._clock.seconds, _longest))
         relay = Relay(database.raw(alias), conf.make_broker(broker), LANE, breaker=breaker, random=_longest)

@@ -5,7 +5,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 
-from outbox.brokers.base import Broker, DeadLetter, Delivery, Ended, Found, HalfRef, Outgoing, Verdict
+from outbox.brokers.base import Broker, DeadLetter, Delivery, Ended, HalfRef, Outgoing, SendStatus, StoredCopy
 from outbox.message import COMMIT, Resolution, TopicType
 from tests.contracts.harness import Harness
 
@@ -50,7 +50,7 @@ class Acts:
         )
 
     def send(self, *messages: Outgoing) -> None:
-        assert [outcome.verdict for outcome in self.broker.send(messages)] == [Verdict.ACCEPTED] * len(messages)
+        assert [outcome.status for outcome in self.broker.send(messages)] == [SendStatus.ACCEPTED] * len(messages)
 
     def send_bodies(self, *bodies: bytes, kind: TopicType = TopicType.NORMAL, key: str = "") -> list[Outgoing]:
         messages = [self.message(kind, body=body, key=key) for body in bodies]
@@ -59,7 +59,7 @@ class Acts:
 
     def send_halves(self, *messages: Outgoing) -> list[HalfRef]:
         outcomes = self.broker.send_halves(messages)
-        assert [outcome.verdict for outcome in outcomes] == [Verdict.ACCEPTED] * len(messages)
+        assert [outcome.status for outcome in outcomes] == [SendStatus.ACCEPTED] * len(messages)
         return [
             HalfRef(message.topic, outcome.half_id, message.message_id)
             for message, outcome in zip(messages, outcomes, strict=True)
@@ -132,7 +132,7 @@ class Acts:
                 break
         return found
 
-    def find(self, message_id: str, *states: str) -> list[Found]:
+    def find(self, message_id: str, *states: str) -> list[StoredCopy]:
         """Look a message up, again until it is in these states: a server's index follows its log a little later."""
         for _ in self.harness.tries():
             found = self.broker.find(message_id)

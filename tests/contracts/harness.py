@@ -12,7 +12,7 @@ from typing import Any
 from django.db import connections
 
 from outbox import database
-from outbox.brokers.base import Broker, Verdict
+from outbox.brokers.base import Broker, SendStatus
 from outbox.brokers.embedded import EmbeddedBroker
 from outbox.brokers.memory import MemoryBroker
 from outbox.brokers.memory.store import forget
@@ -29,7 +29,7 @@ class Harness(abc.ABC):
     broker_class: type[Broker]
     is_shared_by_processes = True
     lateness = timedelta()  # what is due or was done may be seen so much later, in real time
-    drops_repeats = False  # a second one-phase send of one message adds nothing
+    deduplicates_sends = False  # a second one-phase send of one message adds nothing
     remembers_ends = True  # the first end of a half message is the answer to every later one, and to find()
     refuses_second_ack = True  # an ack of what was acked before gives False
     can_start_at_the_end = True  # START="latest"
@@ -104,7 +104,7 @@ class MemoryHarness(Harness):
         broker = self.open()
         assert isinstance(broker, MemoryBroker)
         for call in ("send", "send_halves", "end"):
-            broker.fail(call, Verdict.UNAVAILABLE, times=None)
+            broker.fail(call, SendStatus.UNAVAILABLE, times=None)
         return broker
 
     def close(self) -> None:
@@ -113,7 +113,7 @@ class MemoryHarness(Harness):
 
 class EmbeddedHarness(Harness):
     broker_class = EmbeddedBroker
-    drops_repeats = True
+    deduplicates_sends = True
 
     def open_unreachable(self) -> Broker:
         connections.settings["away"] = {**connections.settings["default"], "HOST": "127.0.0.1", "PORT": "1"}

@@ -9,7 +9,7 @@ from datetime import UTC, datetime, timedelta
 from functools import partial
 from typing import Any
 
-from outbox.brokers.base import Broker, DeadLetter, Delivery, Outcome, Outgoing
+from outbox.brokers.base import Broker, DeadLetter, Delivery, Outgoing, SendResult
 from outbox.brokers.rocketmq import RocketMQBroker
 from outbox.brokers.rocketmq.dead_letters import ANY_QUEUE
 from outbox.brokers.rocketmq.options import address
@@ -29,7 +29,7 @@ MARK = Stored("", MARKS, 0, {}, 0, 0, datetime.now(UTC), b"a mark")
 class PatientRocketMQ(RocketMQBroker):
     """Takes the contract's minutes for seconds, and receives till nothing more comes: a server hands out by and by."""
 
-    def send(self, messages: Sequence[Outgoing]) -> list[Outcome]:
+    def send(self, messages: Sequence[Outgoing]) -> list[SendResult]:
         return super().send([_sooner(message) for message in messages])
 
     def receive(

@@ -5,7 +5,7 @@ from dataclasses import replace
 
 import pytest
 
-from outbox.brokers.base import Broker, Ended, HalfRef, Verdict
+from outbox.brokers.base import Broker, Ended, HalfRef, SendStatus
 from outbox.message import COMMIT, ROLLBACK, UNKNOWN, Half, Resolution, TopicType
 from tests.contracts.acts import Acts
 from tests.contracts.harness import CHECK_AFTER, CHECK_INTERVAL, CHECK_LIMIT, Harness
@@ -70,7 +70,7 @@ class TestHalf:
 
         outcomes = broker.send_halves([acts.message(HALF, body=body) for body in bodies])
 
-        assert [outcome.verdict for outcome in outcomes] == [Verdict.ACCEPTED, Verdict.REFUSED, Verdict.REFUSED]
+        assert [outcome.status for outcome in outcomes] == [SendStatus.ACCEPTED, SendStatus.REFUSED, SendStatus.REFUSED]
         assert [bool(outcome.half_id) for outcome in outcomes] == [True, False, False]
 
     def test_is_surely_not_stored_when_the_server_is_away(self, acts: Acts, harness: Harness):
@@ -78,7 +78,7 @@ class TestHalf:
 
         [outcome] = away.send_halves([acts.message(HALF)])
 
-        assert outcome.verdict is Verdict.UNAVAILABLE
+        assert outcome.status is SendStatus.UNAVAILABLE
 
     @pytest.mark.needs("remembers_ends")
     def test_is_not_ended_when_the_server_is_away(self, harness: Harness):
@@ -86,7 +86,7 @@ class TestHalf:
 
         [outcome] = away.end([HalfRef("t", "1", "m")], COMMIT)
 
-        assert outcome.verdict is Verdict.UNAVAILABLE
+        assert outcome.status is SendStatus.UNAVAILABLE
 
 
 class TestEnd:

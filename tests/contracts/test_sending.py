@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from outbox.brokers.base import Broker, Verdict
-from outbox.errors import NotOffered
+from outbox.brokers.base import Broker, SendStatus
+from outbox.errors import UnsupportedByBroker
 from outbox.message import COMMIT, TopicType
 from tests.contracts.acts import Acts
 from tests.contracts.harness import Harness
@@ -43,8 +43,8 @@ class TestSend:
 
         outcomes = broker.send([acts.message(body=body) for body in bodies])
 
-        verdicts = [outcome.verdict for outcome in outcomes]
-        assert verdicts == [Verdict.ACCEPTED, Verdict.REFUSED, Verdict.REFUSED, Verdict.ACCEPTED]
+        statuses = [outcome.status for outcome in outcomes]
+        assert statuses == [SendStatus.ACCEPTED, SendStatus.REFUSED, SendStatus.REFUSED, SendStatus.ACCEPTED]
         assert all(outcome.reason for outcome in outcomes[1:3])
         assert sorted(acts.bodies()) == [b"a", b"b"]
 
@@ -56,7 +56,7 @@ class TestSend:
     ):
         outcomes = broker.send([acts.message(body=b"a"), acts.message(**wrong), acts.message(body=b"b")])
 
-        assert [outcome.verdict for outcome in outcomes] == [Verdict.ACCEPTED, Verdict.REFUSED, Verdict.ACCEPTED]
+        assert [outcome.status for outcome in outcomes] == [SendStatus.ACCEPTED, SendStatus.REFUSED, SendStatus.ACCEPTED]
         assert sorted(acts.bodies()) == [b"a", b"b"]
 
     def test_calls_an_unknown_topic_a_matter_for_a_person(self, acts: Acts, broker: Broker):
@@ -64,36 +64,36 @@ class TestSend:
 
         outcomes = broker.send([astray, acts.message()])
 
-        assert [outcome.verdict for outcome in outcomes] == [Verdict.MISCONFIGURED, Verdict.ACCEPTED]
+        assert [outcome.status for outcome in outcomes] == [SendStatus.MISCONFIGURED, SendStatus.ACCEPTED]
         assert "no-such-topic" in outcomes[0].reason
 
     @pytest.mark.needs("supports_half_messages")
     def test_calls_a_topic_of_another_type_a_matter_for_a_person(self, acts: Acts, broker: Broker):
         outcomes = [*broker.send([acts.message(HALF)]), *broker.send_halves([acts.message(NORMAL)])]
 
-        assert [outcome.verdict for outcome in outcomes] == [Verdict.MISCONFIGURED] * 2
+        assert [outcome.status for outcome in outcomes] == [SendStatus.MISCONFIGURED] * 2
 
     def test_takes_a_time_only_on_a_topic_of_type_delay(self, acts: Acts, broker: Broker):
         later = acts.harness.now + timedelta(minutes=1)
 
         [outcome] = broker.send([acts.message(NORMAL, deliver_at=later)])
 
-        assert outcome.verdict is Verdict.MISCONFIGURED
+        assert outcome.status is SendStatus.MISCONFIGURED
 
     @pytest.mark.needs("supports_order")
     def test_refuses_a_message_without_a_key_on_a_fifo_topic(self, acts: Acts, broker: Broker):
         outcomes = broker.send([acts.message(FIFO), acts.message(FIFO, key="a")])
 
-        assert [outcome.verdict for outcome in outcomes] == [Verdict.REFUSED, Verdict.ACCEPTED]
+        assert [outcome.status for outcome in outcomes] == [SendStatus.REFUSED, SendStatus.ACCEPTED]
 
     def test_says_so_when_the_server_is_away(self, acts: Acts, harness: Harness):
         broker = harness.open_unreachable()
 
         outcomes = broker.send([acts.message(), acts.message()])
 
-        assert [outcome.verdict for outcome in outcomes] == [Verdict.UNAVAILABLE] * 2
+        assert [outcome.status for outcome in outcomes] == [SendStatus.UNAVAILABLE] * 2
 
-    @pytest.mark.needs("drops_repeats")
+    @pytest.mark.needs("deduplicates_sends")
     def test_publishes_a_message_once_however_often_it_is_sent(self, acts: Acts):
         message = acts.message()
 
@@ -102,7 +102,7 @@ class TestSend:
 
         assert len(acts.receive()) == 1
 
-    @pytest.mark.needs("drops_repeats")
+    @pytest.mark.needs("deduplicates_sends")
     def test_tells_messages_of_two_sources_apart(self, acts: Acts):
         ours = acts.message(headers={"ce-source": "urn:ours"})
         theirs = replace(ours, headers={"ce-source": "urn:theirs"})
@@ -120,23 +120,23 @@ class TestOffers:
         if broker.supports_half_messages:
             assert acts.end(acts.half()) == ["committed"]
         else:
-            with pytest.raises(NotOffered):
+            with pytest.raises(UnsupportedByBroker):
                 broker.send_halves([acts.message(HALF)])
-            with pytest.raises(NotOffered):
+            with pytest.raises(UnsupportedByBroker):
                 broker.end([], COMMIT)
 
     def test_asks_about_halves_when_told_or_refuses(self, broker: Broker):
         if broker.needs_check_loop:
             assert broker.check_halves(lambda half: COMMIT) == 0
         else:
-            with pytest.raises(NotOffered):
+            with pytest.raises(UnsupportedByBroker):
                 broker.check_halves(lambda half: COMMIT)
 
     def test_lists_dead_letters_or_refuses(self, broker: Broker):
         if broker.supports_replay:
             assert broker.dead_letters("nobody") == []
         else:
-            with pytest.raises(NotOffered):
+            with pytest.raises(UnsupportedByBroker):
                 broker.dead_letters("nobody")
 
 

@@ -19,12 +19,12 @@ import pytest
 from django.db import DatabaseError, connection, connections, transaction
 
 from outbox import database, publish_raw, topics
-from outbox.brokers.base import Outcome, Verdict
+from outbox.brokers.base import SendResult, SendStatus
 from outbox.brokers.embedded import EmbeddedBroker
 from outbox.check_backs.loop import CheckLoop
 from outbox.relay import resident
 from outbox.relay.backoff import Backoff
-from outbox.relay.hosts import Post
+from outbox.relay.hosts import RelayTarget
 from outbox.relay.resident import Resident, ResidentRelay
 from tests.waiting import wait_until
 
@@ -86,14 +86,14 @@ class RoughBroker(EmbeddedBroker):
     def end(self, refs, resolution):
         return self._lose_some(partial(super().end, resolution=resolution), refs)
 
-    def _lose_some(self, call: Callable[[Sequence[object]], list[Outcome]], handed: Sequence[object]) -> list[Outcome]:
+    def _lose_some(self, call: Callable[[Sequence[object]], list[SendResult]], handed: Sequence[object]) -> list[SendResult]:
         share = SHARE_LOST if self.is_storm.is_set() else 0
         arriving = [one for one in handed if random.random() >= share]
         outcomes = dict(zip(map(id, arriving), call(arriving) if arriving else [], strict=True))
         for one in arriving:
             if random.random() < share:
                 del outcomes[id(one)]
-        return [outcomes.get(id(one), Outcome(Verdict.UNSURE, reason=f"lost: {random.random()}")) for one in handed]
+        return [outcomes.get(id(one), SendResult(SendStatus.UNSURE, reason=f"lost: {random.random()}")) for one in handed]
 
 
 class Wreck(Exception):
@@ -119,7 +119,7 @@ def storm(transactional_db: None, settings, monkeypatch) -> Iterator[threading.E
 def residents(storm: threading.Event) -> Iterator[list[Resident]]:
     """Three relays and two check loops, each with connections of its own."""
     loops = [CheckLoop("default", "default") for _ in range(2)]
-    started: list[Resident] = [ResidentRelay(Post("default", "default")) for _ in range(3)]
+    started: list[Resident] = [ResidentRelay(RelayTarget("default", "default")) for _ in range(3)]
     started += [Resident("checks", loop.turn, pause=0.02) for loop in loops]
     for one in started:
         one.start()

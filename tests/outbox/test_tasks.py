@@ -133,7 +133,12 @@ class TestSweep:
         settings.OUTBOX = {**settings.OUTBOX, "BROKERS": {"default": {**brokers["default"], "OPTIONS": options}}}
         publish()
         monkeypatch.setattr("outbox.relay.commit.Committer.commit", lambda self, decided: [])
-        hosts.visit(hosts.Post("default", "default"), note="test", at_most=timedelta(seconds=30), linger=hosts.NO_LINGER)
+        hosts.visit(
+            hosts.RelayTarget("default", "default"),
+            note="test",
+            at_most=timedelta(seconds=30),
+            idle_timeout=hosts.NO_IDLE_TIMEOUT,
+        )
         assert EmbeddedMessage.objects.count() == 0
 
         tasks.sweep()
@@ -151,7 +156,7 @@ class TestSweep:
             return visit(post, **options)
 
         monkeypatch.setattr(hosts, "visit", visit_with_trouble)
-        monkeypatch.setattr(hosts, "posts", lambda: [hosts.Post("default", "default")] * 2)
+        monkeypatch.setattr(hosts, "posts", lambda: [hosts.RelayTarget("default", "default")] * 2)
 
         tasks.sweep()
 
@@ -161,7 +166,7 @@ class TestSweep:
 class TestUpkeep:
     def test_keeps_each_database_and_broker_in_shape(self, monkeypatch):
         kept, pruned = [], []
-        monkeypatch.setattr(tasks, "keep_up", kept.append)
+        monkeypatch.setattr(tasks, "maintain", kept.append)
         monkeypatch.setattr(tasks, "prune_brokers", pruned.append)
 
         tasks.upkeep()

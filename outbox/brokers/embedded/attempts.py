@@ -8,16 +8,16 @@ from typing import TypeVar
 import psycopg
 from psycopg import errors
 
-from outbox.brokers.base import Outcome, Verdict
-from outbox.brokers.embedded.client import Link, verdict_of
+from outbox.brokers.base import SendResult, SendStatus
+from outbox.brokers.embedded.client import Client, status_of
 from outbox.database import Connection
 from outbox.errors import BrokerUnavailable
 
 T = TypeVar("T")
-Act = Callable[[Connection, Sequence[T]], list[Outcome]]
+Act = Callable[[Connection, Sequence[T]], list[SendResult]]
 
 
-def attempt(link: Link, given: Sequence[T], act: Act[T]) -> list[Outcome]:
+def attempt(link: Client, given: Sequence[T], act: Act[T]) -> list[SendResult]:
     """
     Act on all in one statement; give an outcome for each.
 
@@ -26,16 +26,16 @@ def attempt(link: Link, given: Sequence[T], act: Act[T]) -> list[Outcome]:
     try:
         return _act(link, given, act)
     except BrokerUnavailable as error:
-        return [Outcome(Verdict.UNAVAILABLE, reason=str(error))] * len(given)
+        return [SendResult(SendStatus.UNAVAILABLE, reason=str(error))] * len(given)
     except psycopg.Error as error:
-        verdict = verdict_of(error)
-        if verdict is Verdict.REFUSED and len(given) > 1:
+        verdict = status_of(error)
+        if verdict is SendStatus.REFUSED and len(given) > 1:
             middle = len(given) // 2
             return attempt(link, given[:middle], act) + attempt(link, given[middle:], act)
-        return [Outcome(verdict, reason=f"{type(error).__name__}: {error}")] * len(given)
+        return [SendResult(verdict, reason=f"{type(error).__name__}: {error}")] * len(given)
 
 
-def _act(link: Link, given: Sequence[T], act: Act[T]) -> list[Outcome]:
+def _act(link: Client, given: Sequence[T], act: Act[T]) -> list[SendResult]:
     try:
         return act(link.connection(), given)
     except errors.DeadlockDetected:  # two ends of the same halves, taken in different orders; nothing was done

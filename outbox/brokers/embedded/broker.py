@@ -14,17 +14,16 @@ from outbox.brokers.base import (
     DeadLetter,
     Delivery,
     EndSemantics,
-    Found,
     HalfRef,
-    Outcome,
     Outgoing,
     Problem,
+    SendResult,
     StoredCopy,
     TopicSpec,
 )
 from outbox.brokers.embedded import checks, halves, lookup, monitoring, producer, receiver, retention, settlement, wakeup
 from outbox.brokers.embedded.attempts import Act, attempt
-from outbox.brokers.embedded.client import Link, translated
+from outbox.brokers.embedded.client import Client, translated
 from outbox.brokers.embedded.options import EmbeddedOptions, problems
 from outbox.brokers.embedded.rows import delivery
 from outbox.brokers.embedded.topics import Topics, differences
@@ -43,13 +42,13 @@ class EmbeddedBroker(Broker):
     supports_delay: ClassVar[bool] = True
     supports_tags: ClassVar[bool] = True
     supports_replay: ClassVar[bool] = True
-    drops_repeats: ClassVar[bool] = True
+    deduplicates_sends: ClassVar[bool] = True
     needs_check_loop: ClassVar[bool] = True
 
     def __init__(self, alias: str, options: Mapping[str, Any], topics: Sequence[TopicSpec]) -> None:
         super().__init__(alias, options, topics)
         self._settings = read_options(EmbeddedOptions, options)
-        self._link = Link(self._settings)
+        self._client = Client(self._settings)
         self._stored = Topics(self.topics)
         self._joined: set[tuple[str, int]] = set()
 
@@ -59,14 +58,14 @@ class EmbeddedBroker(Broker):
         return problems(options)
 
     @classmethod
-    def longest_send(cls, options: Mapping[str, Any]) -> timedelta:
+    def max_send_duration(cls, options: Mapping[str, Any]) -> timedelta:
         """Say how long a send of one batch may take."""
-        return read_options(EmbeddedOptions, options).longest_send
+        return read_options(EmbeddedOptions, options).max_send_duration
 
     @classmethod
-    def half_life(cls, options: Mapping[str, Any]) -> timedelta:
+    def max_check_back_age(cls, options: Mapping[str, Any]) -> timedelta:
         """Say up to which age a half message may be asked about."""
-        return read_options(EmbeddedOptions, options).half_life
+        return read_options(EmbeddedOptions, options).max_check_back_age
 
     @classmethod
     def stored_in(cls, options: Mapping[str, Any]) -> str | None:
@@ -88,22 +87,22 @@ class EmbeddedBroker(Broker):
         found = self.check_options(self.options)
         if not found:
             with translated():
-                found = differences(self._link.connection(), self.topics)
+                found = differences(self._client.connection(), self.topics)
         return found
 
-    def send(self, messages: Sequence[Outgoing]) -> list[Outcome]:
+    def send(self, messages: Sequence[Outgoing]) -> list[SendResult]:
         """Make messages visible at once, those with a time at their time; a repeat of one adds nothing."""
 
-        def act(connection: Connection, good: Sequence[Outgoing]) -> list[Outcome]:
+        def act(connection: Connection, good: Sequence[Outgoing]) -> list[SendResult]:
             return producer.send(connection, self._stored, good, now=self._now())
 
         return self._look_and_store(messages, act, is_half=False)
 
-    def send_halves(self, messages: Sequence[Outgoing]) -> list[Outcome]:
+    def send_halves(self, messages: Sequence[Outgoing]) -> list[SendResult]:
         """Store half messages, all in one statement."""
         check_after = self._settings.check_after
 
-        def act(connection: Connection, good: Sequence[Outgoing]) -> list[Outcome]:
+        def act(connection: Connection, good: Sequence[Outgoing]) -> list[SendResult]:
             return producer.send_halves(connection, self._stored, good, check_after=check_after, now=self._now())
 
         return self._look_and_store(messages, act, is_half=True)
@@ -112,22 +111,22 @@ class EmbeddedBroker(Broker):
         """Draw an id; over a new connection where the last one broke unseen, since nothing is stored by it."""
         with translated():
             try:
-                return halves.new_id(self._link.connection())
+                return halves.new_id(self._client.connection())
             except psycopg.OperationalError:
-                return halves.new_id(self._link.connection())
+                return halves.new_id(self._client.connection())
 
-    def end(self, refs: Sequence[HalfRef], resolution: Resolution) -> list[Outcome]:
+    def end(self, refs: Sequence[HalfRef], resolution: Resolution) -> list[SendResult]:
         """Commit or roll back; the first end wins, and each later one hears of it."""
         if resolution is Resolution.UNKNOWN:
             raise ValueError("A half message ends by COMMIT or ROLLBACK.")
 
-        return attempt(self._link, refs, lambda connection, given: halves.end(connection, given, resolution, now=self._now()))
+        return attempt(self._client, refs, lambda connection, given: halves.end(connection, given, resolution, now=self._now()))
 
     def check_halves(self, ask: Callable[[Half], Resolution], *, limit: int = 100) -> int:
         """Ask about half messages that are due and end them as answered; an exception of `ask` means UNKNOWN."""
         settings = self._settings
         with translated():
-            connection = self._link.connection()
+            connection = self._client.connection()
             checks.park(connection, check_limit=settings.check_limit, now=self._now())
             due = checks.take_due(
                 connection,
@@ -143,7 +142,7 @@ class EmbeddedBroker(Broker):
     def check_half(self, ask: Callable[[Half], Resolution], half_id: str) -> Resolution | None:
         """Ask about one half message now, due, parked or not, and end it as answered. None: it has ended before."""
         with translated():
-            connection = self._link.connection()
+            connection = self._client.connection()
             interval = self._settings.check_interval
             half = checks.take_one(connection, int(half_id), interval=interval, now=self._now())
         return self._ask(ask, half) if half else None
@@ -151,7 +150,7 @@ class EmbeddedBroker(Broker):
     def ask_again(self, half_id: str) -> bool:
         """Have a parked half message asked about again. False: it is not parked."""
         with translated():
-            return checks.ask_again(self._link.connection(), int(half_id), now=self._now())
+            return checks.ask_again(self._client.connection(), int(half_id), now=self._now())
 
     def receive(
         self,
@@ -164,73 +163,73 @@ class EmbeddedBroker(Broker):
     ) -> list[Delivery]:
         """Take messages for a group, waiting up to `wait` for the first."""
         with translated():
-            connection = self._link.connection()
+            connection = self._client.connection()
             reader = self._reader(connection, group, topics, invisible_for)
-            rows = wakeup.take(self._link, reader, limit, wait)
+            rows = wakeup.take(self._client, reader, limit, wait)
         names = {topic.id: topic.name for topic in reader.topics}
         return [delivery(group, names[row.topic_id], row) for row in rows]
 
     def ack(self, deliveries: Sequence[Delivery]) -> list[bool]:
         """Finish deliveries that are still held."""
         with translated():
-            return settlement.ack(self._link.connection(), deliveries, now=self._now())
+            return settlement.ack(self._client.connection(), deliveries, now=self._now())
 
     def retry(self, delivery: Delivery, after: timedelta) -> bool:
         """Let go of a delivery; its message is due again after that time."""
         with translated():
-            return settlement.retry(self._link.connection(), delivery, after, now=self._now())
+            return settlement.retry(self._client.connection(), delivery, after, now=self._now())
 
     def dead_letter(self, delivery: Delivery, reason: str) -> bool:
         """Put the message aside; it stays until it is replayed."""
         with translated():
-            return settlement.dead_letter(self._link.connection(), delivery, reason, now=self._now())
+            return settlement.dead_letter(self._client.connection(), delivery, reason, now=self._now())
 
     def dead_letters(self, group: str, *, limit: int = 100) -> list[DeadLetter]:
         """List what a group gave up, oldest first."""
         with translated():
-            return settlement.dead_letters(self._link.connection(), group, limit)
+            return settlement.dead_letters(self._client.connection(), group, limit)
 
     def replay(self, group: str, letters: Sequence[str]) -> int:
         """Have dead letters delivered to their group again, attempts from 1."""
         with translated():
-            return settlement.replay(self._link.connection(), group, letters, now=self._now())
+            return settlement.replay(self._client.connection(), group, letters, now=self._now())
 
     def discard(self, group: str, letters: Sequence[str]) -> int:
         """Let dead letters go; retention drops their messages in its time."""
         with translated():
-            return settlement.discard(self._link.connection(), group, letters)
+            return settlement.discard(self._client.connection(), group, letters)
 
     def deliver_again(self, group: str, message_ids: Sequence[str]) -> set[str]:
         """Have messages that the group has read delivered to it again, unless it still has them before it."""
         with translated():
-            return settlement.deliver_again(self._link.connection(), group, message_ids, now=self._now())
+            return settlement.deliver_again(self._client.connection(), group, message_ids, now=self._now())
 
     def backlog(self, group: str) -> dict[str, int]:
         """Count, per topic, what waits for a group."""
         with translated():
-            return lookup.backlog(self._link.connection(), group)
+            return lookup.backlog(self._client.connection(), group)
 
-    def find(self, message_id: str) -> list[Found]:
+    def find(self, message_id: str) -> list[StoredCopy]:
         """Look a message up."""
         with translated():
-            return lookup.find(self._link.connection(), message_id, now=self._now())
+            return lookup.find(self._client.connection(), message_id, now=self._now())
 
     def prune(self, *, limit: int = 10_000) -> int:
         """Drop what retention no longer keeps, as `retention.py` says; give how many rows."""
         with translated():
-            connection = self._link.connection()
+            connection = self._client.connection()
             topics = [(self._stored.stored(connection, spec.name), spec.retention) for spec in self.topics.values()]
             return retention.prune(connection, topics, limit=limit, now=self._now())
 
     def forget_group(self, group: str) -> None:
         """Let go of a group that is gone for good: what it has not read no longer holds retention up."""
         with translated():
-            retention.forget_group(self._link.connection(), group)
+            retention.forget_group(self._client.connection(), group)
         self._joined = {joined for joined in self._joined if joined[0] != group}
 
     def close(self) -> None:
         """Close the connection."""
-        self._link.close()
+        self._client.close()
 
     def _now(self) -> datetime | None:
         return self._settings.clock() if self._settings.clock else None
@@ -241,11 +240,11 @@ class EmbeddedBroker(Broker):
             self.end([HalfRef(half.topic, half.half_id, half.message_id)], answer)
         return answer
 
-    def _look_and_store(self, messages: Sequence[Outgoing], act: Act[Outgoing], *, is_half: bool) -> list[Outcome]:
+    def _look_and_store(self, messages: Sequence[Outgoing], act: Act[Outgoing], *, is_half: bool) -> list[SendResult]:
         limit = self.max_body_bytes
         objections = [objection(one, self.topics, is_half=is_half, max_body_bytes=limit) for one in messages]
         good = [one for one, wrong in zip(messages, objections, strict=True) if wrong is None]
-        answers = iter(attempt(self._link, good, act) if good else ())
+        answers = iter(attempt(self._client, good, act) if good else ())
         return [wrong or next(answers) for wrong in objections]
 
     def _reader(

@@ -9,7 +9,7 @@ import psycopg
 from psycopg import errors
 
 from outbox import database
-from outbox.brokers.base import Verdict
+from outbox.brokers.base import SendStatus
 from outbox.brokers.embedded.options import EmbeddedOptions
 from outbox.errors import BrokerUnavailable
 
@@ -29,7 +29,7 @@ WHERE NOT EXISTS (SELECT FROM pg_stat_activity a WHERE a.pid = i.pid) OR i.pid =
 """
 
 
-class Link:
+class Client:
     """One connection in autocommit. Not shared between threads."""
 
     def __init__(self, options: EmbeddedOptions) -> None:
@@ -85,7 +85,7 @@ def translated() -> Iterator[None]:
         raise BrokerUnavailable(f"The embedded broker's database failed; what was under way comes again. {error}") from error
 
 
-def verdict_of(error: psycopg.Error) -> Verdict:
+def status_of(error: psycopg.Error) -> SendStatus:
     """
     Say what a statement's error means for the messages in it.
 
@@ -94,9 +94,9 @@ def verdict_of(error: psycopg.Error) -> Verdict:
     """
     state = error.sqlstate or ""
     if isinstance(error, (errors.UndefinedTable, errors.UndefinedColumn, errors.InsufficientPrivilege)):
-        return Verdict.MISCONFIGURED
+        return SendStatus.MISCONFIGURED
     if isinstance(error, psycopg.DataError) or state.startswith("54"):
-        return Verdict.REFUSED
+        return SendStatus.REFUSED
     if not state or state.startswith(("08", "57P")):
-        return Verdict.UNSURE
-    return Verdict.UNAVAILABLE
+        return SendStatus.UNSURE
+    return SendStatus.UNAVAILABLE

@@ -13,7 +13,7 @@ from typing import Any
 
 import psycopg
 
-from outbox.brokers.base import Ended, HalfRef, Outcome, Verdict
+from outbox.brokers.base import Ended, HalfRef, SendResult, SendStatus
 from outbox.brokers.embedded.clock import NOW
 from outbox.brokers.embedded.log import NOTIFY, SHOW
 from outbox.brokers.embedded.rows import MESSAGE_ARRAYS, MESSAGE_COLUMNS, MessageRow, arrays
@@ -96,7 +96,7 @@ def store(
     return _first(connection.execute(STORE_HALVES, parameters))
 
 
-def end(connection: Connection, halves: Sequence[HalfRef], resolution: Resolution, *, now: datetime | None) -> list[Outcome]:
+def end(connection: Connection, halves: Sequence[HalfRef], resolution: Resolution, *, now: datetime | None) -> list[SendResult]:
     """Commit or roll back; the outcomes say how each half stands now, whoever ended it."""
     ids = [_number(half.half_id) for half in halves]
     statement = COMMIT_HALVES if resolution is Resolution.COMMIT else ROLL_BACK_HALVES
@@ -105,7 +105,7 @@ def end(connection: Connection, halves: Sequence[HalfRef], resolution: Resolutio
     if len(ended) < len(set(ids)):
         ended |= _read_ends(connection, [half for half, number in zip(halves, ids, strict=True) if number not in ended])
     return [
-        Outcome(Verdict.ACCEPTED, half_id=half.half_id, ended=ended.get(half_id, Ended.NOT_FOUND))
+        SendResult(SendStatus.ACCEPTED, half_id=half.half_id, ended=ended.get(half_id, Ended.NOT_FOUND))
         for half, half_id in zip(halves, ids, strict=True)
     ]
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from datetime import datetime
 
-from outbox.brokers.base import Found
+from outbox.brokers.base import StoredCopy
 from outbox.brokers.embedded.clock import NOW
 from outbox.database import Connection
 
@@ -42,7 +42,7 @@ def backlog(connection: Connection, group: str) -> dict[str, int]:
     return dict(connection.execute(BACKLOG, {"group": group}).fetchall())
 
 
-def find(connection: Connection, message_id: str, *, now: datetime | None) -> list[Found]:
+def find(connection: Connection, message_id: str, *, now: datetime | None) -> list[StoredCopy]:
     """Look a message up among halves, delayed and visible messages."""
     rows = connection.execute(FIND, {"message_id": message_id, "now": now})
-    return [Found(message_id, topic, state, half_id, stored_at) for topic, state, half_id, stored_at in rows]
+    return [StoredCopy(message_id, topic, state, half_id, stored_at) for topic, state, half_id, stored_at in rows]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from datetime import datetime
 
 from psycopg.rows import class_row
 
@@ -23,16 +22,19 @@ JOIN outbox_embedded_topic t ON t.id = d.topic_id WHERE d.died_at IS NOT NULL GR
 
 # The visible message, and the half messages that did not become it.
 COPIES = """
-SELECT true, stored_at, half_id::text, 0, NULL::timestamptz FROM outbox_embedded_message WHERE message_id = %(id)s
+SELECT m.message_id, t.name, 'visible', m.half_id::text, m.stored_at, 0, NULL::timestamptz
+FROM outbox_embedded_message m JOIN outbox_embedded_topic t ON t.id = m.topic_id WHERE m.message_id = %(id)s
 UNION ALL
-SELECT false, born_at, id::text, asked, CASE WHEN state = 3 THEN ended_at END FROM outbox_embedded_half
-WHERE id = ANY(%(halves)s::bigint[]) AND message_id = %(id)s
+SELECT h.message_id, t.name, CASE h.state WHEN 2 THEN 'committed' WHEN 3 THEN 'rolled_back' ELSE 'half' END, h.id::text,
+    h.born_at, h.asked, h.ended_at
+FROM outbox_embedded_half h JOIN outbox_embedded_topic t ON t.id = h.topic_id
+WHERE h.id = ANY(%(halves)s::bigint[]) AND h.message_id = %(id)s
 """
 
 
 def read_status(connection: Connection) -> BrokerStatus:
     """Return the parked half messages and the dead letters in a database."""
-    parked = dict(connection.execute(PARKED).fetchall())
+    parked: dict[str, int] = dict(connection.execute(PARKED).fetchall())
     return BrokerStatus(parked, connection.cursor(row_factory=class_row(DeadLetterCount)).execute(DEAD_LETTERS).fetchall())
 
 
@@ -40,8 +42,4 @@ def read_copies(connection: Connection, message_id: str, half_ids: Sequence[str]
     """Return what the tables hold of a message."""
     numbers = [half for half in half_ids if half.isascii() and half.isdecimal() and len(half) < 19]
     rows = connection.execute(COPIES, {"id": message_id, "halves": numbers}).fetchall()
-    return [_copy(*row) for row in rows]
-
-
-def _copy(is_visible: bool, at: datetime, half_id: str | None, asked: int, rolled_back_at: datetime | None) -> StoredCopy:
-    return StoredCopy(at, is_visible, half_id or "", asked, rolled_back_at)
+    return [StoredCopy(*row) for row in rows]

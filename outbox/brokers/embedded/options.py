@@ -28,12 +28,12 @@ class EmbeddedOptions(Options, frozen=True):
     clock: Callable[[], datetime] | None = None  # for tests; else the database's
 
     @property
-    def longest_send(self) -> timedelta:
+    def max_send_duration(self) -> timedelta:
         """A batch of messages with and without a time is two statements; the connection may have to be opened first."""
         return self.connect_timeout + 2 * self.statement_timeout
 
     @property
-    def half_life(self) -> timedelta:
+    def max_check_back_age(self) -> timedelta:
         """From its birth to the moment when a half message that nobody ended is parked."""
         waits = [min(1 << asked, MOST_INTERVALS) for asked in range(self.check_limit)]
         return self.check_after + self.check_interval * sum(waits)

@@ -6,16 +6,16 @@ from collections.abc import Sequence
 from contextlib import nullcontext
 from datetime import datetime, timedelta
 
-from outbox.brokers.base import Outcome, Outgoing, Verdict
+from outbox.brokers.base import Outgoing, SendResult, SendStatus
 from outbox.brokers.embedded import halves, log
 from outbox.brokers.embedded.rows import MessageRow, message_row
 from outbox.brokers.embedded.topics import Topics
 from outbox.database import Connection
 
-ACCEPTED = Outcome(Verdict.ACCEPTED)
+ACCEPTED = SendResult(SendStatus.ACCEPTED)
 
 
-def send(connection: Connection, topics: Topics, messages: Sequence[Outgoing], *, now: datetime | None) -> list[Outcome]:
+def send(connection: Connection, topics: Topics, messages: Sequence[Outgoing], *, now: datetime | None) -> list[SendResult]:
     """Make messages visible, those with a time at their time."""
     rows, outcomes = _rows(connection, topics, messages)
     at_once = [row for row, message in zip(rows, messages, strict=True) if row and message.deliver_at is None]
@@ -37,27 +37,27 @@ def send_halves(
     *,
     check_after: timedelta,
     now: datetime | None,
-) -> list[Outcome]:
+) -> list[SendResult]:
     """Store half messages."""
     rows, outcomes = _rows(connection, topics, messages)
     good = [row for row in rows if row]
     sealed = [message for row, message in zip(rows, messages, strict=True) if row]
     tokens, given_ids = [message.token for message in sealed], [message.half_id for message in sealed]
     ids = iter(halves.store(connection, good, tokens, given_ids, check_after=check_after, now=now) if good else ())
-    return [outcome or Outcome(Verdict.ACCEPTED, half_id=str(next(ids))) for outcome in outcomes]
+    return [outcome or SendResult(SendStatus.ACCEPTED, half_id=str(next(ids))) for outcome in outcomes]
 
 
 def _rows(
     connection: Connection, topics: Topics, messages: Sequence[Outgoing]
-) -> tuple[list[MessageRow | None], list[Outcome | None]]:
+) -> tuple[list[MessageRow | None], list[SendResult | None]]:
     """Lay messages out; where the stored topic has another type than settings say, an outcome instead of a row."""
     rows: list[MessageRow | None] = []
-    outcomes: list[Outcome | None] = []
+    outcomes: list[SendResult | None] = []
     keyless: dict[str, int] = {}
     for message in messages:
         topic = topics.stored(connection, message.topic)
         wrong = topics.difference(topic)
         queue = keyless.setdefault(topic.name, topic.any_queue())
         rows.append(None if wrong else message_row(message, topic, queue))
-        outcomes.append(Outcome(Verdict.MISCONFIGURED, reason=wrong) if wrong else None)
+        outcomes.append(SendResult(SendStatus.MISCONFIGURED, reason=wrong) if wrong else None)
     return rows, outcomes

@@ -11,7 +11,7 @@ import time
 from datetime import timedelta
 
 from outbox.brokers.embedded import receiver
-from outbox.brokers.embedded.client import Link
+from outbox.brokers.embedded.client import Client
 from outbox.brokers.embedded.receiver import Reader
 from outbox.brokers.embedded.rows import ReadRow
 from outbox.database import Connection
@@ -22,7 +22,7 @@ SAY_IDLE = "INSERT INTO outbox_embedded_idle (pid) VALUES (pg_backend_pid()) ON 
 SAY_BUSY = "DELETE FROM outbox_embedded_idle WHERE pid = pg_backend_pid()"
 
 
-def take(link: Link, reader: Reader, limit: int, wait: timedelta) -> list[ReadRow]:
+def take(link: Client, reader: Reader, limit: int, wait: timedelta) -> list[ReadRow]:
     """Take messages as `receiver.take` does; when there are none, wait up to that long for the first."""
     deadline = time.monotonic() + wait.total_seconds()
     connection = link.connection()

@@ -13,18 +13,18 @@ from outbox.brokers.base import (
     DeadLetter,
     Delivery,
     Ended,
-    Found,
     HalfRef,
-    Outcome,
     Outgoing,
     Problem,
+    SendResult,
+    SendStatus,
+    StoredCopy,
     TopicSpec,
-    Verdict,
 )
 from outbox.brokers.memory import receiver
 from outbox.brokers.memory.controls import Controls, question
 from outbox.brokers.memory.ends import end_half
-from outbox.brokers.memory.faults import Fate
+from outbox.brokers.memory.faults import FaultKind
 from outbox.brokers.memory.options import MemoryOptions
 from outbox.brokers.memory.store import Group, HalfRecord, Place, store
 from outbox.brokers.options import problems_with, read_options
@@ -63,12 +63,12 @@ class MemoryBroker(Controls, Broker):
         """Say which options are unknown or have a wrong value."""
         return problems_with(MemoryOptions, options)
 
-    def send(self, messages: Sequence[Outgoing]) -> list[Outcome]:
+    def send(self, messages: Sequence[Outgoing]) -> list[SendResult]:
         """Show messages to all groups."""
         with self._store.changed:
             return [self._hand_over("send", message, self._send_one) for message in messages]
 
-    def send_halves(self, messages: Sequence[Outgoing]) -> list[Outcome]:
+    def send_halves(self, messages: Sequence[Outgoing]) -> list[SendResult]:
         """Keep half messages, hidden."""
         with self._store.changed:
             return [self._hand_over("send_halves", message, self._store_half) for message in messages]
@@ -77,7 +77,7 @@ class MemoryBroker(Controls, Broker):
         """Make a fresh id."""
         return uuid.uuid4().hex
 
-    def end(self, halves: Sequence[HalfRef], resolution: Resolution) -> list[Outcome]:
+    def end(self, halves: Sequence[HalfRef], resolution: Resolution) -> list[SendResult]:
         """End half messages in the way `END` says."""
         if resolution is Resolution.UNKNOWN:
             raise ValueError("A half message ends by COMMIT or ROLLBACK.")
@@ -167,59 +167,59 @@ class MemoryBroker(Controls, Broker):
             known = self._store.groups.get(group, Group())
             return {topic: receiver.count_waiting(self._store, known, topic, self._now()) for topic in known.next_number}
 
-    def find(self, message_id: str) -> list[Found]:
+    def find(self, message_id: str) -> list[StoredCopy]:
         """Look a message up among halves, copies and dead letters."""
         with self._store.changed:
             halves = [half for half in self._store.halves.values() if half.message.message_id == message_id]
             copies = [copy for topic in self._store.copies.values() for copy in topic]
             dead = [copy for group in self._store.groups.values() for _, copy in group.dead.values()]
             found = [
-                Found(message_id, half.message.topic, half.ended or "half", half.id, half.born_at)
+                StoredCopy(message_id, half.message.topic, half.ended or "half", half.id, half.born_at)
                 for half in halves
                 if half.ended is not Ended.COMMITTED
             ]
             for copy in copies:
                 if copy.message.message_id == message_id:
                     state = "dead_letter" if copy in dead else "delayed" if copy.visible_at > self._now() else "visible"
-                    found.append(Found(message_id, copy.message.topic, state, stored_at=copy.stored_at))
+                    found.append(StoredCopy(message_id, copy.message.topic, state, stored_at=copy.stored_at))
             return found
 
-    def _hand_over(self, call: str, message: H, arrive: Callable[[H], Outcome]) -> Outcome:
+    def _hand_over(self, call: str, message: H, arrive: Callable[[H], SendResult]) -> SendResult:
         fault = self._store.faults.take(call, message)
         if fault is None:
             return arrive(message)
-        if fault.fate is Fate.LATE:
+        if fault.fate is FaultKind.LATE:
             self._store.late.append(lambda: arrive(message))
-        if fault.fate in (Fate.STORED, Fate.TWICE):
+        if fault.fate in (FaultKind.STORED, FaultKind.TWICE):
             answer = arrive(message)
-        if fault.fate is Fate.TWICE:
+        if fault.fate is FaultKind.TWICE:
             arrive(message)
         return fault.outcome or answer
 
-    def _objection(self, message: Outgoing, *, is_half: bool) -> Outcome | None:
+    def _objection(self, message: Outgoing, *, is_half: bool) -> SendResult | None:
         return objection(message, self.topics, is_half=is_half, max_body_bytes=self.max_body_bytes)
 
-    def _send_one(self, message: Outgoing) -> Outcome:
+    def _send_one(self, message: Outgoing) -> SendResult:
         if wrong := self._objection(message, is_half=False):
             return wrong
         name = (message.headers.get(Header.SOURCE, ""), message.message_id)
         if not (self._settings.drop_repeats and name in self._store.sent):
             self._store.sent.add(name)
             self._store.show(message, self._now())
-        return Outcome(Verdict.ACCEPTED)
+        return SendResult(SendStatus.ACCEPTED)
 
-    def _store_half(self, message: Outgoing) -> Outcome:
+    def _store_half(self, message: Outgoing) -> SendResult:
         if wrong := self._objection(message, is_half=True):
             return wrong
         now = self._now()
         half = HalfRecord(message.half_id or self.new_half_id(message.message_id), message, now, now + self._settings.check_after)
         self._store.halves[half.id] = half
-        return Outcome(Verdict.ACCEPTED, half_id=half.id)
+        return SendResult(SendStatus.ACCEPTED, half_id=half.id)
 
-    def _end_one(self, ref: HalfRef, resolution: Resolution) -> Outcome:
+    def _end_one(self, ref: HalfRef, resolution: Resolution) -> SendResult:
         half = self._store.halves.get(ref.half_id)
         ended = end_half(self._store, half, resolution, self.end_semantics, self._now())
-        return Outcome(Verdict.ACCEPTED, half_id=ref.half_id, ended=ended)
+        return SendResult(SendStatus.ACCEPTED, half_id=ref.half_id, ended=ended)
 
     def _take_due_halves(self, limit: int) -> list[Half]:
         with self._store.changed:

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from datetime import datetime, timedelta
 
-from outbox.brokers.base import Ended, Outgoing, Verdict
-from outbox.brokers.memory.faults import Fate, Handed, Where
+from outbox.brokers.base import Ended, Outgoing, SendStatus
+from outbox.brokers.memory.faults import FaultKind, Handed, Where
 from outbox.brokers.memory.store import HalfRecord, Place, Store
 from outbox.message import Half
 
@@ -26,7 +26,7 @@ class Controls:
     def fail(
         self,
         call: str,
-        verdict: Verdict | str,
+        verdict: SendStatus | str,
         *,
         times: int | None = 1,
         where: Where = _all,
@@ -47,12 +47,12 @@ class Controls:
         """
         if call not in CALLS:
             raise ValueError(f"{call!r} cannot fail. What can: {', '.join(CALLS)}.")
-        fate = Fate.LATE if late else Fate.STORED if stored else Fate.LOST
-        self._store.faults.plan(call, Verdict(verdict), reason, fate, where, times)
+        fate = FaultKind.LATE if late else FaultKind.STORED if stored else FaultKind.LOST
+        self._store.faults.plan(call, SendStatus(verdict), reason, fate, where, times)
 
     def duplicate(self, call: str, *, times: int | None = 1, where: Where = _all) -> None:
         """Have the transport deliver a request of `send`, `send_halves` or `end` twice."""
-        self._store.faults.plan(call, None, "", Fate.TWICE, where, times)
+        self._store.faults.plan(call, None, "", FaultKind.TWICE, where, times)
 
     def heal(self) -> None:
         """Forget all planned faults."""

@@ -6,13 +6,13 @@ import enum
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from outbox.brokers.base import HalfRef, Outcome, Outgoing, Verdict
+from outbox.brokers.base import HalfRef, Outgoing, SendResult, SendStatus
 
 Handed = Outgoing | HalfRef
 Where = Callable[[Handed], bool]
 
 
-class Fate(enum.StrEnum):
+class FaultKind(enum.StrEnum):
     """What becomes of the request itself, whatever the caller is told."""
 
     LOST = "lost"  # never arrives
@@ -26,8 +26,8 @@ class Fault:
     """One planned fault. `times`: so many messages, None for all until `heal()`."""
 
     call: str
-    outcome: Outcome | None  # None: the caller hears the true outcome
-    fate: Fate
+    outcome: SendResult | None  # None: the caller hears the true outcome
+    fate: FaultKind
     where: Where
     times: int | None
 
@@ -38,9 +38,9 @@ class Faults:
 
     planned: list[Fault] = field(default_factory=list)
 
-    def plan(self, call: str, verdict: Verdict | None, reason: str, fate: Fate, where: Where, times: int | None) -> None:
+    def plan(self, call: str, verdict: SendStatus | None, reason: str, fate: FaultKind, where: Where, times: int | None) -> None:
         """Add a fault behind those already planned."""
-        outcome = None if verdict is None else Outcome(verdict, reason=reason or f"{verdict} on demand")
+        outcome = None if verdict is None else SendResult(verdict, reason=reason or f"{verdict} on demand")
         self.planned.append(Fault(call, outcome, fate, where, times))
 
     def take(self, call: str, message: Handed) -> Fault | None:

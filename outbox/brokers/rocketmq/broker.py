@@ -13,26 +13,26 @@ from outbox.brokers.base import (
     DeadLetter,
     Delivery,
     EndSemantics,
-    Found,
     HalfRef,
-    Outcome,
     Outgoing,
     Problem,
+    SendResult,
+    SendStatus,
+    StoredCopy,
     TopicSpec,
-    Verdict,
 )
 from outbox.brokers.options import read_options
 from outbox.brokers.rocketmq import dead_letters, lookup
 from outbox.brokers.rocketmq.checks import Checks
-from outbox.brokers.rocketmq.client import Link, StatusError
+from outbox.brokers.rocketmq.client import Client, StatusError
 from outbox.brokers.rocketmq.envelope import TYPES, half_id
 from outbox.brokers.rocketmq.expectations import problems_of_brokers
 from outbox.brokers.rocketmq.options import RocketMQOptions, problems
 from outbox.brokers.rocketmq.producer import SEND_SECONDS, Sending
 from outbox.brokers.rocketmq.receiver import Reading
 from outbox.brokers.rocketmq.settlement import Finishing, group_name
+from outbox.brokers.rocketmq.statuses import status_of
 from outbox.brokers.rocketmq.stubs import definition
-from outbox.brokers.rocketmq.verdicts import verdict_of
 from outbox.brokers.validation import known_topic, objection
 from outbox.errors import BrokerUnavailable
 from outbox.message import Half, Resolution, TopicType
@@ -55,10 +55,10 @@ class RocketMQBroker(Broker):
         self._settings = read_options(RocketMQOptions, options)
         self.commit_window = self._settings.commit_window
         self.check_horizon = self._settings.check_horizon
-        self._link = Link(self._settings)
-        self._sending = Sending(self._link)
-        self._finishing = Finishing(self._link, self.topics)
-        self._reading = Reading(self._link, self.topics, self._finishing)
+        self._client = Client(self._settings)
+        self._sending = Sending(self._client)
+        self._finishing = Finishing(self._client, self.topics)
+        self._reading = Reading(self._client, self.topics, self._finishing)
         self._checks: Checks | None = None
 
     @classmethod
@@ -67,12 +67,12 @@ class RocketMQBroker(Broker):
         return problems(options)
 
     @classmethod
-    def longest_send(cls, options: Mapping[str, Any]) -> timedelta:
+    def max_send_duration(cls, options: Mapping[str, Any]) -> timedelta:
         """Say how long a send of one batch may take: the last message that is begun may ask for its route first."""
         return timedelta(seconds=SEND_SECONDS) + 2 * read_options(RocketMQOptions, options).request_timeout
 
     @classmethod
-    def half_life(cls, options: Mapping[str, Any]) -> timedelta:
+    def max_check_back_age(cls, options: Mapping[str, Any]) -> timedelta:
         """Say up to which age a half message may be asked about."""
         return read_options(RocketMQOptions, options).check_horizon
 
@@ -86,11 +86,11 @@ class RocketMQBroker(Broker):
         found = [problem for topic in self.topics.values() if (problem := self._problem_of(topic))]
         return [*found, *problems_of_brokers(self._settings)]
 
-    def send(self, messages: Sequence[Outgoing]) -> list[Outcome]:
+    def send(self, messages: Sequence[Outgoing]) -> list[SendResult]:
         """Send messages, each once; one with a known id is another message to RocketMQ."""
         return self._look_and_send(messages, self._sending.send, is_half=False)
 
-    def send_halves(self, messages: Sequence[Outgoing]) -> list[Outcome]:
+    def send_halves(self, messages: Sequence[Outgoing]) -> list[SendResult]:
         """Store half messages, each once, as many as can still be committed in time."""
         return self._look_and_send(messages, self._sending.send_halves, is_half=True)
 
@@ -98,7 +98,7 @@ class RocketMQBroker(Broker):
         """Make a fresh id; the server takes any text."""
         return half_id(message_id)
 
-    def end(self, halves: Sequence[HalfRef], resolution: Resolution) -> list[Outcome]:
+    def end(self, halves: Sequence[HalfRef], resolution: Resolution) -> list[SendResult]:
         """Commit or roll back half messages that this very broker sent; the others are the check-back's."""
         if resolution is Resolution.UNKNOWN:
             raise ValueError("A half message ends by COMMIT or ROLLBACK.")
@@ -108,7 +108,7 @@ class RocketMQBroker(Broker):
         """Have `ask` called whenever the server asks about a half message, until the broker is closed."""
         topics = sorted(topic.name for topic in self.topics.values() if topic.type is TopicType.TRANSACTION)
         if topics and self._checks is None:
-            self._checks = Checks(self._link, topics, ask)
+            self._checks = Checks(self._client, topics, ask)
 
     def receive(
         self,
@@ -162,7 +162,7 @@ class RocketMQBroker(Broker):
             if name in read[server_group]
         }
 
-    def find(self, message_id: str) -> list[Found]:
+    def find(self, message_id: str) -> list[StoredCopy]:
         """Look a message up. Without BROKER_ADDRESSES nothing can be found, and nothing is: it is sent again then."""
         return lookup.find(self._settings, self.topics, message_id)
 
@@ -173,7 +173,7 @@ class RocketMQBroker(Broker):
             self._checks = None
         if self._reading.is_used:
             self._reading.close()
-        self._link.close()
+        self._client.close()
 
     def _server_groups(self, group: str) -> set[str]:
         return {group_name(group, topic) for topic in self.topics.values()}
@@ -185,10 +185,10 @@ class RocketMQBroker(Broker):
     def _look_and_send(
         self,
         messages: Sequence[Outgoing],
-        act: Callable[[Sequence[Outgoing], Sequence[TopicSpec]], list[Outcome]],
+        act: Callable[[Sequence[Outgoing], Sequence[TopicSpec]], list[SendResult]],
         *,
         is_half: bool,
-    ) -> list[Outcome]:
+    ) -> list[SendResult]:
         limit = self.max_body_bytes
         objections = [objection(one, self.topics, is_half=is_half, max_body_bytes=limit) for one in messages]
         good = [one for one, wrong in zip(messages, objections, strict=True) if wrong is None]
@@ -198,10 +198,10 @@ class RocketMQBroker(Broker):
     def _problem_of(self, topic: TopicSpec) -> Problem | None:
         hint = f"Create it: mqadmin updateTopic -t {topic.name} -a +message.type={topic.type.upper()}"
         try:
-            queues = self._link.run(self._link.routes.of(topic.name))
+            queues = self._client.run(self._client.routes.of(topic.name))
         except (StatusError, grpc.aio.AioRpcError) as error:
-            outcome = verdict_of(error)
-            if outcome.verdict is not Verdict.MISCONFIGURED:
+            outcome = status_of(error)
+            if outcome.status is not SendStatus.MISCONFIGURED:
                 raise BrokerUnavailable(outcome.reason) from error
             return Problem(f"Topic {topic.name!r}: {outcome.reason}", hint)
         if not any(TYPES[topic.type] in queue.proto.accept_message_types for queue in queues):

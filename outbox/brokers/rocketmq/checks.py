@@ -14,7 +14,7 @@ from typing import Any
 
 import grpc
 
-from outbox.brokers.rocketmq.client import Link, StatusError, describe
+from outbox.brokers.rocketmq.client import Client, StatusError, describe
 from outbox.brokers.rocketmq.endpoints import Endpoint
 from outbox.brokers.rocketmq.envelope import BORN_EARLIER_SECONDS, clock_ahead, open_half
 from outbox.brokers.rocketmq.producer import RESOLUTIONS
@@ -32,8 +32,8 @@ Ask = Callable[[Half], Resolution]
 class Checks:
     """Listens for check-backs about topics, on every proxy that the routes name, and answers by `ask`."""
 
-    def __init__(self, link: Link, topics: list[str], ask: Ask) -> None:
-        self._link = link
+    def __init__(self, link: Client, topics: list[str], ask: Ask) -> None:
+        self._client = link
         self._topics = topics
         self._ask = ask
         self._has_named_clocks = False
@@ -47,13 +47,13 @@ class Checks:
         """Listen no more; what is being answered is dropped, and asked again."""
         self._finder.cancel()
         for session in self._sessions.values():
-            self._link.loop().call_soon_threadsafe(session.close)
+            self._client.loop().call_soon_threadsafe(session.close)
         self._threads.shutdown(wait=False, cancel_futures=True)
 
     async def _find_proxies(self) -> None:
         """Keep a session with each proxy, and none with those that no topic needs any more."""
         while True:
-            found = {self._link.home.target: self._link.home}
+            found = {self._client.home.target: self._client.home}
             for topic in self._topics:
                 found |= await self._proxies_of(topic)
             for target, endpoint in found.items():
@@ -66,7 +66,7 @@ class Checks:
 
     async def _proxies_of(self, topic: str) -> dict[str, Endpoint]:
         try:
-            queues = await self._link.routes.of(topic)
+            queues = await self._client.routes.of(topic)
         except (grpc.aio.AioRpcError, StatusError) as error:
             trouble = describe(error)
             if self._troubles.get(topic) != trouble:
@@ -77,10 +77,10 @@ class Checks:
         return {queue.endpoint.target: queue.endpoint for queue in queues}
 
     def _open(self, endpoint: Endpoint) -> Session:
-        settings = settings_of(self._link, endpoint, definition.ClientType.PRODUCER)
-        settings.publishing.topics.extend(self._link.resource(topic) for topic in self._topics)
+        settings = settings_of(self._client, endpoint, definition.ClientType.PRODUCER)
+        settings.publishing.topics.extend(self._client.resource(topic) for topic in self._topics)
         heartbeat = service.HeartbeatRequest(client_type=definition.ClientType.PRODUCER)
-        return Session(self._link, endpoint, settings, heartbeat, self._on_command)
+        return Session(self._client, endpoint, settings, heartbeat, self._on_command)
 
     def _on_command(self, endpoint: Endpoint, command: Any) -> None:
         """Answer a question; not while the same half's last one is being answered: two COMMITs would make two copies."""
@@ -106,7 +106,7 @@ class Checks:
                     resolution=RESOLUTIONS[answer],
                     source=definition.TransactionSource.SOURCE_SERVER_CHECK,
                 )
-                await self._link.call(endpoint, "EndTransaction", request)
+                await self._client.call(endpoint, "EndTransaction", request)
         except Exception:
             logger.exception("A check-back about %s got no answer; it comes again.", question.transaction_id)
 

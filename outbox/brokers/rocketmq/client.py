@@ -62,7 +62,7 @@ def describe(error: BaseException) -> str:
     return str(error) or type(error).__name__
 
 
-class Link:
+class Client:
     """
     Runs coroutines in another thread, and gives them channels, routes and signatures.
 

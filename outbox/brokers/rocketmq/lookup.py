@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from typing import TypeVar
 
-from outbox.brokers.base import Found
+from outbox.brokers.base import StoredCopy
 from outbox.brokers.rocketmq.dead_letters import topics_given_up
 from outbox.brokers.rocketmq.envelope import HALF_MARK
 from outbox.brokers.rocketmq.options import RocketMQOptions, address
@@ -35,16 +35,16 @@ NOT_THERE = {NOTHING_FOUND, NO_SUCH_GROUP, NO_SUCH_TOPIC, 1}  # 1: a topic or gr
 OFFSETS = re.compile(rb'"brokerOffset":(\d+),"consumerOffset":(\d+)')
 
 
-def find(options: RocketMQOptions, topics: Iterable[str], message_id: str) -> list[Found]:
+def find(options: RocketMQOptions, topics: Iterable[str], message_id: str) -> list[StoredCopy]:
     """
     Look a message up by its id, which is one of its keys, in topics, among halves and among delayed messages.
 
     A half message stays in the log whatever became of it; so it is told of only where no message came of it.
     """
-    found: dict[tuple[str, str], Found] = {}
+    found: dict[tuple[str, str], StoredCopy] = {}
     for topic in topics:
         for stored in _query(options, topic, message_id):
-            found[topic, "visible"] = Found(message_id, topic, "visible", _half_id(stored), stored.stored_at)
+            found[topic, "visible"] = StoredCopy(message_id, topic, "visible", _half_id(stored), stored.stored_at)
     if found:
         given_up = set(_of_all(options, lambda broker: list(topics_given_up(broker, message_id))))
         return [replace(one, state="dead_letter") if one.topic in given_up else one for one in found.values()]
@@ -52,7 +52,7 @@ def find(options: RocketMQOptions, topics: Iterable[str], message_id: str) -> li
         for stored in _query(options, system_topic, message_id):
             topic = stored.properties.get("REAL_TOPIC", stored.topic)
             half_id = _half_id(stored)
-            found[topic, half_id] = Found(message_id, topic, state, half_id, stored.stored_at)
+            found[topic, half_id] = StoredCopy(message_id, topic, state, half_id, stored.stored_at)
     return list(found.values())
 
 

@@ -16,13 +16,13 @@ from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
-from outbox.brokers.base import Ended, HalfRef, Outcome, Outgoing, Verdict
-from outbox.brokers.rocketmq.client import Link, StatusError
+from outbox.brokers.base import Ended, HalfRef, Outgoing, SendResult, SendStatus
+from outbox.brokers.rocketmq.client import Client, StatusError
 from outbox.brokers.rocketmq.endpoints import Endpoint
 from outbox.brokers.rocketmq.envelope import half_id, seal
 from outbox.brokers.rocketmq.proxies import Proxies
+from outbox.brokers.rocketmq.statuses import LESS, is_flow_control, status_of
 from outbox.brokers.rocketmq.stubs import Code, definition, service
-from outbox.brokers.rocketmq.verdicts import LESS, is_flow_control, verdict_of
 from outbox.message import Resolution, TopicSpec, TopicType
 
 A = TypeVar("A")
@@ -57,58 +57,60 @@ class Sending:
         now: gives seconds since 1970. Messages are stamped by it, and nothing else depends on it.
     """
 
-    def __init__(self, link: Link, clock: Callable[[], float] = time.monotonic, now: Callable[[], float] = time.time) -> None:
-        self._link = link
+    def __init__(self, link: Client, clock: Callable[[], float] = time.monotonic, now: Callable[[], float] = time.time) -> None:
+        self._client = link
         self._clock = clock
         self._now = now
         self._proxies = Proxies(clock)
         self._window = link.options.commit_window.total_seconds()
         self._sent: dict[str, Sent] = {}
 
-    def send(self, messages: Sequence[Outgoing], topics: Sequence[TopicSpec]) -> list[Outcome]:
+    def send(self, messages: Sequence[Outgoing], topics: Sequence[TopicSpec]) -> list[SendResult]:
         """Send messages, those of one key one after the other."""
         pairs = list(zip(messages, topics, strict=True))
         chains: dict[object, list[int]] = {}
         for place, (message, topic) in enumerate(pairs):
             chains.setdefault((topic.name, message.key) if topic.type is TopicType.FIFO else place, []).append(place)
-        outcomes: list[Outcome | None] = [None] * len(pairs)
+        outcomes: list[SendResult | None] = [None] * len(pairs)
         deadline = self._clock() + SEND_SECONDS
 
-        async def send_one(pair: tuple[Outgoing, TopicSpec]) -> Outcome:
+        async def send_one(pair: tuple[Outgoing, TopicSpec]) -> SendResult:
             if self._clock() >= deadline:
-                return Outcome(Verdict.UNAVAILABLE, reason="Not sent: the messages before it took too long. It goes again.")
+                return SendResult(SendStatus.UNAVAILABLE, reason="Not sent: the messages before it took too long. It goes again.")
             return await self._send(*pair)
 
         async def send_chain(chain: list[int]) -> None:
             for place in chain:
                 outcomes[place] = outcome = await send_one(pairs[place])
-                if outcome.verdict is not Verdict.ACCEPTED:  # what stands behind it must not overtake it
+                if outcome.status is not SendStatus.ACCEPTED:  # what stands behind it must not overtake it
                     for later in chain[chain.index(place) + 1 :]:
-                        outcomes[later] = Outcome(Verdict.UNAVAILABLE, reason="An earlier message of its key was not accepted.")
+                        outcomes[later] = SendResult(
+                            SendStatus.UNAVAILABLE, reason="An earlier message of its key was not accepted."
+                        )
                     return
 
-        self._link.run(self._pipeline(list(chains.values()), send_chain))
+        self._client.run(self._pipeline(list(chains.values()), send_chain))
         return [outcome for outcome in outcomes if outcome is not None]
 
-    def send_halves(self, messages: Sequence[Outgoing], topics: Sequence[TopicSpec]) -> list[Outcome]:
+    def send_halves(self, messages: Sequence[Outgoing], topics: Sequence[TopicSpec]) -> list[SendResult]:
         """Store half messages, as many as half the window has time for."""
         self._forget_old()
         deadline = self._clock() + self._window / 2
 
-        async def send_one(pair: tuple[Outgoing, TopicSpec]) -> Outcome:
+        async def send_one(pair: tuple[Outgoing, TopicSpec]) -> SendResult:
             if self._clock() >= deadline:
-                return Outcome(Verdict.UNAVAILABLE, reason="Not sent: its commit would have come too late. It goes again.")
+                return SendResult(SendStatus.UNAVAILABLE, reason="Not sent: its commit would have come too late. It goes again.")
             return await self._send(*pair, is_half=True)
 
-        return self._link.run(self._pipeline(list(zip(messages, topics, strict=True)), send_one))
+        return self._client.run(self._pipeline(list(zip(messages, topics, strict=True)), send_one))
 
-    def end(self, halves: Sequence[HalfRef], resolution: Resolution) -> list[Outcome]:
+    def end(self, halves: Sequence[HalfRef], resolution: Resolution) -> list[SendResult]:
         """Commit or roll back, each half message once; a commit only inside the window."""
 
-        async def end_one(half: HalfRef) -> Outcome:
+        async def end_one(half: HalfRef) -> SendResult:
             return await self._end(half, resolution)
 
-        return self._link.run(self._pipeline(halves, end_one))
+        return self._client.run(self._pipeline(halves, end_one))
 
     async def _pipeline(self, items: Sequence[Any], act: Callable[[Any], Awaitable[A]]) -> list[A]:
         """Act on all items, so many at once; give the results in order."""
@@ -119,21 +121,21 @@ class Sending:
             for place, item in waiting:
                 results[place] = await act(item)
 
-        await asyncio.gather(*[work() for _ in range(min(self._link.options.in_flight, len(items)))])
+        await asyncio.gather(*[work() for _ in range(min(self._client.options.in_flight, len(items)))])
         return [results[place] for place in range(len(items))]
 
-    async def _send(self, message: Outgoing, topic: TopicSpec, *, is_half: bool = False) -> Outcome:
+    async def _send(self, message: Outgoing, topic: TopicSpec, *, is_half: bool = False) -> SendResult:
         wire_id = (message.half_id or half_id(message.message_id)) if is_half else message.message_id
         try:
             endpoint = await self._endpoint(topic, message)
             if self._proxies.seconds_held(endpoint):
-                return Outcome(Verdict.UNAVAILABLE, reason=LESS)
+                return SendResult(SendStatus.UNAVAILABLE, reason=LESS)
             request = service.SendMessageRequest(messages=[self._seal(message, topic, wire_id)])
         except Exception as error:  # whatever happened, it is an outcome
-            return verdict_of(error)
+            return status_of(error)
         at = self._clock()
         try:
-            answer = await self._link.call(endpoint, "SendMessage", request)
+            answer = await self._client.call(endpoint, "SendMessage", request)
             entry = answer.entries[0]
             if entry.status.code != Code.OK:
                 raise StatusError(entry.status)
@@ -141,58 +143,58 @@ class Sending:
             return self._failed(endpoint, topic, error)
         self._proxies.note_answer(endpoint, self._clock() - at)
         if not is_half:
-            return Outcome(Verdict.ACCEPTED)
+            return SendResult(SendStatus.ACCEPTED)
         self._sent[wire_id] = Sent(endpoint, entry.transaction_id, at)
-        return Outcome(Verdict.ACCEPTED, half_id=wire_id)
+        return SendResult(SendStatus.ACCEPTED, half_id=wire_id)
 
     def _seal(self, message: Outgoing, topic: TopicSpec, wire_id: str) -> Any:
-        options = self._link.options
-        resource = self._link.resource(topic.name)
+        options = self._client.options
+        resource = self._client.resource(topic.name)
         return seal(message, topic.type, wire_id, resource, now=self._now(), compress_above=options.compress_above_bytes)
 
-    def _failed(self, endpoint: Endpoint, topic: TopicSpec, error: Exception) -> Outcome:
+    def _failed(self, endpoint: Endpoint, topic: TopicSpec, error: Exception) -> SendResult:
         """Note what a failure says of its proxy; give the outcome."""
-        outcome = verdict_of(error)
+        outcome = status_of(error)
         if is_flow_control(error):
             if seconds := self._proxies.note_flow_control(endpoint):
                 logger.warning("Proxy %s asks for less, and is sent nothing for %.1f s: %s", endpoint.target, seconds, error)
-        elif outcome.verdict is not Verdict.REFUSED:
-            self._link.routes.doubt(topic.name)
-            if outcome.verdict is not Verdict.MISCONFIGURED:
+        elif outcome.status is not SendStatus.REFUSED:
+            self._client.routes.doubt(topic.name)
+            if outcome.status is not SendStatus.MISCONFIGURED:
                 self._proxies.note_failure(endpoint)
         return outcome
 
     async def _endpoint(self, topic: TopicSpec, message: Outgoing) -> Endpoint:
         """Choose the proxy: the best in turn, but always the same one for a key that keeps order."""
-        queues = await self._link.routes.of(topic.name)
+        queues = await self._client.routes.of(topic.name)
         writable = [queue.endpoint for queue in queues if queue.is_writable] or [queue.endpoint for queue in queues]
         if topic.type is TopicType.FIFO:
             return writable[zlib.crc32(message.key.encode()) % len(writable)]
-        first = self._link.next_turn() % len(writable)
+        first = self._client.next_turn() % len(writable)
         return self._proxies.choose(writable[first:] + writable[:first])
 
-    async def _end(self, half: HalfRef, resolution: Resolution) -> Outcome:
+    async def _end(self, half: HalfRef, resolution: Resolution) -> SendResult:
         sent = self._sent.pop(half.half_id, None)
         if sent is None:
-            return Outcome(Verdict.ACCEPTED, ended=Ended.NOT_FOUND, reason="Not sent by this process, or ended before.")
+            return SendResult(SendStatus.ACCEPTED, ended=Ended.NOT_FOUND, reason="Not sent by this process, or ended before.")
         if resolution is Resolution.COMMIT and self._clock() - sent.at > self._window:
-            return Outcome(Verdict.UNSURE, reason="Too late to be committed beside the checks; the check-back commits it.")
+            return SendResult(SendStatus.UNSURE, reason="Too late to be committed beside the checks; the check-back commits it.")
         request = service.EndTransactionRequest(
-            topic=self._link.resource(half.topic),
+            topic=self._client.resource(half.topic),
             message_id=half.half_id,
             transaction_id=sent.transaction_id,
             resolution=RESOLUTIONS[resolution],
             source=definition.TransactionSource.SOURCE_CLIENT,
         )
         try:
-            await self._link.call(sent.endpoint, "EndTransaction", request)
+            await self._client.call(sent.endpoint, "EndTransaction", request)
         except StatusError as error:
             if error.code == Code.INTERNAL_SERVER_ERROR:  # the proxy has it no more: ended, or the check-back has the word
-                return Outcome(Verdict.ACCEPTED, ended=Ended.NOT_FOUND, reason=f"RocketMQ says {error}.")
-            return Outcome(Verdict.UNSURE, reason=f"RocketMQ says {error}.")
+                return SendResult(SendStatus.ACCEPTED, ended=Ended.NOT_FOUND, reason=f"RocketMQ says {error}.")
+            return SendResult(SendStatus.UNSURE, reason=f"RocketMQ says {error}.")
         except Exception as error:  # the COMMIT may have arrived, and is not repeated
-            return verdict_of(error)
-        return Outcome(Verdict.ACCEPTED, ended=ENDED[resolution])
+            return status_of(error)
+        return SendResult(SendStatus.ACCEPTED, ended=ENDED[resolution])
 
     def _forget_old(self) -> None:
         oldest = self._clock() - PROXY_SECONDS

@@ -19,7 +19,7 @@ from typing import Any
 import grpc
 
 from outbox.brokers.base import Delivery
-from outbox.brokers.rocketmq.client import Link, StatusError, describe
+from outbox.brokers.rocketmq.client import Client, StatusError, describe
 from outbox.brokers.rocketmq.endpoints import Endpoint
 from outbox.brokers.rocketmq.envelope import is_for, open_delivery
 from outbox.brokers.rocketmq.session import Session, settings_of
@@ -51,8 +51,8 @@ class Poll:
 class Reading:
     """Receives over one link."""
 
-    def __init__(self, link: Link, topics: Mapping[str, TopicSpec], finishing: Finishing) -> None:
-        self._link = link
+    def __init__(self, link: Client, topics: Mapping[str, TopicSpec], finishing: Finishing) -> None:
+        self._client = link
         self._finishing = finishing
         self._topics = topics
         self._polls: dict[Subject, Poll] = {}
@@ -64,7 +64,7 @@ class Reading:
         self, group: str, topics: Mapping[str, frozenset[str] | None], *, limit: int, invisible_for: timedelta, wait: timedelta
     ) -> list[Delivery]:
         """Take messages, waiting so long for the first. Raises BrokerUnavailable."""
-        return self._link.run(self._receive(group, topics, limit, invisible_for.total_seconds(), wait.total_seconds()))
+        return self._client.run(self._receive(group, topics, limit, invisible_for.total_seconds(), wait.total_seconds()))
 
     async def _receive(
         self,
@@ -122,7 +122,7 @@ class Reading:
                 else:
                     trouble = trouble or error
         if trouble is not None:
-            self._link.routes.doubt()
+            self._client.routes.doubt()
             raise BrokerUnavailable(f"RocketMQ gives no messages: {describe(trouble)}") from trouble
 
     async def _return_stale(self) -> None:
@@ -135,12 +135,12 @@ class Reading:
 
     async def _poll(self, group: str, subject: Subject, limit: int, hold_seconds: float, wait_seconds: float) -> list[Delivery]:
         server_group, topic, tags, _ = subject
-        queues = await self._link.routes.of(topic)
-        queue = queues[self._link.next_turn() % len(queues)]
+        queues = await self._client.routes.of(topic)
+        queue = queues[self._client.next_turn() % len(queues)]
         endpoint = queue.endpoint
         await self._introduce(endpoint, server_group)
         request = service.ReceiveMessageRequest(
-            group=self._link.resource(server_group),
+            group=self._client.resource(server_group),
             message_queue=queue.proto,
             filter_expression=_expression(tags),
             batch_size=limit,
@@ -150,9 +150,9 @@ class Reading:
         request.long_polling_timeout.FromMilliseconds(max(1, round(wait_seconds * 1000)))
         found: list[Delivery] = []
         others: list[Delivery] = []  # dead letters that were replayed for another group
-        stub = self._link.stub(endpoint)
-        timeout = max(wait_seconds, LEAST_WAIT_SECONDS) + self._link.timeout
-        async for answer in stub.ReceiveMessage(request, metadata=self._link.metadata(server_group), timeout=timeout):
+        stub = self._client.stub(endpoint)
+        timeout = max(wait_seconds, LEAST_WAIT_SECONDS) + self._client.timeout
+        async for answer in stub.ReceiveMessage(request, metadata=self._client.metadata(server_group), timeout=timeout):
             if answer.HasField("message"):
                 (found if is_for(answer.message, group) else others).append(open_delivery(answer.message, group))
             elif answer.HasField("status") and answer.status.code not in (Code.OK, Code.MESSAGE_NOT_FOUND):
@@ -184,16 +184,18 @@ class Reading:
             raise ConnectionError(f"the proxy did not answer in {SESSION_SECONDS} s; is there a consumer group {group!r}?")
 
     def _open_session(self, endpoint: Endpoint, group: str, subscriptions: Subscriptions) -> Session:
-        settings = settings_of(self._link, endpoint, definition.ClientType.SIMPLE_CONSUMER)
-        settings.subscription.group.CopyFrom(self._link.resource(group))
+        settings = settings_of(self._client, endpoint, definition.ClientType.SIMPLE_CONSUMER)
+        settings.subscription.group.CopyFrom(self._client.resource(group))
         for name, expression in subscriptions.items():
             settings.subscription.subscriptions.add(
-                topic=self._link.resource(name),
+                topic=self._client.resource(name),
                 expression=definition.FilterExpression(type=definition.FilterType.TAG, expression=expression),
             )
         settings.subscription.long_polling_timeout.FromMilliseconds(round(LEAST_WAIT_SECONDS * 1000))
-        heartbeat = service.HeartbeatRequest(group=self._link.resource(group), client_type=definition.ClientType.SIMPLE_CONSUMER)
-        return Session(self._link, endpoint, settings, heartbeat, lambda *_: None, role=group)
+        heartbeat = service.HeartbeatRequest(
+            group=self._client.resource(group), client_type=definition.ClientType.SIMPLE_CONSUMER
+        )
+        return Session(self._client, endpoint, settings, heartbeat, lambda *_: None, role=group)
 
     @property
     def is_used(self) -> bool:
@@ -202,7 +204,7 @@ class Reading:
 
     def close(self) -> None:
         """Give back what was received and not taken."""
-        self._link.run(self._give_back())
+        self._client.run(self._give_back())
 
     async def _give_back(self) -> None:
         for poll in self._polls.values():

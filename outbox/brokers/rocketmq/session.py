@@ -14,7 +14,7 @@ from typing import Any
 
 import grpc
 
-from outbox.brokers.rocketmq.client import Link, StatusError, describe
+from outbox.brokers.rocketmq.client import Client, StatusError, describe
 from outbox.brokers.rocketmq.endpoints import Endpoint
 from outbox.brokers.rocketmq.stubs import Code, definition, service
 
@@ -40,9 +40,9 @@ class Session:
     """
 
     def __init__(
-        self, link: Link, endpoint: Endpoint, settings: Any, heartbeat: Any, on_command: OnCommand, role: str = ""
+        self, link: Client, endpoint: Endpoint, settings: Any, heartbeat: Any, on_command: OnCommand, role: str = ""
     ) -> None:
-        self._link = link
+        self._client = link
         self._endpoint = endpoint
         self._settings = settings
         self._heartbeat = heartbeat
@@ -87,7 +87,7 @@ class Session:
 
     async def _once(self) -> None:
         """Announce and listen until one of the two ends."""
-        stream = self._link.stub(self._endpoint).Telemetry(metadata=self._link.metadata(self._role))
+        stream = self._client.stub(self._endpoint).Telemetry(metadata=self._client.metadata(self._role))
         loop = asyncio.get_running_loop()
         both = {loop.create_task(self._listen(stream)), loop.create_task(self._announce(stream))}
         try:
@@ -120,11 +120,11 @@ class Session:
             # A heartbeat of somebody unknown is refused.
             async with asyncio.timeout(ANSWER_SECONDS):
                 await self._is_known.wait()
-            await self._link.call(self._endpoint, "Heartbeat", self._heartbeat, role=self._role)
+            await self._client.call(self._endpoint, "Heartbeat", self._heartbeat, role=self._role)
             await asyncio.sleep(ANNOUNCE_SECONDS)
 
 
-def settings_of(link: Link, endpoint: Endpoint, client_type: int) -> Any:
+def settings_of(link: Client, endpoint: Endpoint, client_type: int) -> Any:
     """Give the part of the settings that all clients announce."""
     settings = definition.Settings(client_type=client_type, access_point=endpoint.proto)
     settings.request_timeout.FromNanoseconds(round(link.timeout * 1e9))

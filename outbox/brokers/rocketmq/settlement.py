@@ -11,7 +11,7 @@ from typing import Any
 import grpc
 
 from outbox.brokers.base import Delivery
-from outbox.brokers.rocketmq.client import Link, StatusError, describe
+from outbox.brokers.rocketmq.client import Client, StatusError, describe
 from outbox.brokers.rocketmq.stubs import Code, service
 from outbox.errors import BrokerUnavailable
 from outbox.message import TopicSpec, TopicType
@@ -29,22 +29,22 @@ def group_name(group: str, topic: TopicSpec) -> str:
 class Finishing:
     """Ends deliveries over one link."""
 
-    def __init__(self, link: Link, topics: Mapping[str, TopicSpec]) -> None:
-        self._link = link
+    def __init__(self, link: Client, topics: Mapping[str, TopicSpec]) -> None:
+        self._client = link
         self._topics = topics
 
     def ack(self, deliveries: Sequence[Delivery]) -> list[bool]:
         """Finish deliveries. Raises BrokerUnavailable."""
-        return self._link.run(self._all([self.finish(delivery) for delivery in deliveries]))
+        return self._client.run(self._all([self.finish(delivery) for delivery in deliveries]))
 
     def retry(self, delivery: Delivery, after: timedelta) -> bool:
         """Have a delivery come again after that time. Raises BrokerUnavailable."""
-        [is_held] = self._link.run(self._all([self.change(delivery, after.total_seconds())]))
+        [is_held] = self._client.run(self._all([self.change(delivery, after.total_seconds())]))
         return is_held
 
     def dead_letter(self, delivery: Delivery) -> bool:
         """Have the server move the message to the group's dead letters. Raises BrokerUnavailable."""
-        [is_held] = self._link.run(self._all([self._forward(delivery)]))
+        [is_held] = self._client.run(self._all([self._forward(delivery)]))
         return is_held
 
     async def _all(self, works: Sequence[Any]) -> list[bool]:
@@ -89,9 +89,9 @@ class Finishing:
 
     async def _said(self, delivery: Delivery, name: str, request: Any) -> Any:
         """Make a call about a delivery. None: its time was over."""
-        queues = await self._link.routes.of(delivery.topic)
+        queues = await self._client.routes.of(delivery.topic)
         try:
-            return await self._link.call(queues[0].endpoint, name, request, role=request.group.name)
+            return await self._client.call(queues[0].endpoint, name, request, role=request.group.name)
         except StatusError as error:
             if error.code == Code.INVALID_RECEIPT_HANDLE or "expired" in error.text:
                 return None
@@ -99,7 +99,7 @@ class Finishing:
 
     def _names(self, delivery: Delivery) -> dict[str, Any]:
         group = group_name(delivery.group, self._topics[delivery.topic])
-        return {"group": self._link.resource(group), "topic": self._link.resource(delivery.topic)}
+        return {"group": self._client.resource(group), "topic": self._client.resource(delivery.topic)}
 
 
 def _renewed(old: str, new: str) -> str:

@@ -17,7 +17,7 @@ from django.db import InterfaceError, OperationalError, connections
 from outbox import conf, database
 from outbox.consuming.gaps import find_gaps
 from outbox.consuming.register import Group, group, groups
-from outbox.consuming.threads import Crew
+from outbox.consuming.threads import ConsumerThreads
 from outbox.database import heartbeats
 from outbox.errors import BrokerUnavailable, ConfigurationError, OutboxError
 from outbox.management.exits import unable
@@ -46,7 +46,7 @@ class Command(BaseCommand):
     def handle(self, **options: Any) -> None:
         try:
             chosen = _choose(options["group"])
-            crew = Crew(chosen, threads=options["threads"])
+            crew = ConsumerThreads(chosen, threads=options["threads"])
         except OutboxError as error:
             raise unable(error) from error
         greet(self, options, f"Consuming {'; '.join(map(_describe, chosen))}.")
@@ -62,7 +62,7 @@ class Command(BaseCommand):
             raise unable(error) from error
         self._report(crew, as_json=options["json"])
 
-    def _report(self, crew: Crew, *, as_json: bool) -> None:
+    def _report(self, crew: ConsumerThreads, *, as_json: bool) -> None:
         summary = {name: asdict(tally) for name, tally in crew.tally().items()}
         if as_json:
             self.stdout.write(json.dumps(summary))
@@ -90,7 +90,7 @@ def _describe(one: Group) -> str:
     return f"group {one.name!r}, topics {', '.join(sorted(one.topics))}"
 
 
-def _keep_house(crew: Crew, chosen: list[Group], caught: list[int]) -> None:
+def _keep_house(crew: ConsumerThreads, chosen: list[Group], caught: list[int]) -> None:
     """While the crew works, say that it lives and look for gaps; stop it when a signal was caught."""
     settle_seconds = conf.settings().consumer.settle.total_seconds()
     beat_at, look_at = 0.0, time.monotonic() + settle_seconds
@@ -120,11 +120,11 @@ def _guarded(step: Any, subject: object) -> None:
         connections.close_all()
 
 
-def _beat(crew: Crew) -> None:
+def _beat(crew: ConsumerThreads) -> None:
     for using, alias, name in crew.posts():
         heartbeats.beat(database.raw(using), "consumer", broker=alias, consumer_group=name)
 
 
-def _leave(crew: Crew) -> None:
+def _leave(crew: ConsumerThreads) -> None:
     for using, alias, name in crew.posts():
         heartbeats.leave(database.raw(using), "consumer", broker=alias, consumer_group=name)

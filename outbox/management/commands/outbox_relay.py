@@ -20,9 +20,9 @@ from outbox.errors import OutboxError
 from outbox.management.exits import unable
 from outbox.management.greeting import greet
 from outbox.relay import hosts
-from outbox.relay.maintenance import UPKEEP_EVERY, keep_up, prune_brokers
+from outbox.relay.maintenance import MAINTENANCE_INTERVAL, maintain, prune_brokers
 from outbox.relay.resident import Resident, ResidentRelay
-from outbox.relay.rounds import Drained
+from outbox.relay.rounds import RelayResult
 
 CHECK_EVERY = 1.0  # seconds
 
@@ -42,7 +42,7 @@ class Command(BaseCommand):
 
     def handle(self, **options: Any) -> None:
         try:
-            posts = hosts.posts(options["database"], options["broker"])
+            posts = hosts.relay_targets(options["database"], options["broker"])
             if not posts:
                 raise unable('No relay is needed: OUTBOX["TOPICS"] is empty, or no database may hold messages.')
             greet(self, options, f"Relaying {'; '.join(map(str, posts))}.")
@@ -51,7 +51,7 @@ class Command(BaseCommand):
             raise unable(error) from error
         self._report(done, as_json=options["json"])
 
-    def _report(self, done: dict[hosts.Post, Drained], *, as_json: bool) -> None:
+    def _report(self, done: dict[hosts.RelayTarget, RelayResult], *, as_json: bool) -> None:
         if as_json:
             self.stdout.write(json.dumps({"relays": [asdict(post) | asdict(drained) for post, drained in done.items()]}))
             return
@@ -61,16 +61,16 @@ class Command(BaseCommand):
             )
 
 
-def _visit(posts: list[hosts.Post]) -> dict[hosts.Post, Drained]:
+def _visit(posts: list[hosts.RelayTarget]) -> dict[hosts.RelayTarget, RelayResult]:
     done = {}
     for post in posts:
-        with hosts.on_duty(post, note="once") as duty:
-            done[post] = duty.run(linger=hosts.NO_LINGER)
-            duty.sign_off()
+        with hosts.open_runner(post, note="once") as duty:
+            done[post] = duty.run(idle_timeout=hosts.NO_IDLE_TIMEOUT)
+            duty.deregister()
     return done
 
 
-def _stay(posts: list[hosts.Post]) -> dict[hosts.Post, Drained]:
+def _stay(posts: list[hosts.RelayTarget]) -> dict[hosts.RelayTarget, RelayResult]:
     """
     Keep relays at their posts, and beside them what they need, until a signal comes.
 
@@ -96,23 +96,25 @@ def _stay(posts: list[hosts.Post]) -> dict[hosts.Post, Drained]:
     return {relay.post: relay.total for relay in relays}
 
 
-def _check_loops(posts: list[hosts.Post]) -> Iterator[Resident]:
+def _check_loops(posts: list[hosts.RelayTarget]) -> Iterator[Resident]:
     for alias in brokers_to_ask_for({post.broker for post in posts}):
         loop = CheckLoop(alias, posts[0].database)
         yield Resident(f"Check loop of broker {alias!r}", loop.turn, pause=CHECK_EVERY)
 
 
-def _checkers(posts: list[hosts.Post]) -> Iterator[Resident]:
+def _checkers(posts: list[hosts.RelayTarget]) -> Iterator[Resident]:
     for alias in brokers_that_ask({post.broker for post in posts}):
         checker = Checker(alias, posts[0].database, in_process(posts[0].database))
         yield Resident(f"Checker of broker {alias!r}", checker.turn, pause=BEAT_EVERY)
 
 
-def _upkeep(posts: list[hosts.Post]) -> Iterator[Resident]:
+def _upkeep(posts: list[hosts.RelayTarget]) -> Iterator[Resident]:
     for alias in sorted({post.database for post in posts}):
-        yield Resident(f"Upkeep of database {alias!r}", partial(_without_more, keep_up, alias), pause=UPKEEP_EVERY)
+        yield Resident(
+            f"MaintenanceResult of database {alias!r}", partial(_without_more, maintain, alias), pause=MAINTENANCE_INTERVAL
+        )
     brokers = {post.broker for post in posts}
-    yield Resident("Upkeep of brokers", partial(_without_more, prune_brokers, brokers), pause=UPKEEP_EVERY)
+    yield Resident("MaintenanceResult of brokers", partial(_without_more, prune_brokers, brokers), pause=MAINTENANCE_INTERVAL)
 
 
 def _without_more(step: Callable[[Any], object], subject: Any) -> bool:

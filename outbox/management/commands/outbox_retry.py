@@ -12,7 +12,7 @@ import psycopg
 from django.core.management.base import BaseCommand
 
 from outbox import database
-from outbox.batches.dead import Settled, settle_all, settle_messages
+from outbox.batches.dead import RetryResult, settle_all, settle_messages
 from outbox.errors import OutboxError
 from outbox.management.exits import unable
 from outbox.relay.hosts import databases, ensure_fit
@@ -57,7 +57,7 @@ def _uuid(text: str) -> UUID:
 _uuid.__name__ = "message id"  # argparse says: invalid message id value
 
 
-def _settle(connection: database.Connection, options: dict[str, Any]) -> Settled:
+def _settle(connection: database.Connection, options: dict[str, Any]) -> RetryResult:
     if options["message_id"]:
         return settle_messages(connection, options["message_id"], skip=options["skip"])
     if options["topic"]:
@@ -71,7 +71,7 @@ def _insist_on_topic(connection: database.Connection, name: str) -> None:
         raise unable(f"There is no topic {name!r} in this database, but {', '.join(known) or 'none'}.")
 
 
-def _as_text(settled: Settled, *, skip: bool) -> str:
+def _as_text(settled: RetryResult, *, skip: bool) -> str:
     if not settled.messages and not settled.refused:
         return "No message is dead."
     count = f"{settled.messages} message{'' if settled.messages == 1 else 's'}"

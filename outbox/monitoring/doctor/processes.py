@@ -12,7 +12,7 @@ from outbox.consuming.register import groups
 from outbox.monitoring.doctor.databases import CONNECT_SECONDS
 from outbox.monitoring.doctor.finding import Finding, Level
 from outbox.monitoring.status import SILENT_AFTER
-from outbox.relay.hosts import posts
+from outbox.relay.hosts import relay_targets
 
 CONSUME = "outbox.tasks.consume"
 
@@ -24,7 +24,7 @@ Heard = set[tuple[str, str, str]]
 def examine() -> Iterator[Finding]:
     """Look at who was heard of in the last half minute."""
     heard: dict[str, Heard] = {alias: found for alias in database.outbox_databases() if (found := _ask(alias)) is not None}
-    for post in posts():
+    for post in relay_targets():
         if post.database in heard:
             yield _relay(f"relay of {post}", ("relay", post.broker, "") in heard[post.database])
     by_beat = {str(argument) for entry in beat_entries(CONSUME) for argument in entry.get("args") or ()}

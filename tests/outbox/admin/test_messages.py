@@ -124,7 +124,7 @@ class TestPage:
             "Recorded",
             "Claimed",
             "Half sent",
-            "Decided",
+            "PreparedBatch",
             "Committed",
             "Check-back: COMMIT",
             "Failed, to be retried",

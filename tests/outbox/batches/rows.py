@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from outbox.batches.batch import Batch, Decided, Fared, Fate, Parting
-from outbox.batches.split import Parter
+from outbox.batches.batch import Batch, BatchSendResult, PreparedBatch, SplitReason, Unaccepted
+from outbox.batches.split import Splitter
 from outbox.message import TopicType
 from outbox.models import Batch as StoredBatch
 from outbox.models import State, Topic
@@ -35,7 +35,7 @@ def make_claimed(**fields: Any) -> Batch:
     return claimed(BatchFactory(**fields))
 
 
-def decided(row: StoredBatch, **changes: Any) -> Decided:
+def decided(row: StoredBatch, **changes: Any) -> PreparedBatch:
     """Give a stored batch as the relay that decided it holds it."""
     batch = claimed(row)
     positions = [position for position in batch.positions if row.open is None or position in row.open]
@@ -48,19 +48,19 @@ def decided(row: StoredBatch, **changes: Any) -> Decided:
         "positions": positions,
         "tries": row.tries,
     }
-    return Decided(**fields | changes)
+    return PreparedBatch(**fields | changes)
 
 
-def fared(batch: Batch, *, accepted: dict[int, str] | None = None, **fates: int | list[int]) -> Fared:
+def fared(batch: Batch, *, accepted: dict[int, str] | None = None, **fates: int | list[int]) -> BatchSendResult:
     """Say how the positions of a batch fared: fared(batch, accepted={1: "half"}, refused=2, unsure=[3, 4])."""
     parted = {}
     for fate, positions in fates.items():
         for position in [positions] if isinstance(positions, int) else positions:
-            parted[position] = Parting(Fate(fate), f"{fate}, says the broker")
-    return Fared(batch, accepted or {}, parted)
+            parted[position] = Unaccepted(SplitReason(fate), f"{fate}, says the broker")
+    return BatchSendResult(batch, accepted or {}, parted)
 
 
-def split(parter: Parter, batch: Batch | Decided, parted: dict[int, Parting], **changes: Any) -> bool:
+def split(parter: Splitter, batch: Batch | PreparedBatch, parted: dict[int, Unaccepted], **changes: Any) -> bool:
     """Split positions off a claimed batch whose rest was sent."""
     return parter.split(batch, parted, **{"state": State.CLAIMED, "next_state": State.SENT} | changes)
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from outbox.batches.batch import Fate, Parting
+from outbox.batches.batch import SplitReason, Unaccepted
 from outbox.models import Batch, DeadMessage, FailedAttempt, MessageRow, State
 from tests.factories import BatchFactory, MessageRowFactory, TopicFactory
 from tests.outbox.batches.rows import children, claimed, fared, make_claimed, split
@@ -15,7 +15,7 @@ class TestBooks:
         split(parter, batch, fared(batch, unsure=[1, 2], held=3).parted)
 
         (note,) = FailedAttempt.objects.all()
-        assert (note.batch_id, note.attempt, note.verdict, note.reason) == (
+        assert (note.batch_id, note.attempt, note.status, note.reason) == (
             batch.id, 5, "unsure", "unsure, says the broker",
         )  # fmt: skip
         assert [str(message_id) for message_id in note.message_ids] == batch.message_ids[:2]
@@ -39,23 +39,23 @@ class TestBooks:
         row = BatchFactory(first_seq=3)
         MessageRow.objects.all().delete()
 
-        parter.in_place(claimed(row), fared(claimed(row), refused=1).parted)
+        parter.return_batch(claimed(row), fared(claimed(row), refused=1).parted)
 
         (dead,) = DeadMessage.objects.all()
         assert (dead.message_id, dead.body, dead.number) == (row.message_ids[0], None, 3)
 
     def test_hold_the_newest_reason_of_a_message_that_died_twice(self, parter):
         row = BatchFactory()
-        parter.in_place(claimed(row), {1: Parting(Fate.REFUSED, "first")})
+        parter.return_batch(claimed(row), {1: Unaccepted(SplitReason.REFUSED, "first")})
         Batch.objects.filter(pk=row.id).update(state=State.CLAIMED)
 
-        parter.in_place(claimed(row), {1: Parting(Fate.REFUSED, "second")})
+        parter.return_batch(claimed(row), {1: Unaccepted(SplitReason.REFUSED, "second")})
 
         assert [dead.reason for dead in DeadMessage.objects.all()] == ["second"]
 
     def test_leave_out_positions_that_were_split_off(self, parter):
         batch = make_claimed(size=2, split=[1])
 
-        parter.in_place(batch, fared(batch, refused=2).parted)
+        parter.return_batch(batch, fared(batch, refused=2).parted)
 
         assert [str(dead.message_id) for dead in DeadMessage.objects.all()] == [batch.message_ids[1]]

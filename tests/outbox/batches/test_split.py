@@ -7,7 +7,7 @@ from datetime import UTC, datetime, timedelta
 import pytest
 
 from outbox import signals
-from outbox.batches.batch import Fate, Parting
+from outbox.batches.batch import SplitReason, Unaccepted
 from outbox.batches.split import Run, runs
 from outbox.models import Batch, DeadMessage, FailedAttempt, State
 from tests.factories import BatchFactory, TopicFactory, stored
@@ -38,15 +38,15 @@ def due_in(row: Batch) -> float:
 
 class TestRuns:
     def test_join_neighbours_that_part_for_the_same_reason(self):
-        unsure, refused = Parting(Fate.UNSURE, "late"), Parting(Fate.REFUSED, "bad")
+        unsure, refused = Unaccepted(SplitReason.UNSURE, "late"), Unaccepted(SplitReason.REFUSED, "bad")
 
-        found = runs({5: unsure, 1: unsure, 2: unsure, 3: refused, 6: Parting(Fate.UNSURE, "other")})
+        found = runs({5: unsure, 1: unsure, 2: unsure, 3: refused, 6: Unaccepted(SplitReason.UNSURE, "other")})
 
         assert found == [
-            Run(1, 2, Fate.UNSURE, "late"),
-            Run(3, 3, Fate.REFUSED, "bad"),
-            Run(5, 5, Fate.UNSURE, "late"),
-            Run(6, 6, Fate.UNSURE, "other"),
+            Run(1, 2, SplitReason.UNSURE, "late"),
+            Run(3, 3, SplitReason.REFUSED, "bad"),
+            Run(5, 5, SplitReason.UNSURE, "late"),
+            Run(6, 6, SplitReason.UNSURE, "other"),
         ]
 
 
@@ -103,7 +103,7 @@ class TestSplit:
     def test_happens_once(self, parter):
         """A repeat finds the position split off."""
         row = BatchFactory(size=3, state=State.PREPARED, half_ids=["a", "b", "c"])
-        parted = {2: Parting(Fate.DISCARDED, "gone")}
+        parted = {2: Unaccepted(SplitReason.DISCARDED, "gone")}
         states = {"state": State.PREPARED, "next_state": State.PREPARED}
 
         assert split(parter, decided(row), parted, **states)
@@ -134,7 +134,7 @@ class TestInPlace:
     def test_releases_a_batch_of_which_nothing_was_accepted(self, parter):
         batch = make_claimed(size=2, tries=1)
 
-        assert parter.in_place(batch, fared(batch, unsure=[1, 2]).parted)
+        assert parter.return_batch(batch, fared(batch, unsure=[1, 2]).parted)
 
         row = stored(batch)
         assert (row.state, row.tries, row.lease_until, row.last_error) == (
@@ -145,7 +145,7 @@ class TestInPlace:
     def test_burns_no_try_in_an_outage(self, parter):
         batch = make_claimed(size=2, tries=1)
 
-        parter.in_place(batch, fared(batch, unavailable=[1, 2]).parted)
+        parter.return_batch(batch, fared(batch, unavailable=[1, 2]).parted)
 
         row = stored(batch)
         assert (row.state, row.tries) == (State.RELEASED, 1)
@@ -154,7 +154,7 @@ class TestInPlace:
     def test_gives_up_what_the_broker_refused(self, parter):
         batch = make_claimed()
 
-        parter.in_place(batch, fared(batch, refused=1).parted)
+        parter.return_batch(batch, fared(batch, refused=1).parted)
 
         assert (stored(batch).state, stored(batch).last_error) == (State.DEAD, "refused, says the broker")
 
@@ -162,7 +162,7 @@ class TestInPlace:
     def test_never_gives_up_for_another_reason(self, parter, fate):
         batch = make_claimed(tries=1_000_000)
 
-        parter.in_place(batch, fared(batch, **{fate: 1}).parted)
+        parter.return_batch(batch, fared(batch, **{fate: 1}).parted)
 
         assert stored(batch).state == State.RELEASED
 
@@ -170,7 +170,7 @@ class TestInPlace:
     def test_does_nothing_to_a_batch_that_was_lost(self, parter, changes):
         row = BatchFactory(**changes)
 
-        assert not parter.in_place(claimed(row, attempt=1), fared(claimed(row), refused=1).parted)
+        assert not parter.return_batch(claimed(row, attempt=1), fared(claimed(row), refused=1).parted)
 
         assert stored(row).state == row.state
         assert not DeadMessage.objects.exists()
@@ -231,14 +231,14 @@ class TestAnnouncements:
     def test_log_what_only_a_person_can_set_right_and_why(self, parter, caplog):
         batch = make_claimed(topic=TopicFactory(name="parts"), tries=1)
 
-        parter.in_place(batch, fared(batch, misconfigured=1).parted)
+        parter.return_batch(batch, fared(batch, misconfigured=1).parted)
 
         assert caplog.messages == [f"Batch {batch.id} of topic parts failed, try 2: misconfigured, says the broker"]
 
     def test_call_a_person_when_only_one_can_help(self, parter, heard):
         batch = make_claimed(topic=TopicFactory(name="parts"))
 
-        parter.in_place(batch, fared(batch, misconfigured=1).parted)
+        parter.return_batch(batch, fared(batch, misconfigured=1).parted)
 
         assert [(name, kwargs["details"]["topic"]) for name, kwargs in heard] == [("alarm", "parts")]
 
@@ -246,6 +246,6 @@ class TestAnnouncements:
     def test_call_a_person_when_a_batch_fails_again_and_again(self, parter, heard, tries, alarms):
         batch = make_claimed(tries=tries)
 
-        parter.in_place(batch, fared(batch, unsure=1).parted)
+        parter.return_batch(batch, fared(batch, unsure=1).parted)
 
         assert len(heard) == alarms

@@ -3,7 +3,7 @@
 import pytest
 
 from outbox.brokers.base import Broker
-from outbox.errors import NotOffered
+from outbox.errors import UnsupportedByBroker
 from outbox.message import COMMIT
 
 Least = type("Least", (Broker,), dict.fromkeys(Broker.__abstractmethods__, lambda *args, **kwargs: []))
@@ -24,7 +24,7 @@ class TestBroker:
     def test_refuses_what_it_does_not_offer(self, call: str, arguments: list[object], flag: str):
         broker = Least("default", {}, [])
 
-        with pytest.raises(NotOffered, match=flag):
+        with pytest.raises(UnsupportedByBroker, match=flag):
             getattr(broker, call)(*arguments)
 
         assert not getattr(broker, flag)

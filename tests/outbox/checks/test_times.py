@@ -9,11 +9,11 @@ SECOND = timedelta(seconds=1)
 
 class SlowBroker(MemoryBroker):
     @classmethod
-    def longest_send(cls, options):
+    def max_send_duration(cls, options):
         return 20 * SECOND
 
     @classmethod
-    def half_life(cls, options):
+    def max_check_back_age(cls, options):
         return 100 * SECOND
 
 

@@ -1,4 +1,4 @@
-"""RedisToken on a real Redis."""
+"""RedisIdempotencyKey on a real Redis."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import redis
 
 from outbox import RetryLater, consumer
 from outbox.consuming.handle import Outcome, handle
-from outbox.consuming.idempotency_key import RedisToken
+from outbox.consuming.idempotency_key import RedisIdempotencyKey
 from outbox.consuming.register import group
 from project.servers.redis import Redis, has_redis
 from tests.outbox.consuming.deliveries import delivery
@@ -40,7 +40,7 @@ def client(server: Redis, request: pytest.FixtureRequest) -> Iterator[redis.Redi
 
 class TestRedisToken:
     def test_lets_the_first_one_act_and_no_other(self, client):
-        once = RedisToken(client)
+        once = RedisIdempotencyKey(client)
         acted = []
 
         for _ in range(3):
@@ -50,11 +50,11 @@ class TestRedisToken:
         assert acted == [True, False, False]
 
     def test_tells_keys_apart(self, client):
-        with RedisToken(client)("cart:1") as first, RedisToken(client)("cart:2") as second:
+        with RedisIdempotencyKey(client)("cart:1") as first, RedisIdempotencyKey(client)("cart:2") as second:
             assert (first, second) == (True, True)
 
     def test_sends_away_who_comes_while_another_acts(self, client):
-        held, asked = RedisToken(client, held=timedelta(seconds=30)), RedisToken(client)
+        held, asked = RedisIdempotencyKey(client, held=timedelta(seconds=30)), RedisIdempotencyKey(client)
 
         with held("cart:1"), pytest.raises(RetryLater, match="held by another") as told, asked("cart:1"):
             pass
@@ -62,7 +62,7 @@ class TestRedisToken:
         assert timedelta(seconds=25) < told.value.after <= timedelta(seconds=30)
 
     def test_is_given_up_when_the_effect_fails(self, client):
-        once = RedisToken(client)
+        once = RedisIdempotencyKey(client)
         with pytest.raises(ConnectionError), once("cart:1"):
             raise ConnectionError("no mail today")
 
@@ -70,7 +70,7 @@ class TestRedisToken:
             assert is_first
 
     def test_is_taken_over_when_its_holder_has_died(self, client):
-        once = RedisToken(client, held=SOON)
+        once = RedisIdempotencyKey(client, held=SOON)
         holder = once("cart:1")
         holder.__enter__()
         wait_until(lambda: not client.exists("outbox:token:cart:1"))
@@ -79,32 +79,32 @@ class TestRedisToken:
             assert is_first
 
     def test_stays_with_who_took_it_over(self, client):
-        late = RedisToken(client, held=SOON)("cart:1")
+        late = RedisIdempotencyKey(client, held=SOON)("cart:1")
         late.__enter__()
         wait_until(lambda: not client.exists("outbox:token:cart:1"))
 
-        with RedisToken(client)("cart:1"):
+        with RedisIdempotencyKey(client)("cart:1"):
             held = client.get("outbox:token:cart:1")
             late.__exit__(None, None, None)
             assert client.get("outbox:token:cart:1") == held
 
     def test_is_not_given_up_by_who_lost_it(self, client):
-        late = RedisToken(client, held=SOON)("cart:1")
+        late = RedisIdempotencyKey(client, held=SOON)("cart:1")
         late.__enter__()
         wait_until(lambda: not client.exists("outbox:token:cart:1"))
 
-        with RedisToken(client)("cart:1"):
+        with RedisIdempotencyKey(client)("cart:1"):
             late.__exit__(ConnectionError, ConnectionError("no mail today"), None)
             assert client.exists("outbox:token:cart:1")
 
     def test_notes_an_effect_that_took_longer_than_the_token_was_held(self, client):
-        with RedisToken(client, held=SOON)("cart:1"):
+        with RedisIdempotencyKey(client, held=SOON)("cart:1"):
             wait_until(lambda: not client.exists("outbox:token:cart:1"))
 
         assert client.get("outbox:token:cart:1") in (b"done", "done")
 
     def test_is_forgotten_after_its_time(self, client):
-        with RedisToken(client, kept=timedelta(hours=1))("cart:1"):
+        with RedisIdempotencyKey(client, kept=timedelta(hours=1))("cart:1"):
             pass
 
         assert 3_500_000 < client.pttl("outbox:token:cart:1") <= 3_600_000
@@ -118,12 +118,12 @@ class TestRedisToken:
 
         monkeypatch.setattr(client, "set", lose_the_answer)
 
-        with RedisToken(client)("cart:1") as is_first:
+        with RedisIdempotencyKey(client)("cart:1") as is_first:
             assert is_first
 
     @pytest.mark.django_db(transaction=True)
     def test_keeps_a_redelivered_message_from_acting_again(self, client):
-        once = RedisToken(client)
+        once = RedisIdempotencyKey(client)
         mails = []
 
         @consumer(Placed, group="cart")
@@ -144,7 +144,7 @@ class TestRedisToken:
     def test_has_the_message_retried_while_redis_is_away(self, client):
         @consumer(Placed, group="cart")
         def confirm(message, context):
-            with RedisToken(redis.Redis(port=1, retry=None))(context.idempotency_key):
+            with RedisIdempotencyKey(redis.Redis(port=1, retry=None))(context.idempotency_key):
                 raise AssertionError("nobody may act")
 
         assert handle(group("cart"), delivery(Placed("A1"))).outcome is Outcome.RETRY

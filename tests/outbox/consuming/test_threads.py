@@ -6,7 +6,7 @@ import pytest
 
 from outbox import conf, consumer
 from outbox.consuming.register import groups
-from outbox.consuming.threads import Crew
+from outbox.consuming.threads import ConsumerThreads
 from outbox.models import Inbox
 from project.shop.models import CartEntry
 from tests.outbox.consuming.deliveries import outgoing
@@ -27,7 +27,7 @@ class TestCrew:
             CartEntry.objects.create(invoice=message.invoice, change=1)
 
         broker.send([outgoing(Placed("A1")), outgoing(Placed("A2"))])
-        crew = Crew(list(groups().values()), threads=2)
+        crew = ConsumerThreads(list(groups().values()), threads=2)
 
         crew.start(until_idle=True)
         crew.join()
@@ -41,7 +41,7 @@ class TestCrew:
         consumer(Placed, group="points")(lambda message, context: None)
         broker.send([outgoing(Placed("A1"))])
         conf.make_broker("second").send([outgoing(Placed("A2"), topic="elsewhere")])
-        crew = Crew(list(groups().values()))
+        crew = ConsumerThreads(list(groups().values()))
 
         crew.start()
         wait_until(lambda: Inbox.objects.count() == 3)
@@ -60,7 +60,7 @@ class TestCrew:
 
         consumer(topic="elsewhere", group="cart")(lambda message, context: None)
         broker.send([outgoing(Placed("A1"))])
-        crew = Crew(list(groups().values()))
+        crew = ConsumerThreads(list(groups().values()))
 
         crew.start()
 

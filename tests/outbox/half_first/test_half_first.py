@@ -13,7 +13,7 @@ from django.test.utils import CaptureQueriesContext
 
 import outbox
 from outbox import Message, half_first
-from outbox.brokers.base import Ended, EndSemantics, Verdict
+from outbox.brokers.base import Ended, EndSemantics, SendStatus
 from outbox.errors import BrokenTransaction, ConfigurationError, HalfNotStored, NotOutermost
 from outbox.message import COMMIT, ROLLBACK, Half, Header
 from outbox.models import Batch, MessageRow, State
@@ -198,7 +198,7 @@ class TestWorkThatFails:
 
 
 class TestAHalfMessageThatIsNotSurelyStored:
-    @pytest.mark.parametrize("verdict", [verdict for verdict in Verdict if verdict is not Verdict.ACCEPTED])
+    @pytest.mark.parametrize("verdict", [verdict for verdict in SendStatus if verdict is not SendStatus.ACCEPTED])
     @pytest.mark.parametrize("is_stored", [True, False])
     def test_keeps_the_work_from_beginning(self, memory, verdict, is_stored):
         memory.fail("send_halves", verdict, stored=is_stored, reason="the disk is slow")
@@ -210,7 +210,7 @@ class TestAHalfMessageThatIsNotSurelyStored:
         assert memory.visible("orders") == []
 
     def test_is_rolled_back_by_the_check_back(self, memory):
-        memory.fail("send_halves", Verdict.UNSURE, stored=True)
+        memory.fail("send_halves", SendStatus.UNSURE, stored=True)
         with pytest.raises(HalfNotStored):
             make_group()
         [half] = memory.halves()
@@ -290,7 +290,7 @@ class TestADatabaseCommitOfUnknownEnd:
 
 class TestTheBrokersCommit:
     def test_is_left_open_where_it_had_no_answer(self, memory, caplog):
-        memory.fail("end", Verdict.UNSURE)
+        memory.fail("end", SendStatus.UNSURE)
 
         make_group()
 
@@ -306,7 +306,7 @@ class TestTheBrokersCommit:
         assert make_group().pk
 
         assert Batch.objects.get().state == State.PREPARED
-        assert "Error calling Story.commit" in caplog.text
+        assert "Error calling HalfFirstMessage.commit" in caplog.text
 
     @pytest.mark.parametrize(
         ("end", "seconds", "ended"),

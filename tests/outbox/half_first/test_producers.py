@@ -8,7 +8,7 @@ import pytest
 
 from outbox.brokers.embedded import EmbeddedBroker
 from outbox.half_first import producers as brokers
-from outbox.half_first.producers import borrow, close_idle
+from outbox.half_first.producers import acquire, close_idle
 
 
 @pytest.fixture
@@ -27,28 +27,28 @@ def closed(monkeypatch) -> list[EmbeddedBroker]:
 
 class TestBorrow:
     def test_lends_a_broker_again_when_it_is_given_back(self):
-        with borrow("default", "default") as first:
+        with acquire("default", "default") as first:
             pass
-        with borrow("default", "default") as second:
+        with acquire("default", "default") as second:
             pass
 
         assert second is first
 
     def test_lends_a_broker_to_one_at_a_time(self):
-        with borrow("default", "default") as first, borrow("default", "default") as second:
+        with acquire("default", "default") as first, acquire("default", "default") as second:
             assert second is not first
 
     def test_takes_a_broker_back_after_an_exception(self):
-        with pytest.raises(LookupError), borrow("default", "default") as first:
+        with pytest.raises(LookupError), acquire("default", "default") as first:
             raise LookupError
-        with borrow("default", "default") as second:
+        with acquire("default", "default") as second:
             assert second is first
 
     def test_makes_another_one_in_a_child(self, monkeypatch):
-        with borrow("default", "default") as mine:
+        with acquire("default", "default") as mine:
             pass
         monkeypatch.setattr(os, "getpid", lambda: 4711)
-        with borrow("default", "default") as childs:
+        with acquire("default", "default") as childs:
             pass
         close_idle()
         monkeypatch.undo()
@@ -56,11 +56,11 @@ class TestBorrow:
         assert childs is not mine
 
     def test_makes_another_one_under_other_settings(self, settings, closed):
-        with borrow("default", "default") as first, borrow("default", "default") as late:
-            with borrow("default", "default") as idle:
+        with acquire("default", "default") as first, acquire("default", "default") as late:
+            with acquire("default", "default") as idle:
                 pass
             settings.OUTBOX = {**settings.OUTBOX}
-            with borrow("default", "default") as second:
+            with acquire("default", "default") as second:
                 pass
 
         assert second not in (first, late, idle)
@@ -70,7 +70,7 @@ class TestBorrow:
         heard = []
         monkeypatch.setattr(brokers, "listen_in_this_process", lambda alias, ask: heard.append(alias))
 
-        with borrow("default", "default"):
+        with acquire("default", "default"):
             pass
 
         assert heard == ["default"]
@@ -78,11 +78,11 @@ class TestBorrow:
 
 class TestCloseIdle:
     def test_closes_what_nobody_uses(self, closed):
-        with borrow("default", "default") as used:
-            with borrow("default", "default") as idle:
+        with acquire("default", "default") as used:
+            with acquire("default", "default") as idle:
                 pass
             close_idle()
 
             assert closed == [idle]
-        with borrow("default", "default") as again:
+        with acquire("default", "default") as again:
             assert again is used

@@ -14,7 +14,7 @@ from outbox import database
 from outbox.errors import BrokerUnavailable
 from outbox.failpoints import VARIABLE, FailpointReached
 from outbox.models import Process
-from outbox.pipeline import recorder
+from outbox.pipeline import recorder as recorder_module
 from outbox.pipeline.models import RecordedMessage, RecordedTopic
 from outbox.pipeline.recorder import Recorder
 from tests.outbox.consuming.deliveries import SOURCE, numbered, outgoing
@@ -30,8 +30,8 @@ AT_ONCE = timedelta()
 def _soon(monkeypatch, settings) -> None:
     """What a killed recorder held comes back at once where the broker's time moves; so it is soon sure."""
     settings.OUTBOX = {**settings.OUTBOX, "CONSUMER": {"INVISIBLE": timedelta(seconds=0.2)}}
-    monkeypatch.setattr(recorder, "RETURNED_WITHIN", timedelta())
-    monkeypatch.setattr(recorder, "LOOK_SECONDS", 0.0)
+    monkeypatch.setattr(recorder_module, "RETURNED_WITHIN", timedelta())
+    monkeypatch.setattr(recorder_module, "LOOK_SECONDS", 0.0)
 
 
 @pytest.fixture
@@ -88,7 +88,7 @@ class TestRecorder:
     def test_knows_a_copy_in_order_by_its_place_though_one_that_was_killed_took_its_first_delivery(
         self, broker, recorder, clock, monkeypatch
     ):
-        monkeypatch.setattr(recorder, "AT_ONCE", 1)
+        monkeypatch.setattr(recorder_module, "AT_ONCE", 1)
         broker.duplicate("send")
         broker.send([outgoing(Placed("1"), topic="ordered", key="1")])
         recorder.turn(AT_ONCE)
@@ -142,7 +142,7 @@ class TestHowFarItHasCome:
         assert is_read(began, "plain")
 
     def test_is_not_said_while_something_may_be_held_by_one_that_was_killed(self, broker, recorder, monkeypatch):
-        monkeypatch.setattr(recorder, "RETURNED_WITHIN", timedelta(hours=1))
+        monkeypatch.setattr(recorder_module, "RETURNED_WITHIN", timedelta(hours=1))
         broker.send([outgoing(Placed("1"))])
 
         for _ in range(3):
@@ -152,7 +152,7 @@ class TestHowFarItHasCome:
         assert RecordedTopic.objects.get(topic="orders").read_until is None
 
     def test_is_not_said_while_messages_wait(self, broker, recorder, monkeypatch):
-        monkeypatch.setattr(recorder, "AT_ONCE", 1)
+        monkeypatch.setattr(recorder_module, "AT_ONCE", 1)
         recorder.turn(AT_ONCE)
         time.sleep(0.3)  # from now on it would be sure
         broker.send([outgoing(Placed(str(n))) for n in range(6)])
@@ -239,13 +239,13 @@ class TestABrokerOutOfReach:
         with pytest.raises(BrokerUnavailable):
             recorder.turn(AT_ONCE)
         monkeypatch.undo()
-        monkeypatch.setattr(recorder, "RETURNED_WITHIN", timedelta(hours=1))
+        monkeypatch.setattr(recorder_module, "RETURNED_WITHIN", timedelta(hours=1))
 
         recorder.turn(AT_ONCE)
 
         assert not is_read(began)
         with database.connect("default") as connection:
-            assert connection.execute(recorder.TAKE_TURN, [recorder.LOCKS, "default recorder"]).fetchone() == (False,)
+            assert connection.execute(recorder_module.TAKE_TURN, [recorder_module.LOCKS, "default recorder"]).fetchone() == (False,)
 
 
 def _unavailable(*_: object, **__: object) -> None:

@@ -10,7 +10,7 @@ from django.db import transaction
 from outbox import publish, publish_many
 from outbox.message import Message
 from outbox.publishing import wakeup
-from outbox.publishing.wakeup import Nudge, Sender, nudge_after_commit
+from outbox.publishing.wakeup import Nudge, Sender, wake_after_commit
 from tests.waiting import wait_until
 
 OUTBOX = {
@@ -118,9 +118,9 @@ class TestTheNudgeOfATransaction:
     @pytest.mark.django_db
     def test_is_registered_once(self, django_capture_on_commit_callbacks):
         with django_capture_on_commit_callbacks() as callbacks:
-            nudge_after_commit("default", "a")
-            nudge_after_commit("default", "b")
-            nudge_after_commit("default", "a")
+            wake_after_commit("default", "a")
+            wake_after_commit("default", "b")
+            wake_after_commit("default", "a")
 
         assert len(callbacks) == 2
 

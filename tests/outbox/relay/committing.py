@@ -5,7 +5,7 @@ from __future__ import annotations
 from datetime import timedelta
 
 from outbox import database
-from outbox.batches.batch import Fared
+from outbox.batches.batch import BatchSendResult
 from outbox.brokers.base import Ended
 from outbox.brokers.memory import MemoryBroker
 from outbox.models import Batch
@@ -14,7 +14,7 @@ from outbox.relay.breaker import Breaker
 from outbox.relay.send import Sender
 
 
-def send_halves(broker: MemoryBroker, *batches) -> list[Fared]:
+def send_halves(broker: MemoryBroker, *batches) -> list[BatchSendResult]:
     breaker = Breaker(3, Backoff(timedelta(0), timedelta(0)))
     sender = Sender(database.raw("default"), broker, breaker, "urn:uuid:1", 10**6, lambda: False)
     return sender.send(batches, is_half=True, shed_at=float("inf"))

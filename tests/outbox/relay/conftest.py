@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from outbox import conf, database
-from outbox.batches.split import Parter
+from outbox.batches.split import Splitter
 from outbox.brokers.base import EndSemantics
 from outbox.brokers.memory import MemoryBroker
 from outbox.message import TopicSpec, TopicType
@@ -102,16 +102,16 @@ def relay(db: None, make_relay: Callable[..., Relay]) -> Relay:
 
 
 @pytest.fixture
-def parter(db) -> Parter:
+def parter(db) -> Splitter:
     retry = Backoff(timedelta(seconds=100), timedelta(seconds=1000), lambda: 1.0)
-    return Parter(database.raw("default"), retry, misconfigured=timedelta(hours=1))
+    return Splitter(database.raw("default"), retry, misconfigured=timedelta(hours=1))
 
 
 @pytest.fixture
 def make_committer() -> Callable[..., Committer]:
     def make(broker: MemoryBroker, connection: database.Connection | None = None) -> Committer:
         connection = connection or database.raw("default")
-        parter = Parter(connection, Backoff(timedelta(0), timedelta(0)), timedelta(0))
+        parter = Splitter(connection, Backoff(timedelta(0), timedelta(0)), timedelta(0))
         return Committer(connection, broker, parter)
 
     return make

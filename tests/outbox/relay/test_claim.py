@@ -11,7 +11,7 @@ from django.db import connection as django_connection
 
 from outbox.models import Batch, Lane, State, Ticket
 from outbox.relay import claim as claim_module
-from outbox.relay.claim import CLAIM, Floors
+from outbox.relay.claim import CLAIM, ScanPositions
 from tests.factories import MessageRowFactory, TicketFactory, TopicFactory, stored
 from tests.outbox.relay.claiming import LEASE, claims
 
@@ -178,7 +178,7 @@ class TestTwoRelays:
 @pytest.mark.django_db
 class TestFloors:
     def test_start_a_claim_at_the_last_position_seen(self, clock):
-        mine = claims(floors=Floors(clock))
+        mine = claims(floors=ScanPositions(clock))
         late, *tickets = TicketFactory.create_batch(3, topic=TopicFactory())
         Ticket.objects.filter(pos=late.pos).delete()
         mine.claim()
@@ -190,7 +190,7 @@ class TestFloors:
         assert mine.floors.positions == {tickets[-1].topic_id: tickets[-1].pos}
 
     def test_find_a_ticket_that_was_committed_late_within_a_second(self, clock):
-        mine = claims(floors=Floors(clock))
+        mine = claims(floors=ScanPositions(clock))
         late, *_ = TicketFactory.create_batch(3, topic=TopicFactory())
         Ticket.objects.filter(pos=late.pos).delete()
         mine.claim()
@@ -202,7 +202,7 @@ class TestFloors:
         assert [batch.message_ids for batch in mine.claim()] == [ids([late])]
 
     def test_look_from_zero_once_a_second_at_least(self, clock):
-        floors = Floors(clock)
+        floors = ScanPositions(clock)
         began = clock.now
 
         clock.now += 60  # it took a minute
@@ -213,7 +213,7 @@ class TestFloors:
         assert floors.is_due()
 
     def test_spend_a_twentieth_of_the_time_on_it_at_most(self, clock):
-        floors = Floors(clock)
+        floors = ScanPositions(clock)
         began = clock.now
 
         clock.now += 0.01

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from outbox.brokers.base import Ended, EndSemantics, HalfRef, Outcome, Verdict
+from outbox.brokers.base import Ended, EndSemantics, HalfRef, SendResult, SendStatus
 from outbox.message import Resolution
 from outbox.models import Batch, State
 from tests.factories import stored
@@ -29,7 +29,7 @@ class TestCommitAndConclude:
         assert stored(batch).state == State.SENT
         assert stored(batch).sent_at is not None
 
-    @pytest.mark.parametrize("verdict", [Verdict.UNAVAILABLE, Verdict.UNSURE])
+    @pytest.mark.parametrize("verdict", [SendStatus.UNAVAILABLE, SendStatus.UNSURE])
     def test_leaves_commits_open_that_have_no_answer(self, committer, broker, make_topic, verdict):
         batch = self.decide(committer, broker, make_topic, size=3)
         broker.fail("end", verdict, where=lambda half: half.message_id == batch.message_ids[1])
@@ -51,7 +51,7 @@ class TestCommitAndConclude:
 
     def test_leaves_all_open_when_the_outcomes_do_not_fit(self, committer, broker, make_topic, monkeypatch):
         batch = self.decide(committer, broker, make_topic)
-        monkeypatch.setattr(broker, "end", lambda *args: [Outcome(Verdict.ACCEPTED, ended=Ended.COMMITTED)])
+        monkeypatch.setattr(broker, "end", lambda *args: [SendResult(SendStatus.ACCEPTED, ended=Ended.COMMITTED)])
 
         committer.conclude(committer.commit([batch]))
 
@@ -61,7 +61,7 @@ class TestCommitAndConclude:
     def test_leaves_a_batch_alone_that_was_returned_meanwhile(self, committer, broker, make_topic, write):
         batch = self.decide(committer, broker, make_topic, size=1)
         if write == "open":
-            broker.fail("end", Verdict.UNSURE)
+            broker.fail("end", SendStatus.UNSURE)
         take_over(batch, state=State.CLAIMED, half_ids=None)
 
         assert committer.conclude(committer.commit([batch])) == set()
@@ -72,7 +72,7 @@ class TestCommitAndConclude:
     @pytest.mark.parametrize("changes", [{"attempt": 2}, {"state": State.SENT}])
     def test_opens_by_attempt_and_state(self, committer, broker, make_topic, changes):
         batch = self.decide(committer, broker, make_topic)
-        broker.fail("end", Verdict.UNSURE, times=2)
+        broker.fail("end", SendStatus.UNSURE, times=2)
         Batch.objects.filter(pk=batch.id).update(**changes)
 
         committer.conclude(committer.commit([batch]))
@@ -122,7 +122,7 @@ class TestRuleR:
 
     def test_keeps_the_rest_open_that_has_no_answer(self, committer, broker, make_topic):
         batch = self.discarded(committer, broker, make_topic, 3, lambda position: position == 2)
-        broker.fail("end", Verdict.UNSURE, where=lambda half: half.message_id == batch.message_ids[2])
+        broker.fail("end", SendStatus.UNSURE, where=lambda half: half.message_id == batch.message_ids[2])
 
         committer.conclude(committer.commit([batch]))
 
@@ -131,7 +131,7 @@ class TestRuleR:
 
     def test_is_applied_once_by_two_sweepers(self, committer, broker, make_topic):
         batch = self.discarded(committer, broker, make_topic, 2, lambda position: position == 1)
-        broker.fail("end", Verdict.UNSURE, times=2, where=lambda half: half.message_id == batch.message_ids[1])
+        broker.fail("end", SendStatus.UNSURE, times=2, where=lambda half: half.message_id == batch.message_ids[1])
         first, second = committer.commit([batch]), committer.commit([batch])
 
         committer.conclude(first)
@@ -144,7 +144,7 @@ class TestRuleR:
         broker = make_broker(end)
         committer = make_committer(broker)
         batch = self.discarded(committer, broker, make_topic, 1)
-        broker.end = lambda halves, resolution: [Outcome(Verdict.ACCEPTED, ended=Ended.ROLLED_BACK)]
+        broker.end = lambda halves, resolution: [SendResult(SendStatus.ACCEPTED, ended=Ended.ROLLED_BACK)]
 
         committer.conclude(committer.commit([batch]))
 

@@ -8,8 +8,8 @@ import psycopg
 import pytest
 
 from outbox import database, signals
-from outbox.batches.batch import Fared
-from outbox.brokers.base import Ended, Verdict
+from outbox.batches.batch import BatchSendResult
+from outbox.brokers.base import Ended, SendStatus
 from outbox.models import Batch, State
 from tests.factories import stored
 from tests.outbox.batches.rows import fared, make_claimed
@@ -22,7 +22,7 @@ class TestDecide:
     def test_writes_the_half_ids_and_ends_the_lease(self, committer):
         batch = make_claimed(size=2)
 
-        decision = committer.decide(Fared(batch, {1: "h1", 2: "h2"}))
+        decision = committer.decide(BatchSendResult(batch, {1: "h1", 2: "h2"}))
 
         row = stored(batch)
         assert (row.state, row.half_ids, row.lease_until, row.open) == (State.PREPARED, ["h1", "h2"], None, None)
@@ -107,7 +107,7 @@ class TestDecide:
         """Two half messages under one token: the transport repeated the send."""
         batch = make_claimed(topic=make_topic("transaction"))
         (mine,) = send_halves(broker, batch)
-        committer.decide(Fared(batch, {1: "the other half"}))
+        committer.decide(BatchSendResult(batch, {1: "the other half"}))
 
         assert committer.decide(mine) is None
 
@@ -136,7 +136,7 @@ class TestDecide:
 
     def test_fences_by_the_attempt_when_some_positions_part(self, committer, broker, make_topic):
         batch = make_claimed(topic=make_topic("transaction"), size=2)
-        broker.fail("send_halves", Verdict.UNSURE)
+        broker.fail("send_halves", SendStatus.UNSURE)
         (mine,) = send_halves(broker, batch)
         take_over(batch)
 

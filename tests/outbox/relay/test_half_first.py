@@ -7,7 +7,7 @@ from datetime import UTC, datetime, timedelta
 
 import pytest
 
-from outbox.brokers.base import Ended, EndSemantics, HalfRef, Outgoing, Verdict
+from outbox.brokers.base import Ended, EndSemantics, HalfRef, Outgoing, SendStatus
 from outbox.brokers.memory import MemoryBroker
 from outbox.message import COMMIT, ROLLBACK, Header, Token
 from outbox.models import Batch, DeadMessage, MessageState, State
@@ -124,7 +124,7 @@ class TestAMessageThatIsSentAgain:
         batch = leave()
         broker.discard_halves()
         relay.sweep()
-        broker.fail("send_halves", Verdict.REFUSED, reason="too odd")
+        broker.fail("send_halves", SendStatus.REFUSED, reason="too odd")
 
         relay.drain()
 

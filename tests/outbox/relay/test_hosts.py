@@ -4,19 +4,19 @@ from datetime import timedelta
 import pytest
 
 from outbox import database, publish_raw, transaction
-from outbox.brokers.base import Outcome, Verdict
+from outbox.brokers.base import SendResult, SendStatus
 from outbox.brokers.embedded import EmbeddedBroker
 from outbox.errors import ConfigurationError, LaneNotHeld, NotMigrated
 from outbox.models import Batch, MessageState, Process, State, Topic
 from outbox.relay import hosts
 from outbox.relay.breaker import BreakerState
-from outbox.relay.hosts import NO_LINGER, Post
+from outbox.relay.hosts import NO_IDLE_TIMEOUT, RelayTarget
 from outbox.relay.lane import take_lane
 from outbox.relay.wakeup import Waker
 from tests.factories import BatchFactory, DelayedFactory
 from tests.waiting import wait_until
 
-POST = Post("default", "default")
+POST = RelayTarget("default", "default")
 LONG = timedelta(seconds=30)
 
 
@@ -30,13 +30,13 @@ class TestPosts:
         }
 
     def test_join_each_database_with_each_broker_that_has_topics(self):
-        assert hosts.posts() == [
-            *(Post("default", "default"), Post("default", "second")),
-            *(Post("other", "default"), Post("other", "second")),
+        assert hosts.relay_targets() == [
+            *(RelayTarget("default", "default"), RelayTarget("default", "second")),
+            *(RelayTarget("other", "default"), RelayTarget("other", "second")),
         ]
 
     def test_can_be_chosen(self):
-        assert hosts.posts(["other"], ["second"]) == [Post("other", "second")]
+        assert hosts.relay_targets(["other"], ["second"]) == [RelayTarget("other", "second")]
 
     def test_leave_databases_to_the_routers(self, settings):
         settings.DATABASE_ROUTERS = ["tests.outbox.relay.test_hosts.OnlyOther"]
@@ -46,7 +46,7 @@ class TestPosts:
     @pytest.mark.parametrize(("databases", "brokers"), [(["nix"], None), (None, ["nix"])])
     def test_refuse_what_is_not_in_settings(self, databases, brokers):
         with pytest.raises(ConfigurationError, match=r"There is no .* 'nix' in settings"):
-            hosts.posts(databases, brokers)
+            hosts.relay_targets(databases, brokers)
 
 
 class OnlyOther:
@@ -81,7 +81,7 @@ class TestOnDuty:
     def test_holds_the_lowest_free_lane_until_it_leaves(self, connect):
         first = take_lane(connect(), lanes=16)
 
-        with hosts.on_duty(POST, note="test") as duty:
+        with hosts.open_runner(POST, note="test") as duty:
             assert (first.number, duty.relay.lane.number) == (1, 2)
 
         assert take_lane(connect(), lanes=16).number == 2
@@ -90,12 +90,12 @@ class TestOnDuty:
         settings.OUTBOX = {**settings.OUTBOX, "RELAY": {"LANES": 1}}
         take_lane(connect(), lanes=1)
 
-        with pytest.raises(LaneNotHeld), hosts.on_duty(POST, note="test"):
+        with pytest.raises(LaneNotHeld), hosts.open_runner(POST, note="test"):
             pass
 
     def test_closes_broker_and_connections(self, own):
-        with hosts.on_duty(POST, note="test") as duty:
-            duty.run(linger=timedelta(milliseconds=1))
+        with hosts.open_runner(POST, note="test") as duty:
+            duty.run(idle_timeout=timedelta(milliseconds=1))
 
         open_ones = "SELECT count(*) FROM pg_stat_activity WHERE application_name LIKE 'outbox %' AND datname=current_database()"
         wait_until(lambda: own.execute(open_ones).fetchone() == (0,))
@@ -104,7 +104,7 @@ class TestOnDuty:
         closed = []
         monkeypatch.setattr(EmbeddedBroker, "close", lambda self: closed.append(self))
 
-        with pytest.raises(ZeroDivisionError), hosts.on_duty(POST, note="test") as duty:
+        with pytest.raises(ZeroDivisionError), hosts.open_runner(POST, note="test") as duty:
             raise ZeroDivisionError
 
         assert closed == [duty.relay.broker]
@@ -113,13 +113,13 @@ class TestOnDuty:
         Topic.objects.all().delete()
         hosts._written.clear()
 
-        with hosts.on_duty(POST, note="test"):
+        with hosts.open_runner(POST, note="test"):
             assert Topic.objects.filter(name="orders").exists()
 
     def test_refuses_a_database_without_tables(self, own):
         own.execute("ALTER TABLE outbox_idle RENAME TO elsewhere")
         try:
-            with pytest.raises(NotMigrated, match=r"manage\.py migrate --database default"), hosts.on_duty(POST, note="test"):
+            with pytest.raises(NotMigrated, match=r"manage\.py migrate --database default"), hosts.open_runner(POST, note="test"):
                 pass
         finally:
             own.execute("ALTER TABLE elsewhere RENAME TO outbox_idle")
@@ -131,21 +131,21 @@ class TestDuty:
     def test_sends_what_waits(self):
         message_id = publish()
 
-        done = hosts.visit(POST, note="test", at_most=LONG, linger=NO_LINGER)
+        done = hosts.visit(POST, note="test", at_most=LONG, idle_timeout=NO_IDLE_TIMEOUT)
 
         assert (done.sent, state_of(message_id)) == (1, "sent")
 
     def test_sends_what_is_due(self):
         delayed = DelayedFactory(topic=Topic.objects.get(name="orders"))
 
-        hosts.visit(POST, note="test", at_most=LONG, linger=NO_LINGER)
+        hosts.visit(POST, note="test", at_most=LONG, idle_timeout=NO_IDLE_TIMEOUT)
 
         assert state_of(delayed.message_id) == "sent"
 
     def test_takes_up_what_a_dead_relay_left(self):
         batch = BatchFactory(topic=Topic.objects.get(name="orders"), owner=9)
 
-        hosts.visit(POST, note="test", at_most=LONG, linger=NO_LINGER)
+        hosts.visit(POST, note="test", at_most=LONG, idle_timeout=NO_IDLE_TIMEOUT)
 
         batch.refresh_from_db()
         assert (batch.state, batch.attempt) == (State.SENT, 2)
@@ -154,29 +154,29 @@ class TestDuty:
         settings.OUTBOX = {**settings.OUTBOX, "RELAY": {"SWEEP_AGE": timedelta(0)}}
         message_id = publish()
         monkeypatch.setattr("outbox.relay.commit.Committer.commit", lambda self, decided: [])
-        hosts.visit(POST, note="test", at_most=LONG, linger=NO_LINGER)
+        hosts.visit(POST, note="test", at_most=LONG, idle_timeout=NO_IDLE_TIMEOUT)
         assert state_of(message_id) == "prepared"
         monkeypatch.undo()
 
-        hosts.visit(POST, note="test", at_most=LONG, linger=NO_LINGER)
+        hosts.visit(POST, note="test", at_most=LONG, idle_timeout=NO_IDLE_TIMEOUT)
 
         assert state_of(message_id) == "sent"
 
     def test_forgets_idle_relays_that_died(self, own):
         own.execute("INSERT INTO outbox_idle VALUES (15)")
 
-        hosts.visit(POST, note="test", at_most=LONG, linger=NO_LINGER)
+        hosts.visit(POST, note="test", at_most=LONG, idle_timeout=NO_IDLE_TIMEOUT)
 
         assert own.execute("SELECT count(*) FROM outbox_idle").fetchone() == (0,)
 
     def test_says_that_it_lives(self):
-        hosts.visit(POST, note="test", at_most=LONG, linger=NO_LINGER)
+        hosts.visit(POST, note="test", at_most=LONG, idle_timeout=NO_IDLE_TIMEOUT)
 
         row = Process.objects.get()
         assert (row.kind, row.broker, row.lane, row.note) == ("relay", "default", 1, "test")
 
     def test_comes_away_in_time_though_messages_keep_coming(self, monkeypatch):
-        with hosts.on_duty(POST, note="test") as duty:
+        with hosts.open_runner(POST, note="test") as duty:
             step = duty.relay.step
 
             def step_and_publish():
@@ -184,7 +184,7 @@ class TestDuty:
                 return step()
 
             monkeypatch.setattr(duty.relay, "step", step_and_publish)
-            done = duty.run(at_most=timedelta(milliseconds=300), linger=NO_LINGER)
+            done = duty.run(at_most=timedelta(milliseconds=300), idle_timeout=NO_IDLE_TIMEOUT)
 
         assert 0 < done.sent < 1000
 
@@ -192,7 +192,7 @@ class TestDuty:
         done = []
 
         def visit():
-            done.append(hosts.visit(POST, note="test", at_most=LONG, linger=timedelta(seconds=2)))
+            done.append(hosts.visit(POST, note="test", at_most=LONG, idle_timeout=timedelta(seconds=2)))
 
         visitor = threading.Thread(target=visit)
         visitor.start()
@@ -206,7 +206,7 @@ class TestDuty:
         lane = take_lane(connect(), lanes=16)
         own.execute("INSERT INTO outbox_idle VALUES (%s)", [lane.number])
         visitor = threading.Thread(
-            target=hosts.visit, args=[POST], kwargs={"note": "test", "at_most": LONG, "linger": timedelta(seconds=20)}
+            target=hosts.visit, args=[POST], kwargs={"note": "test", "at_most": LONG, "idle_timeout": timedelta(seconds=20)}
         )
 
         visitor.start()
@@ -217,7 +217,7 @@ class TestDuty:
     def test_looks_once_more_between_its_announcement_and_the_first_wait(self, monkeypatch):
         """Else a message that was committed between the look and the announcement would have to wait."""
         done = []
-        with hosts.on_duty(POST, note="test") as duty:
+        with hosts.open_runner(POST, note="test") as duty:
 
             def note(target, name):
                 act = getattr(target, name)
@@ -226,12 +226,12 @@ class TestDuty:
             note(duty.relay, "step")
             note(Waker, "announce")
             monkeypatch.setattr(Waker, "wait", lambda *args: (done.append("wait"), duty.halt()))
-            duty.run(linger=LONG)
+            duty.run(idle_timeout=LONG)
 
         assert done == ["step", "announce", "step", "wait"]
 
     def test_is_not_idle_any_more_when_it_is_over(self, own):
-        hosts.visit(POST, note="test", at_most=LONG, linger=timedelta(milliseconds=50))
+        hosts.visit(POST, note="test", at_most=LONG, idle_timeout=timedelta(milliseconds=50))
 
         assert own.execute("SELECT count(*) FROM outbox_idle").fetchone() == (0,)
 
@@ -241,31 +241,31 @@ class TestDuty:
 
         def be_away(self, messages):
             calls.append(messages)
-            return [Outcome(Verdict.UNAVAILABLE, reason="away")] * len(messages)
+            return [SendResult(SendStatus.UNAVAILABLE, reason="away")] * len(messages)
 
         monkeypatch.setattr(EmbeddedBroker, "send_halves", be_away)
         for _ in range(6):
             publish()
-            hosts.visit(POST, note="test", at_most=LONG, linger=NO_LINGER)
+            hosts.visit(POST, note="test", at_most=LONG, idle_timeout=NO_IDLE_TIMEOUT)
 
         assert len(calls) == 3
 
     def test_has_a_closed_breaker_when_settings_have_changed(self, settings):
-        with hosts.on_duty(POST, note="test") as duty:
+        with hosts.open_runner(POST, note="test") as duty:
             before = duty.relay.breaker
         settings.OUTBOX = {**settings.OUTBOX, "RELAY": {"BREAKER_THRESHOLD": 5}}
 
-        with hosts.on_duty(POST, note="test") as duty:
+        with hosts.open_runner(POST, note="test") as duty:
             assert duty.relay.breaker is not before
 
     def test_claims_nothing_and_is_over_while_the_broker_is_unavailable(self, monkeypatch):
         publish()
-        with hosts.on_duty(POST, note="test") as duty:
+        with hosts.open_runner(POST, note="test") as duty:
             for _ in range(3):
                 duty.relay.breaker.note_unavailable()
             monkeypatch.setattr(duty.relay.breaker, "_opens_until", float("inf"))
             assert duty.relay.breaker.state is BreakerState.OPEN
 
-            duty.run(linger=LONG)
+            duty.run(idle_timeout=LONG)
 
         assert not Batch.objects.exists()

@@ -7,7 +7,7 @@ from outbox.brokers.memory import MemoryBroker
 from outbox.database import partitions
 from outbox.errors import NotMigrated
 from outbox.models import Process
-from outbox.relay.maintenance import keep_up, prune_brokers
+from outbox.relay.maintenance import maintain, prune_brokers
 
 
 @pytest.mark.django_db(transaction=True)
@@ -17,7 +17,7 @@ class TestKeepUp:
         with database.connect("default") as own:
             own.execute(f"DROP TABLE {partitions.table_of(last)}")
 
-        done = keep_up("default")
+        done = maintain("default")
 
         assert done.made == [last]
         assert done.pruned.rows["outbox_inbox"] == 0
@@ -25,14 +25,14 @@ class TestKeepUp:
     def test_forgets_silent_processes(self):
         Process.objects.create(kind="relay", host="h", pid=1, beat_at=datetime.now(UTC) - timedelta(minutes=6))
 
-        assert keep_up("default").forgotten == 1
+        assert maintain("default").forgotten == 1
 
     def test_refuses_a_database_without_tables(self):
         with database.connect("default") as own:
             own.execute("ALTER TABLE outbox_idle RENAME TO elsewhere")
             try:
                 with pytest.raises(NotMigrated):
-                    keep_up("default")
+                    maintain("default")
             finally:
                 own.execute("ALTER TABLE elsewhere RENAME TO outbox_idle")
 

@@ -7,7 +7,7 @@ from datetime import timedelta
 import pytest
 from django.utils import timezone
 
-from outbox.brokers.base import Verdict
+from outbox.brokers.base import SendStatus
 from outbox.models import Batch, State, Ticket
 from outbox.relay.breaker import BreakerState
 from tests.factories import BatchFactory, MessageRowFactory, TicketFactory, stored
@@ -80,7 +80,7 @@ class TestDrain:
     def test_sends_whole_messages_to_a_broker_without_half_messages(self, make_relay, broker, make_topic, monkeypatch):
         monkeypatch.setattr(type(broker), "supports_half_messages", False)
         topic = make_topic("transaction")
-        broker.fail("send", Verdict.ACCEPTED, times=None)  # the memory broker itself insists on half messages
+        broker.fail("send", SendStatus.ACCEPTED, times=None)  # the memory broker itself insists on half messages
         TicketFactory(topic=topic)
 
         make_relay().drain()
@@ -166,7 +166,7 @@ class TestDrain:
 class TestOutage:
     def test_burns_no_tries(self, relay, broker, make_topic, clock):
         TicketFactory.create_batch(2, topic=make_topic())
-        broker.fail("send", Verdict.UNAVAILABLE, times=None)
+        broker.fail("send", SendStatus.UNAVAILABLE, times=None)
 
         for _ in range(5):
             relay.drain()
@@ -177,7 +177,7 @@ class TestOutage:
 
     def test_claims_nothing_while_the_breaker_is_open(self, relay, broker, make_topic):
         BatchFactory(topic=make_topic(), state=State.RELEASED)
-        broker.fail("send", Verdict.UNAVAILABLE, times=None)
+        broker.fail("send", SendStatus.UNAVAILABLE, times=None)
         relay.drain()
         attempt = Batch.objects.get().attempt
 
@@ -193,7 +193,7 @@ class TestOutage:
         for _ in range(3):
             relay.breaker.note_unavailable()
         clock.now += 60
-        broker.fail("send", Verdict.UNAVAILABLE, times=None)
+        broker.fail("send", SendStatus.UNAVAILABLE, times=None)
 
         drained = relay.drain()
 
@@ -202,7 +202,7 @@ class TestOutage:
 
     def test_is_over_when_the_probe_is_answered(self, relay, broker, make_topic, clock):
         TicketFactory.create_batch(3, topic=make_topic())
-        broker.fail("send", Verdict.UNAVAILABLE, times=None)
+        broker.fail("send", SendStatus.UNAVAILABLE, times=None)
         relay.drain()
 
         broker.heal()

@@ -9,8 +9,8 @@ from datetime import timedelta
 import pytest
 
 from outbox import database, signals
-from outbox.batches.batch import Fared, Fate
-from outbox.brokers.base import Outcome, Outgoing, Verdict
+from outbox.batches.batch import BatchSendResult, SplitReason
+from outbox.brokers.base import Outgoing, SendResult, SendStatus
 from outbox.brokers.memory import MemoryBroker
 from outbox.models import MessageRow, Topic
 from outbox.relay.backoff import Backoff
@@ -30,7 +30,7 @@ class Recorder(MemoryBroker):
     calls: list[list[str]]
     on_send: Callable[[], object] = staticmethod(lambda: None)
 
-    def send(self, messages: Sequence[Outgoing]) -> list[Outcome]:
+    def send(self, messages: Sequence[Outgoing]) -> list[SendResult]:
         self.calls.append([message.message_id for message in messages])
         self.on_send()
         return super().send(messages)
@@ -54,11 +54,11 @@ def sender(broker, breaker, clock) -> Sender:
     return Sender(database.raw("default"), broker, breaker, "urn:uuid:1", 1000, lambda: False, clock)
 
 
-def send(sender: Sender, *batches, shed_at: float = NEVER, is_half: bool = False) -> Fared:
+def send(sender: Sender, *batches, shed_at: float = NEVER, is_half: bool = False) -> BatchSendResult:
     return sender.send(batches, is_half=is_half, shed_at=shed_at)[0]
 
 
-def fates(fared: Fared) -> dict[int, Fate]:
+def fates(fared: BatchSendResult) -> dict[int, SplitReason]:
     return {position: parting.fate for position, parting in sorted(fared.parted.items())}
 
 
@@ -93,7 +93,7 @@ class TestSend:
 
         assert send(sender, batch).accepted == {1: "", 3: ""}
 
-    @pytest.mark.parametrize("verdict", [Verdict.REFUSED, Verdict.MISCONFIGURED, Verdict.UNSURE])
+    @pytest.mark.parametrize("verdict", [SendStatus.REFUSED, SendStatus.MISCONFIGURED, SendStatus.UNSURE])
     def test_says_which_message_the_broker_did_not_take(self, sender, broker, make_topic, verdict):
         batch = make_claimed(topic=make_topic(), size=3)
         broker.fail("send", verdict, where=lambda message: message.message_id == batch.message_ids[1], reason="no")
@@ -101,7 +101,7 @@ class TestSend:
         fared = send(sender, batch)
 
         assert fared.accepted == {1: "", 3: ""}
-        assert (fates(fared), fared.parted[2].reason) == ({2: Fate(verdict)}, "no")
+        assert (fates(fared), fared.parted[2].reason) == ({2: SplitReason(verdict)}, "no")
 
     def test_is_unsure_of_all_when_the_broker_raises(self, sender, broker, make_topic, caplog):
         batch = make_claimed(topic=make_topic(), size=2)
@@ -112,17 +112,17 @@ class TestSend:
         broker.on_send = fail
         fared = send(sender, batch)
 
-        assert fates(fared) == {1: Fate.UNSURE, 2: Fate.UNSURE}
+        assert fates(fared) == {1: SplitReason.UNSURE, 2: SplitReason.UNSURE}
         assert f"RuntimeError: not foreseen. Batches: [{batch.id}]" in caplog.text
 
     @pytest.mark.parametrize("count", [1, 3])
     def test_is_unsure_of_all_when_the_outcomes_do_not_fit(self, sender, broker, make_topic, caplog, monkeypatch, count):
         batch = make_claimed(topic=make_topic(), size=2)
-        monkeypatch.setattr(broker, "send", lambda messages: [Outcome(Verdict.ACCEPTED)] * count)
+        monkeypatch.setattr(broker, "send", lambda messages: [SendResult(SendStatus.ACCEPTED)] * count)
 
         fared = send(sender, batch)
 
-        assert fates(fared) == {1: Fate.UNSURE, 2: Fate.UNSURE}
+        assert fates(fared) == {1: SplitReason.UNSURE, 2: SplitReason.UNSURE}
         assert f"{count} outcomes for 2 messages. Batches: [{batch.id}]" in caplog.text
 
     def test_refuses_a_message_whose_row_is_gone_and_tells_a_person(self, sender, make_topic, caplog):
@@ -135,7 +135,7 @@ class TestSend:
             fared = send(sender, claimed(row))
 
         assert listen
-        assert (fates(fared), fared.accepted) == ({1: Fate.REFUSED}, {2: ""})
+        assert (fates(fared), fared.accepted) == ({1: SplitReason.REFUSED}, {2: ""})
         assert heard == [{"batch": row.id, "message": str(row.message_ids[0])}]
         assert f"{row.message_ids[0]} of batch {row.id}" in caplog.text
 
@@ -146,7 +146,7 @@ class TestSend:
 
         fared = send(sender, batch)
 
-        assert fates(fared) == {1: Fate.REFUSED}
+        assert fates(fared) == {1: SplitReason.REFUSED}
         assert "Its row cannot be read" in fared.parted[1].reason
 
 
@@ -158,12 +158,12 @@ class TestHalt:
     def test_hands_nothing_over_once_the_broker_is_unavailable(self, sender, broker, make_topic):
         topic = make_topic()
         batch = make_claimed(topic=topic, message_ids=make_large(topic, 3))
-        broker.fail("send", Verdict.UNAVAILABLE, where=lambda message: message.message_id == batch.message_ids[1])
+        broker.fail("send", SendStatus.UNAVAILABLE, where=lambda message: message.message_id == batch.message_ids[1])
 
         fared = send(sender, batch)
 
         assert fared.accepted == {1: ""}
-        assert fates(fared) == {2: Fate.UNAVAILABLE, 3: Fate.UNAVAILABLE}
+        assert fates(fared) == {2: SplitReason.UNAVAILABLE, 3: SplitReason.UNAVAILABLE}
         assert len(broker.calls) == 2
 
     def test_sheds_what_is_left_when_the_lease_is_half_gone(self, sender, broker, make_topic, clock):
@@ -177,7 +177,7 @@ class TestHalt:
         fared = send(sender, batch, shed_at=clock.now + 15)
 
         assert fared.accepted == {1: "", 2: ""}
-        assert fates(fared) == {3: Fate.SHED}
+        assert fates(fared) == {3: SplitReason.SHED}
 
     def test_makes_one_call_however_late_it_is(self, sender, make_topic, clock):
         """Else a lease too short for the claim would never send anything."""
@@ -191,12 +191,12 @@ class TestHalt:
 
         fared = send(sender, make_claimed(topic=topic, message_ids=make_large(topic, 2)))
 
-        assert (fared.accepted, fates(fared)) == ({1: ""}, {2: Fate.SHED})
+        assert (fared.accepted, fates(fared)) == ({1: ""}, {2: SplitReason.SHED})
 
 
 class TestBreakerOfASender:
     def test_opens_after_batches_that_found_the_broker_unavailable(self, sender, broker, breaker, make_topic):
-        broker.fail("send", Verdict.UNAVAILABLE, times=None)
+        broker.fail("send", SendStatus.UNAVAILABLE, times=None)
 
         for _ in range(2):
             send(sender, make_claimed(topic=make_topic(), size=2))
@@ -208,10 +208,10 @@ class TestBreakerOfASender:
 
         fared = send(sender, make_claimed(topic=make_topic()))
 
-        assert fates(fared) == {1: Fate.UNAVAILABLE}
+        assert fates(fared) == {1: SplitReason.UNAVAILABLE}
         assert broker.calls == []
 
-    @pytest.mark.parametrize("verdict", [Verdict.REFUSED, Verdict.MISCONFIGURED])
+    @pytest.mark.parametrize("verdict", [SendStatus.REFUSED, SendStatus.MISCONFIGURED])
     def test_closes_by_any_answer(self, sender, broker, breaker, clock, make_topic, verdict):
         breaker.note_unavailable(), breaker.note_unavailable()
         clock.now += 1
@@ -224,12 +224,12 @@ class TestBreakerOfASender:
     def test_probes_with_one_message(self, sender, broker, breaker, clock, make_topic):
         breaker.note_unavailable(), breaker.note_unavailable()
         clock.now += 1
-        broker.fail("send", Verdict.UNAVAILABLE)
+        broker.fail("send", SendStatus.UNAVAILABLE)
 
         fared = send(sender, make_claimed(topic=make_topic(), size=3))
 
         assert [len(call) for call in broker.calls] == [1]
-        assert set(fates(fared).values()) == {Fate.UNAVAILABLE}
+        assert set(fates(fared).values()) == {SplitReason.UNAVAILABLE}
         assert breaker.state is BreakerState.OPEN
 
     def test_sends_the_rest_when_the_probe_is_answered(self, sender, broker, breaker, clock, make_topic):
@@ -261,7 +261,7 @@ class TestSendOrdered:
         assert broker.calls == [[a, b], [c, e], [d]]
         assert len(fared.accepted) == 5
 
-    @pytest.mark.parametrize("verdict", [Verdict.REFUSED, Verdict.MISCONFIGURED, Verdict.UNSURE])
+    @pytest.mark.parametrize("verdict", [SendStatus.REFUSED, SendStatus.MISCONFIGURED, SendStatus.UNSURE])
     def test_sends_no_more_of_a_key_after_a_failure(self, sender, broker, make_ordered, verdict):
         batch = make_ordered(1, 2, 1, 2, 1)
         broker.fail("send", verdict, where=lambda message: message.message_id == batch.message_ids[0])
@@ -269,27 +269,27 @@ class TestSendOrdered:
         fared = send(sender, batch)
 
         assert fared.accepted == {2: "", 4: ""}
-        assert fates(fared) == {1: Fate(verdict), 3: Fate.HELD, 5: Fate.HELD}
+        assert fates(fared) == {1: SplitReason(verdict), 3: SplitReason.HELD, 5: SplitReason.HELD}
 
     def test_sends_no_more_of_a_key_in_the_next_slice(self, sender, broker, make_ordered):
         batch = make_ordered(1, 1, 2, body=b"x" * 600)
-        broker.fail("send", Verdict.UNSURE, where=lambda message: message.message_id == batch.message_ids[0])
+        broker.fail("send", SendStatus.UNSURE, where=lambda message: message.message_id == batch.message_ids[0])
 
         fared = send(sender, batch)
 
         assert fared.accepted == {3: ""}
-        assert fates(fared) == {1: Fate.UNSURE, 2: Fate.HELD}
+        assert fates(fared) == {1: SplitReason.UNSURE, 2: SplitReason.HELD}
 
     def test_holds_a_key_whose_row_is_gone(self, sender, make_ordered):
         batch = make_ordered(1, 1)
         MessageRow.objects.filter(pk=batch.message_ids[0]).delete()
 
-        assert fates(send(sender, batch)) == {1: Fate.REFUSED, 2: Fate.HELD}
+        assert fates(send(sender, batch)) == {1: SplitReason.REFUSED, 2: SplitReason.HELD}
 
     def test_keeps_keys_of_two_batches_apart(self, sender, broker, make_ordered):
         first, second = make_ordered(1, 1), make_ordered(1)
-        broker.fail("send", Verdict.UNSURE, where=lambda message: message.message_id == first.message_ids[0])
+        broker.fail("send", SendStatus.UNSURE, where=lambda message: message.message_id == first.message_ids[0])
 
         fared = sender.send([first, second], is_half=False, shed_at=NEVER)
 
-        assert [fates(one) for one in fared] == [{1: Fate.UNSURE, 2: Fate.HELD}, {}]
+        assert [fates(one) for one in fared] == [{1: SplitReason.UNSURE, 2: SplitReason.HELD}, {}]

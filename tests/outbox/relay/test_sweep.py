@@ -6,7 +6,7 @@ from datetime import UTC, datetime, timedelta
 
 import pytest
 
-from outbox.brokers.base import Ended, EndSemantics, HalfRef, Outcome, Verdict
+from outbox.brokers.base import Ended, EndSemantics, HalfRef, SendResult, SendStatus
 from outbox.errors import BrokerUnavailable
 from outbox.message import Resolution
 from outbox.models import Batch, State
@@ -25,7 +25,7 @@ def prepare(broker, make_topic, make_relay):
     def prepare(size: int = 2, ago: timedelta = timedelta(hours=1)) -> Batch:
         topic = make_topic("transaction")
         TicketFactory.create_batch(size, topic=topic)
-        broker.fail("end", Verdict.UNSURE, times=None)
+        broker.fail("end", SendStatus.UNSURE, times=None)
         make_relay().step()
         broker.heal()
         batch = Batch.objects.get(topic_id=topic.id)
@@ -121,7 +121,7 @@ class TestSweepOfIdempotentEnds:
     def test_comes_to_the_others_behind_what_stays_stuck(self, relay, broker, prepare, monkeypatch):
         monkeypatch.setattr(sweep_module, "BATCHES_AT_ONCE", 1)
         stuck, other = prepare(1), prepare(1)
-        broker.fail("end", Verdict.UNSURE, times=None, where=lambda half: half.message_id == str(stuck.message_ids[0]))
+        broker.fail("end", SendStatus.UNSURE, times=None, where=lambda half: half.message_id == str(stuck.message_ids[0]))
 
         relay.sweep()
         relay.sweep()
@@ -131,7 +131,7 @@ class TestSweepOfIdempotentEnds:
     def test_starts_again_behind_the_last(self, relay, broker, prepare, monkeypatch):
         monkeypatch.setattr(sweep_module, "BATCHES_AT_ONCE", 1)
         stuck = prepare(1)
-        broker.fail("end", Verdict.UNSURE)
+        broker.fail("end", SendStatus.UNSURE)
         relay.sweep()
 
         relay.sweep()  # nothing stands behind it
@@ -152,7 +152,7 @@ class TestSweepOfForgottenHalves:
     @pytest.fixture
     def forget(self, broker):
         def forget() -> None:
-            broker.end = lambda halves, resolution: [Outcome(Verdict.ACCEPTED, ended=Ended.NOT_FOUND)] * len(halves)
+            broker.end = lambda halves, resolution: [SendResult(SendStatus.ACCEPTED, ended=Ended.NOT_FOUND)] * len(halves)
 
         return forget
 

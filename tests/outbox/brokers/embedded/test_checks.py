@@ -50,7 +50,7 @@ class TestCheckHalves:
     ):
         acts.half()
         harness.pass_time(CHECK_AFTER)
-        pid = broker._link.connection().info.backend_pid
+        pid = broker._client.connection().info.backend_pid
         seen: list[Any] = []
 
         broker.check_halves(lambda half: seen.append(connection.execute(ACTIVITY, [pid]).fetchone()) or UNKNOWN)

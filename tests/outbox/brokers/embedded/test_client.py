@@ -9,7 +9,7 @@ from datetime import timedelta
 import psycopg
 import pytest
 
-from outbox.brokers.base import HalfRef, Outcome, Verdict
+from outbox.brokers.base import HalfRef, SendResult, SendStatus
 from outbox.brokers.embedded import EmbeddedBroker
 from outbox.database import Connection
 from outbox.errors import BrokerUnavailable
@@ -32,7 +32,7 @@ class TestAnswers:
         self, acts: Acts, broker: EmbeddedBroker, connection: Connection, call: str
     ):
         acts.receive()
-        outcomes: list[Outcome] = []
+        outcomes: list[SendResult] = []
         calls = {
             "send": lambda: broker.send([acts.message()]),
             "send_halves": lambda: broker.send_halves([acts.message(TopicType.TRANSACTION)]),
@@ -47,7 +47,7 @@ class TestAnswers:
             connection.execute("SELECT pg_terminate_backend(%s)", [pid])
             under_way.join(10)
 
-        assert [outcome.verdict for outcome in outcomes] == [Verdict.UNSURE]
+        assert [outcome.status for outcome in outcomes] == [SendStatus.UNSURE]
         acts.send(acts.message())
 
     def test_unavailable_when_a_statement_takes_too_long(self, acts: Acts, harness: EmbeddedHarness, connection: Connection):
@@ -58,7 +58,7 @@ class TestAnswers:
             connection.execute(LOCK_QUEUES)
             outcomes = broker.send([acts.message()])
 
-        assert [outcome.verdict for outcome in outcomes] == [Verdict.UNAVAILABLE]
+        assert [outcome.status for outcome in outcomes] == [SendStatus.UNAVAILABLE]
         assert "timeout" in outcomes[0].reason
 
     def test_misconfigured_when_the_tables_are_missing(self, acts: Acts, broker: EmbeddedBroker, connection: Connection):
@@ -68,7 +68,7 @@ class TestAnswers:
         finally:
             connection.execute("ALTER TABLE elsewhere RENAME TO outbox_embedded_half")
 
-        assert outcome.verdict is Verdict.MISCONFIGURED
+        assert outcome.status is SendStatus.MISCONFIGURED
 
     def test_refused_for_the_one_that_cannot_be_stored_and_accepted_for_the_rest(self, acts: Acts, broker: EmbeddedBroker):
         too_long_for_the_index = "".join(random.choices(string.printable, k=20_000))
@@ -77,8 +77,8 @@ class TestAnswers:
 
         outcomes = broker.send(messages)
 
-        verdicts = [outcome.verdict for outcome in outcomes]
-        assert verdicts == [Verdict.ACCEPTED] * 4 + [Verdict.REFUSED] + [Verdict.ACCEPTED] * 4
+        statuses = [outcome.status for outcome in outcomes]
+        assert statuses == [SendStatus.ACCEPTED] * 4 + [SendStatus.REFUSED] + [SendStatus.ACCEPTED] * 4
         assert len(acts.receive()) == 8
 
 
@@ -114,4 +114,4 @@ class TestConnection:
     def test_knows_no_transaction(self, broker: EmbeddedBroker):
         broker.backlog("group")
 
-        assert broker._link.connection().info.transaction_status is psycopg.pq.TransactionStatus.IDLE
+        assert broker._client.connection().info.transaction_status is psycopg.pq.TransactionStatus.IDLE

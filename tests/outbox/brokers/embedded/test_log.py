@@ -79,7 +79,7 @@ class TestSend:
             mine = harness.open()
             for _ in range(60):
                 messages = [acts.message(NORMAL) for _ in range(3)]
-                assert all(outcome.verdict == "accepted" for outcome in mine.send(messages))
+                assert all(outcome.status == "accepted" for outcome in mine.send(messages))
                 sent.extend(message.message_id for message in messages)
 
         writers = [threading.Thread(target=write) for _ in range(4)]

@@ -52,12 +52,12 @@ class TestTheTimes:
     def test_of_a_send_are_those_of_connecting_and_of_two_statements(self):
         options = {"CONNECT_TIMEOUT": timedelta(seconds=1), "STATEMENT_TIMEOUT": timedelta(seconds=10)}
 
-        assert EmbeddedBroker.longest_send(options) == timedelta(seconds=21)
+        assert EmbeddedBroker.max_send_duration(options) == timedelta(seconds=21)
 
     def test_of_a_half_message_end_when_it_is_parked(self):
         options = {"CHECK_AFTER": timedelta(seconds=6), "CHECK_INTERVAL": timedelta(seconds=10), "CHECK_LIMIT": 7}
 
-        assert EmbeddedBroker.half_life(options) == timedelta(seconds=6 + 10 + 20 + 40 + 80 + 160 + 160 + 160)
+        assert EmbeddedBroker.max_check_back_age(options) == timedelta(seconds=6 + 10 + 20 + 40 + 80 + 160 + 160 + 160)
 
 
 class TestBroker:
@@ -68,4 +68,4 @@ class TestBroker:
     def test_opens_no_connection_before_it_is_used(self):
         broker = EmbeddedBroker("default", {"DATABASE": "default"}, [])
 
-        assert broker._link._connection is None
+        assert broker._client._connection is None

@@ -3,7 +3,7 @@
 import threading
 from dataclasses import replace
 
-from outbox.brokers.base import Broker, Verdict
+from outbox.brokers.base import Broker, SendStatus
 from outbox.brokers.embedded import EmbeddedBroker
 from outbox.brokers.embedded.topics import write_topics
 from outbox.database import Connection
@@ -23,12 +23,12 @@ def other(harness: EmbeddedHarness, **changes: object) -> EmbeddedBroker:
 
 class TestTopic:
     def test_is_created_once_by_many_at_once(self, acts: Acts, harness: EmbeddedHarness, connection: Connection):
-        verdicts: list[Verdict] = []
+        statuses: list[SendStatus] = []
         start = threading.Barrier(4)
 
         def first_use(broker: Broker) -> None:
             start.wait(10)
-            verdicts.extend(outcome.verdict for outcome in broker.send([acts.message()]))
+            statuses.extend(outcome.status for outcome in broker.send([acts.message()]))
 
         threads = [threading.Thread(target=first_use, args=(harness.open(),)) for _ in range(4)]
         for thread in threads:
@@ -36,7 +36,7 @@ class TestTopic:
         for thread in threads:
             thread.join(10)
 
-        assert verdicts == [Verdict.ACCEPTED] * 4
+        assert statuses == [SendStatus.ACCEPTED] * 4
         assert connection.execute("SELECT count(*) FROM outbox_embedded_topic").fetchone() == (len(TopicType),)
 
     def test_keeps_its_type(self, acts: Acts, harness: EmbeddedHarness):
@@ -46,7 +46,7 @@ class TestTopic:
         [outcome] = broker.send_halves([acts.message()])
         [problem] = broker.check()
 
-        assert outcome.verdict is Verdict.MISCONFIGURED
+        assert outcome.status is SendStatus.MISCONFIGURED
         assert problem.is_error
         assert "of type transaction in settings and of type normal" in problem.text
 

@@ -27,7 +27,7 @@ class TestFail:
 
         [outcome] = broker.send([Outgoing("m", "news", b"x")])
 
-        assert outcome.verdict == "refused"
+        assert outcome.status == "refused"
 
     def test_says_which_calls_there_are(self, broker):
         with pytest.raises(ValueError, match=r"'sent' cannot fail. What can: send, send_halves, end\."):

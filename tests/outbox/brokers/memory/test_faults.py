@@ -4,7 +4,7 @@ from datetime import timedelta
 
 import pytest
 
-from outbox.brokers.base import Ended, HalfRef, Outgoing, Verdict
+from outbox.brokers.base import Ended, HalfRef, Outgoing, SendStatus
 from outbox.brokers.memory import MemoryBroker
 from outbox.message import COMMIT, ROLLBACK, TopicSpec, TopicType
 
@@ -30,26 +30,26 @@ def ref(broker: MemoryBroker) -> HalfRef:
 
 
 class TestFail:
-    @pytest.mark.parametrize("verdict", [one for one in Verdict if one is not Verdict.ACCEPTED])
-    def test_answers_as_planned_and_loses_the_request(self, broker: MemoryBroker, verdict: Verdict):
+    @pytest.mark.parametrize("verdict", [one for one in SendStatus if one is not SendStatus.ACCEPTED])
+    def test_answers_as_planned_and_loses_the_request(self, broker: MemoryBroker, verdict: SendStatus):
         broker.fail("send", verdict, reason="so planned")
 
         [outcome] = broker.send([news("m")])
 
-        assert (outcome.verdict, outcome.reason) == (verdict, "so planned")
+        assert (outcome.status, outcome.reason) == (verdict, "so planned")
         assert broker.copies("m") == 0
 
     def test_loses_only_the_answer_when_stored(self, broker: MemoryBroker):
-        broker.fail("send_halves", Verdict.UNSURE, stored=True)
+        broker.fail("send_halves", SendStatus.UNSURE, stored=True)
 
         [outcome] = broker.send_halves([half("m")])
 
-        assert (outcome.verdict, outcome.half_id) == (Verdict.UNSURE, "")
+        assert (outcome.status, outcome.half_id) == (SendStatus.UNSURE, "")
         assert [stored.message.message_id for stored in broker.halves()] == ["m"]
 
     def test_delays_the_request_when_late(self, broker: MemoryBroker):
         given = ref(broker)
-        broker.fail("end", Verdict.UNSURE, late=True)
+        broker.fail("end", SendStatus.UNSURE, late=True)
 
         broker.end([given], COMMIT)
         before = broker.copies("m")
@@ -59,7 +59,7 @@ class TestFail:
 
     def test_lets_a_late_end_lose_against_a_check(self, broker: MemoryBroker):
         given = ref(broker)
-        broker.fail("end", Verdict.UNSURE, late=True)
+        broker.fail("end", SendStatus.UNSURE, late=True)
         broker.end([given], COMMIT)
 
         broker.end([given], ROLLBACK)
@@ -68,20 +68,20 @@ class TestFail:
         assert broker.copies("m") == 0
 
     def test_meets_so_many_messages_that_fit_and_no_more(self, broker: MemoryBroker):
-        broker.fail("send", Verdict.REFUSED, times=2, where=lambda message: message.message_id != "a")
+        broker.fail("send", SendStatus.REFUSED, times=2, where=lambda message: message.message_id != "a")
 
         outcomes = broker.send([news(name) for name in "abcd"])
 
-        assert [outcome.verdict.value for outcome in outcomes] == ["accepted", "refused", "refused", "accepted"]
+        assert [outcome.status.value for outcome in outcomes] == ["accepted", "refused", "refused", "accepted"]
 
     def test_goes_on_until_it_is_healed(self, broker: MemoryBroker):
-        broker.fail("send", Verdict.UNAVAILABLE, times=None)
+        broker.fail("send", SendStatus.UNAVAILABLE, times=None)
         failed = broker.send([news("a"), news("b")])
 
         broker.heal()
 
-        assert {outcome.verdict for outcome in failed} == {Verdict.UNAVAILABLE}
-        assert broker.send([news("a")])[0].verdict is Verdict.ACCEPTED
+        assert {outcome.status for outcome in failed} == {SendStatus.UNAVAILABLE}
+        assert broker.send([news("a")])[0].status is SendStatus.ACCEPTED
 
 
 class TestDuplicate:

@@ -8,7 +8,7 @@ from datetime import timedelta
 
 import pytest
 
-from outbox.brokers.base import HalfRef, Verdict
+from outbox.brokers.base import HalfRef, SendStatus
 from outbox.message import COMMIT, Half, Resolution, TopicType
 from project.servers.rocketmq import FAST_CHECKS, RocketMQ
 from project.servers.rocketmq_proxy import ClusterProxy
@@ -60,7 +60,7 @@ class TestKilledProxy:
         wait_until(lambda: half.half_id in asked, PATIENCE)
         figure("check-backs go on behind a cluster proxy that announces listeners each second", time.monotonic() - back_at)
 
-        assert {away.verdict, unsent.verdict} == {Verdict.UNAVAILABLE}
+        assert {away.status, unsent.status} == {SendStatus.UNAVAILABLE}
         wait_until(lambda: copies(half.topic, half.message_id), PATIENCE)
         assert copies(ended.topic, ended.message_id) == 1
 
@@ -68,4 +68,4 @@ class TestKilledProxy:
 def accepted(acts: Acts) -> HalfRef | None:
     """Send a half message; give it when it is stored."""
     [outcome] = acts.broker.send_halves([message := acts.message(HALF)])
-    return HalfRef(message.topic, outcome.half_id, message.message_id) if outcome.verdict is Verdict.ACCEPTED else None
+    return HalfRef(message.topic, outcome.half_id, message.message_id) if outcome.status is SendStatus.ACCEPTED else None

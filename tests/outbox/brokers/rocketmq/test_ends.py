@@ -16,7 +16,7 @@ from datetime import timedelta
 
 import pytest
 
-from outbox.brokers.base import Broker, Ended, HalfRef, Outcome, Verdict
+from outbox.brokers.base import Broker, Ended, HalfRef, SendResult, SendStatus
 from outbox.brokers.rocketmq import RocketMQBroker
 from outbox.brokers.rocketmq.producer import Sending
 from outbox.message import COMMIT, ROLLBACK, UNKNOWN, Half, Resolution, TopicType
@@ -69,7 +69,7 @@ class Story:
 
     topic: str
     halves: dict[str, HalfRef]
-    ends: dict[str, list[Outcome]]
+    ends: dict[str, list[SendResult]]
     questions: dict[str, list[Half]] = field(default_factory=lambda: defaultdict(list))
     askers: list[set[str]] = field(default_factory=list)
     seen_before_anybody_listened: set[str] = field(default_factory=set)
@@ -150,7 +150,7 @@ def send(acts: Acts, names: list[str]) -> dict[str, HalfRef]:
 def send_off(harness: RocketMQHarness, story: Story, name: str, seconds: float) -> None:
     broker = harness.open()
     assert isinstance(broker, RocketMQBroker)
-    broker._sending = Sending(broker._link, now=lambda: time.time() + seconds)
+    broker._sending = Sending(broker._client, now=lambda: time.time() + seconds)
     story.halves |= send(Acts(harness, broker), [COMMITTED.format(name), LEFT.format(name)])
     story.ends[COMMITTED.format(name)] = broker.end([story.halves[COMMITTED.format(name)]], COMMIT)
 
@@ -184,7 +184,7 @@ class TestCommit:
     def test_is_not_sent_while_a_check_may_be_outstanding(self, story: Story):
         [end] = story.ends[LATE]
 
-        assert (end.verdict, end.ended) == (Verdict.UNSURE, None)
+        assert (end.status, end.ended) == (SendStatus.UNSURE, None)
         assert "Too late" in end.reason
         assert story.copies(LATE) >= 1  # by the answer to the check alone
 

@@ -13,7 +13,7 @@ import grpc
 import pytest
 
 from outbox import conf, database
-from outbox.brokers.base import Broker, Ended, HalfRef, Outcome, Outgoing, Verdict
+from outbox.brokers.base import Broker, Ended, HalfRef, Outgoing, SendResult, SendStatus
 from outbox.brokers.rocketmq.producer import Sending
 from outbox.brokers.rocketmq.stubs import Code, definition
 from outbox.message import COMMIT, TopicType
@@ -43,12 +43,12 @@ def message(kind: TopicType = HALF, **fields: Any) -> Outgoing:
     return Outgoing(**{"message_id": "m", "topic": str(kind), "body": b"{}", **fields})
 
 
-def send_half(broker: Broker) -> Outcome:
+def send_half(broker: Broker) -> SendResult:
     [outcome] = broker.send_halves([message()])
     return outcome
 
 
-def ref(outcome: Outcome) -> HalfRef:
+def ref(outcome: SendResult) -> HalfRef:
     return HalfRef(str(HALF), outcome.half_id, "m")
 
 
@@ -60,13 +60,13 @@ class TestHalf:
 
         outcome = send_half(broker)
 
-        assert (outcome.verdict, outcome.half_id) == (Verdict.UNSURE, "")
+        assert (outcome.status, outcome.half_id) == (SendStatus.UNSURE, "")
         assert len(stub.sent()) == 1  # nothing is repeated under one id
 
     def test_is_judged_by_what_is_said_of_itself(self, stub: Stub, open_at: OpenAt):
         stub.say_of_the_message(Code.MASTER_PERSISTENCE_TIMEOUT)
 
-        assert send_half(open_at(stub.endpoints)).verdict is Verdict.UNSURE
+        assert send_half(open_at(stub.endpoints)).status is SendStatus.UNSURE
 
     def test_is_sent_under_another_id_the_next_time(self, stub: Stub, open_at: OpenAt):
         broker = open_at(stub.endpoints)
@@ -84,7 +84,7 @@ class TestHalf:
 
         outcome = send_half(broker)
 
-        assert outcome.verdict is Verdict.UNSURE
+        assert outcome.status is SendStatus.UNSURE
         assert "DEADLINE_EXCEEDED" in outcome.reason
 
     def test_is_unsure_when_the_connection_breaks_before_the_answer(self, stub: Stub, open_at: OpenAt):
@@ -95,7 +95,7 @@ class TestHalf:
 
         outcome = send_half(broker)
 
-        assert outcome.verdict is Verdict.UNSURE
+        assert outcome.status is SendStatus.UNSURE
 
     @pytest.mark.parametrize("code", [Code.UNAUTHORIZED, Code.FORBIDDEN], ids=Code.Name)
     def test_waits_for_a_person_when_credentials_are_refused(self, stub: Stub, open_at: OpenAt, code: int):
@@ -104,24 +104,24 @@ class TestHalf:
 
         outcome = send_half(broker)
 
-        assert outcome.verdict is Verdict.MISCONFIGURED
+        assert outcome.status is SendStatus.MISCONFIGURED
         assert outcome.reason == f"RocketMQ says {code} signature does not match."
 
     def test_waits_for_a_person_when_something_else_listens_there(self, stub: Stub, open_at: OpenAt):
         broker = open_at(stub.endpoints)
         stub.fail("QueryRoute", grpc.StatusCode.UNIMPLEMENTED, "Method not found!")
 
-        assert send_half(broker).verdict is Verdict.MISCONFIGURED
+        assert send_half(broker).status is SendStatus.MISCONFIGURED
 
 
 class TestWindow:
     def test_sends_no_half_that_could_not_be_committed_in_time(self, stub: Stub, open_at: OpenAt):
         broker = open_at(stub.endpoints, COMMIT_WINDOW=timedelta(seconds=10), IN_FLIGHT=1)
-        broker._sending = Sending(broker._link, clock=lambda: len(stub.sent()))  # each takes a second
+        broker._sending = Sending(broker._client, clock=lambda: len(stub.sent()))  # each takes a second
 
-        verdicts = [outcome.verdict for outcome in broker.send_halves([message() for _ in range(20)])]
+        statuses = [outcome.status for outcome in broker.send_halves([message() for _ in range(20)])]
 
-        assert verdicts == [Verdict.ACCEPTED] * 5 + [Verdict.UNAVAILABLE] * 15
+        assert statuses == [SendStatus.ACCEPTED] * 5 + [SendStatus.UNAVAILABLE] * 15
         assert len(stub.sent()) == 5
 
 
@@ -158,13 +158,13 @@ class TestTls:
     def test_takes_a_proxy_that_the_file_vouches_for(self, safe: Stub, open_at: OpenAt, authority: Path):
         broker = open_at(safe.endpoints, TLS=True, TLS_CA_FILE=str(authority))
 
-        assert send_half(broker).verdict is Verdict.ACCEPTED
+        assert send_half(broker).status is SendStatus.ACCEPTED
 
     @pytest.mark.parametrize("options", [{"TLS": True}, {}], ids=str)
     def test_sends_nothing_to_a_stranger_and_nothing_in_the_clear(self, safe: Stub, open_at: OpenAt, options: dict[str, bool]):
         outcome = send_half(open_at(safe.endpoints, **options))
 
-        assert outcome.verdict is not Verdict.ACCEPTED
+        assert outcome.status is not SendStatus.ACCEPTED
         assert safe.requests == []
 
 
@@ -175,7 +175,7 @@ class TestFlowControl:
 
         outcomes = broker.send_halves([message() for _ in range(50)])
 
-        assert {outcome.verdict for outcome in outcomes} == {Verdict.UNAVAILABLE}
+        assert {outcome.status for outcome in outcomes} == {SendStatus.UNAVAILABLE}
         assert len({outcome.reason for outcome in outcomes}) == 1  # so that they stay one batch
         assert len(stub.sent()) == 1
 
@@ -185,7 +185,7 @@ class TestFlowControl:
         began = time.monotonic()
         send_half(broker)
 
-        wait_until(lambda: send_half(broker).verdict is Verdict.ACCEPTED)
+        wait_until(lambda: send_half(broker).status is SendStatus.ACCEPTED)
 
         assert time.monotonic() - began > 0.7
 
@@ -208,7 +208,7 @@ class TestSeveralProxies:
 
     def test_share_the_messages(self, stub: Stub, other: Stub, open_at: OpenAt):
         broker = open_at(stub.endpoints)
-        broker._sending = Sending(broker._link, clock=lambda: 100.0)  # none is slow, and left alone for it
+        broker._sending = Sending(broker._client, clock=lambda: 100.0)  # none is slow, and left alone for it
 
         broker.send([message(NORMAL) for _ in range(40)])
 
@@ -217,12 +217,12 @@ class TestSeveralProxies:
     @pytest.mark.parametrize("code", [Code.PROXY_TIMEOUT, Code.TOO_MANY_REQUESTS], ids=Code.Name)
     def test_stand_in_for_one_that_is_in_trouble(self, stub: Stub, other: Stub, open_at: OpenAt, code: int):
         broker = open_at(stub.endpoints, IN_FLIGHT=1)
-        broker._sending = Sending(broker._link, clock=lambda: 100.0)  # trouble does not pass meanwhile, and none is slow
+        broker._sending = Sending(broker._client, clock=lambda: 100.0)  # trouble does not pass meanwhile, and none is slow
         other.say("SendMessage", code)
 
         outcomes = broker.send([message(NORMAL) for _ in range(40)])
 
-        assert [outcome.verdict for outcome in outcomes].count(Verdict.ACCEPTED) == 39
+        assert [outcome.status for outcome in outcomes].count(SendStatus.ACCEPTED) == 39
         assert len(other.sent()) == 1
 
     def test_do_not_stand_in_for_the_one_that_keeps_a_keys_order(self, stub: Stub, other: Stub, open_at: OpenAt):
@@ -234,7 +234,7 @@ class TestSeveralProxies:
 
         outcomes = broker.send([message(FIFO, key=key) for key in keys])
 
-        failed = {key for key, outcome in zip(keys, outcomes, strict=True) if outcome.verdict is not Verdict.ACCEPTED}
+        failed = {key for key, outcome in zip(keys, outcomes, strict=True) if outcome.status is not SendStatus.ACCEPTED}
         assert failed == others != set()
 
     def test_go_on_when_the_one_that_settings_name_is_away(self, stub: Stub, other: Stub, open_at: OpenAt):
@@ -244,20 +244,20 @@ class TestSeveralProxies:
 
         broker.send([message(NORMAL) for _ in range(4)])
 
-        assert [one.verdict for one in broker.send([message(NORMAL)] * 10)] == [Verdict.ACCEPTED] * 10
+        assert [one.status for one in broker.send([message(NORMAL)] * 10)] == [SendStatus.ACCEPTED] * 10
 
 
 class TestSilentConnection:
     def test_is_left_for_a_new_one(self, stub: Stub, open_at: OpenAt):
         stub.brokers = [wire := Wire(stub.port)]
         broker = open_at(wire.endpoints, REQUEST_TIMEOUT=SHORT)
-        wait_until(lambda: send_half(broker).verdict is Verdict.ACCEPTED)
+        wait_until(lambda: send_half(broker).status is SendStatus.ACCEPTED)
         wire.cut()
 
-        verdict = send_half(broker).verdict
+        verdict = send_half(broker).status
 
-        assert verdict is Verdict.UNSURE
-        wait_until(lambda: send_half(broker).verdict is Verdict.ACCEPTED)
+        assert verdict is SendStatus.UNSURE
+        wait_until(lambda: send_half(broker).status is SendStatus.ACCEPTED)
         wire.close()
 
 
@@ -270,7 +270,7 @@ class TestClock:
 
     def broker(self, stub: Stub, open_at: OpenAt, seconds: list[float], off: float) -> Broker:
         broker = open_at(stub.endpoints)
-        broker._sending = Sending(broker._link, clock=lambda: seconds[0], now=lambda: time.time() + off)
+        broker._sending = Sending(broker._client, clock=lambda: seconds[0], now=lambda: time.time() + off)
         return broker
 
     @pytest.mark.parametrize("off", [-10, 10])
@@ -288,18 +288,18 @@ class TestClock:
 
         [outcome] = broker.end([ref(half)], COMMIT)
 
-        assert outcome.verdict is Verdict.UNSURE
+        assert outcome.status is SendStatus.UNSURE
         assert stub.asked("EndTransaction") == []
 
     @pytest.mark.parametrize("off", [-10, 10])
     def test_is_said_when_the_server_refuses_signatures_for_it(self, stub: Stub, open_at: OpenAt, off: float):
         stub.insist_on_time(seconds=5)
         broker = open_at(stub.endpoints, ACCESS_KEY="me", SECRET_KEY="secret")
-        broker._link._now = lambda: time.time() + off
+        broker._client._now = lambda: time.time() + off
 
         outcome = send_half(broker)
 
-        assert outcome.verdict is Verdict.MISCONFIGURED
+        assert outcome.status is SendStatus.MISCONFIGURED
         assert "time" in outcome.reason
 
 

@@ -9,7 +9,7 @@ from datetime import timedelta
 import pytest
 
 from outbox import conf, database
-from outbox.brokers.base import HalfRef, Verdict
+from outbox.brokers.base import HalfRef, SendStatus
 from outbox.check_backs.checker import Checker
 from outbox.message import COMMIT, TopicType
 from outbox.models import Batch, CheckBack, DeadMessage, State, Topic
@@ -65,7 +65,7 @@ class TestKilledServer:
 
         assert relay.breaker.state is BreakerState.OPEN
         assert set(Batch.objects.values_list("tries", flat=True)) == {0}
-        assert away.verdict is Verdict.UNAVAILABLE
+        assert away.status is SendStatus.UNAVAILABLE
 
         asked = CheckBack.objects.count()
         server.start_broker()
@@ -87,4 +87,4 @@ class TestKilledServer:
 def accepted(acts: Acts) -> HalfRef | None:
     """Send a half message; give it when it is stored."""
     [outcome] = acts.broker.send_halves([message := acts.message(HALF)])
-    return HalfRef(message.topic, outcome.half_id, message.message_id) if outcome.verdict is Verdict.ACCEPTED else None
+    return HalfRef(message.topic, outcome.half_id, message.message_id) if outcome.status is SendStatus.ACCEPTED else None

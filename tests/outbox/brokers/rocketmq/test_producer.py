@@ -3,7 +3,7 @@
 import asyncio
 from types import SimpleNamespace
 
-from outbox.brokers.base import Outcome, Outgoing, Verdict
+from outbox.brokers.base import Outgoing, SendResult, SendStatus
 from outbox.brokers.rocketmq.producer import SEND_SECONDS, Sending
 from outbox.message import TopicSpec, TopicType
 
@@ -20,10 +20,10 @@ class TestSend:
 
         async def send_slowly(*pair, **options):
             seconds[0] += SEND_SECONDS * 0.6
-            return Outcome(Verdict.ACCEPTED)
+            return SendResult(SendStatus.ACCEPTED)
 
         monkeypatch.setattr(sending, "_send", send_slowly)
         outcomes = sending.send([Outgoing(str(number), "orders", b"1") for number in range(4)], [TOPIC] * 4)
 
-        assert [outcome.verdict for outcome in outcomes] == [Verdict.ACCEPTED] * 2 + [Verdict.UNAVAILABLE] * 2
+        assert [outcome.status for outcome in outcomes] == [SendStatus.ACCEPTED] * 2 + [SendStatus.UNAVAILABLE] * 2
         assert "took too long" in outcomes[2].reason

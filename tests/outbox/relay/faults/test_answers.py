@@ -6,7 +6,7 @@ from functools import partial
 
 import pytest
 
-from outbox.brokers.base import Ended, Verdict
+from outbox.brokers.base import Ended, SendStatus
 from outbox.models import Batch, State, Ticket
 from tests.outbox.relay.faults.looking import ask_about_halves, copies, ended, is_free
 from tests.waiting import wait_until
@@ -31,7 +31,7 @@ class TestLostAnswers:
     def test_of_half_messages_that_never_arrived_send_them_again(self, start, broker, wait):
         """7"""
         messages = wait()
-        broker.fail("send_halves", Verdict.UNSURE, times=2)
+        broker.fail("send_halves", SendStatus.UNSURE, times=2)
 
         start().drain()
 
@@ -41,7 +41,7 @@ class TestLostAnswers:
     def test_of_half_messages_that_did_arrive_send_them_again_under_a_new_token(self, start, broker, wait):
         """8"""
         messages = wait()
-        broker.fail("send_halves", Verdict.UNSURE, times=1, stored=True)
+        broker.fail("send_halves", SendStatus.UNSURE, times=1, stored=True)
 
         start().drain()
         ask_about_halves(broker)
@@ -53,7 +53,7 @@ class TestLostAnswers:
     def test_of_commits_are_asked_for_again(self, start, broker, wait, is_stored):
         """17, 18"""
         messages = wait()
-        broker.fail("end", Verdict.UNSURE, times=2, stored=is_stored)
+        broker.fail("end", SendStatus.UNSURE, times=2, stored=is_stored)
         relay = start()
 
         relay.drain()
@@ -88,7 +88,7 @@ class TestRepeats:
     def test_of_a_commit_under_way_since_before_the_first_check_show_one(self, start, broker, wait):
         """19"""
         messages = wait()
-        broker.fail("end", Verdict.UNSURE, times=2, late=True)
+        broker.fail("end", SendStatus.UNSURE, times=2, late=True)
 
         start().drain()
         ask_about_halves(broker)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from outbox.brokers.base import Verdict
+from outbox.brokers.base import SendStatus
 from outbox.models import Batch, State
 from tests.factories import MessageRowFactory, TicketFactory
 
@@ -24,7 +24,7 @@ class TestOrder:
         """32"""
         topic = make_topic("fifo")
         head, second, other = (self.publish(topic, key) for key in "aab")
-        broker.fail("send", Verdict.REFUSED, where=lambda message: message.message_id == head)
+        broker.fail("send", SendStatus.REFUSED, where=lambda message: message.message_id == head)
         relay = start()
         relay.drain()
         later = self.publish(topic, "a")
@@ -39,7 +39,7 @@ class TestOrder:
     def test_holds_through_answers_that_are_lost(self, start, broker, make_topic):
         topic = make_topic("fifo")
         messages = [self.publish(topic, "ab"[n % 2]) for n in range(12)]
-        broker.fail("send", Verdict.UNSURE, times=5, where=lambda message: message.message_id in messages[::3])
+        broker.fail("send", SendStatus.UNSURE, times=5, where=lambda message: message.message_id in messages[::3])
 
         start(batch_size=5).drain()
 

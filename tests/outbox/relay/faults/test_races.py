@@ -5,7 +5,7 @@ from __future__ import annotations
 import psycopg
 import pytest
 
-from outbox.brokers.base import Ended, EndSemantics, Verdict
+from outbox.brokers.base import Ended, EndSemantics, SendStatus
 from outbox.models import Batch, State
 from outbox.relay.lane import take_lane
 from outbox.relay.rounds import Relay
@@ -58,7 +58,7 @@ class TestZombie:
     def test_does_not_split_the_batch_of_another(self, at, start, broker, wait):
         """12"""
         wait("normal")
-        broker.fail("send", Verdict.REFUSED)
+        broker.fail("send", SendStatus.REFUSED)
         zombie, other = start(), start()
 
         at("relay.after_send", lambda: (end_leases(), other._claims.reclaim()))
@@ -83,7 +83,7 @@ class TestSweepersAndRelays:
         """28: the relay's commits have no answer, the sweeper's have."""
         messages = wait()
         relay, sweeper = start(), start()
-        broker.fail("end", Verdict.UNSURE, times=2, stored=True)
+        broker.fail("end", SendStatus.UNSURE, times=2, stored=True)
 
         at("relay.after_commit", sweeper.sweep)
         relay.drain()

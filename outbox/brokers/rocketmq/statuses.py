@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import grpc
 
-from outbox.brokers.base import Outcome, Verdict
+from outbox.brokers.base import SendResult, SendStatus
 from outbox.brokers.rocketmq.client import StatusError
 from outbox.brokers.rocketmq.stubs import Code
 
@@ -56,15 +56,15 @@ ILLEGAL_MESSAGE = "the message is illegal"  # the text of 50001 for an id or pro
 NOT_CONNECTED = ("failed to connect", "connection refused", "connect to", "dns resolution failed", "name resolution")
 
 
-def verdict_of(error: Exception) -> Outcome:
+def status_of(error: Exception) -> SendResult:
     """Say what an error at a send means; what is not surely known is UNSURE."""
     if is_flow_control(error):
-        return Outcome(Verdict.UNAVAILABLE, reason=LESS)
+        return SendResult(SendStatus.UNAVAILABLE, reason=LESS)
     if isinstance(error, StatusError):
-        return Outcome(_of_status(error), reason=f"RocketMQ says {error}.")
+        return SendResult(_of_status(error), reason=f"RocketMQ says {error}.")
     if isinstance(error, grpc.aio.AioRpcError):
-        return Outcome(_of_rpc(error), reason=f"No answer from RocketMQ: {error.code().name} {error.details()}.")
-    return Outcome(Verdict.UNSURE, reason=f"{type(error).__name__}: {error}")
+        return SendResult(_of_rpc(error), reason=f"No answer from RocketMQ: {error.code().name} {error.details()}.")
+    return SendResult(SendStatus.UNSURE, reason=f"{type(error).__name__}: {error}")
 
 
 def is_flow_control(error: Exception) -> bool:
@@ -72,22 +72,22 @@ def is_flow_control(error: Exception) -> bool:
     return isinstance(error, StatusError) and error.code == FLOW_CONTROL
 
 
-def _of_status(error: StatusError) -> Verdict:
+def _of_status(error: StatusError) -> SendStatus:
     if error.code in REFUSED or ILLEGAL_MESSAGE in error.text.lower():
-        return Verdict.REFUSED
+        return SendStatus.REFUSED
     if error.code in MISCONFIGURED:
-        return Verdict.MISCONFIGURED
+        return SendStatus.MISCONFIGURED
     if error.code == Code.INTERNAL_SERVER_ERROR and _is_about_connecting(error.text):
-        return Verdict.UNAVAILABLE
-    return Verdict.UNSURE  # also: stored and not flushed, stored and not replicated, time over
+        return SendStatus.UNAVAILABLE
+    return SendStatus.UNSURE  # also: stored and not flushed, stored and not replicated, time over
 
 
-def _of_rpc(error: grpc.aio.AioRpcError) -> Verdict:
+def _of_rpc(error: grpc.aio.AioRpcError) -> SendStatus:
     """A call that found no connection left nothing behind; one that lost it may have."""
     if error.code() in MISCONFIGURED_RPC:
-        return Verdict.MISCONFIGURED
+        return SendStatus.MISCONFIGURED
     is_away = error.code() is grpc.StatusCode.UNAVAILABLE and _is_about_connecting(error.details() or "")
-    return Verdict.UNAVAILABLE if is_away else Verdict.UNSURE
+    return SendStatus.UNAVAILABLE if is_away else SendStatus.UNSURE
 
 
 def _is_about_connecting(text: str) -> bool:

@@ -5,16 +5,16 @@ from __future__ import annotations
 import grpc
 import pytest
 
-from outbox.brokers.base import Verdict
+from outbox.brokers.base import SendStatus
 from outbox.brokers.rocketmq.client import StatusError
+from outbox.brokers.rocketmq.statuses import status_of
 from outbox.brokers.rocketmq.stubs import Code, definition
-from outbox.brokers.rocketmq.verdicts import verdict_of
 
 REFUSED, MISCONFIGURED, UNAVAILABLE, UNSURE = (
-    Verdict.REFUSED,
-    Verdict.MISCONFIGURED,
-    Verdict.UNAVAILABLE,
-    Verdict.UNSURE,
+    SendStatus.REFUSED,
+    SendStatus.MISCONFIGURED,
+    SendStatus.UNAVAILABLE,
+    SendStatus.UNSURE,
 )
 
 
@@ -29,7 +29,7 @@ def rpc(code: grpc.StatusCode, text: str = "") -> grpc.aio.AioRpcError:
 class TestStatus:
     @pytest.mark.parametrize("code", sorted(set(Code.values()) - {Code.OK, Code.MULTIPLE_RESULTS}))
     def test_never_says_that_a_message_was_accepted(self, code: int):
-        assert verdict_of(status(code)).verdict is not Verdict.ACCEPTED
+        assert status_of(status(code)).status is not SendStatus.ACCEPTED
 
     @pytest.mark.parametrize(
         ("code", "verdict"),
@@ -60,8 +60,8 @@ class TestStatus:
             ("CODE_UNSPECIFIED", UNSURE),
         ],
     )
-    def test_decides(self, code: str, verdict: Verdict):
-        assert verdict_of(status(Code.Value(code))).verdict is verdict
+    def test_decides(self, code: str, verdict: SendStatus):
+        assert status_of(status(Code.Value(code))).status is verdict
 
     @pytest.mark.parametrize(
         ("text", "verdict"),
@@ -72,14 +72,14 @@ class TestStatus:
             ("service not available now. It may be caused by one of the following reasons", UNSURE),
         ],
     )
-    def test_is_read_where_the_code_says_little(self, text: str, verdict: Verdict):
-        assert verdict_of(status(Code.INTERNAL_SERVER_ERROR, text)).verdict is verdict
+    def test_is_read_where_the_code_says_little(self, text: str, verdict: SendStatus):
+        assert status_of(status(Code.INTERNAL_SERVER_ERROR, text)).status is verdict
 
     def test_names_code_and_text(self):
-        assert verdict_of(status(Code.TOPIC_NOT_FOUND, "No such topic")).reason == "RocketMQ says 40402 No such topic."
+        assert status_of(status(Code.TOPIC_NOT_FOUND, "No such topic")).reason == "RocketMQ says 40402 No such topic."
 
     def test_is_the_same_text_for_all_messages_that_are_too_many(self):
-        texts = {verdict_of(status(Code.TOO_MANY_REQUESTS, f"period in queue: {n}ms")).reason for n in range(3)}
+        texts = {status_of(status(Code.TOO_MANY_REQUESTS, f"period in queue: {n}ms")).reason for n in range(3)}
 
         assert len(texts) == 1
 
@@ -102,8 +102,8 @@ class TestRpc:
             (grpc.StatusCode.PERMISSION_DENIED, "", MISCONFIGURED),
         ],
     )
-    def test_decides(self, code: grpc.StatusCode, text: str, verdict: Verdict):
-        assert verdict_of(rpc(code, text)).verdict is verdict
+    def test_decides(self, code: grpc.StatusCode, text: str, verdict: SendStatus):
+        assert status_of(rpc(code, text)).status is verdict
 
     def test_leaves_anything_else_unsure(self):
-        assert verdict_of(IndexError("no entry")).verdict is UNSURE
+        assert status_of(IndexError("no entry")).status is UNSURE
