@@ -8,6 +8,7 @@ import psycopg
 from django.db import ProgrammingError, connections
 
 from outbox import conf, database
+from outbox.database.wakeup import wake_relay
 from outbox.errors import ConfigurationError
 from outbox.message import TopicType
 
@@ -34,8 +35,6 @@ RESUME = """
 UPDATE outbox_topic SET paused = false, paused_at = NULL, paused_by = '', pause_reason = ''
 WHERE name = %(name)s AND id <> 0 AND paused AND paused_at IS NOT DISTINCT FROM %(since)s
 """
-
-WAKE = "SELECT pg_notify('outbox', '') FROM outbox_idle LIMIT 1"
 
 # Where this connection finds the outbox; and its search path, as it is now and as it was when the connection was opened.
 FIND_HOME = """
@@ -113,7 +112,7 @@ def resume(connection: database.Connection, name: str, *, since: datetime | None
     """
     if connection.execute(RESUME, {"name": name, "since": since}).rowcount == 0:
         return False
-    connection.execute(WAKE)
+    wake_relay(connection)
     return True
 
 

@@ -20,7 +20,7 @@ from outbox.admin.impact import Act, as_of, chosen_rows, impact_page, reason_for
 from outbox.admin.links import message_link
 from outbox.admin.lists import Filter
 from outbox.admin.text import badge, shown, since
-from outbox.batches.dead import settle_messages
+from outbox.batches.retry import retry_messages
 from outbox.models import DeadMessage
 
 AT_ONCE = 10_000  # in one request
@@ -143,7 +143,7 @@ class DeadMessageAdmin(ReadOnlyAdmin):
         for start in range(0, len(ids), CHUNK):
             with transaction.atomic(using=using):
                 part = ids[start : start + CHUNK]
-                settled = settle_messages(database.raw(using), part, skip=act is DISCARD)
+                settled = retry_messages(database.raw(using), part, skip=act is DISCARD)
                 names = {str(one): str(one) for one in part if str(one) not in settled.refused}
                 write_log(request, self.model, names, f"{act.past}. Reason: {reason}")
                 done += settled.messages

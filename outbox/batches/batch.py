@@ -8,6 +8,10 @@ from dataclasses import dataclass, field
 
 from outbox.brokers.base import HalfRef, SendStatus
 from outbox.message import TopicType
+from outbox.models import State
+
+UNFINISHED = f"({State.RELEASED}, {State.CLAIMED}, {State.PREPARED})"
+"""The states of a batch that is still to be sent: SQL. As literals, or PostgreSQL could not use the partial index on them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,7 +45,7 @@ class Batch:
 
 
 class SplitReason(enum.StrEnum):
-    """Why a message parts from its batch. The first four are the broker's verdicts."""
+    """Why a message leaves its batch. The first four are the broker's answers."""
 
     REFUSED = SendStatus.REFUSED.value
     MISCONFIGURED = SendStatus.MISCONFIGURED.value
@@ -49,7 +53,7 @@ class SplitReason(enum.StrEnum):
     UNSURE = SendStatus.UNSURE.value
     HELD = "held"  # an earlier message of its key was not accepted
     SHED = "shed"  # not handed over: the lease was half gone, or the relay was told to stop
-    DISCARDED = "discarded"  # decided, but the broker has rolled the half message back or dropped it: rule R
+    DISCARDED = "discarded"  # decided, but the broker has rolled the half message back or discarded it
 
     @property
     def is_failure(self) -> bool:
@@ -59,16 +63,16 @@ class SplitReason(enum.StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Unaccepted:
-    """How one message fared differently from its batch."""
+    """Why one message was not accepted. `text`: what an operator should read."""
 
-    fate: SplitReason
-    reason: str
+    reason: SplitReason
+    text: str
 
 
 @dataclass(frozen=True, slots=True)
 class BatchSendResult:
     """
-    How the messages of a batch fared at the broker. Each position of the batch is in one of the two.
+    What the broker made of the messages of a batch. Each position of the batch is in one of the two.
 
     Args:
         accepted: position -> id of the half message; "" for a whole message.
@@ -76,7 +80,7 @@ class BatchSendResult:
 
     batch: Batch
     accepted: dict[int, str] = field(default_factory=dict)
-    parted: dict[int, Unaccepted] = field(default_factory=dict)
+    unaccepted: dict[int, Unaccepted] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,9 +1,10 @@
 """
-What a person does about messages that an audit found lost behind the outbox: have them sent again.
+Resend: what was decided or sent goes out again under a new token, because its broker does not have it.
 
-3 -> 0 of the state machine. The message leaves its batch for a batch of one, same lane and number, so that what was missing
-is there again under the number it was missed by; a batch of one goes back itself. A message row that nothing would ever
-send gets a ticket.
+After a discard (PREPARED to RELEASED): the broker says that this very half message was rolled back or discarded. After an audit
+(SENT to RELEASED): an operator lets messages go again that an audit found lost behind the outbox. A message leaves its batch for
+a batch of one, same lane and number, so that what was missing is there again under the number it was missed by; a batch of one
+goes back itself. A message row that nothing would ever send gets a ticket.
 """
 
 from __future__ import annotations
@@ -11,36 +12,48 @@ from __future__ import annotations
 import logging
 from collections.abc import Sequence
 from dataclasses import dataclass
-from datetime import datetime
+from datetime import datetime, timedelta
 from uuid import UUID
 
 from psycopg.rows import class_row
 
-from outbox.batches.dead import WAKE, RetryResult
+from outbox.batches.batch import PreparedBatch
+from outbox.batches.retry import RetryResult
 from outbox.database import Connection
+from outbox.database.locks import Lock
+from outbox.database.wakeup import wake_relay
+from outbox.models import State
 
 logger = logging.getLogger(__name__)
 
+# A batch of one. Of a larger one, `split` takes the discarded half messages out.
+RESEND_DISCARDED = f"""
+UPDATE outbox_batch SET state = {State.RELEASED}, due_at = clock_timestamp() + %(wait)s, half_ids = NULL, open = NULL,
+    tries = tries + 1, last_error = %(error)s
+WHERE id = %(id)s AND state = {State.PREPARED} AND attempt = %(attempt)s AND cardinality(message_ids) = 1 RETURNING id
+"""
+
 # One at a time: who comes second sees what the first has done.
-LOCK = "SELECT pg_advisory_xact_lock(7712, 1)"
+LOCK = f"SELECT pg_advisory_xact_lock({Lock.RESEND}, 0)"
 
 # Where messages stand now, and when they were last sent.
-STANDING = "SELECT id, state, batch_id, position, sent_at FROM outbox_message_state WHERE id = ANY(%s)"
+READ_STATE = "SELECT id, state, batch_id, position, sent_at FROM outbox_message_state WHERE id = ANY(%s)"
 
-LEAVE_BATCH = """
+RESEND_ONE = f"""
 WITH b AS (
     UPDATE outbox_batch SET split = split || %(position)s::smallint
-    WHERE id = %(batch)s AND state = 3 AND %(position)s::smallint <> ALL(split) AND cardinality(message_ids) > 1 RETURNING *
+    WHERE id = %(batch)s AND state = {State.SENT} AND %(position)s::smallint <> ALL(split) AND cardinality(message_ids) > 1
+    RETURNING *
 )
 INSERT INTO outbox_batch (topic_id, lane, first_seq, message_ids, order_keys, state, attempt, due_at)
 SELECT b.topic_id, b.lane, b.first_seq + %(position)s - 1, b.message_ids[%(position)s:%(position)s],
-    b.order_keys[%(position)s:%(position)s], 0, b.attempt, clock_timestamp()
+    b.order_keys[%(position)s:%(position)s], {State.RELEASED}, b.attempt, clock_timestamp()
 FROM b
 """
 
-RETURN_BATCH = """
-UPDATE outbox_batch SET state = 0, tries = 0, due_at = clock_timestamp(), half_ids = NULL, open = NULL
-WHERE id = %(batch)s AND state = 3 AND cardinality(message_ids) = 1
+RESEND_BATCH = f"""
+UPDATE outbox_batch SET state = {State.RELEASED}, tries = 0, due_at = clock_timestamp(), half_ids = NULL, open = NULL
+WHERE id = %(batch)s AND state = {State.SENT} AND cardinality(message_ids) = 1
 """
 
 GIVE_TICKET = """
@@ -53,12 +66,12 @@ GONE = "The outbox does not have it: it was pruned, or never recorded."
 SENT_SINCE = "It was sent again since that audit looked."
 REFUSED = {
     "dead": "It is dead: send it again from the dead messages.",
-    "skipped": "It was dead, and somebody let it rest.",
+    "skipped": "It was dead, and an operator skipped it.",
 }
 
 
 @dataclass(frozen=True, slots=True)
-class _Standing:
+class _MessageState:
     id: UUID
     state: str
     batch_id: int | None
@@ -66,41 +79,55 @@ class _Standing:
     sent_at: datetime | None
 
 
-def send_again(connection: Connection, message_ids: Sequence[UUID], *, lost_before: datetime) -> RetryResult:
+def resend_discarded(connection: Connection, batch: PreparedBatch, *, wait: timedelta, error: str) -> bool:
     """
-    Have sent messages sent once more, and stranded ones for the first time; what is on its way stays as it is.
+    Release a prepared batch of one whose half message is no more.
+
+    Args:
+        wait: how long until it may be claimed again.
+
+    Returns:
+        False when the fence was lost.
+    """
+    arguments = {"id": batch.id, "attempt": batch.attempt, "wait": wait, "error": error}
+    return connection.execute(RESEND_DISCARDED, arguments).fetchone() is not None
+
+
+def resend(connection: Connection, message_ids: Sequence[UUID], *, lost_before: datetime) -> RetryResult:
+    """
+    Send sent messages once more, and stranded ones for the first time; what is on its way stays as it is.
 
     Args:
         connection: in a transaction, READ COMMITTED.
         lost_before: when they were seen to be lost; what was sent later is left alone.
     """
-    settled = RetryResult()
+    result = RetryResult()
     connection.execute(LOCK)
-    rows = connection.cursor(row_factory=class_row(_Standing)).execute(STANDING, [list(message_ids)]).fetchall()
-    standing = {row.id: row for row in rows}
-    settled.refuse([one for one in message_ids if one not in standing], GONE)
-    for row in standing.values():
-        if reason := _objection(row, lost_before):
-            settled.refuse([row.id], reason)
+    rows = connection.cursor(row_factory=class_row(_MessageState)).execute(READ_STATE, [list(message_ids)]).fetchall()
+    states = {row.id: row for row in rows}
+    result.refuse([one for one in message_ids if one not in states], GONE)
+    for row in states.values():
+        if reason := _why_not(row, lost_before):
+            result.refuse([row.id], reason)
         else:
-            _release(connection, row)
-            settled.messages += 1
-    if settled.messages:
-        logger.info("%s messages that were lost are sent again by hand", settled.messages)
-        connection.execute(WAKE)
-    return settled
+            _resend_one(connection, row)
+            result.messages += 1
+    if result.messages:
+        logger.info("%s messages that were lost are sent again by hand", result.messages)
+        wake_relay(connection)
+    return result
 
 
-def _objection(row: _Standing, lost_before: datetime) -> str:
-    """Say why a message is not sent again; empty: it is."""
+def _why_not(row: _MessageState, lost_before: datetime) -> str:
+    """Return why a message is not sent again; empty: it is."""
     if row.state not in ("sent", "lost"):
         return REFUSED.get(row.state, f"It is on its way: {row.state}.")
     return SENT_SINCE if row.sent_at is not None and row.sent_at > lost_before else ""
 
 
-def _release(connection: Connection, row: _Standing) -> None:
+def _resend_one(connection: Connection, row: _MessageState) -> None:
     place = {"batch": row.batch_id, "position": row.position}
     if row.state == "lost":
         connection.execute(GIVE_TICKET, [row.id])
-    elif not connection.execute(LEAVE_BATCH, place).rowcount:
-        connection.execute(RETURN_BATCH, place)
+    elif not connection.execute(RESEND_ONE, place).rowcount:
+        connection.execute(RESEND_BATCH, place)

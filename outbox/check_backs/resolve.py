@@ -16,6 +16,8 @@ from uuid import UUID
 from psycopg import errors
 from psycopg.rows import class_row
 
+from outbox.batches.fence import fence
+from outbox.batches.half_first import HalfFirstStep, read_half_first, write_tombstone
 from outbox.check_backs.about import About, look_up
 from outbox.check_backs.register import resolver_of
 from outbox.database import Connection
@@ -34,25 +36,6 @@ READ_BATCH = """
 SELECT state, attempt, message_ids[%(position)s]::text AS message_id, half_ids[%(position)s] AS half_id,
        %(position)s = ANY(split) AS is_split, coalesce(lease_until < clock_timestamp(), false) AS is_lease_over
 FROM outbox_batch WHERE id = %(batch)s
-"""
-
-# Takes a batch from a relay that let its lease run out. One row: that relay can decide it no more. No row: it just did.
-FENCE = """
-UPDATE outbox_batch SET state = 0, due_at = clock_timestamp(), lease_until = NULL
-WHERE id = %(batch)s AND state = 1 AND attempt = %(attempt)s AND lease_until < clock_timestamp() RETURNING id
-"""
-
-# Half first, whoever writes the message row decides. The transaction does so as its first statement; a tombstone (topic 0) in
-# its place keeps that transaction from ever committing. This waits for a transaction that has written the row already.
-WRITE_TOMBSTONE = "INSERT INTO outbox_message (id, topic_id, body) VALUES (%s, 0, '') ON CONFLICT (id) DO NOTHING RETURNING id"
-
-# Its own statement: what the one before has waited for is seen by a later snapshot only. A batch of one has its only
-# message's id for the newest.
-READ_HALF_FIRST = """
-SELECT m.topic_id = 0 AS is_tombstone, b.id AS batch, b.state, b.attempt, b.half_ids[1] AS half_id
-FROM outbox_message m
-LEFT JOIN outbox_batch b ON outbox_newest(b.message_ids) = %(id)s AND cardinality(b.message_ids) = 1
-WHERE m.id = %(id)s
 """
 
 
@@ -83,17 +66,6 @@ class _Batch:
     half_id: str | None
     is_split: bool
     is_lease_over: bool
-
-
-@dataclass(frozen=True, slots=True)
-class _HalfFirst:
-    """What the table looks at of a message that went half first. The batch's columns are None where it has none."""
-
-    is_tombstone: bool
-    batch: int | None
-    state: int | None
-    attempt: int | None
-    half_id: str | None
 
 
 def resolve(connection: Connection, half: Half, *, retention: timedelta) -> Answer:
@@ -130,7 +102,7 @@ def _by_token(connection: Connection, half: Half, source: str, *, oldest: dateti
         answer = _judge(batch, half, token)
         if answer is not None:
             return answer
-        if connection.execute(FENCE, {"batch": token.batch, "attempt": token.attempt}).fetchone():
+        if fence(connection, token.batch, token.attempt):
             return _rollback(f"The lease of batch {token.batch} was over; it was taken back before a decision.")
 
 
@@ -178,20 +150,19 @@ def _by_message(connection: Connection, half: Half) -> Answer:
     except ValueError:
         return _unknown(f"The message id {half.message_id!r} cannot be read.", is_alarm=True)
     try:
-        if connection.execute(WRITE_TOMBSTONE, [message_id]).fetchone():
+        if write_tombstone(connection, message_id):
             return _rollback("Its transaction has not committed, and cannot any more.")
     except errors.LockNotAvailable:
         return _unknown("Its transaction is still open.")
     except errors.CheckViolation:
         return _unknown("No partition takes its message row; there is a default one no more.", is_alarm=True)
-    with connection.cursor(row_factory=class_row(_HalfFirst)) as cursor:
-        found = cursor.execute(READ_HALF_FIRST, {"id": message_id}).fetchone()
+    found = read_half_first(connection, message_id)
     if found is None:
         return _unknown("Its message row was there a moment ago, and is not now.", is_alarm=True)
     return _judge_half_first(found, half)
 
 
-def _judge_half_first(found: _HalfFirst, half: Half) -> Answer:
+def _judge_half_first(found: HalfFirstStep, half: Half) -> Answer:
     if found.is_tombstone:
         return _rollback("Its transaction has not committed, and cannot any more: an earlier check-back saw to that.")
     if found.batch is None:

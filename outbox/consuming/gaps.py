@@ -16,24 +16,22 @@ import logging
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any
-from uuid import UUID
 
 from django.db import connections, transaction
 
 from outbox import conf, signals
 from outbox.consuming.register import Group
+from outbox.database.locks import Lock
+from outbox.ids import first_id_at
 from outbox.message import TopicType
 
 logger = logging.getLogger(__name__)
-
-LOOKERS = 7710
-"""The first half of the advisory locks on looking for gaps; the second is the group."""
 
 RECENT = 100_000
 """So many of a lane's last numbers are looked at. More than that within the settle time is left to the audit."""
 
 # One process of a group looks, the others need not.
-LOOK_ALONE = "SELECT pg_try_advisory_xact_lock(%s, hashtext(%s))"
+LOOK_ALONE = f"SELECT pg_try_advisory_xact_lock({Lock.GAPS}, hashtext(%s))"
 
 # Compiling the statement takes longer than it runs.
 NO_JIT = "SET LOCAL jit = off"
@@ -160,11 +158,11 @@ def find_gaps(group: Group) -> list[Missing]:
         "group": group.name,
         "topics": watched_topics(group),
         "settle": settings.consumer.settle,
-        "oldest": _first_id_at(datetime.now(UTC) - settings.retention),
+        "oldest": first_id_at(datetime.now(UTC) - settings.retention),
         "recent": RECENT,
     }
     with transaction.atomic(using=group.using), connections[group.using].cursor() as cursor:
-        cursor.execute(LOOK_ALONE, [LOOKERS, group.name])
+        cursor.execute(LOOK_ALONE, [group.name])
         if not cursor.fetchone()[0]:
             return []
         cursor.execute(NO_JIT)
@@ -189,8 +187,3 @@ def _announce(group: Group, missing: Missing) -> None:
         first=missing.first,
         last=missing.last,
     )
-
-
-def _first_id_at(time: datetime) -> UUID:
-    """Give the smallest uuid7 of that time; its first 48 bits are the milliseconds."""
-    return UUID(int=int(time.timestamp() * 1000) << 80)

@@ -17,14 +17,16 @@ from uuid import UUID
 
 from psycopg import errors, sql
 
-from outbox import conf, database, signals
+from outbox import conf, signals
+from outbox.database.connections import Connection, connect
+from outbox.database.locks import Lock
+from outbox.ids import day_of, first_id
 
 logger = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
 PATIENCE = timedelta(seconds=10)
-LAST_DAY = date(9999, 12, 30)  # the day after it is still a date
 
 # CheckViolation: a row of the day reached DEFAULT after we had looked there.
 RETRIED = (errors.LockNotAvailable, errors.DeadlockDetected, errors.CheckViolation)
@@ -37,8 +39,8 @@ SELECT c.relname FROM pg_inherits i JOIN pg_class c ON c.oid = i.inhrelid
 WHERE i.inhparent = 'outbox_message'::regclass AND c.relname <> 'outbox_message_default' ORDER BY c.relname
 """
 
-# One maker at a time; the lock ends with the transaction. 7707 to 7710 are others' locks.
-TAKE_TURN = "SELECT pg_advisory_xact_lock(7711, 0)"
+# One maker at a time; the lock ends with the transaction.
+LOCK_PARTITIONS = f"SELECT pg_advisory_xact_lock({Lock.PARTITIONS}, 0)"
 
 # ATTACH proves the bounds by the CHECK and scans nothing. CREATE .. PARTITION OF would stop all publishers behind an
 # open transaction; this way only the DEFAULT partition is locked, and no publisher needs it.
@@ -65,24 +67,12 @@ DROP_DAY = "DROP TABLE {day}"
 FIND_STRAY = "SELECT id FROM outbox_message_default WHERE id >= %s ORDER BY id LIMIT 1"
 
 
-def first_id(day: date) -> UUID:
-    """Give the smallest uuid7 of a UTC day; with the next day's it bounds the day's partition."""
-    midnight = datetime(day.year, day.month, day.day, tzinfo=UTC)
-    return UUID(int=int(midnight.timestamp() * 1000) << 80)
-
-
-def day_of(message_id: UUID) -> date:
-    """Give the UTC day a uuid7 was made on; the last of all days for an id that holds no date."""
-    days = timedelta(milliseconds=message_id.int >> 80).days
-    return date.fromordinal(min(date(1970, 1, 1).toordinal() + days, LAST_DAY.toordinal()))
-
-
 def table_of(day: date) -> str:
     """Name the partition of a day."""
     return f"outbox_message_{day:%Y%m%d}"
 
 
-def days(connection: database.Connection) -> list[date]:
+def days(connection: Connection) -> list[date]:
     """List the days that have a partition, oldest first."""
     names = [name for (name,) in connection.execute(LIST_DAYS)]
     return [datetime.strptime(name[-8:], "%Y%m%d").replace(tzinfo=UTC).date() for name in names]
@@ -99,7 +89,7 @@ def make_days(using: str, *, today: date | None = None, patience: timedelta = PA
     """
     today = today or datetime.now(UTC).date()
     last = today + timedelta(days=conf.settings().relay.partition_days)
-    with database.connect(using, application_name="outbox upkeep") as connection:
+    with connect(using, application_name="outbox upkeep") as connection:
         existing = set(days(connection))
         ahead = [today + timedelta(days=n) for n in range((last - today).days + 1)]
         strays = _stray_days(connection, last)
@@ -109,7 +99,7 @@ def make_days(using: str, *, today: date | None = None, patience: timedelta = PA
         return [day for day in wanted if make_day(connection, day, patience=patience)]
 
 
-def make_day(connection: database.Connection, day: date, *, patience: timedelta = PATIENCE) -> bool:
+def make_day(connection: Connection, day: date, *, patience: timedelta = PATIENCE) -> bool:
     """Make one day's partition, with the rows of that day that DEFAULT holds; say whether this call made it."""
     try:
         return with_short_locks(connection, lambda: _make_day(connection, day), patience=patience)
@@ -118,7 +108,7 @@ def make_day(connection: database.Connection, day: date, *, patience: timedelta 
         return False
 
 
-def drop_day(connection: database.Connection, day: date, *, unless: Callable[[], bool], patience: timedelta = PATIENCE) -> bool:
+def drop_day(connection: Connection, day: date, *, unless: Callable[[], bool], patience: timedelta = PATIENCE) -> bool:
     """
     Drop a day's partition; say whether this call did.
 
@@ -127,7 +117,7 @@ def drop_day(connection: database.Connection, day: date, *, unless: Callable[[],
     """
 
     def drop() -> bool:
-        connection.execute(TAKE_TURN)
+        connection.execute(LOCK_PARTITIONS)
         if day not in days(connection):
             return False
         _run(connection, LOCK_DAY, day)
@@ -143,7 +133,7 @@ def drop_day(connection: database.Connection, day: date, *, unless: Callable[[],
         return False
 
 
-def with_short_locks(connection: database.Connection, step: Callable[[], T], *, patience: timedelta = PATIENCE) -> T:
+def with_short_locks(connection: Connection, step: Callable[[], T], *, patience: timedelta = PATIENCE) -> T:
     """
     Run a step in a transaction that waits at most 100 ms for a lock, again and again while patience lasts.
 
@@ -162,8 +152,8 @@ def with_short_locks(connection: database.Connection, step: Callable[[], T], *, 
             time.sleep(random.uniform(0.05, 0.2))  # noqa: S311  (lets those through that queued behind us)
 
 
-def _make_day(connection: database.Connection, day: date) -> bool:
-    connection.execute(TAKE_TURN)
+def _make_day(connection: Connection, day: date) -> bool:
+    connection.execute(LOCK_PARTITIONS)
     if day in days(connection):
         return False
     has_strays = _has_strays(connection, day)
@@ -176,17 +166,17 @@ def _make_day(connection: database.Connection, day: date) -> bool:
     return True
 
 
-def _run(connection: database.Connection, statement: str, day: date) -> None:
+def _run(connection: Connection, statement: str, day: date) -> None:
     bounds = {"first": sql.Literal(first_id(day)), "end": sql.Literal(first_id(day + timedelta(days=1)))}
     connection.execute(sql.SQL(statement).format(day=sql.Identifier(table_of(day)), **bounds))
 
 
-def _has_strays(connection: database.Connection, day: date) -> bool:
+def _has_strays(connection: Connection, day: date) -> bool:
     row = connection.execute(FIND_STRAY, [first_id(day)]).fetchone()
     return row is not None and day_of(row[0]) == day
 
 
-def _stray_days(connection: database.Connection, last: date) -> list[date]:
+def _stray_days(connection: Connection, last: date) -> list[date]:
     """List the days of DEFAULT's rows: all up to `last`, and of those beyond it the first."""
     found: list[date] = []
     while not found or found[-1] <= last:

@@ -6,7 +6,7 @@ then the work is done, then the database commits, then the half message is commi
 meanwhile waits for the message row, and so for the transaction: what the database says is what happens.
 
 What this process does not end, because it died or does not know how its database commit ended, the check-back ends
-(`check_backs/resolve.py`), and behind it the sweep with rule R (`relay/sweep.py`).
+(`check_backs/resolve.py`), and behind it the sweep (`relay/sweep.py`).
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from psycopg.pq import TransactionStatus
 from outbox import conf
 from outbox.errors import BrokenTransaction, BrokerUnavailable, ConfigurationError, HalfNotStored, NotOutermost
 from outbox.failpoints import failpoint
-from outbox.half_first.fence import insert_prepared
+from outbox.half_first.fence import write_fence
 from outbox.half_first.message import HalfFirstMessage
 from outbox.half_first.producers import acquire
 from outbox.message import TopicType
@@ -52,27 +52,27 @@ def open_transaction(draft: Draft, using: str, *, about: str | None = None) -> I
         raise ConfigurationError(f"{draft.subject} cannot go half first: {wrong}, or publish() it in the transaction.")
     topic = topic_id(draft.topic, using)
     with acquire(draft.broker, using) as broker:
-        story = HalfFirstMessage(broker, draft, using, half_id=_new_half_id(broker, draft))
+        message = HalfFirstMessage(broker, draft, using, half_id=_new_half_id(broker, draft))
         try:
             with ExitStack() as stack:
                 _enter_outermost(stack, draft, using)
                 # Before the work, so that it runs before the work's own and outlives every savepoint of the work.
-                django_transaction.on_commit(story.commit, using=using, robust=True)
-                fence = insert_prepared(draft, topic, using, half_id=story.half.half_id, about=about)
+                django_transaction.on_commit(message.commit, using=using, robust=True)
+                prepared = write_fence(draft, topic, using, half_id=message.half.half_id, about=about)
                 failpoint("half_first.after_fence")
-                story.send(fence, about=about)
-                with story.undone_by_an_exception():
+                message.send(prepared, about=about)
+                with message.undone_by_an_exception():
                     failpoint("half_first.after_half")
                     yield
                     failpoint("half_first.after_work")
-                    story.is_undone = django_transaction.get_rollback(using)
-                    if not story.is_undone:
-                        _insist_on_a_sound_transaction(draft, using)
+                    message.is_undone = django_transaction.get_rollback(using)
+                    if not message.is_undone:
+                        _require_sound_transaction(draft, using)
         except IntegrityError:
-            story.is_undone = True  # at COMMIT: a deferred constraint, so the server itself has rolled back
+            message.is_undone = True  # at COMMIT: a deferred constraint, so the server itself has rolled back
             raise
         finally:
-            story.settle()
+            message.settle()
 
 
 def objection(topic: str) -> str | None:
@@ -108,7 +108,7 @@ def _enter_outermost(stack: ExitStack, draft: Draft, using: str) -> None:
         ) from error
 
 
-def _insist_on_a_sound_transaction(draft: Draft, using: str) -> None:
+def _require_sound_transaction(draft: Draft, using: str) -> None:
     """Raise where COMMIT would silently be a rollback: PostgreSQL answers it so after an error that somebody caught."""
     connection: psycopg.Connection | None = connections[using].connection
     if connection is None or connection.info.transaction_status is not TransactionStatus.INTRANS:

@@ -10,10 +10,11 @@ from time import monotonic
 from typing import TYPE_CHECKING
 
 from outbox.batches.batch import Batch
+from outbox.batches.half_first import PreparedRow
 from outbox.brokers.base import Broker, Ended, EndSemantics, HalfRef, Outgoing, SendResult, SendStatus
 from outbox.errors import HalfNotStored
 from outbox.failpoints import failpoint
-from outbox.half_first.fence import Fence, mark_sent
+from outbox.half_first.fence import mark_sent
 from outbox.message import Resolution, TopicType
 from outbox.relay.cloudevents import seal
 from outbox.relay.load import Row
@@ -41,22 +42,22 @@ class HalfFirstMessage:
         self._broker = broker
         self._draft = draft
         self._using = using
-        self._fence: Fence | None = None
+        self._prepared: PreparedRow | None = None
         self._sent_at: float | None = None  # surely stored, since then at the earliest
         self._is_committed = False
 
-    def send(self, fence: Fence, *, about: str | None) -> None:
+    def send(self, prepared: PreparedRow, *, about: str | None) -> None:
         """
         Send the half message.
 
         Raises:
             HalfNotStored: it is not stored, or not surely. The check-back rolls back what is.
         """
-        self._fence = fence
+        self._prepared = prepared
         refusal = f"{self._draft.subject} was not sent half first, nothing was done. Broker {self._broker.alias!r}"
         began = monotonic()
         try:
-            [outcome] = self._broker.send_halves([self._seal(fence, about)])
+            [outcome] = self._broker.send_halves([self._seal(prepared, about)])
         except Exception as error:
             raise HalfNotStored(f"{refusal} raised {type(error).__name__}: {error}") from error
         if outcome.status is not SendStatus.ACCEPTED:
@@ -74,7 +75,7 @@ class HalfFirstMessage:
 
     def commit(self) -> None:
         """Commit the half message, the database having committed; where a check may be under way, that commits it."""
-        assert self._fence is not None
+        assert self._prepared is not None
         self._is_committed = True
         failpoint("half_first.after_commit")
         if not self._may_commit():
@@ -83,7 +84,7 @@ class HalfFirstMessage:
         outcome = self._end(Resolution.COMMIT)
         failpoint("half_first.after_end")
         if outcome.status is SendStatus.ACCEPTED and outcome.ended is Ended.COMMITTED:
-            mark_sent(self._fence, self._using)
+            mark_sent(self._prepared, self._using)
         else:
             logger.warning(
                 "The half message of %s is not committed yet, and left to the check-back: %s, %s %s",
@@ -101,12 +102,12 @@ class HalfFirstMessage:
             except Exception:  # the caller's own exception is on its way
                 logger.exception("The half message of %s is left to the check-back.", self.half.message_id)
 
-    def _seal(self, fence: Fence, about: str | None) -> Outgoing:
+    def _seal(self, prepared: PreparedRow, about: str | None) -> Outgoing:
         """Seal it as a relay does, in a batch of one whose number stands for: half first."""
         draft = self._draft
         batch = Batch(0, 1, draft.topic, TopicType.TRANSACTION, lane=None, first_seq=None, message_ids=[str(draft.id)])
         row = Row(draft.key, draft.headers, about, draft.body)
-        return replace(seal(row, batch, 1, source=fence.source, is_half=True), half_id=self.half.half_id)
+        return replace(seal(row, batch, 1, source=prepared.source, is_half=True), half_id=self.half.half_id)
 
     def _may_commit(self) -> bool:
         """Where a second COMMIT makes a second copy, commit only before any check."""

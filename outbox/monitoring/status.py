@@ -8,10 +8,10 @@ from datetime import timedelta
 from psycopg.rows import class_row
 
 from outbox import conf
-from outbox.batches.split import ALARM_TRIES
 from outbox.brokers.base import BrokerStatus, DeadLetterCount, SendStatus
 from outbox.consuming.handle import Outcome
 from outbox.database import Connection
+from outbox.relay.splitter import ALARM_TRIES
 
 SILENT_AFTER = timedelta(seconds=30)  # a process that is busy with one batch beats less often than each second
 LATE_AFTER = timedelta(minutes=1)

@@ -21,15 +21,13 @@ from outbox import conf, database
 from outbox.brokers.base import Broker, Delivery
 from outbox.consuming.delivery_info import DeliveryInfo
 from outbox.database import heartbeats
+from outbox.database.locks import Lock
 from outbox.errors import BrokerUnavailable
 from outbox.failpoints import failpoint
 from outbox.message import TopicType
 
 PAST_RETENTION = "recorded_at < %(before)s"
 """Rows that the prune deletes."""
-
-LOCKS = 7713
-"""The first half of the advisory locks on recording; the second is the broker."""
 
 AT_ONCE = 500  # messages in one statement, at most
 BEAT_SECONDS = 10.0
@@ -38,7 +36,7 @@ RETURNED_WITHIN = timedelta(seconds=10)  # so long after its time a message that
 STAND_BY_SECONDS = 1.0
 
 # One recorder of a broker at a time; another stands by until the lock is free, which it is when the connection ends.
-TAKE_TURN = "SELECT pg_try_advisory_lock(%s, hashtext(%s))"
+TAKE_TURN = f"SELECT pg_try_advisory_lock({Lock.RECORDER}, hashtext(%s))"
 
 # A topic that another group, or broker, begins to record is judged from then on.
 BEGIN = """
@@ -168,7 +166,7 @@ class Recorder:
 
     def _take_up(self) -> bool:
         connection = database.connect(self.using, application_name="outbox recorder")
-        if connection.execute(TAKE_TURN, [LOCKS, f"{self.alias} {self.group}"]).fetchone() != (True,):
+        if connection.execute(TAKE_TURN, [f"{self.alias} {self.group}"]).fetchone() != (True,):
             connection.close()
             return False
         self._connection = connection

@@ -18,7 +18,7 @@ from django.db import transaction
 from django.utils import timezone
 
 from outbox import conf, database
-from outbox.batches.resend import GONE, send_again
+from outbox.batches.resend import GONE, resend
 from outbox.consuming.delivery_info import uuid_of
 from outbox.consuming.register import groups
 from outbox.database import Connection
@@ -170,7 +170,7 @@ def _deliver(again: Again) -> set[UUID]:
 
 def _send(again: Again, connection: Connection, lost_before: datetime) -> set[UUID]:
     """Have a relay send."""
-    settled = send_again(connection, again.ids, lost_before=lost_before)
+    settled = resend(connection, again.ids, lost_before=lost_before)
     for reason in settled.refused.values():
         again.refuse(reason, 1)
     return set(again.ids) - _uuids(settled.refused)

@@ -2,24 +2,20 @@
 
 from __future__ import annotations
 
-import uuid
 from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from functools import cache
 from typing import Any
+from uuid import UUID
 
 import msgspec
 
 from outbox import conf
 from outbox.errors import InvalidMessage
+from outbox.ids import uuid7
 from outbox.message import Header, Message, TopicType, current_cause, prepare
 from outbox.publishing import rules
-
-if hasattr(uuid, "uuid7"):  # Python 3.14 and later
-    uuid7 = uuid.uuid7
-else:
-    from uuid_utils.compat import uuid7
 
 CLOCK_MARGIN = timedelta(minutes=1)
 """How far the database's clock may lag behind ours without a broker hearing of a delay beyond its limit."""
@@ -41,7 +37,7 @@ class Draft:
     """
 
     subject: str
-    id: uuid.UUID
+    id: UUID
     topic: str
     broker: str
     is_ordered: bool
@@ -152,7 +148,7 @@ def _draft(
     return Draft(subject, message_id, topic, settings.broker, is_ordered, key, written, body, wait)
 
 
-def _add_origin(headers: dict[str, str], message_id: uuid.UUID) -> None:
+def _add_origin(headers: dict[str, str], message_id: UUID) -> None:
     """Say which message caused this one, and which began the story; a message without a cause begins its own."""
     cause = current_cause.get()
     if cause is None:

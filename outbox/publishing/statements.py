@@ -10,12 +10,10 @@ from django.db import connections
 from django.db.backends.utils import CursorWrapper
 
 from outbox import conf
+from outbox.database.locks import Lock
 from outbox.message import Receipt
 from outbox.publishing.draft import Draft
 from outbox.topics import topic_id
-
-KEY_LOCKS = 7709
-"""The first half of the advisory locks on keys; 7707 and 7708 are the relay's."""
 
 # The message row and its ticket; wakes a resident relay if one said that it is idle. Both take their values from here: a
 # ticket that selected them from the message row would cost a third more.
@@ -52,10 +50,12 @@ RETURNING (SELECT pg_notify('outbox', '') FROM outbox_idle LIMIT 1)
 
 # Tickets of one key are to be in the order of the commits: who publishes a key waits until its last publisher has
 # committed. Gives the order key.
-LOCK_KEY = "SELECT pg_advisory_xact_lock(%s, hashtext(%s)), hashtextextended(%s, %s)"
+LOCK_KEY = f"SELECT pg_advisory_xact_lock({Lock.KEY}, hashtext(%s)), hashtextextended(%s, %s)"
 
 # The same for many keys, sorted, so that two publishers of the same keys do not wait for each other.
-LOCK_KEYS = "SELECT pg_advisory_xact_lock(%s, hash) FROM (SELECT DISTINCT hashtext(unnest(%s::text[])) AS hash ORDER BY 1) k"
+LOCK_KEYS = (
+    f"SELECT pg_advisory_xact_lock({Lock.KEY}, hash) FROM (SELECT DISTINCT hashtext(unnest(%s::text[])) AS hash ORDER BY 1) k"
+)
 
 # Takes a dedupe key that is new or expired, one row; none if it is taken. A concurrent publisher of the key is waited for.
 TAKE_DEDUPE_KEY = """
@@ -91,7 +91,7 @@ def write(draft: Draft, using: str, *, about: str | None, dedupe_key: str | None
                 return Receipt(first_id, draft.topic, first_key, is_duplicate=True)
         order_key = None
         if draft.is_ordered:
-            cursor.execute(LOCK_KEY, [KEY_LOCKS, draft.key, draft.key, topic])
+            cursor.execute(LOCK_KEY, [draft.key, draft.key, topic])
             _, order_key = cursor.fetchone()
         row: list[Any] = [draft.id, topic, draft.key, draft.headers, about, draft.body, draft.id, topic]
         if draft.wait:
@@ -122,7 +122,7 @@ def write_many(drafts: Sequence[Draft], using: str, *, abouts: Sequence[str | No
     ]
     with connections[using].cursor() as cursor:
         if ordered_keys := [draft.key for draft in drafts if draft.is_ordered]:
-            cursor.execute(LOCK_KEYS, [KEY_LOCKS, ordered_keys])
+            cursor.execute(LOCK_KEYS, [ordered_keys])
         columns: list[Any] = [list(column) for column in zip(*rows, strict=True)]
         cursor.execute(INSERT_MANY, columns)
     return [Receipt(draft.id, draft.topic, draft.key) for draft in drafts]

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from datetime import UTC, datetime
-from functools import lru_cache
+from datetime import datetime
 
 import msgspec
 
 from outbox.batches.batch import Batch
 from outbox.brokers.base import Outgoing
+from outbox.ids import published_at
 from outbox.message import Header, Token, TopicType
 from outbox.relay.load import Row
 
@@ -53,14 +53,3 @@ def seal(row: Row, batch: Batch, position: int, *, source: str, is_half: bool) -
     if batch.type is TopicType.DELAY and Header.DELIVER_AT in headers:
         deliver_at = datetime.fromisoformat(headers[Header.DELIVER_AT])
     return Outgoing(message_id, batch.topic, row.body, row.key, headers.get(Header.TAG, ""), headers, token, deliver_at)
-
-
-def published_at(message_id: str) -> str:
-    """Read the time in a uuid7, to the millisecond, as RFC 3339 writes it."""
-    seconds, milliseconds = divmod(int(message_id[:8] + message_id[9:13], 16), 1000)
-    return f"{_second(seconds)}.{milliseconds:03d}Z"
-
-
-@lru_cache(maxsize=16)
-def _second(seconds: int) -> str:
-    return datetime.fromtimestamp(seconds, UTC).strftime("%Y-%m-%dT%H:%M:%S")

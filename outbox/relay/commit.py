@@ -7,7 +7,7 @@ stands and I go on; in any other state my half messages are rolled back; where t
 does not answer, nothing is sent, and the check-back settles it.
 
 THE ORDER. Half messages are stored, then the decision is written, then they are committed. Nothing is committed that
-is not decided, and nothing that is decided is ever undone but by rule R.
+is not decided, and nothing that is decided is ever undone but by a resend after discard.
 """
 
 from __future__ import annotations
@@ -18,31 +18,17 @@ from dataclasses import dataclass, field
 
 from outbox import signals
 from outbox.batches.batch import Batch, BatchSendResult, PreparedBatch, SplitReason, Unaccepted
-from outbox.batches.split import Splitter, runs
+from outbox.batches.decide import decide
+from outbox.batches.fence import read_step
+from outbox.batches.sent import leave_open, mark_sent
+from outbox.batches.split import runs
 from outbox.brokers.base import Broker, Ended, EndSemantics, HalfRef, SendResult, SendStatus
 from outbox.database import Connection
 from outbox.message import Resolution
 from outbox.models import State
+from outbox.relay.splitter import Splitter
 
 logger = logging.getLogger(__name__)
-
-# The decision, when every half message is stored.
-DECIDE = """
-UPDATE outbox_batch SET state = 2, half_ids = %s::text[], decided_at = clock_timestamp(), lease_until = NULL
-WHERE id = %s AND state = 1 AND attempt = %s RETURNING id
-"""
-
-# Many batches at once; a row count would not say which.
-SENT = """
-UPDATE outbox_batch b SET state = 3, sent_at = clock_timestamp(), lease_until = NULL, open = NULL
-FROM unnest(%s::bigint[], %s::bigint[]) s(id, attempt)
-WHERE b.id = s.id AND b.state = %s AND b.attempt = s.attempt RETURNING b.id
-"""
-
-# Commits that have no answer yet.
-OPEN = "UPDATE outbox_batch SET open = %s::smallint[] WHERE id = %s AND state = 2 AND attempt = %s RETURNING id"
-
-REREAD = "SELECT state, attempt, half_ids, split FROM outbox_batch WHERE id = %s"
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,7 +40,7 @@ class Decision:
 
 
 @dataclass(frozen=True, slots=True)
-class Ends:
+class CommitResult:
     """
     How the commits of a batch ended; positions in neither are committed.
 
@@ -74,7 +60,7 @@ class Committer:
 
     connection: Connection
     broker: Broker
-    parter: Splitter
+    splitter: Splitter
     fences_lost: int = 0
 
     @property
@@ -82,54 +68,50 @@ class Committer:
         """Whether a second end of a half message does no harm."""
         return self.broker.end_semantics is EndSemantics.IDEMPOTENT
 
-    def return_unaccepted(self, fared: BatchSendResult) -> bool:
+    def return_unaccepted(self, result: BatchSendResult) -> bool:
         """
-        Part what was not accepted, nothing being left to decide: the positions leave a batch that is then SENT.
+        Return what was not accepted, nothing being left to decide: the positions leave a batch that is then SENT.
 
         Where nothing was accepted, and not some of it dead and some not, the batch itself is released or dead instead.
 
         Returns:
             False when the fence was lost.
         """
-        parting = runs(fared.parted)
-        if not fared.accepted and (len(parting) == 1 or not any(run.is_dead for run in parting)):
-            held = self.parter.return_batch(fared.batch, fared.parted)
+        leaving = runs(result.unaccepted)
+        if not result.accepted and (len(leaving) == 1 or not any(run.is_dead for run in leaving)):
+            held = self.splitter.return_batch(result.batch, result.unaccepted)
         else:
-            held = self.parter.split(fared.batch, fared.parted, state=State.CLAIMED, next_state=State.SENT)
-        return held or self._is_mine(fared.batch, "part")
+            held = self.splitter.split(result.batch, result.unaccepted, state=State.CLAIMED, next_state=State.SENT)
+        return held or self._is_mine(result.batch, "part")
 
     def mark(self, batches: Iterable[Batch | PreparedBatch], *, state: State) -> set[int]:
-        """Mark batches SENT that were in a state; give the ids of those that are, by this or an earlier call of ours."""
+        """Mark batches SENT that were in a state; return the ids of those that are, by this or an earlier call of ours."""
         wanted = {batch.id: batch for batch in batches}
         if not wanted:
             return set()
-        attempts = [batch.attempt for batch in wanted.values()]
-        rows = self.connection.execute(SENT, [list(wanted), attempts, state]).fetchall()
-        marked = {row[0] for row in rows}
+        marked = mark_sent(self.connection, wanted.values(), state=state)
         return marked | {batch.id for batch in wanted.values() if batch.id not in marked and self._is_mine(batch, "mark")}
 
-    def decide(self, fared: BatchSendResult) -> Decision | None:
+    def decide(self, result: BatchSendResult) -> Decision | None:
         """
-        Decide to commit the half messages that were accepted; the other positions part.
+        Decide to commit the half messages that were accepted; the other positions leave the batch.
 
         Returns:
             None when nothing is to be committed: the fence was lost, and my half messages are rolled back.
         """
-        batch = fared.batch
-        half_ids = [fared.accepted.get(position) for position in range(1, len(batch.message_ids) + 1)]
-        if fared.parted:
-            is_written = self.parter.split(batch, fared.parted, state=State.CLAIMED, next_state=State.PREPARED, half_ids=half_ids)
+        batch, unaccepted = result.batch, result.unaccepted
+        half_ids = [result.accepted.get(position) for position in range(1, len(batch.message_ids) + 1)]
+        if unaccepted:
+            is_written = self.splitter.split(batch, unaccepted, state=State.CLAIMED, next_state=State.PREPARED, half_ids=half_ids)
         else:
-            is_written = bool(self.connection.execute(DECIDE, [half_ids, batch.id, batch.attempt]).fetchone())
-        positions = sorted(fared.accepted)
-        if not is_written:
-            positions = self._standing(fared)
-        decided = PreparedBatch(batch.id, batch.attempt, batch.topic, batch.message_ids, half_ids, positions, batch.tries)
-        return Decision(decided, is_fresh=is_written) if positions else None
+            is_written = decide(self.connection, batch, half_ids)
+        positions = sorted(result.accepted) if is_written else self._decided_before(result)
+        prepared = PreparedBatch(batch.id, batch.attempt, batch.topic, batch.message_ids, half_ids, positions, batch.tries)
+        return Decision(prepared, is_fresh=is_written) if positions else None
 
-    def commit(self, batches: Sequence[PreparedBatch]) -> list[Ends]:
+    def commit(self, batches: Sequence[PreparedBatch]) -> list[CommitResult]:
         """Commit the open half messages of batches."""
-        ends = {batch.id: Ends(batch) for batch in batches}
+        ends = {batch.id: CommitResult(batch) for batch in batches}
         places = [(batch, position) for batch in batches for position in batch.positions]
         outcomes = self.end([batch.half(position) for batch, position in places], Resolution.COMMIT)
         for (batch, position), outcome in zip(places, outcomes, strict=True):
@@ -139,7 +121,7 @@ class Committer:
                 self._note_otherwise(ends[batch.id], position, outcome)
         return list(ends.values())
 
-    def _note_otherwise(self, ends: Ends, position: int, outcome: SendResult) -> None:
+    def _note_otherwise(self, ends: CommitResult, position: int, outcome: SendResult) -> None:
         """Only a broker that remembers how a half message ended can say that it ended otherwise."""
         if self.may_repeat_ends:
             ends.gone[position] = f"The broker has {outcome.ended} its half message. {outcome.reason}".strip()
@@ -162,9 +144,9 @@ class Committer:
             return [SendResult(SendStatus.UNSURE, reason=reason)] * len(halves)
         return outcomes
 
-    def conclude(self, ends: Sequence[Ends]) -> set[int]:
+    def conclude(self, ends: Sequence[CommitResult]) -> set[int]:
         """
-        Write down how commits ended: SENT, still open, or rule R for half messages that the broker has no more.
+        Write down how commits ended: SENT, still open, or a resend of half messages that the broker has discarded.
 
         Returns:
             The ids of the batches that are SENT now.
@@ -179,13 +161,13 @@ class Committer:
                 complete.append(one.batch)
         return self.mark(complete, state=State.PREPARED)
 
-    def _return_gone(self, ends: Ends) -> None:
-        """Rule R: have decided messages sent again under a new token."""
+    def _return_gone(self, ends: CommitResult) -> None:
+        """Send decided messages again under a new token: resend after discard."""
         batch = ends.batch
         if len(batch.message_ids) == 1:
-            held = self.parter.return_one(batch, ends.gone[1])
+            held = self.splitter.resend_discarded(batch, ends.gone[1])
         else:
-            held = self.parter.split(
+            held = self.splitter.split(
                 batch,
                 {position: Unaccepted(SplitReason.DISCARDED, reason) for position, reason in ends.gone.items()},
                 state=State.PREPARED,
@@ -194,32 +176,30 @@ class Committer:
                 open_positions=list(ends.unanswered) or None,
             )
         if not held:
-            self._is_mine(batch, "rule R")
+            self._is_mine(batch, "resend after discard")
 
-    def _leave_open(self, ends: Ends) -> None:
+    def _leave_open(self, ends: CommitResult) -> None:
         batch = ends.batch
-        if self.connection.execute(OPEN, [list(ends.unanswered), batch.id, batch.attempt]).fetchone() is None:
+        if not leave_open(self.connection, batch, list(ends.unanswered)):
             self._is_mine(batch, "open")
 
-    def _standing(self, fared: BatchSendResult) -> list[int]:
-        """Give what an earlier write of this decision made mine; else roll my half messages back."""
-        batch = fared.batch
-        row = self.connection.execute(REREAD, [batch.id]).fetchone()
-        if row is None:
-            self._lost(batch, "decide")
-            return []
-        state, attempt, half_ids, split = row
-        if attempt == batch.attempt and state in (State.PREPARED, State.SENT):
-            return [p for p, half in fared.accepted.items() if p not in split and half_ids[p - 1] == half]
+    def _decided_before(self, result: BatchSendResult) -> list[int]:
+        """Return what an earlier write of this decision made mine; else roll my half messages back."""
+        batch = result.batch
+        step = read_step(self.connection, batch.id)
+        if step is not None and step.half_ids is not None and step.is_decided_by(batch.attempt):
+            half_ids = step.half_ids
+            return [p for p, half in result.accepted.items() if p not in step.split and half_ids[p - 1] == half]
         self._lost(batch, "decide")
-        halves = [HalfRef(batch.topic, half, batch.message_ids[p - 1]) for p, half in fared.accepted.items()]
-        self.end(halves, Resolution.ROLLBACK)
+        if step is not None:
+            halves = [HalfRef(batch.topic, half, batch.message_ids[p - 1]) for p, half in result.accepted.items()]
+            self.end(halves, Resolution.ROLLBACK)
         return []
 
     def _is_mine(self, batch: Batch | PreparedBatch, step: str) -> bool:
-        """Read again after a write that matched nothing: was it written before, by this attempt?"""
-        row = self.connection.execute(REREAD, [batch.id]).fetchone()
-        if row is not None and row[1] == batch.attempt and row[0] in (State.PREPARED, State.SENT):
+        """Read the row again after a write that matched nothing; return whether this attempt wrote it before."""
+        found = read_step(self.connection, batch.id)
+        if found is not None and found.is_decided_by(batch.attempt):
             return True
         self._lost(batch, step)
         return False

@@ -9,19 +9,14 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from outbox.batches.release import release_left
 from outbox.database import Connection
+from outbox.database.locks import Lock
 from outbox.errors import LaneNotHeld
 
-LOCK_SPACE = 7707
+TRY_LOCK = f"SELECT pg_try_advisory_lock({Lock.LANE}, %s)"
 
-TRY_LOCK = "SELECT pg_try_advisory_lock(%s, %s)"
-
-UNLOCK = "SELECT pg_advisory_unlock(%s, %s)"
-
-# Release what the lane's last holder left behind: it held the lock that we hold now, so it is gone.
-RELEASE_LEFT = """
-UPDATE outbox_batch SET state = 0, due_at = clock_timestamp(), lease_until = NULL WHERE state = 1 AND owner = %s
-"""
+UNLOCK = f"SELECT pg_advisory_unlock({Lock.LANE}, %s)"
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,7 +38,7 @@ def take_lane(connection: Connection, *, lanes: int) -> Lane:
     """
     for number in range(1, lanes + 1):
         if _is_taken(connection, TRY_LOCK, number):
-            connection.execute(RELEASE_LEFT, [number])
+            release_left(connection, number)
             return Lane(number)
     raise LaneNotHeld(
         f"All {lanes} lanes of database {connection.info.dbname!r} are held by other relays. Stop some, or raise "
@@ -57,6 +52,6 @@ def leave_lane(connection: Connection, lane: Lane) -> None:
 
 
 def _is_taken(connection: Connection, statement: str, number: int) -> bool:
-    row = connection.execute(statement, [LOCK_SPACE, number]).fetchone()
+    row = connection.execute(statement, [number]).fetchone()
     assert row is not None
     return bool(row[0])

@@ -16,8 +16,13 @@ from datetime import UTC, date, datetime, time, timedelta
 from uuid import UUID
 
 from outbox import conf, database, signals
+from outbox.batches.batch import UNFINISHED
+from outbox.batches.prune import prune as prune_batches
 from outbox.database import Connection, partitions, retention_holds
+from outbox.database.locks import Lock
 from outbox.database.retention_holds import RetentionHold, find_holder
+from outbox.ids import first_id
+from outbox.models import State
 
 logger = logging.getLogger(__name__)
 
@@ -25,25 +30,9 @@ SLICE = 1000
 NOT_LOCKED = "open transactions"  # the next prune will find the day free
 
 # One pruner at a time; others have nothing to do.
-TRY_TURN = "SELECT pg_try_advisory_lock(7711, 1)"
+TRY_LOCK = f"SELECT pg_try_advisory_lock({Lock.PRUNE}, 0)"
 
-# A slice of batches by id, which grows with the time of the claim. Sent and skipped ones of old go, but for those with
-# messages in a day that was kept, or in the first young one: the clock of who published may have been ahead. The walk ends at
-# the first slice that holds a young one.
-DELETE_BATCHES = """
-WITH slice AS (
-    SELECT id, state, message_ids, coalesce(sent_at, claimed_at) < %(before)s AS is_old
-    FROM outbox_batch WHERE id > %(after)s ORDER BY id LIMIT %(limit)s
-), gone AS (
-    DELETE FROM outbox_batch WHERE state IN (3, 5) AND id = ANY(ARRAY(
-        SELECT id FROM slice WHERE is_old AND NOT EXISTS (
-            SELECT FROM unnest(message_ids) m(id), unnest(%(firsts)s::uuid[], %(ends)s::uuid[]) kept(first, "end")
-            WHERE m.id >= kept.first AND m.id < kept."end"))) RETURNING 1
-)
-SELECT max(id), bool_and(is_old), (SELECT count(*) FROM gone) FROM slice
-"""
-
-# The books: rows past their time, a slice at a time along an index. A copy of a dead message stays as long as the message
+# Records: rows past their time, a slice at a time along an index. A copy of a dead message stays as long as the message
 # is dead or on its way again.
 DELETE_FROM = "DELETE FROM {table} WHERE ctid = ANY(ARRAY(SELECT ctid FROM {table} WHERE {old} LIMIT %(limit)s))"
 OLD = {
@@ -54,10 +43,10 @@ OLD = {
     "outbox_attempt": "failed_at < %(before)s",
     "outbox_gap": "closed_at < %(before)s",
     "outbox_dedupe": "expires_at < %(now)s",
-    "outbox_dead": """
+    "outbox_dead": f"""
         died_at < %(before)s AND NOT EXISTS (
             SELECT FROM outbox_batch b
-            WHERE (b.state IN (0, 1, 2) OR b.state = 4) AND outbox_dead.message_id = ANY(b.message_ids))""",
+            WHERE (b.state IN {UNFINISHED} OR b.state = {State.DEAD}) AND outbox_dead.message_id = ANY(b.message_ids))""",
 }
 
 IS_THERE = "SELECT to_regclass(%s) IS NOT NULL"
@@ -106,13 +95,15 @@ def prune(using: str, *, now: datetime | None = None, patience: timedelta = part
     midnight = datetime.combine(last_kept, time.min, tzinfo=UTC)
     pruned = Pruned()
     with database.connect(using, application_name="outbox upkeep") as connection:
-        if connection.execute(TRY_TURN).fetchone() != (True,):
+        if connection.execute(TRY_LOCK).fetchone() != (True,):
             return pruned
         for day in partitions.days(connection):
             if day < last_kept:
                 _prune_day(connection, day, pruned, patience, holds)
         _raise_alarm_for_held(using, pruned, {hold.reason: last_kept - hold.grace for hold in holds})
-        pruned.rows["outbox_batch"] = _delete_batches(connection, midnight, [*pruned.kept, last_kept])
+        pruned.rows["outbox_batch"] = prune_batches(
+            connection, before=midnight, kept=[_bounds(day) for day in [*pruned.kept, last_kept]]
+        )
         taken = {table for hold in holds for table in hold.tables}
         there = {table: old for table, old in _old_of_apps.items() if connection.execute(IS_THERE, [table]).fetchone() == (True,)}
         for table, old in (OLD | there).items():
@@ -123,7 +114,7 @@ def prune(using: str, *, now: datetime | None = None, patience: timedelta = part
 
 def _prune_day(connection: Connection, day: date, pruned: Pruned, patience: timedelta, holds: Iterable[RetentionHold]) -> None:
     def is_held() -> bool:
-        holder = find_holder(connection, partitions.first_id(day), _end_of(day)) or next((hold.reason for hold in holds), None)
+        holder = find_holder(connection, *_bounds(day)) or next((hold.reason for hold in holds), None)
         if holder is not None:
             pruned.kept[day] = holder
         return holder is not None
@@ -137,20 +128,6 @@ def _prune_day(connection: Connection, day: date, pruned: Pruned, patience: time
         pruned.kept.setdefault(day, NOT_LOCKED)
 
 
-def _delete_batches(connection: Connection, before: datetime, kept: list[date]) -> int:
-    bounds = {"firsts": [partitions.first_id(day) for day in kept], "ends": [_end_of(day) for day in kept]}
-    after = 0
-    deleted: int = 0
-    while True:
-        row = connection.execute(DELETE_BATCHES, {"after": after, "before": before, "limit": SLICE, **bounds}).fetchone()
-        assert row is not None
-        last_id, is_all_old, count = row
-        deleted += count
-        if not is_all_old:  # NULL: there were none
-            return deleted
-        after = last_id
-
-
 def _delete_rows(connection: Connection, table: str, old: str, *, before: datetime, now: datetime) -> int:
     statement = DELETE_FROM.format(table=table, old=old)
     deleted = 0
@@ -161,8 +138,8 @@ def _delete_rows(connection: Connection, table: str, old: str, *, before: dateti
             return deleted
 
 
-def _end_of(day: date) -> UUID:
-    return partitions.first_id(day + timedelta(days=1))
+def _bounds(day: date) -> tuple[UUID, UUID]:
+    return first_id(day), first_id(day + timedelta(days=1))
 
 
 def _raise_alarm_for_held(using: str, pruned: Pruned, free_by: Mapping[str, date]) -> None:

@@ -17,7 +17,6 @@ import psycopg
 
 from outbox import conf
 from outbox.batches.batch import Batch, BatchSendResult, SplitReason, Unaccepted
-from outbox.batches.split import Splitter
 from outbox.brokers.base import Broker
 from outbox.database import Connection
 from outbox.failpoints import failpoint
@@ -25,10 +24,11 @@ from outbox.message import TopicType
 from outbox.models import State
 from outbox.relay.backoff import Backoff, Random
 from outbox.relay.breaker import Breaker, BreakerState
-from outbox.relay.claim import Claims
+from outbox.relay.claims import Claims
 from outbox.relay.commit import Committer, Decision
 from outbox.relay.lane import Lane
 from outbox.relay.send import Sender
+from outbox.relay.splitter import Splitter
 from outbox.relay.sweep import Sweeper, SweepResult
 
 logger = logging.getLogger(__name__)
@@ -38,12 +38,12 @@ SOURCE = "SELECT id FROM outbox_source"
 
 @dataclass(slots=True)
 class RelayResult:
-    """What was done: batches and messages claimed, messages sent and parted, fences lost."""
+    """What was done: batches and messages claimed, messages sent and not accepted, fences lost."""
 
     batches: int = 0
     claimed: int = 0
     sent: int = 0
-    parted: int = 0
+    unaccepted: int = 0
     fences_lost: int = 0
 
     def add(self, other: RelayResult) -> None:
@@ -94,8 +94,8 @@ class Relay:
         self._claims = Claims(connection, broker.alias, lane, settings.lease, settings.batch_size)
         self.breaker = breaker or make_breaker(settings, clock, random)
         retry = Backoff(settings.retry_base, settings.retry_limit, random)
-        self._parter = Splitter(connection, retry, settings.misconfigured_retry)
-        self._committer = Committer(connection, broker, self._parter)
+        self._splitter = Splitter(connection, retry, settings.misconfigured_retry)
+        self._committer = Committer(connection, broker, self._splitter)
         self._sweeper = Sweeper(connection, self._committer, settings.sweep_age)
         source = connection.execute(SOURCE).fetchone()
         assert source is not None, "outbox_source is empty; its row is written by the first migration"
@@ -128,7 +128,7 @@ class Relay:
         if self.breaker.state is not BreakerState.OPEN:
             began = self._clock()
             for batches in self._claim():
-                done.add(self._move(batches, began))
+                done.add(self._relay(batches, began))
         done.fences_lost = self._committer.fences_lost - lost_before
         self.total.add(done)
         return done
@@ -148,29 +148,29 @@ class Relay:
         limit = 1 if is_probe else None
         claimed = self._claims.claim(limit=limit)
         ordered = [] if claimed and limit else self._claims.claim_ordered(limit=limit)
-        halves = [batch for batch in claimed if self._is_two_phase(batch)]
-        wholes = [batch for batch in claimed if not self._is_two_phase(batch)]
-        return [batches for batches in ([old] if old else [], halves, wholes, ordered) if batches]
+        two_phase = [batch for batch in claimed if self._is_two_phase(batch)]
+        one_phase = [batch for batch in claimed if not self._is_two_phase(batch)]
+        return [batches for batches in ([old] if old else [], two_phase, one_phase, ordered) if batches]
 
     def _is_two_phase(self, batch: Batch) -> bool:
         return batch.type is TopicType.TRANSACTION and self.broker.supports_half_messages
 
-    def _move(self, batches: Sequence[Batch], began: float) -> RelayResult:
+    def _relay(self, batches: Sequence[Batch], began: float) -> RelayResult:
         failpoint("relay.after_claim")
         shed_at = began + self._lease.total_seconds() / 2
-        move = self._relay_two_phase if self._is_two_phase(batches[0]) else self._relay_one_phase
+        relay_batches = self._relay_two_phase if self._is_two_phase(batches[0]) else self._relay_one_phase
         try:
-            fared, sent = move(batches, shed_at)
+            results, sent = relay_batches(batches, shed_at)
         except psycopg.Error:
             raise
         except Exception as error:
             self._return_after_error(batches, error)
-            fared, sent = [], set()
+            results, sent = [], set()
         return RelayResult(
             batches=len(batches),
             claimed=sum(len(batch.message_ids) - len(batch.split) for batch in batches),
-            sent=sum(len(one.accepted) for one in fared if one.batch.id in sent),
-            parted=sum(len(one.parted) for one in fared),
+            sent=sum(len(one.accepted) for one in results if one.batch.id in sent),
+            unaccepted=sum(len(one.unaccepted) for one in results),
         )
 
     def _return_after_error(self, batches: Sequence[Batch], error: Exception) -> None:
@@ -179,34 +179,34 @@ class Relay:
         logger.error("Batches %s of topic %s: %s", [one.id for one in batches], batches[0].topic, reason, exc_info=error)
         for batch in batches:
             if positions := batch.positions:
-                self._parter.return_batch(batch, dict.fromkeys(positions, Unaccepted(SplitReason.UNSURE, reason)))
+                self._splitter.return_batch(batch, dict.fromkeys(positions, Unaccepted(SplitReason.UNSURE, reason)))
 
     def _relay_one_phase(self, batches: Sequence[Batch], shed_at: float) -> tuple[list[BatchSendResult], set[int]]:
         """One-phase: send, then mark."""
-        fared = self._sender.send(batches, is_half=False, shed_at=shed_at)
+        results = self._sender.send(batches, is_half=False, shed_at=shed_at)
         failpoint("relay.after_send")
-        sent = self._committer.mark([one.batch for one in fared if not one.parted], state=State.CLAIMED)
-        for one in fared:
-            if one.parted and self._committer.return_unaccepted(one):
+        sent = self._committer.mark([one.batch for one in results if not one.unaccepted], state=State.CLAIMED)
+        for one in results:
+            if one.unaccepted and self._committer.return_unaccepted(one):
                 sent.add(one.batch.id)
-        return fared, sent
+        return results, sent
 
     def _relay_two_phase(self, batches: Sequence[Batch], shed_at: float) -> tuple[list[BatchSendResult], set[int]]:
         """Two-phase: send half messages, decide, commit, mark."""
         failpoint("relay.before_half")
         began = self._clock()
-        fared = self._sender.send(batches, is_half=True, shed_at=shed_at)
+        results = self._sender.send(batches, is_half=True, shed_at=shed_at)
         failpoint("relay.after_half")
         decisions = []
-        for one in fared:
-            if not one.accepted and one.parted:
+        for one in results:
+            if not one.accepted and one.unaccepted:
                 self._committer.return_unaccepted(one)
             elif decision := self._committer.decide(one):
                 decisions.append(decision)
         failpoint("relay.after_decide")
         ends = self._committer.commit([decision.batch for decision in decisions if self._may_commit(decision, began)])
         failpoint("relay.after_commit")
-        return fared, self._committer.conclude(ends)
+        return results, self._committer.conclude(ends)
 
     def _may_commit(self, decision: Decision, began: float) -> bool:
         """Where a second COMMIT makes a second copy, only the one who decided commits, and only before any check."""

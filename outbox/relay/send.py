@@ -1,5 +1,5 @@
 """
-Hands messages to the broker and says how each one fared.
+Hands messages to the broker and returns what became of each one.
 
 One-phase and two-phase sends differ only in the call and the token. On ordered topics the next message of a key is sent
 after the answer for the one before; after a failure no more of that key is sent.
@@ -52,39 +52,39 @@ class Sender:
 
     def send(self, batches: Sequence[Batch], *, is_half: bool, shed_at: float) -> list[BatchSendResult]:
         """
-        Send batches, all ordered or none; say for each position of each how it fared.
+        Send batches, all ordered or none; return what the broker made of each position of each.
 
         Args:
             is_half: store half messages; else send whole ones.
             shed_at: by this time of the clock what is not handed over yet is let go, its lease being half gone.
         """
-        fared = {batch.id: BatchSendResult(batch) for batch in batches}
-        if halt := self._hand_over_all(batches, fared, is_half=is_half, shed_at=shed_at):
-            for one in fared.values():
+        results = {batch.id: BatchSendResult(batch) for batch in batches}
+        if halt := self._hand_over_all(batches, results, is_half=is_half, shed_at=shed_at):
+            for one in results.values():
                 for position in one.batch.positions:
                     if position not in one.accepted:
-                        one.parted.setdefault(position, halt)
-        return list(fared.values())
+                        one.unaccepted.setdefault(position, halt)
+        return list(results.values())
 
     def _hand_over_all(
-        self, batches: Sequence[Batch], fared: dict[int, BatchSendResult], *, is_half: bool, shed_at: float
+        self, batches: Sequence[Batch], results: dict[int, BatchSendResult], *, is_half: bool, shed_at: float
     ) -> Unaccepted | None:
         """Make one call after the other; give the reason why not all were made."""
         if self.breaker.state is BreakerState.OPEN:
             return Unaccepted(SplitReason.UNAVAILABLE, "The broker was unavailable a moment ago.")
         has_begun = False
-        for messages in self._calls(batches, fared):
+        for messages in self._calls(batches, results):
             if has_begun and (halt := self._why_shed(shed_at)):
                 return halt
-            if halt := self._hand_over(messages, fared, is_half=is_half):
+            if halt := self._hand_over(messages, results, is_half=is_half):
                 return halt
             has_begun = True
         return None
 
-    def _calls(self, batches: Sequence[Batch], fared: dict[int, BatchSendResult]) -> Iterator[list[Loaded]]:
+    def _calls(self, batches: Sequence[Batch], results: dict[int, BatchSendResult]) -> Iterator[list[Loaded]]:
         """Give what may be handed over together, looking at how the calls before went."""
         for messages in slices(self.connection, batches, slice_bytes=self.slice_bytes):
-            waves = in_order(messages, fared) if batches[0].order_keys is not None else iter([messages])
+            waves = in_order(messages, results) if batches[0].order_keys is not None else iter([messages])
             for wave in waves:
                 if self.breaker.state is BreakerState.HALF_OPEN:
                     yield wave[:1]
@@ -99,7 +99,7 @@ class Sender:
             return Unaccepted(SplitReason.SHED, "The lease was half gone before its turn came.")
         return None
 
-    def _hand_over(self, messages: Sequence[Loaded], fared: dict[int, BatchSendResult], *, is_half: bool) -> Unaccepted | None:
+    def _hand_over(self, messages: Sequence[Loaded], results: dict[int, BatchSendResult], *, is_half: bool) -> Unaccepted | None:
         """Make one call; give the reason to make no more of them, if there is one."""
         sealed: list[Outgoing] = []
         places: list[Loaded] = []
@@ -110,14 +110,14 @@ class Sender:
                 sealed.append(seal(loaded.row, loaded.batch, loaded.position, source=self.source, is_half=is_half))
                 places.append(loaded)
             except (ValueError, msgspec.MsgspecError) as error:
-                fared[loaded.batch.id].parted[loaded.position] = _unreadable(loaded, error)
+                results[loaded.batch.id].unaccepted[loaded.position] = _unreadable(loaded, error)
         outcomes = self._call(sealed, places, is_half=is_half) if sealed else []
         for loaded, outcome in zip(places, outcomes, strict=True):
-            one = fared[loaded.batch.id]
+            one = results[loaded.batch.id]
             if outcome.status is SendStatus.ACCEPTED:
                 one.accepted[loaded.position] = outcome.half_id
             else:
-                one.parted[loaded.position] = Unaccepted(SplitReason(outcome.status), outcome.reason)
+                one.unaccepted[loaded.position] = Unaccepted(SplitReason(outcome.status), outcome.reason)
         return self._note(outcomes)
 
     def _call(self, messages: list[Outgoing], places: Sequence[Loaded], *, is_half: bool) -> list[SendResult]:
@@ -152,15 +152,15 @@ class Sender:
         return None
 
 
-def in_order(messages: Sequence[Loaded], fared: dict[int, BatchSendResult]) -> Iterator[list[Loaded]]:
+def in_order(messages: Sequence[Loaded], results: dict[int, BatchSendResult]) -> Iterator[list[Loaded]]:
     """
     Give messages of ordered topics in waves: the first of each key, then the second of each, and so on.
 
-    A key of which a message has parted is held: the later ones part too, by being left out here.
+    A key of which a message was not accepted is held: its later ones are not sent either.
     """
     held: set[tuple[int, int]] = set()
-    for one in fared.values():
-        held |= {_key(one.batch, position) for position in one.parted}
+    for one in results.values():
+        held |= {_key(one.batch, position) for position in one.unaccepted}
     waiting = list(messages)
     while waiting:
         wave: dict[tuple[int, int], Loaded] = {}
@@ -168,12 +168,12 @@ def in_order(messages: Sequence[Loaded], fared: dict[int, BatchSendResult]) -> I
         for loaded in waiting:
             key = _key(loaded.batch, loaded.position)
             if key in held:
-                fared[loaded.batch.id].parted[loaded.position] = HELD
+                results[loaded.batch.id].unaccepted[loaded.position] = HELD
             elif wave.setdefault(key, loaded) is not loaded:
                 later.append(loaded)
         if wave:
             yield list(wave.values())
-        held |= {key for key, loaded in wave.items() if loaded.position in fared[loaded.batch.id].parted}
+        held |= {key for key, loaded in wave.items() if loaded.position in results[loaded.batch.id].unaccepted}
         waiting = later
 
 

@@ -2,7 +2,7 @@
 The sweep: what was decided long ago and still has open commits.
 
 Where a second end does no harm, the commit is simply repeated; a half message that the broker has no more is sent again
-(rule R). Elsewhere a COMMIT is sent once at most, so the check-back has the word until its horizon; behind it, the
+(resend after discard). Elsewhere a COMMIT is sent once at most, so the check-back has the word until its horizon; behind it, the
 broker is asked for the message itself: visible, it was sent; not there, it is sent again.
 """
 
@@ -18,18 +18,19 @@ from outbox.batches.batch import PreparedBatch
 from outbox.brokers.base import Ended, SendResult, SendStatus
 from outbox.database import Connection
 from outbox.errors import BrokerUnavailable
-from outbox.relay.commit import Committer, Ends
+from outbox.models import State
+from outbox.relay.commit import CommitResult, Committer
 
 logger = logging.getLogger(__name__)
 
 BATCHES_AT_ONCE = 20
 
 # PreparedBatch batches of a broker from an age on; `after`, so that those which stay stuck starve nobody.
-DECIDED = """
+PREPARED = f"""
 SELECT b.id, b.attempt, o.name, b.message_ids::text[], b.half_ids, b.open, b.split, b.tries,
        b.decided_at < clock_timestamp() - %(horizon)s
 FROM outbox_batch b JOIN outbox_topic o ON o.id = b.topic_id AND o.broker = %(broker)s
-WHERE b.state = 2 AND b.decided_at < clock_timestamp() - %(age)s AND b.id > %(after)s
+WHERE b.state = {State.PREPARED} AND b.decided_at < clock_timestamp() - %(age)s AND b.id > %(after)s
 ORDER BY b.id LIMIT %(limit)s
 """
 
@@ -42,7 +43,7 @@ UNANSWERED = SendResult(SendStatus.UNSURE, reason="Its commit was sent once at m
 
 @dataclass(frozen=True, slots=True)
 class SweepResult:
-    """What a sweep did: batches looked at; messages found sent; messages that go again (rule R)."""
+    """What a sweep did: batches looked at; messages found sent; messages that are sent again (resend after discard)."""
 
     batches: int
     sent: int
@@ -73,7 +74,7 @@ class Sweeper:
                     # The broker has forgotten the half message, by a restore perhaps: nobody will end it any more.
                     self._look_up(one, [p for p, end in one.unanswered.items() if end.ended is Ended.NOT_FOUND])
         else:
-            ends = [Ends(batch, unanswered=dict.fromkeys(batch.positions, UNANSWERED)) for batch, _ in found]
+            ends = [CommitResult(batch, unanswered=dict.fromkeys(batch.positions, UNANSWERED)) for batch, _ in found]
             for one in ends:
                 self._look_up(one, list(one.unanswered))
         sent = self.committer.conclude(ends)
@@ -93,11 +94,11 @@ class Sweeper:
             "after": self.after,
             "limit": BATCHES_AT_ONCE,
         }
-        rows = self.connection.execute(DECIDED, arguments).fetchall()
+        rows = self.connection.execute(PREPARED, arguments).fetchall()
         self.after = rows[-1][0] if len(rows) == BATCHES_AT_ONCE else 0
-        return [(_decided(row), row[8]) for row in rows]
+        return [(_prepared(row), row[8]) for row in rows]
 
-    def _look_up(self, ends: Ends, positions: Sequence[int]) -> None:
+    def _look_up(self, ends: CommitResult, positions: Sequence[int]) -> None:
         """Ask the broker for the messages themselves: one that is shown was committed, one that is not is gone."""
         for position in positions:
             message_id = ends.batch.message_ids[position - 1]
@@ -111,7 +112,7 @@ class Sweeper:
                 ends.gone[position] = "The broker shows no such message, and asks no more about its half message."
 
 
-def _decided(row: tuple[Any, ...]) -> PreparedBatch:
+def _prepared(row: tuple[Any, ...]) -> PreparedBatch:
     batch_id, attempt, topic, message_ids, half_ids, open_positions, split, tries, _ = row
     left = range(1, len(message_ids) + 1) if open_positions is None else open_positions
     positions = [position for position in left if position not in split]

@@ -10,7 +10,8 @@ from __future__ import annotations
 from datetime import timedelta
 
 from outbox.database import Connection
-from outbox.relay.lane import LOCK_SPACE, Lane
+from outbox.database.locks import IS_LANE_FREE
+from outbox.relay.lane import Lane
 
 LISTEN = "LISTEN outbox"
 
@@ -21,12 +22,7 @@ WITHDRAW = "DELETE FROM outbox_idle WHERE relay = %s"
 IS_ANYBODY_IDLE = "SELECT EXISTS (SELECT FROM outbox_idle WHERE relay <> %s)"
 
 # Rows of relays that died: their lock is free, and each would make every publish notify nobody.
-FORGET_DEAD = """
-DELETE FROM outbox_idle i WHERE NOT EXISTS (
-    SELECT FROM pg_locks l WHERE l.locktype = 'advisory' AND l.granted AND l.classid = %s AND l.objid = i.relay
-    AND l.database = (SELECT oid FROM pg_database WHERE datname = current_database())
-)
-"""
+FORGET_DEAD = f"DELETE FROM outbox_idle i WHERE {IS_LANE_FREE.format(lane='i.relay')}"
 
 
 class Waker:
@@ -78,4 +74,4 @@ class Waker:
 
 def forget_dead(connection: Connection) -> int:
     """Delete the idle rows of relays that died; give how many."""
-    return connection.execute(FORGET_DEAD, [LOCK_SPACE]).rowcount
+    return connection.execute(FORGET_DEAD).rowcount

@@ -18,12 +18,12 @@ class TestPublicNames:
     @pytest.mark.parametrize(
         ("name", "room"),
         [
-            ("publish", "outbox.publish"),
+            ("publish", "outbox.publishing.functions"),
             ("consumer", "outbox.consuming.register"),
             ("check_back", "outbox.check_backs.register"),
         ],
     )
-    def test_are_not_hidden_by_the_room_of_the_same_name(self, name, room):
+    def test_are_functions_whatever_was_imported_before(self, name, room):
         program = ROOM_FIRST.format(name=name, room=room)
 
         outcome = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)

@@ -156,7 +156,7 @@ class TestSweep:
             return visit(post, **options)
 
         monkeypatch.setattr(hosts, "visit", visit_with_trouble)
-        monkeypatch.setattr(hosts, "posts", lambda: [hosts.RelayTarget("default", "default")] * 2)
+        monkeypatch.setattr(hosts, "relay_targets", lambda: [hosts.RelayTarget("default", "default")] * 2)
 
         tasks.sweep()
 
@@ -204,7 +204,7 @@ class TestAudit:
 
     def test_leaves_it_to_the_one_that_runs(self, job_that, connect):
         job_that("is clean")
-        connect().execute(store.TRY_LOCK, [store.LOCK_SPACE])
+        connect().execute(store.TRY_LOCK)
 
         tasks.audit()
 

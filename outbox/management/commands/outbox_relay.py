@@ -57,7 +57,7 @@ class Command(BaseCommand):
             return
         for post, drained in done.items():
             self.stdout.write(
-                f"{post}: {drained.sent} sent in {drained.batches} batches, {drained.parted} to be tried again or dead"
+                f"{post}: {drained.sent} sent in {drained.batches} batches, {drained.unaccepted} to be tried again or dead"
             )
 
 

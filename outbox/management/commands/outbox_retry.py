@@ -12,7 +12,7 @@ import psycopg
 from django.core.management.base import BaseCommand
 
 from outbox import database
-from outbox.batches.dead import RetryResult, settle_all, settle_messages
+from outbox.batches.retry import RetryResult, retry_all, retry_messages
 from outbox.errors import OutboxError
 from outbox.management.exits import unable
 from outbox.relay.hosts import databases, ensure_fit
@@ -59,10 +59,10 @@ _uuid.__name__ = "message id"  # argparse says: invalid message id value
 
 def _settle(connection: database.Connection, options: dict[str, Any]) -> RetryResult:
     if options["message_id"]:
-        return settle_messages(connection, options["message_id"], skip=options["skip"])
+        return retry_messages(connection, options["message_id"], skip=options["skip"])
     if options["topic"]:
         _insist_on_topic(connection, options["topic"])
-    return settle_all(connection, topic=options["topic"], skip=options["skip"])
+    return retry_all(connection, topic=options["topic"], skip=options["skip"])
 
 
 def _insist_on_topic(connection: database.Connection, name: str) -> None:

@@ -20,18 +20,17 @@ from django.db import transaction
 from django.utils import timezone
 
 from outbox import database
+from outbox.database.locks import Lock
 from outbox.pipeline.audit_runs import verdict
 from outbox.pipeline.conf import settings
 from outbox.pipeline.errors import AuditRunning
 from outbox.pipeline.models import AuditBacklog, AuditFinding, AuditLatency, AuditRun
 
-LOCK_SPACE = 7712
-
-TRY_LOCK = "SELECT pg_try_advisory_lock(%s, 0)"
+TRY_LOCK = f"SELECT pg_try_advisory_lock({Lock.AUDIT}, 0)"
 
 # Whether an audit of this database is at work.
-IS_LOCKED = """
-SELECT EXISTS (SELECT FROM pg_locks WHERE locktype = 'advisory' AND granted AND classid = %s AND objid = 0
+IS_LOCKED = f"""
+SELECT EXISTS (SELECT FROM pg_locks WHERE locktype = 'advisory' AND granted AND classid = {Lock.AUDIT} AND objid = 0
     AND database = (SELECT oid FROM pg_database WHERE datname = current_database()))
 """
 
@@ -51,7 +50,7 @@ def alone(using: str) -> Iterator[None]:
         AuditRunning: another one holds it.
     """
     with database.connect(using, application_name="outbox audit run") as connection:
-        if connection.execute(TRY_LOCK, [LOCK_SPACE]).fetchone() != (True,):
+        if connection.execute(TRY_LOCK).fetchone() != (True,):
             run = AuditRun.objects.using(using).filter(state=AuditRun.State.RUNNING).order_by("-id").first()
             since = f": run {run.pk}, on {run.host} since {run.started_at:%Y-%m-%d %H:%M:%S} UTC" if run else ""
             raise AuditRunning(f"An audit of database {using!r} is running already{since}. Wait for it, or end its process.")
@@ -69,7 +68,7 @@ def state_of(run: AuditRun) -> str:
 
 def is_running(using: str) -> bool:
     """Say whether an audit of that database is at work."""
-    return database.raw(using).execute(IS_LOCKED, [LOCK_SPACE]).fetchone() == (True,)
+    return database.raw(using).execute(IS_LOCKED).fetchone() == (True,)
 
 
 def begin(using: str, *, asked_by: str, since: datetime | None, settle_seconds: float) -> AuditRun:

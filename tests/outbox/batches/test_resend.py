@@ -6,7 +6,8 @@ import pytest
 from django.db import transaction
 
 from outbox import database
-from outbox.batches.resend import GONE, SENT_SINCE, send_again
+from outbox.batches.resend import GONE, SENT_SINCE, resend
+from outbox.database.locks import Lock
 from outbox.models import Batch, MessageState, State, Ticket
 from tests.factories import BatchFactory, MessageRowFactory, TicketFactory, TopicFactory, message_id
 
@@ -22,7 +23,7 @@ def sent(size=1, **fields):
 
 def again(*ids, lost_before=NOW):
     with transaction.atomic():
-        return send_again(database.raw("default"), ids, lost_before=lost_before)
+        return resend(database.raw("default"), ids, lost_before=lost_before)
 
 
 def state(message):
@@ -102,10 +103,10 @@ class TestTwoPeople:
         lost = batch.message_ids[0]
         with database.connect("default") as first, database.connect("default") as second:
             with first.transaction():
-                assert send_again(first, [lost], lost_before=NOW).messages == 1
-                assert second.execute("SELECT pg_try_advisory_lock(7712, 1)").fetchone() == (False,)
+                assert resend(first, [lost], lost_before=NOW).messages == 1
+                assert second.execute(f"SELECT pg_try_advisory_lock({Lock.RESEND}, 0)").fetchone() == (False,)
             with second.transaction():
-                settled = send_again(second, [lost], lost_before=NOW)
+                settled = resend(second, [lost], lost_before=NOW)
 
         assert settled.refused == {str(lost): "It is on its way: released."}
         assert Batch.objects.count() == 2

@@ -13,9 +13,10 @@ import pytest
 from django.contrib.auth.models import Group
 
 from outbox import database
+from outbox.batches.half_first import READ_STEP
 from outbox.check_backs.about import About
 from outbox.check_backs.register import check_back
-from outbox.check_backs.resolve import READ_HALF_FIRST, resolve
+from outbox.check_backs.resolve import resolve
 from outbox.message import COMMIT, ROLLBACK, UNKNOWN, Half, Token
 from outbox.models import Batch, MessageRow, State
 from outbox.testing.postgres import Postgres
@@ -271,7 +272,7 @@ class TestResolveOfAHalfFirst:
         assert ask(connection, half_first(message_id=str(max(batch.message_ids)))) == (UNKNOWN, True)
 
     def test_leaves_the_halves_of_relays_to_their_own_table(self, connection, batch):
-        """Sent again by rule R, a message has a token that names its batch."""
+        """Sent again after a discard, a message has a token that names its batch."""
         Batch.objects.update(attempt=2)
 
         assert ask(connection, half_of(stored(batch))) == (COMMIT, False)
@@ -315,7 +316,7 @@ class TestResolveOfAHalfFirst:
         batch = BatchFactory(state=State.PREPARED, half_ids=["h"])
         own_connection.execute("SET enable_seqscan = off")
 
-        lines = own_connection.execute("EXPLAIN " + READ_HALF_FIRST, {"id": batch.message_ids[0]}).fetchall()
+        lines = own_connection.execute("EXPLAIN " + READ_STEP, {"id": batch.message_ids[0]}).fetchall()
 
         plan = "\n".join(line for (line,) in lines)
         assert "outbox_batch_newest_message" in plan

@@ -6,9 +6,10 @@ import pytest
 from django.db import connection
 
 from outbox import consumer, database, signals
-from outbox.consuming.gaps import LOOKERS, find_gaps, watched_topics
+from outbox.consuming.gaps import find_gaps, watched_topics
 from outbox.consuming.handle import handle
 from outbox.consuming.register import group
+from outbox.database.locks import Lock
 from outbox.models import DeadMessage, FailedDelivery, Gap, Inbox, State, Topic
 from tests.factories import BatchFactory, message_id
 from tests.outbox.consuming.deliveries import SOURCE, delivery, numbered
@@ -198,7 +199,7 @@ class TestFindGaps:
     def test_leaves_it_to_the_one_that_is_looking(self, transactional_db):
         arrived(1, 3)
         with database.connect("default") as other:
-            other.execute("SELECT pg_advisory_lock(%s, hashtext('cart'))", [LOOKERS])
+            other.execute(f"SELECT pg_advisory_lock({Lock.GAPS}, hashtext('cart'))")
 
             meanwhile = find_gaps(group("cart"))
             other.execute("SELECT pg_advisory_unlock_all()")

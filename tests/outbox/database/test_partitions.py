@@ -45,20 +45,6 @@ def table_holding(message):
         return cursor.fetchone()[0]
 
 
-class TestDayOf:
-    def test_gives_the_utc_day_of_a_uuid7(self):
-        assert partitions.day_of(message_id(NOON)) == DAY
-
-    def test_parts_days_at_midnight(self):
-        midnight = datetime(2001, 2, 3, tzinfo=UTC)
-
-        assert partitions.first_id(DAY) <= message_id(midnight)
-        assert message_id(midnight - timedelta(milliseconds=1)) < partitions.first_id(DAY)
-
-    def test_gives_the_last_day_for_an_id_without_a_date(self):
-        assert partitions.day_of(type(message_id())(int=2**128 - 1)) == partitions.LAST_DAY
-
-
 class TestMakeDays:
     def test_makes_today_and_the_days_ahead(self, settings, connection):
         settings.OUTBOX = {"RELAY": {"PARTITION_DAYS": 2}}
@@ -120,7 +106,7 @@ class TestMakeDays:
 
     def test_waits_its_turn_while_another_makes_days(self):
         with database.connect("default") as other, other.transaction():
-            other.execute(partitions.TAKE_TURN)
+            other.execute(partitions.LOCK_PARTITIONS)
 
             assert partitions.make_days("default", today=DAY, patience=BRIEFLY) == []
 
@@ -212,4 +198,6 @@ class TestWithShortLocks:
             other.execute("SELECT pg_advisory_lock(7711, 0)")
 
             with pytest.raises(errors.LockNotAvailable):
-                partitions.with_short_locks(connection, lambda: connection.execute(partitions.TAKE_TURN), patience=timedelta(0))
+                partitions.with_short_locks(
+                    connection, lambda: connection.execute(partitions.LOCK_PARTITIONS), patience=timedelta(0)
+                )

@@ -13,7 +13,7 @@ from django.db import IntegrityError, connection, connections, transaction
 import outbox
 from outbox.brokers.embedded.models import EmbeddedHalf
 from outbox.errors import HalfNotStored
-from outbox.half_first.fence import insert_prepared
+from outbox.half_first.fence import write_fence
 from outbox.message import COMMIT, ROLLBACK, UNKNOWN, Half, Resolution
 from outbox.models import MessageRow
 from outbox.publishing.draft import compose
@@ -139,7 +139,7 @@ class TestTheFence:
         def write():
             with transaction.atomic():
                 Group.objects.create(name="staff")
-                insert_prepared(draft, topic_id("orders", "default"), "default", half_id="4711", about=None)
+                write_fence(draft, topic_id("orders", "default"), "default", half_id="4711", about=None)
 
         with pytest.raises(HalfNotStored, match=f"{draft.id} .GroupMade. was rolled back by a check-back"):
             write()
@@ -153,7 +153,7 @@ class TestTheFence:
 
         def write():
             with transaction.atomic():
-                insert_prepared(draft, topic, "default", half_id="4711", about=None)
+                write_fence(draft, topic, "default", half_id="4711", about=None)
 
         with other_connection.transaction():
             other_connection.execute("INSERT INTO outbox_message (id, topic_id, body) VALUES (%s, 0, '')", [draft.id])
@@ -169,7 +169,7 @@ class TestTheFence:
             cursor.execute("ALTER TABLE outbox_batch ADD CONSTRAINT never CHECK (state <> 2) NOT VALID")
         try:
             with pytest.raises(IntegrityError, match="never"), transaction.atomic():
-                insert_prepared(draft, topic_id("orders", "default"), "default", half_id="4711", about=None)
+                write_fence(draft, topic_id("orders", "default"), "default", half_id="4711", about=None)
         finally:
             with connection.cursor() as cursor:
                 cursor.execute("ALTER TABLE outbox_batch DROP CONSTRAINT never")

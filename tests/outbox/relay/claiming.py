@@ -7,7 +7,7 @@ from typing import Any
 
 from outbox import database
 from outbox.relay import lane as lanes
-from outbox.relay.claim import Claims
+from outbox.relay.claims import Claims
 
 LEASE = timedelta(seconds=30)
 

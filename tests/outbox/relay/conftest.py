@@ -10,7 +10,6 @@ from typing import Any
 import pytest
 
 from outbox import conf, database
-from outbox.batches.split import Splitter
 from outbox.brokers.base import EndSemantics
 from outbox.brokers.memory import MemoryBroker
 from outbox.message import TopicSpec, TopicType
@@ -19,6 +18,7 @@ from outbox.relay.backoff import Backoff
 from outbox.relay.commit import Committer
 from outbox.relay.lane import Lane
 from outbox.relay.rounds import Relay
+from outbox.relay.splitter import Splitter
 from tests.factories import TopicFactory
 
 LANE = Lane(1)
@@ -102,7 +102,7 @@ def relay(db: None, make_relay: Callable[..., Relay]) -> Relay:
 
 
 @pytest.fixture
-def parter(db) -> Splitter:
+def splitter(db) -> Splitter:
     retry = Backoff(timedelta(seconds=100), timedelta(seconds=1000), lambda: 1.0)
     return Splitter(database.raw("default"), retry, misconfigured=timedelta(hours=1))
 
@@ -111,8 +111,8 @@ def parter(db) -> Splitter:
 def make_committer() -> Callable[..., Committer]:
     def make(broker: MemoryBroker, connection: database.Connection | None = None) -> Committer:
         connection = connection or database.raw("default")
-        parter = Splitter(connection, Backoff(timedelta(0), timedelta(0)), timedelta(0))
-        return Committer(connection, broker, parter)
+        splitter = Splitter(connection, Backoff(timedelta(0), timedelta(0)), timedelta(0))
+        return Committer(connection, broker, splitter)
 
     return make
 

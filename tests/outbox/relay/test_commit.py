@@ -8,7 +8,7 @@ from outbox.brokers.base import Ended, EndSemantics, HalfRef, SendResult, SendSt
 from outbox.message import Resolution
 from outbox.models import Batch, State
 from tests.factories import stored
-from tests.outbox.batches.rows import make_claimed
+from tests.outbox.relay.batches import make_claimed
 from tests.outbox.relay.committing import ended, send_halves, take_over
 
 pytestmark = pytest.mark.django_db

@@ -12,7 +12,7 @@ from outbox.batches.batch import BatchSendResult
 from outbox.brokers.base import Ended, SendStatus
 from outbox.models import Batch, State
 from tests.factories import stored
-from tests.outbox.batches.rows import fared, make_claimed
+from tests.outbox.relay.batches import make_claimed, result_of
 from tests.outbox.relay.committing import ended, send_halves, take_over
 
 pytestmark = pytest.mark.django_db
@@ -32,7 +32,7 @@ class TestDecide:
     def test_decides_or_splits_each_position(self, committer):
         batch = make_claimed(size=3)
 
-        decision = committer.decide(fared(batch, accepted={2: "h2"}, refused=1, unsure=3))
+        decision = committer.decide(result_of(batch, accepted={2: "h2"}, refused=1, unsure=3))
 
         refused, unsure = Batch.objects.exclude(pk=batch.id).order_by("first_seq")
         assert (stored(batch).half_ids, stored(batch).split) == ([None, "h2", None], [1, 3])

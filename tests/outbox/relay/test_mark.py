@@ -6,7 +6,7 @@ import pytest
 
 from outbox.models import Batch, State
 from tests.factories import BatchFactory, stored
-from tests.outbox.batches.rows import claimed, fared, make_claimed
+from tests.outbox.relay.batches import claimed, make_claimed, result_of
 from tests.outbox.relay.committing import take_over
 
 pytestmark = pytest.mark.django_db
@@ -50,7 +50,7 @@ class TestLetGo:
     def test_splits_when_something_was_accepted(self, committer):
         batch = make_claimed(size=3)
 
-        committer.return_unaccepted(fared(batch, accepted={1: ""}, unavailable=[2, 3]))
+        committer.return_unaccepted(result_of(batch, accepted={1: ""}, unavailable=[2, 3]))
 
         rest = Batch.objects.exclude(pk=batch.id).get()
         assert (stored(batch).state, stored(batch).split) == (State.SENT, [2, 3])
@@ -59,7 +59,7 @@ class TestLetGo:
     def test_releases_in_place_when_nothing_was(self, committer):
         batch = make_claimed(size=3)
 
-        committer.return_unaccepted(fared(batch, unsure=1, unavailable=[2, 3]))
+        committer.return_unaccepted(result_of(batch, unsure=1, unavailable=[2, 3]))
 
         assert stored(batch).state == State.RELEASED
         assert Batch.objects.count() == 1
@@ -67,7 +67,7 @@ class TestLetGo:
     def test_parts_the_dead_from_the_living(self, committer):
         batch = make_claimed(size=3)
 
-        committer.return_unaccepted(fared(batch, refused=2, unsure=[1, 3]))
+        committer.return_unaccepted(result_of(batch, refused=2, unsure=[1, 3]))
 
         assert stored(batch).state == State.SENT  # and empty
         assert stored(batch).split == [1, 2, 3]
@@ -77,7 +77,7 @@ class TestLetGo:
     def test_holds_all_later_messages_of_a_key(self, committer, make_topic):
         batch = make_claimed(topic=make_topic("fifo"), size=3, order_keys=[7, 8, 7])
 
-        committer.return_unaccepted(fared(batch, accepted={2: ""}, unsure=1, held=3))
+        committer.return_unaccepted(result_of(batch, accepted={2: ""}, unsure=1, held=3))
 
         rest = Batch.objects.exclude(pk=batch.id).order_by("id")
         assert [row.first_seq for row in rest] == [1, 3]  # in this order they are claimed again
@@ -86,7 +86,7 @@ class TestLetGo:
         batch = make_claimed(size=2)
         take_over(batch)
 
-        assert not committer.return_unaccepted(fared(batch, unsure=[1, 2]))
+        assert not committer.return_unaccepted(result_of(batch, unsure=[1, 2]))
 
         assert stored(batch).state == State.CLAIMED
         assert committer.fences_lost == 1

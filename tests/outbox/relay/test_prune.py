@@ -7,6 +7,7 @@ from django.db import connection as django_connection
 
 from outbox import database
 from outbox.database import partitions
+from outbox.database.locks import Lock
 from outbox.models import (
     Batch,
     CheckBack,
@@ -275,7 +276,7 @@ class TestBooks:
 
 class TestPrune:
     def test_is_done_by_one_at_a_time(self, connect):
-        connect().execute("SELECT pg_advisory_lock(7711, 1)")
+        connect().execute(f"SELECT pg_advisory_lock({Lock.PRUNE}, 0)")
 
         assert prune("default", now=NOW) == Pruned()
         assert 3 in days()

@@ -31,7 +31,7 @@ class TestDrain:
 
         drained = relay.drain()
 
-        assert (drained.batches, drained.claimed, drained.sent, drained.parted) == (1, 3, 3, 0)
+        assert (drained.batches, drained.claimed, drained.sent, drained.unaccepted) == (1, 3, 3, 0)
         assert shown(broker, topic) == ids(tickets)
         assert Batch.objects.get().state == State.SENT
         assert not Ticket.objects.exists()
@@ -251,7 +251,7 @@ class TestCommitOfOtherEnds:
         topic = make_topic("transaction")
         TicketFactory(topic=topic)
         decide = relay._committer.decide
-        monkeypatch.setattr(type(relay._committer), "decide", lambda self, fared: decide(fared) and decide(fared))
+        monkeypatch.setattr(type(relay._committer), "decide", lambda self, result_of: decide(result_of) and decide(result_of))
 
         relay.drain()
 

@@ -17,7 +17,7 @@ from outbox.relay.backoff import Backoff
 from outbox.relay.breaker import Breaker, BreakerState
 from outbox.relay.send import Sender
 from tests.factories import BatchFactory, MessageRowFactory
-from tests.outbox.batches.rows import claimed, make_claimed
+from tests.outbox.relay.batches import claimed, make_claimed
 
 pytestmark = pytest.mark.django_db
 
@@ -58,35 +58,35 @@ def send(sender: Sender, *batches, shed_at: float = NEVER, is_half: bool = False
     return sender.send(batches, is_half=is_half, shed_at=shed_at)[0]
 
 
-def fates(fared: BatchSendResult) -> dict[int, SplitReason]:
-    return {position: parting.fate for position, parting in sorted(fared.parted.items())}
+def reasons(result: BatchSendResult) -> dict[int, SplitReason]:
+    return {position: parting.reason for position, parting in sorted(result.unaccepted.items())}
 
 
 class TestSend:
     def test_sends_whole_messages(self, sender, broker, make_topic):
         batch = make_claimed(topic=make_topic(), size=3)
 
-        fared = send(sender, batch)
+        result = send(sender, batch)
 
-        assert fared.accepted == {1: "", 2: "", 3: ""}
+        assert result.accepted == {1: "", 2: "", 3: ""}
         assert [message.message_id for message in broker.visible(batch.topic)] == batch.message_ids
 
     def test_stores_half_messages(self, sender, broker, make_topic):
         batch = make_claimed(topic=make_topic("transaction"), size=2)
 
-        fared = send(sender, batch, is_half=True)
+        result = send(sender, batch, is_half=True)
 
-        assert list(fared.accepted.values()) == [half.id for half in broker.halves()]
+        assert list(result.accepted.values()) == [half.id for half in broker.halves()]
         assert [half.message.token for half in broker.halves()] == [f"urn:uuid:1:{batch.id}:1:{p}" for p in (1, 2)]
         assert broker.visible(batch.topic) == []
 
     def test_hands_over_several_batches_in_one_call(self, sender, broker, make_topic):
         batches = [make_claimed(topic=make_topic(), size=2), make_claimed(topic=make_topic(), size=1)]
 
-        fared = sender.send(batches, is_half=False, shed_at=NEVER)
+        result = sender.send(batches, is_half=False, shed_at=NEVER)
 
         assert [len(call) for call in broker.calls] == [3]
-        assert [one.accepted for one in fared] == [{1: "", 2: ""}, {1: ""}]
+        assert [one.accepted for one in result] == [{1: "", 2: ""}, {1: ""}]
 
     def test_passes_over_positions_that_were_split_off(self, sender, broker, make_topic):
         batch = make_claimed(topic=make_topic(), size=3, split=[2])
@@ -98,10 +98,10 @@ class TestSend:
         batch = make_claimed(topic=make_topic(), size=3)
         broker.fail("send", verdict, where=lambda message: message.message_id == batch.message_ids[1], reason="no")
 
-        fared = send(sender, batch)
+        result = send(sender, batch)
 
-        assert fared.accepted == {1: "", 3: ""}
-        assert (fates(fared), fared.parted[2].reason) == ({2: SplitReason(verdict)}, "no")
+        assert result.accepted == {1: "", 3: ""}
+        assert (reasons(result), result.unaccepted[2].text) == ({2: SplitReason(verdict)}, "no")
 
     def test_is_unsure_of_all_when_the_broker_raises(self, sender, broker, make_topic, caplog):
         batch = make_claimed(topic=make_topic(), size=2)
@@ -110,9 +110,9 @@ class TestSend:
             raise RuntimeError("not foreseen")
 
         broker.on_send = fail
-        fared = send(sender, batch)
+        result = send(sender, batch)
 
-        assert fates(fared) == {1: SplitReason.UNSURE, 2: SplitReason.UNSURE}
+        assert reasons(result) == {1: SplitReason.UNSURE, 2: SplitReason.UNSURE}
         assert f"RuntimeError: not foreseen. Batches: [{batch.id}]" in caplog.text
 
     @pytest.mark.parametrize("count", [1, 3])
@@ -120,9 +120,9 @@ class TestSend:
         batch = make_claimed(topic=make_topic(), size=2)
         monkeypatch.setattr(broker, "send", lambda messages: [SendResult(SendStatus.ACCEPTED)] * count)
 
-        fared = send(sender, batch)
+        result = send(sender, batch)
 
-        assert fates(fared) == {1: SplitReason.UNSURE, 2: SplitReason.UNSURE}
+        assert reasons(result) == {1: SplitReason.UNSURE, 2: SplitReason.UNSURE}
         assert f"{count} outcomes for 2 messages. Batches: [{batch.id}]" in caplog.text
 
     def test_refuses_a_message_whose_row_is_gone_and_tells_a_person(self, sender, make_topic, caplog):
@@ -132,10 +132,10 @@ class TestSend:
         signals.alarm.connect(listen := lambda **kwargs: heard.append(kwargs["details"]))
 
         with caplog.at_level(logging.ERROR):
-            fared = send(sender, claimed(row))
+            result = send(sender, claimed(row))
 
         assert listen
-        assert (fates(fared), fared.accepted) == ({1: SplitReason.REFUSED}, {2: ""})
+        assert (reasons(result), result.accepted) == ({1: SplitReason.REFUSED}, {2: ""})
         assert heard == [{"batch": row.id, "message": str(row.message_ids[0])}]
         assert f"{row.message_ids[0]} of batch {row.id}" in caplog.text
 
@@ -144,10 +144,10 @@ class TestSend:
         broken = MessageRowFactory(topic=topic, headers="{")
         batch = make_claimed(topic=topic, message_ids=[broken.id])
 
-        fared = send(sender, batch)
+        result = send(sender, batch)
 
-        assert fates(fared) == {1: SplitReason.REFUSED}
-        assert "Its row cannot be read" in fared.parted[1].reason
+        assert reasons(result) == {1: SplitReason.REFUSED}
+        assert "Its row cannot be read" in result.unaccepted[1].text
 
 
 def make_large(topic: Topic, count: int) -> list:
@@ -160,10 +160,10 @@ class TestHalt:
         batch = make_claimed(topic=topic, message_ids=make_large(topic, 3))
         broker.fail("send", SendStatus.UNAVAILABLE, where=lambda message: message.message_id == batch.message_ids[1])
 
-        fared = send(sender, batch)
+        result = send(sender, batch)
 
-        assert fared.accepted == {1: ""}
-        assert fates(fared) == {2: SplitReason.UNAVAILABLE, 3: SplitReason.UNAVAILABLE}
+        assert result.accepted == {1: ""}
+        assert reasons(result) == {2: SplitReason.UNAVAILABLE, 3: SplitReason.UNAVAILABLE}
         assert len(broker.calls) == 2
 
     def test_sheds_what_is_left_when_the_lease_is_half_gone(self, sender, broker, make_topic, clock):
@@ -174,10 +174,10 @@ class TestHalt:
             clock.now += 10
 
         broker.on_send = take_ten_seconds
-        fared = send(sender, batch, shed_at=clock.now + 15)
+        result = send(sender, batch, shed_at=clock.now + 15)
 
-        assert fared.accepted == {1: "", 2: ""}
-        assert fates(fared) == {3: SplitReason.SHED}
+        assert result.accepted == {1: "", 2: ""}
+        assert reasons(result) == {3: SplitReason.SHED}
 
     def test_makes_one_call_however_late_it_is(self, sender, make_topic, clock):
         """Else a lease too short for the claim would never send anything."""
@@ -189,9 +189,9 @@ class TestHalt:
         topic = make_topic()
         sender.is_stopping = lambda: bool(broker.calls)
 
-        fared = send(sender, make_claimed(topic=topic, message_ids=make_large(topic, 2)))
+        result = send(sender, make_claimed(topic=topic, message_ids=make_large(topic, 2)))
 
-        assert (fared.accepted, fates(fared)) == ({1: ""}, {2: SplitReason.SHED})
+        assert (result.accepted, reasons(result)) == ({1: ""}, {2: SplitReason.SHED})
 
 
 class TestBreakerOfASender:
@@ -206,9 +206,9 @@ class TestBreakerOfASender:
     def test_keeps_the_broker_from_being_called(self, sender, broker, breaker, make_topic):
         breaker.note_unavailable(), breaker.note_unavailable()
 
-        fared = send(sender, make_claimed(topic=make_topic()))
+        result = send(sender, make_claimed(topic=make_topic()))
 
-        assert fates(fared) == {1: SplitReason.UNAVAILABLE}
+        assert reasons(result) == {1: SplitReason.UNAVAILABLE}
         assert broker.calls == []
 
     @pytest.mark.parametrize("verdict", [SendStatus.REFUSED, SendStatus.MISCONFIGURED])
@@ -226,20 +226,20 @@ class TestBreakerOfASender:
         clock.now += 1
         broker.fail("send", SendStatus.UNAVAILABLE)
 
-        fared = send(sender, make_claimed(topic=make_topic(), size=3))
+        result = send(sender, make_claimed(topic=make_topic(), size=3))
 
         assert [len(call) for call in broker.calls] == [1]
-        assert set(fates(fared).values()) == {SplitReason.UNAVAILABLE}
+        assert set(reasons(result).values()) == {SplitReason.UNAVAILABLE}
         assert breaker.state is BreakerState.OPEN
 
     def test_sends_the_rest_when_the_probe_is_answered(self, sender, broker, breaker, clock, make_topic):
         breaker.note_unavailable(), breaker.note_unavailable()
         clock.now += 1
 
-        fared = send(sender, make_claimed(topic=make_topic(), size=3))
+        result = send(sender, make_claimed(topic=make_topic(), size=3))
 
         assert [len(call) for call in broker.calls] == [1, 2]
-        assert fared.accepted == {1: "", 2: "", 3: ""}
+        assert result.accepted == {1: "", 2: "", 3: ""}
 
 
 class TestSendOrdered:
@@ -255,41 +255,41 @@ class TestSendOrdered:
     def test_sends_the_next_of_a_key_after_the_answer_for_the_one_before(self, sender, broker, make_ordered):
         batch = make_ordered(1, 2, 1, 1, 2)
 
-        fared = send(sender, batch)
+        result = send(sender, batch)
 
         a, b, c, d, e = batch.message_ids
         assert broker.calls == [[a, b], [c, e], [d]]
-        assert len(fared.accepted) == 5
+        assert len(result.accepted) == 5
 
     @pytest.mark.parametrize("verdict", [SendStatus.REFUSED, SendStatus.MISCONFIGURED, SendStatus.UNSURE])
     def test_sends_no_more_of_a_key_after_a_failure(self, sender, broker, make_ordered, verdict):
         batch = make_ordered(1, 2, 1, 2, 1)
         broker.fail("send", verdict, where=lambda message: message.message_id == batch.message_ids[0])
 
-        fared = send(sender, batch)
+        result = send(sender, batch)
 
-        assert fared.accepted == {2: "", 4: ""}
-        assert fates(fared) == {1: SplitReason(verdict), 3: SplitReason.HELD, 5: SplitReason.HELD}
+        assert result.accepted == {2: "", 4: ""}
+        assert reasons(result) == {1: SplitReason(verdict), 3: SplitReason.HELD, 5: SplitReason.HELD}
 
     def test_sends_no_more_of_a_key_in_the_next_slice(self, sender, broker, make_ordered):
         batch = make_ordered(1, 1, 2, body=b"x" * 600)
         broker.fail("send", SendStatus.UNSURE, where=lambda message: message.message_id == batch.message_ids[0])
 
-        fared = send(sender, batch)
+        result = send(sender, batch)
 
-        assert fared.accepted == {3: ""}
-        assert fates(fared) == {1: SplitReason.UNSURE, 2: SplitReason.HELD}
+        assert result.accepted == {3: ""}
+        assert reasons(result) == {1: SplitReason.UNSURE, 2: SplitReason.HELD}
 
     def test_holds_a_key_whose_row_is_gone(self, sender, make_ordered):
         batch = make_ordered(1, 1)
         MessageRow.objects.filter(pk=batch.message_ids[0]).delete()
 
-        assert fates(send(sender, batch)) == {1: SplitReason.REFUSED, 2: SplitReason.HELD}
+        assert reasons(send(sender, batch)) == {1: SplitReason.REFUSED, 2: SplitReason.HELD}
 
     def test_keeps_keys_of_two_batches_apart(self, sender, broker, make_ordered):
         first, second = make_ordered(1, 1), make_ordered(1)
         broker.fail("send", SendStatus.UNSURE, where=lambda message: message.message_id == first.message_ids[0])
 
-        fared = sender.send([first, second], is_half=False, shed_at=NEVER)
+        result = sender.send([first, second], is_half=False, shed_at=NEVER)
 
-        assert [fates(one) for one in fared] == [{1: SplitReason.UNSURE, 2: SplitReason.HELD}, {}]
+        assert [reasons(one) for one in result] == [{1: SplitReason.UNSURE, 2: SplitReason.HELD}, {}]

@@ -1,4 +1,4 @@
-"""The sweep, and rule R where the broker forgets."""
+"""The sweep, and the resend where the broker forgets."""
 
 from __future__ import annotations
 

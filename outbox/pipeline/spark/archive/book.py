@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from datetime import date, datetime
 from typing import TYPE_CHECKING, Any
 
+from outbox.database.locks import Lock
 from outbox.pipeline.spark.errors import ArchiverBusy, HistoryError
 from outbox.pipeline.spark.lake.base import Commit
 
@@ -16,12 +17,11 @@ if TYPE_CHECKING:
 
     Connection = psycopg.Connection[tuple[Any, ...]]
 
-# One archiver at a time; the lock ends with the connection, which of one that was killed may take the server a moment. 7707
-# to 7711 are others' locks.
-TAKE_TURN = "SELECT pg_advisory_lock(7712, 0)"
+# One archiver at a time; the lock ends with the connection, which of one that was killed may take the server a moment.
+LOCK_ARCHIVE = f"SELECT pg_advisory_lock({Lock.ARCHIVE}, 0)"
 WAIT_A_MOMENT = "SET lock_timeout = '3s'"
 WAIT = "SET lock_timeout = 0"
-GIVE_TURN = "SELECT pg_advisory_unlock(7712, 0)"
+UNLOCK_ARCHIVE = f"SELECT pg_advisory_unlock({Lock.ARCHIVE}, 0)"
 
 # Days that have a partition, and those that were begun.
 LIST_DAYS = """
@@ -85,12 +85,12 @@ def turn(url: str) -> Iterator[Connection]:
         connection.execute("SET TIME ZONE 'UTC'")
         try:
             connection.execute(WAIT_A_MOMENT)
-            connection.execute(TAKE_TURN)
+            connection.execute(LOCK_ARCHIVE)
         except psycopg.errors.LockNotAvailable as error:
             raise ArchiverBusy("Another archiver is at work on this database. It goes on; there is nothing to do.") from error
         connection.execute(WAIT)
         yield connection
-        connection.execute(GIVE_TURN)
+        connection.execute(UNLOCK_ARCHIVE)
 
 
 def days(connection: Connection, before: date) -> list[date]:

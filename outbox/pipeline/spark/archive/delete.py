@@ -6,6 +6,7 @@ import random
 import time
 from typing import TYPE_CHECKING, Any
 
+from outbox.database.locks import Lock
 from outbox.database.retention_holds import find_holder
 from outbox.failpoints import failpoint
 from outbox.pipeline.spark.archive import book
@@ -22,7 +23,7 @@ DELETE = "DELETE FROM outbox_{name} WHERE {time} < '{end}'"
 
 # Whoever makes and drops days takes the same turn. Everybody queues behind a lock that waits, so it waits briefly.
 WAIT_BRIEFLY = "SET LOCAL lock_timeout = '100ms'"
-TAKE_TURN = "SELECT pg_advisory_xact_lock(7711, 0)"
+LOCK_PARTITIONS = f"SELECT pg_advisory_xact_lock({Lock.PARTITIONS}, 0)"
 IS_THERE = "SELECT to_regclass('{table}') IS NOT NULL"
 LOCK_DAY = "LOCK TABLE {table} IN ACCESS EXCLUSIVE MODE"
 COUNT = "SELECT count(*) FROM {table}"
@@ -84,7 +85,7 @@ def _drop(connection: Connection, span: Span, commit: Commit, deadline: float) -
 
 def _drop_at_once(connection: Connection, span: Span, commit: Commit) -> None:
     connection.execute(WAIT_BRIEFLY)
-    connection.execute(TAKE_TURN)
+    connection.execute(LOCK_PARTITIONS)
     if not _is_there(connection, span):  # by prune of an older version, or by hand
         return
     connection.execute(LOCK_DAY.format(table=span.table).encode())

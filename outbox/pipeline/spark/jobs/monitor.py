@@ -18,6 +18,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from outbox.database.locks import Lock
 from outbox.pipeline.spark.config import PipelineConfig
 from outbox.pipeline.spark.errors import PipelineError
 from outbox.pipeline.spark.jobs import parent
@@ -26,8 +27,8 @@ from outbox.pipeline.spark.jobs.end import describe
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-# One monitor of a database at a time; the lock ends with the connection. 7707 to 7713 are others' locks.
-TRY_TURN = "SELECT pg_try_advisory_lock(7714, 0)"
+# One monitor of a database at a time; the lock ends with the connection.
+TRY_MONITOR_LOCK = f"SELECT pg_try_advisory_lock({Lock.MONITOR}, 0)"
 
 START_SECONDS = 120.0
 BATCH_SECONDS = 30.0  # who is told to stop waits so long for the micro-batch under way
@@ -152,7 +153,7 @@ def _turn(url: str) -> Iterator[None]:
     except psycopg.Error as error:
         raise PipelineError(f"The database cannot be reached: {str(error).strip()}") from error
     with connection:
-        if connection.execute(TRY_TURN).fetchone() != (True,):
+        if connection.execute(TRY_MONITOR_LOCK).fetchone() != (True,):
             raise PipelineError("Another monitor of this database is at work. One at a time does.")
         yield
 

@@ -124,7 +124,7 @@ class TestASecondRun:
         job_that("is clean")
         first = store.begin("default", asked_by="command", since=None, settle_seconds=1)
         with database.connect("default") as holder:
-            holder.execute(store.TRY_LOCK, [store.LOCK_SPACE])
+            holder.execute(store.TRY_LOCK)
 
             with pytest.raises(AuditRunning, match=f"run {first.pk}, on "):
                 run(config)

@@ -11,6 +11,7 @@ from django.db import connection
 
 from outbox import database
 from outbox.database import partitions
+from outbox.ids import day_of
 from outbox.models import FailedDelivery, Inbox, Lane, MessageRow, State
 from outbox.pipeline.models import RecordedMessage, RecordedTopic
 from outbox.pipeline.spark.archive.book import turn
@@ -166,7 +167,7 @@ class TestAHistoryThatWasArchivedInPart:
             writer = SparkWriter(ArchiveConfig(PipelineConfig(Source(url, reader="python")), str(lake.root), SECOND))
             assert archive(SECOND, writer).kept == {str(FIRST): "open transactions"}
             assert archive(THIRD).kept == {str(FIRST): "open transactions"}
-        assert sorted({partitions.day_of(one) for one in MessageRow.objects.values_list("id", flat=True)}) == [FIRST, THIRD]
+        assert sorted({day_of(one) for one in MessageRow.objects.values_list("id", flat=True)}) == [FIRST, THIRD]
         assert not RecordedMessage.objects.filter(recorded_at__lt=datetime(2026, 1, 3, tzinfo=UTC)).exists()
         execute(PRUNE_BATCHES)
         execute(SEE_AGAIN, seen)

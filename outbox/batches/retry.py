@@ -1,8 +1,8 @@
 """
-What a person does about dead messages: have them sent again, or let them rest.
+Retry and skip: what an operator does about dead messages. DEAD to RELEASED, or DEAD to SKIPPED.
 
-4 -> 0 and 4 -> 5 of the state machine. One message of a dead batch leaves for a batch of its own; the last one that is
-left takes the batch itself. A message whose day was dropped gets its row back from its copy.
+One message of a dead batch leaves for a batch of its own; the last one that is left takes the batch itself. A message whose day
+was dropped gets its row back from its copy.
 """
 
 from __future__ import annotations
@@ -13,7 +13,9 @@ from dataclasses import dataclass, field
 from uuid import UUID
 
 from outbox.database import Connection
-from outbox.database.partitions import day_of, make_day
+from outbox.database.partitions import make_day
+from outbox.database.wakeup import wake_relay
+from outbox.ids import day_of
 from outbox.models import State
 
 logger = logging.getLogger(__name__)
@@ -22,39 +24,39 @@ BATCHES_AT_ONCE = 100
 MESSAGES_AT_ONCE = 500
 
 # The dead batches that hold some messages: how many are left in each, which of them are asked for, and where they stand.
-FIND_DEAD = """
+FIND_DEAD = f"""
 SELECT b.id, cardinality(b.message_ids) - cardinality(b.split), array_agg(u.id ORDER BY u.n), array_agg(u.n ORDER BY u.n)
 FROM outbox_batch b, unnest(b.message_ids) WITH ORDINALITY u(id, n)
-WHERE b.state = 4 AND u.id = ANY(%s::uuid[]) AND u.n <> ALL(b.split) GROUP BY b.id ORDER BY b.id
+WHERE b.state = {State.DEAD} AND u.id = ANY(%s::uuid[]) AND u.n <> ALL(b.split) GROUP BY b.id ORDER BY b.id
 """
 
-DEAD_BATCHES = """
+DEAD_BATCHES = f"""
 SELECT b.id, b.message_ids FROM outbox_batch b JOIN outbox_topic t ON t.id = b.topic_id
-WHERE b.state = 4 AND b.id > %s AND (%s::text IS NULL OR t.name = %s) ORDER BY b.id LIMIT %s
+WHERE b.state = {State.DEAD} AND b.id > %s AND (%s::text IS NULL OR t.name = %s) ORDER BY b.id LIMIT %s
 """
 
-# Whole batches: sent again from the first try on, or skipped. Gives the messages that were left in each.
-SETTLE = """
-UPDATE outbox_batch SET state = %(next)s, tries = 0, due_at = CASE WHEN %(next)s = 0 THEN clock_timestamp() END
-WHERE id = ANY(%(ids)s) AND state = 4
+# Whole batches: released from the first try on, or skipped. Returns the messages that were left in each.
+RETRY = f"""
+UPDATE outbox_batch SET state = %(next)s, tries = 0, due_at = CASE WHEN %(next)s = {State.RELEASED} THEN clock_timestamp() END
+WHERE id = ANY(%(ids)s) AND state = {State.DEAD}
 RETURNING ARRAY(SELECT u.id FROM unnest(message_ids) WITH ORDINALITY u(id, n) WHERE u.n <> ALL(split))
 """
 
 # One message of a dead batch leaves it. Its order key goes with it: the batch stays dead and holds only the others' keys.
 # A batch without order stays without: NULL || NULL would be an array of one.
-SETTLE_ONE = """
+RETRY_ONE = f"""
 WITH b AS (
     UPDATE outbox_batch SET split = split || %(position)s::smallint,
         order_keys = CASE WHEN order_keys IS NOT NULL
             THEN order_keys[:%(position)s - 1] || NULL::bigint || order_keys[%(position)s + 1:] END
-    WHERE id = %(id)s AND state = 4 AND %(position)s::smallint <> ALL(split)
+    WHERE id = %(id)s AND state = {State.DEAD} AND %(position)s::smallint <> ALL(split)
     AND cardinality(message_ids) - cardinality(split) > 1
     RETURNING *
 )
 INSERT INTO outbox_batch (topic_id, lane, first_seq, message_ids, order_keys, state, attempt, due_at, last_error)
 SELECT b.topic_id, b.lane, b.first_seq + %(position)s - 1, b.message_ids[%(position)s:%(position)s],
     (SELECT o.order_keys[%(position)s:%(position)s] FROM outbox_batch o WHERE o.id = b.id),
-    %(next)s, b.attempt, CASE WHEN %(next)s = 0 THEN clock_timestamp() END, b.last_error
+    %(next)s, b.attempt, CASE WHEN %(next)s = {State.RELEASED} THEN clock_timestamp() END, b.last_error
 FROM b
 """
 
@@ -70,9 +72,7 @@ SELECT d.message_id, t.id, d.key, d.headers, d.about, d.body FROM outbox_dead d 
 WHERE d.message_id = ANY(%s) ON CONFLICT DO NOTHING
 """
 
-TOO_LATE = "Somebody else was faster. Look again."
-
-WAKE = "SELECT pg_notify('outbox', '') FROM outbox_idle LIMIT 1"
+TOO_LATE = "Another process changed it first. Look again."
 
 
 @dataclass(slots=True)
@@ -81,7 +81,7 @@ class RetryResult:
     What was done about dead messages.
 
     Args:
-        messages: how many go again, or rest.
+        messages: how many are sent again, or were skipped.
         refused: message id -> why nothing was done about it.
     """
 
@@ -93,76 +93,76 @@ class RetryResult:
         self.refused.update({str(message_id): reason for message_id in message_ids})
 
 
-def settle_messages(connection: Connection, message_ids: Sequence[UUID], *, skip: bool = False) -> RetryResult:
+def retry_messages(connection: Connection, message_ids: Sequence[UUID], *, skip: bool = False) -> RetryResult:
     """
-    Have dead messages sent again, or let them rest.
+    Send dead messages again, or skip them.
 
     Args:
         connection: in autocommit, or in a transaction that shall do all of it or nothing.
-        skip: let them rest, state SKIPPED.
+        skip: mark them SKIPPED; they are never sent.
     """
-    settled = RetryResult()
+    result = RetryResult()
     for start in range(0, len(message_ids), MESSAGES_AT_ONCE):
-        _settle_some(connection, message_ids[start : start + MESSAGES_AT_ONCE], settled, skip=skip)
-    _finish(connection, settled, skip=skip)
-    return settled
+        _retry_some(connection, message_ids[start : start + MESSAGES_AT_ONCE], result, skip=skip)
+    _wake(connection, result, skip=skip)
+    return result
 
 
-def settle_all(connection: Connection, *, topic: str | None = None, skip: bool = False) -> RetryResult:
+def retry_all(connection: Connection, *, topic: str | None = None, skip: bool = False) -> RetryResult:
     """
-    Have all dead messages, of a topic or at all, sent again, or let them rest.
+    Send all dead messages, of a topic or at all, again, or skip them.
 
     Args:
         connection: in autocommit.
-        skip: let them rest, state SKIPPED.
+        skip: mark them SKIPPED; they are never sent.
     """
-    settled = RetryResult()
+    result = RetryResult()
     after = 0
     while batches := connection.execute(DEAD_BATCHES, [after, topic, topic, BATCHES_AT_ONCE]).fetchall():
         after = batches[-1][0]
         if not skip:
             _restore(connection, [message_id for _, message_ids in batches for message_id in message_ids])
         arguments = {"ids": [batch_id for batch_id, _ in batches], "next": _next(skip=skip)}
-        settled.messages += sum(len(ids) for (ids,) in connection.execute(SETTLE, arguments).fetchall())
-    _finish(connection, settled, skip=skip)
-    return settled
+        result.messages += sum(len(ids) for (ids,) in connection.execute(RETRY, arguments).fetchall())
+    _wake(connection, result, skip=skip)
+    return result
 
 
 def _next(*, skip: bool) -> State:
     return State.SKIPPED if skip else State.RELEASED
 
 
-def _settle_some(connection: Connection, message_ids: Sequence[UUID], settled: RetryResult, *, skip: bool) -> None:
+def _retry_some(connection: Connection, message_ids: Sequence[UUID], result: RetryResult, *, skip: bool) -> None:
     dead = connection.execute(FIND_DEAD, [list(message_ids)]).fetchall()
     found = [message_id for _, _, ids, _ in dead for message_id in ids]
-    settled.refuse(set(message_ids) - set(found), "It is not dead.")
+    result.refuse(set(message_ids) - set(found), "It is not dead.")
     bare = set() if skip else set(_restore(connection, found))
-    settled.refuse(bare, "Its message row is gone, and no copy is kept. Skip it.")
+    result.refuse(bare, "Its message row is gone, and no copy is kept. Skip it.")
     whole: dict[int, set[UUID]] = {}
     for batch_id, left, ids, positions in dead:
         chosen = {message_id: place for message_id, place in zip(ids, positions, strict=True) if message_id not in bare}
         if len(chosen) == left:
             whole[batch_id] = set(chosen)
         else:
-            _settle_each(connection, batch_id, chosen, settled, skip=skip)
-    rows = connection.execute(SETTLE, {"ids": list(whole), "next": _next(skip=skip)}).fetchall() if whole else []
+            _retry_each(connection, batch_id, chosen, result, skip=skip)
+    rows = connection.execute(RETRY, {"ids": list(whole), "next": _next(skip=skip)}).fetchall() if whole else []
     done = {message_id for (ids,) in rows for message_id in ids}
-    settled.messages += len(done)
-    settled.refuse({message_id for ids in whole.values() for message_id in ids} - done, TOO_LATE)
+    result.messages += len(done)
+    result.refuse({message_id for ids in whole.values() for message_id in ids} - done, TOO_LATE)
 
 
-def _settle_each(connection: Connection, batch_id: int, places: Mapping[UUID, int], settled: RetryResult, *, skip: bool) -> None:
+def _retry_each(connection: Connection, batch_id: int, places: Mapping[UUID, int], result: RetryResult, *, skip: bool) -> None:
     """Take some messages out of a dead batch in which others stay."""
     for message_id, position in places.items():
         arguments = {"id": batch_id, "position": position, "next": _next(skip=skip)}
-        if connection.execute(SETTLE_ONE, arguments).rowcount:
-            settled.messages += 1
+        if connection.execute(RETRY_ONE, arguments).rowcount:
+            result.messages += 1
         else:
-            settled.refuse([message_id], TOO_LATE)
+            result.refuse([message_id], TOO_LATE)
 
 
 def _restore(connection: Connection, message_ids: Sequence[UUID]) -> list[UUID]:
-    """Write message rows that are gone again from their copies; give those that have none."""
+    """Write message rows that are gone again from their copies; return those that have none."""
     gone = connection.execute(WITHOUT_ROW, [list(message_ids)]).fetchall()
     kept = [message_id for message_id, has_copy in gone if has_copy]
     for day in sorted({day_of(message_id) for message_id in kept}):
@@ -172,7 +172,7 @@ def _restore(connection: Connection, message_ids: Sequence[UUID]) -> list[UUID]:
     return [message_id for message_id, has_copy in gone if not has_copy]
 
 
-def _finish(connection: Connection, settled: RetryResult, *, skip: bool) -> None:
-    if settled.messages:
-        logger.info("%s dead messages were %s by hand", settled.messages, "skipped" if skip else "released")
-        connection.execute(WAKE)
+def _wake(connection: Connection, result: RetryResult, *, skip: bool) -> None:
+    if result.messages:
+        logger.info("%s dead messages were %s by hand", result.messages, "skipped" if skip else "released")
+        wake_relay(connection)

@@ -1,8 +1,9 @@
 import pytest
 
 from outbox import database
-from outbox.batches.dead import settle_all, settle_messages
+from outbox.batches.retry import retry_all, retry_messages
 from outbox.database import partitions
+from outbox.ids import day_of
 from outbox.models import Batch, DeadMessage, MessageRow, MessageState, State
 from outbox.relay.lane import Lane
 from tests.factories import BatchFactory, TopicFactory, message_id
@@ -27,17 +28,17 @@ class TestSettleMessages:
     def test_releases_a_dead_batch_of_one_from_its_first_try_on(self, connection):
         batch = dead()
 
-        settled = settle_messages(connection, batch.message_ids)
+        result = retry_messages(connection, batch.message_ids)
 
         batch.refresh_from_db()
-        assert (settled.messages, settled.refused) == (1, {})
+        assert (result.messages, result.refused) == (1, {})
         assert (batch.state, batch.tries, batch.attempt) == (State.RELEASED, 0, 3)
         assert batch.due_at is not None
 
     def test_takes_one_message_out_of_a_dead_batch(self, connection):
         batch = dead(size=3, first_seq=7)
 
-        settle_messages(connection, [batch.message_ids[1]])
+        retry_messages(connection, [batch.message_ids[1]])
 
         assert states(batch) == ["dead", "released", "dead"]
         left = Batch.objects.exclude(id=batch.id).get()
@@ -46,9 +47,9 @@ class TestSettleMessages:
     def test_leaves_nothing_dead_when_each_message_was_taken(self, connection):
         batch = dead(size=3)
 
-        settled = settle_messages(connection, batch.message_ids)
+        result = retry_messages(connection, batch.message_ids)
 
-        assert settled.messages == 3
+        assert result.messages == 3
         assert not Batch.objects.filter(state=State.DEAD).exists()
         assert states(batch) == ["released"] * 3
 
@@ -56,7 +57,7 @@ class TestSettleMessages:
         topic = TopicFactory(type="fifo")
         batch = dead(size=3, topic=topic, order_keys=[11, 22, 33])
 
-        settle_messages(connection, [batch.message_ids[1]])
+        retry_messages(connection, [batch.message_ids[1]])
 
         batch.refresh_from_db()
         assert batch.order_keys == [11, None, 33]
@@ -65,7 +66,7 @@ class TestSettleMessages:
     def test_gives_no_order_keys_to_a_batch_without_order(self, make_relay, connection):
         batch = dead(size=3, topic=TopicFactory(type="transaction"))
 
-        settle_messages(connection, batch.message_ids[:2])
+        retry_messages(connection, batch.message_ids[:2])
 
         batch.refresh_from_db()
         assert batch.order_keys is None
@@ -73,7 +74,7 @@ class TestSettleMessages:
 
     def test_has_an_ordered_message_sent_again(self, make_relay, connection):
         batch = dead(size=2, topic=TopicFactory(type="fifo"), order_keys=[11, 22])
-        settle_messages(connection, [batch.message_ids[1]])
+        retry_messages(connection, [batch.message_ids[1]])
 
         claimed = make_relay(lane=Lane(1))._claims.reclaim()
 
@@ -83,7 +84,7 @@ class TestSettleMessages:
     def test_lets_a_message_rest(self, connection):
         batch = dead(size=2)
 
-        settle_messages(connection, [batch.message_ids[0]], skip=True)
+        retry_messages(connection, [batch.message_ids[0]], skip=True)
 
         assert states(batch) == ["skipped", "dead"]
 
@@ -91,9 +92,9 @@ class TestSettleMessages:
     def test_refuses_a_message_that_is_not_dead(self, state, connection):
         batch = BatchFactory(state=state)
 
-        settled = settle_messages(connection, batch.message_ids)
+        result = retry_messages(connection, batch.message_ids)
 
-        assert settled.refused == {str(batch.message_ids[0]): "It is not dead."}
+        assert result.refused == {str(batch.message_ids[0]): "It is not dead."}
         batch.refresh_from_db()
         assert batch.state == state
 
@@ -101,19 +102,19 @@ class TestSettleMessages:
         batch = dead(size=2, split=[1])
         BatchFactory(message_ids=[batch.message_ids[0]], state=State.SENT)
 
-        assert str(batch.message_ids[0]) in settle_messages(connection, [batch.message_ids[0]]).refused
+        assert str(batch.message_ids[0]) in retry_messages(connection, [batch.message_ids[0]]).refused
 
     def test_refuses_what_could_not_be_sent(self, connection):
         batch = dead(message_ids=[message_id()])
 
-        settled = settle_messages(connection, batch.message_ids)
+        result = retry_messages(connection, batch.message_ids)
 
-        assert settled.refused[str(batch.message_ids[0])].startswith("Its message row is gone")
+        assert result.refused[str(batch.message_ids[0])].startswith("Its message row is gone")
 
     def test_lets_rest_what_could_not_be_sent(self, connection):
         batch = dead(message_ids=[message_id()])
 
-        assert settle_messages(connection, batch.message_ids, skip=True).messages == 1
+        assert retry_messages(connection, batch.message_ids, skip=True).messages == 1
 
     @pytest.mark.parametrize(
         ("size", "change"),
@@ -127,23 +128,23 @@ class TestSettleMessages:
             Batch.objects.filter(id=batch.id).update(**change)
             return []
 
-        monkeypatch.setattr("outbox.batches.dead._restore", be_faster)
+        monkeypatch.setattr("outbox.batches.retry._restore", be_faster)
 
-        settled = settle_messages(connection, [batch.message_ids[0]])
+        result = retry_messages(connection, [batch.message_ids[0]])
 
-        assert settled.refused == {str(batch.message_ids[0]): "Somebody else was faster. Look again."}
+        assert result.refused == {str(batch.message_ids[0]): "Another process changed it first. Look again."}
         assert Batch.objects.get().state == change.get("state", State.DEAD)
 
     def test_takes_no_message_that_somebody_else_took_out_of_the_batch_meanwhile(self, connection, monkeypatch):
         batch = dead(size=3)
         monkeypatch.setattr(
-            "outbox.batches.dead._restore", lambda *args: Batch.objects.filter(id=batch.id).update(split=[2]) and []
+            "outbox.batches.retry._restore", lambda *args: Batch.objects.filter(id=batch.id).update(split=[2]) and []
         )
 
-        settled = settle_messages(connection, batch.message_ids)
+        result = retry_messages(connection, batch.message_ids)
 
-        assert settled.messages == 2
-        assert settled.refused == {str(batch.message_ids[1]): "Somebody else was faster. Look again."}
+        assert result.messages == 2
+        assert result.refused == {str(batch.message_ids[1]): "Another process changed it first. Look again."}
 
     def test_asks_the_database_the_same_few_times_for_many_messages(self, connection):
         many = [message_id for _ in range(20) for message_id in dead().message_ids]
@@ -154,9 +155,9 @@ class TestSettleMessages:
                 statements.append(statement)
                 return connection.execute(statement, *args)
 
-        settled = settle_messages(Counting(), many)
+        result = retry_messages(Counting(), many)
 
-        assert settled.messages == 20
+        assert result.messages == 20
         assert len(statements) == 4
 
     def test_restores_a_message_row_from_its_copy(self, connection):
@@ -167,20 +168,20 @@ class TestSettleMessages:
             message_id=gone, batch_id=1, topic=topic.name, key="k", headers='{"a": "b"}', about="x:1", body=b"body", reason="r"
         )
 
-        settle_messages(connection, [gone])
+        retry_messages(connection, [gone])
 
         row = MessageRow.objects.get(id=gone)
         assert (row.topic_id, row.key, row.headers, row.about, bytes(row.body)) == (topic.id, "k", '{"a": "b"}', "x:1", b"body")
-        assert partitions.day_of(gone) in partitions.days(connection)
+        assert day_of(gone) in partitions.days(connection)
 
 
 class TestSettleAll:
     def test_releases_every_dead_batch(self, connection):
         batches = [dead(size=2), dead()]
 
-        settled = settle_all(connection)
+        result = retry_all(connection)
 
-        assert settled.messages == 3
+        assert result.messages == 3
         assert not Batch.objects.filter(state=State.DEAD).exists()
         assert [states(batch) for batch in batches] == [["released"] * 2, ["released"]]
 
@@ -188,7 +189,7 @@ class TestSettleAll:
         batch = dead(size=3, split=[2])
         sent = BatchFactory(message_ids=[batch.message_ids[1]], state=State.SENT)
 
-        assert settle_all(connection).messages == 2
+        assert retry_all(connection).messages == 2
 
         assert states(batch) == ["released", "sent", "released"]
         sent.refresh_from_db()
@@ -199,21 +200,21 @@ class TestSettleAll:
         dead(topic=mine)
         kept = dead(topic=other)
 
-        assert settle_all(connection, topic=mine.name).messages == 1
+        assert retry_all(connection, topic=mine.name).messages == 1
 
         assert list(Batch.objects.filter(state=State.DEAD)) == [kept]
 
     def test_goes_through_all_slices(self, connection, monkeypatch):
-        monkeypatch.setattr("outbox.batches.dead.BATCHES_AT_ONCE", 2)
+        monkeypatch.setattr("outbox.batches.retry.BATCHES_AT_ONCE", 2)
         for _ in range(5):
             dead()
 
-        assert settle_all(connection, skip=True).messages == 5
+        assert retry_all(connection, skip=True).messages == 5
 
     def test_leaves_living_batches_alone(self, connection):
         batch = BatchFactory(state=State.CLAIMED)
 
-        settle_all(connection)
+        retry_all(connection)
 
         batch.refresh_from_db()
         assert batch.state == State.CLAIMED

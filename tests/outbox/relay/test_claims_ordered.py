@@ -6,9 +6,9 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
+from outbox.batches.claim import LOCK_ORDER
 from outbox.models import Batch, State, Ticket
-from outbox.relay import claim as claim_module
-from outbox.relay.claim import CLAIM_ORDERED, LOCK_ORDER
+from outbox.relay import claims as claims_module
 from tests.factories import BatchFactory, TicketFactory, TopicFactory
 from tests.outbox.relay.claiming import claims
 from tests.waiting import wait_until_it_blocks
@@ -71,7 +71,7 @@ class TestClaimOrdered:
         assert batch.message_ids == ids([waiting, later])
 
     def test_passes_over_topics_whose_keys_are_all_held(self, monkeypatch):
-        monkeypatch.setattr(claim_module, "TOPICS_PER_CLAIM", 2)
+        monkeypatch.setattr(claims_module, "TOPICS_PER_CLAIM", 2)
         for topic in TopicFactory.create_batch(4, type="fifo"):
             BatchFactory(topic=topic, order_keys=[1], state=State.DEAD)
             TicketFactory(topic=topic, order_key=1)
@@ -95,9 +95,9 @@ class TestTwoOrderedClaims:
         with ThreadPoolExecutor(1) as pool:
             with first.transaction():
                 first.execute(LOCK_ORDER)
-                (mine,) = first.execute(CLAIM_ORDERED, claims(first, 1)._arguments({}, 1, ordered=True)).fetchall()
+                (mine,) = claims(first, 1).claim_ordered(limit=1)
                 theirs = pool.submit(claims(second, 2).claim_ordered)
                 wait_until_it_blocks(first)
 
-            assert mine[2] is not None
+            assert len(mine.message_ids) == 1
             assert theirs.result(10) == []

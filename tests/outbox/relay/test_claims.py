@@ -9,9 +9,10 @@ from typing import Any
 import pytest
 from django.db import connection as django_connection
 
+from outbox.batches.claim import CLAIM
 from outbox.models import Batch, Lane, State, Ticket
-from outbox.relay import claim as claim_module
-from outbox.relay.claim import CLAIM, ScanPositions
+from outbox.relay import claims as claims_module
+from outbox.relay.claims import ScanPositions
 from tests.factories import MessageRowFactory, TicketFactory, TopicFactory, stored
 from tests.outbox.relay.claiming import LEASE, claims
 
@@ -87,7 +88,7 @@ class TestClaim:
         assert [len(batch.message_ids) for batch in batches] == [2]
 
     def test_goes_round_the_topics(self, monkeypatch):
-        monkeypatch.setattr(claim_module, "TOPICS_PER_CLAIM", 2)
+        monkeypatch.setattr(claims_module, "TOPICS_PER_CLAIM", 2)
         topics = TopicFactory.create_batch(3)
         for topic in topics:
             TicketFactory.create_batch(4, topic=topic)
@@ -120,7 +121,8 @@ class TestClaim:
                 [topics[0].id],
             )
             cursor.execute("ANALYZE outbox_ticket")
-            arguments = claims(batch_size=1)._arguments({}, 1, ordered=False)
+            arguments = {"topics": [], "scan_from": [], "broker": "default", "ordered": False, "after": 0, "topic_limit": 1}
+            arguments |= {"limit": 1, "lane": 1, "lease": LEASE}
             cursor.execute("EXPLAIN (ANALYZE, FORMAT JSON) " + CLAIM, arguments)
             plan = cursor.fetchone()[0][0]["Plan"]
 
@@ -178,23 +180,23 @@ class TestTwoRelays:
 @pytest.mark.django_db
 class TestFloors:
     def test_start_a_claim_at_the_last_position_seen(self, clock):
-        mine = claims(floors=ScanPositions(clock))
+        mine = claims(scan_positions=ScanPositions(clock))
         late, *tickets = TicketFactory.create_batch(3, topic=TopicFactory())
         Ticket.objects.filter(pos=late.pos).delete()
         mine.claim()
-        mine.floors.from_zero_at = clock.now + 1  # a look from 0 has just been expensive
+        mine.scan_positions.from_zero_at = clock.now + 1  # a look from 0 has just been expensive
 
         self.commit_late(late)
 
         assert mine.claim() == []
-        assert mine.floors.positions == {tickets[-1].topic_id: tickets[-1].pos}
+        assert mine.scan_positions.positions == {tickets[-1].topic_id: tickets[-1].pos}
 
     def test_find_a_ticket_that_was_committed_late_within_a_second(self, clock):
-        mine = claims(floors=ScanPositions(clock))
+        mine = claims(scan_positions=ScanPositions(clock))
         late, *_ = TicketFactory.create_batch(3, topic=TopicFactory())
         Ticket.objects.filter(pos=late.pos).delete()
         mine.claim()
-        mine.floors.from_zero_at = clock.now + 1
+        mine.scan_positions.from_zero_at = clock.now + 1
         self.commit_late(late)
 
         clock.now += 1
@@ -202,27 +204,27 @@ class TestFloors:
         assert [batch.message_ids for batch in mine.claim()] == [ids([late])]
 
     def test_look_from_zero_once_a_second_at_least(self, clock):
-        floors = ScanPositions(clock)
+        scan_positions = ScanPositions(clock)
         began = clock.now
 
         clock.now += 60  # it took a minute
-        floors.note_from_zero(began)
+        scan_positions.note_from_zero(began)
 
-        assert not floors.is_due()
+        assert not scan_positions.is_due()
         clock.now += 1
-        assert floors.is_due()
+        assert scan_positions.is_due()
 
     def test_spend_a_twentieth_of_the_time_on_it_at_most(self, clock):
-        floors = ScanPositions(clock)
+        scan_positions = ScanPositions(clock)
         began = clock.now
 
         clock.now += 0.01
-        floors.note_from_zero(began)
+        scan_positions.note_from_zero(began)
 
         clock.now += 0.18
-        assert not floors.is_due()
+        assert not scan_positions.is_due()
         clock.now += 0.03
-        assert floors.is_due()
+        assert scan_positions.is_due()
 
     @staticmethod
     def commit_late(ticket: Ticket) -> None:

@@ -5,10 +5,10 @@ from __future__ import annotations
 from typing import Any
 
 from outbox.batches.batch import Batch, BatchSendResult, PreparedBatch, SplitReason, Unaccepted
-from outbox.batches.split import Splitter
 from outbox.message import TopicType
 from outbox.models import Batch as StoredBatch
 from outbox.models import State, Topic
+from outbox.relay.splitter import Splitter
 from tests.factories import BatchFactory
 
 
@@ -51,18 +51,18 @@ def decided(row: StoredBatch, **changes: Any) -> PreparedBatch:
     return PreparedBatch(**fields | changes)
 
 
-def fared(batch: Batch, *, accepted: dict[int, str] | None = None, **fates: int | list[int]) -> BatchSendResult:
-    """Say how the positions of a batch fared: fared(batch, accepted={1: "half"}, refused=2, unsure=[3, 4])."""
-    parted = {}
+def result_of(batch: Batch, *, accepted: dict[int, str] | None = None, **fates: int | list[int]) -> BatchSendResult:
+    """Say how the positions of a batch result_of: result_of(batch, accepted={1: "half"}, refused=2, unsure=[3, 4])."""
+    unaccepted = {}
     for fate, positions in fates.items():
         for position in [positions] if isinstance(positions, int) else positions:
-            parted[position] = Unaccepted(SplitReason(fate), f"{fate}, says the broker")
-    return BatchSendResult(batch, accepted or {}, parted)
+            unaccepted[position] = Unaccepted(SplitReason(fate), f"{fate}, says the broker")
+    return BatchSendResult(batch, accepted or {}, unaccepted)
 
 
-def split(parter: Splitter, batch: Batch | PreparedBatch, parted: dict[int, Unaccepted], **changes: Any) -> bool:
+def split(splitter: Splitter, batch: Batch | PreparedBatch, unaccepted: dict[int, Unaccepted], **changes: Any) -> bool:
     """Split positions off a claimed batch whose rest was sent."""
-    return parter.split(batch, parted, **{"state": State.CLAIMED, "next_state": State.SENT} | changes)
+    return splitter.split(batch, unaccepted, **{"state": State.CLAIMED, "next_state": State.SENT} | changes)
 
 
 def children(batch: Batch | StoredBatch) -> list[StoredBatch]:

@@ -1,0 +1,191 @@
+"""
+Claim and re-claim: tickets become batches, and batches that wait or were left behind are taken up again.
+
+Both return the batches' shape only; `relay/load.py` loads what the messages say, in slices.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import Any
+
+from outbox.batches.batch import UNFINISHED, Batch
+from outbox.database import Connection
+from outbox.database.locks import IS_LANE_FREE, Lock
+from outbox.message import TopicType
+from outbox.models import State
+
+TOPICS_PER_CLAIM = 16
+
+# A key that has a message in an unfinished or dead batch waits for it. One NULL in a NOT IN claims nothing for ever;
+# publish() gives each message of an ordered topic a key.
+KEY_IS_FREE = f"""
+        AND order_key NOT IN (
+            SELECT key FROM outbox_batch, unnest(order_keys) key WHERE state IN {UNFINISHED} AND key IS NOT NULL
+            UNION ALL
+            SELECT key FROM outbox_batch, unnest(order_keys) key WHERE state = {State.DEAD} AND key IS NOT NULL)"""
+
+
+def _claim_statement(*, only: str, order_keys: str) -> str:
+    """
+    Return the claim: the tickets of up to 16 topics become one batch per topic, numbered in the lane.
+
+    It returns one row for each topic looked at. The LATERAL probe touches one ticket per topic; EXISTS would join over all of
+    them.
+    """
+    return f"""
+WITH w AS (
+    SELECT t.id, t.name, t.type, coalesce(f.pos, 0) AS pos
+    FROM outbox_topic t LEFT JOIN unnest(%(topics)s::int[], %(scan_from)s::bigint[]) f(topic_id, pos) ON f.topic_id = t.id,
+    LATERAL (SELECT 1 FROM outbox_ticket WHERE topic_id = t.id AND pos >= coalesce(f.pos, 0) ORDER BY pos LIMIT 1) x
+    WHERE NOT t.paused AND t.broker = %(broker)s AND t.ordered = %(ordered)s
+    ORDER BY t.id <= %(after)s, t.id LIMIT %(topic_limit)s),
+p AS (
+    SELECT k.c FROM w, LATERAL (
+        SELECT ctid AS c FROM outbox_ticket WHERE topic_id = w.id AND pos >= w.pos{only}
+        ORDER BY pos LIMIT %(limit)s FOR UPDATE SKIP LOCKED) k),
+t AS (
+    DELETE FROM outbox_ticket WHERE ctid = ANY(ARRAY(SELECT c FROM p)) RETURNING topic_id, pos, message_id, order_key),
+a AS (
+    SELECT topic_id, array_agg(message_id ORDER BY pos) AS ids, count(*) AS n, max(pos) AS last_pos, {order_keys} AS order_keys
+    FROM t GROUP BY topic_id),
+k AS (
+    INSERT INTO outbox_lane AS l (topic_id, lane, last_seq) SELECT topic_id, %(lane)s, n FROM a ORDER BY topic_id
+    ON CONFLICT (topic_id, lane) DO UPDATE SET last_seq = l.last_seq + excluded.last_seq
+    RETURNING l.topic_id, l.last_seq),
+b AS (
+    INSERT INTO outbox_batch (topic_id, lane, first_seq, message_ids, order_keys, state, owner, lease_until)
+    SELECT a.topic_id, %(lane)s, k.last_seq - a.n + 1, a.ids, a.order_keys, {State.CLAIMED}, %(lane)s,
+        clock_timestamp() + %(lease)s
+    FROM a JOIN k USING (topic_id)
+    RETURNING id, attempt, topic_id, lane, first_seq, message_ids, order_keys)
+SELECT w.id, a.last_pos, b.id, b.attempt, w.name, w.type, b.lane, b.first_seq, b.message_ids::text[], b.order_keys,
+       '{{}}'::smallint[], 0
+FROM w LEFT JOIN b ON b.topic_id = w.id LEFT JOIN a ON a.topic_id = w.id
+ORDER BY w.id <= %(after)s, w.id
+"""
+
+
+CLAIM = _claim_statement(only="", order_keys="NULL::bigint[]")
+
+CLAIM_ORDERED = _claim_statement(only=KEY_IS_FREE, order_keys="array_agg(order_key ORDER BY pos)")
+
+# Claims of ordered topics come one after the other. A statement of its own: the snapshot of the claim that follows
+# is then newer than the commit of the claim before.
+LOCK_ORDER = f"SELECT pg_advisory_xact_lock({Lock.ORDERED_CLAIM}, 0)"
+
+# Does a ticket wait in an ordered topic? Spares the lock where there is none.
+ORDERED_WAITS = """
+SELECT 1 FROM outbox_topic t, LATERAL (SELECT 1 FROM outbox_ticket WHERE topic_id = t.id ORDER BY pos LIMIT 1) x
+WHERE t.ordered AND NOT t.paused AND t.broker = %s LIMIT 1
+"""
+
+# The oldest batch that is due, or whose lease is over, or whose owner's lane nobody holds any more: attempt + 1. One
+# with order keys waits for all unfinished and dead batches before it that share a key. Before it is by number, not by id: a
+# batch split off late holds earlier messages. Batches that share a key were one once, so their numbers are of one lane.
+RECLAIM = f"""
+WITH b AS (
+    UPDATE outbox_batch SET state = {State.CLAIMED}, attempt = attempt + 1, owner = %(lane)s, due_at = NULL,
+        lease_until = clock_timestamp() + %(lease)s, claimed_at = clock_timestamp()
+    WHERE id = (
+        SELECT b.id FROM outbox_batch b JOIN outbox_topic o ON o.id = b.topic_id AND NOT o.paused AND o.broker = %(broker)s
+        WHERE b.state IN {UNFINISHED}
+        AND (b.state = {State.RELEASED} AND b.due_at <= clock_timestamp()
+            OR b.state = {State.CLAIMED} AND (b.lease_until < clock_timestamp() OR {IS_LANE_FREE.format(lane="b.owner")}))
+        AND (b.order_keys IS NULL OR NOT EXISTS (
+            SELECT 1 FROM outbox_batch e
+            WHERE (e.state IN {UNFINISHED} OR e.state = {State.DEAD}) AND e.topic_id = b.topic_id AND e.first_seq < b.first_seq
+            AND e.order_keys && b.order_keys))
+        ORDER BY b.id LIMIT 1 FOR UPDATE OF b SKIP LOCKED)
+    RETURNING *)
+SELECT b.id, b.attempt, o.name, o.type, b.lane, b.first_seq, b.message_ids::text[], b.order_keys, b.split, b.tries
+FROM b JOIN outbox_topic o ON o.id = b.topic_id
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class ClaimedTopic:
+    """
+    A topic that a claim has looked at.
+
+    Args:
+        last_pos: position of the last ticket that the claim took.
+        batch: None where no ticket could be taken: all are locked, or their keys are held.
+    """
+
+    topic_id: int
+    last_pos: int | None
+    batch: Batch | None
+
+
+def claim(
+    connection: Connection,
+    *,
+    broker: str,
+    lane: int,
+    lease: timedelta,
+    limit: int,
+    after: int = 0,
+    topic_limit: int = TOPICS_PER_CLAIM,
+    scan_from: Mapping[int, int] | None = None,
+) -> list[ClaimedTopic]:
+    """
+    Turn the oldest tickets of a broker's topics without order into batches, one per topic.
+
+    Args:
+        lane: the lane this relay holds; its next numbers go to the messages.
+        lease: other relays leave the batches alone that long, by the database's clock.
+        limit: at most this many messages per topic.
+        after: id of the topic behind which to begin; the look goes round.
+        topic_limit: at most this many topics.
+        scan_from: topic id -> the ticket position to begin at.
+
+    Returns:
+        The topics looked at, in the order of the look.
+    """
+    found = scan_from or {}
+    arguments = {"topics": list(found), "scan_from": list(found.values()), "ordered": False}
+    arguments |= {"broker": broker, "lane": lane, "lease": lease, "limit": limit, "after": after, "topic_limit": topic_limit}
+    return [_claimed(row) for row in connection.execute(CLAIM, arguments).fetchall()]
+
+
+def claim_ordered(
+    connection: Connection,
+    *,
+    broker: str,
+    lane: int,
+    lease: timedelta,
+    limit: int,
+    after: int = 0,
+    topic_limit: int = TOPICS_PER_CLAIM,
+) -> list[ClaimedTopic] | None:
+    """
+    Turn the oldest tickets of ordered topics whose keys are free into batches, one per topic; arguments as for `claim`.
+
+    Returns:
+        The topics looked at, in the order of the look. None: no ticket waits in an ordered topic.
+    """
+    if not connection.execute(ORDERED_WAITS, [broker]).fetchone():
+        return None
+    arguments = {"topics": [], "scan_from": [], "ordered": True, "broker": broker, "lane": lane, "lease": lease}
+    arguments |= {"limit": limit, "after": after, "topic_limit": topic_limit}
+    with connection.transaction():
+        connection.execute(LOCK_ORDER)
+        return [_claimed(row) for row in connection.execute(CLAIM_ORDERED, arguments).fetchall()]
+
+
+def reclaim(connection: Connection, *, broker: str, lane: int, lease: timedelta) -> Batch | None:
+    """Take up the oldest batch that is due, or that its relay left behind; attempt + 1."""
+    row = connection.execute(RECLAIM, {"broker": broker, "lane": lane, "lease": lease}).fetchone()
+    return None if row is None else _batch(row)
+
+
+def _claimed(row: tuple[Any, ...]) -> ClaimedTopic:
+    return ClaimedTopic(row[0], row[1], None if row[2] is None else _batch(row[2:]))
+
+
+def _batch(row: tuple[Any, ...]) -> Batch:
+    batch_id, attempt, topic, kind, lane, first_seq, message_ids, order_keys, split, tries = row
+    return Batch(batch_id, attempt, topic, TopicType(kind), lane, first_seq, message_ids, order_keys, frozenset(split), tries)

@@ -1,0 +1,53 @@
+"""
+The fence: each step names the batch's state and attempt, and who comes with an older attempt changes nothing.
+
+A step that matched nothing was taken over by another process, or it was written before and its answer was lost. `read_step`
+reads the row again to tell the two apart.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from psycopg.rows import class_row
+
+from outbox.database import Connection
+from outbox.models import State
+
+READ_STEP = "SELECT state, attempt, half_ids, split FROM outbox_batch WHERE id = %s"
+
+# Takes a batch from a relay that let its lease run out. One row: that relay can decide it no more. No row: it just did.
+FENCE = f"""
+UPDATE outbox_batch SET state = {State.RELEASED}, due_at = clock_timestamp(), lease_until = NULL
+WHERE id = %s AND state = {State.CLAIMED} AND attempt = %s AND lease_until < clock_timestamp() RETURNING id
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """Where a batch stands."""
+
+    state: int
+    attempt: int
+    half_ids: Sequence[str | None] | None
+    split: Sequence[int]
+
+    def is_decided_by(self, attempt: int) -> bool:
+        """Return whether that attempt has decided the batch, so that its decision stands."""
+        return self.attempt == attempt and self.state in (State.PREPARED, State.SENT)
+
+
+def read_step(connection: Connection, batch_id: int) -> Step | None:
+    """Return where a batch stands now; None: it is gone."""
+    return connection.cursor(row_factory=class_row(Step)).execute(READ_STEP, [batch_id]).fetchone()
+
+
+def fence(connection: Connection, batch_id: int, attempt: int) -> bool:
+    """
+    Release a claimed batch whose lease is over, so that the relay of that attempt can no longer decide it.
+
+    Returns:
+        False when another step was written first.
+    """
+    return connection.execute(FENCE, [batch_id, attempt]).fetchone() is not None

@@ -1,0 +1,32 @@
+"""Every advisory lock that the outbox takes. Without Django: the pipeline's jobs take some, too."""
+
+from __future__ import annotations
+
+import enum
+
+
+class Lock(enum.IntEnum):
+    """
+    The first of the two numbers of an advisory lock; the second one says which of its kind.
+
+    In SQL it stands as a literal: `f"SELECT pg_advisory_xact_lock({Lock.ORDERED_CLAIM}, 0)"`.
+    """
+
+    LANE = 7707  # held by a relay as long as it lives; the second number is its lane
+    ORDERED_CLAIM = 7708  # claims of ordered topics, one after the other; 0
+    KEY = 7709  # publishers of a key on ordered topics; its hash
+    GAPS = 7710  # looks for missing numbers; the group's hash
+    PARTITIONS = 7711  # days of the message table, made and dropped; 0
+    ARCHIVE = 7712  # archivers of a database; 0
+    RECORDER = 7713  # recorders of a broker; its hash
+    MONITOR = 7714  # monitors of a database; 0
+    PRUNE = 7715  # prunes of a database; 0
+    AUDIT = 7716  # audits of a database; 0
+    RESEND = 7717  # messages sent again for an audit; 0
+
+
+# Whether nobody holds a lane: the relay that held it has ended, however it ended. `lane`: SQL for its number.
+IS_LANE_FREE = f"""NOT EXISTS (
+    SELECT 1 FROM pg_locks l WHERE l.locktype = 'advisory' AND l.granted
+    AND l.database = (SELECT oid FROM pg_database WHERE datname = current_database())
+    AND l.classid = {Lock.LANE} AND l.objid = {{lane}})"""

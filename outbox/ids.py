@@ -1,0 +1,44 @@
+"""Message ids: uuid7, whose first 48 bits are the milliseconds since 1970."""
+
+from __future__ import annotations
+
+import uuid
+from datetime import UTC, date, datetime, timedelta
+from functools import lru_cache
+from uuid import UUID
+
+if hasattr(uuid, "uuid7"):  # Python 3.14 and later
+    uuid7 = uuid.uuid7
+else:
+    from uuid_utils.compat import uuid7
+
+__all__ = ["day_of", "first_id", "first_id_at", "published_at", "uuid7"]
+
+LAST_DAY = date(9999, 12, 30)  # the day after it is still a date
+
+
+def first_id_at(moment: datetime) -> UUID:
+    """Return the smallest id of a time."""
+    return UUID(int=int(moment.timestamp() * 1000) << 80)
+
+
+def first_id(day: date) -> UUID:
+    """Return the smallest id of a UTC day; with the next day's it bounds the day's partition."""
+    return first_id_at(datetime(day.year, day.month, day.day, tzinfo=UTC))
+
+
+def day_of(message_id: UUID) -> date:
+    """Return the UTC day an id was made on; the last of all days for an id that holds no date."""
+    days = timedelta(milliseconds=message_id.int >> 80).days
+    return date.fromordinal(min(date(1970, 1, 1).toordinal() + days, LAST_DAY.toordinal()))
+
+
+def published_at(message_id: str) -> str:
+    """Return the time in an id, to the millisecond, as RFC 3339 writes it."""
+    seconds, milliseconds = divmod(int(message_id[:8] + message_id[9:13], 16), 1000)
+    return f"{_second(seconds)}.{milliseconds:03d}Z"
+
+
+@lru_cache(maxsize=16)
+def _second(seconds: int) -> str:
+    return datetime.fromtimestamp(seconds, UTC).strftime("%Y-%m-%dT%H:%M:%S")

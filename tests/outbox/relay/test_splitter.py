@@ -1,0 +1,236 @@
+"""What the splitter writes down of messages that were not accepted."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime, timedelta
+
+import pytest
+
+from outbox import signals
+from outbox.batches.batch import SplitReason, Unaccepted
+from outbox.models import Batch, DeadMessage, FailedAttempt, State
+from tests.factories import BatchFactory, TopicFactory, stored
+from tests.outbox.relay.batches import children, claimed, decided, make_claimed, result_of, split
+
+SLOW = timedelta(hours=1)
+
+
+@pytest.fixture
+def heard():
+    """What was announced: (signal, arguments)."""
+    found = []
+    names = {signals.alarm: "alarm", signals.message_dead: "message_dead"}
+
+    def listen(signal, sender, **kwargs) -> None:
+        found.append((names[signal], kwargs))
+
+    for signal in names:
+        signal.connect(listen)
+    yield found
+    for signal in names:
+        signal.disconnect(listen)
+
+
+def due_in(row: Batch) -> float:
+    return (row.due_at - datetime.now(UTC)).total_seconds()
+
+
+class TestSplit:
+    def test_makes_each_run_a_batch_with_its_lane_numbers_and_attempt(self, splitter):
+        batch = make_claimed(size=5, lane=3, first_seq=40, attempt=7)
+
+        assert split(splitter, batch, result_of(batch, unsure=[2, 3], refused=5).unaccepted)
+
+        pair, single = children(batch)
+        assert [str(message_id) for message_id in pair.message_ids] == batch.message_ids[1:3]
+        assert (pair.lane, pair.first_seq, pair.attempt, pair.state) == (3, 41, 7, State.RELEASED)
+        assert (single.lane, single.first_seq, single.attempt, single.state) == (3, 44, 7, State.DEAD)
+        assert stored(batch).split == [2, 3, 5]
+
+    def test_leaves_the_rest_sent(self, splitter):
+        batch = make_claimed(size=2)
+
+        split(splitter, batch, result_of(batch, unsure=2).unaccepted)
+
+        row = stored(batch)
+        assert (row.state, row.lease_until, row.decided_at) == (State.SENT, None, None)
+        assert row.sent_at is not None
+
+    def test_leaves_the_rest_decided(self, splitter):
+        batch = make_claimed(size=2)
+
+        split(splitter, batch, result_of(batch, unsure=2).unaccepted, next_state=State.PREPARED, half_ids=["h1", None])
+
+        row = stored(batch)
+        assert (row.state, row.half_ids, row.open, row.sent_at) == (State.PREPARED, ["h1", None], None, None)
+        assert row.decided_at is not None
+
+    def test_keeps_order_keys_and_their_order(self, splitter):
+        batch = make_claimed(topic=TopicFactory(type="fifo"), size=3, order_keys=[7, 8, 7])
+
+        split(splitter, batch, result_of(batch, unsure=1, held=3).unaccepted)
+
+        assert [row.order_keys for row in children(batch)] == [[7], [7]]  # by id, as they are claimed again
+
+    @pytest.mark.parametrize(
+        ("fate", "tries", "wait"),
+        [("unsure", 3, 400), ("misconfigured", 2, 3600), ("unavailable", 2, 0), ("held", 2, 0), ("shed", 2, 0)],
+    )
+    def test_counts_tries_and_waits_by_fate(self, splitter, fate, tries, wait):
+        batch = make_claimed(size=2, tries=2)
+
+        split(splitter, batch, result_of(batch, **{fate: 2}).unaccepted)
+
+        (child,) = children(batch)
+        assert (child.tries, child.state) == (tries, State.RELEASED)
+        assert due_in(child) == pytest.approx(wait, abs=2)
+
+    def test_happens_once(self, splitter):
+        """A repeat finds the position split off."""
+        row = BatchFactory(size=3, state=State.PREPARED, half_ids=["a", "b", "c"])
+        unaccepted = {2: Unaccepted(SplitReason.DISCARDED, "gone")}
+        states = {"state": State.PREPARED, "next_state": State.PREPARED}
+
+        assert split(splitter, decided(row), unaccepted, **states)
+        assert not split(splitter, decided(row), unaccepted, **states)
+
+        assert len(children(row)) == 1
+        assert stored(row).split == [2]
+
+    def test_leaves_a_batch_of_one_whole(self, splitter):
+        batch = make_claimed()
+
+        assert not split(splitter, batch, result_of(batch, unsure=1).unaccepted)
+
+        assert children(batch) == []
+
+    @pytest.mark.parametrize("changes", [{"attempt": 2}, {"state": State.RELEASED}])
+    def test_does_nothing_to_a_batch_that_was_lost(self, splitter, changes):
+        row = BatchFactory(size=2, **changes)
+
+        assert not split(splitter, claimed(row, attempt=1), result_of(claimed(row), refused=2).unaccepted)
+
+        assert children(row) == []
+        assert not DeadMessage.objects.exists()
+        assert not FailedAttempt.objects.exists()
+
+
+class TestInPlace:
+    def test_releases_a_batch_of_which_nothing_was_accepted(self, splitter):
+        batch = make_claimed(size=2, tries=1)
+
+        assert splitter.return_batch(batch, result_of(batch, unsure=[1, 2]).unaccepted)
+
+        row = stored(batch)
+        assert (row.state, row.tries, row.lease_until, row.last_error) == (
+            State.RELEASED, 2, None, "unsure, says the broker",
+        )  # fmt: skip
+        assert due_in(row) == pytest.approx(200, abs=2)
+
+    def test_burns_no_try_in_an_outage(self, splitter):
+        batch = make_claimed(size=2, tries=1)
+
+        splitter.return_batch(batch, result_of(batch, unavailable=[1, 2]).unaccepted)
+
+        row = stored(batch)
+        assert (row.state, row.tries) == (State.RELEASED, 1)
+        assert due_in(row) <= 0
+
+    def test_gives_up_what_the_broker_refused(self, splitter):
+        batch = make_claimed()
+
+        splitter.return_batch(batch, result_of(batch, refused=1).unaccepted)
+
+        assert (stored(batch).state, stored(batch).last_error) == (State.DEAD, "refused, says the broker")
+
+    @pytest.mark.parametrize("fate", ["unsure", "misconfigured", "unavailable"])
+    def test_never_gives_up_for_another_reason(self, splitter, fate):
+        batch = make_claimed(tries=1_000_000)
+
+        splitter.return_batch(batch, result_of(batch, **{fate: 1}).unaccepted)
+
+        assert stored(batch).state == State.RELEASED
+
+    @pytest.mark.parametrize("changes", [{"attempt": 2}, {"state": State.PREPARED}])
+    def test_does_nothing_to_a_batch_that_was_lost(self, splitter, changes):
+        row = BatchFactory(**changes)
+
+        assert not splitter.return_batch(claimed(row, attempt=1), result_of(claimed(row), refused=1).unaccepted)
+
+        assert stored(row).state == row.state
+        assert not DeadMessage.objects.exists()
+
+
+class TestReturnOne:
+    def test_releases_the_batch_for_a_new_half_message(self, splitter):
+        row = BatchFactory(state=State.PREPARED, half_ids=["h"], open=[1])
+
+        assert splitter.resend_discarded(decided(row), "the broker dropped it")
+
+        row = stored(row)
+        assert (row.state, row.half_ids, row.open, row.tries) == (State.RELEASED, None, None, 1)
+        assert due_in(row) <= 0
+
+    def test_does_not_go_round_and_round(self, splitter):
+        row = BatchFactory(state=State.PREPARED, half_ids=["h"], tries=1)
+
+        splitter.resend_discarded(decided(row), "dropped again")
+
+        assert due_in(stored(row)) == pytest.approx(200, abs=2)
+
+    @pytest.mark.parametrize("changes", [{"attempt": 2}, {"state": State.SENT}])
+    def test_does_nothing_to_a_batch_that_was_lost(self, splitter, changes):
+        row = BatchFactory(**{"state": State.PREPARED, "half_ids": ["h"]} | changes)
+
+        assert not splitter.resend_discarded(decided(row, attempt=1), "dropped")
+
+        assert stored(row).state == row.state
+
+    def test_leaves_a_batch_of_several_to_the_split(self, splitter):
+        row = BatchFactory(size=2, state=State.PREPARED, half_ids=["a", "b"])
+
+        assert not splitter.resend_discarded(decided(row), "dropped")
+
+
+class TestAnnouncements:
+    def test_tell_of_each_message_given_up(self, splitter, heard):
+        batch = make_claimed(topic=TopicFactory(name="parts"), size=2)
+
+        split(splitter, batch, result_of(batch, refused=2).unaccepted)
+
+        assert heard == [
+            ("message_dead", {
+                "message_id": batch.message_ids[1], "topic": "parts", "reason": "refused, says the broker",
+            })
+        ]  # fmt: skip
+
+    def test_log_each_message_given_up_and_why(self, splitter, caplog):
+        batch = make_claimed(size=2, topic=TopicFactory(name="parts"))
+
+        split(splitter, batch, result_of(batch, refused=2).unaccepted)
+
+        assert caplog.messages == [
+            f"Message {batch.message_ids[1]} on topic 'parts' is dead, see outbox_retry: refused, says the broker"
+        ]
+
+    def test_log_what_only_a_person_can_set_right_and_why(self, splitter, caplog):
+        batch = make_claimed(topic=TopicFactory(name="parts"), tries=1)
+
+        splitter.return_batch(batch, result_of(batch, misconfigured=1).unaccepted)
+
+        assert caplog.messages == [f"Batch {batch.id} of topic parts failed, try 2: misconfigured, says the broker"]
+
+    def test_call_a_person_when_only_one_can_help(self, splitter, heard):
+        batch = make_claimed(topic=TopicFactory(name="parts"))
+
+        splitter.return_batch(batch, result_of(batch, misconfigured=1).unaccepted)
+
+        assert [(name, kwargs["details"]["topic"]) for name, kwargs in heard] == [("alarm", "parts")]
+
+    @pytest.mark.parametrize(("tries", "alarms"), [(8, 0), (9, 1), (10, 0), (19, 1)])
+    def test_call_a_person_when_a_batch_fails_again_and_again(self, splitter, heard, tries, alarms):
+        batch = make_claimed(tries=tries)
+
+        splitter.return_batch(batch, result_of(batch, unsure=1).unaccepted)
+
+        assert len(heard) == alarms
