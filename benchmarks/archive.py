@@ -23,7 +23,7 @@ from outbox.pipeline.spark.archive.run import Archived, Archiver
 from outbox.pipeline.spark.archive.spark import SparkWriter
 from outbox.pipeline.spark.config import PipelineConfig, Reader
 from outbox.pipeline.spark.errors import PipelineError
-from outbox.pipeline.spark.lake.base import open_lake
+from outbox.pipeline.spark.lake.open import open_lake
 from outbox.pipeline.spark.session import find_jar, find_java
 
 TARGET = 25_000

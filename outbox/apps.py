@@ -14,7 +14,7 @@ class OutboxConfig(AppConfig):
     default_auto_field = "django.db.models.BigAutoField"
 
     def ready(self) -> None:
-        from outbox.checks import register_checks
+        from outbox.checks import register_checks  # models cannot be imported before the apps are loaded
 
         register_checks()
         autodiscover_modules("messages", "consumers", "check_back")
@@ -23,6 +23,7 @@ class OutboxConfig(AppConfig):
 
 def _prepare_database(*, using: str, **kwargs: object) -> None:
     """Write what the tables need beside their shape: topics, and days of the message table made ahead."""
+    # In here for the same reason.
     from outbox.database import is_outbox_database
     from outbox.database.partitions import make_days
     from outbox.topics import write_topics

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from datetime import datetime
 from functools import cached_property
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from django.contrib.admin import SimpleListFilter
 from django.contrib.admin.options import IncorrectLookupParameters
@@ -19,9 +19,6 @@ from django.core.paginator import Paginator
 from django.db.models import QuerySet
 from django.http import HttpRequest
 from django.utils import timezone
-
-if TYPE_CHECKING:
-    from outbox.admin.base import ReadOnlyAdmin
 
 COUNTED = 1000
 LOOKED_AT = 10_000
@@ -57,7 +54,7 @@ class Filter(SimpleListFilter):
 class Newest(ChangeList):
     """The newest rows of a table, by the admin's `keyset`, a column with an index."""
 
-    model_admin: ReadOnlyAdmin
+    model_admin: Any  # a ReadOnlyAdmin, whose list this is
     floor: Any = None  # no row older than this was looked at
 
     def get_filters_params(self, params: dict[str, Any] | None = None) -> dict[str, Any]:
@@ -81,7 +78,8 @@ class Newest(ChangeList):
             self.floor = self._find_floor(bounds)
             if self.floor is not None:
                 bounds[f"{self.model_admin.keyset}__gte"] = self.floor
-        return self.model_admin.narrow(found.filter(**bounds), request, bounds)
+        narrowed: QuerySet[Any] = self.model_admin.narrow(found.filter(**bounds), request, bounds)
+        return narrowed
 
     def get_results(self, request: HttpRequest) -> None:
         super().get_results(request)

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from django.contrib.admin import ModelAdmin
 from django.db import router
 from django.http import HttpRequest
 from django.template.response import TemplateResponse
@@ -17,11 +18,8 @@ from outbox.models import MessageRow
 from outbox.monitoring.status import ProcessStatus, Status, TopicStatus, age, read_status
 from outbox.monitoring.throughput import read_flow
 
-if TYPE_CHECKING:
-    from outbox.admin.topics import TopicAdmin
 
-
-def overview(model_admin: TopicAdmin, request: HttpRequest) -> TemplateResponse:
+def overview(model_admin: ModelAdmin, request: HttpRequest) -> TemplateResponse:
     """Show how the database of the messages stands."""
     using = router.db_for_read(MessageRow) or "default"
     connection = database.raw(using)

@@ -16,8 +16,8 @@ from outbox.pipeline.errors import ArchiveFailed
 from outbox.pipeline.job_config import database_source
 from outbox.pipeline.spark.archive.config import ArchiveConfig
 from outbox.pipeline.spark.config import PipelineConfig, Reader
-from outbox.pipeline.spark.lake.base import open_lake
 from outbox.pipeline.spark.lake.lookup import Found, find_message
+from outbox.pipeline.spark.lake.open import open_lake
 from outbox.pipeline.spark.process import Say, run_job
 
 logger = logging.getLogger(__name__)

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from datetime import timedelta
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import psycopg
+from django.contrib.admin import ModelAdmin
 from django.db import router
 from django.http import HttpRequest
 from django.template.response import TemplateResponse
@@ -21,14 +22,11 @@ from outbox.pipeline.models import AuditRun
 from outbox.pipeline.quick_check.check import LOOKED_AT, SECONDS, SETTLE, Answer, quick_check
 from outbox.pipeline.spark.bins import SHARES, add, percentile
 
-if TYPE_CHECKING:
-    from outbox.pipeline.admin.audits import AuditRunAdmin
-
 WINDOWS = {"15min": timedelta(minutes=15), "1h": timedelta(hours=1), "6h": timedelta(hours=6), "24h": timedelta(days=1)}
 FINDINGS_SHOWN = 200
 
 
-def quick_check_page(model_admin: AuditRunAdmin, request: HttpRequest) -> TemplateResponse:
+def quick_check_page(model_admin: ModelAdmin, request: HttpRequest) -> TemplateResponse:
     """Show which windows there are, or what one holds."""
     site = model_admin.admin_site
     context: dict[str, Any] = {
@@ -54,7 +52,7 @@ def quick_check_page(model_admin: AuditRunAdmin, request: HttpRequest) -> Templa
     return TemplateResponse(request, "admin/outbox_pipeline/quick_check.html", context)
 
 
-def _told(model_admin: AuditRunAdmin, answer: Answer) -> dict[str, Any]:
+def _told(model_admin: ModelAdmin, answer: Answer) -> dict[str, Any]:
     site = model_admin.admin_site
     findings = [
         {"text": shown(str(one), 300), "count": one.count, "links": [message_link(site, number) for number in one.ids[:3]]}

@@ -77,7 +77,7 @@ def build_session(
         PipelineError: pyspark or the JDBC driver is missing.
     """
     try:
-        from pyspark.sql import SparkSession
+        from pyspark.sql import SparkSession  # in here, to say what is missing
     except ImportError as error:
         raise PipelineError('pyspark is missing: pip install "django-transactional-outbox[spark]"') from error
     find_java()
@@ -104,7 +104,7 @@ def build_session(
 
 def _let_workers_import_us() -> None:
     """Put this package on the path of Python workers, which know neither sys.path nor where we were started."""
-    root = str(Path(__file__).resolve().parents[2])
+    root = str(Path(__file__).resolve().parents[3])
     path = os.environ.get("PYTHONPATH", "").split(os.pathsep)
     if root not in path:
         os.environ["PYTHONPATH"] = os.pathsep.join([root, *filter(None, path)])

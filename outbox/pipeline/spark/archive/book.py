@@ -8,13 +8,13 @@ from dataclasses import dataclass
 from datetime import date, datetime
 from typing import TYPE_CHECKING, Any
 
+import psycopg
+
 from outbox.database.locks import Lock
 from outbox.pipeline.spark.errors import ArchiverBusy, HistoryError
 from outbox.pipeline.spark.lake.base import Commit
 
 if TYPE_CHECKING:
-    import psycopg
-
     Connection = psycopg.Connection[tuple[Any, ...]]
 
 # One archiver at a time; the lock ends with the connection, which of one that was killed may take the server a moment.
@@ -74,8 +74,6 @@ def turn(url: str) -> Iterator[Connection]:
         ArchiverBusy: somebody else is.
         HistoryError: the database cannot be reached.
     """
-    import psycopg
-
     try:
         connection: Connection = psycopg.connect(url, application_name="outbox archive", autocommit=True)
     except psycopg.Error as error:

@@ -6,6 +6,8 @@ import random
 import time
 from typing import TYPE_CHECKING, Any
 
+from psycopg import errors
+
 from outbox.database.locks import Lock
 from outbox.database.retention_holds import find_holder
 from outbox.failpoints import failpoint
@@ -71,8 +73,6 @@ def _insist_on_the_same(connection: Connection, span: Span, commit: Commit) -> N
 
 
 def _drop(connection: Connection, span: Span, commit: Commit, deadline: float) -> None:
-    from psycopg import errors
-
     while True:
         try:
             with connection.transaction():

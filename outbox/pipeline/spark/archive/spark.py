@@ -1,4 +1,8 @@
-"""Write frames by Spark, and read them back: rows come by several connections, in one snapshot, sorted by message id."""
+"""
+Write frames by Spark, and read them back: rows come by several connections, in one snapshot, sorted by message id.
+
+pyspark is imported in the functions: an archive that has nothing to do needs neither it nor Java.
+"""
 
 from __future__ import annotations
 

@@ -11,6 +11,8 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
+import psycopg
+
 from outbox.pipeline.spark.archive.book import turn
 from outbox.pipeline.spark.archive.config import ArchiveConfig
 from outbox.pipeline.spark.archive.run import Archived, Archiver
@@ -18,7 +20,7 @@ from outbox.pipeline.spark.archive.spark import SparkWriter
 from outbox.pipeline.spark.errors import PipelineError
 from outbox.pipeline.spark.jobs import parent
 from outbox.pipeline.spark.jobs.end import describe
-from outbox.pipeline.spark.lake.base import open_lake
+from outbox.pipeline.spark.lake.open import open_lake
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -47,8 +49,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def run(config: ArchiveConfig) -> Archived:
     """Archive what is due, alone in that database. Raises PipelineError."""
-    import psycopg
-
     writer = SparkWriter(config, _say)
     try:
         with turn(config.pipeline.outbox.url) as connection:

@@ -18,11 +18,14 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import psycopg
+
 from outbox.database.locks import Lock
 from outbox.pipeline.spark.config import PipelineConfig
 from outbox.pipeline.spark.errors import PipelineError
 from outbox.pipeline.spark.jobs import parent
 from outbox.pipeline.spark.jobs.end import describe
+from outbox.pipeline.spark.session import build_session
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -59,8 +62,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def run(config: PipelineConfig, checkpoint: str, *, every: float | None, is_stopped: Callable[[], bool]) -> None:
     """Apply what was written since, in a session of its own. Raises PipelineError."""
-    from outbox.pipeline.spark.session import build_session
-
     config = replace(config, outbox=replace(config.outbox, reader="python"), brokers=[])
     with _turn(config.outbox.url):
         _say("starting Spark")
@@ -75,7 +76,8 @@ def stream(
     spark: SparkSession, config: PipelineConfig, checkpoint: str, *, every: float | None, is_stopped: Callable[[], bool]
 ) -> None:
     """Run the query until all is applied, or until stopped. Raises PipelineError."""
-    _insist_on_version()
+    _require_version()
+    # In here: behind `build_session`, which says what to install where pyspark is missing or too old.
     from pyspark.errors import StreamingQueryException
 
     from outbox.pipeline.spark.monitor.aggregate import aggregate, changes_of
@@ -117,8 +119,8 @@ def _end(query: Any) -> None:
     query.stop()
 
 
-def _insist_on_version() -> None:
-    import pyspark
+def _require_version() -> None:
+    import pyspark  # in here for the same reason
 
     if tuple(map(int, pyspark.__version__.split(".")[:2])) < OLDEST_SPARK:
         oldest = ".".join(map(str, OLDEST_SPARK))
@@ -146,8 +148,6 @@ def _explained(troubles: list[Exception], error: Exception) -> PipelineError:
 
 @contextmanager
 def _turn(url: str) -> Iterator[None]:
-    import psycopg
-
     try:
         connection = psycopg.connect(url, application_name="outbox monitor", autocommit=True)
     except psycopg.Error as error:

@@ -78,32 +78,6 @@ class Lake(Protocol):
         """Give all commits, or those of a day, oldest first. Raises LakeError where one cannot be read."""
 
 
-def open_lake(root: str, kind: str = "manifest", catalog: dict[str, str] | None = None, namespace: str = "outbox") -> Lake:
-    """
-    Open the lake in a folder. The folder need not be there yet.
-
-    Args:
-        kind: `manifest`, or the same with tables beside it for others to read: Delta's log (`delta`), or `iceberg`.
-        catalog, namespace: where Iceberg's tables are, as `iceberg.IcebergLake` says.
-
-    Raises:
-        LakeError: there is no such format.
-    """
-    from outbox.pipeline.spark.lake.manifest import ManifestLake
-
-    if kind == "manifest":
-        return ManifestLake(Path(root))
-    if kind == "delta":
-        from outbox.pipeline.spark.lake.delta import DeltaLake
-
-        return DeltaLake(Path(root))
-    if kind == "iceberg":
-        from outbox.pipeline.spark.lake.iceberg import IcebergLake
-
-        return IcebergLake(Path(root), catalog or {}, namespace)
-    raise LakeError(f'A lake is of the format "manifest", "delta" or "iceberg", not {kind!r}.')
-
-
 def insist_on_files(lake: Lake, commit: Commit, *frames: str) -> None:
     """Raise LakeError unless the files of a commit are there in full; with `frames`, only those of these."""
     for name, written in commit.frames.items():

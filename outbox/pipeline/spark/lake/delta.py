@@ -12,6 +12,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
+from deltalake import CommitProperties, DeltaTable, Transaction
+from deltalake.exceptions import DeltaError
+from deltalake.transaction import AddAction
+from pyarrow import parquet
+
 from outbox.pipeline.spark.errors import LakeError
 from outbox.pipeline.spark.lake.base import Commit, Written
 from outbox.pipeline.spark.lake.frames import FRAMES, Frame
@@ -35,10 +41,6 @@ class DeltaLake(ManifestLake):
         self._follow()
 
     def _follow(self) -> None:
-        try:
-            from deltalake.exceptions import DeltaError
-        except ImportError as error:
-            raise LakeError('deltalake is missing: pip install "django-transactional-outbox[delta]"') from error
         commits = self.committed()
         try:
             for name, frame in FRAMES.items():
@@ -51,9 +53,6 @@ class DeltaLake(ManifestLake):
 
 
 def _table(folder: Path, frame: Frame) -> Any:
-    import pyarrow as pa
-    from deltalake import DeltaTable
-
     kinds = {"text": pa.string(), "int": pa.int64(), "time": pa.timestamp("us", tz="UTC"), "bytes": pa.binary()}
     columns = [*((column.name, kinds[column.kind]) for column in frame.columns), ("day", pa.date32()), ("commit", pa.int32())]
     folder.mkdir(parents=True, exist_ok=True)
@@ -62,10 +61,6 @@ def _table(folder: Path, frame: Frame) -> Any:
 
 def _add(folder: Path, table: Any, commit: Commit, written: Written) -> None:
     """Have the log say that these files count, unless it says so."""
-    from deltalake import CommitProperties, Transaction
-    from deltalake.transaction import AddAction
-    from pyarrow import parquet
-
     application = f"outbox-archive:{commit.day}"
     known = table.transaction_version(application)
     if known is not None and known >= commit.attempt:

@@ -14,6 +14,16 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
+import pyarrow.compute as pc
+from pyarrow import parquet
+from pyiceberg.catalog import load_catalog
+from pyiceberg.catalog.sql import SqlCatalog
+from pyiceberg.exceptions import NoSuchTableError
+from pyiceberg.expressions import AlwaysTrue, And, GreaterThanOrEqual, LessThanOrEqual
+from pyiceberg.io.pyarrow import ArrowScan
+from sqlalchemy import URL
+
 from outbox.failpoints import failpoint
 from outbox.pipeline.spark.errors import LakeError
 from outbox.pipeline.spark.lake.base import Commit
@@ -80,12 +90,6 @@ class IcebergLake(ManifestLake):
             ) from error
 
     def _open(self) -> Any:
-        try:
-            from pyiceberg.catalog import load_catalog
-            from pyiceberg.catalog.sql import SqlCatalog
-            from sqlalchemy import URL
-        except ImportError as error:
-            raise LakeError('pyiceberg is missing: pip install "django-transactional-outbox[iceberg]"') from error
         root = self.root.absolute()
         if {"#", "?"} & set(str(root)):
             raise LakeError(f"The lake in {root} needs another name: Iceberg has URIs of files, in which # and ? end the path.")
@@ -96,9 +100,6 @@ class IcebergLake(ManifestLake):
 
     def _table(self, catalog: Any, frame: Frame) -> Any:
         """Load a frame's table, or make it."""
-        import pyarrow as pa
-        from pyiceberg.exceptions import NoSuchTableError
-
         kinds = {"text": pa.string(), "int": pa.int64(), "time": pa.timestamp("us", tz="UTC"), "bytes": pa.binary()}
         schema = pa.schema([(column.name, kinds[column.kind]) for column in frame.columns])
         name = (self.namespace, frame.name)
@@ -133,10 +134,6 @@ class IcebergLake(ManifestLake):
 
     def _replace(self, table: Any, frame: Frame, commit: Commit, paths: list[Path]) -> tuple[list[Any], list[Path]]:
         """Give files of a table that have rows which come again, and new files with their other rows."""
-        import pyarrow as pa
-        import pyarrow.compute as pc
-        from pyarrow import parquet
-
         identity = list(frame.identity)
         new = pa.concat_tables(self._checked(path, identity) for path in paths)
         outdated: list[Any] = []
@@ -155,9 +152,6 @@ class IcebergLake(ManifestLake):
 
     def _rows(self, table: Any, task: Any, names: list[str] | None = None) -> Any:
         """Read one of a table's files, all columns or some. pyiceberg looks at no checksums, so ours are read twice."""
-        from pyiceberg.expressions import AlwaysTrue
-        from pyiceberg.io.pyarrow import ArrowScan
-
         path = Path(task.file.file_path.removeprefix("file://"))
         if path.is_relative_to(self.root.absolute()):
             self._checked(path, names)
@@ -166,9 +160,6 @@ class IcebergLake(ManifestLake):
 
     def _checked(self, path: Path, names: list[str] | None = None) -> Any:
         """Read a file of the lake, each page held to its checksum."""
-        import pyarrow as pa
-        from pyarrow import parquet
-
         try:
             return parquet.read_table(path, columns=names, page_checksum_verification=True)
         except (OSError, pa.ArrowException) as error:
@@ -197,9 +188,6 @@ def _uri(path: Path) -> str:
 
 def _between(name: str, rows: Any) -> Any:
     """Choose rows from the least to the greatest value that a column has in these."""
-    import pyarrow.compute as pc
-    from pyiceberg.expressions import And, GreaterThanOrEqual, LessThanOrEqual
-
     bounds = pc.min_max(rows[name]).as_py()
     low, high = (one.isoformat() if isinstance(one, datetime) else one for one in (bounds["min"], bounds["max"]))
     return And(GreaterThanOrEqual(name, low), LessThanOrEqual(name, high))
@@ -207,9 +195,6 @@ def _between(name: str, rows: Any) -> Any:
 
 def _is_missing(new: Any, rows: Any) -> Any:
     """Say of each row whether it is not among the new ones."""
-    import pyarrow as pa
-    import pyarrow.compute as pc
-
     place = pa.array(range(len(rows)))
     others = rows.select(new.column_names).cast(new.schema).append_column("place", place)
     return pc.is_in(place, value_set=others.join(new, new.column_names, join_type="left anti")["place"].combine_chunks())

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
 
+import psycopg
 import pyarrow as pa
 from pyspark.sql.datasource import DataSource, DataSourceStreamReader, InputPartition
 from pyspark.sql.streaming.datasource import SupportsTriggerAvailableNow
@@ -77,8 +78,6 @@ class ChangesReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return [Window(table, low.horizon, high.horizon, low.oldest) for table in statements.ALL]
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
-        import psycopg
-
         assert isinstance(partition, Window)
         values = {"low": partition.low, "high": partition.high, "oldest": partition.oldest}
         with (
@@ -91,8 +90,6 @@ class ChangesReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
                 yield pa.RecordBatch.from_arrays(columns, schema=ARROW)
 
     def _measure(self) -> tuple[int, int, datetime]:
-        import psycopg
-
         with psycopg.connect(self.options["url"], application_name="outbox monitor") as connection:
             row = connection.execute(MEASURE).fetchone()
             assert row is not None

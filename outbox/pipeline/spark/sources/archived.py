@@ -20,8 +20,9 @@ from outbox.pipeline.spark.archive import book
 from outbox.pipeline.spark.config import Archived, PipelineConfig
 from outbox.pipeline.spark.errors import LakeError
 from outbox.pipeline.spark.history import Recorded
-from outbox.pipeline.spark.lake.base import Commit, Lake, insist_on_files, open_lake
+from outbox.pipeline.spark.lake.base import Commit, Lake, insist_on_files
 from outbox.pipeline.spark.lake.frames import DELIVERY, DUPLICATE, INBOX, MESSAGES, RECORDED, Frame, Span
+from outbox.pipeline.spark.lake.open import open_lake
 from outbox.pipeline.spark.lake.read import HOLD_DAYS, read_lake, unsettled_days
 from outbox.pipeline.spark.lake.whole import insist_on_ours, whole_since
 from outbox.pipeline.spark.schemas import FRAMES

@@ -22,7 +22,7 @@ def jdbc_url(url: str) -> tuple[str, dict[str, str]]:
     Raises:
         HistoryError: the server is reached by a socket file, which Java does not do.
     """
-    from psycopg.conninfo import conninfo_to_dict
+    from psycopg.conninfo import conninfo_to_dict  # a cluster that reads files only does without
 
     parts = {name: str(value) for name, value in conninfo_to_dict(url).items() if value is not None}
     host = parts.get("host", "localhost")

@@ -12,6 +12,7 @@ from contextlib import ExitStack
 from functools import reduce
 from typing import TYPE_CHECKING, Any
 
+from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
 from pyspark.sql.types import StringType, StructType
@@ -105,8 +106,7 @@ def _read_all(
 def _read(
     spark: SparkSession, source: Source, connection: Any, snapshot: str, name: str, statement: Statement, schema: StructType
 ) -> DataFrame:
-    import psycopg
-    from pyspark.errors import PySparkException
+    import psycopg  # a job that reads by JDBC does without
 
     try:
         low, high = connection.execute(statement.bounds).fetchone()
@@ -114,7 +114,7 @@ def _read(
         if source.reader == "jdbc":
             frame = jdbc.read(spark, source, statement.query, bounds, snapshot)
         else:
-            from outbox.pipeline.spark.sources import rows
+            from outbox.pipeline.spark.sources import rows  # it needs psycopg
 
             frame = rows.read(spark, source, statement.query, bounds, snapshot, schema)
     except (psycopg.Error, PySparkException) as error:

@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+import psycopg
 import pyarrow as pa
 from pyspark.sql.datasource import DataSource, DataSourceReader, InputPartition
 from pyspark.sql.types import StructType
@@ -66,8 +67,6 @@ class PostgresReader(DataSourceReader):
         return [Part(a, b) for a, b in zip([None, *cuts], [*cuts, None], strict=True)]
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
-        import psycopg
-
         assert isinstance(partition, Part)
         schema = pa.schema([(column.name, ARROW[column.dataType.typeName()]) for column in self.schema])
         query = PART.format(columns=", ".join(self.schema.names), query=self.options["query"])

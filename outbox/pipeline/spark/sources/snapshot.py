@@ -25,7 +25,7 @@ def exported_snapshot(url: str) -> Iterator[tuple[psycopg.Connection[Any], str]]
     Raises:
         HistoryError: the database cannot be reached.
     """
-    import psycopg
+    import psycopg  # a cluster that reads files only does without
 
     try:
         connection = psycopg.connect(url, application_name="outbox audit")

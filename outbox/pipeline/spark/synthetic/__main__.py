@@ -14,12 +14,13 @@ from pathlib import Path
 
 from outbox.pipeline.spark.config import PipelineConfig, Source
 from outbox.pipeline.spark.errors import PipelineError
+from outbox.pipeline.spark.session import build_session
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Do what the arguments say; give the exit code."""
     options = _parser().parse_args(arguments)
-    from outbox.pipeline.spark.session import build_session
+    # In here: behind `build_session`, which says what to install where pyspark is missing.
     from outbox.pipeline.spark.synthetic.database import write_database
     from outbox.pipeline.spark.synthetic.plan import Plan
     from outbox.pipeline.spark.synthetic.write import write_history

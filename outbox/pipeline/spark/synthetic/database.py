@@ -6,6 +6,8 @@ from collections.abc import Iterable, Iterator
 from itertools import groupby
 from typing import TYPE_CHECKING, Any
 
+import psycopg
+from psycopg import errors
 from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F
 
@@ -17,7 +19,6 @@ from outbox.pipeline.spark.synthetic.plan import FAULTS, SOURCE, Plan, draw
 from outbox.pipeline.spark.synthetic.write import config_of, truth_of
 
 if TYPE_CHECKING:
-    import psycopg
     from pyspark.sql import SparkSession
 
 # Tables cannot tell these: there is no model of business rows, and the embedded broker drops what comes twice.
@@ -58,8 +59,6 @@ def write_database(spark: SparkSession, plan: Plan, url: str) -> dict[str, Any]:
     Raises:
         PipelineError: the database cannot be reached, has no tables of the outbox, or has rows in them.
     """
-    import psycopg
-
     truth = draw(plan, HERE)
     topics = [f"topic-{topic}" for topic in range(plan.topics)]
     frames = make_frames(spark, plan, truth)
@@ -87,8 +86,6 @@ def _config(plan: Plan, url: str) -> PipelineConfig:
 
 
 def _insist_on_empty(connection: psycopg.Connection[Any]) -> None:
-    from psycopg import errors
-
     for table in EMPTY:
         try:
             row = connection.execute(HAS_ROWS.format(table=table).encode()).fetchone()
@@ -159,8 +156,6 @@ def _batches(rows: Iterable[Any]) -> Iterator[tuple[Any, ...]]:
 
 def _copier(url: str, statement: str, rows_of: Any) -> Any:
     def copy(rows: Iterable[Any]) -> None:
-        import psycopg
-
         with (
             psycopg.connect(url, application_name="outbox synthetic") as connection,
             connection.cursor() as cursor,

@@ -22,7 +22,7 @@ from outbox.pipeline.spark.audit.run import audit
 from outbox.pipeline.spark.config import Archived, Business, Group, PipelineConfig, Source
 from outbox.pipeline.spark.errors import LakeError
 from outbox.pipeline.spark.history import open_history
-from outbox.pipeline.spark.lake.base import open_lake
+from outbox.pipeline.spark.lake.open import open_lake
 from outbox.pipeline.spark.sources import owed
 from outbox.pipeline.spark.sources.archived import add_archived, hold
 from outbox.pipeline.spark.sources.postgres import WITH_TAG, copy_history

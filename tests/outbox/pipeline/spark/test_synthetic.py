@@ -17,7 +17,7 @@ from outbox.pipeline.spark.jobs.report import latency_report
 from outbox.pipeline.spark.synthetic.plan import Plan
 from outbox.pipeline.spark.synthetic.write import write_history
 
-ROOT = Path(__file__).resolve().parents[3]
+ROOT = Path(__file__).resolve().parents[4]
 PLAN = Plan(40_000, lost=40, duplicated=10, orphans=10, topics=1, lanes=1, groups=2, seed=3)
 
 

@@ -8,7 +8,7 @@ from outbox.pipeline.spark.archive.book import turn
 from outbox.pipeline.spark.archive.config import ArchiveConfig
 from outbox.pipeline.spark.archive.run import Archiver
 from outbox.pipeline.spark.config import PipelineConfig, Source
-from outbox.pipeline.spark.lake.base import open_lake
+from outbox.pipeline.spark.lake.open import open_lake
 from tests.outbox.pipeline.spark.archive.arrow import ArrowWriter
 
 if __name__ == "__main__":

@@ -17,7 +17,7 @@ from outbox.pipeline.spark.archive.book import turn
 from outbox.pipeline.spark.archive.config import ArchiveConfig
 from outbox.pipeline.spark.archive.run import Archiver
 from outbox.pipeline.spark.config import PipelineConfig
-from outbox.pipeline.spark.lake.base import open_lake
+from outbox.pipeline.spark.lake.open import open_lake
 
 collect_ignore_glob = [] if importlib.util.find_spec("pyspark") else ["test_*.py"]
 

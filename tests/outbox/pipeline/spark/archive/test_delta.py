@@ -4,8 +4,8 @@ import pytest
 from deltalake import DeltaTable
 
 from outbox.pipeline.spark.errors import LakeError
-from outbox.pipeline.spark.lake.base import open_lake
 from outbox.pipeline.spark.lake.manifest import ManifestLake
+from outbox.pipeline.spark.lake.open import open_lake
 from tests.outbox.pipeline.spark.archive.conftest import FIRST, PER_DAY, SECOND
 from tests.outbox.pipeline.spark.archive.looks import in_database, without_frame
 

@@ -16,9 +16,9 @@ from outbox.pipeline.spark.archive.config import ArchiveConfig
 from outbox.pipeline.spark.archive.spark import SparkWriter
 from outbox.pipeline.spark.config import PipelineConfig
 from outbox.pipeline.spark.errors import LakeError
-from outbox.pipeline.spark.lake.base import open_lake
 from outbox.pipeline.spark.lake.frames import FRAMES
 from outbox.pipeline.spark.lake.manifest import ManifestLake
+from outbox.pipeline.spark.lake.open import open_lake
 from tests.outbox.pipeline.spark.archive.conftest import BEFORE, FIRST, PER_DAY, SECOND
 from tests.outbox.pipeline.spark.archive.looks import files_of, flip_a_bit, in_database, in_lake, without_frame
 from tests.outbox.pipeline.spark.archive.tables import comes_back, read, rows_of, table_of

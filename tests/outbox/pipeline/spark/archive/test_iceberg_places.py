@@ -10,7 +10,7 @@ from pyiceberg.catalog.sql import SqlCatalog
 from pyiceberg.exceptions import CommitFailedException
 
 from outbox.pipeline.spark.errors import LakeError
-from outbox.pipeline.spark.lake.base import open_lake
+from outbox.pipeline.spark.lake.open import open_lake
 from tests.outbox.pipeline.spark.archive.conftest import FIRST, PER_DAY, SECOND
 from tests.outbox.pipeline.spark.archive.looks import in_database
 from tests.outbox.pipeline.spark.archive.tables import comes_back, read, rows_of

@@ -5,7 +5,8 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 
 from outbox.pipeline.spark.errors import AlreadyCommitted, LakeError
-from outbox.pipeline.spark.lake.base import Commit, Written, insist_on_files, open_lake
+from outbox.pipeline.spark.lake.base import Commit, Written, insist_on_files
+from outbox.pipeline.spark.lake.open import open_lake
 
 
 @pytest.fixture

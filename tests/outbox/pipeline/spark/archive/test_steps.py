@@ -12,8 +12,8 @@ from outbox.models import Batch, DeadMessage, Duplicate, Inbox, State
 from outbox.pipeline.models import ArchivedDay
 from outbox.pipeline.spark.archive import delete
 from outbox.pipeline.spark.errors import ArchiverBusy, LakeError
-from outbox.pipeline.spark.lake.base import open_lake
 from outbox.pipeline.spark.lake.frames import BOOKS
+from outbox.pipeline.spark.lake.open import open_lake
 from outbox.relay.prune import prune
 from tests.factories import BatchFactory, MessageRowFactory, TicketFactory, message_id
 from tests.outbox.pipeline.spark.archive.arrow import ArrowWriter
