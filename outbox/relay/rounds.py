@@ -91,12 +91,12 @@ class Relay:
         self.is_stopping = False
         self._clock = clock
         self._lease = settings.lease
-        self._claims = Claims(connection, broker.alias, lane, settings.lease, settings.batch_size)
+        self.claims = Claims(connection, broker.alias, lane, settings.lease, settings.batch_size)
         self.breaker = breaker or make_breaker(settings, clock, random)
         retry = Backoff(settings.retry_base, settings.retry_limit, random)
         self._splitter = Splitter(connection, retry, settings.misconfigured_retry)
-        self._committer = Committer(connection, broker, self._splitter)
-        self._sweeper = Sweeper(connection, self._committer, settings.sweep_age)
+        self.committer = Committer(connection, broker, self._splitter)
+        self._sweeper = Sweeper(connection, self.committer, settings.sweep_age)
         source = connection.execute(SOURCE).fetchone()
         assert source is not None, "outbox_source is empty; its row is written by the first migration"
         self._sender = Sender(connection, broker, self.breaker, source[0], settings.slice_bytes, lambda: self.is_stopping, clock)
@@ -124,12 +124,12 @@ class Relay:
     def step(self) -> RelayResult:
         """Do one round: claim, send, write down. Nothing is claimed while the breaker is open."""
         done = RelayResult()
-        lost_before = self._committer.fences_lost
+        lost_before = self.committer.fences_lost
         if self.breaker.state is not BreakerState.OPEN:
             began = self._clock()
             for batches in self._claim():
                 done.add(self._relay(batches, began))
-        done.fences_lost = self._committer.fences_lost - lost_before
+        done.fences_lost = self.committer.fences_lost - lost_before
         self.total.add(done)
         return done
 
@@ -141,13 +141,13 @@ class Relay:
 
     def _claim(self) -> list[list[Batch]]:
         """Give batches, those together that may be sent together. New messages do not wait until all old ones are gone."""
-        old = self._claims.reclaim()
+        old = self.claims.reclaim()
         is_probe = self.breaker.state is BreakerState.HALF_OPEN
         if old and is_probe:
             return [[old]]
         limit = 1 if is_probe else None
-        claimed = self._claims.claim(limit=limit)
-        ordered = [] if claimed and limit else self._claims.claim_ordered(limit=limit)
+        claimed = self.claims.claim(limit=limit)
+        ordered = [] if claimed and limit else self.claims.claim_ordered(limit=limit)
         two_phase = [batch for batch in claimed if self._is_two_phase(batch)]
         one_phase = [batch for batch in claimed if not self._is_two_phase(batch)]
         return [batches for batches in ([old] if old else [], two_phase, one_phase, ordered) if batches]
@@ -185,9 +185,9 @@ class Relay:
         """One-phase: send, then mark."""
         results = self._sender.send(batches, is_half=False, shed_at=shed_at)
         failpoint("relay.after_send")
-        sent = self._committer.mark([one.batch for one in results if not one.unaccepted], state=State.CLAIMED)
+        sent = self.committer.mark([one.batch for one in results if not one.unaccepted], state=State.CLAIMED)
         for one in results:
-            if one.unaccepted and self._committer.return_unaccepted(one):
+            if one.unaccepted and self.committer.return_unaccepted(one):
                 sent.add(one.batch.id)
         return results, sent
 
@@ -200,17 +200,17 @@ class Relay:
         decisions = []
         for one in results:
             if not one.accepted and one.unaccepted:
-                self._committer.return_unaccepted(one)
-            elif decision := self._committer.decide(one):
+                self.committer.return_unaccepted(one)
+            elif decision := self.committer.decide(one):
                 decisions.append(decision)
         failpoint("relay.after_decide")
-        ends = self._committer.commit([decision.batch for decision in decisions if self._may_commit(decision, began)])
+        ends = self.committer.commit([decision.batch for decision in decisions if self._may_commit(decision, began)])
         failpoint("relay.after_commit")
-        return results, self._committer.conclude(ends)
+        return results, self.committer.conclude(ends)
 
     def _may_commit(self, decision: Decision, began: float) -> bool:
         """Where a second COMMIT makes a second copy, only the one who decided commits, and only before any check."""
-        if self._committer.may_repeat_ends:
+        if self.committer.may_repeat_ends:
             return True
         window = self.broker.commit_window
         return decision.is_fresh and (window is None or self._clock() - began < window.total_seconds())

@@ -1,7 +1,7 @@
 import pytest
 
 from outbox import database
-from outbox.batches.retry import retry_all, retry_messages
+from outbox.batches.retry import RETRY, RETRY_ONE, retry_all, retry_messages
 from outbox.database import partitions
 from outbox.ids import day_of
 from outbox.models import Batch, DeadMessage, MessageRow, MessageState, State
@@ -14,6 +14,20 @@ pytestmark = pytest.mark.django_db
 @pytest.fixture
 def connection(db):
     return database.raw("default")
+
+
+class Overtaken:
+    """A connection on which another process writes between the look at dead batches and their update."""
+
+    def __init__(self, connection, write):
+        self.connection = connection
+        self.write = write
+
+    def execute(self, statement, *args):
+        if statement is RETRY or statement is RETRY_ONE:
+            self.write()
+            self.write = lambda: None
+        return self.connection.execute(statement, *args)
 
 
 def dead(size=1, **fields):
@@ -76,7 +90,7 @@ class TestSettleMessages:
         batch = dead(size=2, topic=TopicFactory(type="fifo"), order_keys=[11, 22])
         retry_messages(connection, [batch.message_ids[1]])
 
-        claimed = make_relay(lane=Lane(1))._claims.reclaim()
+        claimed = make_relay(lane=Lane(1)).claims.reclaim()
 
         assert claimed is not None
         assert claimed.message_ids == [str(batch.message_ids[1])]
@@ -121,27 +135,20 @@ class TestSettleMessages:
         [(1, {"state": State.SENT}), (2, {"state": State.SKIPPED}), (3, {"split": [1]}), (2, {"split": [2]})],
         ids=["sent again", "skipped", "the same message taken", "the others taken"],
     )
-    def test_changes_nothing_when_somebody_else_was_faster(self, size, change, connection, monkeypatch):
+    def test_changes_nothing_when_another_process_was_first(self, size, change, connection):
         batch = dead(size=size)
+        overtaken = Overtaken(connection, lambda: Batch.objects.filter(id=batch.id).update(**change))
 
-        def be_faster(*args):
-            Batch.objects.filter(id=batch.id).update(**change)
-            return []
-
-        monkeypatch.setattr("outbox.batches.retry._restore", be_faster)
-
-        result = retry_messages(connection, [batch.message_ids[0]])
+        result = retry_messages(overtaken, [batch.message_ids[0]])
 
         assert result.refused == {str(batch.message_ids[0]): "Another process changed it first. Look again."}
         assert Batch.objects.get().state == change.get("state", State.DEAD)
 
-    def test_takes_no_message_that_somebody_else_took_out_of_the_batch_meanwhile(self, connection, monkeypatch):
+    def test_takes_no_message_that_another_process_took_out_of_the_batch_meanwhile(self, connection):
         batch = dead(size=3)
-        monkeypatch.setattr(
-            "outbox.batches.retry._restore", lambda *args: Batch.objects.filter(id=batch.id).update(split=[2]) and []
-        )
+        overtaken = Overtaken(connection, lambda: Batch.objects.filter(id=batch.id).update(split=[2]))
 
-        result = retry_messages(connection, batch.message_ids)
+        result = retry_messages(overtaken, batch.message_ids)
 
         assert result.messages == 2
         assert result.refused == {str(batch.message_ids[1]): "Another process changed it first. Look again."}

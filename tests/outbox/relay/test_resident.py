@@ -108,8 +108,9 @@ class TestResident:
         assert "no tables" in caplog.text
 
     def test_ends_when_it_is_stopped_in_a_pause(self, start):
-        worker = start(Work(False))
-        wait_until(lambda: worker._turn.turns)
+        work = Work(False)
+        worker = start(work)
+        wait_until(lambda: work.turns)
 
         worker.stop()
 
@@ -118,8 +119,9 @@ class TestResident:
 
     def test_ends_when_it_is_stopped_in_a_back_off(self, start, monkeypatch):
         monkeypatch.setattr(resident, "UNFIT_SECONDS", 60.0)
-        worker = start(Work(NotMigrated("no tables")))
-        wait_until(lambda: worker._turn.turns)
+        work = Work(NotMigrated("no tables"))
+        worker = start(work)
+        wait_until(lambda: work.turns)
 
         worker.stop()
 

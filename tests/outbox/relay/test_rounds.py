@@ -250,8 +250,8 @@ class TestCommitOfOtherEnds:
         """Whoever wrote it may have committed."""
         topic = make_topic("transaction")
         TicketFactory(topic=topic)
-        decide = relay._committer.decide
-        monkeypatch.setattr(type(relay._committer), "decide", lambda self, result_of: decide(result_of) and decide(result_of))
+        decide = relay.committer.decide
+        monkeypatch.setattr(type(relay.committer), "decide", lambda self, result_of: decide(result_of) and decide(result_of))
 
         relay.drain()
 

@@ -19,7 +19,7 @@ class TestLostAnswers:
         """6"""
         messages = wait("normal")
         unlucky = start()
-        unlucky._claims.claim()
+        unlucky.claims.claim()
 
         unlucky.connection.close()
         wait_until(partial(is_free, unlucky.lane.number))

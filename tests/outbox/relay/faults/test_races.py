@@ -49,7 +49,7 @@ class TestZombie:
         wait("normal")
         zombie, other = start(), start()
 
-        at("relay.after_send", lambda: (end_leases(), other._claims.reclaim()))
+        at("relay.after_send", lambda: (end_leases(), other.claims.reclaim()))
         drained = zombie.drain()
 
         assert (drained.sent, drained.fences_lost) == (0, 1)
@@ -61,7 +61,7 @@ class TestZombie:
         broker.fail("send", SendStatus.REFUSED)
         zombie, other = start(), start()
 
-        at("relay.after_send", lambda: (end_leases(), other._claims.reclaim()))
+        at("relay.after_send", lambda: (end_leases(), other.claims.reclaim()))
         zombie.drain()
 
         assert Batch.objects.get().state == State.CLAIMED
@@ -126,7 +126,7 @@ class TestDatabaseError:
         lost, kept = wait("normal"), wait("normal")
         relay, other = start(), start()
 
-        at("relay.after_send", lambda: (end_leases(), other._claims.reclaim()))
+        at("relay.after_send", lambda: (end_leases(), other.claims.reclaim()))
         drained = relay.drain()
 
         assert (drained.sent, drained.fences_lost) == (2, 1)
