@@ -25,6 +25,7 @@ OUTBOX: dict[str, Any] = {
         "bench-clocked": {"TYPE": "transaction"},
         "bench-null-one-phase": {"TYPE": "normal", "BROKER": "null"},
         "bench-null-two-phase": {"TYPE": "transaction", "BROKER": "null"},
+        "bench-rocketmq": {"TYPE": "transaction", "BROKER": "null"},  # on RocketMQ where one was started; a message type names it
         "bench-null-paused": {"TYPE": "normal", "BROKER": "null"},
         **{f"bench-skewed-{n}": {"TYPE": "normal", "BROKER": "null"} for n in range(200)},
     },
