@@ -1,8 +1,10 @@
-"""Fixtures for the tests of the outbox and of its apps: alerts, operators, what a page asks, system checks."""
+"""Fixtures for the tests of the outbox and of its apps: brokers, alerts, operators, what a page asks, system checks."""
 
 from __future__ import annotations
 
+import uuid
 from collections.abc import Callable, Iterator
+from datetime import UTC, datetime, timedelta
 from importlib import import_module
 from typing import Any
 
@@ -13,9 +15,51 @@ from django.core.checks import CheckMessage, run_checks
 from django.test import Client
 
 from outbox import message, signals
+from outbox.consuming import register
 from outbox.models import Topic
 
 Ask = list[tuple[str, Any]]
+
+
+class Clock:
+    """The broker's time; it moves when the test says so."""
+
+    def __init__(self) -> None:
+        self.now = datetime.now(UTC)
+
+    def __call__(self) -> datetime:
+        return self.now
+
+    def forward(self, time: timedelta) -> None:
+        self.now += time
+
+
+@pytest.fixture
+def clock() -> Clock:
+    return Clock()
+
+
+@pytest.fixture
+def memory_brokers(settings: Any, clock: Clock) -> None:
+    """Two memory brokers by their names in the settings, with a clock that the test moves."""
+    memory = "outbox.brokers.memory.MemoryBroker"
+    settings.OUTBOX = {
+        "BROKERS": {
+            "default": {"BACKEND": memory, "OPTIONS": {"NAME": uuid.uuid4().hex, "CLOCK": clock}},
+            "second": {"BACKEND": memory, "OPTIONS": {"NAME": uuid.uuid4().hex, "CLOCK": clock}},
+        },
+        "TOPICS": {
+            "orders": {"TYPE": "normal"},
+            "plain": {"TYPE": "normal"},
+            "ordered": {"TYPE": "fifo"},
+            "elsewhere": {"BROKER": "second", "TYPE": "normal"},
+        },
+    }
+
+
+@pytest.fixture
+def no_consumers(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(register, "_groups", {})
 
 
 @pytest.fixture

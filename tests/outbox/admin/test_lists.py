@@ -29,7 +29,7 @@ PARAMETERS = ["p", "o", "before", "state", "topic", "group", "answer", "settled"
 @pytest.fixture
 def rows():
     """More check-backs than are counted."""
-    shared = {"asked_by": "embedded", "topic": "orders", "message_id": "m", "half_id": "", "reason": "", "milliseconds": 1}
+    shared = {"asked_by": "broker", "topic": "orders", "message_id": "m", "half_id": "", "reason": "", "milliseconds": 1}
     CheckBack.objects.bulk_create(CheckBack(request_id=str(n), answer="COMMIT", **shared) for n in range(1_050))
 
 

@@ -191,9 +191,9 @@ class TestOthers:
             ("checkback_changelist", {}),
             ("checkback_changelist", {"answer": "UNKNOWN"}),
             ("checkback_changelist", {"q": "4711"}),
-            ("embeddedhalf_changelist", {}),
-            ("embeddedhalf_changelist", {"state": "parked"}),
-            ("embeddedhalf_changelist", {"state": "committed"}),
+            ("embedded_embeddedhalf_changelist", {}),
+            ("embedded_embeddedhalf_changelist", {"state": "parked"}),
+            ("embedded_embeddedhalf_changelist", {"state": "committed"}),
             ("deadmessage_changelist", {}),
         ],
     )

@@ -5,11 +5,9 @@ import sys
 from datetime import timedelta
 
 import pytest
-from django.utils import timezone
 
 from outbox.pipeline import monitor
 from outbox.pipeline.errors import MonitorFailed
-from outbox.pipeline.models import MonitorLane
 
 pytestmark = [pytest.mark.django_db, pytest.mark.usefixtures("lanes")]
 

@@ -81,7 +81,7 @@ class TestMonitor:
     def test_logs_a_job_that_cannot_begin(self, no_java, tmp_path, caplog):
         tasks.monitor(str(tmp_path / "checkpoint"))
 
-        assert "run_monitor does not succeed now: The monitor could not go on (exit code 2)" in caplog.text
+        assert "The monitor could not go on (exit code 2)" in caplog.text
 
 
 class TestTheModule:

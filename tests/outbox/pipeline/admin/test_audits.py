@@ -10,8 +10,8 @@ from outbox.models import Batch, MessageState, State
 from outbox.pipeline.audit_runs import store, verdict
 from outbox.pipeline.models import AuditFinding, AuditRun
 from tests.factories import BatchFactory, message_id
-from tests.outbox.pipeline.conftest import KEY
 from tests.outbox.pipeline.audit_runs.stand_in import CLEAN, FINDING, REPORT
+from tests.outbox.pipeline.conftest import KEY
 
 pytestmark = pytest.mark.django_db
 
