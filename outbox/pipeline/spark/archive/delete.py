@@ -70,6 +70,7 @@ def _insist_on_the_same(connection: Connection, span: Span, commit: Commit) -> N
 
 
 def _drop(connection: Connection, span: Span, commit: Commit, deadline: float) -> None:
+    # Here: a node of a cluster that only reads files has no libpq, without which psycopg cannot be imported.
     from psycopg import errors
 
     while True:
