@@ -12,7 +12,7 @@ export PIP_ROOT_USER_ACTION := ignore
 export UV_PYTHON_DOWNLOADS := never
 
 .DEFAULT_GOAL := help
-.PHONY: help demo demo-rocketmq serve test test-rocketmq test-spark test-browser test-wheel screenshots rocketmq audit bench docs check check-style check-types check-walls check-migrations lock lock-check clean
+.PHONY: help demo demo-rocketmq serve test test-core test-rocketmq test-spark test-browser test-wheel screenshots rocketmq audit bench docs check check-style check-types check-walls check-migrations lock lock-check clean
 
 help:
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-13s  %s\n", $$1, $$2 }' Makefile
@@ -32,6 +32,16 @@ audit: $(VENV)/.project $(VENV)/.spark ## audit the demo's history by Spark, as 
 # They wait for PostgreSQL half of their time. Some arguments are for one process only, so then there is one.
 test: $(VENV)/.dev ## run all tests this machine can run (ARGS="...")
 	@$(BIN)/python -m pytest $(or $(ARGS),--numprocesses auto --maxprocesses 4 --dist loadfile --no-loadscope-reorder)
+
+# Rooms that need neither the embedded broker nor the pipeline; a few files in them put a broker with tables to the test.
+CORE = tests/core tests/outbox/publishing tests/outbox/relay tests/outbox/batches tests/outbox/check_backs tests/outbox/api \
+	tests/outbox/database tests/outbox/models tests/outbox/brokers/memory tests/outbox/consuming/test_handle.py \
+	tests/outbox/test_conf.py tests/outbox/test_message.py tests/outbox/test_topics.py
+NOT_CORE = tests/outbox/relay/test_hosts.py tests/outbox/check_backs/test_loop.py
+
+test-core: $(VENV)/.dev ## run the tests of the core without the apps of embedded broker and pipeline (ARGS="...")
+	@$(BIN)/python -m pytest --ds tests.core.settings --numprocesses 2 --dist loadfile --no-loadscope-reorder \
+	$(or $(ARGS),$(CORE) $(addprefix --ignore=,$(NOT_CORE)))
 
 # Where those tests are, the longest first: looking for them everywhere takes each process 10 s.
 ON_ROCKETMQ = tests/journeys tests/docker tests/contracts tests/outbox/brokers/rocketmq

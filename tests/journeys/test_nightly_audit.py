@@ -23,8 +23,8 @@ from project.celery import app
 from project.celery_files import Transport
 from tests.database_url import url_of
 from tests.factories import message_id
-from tests.outbox.pipeline.audit_runs.conftest import KEY
 from tests.outbox.pipeline.audit_runs.stories import handle, relay
+from tests.outbox.pipeline.conftest import KEY
 from tests.waiting import wait_until
 
 pytestmark = [pytest.mark.spark, pytest.mark.timeout(600), pytest.mark.django_db(transaction=True)]
@@ -73,7 +73,7 @@ class TestTheNightlyAudit:
         age_rows("default", AGO)
 
         with Connection(transport=Transport, transport_options={"folder": environment["CELERY_FILES_DIR"]}) as celery:
-            app.send_task("outbox.tasks.audit", queue="outbox", connection=celery)
+            app.send_task("outbox.pipeline.tasks.audit", queue="outbox", connection=celery)
 
         has_ended = AuditRun.objects.exclude(state=AuditRun.State.RUNNING).exists
         wait_until(lambda: has_ended() or worker.poll() is not None, seconds=300)

@@ -10,13 +10,16 @@ from io import StringIO
 import pytest
 from django.core.management import CommandError, call_command
 
-from outbox import database
+from outbox import conf, database
+from outbox.brokers.base import Broker
 from outbox.errors import BrokerUnavailable
 from outbox.failpoints import VARIABLE, FailpointReached
 from outbox.models import Process
 from outbox.pipeline import recorder as recorder_module
 from outbox.pipeline.models import RecordedMessage, RecordedTopic
 from outbox.pipeline.recorder import Recorder
+from outbox.relay.prune import prune
+from tests.factories import message_id
 from tests.outbox.consuming.deliveries import SOURCE, numbered, outgoing
 from tests.outbox.consuming.messages import Cancelled, Placed
 from tests.waiting import wait_until
@@ -26,8 +29,13 @@ pytestmark = pytest.mark.django_db(transaction=True)
 AT_ONCE = timedelta()
 
 
+@pytest.fixture
+def broker() -> Broker:
+    return conf.make_broker("default")
+
+
 @pytest.fixture(autouse=True)
-def _soon(monkeypatch, settings) -> None:
+def _soon(monkeypatch, settings, memory_brokers, no_consumers) -> None:
     """What a killed recorder held comes back at once where the broker's time moves; so it is soon sure."""
     settings.OUTBOX = {**settings.OUTBOX, "CONSUMER": {"INVISIBLE": timedelta(seconds=0.2)}}
     monkeypatch.setattr(recorder_module, "RETURNED_WITHIN", timedelta())
@@ -227,8 +235,18 @@ class TestTheCommand:
 
         with pytest.raises(CommandError, match="There is nothing to record"):
             call_command("outbox_record")
-        with pytest.raises(CommandError, match="the audit reads its tables"):
+        with pytest.raises(CommandError, match="The audit reads the tables of broker 'default' itself"):
             call_command("outbox_record", "--broker", "default")
+
+
+class TestWhatItWrote:
+    def test_is_pruned_when_it_is_past_its_time(self):
+        for age in (timedelta(days=9), timedelta()):
+            RecordedMessage.objects.create(topic="orders", message_id=message_id(), recorded_at=datetime.now(UTC) - age)
+
+        pruned = prune("default")
+
+        assert (pruned.rows["outbox_recorded"], RecordedMessage.objects.count()) == (1, 1)
 
 
 class TestABrokerOutOfReach:

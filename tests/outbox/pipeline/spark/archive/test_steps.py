@@ -8,6 +8,7 @@ import pytest
 
 from outbox import database
 from outbox.database import partitions
+from outbox.database.locks import Lock
 from outbox.models import Batch, DeadMessage, Duplicate, Inbox, State
 from outbox.pipeline.models import ArchivedDay
 from outbox.pipeline.spark.archive import delete
@@ -169,7 +170,7 @@ class TestADayThatChanges:
         assert in_lake(lake, column="state") == ["sent"] * PER_DAY + ["skipped"] * PER_DAY
 
     def test_is_archived_again_when_a_dead_message_was_sent_again_before_prune_came(self, archive, lake, ids, settings):
-        settings.OUTBOX = {**settings.OUTBOX, "ARCHIVE": {"PATH": str(lake.root.parent)}}
+        settings.OUTBOX = {**settings.OUTBOX, "PIPELINE": {"ARCHIVE": {"PATH": str(lake.root.parent)}}}
         dead, now = late(), datetime(2001, 2, 20, tzinfo=UTC)
         batch = BatchFactory(message_ids=[dead.id], state=State.DEAD)
         DeadMessage.objects.create(message_id=dead.id, batch_id=batch.id, topic="t", body=b"x", reason="refused")
@@ -288,7 +289,7 @@ class TestALake:
 class TestAnArchiver:
     def test_is_alone(self, archive, ids):
         with database.connect("default") as other:
-            other.execute("SELECT pg_advisory_lock(7712, 0)")
+            other.execute(f"SELECT pg_advisory_lock({Lock.ARCHIVE}, 0)")
 
             with pytest.raises(ArchiverBusy):
                 archive()
