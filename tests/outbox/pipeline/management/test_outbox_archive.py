@@ -9,6 +9,7 @@ from django.core.management import CommandError, call_command
 from pyiceberg.catalog import load_catalog
 
 from outbox import database
+from outbox.database.locks import Lock
 
 pytestmark = [pytest.mark.spark, pytest.mark.timeout(900)]  # the job has what Spark's extra installs
 
