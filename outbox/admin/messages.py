@@ -26,7 +26,8 @@ from outbox.admin.lists import COUNTED, Filter
 from outbox.admin.pages import topics, url_of
 from outbox.admin.text import badge, moment, shown, since
 from outbox.brokers.base import StoredCopy
-from outbox.errors import BrokerUnavailable
+from outbox.brokers.capabilities import Lookups
+from outbox.errors import BrokerUnavailable, UnsupportedByBroker
 from outbox.message import Header
 from outbox.models import DeadMessage, Delayed, MessageRow, MessageState, Ticket
 from outbox.monitoring.timeline import Moment, Timeline, Tone, read_timeline
@@ -253,8 +254,8 @@ class MessageAdmin(ReadOnlyAdmin):
         trouble = ""
         try:
             with closing(conf.make_broker(timeline.broker)) as broker:
-                found = broker.find(str(row.id))
-        except BrokerUnavailable as error:
+                found = Lookups.of(broker).find(str(row.id))
+        except (BrokerUnavailable, UnsupportedByBroker) as error:
             trouble = str(error)
         return {"is_asked": True, "found": found, "trouble": trouble}
 

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 from outbox.batches.batch import Batch
 from outbox.brokers.base import Broker, Ended, EndSemantics, HalfRef, Outgoing, SendResult, SendStatus
+from outbox.brokers.capabilities import HalfMessages
 from outbox.errors import HalfNotStored
 from outbox.failpoints import failpoint
 from outbox.half_first.fence import Fence, mark_sent
@@ -38,7 +39,7 @@ class HalfFirstMessage:
     def __init__(self, broker: Broker, draft: Draft, using: str, *, half_id: str) -> None:
         self.half = HalfRef(draft.topic, half_id, str(draft.id))
         self.is_undone = False  # the transaction has not committed, and never will
-        self._broker = broker
+        self._broker = HalfMessages.of(broker)
         self._draft = draft
         self._using = using
         self._fence: Fence | None = None
@@ -62,6 +63,7 @@ class HalfFirstMessage:
         if outcome.status is not SendStatus.ACCEPTED:
             raise HalfNotStored(f"{refusal} says {outcome.status}: {outcome.reason}")
         self._sent_at = began
+        self.half = replace(self.half, place=outcome.place)
 
     @contextmanager
     def undone_by_an_exception(self) -> Iterator[None]:

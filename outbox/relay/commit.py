@@ -20,6 +20,7 @@ from outbox import signals
 from outbox.batches.batch import Batch, BatchSendResult, PreparedBatch, SplitReason, Unaccepted
 from outbox.batches.split import Splitter, runs
 from outbox.brokers.base import Broker, Ended, EndSemantics, HalfRef, SendResult, SendStatus
+from outbox.brokers.capabilities import HalfMessages
 from outbox.database import Connection
 from outbox.message import Resolution
 from outbox.models import State
@@ -80,7 +81,7 @@ class Committer:
     @property
     def may_repeat_ends(self) -> bool:
         """Whether a second end of a half message does no harm."""
-        return self.broker.end_semantics is EndSemantics.IDEMPOTENT
+        return HalfMessages.of(self.broker).end_semantics is EndSemantics.IDEMPOTENT
 
     def return_unaccepted(self, fared: BatchSendResult) -> bool:
         """
@@ -124,7 +125,9 @@ class Committer:
         positions = sorted(fared.accepted)
         if not is_written:
             positions = self._standing(fared)
-        decided = PreparedBatch(batch.id, batch.attempt, batch.topic, batch.message_ids, half_ids, positions, batch.tries)
+        decided = PreparedBatch(
+            batch.id, batch.attempt, batch.topic, batch.message_ids, half_ids, positions, batch.tries, fared.half_places
+        )
         return Decision(decided, is_fresh=is_written) if positions else None
 
     def commit(self, batches: Sequence[PreparedBatch]) -> list[Ends]:
@@ -151,7 +154,7 @@ class Committer:
         if not halves:
             return []
         try:
-            outcomes = self.broker.end(halves, resolution)
+            outcomes = HalfMessages.of(self.broker).end(halves, resolution)
         except Exception as error:
             reason = f"Broker {self.broker.alias!r} raised {type(error).__name__} at {resolution}: {error}"
             logger.exception("%s Topics: %s.", reason, sorted({half.topic for half in halves}))
@@ -212,7 +215,10 @@ class Committer:
         if attempt == batch.attempt and state in (State.PREPARED, State.SENT):
             return [p for p, half in fared.accepted.items() if p not in split and half_ids[p - 1] == half]
         self._lost(batch, "decide")
-        halves = [HalfRef(batch.topic, half, batch.message_ids[p - 1]) for p, half in fared.accepted.items()]
+        halves = [
+            HalfRef(batch.topic, half, batch.message_ids[p - 1], fared.half_places.get(p, ""))
+            for p, half in fared.accepted.items()
+        ]
         self.end(halves, Resolution.ROLLBACK)
         return []
 

@@ -245,7 +245,9 @@ class TestABrokerOutOfReach:
 
         assert not is_read(began)
         with database.connect("default") as connection:
-            assert connection.execute(recorder_module.TAKE_TURN, [recorder_module.LOCKS, "default recorder"]).fetchone() == (False,)
+            assert connection.execute(recorder_module.TAKE_TURN, [recorder_module.LOCKS, "default recorder"]).fetchone() == (
+                False,
+            )
 
 
 def _unavailable(*_: object, **__: object) -> None:
