@@ -25,10 +25,11 @@ ALONE = ["how-to/upgrade-message-types.md", "how-to/deploy.md", "how-to/admin.md
 # Pages whose Python blocks another test runs, or holds to be quotes of code that runs.
 ELSEWHERE = {
     "tutorial.md": "journeys/test_tutorial.py",
-    "how-to/async.md": "outbox/publish/test_asgi.py",
+    "how-to/async.md": "outbox/publishing/test_asgi.py",
     "how-to/half-first.md": "outbox/half_first/test_page.py",
     "how-to/several-databases.md": "outbox/test_several_databases.py",
     "how-to/test.md": "outbox/testing/test_plugin.py",
+    "how-to/write-a-broker.md": "contracts/harness.py",
 }
 
 # Pages whose Python blocks are the setting OUTBOX.

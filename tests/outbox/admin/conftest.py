@@ -27,7 +27,7 @@ def operator(db: None) -> Callable[..., Client]:
 
     def operator(*codenames: str, name: str = "ada") -> Client:
         user = User.objects.create_user(name, password="x", is_staff=True)
-        found = Permission.objects.filter(content_type__app_label="outbox", codename__in=codenames)
+        found = Permission.objects.filter(content_type__app_label__startswith="outbox", codename__in=codenames)
         assert set(found.values_list("codename", flat=True)) == set(codenames)
         user.user_permissions.set(found)
         client = Client()
