@@ -1,13 +1,10 @@
 """Deliveries that are held longer: a handler may take its time."""
 
-import threading
-from contextlib import suppress
 from datetime import timedelta
 
 import pytest
 
 from outbox.brokers.base import Broker, Delivery
-from outbox.errors import BrokerUnavailable
 from outbox.message import TopicType
 from tests.contracts.acts import INVISIBLE, Acts
 from tests.contracts.harness import Harness
@@ -129,42 +126,3 @@ class TestRenew:
         assert held is not None
         broker.ack([held])
         assert acts.bodies(TopicType.FIFO, count=1) == [b"2"]
-
-    def test_comes_from_a_second_thread_while_the_first_waits(self, acts: Acts, broker: Broker, harness: Harness):
-        acts.send_bodies(b"a")
-        held = acts.receive()
-        waits = {harness.topic(TopicType.NORMAL): None}
-        found: list[Delivery] = []
-
-        def wait() -> None:
-            found.extend(broker.receive("group", waits, limit=1, invisible_for=LONGER, wait=timedelta(minutes=5)))
-
-        first = threading.Thread(target=wait)
-        first.start()
-        for _ in range(5):
-            held = [one for one in broker.renew(held, LONGER) if one is not None]
-        was_waiting = first.is_alive()
-        harness.open().send([acts.message(body=b"b")])
-        first.join(120)
-        assert was_waiting
-        assert broker.ack(held) == [True]
-        assert [delivery.body for delivery in found] == [b"b"]
-
-
-class TestClose:
-    def test_ends_a_wait_of_another_thread(self, acts: Acts, broker: Broker):
-        waiting = threading.Thread(target=_receive_until_closed, args=(acts,))
-        waiting.start()
-
-        for _ in range(600):
-            broker.close()
-            waiting.join(0.1)
-            if not waiting.is_alive():
-                break
-
-        assert not waiting.is_alive()
-
-
-def _receive_until_closed(acts: Acts) -> None:
-    with suppress(BrokerUnavailable):
-        acts.receive(wait=timedelta(minutes=10))
