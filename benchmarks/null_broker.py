@@ -5,22 +5,26 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from datetime import timedelta
 
-from outbox.brokers.base import Broker, Delivery, Ended, EndSemantics, HalfRef, Outgoing, SendResult, SendStatus, StoredCopy
+from outbox.brokers.base import Delivery, Ended, EndSemantics, HalfRef, Outgoing, SendResult, SendStatus, StoredCopy
+from outbox.brokers.capabilities import HalfMessages
 from outbox.message import Resolution
 
 ACCEPTED = SendResult(SendStatus.ACCEPTED)
 COMMITTED = SendResult(SendStatus.ACCEPTED, ended=Ended.COMMITTED)
 
 
-class NullBroker(Broker):
-    supports_half_messages = True
+class NullBroker(HalfMessages):
     end_semantics = EndSemantics.IDEMPOTENT
+    confirms_ends = True
     supports_order = True
     supports_delay = True
     supports_tags = True
 
     def send(self, messages: Sequence[Outgoing]) -> list[SendResult]:
         return [ACCEPTED] * len(messages)
+
+    def new_half_id(self, message_id: str) -> str:
+        return message_id
 
     def send_halves(self, messages: Sequence[Outgoing]) -> list[SendResult]:
         return [SendResult(SendStatus.ACCEPTED, half_id=message.message_id) for message in messages]
@@ -39,6 +43,9 @@ class NullBroker(Broker):
     ) -> list[Delivery]:
         return []
 
+    def renew(self, deliveries: Sequence[Delivery], invisible_for: timedelta) -> list[Delivery | None]:
+        return [None] * len(deliveries)
+
     def ack(self, deliveries: Sequence[Delivery]) -> list[bool]:
         return [False] * len(deliveries)
 
@@ -51,5 +58,8 @@ class NullBroker(Broker):
     def backlog(self, group: str) -> dict[str, int]:
         return {}
 
-    def find(self, message_id: str) -> list[StoredCopy]:
+    def find(self, message_id: str, *, half: HalfRef | None = None) -> list[StoredCopy]:
         return []
+
+    def close(self) -> None:
+        """Nothing is open."""

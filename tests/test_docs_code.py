@@ -30,6 +30,7 @@ ELSEWHERE = {
     "how-to/half-first.md": "outbox/half_first/test_page.py",
     "how-to/several-databases.md": "outbox/test_several_databases.py",
     "how-to/test.md": "outbox/testing/test_plugin.py",
+    "how-to/write-a-broker.md": "contracts/harness.py",
 }
 
 # Pages whose Python blocks are the setting OUTBOX.

@@ -26,6 +26,7 @@ from outbox.admin.lists import COUNTED, Filter
 from outbox.admin.pages import topics, url_of
 from outbox.admin.text import badge, moment, shown, since
 from outbox.brokers.base import StoredCopy
+from outbox.brokers.capabilities import Lookups
 from outbox.errors import BrokerUnavailable
 from outbox.message import Header
 from outbox.models import DeadMessage, Delayed, MessageRow, MessageState, Ticket
@@ -249,11 +250,13 @@ class MessageAdmin(ReadOnlyAdmin):
         """Ask the broker where the message is, when the person wants to know: it may be slow, or away."""
         if "broker" not in request.GET or timeline is None:
             return {}
+        if not conf.broker_class(timeline.broker).supports_lookups:
+            return {"is_asked": True, "found": [], "trouble": f"Broker {timeline.broker!r} cannot look messages up."}
         found: list[StoredCopy] = []
         trouble = ""
         try:
             with closing(conf.make_broker(timeline.broker)) as broker:
-                found = broker.find(str(row.id))
+                found = Lookups.of(broker).find(str(row.id))
         except BrokerUnavailable as error:
             trouble = str(error)
         return {"is_asked": True, "found": found, "trouble": trouble}

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import enum
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from outbox.brokers.base import HalfRef, SendStatus
@@ -76,11 +76,13 @@ class BatchSendResult:
 
     Args:
         accepted: position -> id of the half message; "" for a whole message.
+        half_places: position -> where the broker stores the half message, as `HalfRef.place` has it.
     """
 
     batch: Batch
     accepted: dict[int, str] = field(default_factory=dict)
     unaccepted: dict[int, Unaccepted] = field(default_factory=dict)
+    half_places: dict[int, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,6 +93,7 @@ class PreparedBatch:
     Args:
         half_ids: one per position; None where the position was split off.
         positions: those whose commit has no answer yet.
+        half_places: position -> where the broker stores the half message, in the process that sent it.
     """
 
     id: int
@@ -100,9 +103,10 @@ class PreparedBatch:
     half_ids: Sequence[str | None]
     positions: Sequence[int]
     tries: int = 0
+    half_places: Mapping[int, str] = field(default_factory=dict)
 
     def half(self, position: int) -> HalfRef:
         """Name the half message at a position to its broker."""
         half_id = self.half_ids[position - 1]
         assert half_id is not None, f"position {position} of batch {self.id} was split off"
-        return HalfRef(self.topic, half_id, self.message_ids[position - 1])
+        return HalfRef(self.topic, half_id, self.message_ids[position - 1], self.half_places.get(position, ""))

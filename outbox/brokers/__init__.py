@@ -1,1 +1,1 @@
-"""Brokers: `base.py` says what each owes, then one file per broker."""
+"""Brokers: `base.py` is what each must do, `capabilities.py` what it may offer besides; then one file or folder per broker."""

@@ -8,14 +8,14 @@ from __future__ import annotations
 
 import os
 import threading
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
 from outbox import conf, database
 from outbox.check_backs.ask import Ask
 from outbox.database import heartbeats
 
 if TYPE_CHECKING:  # settings make it; this room needs no broker
-    from outbox.brokers.base import Broker
+    from outbox.brokers.capabilities import AsksProducers
 
 BEAT_EVERY = 10.0  # seconds
 
@@ -37,12 +37,12 @@ class Checker:
         self._alias = alias
         self._using = using
         self._ask = ask
-        self._broker: Broker | None = None
+        self._broker: AsksProducers | None = None
 
     def turn(self) -> bool:
         """Listen, if not yet, and say that this process lives. Nothing more is to be done until the next beat."""
         if self._broker is None:
-            self._broker = conf.make_broker(self._alias)
+            self._broker = cast("AsksProducers", conf.make_broker(self._alias))
             self._broker.listen(self._ask)
         with database.connect(self._using, application_name="outbox checker") as connection:
             heartbeats.beat(connection, "checker", broker=self._alias)
@@ -57,7 +57,7 @@ class Checker:
                 heartbeats.leave(connection, "checker", broker=self._alias)
 
 
-_mine: dict[tuple[int, str], Broker] = {}
+_mine: dict[tuple[int, str], AsksProducers] = {}
 _lock = threading.Lock()
 
 
@@ -66,5 +66,5 @@ def listen_in_this_process(alias: str, ask: Ask) -> None:
     with _lock:
         key = os.getpid(), alias  # a child of a fork listens for itself
         if key not in _mine and conf.broker_class(alias).asks_producers:
-            _mine[key] = broker = conf.make_broker(alias)
+            _mine[key] = broker = cast("AsksProducers", conf.make_broker(alias))
             broker.listen(ask)

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
 from outbox import conf
 from outbox.check_backs.ask import Ask, in_process, over_http
 from outbox.errors import ConfigurationError
 
 if TYPE_CHECKING:  # settings make it; this room needs no broker
-    from outbox.brokers.base import Broker
+    from outbox.brokers.capabilities import NeedsCheckLoop
 
 LIMIT = 20  # halves per turn; the endpoint may be slow to answer
 
@@ -52,7 +52,7 @@ class CheckLoop:
     def __init__(self, alias: str, database: str) -> None:
         self._alias = alias
         self._ask = ask_as_set(database)
-        self._broker: Broker | None = None
+        self._broker: NeedsCheckLoop | None = None
 
     def turn(self) -> bool:
         """
@@ -62,7 +62,7 @@ class CheckLoop:
             BrokerUnavailable: the broker is out of reach. Nothing is lost: what was not answered is asked again.
         """
         try:
-            self._broker = self._broker or conf.make_broker(self._alias)
+            self._broker = self._broker or cast("NeedsCheckLoop", conf.make_broker(self._alias))
             return self._broker.check_halves(self._ask, limit=LIMIT) == LIMIT
         except BaseException:
             self.close()

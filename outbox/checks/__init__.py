@@ -39,7 +39,7 @@ ALWAYS = (
 )
 WITH_URLS = (check_back.check_transactions, check_back.check_somebody_answers)
 WITH_DATABASES = (servers.check_version, servers.check_pooler, servers.check_schemas)
-WHEN_DEPLOYED = (check_back.check_secrets, deployment.check_memory_broker, deployment.check_failpoints)
+WHEN_DEPLOYED = (check_back.check_secrets, deployment.check_durability, deployment.check_failpoints)
 
 
 def register_checks() -> None:

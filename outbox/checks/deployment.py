@@ -9,26 +9,22 @@ from django.core.checks import CheckMessage, Error
 from django.core.checks import Warning as Caution
 
 from outbox import failpoints
-from outbox.checks.settings import known_settings
-
-FOR_TESTS = "outbox.brokers.memory"
+from outbox.checks.settings import known_topics
 
 
-def check_memory_broker(**kwargs: Any) -> list[CheckMessage]:
+def check_durability(**kwargs: Any) -> list[CheckMessage]:
     """
-    E032: Topics are carried by the memory broker.
+    E032: Topics are carried by a broker that is for tests.
 
-    It is for tests: what it holds is seen by one process, and gone with it. Name another BACKEND. (With `--deploy`.)
+    What it holds is seen by one process, and gone with it. Name another BACKEND. (With `--deploy`.)
     """
-    settings = known_settings()
     return [
         Error(
             f"Broker {alias!r} keeps its messages in the memory of one process.",
             hint="Name the BACKEND of a broker that keeps its messages: docs/README.md lists them.",
             id="outbox.E032",
         )
-        for alias in sorted({topic.broker for topic in settings.topics.values()})
-        if settings.brokers[alias].backend.startswith(FOR_TESTS)
+        for alias in sorted({topic.broker for _, topic, broker in known_topics() if not broker.is_durable})
     ]
 
 

@@ -11,6 +11,7 @@ from django.core.checks import Warning as Caution
 
 from outbox import conf
 from outbox.brokers.base import Broker
+from outbox.brokers.capabilities import HalfMessages
 from outbox.checks.settings import known_settings, known_topics
 from outbox.message import TopicType
 
@@ -51,12 +52,12 @@ def check_retention(**kwargs: Any) -> list[CheckMessage]:
     return [
         Error(
             f'OUTBOX["RETENTION"] is {retention}, and broker {alias!r} may ask about a half message for '
-            f"{broker.max_check_back_age(options)}.",
+            f"{HalfMessages.of(broker).max_check_back_age(options)}.",
             hint="Raise RETENTION beyond that.",
             id="outbox.E020",
         )
         for alias, broker, options in _brokers_in_use()
-        if alias in two_phase and retention < broker.max_check_back_age(options)
+        if alias in two_phase and retention < HalfMessages.of(broker).max_check_back_age(options)
     ]
 
 

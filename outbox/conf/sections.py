@@ -16,6 +16,9 @@ class Section(msgspec.Struct, frozen=True, forbid_unknown_fields=True, rename=st
     """A dict of settings: names in capitals, unknown ones refused."""
 
 
+# The default of `backend` below is the one place of the core that names a broker: a project begins without a server.
+
+
 class BrokerSettings(Section, frozen=True):
     """One entry of BROKERS."""
 

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field, replace
 
 from outbox import conf
 from outbox.brokers.base import DeadLetter
+from outbox.brokers.capabilities import DeadLetters
 from outbox.consuming.delivery_info import uuid_of
 from outbox.consuming.register import Group, groups
 from outbox.errors import BrokerUnavailable
@@ -75,7 +76,8 @@ def settle_letters(names: Iterable[str], *, discard: bool = False) -> Iterator[s
         by_broker.setdefault(json.loads(name)[0], []).append(name)
     for alias, chosen in by_broker.items():
         with closing(conf.make_broker(alias)) as broker:
-            settle = broker.discard if discard else broker.replay
+            keeper = DeadLetters.of(broker)
+            settle = keeper.discard if discard else keeper.replay
             for name in chosen:
                 _, group, letter_id = json.loads(name)
                 if settle(group, [letter_id]):
@@ -90,7 +92,7 @@ def _read(letters: Letters, group: Group, alias: str) -> None:
         return
     try:
         with closing(conf.make_broker(alias)) as broker:
-            found = broker.dead_letters(group.name, limit=READ_AT_ONCE)
+            found = DeadLetters.of(broker).dead_letters(group.name, limit=READ_AT_ONCE)
     except BrokerUnavailable as error:
         letters.troubles.append(f"Group {group.name!r}: {str(error).strip()}")
         return
@@ -100,7 +102,7 @@ def _read(letters: Letters, group: Group, alias: str) -> None:
 
 
 def _with_reasons(group: Group, found: list[DeadLetter]) -> list[DeadLetter]:
-    """Say of letters whose broker keeps no reasons (RocketMQ) what our own record says: the last try that failed."""
+    """Return letters with a reason each: where the broker keeps none, the last try that failed, as we recorded it."""
     bare = [letter for letter in found if not letter.reason]
     if not bare:
         return found

@@ -21,6 +21,7 @@ from django.db import transaction as django_transaction
 from psycopg.pq import TransactionStatus
 
 from outbox import conf
+from outbox.brokers.capabilities import HalfMessages
 from outbox.errors import BrokenTransaction, BrokerUnavailable, ConfigurationError, HalfNotStored, NotOutermost
 from outbox.failpoints import failpoint
 from outbox.half_first.fence import write_fence
@@ -89,7 +90,7 @@ def objection(topic: str) -> str | None:
 
 def _new_half_id(broker: Broker, draft: Draft) -> str:
     try:
-        return broker.new_half_id(str(draft.id))
+        return HalfMessages.of(broker).new_half_id(str(draft.id))
     except BrokerUnavailable as error:
         raise HalfNotStored(f"{draft.subject} was not sent half first, nothing was done: {error}") from error
 

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 from outbox.batches.batch import Batch
 from outbox.batches.half_first import PreparedRow
 from outbox.brokers.base import Broker, Ended, EndSemantics, HalfRef, Outgoing, SendResult, SendStatus
+from outbox.brokers.capabilities import HalfMessages
 from outbox.errors import HalfNotStored
 from outbox.failpoints import failpoint
 from outbox.half_first.fence import mark_sent
@@ -39,7 +40,7 @@ class HalfFirstMessage:
     def __init__(self, broker: Broker, draft: Draft, using: str, *, half_id: str) -> None:
         self.half = HalfRef(draft.topic, half_id, str(draft.id))
         self.is_undone = False  # the transaction has not committed, and never will
-        self._broker = broker
+        self._broker = HalfMessages.of(broker)
         self._draft = draft
         self._using = using
         self._prepared: PreparedRow | None = None
@@ -63,6 +64,7 @@ class HalfFirstMessage:
         if outcome.status is not SendStatus.ACCEPTED:
             raise HalfNotStored(f"{refusal} says {outcome.status}: {outcome.reason}")
         self._sent_at = began
+        self.half = replace(self.half, place=outcome.place)
 
     @contextmanager
     def undone_by_an_exception(self) -> Iterator[None]:

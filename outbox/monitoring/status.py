@@ -9,6 +9,7 @@ from psycopg.rows import class_row
 
 from outbox import conf
 from outbox.brokers.base import BrokerStatus, DeadLetterCount, SendStatus
+from outbox.brokers.capabilities import StoredInDatabase
 from outbox.consuming.handle import Outcome
 from outbox.database import Connection
 from outbox.relay.splitter import ALARM_TRIES
@@ -191,9 +192,11 @@ def _read_brokers(connection: Connection, alias: str) -> list[BrokerStatus]:
     for name, broker in conf.settings().brokers.items():
         if not conf.topics_of(name):
             continue
-        status = conf.broker_class(name).read_status(broker.options, alias, connection)
-        if status not in found:
-            found.append(status)
+        kind = conf.broker_class(name)
+        if kind.is_stored_in_database:
+            status = StoredInDatabase.of(kind).read_status(broker.options, alias, connection)
+            if status not in found:
+                found.append(status)
     return found
 
 

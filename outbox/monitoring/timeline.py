@@ -17,6 +17,7 @@ from psycopg.rows import class_row
 
 from outbox import conf, database
 from outbox.brokers.base import StoredCopy
+from outbox.brokers.capabilities import StoredInDatabase
 from outbox.consuming.register import groups
 from outbox.database import Connection
 from outbox.models import State
@@ -215,8 +216,8 @@ def _of_entry(entry: _Entry) -> Moment:
 def _stored(message_id: UUID, broker: str, half_ids: set[str]) -> Iterator[Moment]:
     """Tell what the broker keeps in a database; a server is not asked."""
     entry = conf.settings().brokers.get(broker)
-    if entry is not None:
-        for copy in conf.broker_class(broker).read_copies(entry.options, str(message_id), sorted(half_ids)):
+    if entry is not None and (kind := conf.broker_class(broker)).is_stored_in_database:
+        for copy in StoredInDatabase.of(kind).read_copies(entry.options, str(message_id), sorted(half_ids)):
             yield from _of_copy(copy)
 
 

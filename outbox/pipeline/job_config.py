@@ -13,6 +13,7 @@ from django.core.exceptions import FieldDoesNotExist
 from django.db import DEFAULT_DB_ALIAS, connections
 
 from outbox import conf, database
+from outbox.brokers.capabilities import StoredInDatabase
 from outbox.consuming.register import groups
 from outbox.errors import ConfigurationError
 from outbox.message import TopicType, message_type
@@ -66,8 +67,12 @@ def pipeline_config(
 
 def readable_brokers() -> dict[str, str]:
     """Return the brokers that keep their messages in tables, which the jobs read themselves: broker -> database."""
-    found = {alias: conf.broker_class(alias).stored_in(broker.options) for alias, broker in conf.settings().brokers.items()}
-    return {alias: database for alias, database in found.items() if database is not None}
+    kinds = {alias: conf.broker_class(alias) for alias in conf.settings().brokers}
+    return {
+        alias: StoredInDatabase.of(kind).stored_in(conf.settings().brokers[alias].options)
+        for alias, kind in kinds.items()
+        if kind.is_stored_in_database
+    }
 
 
 def _recorded(using: str, *, but: Sequence[str]) -> dict[str, float]:

@@ -208,7 +208,7 @@ class Recorder:
         moment = self._now()
         try:
             waiting = self._broker.backlog(self.group)
-        except BrokerUnavailable:  # RocketMQ tells only where BROKER_ADDRESSES is set
+        except BrokerUnavailable:  # some brokers cannot tell under some options
             return
         if now >= self._sure_at and (empty := [topic for topic in self.topics if waiting.get(topic) == 0]):
             self._empty.append((now, moment, empty))

@@ -19,6 +19,7 @@ from django.utils import timezone
 
 from outbox import conf, database
 from outbox.batches.resend import GONE, resend
+from outbox.brokers.capabilities import DeadLetters
 from outbox.consuming.delivery_info import uuid_of
 from outbox.consuming.register import groups
 from outbox.database import Connection
@@ -163,7 +164,7 @@ def _deliver(again: Again) -> set[UUID]:
     """Have the broker deliver to the one group."""
     finding = again.finding
     with closing(conf.make_broker(conf.topic_settings(finding.topic).broker)) as broker:
-        done = broker.deliver_again(finding.consumer_group, [str(one) for one in again.ids])
+        done = DeadLetters.of(broker).deliver_again(finding.consumer_group, [str(one) for one in again.ids])
     again.refuse(NOT_THERE, len(again.ids) - len(done))
     return _uuids(done)
 

@@ -23,6 +23,7 @@ from outbox.batches.fence import read_step
 from outbox.batches.sent import leave_open, mark_sent
 from outbox.batches.split import runs
 from outbox.brokers.base import Broker, Ended, EndSemantics, HalfRef, SendResult, SendStatus
+from outbox.brokers.capabilities import HalfMessages
 from outbox.database import Connection
 from outbox.message import Resolution
 from outbox.models import State
@@ -66,7 +67,7 @@ class Committer:
     @property
     def may_repeat_ends(self) -> bool:
         """Whether a second end of a half message does no harm."""
-        return self.broker.end_semantics is EndSemantics.IDEMPOTENT
+        return HalfMessages.of(self.broker).end_semantics is EndSemantics.IDEMPOTENT
 
     def return_unaccepted(self, result: BatchSendResult) -> bool:
         """
@@ -106,7 +107,9 @@ class Committer:
         else:
             is_written = decide(self.connection, batch, half_ids)
         positions = sorted(result.accepted) if is_written else self._decided_before(result)
-        prepared = PreparedBatch(batch.id, batch.attempt, batch.topic, batch.message_ids, half_ids, positions, batch.tries)
+        prepared = PreparedBatch(
+            batch.id, batch.attempt, batch.topic, batch.message_ids, half_ids, positions, batch.tries, result.half_places
+        )
         return Decision(prepared, is_fresh=is_written) if positions else None
 
     def commit(self, batches: Sequence[PreparedBatch]) -> list[CommitResult]:
@@ -133,7 +136,7 @@ class Committer:
         if not halves:
             return []
         try:
-            outcomes = self.broker.end(halves, resolution)
+            outcomes = HalfMessages.of(self.broker).end(halves, resolution)
         except Exception as error:
             reason = f"Broker {self.broker.alias!r} raised {type(error).__name__} at {resolution}: {error}"
             logger.exception("%s Topics: %s.", reason, sorted({half.topic for half in halves}))
@@ -192,7 +195,10 @@ class Committer:
             return [p for p, half in result.accepted.items() if p not in step.split and half_ids[p - 1] == half]
         self._lost(batch, "decide")
         if step is not None:
-            halves = [HalfRef(batch.topic, half, batch.message_ids[p - 1]) for p, half in result.accepted.items()]
+            halves = [
+                HalfRef(batch.topic, half, batch.message_ids[p - 1], result.half_places.get(p, ""))
+                for p, half in result.accepted.items()
+            ]
             self.end(halves, Resolution.ROLLBACK)
         return []
 

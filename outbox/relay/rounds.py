@@ -18,6 +18,7 @@ import psycopg
 from outbox import conf
 from outbox.batches.batch import Batch, BatchSendResult, SplitReason, Unaccepted
 from outbox.brokers.base import Broker
+from outbox.brokers.capabilities import HalfMessages
 from outbox.database import Connection
 from outbox.failpoints import failpoint
 from outbox.message import TopicType
@@ -212,5 +213,5 @@ class Relay:
         """Where a second COMMIT makes a second copy, only the one who decided commits, and only before any check."""
         if self.committer.may_repeat_ends:
             return True
-        window = self.broker.commit_window
+        window = HalfMessages.of(self.broker).commit_window
         return decision.is_fresh and (window is None or self._clock() - began < window.total_seconds())

@@ -17,6 +17,7 @@ import msgspec
 from outbox import signals
 from outbox.batches.batch import Batch, BatchSendResult, SplitReason, Unaccepted
 from outbox.brokers.base import Broker, Outgoing, SendResult, SendStatus
+from outbox.brokers.capabilities import HalfMessages
 from outbox.database import Connection
 from outbox.relay.breaker import Breaker, BreakerState
 from outbox.relay.cloudevents import seal
@@ -116,6 +117,7 @@ class Sender:
             one = results[loaded.batch.id]
             if outcome.status is SendStatus.ACCEPTED:
                 one.accepted[loaded.position] = outcome.half_id
+                one.half_places[loaded.position] = outcome.place
             else:
                 one.unaccepted[loaded.position] = Unaccepted(SplitReason(outcome.status), outcome.reason)
         return self._note(outcomes)
@@ -123,7 +125,7 @@ class Sender:
     def _call(self, messages: list[Outgoing], places: Sequence[Loaded], *, is_half: bool) -> list[SendResult]:
         """Call the broker; an error, or outcomes that do not fit the messages, leave all of them unsure."""
         try:
-            outcomes = self.broker.send_halves(messages) if is_half else self.broker.send(messages)
+            outcomes = HalfMessages.of(self.broker).send_halves(messages) if is_half else self.broker.send(messages)
         except Exception as error:
             reason = f"Broker {self.broker.alias!r} raised {type(error).__name__}: {error}"
             logger.exception("%s. Batches: %s.", reason, _batch_ids(places))

@@ -16,6 +16,7 @@ from typing import Any
 
 from outbox.batches.batch import PreparedBatch
 from outbox.brokers.base import Ended, SendResult, SendStatus
+from outbox.brokers.capabilities import HalfMessages, Lookups
 from outbox.database import Connection
 from outbox.errors import BrokerUnavailable
 from outbox.models import State
@@ -86,7 +87,7 @@ class Sweeper:
 
     def _next(self) -> list[tuple[PreparedBatch, bool]]:
         """Give the next decided batches, and of each whether the broker asks no more about it."""
-        broker = self.committer.broker
+        broker = HalfMessages.of(self.committer.broker)
         arguments = {
             "horizon": broker.check_horizon,
             "broker": broker.alias,
@@ -101,9 +102,10 @@ class Sweeper:
     def _look_up(self, ends: CommitResult, positions: Sequence[int]) -> None:
         """Ask the broker for the messages themselves: one that is shown was committed, one that is not is gone."""
         for position in positions:
-            message_id = ends.batch.message_ids[position - 1]
+            half = ends.batch.half(position)
+            message_id = half.message_id
             try:
-                states = {found.state for found in self.committer.broker.find(message_id)}
+                states = {found.state for found in Lookups.of(self.committer.broker).find(message_id, half=half)}
             except BrokerUnavailable as error:
                 logger.warning("Message %s of batch %s cannot be looked up: %s", message_id, ends.batch.id, error)
                 return

@@ -13,6 +13,7 @@ from msgspec.structs import replace
 
 from outbox import conf
 from outbox.brokers.base import Broker
+from outbox.brokers.capabilities import HalfMessages
 from outbox.brokers.memory import MemoryBroker
 from outbox.brokers.memory.store import forget
 from outbox.message import TopicType
@@ -72,7 +73,7 @@ def _options(name: str, clock: Clock, kind: type[Broker]) -> dict[str, Any]:
     options: dict[str, Any] = {"NAME": name, "CLOCK": clock}
     options |= {"CHECK_AFTER": timedelta(0), "CHECK_INTERVAL": timedelta(0)}  # asked when the test says so, not by time
     if kind.supports_half_messages:
-        options["END"] = kind.end_semantics  # half messages end as they do there
+        options["END"] = HalfMessages.of(kind).end_semantics  # half messages end as they do there
     return options
 
 

@@ -61,7 +61,7 @@ class Acts:
         outcomes = self.broker.send_halves(messages)
         assert [outcome.status for outcome in outcomes] == [SendStatus.ACCEPTED] * len(messages)
         return [
-            HalfRef(message.topic, outcome.half_id, message.message_id)
+            HalfRef(message.topic, outcome.half_id, message.message_id, outcome.place)
             for message, outcome in zip(messages, outcomes, strict=True)
         ]
 

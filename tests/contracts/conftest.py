@@ -17,11 +17,7 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     if "harness" in metafunc.fixturenames:
         flags = [flag for mark in metafunc.definition.iter_markers("needs") for flag in mark.args]
         chosen = [name for name, harness in HARNESSES.items() if all(_flag(harness, flag) for flag in flags)]
-        metafunc.parametrize("harness", [pytest.param(name, marks=_marks(name)) for name in chosen], indirect=True)
-
-
-def _marks(name: str) -> list[pytest.MarkDecorator]:
-    return [pytest.mark.rocketmq, pytest.mark.timeout(420)] if name == "rocketmq" else []
+        metafunc.parametrize("harness", [pytest.param(name, marks=HARNESSES[name].marks) for name in chosen], indirect=True)
 
 
 def _flag(harness: type[Harness], flag: str) -> bool:

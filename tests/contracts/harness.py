@@ -3,37 +3,53 @@
 import abc
 import importlib.util
 import itertools
+import shutil
+import tempfile
 import time
 import uuid
 from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
-from typing import Any
+from typing import Any, ClassVar
 
+import pytest
 from django.db import connections
 
 from outbox import database
 from outbox.brokers.base import Broker, SendStatus
-from outbox.brokers.embedded import EmbeddedBroker
+from outbox.brokers.embedded import EmbeddedBroker, wakeup
 from outbox.brokers.memory import MemoryBroker
 from outbox.brokers.memory.store import forget
 from outbox.message import TopicSpec, TopicType
+from tests.quotes import python_blocks
 
 CHECK_AFTER = timedelta(seconds=6)
 CHECK_INTERVAL = timedelta(seconds=10)
 CHECK_LIMIT = 3
 
 
+def broker_of_page(page: str) -> type[Broker]:
+    """Return the broker that the Python blocks of a page of docs/ define, the only one."""
+    names: dict[str, Any] = {"__name__": f"docs.{page}"}
+    exec(compile("\n\n".join(python_blocks(page)), page, "exec", dont_inherit=True), names)  # noqa: S102
+    [found] = [one for one in names.values() if isinstance(one, type) and issubclass(one, Broker) and one is not Broker]
+    return found
+
+
 class Harness(abc.ABC):
     """One broker for one test, with topics nobody else uses and a clock that the test moves."""
 
     broker_class: type[Broker]
+    marks: ClassVar[list[pytest.MarkDecorator]] = []  # of each test that runs on it
     is_shared_by_processes = True
     lateness = timedelta()  # what is due or was done may be seen so much later, in real time
     deduplicates_sends = False  # a second one-phase send of one message adds nothing
+    confirms_ends = True  # an accepted end has taken effect
+    places_halves = False  # SendResult.place says where a half message is stored
     remembers_ends = True  # the first end of a half message is the answer to every later one, and to find()
     refuses_second_ack = True  # an ack of what was acked before gives False
     can_start_at_the_end = True  # START="latest"
     finds_dead_letters = True  # find() says what some group gave up
+    delivers_again = False  # what a group has finished, on demand
     keeps_reasons = True  # a dead letter says why it was given up
     counts_what_is_handled = True  # backlog() includes what was received and not finished
 
@@ -50,7 +66,7 @@ class Harness(abc.ABC):
         self.now += span
 
     def age(self) -> timedelta:
-        """Say how much time has passed, by the clock that the broker goes by."""
+        """Return how much time has passed, by the clock that the broker goes by."""
         return self.now - self._made_at
 
     def tries(self) -> Iterator[int]:
@@ -77,12 +93,15 @@ class Harness(abc.ABC):
         return broker
 
     def options_elsewhere(self) -> dict[str, Any]:
-        """Give options for another process: as JSON can write them, and with the real time."""
+        """Return options for another process: as JSON can write them, and with the real time."""
         return {}
 
     def is_now(self, time: datetime | None) -> bool:
-        """Say whether something happened just now."""
+        """Return whether something happened just now."""
         return time == self.now
+
+    def without_polls(self, monkeypatch: pytest.MonkeyPatch) -> None:  # noqa: B027  (nothing wakes most brokers)
+        """Leave a wait for messages to what wakes it, where something does."""
 
     @abc.abstractmethod
     def open_unreachable(self) -> Broker:
@@ -96,6 +115,8 @@ class Harness(abc.ABC):
 class MemoryHarness(Harness):
     broker_class = MemoryBroker
     is_shared_by_processes = False
+    places_halves = True
+    delivers_again = True
 
     def options(self) -> dict[str, Any]:
         return {**super().options(), "NAME": str(id(self))}
@@ -114,6 +135,10 @@ class MemoryHarness(Harness):
 class EmbeddedHarness(Harness):
     broker_class = EmbeddedBroker
     deduplicates_sends = True
+    delivers_again = True
+
+    def without_polls(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(wakeup, "POLL_SECONDS", 50)
 
     def open_unreachable(self) -> Broker:
         connections.settings["away"] = {**connections.settings["default"], "HOST": "127.0.0.1", "PORT": "1"}
@@ -130,9 +155,34 @@ class EmbeddedHarness(Harness):
             )
 
 
+class PageHarness(Harness):
+    """The broker that docs/how-to/write-a-broker.md builds, as the page has it."""
+
+    broker_class = broker_of_page("how-to/write-a-broker.md")
+    can_start_at_the_end = False
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._folder = tempfile.mkdtemp()
+
+    def options(self) -> dict[str, Any]:
+        return {**self.options_elsewhere(), "CLOCK": lambda: self.now.timestamp()}
+
+    def options_elsewhere(self) -> dict[str, Any]:
+        return {"FILE": f"{self._folder}/outbox.db"}
+
+    def open_unreachable(self) -> Broker:
+        return self.open(FILE=f"{self._folder}/away/outbox.db")
+
+    def close(self) -> None:
+        super().close()
+        shutil.rmtree(self._folder)
+
+
 HARNESSES: dict[str, type[Harness]] = {
     "memory": MemoryHarness,
     "embedded": EmbeddedHarness,
+    "page": PageHarness,
 }
 
 # Deselected unless asked for (`make test-rocketmq`), and not even imported where its client is not installed.

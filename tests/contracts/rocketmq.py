@@ -7,7 +7,9 @@ from contextlib import suppress
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from functools import partial
-from typing import Any
+from typing import Any, ClassVar
+
+import pytest
 
 from outbox.brokers.base import Broker, DeadLetter, Delivery, Outgoing, SendResult
 from outbox.brokers.rocketmq import RocketMQBroker
@@ -70,7 +72,7 @@ class PatientRocketMQ(RocketMQBroker):
 
         It queues and indexes one message after the other: when it finds a last one by its key, all are queued.
         """
-        for broker in map(address, self._settings.broker_addresses):
+        for broker in map(address, self.options["BROKER_ADDRESSES"]):
             key = uuid.uuid4().hex
             with suppress(ConnectionRefusedError):  # where it is away on purpose
                 send(broker, MARKS, ANY_QUEUE, MARK, {"KEYS": key})
@@ -79,9 +81,14 @@ class PatientRocketMQ(RocketMQBroker):
     def retry(self, delivery: Delivery, after: timedelta) -> bool:
         return super().retry(delivery, after * SCALE)
 
+    def renew(self, deliveries: Sequence[Delivery], invisible_for: timedelta) -> list[Delivery | None]:
+        return super().renew(deliveries, invisible_for * SCALE)
+
 
 class RocketMQHarness(Harness):
     broker_class = PatientRocketMQ
+    marks: ClassVar = [pytest.mark.rocketmq, pytest.mark.timeout(420)]
+    confirms_ends = False
     lateness = timedelta(seconds=30)
     remembers_ends = False
     refuses_second_ack = False

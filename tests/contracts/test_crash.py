@@ -1,10 +1,10 @@
-"""A consumer process that is killed: its messages come back."""
+"""Processes that are killed: what a consumer held comes back, and what a producer was told holds."""
 
 import json
 import os
-import signal
 import subprocess
 import sys
+from collections.abc import Callable, Iterator
 
 import pytest
 from django.conf import settings
@@ -14,8 +14,9 @@ from outbox.message import TopicType
 from tests.contracts.acts import INVISIBLE, Acts
 from tests.contracts.harness import Harness
 
-# Receives over a broker of its own, says how many it holds, and never finishes them.
-CONSUMER = """
+Start = Callable[[str, TopicType], subprocess.Popen[str]]
+
+PROGRAM = """
 import json, os, sys, time
 from datetime import timedelta
 sys.path.insert(0, os.getcwd())
@@ -23,47 +24,83 @@ import django
 django.setup()
 from django.db import connections
 connections["default"].settings_dict["NAME"] = os.environ["TEST_DATABASE"]
-from outbox.message import TopicSpec, TopicType
+from outbox.brokers.base import HalfRef, Outgoing
+from outbox.message import COMMIT, TopicSpec, TopicType
 from tests.contracts.harness import HARNESSES
 harness, topic, kind, options = sys.argv[1:]
 spec = TopicSpec(topic, TopicType(kind))
 broker = HARNESSES[harness].broker_class("default", json.loads(options), [spec])
+{act}
+time.sleep(600)
+"""
+
+# Receives over a broker of its own, says how many it holds, and never finishes them.
+RECEIVE = """
 found = []
 while len(found) < 3:
     found += broker.receive("group", {topic: None}, limit=3 - len(found), invisible_for=timedelta(seconds=60), wait=timedelta())
 print(len(found), flush=True)
-time.sleep(600)
 """
+
+# Sends and commits a half message, and says what it was told.
+COMMIT_HALF = """
+[half] = broker.send_halves([Outgoing("m", topic, b"a")])
+[result] = broker.end([HalfRef(topic, half.half_id, "m", half.place)], COMMIT)
+print(result.status, flush=True)
+"""
+
+
+@pytest.fixture
+def start(harness: Harness, request: pytest.FixtureRequest) -> Iterator[Start]:
+    """Start a process with a broker of its own, which does something with a topic and then waits to be killed."""
+    started: list[subprocess.Popen[str]] = []
+
+    def start(act: str, kind: TopicType) -> subprocess.Popen[str]:
+        name = request.node.callspec.params["harness"]
+        arguments = [name, harness.topic(kind), kind, json.dumps(harness.options_elsewhere())]
+        database = connections["default"].settings_dict["NAME"]
+        process = subprocess.Popen(
+            [sys.executable, "-c", PROGRAM.replace("{act}", act), *arguments],
+            stdout=subprocess.PIPE,
+            text=True,
+            cwd=settings.BASE_DIR,
+            env={**os.environ, "DJANGO_SETTINGS_MODULE": "tests.settings", "TEST_DATABASE": database},
+        )
+        started.append(process)
+        return process
+
+    yield start
+    for process in started:
+        process.kill()
+        process.communicate()
 
 
 @pytest.mark.needs("is_shared_by_processes")
 class TestKilledConsumer:
     @pytest.mark.parametrize("kind", [TopicType.NORMAL, TopicType.FIFO])
-    def test_gives_its_messages_back_when_their_time_is_over(
-        self, acts: Acts, harness: Harness, request: pytest.FixtureRequest, kind: TopicType
-    ):
+    def test_gives_its_messages_back_when_their_time_is_over(self, acts: Acts, harness: Harness, start: Start, kind: TopicType):
         acts.send(*[acts.message(kind, key=f"k{n}") for n in range(5)])
         started_at = harness.age()
-        consumer = self._start(request.node.callspec.params["harness"], harness, kind)
+        consumer = start(RECEIVE, kind)
         assert consumer.stdout is not None
         assert consumer.stdout.readline() == "3\n"
 
-        consumer.send_signal(signal.SIGKILL)
+        consumer.kill()
         consumer.wait(30)
         found = acts.receive_while_time_passes(INVISIBLE * 2, kind, count=5)  # the consumer began later, by its own clock
 
         assert sorted(one.delivery.attempt for one in found) == [1, 1, 2, 2, 2]
         assert all(one.age - started_at >= INVISIBLE for one in found if one.delivery.attempt == 2)
 
-    def _start(self, name: str, harness: Harness, kind: TopicType) -> subprocess.Popen[str]:
-        return subprocess.Popen(
-            [sys.executable, "-c", CONSUMER, name, harness.topic(kind), kind, json.dumps(harness.options_elsewhere())],
-            stdout=subprocess.PIPE,
-            text=True,
-            cwd=settings.BASE_DIR,
-            env={
-                **os.environ,
-                "DJANGO_SETTINGS_MODULE": "tests.settings",
-                "TEST_DATABASE": connections["default"].settings_dict["NAME"],
-            },
-        )
+
+@pytest.mark.needs("is_shared_by_processes", "supports_half_messages", "confirms_ends")
+class TestKilledProducer:
+    def test_leaves_visible_what_it_was_told_is_committed(self, acts: Acts, harness: Harness, start: Start):
+        producer = start(COMMIT_HALF, TopicType.TRANSACTION)
+        assert producer.stdout is not None
+        assert producer.stdout.readline() == "accepted\n"
+
+        producer.kill()
+        producer.wait(30)
+
+        assert [delivery.body for delivery in acts.receive(TopicType.TRANSACTION)] == [b"a"]

@@ -20,7 +20,7 @@ class TestDeadLetter:
         assert acts.receive() == []
         assert acts.waiting(count=0) == 0
 
-    @pytest.mark.needs("finds_dead_letters")
+    @pytest.mark.needs("supports_lookups", "finds_dead_letters")
     def test_is_found_as_such(self, acts: Acts, broker: Broker):
         [poison] = acts.send_bodies(b"poison")
         [delivery] = acts.receive()
@@ -124,7 +124,7 @@ class TestDeadLetter:
         assert [letter.id for letter in acts.dead_letters()] == [second.id]
         assert acts.receive() == []
 
-    @pytest.mark.needs("supports_replay", "finds_dead_letters")
+    @pytest.mark.needs("supports_replay", "supports_lookups", "finds_dead_letters")
     def test_may_die_again(self, acts: Acts, broker: Broker):
         [poison] = acts.send_bodies(b"poison")
         for _ in range(2):
@@ -153,3 +153,29 @@ class TestDeadLetter:
         broker.replay("group", [letter.id])
 
         assert [(again.message_id, again.attempt) for again in acts.receive(kind)] == [(message.message_id, 1)]
+
+
+@pytest.mark.needs("delivers_again")
+class TestDeliverAgain:
+    def test_hands_a_finished_message_to_its_group_as_if_for_the_first_time(self, acts: Acts, broker: Broker):
+        [message] = acts.send_bodies(b"a")
+        broker.ack(acts.receive())
+
+        found = broker.deliver_again("group", [message.message_id])
+
+        assert found == {message.message_id}
+        assert [(again.message_id, again.attempt) for again in acts.receive()] == [(message.message_id, 1)]
+
+    def test_hands_it_to_no_other_group(self, acts: Acts, broker: Broker):
+        [message] = acts.send_bodies(b"a")
+        broker.ack([*acts.receive(), *acts.receive(group="other")])
+
+        broker.deliver_again("group", [message.message_id])
+
+        assert acts.receive(group="other") == []
+
+    def test_leaves_what_the_group_still_has_before_it(self, acts: Acts, broker: Broker):
+        held, waiting = acts.send_bodies(b"a")[0], "0190c1f8-0000-7000-8000-000000000000"
+        acts.receive()
+
+        assert broker.deliver_again("group", [held.message_id, waiting]) == set()

@@ -11,6 +11,7 @@ from tests.contracts.acts import Acts
 from tests.contracts.harness import CHECK_AFTER, CHECK_INTERVAL, CHECK_LIMIT, Harness
 
 HALF = TopicType.TRANSACTION
+
 pytestmark = pytest.mark.needs("supports_half_messages")
 
 
@@ -56,9 +57,17 @@ class TestHalf:
 
         halves = acts.send_halves(other, replace(message, half_id=half_id))
 
-        assert halves[1] == HalfRef(message.topic, half_id, message.message_id)
+        assert halves[1].half_id == half_id
         assert acts.end(halves[1]) == [Ended.COMMITTED]
         assert [delivery.message_id for delivery in acts.receive(HALF)] == [message.message_id]
+
+    def test_is_found_by_its_place_too(self, acts: Acts, broker: Broker):
+        half = acts.half()
+        acts.find(half.message_id, "half")
+
+        [found] = broker.find(half.message_id, half=half)
+
+        assert (found.half_id, found.state) == (half.half_id, "half")
 
     def test_is_given_another_id_each_time(self, broker: Broker):
         ids = {broker.new_half_id("m") for _ in range(3)}
@@ -87,70 +96,6 @@ class TestHalf:
         [outcome] = away.end([HalfRef("t", "1", "m")], COMMIT)
 
         assert outcome.status is SendStatus.UNAVAILABLE
-
-
-class TestEnd:
-    @pytest.mark.needs("remembers_ends")
-    def test_answers_in_the_order_of_the_halves(self, acts: Acts):
-        halves = acts.send_halves(*[acts.message(HALF) for _ in range(5)])
-        acts.end(halves[3], resolution=ROLLBACK)
-
-        ended = acts.end(halves[4], halves[3], halves[0])
-
-        assert ended == [Ended.COMMITTED, Ended.ROLLED_BACK, Ended.COMMITTED]
-
-    def test_ends_the_half_it_names(self, acts: Acts):
-        halves = acts.send_halves(*[acts.message(HALF, body=b"%d" % n) for n in range(5)])
-
-        acts.end(halves[1], halves[4])
-
-        assert sorted(acts.bodies(HALF)) == [b"1", b"4"]
-
-    def test_does_not_know_a_half_that_never_was(self, acts: Acts):
-        topic = acts.harness.topic(HALF)
-
-        ended = acts.end(HalfRef(topic, "987654321", "m"), HalfRef(topic, "not ours", "m"), HalfRef(topic, "", "m"))
-
-        assert ended == [Ended.NOT_FOUND] * 3
-
-    def test_refuses_to_end_by_unknown(self, broker: Broker):
-        with pytest.raises(ValueError, match="COMMIT or ROLLBACK"):
-            broker.end([], UNKNOWN)
-
-    def test_answers_an_empty_batch(self, broker: Broker):
-        assert broker.end([], COMMIT) == []
-
-    @pytest.mark.needs("remembers_ends")
-    @pytest.mark.parametrize("first", [COMMIT, ROLLBACK])
-    @pytest.mark.parametrize("second", [COMMIT, ROLLBACK])
-    def test_returns_the_first_outcome_to_a_second_end(self, acts: Acts, first: Resolution, second: Resolution):
-        half = acts.half()
-        [outcome] = acts.end(half, resolution=first)
-
-        [again] = acts.end(half, resolution=second)
-
-        assert again is outcome
-        assert len(acts.receive(HALF)) == (1 if first is COMMIT else 0)
-
-    @pytest.mark.needs("remembers_ends")
-    def test_gives_two_that_end_at_once_the_same_outcome(self, acts: Acts, harness: Harness):
-        halves = [acts.half() for _ in range(40)]
-        answers: dict[Resolution, list[Ended | None]] = {}
-        start = threading.Barrier(2)
-
-        def end_all(resolution: Resolution, refs: list[HalfRef]) -> None:
-            mine = harness.open()
-            start.wait(10)
-            answers[resolution] = [outcome.ended for ref in refs for outcome in mine.end([ref], resolution)]
-
-        threads = [threading.Thread(target=end_all, args=(one, halves)) for one in (COMMIT, ROLLBACK)]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join(20)
-
-        assert answers[COMMIT] == answers[ROLLBACK]
-        assert len(acts.receive(HALF)) == answers[COMMIT].count(Ended.COMMITTED)
 
 
 @pytest.mark.needs("needs_check_loop")

@@ -7,7 +7,6 @@ from datetime import timedelta
 import pytest
 
 from outbox.brokers.base import Broker
-from outbox.brokers.embedded import wakeup
 from outbox.errors import UnknownTopic
 from outbox.message import TopicType
 from tests.contracts.acts import HELD, INVISIBLE, NO_TIME, Acts
@@ -119,7 +118,7 @@ class TestWait:
         assert time.monotonic() - started >= 0.2
 
     def test_ends_when_a_message_comes(self, acts: Acts, harness: Harness, monkeypatch: pytest.MonkeyPatch):
-        monkeypatch.setattr(wakeup, "POLL_SECONDS", 50)  # told, not found by a poll
+        harness.without_polls(monkeypatch)
         acts.receive()
         started = time.monotonic()
         sender = threading.Timer(0.2, lambda: harness.open().send([acts.message(body=b"late")]))
@@ -281,6 +280,7 @@ class TestBacklog:
         assert broker.backlog("nobody") == {}
 
 
+@pytest.mark.needs("supports_lookups")
 class TestFind:
     def test_knows_a_visible_message(self, acts: Acts):
         [message] = acts.send_bodies(b"a")

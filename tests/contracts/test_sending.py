@@ -7,10 +7,21 @@ from typing import Any
 import pytest
 
 from outbox.brokers.base import Broker, SendStatus
-from outbox.errors import UnsupportedByBroker
-from outbox.message import COMMIT, TopicType
+from outbox.brokers.capabilities import (
+    AsksProducers,
+    Capability,
+    DeadLetters,
+    HalfMessages,
+    Lookups,
+    NeedsCheckLoop,
+    StoredInDatabase,
+    TransactionalSends,
+)
+from outbox.message import TopicType
 from tests.contracts.acts import Acts
 from tests.contracts.harness import Harness
+
+KINDS = [Lookups, HalfMessages, NeedsCheckLoop, AsksProducers, DeadLetters, TransactionalSends, StoredInDatabase]
 
 HALF, NORMAL, FIFO, DELAY = TopicType.TRANSACTION, TopicType.NORMAL, TopicType.FIFO, TopicType.DELAY
 
@@ -116,28 +127,9 @@ class TestSend:
 
 
 class TestOffers:
-    def test_takes_half_messages_or_refuses_them(self, acts: Acts, broker: Broker):
-        if broker.supports_half_messages:
-            assert acts.end(acts.half()) == ["committed"]
-        else:
-            with pytest.raises(UnsupportedByBroker):
-                broker.send_halves([acts.message(HALF)])
-            with pytest.raises(UnsupportedByBroker):
-                broker.end([], COMMIT)
-
-    def test_asks_about_halves_when_told_or_refuses(self, broker: Broker):
-        if broker.needs_check_loop:
-            assert broker.check_halves(lambda half: COMMIT) == 0
-        else:
-            with pytest.raises(UnsupportedByBroker):
-                broker.check_halves(lambda half: COMMIT)
-
-    def test_lists_dead_letters_or_refuses(self, broker: Broker):
-        if broker.supports_replay:
-            assert broker.dead_letters("nobody") == []
-        else:
-            with pytest.raises(UnsupportedByBroker):
-                broker.dead_letters("nobody")
+    @pytest.mark.parametrize("kind", KINDS)
+    def test_what_its_flag_says(self, broker: Broker, kind: type[Capability]):
+        assert getattr(broker, kind.flag) is isinstance(broker, kind)
 
 
 class TestDelay:

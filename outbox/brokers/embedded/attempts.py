@@ -36,7 +36,8 @@ def attempt(link: Client, given: Sequence[T], act: Act[T]) -> list[SendResult]:
 
 
 def _act(link: Client, given: Sequence[T], act: Act[T]) -> list[SendResult]:
-    try:
-        return act(link.connection(), given)
-    except errors.DeadlockDetected:  # two ends of the same halves, taken in different orders; nothing was done
-        return act(link.connection(), given)
+    with link.call() as connection:
+        try:
+            return act(connection, given)
+        except errors.DeadlockDetected:  # two ends of the same halves, taken in different orders; nothing was done
+            return act(connection, given)

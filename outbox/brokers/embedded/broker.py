@@ -9,7 +9,6 @@ from typing import Any, ClassVar
 import psycopg
 
 from outbox.brokers.base import (
-    Broker,
     BrokerStatus,
     DeadLetter,
     Delivery,
@@ -21,9 +20,10 @@ from outbox.brokers.base import (
     StoredCopy,
     TopicSpec,
 )
+from outbox.brokers.capabilities import DeadLetters, NeedsCheckLoop, StoredInDatabase
 from outbox.brokers.embedded import checks, halves, lookup, monitoring, producer, receiver, retention, settlement, wakeup
 from outbox.brokers.embedded.attempts import Act, attempt
-from outbox.brokers.embedded.client import Client, tables_there, translated
+from outbox.brokers.embedded.client import Client, tables_there
 from outbox.brokers.embedded.options import EmbeddedOptions, problems
 from outbox.brokers.embedded.rows import delivery
 from outbox.brokers.embedded.topics import Topics, differences
@@ -33,43 +33,42 @@ from outbox.database import Connection, raw
 from outbox.message import Half, Resolution
 
 
-class EmbeddedBroker(Broker):
+class EmbeddedBroker(NeedsCheckLoop, DeadLetters, StoredInDatabase):
     """Keeps messages in tables of PostgreSQL. What it promises stands in docs/guarantees.md."""
 
     app: ClassVar[str] = "outbox.brokers.embedded"
-    supports_half_messages: ClassVar[bool] = True
     end_semantics = EndSemantics.IDEMPOTENT
+    confirms_ends = True  # the statement that ends half messages is committed before the answer
     supports_order: ClassVar[bool] = True
     supports_delay: ClassVar[bool] = True
     supports_tags: ClassVar[bool] = True
-    supports_replay: ClassVar[bool] = True
     deduplicates_sends: ClassVar[bool] = True
-    needs_check_loop: ClassVar[bool] = True
 
     def __init__(self, alias: str, options: Mapping[str, Any], topics: Sequence[TopicSpec]) -> None:
         super().__init__(alias, options, topics)
         self._settings = read_options(EmbeddedOptions, options)
         self._client = Client(self._settings)
+        self._renewals = Client(self._settings)  # renew() comes from a thread of its own
         self._stored = Topics(self.topics)
         self._joined: set[tuple[str, int]] = set()
 
     @classmethod
     def check_options(cls, options: Mapping[str, Any]) -> list[Problem]:
-        """Say what is wrong with the OPTIONS, without a connection."""
+        """Return what is wrong with the OPTIONS, without a connection."""
         return problems(options)
 
     @classmethod
     def max_send_duration(cls, options: Mapping[str, Any]) -> timedelta:
-        """Say how long a send of one batch may take."""
+        """Return how long a send of one batch may take."""
         return read_options(EmbeddedOptions, options).max_send_duration
 
     @classmethod
     def max_check_back_age(cls, options: Mapping[str, Any]) -> timedelta:
-        """Say up to which age a half message may be asked about."""
+        """Return up to which age a half message may be asked about."""
         return read_options(EmbeddedOptions, options).max_check_back_age
 
     @classmethod
-    def stored_in(cls, options: Mapping[str, Any]) -> str | None:
+    def stored_in(cls, options: Mapping[str, Any]) -> str:
         """Return the alias of the database that OPTIONS name."""
         return read_options(EmbeddedOptions, options).database
 
@@ -88,11 +87,11 @@ class EmbeddedBroker(Broker):
             return monitoring.read_copies(raw(read_options(EmbeddedOptions, options).database), message_id, half_ids)
 
     def check(self) -> list[Problem]:
-        """Say what is wrong with the options, and where the tables' topics differ from settings."""
+        """Return what is wrong with the options, and where the tables' topics differ from settings."""
         found = self.check_options(self.options)
         if not found:
-            with translated():
-                found = differences(self._client.connection(), self.topics)
+            with self._client.translated() as connection:
+                found = differences(connection, self.topics)
         return found
 
     def send(self, messages: Sequence[Outgoing]) -> list[SendResult]:
@@ -114,9 +113,9 @@ class EmbeddedBroker(Broker):
 
     def new_half_id(self, message_id: str) -> str:
         """Draw an id; over a new connection where the last one broke unseen, since nothing is stored by it."""
-        with translated():
+        with self._client.translated() as connection:
             try:
-                return halves.new_id(self._client.connection())
+                return halves.new_id(connection)
             except psycopg.OperationalError:
                 return halves.new_id(self._client.connection())
 
@@ -130,8 +129,7 @@ class EmbeddedBroker(Broker):
     def check_halves(self, ask: Callable[[Half], Resolution], *, limit: int = 100) -> int:
         """Ask about half messages that are due and end them as answered; an exception of `ask` means UNKNOWN."""
         settings = self._settings
-        with translated():
-            connection = self._client.connection()
+        with self._client.translated() as connection:
             checks.park(connection, check_limit=settings.check_limit, now=self._now())
             due = checks.take_due(
                 connection,
@@ -146,16 +144,15 @@ class EmbeddedBroker(Broker):
 
     def check_half(self, ask: Callable[[Half], Resolution], half_id: str) -> Resolution | None:
         """Ask about one half message now, due, parked or not, and end it as answered. None: it has ended before."""
-        with translated():
-            connection = self._client.connection()
+        with self._client.translated() as connection:
             interval = self._settings.check_interval
             half = checks.take_one(connection, int(half_id), interval=interval, now=self._now())
         return self._ask(ask, half) if half else None
 
     def ask_again(self, half_id: str) -> bool:
         """Have a parked half message asked about again. False: it is not parked."""
-        with translated():
-            return checks.ask_again(self._client.connection(), int(half_id), now=self._now())
+        with self._client.translated() as connection:
+            return checks.ask_again(connection, int(half_id), now=self._now())
 
     def receive(
         self,
@@ -167,74 +164,78 @@ class EmbeddedBroker(Broker):
         wait: timedelta,
     ) -> list[Delivery]:
         """Take messages for a group, waiting up to `wait` for the first."""
-        with translated():
-            connection = self._client.connection()
+        with self._client.translated() as connection:
             reader = self._reader(connection, group, topics, invisible_for)
             rows = wakeup.take(self._client, reader, limit, wait)
         names = {topic.id: topic.name for topic in reader.topics}
         return [delivery(group, names[row.topic_id], row) for row in rows]
 
+    def renew(self, deliveries: Sequence[Delivery], invisible_for: timedelta) -> list[Delivery | None]:
+        """Hold deliveries longer, over a connection of its own: `receive` may be waiting on the other."""
+        with self._renewals.translated() as connection:
+            return settlement.renew(connection, deliveries, invisible_for, now=self._now())
+
     def ack(self, deliveries: Sequence[Delivery]) -> list[bool]:
         """Finish deliveries that are still held."""
-        with translated():
-            return settlement.ack(self._client.connection(), deliveries, now=self._now())
+        with self._client.translated() as connection:
+            return settlement.ack(connection, deliveries, now=self._now())
 
     def retry(self, delivery: Delivery, after: timedelta) -> bool:
         """Let go of a delivery; its message is due again after that time."""
-        with translated():
-            return settlement.retry(self._client.connection(), delivery, after, now=self._now())
+        with self._client.translated() as connection:
+            return settlement.retry(connection, delivery, after, now=self._now())
 
     def dead_letter(self, delivery: Delivery, reason: str) -> bool:
         """Put the message aside; it stays until it is replayed."""
-        with translated():
-            return settlement.dead_letter(self._client.connection(), delivery, reason, now=self._now())
+        with self._client.translated() as connection:
+            return settlement.dead_letter(connection, delivery, reason, now=self._now())
 
     def dead_letters(self, group: str, *, limit: int = 100) -> list[DeadLetter]:
         """List what a group gave up, oldest first."""
-        with translated():
-            return settlement.dead_letters(self._client.connection(), group, limit)
+        with self._client.translated() as connection:
+            return settlement.dead_letters(connection, group, limit)
 
     def replay(self, group: str, letters: Sequence[str]) -> int:
         """Have dead letters delivered to their group again, attempts from 1."""
-        with translated():
-            return settlement.replay(self._client.connection(), group, letters, now=self._now())
+        with self._client.translated() as connection:
+            return settlement.replay(connection, group, letters, now=self._now())
 
     def discard(self, group: str, letters: Sequence[str]) -> int:
         """Let dead letters go; retention drops their messages in its time."""
-        with translated():
-            return settlement.discard(self._client.connection(), group, letters)
+        with self._client.translated() as connection:
+            return settlement.discard(connection, group, letters)
 
     def deliver_again(self, group: str, message_ids: Sequence[str]) -> set[str]:
         """Have messages that the group has read delivered to it again, unless it still has them before it."""
-        with translated():
-            return settlement.deliver_again(self._client.connection(), group, message_ids, now=self._now())
+        with self._client.translated() as connection:
+            return settlement.deliver_again(connection, group, message_ids, now=self._now())
 
     def backlog(self, group: str) -> dict[str, int]:
         """Count, per topic, what waits for a group."""
-        with translated():
-            return lookup.backlog(self._client.connection(), group)
+        with self._client.translated() as connection:
+            return lookup.backlog(connection, group)
 
-    def find(self, message_id: str) -> list[StoredCopy]:
+    def find(self, message_id: str, *, half: HalfRef | None = None) -> list[StoredCopy]:
         """Look a message up."""
-        with translated():
-            return lookup.find(self._client.connection(), message_id, now=self._now())
+        with self._client.translated() as connection:
+            return lookup.find(connection, message_id, now=self._now())
 
     def prune(self, *, limit: int = 10_000) -> int:
         """Drop what retention no longer keeps, as `retention.py` says; give how many rows."""
-        with translated():
-            connection = self._client.connection()
+        with self._client.translated() as connection:
             topics = [(self._stored.stored(connection, spec.name), spec.retention) for spec in self.topics.values()]
             return retention.prune(connection, topics, limit=limit, now=self._now())
 
     def forget_group(self, group: str) -> None:
         """Let go of a group that is gone for good: what it has not read no longer holds retention up."""
-        with translated():
-            retention.forget_group(self._client.connection(), group)
+        with self._client.translated() as connection:
+            retention.forget_group(connection, group)
         self._joined = {joined for joined in self._joined if joined[0] != group}
 
     def close(self) -> None:
-        """Close the connection."""
+        """Close the connections."""
         self._client.close()
+        self._renewals.close()
 
     def _now(self) -> datetime | None:
         return self._settings.clock() if self._settings.clock else None

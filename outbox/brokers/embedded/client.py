@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 
@@ -36,16 +37,43 @@ NO_TABLES = (
 
 
 class Client:
-    """One connection in autocommit. Not shared between threads."""
+    """One connection in autocommit, for one call at a time. Only `close` may come from another thread meanwhile."""
 
     def __init__(self, options: EmbeddedOptions) -> None:
         self._options = options
         self._connection: database.Connection | None = None
         self._is_listening = False
+        self._in_call = threading.Lock()
+        self.is_closing = False  # a call that waits returns soon
+
+    @contextmanager
+    def call(self) -> Iterator[database.Connection]:
+        """
+        Hold the connection for one call of the broker's.
+
+        Raises:
+            BrokerUnavailable: the database cannot be reached; nothing was sent to it.
+        """
+        with self._in_call:
+            yield self.connection()
+
+    @contextmanager
+    def translated(self) -> Iterator[database.Connection]:
+        """
+        Hold the connection for one call that returns no results.
+
+        Raises:
+            BrokerUnavailable: the database cannot be reached, or failed meanwhile.
+        """
+        try:
+            with self.call() as connection:
+                yield connection
+        except psycopg.Error as error:
+            raise BrokerUnavailable(f"The embedded broker's database failed; what was under way comes again. {error}") from error
 
     def connection(self) -> database.Connection:
         """
-        Give the connection, a new one where there is none or the last one broke.
+        Return the connection, a new one where there is none or the last one broke.
 
         Raises:
             BrokerUnavailable: the database cannot be reached; nothing was sent to it.
@@ -76,21 +104,13 @@ class Client:
             self._is_listening = True
 
     def close(self) -> None:
-        """Close the connection; the next use opens another."""
-        if self._connection is not None:
-            self._connection.close()
-            self._connection = None
-
-
-@contextmanager
-def translated() -> Iterator[None]:
-    """Turn the database's errors into `BrokerUnavailable`, for calls that give no outcomes."""
-    try:
-        yield
-    except errors.UndefinedTable as error:
-        raise BrokerUnavailable(f"{NO_TABLES} {error}") from error
-    except psycopg.Error as error:
-        raise BrokerUnavailable(f"The embedded broker's database failed; what was under way comes again. {error}") from error
+        """Close the connection when the call that is under way has ended. The next use opens another."""
+        self.is_closing = True
+        with self._in_call:
+            if self._connection is not None:
+                self._connection.close()
+                self._connection = None
+            self.is_closing = False
 
 
 @contextmanager
@@ -109,7 +129,7 @@ def reason_of(error: psycopg.Error) -> str:
 
 def status_of(error: psycopg.Error) -> SendStatus:
     """
-    Say what a statement's error means for the messages in it.
+    Return what a statement's error means for the messages in it.
 
     An error that the server reports ended its transaction: nothing is stored. A connection that is lost says nothing.
     Source: PostgreSQL, Appendix A, error classes.

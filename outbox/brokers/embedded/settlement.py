@@ -1,5 +1,5 @@
 """
-How deliveries end: done, tried again later, or put aside.
+How deliveries end, done, tried again later, or put aside; and how they are held longer.
 
 A receipt is the delivery's id and attempt (rows.py). Each statement matches both, and that the delivery is still held and its
 time not over: whoever comes late changes nothing.
@@ -18,6 +18,17 @@ ACK = f"""
 WITH given AS (SELECT * FROM unnest(%(ids)s::bigint[], %(attempts)s::int[]) AS g (id, attempt))
 DELETE FROM outbox_embedded_delivery d USING given g
 WHERE d.id = g.id AND d.attempt = g.attempt AND d.is_held AND d.due_at > {NOW}
+RETURNING d.id
+"""
+
+# Passes over what an ACK of the other thread holds: it waits for no lock, so the two cannot deadlock.
+RENEW = f"""
+WITH held AS (
+    SELECT d.id FROM outbox_embedded_delivery d
+    JOIN unnest(%(ids)s::bigint[], %(attempts)s::int[]) AS g (id, attempt) ON d.id = g.id AND d.attempt = g.attempt
+    WHERE d.is_held AND d.due_at > {NOW} FOR UPDATE OF d SKIP LOCKED
+)
+UPDATE outbox_embedded_delivery d SET due_at = {NOW} + %(invisible_for)s FROM held WHERE d.id = held.id
 RETURNING d.id
 """
 
@@ -73,11 +84,16 @@ FROM given JOIN outbox_embedded_message m USING (topic_id, queue, pos)
 
 
 def ack(connection: Connection, deliveries: Sequence[Delivery], *, now: datetime | None) -> list[bool]:
-    """Finish deliveries; say of each whether it was still held."""
-    receipts = [_read(delivery.receipt) for delivery in deliveries]
-    ids, attempts = [one[0] for one in receipts], [one[1] for one in receipts]
-    finished = {row[0] for row in connection.execute(ACK, {"ids": ids, "attempts": attempts, "now": now})}
-    return [delivery_id in finished for delivery_id in ids]
+    """Finish deliveries. Return of each whether it was still held."""
+    return _change_held(connection, ACK, deliveries, {"now": now})
+
+
+def renew(
+    connection: Connection, deliveries: Sequence[Delivery], invisible_for: timedelta, *, now: datetime | None
+) -> list[Delivery | None]:
+    """Hold deliveries for that long from now. Return those that were still held; their receipts stay."""
+    held = _change_held(connection, RENEW, deliveries, {"invisible_for": invisible_for, "now": now})
+    return [delivery if is_held else None for delivery, is_held in zip(deliveries, held, strict=True)]
 
 
 def retry(connection: Connection, delivery: Delivery, after: timedelta, *, now: datetime | None) -> bool:
@@ -110,6 +126,15 @@ def deliver_again(connection: Connection, group: str, message_ids: Sequence[str]
     """Have messages that a group has read delivered to it again, attempts from 1; give the ids of those that will be."""
     rows = connection.execute(DELIVER_AGAIN, {"group": group, "message_ids": list(message_ids), "now": now}).fetchall()
     return {row[0] for row in rows}
+
+
+def _change_held(
+    connection: Connection, statement: str, deliveries: Sequence[Delivery], parameters: dict[str, object]
+) -> list[bool]:
+    receipts = [_read(delivery.receipt) for delivery in deliveries]
+    ids, attempts = [one[0] for one in receipts], [one[1] for one in receipts]
+    changed = {row[0] for row in connection.execute(statement, {"ids": ids, "attempts": attempts, **parameters})}
+    return [delivery_id in changed for delivery_id in ids]
 
 
 def _end_one(connection: Connection, statement: str, delivery: Delivery, parameters: dict[str, object]) -> bool:

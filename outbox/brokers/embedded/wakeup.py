@@ -31,7 +31,7 @@ def take(link: Client, reader: Reader, limit: int, wait: timedelta) -> list[Read
         while True:
             found = receiver.take(connection, reader, limit)
             left = deadline - time.monotonic()
-            if found or left <= 0:
+            if found or left <= 0 or link.is_closing:
                 return found
             if is_idle:
                 _wait(connection, min(left, receiver.seconds_to_next(connection, reader) or POLL_SECONDS))

@@ -6,13 +6,12 @@ import time
 import uuid
 from collections.abc import Callable, Mapping, Sequence
 from datetime import UTC, datetime, timedelta
+from functools import partial
 from typing import Any, ClassVar, TypeVar
 
 from outbox.brokers.base import (
-    Broker,
     DeadLetter,
     Delivery,
-    Ended,
     HalfRef,
     Outgoing,
     Problem,
@@ -21,10 +20,11 @@ from outbox.brokers.base import (
     StoredCopy,
     TopicSpec,
 )
-from outbox.brokers.memory import receiver
+from outbox.brokers.capabilities import DeadLetters, NeedsCheckLoop, TransactionalSends
+from outbox.brokers.memory import lookup, receiver, transactions
 from outbox.brokers.memory.controls import Controls, question
 from outbox.brokers.memory.ends import end_half
-from outbox.brokers.memory.faults import FaultKind
+from outbox.brokers.memory.faults import Fault, FaultKind, Handed
 from outbox.brokers.memory.options import MemoryOptions
 from outbox.brokers.memory.store import Group, HalfRecord, Place, store
 from outbox.brokers.options import problems_with, read_options
@@ -38,40 +38,40 @@ def _now() -> datetime:
     return datetime.now(UTC)
 
 
-H = TypeVar("H", Outgoing, HalfRef)
+R = TypeVar("R")
 
 
-class MemoryBroker(Controls, Broker):
+class MemoryBroker(Controls, NeedsCheckLoop, DeadLetters, TransactionalSends):
     """Keeps everything in the memory of the process; brokers with one OPTIONS["NAME"] share it, across threads."""
 
-    supports_half_messages: ClassVar[bool] = True
     supports_order: ClassVar[bool] = True
     supports_delay: ClassVar[bool] = True
     supports_tags: ClassVar[bool] = True
-    supports_replay: ClassVar[bool] = True
-    needs_check_loop: ClassVar[bool] = True
+    is_durable: ClassVar[bool] = False
+    confirms_ends = True  # the half message is ended before the answer
 
     def __init__(self, alias: str, options: Mapping[str, Any], topics: Sequence[TopicSpec]) -> None:
         super().__init__(alias, options, topics)
         self._settings = read_options(MemoryOptions, options)
         self._store = store(self._settings.name)
         self._now: Callable[[], datetime] = self._settings.clock or _now
+        self._is_closed = False
         self.end_semantics = self._settings.end
 
     @classmethod
     def check_options(cls, options: Mapping[str, Any]) -> list[Problem]:
-        """Say which options are unknown or have a wrong value."""
+        """Return which options are unknown or have a wrong value."""
         return problems_with(MemoryOptions, options)
 
     def send(self, messages: Sequence[Outgoing]) -> list[SendResult]:
         """Show messages to all groups."""
         with self._store.changed:
-            return [self._hand_over("send", message, self._send_one) for message in messages]
+            return [self._with_fault("send", one, partial(self._send_one, one)) for one in messages]
 
     def send_halves(self, messages: Sequence[Outgoing]) -> list[SendResult]:
         """Keep half messages, hidden."""
         with self._store.changed:
-            return [self._hand_over("send_halves", message, self._store_half) for message in messages]
+            return [self._with_fault("send_halves", one, partial(self._store_half, one)) for one in messages]
 
     def new_half_id(self, message_id: str) -> str:
         """Make a fresh id."""
@@ -82,7 +82,26 @@ class MemoryBroker(Controls, Broker):
         if resolution is Resolution.UNKNOWN:
             raise ValueError("A half message ends by COMMIT or ROLLBACK.")
         with self._store.changed:
-            return [self._hand_over("end", half, lambda ref: self._end_one(ref, resolution)) for half in halves]
+            return [self._with_fault("end", half, partial(self._end_one, half, resolution)) for half in halves]
+
+    def open_lane(self, lane: int) -> str | None:
+        """Take a lane over. What is under way from its last holder is refused when it arrives."""
+        with self._store.changed:
+            return transactions.open_lane(self._store, lane, self)
+
+    def send_transaction(self, lane: int, messages: Sequence[Outgoing], marker: str) -> list[SendResult]:
+        """Show messages and set the lane's marker, all at once. A planned fault that meets one message meets them all."""
+
+        def arrive() -> list[SendResult]:
+            objections = [self._objection(message, is_half=False) for message in messages]
+            return transactions.commit(self._store, lane, self, messages, objections, marker, self._now())
+
+        with self._store.changed:
+            for message in messages:
+                if (fault := self._store.faults.take("send_transaction", message)) and fault.outcome:
+                    self._meet(fault, arrive)
+                    return [fault.outcome] * len(messages)
+            return arrive()
 
     def check_halves(self, ask: Callable[[Half], Resolution], *, limit: int = 100) -> int:
         """Ask about half messages that are due; an exception of `ask` means UNKNOWN."""
@@ -112,9 +131,14 @@ class MemoryBroker(Controls, Broker):
             while True:
                 found = self._take(group, topics, limit, invisible_for)
                 left = deadline - time.monotonic()
-                if found or left <= 0:
+                if found or left <= 0 or self._is_closed:
                     return found
                 self._store.changed.wait(min(left, POLL_SECONDS))
+
+    def renew(self, deliveries: Sequence[Delivery], invisible_for: timedelta) -> list[Delivery | None]:
+        """Hold deliveries longer, under new receipts."""
+        with self._store.changed:
+            return [receiver.renew(self._store, one, self._now(), invisible_for) for one in deliveries]
 
     def ack(self, deliveries: Sequence[Delivery]) -> list[bool]:
         """Finish deliveries that are still held."""
@@ -161,40 +185,48 @@ class MemoryBroker(Controls, Broker):
             dead = self._store.groups[group].dead
             return len([dead.pop(letter) for letter in letters if letter in dead])
 
+    def deliver_again(self, group: str, message_ids: Sequence[str]) -> set[str]:
+        """Hand messages that the group has finished to it again."""
+        with self._store.changed:
+            known = self._store.groups.get(group, Group())
+            copies = [copy for one in message_ids for copy in known.done.pop(one, [])]
+            for copy in copies:
+                known.unfinished[copy.message.topic][copy.number] = Place(copy, self._now())
+            self._store.changed.notify_all()
+            return {copy.message.message_id for copy in copies}
+
     def backlog(self, group: str) -> dict[str, int]:
         """Count what waits for a group; tags it never asked for are counted until it reads on."""
         with self._store.changed:
             known = self._store.groups.get(group, Group())
             return {topic: receiver.count_waiting(self._store, known, topic, self._now()) for topic in known.next_number}
 
-    def find(self, message_id: str) -> list[StoredCopy]:
-        """Look a message up among halves, copies and dead letters."""
+    def find(self, message_id: str, *, half: HalfRef | None = None) -> list[StoredCopy]:
+        """Look a message up among half messages, copies and dead letters."""
         with self._store.changed:
-            halves = [half for half in self._store.halves.values() if half.message.message_id == message_id]
-            copies = [copy for topic in self._store.copies.values() for copy in topic]
-            dead = [copy for group in self._store.groups.values() for _, copy in group.dead.values()]
-            found = [
-                StoredCopy(message_id, half.message.topic, half.ended or "half", half.id, half.born_at)
-                for half in halves
-                if half.ended is not Ended.COMMITTED
-            ]
-            for copy in copies:
-                if copy.message.message_id == message_id:
-                    state = "dead_letter" if copy in dead else "delayed" if copy.visible_at > self._now() else "visible"
-                    found.append(StoredCopy(message_id, copy.message.topic, state, stored_at=copy.stored_at))
-            return found
+            return lookup.find(self._store, message_id, self._now())
 
-    def _hand_over(self, call: str, message: H, arrive: Callable[[H], SendResult]) -> SendResult:
+    def close(self) -> None:
+        """End the waits of this broker."""
+        with self._store.changed:
+            self._is_closed = True
+            self._store.changed.notify_all()
+
+    def _with_fault(self, call: str, message: Handed, arrive: Callable[[], SendResult]) -> SendResult:
         fault = self._store.faults.take(call, message)
         if fault is None:
-            return arrive(message)
+            return arrive()
+        answer = self._meet(fault, arrive)
+        return fault.outcome or answer or arrive()
+
+    def _meet(self, fault: Fault, arrive: Callable[[], R]) -> R | None:
+        """Make a request arrive as a fault has it: now, twice, later or never. Return the true answer, where there is one."""
         if fault.fate is FaultKind.LATE:
-            self._store.late.append(lambda: arrive(message))
-        if fault.fate in (FaultKind.STORED, FaultKind.TWICE):
-            answer = arrive(message)
+            self._store.late.append(arrive)
+        answer = arrive() if fault.fate in (FaultKind.STORED, FaultKind.TWICE) else None
         if fault.fate is FaultKind.TWICE:
-            arrive(message)
-        return fault.outcome or answer
+            arrive()
+        return answer
 
     def _objection(self, message: Outgoing, *, is_half: bool) -> SendResult | None:
         return objection(message, self.topics, is_half=is_half, max_body_bytes=self.max_body_bytes)
@@ -212,12 +244,14 @@ class MemoryBroker(Controls, Broker):
         if wrong := self._objection(message, is_half=True):
             return wrong
         now = self._now()
-        half = HalfRecord(message.half_id or self.new_half_id(message.message_id), message, now, now + self._settings.check_after)
-        self._store.halves[half.id] = half
-        return SendResult(SendStatus.ACCEPTED, half_id=half.id)
+        half_id, place = message.half_id or self.new_half_id(message.message_id), len(self._store.halves)
+        self._store.halves[half_id] = HalfRecord(half_id, place, message, now, now + self._settings.check_after)
+        return SendResult(SendStatus.ACCEPTED, half_id=half_id, place=str(place))
 
     def _end_one(self, ref: HalfRef, resolution: Resolution) -> SendResult:
         half = self._store.halves.get(ref.half_id)
+        if half and ref.place not in ("", str(half.place)):  # another half message lies there
+            half = None
         ended = end_half(self._store, half, resolution, self.end_semantics, self._now())
         return SendResult(SendStatus.ACCEPTED, half_id=ref.half_id, ended=ended)
 

@@ -10,7 +10,8 @@ from outbox.brokers.memory.faults import FaultKind, Handed, Where
 from outbox.brokers.memory.store import HalfRecord, Place, Store
 from outbox.message import Half
 
-CALLS = ("send", "send_halves", "end")
+CALLS = ("send", "send_halves", "end", "send_transaction")
+TWICE = ("send", "send_halves", "end")  # a transaction is told from its repeat
 
 
 def _all(message: Handed) -> bool:
@@ -38,7 +39,7 @@ class Controls:
         Have messages (or halves) of a call answered with this verdict.
 
         Args:
-            call: send, send_halves or end.
+            call: send, send_halves, end or send_transaction (which fails as a whole).
             verdict: or its value: "unavailable".
             times: so many messages, not calls; None for all, until `heal()`.
             where: only those for which it says True.
@@ -51,7 +52,9 @@ class Controls:
         self._store.faults.plan(call, SendStatus(verdict), reason, fate, where, times)
 
     def duplicate(self, call: str, *, times: int | None = 1, where: Where = _all) -> None:
-        """Have the transport deliver a request of `send`, `send_halves` or `end` twice."""
+        """Deliver a request of `send`, `send_halves` or `end` twice."""
+        if call not in TWICE:
+            raise ValueError(f"{call!r} cannot arrive twice. What can: {', '.join(TWICE)}.")
         self._store.faults.plan(call, None, "", FaultKind.TWICE, where, times)
 
     def heal(self) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import uuid
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from datetime import datetime, timedelta
 
 from outbox.brokers.base import Delivery
@@ -50,7 +51,7 @@ def _hand_out(group: Group, name: str, place: Place, until: datetime) -> Deliver
     message = place.copy.message
     place.attempt += 1
     place.due_at = until
-    place.receipt = f"{message.topic}/{place.copy.number}/{uuid.uuid4().hex}"
+    place.receipt = _new_receipt(place)
     group.handed_out.append(message.message_id)
     return Delivery(
         group=name,
@@ -65,6 +66,20 @@ def _hand_out(group: Group, name: str, place: Place, until: datetime) -> Deliver
         stored_at=place.copy.stored_at,
         pos=place.copy.number,
     )
+
+
+def _new_receipt(place: Place) -> str:
+    return f"{place.copy.message.topic}/{place.copy.number}/{uuid.uuid4().hex}"
+
+
+def renew(store: Store, delivery: Delivery, now: datetime, invisible_for: timedelta) -> Delivery | None:
+    """Hold a delivery for that long from now, under a new receipt. None: it is held no more."""
+    place = held_by(store, delivery, now)
+    if place is None:
+        return None
+    place.due_at = now + invisible_for
+    place.receipt = _new_receipt(place)
+    return replace(delivery, receipt=place.receipt)
 
 
 def count_waiting(store: Store, group: Group, topic: str, now: datetime) -> int:

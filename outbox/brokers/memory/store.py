@@ -13,9 +13,10 @@ from outbox.brokers.memory.faults import Faults
 
 @dataclass(slots=True)
 class HalfRecord:
-    """A half message. `ended` is None while it is hidden and undecided."""
+    """A half message. `ended` is None while it is hidden and undecided; `place` counts all half messages from 0."""
 
     id: str
+    place: int
     message: Outgoing
     born_at: datetime
     due_at: datetime  # to be asked about next
@@ -54,6 +55,14 @@ class Group:
     handed_out: list[str] = field(default_factory=list)  # message ids
 
 
+@dataclass(slots=True)
+class Lane:
+    """A lane of transactional sends: who holds it, and the marker of its last transaction."""
+
+    holder: object = None
+    marker: str | None = None
+
+
 class Store:
     """State that brokers of one NAME share. Hold `changed` around every look and every change."""
 
@@ -65,6 +74,7 @@ class Store:
         self.faults = Faults()
         self.late: list[Callable[[], object]] = []  # requests still under way
         self.sent: set[tuple[str, str]] = set()  # (source, message id) of one-phase sends
+        self.lanes: dict[int, Lane] = {}
 
     def show(self, message: Outgoing, now: datetime) -> None:
         """Append a copy to its topic, for all groups to see, and wake who waits."""

@@ -9,7 +9,6 @@ from typing import Any, ClassVar
 import grpc
 
 from outbox.brokers.base import (
-    Broker,
     DeadLetter,
     Delivery,
     EndSemantics,
@@ -21,6 +20,7 @@ from outbox.brokers.base import (
     StoredCopy,
     TopicSpec,
 )
+from outbox.brokers.capabilities import AsksProducers, DeadLetters
 from outbox.brokers.options import read_options
 from outbox.brokers.rocketmq import dead_letters, lookup
 from outbox.brokers.rocketmq.checks import Checks
@@ -38,16 +38,14 @@ from outbox.errors import BrokerUnavailable
 from outbox.message import Half, Resolution, TopicType
 
 
-class RocketMQBroker(Broker):
+class RocketMQBroker(AsksProducers, DeadLetters):
     """Speaks with the gRPC proxy of a RocketMQ 5. What it promises stands in docs/brokers/rocketmq.md."""
 
-    supports_half_messages: ClassVar[bool] = True
     end_semantics = EndSemantics.STATELESS
+    confirms_ends = False  # a proxy passes ends on one-way: its OK does not say that the broker has them
     supports_order: ClassVar[bool] = True
     supports_delay: ClassVar[bool] = True
     supports_tags: ClassVar[bool] = True
-    supports_replay: ClassVar[bool] = True
-    asks_producers: ClassVar[bool] = True
     max_delay = timedelta(hours=24) - timedelta(minutes=5)  # the server's limit is a day, by its own clock
 
     def __init__(self, alias: str, options: Mapping[str, Any], topics: Sequence[TopicSpec]) -> None:
@@ -63,22 +61,22 @@ class RocketMQBroker(Broker):
 
     @classmethod
     def check_options(cls, options: Mapping[str, Any]) -> list[Problem]:
-        """Say what is wrong with the OPTIONS, without a connection."""
+        """Return what is wrong with the OPTIONS, without a connection."""
         return problems(options)
 
     @classmethod
     def max_send_duration(cls, options: Mapping[str, Any]) -> timedelta:
-        """Say how long a send of one batch may take: the last message that is begun may ask for its route first."""
+        """Return how long a send of one batch may take: the last message that is begun may ask for its route first."""
         return timedelta(seconds=SEND_SECONDS) + 2 * read_options(RocketMQOptions, options).request_timeout
 
     @classmethod
     def max_check_back_age(cls, options: Mapping[str, Any]) -> timedelta:
-        """Say up to which age a half message may be asked about."""
+        """Return up to which age a half message may be asked about."""
         return read_options(RocketMQOptions, options).check_horizon
 
     def check(self) -> list[Problem]:
         """
-        Say what is wrong with the options; which topics the server does not have, or has with another type; and which
+        Return what is wrong with the options; which topics the server does not have, or has with another type; and which
         settings of brokers do not fit, where BROKER_ADDRESSES lets them be asked.
         """
         if found := self.check_options(self.options):
@@ -124,6 +122,10 @@ class RocketMQBroker(Broker):
             known_topic(self.topics, name)
         return self._reading.receive(group, topics, limit=limit, invisible_for=invisible_for, wait=wait)
 
+    def renew(self, deliveries: Sequence[Delivery], invisible_for: timedelta) -> list[Delivery | None]:
+        """Hold deliveries longer. The server answers with new receipts."""
+        return self._finishing.renew(deliveries, invisible_for)
+
     def ack(self, deliveries: Sequence[Delivery]) -> list[bool]:
         """Finish deliveries that are still held."""
         return self._finishing.ack(deliveries)
@@ -162,8 +164,8 @@ class RocketMQBroker(Broker):
             if name in read[server_group]
         }
 
-    def find(self, message_id: str) -> list[StoredCopy]:
-        """Look a message up. Without BROKER_ADDRESSES nothing can be found, and nothing is: it is sent again then."""
+    def find(self, message_id: str, *, half: HalfRef | None = None) -> list[StoredCopy]:
+        """Look a message up by its keys. Without BROKER_ADDRESSES nothing can be found, and nothing is: it is sent again then."""
         return lookup.find(self._settings, self.topics, message_id)
 
     def close(self) -> None:

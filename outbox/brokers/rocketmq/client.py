@@ -14,6 +14,7 @@ import os
 import socket
 import time
 from collections.abc import Callable, Coroutine
+from concurrent.futures import CancelledError
 from datetime import UTC, datetime
 from importlib.metadata import version
 from pathlib import Path
@@ -27,6 +28,7 @@ from outbox.brokers.rocketmq.endpoints import Endpoint, Queue
 from outbox.brokers.rocketmq.options import RocketMQOptions
 from outbox.brokers.rocketmq.routes import Routes
 from outbox.brokers.rocketmq.stubs import Code, MessagingServiceStub, definition, service
+from outbox.errors import BrokerUnavailable
 
 T = TypeVar("T")
 
@@ -85,8 +87,11 @@ class Client:
         self._signed: dict[str, tuple[int, grpc.aio.Metadata]] = {}
 
     def run(self, work: Coroutine[Any, Any, T]) -> T:
-        """Run a coroutine to its end, from any thread but the loop's."""
-        return asyncio.run_coroutine_threadsafe(work, self.loop()).result()
+        """Run a coroutine to its end, from any thread but the loop's. Raises BrokerUnavailable when it is closed meanwhile."""
+        try:
+            return asyncio.run_coroutine_threadsafe(work, self.loop()).result()
+        except CancelledError as error:
+            raise BrokerUnavailable("The RocketMQ broker was closed while a call was under way.") from error
 
     def loop(self) -> asyncio.AbstractEventLoop:
         """Give the loop, started at its first use."""

@@ -1,12 +1,12 @@
-"""How deliveries end: done, tried again later, or put aside."""
+"""How deliveries end, done, tried again later, or put aside; and how they are held longer."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping, Sequence
+from collections.abc import Coroutine, Mapping, Sequence
 from dataclasses import replace
 from datetime import timedelta
-from typing import Any
+from typing import Any, TypeVar
 
 import grpc
 
@@ -15,6 +15,8 @@ from outbox.brokers.rocketmq.client import Client, StatusError, describe
 from outbox.brokers.rocketmq.stubs import Code, service
 from outbox.errors import BrokerUnavailable
 from outbox.message import TopicSpec, TopicType
+
+T = TypeVar("T")
 
 FORWARD_SECONDS = 30.0
 
@@ -37,6 +39,11 @@ class Finishing:
         """Finish deliveries. Raises BrokerUnavailable."""
         return self._client.run(self._all([self.finish(delivery) for delivery in deliveries]))
 
+    def renew(self, deliveries: Sequence[Delivery], invisible_for: timedelta) -> list[Delivery | None]:
+        """Hold deliveries for that long from now. Raises BrokerUnavailable."""
+        seconds = invisible_for.total_seconds()
+        return self._client.run(self._all([self._prolonged(delivery, seconds) for delivery in deliveries]))
+
     def retry(self, delivery: Delivery, after: timedelta) -> bool:
         """Have a delivery come again after that time. Raises BrokerUnavailable."""
         [is_held] = self._client.run(self._all([self.change(delivery, after.total_seconds())]))
@@ -47,7 +54,7 @@ class Finishing:
         [is_held] = self._client.run(self._all([self._forward(delivery)]))
         return is_held
 
-    async def _all(self, works: Sequence[Any]) -> list[bool]:
+    async def _all(self, works: Sequence[Coroutine[Any, Any, T]]) -> list[T]:
         try:
             return list(await asyncio.gather(*works))
         except (grpc.aio.AioRpcError, StatusError) as error:

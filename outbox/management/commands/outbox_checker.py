@@ -21,7 +21,7 @@ from outbox.relay.resident import Resident
 
 class Command(BaseCommand):
     help = (
-        "Answer what brokers ask about half messages (RocketMQ). Every relay does so, too; this is for hours without one. "
+        "Answer the check-backs of brokers that ask by themselves. Every relay does so, too; this is for hours without one. "
         "Start it as often as you like: checkers share the questions. Ends cleanly on SIGTERM and SIGINT. "
         "Exit code: 0 ended as told, 1 it ended by itself, 2 it cannot begin."
     )
@@ -38,7 +38,7 @@ class Command(BaseCommand):
             using = hosts.databases([options["database"]] if options["database"] else None)[0]
             aliases = brokers_that_ask(set(options["broker"] or conf.settings().brokers))
             if not aliases:
-                raise unable("No broker asks by itself: only RocketMQ does.")
+                raise unable("No broker asks by itself. Where one needs a check loop, every relay runs it.")
             ask = ask_as_set(using) if options["over_http"] else in_process(using)
         except OutboxError as error:
             raise unable(error) from error

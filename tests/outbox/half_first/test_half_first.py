@@ -289,6 +289,13 @@ class TestADatabaseCommitOfUnknownEnd:
 
 
 class TestTheBrokersCommit:
+    def test_names_the_place_where_the_half_message_is_stored(self, memory):
+        memory.fail("end", SendStatus.UNSURE, where=lambda half: half.place != "0")
+
+        make_group()
+
+        assert Batch.objects.get().state == State.SENT
+
     def test_is_left_open_where_it_had_no_answer(self, memory, caplog):
         memory.fail("end", SendStatus.UNSURE)
 

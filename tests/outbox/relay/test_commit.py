@@ -29,6 +29,15 @@ class TestCommitAndConclude:
         assert stored(batch).state == State.SENT
         assert stored(batch).sent_at is not None
 
+    def test_names_the_place_where_the_broker_stores_each_half_message(self, committer, broker, make_topic):
+        batch = self.decide(committer, broker, make_topic, size=3)
+        placed = {(half.id, str(half.place)) for half in broker.halves()}
+        broker.fail("end", SendStatus.UNSURE, times=None, where=lambda half: (half.half_id, half.place) not in placed)
+
+        sent = committer.conclude(committer.commit([batch]))
+
+        assert sent == {batch.id}
+
     @pytest.mark.parametrize("verdict", [SendStatus.UNAVAILABLE, SendStatus.UNSURE])
     def test_leaves_commits_open_that_have_no_answer(self, committer, broker, make_topic, verdict):
         batch = self.decide(committer, broker, make_topic, size=3)

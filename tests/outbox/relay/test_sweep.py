@@ -209,7 +209,7 @@ class TestSweepOfOtherEnds:
     def test_leaves_what_cannot_be_looked_up(self, relay, broker, prepare, monkeypatch):
         batch = prepare(1)
 
-        def fail(message_id):
+        def fail(message_id, *, half=None):
             raise BrokerUnavailable("down")
 
         monkeypatch.setattr(broker, "find", fail)

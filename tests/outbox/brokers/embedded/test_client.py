@@ -7,7 +7,6 @@ import threading
 from dataclasses import replace
 from datetime import timedelta
 
-import psycopg
 import pytest
 
 from outbox.brokers.base import HalfRef, SendResult, SendStatus
@@ -21,6 +20,11 @@ from tests.outbox.brokers.embedded.conftest import LINE, missing
 from tests.waiting import wait_until_it_blocks
 
 LOCK_QUEUES = "LOCK TABLE outbox_embedded_queue, outbox_embedded_half IN ACCESS EXCLUSIVE MODE"
+
+STATES = """
+SELECT state FROM pg_stat_activity
+WHERE datname = current_database() AND application_name = 'outbox embedded broker'
+"""
 
 END_BROKERS = """
 SELECT pg_terminate_backend(pid) FROM pg_stat_activity
@@ -115,7 +119,7 @@ class TestConnection:
 
         assert row == (1,)  # seen from outside while the test's own transaction is open
 
-    def test_knows_no_transaction(self, broker: EmbeddedBroker):
+    def test_knows_no_transaction(self, broker: EmbeddedBroker, connection: Connection):
         broker.backlog("group")
 
-        assert broker._client.connection().info.transaction_status is psycopg.pq.TransactionStatus.IDLE
+        assert connection.execute(STATES).fetchall() == [("idle",)]

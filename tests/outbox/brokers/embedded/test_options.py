@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 from django.db import connections
 
+from outbox import database
 from outbox.brokers.embedded import EmbeddedBroker
 from outbox.errors import ConfigurationError
 
@@ -65,7 +66,10 @@ class TestBroker:
         with pytest.raises(ConfigurationError, match="Did you mean CHECK_LIMIT"):
             EmbeddedBroker("default", {"CHECK_LIMITS": 3}, [])
 
-    def test_opens_no_connection_before_it_is_used(self):
-        broker = EmbeddedBroker("default", {"DATABASE": "default"}, [])
+    def test_opens_no_connection_before_it_is_used(self, monkeypatch):
+        opened = []
+        monkeypatch.setattr(database, "connect", lambda *args, **kwargs: opened.append(args))
 
-        assert broker._client._connection is None
+        EmbeddedBroker("default", {"DATABASE": "default"}, [])
+
+        assert opened == []
