@@ -68,6 +68,8 @@ class Client:
         try:
             with self.call() as connection:
                 yield connection
+        except errors.UndefinedTable as error:
+            raise BrokerUnavailable(f"{NO_TABLES} {error}") from error
         except psycopg.Error as error:
             raise BrokerUnavailable(f"The embedded broker's database failed; what was under way comes again. {error}") from error
 
