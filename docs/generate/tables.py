@@ -23,7 +23,7 @@ and nothing refers to it by a foreign key. What a state becomes, and by which st
 STATES = [
     ("A batch", "outbox/models/batch.py", "State"),
     ("A message, as people see it", "outbox/models/message.py", "Standing"),
-    ("What a broker answers to a send", "outbox/brokers/base.py", "SendStatus"),
+    ("What a broker answers to a send", "outbox/brokers/types.py", "SendStatus"),
     ("A half message of the embedded broker", "outbox/brokers/embedded/models.py", "HalfState"),
     ("The answer to a check-back", "outbox/message.py", "Resolution"),
     ("A delivery to a handler", "outbox/consuming/handle.py", "Outcome"),

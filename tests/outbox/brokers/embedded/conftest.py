@@ -9,9 +9,6 @@ from outbox import database
 from outbox.brokers.embedded import EmbeddedBroker
 from tests.contracts.acts import Acts
 from tests.contracts.harness import EmbeddedHarness
-from tests.outbox.admin.conftest import operator
-
-__all__ = ["operator"]
 
 LINE = 'INSTALLED_APPS += ["outbox.brokers.embedded"], and run manage.py migrate'
 
