@@ -104,7 +104,7 @@ def build_session(
 
 def _let_workers_import_us() -> None:
     """Put this package on the path of Python workers, which know neither sys.path nor where we were started."""
-    root = str(Path(__file__).resolve().parents[2])
+    root = str(Path(__file__).resolve().parents[3])
     path = os.environ.get("PYTHONPATH", "").split(os.pathsep)
     if root not in path:
         os.environ["PYTHONPATH"] = os.pathsep.join([root, *filter(None, path)])
