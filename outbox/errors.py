@@ -52,7 +52,7 @@ class BrokerUnavailable(OutboxError):
 
 
 class NotMigrated(OutboxError):
-    """Raised when a relay comes to a database that has no tables of the outbox, or takes no writes."""
+    """Raised when a database lacks the tables of the outbox, or of a broker that keeps messages there, or takes no writes."""
 
 
 class LaneNotHeld(OutboxError):

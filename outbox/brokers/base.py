@@ -203,6 +203,7 @@ class Broker(abc.ABC):
         topics: the topics that settings give to it.
     """
 
+    app: ClassVar[str] = ""  # the Django app that has the broker's tables; a system check asks for it in INSTALLED_APPS
     supports_half_messages: ClassVar[bool] = False
     end_semantics: EndSemantics = EndSemantics.STATELESS
     supports_order: ClassVar[bool] = False

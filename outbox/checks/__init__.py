@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from django.core.checks import Tags, register
 
-from outbox.checks import celery, check_back, consumers, databases, deployment, messages, servers, settings, times
+from outbox.checks import apps, celery, check_back, consumers, databases, deployment, messages, servers, settings, times
 
 TAG = "outbox"  # manage.py check --tag outbox
 
@@ -17,6 +17,8 @@ ALWAYS = (
     settings.check_topic_names,
     settings.check_brokers,
     settings.check_topic_types,
+    apps.check_broker_apps,
+    apps.check_pipeline_app,
     times.check_leases,
     times.check_retention,
     messages.check_topics,

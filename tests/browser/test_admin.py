@@ -18,15 +18,15 @@ PAGES = {
     "messages": "/admin/outbox/messagerow/",
     "dead-messages": "/admin/outbox/deadmessage/",
     "dead-letters": "/admin/outbox/deadletter/",
-    "half-messages": "/admin/outbox/embeddedhalf/",
+    "half-messages": "/admin/outbox_embedded/embeddedhalf/",
     "check-backs": "/admin/outbox/checkback/",
     "inbox": "/admin/outbox/inboxrow/",
     "topics": "/admin/outbox/topic/",
-    "audits": "/admin/outbox/auditrun/",
-    "findings": "/admin/outbox/auditfinding/",
-    "quick-check": "/admin/outbox/auditrun/quick-check/?window=1h",
-    "monitor": "/admin/outbox/monitorlane/",
-    "archived-days": "/admin/outbox/archivedday/",
+    "audits": "/admin/outbox_pipeline/auditrun/",
+    "findings": "/admin/outbox_pipeline/auditfinding/",
+    "quick-check": "/admin/outbox_pipeline/auditrun/quick-check/?window=1h",
+    "monitor": "/admin/outbox_pipeline/monitorlane/",
+    "archived-days": "/admin/outbox_pipeline/archivedday/",
 }
 
 
@@ -151,7 +151,7 @@ class TestAnAudit:
     def test_is_shown_with_its_drawings(self, scheme, lost, visit):
         operator = visit(scheme=scheme)
 
-        page = operator.open(f"/admin/outbox/auditrun/{lost.run}/change/")
+        page = operator.open(f"/admin/outbox_pipeline/auditrun/{lost.run}/change/")
 
         page.get_by_role("img", name="Backlog of letters, shipments").wait_for()
         assert page.get_by_role("img").count() >= 3
@@ -159,7 +159,7 @@ class TestAnAudit:
 
     def test_leads_to_the_lost_message_and_sends_it_again(self, lost, shop, visit):
         operator = visit()
-        page = operator.open(f"/admin/outbox/auditrun/{lost.run}/change/")
+        page = operator.open(f"/admin/outbox_pipeline/auditrun/{lost.run}/change/")
 
         page.get_by_role("link", name="all findings of this run").click()
         page.check("#action-toggle")

@@ -7,6 +7,7 @@ from django.db.transaction import set_rollback
 from django.utils import timezone
 
 from outbox import database, models, publish, transaction
+from outbox.brokers.embedded.models import EmbeddedMessage
 from project.demo import report
 from project.demo.brokers import Embedded
 from project.demo.kills import CELERY, DECIDED, HALF_SENT, RESIDENT, UNACKED, WRITTEN, Kill
@@ -25,10 +26,10 @@ KILLS = report.Kills(resident=4, celery=4, consumers=8, unacked=6)
 def handled(receipt, *groups, nth=1):
     """Write what broker and consumers write about a message that reached these groups."""
     now = timezone.now()
-    models.EmbeddedMessage.objects.create(
+    EmbeddedMessage.objects.create(
         topic_id=1,
         queue=0,
-        pos=models.EmbeddedMessage.objects.count() + 1,
+        pos=EmbeddedMessage.objects.count() + 1,
         message_id=str(receipt.message_id),
         source="here",
         half_id=1,

@@ -3,6 +3,6 @@
 from project.settings import *  # noqa: F403
 from project.settings import OUTBOX
 
-OUTBOX = {**OUTBOX, "AUDIT": {}}
+OUTBOX = {**OUTBOX, "PIPELINE": {"AUDIT": {}}}
 
 CELERY_TASK_SOFT_TIME_LIMIT, CELERY_TASK_TIME_LIMIT = 3, 6

@@ -1,9 +1,65 @@
-from collections.abc import Iterator
+"""Fixtures for the tests of the outbox and of its apps: brokers, alerts, operators, what a page asks, system checks."""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Callable, Iterator
+from datetime import UTC, datetime, timedelta
+from importlib import import_module
 from typing import Any
 
+import psycopg
 import pytest
+from django.contrib.auth.models import Permission, User
+from django.core.checks import CheckMessage, run_checks
+from django.test import Client
 
 from outbox import message, signals
+from outbox.consuming import register
+from outbox.models import Topic
+
+Ask = list[tuple[str, Any]]
+
+
+class Clock:
+    """The broker's time; it moves when the test says so."""
+
+    def __init__(self) -> None:
+        self.now = datetime.now(UTC)
+
+    def __call__(self) -> datetime:
+        return self.now
+
+    def forward(self, time: timedelta) -> None:
+        self.now += time
+
+
+@pytest.fixture
+def clock() -> Clock:
+    return Clock()
+
+
+@pytest.fixture
+def memory_brokers(settings: Any, clock: Clock) -> None:
+    """Two memory brokers by their names in the settings, with a clock that the test moves."""
+    memory = "outbox.brokers.memory.MemoryBroker"
+    settings.OUTBOX = {
+        "BROKERS": {
+            "default": {"BACKEND": memory, "OPTIONS": {"NAME": uuid.uuid4().hex, "CLOCK": clock}},
+            "second": {"BACKEND": memory, "OPTIONS": {"NAME": uuid.uuid4().hex, "CLOCK": clock}},
+        },
+        "TOPICS": {
+            "orders": {"TYPE": "normal"},
+            "plain": {"TYPE": "normal"},
+            "ordered": {"TYPE": "fifo"},
+            "elsewhere": {"BROKER": "second", "TYPE": "normal"},
+        },
+    }
+
+
+@pytest.fixture
+def no_consumers(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(register, "_groups", {})
 
 
 @pytest.fixture
@@ -24,3 +80,61 @@ def only_the_shops_types(monkeypatch: pytest.MonkeyPatch) -> None:
     """Leave the message types of the shop; other tests' modules define some that the system checks complain about."""
     shops = {name: one for name, one in message._types.items() if not one.__module__.startswith("tests.")}
     monkeypatch.setattr(message, "_types", shops)
+
+
+@pytest.fixture
+def own_definitions(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The test's message types, consumers, check-back functions and what goes half first, not the shop's."""
+    places = {
+        "message": "_types",
+        "consuming.register": "_groups",
+        "check_backs.register": "_resolvers",
+        "publishing.build": "_builds",
+    }
+    for module, name in places.items():
+        monkeypatch.setattr(import_module(f"outbox.{module}"), name, {})
+
+
+@pytest.fixture
+def found() -> Callable[..., list[CheckMessage]]:
+    """Run the system checks; return what those of the outbox and its apps find."""
+
+    def found(**options: Any) -> list[CheckMessage]:
+        return [problem for problem in run_checks(**options) if str(problem.id).startswith("outbox.")]
+
+    return found
+
+
+@pytest.fixture
+def orders(db: None) -> Topic:
+    return Topic.objects.get(name="orders")
+
+
+@pytest.fixture
+def operator(db: None) -> Callable[..., Client]:
+    """Log a member of the staff in who has those permissions of the outbox and its apps, and no others."""
+
+    def operator(*codenames: str, name: str = "ada") -> Client:
+        user = User.objects.create_user(name, password="x", is_staff=True)
+        found = Permission.objects.filter(content_type__app_label__startswith="outbox", codename__in=codenames)
+        assert set(found.values_list("codename", flat=True)) == set(codenames)
+        user.user_permissions.set(found)
+        client = Client()
+        client.force_login(user)
+        return client
+
+    return operator
+
+
+@pytest.fixture
+def asked(monkeypatch: pytest.MonkeyPatch) -> Ask:
+    """What the database is asked, over whatever connection: Django's cursors are psycopg's, too."""
+    heard: Ask = []
+    execute = psycopg.Cursor.execute
+
+    def listen(self: Any, query: Any, params: Any = None, **options: Any) -> Any:
+        heard.append((query, params))
+        return execute(self, query, params, **options)
+
+    monkeypatch.setattr(psycopg.Cursor, "execute", listen)
+    return heard

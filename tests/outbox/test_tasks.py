@@ -1,8 +1,5 @@
 """The Celery tasks, called as functions. A worker runs them in tests/journeys/."""
 
-import os
-import subprocess
-import sys
 import threading
 from contextlib import ExitStack
 from datetime import timedelta
@@ -14,16 +11,10 @@ from celery import current_app
 from outbox import database, publish_raw, tasks, transaction
 from outbox.brokers.embedded.models import EmbeddedHalf, EmbeddedMessage
 from outbox.models import Batch, CheckBack, MessageState, State
-from outbox.pipeline.audit_runs import store
-from outbox.pipeline.models import AuditRun
 from outbox.relay import hosts
 from outbox.relay.lane import take_lane
-from outbox.signals import alarm
-from tests.outbox.pipeline.audit_runs.conftest import job_that
 
 pytestmark = pytest.mark.django_db(transaction=True)
-
-__all__ = ["job_that"]  # a fixture
 
 
 @pytest.fixture(autouse=True)
@@ -44,18 +35,6 @@ class OnlyDefault:
 def connect():
     with ExitStack() as stack:
         yield lambda: stack.enter_context(database.connect("default"))
-
-
-@pytest.fixture
-def alarms():
-    heard = []
-
-    def hear(reason, **kwargs):
-        heard.append(reason)
-
-    alarm.connect(hear)
-    yield heard
-    alarm.disconnect(hear)
 
 
 def publish(count=1):
@@ -156,7 +135,7 @@ class TestSweep:
             return visit(post, **options)
 
         monkeypatch.setattr(hosts, "visit", visit_with_trouble)
-        monkeypatch.setattr(hosts, "posts", lambda: [hosts.RelayTarget("default", "default")] * 2)
+        monkeypatch.setattr(hosts, "relay_targets", lambda: [hosts.RelayTarget("default", "default")] * 2)
 
         tasks.sweep()
 
@@ -177,54 +156,3 @@ class TestUpkeep:
         tasks.upkeep()
 
         assert [record.message for record in caplog.records if record.levelname == "ERROR"] == []
-
-
-class TestAudit:
-    def test_stores_what_a_process_of_its_own_found_and_raises_alarm(self, job_that, alarms):
-        job_that("finds")
-
-        tasks.audit()
-
-        run = AuditRun.objects.get()
-        assert (run.state, run.asked_by, run.found) == (AuditRun.State.DONE, "beat", 1)
-        assert alarms == [f"Audit {run.pk} of database 'default' has 1 new findings, 1 in all: see the admin."]
-
-        tasks.audit()
-
-        assert (AuditRun.objects.filter(found=1, exit_code=1).count(), len(alarms)) == (2, 1)  # the same again
-
-    def test_ends_it_when_its_time_is_over(self, job_that, alarms):
-        job_that("waits")
-
-        tasks.audit(at_most=1)
-
-        run = AuditRun.objects.get()
-        assert run.error.startswith("The audit gave no answer: it was stopped after 0:00:01.")
-        assert len(alarms) == 1
-
-    def test_leaves_it_to_the_one_that_runs(self, job_that, connect):
-        job_that("is clean")
-        connect().execute(store.TRY_LOCK, [store.LOCK_SPACE])
-
-        tasks.audit()
-
-        assert not AuditRun.objects.exists()
-
-    def test_stores_what_kept_it_from_beginning(self, settings, alarms):
-        settings.OUTBOX = {**settings.OUTBOX, "AUDIT": {"orders": {"MODEL": "shop.Odrer", "EXPECTS": "OrderPlaced"}}}
-
-        tasks.audit()
-
-        assert "names the model 'shop.Odrer'" in AuditRun.objects.get().error
-        assert len(alarms) == 1
-
-    def test_cannot_take_what_was_archived_along_where_there_is_no_archive(self, alarms):
-        tasks.audit(archived=True)
-
-        assert AuditRun.objects.get().error.startswith("There is no archive to be audited")
-        assert len(alarms) == 1
-
-    def test_loads_no_spark_in_the_worker(self):
-        code = "import django; django.setup(); import outbox.tasks, sys; assert not {'pyspark', 'py4j'} & set(sys.modules)"
-
-        subprocess.run([sys.executable, "-c", code], check=True, env={**os.environ, "DJANGO_SETTINGS_MODULE": "tests.settings"})

@@ -9,7 +9,7 @@ import psycopg
 from psycopg import errors
 
 from outbox.brokers.base import SendResult, SendStatus
-from outbox.brokers.embedded.client import Client, status_of
+from outbox.brokers.embedded.client import Client, reason_of, status_of
 from outbox.database import Connection
 from outbox.errors import BrokerUnavailable
 
@@ -32,7 +32,7 @@ def attempt(link: Client, given: Sequence[T], act: Act[T]) -> list[SendResult]:
         if verdict is SendStatus.REFUSED and len(given) > 1:
             middle = len(given) // 2
             return attempt(link, given[:middle], act) + attempt(link, given[middle:], act)
-        return [SendResult(verdict, reason=f"{type(error).__name__}: {error}")] * len(given)
+        return [SendResult(verdict, reason=reason_of(error))] * len(given)
 
 
 def _act(link: Client, given: Sequence[T], act: Act[T]) -> list[SendResult]:

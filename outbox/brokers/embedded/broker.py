@@ -23,7 +23,7 @@ from outbox.brokers.base import (
 )
 from outbox.brokers.embedded import checks, halves, lookup, monitoring, producer, receiver, retention, settlement, wakeup
 from outbox.brokers.embedded.attempts import Act, attempt
-from outbox.brokers.embedded.client import Client, translated
+from outbox.brokers.embedded.client import Client, tables_there, translated
 from outbox.brokers.embedded.options import EmbeddedOptions, problems
 from outbox.brokers.embedded.rows import delivery
 from outbox.brokers.embedded.topics import Topics, differences
@@ -36,6 +36,7 @@ from outbox.message import Half, Resolution
 class EmbeddedBroker(Broker):
     """Keeps messages in tables of PostgreSQL. What it promises stands in docs/guarantees.md."""
 
+    app: ClassVar[str] = "outbox.brokers.embedded"
     supports_half_messages: ClassVar[bool] = True
     end_semantics = EndSemantics.IDEMPOTENT
     supports_order: ClassVar[bool] = True
@@ -74,13 +75,17 @@ class EmbeddedBroker(Broker):
 
     @classmethod
     def read_status(cls, options: Mapping[str, Any], database: str, connection: Connection) -> BrokerStatus:
-        """Return parked half messages and dead letters, where the database is the broker's."""
-        return monitoring.read_status(connection) if cls.stored_in(options) == database else BrokerStatus()
+        """Return parked half messages and dead letters, where the database is the broker's. Raises NotMigrated."""
+        if cls.stored_in(options) != database:
+            return BrokerStatus()
+        with tables_there():
+            return monitoring.read_status(connection)
 
     @classmethod
     def read_copies(cls, options: Mapping[str, Any], message_id: str, half_ids: Sequence[str]) -> list[StoredCopy]:
-        """Return the visible message and the half messages of that id."""
-        return monitoring.read_copies(raw(read_options(EmbeddedOptions, options).database), message_id, half_ids)
+        """Return the visible message and the half messages of that id. Raises NotMigrated."""
+        with tables_there():
+            return monitoring.read_copies(raw(read_options(EmbeddedOptions, options).database), message_id, half_ids)
 
     def check(self) -> list[Problem]:
         """Say what is wrong with the options, and where the tables' topics differ from settings."""

@@ -11,7 +11,7 @@ from psycopg import errors
 from outbox import database
 from outbox.brokers.base import SendStatus
 from outbox.brokers.embedded.options import EmbeddedOptions
-from outbox.errors import BrokerUnavailable
+from outbox.errors import BrokerUnavailable, NotMigrated
 
 # Every statement here is served by an index, and its tables fill and empty in seconds: what statistics say of them is
 # old. So it is planned once, by its shape alone; planning it each time costs more than running it.
@@ -27,6 +27,12 @@ FORGET_DEAD_WAITERS = """
 DELETE FROM outbox_embedded_idle i
 WHERE NOT EXISTS (SELECT FROM pg_stat_activity a WHERE a.pid = i.pid) OR i.pid = pg_backend_pid()
 """
+
+
+NO_TABLES = (
+    "The tables of the embedded broker are missing. Add its app to the settings, "
+    'INSTALLED_APPS += ["outbox.brokers.embedded"], and run manage.py migrate on the database that its OPTIONS name.'
+)
 
 
 class Client:
@@ -81,8 +87,24 @@ def translated() -> Iterator[None]:
     """Turn the database's errors into `BrokerUnavailable`, for calls that give no outcomes."""
     try:
         yield
+    except errors.UndefinedTable as error:
+        raise BrokerUnavailable(f"{NO_TABLES} {error}") from error
     except psycopg.Error as error:
         raise BrokerUnavailable(f"The embedded broker's database failed; what was under way comes again. {error}") from error
+
+
+@contextmanager
+def tables_there() -> Iterator[None]:
+    """Raise NotMigrated where the broker's tables are missing."""
+    try:
+        yield
+    except errors.UndefinedTable as error:
+        raise NotMigrated(f"{NO_TABLES} {error}") from error
+
+
+def reason_of(error: psycopg.Error) -> str:
+    """Return what an operator should read of an error."""
+    return f"{NO_TABLES} {error}" if isinstance(error, errors.UndefinedTable) else f"{type(error).__name__}: {error}"
 
 
 def status_of(error: psycopg.Error) -> SendStatus:

@@ -114,7 +114,7 @@ class AuditRunAdmin(ReadOnlyAdmin):
             | {"url": url_of(site, "outbox_pipeline_auditfinding_change", row.pk) if may else ""}
             for row in rows
         ]
-        url = f"{url_of(site, 'outbox_auditfinding_changelist')}?run={run.pk}" if may and found else ""
+        url = f"{url_of(site, 'outbox_pipeline_auditfinding_changelist')}?run={run.pk}" if may and found else ""
         return {"findings": found, "more": max(0, (run.found or 0) - len(found)), "findings_url": url}
 
 

@@ -40,13 +40,14 @@ INSERT INTO outbox_ticket (message_id, topic_id) SELECT id, %(orders)s FROM numb
 INSERT INTO outbox_inbox (consumer_group, dedupe_key, message_id, source, topic, handled_at)
 SELECT 'cart', id::text, id, '', 'orders', now() - (%(books)s - n) * interval '1 second' FROM numbered WHERE n <= %(books)s;
 INSERT INTO outbox_check_back (request_id, asked_by, topic, message_id, half_id, token, nth, answer, reason, about, milliseconds)
-SELECT n::text, 'embedded', 'orders', id::text, n::text, '', 1, 'COMMIT', '', 'none', 1 FROM numbered WHERE n <= %(books)s;
+SELECT n::text, 'broker', 'orders', id::text, n::text, '', 1, 'COMMIT', '', 'none', 1 FROM numbered WHERE n <= %(books)s;
 INSERT INTO outbox_delivery (consumer_group, message_id, topic, nth, source, outcome, fingerprint, error, traceback)
 SELECT 'cart', id, 'orders', 1, '', 'retry', '', 'KeyError', '' FROM numbered WHERE n <= %(books)s;
 INSERT INTO outbox_duplicate (consumer_group, message_id, topic, nth)
 SELECT 'cart', id, 'orders', 2 FROM numbered WHERE n <= %(books)s;
 INSERT INTO outbox_attempt (batch_id, attempt, message_ids, verdict, reason)
 SELECT n, 1, ARRAY[id], 'unsure', 'time-out' FROM numbered WHERE n <= %(books)s;
+INSERT INTO outbox_embedded_topic (id, name, type, queues) VALUES (1, 'orders', 'transaction', 1) ON CONFLICT DO NOTHING;
 INSERT INTO outbox_embedded_message (topic_id, queue, pos, message_id, source, half_id, key, tag, headers, body, stored_at)
 SELECT 1, 0, n, id::text, '', n, '', '', '{}', '', now() FROM numbered WHERE n <= %(books)s;
 INSERT INTO outbox_embedded_half (id, topic_id, queue, message_id, source, key, tag, headers, body, token, born_at, ask_at, state)

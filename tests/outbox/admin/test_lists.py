@@ -15,12 +15,12 @@ LISTS = [
     "outbox_deadmessage_changelist",
     "outbox_checkback_changelist",
     "outbox_inboxrow_changelist",
-    "outbox_embeddedhalf_changelist",
+    "outbox_embedded_embeddedhalf_changelist",
     "outbox_topic_changelist",
-    "outbox_monitorlane_changelist",
-    "outbox_archivedday_changelist",
-    "outbox_auditrun_changelist",
-    "outbox_auditfinding_changelist",
+    "outbox_pipeline_monitorlane_changelist",
+    "outbox_pipeline_archivedday_changelist",
+    "outbox_pipeline_auditrun_changelist",
+    "outbox_pipeline_auditfinding_changelist",
 ]
 WILD = ["\x00", "%", "_", "'; DROP TABLE outbox_message; --", '"', "\\", "\u202e", "😀", "x" * 10_000, "-1", "9" * 400]
 PARAMETERS = ["p", "o", "before", "state", "topic", "group", "answer", "settled", "all", "e", "_facets", "id__lt", "x"]
@@ -29,7 +29,7 @@ PARAMETERS = ["p", "o", "before", "state", "topic", "group", "answer", "settled"
 @pytest.fixture
 def rows():
     """More check-backs than are counted."""
-    shared = {"asked_by": "embedded", "topic": "orders", "message_id": "m", "half_id": "", "reason": "", "milliseconds": 1}
+    shared = {"asked_by": "broker", "topic": "orders", "message_id": "m", "half_id": "", "reason": "", "milliseconds": 1}
     CheckBack.objects.bulk_create(CheckBack(request_id=str(n), answer="COMMIT", **shared) for n in range(1_050))
 
 

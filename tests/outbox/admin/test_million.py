@@ -50,7 +50,9 @@ def messages(request: pytest.FixtureRequest, django_db_setup: None, django_db_bl
 def client(messages: int) -> Client:
     """Give a member of the staff who may do everything here, and is no superuser: permissions cost queries."""
     user = User.objects.create_user("operator", is_staff=True)
-    user.user_permissions.set(Permission.objects.filter(content_type__app_label__in=["outbox", "shop"]))
+    user.user_permissions.set(
+        Permission.objects.filter(content_type__app_label__in=["outbox", "outbox_embedded", "outbox_pipeline", "shop"])
+    )
     client = Client()
     client.force_login(user)
     ContentType.objects.get_for_model(DeadMessage)  # once per process
@@ -189,9 +191,9 @@ class TestOthers:
             ("checkback_changelist", {}),
             ("checkback_changelist", {"answer": "UNKNOWN"}),
             ("checkback_changelist", {"q": "4711"}),
-            ("embeddedhalf_changelist", {}),
-            ("embeddedhalf_changelist", {"state": "parked"}),
-            ("embeddedhalf_changelist", {"state": "committed"}),
+            ("embedded_embeddedhalf_changelist", {}),
+            ("embedded_embeddedhalf_changelist", {"state": "parked"}),
+            ("embedded_embeddedhalf_changelist", {"state": "committed"}),
             ("deadmessage_changelist", {}),
         ],
     )

@@ -21,12 +21,12 @@ PAGES = {
     "outbox_messagerow_changelist": "view_messagerow",
     "outbox_deadmessage_changelist": "view_deadmessage",
     "outbox_deadletter_changelist": "view_deadletter",
-    "outbox_embeddedhalf_changelist": "view_embeddedhalf",
+    "outbox_embedded_embeddedhalf_changelist": "view_embeddedhalf",
     "outbox_checkback_changelist": "view_checkback",
     "outbox_inboxrow_changelist": "view_inbox",
-    "outbox_auditrun_changelist": "view_auditrun",
+    "outbox_pipeline_auditrun_changelist": "view_auditrun",
     "outbox_quick_check": "view_auditrun",
-    "outbox_auditfinding_changelist": "view_auditfinding",
+    "outbox_pipeline_auditfinding_changelist": "view_auditfinding",
 }
 
 
@@ -68,7 +68,7 @@ class TestTheDocument:
         given = {
             codename
             for model in admin.site._registry
-            if model._meta.app_label == "outbox"
+            if model._meta.app_label.startswith("outbox")
             for codename, _ in model._meta.permissions
         }
 
@@ -90,7 +90,7 @@ class TestAdmin:
         names = {
             url.name
             for model in admin.site._registry
-            if model._meta.app_label == "outbox"
+            if model._meta.app_label.startswith("outbox")
             for url in admin.site._registry[model].get_urls()
         }
 

@@ -33,7 +33,7 @@ class TestW025:
             def pooled(alias, **options):
                 yield backend
 
-            monkeypatch.setattr(database, "connect", pooled)
+            monkeypatch.setattr("outbox.database.connections.connect", pooled)
             (problem,) = found(databases=["default"])
 
         assert problem.id == "outbox.W025"
@@ -45,6 +45,7 @@ class TestW025:
 
     def test_asks_no_database_unless_it_is_named(self, found, monkeypatch):
         monkeypatch.setattr(database, "connect", None)
+        monkeypatch.setattr("outbox.database.connections.connect", None)
 
         assert found() == []
 

@@ -14,12 +14,9 @@ from django.db import connection
 from outbox import database, publish_raw, transaction
 from outbox.failpoints import VARIABLE
 from tests.database_url import url_of
-from tests.outbox.pipeline.audit_runs.conftest import job_that, key
 
 Start = Callable[..., subprocess.Popen[str]]
 TOPIC = "orders"
-
-__all__ = ["job_that", "key"]  # fixtures
 
 
 @pytest.fixture(autouse=True)

@@ -109,7 +109,8 @@ class TestTroubles:
 
         assert scrape("outbox_missing_numbers", "consumer_group", "topic") == {("cart", "parcels"): 3}
 
-    def test_count_parked_halves(self, scrape):
+    def test_count_parked_halves(self, scrape, settings):
+        settings.OUTBOX = {"TOPICS": {"parcels": {"TYPE": "transaction"}}}
         EmbeddedTopic.objects.create(id=1, name="parcels", type="transaction", queues=1)
         times = {"born_at": datetime.now(UTC), "ask_at": datetime.now(UTC)}
         EmbeddedHalf.objects.create(

@@ -5,7 +5,7 @@ import pytest
 
 from outbox.brokers.embedded.models import EmbeddedHalf, EmbeddedMessage, EmbeddedTopic, HalfState
 from outbox.models import CheckBack, DeadMessage, Duplicate, FailedAttempt, FailedDelivery, Inbox, State, Topic
-from outbox.monitoring.timeline import Tone, embedded_database, read_timeline
+from outbox.monitoring.timeline import Tone, read_timeline
 from tests.factories import BatchFactory, DelayedFactory, MessageRowFactory, TicketFactory, TopicFactory
 
 pytestmark = pytest.mark.django_db
@@ -159,6 +159,7 @@ class TestReadTimeline:
         assert only(message, "Given up").text == "too large"
 
     def test_tells_what_the_embedded_broker_made_visible(self, message):
+        EmbeddedTopic.objects.create(id=1, name="told", type="transaction", queues=1)
         EmbeddedMessage.objects.create(
             topic_id=1,
             queue=0,
@@ -178,7 +179,7 @@ class TestReadTimeline:
         a_half(message, id=77, state=HalfState.ROLLED_BACK, ended_at=at(4), asked=1)
         CheckBack.objects.create(
             request_id="1",
-            asked_by="embedded",
+            asked_by="broker",
             topic="told",
             message_id=str(message.id),
             half_id="77",
@@ -217,12 +218,3 @@ class TestReadTimeline:
         told = read_timeline("default", message.id).moments[1:]
 
         assert [moment.at for moment in told] == [at(nth) for nth in range(950, 1000)]
-
-
-class TestEmbeddedDatabase:
-    def test_is_where_the_broker_has_its_tables(self, settings):
-        embedded = {"BACKEND": "outbox.brokers.embedded.EmbeddedBroker", "OPTIONS": {"DATABASE": "other"}}
-        memory = {"BACKEND": "outbox.brokers.memory.MemoryBroker"}
-        settings.OUTBOX = {"BROKERS": {"default": embedded, "memory": memory}}
-
-        assert [embedded_database(alias) for alias in ("default", "memory", "gone")] == ["other", None, None]

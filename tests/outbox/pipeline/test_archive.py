@@ -22,7 +22,7 @@ django.setup()
 from django.conf import settings
 from django.core.management import call_command
 from django.test import override_settings
-with override_settings(OUTBOX={**settings.OUTBOX, "ARCHIVE": {"PATH": sys.argv[1]}}):
+with override_settings(OUTBOX={**settings.OUTBOX, "PIPELINE": {"ARCHIVE": {"PATH": sys.argv[1]}}}):
     call_command("outbox_archive", "--database", "default")
 """
 

@@ -59,7 +59,7 @@ class TestWhatTheJobIsTold:
         assert datetime.combine(oldest, time(), UTC) < config.since < datetime.now(UTC)
 
     def test_is_with_an_archive_where_that_lies_and_what_may_have_been_pruned_without(self, settings):
-        settings.OUTBOX = {**settings.OUTBOX, "ARCHIVE": {"PATH": "/srv/lake"}}
+        settings.OUTBOX = {**settings.OUTBOX, "PIPELINE": {"ARCHIVE": {"PATH": "/srv/lake"}}}
         with connection.cursor() as cursor:
             cursor.execute(BORN_LONG_AGO)
 
@@ -80,7 +80,7 @@ class TestWhatTheJobIsTold:
         ],
     )
     def test_is_refused_where_it_names_what_is_not_there(self, settings, entry, said):
-        settings.OUTBOX = {**settings.OUTBOX, "AUDIT": {"orders": entry}}
+        settings.OUTBOX = {**settings.OUTBOX, "PIPELINE": {"AUDIT": {"orders": entry}}}
 
         with pytest.raises(ConfigurationError, match=said):
             pipeline_config(settle=SETTLE)

@@ -10,7 +10,8 @@ from io import StringIO
 import pytest
 from django.core.management import CommandError, call_command
 
-from outbox import database
+from outbox import conf, database
+from outbox.brokers.base import Broker
 from outbox.errors import BrokerUnavailable
 from outbox.failpoints import VARIABLE, FailpointReached
 from outbox.models import Process
@@ -26,8 +27,13 @@ pytestmark = pytest.mark.django_db(transaction=True)
 AT_ONCE = timedelta()
 
 
+@pytest.fixture
+def broker() -> Broker:
+    return conf.make_broker("default")
+
+
 @pytest.fixture(autouse=True)
-def _soon(monkeypatch, settings) -> None:
+def _soon(monkeypatch, settings, memory_brokers, no_consumers) -> None:
     """What a killed recorder held comes back at once where the broker's time moves; so it is soon sure."""
     settings.OUTBOX = {**settings.OUTBOX, "CONSUMER": {"INVISIBLE": timedelta(seconds=0.2)}}
     monkeypatch.setattr(recorder_module, "RETURNED_WITHIN", timedelta())
@@ -227,7 +233,7 @@ class TestTheCommand:
 
         with pytest.raises(CommandError, match="There is nothing to record"):
             call_command("outbox_record")
-        with pytest.raises(CommandError, match="the audit reads its tables"):
+        with pytest.raises(CommandError, match="The audit reads the tables of broker 'default' itself"):
             call_command("outbox_record", "--broker", "default")
 
 
@@ -245,7 +251,9 @@ class TestABrokerOutOfReach:
 
         assert not is_read(began)
         with database.connect("default") as connection:
-            assert connection.execute(recorder_module.TAKE_TURN, [recorder_module.LOCKS, "default recorder"]).fetchone() == (False,)
+            assert connection.execute(recorder_module.TAKE_TURN, [recorder_module.LOCKS, "default recorder"]).fetchone() == (
+                False,
+            )
 
 
 def _unavailable(*_: object, **__: object) -> None:

@@ -291,7 +291,7 @@ class TestPrune:
 class TestWithAnArchive:
     @pytest.fixture(autouse=True)
     def archive(self, settings):
-        settings.OUTBOX = {**settings.OUTBOX, "ARCHIVE": {"PATH": "/srv/lake"}}
+        settings.OUTBOX = {**settings.OUTBOX, "PIPELINE": {"ARCHIVE": {"PATH": "/srv/lake"}}}
 
     def test_days_are_left_to_it_even_when_the_lake_is_said_to_have_them(self):
         ArchivedDay.objects.create(day=OLD, state="committed", attempt=1, rows=0, digest="0")
@@ -333,7 +333,7 @@ class TestWithAnArchive:
         assert RecordedMessage.objects.exists()
 
     def test_nothing_is_past_its_time_before_the_archive_says_so(self, settings):
-        settings.OUTBOX = {**settings.OUTBOX, "ARCHIVE": {"PATH": "/srv/lake", "AFTER": timedelta(days=400)}}
+        settings.OUTBOX = {**settings.OUTBOX, "PIPELINE": {"ARCHIVE": {"PATH": "/srv/lake", "AFTER": timedelta(days=400)}}}
 
         assert prune("default", now=NOW).kept == {}
 

@@ -28,8 +28,9 @@ SIGNAL_SECONDS = 0.2  # so long a signal may go unnoticed
 class Command(BaseCommand):
     help = (
         "Write down what brokers have, as a consumer group of its own, for the audit to read. Not needed for a broker that "
-        "keeps its messages in PostgreSQL: the audit reads those itself. A second recorder of a broker stands by. Ends cleanly on SIGTERM and "
-        "SIGINT. Exit code: 0 ended as told, 1 it failed, 2 it cannot begin, or database or broker is away with --until-read."
+        "keeps its messages in PostgreSQL: the audit reads those itself. A second recorder of a broker stands by. Ends cleanly "
+        "on SIGTERM and SIGINT. Exit code: 0 ended as told, 1 it failed, 2 it cannot begin, or database or broker is away with "
+        "--until-read."
     )
 
     def add_arguments(self, parser: ArgumentParser) -> None:
@@ -74,6 +75,7 @@ def _recorders(options: dict[str, Any]) -> list[Recorder]:
     wanted = set(options["topic"] or ())
     found = []
     for alias in aliases:
+        conf.broker_class(alias)  # raises where there is no such broker
         if alias in readable:
             raise ConfigurationError(f"The audit reads the tables of broker {alias!r} itself, and needs no recorder.")
         topics = {topic.name for topic in conf.topics_of(alias)}

@@ -37,7 +37,7 @@ def audit_keys(spark: SparkSession, config: PipelineConfig, history: History) ->
     if config.since and (without := [entry.name for entry in config.business if not entry.at]):
         raise HistoryError(
             f"Messages from before {config.since} are not in the history, and nothing says when the rows of "
-            f'{", ".join(without)} were written. Name the column: OUTBOX["AUDIT"][...]["AT"].'
+            f'{", ".join(without)} were written. Name the column: OUTBOX["PIPELINE"]["AUDIT"][...]["AT"].'
         )
     pairs = (ABOUT, PLACE) if config.business else (PLACE,)
     keys = Keys(config.business, micros(config.since) if config.since else None, secrets.randbits(64), pairs)

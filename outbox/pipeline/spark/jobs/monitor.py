@@ -1,6 +1,6 @@
 """
-The monitor as a job: `python -m outbox.pipeline.spark.jobs.monitor --config monitor.json --checkpoint FOLDER`. It applies what was
-written since the last time and ends; with `--every SECONDS` it goes on until it is stopped. Exit code: 0 done or stopped,
+The monitor as a job: `python -m outbox.pipeline.spark.jobs.monitor --config monitor.json --checkpoint FOLDER`. It applies what
+was written since the last time and ends; with `--every SECONDS` it goes on until it is stopped. Exit code: 0 done or stopped,
 2 it could not go on.
 """
 

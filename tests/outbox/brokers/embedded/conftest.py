@@ -1,6 +1,7 @@
 """Brokers of the embedded kind, by the harness of the contract."""
 
 from collections.abc import Iterator
+from contextlib import contextmanager
 
 import pytest
 
@@ -8,6 +9,18 @@ from outbox import database
 from outbox.brokers.embedded import EmbeddedBroker
 from tests.contracts.acts import Acts
 from tests.contracts.harness import EmbeddedHarness
+
+LINE = 'INSTALLED_APPS += ["outbox.brokers.embedded"], and run manage.py migrate'
+
+
+@contextmanager
+def missing(connection: database.Connection, table: str) -> Iterator[None]:
+    """Take a table away, as where the broker's app is not installed."""
+    connection.execute(f"ALTER TABLE {table} RENAME TO elsewhere")
+    try:
+        yield
+    finally:
+        connection.execute(f"ALTER TABLE elsewhere RENAME TO {table}")
 
 
 @pytest.fixture

@@ -13,7 +13,7 @@ from outbox.models import CheckBack
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
-LIST = "admin:outbox_embeddedhalf_changelist"
+LIST = "admin:outbox_embedded_embeddedhalf_changelist"
 ALL = ["view_embeddedhalf", "ask_embeddedhalf"]
 
 

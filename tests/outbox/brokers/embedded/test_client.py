@@ -1,6 +1,7 @@
 """What the database's errors mean for the messages they meet."""
 
 import random
+import re
 import string
 import threading
 from dataclasses import replace
@@ -16,6 +17,7 @@ from outbox.errors import BrokerUnavailable
 from outbox.message import COMMIT, TopicType
 from tests.contracts.acts import Acts
 from tests.contracts.harness import EmbeddedHarness
+from tests.outbox.brokers.embedded.conftest import LINE, missing
 from tests.waiting import wait_until_it_blocks
 
 LOCK_QUEUES = "LOCK TABLE outbox_embedded_queue, outbox_embedded_half IN ACCESS EXCLUSIVE MODE"
@@ -62,13 +64,11 @@ class TestAnswers:
         assert "timeout" in outcomes[0].reason
 
     def test_misconfigured_when_the_tables_are_missing(self, acts: Acts, broker: EmbeddedBroker, connection: Connection):
-        connection.execute("ALTER TABLE outbox_embedded_half RENAME TO elsewhere")
-        try:
+        with missing(connection, "outbox_embedded_half"):
             [outcome] = broker.send_halves([acts.message(TopicType.TRANSACTION)])
-        finally:
-            connection.execute("ALTER TABLE elsewhere RENAME TO outbox_embedded_half")
 
         assert outcome.status is SendStatus.MISCONFIGURED
+        assert LINE in outcome.reason
 
     def test_refused_for_the_one_that_cannot_be_stored_and_accepted_for_the_rest(self, acts: Acts, broker: EmbeddedBroker):
         too_long_for_the_index = "".join(random.choices(string.printable, k=20_000))
@@ -90,6 +90,10 @@ class TestCallsWithoutOutcomes:
             acts.receive(broker=broker)
         with pytest.raises(BrokerUnavailable):
             broker.backlog("group")
+
+    def test_name_the_line_that_is_missing_where_the_tables_are(self, acts: Acts, broker: EmbeddedBroker, connection: Connection):
+        with missing(connection, "outbox_embedded_topic"), pytest.raises(BrokerUnavailable, match=re.escape(LINE)):
+            acts.receive()
 
     def test_raise_when_the_connection_is_lost_and_work_again_after_it(
         self, acts: Acts, broker: EmbeddedBroker, connection: Connection

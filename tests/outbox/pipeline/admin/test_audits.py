@@ -10,13 +10,13 @@ from outbox.models import Batch, MessageState, State
 from outbox.pipeline.audit_runs import store, verdict
 from outbox.pipeline.models import AuditFinding, AuditRun
 from tests.factories import BatchFactory, message_id
-from tests.outbox.pipeline.audit_runs.conftest import KEY
 from tests.outbox.pipeline.audit_runs.stand_in import CLEAN, FINDING, REPORT
+from tests.outbox.pipeline.conftest import KEY
 
 pytestmark = pytest.mark.django_db
 
-RUNS = "admin:outbox_auditrun_changelist"
-LIST = "admin:outbox_auditfinding_changelist"
+RUNS = "admin:outbox_pipeline_auditrun_changelist"
+LIST = "admin:outbox_pipeline_auditfinding_changelist"
 ALL = ["view_auditrun", "view_auditfinding", "retry_auditfinding", "acknowledge_auditfinding"]
 HOUR = timedelta(hours=1)
 
@@ -56,7 +56,7 @@ def lost(run, sent):
 
 
 def page_of(run):
-    return reverse("admin:outbox_auditrun_change", args=[run.pk])
+    return reverse("admin:outbox_pipeline_auditrun_change", args=[run.pk])
 
 
 def choose(client, action, rows):
@@ -118,7 +118,7 @@ class TestRuns:
         monkeypatch.setenv("OUTBOX_AUDIT_KEY", KEY)
         made = run()
 
-        answer = client.get(reverse("admin:outbox_auditrun_verdict", args=[made.pk]))
+        answer = client.get(reverse("admin:outbox_pipeline_auditrun_verdict", args=[made.pk]))
 
         assert answer.headers["Content-Disposition"] == f'attachment; filename="audit-{made.pk}-verdict.json"'
         assert verdict.verify(answer.text)["run"] == made.pk
@@ -126,7 +126,7 @@ class TestRuns:
     def test_gives_no_verdict_to_others_and_none_where_there_is_none(self, operator, run):
         failed = store.begin("default", asked_by="beat", since=None, settle_seconds=1)
 
-        url = reverse("admin:outbox_auditrun_verdict", args=[failed.pk])
+        url = reverse("admin:outbox_pipeline_auditrun_verdict", args=[failed.pk])
 
         assert operator("view_auditrun").get(url).status_code == 404
         assert operator("view_topic", name="bob").get(url).status_code == 403
@@ -157,13 +157,13 @@ class TestFindings:
     def test_shows_one_with_what_can_be_done(self, client, lost):
         (one,) = lost(2)
 
-        page = client.get(reverse("admin:outbox_auditfinding_change", args=[one.pk])).text
+        page = client.get(reverse("admin:outbox_pipeline_auditfinding_change", args=[one.pk])).text
 
         assert "Can be sent again" in page
 
     @pytest.mark.parametrize("wild", ["x", "0", "9" * 30])
     def test_has_none_of_a_wild_number(self, client, wild):
-        assert client.get(reverse("admin:outbox_auditfinding_change", args=[wild])).status_code == 302
+        assert client.get(reverse("admin:outbox_pipeline_auditfinding_change", args=[wild])).status_code == 302
 
 
 class TestSendingAgain:
@@ -231,7 +231,7 @@ class TestAcknowledging:
         row.refresh_from_db()
         assert (row.acknowledged_by, row.note) == ("ada", "restored from a <b>backup</b>")
         assert LogEntry.objects.get().get_change_message() == "Acknowledged. Note: restored from a <b>backup</b>"
-        page = client.get(reverse("admin:outbox_auditfinding_change", args=[row.pk])).text
+        page = client.get(reverse("admin:outbox_pipeline_auditfinding_change", args=[row.pk])).text
         assert "restored from a &lt;b&gt;backup&lt;/b&gt;" in page
 
     def test_leaves_a_note_that_is_there(self, client, operator, lost):
@@ -288,5 +288,5 @@ class TestAPage:
         assert len(asked) < 30
 
     def test_of_a_run_that_is_gone_leads_home(self, client):
-        assert client.get(reverse("admin:outbox_auditrun_change", args=[99])).status_code == 302
+        assert client.get(reverse("admin:outbox_pipeline_auditrun_change", args=[99])).status_code == 302
         assert AuditRun.objects.count() == 0

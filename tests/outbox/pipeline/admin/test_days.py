@@ -6,7 +6,7 @@ from django.utils import timezone
 
 from outbox.pipeline.models import ArchivedDay
 
-LIST = "admin:outbox_archivedday_changelist"
+LIST = "admin:outbox_pipeline_archivedday_changelist"
 STATES = ["planned", "committed", "changed", "deleted"]
 FIRST = date(2026, 11, 1)
 
@@ -50,5 +50,5 @@ class TestArchivedDays:
         assert operator("view_topic", name="bob").get(reverse(LIST)).status_code == 403
 
     def test_are_changed_by_nobody(self, days, admin_client):
-        assert "outbox/archivedday/add/" not in admin_client.get(reverse(LIST)).text
-        assert admin_client.get(f"/admin/outbox/archivedday/{FIRST}/change/").status_code == 404
+        assert "outbox_pipeline/archivedday/add/" not in admin_client.get(reverse(LIST)).text
+        assert admin_client.get(f"/admin/outbox_pipeline/archivedday/{FIRST}/change/").status_code == 404

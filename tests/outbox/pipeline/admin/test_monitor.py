@@ -4,7 +4,7 @@ from django.utils import timezone
 
 from outbox.pipeline.models import MonitorLane
 
-LIST = "admin:outbox_monitorlane_changelist"
+LIST = "admin:outbox_pipeline_monitorlane_changelist"
 
 pytestmark = pytest.mark.django_db
 
@@ -33,4 +33,4 @@ class TestTheMonitor:
     def test_takes_no_row_by_hand(self, lanes, admin_client):
         page = admin_client.get(reverse(LIST))
 
-        assert "outbox/monitorlane/add/" not in page.content.decode()
+        assert "outbox_pipeline/monitorlane/add/" not in page.content.decode()

@@ -15,7 +15,7 @@ def look(client, window="1h"):
 
 @pytest.fixture(autouse=True)
 def _no_business_rows(settings):
-    settings.OUTBOX = {**settings.OUTBOX, "AUDIT": {}}
+    settings.OUTBOX = {**settings.OUTBOX, "PIPELINE": {"AUDIT": {}}}
 
 
 class TestThePage:
@@ -50,7 +50,10 @@ class TestThePage:
         assert "gave out more than 100,000 numbers" in page
 
     def test_says_what_it_did_not_look_at(self, operator, settings):
-        settings.OUTBOX = {**settings.OUTBOX, "AUDIT": {"orders": {"MODEL": "shop.Order", "EXPECTS": "OrderPlaced"}}}
+        settings.OUTBOX = {
+            **settings.OUTBOX,
+            "PIPELINE": {"AUDIT": {"orders": {"MODEL": "shop.Order", "EXPECTS": "OrderPlaced"}}},
+        }
 
         page = look(operator("view_auditrun"))
 

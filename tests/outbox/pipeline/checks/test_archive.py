@@ -7,7 +7,7 @@ from outbox.pipeline.checks.archive import check_archive
 
 
 def problems(archive, **more):
-    with override_settings(OUTBOX={"ARCHIVE": archive, **more}):
+    with override_settings(OUTBOX={"PIPELINE": {"ARCHIVE": archive}, **more}):
         return [problem.id for problem in check_archive()]
 
 
@@ -31,7 +31,7 @@ class TestE039:
         assert problems({"PATH": "/srv/lake", "FORMAT": "iceberg", "CATALOG": {"warehouse": "s3://it"}}) == ["outbox.E039"]
 
     def test_tells_no_password(self):
-        with override_settings(OUTBOX={"ARCHIVE": {"PATH": "/srv/lake", "CATALOG": {"credential": "hidden"}}}):
+        with override_settings(OUTBOX={"PIPELINE": {"ARCHIVE": {"PATH": "/srv/lake", "CATALOG": {"credential": "hidden"}}}}):
             (problem,) = check_archive()
 
         assert "hidden" not in str(problem)

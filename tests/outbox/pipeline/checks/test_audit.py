@@ -4,7 +4,7 @@ from outbox import Message
 
 
 @pytest.fixture
-def outbox(_own_definitions):
+def outbox():
     class OrderPlaced(Message):
         order_id: int
 
@@ -13,7 +13,7 @@ def outbox(_own_definitions):
 
     def outbox(**entry):
         given = {"MODEL": "shop.Order", "EXPECTS": "OrderPlaced", "AT": "placed_at", **entry}
-        return {"TOPICS": {"orders": {}}, "AUDIT": {"orders": given}}
+        return {"TOPICS": {"orders": {}}, "PIPELINE": {"AUDIT": {"orders": given}}}
 
     return outbox
 
@@ -35,7 +35,7 @@ class TestE038:
         (problem,) = found()
 
         assert problem.id == "outbox.E038"
-        assert problem.msg.startswith(f'OUTBOX["AUDIT"]["orders"] {text}')
+        assert problem.msg.startswith(f'OUTBOX["PIPELINE"]["AUDIT"]["orders"] {text}')
         assert problem.hint.startswith(hint)
 
     def test_finds_all_that_is_wrong_with_an_entry(self, settings, found, outbox):

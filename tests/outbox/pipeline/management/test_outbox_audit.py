@@ -52,7 +52,10 @@ class TestItsExitCode:
         )
 
     def test_is_2_for_settings_that_name_what_is_not_there(self, settings):
-        settings.OUTBOX = {**settings.OUTBOX, "AUDIT": {"orders": {"MODEL": "shop.Odrer", "EXPECTS": "OrderPlaced"}}}
+        settings.OUTBOX = {
+            **settings.OUTBOX,
+            "PIPELINE": {"AUDIT": {"orders": {"MODEL": "shop.Odrer", "EXPECTS": "OrderPlaced"}}},
+        }
 
         said, code = audit()
 
@@ -64,7 +67,7 @@ class TestItsExitCode:
 
         said, code = audit("--archived")
 
-        assert (said, code) == ('There is no archive to be audited: OUTBOX["ARCHIVE"] is not set.', 2)
+        assert (said, code) == ('There is no archive to be audited: OUTBOX["PIPELINE"]["ARCHIVE"] is not set.', 2)
 
     def test_is_2_when_its_time_is_over(self, job_that):
         job_that("waits")

@@ -26,7 +26,7 @@ MAKE_OLD = "UPDATE outbox_batch SET claimed_at = now() - interval '3 hours', sen
 @pytest.fixture(autouse=True)
 def _two_groups(settings):
     """Only what these tests are about: no business rows, and the groups that read orders."""
-    settings.OUTBOX = {**settings.OUTBOX, "AUDIT": {}}
+    settings.OUTBOX = {**settings.OUTBOX, "PIPELINE": {"AUDIT": {}}}
 
 
 def run(statement, arguments=()):
@@ -119,7 +119,7 @@ class TestAQuickCheck:
 
     def test_holds_business_rows_to_their_messages(self, settings):
         entry = {"MODEL": "shop.Order", "EXPECTS": "OrderPlaced", "AT": "placed_at"}
-        settings.OUTBOX = {**settings.OUTBOX, "AUDIT": {"orders": entry}}
+        settings.OUTBOX = {**settings.OUTBOX, "PIPELINE": {"AUDIT": {"orders": entry}}}
         order = Order.objects.create(invoice="1", country="UK", invoiced_at="2026-01-01T00:00Z", total=1)
 
         (found,) = checked().findings
@@ -133,12 +133,12 @@ class TestAQuickCheck:
         ("entry", "note"),
         [
             ({"WHERE": "b.no_such > 0", "AT": "placed_at"}, "The rows of orders cannot be read: column b.no_such does not exist"),
-            ({}, 'The rows of orders were not looked at: OUTBOX["AUDIT"] names no AT for them.'),
+            ({}, 'The rows of orders were not looked at: OUTBOX["PIPELINE"]["AUDIT"] names no AT for them.'),
         ],
     )
     def test_says_which_rows_it_could_not_look_at(self, settings, entry, note):
         audit = {"orders": {"MODEL": "shop.Order", "EXPECTS": "OrderPlaced", **entry}}
-        settings.OUTBOX = {**settings.OUTBOX, "AUDIT": audit}
+        settings.OUTBOX = {**settings.OUTBOX, "PIPELINE": {"AUDIT": audit}}
         went_all_the_way(1)
 
         answer = checked()

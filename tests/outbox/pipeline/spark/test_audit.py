@@ -230,5 +230,5 @@ class TestAPrunedHistory:
     def test_needs_to_know_when_business_rows_were_written(self, spark):
         world = World().set(since=START, business=[Business("orders", "orders", "shop.order")]).add(3)
 
-        with pytest.raises(HistoryError, match=r'orders were written. Name the column: OUTBOX\["AUDIT"\]'):
+        with pytest.raises(HistoryError, match=r'orders were written. Name the column: OUTBOX\["PIPELINE"\]\["AUDIT"\]'):
             world.audit(spark)

@@ -90,7 +90,7 @@ def archived(archive, lake, settings):
     """All of it archived, where the settings say."""
     lake.root.mkdir()
     (lake.root.parent / "default").symlink_to(lake.root)
-    settings.OUTBOX = {**settings.OUTBOX, "ARCHIVE": {"PATH": str(lake.root.parent)}}
+    settings.OUTBOX = {**settings.OUTBOX, "PIPELINE": {"ARCHIVE": {"PATH": str(lake.root.parent)}}}
     archive()
 
 

@@ -169,7 +169,7 @@ class TestADayThatChanges:
         assert in_lake(lake, column="state") == ["sent"] * PER_DAY + ["skipped"] * PER_DAY
 
     def test_is_archived_again_when_a_dead_message_was_sent_again_before_prune_came(self, archive, lake, ids, settings):
-        settings.OUTBOX = {**settings.OUTBOX, "ARCHIVE": {"PATH": str(lake.root.parent)}}
+        settings.OUTBOX = {**settings.OUTBOX, "PIPELINE": {"ARCHIVE": {"PATH": str(lake.root.parent)}}}
         dead, now = late(), datetime(2001, 2, 20, tzinfo=UTC)
         batch = BatchFactory(message_ids=[dead.id], state=State.DEAD)
         DeadMessage.objects.create(message_id=dead.id, batch_id=batch.id, topic="t", body=b"x", reason="refused")

@@ -1,7 +1,6 @@
 """`outbox_archive`, with its job as a process. None of these days needs Spark: nothing of them is written."""
 
 import json
-from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from io import StringIO
 
@@ -9,24 +8,9 @@ import pytest
 from django.core.management import CommandError, call_command
 from pyiceberg.catalog import load_catalog
 
-from outbox import database, tasks
-from outbox.models import State
-from tests.factories import BatchFactory, MessageRowFactory, message_id
-from tests.outbox.pipeline.spark.archive.conftest import FIRST, SECOND
+from outbox import database
 
-
-@pytest.fixture
-def with_archive(settings, tmp_path):
-    settings.OUTBOX = {**settings.OUTBOX, "ARCHIVE": {"PATH": str(tmp_path / "lake")}}
-    return tmp_path / "lake"
-
-
-@pytest.fixture
-def held(ids, with_archive):
-    """Both days hold a message that is being sent."""
-    for day in (FIRST, SECOND):
-        row = MessageRowFactory(id=message_id(datetime(day.year, day.month, day.day, 23, tzinfo=UTC)))
-        BatchFactory(message_ids=[row.id], state=State.CLAIMED)
+pytestmark = [pytest.mark.spark, pytest.mark.timeout(900)]  # the job has what Spark's extra installs
 
 
 def told(*arguments):
@@ -57,7 +41,8 @@ class TestTheCommand:
         assert report["kept"] == {"2001-02-03": "unfinished batches", "2001-02-04": "unfinished batches"}
 
     def test_leaves_days_alone_that_are_not_due(self, ids, with_archive, settings):
-        settings.OUTBOX = {**settings.OUTBOX, "ARCHIVE": {"PATH": str(with_archive), "AFTER": timedelta(days=365 * 100)}}
+        archive = {"PATH": str(with_archive), "AFTER": timedelta(days=365 * 100)}
+        settings.OUTBOX = {**settings.OUTBOX, "PIPELINE": {"ARCHIVE": archive}}
 
         assert told() == (0, "Database 'default'\n  nothing is due\n")
 
@@ -87,7 +72,7 @@ class TestTheCommand:
         assert failed.value.returncode == 2
 
     def test_ends_with_2_where_there_is_no_archive(self, ids):
-        with pytest.raises(CommandError, match=r'Set OUTBOX\["ARCHIVE"\]') as failed:
+        with pytest.raises(CommandError, match=r'Set OUTBOX\["PIPELINE"\]\["ARCHIVE"\]') as failed:
             told()
 
         assert failed.value.returncode == 2
@@ -95,7 +80,7 @@ class TestTheCommand:
     def test_makes_tables_where_they_are_asked_for(self, held, with_archive, settings, tmp_path):
         catalog = {"type": "sql", "uri": f"sqlite:///{tmp_path}/catalog.db", "warehouse": f"file://{tmp_path}/warehouse"}
         asked = {"PATH": str(with_archive), "FORMAT": "iceberg", "CATALOG": catalog, "NAMESPACE": "shop"}
-        settings.OUTBOX = {**settings.OUTBOX, "ARCHIVE": asked}
+        settings.OUTBOX = {**settings.OUTBOX, "PIPELINE": {"ARCHIVE": asked}}
 
         told()
 
@@ -110,30 +95,3 @@ class TestTheCommand:
         assert config["lake"] == str(with_archive / "default")
         assert config["pipeline"]["master"] == "spark://there:7077"
         assert config["before"] == str((datetime.now(UTC) - timedelta(days=7)).date())
-
-
-class TestTheTask:
-    def test_archives_as_the_command_does(self, held, caplog):
-        tasks.archive()
-
-        assert "Database 'default' keeps 2001-02-03, which is to be archived: unfinished batches" in caplog.text
-
-
-class TestAConfiguration:
-    def test_is_read_as_it_was_written(self, ids, with_archive, tmp_path):
-        from outbox.pipeline.archive import archive_config
-        from outbox.pipeline.spark.archive.config import ArchiveConfig
-
-        config = replace(archive_config("default"), catalog={"uri": "https://there"})
-        (tmp_path / "config.json").write_text(config.to_json())
-
-        assert ArchiveConfig.from_file(tmp_path / "config.json") == config
-
-    def test_that_is_none_is_named(self, tmp_path):
-        from outbox.pipeline.spark.archive.config import ArchiveConfig
-        from outbox.pipeline.spark.errors import PipelineError
-
-        (tmp_path / "config.json").write_text('{"lake": "here"}')
-
-        with pytest.raises(PipelineError, match=r"config\.json cannot be read: KeyError"):
-            ArchiveConfig.from_file(tmp_path / "config.json")

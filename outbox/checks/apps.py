@@ -1,0 +1,50 @@
+"""Apps that settings need: those of brokers with tables of their own, and the pipeline's."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from django.apps import apps
+from django.core.checks import CheckMessage, Error
+
+from outbox.checks.settings import known_settings, known_topics
+
+PIPELINE = "outbox.pipeline"
+
+
+def check_broker_apps(**kwargs: Any) -> list[CheckMessage]:
+    """
+    E042: A topic's broker keeps its messages in tables of an app that is not in `INSTALLED_APPS`.
+
+    Add the line that the hint shows, and run `manage.py migrate`.
+    """
+    missing: dict[tuple[str, str], list[str]] = {}
+    for name, topic, broker in known_topics():
+        if broker.app and not apps.is_installed(broker.app):
+            missing.setdefault((topic.broker, broker.app), []).append(name)
+    return [
+        Error(
+            f'OUTBOX["BROKERS"]["{alias}"] keeps its messages in the tables of the app {app}, which is not in INSTALLED_APPS. '
+            f"Topics that go there: {', '.join(sorted(names))}.",
+            hint=f"{add_app(app)} Then run manage.py migrate.",
+            id="outbox.E042",
+        )
+        for (alias, app), names in sorted(missing.items())
+    ]
+
+
+def check_pipeline_app(**kwargs: Any) -> list[CheckMessage]:
+    """
+    E043: `OUTBOX["PIPELINE"]` is set, and the app that reads it, `outbox.pipeline`, is not in `INSTALLED_APPS`.
+
+    Add the line that the hint shows and run `manage.py migrate`, or remove the setting.
+    """
+    if not known_settings().pipeline or apps.is_installed(PIPELINE):
+        return []
+    text = f'OUTBOX["PIPELINE"] is set, and nothing reads it: the app {PIPELINE} is not in INSTALLED_APPS.'
+    return [Error(text, hint=f"{add_app(PIPELINE)} Then run manage.py migrate. Or remove the setting.", id="outbox.E043")]
+
+
+def add_app(app: str) -> str:
+    """Return the sentence with the line that installs an app."""
+    return f'Add to the settings: INSTALLED_APPS += ["{app}"].'

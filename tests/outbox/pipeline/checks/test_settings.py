@@ -1,0 +1,46 @@
+import re
+
+import pytest
+from django.core.checks import Error
+
+from outbox.pipeline.checks.settings import pipeline_settings
+from outbox.pipeline.conf import PipelineSettings
+
+
+class TestE041:
+    @pytest.mark.parametrize(
+        ("pipeline", "text"),
+        [
+            ({"AUDITS": {}}, r"OUTBOX\[\"PIPELINE\"\] has an unknown setting 'AUDITS'.*Did you mean AUDIT\?"),
+            ({"AUDIT": {"orders": {"MODEL": "shop.Order"}}}, r"missing required field `EXPECTS` - at `\$\.AUDIT\[\.\.\.\]`"),
+            ({"AUDIT_RETENTION": "soon"}, r"has a wrong value: Invalid ISO8601 duration.*Write timedelta"),
+            ({"AUDIT_RETENTION": "PT0S"}, r'\["PIPELINE"\]\["AUDIT_RETENTION"\] is 0:00:00; it must be greater than zero'),
+            ({"ARCHIVE": {"PATH": "/srv/lake", "FORMAT": "csv"}}, r"Invalid enum value 'csv' - at `\$\.ARCHIVE\.FORMAT`"),
+        ],
+        ids=["an unknown name", "a name left out", "no duration", "a duration of zero", "a format that is not there"],
+    )
+    def test_says_what_is_wrong_with_the_settings(self, settings, found, pipeline, text):
+        settings.OUTBOX = {"PIPELINE": pipeline}
+
+        (problem,) = found()
+
+        assert (problem.id, type(problem)) == ("outbox.E041", Error)
+        assert re.search(text, problem.msg)
+        assert "docs/reference/settings.md" in problem.hint
+
+    def test_leaves_what_is_no_dict_to_the_outbox(self, settings, found):
+        settings.OUTBOX = {"PIPELINE": ["audit"]}
+
+        assert [problem.id for problem in found()] == ["outbox.E001"]
+
+    def test_is_quiet_otherwise(self, settings, found):
+        settings.OUTBOX = {"PIPELINE": {"AUDIT_RETENTION": "P30D", "ARCHIVE": {"PATH": "/srv/lake"}}}
+
+        assert found() == []
+
+
+class TestPipelineSettings:
+    def test_are_the_default_ones_where_the_check_has_reported_wrong_ones(self, settings):
+        settings.OUTBOX = {"PIPELINE": {"AUDITS": {}}}
+
+        assert pipeline_settings() == PipelineSettings()

@@ -1,0 +1,21 @@
+from dataclasses import replace
+
+import pytest
+
+from outbox.pipeline.archive import archive_config
+from outbox.pipeline.spark.archive.config import ArchiveConfig
+from outbox.pipeline.spark.errors import PipelineError
+
+
+class TestAConfiguration:
+    def test_is_read_as_it_was_written(self, with_archive, tmp_path):
+        config = replace(archive_config("default"), catalog={"uri": "https://there"})
+        (tmp_path / "config.json").write_text(config.to_json())
+
+        assert ArchiveConfig.from_file(tmp_path / "config.json") == config
+
+    def test_that_is_none_is_named(self, tmp_path):
+        (tmp_path / "config.json").write_text('{"lake": "here"}')
+
+        with pytest.raises(PipelineError, match=r"config\.json cannot be read: KeyError"):
+            ArchiveConfig.from_file(tmp_path / "config.json")

@@ -1,0 +1,93 @@
+"""The pipeline's Celery tasks, called as functions."""
+
+import os
+import subprocess
+import sys
+
+import pytest
+
+from outbox import database
+from outbox.pipeline import tasks
+from outbox.pipeline.audit_runs import store
+from outbox.pipeline.models import AuditRun
+
+pytestmark = pytest.mark.django_db(transaction=True)
+
+
+@pytest.fixture(autouse=True)
+def _one_database(settings):
+    settings.DATABASE_ROUTERS = ["tests.outbox.test_tasks.OnlyDefault"]
+
+
+class TestAudit:
+    def test_stores_what_a_process_of_its_own_found_and_raises_alarm(self, job_that, alarms):
+        job_that("finds")
+
+        tasks.audit()
+
+        run = AuditRun.objects.get()
+        assert (run.state, run.asked_by, run.found) == (AuditRun.State.DONE, "beat", 1)
+        assert [alarm["reason"] for alarm in alarms] == [
+            f"Audit {run.pk} of database 'default' has 1 new findings, 1 in all: see the admin."
+        ]
+
+        tasks.audit()
+
+        assert (AuditRun.objects.filter(found=1, exit_code=1).count(), len(alarms)) == (2, 1)  # the same again
+
+    def test_ends_it_when_its_time_is_over(self, job_that, alarms):
+        job_that("waits")
+
+        tasks.audit(at_most=1)
+
+        run = AuditRun.objects.get()
+        assert run.error.startswith("The audit gave no answer: it was stopped after 0:00:01.")
+        assert len(alarms) == 1
+
+    def test_leaves_it_to_the_one_that_runs(self, job_that):
+        job_that("is clean")
+        with database.connect("default") as other:
+            other.execute(store.TRY_LOCK, [store.LOCK_SPACE])
+
+            tasks.audit()
+
+        assert not AuditRun.objects.exists()
+
+    def test_stores_what_kept_it_from_beginning(self, settings, alarms):
+        audit = {"orders": {"MODEL": "shop.Odrer", "EXPECTS": "OrderPlaced"}}
+        settings.OUTBOX = {**settings.OUTBOX, "PIPELINE": {"AUDIT": audit}}
+
+        tasks.audit()
+
+        assert "names the model 'shop.Odrer'" in AuditRun.objects.get().error
+        assert len(alarms) == 1
+
+    def test_cannot_take_what_was_archived_along_where_there_is_no_archive(self, alarms):
+        tasks.audit(archived=True)
+
+        assert AuditRun.objects.get().error.startswith("There is no archive to be audited")
+        assert len(alarms) == 1
+
+
+@pytest.mark.spark
+class TestArchive:
+    def test_does_as_the_command_does(self, held, caplog):
+        tasks.archive()
+
+        assert "Database 'default' keeps 2001-02-03, which is to be archived: unfinished batches" in caplog.text
+
+
+class TestMonitor:
+    def test_logs_a_job_that_cannot_begin(self, no_java, tmp_path, caplog):
+        tasks.monitor(str(tmp_path / "checkpoint"))
+
+        assert "The monitor could not go on (exit code 2)" in caplog.text
+
+
+class TestTheModule:
+    def test_loads_no_spark_in_the_worker(self):
+        code = (
+            "import django; django.setup(); import outbox.pipeline.tasks, sys; assert not {'pyspark', 'py4j'} & set(sys.modules)"
+        )
+
+        subprocess.run([sys.executable, "-c", code], check=True, env={**os.environ, "DJANGO_SETTINGS_MODULE": "tests.settings"})
