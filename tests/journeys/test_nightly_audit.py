@@ -27,7 +27,7 @@ from tests.outbox.pipeline.audit_runs.stories import handle, relay
 from tests.outbox.pipeline.conftest import KEY
 from tests.waiting import wait_until
 
-pytestmark = [pytest.mark.spark, pytest.mark.timeout(600), pytest.mark.django_db(transaction=True)]
+pytestmark = [pytest.mark.spark, pytest.mark.slow, pytest.mark.timeout(600), pytest.mark.django_db(transaction=True)]
 
 AGO = timedelta(minutes=10)  # what is younger than the settle time is under way
 

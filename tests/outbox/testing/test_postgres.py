@@ -13,6 +13,8 @@ from outbox.testing import programs
 from outbox.testing.postgres import Postgres, PostgresError
 from tests.waiting import wait_until
 
+pytestmark = pytest.mark.slow
+
 MODULE = [sys.executable, "-m", "outbox.testing.postgres"]
 
 

@@ -17,6 +17,8 @@ from outbox.pipeline.spark.jobs.report import latency_report
 from outbox.pipeline.spark.synthetic.plan import Plan
 from outbox.pipeline.spark.synthetic.write import write_history
 
+pytestmark = pytest.mark.slow
+
 ROOT = Path(__file__).resolve().parents[4]
 PIPELINE = ROOT / "outbox" / "pipeline"
 PLAN = Plan(40_000, lost=40, duplicated=10, orphans=10, topics=1, lanes=1, groups=2, seed=3)
