@@ -12,7 +12,7 @@ export PIP_ROOT_USER_ACTION := ignore
 export UV_PYTHON_DOWNLOADS := never
 
 .DEFAULT_GOAL := help
-.PHONY: help demo demo-rocketmq serve test test-rocketmq test-spark test-browser test-wheel screenshots rocketmq audit bench docs check check-style check-types check-walls check-migrations lock lock-check clean
+.PHONY: help demo demo-rocketmq serve test test-core test-rocketmq test-spark test-browser test-wheel screenshots rocketmq audit bench docs check check-style check-types check-walls check-migrations lock lock-check clean
 
 help:
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-13s  %s\n", $$1, $$2 }' Makefile
@@ -38,6 +38,16 @@ BY_FILE = --dist loadfile --no-loadscope-reorder
 
 # The folders whose files name a marker. Looking for its tests everywhere takes each process 10 s.
 marked = $(sort $(dir $(shell grep -rlE --include='*.py' 'mark\.($(1))' tests)))
+
+# Rooms that need neither the embedded broker nor the pipeline; a few files in them put a broker with tables to the test.
+CORE = tests/core tests/outbox/publishing tests/outbox/relay tests/outbox/batches tests/outbox/check_backs tests/outbox/api \
+	tests/outbox/database tests/outbox/models tests/outbox/brokers/memory tests/outbox/consuming/test_handle.py \
+	tests/outbox/test_conf.py tests/outbox/test_message.py tests/outbox/test_topics.py
+NOT_CORE = tests/outbox/relay/test_hosts.py tests/outbox/check_backs/test_loop.py
+
+test-core: $(VENV)/.dev ## run the tests of the core without the apps of embedded broker and pipeline (ARGS="...")
+	@$(BIN)/python -m pytest --ds tests.core.settings --numprocesses 2 $(BY_FILE) \
+	$(or $(ARGS),$(CORE) $(addprefix --ignore=,$(NOT_CORE)))
 
 # They mostly wait, so three at once, each of the three with a node of its own.
 test-rocketmq: $(VENV)/.rocketmq ## run the tests that need a real RocketMQ, and start it; needs Java and Maven (ARGS="...")

@@ -14,6 +14,7 @@ import pytest
 from django.core.management import get_commands, load_command_class
 
 from outbox import conf
+from outbox.pipeline import conf as pipeline_conf
 from tests.quotes import python_blocks
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -25,7 +26,7 @@ ALONE = ["how-to/upgrade-message-types.md", "how-to/deploy.md", "how-to/admin.md
 # Pages whose Python blocks another test runs, or holds to be quotes of code that runs.
 ELSEWHERE = {
     "tutorial.md": "journeys/test_tutorial.py",
-    "how-to/async.md": "outbox/publish/test_asgi.py",
+    "how-to/async.md": "outbox/publishing/test_asgi.py",
     "how-to/half-first.md": "outbox/half_first/test_page.py",
     "how-to/several-databases.md": "outbox/test_several_databases.py",
     "how-to/test.md": "outbox/testing/test_plugin.py",
@@ -54,12 +55,13 @@ class TestPython:
 
     @pytest.mark.parametrize("page", SETTINGS)
     def test_is_a_setting_without_a_fault(self, page: str, settings: Any):
-        names: dict[str, Any] = {}
+        names: dict[str, Any] = {"INSTALLED_APPS": []}
 
         for block in python_blocks(page):
             exec(block, names)  # noqa: S102
             settings.OUTBOX = names["OUTBOX"]
             assert conf.settings() is not None
+            assert pipeline_conf.settings() is not None
 
     @pytest.mark.parametrize(
         ("page", "block"), [(page, block) for page in ALONE for block in python_blocks(page)], ids=lambda value: str(value)[:30]

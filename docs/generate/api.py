@@ -28,7 +28,7 @@ SECTIONS = {
     "Consume": ["outbox.consumer", "outbox.Retry", "outbox.Context", "outbox.consuming.precondition.update_if",
         "outbox.consuming.precondition.update_or_raise", "outbox.consuming.idempotency_key.RedisIdempotencyKey"],
     "Answer check-backs": ["outbox.check_back", "outbox.Resolution"],
-    "Run": ["outbox.schedule.beat_schedule"],
+    "Run": ["outbox.schedule.beat_schedule", "outbox.pipeline.schedule.pipeline_schedule"],
     "Test": ["outbox.testing.Outbox", "outbox.testing.OutboxTestMixin"],
 }  # fmt: skip
 

@@ -1,4 +1,4 @@
-"""docs/reference/checks.md, from the docstrings of outbox/checks/."""
+"""docs/reference/checks.md, from the docstrings of outbox/checks/ and outbox/pipeline/checks/."""
 
 from __future__ import annotations
 
@@ -7,8 +7,9 @@ from collections.abc import Iterable, Iterator
 from inspect import getdoc
 from typing import Any
 
-from docs.generate.markdown import document, table
+from docs.generate.markdown import document, of_app, table
 from outbox import checks
+from outbox.pipeline import checks as pipeline_checks
 
 INTRODUCTION = """
 `manage.py check`, and every command before it begins, says what is wrong with settings, message types, consumers and databases.
@@ -25,23 +26,32 @@ Two handlers of one message type in one group, and two message types of one name
 
 ENTRY = re.compile(r"^((?:[EW]\d{3}(?:, )?)+): (.+?)\n\n(.+?)(?=\n\n[EW]\d{3}|\Z)", re.DOTALL | re.MULTILINE)
 
+Kinds = Iterable[tuple[str, Iterable[Any]]]
+
+CORE: Kinds = [
+    ("always", (*checks.ALWAYS, *checks.WITH_URLS)),
+    ("`--database`", checks.WITH_DATABASES),
+    ("`--deploy`", checks.WHEN_DEPLOYED),
+]
+PIPELINE: Kinds = [("always", pipeline_checks.ALWAYS)]
+
 
 def page() -> str:
     """Make the page."""
-    rows = sorted(entries(), key=lambda row: row[0][1:])
-    cells = [[f"`outbox.{number}`", when, what, how] for number, when, what, how in rows]
-    return document("System checks", "outbox/checks/", INTRODUCTION.strip(), table(["id", "when", "finds", "what to do"], cells))
+    pipeline = ["## `outbox.pipeline`", of_app("outbox.pipeline"), _table(PIPELINE)]
+    return document("System checks", "outbox/checks/ and outbox/pipeline/checks/", INTRODUCTION.strip(), _table(CORE), *pipeline)
 
 
-def entries() -> Iterator[tuple[str, str, str, str]]:
-    """Give id, when, what is found and what to do about it, as the docstrings say."""
-    kinds: list[tuple[str, Iterable[Any]]] = [
-        ("always", (*checks.ALWAYS, *checks.WITH_URLS)),
-        ("`--database`", checks.WITH_DATABASES),
-        ("`--deploy`", checks.WHEN_DEPLOYED),
-    ]
-    for when, functions in kinds:
+def entries(kinds: Kinds | None = None) -> Iterator[tuple[str, str, str, str]]:
+    """Return id, when, what is found and what to do about it, as the docstrings say; of all checks, unless some are given."""
+    for when, functions in kinds if kinds is not None else (*CORE, *PIPELINE):
         for function in functions:
             for ids, what, how in ENTRY.findall(getdoc(function) or ""):
                 for number in ids.split(", "):
                     yield number, when, what, how.replace(" (With `--deploy`.)", "")
+
+
+def _table(kinds: Kinds) -> str:
+    rows = sorted(entries(kinds), key=lambda row: row[0][1:])
+    cells = [[f"`outbox.{number}`", when, what, how] for number, when, what, how in rows]
+    return table(["id", "when", "finds", "what to do"], cells)

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from django.core.management import load_command_class
 from django.core.management.base import BaseCommand
 
-from docs.generate.markdown import code, document, flat, table
+from docs.generate.markdown import code, document, flat, of_app, table
 from docs.generate.source import ROOT
 from outbox.management import exits
 
@@ -21,20 +21,26 @@ Before they begin, commands run the system checks; an error there ends them with
 own options, such as `--settings`, `--verbosity` and `--traceback`. `--json` prints one line at the end and nothing else.
 """
 
-FOLDER = ROOT / "outbox/management/commands"
+FOLDERS = {"outbox": "outbox/management/commands", "outbox.pipeline": "outbox/pipeline/management/commands"}
 
 
 def page() -> str:
     """Make the page."""
     _, _, codes = (exits.__doc__ or "").strip().partition("\n\n")
     listed = "\n".join(f"- **{number}** {text}" for number, text in _codes(flat(codes)))
-    parts = [INTRODUCTION.strip().format(codes=listed), *(_section(name) for name in names())]
-    return document("Commands", "outbox/management/commands/", *parts)
+    parts = [INTRODUCTION.strip().format(codes=listed), *(_section("outbox", name) for name in names_of("outbox"))]
+    pipeline = [_section("outbox.pipeline", name) for name in names_of("outbox.pipeline")]
+    return document("Commands", " and ".join(FOLDERS.values()), *parts, *pipeline)
 
 
 def names() -> list[str]:
-    """Give the commands' names."""
-    return sorted(path.stem for path in FOLDER.glob("outbox_*.py"))
+    """Return the names of all commands, the outbox's first."""
+    return [name for app in FOLDERS for name in names_of(app)]
+
+
+def names_of(app: str) -> list[str]:
+    """Return the names of an app's commands."""
+    return sorted(path.stem for path in (ROOT / FOLDERS[app]).glob("outbox_*.py"))
 
 
 def _codes(text: str) -> Iterator[tuple[str, str]]:
@@ -44,11 +50,16 @@ def _codes(text: str) -> Iterator[tuple[str, str]]:
         yield number, after[: end if end >= 0 else None]
 
 
-def _section(name: str) -> str:
-    command = load_command_class("outbox", name)
+def _section(app: str, name: str) -> str:
+    command = load_command_class(app, name)
     rows = [[code(_shown(action)), action.help or ""] for action in _actions(command, name)]
     help_, _, codes = flat(command.help).partition(" Exit code: ")
-    parts = [f"## `{name}`", help_, *([table(["argument", "meaning"], rows)] if rows else [])]
+    parts = [
+        f"## `{name}`",
+        *([of_app(app)] if app != "outbox" else []),
+        help_,
+        *([table(["argument", "meaning"], rows)] if rows else []),
+    ]
     return "\n\n".join([*parts, *([f"Exit code: {codes}"] if codes else [])])
 
 

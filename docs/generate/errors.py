@@ -1,11 +1,13 @@
-"""docs/reference/errors.md, from outbox/errors.py."""
+"""docs/reference/errors.md, from outbox/errors.py and outbox/pipeline/errors.py."""
 
 from __future__ import annotations
 
 import inspect
+from types import ModuleType
 
-from docs.generate.markdown import code, document, flat, table
+from docs.generate.markdown import code, document, flat, of_app, table
 from outbox import errors
+from outbox.pipeline import errors as pipeline_errors
 
 INTRODUCTION = """
 All inherit `outbox.OutboxError`; those about settings also Django's `ImproperlyConfigured`, those about a message also
@@ -17,12 +19,23 @@ adapter: sends answer with a verdict, other calls raise `BrokerUnavailable`.
 
 def page() -> str:
     """Make the page."""
-    rows = [
-        [code(kind.__name__), flat(kind.__doc__), ", ".join(code(base.__name__) for base in kind.__bases__)] for kind in family()
-    ]
-    return document("Errors", "outbox/errors.py", INTRODUCTION.strip(), table(["error", "when", "is a"], rows))
+    pipeline = ["## `outbox.pipeline`", of_app("outbox.pipeline"), _table(_of(pipeline_errors))]
+    sources = "outbox/errors.py and outbox/pipeline/errors.py"
+    return document("Errors", sources, INTRODUCTION.strip(), _table(_of(errors)), *pipeline)
 
 
 def family() -> list[type[Exception]]:
-    """Give the errors in the order of the file."""
-    return [kind for kind in vars(errors).values() if inspect.isclass(kind) and issubclass(kind, errors.OutboxError)]
+    """Return the errors in the order of the files, OutboxError first."""
+    return [*_of(errors), *_of(pipeline_errors)]
+
+
+def _of(module: ModuleType) -> list[type[Exception]]:
+    found = [kind for kind in vars(module).values() if inspect.isclass(kind) and issubclass(kind, errors.OutboxError)]
+    return [kind for kind in found if kind.__module__ == module.__name__]
+
+
+def _table(kinds: list[type[Exception]]) -> str:
+    rows = [
+        [code(kind.__name__), flat(kind.__doc__), ", ".join(code(base.__name__) for base in kind.__bases__)] for kind in kinds
+    ]
+    return table(["error", "when", "is a"], rows)

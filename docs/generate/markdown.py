@@ -12,6 +12,11 @@ def document(title: str, source: str, *parts: str) -> str:
     return "\n\n".join([f"# {title}", GENERATED.format(source=source), *parts]) + "\n"
 
 
+def of_app(app: str) -> str:
+    """Say where an app's section of a page holds."""
+    return f'Where the settings have `INSTALLED_APPS += ["{app}"]`.'
+
+
 def table(heads: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
     """Make a table; what a cell says is put in one line."""
     lines = [_line(heads), "|" + "---|" * len(heads), *(_line(row) for row in rows)]

@@ -1,13 +1,16 @@
-"""docs/reference/settings.md, from outbox/conf/sections.py and the options of the brokers."""
+"""docs/reference/settings.md, from outbox/conf/sections.py, outbox/pipeline/conf.py and the options of the brokers."""
 
 from __future__ import annotations
 
 import re
 
-from docs.generate.markdown import code, document, flat, table
+from django.utils.module_loading import import_string
+
+from docs.generate.markdown import code, document, flat, of_app, table
 from docs.generate.source import Attribute, attributes, docstring
 
 CONF = "outbox/conf/sections.py"
+PIPELINE_CONF = "outbox/pipeline/conf.py"
 
 INTRODUCTION = """
 All settings are one dict, `OUTBOX`, in Django's settings. All have defaults: `OUTBOX = {"TOPICS": {"orders": {}}}` is a whole
@@ -23,8 +26,11 @@ SECTIONS = [
     ('OUTBOX["RELAY"]', CONF, "RelaySettings"),
     ('OUTBOX["CONSUMER"]', CONF, "ConsumerSettings"),
     ('OUTBOX["CHECK_BACK"]', CONF, "CheckBackSettings"),
-    ('OUTBOX["AUDIT"][name]', CONF, "AuditSettings"),
-    ('OUTBOX["ARCHIVE"]', CONF, "ArchiveSettings"),
+]
+PIPELINE = [
+    ('OUTBOX["PIPELINE"]', PIPELINE_CONF, "PipelineSettings"),
+    ('OUTBOX["PIPELINE"]["AUDIT"][name]', PIPELINE_CONF, "AuditSettings"),
+    ('OUTBOX["PIPELINE"]["ARCHIVE"]', PIPELINE_CONF, "ArchiveSettings"),
 ]
 OPTIONS = [
     ("outbox.brokers.embedded.EmbeddedBroker", "outbox/brokers/embedded/options.py", "EmbeddedOptions"),
@@ -47,15 +53,20 @@ def page() -> str:
     """Make the page."""
     parts = [INTRODUCTION.strip()]
     parts += [_section(f"`{place}`", path, name) for place, path, name in SECTIONS]
+    parts += [_section(f"`{place}`", path, name, app="outbox.pipeline") for place, path, name in PIPELINE]
     parts.append('## `OPTIONS` of the brokers\n\nIn `OUTBOX["BROKERS"][alias]["OPTIONS"]`, beside its `BACKEND`.')
-    parts += [_section(f"`{backend}`", path, name, level=3) for backend, path, name in OPTIONS]
-    return document("Settings", CONF, *parts)
+    parts += [_section(f"`{backend}`", path, name, level=3, app=import_string(backend).app) for backend, path, name in OPTIONS]
+    return document("Settings", f"{CONF} and {PIPELINE_CONF}", *parts)
 
 
-def _section(title: str, path: str, name: str, *, level: int = 2) -> str:
+def _section(title: str, path: str, name: str, *, level: int = 2, app: str = "") -> str:
     rows = [[code(one.name.upper()), _type(one), code(_default(one)), one.comment] for one in attributes(path, name)]
     return "\n\n".join(
-        [f"{'#' * level} {title}", flat(docstring(path, name)), table(["name", "type", "default", "meaning"], rows)]
+        [
+            f"{'#' * level} {title}",
+            f"{flat(docstring(path, name))} {of_app(app) if app else ''}".strip(),
+            table(["name", "type", "default", "meaning"], rows),
+        ]
     )
 
 

@@ -1,4 +1,4 @@
-"""docs/reference/states-and-tables.md, from outbox/models/ and the enumerations beside them."""
+"""docs/reference/states-and-tables.md, from the models of the outbox and of its apps, and the enumerations beside them."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from django.apps import apps
 from django.db import models
 from django.db.backends.postgresql.base import DatabaseWrapper
 
-from docs.generate.markdown import code, document, flat, table
+from docs.generate.markdown import code, document, flat, of_app, table
 from docs.generate.source import ROOT, attributes, docstring
 
 INTRODUCTION = """
@@ -23,31 +23,44 @@ and nothing refers to it by a foreign key. What a state becomes, and by which st
 STATES = [
     ("A batch", "outbox/models/batch.py", "State"),
     ("A message, as people see it", "outbox/models/message.py", "Standing"),
-    ("What a broker answers to a send", "outbox/brokers/base.py", "Verdict"),
+    ("What a broker answers to a send", "outbox/brokers/base.py", "SendStatus"),
     ("A half message of the embedded broker", "outbox/brokers/embedded/models.py", "HalfState"),
     ("The answer to a check-back", "outbox/message.py", "Resolution"),
     ("A delivery to a handler", "outbox/consuming/handle.py", "Outcome"),
 ]
 
+APPS = ("outbox_embedded", "outbox_pipeline")
+
 WITHOUT_MODEL = {
-    "outbox_source": "One row: the stable id of this database, which tokens and headers name.",
-    "outbox_idle": "Relays that wait to be woken by a publish. UNLOGGED: gone after a crash.",
-    "outbox_embedded_idle": "Consumers of the embedded broker that wait to be woken by a commit.",
+    "outbox": {
+        "outbox_source": "One row: the stable id of this database, which tokens and headers name.",
+        "outbox_idle": "Relays that wait to be woken by a publish. UNLOGGED: gone after a crash.",
+    },
+    "outbox_embedded": {"outbox_embedded_idle": "Consumers of the embedded broker that wait to be woken by a commit."},
 }
 
 
 def page() -> str:
     """Make the page."""
     parts = [INTRODUCTION.strip(), "## States", *(_states(*one) for one in STATES), "## Tables"]
-    parts += [_table(model) for model in all_models()]
-    rows = [[code(name), text] for name, text in sorted(WITHOUT_MODEL.items())]
-    parts += ["### Without a model", table(["table", "what it holds"], rows)]
-    return document("States and tables", "outbox/models/", *parts)
+    parts += [_table(model) for model in models_of("outbox")]
+    parts.append(_without_model("outbox"))
+    for label in APPS:
+        app = apps.get_app_config(label).name
+        parts += [f"## Tables of `{app}`", of_app(app), *(_table(model) for model in models_of(label))]
+        if label in WITHOUT_MODEL:
+            parts.append(_without_model(label))
+    return document("States and tables", "the models", *parts)
 
 
 def all_models() -> list[type[models.Model]]:
-    """Give the app's models, tables before views, by the names of their tables."""
-    found = [model for model in apps.get_app_config("outbox").get_models() if not model._meta.proxy]
+    """Return the models of the outbox and of its apps."""
+    return [model for label in ("outbox", *APPS) for model in models_of(label)]
+
+
+def models_of(label: str) -> list[type[models.Model]]:
+    """Return an app's models, tables before views, by the names of their tables."""
+    found = [model for model in apps.get_app_config(label).get_models() if not model._meta.proxy]
     return sorted(found, key=lambda model: (not model._meta.managed, model._meta.db_table))
 
 
@@ -56,13 +69,19 @@ def _states(title: str, path: str, name: str) -> str:
     return "\n\n".join([f"### {title}", flat(docstring(path, name)), table(["state", "value", "meaning"], rows)])
 
 
+def _without_model(label: str) -> str:
+    rows = [[code(name), text] for name, text in sorted(WITHOUT_MODEL[label].items())]
+    return "\n\n".join(["### Without a model", table(["table", "what it holds"], rows)])
+
+
 def _table(model: type[models.Model]) -> str:
     name = model._meta.db_table
     title = f"### `{name}`" + ("" if model._meta.managed else " (a view)")
     source = str(Path(inspect.getfile(model)).relative_to(ROOT))
     comments = {one.name: one.comment for one in attributes(source, model.__name__)}
     rows = [_row(field, comments.get(field.name, "")) for field in _columns(model)]
-    text = f"`outbox.models.{model.__name__}`. {flat(docstring(source, model.__name__))}"
+    package = f"{model._meta.app_config.name}.models"
+    text = f"`{package}.{model.__name__}`. {flat(docstring(source, model.__name__))}"
     return "\n\n".join([title, text, table(["column", "type", "meaning"], rows)])
 
 

@@ -69,7 +69,7 @@ class RocketMQ(DemoBroker):
         node: one that runs already and has nothing in the shop's topics; None: one is started.
     """
 
-    doors = ("rocketmq",)
+    doors = ("broker",)
     settle_seconds = 90
     commands = {"checker": "outbox_checker"}
 

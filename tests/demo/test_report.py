@@ -243,7 +243,7 @@ class TestCountOpen:
         undecided = replace(KILLS, unacked=0, undecided=2)
 
         assert count_open(undecided, RocketMQ()) == 1
-        ask_back("ROLLBACK", "rocketmq")
+        ask_back("ROLLBACK", "broker")
         assert count_open(undecided, RocketMQ()) == 0
 
     def test_leaves_a_batch_on_rocketmq_to_its_check_back(self, order):

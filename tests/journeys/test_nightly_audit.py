@@ -73,7 +73,7 @@ class TestTheNightlyAudit:
         age_rows("default", AGO)
 
         with Connection(transport=Transport, transport_options={"folder": environment["CELERY_FILES_DIR"]}) as celery:
-            app.send_task("outbox.tasks.audit", queue="outbox", connection=celery)
+            app.send_task("outbox.pipeline.tasks.audit", queue="outbox", connection=celery)
 
         has_ended = AuditRun.objects.exclude(state=AuditRun.State.RUNNING).exists
         wait_until(lambda: has_ended() or worker.poll() is not None, seconds=300)

@@ -18,7 +18,7 @@ class TestPublicNames:
     @pytest.mark.parametrize(
         ("name", "room"),
         [
-            ("publish", "outbox.publish"),
+            ("publish", "outbox.publishing.functions"),
             ("consumer", "outbox.consuming.register"),
             ("check_back", "outbox.check_backs.register"),
         ],

@@ -29,6 +29,7 @@ class EmbeddedTopic(models.Model):
     queues = models.SmallIntegerField()
 
     class Meta:
+        app_label = "outbox_embedded"
         db_table = "outbox_embedded_topic"
 
     def __str__(self) -> str:
@@ -44,6 +45,7 @@ class EmbeddedQueue(models.Model):
     last_pos = models.BigIntegerField()
 
     class Meta:
+        app_label = "outbox_embedded"
         db_table = "outbox_embedded_queue"
 
     def __str__(self) -> str:
@@ -67,6 +69,7 @@ class EmbeddedMessage(models.Model):
     stored_at = models.DateTimeField()
 
     class Meta:
+        app_label = "outbox_embedded"
         db_table = "outbox_embedded_message"
 
     def __str__(self) -> str:
@@ -93,6 +96,7 @@ class EmbeddedHalf(models.Model):
     ended_at = models.DateTimeField(null=True)
 
     class Meta:
+        app_label = "outbox_embedded"
         db_table = "outbox_embedded_half"
         verbose_name = "half message"
         permissions = [("ask_embeddedhalf", "Can have half messages asked about")]
@@ -116,6 +120,7 @@ class EmbeddedDelayed(models.Model):
     deliver_at = models.DateTimeField()
 
     class Meta:
+        app_label = "outbox_embedded"
         db_table = "outbox_embedded_delayed"
         verbose_name_plural = "embedded delayed"
 
@@ -133,6 +138,7 @@ class EmbeddedOffset(models.Model):
     pos = models.BigIntegerField()
 
     class Meta:
+        app_label = "outbox_embedded"
         db_table = "outbox_embedded_offset"
 
     def __str__(self) -> str:
@@ -158,6 +164,7 @@ class EmbeddedDelivery(models.Model):
     died_at = models.DateTimeField(null=True)
 
     class Meta:
+        app_label = "outbox_embedded"
         db_table = "outbox_embedded_delivery"
         verbose_name_plural = "embedded deliveries"
 

@@ -1,4 +1,4 @@
-"""System checks of the pipeline's settings."""
+"""System checks of the pipeline's settings; docs/reference/checks.md is made from their docstrings."""
 
 from __future__ import annotations
 
@@ -7,9 +7,10 @@ from django.core.checks import register
 from outbox.checks import TAG
 from outbox.pipeline.checks import archive, audit, settings
 
+ALWAYS = (settings.check_settings, archive.check_archive, audit.check_business_rows)
+
 
 def register_checks() -> None:
     """Register all checks; called once, when the app is ready."""
-    register(settings.check_settings, TAG)
-    register(archive.check_archive, TAG)
-    register(audit.check_business_rows, TAG)
+    for check in ALWAYS:
+        register(check, TAG)

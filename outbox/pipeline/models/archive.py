@@ -26,6 +26,7 @@ class ArchivedDay(models.Model):
     deleted_at = models.DateTimeField(null=True)
 
     class Meta:
+        app_label = "outbox_pipeline"
         db_table = "outbox_archived_day"
         default_permissions = ("view",)
 

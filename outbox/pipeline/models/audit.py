@@ -41,6 +41,7 @@ class AuditRun(models.Model):
     error = models.TextField(default="")
 
     class Meta:
+        app_label = "outbox_pipeline"
         db_table = "outbox_audit_run"
         default_permissions = ("view",)
 
@@ -79,6 +80,7 @@ class AuditFinding(models.Model):
     sent_again = models.IntegerField(default=0)  # how many messages
 
     class Meta:
+        app_label = "outbox_pipeline"
         db_table = "outbox_audit_finding"
         default_permissions = ("view",)
         permissions = [
@@ -103,6 +105,7 @@ class AuditLatency(models.Model):
     counts = ArrayField(models.BigIntegerField())
 
     class Meta:
+        app_label = "outbox_pipeline"
         db_table = "outbox_audit_latency"
         default_permissions = ()
 
@@ -125,6 +128,7 @@ class AuditBacklog(models.Model):
     minutes = models.JSONField(default=list)
 
     class Meta:
+        app_label = "outbox_pipeline"
         db_table = "outbox_audit_backlog"
         default_permissions = ()
 

@@ -14,6 +14,7 @@ class MonitorJob(models.Model):
     applied_at = models.DateTimeField(db_default=Now())
 
     class Meta:
+        app_label = "outbox_pipeline"
         db_table = "outbox_monitor"
         default_permissions = ()
 
@@ -36,6 +37,7 @@ class MonitorBucket(models.Model):
     seen = models.IntegerField()
 
     class Meta:
+        app_label = "outbox_pipeline"
         db_table = "outbox_monitor_bucket"
         default_permissions = ()
         constraints = [
@@ -61,6 +63,7 @@ class MonitorMissing(models.Model):
     first_number = models.BigIntegerField()
 
     class Meta:
+        app_label = "outbox_pipeline"
         db_table = "outbox_monitor_missing"
         default_permissions = ()
         constraints = [
@@ -103,6 +106,7 @@ class MonitorLane(models.Model):
     updated_at = models.DateTimeField(db_default=Now())
 
     class Meta:
+        app_label = "outbox_pipeline"
         db_table = "outbox_monitor_lane"
         default_permissions = ("view",)
         verbose_name = "monitored lane"

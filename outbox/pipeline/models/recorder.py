@@ -29,6 +29,7 @@ class RecordedMessage(models.Model):
     recorded_at = models.DateTimeField(db_default=Now(), db_index=True)
 
     class Meta:
+        app_label = "outbox_pipeline"
         db_table = "outbox_recorded"
         default_permissions = ("view",)
         constraints = [
@@ -52,6 +53,7 @@ class RecordedTopic(models.Model):
     read_until = models.DateTimeField(null=True)
 
     class Meta:
+        app_label = "outbox_pipeline"
         db_table = "outbox_recorded_topic"
         default_permissions = ("view",)
 

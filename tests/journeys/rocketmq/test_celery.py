@@ -51,7 +51,7 @@ class TestPrefork:
         wait_until(lambda: len(journey.effects(journey.work)) >= publisher.count, 120)
         assert sorted(number for _, number in journey.effects(journey.work)) == list(range(publisher.count))
         wait_until(lambda: not MessageState.objects.exclude(state="sent").exists(), 120)
-        answers = CheckBack.objects.filter(asked_by="rocketmq").values_list("answer", flat=True)
+        answers = CheckBack.objects.filter(asked_by="broker").values_list("answer", flat=True)
         wait_until(lambda: {"COMMIT", "ROLLBACK"} <= set(answers.all()), 120)
         assert set(Process.objects.filter(kind="relay").values_list("note", flat=True)) <= {"celery"}
 

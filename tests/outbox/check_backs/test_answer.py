@@ -44,22 +44,22 @@ class TestAnswer:
         assert 0 < row.milliseconds < 10_000
 
     def test_makes_an_id_for_a_question_that_has_none(self, sent):
-        answer(sent, asked_by="embedded")
-        answer(sent, asked_by="embedded")
+        answer(sent, asked_by="broker")
+        answer(sent, asked_by="broker")
 
         assert CheckBack.objects.count() == 2
 
     def test_reads_and_records_in_the_database_that_the_token_names(self):
         batch = OtherBatchFactory(state=State.SENT, half_ids=["h"])
 
-        given = answer(half_of(batch), asked_by="embedded", using="default")
+        given = answer(half_of(batch), asked_by="broker", using="default")
 
         assert given.resolution is COMMIT
         assert CheckBack.objects.using("other").count() == 1
         assert CheckBack.objects.using("default").count() == 0
 
     def test_raises_an_alarm_for_the_batch_of_a_database_it_does_not_know(self, sent, alarms):
-        given = answer(replace(sent, token="urn:uuid:elsewhere:17:1:1"), asked_by="embedded")
+        given = answer(replace(sent, token="urn:uuid:elsewhere:17:1:1"), asked_by="broker")
 
         assert given.resolution is UNKNOWN
         assert [alarm["details"]["message_id"] for alarm in alarms] == [sent.message_id]
@@ -74,7 +74,7 @@ class TestAnswer:
         assert "'r-1'" in alarms[0]["reason"]
 
     def test_gives_a_settled_fact_even_when_it_cannot_be_recorded(self, sent, caplog):
-        given = answer(replace(sent, asked=2**40), asked_by="embedded")
+        given = answer(replace(sent, asked=2**40), asked_by="broker")
 
         assert given.resolution is COMMIT
         assert f"message {sent.message_id} could not be recorded" in caplog.text
@@ -87,7 +87,7 @@ class TestAnswer:
             raise RuntimeError("a listener's own trouble")
 
         signals.check_back_answered.connect(hear)
-        given = answer(sent, asked_by="embedded")
+        given = answer(sent, asked_by="broker")
         signals.check_back_answered.disconnect(hear)
 
         assert [(one["half"], one["answer"]) for one in heard] == [(sent, given)]
@@ -104,7 +104,7 @@ class TestAnswerInTrouble:
         assert given.resolution is UNKNOWN
         assert seconds < 2
         assert CheckBack.objects.get().answer == "UNKNOWN"
-        assert answer(left_behind, asked_by="embedded").resolution is ROLLBACK
+        assert answer(left_behind, asked_by="broker").resolution is ROLLBACK
 
     def test_does_not_work_longer_than_it_may(self, settings, left_behind, other_connection):
         settings.OUTBOX = {"CHECK_BACK": {"LOCK_TIMEOUT": timedelta(seconds=60), "STATEMENT_TIMEOUT": timedelta(seconds=0.1)}}
@@ -120,12 +120,12 @@ class TestAnswerInTrouble:
         with other_connection.transaction():
             other_connection.execute("SELECT FROM outbox_batch FOR UPDATE")
 
-            assert answer(sent, asked_by="embedded").resolution is COMMIT
+            assert answer(sent, asked_by="broker").resolution is COMMIT
 
     def test_says_unknown_while_the_database_is_away(self, sent, monkeypatch, caplog):
         with monkeypatch.context() as patch:
             patch.setitem(connections["default"].settings_dict, "PORT", 1)
-            given = answer(sent, asked_by="embedded")
+            given = answer(sent, asked_by="broker")
 
         assert given.resolution is UNKNOWN
         assert "127.0.0.1" not in given.reason
@@ -134,7 +134,7 @@ class TestAnswerInTrouble:
     def test_says_unknown_when_its_connection_is_cut(self, settings, left_behind, other_connection):
         settings.OUTBOX = {"CHECK_BACK": {"LOCK_TIMEOUT": timedelta(seconds=60), "STATEMENT_TIMEOUT": timedelta(seconds=60)}}
         answers = []
-        asking = threading.Thread(target=lambda: answers.append(answer(left_behind, asked_by="embedded")))
+        asking = threading.Thread(target=lambda: answers.append(answer(left_behind, asked_by="broker")))
 
         with other_connection.transaction():
             other_connection.execute("SELECT FROM outbox_batch FOR UPDATE")
@@ -149,19 +149,19 @@ class TestAnswerInTrouble:
     def test_says_unknown_to_a_position_beyond_all_bounds(self, sent):
         source, batch, attempt, _ = sent.token.rsplit(":", 3)
 
-        given = answer(replace(sent, token=f"{source}:{batch}:{attempt}:{10**20}"), asked_by="embedded")
+        given = answer(replace(sent, token=f"{source}:{batch}:{attempt}:{10**20}"), asked_by="broker")
 
         assert given.resolution is UNKNOWN
 
     def test_says_unknown_when_its_settings_are_wrong(self, settings, sent):
         settings.OUTBOX = {"CHECK_BACK": {"LOCK_TIMEOUT": "soon"}}
 
-        assert answer(sent, asked_by="embedded").resolution is UNKNOWN
+        assert answer(sent, asked_by="broker").resolution is UNKNOWN
 
 
 def timed(half):
     started = time.monotonic()
-    given = answer(half, asked_by="embedded")
+    given = answer(half, asked_by="broker")
     return given, time.monotonic() - started
 
 

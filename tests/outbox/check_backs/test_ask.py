@@ -117,7 +117,7 @@ class TestInProcess:
         half = half_of(BatchFactory(state=State.SENT, half_ids=["h"]))
 
         assert in_process("default")(half) is COMMIT
-        assert CheckBack.objects.get().asked_by == "embedded"
+        assert CheckBack.objects.get().asked_by == "broker"
 
     @pytest.mark.usefixtures("resolvers")
     def test_gives_functions_a_connection_that_works_again_after_a_restart_of_the_database(self):

@@ -18,6 +18,8 @@ from outbox.models import Process
 from outbox.pipeline import recorder as recorder_module
 from outbox.pipeline.models import RecordedMessage, RecordedTopic
 from outbox.pipeline.recorder import Recorder
+from outbox.relay.prune import prune
+from tests.factories import message_id
 from tests.outbox.consuming.deliveries import SOURCE, numbered, outgoing
 from tests.outbox.consuming.messages import Cancelled, Placed
 from tests.waiting import wait_until
@@ -235,6 +237,16 @@ class TestTheCommand:
             call_command("outbox_record")
         with pytest.raises(CommandError, match="The audit reads the tables of broker 'default' itself"):
             call_command("outbox_record", "--broker", "default")
+
+
+class TestWhatItWrote:
+    def test_is_pruned_when_it_is_past_its_time(self):
+        for age in (timedelta(days=9), timedelta()):
+            RecordedMessage.objects.create(topic="orders", message_id=message_id(), recorded_at=datetime.now(UTC) - age)
+
+        pruned = prune("default")
+
+        assert (pruned.rows["outbox_recorded"], RecordedMessage.objects.count()) == (1, 1)
 
 
 class TestABrokerOutOfReach:

@@ -281,7 +281,7 @@ class TestImport:
         code = (
             "import sys, django; from django.conf import settings\n"
             "settings.configure(INSTALLED_APPS=['outbox'], DATABASES={}); django.setup()\n"
-            "import outbox.publish\n"
+            "import outbox.publishing.functions\n"
             "print('celery' in sys.modules)"
         )
 

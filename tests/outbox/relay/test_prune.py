@@ -6,7 +6,8 @@ import pytest
 from django.db import connection as django_connection
 
 from outbox import database
-from outbox.database import partitions
+from outbox.database import partitions, retention_holds
+from outbox.database.retention_holds import RetentionHold
 from outbox.models import (
     Batch,
     CheckBack,
@@ -21,8 +22,7 @@ from outbox.models import (
     State,
     Topic,
 )
-from outbox.pipeline.models import ArchivedDay, RecordedMessage
-from outbox.relay.prune import Pruned, prune
+from outbox.relay.prune import Pruned, prune, register_table
 from tests.factories import BatchFactory, DelayedFactory, MessageRowFactory, TicketFactory, TopicFactory, message_id
 
 pytestmark = pytest.mark.django_db(transaction=True)
@@ -228,7 +228,7 @@ class TestBooks:
         assert {table: count for table, count in pruned.rows.items() if count} == dict.fromkeys(
             [
                 *("outbox_inbox", "outbox_delivery", "outbox_duplicate", "outbox_check_back", "outbox_attempt"),
-                *("outbox_gap", "outbox_dedupe", "outbox_dead", "outbox_recorded"),
+                *("outbox_gap", "outbox_dedupe", "outbox_dead"),
             ],
             1,
         )
@@ -253,7 +253,6 @@ class TestBooks:
         Inbox.objects.create(**about, dedupe_key=key, handled_at=moment)
         FailedDelivery.objects.create(**about, nth=1, outcome="retry", fingerprint="f", error="e", failed_at=moment)
         Duplicate.objects.create(**about, nth=2, dropped_at=moment)
-        RecordedMessage.objects.create(topic="t", message_id=message_id(), recorded_at=moment)
         CheckBack.objects.create(
             request_id=key,
             asked_by="endpoint",
@@ -288,18 +287,45 @@ class TestPrune:
         assert Topic.objects.filter(id=topic.id).exists()
 
 
-class TestWithAnArchive:
-    @pytest.fixture(autouse=True)
-    def archive(self, settings):
-        settings.OUTBOX = {**settings.OUTBOX, "PIPELINE": {"ARCHIVE": {"PATH": "/srv/lake"}}}
+class TestATableOfAnApp:
+    @pytest.fixture
+    def table(self):
+        with database.connect("default") as own:
+            own.execute("CREATE TABLE outbox_test_book (written_at timestamptz)")
+            own.execute("INSERT INTO outbox_test_book VALUES (%s), (%s), (%s)", [LONG_AGO, LONG_AGO, NOW])
+        yield "outbox_test_book"
+        with database.connect("default") as own:
+            own.execute("DROP TABLE outbox_test_book")
 
-    def test_days_are_left_to_it_even_when_the_lake_is_said_to_have_them(self):
-        ArchivedDay.objects.create(day=OLD, state="committed", attempt=1, rows=0, digest="0")
+    def test_loses_what_is_past_its_time(self, table):
+        register_table(table, "written_at < %(before)s")
 
         pruned = prune("default", now=NOW)
 
+        assert pruned.rows[table] == 2
+
+    def test_is_passed_over_in_a_database_that_lacks_it(self):
+        register_table("outbox_nowhere", "written_at < %(before)s")
+
+        pruned = prune("default", now=NOW)
+
+        assert "outbox_nowhere" not in pruned.rows
+
+
+class TestWithAHold:
+    """An app takes days away itself, and the inbox with them."""
+
+    retention: timedelta | None = None  # None: it holds nothing
+
+    @pytest.fixture(autouse=True)
+    def hold(self, monkeypatch):
+        monkeypatch.setattr(TestWithAHold, "retention", timedelta(days=7))
+
+    def test_days_are_left_to_it(self):
+        pruned = prune("default", now=NOW)
+
         assert pruned.days == []
-        assert pruned.kept == {date(2001, 2, day): "not archived yet" for day in (3, 4, 12)}
+        assert pruned.kept == {date(2001, 2, day): "not copied yet" for day in (3, 4, 12)}
 
     def test_what_is_unfinished_in_a_day_is_named_first(self):
         TicketFactory(message=message_of())
@@ -322,24 +348,33 @@ class TestWithAnArchive:
 
         assert Batch.objects.filter(id=batch.id).exists()
 
-    def test_the_books_that_it_takes_along_are_its(self):
+    def test_the_tables_that_it_takes_along_are_its(self):
         TestBooks().write_books(LONG_AGO)
 
         pruned = prune("default", now=NOW)
 
-        taken = {table for table, count in pruned.rows.items() if count}
-        assert taken == {"outbox_gap", "outbox_dedupe", "outbox_dead"}
+        assert "outbox_inbox" not in pruned.rows
         assert Inbox.objects.exists()
-        assert RecordedMessage.objects.exists()
+        assert pruned.rows["outbox_duplicate"] == 1
 
-    def test_nothing_is_past_its_time_before_the_archive_says_so(self, settings):
-        settings.OUTBOX = {**settings.OUTBOX, "PIPELINE": {"ARCHIVE": {"PATH": "/srv/lake", "AFTER": timedelta(days=400)}}}
+    def test_nothing_is_past_its_time_before_it_says_so(self, monkeypatch):
+        monkeypatch.setattr(TestWithAHold, "retention", timedelta(days=400))
 
         assert prune("default", now=NOW).kept == {}
 
-    def test_an_alarm_is_raised_when_nobody_archives(self, alarms):
+    def test_days_go_that_are_past_the_retention_once_it_holds_nothing(self, monkeypatch):
+        monkeypatch.setattr(TestWithAHold, "retention", None)
+
+        assert len(prune("default", now=NOW).days) == 3
+
+    def test_an_alarm_is_raised_when_the_days_of_grace_are_over(self, alarms):
         prune("default", now=NOW)
 
         assert len(alarms) == 1
-        assert "2001-02-03 by not archived yet" in alarms[0]["reason"]
+        assert "2001-02-03 by not copied yet" in alarms[0]["reason"]
         assert "2001-02-12" not in alarms[0]["reason"]
+
+
+retention_holds.register(
+    RetentionHold("not copied yet", lambda: TestWithAHold.retention, grace=timedelta(days=2), tables=frozenset({"outbox_inbox"}))
+)

@@ -19,8 +19,9 @@ from outbox.relay.hosts import databases, ensure_fit
 
 class Command(BaseCommand):
     help = (
-        "Move finished days that are past their time to the lake of OUTBOX['ARCHIVE'], by Spark in a process of its own. It may "
-        "be stopped and started again at any time. Exit code: 0 done, 1 days that are due were kept, 2 nothing more was done."
+        "Move finished days that are past their time to the lake of OUTBOX['PIPELINE']['ARCHIVE'], by Spark in a process of its "
+        "own. It may be stopped and started again at any time. Exit code: 0 done, 1 days that are due were kept, 2 nothing more "
+        "was done."
     )
 
     def add_arguments(self, parser: ArgumentParser) -> None:

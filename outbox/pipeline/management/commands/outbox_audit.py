@@ -39,7 +39,9 @@ class Command(BaseCommand):
             "--settle", type=float, default=300.0, metavar="SECONDS", help="what is younger is under way (default: 300)"
         )
         parser.add_argument("--since", type=_time, metavar="TIME", help="audit what is younger (default: what was not pruned)")
-        parser.add_argument("--archived", action="store_true", help="audit what is in the lake of OUTBOX['ARCHIVE'], too")
+        parser.add_argument(
+            "--archived", action="store_true", help="audit what is in the lake of OUTBOX['PIPELINE']['ARCHIVE'], too"
+        )
         parser.add_argument("--reader", choices=["jdbc", "python"], default="jdbc", help="python needs no JDBC driver")
         parser.add_argument("--history", default="", metavar="FOLDER", help="keep what was read there, as Parquet")
         parser.add_argument("--master", default="local[2]", help="Spark's master (default: local[2])")
