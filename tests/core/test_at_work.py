@@ -34,7 +34,7 @@ class Placed(Message):
 @pytest.fixture
 def handled(monkeypatch):
     """Have one group handle the messages of this test; nobody else does."""
-    monkeypatch.setattr(register, "_groups", {})
+    monkeypatch.setattr(register, "registered", {})
     seen = []
 
     @register.consumer(Placed, group="core")
