@@ -27,7 +27,6 @@ def sent(journey: Journey) -> None:
     assert drained.sent == len(MESSAGES)
 
 
-@pytest.mark.slow
 class TestKilledConsumers:
     @pytest.mark.parametrize("place", [IN_TRANSACTION, UNACKED])
     def test_apply_each_message_once(self, journey: Journey, sent: None, place: str):
