@@ -9,7 +9,7 @@ from typing import Any
 
 from project.settings import *  # noqa: F403  (database, Celery)
 
-INSTALLED_APPS = ["outbox", "benchmarks"]
+INSTALLED_APPS = ["outbox", "outbox.brokers.embedded", "outbox.pipeline", "benchmarks"]
 ROOT_URLCONF = None  # no pages
 MIDDLEWARE: list[str] = []
 TEMPLATES: list[Any] = []

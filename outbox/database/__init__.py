@@ -1,17 +1,25 @@
 """
 What is ours in PostgreSQL beside the tables: connections, advisory locks, days of messages, heartbeats.
+
+The names are imported on first use: jobs of the pipeline read `retention_holds` where no Django is.
 """
 
-from outbox.database.connections import (
-    Connection,
-    connect,
-    drop_if_lost,
-    is_behind_transaction_pooler,
-    is_outbox_database,
-    outbox_databases,
-    outside_transactions,
-    raw,
-)
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from outbox.database.connections import (
+        Connection,
+        connect,
+        drop_if_lost,
+        is_behind_transaction_pooler,
+        is_outbox_database,
+        outbox_databases,
+        outside_transactions,
+        raw,
+    )
 
 __all__ = [
     "Connection",
@@ -23,3 +31,11 @@ __all__ = [
     "outside_transactions",
     "raw",
 ]
+
+
+def __getattr__(name: str) -> Any:
+    if name not in __all__:
+        raise AttributeError(f"module 'outbox.database' has no attribute {name!r}")
+    value = getattr(import_module("outbox.database.connections"), name)
+    globals()[name] = value
+    return value

@@ -24,12 +24,13 @@ pytestmark = [
 
 PUBLISH = """
 import time
-from outbox import nudge, publish_raw, transaction
+from outbox import publish_raw, transaction
+from outbox.publishing.wakeup import sender
 with transaction():
     publish_raw("orders", {"number": 1})
-while not nudge.sender.sent + nudge.sender.failed:
+while not sender.sent + sender.failed:
     time.sleep(0.01)
-print(nudge.sender.sent)
+print(sender.sent)
 """
 
 

@@ -7,6 +7,9 @@ from contextlib import contextmanager
 from typing import Any
 from urllib.parse import quote, urlsplit
 
+import pyarrow as pa
+from pyarrow.fs import FileSystem
+
 # Spark's schemes -> pyarrow's.
 SCHEMES = {"file": "file", "hdfs": "hdfs", "viewfs": "viewfs", "gs": "gs", "s3": "s3", "s3a": "s3", "s3n": "s3"}
 SAFE = "/%!$&'()*+,;=:@"
@@ -15,8 +18,6 @@ SAFE = "/%!$&'()*+,;=:@"
 @contextmanager
 def opened(file: str) -> Iterator[Any]:
     """Open a file. Raises OSError or pyarrow.ArrowException."""
-    from pyarrow.fs import FileSystem
-
     address = urlsplit(file)  # Spark leaves letters beyond ASCII as they are
     known = address._replace(scheme=SCHEMES.get(address.scheme, address.scheme), path=quote(address.path, safe=SAFE))
     filesystem, path = FileSystem.from_uri(known.geturl())
@@ -26,8 +27,6 @@ def opened(file: str) -> Iterator[Any]:
 
 def can_be_opened(files: Sequence[str]) -> bool:
     """Say whether pyarrow knows the file system, has the right to read there, and has what it needs for it."""
-    import pyarrow as pa
-
     try:
         with opened(files[0]):
             return True

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
+from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
 
@@ -161,8 +162,6 @@ def _time(text: str | None) -> Any:
 
 
 def _read_about(spark: SparkSession, folder: str) -> dict[str, Any]:
-    from pyspark.errors import PySparkException
-
     try:
         lines = spark.read.text(f"{folder}/{ABOUT}").collect()
         found: dict[str, Any] = json.loads("\n".join(row.value for row in lines))
@@ -174,8 +173,6 @@ def _read_about(spark: SparkSession, folder: str) -> dict[str, Any]:
 
 
 def _read_frame(spark: SparkSession, path: str) -> DataFrame:
-    from pyspark.errors import PySparkException
-
     try:
         return spark.read.parquet(path)
     except PySparkException as error:

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 import pyarrow.compute as pc
+import pyarrow.parquet as pq
 from pyspark.sql import DataFrame
 
 from outbox.pipeline.spark.files import opened
@@ -88,7 +89,6 @@ def may_have_null(history: History, frames: Iterable[str], column: str) -> bool:
 
 
 def _file_may_have_null(column: str, file: str) -> bool:
-    import pyarrow.parquet as pq
 
     try:
         with opened(file) as source:
@@ -119,7 +119,6 @@ class Reading:
 
     def batches(self, frame: str, file: str, part: int) -> Batches:
         """Read a part of a file."""
-        import pyarrow.parquet as pq
 
         columns = list(self.columns[frame])
         first_id = self.first_id if frame in OF_MESSAGES else ""

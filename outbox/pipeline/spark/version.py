@@ -18,7 +18,7 @@ def code_version() -> str:
     except metadata.PackageNotFoundError:
         version = "unknown"
     whole = hashlib.sha256()
-    for name, content in sorted(_sources(files("outbox.pipeline"), "")):
+    for name, content in sorted(_sources(files("outbox.pipeline.spark"), "")):
         whole.update(f"{name} {len(content)}\n".encode() + content)
     return f"{version}+{whole.hexdigest()[:12]}"
 

@@ -74,6 +74,7 @@ def turn(url: str) -> Iterator[Connection]:
         ArchiverBusy: somebody else is.
         HistoryError: the database cannot be reached.
     """
+    # Here: a node of a cluster that only reads files has no libpq, without which psycopg cannot be imported.
     import psycopg
 
     try:

@@ -71,6 +71,7 @@ def _insist_on_the_same(connection: Connection, span: Span, commit: Commit) -> N
 
 def drop(connection: Connection, span: Span, commit: Commit, deadline: float) -> None:
     """Drop the day's table and what the archive took along, again and again until the deadline while others lock it."""
+    # Here: a node of a cluster that only reads files has no libpq, without which psycopg cannot be imported.
     from psycopg import errors
 
     while True:

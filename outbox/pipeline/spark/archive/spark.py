@@ -50,6 +50,7 @@ class SparkWriter:
         Raises:
             HistoryError: they cannot be read or written.
         """
+        # Here: a run in which nothing is due starts no Spark, and does not wait for its import.
         from pyspark.errors import PySparkException
 
         try:
@@ -69,6 +70,7 @@ class SparkWriter:
         Raises:
             LakeError: one cannot be read.
         """
+        # Here: a run in which nothing is due starts no Spark, and does not wait for its import.
         from py4j.protocol import Py4JError
         from pyspark.errors import PySparkException
         from pyspark.sql import functions as F
@@ -100,9 +102,11 @@ def read_rows(spark: SparkSession, source: Source, frame: Frame, query: str, sna
     schema = spark_schema(frame)
     query = f"SELECT 0 AS part, q.* FROM ({query}) q"  # noqa: S608  (a statement of ours)
     if source.reader == "python":
+        # Here: a run in which nothing is due starts no Spark, and does not wait for its import.
         from outbox.pipeline.spark.sources import rows
 
         return rows.read(spark, source, query, (0, 0), snapshot, schema)
+    # Here: a run in which nothing is due starts no Spark, and does not wait for its import.
     from pyspark.sql import functions as F
 
     from outbox.pipeline.spark.sources import jdbc
@@ -124,6 +128,7 @@ def unreadable_file(error: Exception) -> str:
 
 def spark_schema(frame: Frame) -> StructType:
     """Give a frame's columns as Spark knows them."""
+    # Here: a run in which nothing is due starts no Spark, and does not wait for its import.
     from pyspark.sql.types import BinaryType, LongType, StringType, StructField, StructType, TimestampType
 
     kinds = {"text": StringType, "int": LongType, "time": TimestampType, "bytes": BinaryType}
@@ -132,6 +137,7 @@ def spark_schema(frame: Frame) -> StructType:
 
 def row_hash(frame: Frame) -> Column:
     """Hash a row as `digest_query` has PostgreSQL do it."""
+    # Here: a run in which nothing is due starts no Spark, and does not wait for its import.
     from pyspark.sql import functions as F
 
     parts = []

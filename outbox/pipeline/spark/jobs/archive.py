@@ -47,6 +47,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def run(config: ArchiveConfig) -> Archived:
     """Archive what is due, alone in that database. Raises PipelineError."""
+    # Here: a node of a cluster that only reads files has no libpq, without which psycopg cannot be imported.
     import psycopg
 
     writer = SparkWriter(config, _say)

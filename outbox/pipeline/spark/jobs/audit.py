@@ -19,6 +19,7 @@ from outbox.pipeline.spark.config import PipelineConfig
 from outbox.pipeline.spark.errors import PipelineError
 from outbox.pipeline.spark.jobs import parent
 from outbox.pipeline.spark.jobs.end import describe
+from outbox.pipeline.spark.session import build_session
 from outbox.pipeline.spark.times import first_id_at
 from outbox.pipeline.spark.version import code_version
 
@@ -51,17 +52,17 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def run(config: PipelineConfig, folder: str) -> dict[str, object]:
     """Read the history and audit it, in a session of its own. Raises PipelineError."""
-    from outbox.pipeline.spark.session import build_session
-
     _say("starting Spark")
     spark = build_session(config, name="outbox audit", is_light=not config.outbox.is_postgres)
     try:
+        # Only now: without pyspark, build_session has said what to install.
         from outbox.pipeline.spark.audit.run import audit
         from outbox.pipeline.spark.digest import digest
         from outbox.pipeline.spark.history import open_history
         from outbox.pipeline.spark.jobs.report import backlog_report, latency_report
 
         if config.outbox.is_postgres:
+            # Only now: without pyspark, build_session has said what to install.
             from outbox.pipeline.spark.sources.postgres import copy_history
 
             copy_history(spark, config, folder, _say)

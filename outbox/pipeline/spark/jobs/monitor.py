@@ -22,6 +22,7 @@ from outbox.pipeline.spark.config import PipelineConfig
 from outbox.pipeline.spark.errors import PipelineError
 from outbox.pipeline.spark.jobs import parent
 from outbox.pipeline.spark.jobs.end import describe
+from outbox.pipeline.spark.session import build_session
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -58,8 +59,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def run(config: PipelineConfig, checkpoint: str, *, every: float | None, is_stopped: Callable[[], bool]) -> None:
     """Apply what was written since, in a session of its own. Raises PipelineError."""
-    from outbox.pipeline.spark.session import build_session
-
     config = replace(config, outbox=replace(config.outbox, reader="python"), brokers=[])
     with _turn(config.outbox.url):
         _say("starting Spark")
@@ -75,6 +74,7 @@ def stream(
 ) -> None:
     """Run the query until all is applied, or until stopped. Raises PipelineError."""
     _insist_on_version()
+    # Only now: without pyspark, build_session has said what to install.
     from pyspark.errors import StreamingQueryException
 
     from outbox.pipeline.spark.monitor.aggregate import aggregate, changes_of
@@ -117,6 +117,7 @@ def _end(query: Any) -> None:
 
 
 def _insist_on_version() -> None:
+    # Only now: without pyspark, build_session has said what to install.
     import pyspark
 
     if tuple(map(int, pyspark.__version__.split(".")[:2])) < OLDEST_SPARK:
@@ -145,6 +146,7 @@ def _explained(troubles: list[Exception], error: Exception) -> PipelineError:
 
 @contextmanager
 def _turn(url: str) -> Iterator[None]:
+    # Here: a node of a cluster that only reads files has no libpq, without which psycopg cannot be imported.
     import psycopg
 
     try:

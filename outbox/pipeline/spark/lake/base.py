@@ -89,15 +89,18 @@ def open_lake(root: str, kind: str = "manifest", catalog: dict[str, str] | None 
     Raises:
         LakeError: there is no such format.
     """
+    # Here: the module of each format imports this one.
     from outbox.pipeline.spark.lake.manifest import ManifestLake
 
     if kind == "manifest":
         return ManifestLake(Path(root))
     if kind == "delta":
+        # Here: the module of each format imports this one.
         from outbox.pipeline.spark.lake.delta import DeltaLake
 
         return DeltaLake(Path(root))
     if kind == "iceberg":
+        # Here: the module of each format imports this one.
         from outbox.pipeline.spark.lake.iceberg import IcebergLake
 
         return IcebergLake(Path(root), catalog or {}, namespace)

@@ -36,6 +36,7 @@ class DeltaLake(ManifestLake):
 
     def _follow(self) -> None:
         try:
+            # Here: without the extra `delta`, `_follow` says what to install.
             from deltalake.exceptions import DeltaError
         except ImportError as error:
             raise LakeError('deltalake is missing: pip install "django-transactional-outbox[delta]"') from error
@@ -51,6 +52,7 @@ class DeltaLake(ManifestLake):
 
 
 def _table(folder: Path, frame: Frame) -> Any:
+    # Here: without the extra `delta`, `_follow` says what to install.
     import pyarrow as pa
     from deltalake import DeltaTable
 
@@ -62,6 +64,7 @@ def _table(folder: Path, frame: Frame) -> Any:
 
 def _add(folder: Path, table: Any, commit: Commit, written: Written) -> None:
     """Have the log say that these files count, unless it says so."""
+    # Here: without the extra `delta`, `_follow` says what to install.
     from deltalake import CommitProperties, Transaction
     from deltalake.transaction import AddAction
     from pyarrow import parquet

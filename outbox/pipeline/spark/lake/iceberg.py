@@ -81,6 +81,7 @@ class IcebergLake(ManifestLake):
 
     def _open(self) -> Any:
         try:
+            # Here: without the extra `iceberg`, `_open` says what to install.
             from pyiceberg.catalog import load_catalog
             from pyiceberg.catalog.sql import SqlCatalog
             from sqlalchemy import URL
@@ -96,6 +97,7 @@ class IcebergLake(ManifestLake):
 
     def _table(self, catalog: Any, frame: Frame) -> Any:
         """Load a frame's table, or make it."""
+        # Here: without the extra `iceberg`, `_open` says what to install.
         import pyarrow as pa
         from pyiceberg.exceptions import NoSuchTableError
 
@@ -133,6 +135,7 @@ class IcebergLake(ManifestLake):
 
     def _replace(self, table: Any, frame: Frame, commit: Commit, paths: list[Path]) -> tuple[list[Any], list[Path]]:
         """Give files of a table that have rows which come again, and new files with their other rows."""
+        # Here: without the extra `iceberg`, `_open` says what to install.
         import pyarrow as pa
         import pyarrow.compute as pc
         from pyarrow import parquet
@@ -155,6 +158,7 @@ class IcebergLake(ManifestLake):
 
     def _rows(self, table: Any, task: Any, names: list[str] | None = None) -> Any:
         """Read one of a table's files, all columns or some. pyiceberg looks at no checksums, so ours are read twice."""
+        # Here: without the extra `iceberg`, `_open` says what to install.
         from pyiceberg.expressions import AlwaysTrue
         from pyiceberg.io.pyarrow import ArrowScan
 
@@ -166,6 +170,7 @@ class IcebergLake(ManifestLake):
 
     def _checked(self, path: Path, names: list[str] | None = None) -> Any:
         """Read a file of the lake, each page held to its checksum."""
+        # Here: without the extra `iceberg`, `_open` says what to install.
         import pyarrow as pa
         from pyarrow import parquet
 
@@ -197,6 +202,7 @@ def _uri(path: Path) -> str:
 
 def _between(name: str, rows: Any) -> Any:
     """Choose rows from the least to the greatest value that a column has in these."""
+    # Here: without the extra `iceberg`, `_open` says what to install.
     import pyarrow.compute as pc
     from pyiceberg.expressions import And, GreaterThanOrEqual, LessThanOrEqual
 
@@ -207,6 +213,7 @@ def _between(name: str, rows: Any) -> Any:
 
 def _is_missing(new: Any, rows: Any) -> Any:
     """Say of each row whether it is not among the new ones."""
+    # Here: without the extra `iceberg`, `_open` says what to install.
     import pyarrow as pa
     import pyarrow.compute as pc
 

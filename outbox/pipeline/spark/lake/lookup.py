@@ -60,6 +60,7 @@ def find_message(lake: Lake, message_id: UUID) -> Found | None:
 def _rows(lake: Lake, commit: Commit, frame: str, message_id: UUID) -> Iterator[dict[str, Any]]:
     """Read the rows of one message from the row groups that may hold it."""
     try:
+        # Here: without the extra `lake`, what cannot be read is said.
         import pyarrow as pa
         from pyarrow import parquet
     except ImportError as error:

@@ -77,6 +77,7 @@ class ChangesReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return [Window(table, low.horizon, high.horizon, low.oldest) for table in statements.ALL]
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
+        # Here: a node of a cluster that only reads files has no libpq, without which psycopg cannot be imported.
         import psycopg
 
         assert isinstance(partition, Window)
@@ -91,6 +92,7 @@ class ChangesReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
                 yield pa.RecordBatch.from_arrays(columns, schema=ARROW)
 
     def _measure(self) -> tuple[int, int, datetime]:
+        # Here: a node of a cluster that only reads files has no libpq, without which psycopg cannot be imported.
         import psycopg
 
         with psycopg.connect(self.options["url"], application_name="outbox monitor") as connection:

@@ -22,6 +22,7 @@ def jdbc_url(url: str) -> tuple[str, dict[str, str]]:
     Raises:
         HistoryError: the server is reached by a socket file, which Java does not do.
     """
+    # Here: a node of a cluster that only reads files has no libpq, without which psycopg cannot be imported.
     from psycopg.conninfo import conninfo_to_dict
 
     parts = {name: str(value) for name, value in conninfo_to_dict(url).items() if value is not None}

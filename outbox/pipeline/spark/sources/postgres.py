@@ -105,6 +105,7 @@ def _read_all(
 def _read(
     spark: SparkSession, source: Source, connection: Any, snapshot: str, name: str, statement: Statement, schema: StructType
 ) -> DataFrame:
+    # Here: a node of a cluster that only reads files has no libpq, without which psycopg cannot be imported.
     import psycopg
     from pyspark.errors import PySparkException
 
@@ -114,6 +115,7 @@ def _read(
         if source.reader == "jdbc":
             frame = jdbc.read(spark, source, statement.query, bounds, snapshot)
         else:
+            # Here: Spark 3 has no Python data sources, and reads by JDBC.
             from outbox.pipeline.spark.sources import rows
 
             frame = rows.read(spark, source, statement.query, bounds, snapshot, schema)

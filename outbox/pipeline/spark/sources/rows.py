@@ -66,6 +66,7 @@ class PostgresReader(DataSourceReader):
         return [Part(a, b) for a, b in zip([None, *cuts], [*cuts, None], strict=True)]
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
+        # Here: a node of a cluster that only reads files has no libpq, without which psycopg cannot be imported.
         import psycopg
 
         assert isinstance(partition, Part)

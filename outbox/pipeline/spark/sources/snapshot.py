@@ -25,6 +25,7 @@ def exported_snapshot(url: str) -> Iterator[tuple[psycopg.Connection[Any], str]]
     Raises:
         HistoryError: the database cannot be reached.
     """
+    # Here: a node of a cluster that only reads files has no libpq, without which psycopg cannot be imported.
     import psycopg
 
     try:

@@ -19,6 +19,7 @@ from outbox.pipeline.spark.errors import PipelineError
 def main(arguments: Sequence[str] | None = None) -> int:
     """Do what the arguments say; give the exit code."""
     options = _parser().parse_args(arguments)
+    # Here: --help is there without pyspark, and build_session says what to install.
     from outbox.pipeline.spark.session import build_session
     from outbox.pipeline.spark.synthetic.database import write_database
     from outbox.pipeline.spark.synthetic.plan import Plan

@@ -58,6 +58,7 @@ def write_database(spark: SparkSession, plan: Plan, url: str) -> dict[str, Any]:
     Raises:
         PipelineError: the database cannot be reached, has no tables of the outbox, or has rows in them.
     """
+    # Here: a node of a cluster that only reads files has no libpq, without which psycopg cannot be imported.
     import psycopg
 
     truth = draw(plan, HERE)
@@ -87,6 +88,7 @@ def _config(plan: Plan, url: str) -> PipelineConfig:
 
 
 def _insist_on_empty(connection: psycopg.Connection[Any]) -> None:
+    # Here: a node of a cluster that only reads files has no libpq, without which psycopg cannot be imported.
     from psycopg import errors
 
     for table in EMPTY:
@@ -159,6 +161,7 @@ def _batches(rows: Iterable[Any]) -> Iterator[tuple[Any, ...]]:
 
 def _copier(url: str, statement: str, rows_of: Any) -> Any:
     def copy(rows: Iterable[Any]) -> None:
+        # Here: a node of a cluster that only reads files has no libpq, without which psycopg cannot be imported.
         import psycopg
 
         with (

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import pyarrow as pa
-from pyspark.sql import DataFrame
+from pyspark.sql import DataFrame, Window
 from pyspark.sql import functions as F
 
 from outbox.pipeline.spark.transforms.columns import coded, constant, times_of
@@ -53,8 +53,6 @@ def tries(attempts: DataFrame) -> DataFrame:
 
 def most_repeated(attempts: DataFrame, *, limit: int) -> DataFrame:
     """Give consumer_group, topic, message_id, tries of the messages tried most often, at most `limit` of each topic."""
-    from pyspark.sql import Window
-
     keys = ["consumer_group", "topic"]
     rank = F.row_number().over(Window.partitionBy(*keys).orderBy(F.desc("tries"), "message_id"))
     return (

@@ -3,8 +3,8 @@ import sys
 
 ALL_ROOMS = """
 import importlib, pkgutil, sys
-import outbox.pipeline
-for module in pkgutil.walk_packages(outbox.pipeline.__path__, "outbox.pipeline."):
+import outbox.pipeline.spark
+for module in pkgutil.walk_packages(outbox.pipeline.spark.__path__, "outbox.pipeline.spark."):
     if not module.name.endswith("__main__"):
         try:
             importlib.import_module(module.name)
@@ -16,7 +16,7 @@ assert not loaded, loaded
 
 PACKAGE = """
 import sys
-import outbox.pipeline, outbox.pipeline.spark.config
+import outbox.pipeline.spark, outbox.pipeline.spark.config
 assert not {"pyspark", "pandas", "numpy", "pyarrow"} & set(sys.modules)
 """
 
