@@ -31,7 +31,13 @@ audit: $(VENV)/.project $(VENV)/.spark ## audit the demo's history by Spark, as 
 
 # They wait for PostgreSQL half of their time. Some arguments are for one process only, so then there is one.
 test: $(VENV)/.dev ## run all tests this machine can run (ARGS="...")
-	@$(BIN)/python -m pytest $(or $(ARGS),--numprocesses auto --maxprocesses 4 --dist loadfile --no-loadscope-reorder)
+	@$(BIN)/python -m pytest $(or $(ARGS),--numprocesses auto --maxprocesses 4 $(BY_FILE))
+
+# A file's tests share what they set up, so one process runs them all.
+BY_FILE = --dist loadfile --no-loadscope-reorder
+
+# The folders whose files name a marker. Looking for its tests everywhere takes each process 10 s.
+marked = $(sort $(dir $(shell grep -rlE --include='*.py' 'mark\.($(1))' tests)))
 
 # Rooms that need neither the embedded broker nor the pipeline; a few files in them put a broker with tables to the test.
 CORE = tests/core tests/outbox/publishing tests/outbox/relay tests/outbox/batches tests/outbox/check_backs tests/outbox/api \
@@ -40,27 +46,25 @@ CORE = tests/core tests/outbox/publishing tests/outbox/relay tests/outbox/batche
 NOT_CORE = tests/outbox/relay/test_hosts.py tests/outbox/check_backs/test_loop.py
 
 test-core: $(VENV)/.dev ## run the tests of the core without the apps of embedded broker and pipeline (ARGS="...")
-	@$(BIN)/python -m pytest --ds tests.core.settings --numprocesses 2 --dist loadfile --no-loadscope-reorder \
+	@$(BIN)/python -m pytest --ds tests.core.settings --numprocesses 2 $(BY_FILE) \
 	$(or $(ARGS),$(CORE) $(addprefix --ignore=,$(NOT_CORE)))
-
-# Where those tests are, the longest first: looking for them everywhere takes each process 10 s.
-ON_ROCKETMQ = tests/journeys tests/docker tests/contracts tests/outbox/brokers/rocketmq
 
 # They mostly wait, so three at once, each of the three with a node of its own.
 test-rocketmq: $(VENV)/.rocketmq ## run the tests that need a real RocketMQ, and start it; needs Java and Maven (ARGS="...")
-	@$(BIN)/python -m pytest -m rocketmq --numprocesses 3 --dist loadfile --no-loadscope-reorder $(or $(ARGS),$(ON_ROCKETMQ))
+	@$(BIN)/python -m pytest -m rocketmq --numprocesses 3 $(BY_FILE) $(or $(ARGS),$(call marked,rocketmq))
 
+# One process plays the demo and looks at it, another fills the tables.
 test-browser: $(VENV)/.browser ## look at the played demo in Chromium, and at a million messages (ARGS="...")
-	@$(BIN)/python -m pytest -m "browser or million" $(ARGS)
+	@$(BIN)/python -m pytest -m "browser or million" --numprocesses 2 $(BY_FILE) $(or $(ARGS),$(call marked,browser|million))
 
 screenshots: $(VENV)/.browser ## take the README's screenshots anew
 	@$(BIN)/python -m pytest -m browser $(ARGS)
 	@cp $(addprefix var/screenshots/,$(notdir $(wildcard docs/screenshots/*.png))) docs/screenshots/
 
-# JVMs that compile less are up in half the time, and tests give them little to do.
+# JVMs that compile less are up in half the time, and tests give them little to do. Each of the two processes has a session.
 test-spark: export JDK_JAVA_OPTIONS = -XX:TieredStopAtLevel=1 -XX:+UseSerialGC
 test-spark: $(VENV)/.spark ## run the tests that need Spark, and so Java (ARGS="...")
-	@$(BIN)/python -m pytest -m spark $(ARGS)
+	@$(BIN)/python -m pytest -m spark --numprocesses 2 $(BY_FILE) $(or $(ARGS),$(call marked,spark))
 
 test-wheel: $(VENV)/.dev ## build the package, install it in an empty environment, follow the README there; asks the package index
 	@$(BIN)/python -m pytest -m wheel tests/journeys/test_wheel.py $(ARGS)

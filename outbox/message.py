@@ -164,17 +164,17 @@ class Message(msgspec.Struct, frozen=True, metaclass=_MessageType):
         return msgspec.convert(content, cls)
 
 
-_types: dict[str, type[Message]] = {}
+registered: dict[str, type[Message]] = {}
 
 
 def message_type(name: str) -> type[Message] | None:
     """Give the message type of that name on the wire, or None where no module defines it."""
-    return _types.get(name)
+    return registered.get(name)
 
 
 def message_types() -> Mapping[str, type[Message]]:
     """Give all message types by their name on the wire."""
-    return dict(_types)
+    return dict(registered)
 
 
 def _read_meta(cls: type[Message]) -> MessageOptions:
@@ -190,13 +190,13 @@ def _read_meta(cls: type[Message]) -> MessageOptions:
 
 def _register(cls: type[Message]) -> None:
     name = cls._meta.type
-    other = _types.get(name)
+    other = registered.get(name)
     if other is not None and (other.__module__, other.__qualname__) != (cls.__module__, cls.__qualname__):
         raise TypeError(
             f"Message type {name!r} is defined twice: {other.__module__}.{other.__qualname__} and "
             f"{cls.__module__}.{cls.__qualname__}. Give one of them another `type` in its class Meta."
         )
-    _types[name] = cls
+    registered[name] = cls
 
 
 @dataclass(frozen=True, slots=True)

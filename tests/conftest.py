@@ -23,6 +23,12 @@ def _flush_what_was_filled() -> Iterator[None]:
 
 
 @pytest.hookimpl(trylast=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Begin with what takes long: left to the end, it would keep one process busy while the others are idle."""
+    items.sort(key=lambda item: item.get_closest_marker("slow") is None)
+
+
+@pytest.hookimpl(trylast=True)
 def pytest_sessionfinish(session: pytest.Session, exitstatus: int) -> None:
     if CI and exitstatus == pytest.ExitCode.OK and _skipped(session.config):
         session.exitstatus = pytest.ExitCode.TESTS_FAILED

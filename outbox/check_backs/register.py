@@ -9,7 +9,7 @@ from outbox.message import Half, Resolution
 
 Resolver = Callable[[Half], Resolution]
 
-_resolvers: dict[str, Resolver] = {}
+registered: dict[str, Resolver] = {}
 
 
 def check_back(topic: str) -> Callable[[Resolver], Resolver]:
@@ -26,12 +26,12 @@ def check_back(topic: str) -> Callable[[Resolver], Resolver]:
         raise ConfigurationError('@check_back needs the name of a topic: @check_back("orders").')
 
     def remember(function: Resolver) -> Resolver:
-        if topic in _resolvers:
+        if topic in registered:
             raise ConfigurationError(
-                f"Topic {topic!r} has two check-back functions: {_name(_resolvers[topic])} and {_name(function)}. "
+                f"Topic {topic!r} has two check-back functions: {_name(registered[topic])} and {_name(function)}. "
                 "Keep one of them."
             )
-        _resolvers[topic] = function
+        registered[topic] = function
         return function
 
     return remember
@@ -39,12 +39,12 @@ def check_back(topic: str) -> Callable[[Resolver], Resolver]:
 
 def resolvers() -> Mapping[str, Resolver]:
     """Give all such functions by their topics."""
-    return dict(_resolvers)
+    return dict(registered)
 
 
 def resolver_of(topic: str) -> Resolver | None:
     """Give the function that answers for a topic's half messages without a token, or None."""
-    return _resolvers.get(topic)
+    return registered.get(topic)
 
 
 def _name(function: Resolver) -> str:

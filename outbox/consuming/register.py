@@ -110,12 +110,12 @@ class Group:
         return _plain(topic) in self.consumers
 
 
-_groups: dict[str, Group] = {}
+registered: dict[str, Group] = {}
 
 
 def groups() -> Mapping[str, Group]:
     """Give all groups by name."""
-    return dict(_groups)
+    return dict(registered)
 
 
 def group(name: str) -> Group:
@@ -125,10 +125,10 @@ def group(name: str) -> Group:
     Raises:
         ConfigurationError: no handler is in that group.
     """
-    if name not in _groups:
-        known = ", ".join(sorted(_groups)) or "none"
+    if name not in registered:
+        known = ", ".join(sorted(registered)) or "none"
         raise ConfigurationError(f"No @consumer is in the group {name!r}. Known are: {known}.")
-    return _groups[name]
+    return registered[name]
 
 
 def consumer(
@@ -224,7 +224,7 @@ def _handler(target: Callable[..., Any]) -> Handler:
 
 
 def _add(new: Consumer) -> None:
-    members = _groups.get(new.group, Group(new.group)).consumers
+    members = registered.get(new.group, Group(new.group)).consumers
     for other in members.values():
         if other.name == new.name:
             continue  # the module was imported anew
@@ -238,7 +238,7 @@ def _add(new: Consumer) -> None:
                 f"{other.name} and {new.name} are in the group {new.group!r} but write to different databases "
                 f"({other.using}, {new.using}). A group keeps its inbox in one; give one of them another group."
             )
-    _groups[new.group] = Group(new.group, {**members, new.subject: new})
+    registered[new.group] = Group(new.group, {**members, new.subject: new})
 
 
 def _name(target: Callable[..., Any]) -> str:

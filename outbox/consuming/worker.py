@@ -14,6 +14,7 @@ from django.db import InterfaceError, OperationalError, connections
 
 from outbox import conf, database, signals
 from outbox.brokers.base import Broker, Delivery
+from outbox.conf.sections import ConsumerSettings
 from outbox.consuming.handle import Outcome, Result, handle
 from outbox.consuming.register import Group
 from outbox.errors import BrokerUnavailable
@@ -54,6 +55,12 @@ _TALLIED = {
     Outcome.RETRY: "retried",
     Outcome.DEAD_LETTER: "dead_letters",
 }
+
+
+def affordable(settings: ConsumerSettings, seconds_per_message: float) -> int:
+    """Return how many messages can be handled in half of the time that the broker gives: a batch at most, and one at least."""
+    messages = settings.invisible.total_seconds() / 2 / max(seconds_per_message, 1e-6)
+    return max(1, min(settings.batch_size, int(messages)))
 
 
 class Worker:
@@ -128,9 +135,8 @@ class Worker:
         self._check_database()
         broker = self._connected()
         received_at = time.monotonic()  # before the call, for the broker counts from some moment within it
-        deliveries = broker.receive(
-            self.group.name, self._topics, limit=self._limit(), invisible_for=self._settings.invisible, wait=wait
-        )
+        limit = affordable(self._settings, self._seconds_per_message)
+        deliveries = broker.receive(self.group.name, self._topics, limit=limit, invisible_for=self._settings.invisible, wait=wait)
         if not deliveries:
             return 0
         started_at = time.monotonic()
@@ -201,11 +207,6 @@ class Worker:
             logger.warning(text, self.group.name, self.alias, pause, str(error).strip())
         else:
             logger.error("Group %r of broker %r failed, again in %s s", self.group.name, self.alias, pause, exc_info=error)
-
-    def _limit(self) -> int:
-        """Take no more than can be handled in half of the time that the broker gives, going by the last batch."""
-        affordable = self._settings.invisible.total_seconds() / 2 / max(self._seconds_per_message, 1e-6)
-        return max(1, min(self._settings.batch_size, int(affordable)))
 
     def _check_database(self) -> None:
         """

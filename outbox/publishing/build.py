@@ -15,7 +15,7 @@ from outbox.message import Message
 
 Build = Callable[..., "Message | tuple[Message, Model]"]
 
-_builds: dict[Build, None] = {}  # each once: method_decorator decorates anew at every call
+registered: dict[Build, None] = {}  # each once: method_decorator decorates anew at every call
 
 
 def remember(build: Build, function: Callable[..., Any]) -> None:
@@ -37,7 +37,7 @@ def remember(build: Build, function: Callable[..., Any]) -> None:
             f"{function.__qualname__} goes half first and takes no `message`. Give it a parameter of that name: it gets what "
             f"{build.__qualname__} built."
         )
-    _builds[build] = None
+    registered[build] = None
 
 
 def part(built: Message | tuple[Message, Model]) -> tuple[Message, Model | None]:
@@ -47,7 +47,7 @@ def part(built: Message | tuple[Message, Model]) -> tuple[Message, Model | None]
 
 def built_types() -> Iterator[tuple[str, type[Message]]]:
     """Give the name of each function that builds, and each message type that its annotation says it gives."""
-    for build in _builds:
+    for build in registered:
         hints: dict[str, Any] = {}
         with suppress(NameError):  # a name for type checkers only
             hints = get_type_hints(build)

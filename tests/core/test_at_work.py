@@ -5,6 +5,7 @@ import json
 from datetime import UTC, datetime, timedelta
 
 import pytest
+from django.apps import apps
 from django.contrib import admin
 from django.core.management import call_command
 from django.urls import reverse
@@ -34,7 +35,7 @@ class Placed(Message):
 @pytest.fixture
 def handled(monkeypatch):
     """Have one group handle the messages of this test; nobody else does."""
-    monkeypatch.setattr(register, "_groups", {})
+    monkeypatch.setattr(register, "registered", {})
     seen = []
 
     @register.consumer(Placed, group="core")
@@ -112,8 +113,8 @@ class TestAPage:
             "outbox_overview",
             *(
                 f"outbox_{model._meta.model_name}_changelist"
-                for model in admin.site._registry
-                if model._meta.app_label == "outbox"
+                for model in apps.get_app_config("outbox").get_models()
+                if admin.site.is_registered(model)
             ),
         ],
     )

@@ -15,7 +15,7 @@ from tests.docker.machine import Machine, wait_for_letter
 from tests.docker.test_services import order
 from tests.waiting import wait_until
 
-pytestmark = [pytest.mark.rocketmq, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.rocketmq, pytest.mark.slow, pytest.mark.timeout(600)]
 
 # Where the server is, and what it may use of this machine, is not the compose file's to say.
 PLACES = {"listenPort", "haListenPort", "namesrvAddr", "storePathRootDir", "storePathCommitLog"}

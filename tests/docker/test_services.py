@@ -8,7 +8,7 @@ import pytest
 from tests.docker.machine import Machine, wait_for_letter
 from tests.shop.conftest import INVOICE
 
-pytestmark = [pytest.mark.redis, pytest.mark.timeout(240)]
+pytestmark = [pytest.mark.redis, pytest.mark.slow, pytest.mark.timeout(240)]
 
 
 @pytest.fixture(scope="module")

@@ -26,6 +26,7 @@ def played(tmp_path_factory):
 
 
 @pytest.mark.rocketmq
+@pytest.mark.slow
 @pytest.mark.timeout(540)
 class TestTheDemoOnRocketMQ:
     def test_keeps_the_promise(self, played):

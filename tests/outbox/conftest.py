@@ -59,7 +59,7 @@ def memory_brokers(settings: Any, clock: Clock) -> None:
 
 @pytest.fixture
 def no_consumers(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(register, "_groups", {})
+    monkeypatch.setattr(register, "registered", {})
 
 
 @pytest.fixture
@@ -78,21 +78,15 @@ def alarms() -> Iterator[list[dict[str, Any]]]:
 @pytest.fixture
 def only_the_shops_types(monkeypatch: pytest.MonkeyPatch) -> None:
     """Leave the message types of the shop; other tests' modules define some that the system checks complain about."""
-    shops = {name: one for name, one in message._types.items() if not one.__module__.startswith("tests.")}
-    monkeypatch.setattr(message, "_types", shops)
+    shops = {name: one for name, one in message.registered.items() if not one.__module__.startswith("tests.")}
+    monkeypatch.setattr(message, "registered", shops)
 
 
 @pytest.fixture
 def own_definitions(monkeypatch: pytest.MonkeyPatch) -> None:
     """The test's message types, consumers, check-back functions and what goes half first, not the shop's."""
-    places = {
-        "message": "_types",
-        "consuming.register": "_groups",
-        "check_backs.register": "_resolvers",
-        "publishing.build": "_builds",
-    }
-    for module, name in places.items():
-        monkeypatch.setattr(import_module(f"outbox.{module}"), name, {})
+    for module in ("message", "consuming.register", "check_backs.register", "publishing.build"):
+        monkeypatch.setattr(import_module(f"outbox.{module}"), "registered", {})
 
 
 @pytest.fixture

@@ -10,7 +10,7 @@ from outbox.message import Message, MessageOptions, Token, message_type, message
 
 @pytest.fixture(autouse=True)
 def _own_types(monkeypatch):
-    monkeypatch.setattr("outbox.message._types", {})
+    monkeypatch.setattr("outbox.message.registered", {})
 
 
 def make(name="Order", **meta):

@@ -35,7 +35,7 @@ def _outbox(settings, monkeypatch):
         "TOPICS": {"made": {"TYPE": "transaction"}},
         "NUDGE": False,
     }
-    monkeypatch.setattr(register, "_groups", {})
+    monkeypatch.setattr(register, "registered", {})
 
 
 def relay(alias):

@@ -1,13 +1,13 @@
 import pytest
+from django.apps import apps
 from django.contrib import admin
 from django.urls import reverse
 
-from project.shop import models
 from project.shop.models import Cancellation, Order
 
 pytestmark = pytest.mark.django_db
 
-BOOKS = sorted(model._meta.model_name for model in admin.site._registry if model.__module__ == models.__name__)
+BOOKS = sorted(model._meta.model_name for model in apps.get_app_config("shop").get_models() if admin.site.is_registered(model))
 
 
 class TestAdmin:

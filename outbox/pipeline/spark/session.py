@@ -88,7 +88,7 @@ def build_session(
     if "PYSPARK_GATEWAY_PORT" not in os.environ:  # not started by spark-submit
         builder = builder.master(config.master).config("spark.driver.memory", config.driver_memory)
         if config.master.startswith("local"):
-            _let_workers_import_us()
+            let_workers_import_us()
             builder = builder.config("spark.driver.host", "127.0.0.1").config("spark.driver.bindAddress", "127.0.0.1")
         if needs_jar(config):
             jars = sorted({find_jar(source.jar) for source in (config.outbox, *config.brokers) if source.is_postgres})
@@ -102,7 +102,7 @@ def build_session(
     return builder.config("spark.sql.shuffle.partitions", config.shuffle_partitions).getOrCreate()
 
 
-def _let_workers_import_us() -> None:
+def let_workers_import_us() -> None:
     """Put this package on the path of Python workers, which know neither sys.path nor where we were started."""
     root = str(Path(__file__).resolve().parents[3])
     path = os.environ.get("PYTHONPATH", "").split(os.pathsep)

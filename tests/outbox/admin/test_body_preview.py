@@ -10,7 +10,7 @@ JSON = {"content-type": "application/json"}
 
 @pytest.fixture(autouse=True)
 def _own_types(monkeypatch):
-    monkeypatch.setattr("outbox.message._types", {})
+    monkeypatch.setattr("outbox.message.registered", {})
 
 
 @pytest.fixture

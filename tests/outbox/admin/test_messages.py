@@ -19,7 +19,7 @@ VIEW = "view_messagerow"
 @pytest.fixture
 def masked(monkeypatch):
     """Make a type with a mask, for this test alone."""
-    monkeypatch.setattr("outbox.message._types", {})
+    monkeypatch.setattr("outbox.message.registered", {})
 
     class OrderPlaced(Message):
         order_id: int

@@ -22,7 +22,7 @@ Post = Callable[..., HttpResponse]
 @pytest.fixture(autouse=True)
 def _clean_slate(settings: Any, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     settings.OUTBOX = {"CHECK_BACK": {"SECRETS": [SECRET]}}
-    monkeypatch.setattr(register, "_resolvers", {})
+    monkeypatch.setattr(register, "registered", {})
     monkeypatch.setattr(sources, "_aliases", {})
     cache.clear()
     yield

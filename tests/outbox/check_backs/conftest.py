@@ -30,7 +30,7 @@ def other_connection(transactional_db: None) -> Iterator[database.Connection]:
 @pytest.fixture
 def resolvers(monkeypatch: pytest.MonkeyPatch) -> None:
     """No @check_back function but the test's own."""
-    monkeypatch.setattr(register, "_resolvers", {})
+    monkeypatch.setattr(register, "registered", {})
 
 
 @pytest.fixture(autouse=True)

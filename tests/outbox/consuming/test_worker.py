@@ -117,13 +117,23 @@ class TestWorker:
 
         assert applied() == ["A1"]
 
-    def test_takes_fewer_when_its_handler_is_slow(self, worker, settings):
-        worker._seconds_per_message = 10
+    def test_takes_fewer_when_its_handler_is_slow(self, worker, broker, settings):
+        settings.OUTBOX = {**settings.OUTBOX, "CONSUMER": {"INVISIBLE": timedelta(seconds=0.05)}}
 
-        assert worker._limit() == 3
+        @consumer(Placed, group="slow")
+        def dawdle(message, context):
+            threading.Event().wait(0.03)
 
-        worker._seconds_per_message = 1000
-        assert worker._limit() == 1
+        slow = Worker(group("slow"), "default")
+        broker.send([outgoing(Placed("A1"))])
+        assert slow.step(NO_WAIT) == 1
+        broker.send([outgoing(Placed(invoice)) for invoice in ("A2", "A3")])
+
+        assert slow.step(NO_WAIT) == 1
+
+    @pytest.mark.parametrize(("seconds", "messages"), [(10, 3), (1000, 1)])
+    def test_takes_what_fits_into_half_of_the_time_that_it_has(self, seconds, messages):
+        assert worker_module.affordable(conf.settings().consumer, seconds) == messages
 
     def test_acknowledges_what_was_done_before_it_is_broken_off(self, worker, broker, clock, monkeypatch):
         monkeypatch.setenv(VARIABLE, "consumer.before_handler=raise@2")

@@ -377,7 +377,7 @@ class TestWhereItIsRefused:
 
     @pytest.fixture
     def own_types(self, monkeypatch):
-        monkeypatch.setattr("outbox.message._types", {})
+        monkeypatch.setattr("outbox.message.registered", {})
 
 
 class TestTransaction:

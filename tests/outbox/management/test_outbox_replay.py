@@ -26,7 +26,7 @@ def broker(settings, monkeypatch):
         "BROKERS": {"default": {"BACKEND": "outbox.brokers.memory.MemoryBroker", "OPTIONS": options}},
         "TOPICS": {name: {"TYPE": "normal"} for name in TOPICS},
     }
-    monkeypatch.setattr(register, "_groups", {})
+    monkeypatch.setattr(register, "registered", {})
     broker = conf.make_broker("default")
     for group in ("cart", "points"):
         for topic in TOPICS:

@@ -33,7 +33,7 @@ class Parcel(Message):
 def _clean_slate(settings, monkeypatch, db):
     memory = {"BACKEND": "outbox.brokers.memory.MemoryBroker", "OPTIONS": {"NAME": uuid4().hex}}
     settings.OUTBOX = {"TOPICS": {"parcels": {"TYPE": "normal"}}, "BROKERS": {"default": memory}}
-    monkeypatch.setattr(register, "_groups", {})
+    monkeypatch.setattr(register, "registered", {})
     Topic.objects.all().delete()
 
 
@@ -159,5 +159,17 @@ class TestOutboxCollector:
 
         CollectorRegistry().register(OutboxCollector())
 
-    def test_is_shown_outside_transactions(self):
-        assert metrics.view._non_atomic_requests == {"default", "other"}
+    def test_is_shown_outside_transactions(self, client, monkeypatch):
+        seen = {}
+
+        def look():
+            seen.update({alias: connections[alias].in_atomic_block for alias in connections})
+            return []
+
+        monkeypatch.setattr(metrics, "databases", look)
+        for alias in connections:
+            monkeypatch.setitem(connections[alias].settings_dict, "ATOMIC_REQUESTS", True)
+
+        client.get("/metrics/")
+
+        assert seen == {"default": False, "other": False}

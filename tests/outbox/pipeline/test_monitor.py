@@ -34,8 +34,8 @@ class TestAJobThatCannotBegin:
 
 STOPS = """
 import time
-from outbox.pipeline.spark.jobs.monitor import _stops
-is_stopped = _stops(with_parent=True)
+from outbox.pipeline.spark.jobs.monitor import watch_for_the_end
+is_stopped = watch_for_the_end(with_parent=True)
 print(is_stopped(), flush=True)
 while not is_stopped():
     time.sleep(0.01)

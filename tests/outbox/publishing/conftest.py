@@ -19,4 +19,4 @@ def _topics(settings):
 @pytest.fixture
 def own_types(monkeypatch):
     """Forget the message types of the test when it ends; others' system checks would find fault with them."""
-    monkeypatch.setattr("outbox.message._types", {})
+    monkeypatch.setattr("outbox.message.registered", {})

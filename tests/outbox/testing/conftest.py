@@ -29,7 +29,7 @@ def no_system_programs(monkeypatch: pytest.MonkeyPatch) -> None:
 def own_topics(settings: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """Topics of the test's own, and no consumers: those of the shop would want theirs."""
     settings.OUTBOX = {"TOPICS": {"made": {}, "moved": {"TYPE": "fifo"}, "due": {"TYPE": "delay"}}}
-    monkeypatch.setattr(register, "_groups", {})
+    monkeypatch.setattr(register, "registered", {})
 
 
 @pytest.fixture

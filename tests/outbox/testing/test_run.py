@@ -94,7 +94,7 @@ class TestRunUntilIdle:
 
     def test_tells_of_what_reached_no_handler(self, outbox, handled, monkeypatch):
         commit()
-        monkeypatch.setattr("outbox.message._types", {})  # the type is gone
+        monkeypatch.setattr("outbox.message.registered", {})  # the type is gone
 
         class OrderTold(Message):
             class Meta:

@@ -2,15 +2,16 @@ import pytest
 from django.test import override_settings
 
 from outbox import conf, publish_raw, transaction
-from outbox.brokers.base import EndSemantics
+from outbox.brokers.base import EndSemantics, Outgoing, SendStatus
 from outbox.brokers.memory import MemoryBroker
-from outbox.brokers.memory.store import _stores
+from outbox.brokers.memory.store import store
 from outbox.errors import ConfigurationError
 from outbox.message import TopicType
 from outbox.testing import Outbox
 
 EMBEDDED = "outbox.brokers.embedded.EmbeddedBroker"
 NOT_INSTALLED = "somebodys.brokers.Elsewhere"
+PLAIN = Outgoing("1", "plain", b"{}")
 
 
 class OnePhase(MemoryBroker):
@@ -38,14 +39,15 @@ class TestTheStandIn:
             assert outbox.broker.topics["orders"].type is TopicType.TRANSACTION
 
     def test_leaves_when_the_test_ends(self, settings):
-        settings.OUTBOX = outbox_of(EMBEDDED)
-        stores = set(_stores)
+        settings.OUTBOX = outbox_of(EMBEDDED, plain="normal")
 
         with Outbox() as outbox:
-            assert outbox.broker.visible("orders") == []
+            name = conf.settings().brokers["default"].options["NAME"]
+            outbox.broker.send([PLAIN])
+            assert store(name).copies != {}
 
         assert conf.settings().brokers["default"].backend == EMBEDDED
-        assert set(_stores) == stores
+        assert store(name).copies == {}
 
     def test_lets_topics_travel_as_they_do_with_their_broker(self, settings):
         settings.OUTBOX = outbox_of(f"{__name__}.OnePhase", plain=None, asked="transaction", keyed="fifo", later="delay")
@@ -61,11 +63,15 @@ class TestTheStandIn:
         with Outbox() as outbox:
             assert outbox.broker.end_semantics is EndSemantics.STATELESS
 
-    def test_shares_nothing_with_the_next_test(self):
+    def test_shares_nothing_with_the_next_test(self, settings):
+        settings.OUTBOX = outbox_of(EMBEDDED, plain="normal")
+
         with Outbox() as outbox:
             outbox.broker.fail("send", "unsure", times=None)
         with Outbox() as another:
-            assert another.broker._store.faults.planned == []
+            (result,) = another.broker.send([PLAIN])
+
+        assert result.status is SendStatus.ACCEPTED
 
     def test_sends_no_nudges(self, settings):
         settings.OUTBOX = {**outbox_of(EMBEDDED), "NUDGE": True}
@@ -74,13 +80,14 @@ class TestTheStandIn:
             assert not conf.settings().nudge
 
     def test_stays_when_the_test_changes_settings(self, settings):
+        settings.OUTBOX = outbox_of(EMBEDDED, plain="normal", old="normal")
         with Outbox() as outbox:
-            store = outbox.broker._store
+            outbox.broker.send([PLAIN])
 
-            settings.OUTBOX = outbox_of(EMBEDDED, news="normal")
+            settings.OUTBOX = outbox_of(EMBEDDED, plain="normal", news="normal")
 
-            assert outbox.broker._store is store
-            assert list(outbox.broker.topics) == ["news"]
+            assert len(outbox.broker.visible("plain")) == 1
+            assert set(outbox.broker.topics) == {"plain", "news"}
             assert not conf.settings().nudge
 
     @pytest.mark.parametrize("is_settings_first", [True, False])

@@ -57,7 +57,7 @@ def delete_day(connection: Connection, span: Span, commit: Commit, *, patience_s
             deleted = connection.execute(DELETE.format(name=name, time=frame.time, end=span.end).encode()).rowcount
             if deleted != wanted:
                 raise Changed(f"outbox_{name} has {deleted} rows from before {span.end}, and the lake {wanted}")
-        _drop(connection, span, commit, time.monotonic() + patience_seconds)
+        drop(connection, span, commit, time.monotonic() + patience_seconds)
         book.mark_deleted(connection, commit)
         failpoint("archive.in_delete")
 
@@ -72,7 +72,8 @@ def _insist_on_the_same(connection: Connection, span: Span, commit: Commit) -> N
         raise Changed("its messages are others than those that were archived")
 
 
-def _drop(connection: Connection, span: Span, commit: Commit, deadline: float) -> None:
+def drop(connection: Connection, span: Span, commit: Commit, deadline: float) -> None:
+    """Drop the day's table and what the archive took along, again and again until the deadline while others lock it."""
     while True:
         try:
             with connection.transaction():

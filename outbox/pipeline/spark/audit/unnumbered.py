@@ -68,12 +68,13 @@ class Saying:
         for batch in batches:
             is_ours = coded(batch, "source").is_(*self.sources)
             mine = batch.filter(pc.and_(batch.column("number").is_null(), pa.array(is_ours)))
-            for seen in self._seen(frame, mine) if len(mine) else ():
+            for seen in self.seen(frame, mine) if len(mine) else ():
                 said = [message is not None for message in seen]
                 columns = [mine.column("message_id"), mine.column("topic").cast(pa.string()), pa.array(seen, pa.string())]
                 yield pa.RecordBatch.from_arrays([column.filter(pa.array(said)) for column in columns], schema=SAID)
 
-    def _seen(self, frame: str, batch: pa.RecordBatch) -> Iterator[list[str | None]]:
+    def seen(self, frame: str, batch: pa.RecordBatch) -> Iterator[list[str | None]]:
+        """Yield columns with what the rows of a frame say of their messages, None where they say nothing."""
         is_old = micros_of(batch, "at") <= self.cutoff_micros  # a time that was never written down is old here
         match frame:
             case "places":

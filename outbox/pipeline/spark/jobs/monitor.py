@@ -47,7 +47,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--every", type=float, metavar="SECONDS", help="go on, a micro-batch as often (default: one, and end)")
     parser.add_argument("--with-parent", action="store_true", help=parent.HELP)
     options = parser.parse_args(arguments)
-    is_stopped = _stops(options.with_parent)
+    is_stopped = watch_for_the_end(options.with_parent)
     try:
         config = PipelineConfig.from_file(options.config)
         run(config, options.checkpoint, every=options.every, is_stopped=is_stopped)
@@ -158,8 +158,8 @@ def _turn(url: str) -> Iterator[None]:
         yield
 
 
-def _stops(with_parent: bool) -> Callable[[], bool]:
-    """Give a function that says whether SIGTERM or SIGINT came, or standard input ended."""
+def watch_for_the_end(with_parent: bool) -> Callable[[], bool]:
+    """Return a function that returns whether SIGTERM or SIGINT came, or standard input ended."""
     caught: list[int] = []
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda number, _: caught.append(number))

@@ -45,7 +45,7 @@ def half(db):
 @pytest.fixture
 def answering(monkeypatch):
     """Have a check-back function answer for other producers' halves."""
-    monkeypatch.setattr(sys.modules["outbox.check_backs.register"], "_resolvers", {})  # the package has a function of its name
+    monkeypatch.setattr(sys.modules["outbox.check_backs.register"], "registered", {})  # the package has a function of its name
 
     def answering(resolution):
         check_back("orders")(lambda half: resolution)

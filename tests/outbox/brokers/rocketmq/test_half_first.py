@@ -28,7 +28,7 @@ from tests.outbox.half_first.orders import announce, make_group
 from tests.outbox.half_first.programs import PLACES, start
 from tests.waiting import wait_until
 
-pytestmark = pytest.mark.django_db(transaction=True)
+pytestmark = [pytest.mark.slow, pytest.mark.django_db(transaction=True)]
 
 BACKEND = "outbox.brokers.rocketmq.RocketMQBroker"
 

@@ -17,7 +17,7 @@ CONSUMER = "consumer of group 'cart', broker 'default'"
 
 @pytest.fixture(autouse=True)
 def _group(monkeypatch):
-    monkeypatch.setattr(import_module("outbox.consuming.register"), "_groups", {})
+    monkeypatch.setattr(import_module("outbox.consuming.register"), "registered", {})
     consumer(topic="orders", group="cart")(lambda message, context: None)
 
 

@@ -34,6 +34,8 @@ from tests.factories import BatchFactory, MessageRowFactory, TopicFactory, messa
 from tests.outbox.pipeline.spark.archive.arrow import ArrowWriter
 from tests.outbox.pipeline.spark.tcp import reached_by_tcp
 
+pytestmark = pytest.mark.slow
+
 FIRST, SECOND, THIRD = (date(2026, 1, day) for day in (1, 2, 3))
 PLAN = Plan(1_600, lost=30, duplicated=8, orphans=8, topics=2, lanes=2, groups=2, burst=5, each_micros=150 * 10**6, seed=3)
 

@@ -43,7 +43,7 @@ class TestATryThatFailed:
     def test_says_so_of_a_message_without_a_number(self):
         saying = Saying(Roles(GROUPS, micros(NOW), live_micros=micros(LIVE)), frozenset("s"), micros(NOW))
 
-        (found,) = saying._seen("attempts", attempts(*self.ROWS))
+        (found,) = saying.seen("attempts", attempts(*self.ROWS))
 
         assert found == [None, *["waits in cart"] * 3]
 

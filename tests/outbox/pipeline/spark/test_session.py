@@ -58,8 +58,8 @@ class TestWorkers:
     def test_find_this_package_wherever_spark_is_started(self, monkeypatch):
         monkeypatch.setenv("PYTHONPATH", "/theirs")
 
-        session._let_workers_import_us()
-        session._let_workers_import_us()
+        session.let_workers_import_us()
+        session.let_workers_import_us()
 
         root = str(Path(outbox.__file__).resolve().parents[1])
         assert os.environ["PYTHONPATH"].split(os.pathsep) == [root, "/theirs"]

@@ -17,7 +17,10 @@ from outbox.pipeline.spark.jobs.report import latency_report
 from outbox.pipeline.spark.synthetic.plan import Plan
 from outbox.pipeline.spark.synthetic.write import write_history
 
+pytestmark = pytest.mark.slow
+
 ROOT = Path(__file__).resolve().parents[4]
+PIPELINE = ROOT / "outbox" / "pipeline"
 PLAN = Plan(40_000, lost=40, duplicated=10, orphans=10, topics=1, lanes=1, groups=2, seed=3)
 
 
@@ -59,9 +62,9 @@ class TestAMadeUpHistory:
         config, output = tmp_path / "config.json", tmp_path / "report.json"
         config.write_text(truth["config"])
         with zipfile.ZipFile(tmp_path / "outbox.zip", "w") as package:
-            for path in (ROOT / "outbox" / "__init__.py", *(ROOT / "outbox" / "pipeline").rglob("*.py")):
+            for path in (ROOT / "outbox" / "__init__.py", PIPELINE / "__init__.py", *(PIPELINE / "spark").rglob("*.py")):
                 package.write(path, path.relative_to(ROOT))
-        job = (ROOT / "outbox" / "pipeline" / "jobs" / "audit.py").read_text()
+        job = (PIPELINE / "spark" / "jobs" / "audit.py").read_text()
         (tmp_path / "job.py").write_text(job)
         submit = [str(Path(sys.executable).with_name("spark-submit")), "--master", "local[2]", "--driver-memory", "1g"]
         command = [*submit, "--py-files", str(tmp_path / "outbox.zip"), str(tmp_path / "job.py")]

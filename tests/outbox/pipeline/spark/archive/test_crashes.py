@@ -11,6 +11,8 @@ import pytest
 from tests.outbox.pipeline.spark.archive.conftest import PER_DAY, SECOND
 from tests.outbox.pipeline.spark.archive.looks import books_left, in_database, in_lake, state_of
 
+pytestmark = pytest.mark.slow
+
 STEPS = ["after_plan", "after_write", "after_verify", "after_commit", "before_delete", "in_delete"]
 ONCE_THE_LAKE_HAS_IT = STEPS[3:]
 

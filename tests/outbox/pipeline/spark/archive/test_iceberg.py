@@ -24,6 +24,8 @@ from tests.outbox.pipeline.spark.archive.looks import files_of, flip_a_bit, in_d
 from tests.outbox.pipeline.spark.archive.tables import comes_back, read, rows_of, table_of
 from tests.outbox.pipeline.spark.archive.test_crashes import run
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture
 def lake(tmp_path):

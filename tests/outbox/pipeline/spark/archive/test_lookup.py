@@ -97,7 +97,7 @@ def archived(archive, lake, settings):
 @pytest.fixture
 def masked(ids, monkeypatch):
     """All messages are of a type that masks the field `n`."""
-    monkeypatch.setattr("outbox.message._types", {})
+    monkeypatch.setattr("outbox.message.registered", {})
 
     class Masked(Message):
         n: int

@@ -197,13 +197,13 @@ class TestADayThatChanges:
         assert books_left()["duplicate"] == 1
 
     def test_is_archived_again_with_the_message_that_came_at_the_last_moment(self, archive, lake, ids, monkeypatch):
-        drop, came = delete._drop, []
+        drop, came = delete.drop, []
 
         def drop_late(*arguments):
             came or came.append(late())
             drop(*arguments)
 
-        monkeypatch.setattr(delete, "_drop", drop_late)
+        monkeypatch.setattr(delete, "drop", drop_late)
         archive(before=SECOND)
 
         assert str(came[0].id) in in_lake(lake)

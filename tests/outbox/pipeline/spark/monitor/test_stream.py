@@ -23,6 +23,8 @@ from outbox.pipeline.spark.jobs.monitor import stream
 from tests.factories import BatchFactory, TopicFactory, message_id
 from tests.outbox.pipeline.spark.monitor.conftest import settle
 
+pytestmark = pytest.mark.slow
+
 LANES = 3
 PER_LANE = 400
 NOW = datetime.now(UTC)
