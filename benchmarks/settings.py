@@ -9,7 +9,7 @@ from typing import Any
 
 from project.settings import *  # noqa: F403  (database, Celery)
 
-INSTALLED_APPS = ["outbox", "outbox.brokers.embedded", "outbox.pipeline", "benchmarks"]
+INSTALLED_APPS = ["outbox", "outbox.embedded", "outbox.pipeline", "benchmarks"]
 ROOT_URLCONF = None  # no pages
 MIDDLEWARE: list[str] = []
 TEMPLATES: list[Any] = []
@@ -17,7 +17,7 @@ SILENCED_SYSTEM_CHECKS = ["outbox.E027"]  # nobody answers the null broker's que
 
 OUTBOX: dict[str, Any] = {
     "BROKERS": {
-        "default": {"BACKEND": "outbox.brokers.embedded.EmbeddedBroker", "OPTIONS": {"DATABASE": "default"}},
+        "default": {"BACKEND": "outbox.embedded.EmbeddedBroker", "OPTIONS": {"DATABASE": "default"}},
         "null": {"BACKEND": "benchmarks.null_broker.NullBroker"},
     },
     "TOPICS": {

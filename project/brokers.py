@@ -17,7 +17,7 @@ def broker(environ: Mapping[str, str]) -> dict[str, Any]:
     """
     name = environ.get("BROKER", "embedded")
     if name == "embedded":
-        return {"BACKEND": "outbox.brokers.embedded.EmbeddedBroker", "OPTIONS": {"DATABASE": "default"}}
+        return {"BACKEND": "outbox.embedded.EmbeddedBroker", "OPTIONS": {"DATABASE": "default"}}
     if name == "rocketmq":
         options = {
             "ENDPOINTS": environ.get("ROCKETMQ_ENDPOINTS", "127.0.0.1:8081"),

@@ -31,7 +31,7 @@ INSTALLED_APPS = [
     "django.contrib.staticfiles",
     "rest_framework",
     "outbox",
-    "outbox.brokers.embedded",
+    "outbox.embedded",
     "outbox.pipeline",
     "project.shop",
     "project.demo",

@@ -33,7 +33,7 @@ PIPELINE = [
     ('OUTBOX["PIPELINE"]["ARCHIVE"]', PIPELINE_CONF, "ArchiveSettings"),
 ]
 OPTIONS = [
-    ("outbox.brokers.embedded.EmbeddedBroker", "outbox/brokers/embedded/options.py", "EmbeddedOptions"),
+    ("outbox.embedded.EmbeddedBroker", "outbox/embedded/options.py", "EmbeddedOptions"),
     ("outbox.brokers.rocketmq.RocketMQBroker", "outbox/brokers/rocketmq/options.py", "RocketMQOptions"),
     ("outbox.brokers.memory.MemoryBroker", "outbox/brokers/memory/options.py", "MemoryOptions"),
 ]

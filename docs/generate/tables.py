@@ -24,7 +24,7 @@ STATES = [
     ("A batch", "outbox/models/batch.py", "State"),
     ("A message, as people see it", "outbox/models/message.py", "Standing"),
     ("What a broker answers to a send", "outbox/brokers/types.py", "SendStatus"),
-    ("A half message of the embedded broker", "outbox/brokers/embedded/models.py", "HalfState"),
+    ("A half message of the embedded broker", "outbox/embedded/models.py", "HalfState"),
     ("The answer to a check-back", "outbox/message.py", "Resolution"),
     ("A delivery to a handler", "outbox/consuming/handle.py", "Outcome"),
 ]

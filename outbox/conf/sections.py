@@ -22,7 +22,7 @@ class Section(msgspec.Struct, frozen=True, forbid_unknown_fields=True, rename=st
 class BrokerSettings(Section, frozen=True):
     """One entry of BROKERS."""
 
-    backend: str = "outbox.brokers.embedded.EmbeddedBroker"  # dotted path of a Broker class
+    backend: str = "outbox.embedded.EmbeddedBroker"  # dotted path of a Broker class
     options: dict[str, Any] = {}  # the broker's own, checked by it
 
 

@@ -10,7 +10,7 @@ from project.settings import OUTBOX as SHOP_OUTBOX
 # A relay that dies after its decision leaves half messages. Here the broker asks about them long before another relay
 # would end them in its sweep, so that the check-back endpoint decides.
 EMBEDDED = {
-    "BACKEND": "outbox.brokers.embedded.EmbeddedBroker",
+    "BACKEND": "outbox.embedded.EmbeddedBroker",
     "OPTIONS": {"DATABASE": "default", "CHECK_AFTER": timedelta(seconds=1), "CHECK_INTERVAL": timedelta(seconds=2)},
 }
 

@@ -16,9 +16,9 @@ from django.db import connections
 
 from outbox import database
 from outbox.brokers.base import Broker, SendStatus
-from outbox.brokers.embedded import EmbeddedBroker, wakeup
 from outbox.brokers.memory import MemoryBroker
 from outbox.brokers.memory.store import forget
+from outbox.embedded import EmbeddedBroker, wakeup
 from outbox.message import TopicSpec, TopicType
 from tests.quotes import python_blocks
 

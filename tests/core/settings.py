@@ -3,7 +3,7 @@
 from tests.settings import *  # noqa: F403
 from tests.settings import INSTALLED_APPS, OUTBOX
 
-INSTALLED_APPS = [app for app in INSTALLED_APPS if app not in ("outbox.brokers.embedded", "outbox.pipeline", "project.demo")]
+INSTALLED_APPS = [app for app in INSTALLED_APPS if app not in ("outbox.embedded", "outbox.pipeline", "project.demo")]
 OUTBOX = {
     **{name: value for name, value in OUTBOX.items() if name != "PIPELINE"},
     "BROKERS": {"default": {"BACKEND": "outbox.brokers.memory.MemoryBroker"}},

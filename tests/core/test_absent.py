@@ -16,7 +16,7 @@ from outbox.admin import pages
 from outbox.database import retention_holds
 from outbox.schedule import beat_schedule
 
-APPS = ("outbox.brokers.embedded", "outbox.pipeline")
+APPS = ("outbox.embedded", "outbox.pipeline")
 
 TABLES = r"SELECT relname FROM pg_class WHERE relname LIKE 'outbox\_%' AND relkind IN ('r', 'p', 'v')"
 
@@ -27,7 +27,7 @@ import django
 django.setup()
 from django.core.management import call_command
 call_command("check")
-print([name for name in sys.modules if name.startswith("outbox.brokers.embedded") or name.startswith("outbox.pipeline")])
+print([name for name in sys.modules if name.startswith("outbox.embedded") or name.startswith("outbox.pipeline")])
 """
 
 
@@ -76,7 +76,7 @@ class TestChecks:
         [problem] = [one for one in run_checks() if str(one.id).startswith("outbox.E")]
 
         assert problem.id == "outbox.E042"
-        assert 'INSTALLED_APPS += ["outbox.brokers.embedded"]' in problem.hint
+        assert 'INSTALLED_APPS += ["outbox.embedded"]' in problem.hint
 
     def test_name_the_line_of_settings_that_nothing_reads(self, settings):
         settings.OUTBOX = {**settings.OUTBOX, "PIPELINE": {"NO_SUCH_NAME": 1}}

@@ -7,7 +7,7 @@ from django.db.transaction import set_rollback
 from django.utils import timezone
 
 from outbox import database, models, publish, transaction
-from outbox.brokers.embedded.models import EmbeddedMessage
+from outbox.embedded.models import EmbeddedMessage
 from project.demo import report
 from project.demo.brokers import Embedded
 from project.demo.kills import CELERY, DECIDED, HALF_SENT, RESIDENT, UNACKED, WRITTEN, Kill

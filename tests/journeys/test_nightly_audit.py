@@ -13,7 +13,7 @@ import pytest
 from django.db import connection
 from kombu import Connection
 
-from outbox.brokers.embedded.models import EmbeddedMessage
+from outbox.embedded.models import EmbeddedMessage
 from outbox.pipeline.audit_runs.verdict import as_file, verify
 from outbox.pipeline.models import AuditRun
 from outbox.pipeline.spark.version import code_version

@@ -20,8 +20,8 @@ from django.db import DatabaseError, connection, connections, transaction
 
 from outbox import database, publish_raw, topics
 from outbox.brokers.base import SendResult, SendStatus
-from outbox.brokers.embedded import EmbeddedBroker
 from outbox.check_backs.loop import CheckLoop
+from outbox.embedded import EmbeddedBroker
 from outbox.relay import resident
 from outbox.relay.backoff import Backoff
 from outbox.relay.hosts import RelayTarget

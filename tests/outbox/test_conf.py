@@ -21,7 +21,7 @@ class TestSettings:
 
         found = conf.settings()
 
-        assert found.brokers["default"].backend == "outbox.brokers.embedded.EmbeddedBroker"
+        assert found.brokers["default"].backend == "outbox.embedded.EmbeddedBroker"
         assert found.relay.batch_size == 500
         assert found.nudge
 

@@ -9,7 +9,7 @@ import pytest
 from celery import current_app
 
 from outbox import database, publish_raw, tasks, transaction
-from outbox.brokers.embedded.models import EmbeddedHalf, EmbeddedMessage
+from outbox.embedded.models import EmbeddedHalf, EmbeddedMessage
 from outbox.models import Batch, CheckBack, MessageState, State
 from outbox.relay import hosts
 from outbox.relay.lane import take_lane

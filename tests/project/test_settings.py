@@ -49,7 +49,7 @@ class TestSettings:
 
 class TestBroker:
     def test_is_the_embedded_one_by_default(self):
-        assert broker({})["BACKEND"] == "outbox.brokers.embedded.EmbeddedBroker"
+        assert broker({})["BACKEND"] == "outbox.embedded.EmbeddedBroker"
 
     def test_is_rocketmq_where_the_environment_says_so(self):
         found = broker({"BROKER": "rocketmq", "ROCKETMQ_ENDPOINTS": "mq:8081", "ROCKETMQ_BROKER_ADDRESSES": "a:1,b:2"})

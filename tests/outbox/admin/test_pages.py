@@ -8,7 +8,7 @@ from django.test import Client
 from django.urls import reverse
 
 from outbox import database
-from outbox.brokers.embedded.models import EmbeddedHalf
+from outbox.embedded.models import EmbeddedHalf
 from outbox.models import CheckBack, DeadLetter, DeadMessage, InboxRow, MessageRow, Process, State, Topic
 from outbox.pipeline.models import AuditFinding, AuditRun
 from outbox.topics import pause

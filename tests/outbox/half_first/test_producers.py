@@ -6,7 +6,7 @@ import os
 
 import pytest
 
-from outbox.brokers.embedded import EmbeddedBroker
+from outbox.embedded import EmbeddedBroker
 from outbox.half_first import producers as brokers
 from outbox.half_first.producers import acquire, close_idle
 

@@ -9,7 +9,7 @@ from io import StringIO
 import pytest
 from django.core.management import CommandError, call_command
 
-from outbox.brokers.embedded.models import EmbeddedHalf, EmbeddedMessage, HalfState
+from outbox.embedded.models import EmbeddedHalf, EmbeddedMessage, HalfState
 from outbox.models import Batch, MessageState, Process, State, Ticket
 from tests.waiting import wait_until
 

@@ -9,9 +9,9 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from outbox import conf, consumer
 from outbox.brokers.base import Outgoing
-from outbox.brokers.embedded.models import EmbeddedHalf, EmbeddedTopic, HalfState
 from outbox.brokers.memory import MemoryBroker
 from outbox.consuming import register
+from outbox.embedded.models import EmbeddedHalf, EmbeddedTopic, HalfState
 from outbox.errors import BrokerUnavailable
 from outbox.message import Message
 from outbox.models import Gap, Process, State, Topic

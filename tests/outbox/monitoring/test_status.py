@@ -4,8 +4,8 @@ from uuid import uuid4
 import pytest
 
 from outbox import database
-from outbox.brokers.embedded.models import EmbeddedDelivery, EmbeddedHalf, EmbeddedTopic, HalfState
 from outbox.database.partitions import make_day
+from outbox.embedded.models import EmbeddedDelivery, EmbeddedHalf, EmbeddedTopic, HalfState
 from outbox.models import FailedAttempt, FailedDelivery, Gap, Process, State
 from outbox.monitoring.status import age, read_status
 from tests.factories import BatchFactory, DelayedFactory, MessageRowFactory, TicketFactory, TopicFactory, message_id

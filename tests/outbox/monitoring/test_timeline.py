@@ -3,7 +3,7 @@ from uuid import uuid4
 
 import pytest
 
-from outbox.brokers.embedded.models import EmbeddedHalf, EmbeddedMessage, EmbeddedTopic, HalfState
+from outbox.embedded.models import EmbeddedHalf, EmbeddedMessage, EmbeddedTopic, HalfState
 from outbox.models import CheckBack, DeadMessage, Duplicate, FailedAttempt, FailedDelivery, Inbox, State, Topic
 from outbox.monitoring.timeline import Tone, read_timeline
 from tests.factories import BatchFactory, DelayedFactory, MessageRowFactory, TicketFactory, TopicFactory

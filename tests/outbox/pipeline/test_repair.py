@@ -5,7 +5,7 @@ from datetime import UTC, datetime, timedelta
 import pytest
 from django.db import connection
 
-from outbox.brokers.embedded.models import EmbeddedDelivery
+from outbox.embedded.models import EmbeddedDelivery
 from outbox.models import MessageState, State
 from outbox.pipeline import repair
 from outbox.pipeline.models import AuditFinding, AuditRun

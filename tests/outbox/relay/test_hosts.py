@@ -5,7 +5,7 @@ import pytest
 
 from outbox import database, publish_raw, transaction
 from outbox.brokers.base import SendResult, SendStatus
-from outbox.brokers.embedded import EmbeddedBroker
+from outbox.embedded import EmbeddedBroker
 from outbox.errors import ConfigurationError, LaneNotHeld, NotMigrated
 from outbox.models import Batch, MessageState, Process, State, Topic
 from outbox.relay import hosts

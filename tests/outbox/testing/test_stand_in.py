@@ -9,7 +9,7 @@ from outbox.errors import ConfigurationError
 from outbox.message import TopicType
 from outbox.testing import Outbox
 
-EMBEDDED = "outbox.brokers.embedded.EmbeddedBroker"
+EMBEDDED = "outbox.embedded.EmbeddedBroker"
 NOT_INSTALLED = "somebodys.brokers.Elsewhere"
 PLAIN = Outgoing("1", "plain", b"{}")
 

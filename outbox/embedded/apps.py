@@ -6,7 +6,7 @@ from django.apps import AppConfig
 
 
 class EmbeddedBrokerConfig(AppConfig):
-    name = "outbox.brokers.embedded"
+    name = "outbox.embedded"
     label = "outbox_embedded"
     verbose_name = "Outbox embedded broker"
     default_auto_field = "django.db.models.BigAutoField"

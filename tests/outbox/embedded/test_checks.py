@@ -7,8 +7,8 @@ import pytest
 
 from outbox import signals
 from outbox.brokers.base import Ended
-from outbox.brokers.embedded import EmbeddedBroker, checks
 from outbox.database import Connection
+from outbox.embedded import EmbeddedBroker, checks
 from outbox.message import COMMIT, ROLLBACK, UNKNOWN, Half, Resolution
 from tests.contracts.acts import Acts
 from tests.contracts.harness import CHECK_AFTER, CHECK_INTERVAL, CHECK_LIMIT, EmbeddedHarness

@@ -3,8 +3,8 @@
 from datetime import timedelta
 
 from outbox.brokers.base import Ended
-from outbox.brokers.embedded import EmbeddedBroker, retention
 from outbox.database import Connection
+from outbox.embedded import EmbeddedBroker, retention
 from outbox.message import ROLLBACK, TopicType
 from tests.contracts.acts import Acts
 from tests.contracts.harness import EmbeddedHarness

@@ -14,8 +14,8 @@ from datetime import datetime, timedelta
 import msgspec
 
 from outbox import signals
-from outbox.brokers.embedded.clock import NOW
 from outbox.database import Connection
+from outbox.embedded.clock import NOW
 from outbox.message import Half, Resolution
 
 logger = logging.getLogger(__name__)

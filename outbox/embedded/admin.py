@@ -18,9 +18,9 @@ from outbox.admin.links import message_link
 from outbox.admin.lists import Filter
 from outbox.admin.pages import Page, register_page
 from outbox.admin.text import badge, moment, plain, shown, since
-from outbox.brokers.embedded import EmbeddedBroker
-from outbox.brokers.embedded.models import EmbeddedHalf, EmbeddedTopic, HalfState
 from outbox.check_backs.ask import in_process
+from outbox.embedded import EmbeddedBroker
+from outbox.embedded.models import EmbeddedHalf, EmbeddedTopic, HalfState
 from outbox.errors import BrokerUnavailable
 
 register_page(Page(50, "Half messages", EmbeddedHalf, "outbox_embedded_embeddedhalf_changelist"))

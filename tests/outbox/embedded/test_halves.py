@@ -5,8 +5,8 @@ import threading
 import pytest
 
 from outbox.brokers.base import Ended
-from outbox.brokers.embedded import EmbeddedBroker, halves
 from outbox.database import Connection
+from outbox.embedded import EmbeddedBroker, halves
 from outbox.errors import BrokerUnavailable
 from outbox.message import COMMIT, ROLLBACK, TopicType
 from tests.contracts.acts import Acts

@@ -6,8 +6,8 @@ from django.contrib.admin.models import LogEntry
 from django.urls import reverse
 
 from outbox import database
-from outbox.brokers.embedded.models import EmbeddedHalf, EmbeddedMessage, EmbeddedTopic, HalfState
 from outbox.check_backs.register import check_back
+from outbox.embedded.models import EmbeddedHalf, EmbeddedMessage, EmbeddedTopic, HalfState
 from outbox.message import COMMIT, UNKNOWN
 from outbox.models import CheckBack
 

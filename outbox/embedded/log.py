@@ -15,9 +15,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from datetime import datetime
 
-from outbox.brokers.embedded.clock import NOW
-from outbox.brokers.embedded.rows import MESSAGE_ARRAYS, MESSAGE_COLUMNS, MessageRow, arrays
 from outbox.database import Connection
+from outbox.embedded.clock import NOW
+from outbox.embedded.rows import MESSAGE_ARRAYS, MESSAGE_COLUMNS, MessageRow, arrays
 
 # Follows `WITH leaving AS (...)`, rows to be made visible: n (their order), half_id, topic_id, queue and the message.
 # A message of this (id, source) that is visible already stays the only one; the position it would have had stays empty.

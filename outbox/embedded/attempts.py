@@ -9,8 +9,8 @@ import psycopg
 from psycopg import errors
 
 from outbox.brokers.base import SendResult, SendStatus
-from outbox.brokers.embedded.client import Client, reason_of, status_of
 from outbox.database import Connection
+from outbox.embedded.client import Client, reason_of, status_of
 from outbox.errors import BrokerUnavailable
 
 T = TypeVar("T")

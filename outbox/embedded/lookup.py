@@ -5,8 +5,8 @@ from __future__ import annotations
 from datetime import datetime
 
 from outbox.brokers.base import StoredCopy
-from outbox.brokers.embedded.clock import NOW
 from outbox.database import Connection
+from outbox.embedded.clock import NOW
 
 # Messages ahead of the offsets, of whatever tag, and those that were read and not finished; no dead letters.
 BACKLOG = """

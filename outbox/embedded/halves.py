@@ -14,10 +14,10 @@ from typing import Any
 import psycopg
 
 from outbox.brokers.base import Ended, HalfRef, SendResult, SendStatus
-from outbox.brokers.embedded.clock import NOW
-from outbox.brokers.embedded.log import NOTIFY, SHOW
-from outbox.brokers.embedded.rows import MESSAGE_ARRAYS, MESSAGE_COLUMNS, MessageRow, arrays
 from outbox.database import Connection
+from outbox.embedded.clock import NOW
+from outbox.embedded.log import NOTIFY, SHOW
+from outbox.embedded.rows import MESSAGE_ARRAYS, MESSAGE_COLUMNS, MessageRow, arrays
 from outbox.message import Resolution
 
 NEW_ID = "SELECT nextval('outbox_embedded_half_id')::text"

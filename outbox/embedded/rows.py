@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import msgspec
 
 from outbox.brokers.base import Delivery, Outgoing
-from outbox.brokers.embedded.topics import StoredTopic
+from outbox.embedded.topics import StoredTopic
 from outbox.message import Header
 
 MESSAGE_COLUMNS = "topic_id, queue, message_id, source, key, tag, headers, body"

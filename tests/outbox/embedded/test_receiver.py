@@ -5,8 +5,8 @@ from datetime import timedelta
 
 import pytest
 
-from outbox.brokers.embedded import EmbeddedBroker, receiver
 from outbox.database import Connection
+from outbox.embedded import EmbeddedBroker, receiver
 from outbox.message import TopicType
 from tests.contracts.acts import INVISIBLE, Acts
 from tests.contracts.harness import EmbeddedHarness

@@ -10,13 +10,13 @@ from datetime import timedelta
 import pytest
 
 from outbox.brokers.base import HalfRef, SendResult, SendStatus
-from outbox.brokers.embedded import EmbeddedBroker
 from outbox.database import Connection
+from outbox.embedded import EmbeddedBroker
 from outbox.errors import BrokerUnavailable
 from outbox.message import COMMIT, TopicType
 from tests.contracts.acts import Acts
 from tests.contracts.harness import EmbeddedHarness
-from tests.outbox.brokers.embedded.conftest import LINE, missing
+from tests.outbox.embedded.conftest import LINE, missing
 from tests.waiting import wait_until_it_blocks
 
 LOCK_QUEUES = "LOCK TABLE outbox_embedded_queue, outbox_embedded_half IN ACCESS EXCLUSIVE MODE"

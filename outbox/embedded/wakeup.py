@@ -10,11 +10,11 @@ from __future__ import annotations
 import time
 from datetime import timedelta
 
-from outbox.brokers.embedded import receiver
-from outbox.brokers.embedded.client import Client
-from outbox.brokers.embedded.receiver import Reader
-from outbox.brokers.embedded.rows import ReadRow
 from outbox.database import Connection
+from outbox.embedded import receiver
+from outbox.embedded.client import Client
+from outbox.embedded.receiver import Reader
+from outbox.embedded.rows import ReadRow
 
 POLL_SECONDS = 1.0
 

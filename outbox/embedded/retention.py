@@ -11,9 +11,9 @@ from __future__ import annotations
 from collections.abc import Iterable
 from datetime import datetime, timedelta
 
-from outbox.brokers.embedded.clock import NOW
-from outbox.brokers.embedded.topics import StoredTopic
 from outbox.database import Connection
+from outbox.embedded.clock import NOW
+from outbox.embedded.topics import StoredTopic
 
 SLICE = 1000
 

@@ -7,10 +7,10 @@ from contextlib import nullcontext
 from datetime import datetime, timedelta
 
 from outbox.brokers.base import Outgoing, SendResult, SendStatus
-from outbox.brokers.embedded import halves, log
-from outbox.brokers.embedded.rows import MessageRow, message_row
-from outbox.brokers.embedded.topics import Topics
 from outbox.database import Connection
+from outbox.embedded import halves, log
+from outbox.embedded.rows import MessageRow, message_row
+from outbox.embedded.topics import Topics
 
 ACCEPTED = SendResult(SendStatus.ACCEPTED)
 

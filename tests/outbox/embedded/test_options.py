@@ -7,7 +7,7 @@ import pytest
 from django.db import connections
 
 from outbox import database
-from outbox.brokers.embedded import EmbeddedBroker
+from outbox.embedded import EmbeddedBroker
 from outbox.errors import ConfigurationError
 
 

@@ -6,11 +6,11 @@ from contextlib import contextmanager
 import pytest
 
 from outbox import database
-from outbox.brokers.embedded import EmbeddedBroker
+from outbox.embedded import EmbeddedBroker
 from tests.contracts.acts import Acts
 from tests.contracts.harness import EmbeddedHarness
 
-LINE = 'INSTALLED_APPS += ["outbox.brokers.embedded"], and run manage.py migrate'
+LINE = 'INSTALLED_APPS += ["outbox.embedded"], and run manage.py migrate'
 
 
 @contextmanager

@@ -21,22 +21,22 @@ from outbox.brokers.base import (
     TopicSpec,
 )
 from outbox.brokers.capabilities import DeadLetters, NeedsCheckLoop, StoredInDatabase
-from outbox.brokers.embedded import checks, halves, lookup, monitoring, producer, receiver, retention, settlement, wakeup
-from outbox.brokers.embedded.attempts import Act, attempt
-from outbox.brokers.embedded.client import Client, tables_there
-from outbox.brokers.embedded.options import EmbeddedOptions, problems
-from outbox.brokers.embedded.rows import delivery
-from outbox.brokers.embedded.topics import Topics, differences
 from outbox.brokers.options import read_options
 from outbox.brokers.validation import objection
 from outbox.database import Connection, raw
+from outbox.embedded import checks, halves, lookup, monitoring, producer, receiver, retention, settlement, wakeup
+from outbox.embedded.attempts import Act, attempt
+from outbox.embedded.client import Client, tables_there
+from outbox.embedded.options import EmbeddedOptions, problems
+from outbox.embedded.rows import delivery
+from outbox.embedded.topics import Topics, differences
 from outbox.message import Half, Resolution
 
 
 class EmbeddedBroker(NeedsCheckLoop, DeadLetters, StoredInDatabase):
     """Keeps messages in tables of PostgreSQL. What it promises stands in docs/guarantees.md."""
 
-    app: ClassVar[str] = "outbox.brokers.embedded"
+    app: ClassVar[str] = "outbox.embedded"
     end_semantics = EndSemantics.IDEMPOTENT
     confirms_ends = True  # the statement that ends half messages is committed before the answer
     supports_order: ClassVar[bool] = True

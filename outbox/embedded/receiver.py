@@ -12,11 +12,11 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 
-from outbox.brokers.embedded import log
-from outbox.brokers.embedded.clock import NOW
-from outbox.brokers.embedded.rows import ReadRow
-from outbox.brokers.embedded.topics import StoredTopic
 from outbox.database import Connection
+from outbox.embedded import log
+from outbox.embedded.clock import NOW
+from outbox.embedded.rows import ReadRow
+from outbox.embedded.topics import StoredTopic
 from outbox.message import TopicType
 
 SCAN = 500  # a group that wants some tags only looks at so many messages at once

@@ -11,8 +11,8 @@ from collections.abc import Sequence
 from datetime import datetime, timedelta
 
 from outbox.brokers.base import DeadLetter, Delivery
-from outbox.brokers.embedded.clock import NOW
 from outbox.database import Connection
+from outbox.embedded.clock import NOW
 
 ACK = f"""
 WITH given AS (SELECT * FROM unnest(%(ids)s::bigint[], %(attempts)s::int[]) AS g (id, attempt))

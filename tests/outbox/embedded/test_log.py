@@ -5,10 +5,10 @@ import uuid
 from datetime import timedelta
 
 from outbox import database
-from outbox.brokers.embedded import EmbeddedBroker, log
-from outbox.brokers.embedded.rows import MessageRow
-from outbox.brokers.embedded.topics import write_topics
 from outbox.database import Connection
+from outbox.embedded import EmbeddedBroker, log
+from outbox.embedded.rows import MessageRow
+from outbox.embedded.topics import write_topics
 from outbox.message import TopicType
 from tests.contracts.acts import Acts
 from tests.contracts.harness import EmbeddedHarness

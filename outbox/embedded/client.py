@@ -11,7 +11,7 @@ from psycopg import errors
 
 from outbox import database
 from outbox.brokers.base import SendStatus
-from outbox.brokers.embedded.options import EmbeddedOptions
+from outbox.embedded.options import EmbeddedOptions
 from outbox.errors import BrokerUnavailable, NotMigrated
 
 # Every statement here is served by an index, and its tables fill and empty in seconds: what statistics say of them is
@@ -32,7 +32,7 @@ WHERE NOT EXISTS (SELECT FROM pg_stat_activity a WHERE a.pid = i.pid) OR i.pid =
 
 NO_TABLES = (
     "The tables of the embedded broker are missing. Add its app to the settings, "
-    'INSTALLED_APPS += ["outbox.brokers.embedded"], and run manage.py migrate on the database that its OPTIONS name.'
+    'INSTALLED_APPS += ["outbox.embedded"], and run manage.py migrate on the database that its OPTIONS name.'
 )
 
 

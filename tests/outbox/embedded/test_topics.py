@@ -4,9 +4,9 @@ import threading
 from dataclasses import replace
 
 from outbox.brokers.base import Broker, SendStatus
-from outbox.brokers.embedded import EmbeddedBroker
-from outbox.brokers.embedded.topics import write_topics
 from outbox.database import Connection
+from outbox.embedded import EmbeddedBroker
+from outbox.embedded.topics import write_topics
 from outbox.message import TopicType
 from tests.contracts.acts import Acts
 from tests.contracts.harness import EmbeddedHarness

@@ -3,10 +3,10 @@ import re
 import pytest
 
 from outbox.brokers.base import BrokerStatus
-from outbox.brokers.embedded import EmbeddedBroker
 from outbox.database import Connection
+from outbox.embedded import EmbeddedBroker
 from outbox.errors import NotMigrated
-from tests.outbox.brokers.embedded.conftest import LINE, missing
+from tests.outbox.embedded.conftest import LINE, missing
 
 
 class TestStoredIn:

@@ -7,8 +7,8 @@ from datetime import timedelta
 import pytest
 
 from outbox.brokers.base import Delivery
-from outbox.brokers.embedded import EmbeddedBroker, wakeup
 from outbox.database import Connection
+from outbox.embedded import EmbeddedBroker, wakeup
 from tests.contracts.acts import Acts
 from tests.contracts.harness import EmbeddedHarness
 from tests.waiting import wait_until
