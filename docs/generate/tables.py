@@ -22,7 +22,7 @@ and nothing refers to it by a foreign key. What a state becomes, and by which st
 
 STATES = [
     ("A batch", "outbox/models/batch.py", "State"),
-    ("A message, as people see it", "outbox/models/message.py", "Standing"),
+    ("A message, as people see it", "outbox/models/message.py", "MessageStatus"),
     ("What a broker answers to a send", "outbox/brokers/types.py", "SendStatus"),
     ("A half message of the embedded broker", "outbox/embedded/models.py", "HalfState"),
     ("The answer to a check-back", "outbox/message.py", "Resolution"),

@@ -30,16 +30,16 @@ from outbox.brokers.capabilities import Lookups
 from outbox.errors import BrokerUnavailable
 from outbox.message import Header
 from outbox.models import DeadMessage, Delayed, MessageRow, MessageState, Ticket
-from outbox.monitoring.timeline import Moment, Timeline, Tone, read_timeline
+from outbox.monitoring.timeline import Severity, Timeline, TimelineEntry, read_timeline
 
-Standing = MessageState.Standing
+MessageStatus = MessageState.MessageStatus
 
 TONES: dict[str, str] = {
-    Standing.SENT: Tone.GOOD,
-    Standing.DEAD: Tone.BAD,
-    Standing.LOST: Tone.BAD,
-    Standing.RETRYING: Tone.BAD,
-    Standing.SKIPPED: Tone.PLAIN,
+    MessageStatus.SENT: Severity.GOOD,
+    MessageStatus.DEAD: Severity.BAD,
+    MessageStatus.LOST: Severity.BAD,
+    MessageStatus.RETRYING: Severity.BAD,
+    MessageStatus.SKIPPED: Severity.PLAIN,
 }
 
 # Messages by where their batch stands: along the index of unfinished batches, or of dead ones. Limited in here: joined to
@@ -52,11 +52,11 @@ ORDER BY u.id DESC LIMIT %s
 LAST_ID = UUID(int=2**128 - 1)
 
 BATCHES = {
-    Standing.CLAIMED: "b.state = 1",
-    Standing.PREPARED: "b.state = 2",
-    Standing.RELEASED: "b.state = 0 AND b.tries = 0",
-    Standing.RETRYING: "b.state = 0 AND b.tries > 0",
-    Standing.DEAD: "b.state = 4",
+    MessageStatus.CLAIMED: "b.state = 1",
+    MessageStatus.PREPARED: "b.state = 2",
+    MessageStatus.RELEASED: "b.state = 0 AND b.tries = 0",
+    MessageStatus.RETRYING: "b.state = 0 AND b.tries > 0",
+    MessageStatus.DEAD: "b.state = 4",
 }
 
 
@@ -89,24 +89,24 @@ class StateFilter(Filter):
     parameter_name = "state"
 
     def lookups(self, request: HttpRequest, model_admin: Any) -> list[tuple[str, str]]:
-        return list(Standing.choices)
+        return list(MessageStatus.choices)
 
     @property
     def is_indexed(self) -> bool:  # type: ignore[override]
-        return self.value() not in (Standing.SENT, Standing.LOST)
+        return self.value() not in (MessageStatus.SENT, MessageStatus.LOST)
 
     def queryset(self, request: HttpRequest, queryset: QuerySet[Any]) -> QuerySet[Any]:
         state = self.value()
         match state:
-            case Standing.WAITING:
+            case MessageStatus.WAITING:
                 return queryset.filter(id__in=Ticket.objects.values("message_id"))
-            case Standing.DELAYED:
+            case MessageStatus.DELAYED:
                 return queryset.filter(id__in=Delayed.objects.values("message_id"))
-            case Standing.SKIPPED:
+            case MessageStatus.SKIPPED:
                 skipped = MessageState.objects.filter(state=state, id__in=DeadMessage.objects.values("message_id"))
                 return queryset.filter(id__in=skipped.values("id"))
             case _:  # all others by `narrow`, which knows the bounds of the list
-                return queryset if state is None or state in Standing.values else queryset.none()
+                return queryset if state is None or state in MessageStatus.values else queryset.none()
 
 
 class TopicIdFilter(Filter):
@@ -153,8 +153,8 @@ class MessageAdmin(ReadOnlyAdmin):
         if state in BATCHES:
             chosen = [one.id for one in topics(request) if one.name == topic] if topic else None
             arguments = [bounds.get("id__lt", LAST_ID), chosen, chosen, COUNTED + 1]
-            return rows.filter(id__in=RawSQL(HELD.format(where=BATCHES[Standing(state)]), arguments))  # noqa: S611  (constants)
-        if state in (Standing.SENT, Standing.LOST):  # by a walk down the view
+            return rows.filter(id__in=RawSQL(HELD.format(where=BATCHES[MessageStatus(state)]), arguments))  # noqa: S611  (constants)
+        if state in (MessageStatus.SENT, MessageStatus.LOST):  # by a walk down the view
             walked = MessageState.objects.filter(state=state, **bounds)
             walked = walked.filter(topic=topic) if topic else walked
             return rows.filter(id__in=walked.order_by("-id").values("id")[: COUNTED + 1])
@@ -169,7 +169,9 @@ class MessageAdmin(ReadOnlyAdmin):
         return moment(row.created_at)
 
     def state(self, row: Any) -> SafeString:
-        return badge(row.standing.state, TONES.get(row.standing.state, Tone.WAITING)) if row.standing else badge("gone", "plain")
+        return (
+            badge(row.standing.state, TONES.get(row.standing.state, Severity.WAITING)) if row.standing else badge("gone", "plain")
+        )
 
     def topic(self, row: Any) -> str:
         return row.standing.topic if row.standing else ""
@@ -234,7 +236,7 @@ class MessageAdmin(ReadOnlyAdmin):
         return {
             "title": f"Message {row.id}",
             "timeline": timeline,
-            "state": badge(timeline.state, TONES.get(timeline.state, Tone.WAITING)) if timeline else "",
+            "state": badge(timeline.state, TONES.get(timeline.state, Severity.WAITING)) if timeline else "",
             "moments": [_as_told(one) for one in sorted(moments, key=lambda one: one.at)],
             **contents(request, headers, row.beginning, row.size),
             "key": shown(row.key),
@@ -262,14 +264,14 @@ class MessageAdmin(ReadOnlyAdmin):
         return {"is_asked": True, "found": found, "trouble": trouble}
 
 
-def _acts(message_id: UUID) -> list[Moment]:
+def _acts(message_id: UUID) -> list[TimelineEntry]:
     """Tell what people have done about a message that was dead."""
     kind = ContentType.objects.get_for_model(DeadMessage)
     entries = LogEntry.objects.filter(content_type=kind, object_id=str(message_id)).select_related("user")[:50]
-    return [Moment(entry.action_time, "By hand", entry.get_change_message(), str(entry.user)) for entry in entries]
+    return [TimelineEntry(entry.action_time, "By hand", entry.get_change_message(), str(entry.user)) for entry in entries]
 
 
-def _as_told(one: Moment) -> dict[str, Any]:
+def _as_told(one: TimelineEntry) -> dict[str, Any]:
     return {
         "at": one.at,
         "what": one.what,

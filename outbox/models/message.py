@@ -105,7 +105,7 @@ class MessageState(models.Model):
     A view. Ask for messages by id, key or about; by state alone it would look at every message.
     """
 
-    class Standing(models.TextChoices):
+    class MessageStatus(models.TextChoices):
         WAITING = "waiting"  # has a ticket
         DELAYED = "delayed"  # waits for its time, `due_at`
         CLAIMED = "claimed"  # a relay is sending it
@@ -123,7 +123,7 @@ class MessageState(models.Model):
     key = models.TextField()
     about = models.TextField(null=True)  # noqa: DJ001
     created_at = models.DateTimeField()
-    state = models.TextField(choices=Standing)
+    state = models.TextField(choices=MessageStatus)
     batch_id = models.BigIntegerField(null=True)
     position = models.IntegerField(null=True)
     lane = models.SmallIntegerField(null=True)

@@ -59,7 +59,7 @@ UNION ALL SELECT 'dead', died_at, '', 0, '', reason, '', '' FROM outbox_dead WHE
 """
 
 
-class Tone(enum.StrEnum):
+class Severity(enum.StrEnum):
     """How a moment is to be read."""
 
     PLAIN = "plain"
@@ -69,7 +69,7 @@ class Tone(enum.StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class Moment:
+class TimelineEntry:
     """
     Something that happened to a message.
 
@@ -82,7 +82,7 @@ class Moment:
     text: str = ""
     who: str = ""
     traceback: str = ""
-    tone: Tone = Tone.PLAIN
+    tone: Severity = Severity.PLAIN
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,7 +100,7 @@ class Timeline:
     broker: str
     state: str
     due_at: datetime | None
-    moments: list[Moment]
+    moments: list[TimelineEntry]
     waits_for: list[str]
 
 
@@ -150,7 +150,7 @@ def read_timeline(using: str, message_id: UUID, *, type_name: str = "", tag: str
     entries = connection.cursor(row_factory=class_row(_Entry)).execute(BOOKS, {"id": message_id}).fetchall()
     halves = {batch.half_id for batch in batches if batch.half_id} | {entry.half_id for entry in entries if entry.half_id}
     moments = [
-        Moment(created_at, "Recorded", f"in topic {topic}, by the transaction it speaks of"),
+        TimelineEntry(created_at, "Recorded", f"in topic {topic}, by the transaction it speaks of"),
         *(moment for batch in batches for moment in _of_batch(batch)),
         *_failed_sends(connection, message_id, [batch.id for batch in batches]),
         *map(_of_entry, entries),
@@ -162,58 +162,60 @@ def read_timeline(using: str, message_id: UUID, *, type_name: str = "", tag: str
     return Timeline(topic, broker, state, due_at, sorted(moments, key=lambda moment: moment.at), waits_for)
 
 
-def _of_batch(batch: _Batch) -> Iterator[Moment]:
+def _of_batch(batch: _Batch) -> Iterator[TimelineEntry]:
     """Tell what a batch says. One that the message has left says only when it was claimed, and what was decided before."""
     numbered = "" if batch.number is None else f" as number {batch.number} of lane {batch.lane}"
     again = "" if batch.attempt == 1 else f"; it is at attempt {batch.attempt}"
     if batch.claimed_at:
-        yield Moment(batch.claimed_at, "Claimed", f"in batch {batch.id}{numbered}{again}")
+        yield TimelineEntry(batch.claimed_at, "Claimed", f"in batch {batch.id}{numbered}{again}")
     if batch.has_left:
         return
     if batch.decided_at:
         if batch.half_id:
-            yield Moment(batch.decided_at, "Half sent", f"half message {batch.half_id}, stored by then")
-        yield Moment(
-            batch.decided_at, "PreparedBatch", f"batch {batch.id} is to be committed, attempt {batch.attempt}", tone=Tone.GOOD
+            yield TimelineEntry(batch.decided_at, "Half sent", f"half message {batch.half_id}, stored by then")
+        yield TimelineEntry(
+            batch.decided_at, "PreparedBatch", f"batch {batch.id} is to be committed, attempt {batch.attempt}", tone=Severity.GOOD
         )
     if batch.sent_at and batch.state == State.SENT:
         what = "Committed" if batch.half_id else "Sent"
-        yield Moment(batch.sent_at, what, "the broker has confirmed it", tone=Tone.GOOD)
+        yield TimelineEntry(batch.sent_at, what, "the broker has confirmed it", tone=Severity.GOOD)
     if batch.due_at and batch.state == State.RELEASED:
         tries = f", after {batch.tries} tries that failed" if batch.tries else ""
-        yield Moment(batch.due_at, "To be claimed again", f"{batch.last_error or 'given back'}{tries}", tone=Tone.WAITING)
+        yield TimelineEntry(
+            batch.due_at, "To be claimed again", f"{batch.last_error or 'given back'}{tries}", tone=Severity.WAITING
+        )
 
 
-def _failed_sends(connection: Connection, message_id: UUID, batches: Sequence[int]) -> Iterator[Moment]:
+def _failed_sends(connection: Connection, message_id: UUID, batches: Sequence[int]) -> Iterator[TimelineEntry]:
     if batches:
         for failed_at, verdict, reason, batch_id, attempt in connection.execute(
             FAILED_SENDS, {"id": message_id, "batches": list(batches)}
         ).fetchall():
             text = f"batch {batch_id}, attempt {attempt}: {reason}"
-            yield Moment(failed_at, f"Not sent: {verdict}", text, tone=Tone.BAD)
+            yield TimelineEntry(failed_at, f"Not sent: {verdict}", text, tone=Severity.BAD)
 
 
-def _of_entry(entry: _Entry) -> Moment:
+def _of_entry(entry: _Entry) -> TimelineEntry:
     nth = f"delivery {entry.nth}" if entry.nth > 1 else ""
-    moment = Moment(entry.at, "", who=entry.who)
+    moment = TimelineEntry(entry.at, "", who=entry.who)
     match entry.book:
         case "check-back":
-            tone = Tone.WAITING if entry.outcome == "UNKNOWN" else Tone.PLAIN
+            tone = Severity.WAITING if entry.outcome == "UNKNOWN" else Severity.PLAIN
             text = f"ask {entry.nth} about half message {entry.half_id or '(not decided)'}: {entry.text}"
             return replace(moment, what=f"Check-back: {entry.outcome}", text=text, tone=tone)
         case "inbox":
-            return replace(moment, what="Handled", text=nth, tone=Tone.GOOD)
+            return replace(moment, what="Handled", text=nth, tone=Severity.GOOD)
         case "delivery":
             what = "Dead letter" if entry.outcome == "dead letter" else "Failed, to be retried"
             text = f"delivery {entry.nth}: {entry.text}"
-            return replace(moment, what=what, text=text, traceback=entry.traceback, tone=Tone.BAD)
+            return replace(moment, what=what, text=text, traceback=entry.traceback, tone=Severity.BAD)
         case "duplicate":
             return replace(moment, what="Dropped as a duplicate", text=nth)
         case _:
-            return replace(moment, what="Given up", text=entry.text, tone=Tone.BAD)
+            return replace(moment, what="Given up", text=entry.text, tone=Severity.BAD)
 
 
-def _stored(message_id: UUID, broker: str, half_ids: set[str]) -> Iterator[Moment]:
+def _stored(message_id: UUID, broker: str, half_ids: set[str]) -> Iterator[TimelineEntry]:
     """Tell what the broker keeps in a database; a server is not asked."""
     entry = conf.settings().brokers.get(broker)
     if entry is not None and (kind := conf.broker_class(broker)).is_stored_in_database:
@@ -221,11 +223,13 @@ def _stored(message_id: UUID, broker: str, half_ids: set[str]) -> Iterator[Momen
             yield from _of_copy(copy)
 
 
-def _of_copy(copy: StoredCopy) -> Iterator[Moment]:
+def _of_copy(copy: StoredCopy) -> Iterator[TimelineEntry]:
     assert copy.stored_at is not None, "what stands in a table has its time"
     if copy.state == "visible":
-        yield Moment(copy.stored_at, "Delivered", "visible to consumers", who="broker", tone=Tone.GOOD)
+        yield TimelineEntry(copy.stored_at, "Delivered", "visible to consumers", who="broker", tone=Severity.GOOD)
         return
-    yield Moment(copy.stored_at, "Half stored", f"half message {copy.half_id}, asked about {copy.asked} times", who="broker")
+    yield TimelineEntry(
+        copy.stored_at, "Half stored", f"half message {copy.half_id}, asked about {copy.asked} times", who="broker"
+    )
     if copy.state == "rolled_back" and copy.ended_at:
-        yield Moment(copy.ended_at, "Half rolled back", f"half message {copy.half_id}", who="broker")
+        yield TimelineEntry(copy.ended_at, "Half rolled back", f"half message {copy.half_id}", who="broker")

@@ -20,7 +20,7 @@ CANNOT = "The monitor cannot go on: "  # how the job begins the line that says w
 
 
 @dataclass(frozen=True, slots=True)
-class Standing:
+class LaneStatus:
     """How the outbox (`group` empty) or a group stands with a lane; see `MonitorLane`. Lane None: messages without a number."""
 
     topic: str
@@ -69,12 +69,12 @@ def run_monitor(
         raise MonitorFailed(f"The monitor could not go on{ended.why(CANNOT)}")
 
 
-def standings(using: str) -> list[Standing]:
+def standings(using: str) -> list[LaneStatus]:
     """Give how each lane stands, as of the last micro-batch."""
     return [_standing(row) for row in _rows(using)]
 
 
-def late(using: str, settle: timedelta) -> list[Standing]:
+def late(using: str, settle: timedelta) -> list[LaneStatus]:
     """Give those where the same number has been missing for longer than the settle time, by the database's clock."""
     is_late = Q(missing__gt=0) & Q(first_missing_since__lt=Now() - settle)
     return [_standing(row) for row in _rows(using).filter(is_late)]
@@ -84,8 +84,8 @@ def _rows(using: str) -> Any:
     return MonitorLane.objects.using(using).order_by("topic", "consumer_group", "source", "lane")
 
 
-def _standing(row: MonitorLane) -> Standing:
-    return Standing(
+def _standing(row: MonitorLane) -> LaneStatus:
+    return LaneStatus(
         topic=row.topic,
         group=row.consumer_group,
         source=row.source,

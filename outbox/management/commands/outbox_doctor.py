@@ -11,7 +11,7 @@ from django.core.management.base import BaseCommand
 
 from outbox.monitoring.doctor import Finding, Level, examine
 
-SIGNS = {Level.WELL: "ok", Level.CONCERN: "!", Level.UNABLE: "!!"}
+SIGNS = {Level.OK: "ok", Level.WARNING: "!", Level.ERROR: "!!"}
 
 
 class Command(BaseCommand):

@@ -18,7 +18,7 @@ def examine() -> Iterator[Finding]:
     """Look at the configuration, then at what it names; each finding comes as soon as it is known."""
     found = list(configuration.examine())
     yield from found
-    if any(one.level is Level.UNABLE for one in found):  # nothing below could be named
+    if any(one.level is Level.ERROR for one in found):  # nothing below could be named
         return
     for room in (databases, brokers, processes, nudges, endpoint):
         yield from room.examine()

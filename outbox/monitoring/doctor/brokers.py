@@ -25,12 +25,12 @@ def _examine(subject: str, alias: str, topics: int) -> Iterator[Finding]:
             problems = broker.check()
     except BrokerUnavailable as error:
         hint = f'Start it, or correct OUTBOX["BROKERS"]["{alias}"]["OPTIONS"]. Messages wait meanwhile; none is lost.'
-        yield Finding(Level.UNABLE, subject, f"cannot be asked: {str(error).splitlines()[0]}", hint)
+        yield Finding(Level.ERROR, subject, f"cannot be asked: {str(error).splitlines()[0]}", hint)
         return
     for problem in problems:
-        yield Finding(Level.CONCERN, subject, problem.text, problem.hint)
+        yield Finding(Level.WARNING, subject, problem.text, problem.hint)
     if not problems:
         took = time.monotonic() - began
         count = f"{topics} topic{'' if topics == 1 else 's'}"
         text = f"{conf.broker_class(alias).__name__}, {count} as settings say, answers in {took * 1000:.0f} ms"
-        yield Finding(Level.WELL, subject, text)
+        yield Finding(Level.OK, subject, text)

@@ -21,7 +21,7 @@ def examine() -> Iterator[Finding]:
         if str(problem.id).startswith("outbox.") and not problem.is_silenced()
     ]
     for problem in problems:
-        level = Level.UNABLE if problem.is_serious() else Level.CONCERN
+        level = Level.ERROR if problem.is_serious() else Level.WARNING
         yield Finding(level, SUBJECT, f"({problem.id}) {problem.msg}", problem.hint or "")
     if not problems:
-        yield Finding(Level.WELL, SUBJECT, "the system checks find nothing")
+        yield Finding(Level.OK, SUBJECT, "the system checks find nothing")

@@ -37,10 +37,10 @@ def examine() -> Iterator[Finding]:
                 ensure_fit(alias, connection)
                 found = list(_examine(subject, alias, connection))
         except NotMigrated as error:
-            yield Finding(Level.UNABLE, subject, "no tables of the outbox, or a replica", str(error))
+            yield Finding(Level.ERROR, subject, "no tables of the outbox, or a replica", str(error))
         except (ConfigurationError, psycopg.Error) as error:
             text = f"cannot be asked: {str(error).splitlines()[0]}"
-            yield Finding(Level.UNABLE, subject, text, "Start it, or correct DATABASES.")
+            yield Finding(Level.ERROR, subject, text, "Start it, or correct DATABASES.")
         else:
             yield from found
 
@@ -50,19 +50,19 @@ def _examine(subject: str, alias: str, connection: Connection) -> Iterator[Findi
     version, its_time = connection.execute(ABOUT).fetchone() or ("", now)
     took = time.monotonic() - began
     apart = abs(its_time - now - timedelta(seconds=took / 2))
-    yield Finding(Level.WELL, subject, f"PostgreSQL {version}, answers in {took * 1000:.0f} ms")
+    yield Finding(Level.OK, subject, f"PostgreSQL {version}, answers in {took * 1000:.0f} ms")
     if apart > CLOCKS_DIFFER:
         text = f"its clock and this host's are {apart.total_seconds():.0f} s apart"
-        yield Finding(Level.CONCERN, subject, text, "Have both follow a time server (NTP).")
+        yield Finding(Level.WARNING, subject, text, "Have both follow a time server (NTP).")
     if missing := _missing_migrations(alias):
         text = f"migrations are missing: {', '.join(missing)}"
-        yield Finding(Level.UNABLE, subject, text, f"Run manage.py migrate outbox --database {alias}.")
+        yield Finding(Level.ERROR, subject, text, f"Run manage.py migrate outbox --database {alias}.")
     for name, setting in connection.execute(LAX).fetchall():
         text = f"{name} is {setting}: a crash may lose committed messages, with the rows they speak of"
-        yield Finding(Level.CONCERN, subject, text, f"Set {name} = on, unless this server is for tests.")
+        yield Finding(Level.WARNING, subject, text, f"Set {name} = on, unless this server is for tests.")
     if datetime.now(UTC).date() + timedelta(days=1) not in partitions.days(connection):
         hint = "See that outbox_relay runs, or beat's entry outbox-upkeep."
-        yield Finding(Level.CONCERN, subject, "the message table of tomorrow is not made: upkeep does not run", hint)
+        yield Finding(Level.WARNING, subject, "the message table of tomorrow is not made: upkeep does not run", hint)
 
 
 def _missing_migrations(alias: str) -> list[str]:

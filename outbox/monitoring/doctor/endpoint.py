@@ -38,10 +38,10 @@ def examine() -> Iterator[Finding]:
         status = error.code
     except OSError as error:
         hint = "Start its web server, or correct OUTBOX['CHECK_BACK']['URL']. Half messages stay undecided meanwhile."
-        yield Finding(Level.UNABLE, SUBJECT, f"{settings.url} cannot be reached: {error}", hint)
+        yield Finding(Level.ERROR, SUBJECT, f"{settings.url} cannot be reached: {error}", hint)
         return
     if status == AS_IT_SHOULD:
-        yield Finding(Level.WELL, SUBJECT, f"{settings.url} takes our signature")
+        yield Finding(Level.OK, SUBJECT, f"{settings.url} takes our signature")
     else:
         hint = MEANINGS.get(status, "Ask it by hand: docs/how-to/ask-by-hand.md.")
-        yield Finding(Level.UNABLE, SUBJECT, f"{settings.url} answers {status}", hint)
+        yield Finding(Level.ERROR, SUBJECT, f"{settings.url} answers {status}", hint)

@@ -9,9 +9,9 @@ from dataclasses import dataclass
 class Level(enum.StrEnum):
     """How much a finding matters. In this order."""
 
-    WELL = "well"
-    CONCERN = "concern"  # a person should see to it
-    UNABLE = "unable"  # it cannot be asked, or nothing works without it
+    OK = "ok"
+    WARNING = "warning"  # an operator should see to it
+    ERROR = "error"  # it cannot be asked, or nothing works without it
 
 
 @dataclass(frozen=True, slots=True)

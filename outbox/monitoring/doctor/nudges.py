@@ -19,6 +19,6 @@ def examine() -> Iterator[Finding]:
                 server = connection.as_uri()
         except Exception as error:  # whatever a transport raises
             hint = 'Start it, or correct CELERY_BROKER_URL. Where all relays are resident, set OUTBOX["NUDGE"] = False.'
-            yield Finding(Level.CONCERN, "nudges", f"Celery's server cannot be reached: {error!r}", hint)
+            yield Finding(Level.WARNING, "nudges", f"Celery's server cannot be reached: {error!r}", hint)
         else:
-            yield Finding(Level.WELL, "nudges", f"Celery's server {server} can be reached")
+            yield Finding(Level.OK, "nudges", f"Celery's server {server} can be reached")

@@ -36,17 +36,17 @@ def examine() -> Iterator[Finding]:
 
 def _relay(subject: str, is_heard: bool) -> Finding:
     if is_heard:
-        return Finding(Level.WELL, subject, "was heard of")
+        return Finding(Level.OK, subject, "was heard of")
     text = f"was not heard of in the last {SILENT_AFTER.total_seconds():.0f} s: nothing is sent"
-    return Finding(Level.CONCERN, subject, text, "Start outbox_relay, or a Celery worker with beat.")
+    return Finding(Level.WARNING, subject, text, "Start outbox_relay, or a Celery worker with beat.")
 
 
 def _consumer(group: str, alias: str, is_heard: bool) -> Finding:
     subject = f"consumer of group {group!r}, broker {alias!r}"
     if is_heard:
-        return Finding(Level.WELL, subject, "was heard of")
+        return Finding(Level.OK, subject, "was heard of")
     text = f"was not heard of in the last {SILENT_AFTER.total_seconds():.0f} s"
-    return Finding(Level.CONCERN, subject, text, f"Start outbox_consume --group {group}, or beat_schedule(consume=[...]).")
+    return Finding(Level.WARNING, subject, text, f"Start outbox_consume --group {group}, or beat_schedule(consume=[...]).")
 
 
 def _ask(alias: str) -> Heard | None:

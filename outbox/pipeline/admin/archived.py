@@ -18,13 +18,13 @@ from outbox.admin.pages import frame
 from outbox.admin.text import badge, shown, since
 from outbox.message import Header
 from outbox.models import MessageRow
-from outbox.monitoring.timeline import Tone
+from outbox.monitoring.timeline import Severity
 from outbox.pipeline.archive import find_archived
 from outbox.pipeline.conf import settings
 from outbox.pipeline.spark.errors import PipelineError
 from outbox.pipeline.spark.lake.lookup import Found, day_of
 
-TONES = {"sent": Tone.GOOD, "dead": Tone.BAD, "lost": Tone.BAD}
+TONES = {"sent": Severity.GOOD, "dead": Severity.BAD, "lost": Severity.BAD}
 
 
 def archived_message(model_admin: MessageAdmin, request: HttpRequest, message_id: UUID) -> TemplateResponse:
@@ -57,7 +57,7 @@ def _told(model_admin: MessageAdmin, request: HttpRequest, found: Found) -> dict
     cause = headers.get(Header.CAUSATION_ID, "")
     return {
         "row": row,
-        "state": badge(row["state"], TONES.get(row["state"], Tone.PLAIN)),
+        "state": badge(row["state"], TONES.get(row["state"], Severity.PLAIN)),
         "topic": shown(row["topic"]),
         "key": shown(row["key"]),
         "last_error": shown(row["last_error"] or "", 2000),

@@ -14,7 +14,7 @@ from outbox.pipeline.quick_check.frames import Check, opened
 from outbox.pipeline.quick_check.ids import judge_ids
 from outbox.pipeline.quick_check.lanes import judge_lanes
 from outbox.pipeline.spark.bins import BACKWARDS, add
-from outbox.pipeline.spark.cause import Minute, Standing, standings
+from outbox.pipeline.spark.cause import BacklogState, Minute, standings
 from outbox.pipeline.spark.config import PipelineConfig
 from outbox.pipeline.spark.findings import STAGE_OF, Finding, Kind, clock_has_jumped
 
@@ -32,7 +32,7 @@ class Backlog:
 
     group: str
     topic: str
-    minutes: list[Standing]
+    minutes: list[BacklogState]
     again: list[list[Any]]
 
 

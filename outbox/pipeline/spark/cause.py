@@ -38,7 +38,7 @@ class Minute:
 
 
 @dataclass(frozen=True)
-class Standing:
+class BacklogState:
     """
     How a group stands with a topic at the end of a minute.
 
@@ -54,14 +54,14 @@ class Standing:
     onset: int | None = None
 
 
-def standings(minutes: Sequence[Minute]) -> list[Standing]:
+def standings(minutes: Sequence[Minute]) -> list[BacklogState]:
     """Say how a group stands after each minute, first to last; minutes in which nothing happened included."""
     if not minutes:
         return []
     by_minute = {one.minute: one for one in minutes}
     first, last = min(by_minute), max(by_minute)
     span = [by_minute.get(minute, Minute(minute)) for minute in range(first, last + 1)]
-    found: list[Standing] = []
+    found: list[BacklogState] = []
     backlog = 0
     for place, one in enumerate(span):
         backlog += one.produced - one.consumed
@@ -75,7 +75,7 @@ def standings(minutes: Sequence[Minute]) -> list[Standing]:
             if episode and episode.cause is not Cause.STEADY_OVERLOAD:
                 cause = episode.cause
         length = min(CURRENT, place + 1)
-        found.append(Standing(one.minute, backlog, (now["produced"] - now["consumed"]) / length, cause, onset))
+        found.append(BacklogState(one.minute, backlog, (now["produced"] - now["consumed"]) / length, cause, onset))
     return found
 
 

@@ -8,9 +8,9 @@ from outbox.monitoring.doctor import Finding, Level
 
 command = import_module("outbox.management.commands.outbox_doctor")
 
-WELL = Finding(Level.WELL, "database 'default'", "answers")
-CONCERN = Finding(Level.CONCERN, "broker 'default'", "is slow", "Wait.")
-UNABLE = Finding(Level.UNABLE, "broker 'default'", "is away", "Start it.")
+OK = Finding(Level.OK, "database 'default'", "answers")
+WARNING = Finding(Level.WARNING, "broker 'default'", "is slow", "Wait.")
+ERROR = Finding(Level.ERROR, "broker 'default'", "is away", "Start it.")
 
 
 @pytest.fixture
@@ -30,13 +30,13 @@ def examined(monkeypatch):
 
 class TestOutboxDoctor:
     @pytest.mark.parametrize(
-        ("findings", "code"), [([], 0), ([WELL], 0), ([CONCERN, WELL], 1), ([UNABLE, CONCERN], 2), ([WELL, UNABLE], 2)]
+        ("findings", "code"), [([], 0), ([OK], 0), ([WARNING, OK], 1), ([ERROR, WARNING], 2), ([OK, ERROR], 2)]
     )
     def test_ends_with_what_the_worst_finding_means(self, examined, findings, code):
         assert examined(*findings) == code
 
     def test_says_what_to_do(self, examined, capsys):
-        examined(WELL, CONCERN, UNABLE)
+        examined(OK, WARNING, ERROR)
 
         assert capsys.readouterr().out.splitlines() == [
             "ok  database 'default': answers",
@@ -47,11 +47,11 @@ class TestOutboxDoctor:
         ]
 
     def test_prints_one_line_of_json(self, examined, capsys):
-        examined(UNABLE, arguments=["--json"])
+        examined(ERROR, arguments=["--json"])
 
         (line,) = capsys.readouterr().out.splitlines()
         assert json.loads(line) == {
-            "findings": [{"level": "unable", "subject": "broker 'default'", "text": "is away", "hint": "Start it."}]
+            "findings": [{"level": "error", "subject": "broker 'default'", "text": "is away", "hint": "Start it."}]
         }
 
     @pytest.mark.django_db(transaction=True, databases=["default", "other"])

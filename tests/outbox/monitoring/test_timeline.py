@@ -5,7 +5,7 @@ import pytest
 
 from outbox.embedded.models import EmbeddedHalf, EmbeddedMessage, EmbeddedTopic, HalfState
 from outbox.models import CheckBack, DeadMessage, Duplicate, FailedAttempt, FailedDelivery, Inbox, State, Topic
-from outbox.monitoring.timeline import Tone, read_timeline
+from outbox.monitoring.timeline import Severity, read_timeline
 from tests.factories import BatchFactory, DelayedFactory, MessageRowFactory, TicketFactory, TopicFactory
 
 pytestmark = pytest.mark.django_db
@@ -80,7 +80,7 @@ class TestReadTimeline:
     def test_says_sent_where_there_was_no_half_message(self, topic, message):
         BatchFactory(topic=topic, message_ids=[message.id], state=State.SENT, claimed_at=at(1), sent_at=at(3))
 
-        assert only(message, "Sent").tone is Tone.GOOD
+        assert only(message, "Sent").tone is Severity.GOOD
 
     def test_follows_a_message_through_the_batches_that_held_it(self, topic, message):
         other = MessageRowFactory(topic=topic)
@@ -117,7 +117,7 @@ class TestReadTimeline:
 
         moment = only(message, "To be claimed again")
 
-        assert (moment.at, moment.text, moment.tone) == (at(9), "time-out, after 3 tries that failed", Tone.WAITING)
+        assert (moment.at, moment.text, moment.tone) == (at(9), "time-out, after 3 tries that failed", Severity.WAITING)
 
     def test_tells_what_was_asked_and_answered(self, message):
         shared = {"asked_by": "endpoint", "topic": "told", "message_id": str(message.id), "half_id": "77", "milliseconds": 1}

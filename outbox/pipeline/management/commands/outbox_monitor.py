@@ -16,7 +16,7 @@ from django.db import Error as DatabaseError
 from outbox.errors import OutboxError
 from outbox.management.exits import unable
 from outbox.management.tables import table
-from outbox.pipeline.monitor import Standing, late, run_monitor, standings
+from outbox.pipeline.monitor import LaneStatus, late, run_monitor, standings
 from outbox.relay import hosts
 
 HEADS = ["topic", "group", "lane", "seen", "missing", "first missing", "repeated", "failed tries", "highest"]
@@ -71,7 +71,7 @@ class Command(BaseCommand):
         self.stderr.write(line, style_func=str)  # progress is no error
 
 
-def _as_text(found: list[Standing], wrong: list[Standing]) -> str:
+def _as_text(found: list[LaneStatus], wrong: list[LaneStatus]) -> str:
     rows = [
         [*(one.topic, one.group or "(outbox)", one.lane, one.seen, one.missing, one.first_missing), *_counts(one)]
         for one in found
@@ -84,5 +84,5 @@ def _as_text(found: list[Standing], wrong: list[Standing]) -> str:
     return "\n".join([table(HEADS, rows), "", *(lines or ["Nothing is missing that is not under way."])])
 
 
-def _counts(one: Standing) -> tuple[int, int, int | None]:
+def _counts(one: LaneStatus) -> tuple[int, int, int | None]:
     return one.duplicates, one.failed, one.highest

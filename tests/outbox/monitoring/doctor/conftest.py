@@ -22,7 +22,7 @@ def about() -> Callable[[Any, str], list[tuple[Level, str]]]:
 
     def about(room: Any, subject: str) -> list[tuple[Level, str]]:
         found = [one for one in room.examine() if one.subject == subject]
-        assert all(bool(one.hint) is (one.level is not Level.WELL) for one in found), found
+        assert all(bool(one.hint) is (one.level is not Level.OK) for one in found), found
         return [(one.level, one.text) for one in found]
 
     return about

@@ -10,13 +10,13 @@ class TestBrokers:
     def test_are_well_when_they_find_nothing(self, about):
         ((level, text),) = about(brokers, BROKER)
 
-        assert level is Level.WELL
+        assert level is Level.OK
         assert text.startswith("MemoryBroker, 3 topics as settings say")
 
     def test_say_what_they_find(self, about, monkeypatch):
         monkeypatch.setattr(MemoryBroker, "check", lambda self: [Problem("Topic 'orders' is missing.", "Create it.")])
 
-        assert about(brokers, BROKER) == [(Level.CONCERN, "Topic 'orders' is missing.")]
+        assert about(brokers, BROKER) == [(Level.WARNING, "Topic 'orders' is missing.")]
 
     def test_are_named_when_they_are_away(self, about, monkeypatch):
         def away(self):
@@ -24,7 +24,7 @@ class TestBrokers:
 
         monkeypatch.setattr(MemoryBroker, "check", away)
 
-        assert about(brokers, BROKER) == [(Level.UNABLE, "cannot be asked: It is away.")]
+        assert about(brokers, BROKER) == [(Level.ERROR, "cannot be asked: It is away.")]
 
     def test_are_left_alone_when_nothing_goes_to_them(self, about, settings):
         settings.OUTBOX = {**settings.OUTBOX, "TOPICS": {}}

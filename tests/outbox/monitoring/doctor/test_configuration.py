@@ -8,20 +8,20 @@ pytestmark = pytest.mark.django_db(transaction=True, databases=["default", "othe
 
 class TestConfiguration:
     def test_is_well_where_the_system_checks_find_nothing(self, about):
-        assert about(configuration, "configuration") == [(Level.WELL, "the system checks find nothing")]
+        assert about(configuration, "configuration") == [(Level.OK, "the system checks find nothing")]
 
     def test_gives_what_they_find(self, settings, about):
         settings.OUTBOX = {**settings.OUTBOX, "TOPICS": {**settings.OUTBOX["TOPICS"], "a.b": {}}}
 
         (found,) = about(configuration, "configuration")
 
-        assert found == (Level.UNABLE, "(outbox.E002) OUTBOX[\"TOPICS\"] has a topic called 'a.b'.")
+        assert found == (Level.ERROR, "(outbox.E002) OUTBOX[\"TOPICS\"] has a topic called 'a.b'.")
 
     def test_leaves_out_what_the_project_has_silenced(self, settings, about):
         settings.OUTBOX = {**settings.OUTBOX, "TOPICS": {**settings.OUTBOX["TOPICS"], "a.b": {}}}
         settings.SILENCED_SYSTEM_CHECKS = ["outbox.E002"]
 
-        assert about(configuration, "configuration") == [(Level.WELL, "the system checks find nothing")]
+        assert about(configuration, "configuration") == [(Level.OK, "the system checks find nothing")]
 
     def test_is_all_there_is_to_look_at_where_settings_are_wrong(self, settings):
         settings.OUTBOX = {"TOPIKS": {}}

@@ -29,7 +29,7 @@ def concerns(about):
     """What is said beside that the database answers, and beside how durable a server for tests is."""
 
     def concerns():
-        return [found for found in about(databases, OTHER) if found[0] is not Level.WELL and "a crash may lose" not in found[1]]
+        return [found for found in about(databases, OTHER) if found[0] is not Level.OK and "a crash may lose" not in found[1]]
 
     return concerns
 
@@ -38,7 +38,7 @@ class TestDatabases:
     def test_are_well_when_they_answer(self, about, concerns):
         partitions.make_days("other")
 
-        assert about(databases, OTHER)[0][0] is Level.WELL
+        assert about(databases, OTHER)[0][0] is Level.OK
         assert about(databases, OTHER)[0][1].startswith("PostgreSQL ")
         assert concerns() == []
 
@@ -48,7 +48,7 @@ class TestDatabases:
             patch.setitem(connections["other"].settings_dict, "PORT", 1)
             ((level, text),) = about(databases, OTHER)
 
-        assert level is Level.UNABLE
+        assert level is Level.ERROR
         assert text.startswith("cannot be asked: ")
         assert "\n" not in text
 
@@ -56,7 +56,7 @@ class TestDatabases:
         with changed("ALTER TABLE outbox_idle RENAME TO was_idle", "ALTER TABLE was_idle RENAME TO outbox_idle"):
             found = about(databases, OTHER)
 
-        assert found == [(Level.UNABLE, "no tables of the outbox, or a replica")]
+        assert found == [(Level.ERROR, "no tables of the outbox, or a replica")]
 
     def test_are_named_when_a_migration_is_missing(self, concerns):
         partitions.make_days("other")
@@ -66,13 +66,13 @@ class TestDatabases:
         with changed(move.format("not yet", "outbox"), move.format("outbox", "not yet")):
             found = concerns()
 
-        assert found == [(Level.UNABLE, f"migrations are missing: {last}")]
+        assert found == [(Level.ERROR, f"migrations are missing: {last}")]
 
     def test_are_named_when_their_clock_is_another(self, concerns, monkeypatch):
         partitions.make_days("other")
         monkeypatch.setattr(databases, "ABOUT", databases.ABOUT + " + interval '1 minute'")
 
-        assert concerns() == [(Level.CONCERN, "its clock and this host's are 60 s apart")]
+        assert concerns() == [(Level.WARNING, "its clock and this host's are 60 s apart")]
 
     def test_are_named_when_a_commit_waits_for_no_disk(self, about):
         name = connections["other"].settings_dict["NAME"]
@@ -85,10 +85,10 @@ class TestDatabases:
         with changed(f'ALTER DATABASE "{name}" SET synchronous_commit = on', f'ALTER DATABASE "{name}" RESET synchronous_commit'):
             strict = about(databases, OTHER)
 
-        assert (Level.CONCERN, text) in lax
-        assert (Level.CONCERN, text) not in strict
+        assert (Level.WARNING, text) in lax
+        assert (Level.WARNING, text) not in strict
 
     def test_are_named_when_no_day_is_made_ahead(self, concerns, monkeypatch):
         monkeypatch.setattr(partitions, "days", lambda connection: [])
 
-        assert concerns() == [(Level.CONCERN, "the message table of tomorrow is not made: upkeep does not run")]
+        assert concerns() == [(Level.WARNING, "the message table of tomorrow is not made: upkeep does not run")]

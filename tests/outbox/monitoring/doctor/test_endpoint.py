@@ -22,7 +22,7 @@ def asked(settings, about, live_server):
 
 class TestEndpoint:
     def test_is_well_when_it_takes_our_signature(self, asked, live_server):
-        assert asked() == [(Level.WELL, f"{live_server.url}/outbox/check-back/ takes our signature")]
+        assert asked() == [(Level.OK, f"{live_server.url}/outbox/check-back/ takes our signature")]
         assert not CheckBack.objects.exists()
 
     def test_is_named_when_it_does_not(self, asked, monkeypatch):
@@ -30,19 +30,19 @@ class TestEndpoint:
 
         ((level, text),) = asked()
 
-        assert level is Level.UNABLE
+        assert level is Level.ERROR
         assert text.endswith("answers 401")
 
     def test_is_named_when_it_is_elsewhere(self, asked):
         ((level, text),) = asked("/nowhere/")
 
-        assert level is Level.UNABLE
+        assert level is Level.ERROR
         assert text.endswith("answers 404")
 
     def test_is_named_when_it_cannot_be_reached(self, asked):
         ((level, text),) = asked(server="http://127.0.0.1:1")
 
-        assert level is Level.UNABLE
+        assert level is Level.ERROR
         assert "cannot be reached" in text
 
     def test_is_not_looked_for_without_an_address(self, about):

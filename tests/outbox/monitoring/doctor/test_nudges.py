@@ -16,7 +16,7 @@ class TestNudges:
     def test_are_well_when_their_server_can_be_reached(self, app, about):
         ((level, text),) = about(nudges, "nudges")
 
-        assert level is Level.WELL
+        assert level is Level.OK
         assert text.startswith("Celery's server memory://")
 
     def test_are_named_when_it_cannot(self, app, about):
@@ -24,7 +24,7 @@ class TestNudges:
 
         ((level, text),) = about(nudges, "nudges")
 
-        assert level is Level.CONCERN
+        assert level is Level.WARNING
         assert text.startswith("Celery's server cannot be reached: ConnectionRefusedError")
 
     def test_are_not_looked_at_where_none_are_sent(self, app, about, settings):

@@ -32,7 +32,7 @@ class TestProcesses:
     def test_are_well_when_they_were_heard_of(self, about, subject, beat):
         heartbeats.beat(database.raw("default"), **beat)
 
-        assert about(processes, subject) == [(Level.WELL, "was heard of")]
+        assert about(processes, subject) == [(Level.OK, "was heard of")]
 
     @pytest.mark.parametrize("subject", [RELAY, CONSUMER])
     def test_are_missed_when_they_were_not(self, about, subject):
@@ -42,7 +42,7 @@ class TestProcesses:
 
         ((level, text),) = about(processes, subject)
 
-        assert level is Level.CONCERN
+        assert level is Level.WARNING
         assert text.startswith("was not heard of in the last 30 s")
 
     def test_are_missed_when_they_were_heard_of_long_ago(self, about):
@@ -52,7 +52,7 @@ class TestProcesses:
 
         ((level, _),) = about(processes, RELAY)
 
-        assert level is Level.CONCERN
+        assert level is Level.WARNING
 
     def test_are_not_missed_when_celery_consumes(self, about, monkeypatch):
         app = celery.Celery("project", set_as_current=False)
