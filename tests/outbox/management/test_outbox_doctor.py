@@ -61,4 +61,4 @@ class TestOutboxDoctor:
 
         found = json.loads(capsys.readouterr().out)["findings"]
         assert {"configuration", "database 'default'", "broker 'default'"} <= {one["subject"] for one in found}
-        assert {one["level"] for one in found if one["subject"].startswith("relay of")} == {"concern"}
+        assert {one["level"] for one in found if one["subject"].startswith("relay of")} == {"warning"}
