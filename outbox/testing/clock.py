@@ -47,8 +47,9 @@ class Clock:
 
 
 def age_rows(using: str, by: timedelta) -> None:
-    """Put all times in the outbox's tables of a database back."""
-    for model in apps.get_app_config("outbox").get_models():
+    """Put all times back in the tables that the outbox and its apps have in a database."""
+    ours = [config for config in apps.get_app_configs() if f"{config.name}.".startswith("outbox.")]
+    for model in (model for config in ours for model in config.get_models()):
         times = [field.name for field in model._meta.fields if isinstance(field, DateTimeField)]
         if model._meta.managed and not model._meta.proxy and times:  # a view, or a proxy, has no rows of its own
             model._default_manager.using(using).update(**{name: F(name) - by for name in times})

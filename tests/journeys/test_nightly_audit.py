@@ -29,7 +29,7 @@ from tests.waiting import wait_until
 
 pytestmark = [pytest.mark.spark, pytest.mark.slow, pytest.mark.timeout(600), pytest.mark.django_db(transaction=True)]
 
-AGO = timedelta(minutes=10)  # at least: what is younger than the settle time is under way
+AGO = timedelta(minutes=10)  # what is younger than the settle time is under way
 
 WORKER = [sys.executable, "-m", "celery", "--app", "project", "worker", "--queues", "outbox", "--concurrency", "1"]
 ALONE = ["--without-gossip", "--without-mingle", "--without-heartbeat"]
@@ -64,14 +64,13 @@ class TestTheNightlyAudit:
     def test_stores_what_is_lost_and_what_was_judged(self, worker, environment, tmp_path, monkeypatch):
         pytest.importorskip("pyspark")
         monkeypatch.setenv("OUTBOX_AUDIT_KEY", KEY)
-        now, nth = datetime.now(UTC), count()
-        begun_at = (now - AGO).replace(second=0, microsecond=0)  # backlogs go by the minute, and this one holds all that follows
+        begun_at, nth = datetime.now(UTC) - AGO, count()
         monkeypatch.setattr(draft, "uuid7", lambda: message_id(begun_at + timedelta(milliseconds=next(nth))))
         ids = relay(3)
         for group in ("cart", "points", "shipment"):
             handle(group)
         EmbeddedMessage.objects.filter(message_id=str(ids[1])).delete()
-        age_rows("default", now - begun_at)
+        age_rows("default", AGO)
 
         with Connection(transport=Transport, transport_options={"folder": environment["CELERY_FILES_DIR"]}) as celery:
             app.send_task("outbox.pipeline.tasks.audit", queue="outbox", connection=celery)
