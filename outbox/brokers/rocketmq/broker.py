@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Mapping, Sequence
 from datetime import timedelta
 from typing import Any, ClassVar
@@ -39,7 +40,13 @@ from outbox.message import Half, Resolution, TopicType
 
 
 class RocketMQBroker(AsksProducers, DeadLetters):
-    """Speaks with the gRPC proxy of a RocketMQ 5. What it promises stands in docs/brokers/rocketmq.md."""
+    """
+    Speaks with the gRPC proxy of a RocketMQ 5. What it promises stands in docs/brokers/rocketmq.md.
+
+    Args:
+        clock: returns seconds and never goes back; the commit window is measured by it.
+        now: returns seconds since 1970, by which messages and signatures are stamped.
+    """
 
     end_semantics = EndSemantics.STATELESS
     confirms_ends = False  # a proxy passes ends on one-way: its OK does not say that the broker has them
@@ -48,13 +55,21 @@ class RocketMQBroker(AsksProducers, DeadLetters):
     supports_tags: ClassVar[bool] = True
     max_delay = timedelta(hours=24) - timedelta(minutes=5)  # the server's limit is a day, by its own clock
 
-    def __init__(self, alias: str, options: Mapping[str, Any], topics: Sequence[TopicSpec]) -> None:
+    def __init__(
+        self,
+        alias: str,
+        options: Mapping[str, Any],
+        topics: Sequence[TopicSpec],
+        *,
+        clock: Callable[[], float] = time.monotonic,
+        now: Callable[[], float] = time.time,
+    ) -> None:
         super().__init__(alias, options, topics)
         self._settings = read_options(RocketMQOptions, options)
         self.commit_window = self._settings.commit_window
         self.check_horizon = self._settings.check_horizon
-        self._client = Client(self._settings)
-        self._sending = Sending(self._client)
+        self._client = Client(self._settings, now)
+        self._sending = Sending(self._client, clock, now)
         self._finishing = Finishing(self._client, self.topics)
         self._reading = Reading(self._client, self.topics, self._finishing)
         self._checks: Checks | None = None

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 
 import pytest
@@ -128,8 +128,8 @@ def open_at() -> Iterator[Callable[..., Broker]]:
 
     opened: list[Broker] = []
 
-    def open_one(endpoints: str, **options: object) -> Broker:
-        opened.append(RocketMQBroker("default", {"ENDPOINTS": endpoints, **options}, TOPICS))
+    def open_one(endpoints: str, *, clocks: Mapping[str, Callable[[], float]] | None = None, **options: object) -> Broker:
+        opened.append(RocketMQBroker("default", {"ENDPOINTS": endpoints, **options}, TOPICS, **clocks or {}))
         return opened[-1]
 
     yield open_one

@@ -11,6 +11,7 @@ import threading
 import time
 from collections import defaultdict
 from collections.abc import Iterator
+from contextlib import closing
 from dataclasses import dataclass, field
 from datetime import timedelta
 
@@ -18,7 +19,6 @@ import pytest
 
 from outbox.brokers.base import Broker, Ended, HalfRef, SendResult, SendStatus
 from outbox.brokers.rocketmq import RocketMQBroker
-from outbox.brokers.rocketmq.producer import Sending
 from outbox.message import COMMIT, ROLLBACK, UNKNOWN, Half, Resolution, TopicType
 from project.servers.rocketmq import FAST_CHECKS, RocketMQ
 from tests.contracts.acts import Acts
@@ -148,11 +148,11 @@ def send(acts: Acts, names: list[str]) -> dict[str, HalfRef]:
 
 
 def send_off(harness: RocketMQHarness, story: Story, name: str, seconds: float) -> None:
-    broker = harness.open()
-    assert isinstance(broker, RocketMQBroker)
-    broker._sending = Sending(broker._client, now=lambda: time.time() + seconds)
-    story.halves |= send(Acts(harness, broker), [COMMITTED.format(name), LEFT.format(name)])
-    story.ends[COMMITTED.format(name)] = broker.end([story.halves[COMMITTED.format(name)]], COMMIT)
+    known = harness.open()
+    broker = RocketMQBroker(known.alias, known.options, list(known.topics.values()), now=lambda: time.time() + seconds)
+    with closing(broker):
+        story.halves |= send(Acts(harness, broker), [COMMITTED.format(name), LEFT.format(name)])
+        story.ends[COMMITTED.format(name)] = broker.end([story.halves[COMMITTED.format(name)]], COMMIT)
 
 
 def listen(harness: RocketMQHarness, story: Story, late: Broker) -> None:

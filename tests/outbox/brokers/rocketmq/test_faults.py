@@ -14,7 +14,6 @@ import pytest
 
 from outbox import conf, database
 from outbox.brokers.base import Broker, Ended, HalfRef, Outgoing, SendResult, SendStatus
-from outbox.brokers.rocketmq.producer import Sending
 from outbox.brokers.rocketmq.stubs import Code, definition
 from outbox.message import COMMIT, TopicType
 from outbox.models import Batch, DeadMessage, State
@@ -116,8 +115,8 @@ class TestHalf:
 
 class TestWindow:
     def test_sends_no_half_that_could_not_be_committed_in_time(self, stub: Stub, open_at: OpenAt):
-        broker = open_at(stub.endpoints, COMMIT_WINDOW=timedelta(seconds=10), IN_FLIGHT=1)
-        broker._sending = Sending(broker._client, clock=lambda: len(stub.sent()))  # each takes a second
+        clocks = {"clock": lambda: len(stub.sent())}  # each takes a second
+        broker = open_at(stub.endpoints, clocks=clocks, COMMIT_WINDOW=timedelta(seconds=10), IN_FLIGHT=1)
 
         statuses = [outcome.status for outcome in broker.send_halves([message() for _ in range(20)])]
 
@@ -207,8 +206,7 @@ class TestSeveralProxies:
         other.stop()
 
     def test_share_the_messages(self, stub: Stub, other: Stub, open_at: OpenAt):
-        broker = open_at(stub.endpoints)
-        broker._sending = Sending(broker._client, clock=lambda: 100.0)  # none is slow, and left alone for it
+        broker = open_at(stub.endpoints, clocks={"clock": lambda: 100.0})  # none is slow, and left alone for it
 
         broker.send([message(NORMAL) for _ in range(40)])
 
@@ -216,8 +214,8 @@ class TestSeveralProxies:
 
     @pytest.mark.parametrize("code", [Code.PROXY_TIMEOUT, Code.TOO_MANY_REQUESTS], ids=Code.Name)
     def test_stand_in_for_one_that_is_in_trouble(self, stub: Stub, other: Stub, open_at: OpenAt, code: int):
-        broker = open_at(stub.endpoints, IN_FLIGHT=1)
-        broker._sending = Sending(broker._client, clock=lambda: 100.0)  # trouble does not pass meanwhile, and none is slow
+        stands_still = {"clock": lambda: 100.0}  # trouble does not pass meanwhile, and none is slow
+        broker = open_at(stub.endpoints, clocks=stands_still, IN_FLIGHT=1)
         other.say("SendMessage", code)
 
         outcomes = broker.send([message(NORMAL) for _ in range(40)])
@@ -269,9 +267,7 @@ class TestClock:
         return [100.0]
 
     def broker(self, stub: Stub, open_at: OpenAt, seconds: list[float], off: float) -> Broker:
-        broker = open_at(stub.endpoints)
-        broker._sending = Sending(broker._client, clock=lambda: seconds[0], now=lambda: time.time() + off)
-        return broker
+        return open_at(stub.endpoints, clocks={"clock": lambda: seconds[0], "now": lambda: time.time() + off})
 
     @pytest.mark.parametrize("off", [-10, 10])
     def test_does_not_move_the_window(self, stub: Stub, open_at: OpenAt, seconds: list[float], off: float):
@@ -294,8 +290,8 @@ class TestClock:
     @pytest.mark.parametrize("off", [-10, 10])
     def test_is_said_when_the_server_refuses_signatures_for_it(self, stub: Stub, open_at: OpenAt, off: float):
         stub.insist_on_time(seconds=5)
-        broker = open_at(stub.endpoints, ACCESS_KEY="me", SECRET_KEY="secret")
-        broker._client._now = lambda: time.time() + off
+        clocks = {"now": lambda: time.time() + off}
+        broker = open_at(stub.endpoints, clocks=clocks, ACCESS_KEY="me", SECRET_KEY="secret")
 
         outcome = send_half(broker)
 
