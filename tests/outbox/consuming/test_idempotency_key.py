@@ -38,7 +38,7 @@ def client(server: Redis, request: pytest.FixtureRequest) -> Iterator[redis.Redi
         yield client
 
 
-class TestRedisToken:
+class TestRedisIdempotencyKey:
     def test_lets_the_first_one_act_and_no_other(self, client):
         once = RedisIdempotencyKey(client)
         acted = []
