@@ -20,8 +20,8 @@ from outbox.consuming.register import group as find_group
 from outbox.consuming.register import groups
 from outbox.consuming.worker import Worker
 from outbox.relay import hosts
-from outbox.relay.attempt import attempt
 from outbox.relay.maintenance import maintain, prune_brokers
+from outbox.relay.try_step import try_step
 
 
 @shared_task(name="outbox.tasks.relay", ignore_result=True)
@@ -29,8 +29,8 @@ def relay(database: str = "default", broker: str = "default") -> None:
     """Relay what waits at one post; stay a moment, since one nudge stands for all commits of that moment."""
     settings = conf.settings().relay
     _listen(hosts.RelayTarget(database, broker))
-    attempt(
-        hosts.visit,
+    try_step(
+        hosts.run_once,
         hosts.RelayTarget(database, broker),
         note="celery",
         at_most=settings.task_time,
@@ -44,11 +44,11 @@ def sweep() -> None:
     posts = hosts.relay_targets()
     for alias in brokers_to_ask_for({post.broker for post in posts}):
         with closing(CheckLoop(alias, posts[0].database)) as loop:
-            attempt(loop.turn)
+            try_step(loop.turn)
     for post in posts:
         _listen(post)
         at_most = conf.settings().relay.task_time / len(posts)
-        attempt(hosts.visit, post, note="celery", at_most=at_most, idle_timeout=hosts.NO_IDLE_TIMEOUT)
+        try_step(hosts.run_once, post, note="celery", at_most=at_most, idle_timeout=hosts.NO_IDLE_TIMEOUT)
 
 
 @shared_task(name="outbox.tasks.upkeep", ignore_result=True)
@@ -56,10 +56,10 @@ def upkeep() -> None:
     """Make days ahead, prune, and look for numbers that never came."""
     posts = hosts.relay_targets()
     for database in sorted({post.database for post in posts}):
-        attempt(maintain, database)
-    attempt(prune_brokers, {post.broker for post in posts})
+        try_step(maintain, database)
+    try_step(prune_brokers, {post.broker for post in posts})
     for group in groups().values():
-        attempt(find_gaps, group)
+        try_step(find_gaps, group)
 
 
 @shared_task(name="outbox.tasks.consume", ignore_result=True)
@@ -75,4 +75,4 @@ def consume(group: str) -> None:
 def _listen(post: hosts.RelayTarget) -> None:
     """Who sends half messages answers for them, too."""
     for alias in brokers_that_ask({post.broker}):
-        attempt(listen_in_this_process, alias, in_process(post.database))
+        try_step(listen_in_this_process, alias, in_process(post.database))

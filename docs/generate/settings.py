@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import re
 
-from django.utils.module_loading import import_string
-
 from docs.generate.markdown import code, document, flat, of_app, table
 from docs.generate.source import Attribute, attributes, docstring
 
@@ -33,9 +31,9 @@ PIPELINE = [
     ('OUTBOX["PIPELINE"]["ARCHIVE"]', PIPELINE_CONF, "ArchiveSettings"),
 ]
 OPTIONS = [
-    ("outbox.embedded.EmbeddedBroker", "outbox/embedded/options.py", "EmbeddedOptions"),
-    ("outbox.brokers.rocketmq.RocketMQBroker", "outbox/brokers/rocketmq/options.py", "RocketMQOptions"),
-    ("outbox.brokers.memory.MemoryBroker", "outbox/brokers/memory/options.py", "MemoryOptions"),
+    ("outbox.embedded.EmbeddedBroker", "outbox/embedded/options.py", "EmbeddedOptions", "outbox.embedded"),
+    ("outbox.brokers.rocketmq.RocketMQBroker", "outbox/brokers/rocketmq/options.py", "RocketMQOptions", ""),
+    ("outbox.brokers.memory.MemoryBroker", "outbox/brokers/memory/options.py", "MemoryOptions", ""),
 ]
 
 TYPES = {
@@ -55,7 +53,7 @@ def page() -> str:
     parts += [_section(f"`{place}`", path, name) for place, path, name in SECTIONS]
     parts += [_section(f"`{place}`", path, name, app="outbox.pipeline") for place, path, name in PIPELINE]
     parts.append('## `OPTIONS` of the brokers\n\nIn `OUTBOX["BROKERS"][alias]["OPTIONS"]`, beside its `BACKEND`.')
-    parts += [_section(f"`{backend}`", path, name, level=3, app=import_string(backend).app) for backend, path, name in OPTIONS]
+    parts += [_section(f"`{backend}`", path, name, level=3, app=app) for backend, path, name, app in OPTIONS]
     return document("Settings", f"{CONF} and {PIPELINE_CONF}", *parts)
 
 

@@ -20,7 +20,7 @@ class Batch:
     A batch under this relay's lease.
 
     Args:
-        lane: with `first_seq` None for a batch that began half first; it has no numbers.
+        lane: None, like `first_seq`, for a batch that began half first; it has no numbers.
         message_ids: the message at position p (from 1) is `message_ids[p - 1]`, its number `first_seq + p - 1`.
         order_keys: one per position on ordered topics.
         split: positions that left for another batch; they are no concern of this one.
@@ -45,7 +45,7 @@ class Batch:
 
 
 class SplitReason(enum.StrEnum):
-    """Why a message leaves its batch. The first four are the broker's answers."""
+    """Why a message leaves its batch. The first four are outcomes of a send, as the broker or the relay has them."""
 
     REFUSED = SendStatus.REFUSED.value
     MISCONFIGURED = SendStatus.MISCONFIGURED.value

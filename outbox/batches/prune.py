@@ -11,9 +11,9 @@ from outbox.models import State
 
 SLICE = 1000
 
-# A slice of batches by id, which grows with the time of the claim. Sent and skipped ones of old go, but for those with
-# messages in a day that was kept, or in the first young one: the clock of who published may have been ahead. The walk ends at
-# the first slice that holds a young one.
+# A slice of batches by id, which grows with the time of the claim. Old sent and skipped batches are deleted, unless a
+# message of theirs is in a day that was kept, or in the first young one: a publisher's clock may have been ahead. The
+# walk ends at the first slice that holds a young batch.
 PRUNE = f"""
 WITH slice AS (
     SELECT id, state, message_ids, coalesce(sent_at, claimed_at) < %(before)s AS is_old

@@ -1,5 +1,6 @@
 """
-Release: a claimed batch of which nothing was accepted goes back to the queue, or is dead where the broker rejected all of it.
+Return and release: a claimed batch of which nothing was accepted goes back to the queue, or is dead where all of it was
+rejected; and what the dead holder of a lane had claimed goes back.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ UPDATE outbox_batch SET state = CASE WHEN %(dead)s THEN {State.DEAD} ELSE {State
 WHERE id = %(id)s AND state = {State.CLAIMED} AND attempt = %(attempt)s RETURNING id
 """
 
-# What a lane's last holder left behind: whoever takes the lane holds the lock that it held, so it is gone.
+# What a lane's last holder left behind. Whoever takes the lane holds the lock that its last holder held, so that relay is gone.
 RELEASE_LEFT = f"""
 UPDATE outbox_batch SET state = {State.RELEASED}, due_at = clock_timestamp(), lease_until = NULL
 WHERE state = {State.CLAIMED} AND owner = %s
@@ -28,7 +29,7 @@ def return_batch(
     connection: Connection, batch: Batch, *, wait: timedelta, error: str, is_tried: bool, is_dead: bool
 ) -> list[DeadNotice] | None:
     """
-    Release a claimed batch as it is, or bury it.
+    Return a claimed batch to the queue as it is, or mark it DEAD.
 
     Args:
         wait: how long until it may be claimed again.

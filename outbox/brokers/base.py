@@ -1,12 +1,12 @@
 """
 What every broker must do. A broker carries messages; it knows neither outbox nor inbox rows.
 
-Every call takes a batch, so that a network broker can pipeline. A call that returns results returns one for each message,
-in their order, and raises only for a programming error: trouble at the broker is a result (`UNAVAILABLE`, `UNSURE`). Every
-other call raises `BrokerUnavailable` when the broker is out of reach.
+Sends, ends, renewals and acks take a batch, so that a network broker can pipeline. A call that returns `SendResult`
+returns one for each message, in their order, and raises only for a programming error: trouble at the broker is a result
+(`UNAVAILABLE`, `UNSURE`). Every other call raises `BrokerUnavailable` when the broker is out of reach.
 
-What only some brokers offer stands in `capabilities.py`, a small class for each. The values of `types.py` are imported from
-here.
+What only some brokers offer stands in `capabilities.py`, a small class for each. The values of `types.py` are imported
+from here.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ class Broker(abc.ABC):
     max_body_bytes: int = DEFAULT_MAX_BODY_BYTES
     max_delay: timedelta = timedelta(days=365)  # `Outgoing.deliver_at` lies no further ahead; the outbox keeps it till then
 
-    # What it does besides; each is set by the class of that name in `capabilities.py`.
+    # What it does besides; each is set by its class in `capabilities.py`.
     supports_lookups: ClassVar[bool] = False
     supports_half_messages: ClassVar[bool] = False
     needs_check_loop: ClassVar[bool] = False

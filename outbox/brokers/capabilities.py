@@ -175,7 +175,7 @@ class TransactionalSends(Capability):
     """
     One-phase messages that become visible together, and with them a marker that says which they were.
 
-    A lane is a series of transactions of which one broker at a time is the holder. Who opens a lane ends what its last holder
+    A relay's lane has a series of transactions, and one broker at a time holds it. Who opens a lane ends what its last holder
     left, and shuts that holder out; the marker, never an answer, then says whether the last transaction was committed. Each
     transaction overwrites the lane's marker, so note what the marker says before sending the next.
     """

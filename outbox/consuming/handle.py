@@ -1,4 +1,4 @@
-"""One delivery, brought to its outcome in the database. What the broker hears of it is `run.py`'s."""
+"""One delivery, brought to its outcome in the database. What the broker hears of it is `worker.py`'s."""
 
 from __future__ import annotations
 

@@ -11,8 +11,8 @@ from outbox.pipeline.archive import archive_due
 from outbox.pipeline.audit_runs.run import run_for_beat
 from outbox.pipeline.errors import AuditRunning, MonitorFailed
 from outbox.pipeline.monitor import run_monitor
-from outbox.relay.attempt import attempt
 from outbox.relay.hosts import relay_targets
+from outbox.relay.try_step import try_step
 
 logger = logging.getLogger(__name__)
 
@@ -26,7 +26,7 @@ def audit(at_most: float = 3600.0, archived: bool = False) -> None:
     """Audit each database, for so many seconds at most."""
     for database in _databases():
         try:
-            attempt(run_for_beat, database, at_most=timedelta(seconds=at_most), archived=archived)
+            try_step(run_for_beat, database, at_most=timedelta(seconds=at_most), archived=archived)
         except AuditRunning as error:
             logger.debug("%s", error)
 
@@ -35,14 +35,14 @@ def audit(at_most: float = 3600.0, archived: bool = False) -> None:
 def archive() -> None:
     """Archive what is due in each database; an archive that is stopped goes on where it ended."""
     for database in _databases():
-        attempt(archive_due, database)
+        try_step(archive_due, database)
 
 
 @shared_task(name="outbox.pipeline.tasks.monitor", ignore_result=True, time_limit=NO_LIMIT, soft_time_limit=NO_LIMIT)
 def monitor(checkpoint: str, database: str = "default") -> None:
     """Count what was written since the last time, in a process of its own: no JVM stays in the worker."""
     try:
-        attempt(run_monitor, database, checkpoint, say=logger.info)
+        try_step(run_monitor, database, checkpoint, say=logger.info)
     except MonitorFailed as error:
         logger.warning("%s", error)
 

@@ -1,8 +1,8 @@
 """
-What both hosts of a relay share: a Celery task visits a post, the resident command stays there.
+What both hosts of a relay share: a Celery task runs one for a while, the resident command until it is stopped.
 
-A post is one database and one broker. Everything a relay needs is opened when it comes on duty and closed when it
-leaves; a database that goes away in between ends the duty with psycopg's error, and loses nothing.
+A target is one database and one broker. All that a relay needs is opened with its runner and closed with it; a database
+that goes away in between ends the run with psycopg's error, and loses nothing.
 """
 
 from __future__ import annotations
@@ -80,7 +80,7 @@ def _insist(kind: str, given: Sequence[str], known: Sequence[str]) -> None:
 
 class RelayRunner:
     """
-    A relay at its post, in the thread that made it.
+    A relay of a target, in the thread that made it.
 
     Args:
         connection: the relay's; it holds the lane.
@@ -88,10 +88,10 @@ class RelayRunner:
     """
 
     def __init__(
-        self, post: RelayTarget, connection: Connection, broker: Broker, lane: Lane, note: str, stack: ExitStack
+        self, target: RelayTarget, connection: Connection, broker: Broker, lane: Lane, note: str, stack: ExitStack
     ) -> None:
-        self.post = post
-        self.relay = Relay(connection, broker, lane, breaker=_breaker_of(post))
+        self.target = target
+        self.relay = Relay(connection, broker, lane, breaker=_breaker_of(target))
         self.stop = threading.Event()
         self._connection = connection
         self._note = note
@@ -127,7 +127,7 @@ class RelayRunner:
 
     def deregister(self) -> None:
         """Take the heartbeat away: nobody comes back."""
-        heartbeats.leave(self._connection, "relay", broker=self.post.broker)
+        heartbeats.leave(self._connection, "relay", broker=self.target.broker)
 
     def halt(self) -> None:
         """Have `run` finish what the broker has been handed, release the rest and return; from any thread."""
@@ -158,7 +158,7 @@ class RelayRunner:
 
     def _listening(self) -> Waker:
         if self._waker is None:
-            listener = self._stack.enter_context(database.connect(self.post.database, application_name="outbox listener"))
+            listener = self._stack.enter_context(database.connect(self.target.database, application_name="outbox listener"))
             settings = conf.settings().relay
             self._waker = Waker(listener, self.relay.lane, shortest=settings.idle_wait_min, longest=settings.idle_wait_max)
         return self._waker
@@ -174,7 +174,7 @@ class RelayRunner:
         heartbeats.beat(
             self._connection,
             "relay",
-            broker=self.post.broker,
+            broker=self.target.broker,
             lane=self.relay.lane.number,
             breaker=self.relay.breaker.state,
             note=self._note,
@@ -192,9 +192,9 @@ def ensure_fit(alias: str, connection: Connection) -> None:
 
 
 @contextmanager
-def open_runner(post: RelayTarget, *, note: str) -> Iterator[RelayRunner]:
+def open_runner(target: RelayTarget, *, note: str) -> Iterator[RelayRunner]:
     """
-    Come on duty: connect, take the lowest free lane, make the broker's client; leave all of it at the end.
+    Connect, take the lowest free lane and make the broker's client; close all of it at the end.
 
     Raises:
         LaneNotHeld: other relays hold all lanes.
@@ -202,39 +202,39 @@ def open_runner(post: RelayTarget, *, note: str) -> Iterator[RelayRunner]:
         psycopg.OperationalError: the database cannot be reached.
     """
     with ExitStack() as stack:
-        connection = stack.enter_context(database.connect(post.database, application_name="outbox relay"))
-        ensure_fit(post.database, connection)
+        connection = stack.enter_context(database.connect(target.database, application_name="outbox relay"))
+        ensure_fit(target.database, connection)
         lane = take_lane(connection, lanes=conf.settings().relay.lanes)
-        _write_topics_once(post.database, connection)
-        broker = conf.make_broker(post.broker)
+        _write_topics_once(target.database, connection)
+        broker = conf.make_broker(target.broker)
         stack.callback(broker.close)
-        yield RelayRunner(post, connection, broker, lane, note, stack)
+        yield RelayRunner(target, connection, broker, lane, note, stack)
 
 
-def visit(post: RelayTarget, *, note: str, at_most: timedelta, idle_timeout: timedelta) -> RelayResult:
+def run_once(target: RelayTarget, *, note: str, at_most: timedelta, idle_timeout: timedelta) -> RelayResult:
     """
-    Relay what waits at a post and come away; nothing of it stays behind.
+    Relay what waits for a target, and close everything.
 
     Raises:
         LaneNotHeld, NotMigrated, psycopg.Error: as `open_runner` and `RelayRunner.run`.
     """
-    with open_runner(post, note=note) as duty:
-        return duty.run(at_most=at_most, idle_timeout=idle_timeout)
+    with open_runner(target, note=note) as runner:
+        return runner.run(at_most=at_most, idle_timeout=idle_timeout)
 
 
 _breakers: dict[RelayTarget, tuple[conf.Settings, Breaker]] = {}
 
 
-def _breaker_of(post: RelayTarget) -> Breaker:
+def _breaker_of(target: RelayTarget) -> Breaker:
     """
-    Give the breaker that this process keeps for a post, a new one when settings have changed.
+    Return the breaker that this process keeps for a target, a new one when settings have changed.
 
     Else each Celery task would begin with a closed one, and an outage cost as many tries as if there were none.
     """
     settings = conf.settings()
-    known = _breakers.get(post)
+    known = _breakers.get(target)
     if known is None or known[0] is not settings:
-        known = _breakers[post] = settings, make_breaker(settings.relay)
+        known = _breakers[target] = settings, make_breaker(settings.relay)
     return known[1]
 
 
@@ -242,7 +242,7 @@ _written: dict[tuple[str, str], conf.Settings] = {}
 
 
 def _write_topics_once(alias: str, connection: Connection) -> None:
-    """Write the topic rows at the first visit of this process, and again when settings have changed."""
+    """Write the topic rows at the first run_once of this process, and again when settings have changed."""
     place = alias, str(connections[alias].settings_dict["NAME"])  # of one database, aliases may lead to several schemas
     if _written.get(place) is not conf.settings():
         write_topics(alias, connection)

@@ -1,4 +1,4 @@
-"""MaintenanceResult of a database and its brokers, hourly: days made ahead, what is past its time pruned."""
+"""Maintenance of a database and its brokers, hourly: days made ahead, what is past its time pruned."""
 
 from __future__ import annotations
 

@@ -84,20 +84,20 @@ class ResidentRelay(Resident):
     def stop(self) -> None:
         """Have the relay finish what the broker has been handed, release the rest and leave; from any thread."""
         super().stop()
-        if duty := self._duty:
-            duty.halt()
+        if runner := self._duty:
+            runner.halt()
 
     def _stay(self) -> bool:
-        with open_runner(self.post, note="resident") as duty:
-            self._duty = duty
-            if self.stopped.is_set():  # before `stop` could see the duty
-                duty.halt()
-            logger.info("%s is on duty in lane %s", self.name, duty.relay.lane.number)
+        with open_runner(self.post, note="resident") as runner:
+            self._duty = runner
+            if self.stopped.is_set():  # before `stop` could see the runner
+                runner.halt()
+            logger.info("%s is on runner in lane %s", self.name, runner.relay.lane.number)
             self._troubles = 0
             try:
-                duty.run()
-                duty.deregister()
+                runner.run()
+                runner.deregister()
             finally:
-                self.total.add(duty.relay.total)
+                self.total.add(runner.relay.total)
                 self._duty = None
         return True

@@ -26,7 +26,7 @@ logger = logging.getLogger(__name__)
 
 BATCHES_AT_ONCE = 20
 
-# PreparedBatch batches of a broker from an age on; `after`, so that those which stay stuck starve nobody.
+# Prepared batches of a broker from an age on; `after`, so that those which stay stuck starve nobody.
 PREPARED = f"""
 SELECT b.id, b.attempt, o.name, b.message_ids::text[], b.half_ids, b.open, b.split, b.tries,
        b.decided_at < clock_timestamp() - %(horizon)s

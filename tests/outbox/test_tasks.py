@@ -112,7 +112,7 @@ class TestSweep:
         settings.OUTBOX = {**settings.OUTBOX, "BROKERS": {"default": {**brokers["default"], "OPTIONS": options}}}
         publish()
         monkeypatch.setattr("outbox.relay.commit.Committer.commit", lambda self, decided: [])
-        hosts.visit(
+        hosts.run_once(
             hosts.RelayTarget("default", "default"),
             note="test",
             at_most=timedelta(seconds=30),
@@ -127,14 +127,14 @@ class TestSweep:
 
     def test_goes_on_with_the_next_post_when_one_fails(self, monkeypatch, caplog):
         publish()
-        visit = hosts.visit
+        visit = hosts.run_once
 
         def visit_with_trouble(post, **options):
             if post.database == "default" and not caplog.records:
                 raise psycopg.OperationalError("gone for a moment")
             return visit(post, **options)
 
-        monkeypatch.setattr(hosts, "visit", visit_with_trouble)
+        monkeypatch.setattr(hosts, "run_once", visit_with_trouble)
         monkeypatch.setattr(hosts, "relay_targets", lambda: [hosts.RelayTarget("default", "default")] * 2)
 
         tasks.sweep()

@@ -64,9 +64,9 @@ class Command(BaseCommand):
 def _visit(posts: list[hosts.RelayTarget]) -> dict[hosts.RelayTarget, RelayResult]:
     done = {}
     for post in posts:
-        with hosts.open_runner(post, note="once") as duty:
-            done[post] = duty.run(idle_timeout=hosts.NO_IDLE_TIMEOUT)
-            duty.deregister()
+        with hosts.open_runner(post, note="once") as runner:
+            done[post] = runner.run(idle_timeout=hosts.NO_IDLE_TIMEOUT)
+            runner.deregister()
     return done
 
 

@@ -21,7 +21,7 @@ IN_TRANSACTION, UNACKED = "consumer.after_handler", "consumer.after_commit"
 def sent(journey: Journey) -> None:
     """Messages that a relay has brought to the server."""
     journey.publish(journey.work, *MESSAGES)
-    drained = hosts.visit(
+    drained = hosts.run_once(
         hosts.RelayTarget("default", "default"), note="test", at_most=timedelta(seconds=60), idle_timeout=hosts.NO_IDLE_TIMEOUT
     )
     assert drained.sent == len(MESSAGES)

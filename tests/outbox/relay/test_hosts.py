@@ -81,8 +81,8 @@ class TestOnDuty:
     def test_holds_the_lowest_free_lane_until_it_leaves(self, connect):
         first = take_lane(connect(), lanes=16)
 
-        with hosts.open_runner(POST, note="test") as duty:
-            assert (first.number, duty.relay.lane.number) == (1, 2)
+        with hosts.open_runner(POST, note="test") as runner:
+            assert (first.number, runner.relay.lane.number) == (1, 2)
 
         assert take_lane(connect(), lanes=16).number == 2
 
@@ -94,8 +94,8 @@ class TestOnDuty:
             pass
 
     def test_closes_broker_and_connections(self, own):
-        with hosts.open_runner(POST, note="test") as duty:
-            duty.run(idle_timeout=timedelta(milliseconds=1))
+        with hosts.open_runner(POST, note="test") as runner:
+            runner.run(idle_timeout=timedelta(milliseconds=1))
 
         open_ones = "SELECT count(*) FROM pg_stat_activity WHERE application_name LIKE 'outbox %' AND datname=current_database()"
         wait_until(lambda: own.execute(open_ones).fetchone() == (0,))
@@ -104,10 +104,10 @@ class TestOnDuty:
         closed = []
         monkeypatch.setattr(EmbeddedBroker, "close", lambda self: closed.append(self))
 
-        with pytest.raises(ZeroDivisionError), hosts.open_runner(POST, note="test") as duty:
+        with pytest.raises(ZeroDivisionError), hosts.open_runner(POST, note="test") as runner:
             raise ZeroDivisionError
 
-        assert closed == [duty.relay.broker]
+        assert closed == [runner.relay.broker]
 
     def test_writes_topics_that_are_missing(self, settings):
         Topic.objects.all().delete()
@@ -131,21 +131,21 @@ class TestDuty:
     def test_sends_what_waits(self):
         message_id = publish()
 
-        done = hosts.visit(POST, note="test", at_most=LONG, idle_timeout=NO_IDLE_TIMEOUT)
+        done = hosts.run_once(POST, note="test", at_most=LONG, idle_timeout=NO_IDLE_TIMEOUT)
 
         assert (done.sent, state_of(message_id)) == (1, "sent")
 
     def test_sends_what_is_due(self):
         delayed = DelayedFactory(topic=Topic.objects.get(name="orders"))
 
-        hosts.visit(POST, note="test", at_most=LONG, idle_timeout=NO_IDLE_TIMEOUT)
+        hosts.run_once(POST, note="test", at_most=LONG, idle_timeout=NO_IDLE_TIMEOUT)
 
         assert state_of(delayed.message_id) == "sent"
 
     def test_takes_up_what_a_dead_relay_left(self):
         batch = BatchFactory(topic=Topic.objects.get(name="orders"), owner=9)
 
-        hosts.visit(POST, note="test", at_most=LONG, idle_timeout=NO_IDLE_TIMEOUT)
+        hosts.run_once(POST, note="test", at_most=LONG, idle_timeout=NO_IDLE_TIMEOUT)
 
         batch.refresh_from_db()
         assert (batch.state, batch.attempt) == (State.SENT, 2)
@@ -154,37 +154,37 @@ class TestDuty:
         settings.OUTBOX = {**settings.OUTBOX, "RELAY": {"SWEEP_AGE": timedelta(0)}}
         message_id = publish()
         monkeypatch.setattr("outbox.relay.commit.Committer.commit", lambda self, decided: [])
-        hosts.visit(POST, note="test", at_most=LONG, idle_timeout=NO_IDLE_TIMEOUT)
+        hosts.run_once(POST, note="test", at_most=LONG, idle_timeout=NO_IDLE_TIMEOUT)
         assert state_of(message_id) == "prepared"
         monkeypatch.undo()
 
-        hosts.visit(POST, note="test", at_most=LONG, idle_timeout=NO_IDLE_TIMEOUT)
+        hosts.run_once(POST, note="test", at_most=LONG, idle_timeout=NO_IDLE_TIMEOUT)
 
         assert state_of(message_id) == "sent"
 
     def test_forgets_idle_relays_that_died(self, own):
         own.execute("INSERT INTO outbox_idle VALUES (15)")
 
-        hosts.visit(POST, note="test", at_most=LONG, idle_timeout=NO_IDLE_TIMEOUT)
+        hosts.run_once(POST, note="test", at_most=LONG, idle_timeout=NO_IDLE_TIMEOUT)
 
         assert own.execute("SELECT count(*) FROM outbox_idle").fetchone() == (0,)
 
     def test_says_that_it_lives(self):
-        hosts.visit(POST, note="test", at_most=LONG, idle_timeout=NO_IDLE_TIMEOUT)
+        hosts.run_once(POST, note="test", at_most=LONG, idle_timeout=NO_IDLE_TIMEOUT)
 
         row = Process.objects.get()
         assert (row.kind, row.broker, row.lane, row.note) == ("relay", "default", 1, "test")
 
     def test_comes_away_in_time_though_messages_keep_coming(self, monkeypatch):
-        with hosts.open_runner(POST, note="test") as duty:
-            step = duty.relay.step
+        with hosts.open_runner(POST, note="test") as runner:
+            step = runner.relay.step
 
             def step_and_publish():
                 publish()
                 return step()
 
-            monkeypatch.setattr(duty.relay, "step", step_and_publish)
-            done = duty.run(at_most=timedelta(milliseconds=300), idle_timeout=NO_IDLE_TIMEOUT)
+            monkeypatch.setattr(runner.relay, "step", step_and_publish)
+            done = runner.run(at_most=timedelta(milliseconds=300), idle_timeout=NO_IDLE_TIMEOUT)
 
         assert 0 < done.sent < 1000
 
@@ -192,7 +192,7 @@ class TestDuty:
         done = []
 
         def visit():
-            done.append(hosts.visit(POST, note="test", at_most=LONG, idle_timeout=timedelta(seconds=2)))
+            done.append(hosts.run_once(POST, note="test", at_most=LONG, idle_timeout=timedelta(seconds=2)))
 
         visitor = threading.Thread(target=visit)
         visitor.start()
@@ -206,7 +206,7 @@ class TestDuty:
         lane = take_lane(connect(), lanes=16)
         own.execute("INSERT INTO outbox_idle VALUES (%s)", [lane.number])
         visitor = threading.Thread(
-            target=hosts.visit, args=[POST], kwargs={"note": "test", "at_most": LONG, "idle_timeout": timedelta(seconds=20)}
+            target=hosts.run_once, args=[POST], kwargs={"note": "test", "at_most": LONG, "idle_timeout": timedelta(seconds=20)}
         )
 
         visitor.start()
@@ -217,21 +217,21 @@ class TestDuty:
     def test_looks_once_more_between_its_announcement_and_the_first_wait(self, monkeypatch):
         """Else a message that was committed between the look and the announcement would have to wait."""
         done = []
-        with hosts.open_runner(POST, note="test") as duty:
+        with hosts.open_runner(POST, note="test") as runner:
 
             def note(target, name):
                 act = getattr(target, name)
                 monkeypatch.setattr(target, name, lambda *args: (done.append(name), act(*args))[1])
 
-            note(duty.relay, "step")
+            note(runner.relay, "step")
             note(Waker, "announce")
-            monkeypatch.setattr(Waker, "wait", lambda *args: (done.append("wait"), duty.halt()))
-            duty.run(idle_timeout=LONG)
+            monkeypatch.setattr(Waker, "wait", lambda *args: (done.append("wait"), runner.halt()))
+            runner.run(idle_timeout=LONG)
 
         assert done == ["step", "announce", "step", "wait"]
 
     def test_is_not_idle_any_more_when_it_is_over(self, own):
-        hosts.visit(POST, note="test", at_most=LONG, idle_timeout=timedelta(milliseconds=50))
+        hosts.run_once(POST, note="test", at_most=LONG, idle_timeout=timedelta(milliseconds=50))
 
         assert own.execute("SELECT count(*) FROM outbox_idle").fetchone() == (0,)
 
@@ -246,26 +246,26 @@ class TestDuty:
         monkeypatch.setattr(EmbeddedBroker, "send_halves", be_away)
         for _ in range(6):
             publish()
-            hosts.visit(POST, note="test", at_most=LONG, idle_timeout=NO_IDLE_TIMEOUT)
+            hosts.run_once(POST, note="test", at_most=LONG, idle_timeout=NO_IDLE_TIMEOUT)
 
         assert len(calls) == 3
 
     def test_has_a_closed_breaker_when_settings_have_changed(self, settings):
-        with hosts.open_runner(POST, note="test") as duty:
-            before = duty.relay.breaker
+        with hosts.open_runner(POST, note="test") as runner:
+            before = runner.relay.breaker
         settings.OUTBOX = {**settings.OUTBOX, "RELAY": {"BREAKER_THRESHOLD": 5}}
 
-        with hosts.open_runner(POST, note="test") as duty:
-            assert duty.relay.breaker is not before
+        with hosts.open_runner(POST, note="test") as runner:
+            assert runner.relay.breaker is not before
 
     def test_claims_nothing_and_is_over_while_the_broker_is_unavailable(self, monkeypatch):
         publish()
-        with hosts.open_runner(POST, note="test") as duty:
+        with hosts.open_runner(POST, note="test") as runner:
             for _ in range(3):
-                duty.relay.breaker.note_unavailable()
-            monkeypatch.setattr(duty.relay.breaker, "_opens_until", float("inf"))
-            assert duty.relay.breaker.state is BreakerState.OPEN
+                runner.relay.breaker.note_unavailable()
+            monkeypatch.setattr(runner.relay.breaker, "_opens_until", float("inf"))
+            assert runner.relay.breaker.state is BreakerState.OPEN
 
-            duty.run(idle_timeout=LONG)
+            runner.run(idle_timeout=LONG)
 
         assert not Batch.objects.exists()

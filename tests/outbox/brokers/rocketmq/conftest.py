@@ -71,7 +71,7 @@ def connection() -> Iterator[database.Connection]:
 @pytest.fixture
 def checker(topic) -> Iterator[Checker]:
     """Answers from the database, as each relay does."""
-    checker = Checker("default", "default", in_process("default", asked_by="rocketmq"))
+    checker = Checker("default", "default", in_process("default"))
     checker.turn()
     yield checker
     checker.close()

@@ -72,7 +72,7 @@ def listen() -> Iterator[Callable[[Ask], None]]:
 
 @pytest.fixture
 def listening(listen: Callable[[Ask], None]) -> None:
-    listen(in_process("default", asked_by="rocketmq"))
+    listen(in_process("default"))
 
 
 @pytest.fixture
@@ -175,7 +175,7 @@ class TestATransactionThatIsOpenWhenTheServerAsks:
     def test_is_waited_for_and_committed_by_the_check_back(self, settings, outbox, broker, listen, make_slowly):
         settings.OUTBOX = {**outbox, "CHECK_BACK": {"LOCK_TIMEOUT": timedelta(milliseconds=200)}}
         given: list[Resolution] = []
-        ask = in_process("default", asked_by="rocketmq")
+        ask = in_process("default")
         listen(lambda half: given.append(ask(half)) or given[-1])
 
         message_id = make_slowly(lambda: UNKNOWN in given)
@@ -188,7 +188,7 @@ class TestATransactionThatIsOpenWhenTheServerAsks:
     def test_is_rolled_back_by_the_check_back_where_it_fails(self, settings, outbox, broker, listen, make_slowly):
         settings.OUTBOX = {**outbox, "CHECK_BACK": {"LOCK_TIMEOUT": timedelta(milliseconds=200)}}
         given: list[tuple[Half, Resolution]] = []
-        ask = in_process("default", asked_by="rocketmq")
+        ask = in_process("default")
         listen(lambda half: given.append((half, ask(half))) or given[-1][1])
 
         with pytest.raises(Broken):

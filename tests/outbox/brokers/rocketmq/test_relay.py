@@ -51,7 +51,7 @@ class TestTransactionTopic:
 
         drained = relay(connection, broker).drain()
 
-        assert (drained.sent, drained.parted) == (100, 0)
+        assert (drained.sent, drained.unaccepted) == (100, 0)
         found = arrived(acts, 100)
         assert sorted(one.message_id for one in found) == sorted(str(ticket.message_id) for ticket in tickets)
         assert sorted(int(one.headers[Header.NUMBER]) for one in found) == list(range(1, 101))

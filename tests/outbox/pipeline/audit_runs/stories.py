@@ -18,7 +18,7 @@ def relay(count: int) -> list[Any]:
     for _ in range(count):
         with transaction():
             ids.append(publish_raw("orders", {}).message_id)
-    hosts.visit(
+    hosts.run_once(
         hosts.RelayTarget("default", "default"), note="test", at_most=hosts.IDLE_TIMEOUT * 100, idle_timeout=hosts.NO_IDLE_TIMEOUT
     )
     return ids

@@ -16,7 +16,7 @@ logger = logging.getLogger(__name__)
 EXPECTED = (psycopg.OperationalError, psycopg.InterfaceError, OperationalError, InterfaceError, BrokerUnavailable)
 
 
-def attempt(step: Callable[..., object], *args: Any, **options: Any) -> None:
+def try_step(step: Callable[..., object], *args: Any, **options: Any) -> None:
     """Run a step; log an outage of database or broker. The next task does the step again."""
     try:
         step(*args, **options)
