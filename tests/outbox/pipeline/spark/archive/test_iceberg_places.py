@@ -151,10 +151,12 @@ class TestACatalogOfOnesOwn:
 
 class TestPyiceberg:
     @pytest.mark.parametrize("missing", ["pyiceberg.catalog", "sqlalchemy"])
-    def test_that_is_missing_is_asked_for(self, archive, lake, ids, monkeypatch, missing):
+    def test_that_is_missing_is_asked_for_before_anything_is_written(self, tmp_path, ids, monkeypatch, missing):
+        monkeypatch.delitem(sys.modules, "outbox.pipeline.spark.lake.iceberg", raising=False)  # as in a process that begins
         monkeypatch.setitem(sys.modules, missing, None)
 
         with pytest.raises(LakeError, match=r'pip install "django-transactional-outbox\[iceberg\]"'):
-            archive()
+            open_lake(str(tmp_path / "lake"), "iceberg")
 
+        assert not (tmp_path / "lake").exists()
         assert in_database() == ids
