@@ -12,6 +12,7 @@ from outbox.brokers.base import BrokerStatus, DeadLetterCount, SendStatus
 from outbox.brokers.capabilities import StoredInDatabase
 from outbox.consuming.handle import Outcome
 from outbox.database import Connection
+from outbox.errors import ConfigurationError
 from outbox.relay.splitter import ALARM_TRIES
 
 SILENT_AFTER = timedelta(seconds=30)  # a process that is busy with one batch beats less often than each second
@@ -189,10 +190,13 @@ def read_status(connection: Connection, alias: str) -> Status:
 def _read_brokers(connection: Connection, alias: str) -> list[BrokerStatus]:
     """Return what brokers keep in this database; several may share one, and then say the same."""
     found: list[BrokerStatus] = []
-    for name, broker in conf.settings().brokers.items():
-        if not conf.topics_of(name):
+    settings = conf.settings()
+    for name in sorted({topic.broker for topic in settings.topics.values()}):
+        broker = settings.brokers[name]
+        try:
+            kind = conf.broker_class(name)
+        except ConfigurationError:  # its client is not installed here, as in a process that only publishes; E003 says so
             continue
-        kind = conf.broker_class(name)
         if kind.is_stored_in_database:
             status = StoredInDatabase.of(kind).read_status(broker.options, alias, connection)
             if status not in found:

@@ -174,7 +174,7 @@ def _of_batch(batch: _Batch) -> Iterator[TimelineEntry]:
         if batch.half_id:
             yield TimelineEntry(batch.decided_at, "Half sent", f"half message {batch.half_id}, stored by then")
         yield TimelineEntry(
-            batch.decided_at, "PreparedBatch", f"batch {batch.id} is to be committed, attempt {batch.attempt}", tone=Severity.GOOD
+            batch.decided_at, "Decided", f"batch {batch.id} is to be committed, attempt {batch.attempt}", tone=Severity.GOOD
         )
     if batch.sent_at and batch.state == State.SENT:
         what = "Committed" if batch.half_id else "Sent"

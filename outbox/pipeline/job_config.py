@@ -66,8 +66,9 @@ def pipeline_config(
 
 
 def readable_brokers() -> dict[str, str]:
-    """Return the brokers that keep their messages in tables, which the jobs read themselves: broker -> database."""
-    kinds = {alias: conf.broker_class(alias) for alias in conf.settings().brokers}
+    """Return the brokers with topics that keep their messages in tables, which the jobs read themselves: broker -> database."""
+    used = sorted({topic.broker for topic in conf.settings().topics.values()})
+    kinds = {alias: conf.broker_class(alias) for alias in used}
     return {
         alias: StoredInDatabase.of(kind).stored_in(conf.settings().brokers[alias].options)
         for alias, kind in kinds.items()

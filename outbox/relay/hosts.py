@@ -242,7 +242,7 @@ _written: dict[tuple[str, str], conf.Settings] = {}
 
 
 def _write_topics_once(alias: str, connection: Connection) -> None:
-    """Write the topic rows at the first run_once of this process, and again when settings have changed."""
+    """Write the topic rows when this process opens its first runner, and again when settings have changed."""
     place = alias, str(connections[alias].settings_dict["NAME"])  # of one database, aliases may lead to several schemas
     if _written.get(place) is not conf.settings():
         write_topics(alias, connection)

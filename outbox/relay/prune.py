@@ -15,18 +15,22 @@ from dataclasses import asdict, dataclass, field
 from datetime import UTC, date, datetime, time, timedelta
 from uuid import UUID
 
+from django.apps import apps
+
 from outbox import conf, database, signals
 from outbox.batches.batch import UNFINISHED
 from outbox.batches.prune import prune as prune_batches
 from outbox.database import Connection, partitions, retention_holds
 from outbox.database.locks import Lock
 from outbox.database.retention_holds import RetentionHold, find_holder
+from outbox.errors import ConfigurationError
 from outbox.ids import first_id
 from outbox.models import State
 
 logger = logging.getLogger(__name__)
 
 SLICE = 1000
+PIPELINE = "outbox.pipeline"  # the app that `OUTBOX["PIPELINE"]` is for
 NOT_LOCKED = "open transactions"  # the next prune will find the day free
 
 # One pruner at a time; others have nothing to do.
@@ -88,7 +92,11 @@ def prune(using: str, *, now: datetime | None = None, patience: timedelta = part
 
     Args:
         patience: how long to try for the lock that dropping one day needs.
+
+    Raises:
+        ConfigurationError: settings name the pipeline, whose app is not installed.
     """
+    _require_apps()
     now = now or datetime.now(UTC)
     holds = retention_holds.active()
     last_kept = (now - max([conf.settings().retention, *holds.values()])).astimezone(UTC).date()
@@ -110,6 +118,15 @@ def prune(using: str, *, now: datetime | None = None, patience: timedelta = part
             if table not in taken:
                 pruned.rows[table] = _delete_rows(connection, table, old, before=midnight, now=now)
     return pruned
+
+
+def _require_apps() -> None:
+    """Raise where settings may hold days back for an app that is not there to say so."""
+    if conf.settings().pipeline and not apps.is_installed(PIPELINE):
+        raise ConfigurationError(
+            f'OUTBOX["PIPELINE"] is set, and the app that reads it is not installed: days that it would archive are not pruned. '
+            f'Add to the settings: INSTALLED_APPS += ["{PIPELINE}"]. Or remove the setting.'
+        )
 
 
 def _prune_day(connection: Connection, day: date, pruned: Pruned, patience: timedelta, holds: Iterable[RetentionHold]) -> None:

@@ -92,7 +92,7 @@ class ResidentRelay(Resident):
             self._duty = runner
             if self.stopped.is_set():  # before `stop` could see the runner
                 runner.halt()
-            logger.info("%s is on runner in lane %s", self.name, runner.relay.lane.number)
+            logger.info("%s runs in lane %s", self.name, runner.relay.lane.number)
             self._troubles = 0
             try:
                 runner.run()

@@ -244,7 +244,9 @@ class MemoryBroker(Controls, NeedsCheckLoop, DeadLetters, TransactionalSends):
         if wrong := self._objection(message, is_half=True):
             return wrong
         now = self._now()
-        half_id, place = message.half_id or self.new_half_id(message.message_id), len(self._store.halves)
+        half_id = message.half_id or self.new_half_id(message.message_id)
+        known = self._store.halves.get(half_id)  # the request came twice: it lies where it lay
+        place = known.place if known else len(self._store.halves)
         self._store.halves[half_id] = HalfRecord(half_id, place, message, now, now + self._settings.check_after)
         return SendResult(SendStatus.ACCEPTED, half_id=half_id, place=str(place))
 

@@ -34,7 +34,7 @@ def problems_of_brokers(options: RocketMQOptions, now: Callable[[], float] = tim
             asked_at = now()
             clock = _clock(json.loads(call(address(text), BROKER_RUNTIME))["table"])
         except (OSError, RemotingError) as error:
-            hint = "Correct BROKER_ADDRESSES, or open the port: rule R looks messages up there."
+            hint = "Correct BROKER_ADDRESSES, or open the port: messages are looked up there before they are sent again."
             yield Problem(f"Broker {text} cannot be asked: {error}.", hint)
         else:
             yield from problems_of_settings(text, options, settings)

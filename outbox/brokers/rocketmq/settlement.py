@@ -42,7 +42,7 @@ class Finishing:
     def renew(self, deliveries: Sequence[Delivery], invisible_for: timedelta) -> list[Delivery | None]:
         """Hold deliveries for that long from now. Raises BrokerUnavailable."""
         seconds = invisible_for.total_seconds()
-        return self._client.run(self._all([self._prolonged(delivery, seconds) for delivery in deliveries]))
+        return self._client.run(self._renewed_ones(deliveries, seconds))
 
     def retry(self, delivery: Delivery, after: timedelta) -> bool:
         """Have a delivery come again after that time. Raises BrokerUnavailable."""
@@ -53,6 +53,21 @@ class Finishing:
         """Have the server move the message to the group's dead letters. Raises BrokerUnavailable."""
         [is_held] = self._client.run(self._all([self._forward(delivery)]))
         return is_held
+
+    async def _renewed_ones(self, deliveries: Sequence[Delivery], seconds: float) -> list[Delivery | None]:
+        """Renew each; without an answer it is returned as it was. Raises BrokerUnavailable where none has one."""
+        works = (self._prolonged(delivery, seconds) for delivery in deliveries)
+        answers = await asyncio.gather(*works, return_exceptions=True)
+        failed = [answer for answer in answers if isinstance(answer, BaseException)]
+        for error in failed:
+            if not isinstance(error, (grpc.aio.AioRpcError, StatusError)):
+                raise error
+        if failed and len(failed) == len(answers):
+            raise BrokerUnavailable(f"RocketMQ did not take the answer: {describe(failed[0])}") from failed[0]
+        return [
+            delivery if isinstance(answer, BaseException) else answer
+            for delivery, answer in zip(deliveries, answers, strict=True)
+        ]
 
     async def _all(self, works: Sequence[Coroutine[Any, Any, T]]) -> list[T]:
         try:

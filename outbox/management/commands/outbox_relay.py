@@ -110,11 +110,9 @@ def _checkers(posts: list[hosts.RelayTarget]) -> Iterator[Resident]:
 
 def _upkeep(posts: list[hosts.RelayTarget]) -> Iterator[Resident]:
     for alias in sorted({post.database for post in posts}):
-        yield Resident(
-            f"MaintenanceResult of database {alias!r}", partial(_without_more, maintain, alias), pause=MAINTENANCE_INTERVAL
-        )
+        yield Resident(f"Maintenance of database {alias!r}", partial(_without_more, maintain, alias), pause=MAINTENANCE_INTERVAL)
     brokers = {post.broker for post in posts}
-    yield Resident("MaintenanceResult of brokers", partial(_without_more, prune_brokers, brokers), pause=MAINTENANCE_INTERVAL)
+    yield Resident("Maintenance of brokers", partial(_without_more, prune_brokers, brokers), pause=MAINTENANCE_INTERVAL)
 
 
 def _without_more(step: Callable[[Any], object], subject: Any) -> bool:

@@ -7,7 +7,8 @@ from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
 
 import psycopg
-from django.db import connections
+from django.apps import apps
+from django.db import connections, router
 from django.db.migrations.executor import MigrationExecutor
 
 from outbox import database
@@ -54,9 +55,9 @@ def _examine(subject: str, alias: str, connection: Connection) -> Iterator[Findi
     if apart > CLOCKS_DIFFER:
         text = f"its clock and this host's are {apart.total_seconds():.0f} s apart"
         yield Finding(Level.WARNING, subject, text, "Have both follow a time server (NTP).")
-    if missing := _missing_migrations(alias):
+    for label, missing in _missing_migrations(alias).items():
         text = f"migrations are missing: {', '.join(missing)}"
-        yield Finding(Level.ERROR, subject, text, f"Run manage.py migrate outbox --database {alias}.")
+        yield Finding(Level.ERROR, subject, text, f"Run manage.py migrate {label} --database {alias}.")
     for name, setting in connection.execute(LAX).fetchall():
         text = f"{name} is {setting}: a crash may lose committed messages, with the rows they speak of"
         yield Finding(Level.WARNING, subject, text, f"Set {name} = on, unless this server is for tests.")
@@ -65,7 +66,12 @@ def _examine(subject: str, alias: str, connection: Connection) -> Iterator[Findi
         yield Finding(Level.WARNING, subject, "the message table of tomorrow is not made: upkeep does not run", hint)
 
 
-def _missing_migrations(alias: str) -> list[str]:
+def _missing_migrations(alias: str) -> dict[str, list[str]]:
+    """Return what is not applied of the outbox and of its apps, where the routers let them into the database: label -> names."""
     executor = MigrationExecutor(connections[alias])
-    wanted = [node for node in executor.loader.graph.leaf_nodes() if node[0] == "outbox"]
-    return [migration.name for migration, _ in executor.migration_plan(wanted)]
+    labels = {config.label for config in apps.get_app_configs() if f"{config.name}.".startswith("outbox.")}
+    wanted = [node for node in executor.loader.graph.leaf_nodes() if node[0] in labels and router.allow_migrate(alias, node[0])]
+    found: dict[str, list[str]] = {}
+    for migration, _ in executor.migration_plan(wanted):
+        found.setdefault(migration.app_label, []).append(migration.name)
+    return found

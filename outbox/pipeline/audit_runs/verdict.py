@@ -22,7 +22,7 @@ from outbox.pipeline.spark.process import AUDIT_KEY
 
 VARIABLE = AUDIT_KEY
 SHORTEST_KEY = 32
-SALT = "outbox.pipeline.job_config.verdict"
+SALT = "outbox.audit.verdict"  # part of what is signed, no module: verdicts of years ago are verified by it
 MAKE_ONE = """python -c 'import secrets; print(secrets.token_urlsafe(32))'"""
 
 

@@ -124,7 +124,7 @@ class TestPage:
             "Recorded",
             "Claimed",
             "Half sent",
-            "PreparedBatch",
+            "Decided",
             "Committed",
             "Check-back: COMMIT",
             "Failed, to be retried",

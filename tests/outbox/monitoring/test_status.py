@@ -104,6 +104,14 @@ class TestFailures:
         assert read().failures == []
 
 
+class TestBrokers:
+    def test_are_left_out_where_their_client_is_not_installed(self, read, settings):
+        away = {"default": {"BACKEND": "no.such.Broker"}}
+        settings.OUTBOX = {"BROKERS": away, "TOPICS": {"orders": {"TYPE": "normal"}}}
+
+        assert (read().parked, read().dead_letters) == ({}, [])
+
+
 class TestConcerns:
     def test_are_none_when_all_is_well(self, read):
         a_relay()

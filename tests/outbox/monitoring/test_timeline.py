@@ -73,7 +73,7 @@ class TestReadTimeline:
         fields = {"claimed_at": at(1), "decided_at": at(2), "sent_at": at(3), "half_ids": ["77"], "first_seq": 5, "lane": 2}
         BatchFactory(topic=topic, message_ids=[message.id], state=State.SENT, **fields)
 
-        assert moments(message) == [(what, "") for what in ("Recorded", "Claimed", "Half sent", "PreparedBatch", "Committed")]
+        assert moments(message) == [(what, "") for what in ("Recorded", "Claimed", "Half sent", "Decided", "Committed")]
         assert "as number 5 of lane 2" in only(message, "Claimed").text
         assert "half message 77" in only(message, "Half sent").text
 

@@ -108,3 +108,9 @@ class TestTheBrokersSide:
 
         assert config.seen_topics == ["order-cancellations", "orders", "shipments"]
         assert config.recorded == {}
+
+    def test_asks_nothing_of_a_broker_without_topics(self, settings):
+        unused = {"BACKEND": "no.such.Broker"}
+        settings.OUTBOX = {**settings.OUTBOX, "BROKERS": {**settings.OUTBOX["BROKERS"], "unused": unused}}
+
+        assert pipeline_config(settle=SETTLE).seen_topics == ["order-cancellations", "orders", "shipments"]

@@ -9,6 +9,7 @@ from outbox import database
 from outbox.database import partitions, retention_holds
 from outbox.database.locks import Lock
 from outbox.database.retention_holds import RetentionHold
+from outbox.errors import ConfigurationError
 from outbox.models import (
     Batch,
     CheckBack,
@@ -379,3 +380,13 @@ class TestWithAHold:
 retention_holds.register(
     RetentionHold("not copied yet", lambda: TestWithAHold.retention, grace=timedelta(days=2), tables=frozenset({"outbox_inbox"}))
 )
+
+
+class TestWithoutTheAppOfAHold:
+    def test_nothing_is_pruned_where_settings_name_it(self, settings):
+        """It would archive the days before they go, and is not there to hold them."""
+        settings.INSTALLED_APPS = [app for app in settings.INSTALLED_APPS if app not in ("outbox.pipeline", "project.demo")]
+        settings.OUTBOX = {**settings.OUTBOX, "PIPELINE": {"ARCHIVE": {"PATH": "/srv/lake"}}}
+
+        with pytest.raises(ConfigurationError, match=r'INSTALLED_APPS \+= \["outbox\.pipeline"\]'):
+            prune("default", now=NOW)

@@ -1,5 +1,6 @@
 """Faults of the memory broker: what the caller is told, and what became of the message."""
 
+from dataclasses import replace
 from datetime import timedelta
 
 import pytest
@@ -92,6 +93,15 @@ class TestDuplicate:
 
         first, second = broker.halves()
         assert outcome.half_id == first.id != second.id
+
+    def test_leaves_a_half_message_that_has_its_id_where_it_is(self, broker: MemoryBroker):
+        named = replace(half("m"), half_id=broker.new_half_id("m"))
+        broker.duplicate("send_halves")
+
+        [stored] = broker.send_halves([named])
+        [ended] = broker.end([HalfRef(named.topic, stored.half_id, "m", stored.place)], COMMIT)
+
+        assert ended.ended is Ended.COMMITTED
 
     def test_shows_a_message_twice(self, broker: MemoryBroker):
         broker.duplicate("send")

@@ -68,6 +68,17 @@ class TestDatabases:
 
         assert found == [(Level.ERROR, f"migrations are missing: {last}")]
 
+    @pytest.mark.parametrize("app", ["outbox_embedded", "outbox_pipeline"])
+    def test_are_named_when_a_migration_of_an_app_is_missing(self, concerns, app):
+        partitions.make_days("other")
+        ((_, last),) = MigrationLoader(None).graph.leaf_nodes(app)
+        move = "UPDATE django_migrations SET app = '{}' WHERE app = '{}' AND name = '" + last + "'"
+
+        with changed(move.format("not yet", app), move.format(app, "not yet")):
+            found = concerns()
+
+        assert found == [(Level.ERROR, f"migrations are missing: {last}")]
+
     def test_are_named_when_their_clock_is_another(self, concerns, monkeypatch):
         partitions.make_days("other")
         monkeypatch.setattr(databases, "ABOUT", databases.ABOUT + " + interval '1 minute'")

@@ -6,6 +6,7 @@ from outbox.pipeline.errors import VerdictRefused
 from tests.outbox.pipeline.audit_runs.stand_in import CLEAN, REPORT
 
 OTHER_KEY = "o" * 40
+SIGNED = "mDw2gn666gIUMv8xuqDDyAX5TbLcxxD1j4048ezm16A"
 
 
 def told(report=REPORT):
@@ -26,6 +27,12 @@ class TestAVerdict:
         assert summed["is_clean"] is False
         assert (summed["run"], summed["data_digest"], summed["code_version"]) == (7, "sha256:abc", "1.0+abc")
         assert told(CLEAN)["is_clean"] is True
+
+    def test_is_signed_alike_for_ever(self, monkeypatch):
+        """Verdicts are kept for years, and verified by whatever release is there then."""
+        monkeypatch.setenv("OUTBOX_AUDIT_KEY", OTHER_KEY)
+
+        assert verdict.sign("a verdict") == SIGNED
 
     def test_is_not_signed_without_a_key(self, monkeypatch):
         monkeypatch.delenv("OUTBOX_AUDIT_KEY", raising=False)
