@@ -42,18 +42,20 @@ def check_replicas(**kwargs: Any) -> list[CheckMessage]:
     W021: Routers send reads of the outbox to another database than its writes, or let its tables into a replica.
 
     A replica lags: what is asked of it about a message may be old. Have `db_for_read` give the same as `db_for_write` for
-    the app outbox, and `allow_migrate` False for replicas, so that no relay looks for messages there.
+    each app of the outbox, and `allow_migrate` False for replicas, so that no relay looks for messages there.
     """
     found: list[CheckMessage] = []
-    reads, writes = router.db_for_read(MessageRow), router.db_for_write(MessageRow)
-    if reads != writes:
-        found.append(
-            Caution(
-                f"The routers read the models of the outbox from {reads!r} and write them to {writes!r}.",
-                hint='Have db_for_read() give the primary where model._meta.app_label is "outbox".',
-                id="outbox.W021",
+    for app in database.outbox_apps():
+        model = next(app.get_models())
+        reads, writes = router.db_for_read(model), router.db_for_write(model)
+        if reads != writes:
+            found.append(
+                Caution(
+                    f"The routers read the models of the app {app.label} from {reads!r} and write them to {writes!r}.",
+                    hint=f'Have db_for_read() give the primary where model._meta.app_label is "{app.label}".',
+                    id="outbox.W021",
+                )
             )
-        )
     for alias in database.outbox_databases():
         if primary := connections[alias].settings_dict["TEST"]["MIRROR"]:
             found.append(

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import Any, ParamSpec, TypeVar
 
 import psycopg
-from django.apps import apps
+from django.apps import AppConfig, apps
 from django.db import connections, router, transaction
 from django.db.backends.postgresql.psycopg_any import is_psycopg3
 
@@ -22,6 +22,11 @@ Connection = psycopg.Connection[tuple[Any, ...]]
 NO_JIT = "SET jit = off"
 
 BACKEND = "SELECT pg_backend_pid()"
+
+
+def outbox_apps() -> list[AppConfig]:
+    """Return the installed apps of the outbox: its own, and those beside it."""
+    return [config for config in apps.get_app_configs() if f"{config.name}.".startswith("outbox.")]
 
 
 def outbox_databases() -> list[str]:

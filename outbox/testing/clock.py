@@ -12,9 +12,9 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import UTC, datetime, timedelta
 
-from django.apps import apps
 from django.db.models import DateTimeField, F
 
+from outbox.database import outbox_apps
 from outbox.message import Header
 from outbox.models import MessageRow
 
@@ -48,8 +48,7 @@ class Clock:
 
 def age_rows(using: str, by: timedelta) -> None:
     """Put all times back in the tables that the outbox and its apps have in a database."""
-    ours = [config for config in apps.get_app_configs() if f"{config.name}.".startswith("outbox.")]
-    for model in (model for config in ours for model in config.get_models()):
+    for model in (model for config in outbox_apps() for model in config.get_models()):
         times = [field.name for field in model._meta.fields if isinstance(field, DateTimeField)]
         if model._meta.managed and not model._meta.proxy and times:  # a view, or a proxy, has no rows of its own
             model._default_manager.using(using).update(**{name: F(name) - by for name in times})

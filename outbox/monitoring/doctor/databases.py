@@ -7,7 +7,6 @@ from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
 
 import psycopg
-from django.apps import apps
 from django.db import connections, router
 from django.db.migrations.executor import MigrationExecutor
 
@@ -69,7 +68,7 @@ def _examine(subject: str, alias: str, connection: Connection) -> Iterator[Findi
 def _missing_migrations(alias: str) -> dict[str, list[str]]:
     """Return what is not applied of the outbox and of its apps, where the routers let them into the database: label -> names."""
     executor = MigrationExecutor(connections[alias])
-    labels = {config.label for config in apps.get_app_configs() if f"{config.name}.".startswith("outbox.")}
+    labels = {config.label for config in database.outbox_apps()}
     wanted = [node for node in executor.loader.graph.leaf_nodes() if node[0] in labels and router.allow_migrate(alias, node[0])]
     found: dict[str, list[str]] = {}
     for migration, _ in executor.migration_plan(wanted):

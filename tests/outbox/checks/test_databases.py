@@ -37,8 +37,11 @@ class TestE007:
 
 
 class ReadsElsewhere:
+    def __init__(self, app="outbox"):
+        self.app = app
+
     def db_for_read(self, model, **hints):
-        return "other" if model._meta.app_label == "outbox" else None
+        return "other" if model._meta.app_label == self.app else None
 
     def allow_migrate(self, db, app_label, **hints):
         return db == "default"
@@ -52,13 +55,14 @@ class WritesElsewhere:
 
 
 class TestW021:
-    def test_warns_of_reads_that_go_elsewhere(self, found, routed):
-        routed(ReadsElsewhere())
+    @pytest.mark.parametrize("app", ["outbox", "outbox_embedded", "outbox_pipeline"])
+    def test_warns_of_reads_that_go_elsewhere(self, found, routed, app):
+        routed(ReadsElsewhere(app))
 
         (problem,) = found()
 
         assert problem.id == "outbox.W021"
-        assert problem.msg == "The routers read the models of the outbox from 'other' and write them to 'default'."
+        assert problem.msg == f"The routers read the models of the app {app} from 'other' and write them to 'default'."
         assert "db_for_read()" in problem.hint
 
     def test_warns_of_tables_in_a_replica(self, found, monkeypatch):
