@@ -16,7 +16,7 @@ from outbox.database import partitions
 from outbox.models import Batch, CheckBack, Inbox, MessageRow, State
 from outbox.monitoring.health import Health, health, readiness
 from outbox.monitoring.timeline import read_timeline
-from outbox.relay.hosts import NO_IDLE_TIMEOUT, RelayTarget, visit
+from outbox.relay.hosts import NO_IDLE_TIMEOUT, RelayTarget, run_once
 from outbox.relay.prune import prune
 from tests.factories import MessageRowFactory, message_id
 
@@ -64,7 +64,7 @@ def told(*arguments):
 
 
 def relay():
-    return visit(RelayTarget("default", "default"), note="core", at_most=timedelta(seconds=20), idle_timeout=NO_IDLE_TIMEOUT)
+    return run_once(RelayTarget("default", "default"), note="core", at_most=timedelta(seconds=20), idle_timeout=NO_IDLE_TIMEOUT)
 
 
 class TestAMessage:

@@ -19,7 +19,7 @@ from outbox.consuming import register
 from outbox.consuming.worker import Worker
 from outbox.errors import ConfigurationError
 from outbox.models import CheckBack, Inbox, MessageRow, Topic
-from outbox.relay.hosts import NO_IDLE_TIMEOUT, RelayTarget, visit
+from outbox.relay.hosts import NO_IDLE_TIMEOUT, RelayTarget, run_once
 from outbox.testing.crash import crash
 from tests.outbox.publishing.rows import OrderMade
 from tests.quotes import ROOT, is_quoted, python_blocks
@@ -39,7 +39,7 @@ def _outbox(settings, monkeypatch):
 
 
 def relay(alias):
-    return visit(RelayTarget(alias, "default"), note="test", at_most=timedelta(seconds=10), idle_timeout=NO_IDLE_TIMEOUT)
+    return run_once(RelayTarget(alias, "default"), note="test", at_most=timedelta(seconds=10), idle_timeout=NO_IDLE_TIMEOUT)
 
 
 def consume(group):
