@@ -153,6 +153,11 @@ class Stub(service_pb2_grpc.MessagingServiceServicer):
     def EndTransaction(self, request: Any, context: Any) -> Any:
         return self._take("EndTransaction", request, context) or _answer("EndTransaction", Code.OK, "")
 
+    def ChangeInvisibleDuration(self, request: Any, context: Any) -> Any:
+        renewed = f"renewed {request.receipt_handle}"
+        well = service.ChangeInvisibleDurationResponse(status=_status(Code.OK), receipt_handle=renewed)
+        return self._take("ChangeInvisibleDuration", request, context) or well
+
     def Heartbeat(self, request: Any, context: Any) -> Any:
         return self._take("Heartbeat", request, context) or _answer("Heartbeat", Code.OK, "")
 
