@@ -13,7 +13,7 @@ def document(title: str, source: str, *parts: str) -> str:
 
 
 def of_app(app: str) -> str:
-    """Say where an app's section of a page holds."""
+    """Return the sentence on where an app's section of a page applies."""
     return f'Where the settings have `INSTALLED_APPS += ["{app}"]`.'
 
 

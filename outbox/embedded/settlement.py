@@ -84,7 +84,7 @@ FROM given JOIN outbox_embedded_message m USING (topic_id, queue, pos)
 
 
 def ack(connection: Connection, deliveries: Sequence[Delivery], *, now: datetime | None) -> list[bool]:
-    """Finish deliveries. Return of each whether it was still held."""
+    """Finish deliveries. Return, for each, whether it was still held."""
     return _change_held(connection, ACK, deliveries, {"now": now})
 
 

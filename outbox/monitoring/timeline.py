@@ -216,7 +216,7 @@ def _of_entry(entry: _Entry) -> TimelineEntry:
 
 
 def _stored(message_id: UUID, broker: str, half_ids: set[str]) -> Iterator[TimelineEntry]:
-    """Tell what the broker keeps in a database; a server is not asked."""
+    """Yield what the broker keeps in a database; a server is not asked."""
     entry = conf.settings().brokers.get(broker)
     if entry is not None and (kind := conf.broker_class(broker)).is_stored_in_database:
         for copy in StoredInDatabase.of(kind).read_copies(entry.options, str(message_id), sorted(half_ids)):

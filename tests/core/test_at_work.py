@@ -34,7 +34,7 @@ class Placed(Message):
 
 @pytest.fixture
 def handled(monkeypatch):
-    """Have one group handle the messages of this test; nobody else does."""
+    """Return what a group has handled; no other group reads the messages of this test."""
     monkeypatch.setattr(register, "registered", {})
     seen = []
 

@@ -80,7 +80,7 @@ def read_minutes(check: Check) -> dict[tuple[str, str], list[Minute]]:
 
 
 def read_most_repeated(check: Check, *, limit: int = 10) -> dict[tuple[str, str], list[list[Any]]]:
-    """Give the messages tried most often, of each group and topic. Raises WindowTooLarge."""
+    """Return the messages tried most often, of each group and topic. Raises WindowTooLarge."""
     found: dict[tuple[str, str], list[list[Any]]] = defaultdict(list)
     for group, topic, message_id, tries in check.run(MOST_REPEATED, {"limit": limit}).fetchall():
         found[group, topic].append([message_id, tries])

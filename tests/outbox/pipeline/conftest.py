@@ -23,7 +23,7 @@ __all__ = ["ids"]  # a fixture
 
 @pytest.fixture
 def job_that(monkeypatch: pytest.MonkeyPatch) -> Callable[[str], None]:
-    """Have the job do that; see `stand_in`."""
+    """Return a function that puts a stand-in for the job in place, which does what it is told; see `stand_in`."""
 
     def job_that(does: str) -> None:
         monkeypatch.setattr(job, "JOB", "tests.outbox.pipeline.audit_runs.stand_in")
