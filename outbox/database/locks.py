@@ -25,6 +25,9 @@ class Lock(enum.IntEnum):
     RESEND = 7717  # messages sent again for an audit; 0
 
 
+# One at a time makes and drops days of the message table; the lock ends with the transaction.
+LOCK_PARTITIONS = f"SELECT pg_advisory_xact_lock({Lock.PARTITIONS}, 0)"
+
 # Whether nobody holds a lane: the relay that held it has ended, however it ended. `lane`: SQL for its number.
 IS_LANE_FREE = f"""NOT EXISTS (
     SELECT 1 FROM pg_locks l WHERE l.locktype = 'advisory' AND l.granted

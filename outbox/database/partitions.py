@@ -19,7 +19,7 @@ from psycopg import errors, sql
 
 from outbox import conf, signals
 from outbox.database.connections import Connection, connect
-from outbox.database.locks import Lock
+from outbox.database.locks import LOCK_PARTITIONS
 from outbox.ids import day_of, first_id
 
 logger = logging.getLogger(__name__)
@@ -39,8 +39,6 @@ SELECT c.relname FROM pg_inherits i JOIN pg_class c ON c.oid = i.inhrelid
 WHERE i.inhparent = 'outbox_message'::regclass AND c.relname <> 'outbox_message_default' ORDER BY c.relname
 """
 
-# One maker at a time; the lock ends with the transaction.
-LOCK_PARTITIONS = f"SELECT pg_advisory_xact_lock({Lock.PARTITIONS}, 0)"
 
 # ATTACH proves the bounds by the CHECK and scans nothing. CREATE .. PARTITION OF would stop all publishers behind an
 # open transaction; this way only the DEFAULT partition is locked, and no publisher needs it.

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from psycopg import errors
 
-from outbox.database.locks import Lock
+from outbox.database.locks import LOCK_PARTITIONS
 from outbox.database.retention_holds import find_holder
 from outbox.failpoints import failpoint
 from outbox.pipeline.spark.archive import book
@@ -23,9 +23,8 @@ if TYPE_CHECKING:
 
 DELETE = "DELETE FROM outbox_{name} WHERE {time} < '{end}'"
 
-# Whoever makes and drops days takes the same turn. Everybody queues behind a lock that waits, so it waits briefly.
+# Everybody queues behind a lock that waits, so it waits briefly.
 WAIT_BRIEFLY = "SET LOCAL lock_timeout = '100ms'"
-LOCK_PARTITIONS = f"SELECT pg_advisory_xact_lock({Lock.PARTITIONS}, 0)"
 IS_THERE = "SELECT to_regclass('{table}') IS NOT NULL"
 LOCK_DAY = "LOCK TABLE {table} IN ACCESS EXCLUSIVE MODE"
 COUNT = "SELECT count(*) FROM {table}"
