@@ -8,8 +8,7 @@ from django.apps import apps
 from django.core.checks import CheckMessage, Error
 
 from outbox.checks.settings import known_settings, known_topics
-
-PIPELINE = "outbox.pipeline"
+from outbox.conf.apps import PIPELINE, add_app, is_pipeline_missing
 
 
 def check_broker_apps(**kwargs: Any) -> list[CheckMessage]:
@@ -39,12 +38,7 @@ def check_pipeline_app(**kwargs: Any) -> list[CheckMessage]:
 
     Add the line that the hint shows and run `manage.py migrate`, or remove the setting.
     """
-    if not known_settings().pipeline or apps.is_installed(PIPELINE):
+    if not is_pipeline_missing(known_settings()):
         return []
     text = f'OUTBOX["PIPELINE"] is set, and nothing reads it: the app {PIPELINE} is not in INSTALLED_APPS.'
     return [Error(text, hint=f"{add_app(PIPELINE)} Then run manage.py migrate. Or remove the setting.", id="outbox.E043")]
-
-
-def add_app(app: str) -> str:
-    """Return the sentence with the line that installs an app."""
-    return f'Add to the settings: INSTALLED_APPS += ["{app}"].'

@@ -15,11 +15,10 @@ from dataclasses import asdict, dataclass, field
 from datetime import UTC, date, datetime, time, timedelta
 from uuid import UUID
 
-from django.apps import apps
-
 from outbox import conf, database, signals
 from outbox.batches.batch import UNFINISHED
 from outbox.batches.prune import prune as prune_batches
+from outbox.conf.apps import PIPELINE, add_app, is_pipeline_missing
 from outbox.database import Connection, partitions, retention_holds
 from outbox.database.locks import Lock
 from outbox.database.retention_holds import RetentionHold, find_holder
@@ -30,7 +29,6 @@ from outbox.models import State
 logger = logging.getLogger(__name__)
 
 SLICE = 1000
-PIPELINE = "outbox.pipeline"  # the app that `OUTBOX["PIPELINE"]` is for
 NOT_LOCKED = "open transactions"  # the next prune will find the day free
 
 # One pruner at a time; others have nothing to do.
@@ -59,7 +57,7 @@ _old_of_apps: dict[str, str] = {}
 
 
 def register_table(table: str, old: str) -> None:
-    """Have a table of an app pruned, too, where a database has it. `old`: SQL for its rows that are past `%(before)s`."""
+    """Add a table of an app to what is pruned, where a database has it. `old`: SQL for its rows that are past `%(before)s`."""
     _old_of_apps[table] = old
 
 
@@ -122,10 +120,10 @@ def prune(using: str, *, now: datetime | None = None, patience: timedelta = part
 
 def _require_apps() -> None:
     """Raise where settings may hold days back for an app that is not there to say so."""
-    if conf.settings().pipeline and not apps.is_installed(PIPELINE):
+    if is_pipeline_missing(conf.settings()):
         raise ConfigurationError(
             f'OUTBOX["PIPELINE"] is set, and the app that reads it is not installed: days that it would archive are not pruned. '
-            f'Add to the settings: INSTALLED_APPS += ["{PIPELINE}"]. Or remove the setting.'
+            f"{add_app(PIPELINE)} Or remove the setting."
         )
 
 
