@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from datetime import timedelta
 
-from outbox.brokers.base import Delivery, Ended, EndSemantics, HalfRef, Outgoing, SendResult, SendStatus, StoredCopy
+from outbox.brokers.base import Delivery, Ended, EndSemantics, HalfRef, HalfStanding, Outgoing, SendResult, SendStatus, StoredCopy
 from outbox.brokers.capabilities import HalfMessages
 from outbox.message import Resolution
 
@@ -29,8 +29,11 @@ class NullBroker(HalfMessages):
     def send_halves(self, messages: Sequence[Outgoing]) -> list[SendResult]:
         return [SendResult(SendStatus.ACCEPTED, half_id=message.message_id) for message in messages]
 
-    def end(self, halves: Sequence[HalfRef], resolution: Resolution) -> list[SendResult]:
+    def end(self, halves: Sequence[HalfRef], resolution: Resolution, *, within: timedelta | None = None) -> list[SendResult]:
         return [COMMITTED] * len(halves)
+
+    def look_up_halves(self, halves: Sequence[HalfRef]) -> list[HalfStanding]:
+        return [HalfStanding.VISIBLE] * len(halves)
 
     def receive(
         self,

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import abc
 from collections.abc import Mapping, Sequence
-from datetime import timedelta
+from datetime import datetime, timedelta
 from typing import Any, ClassVar
 
 from outbox.brokers.types import (
@@ -24,6 +24,7 @@ from outbox.brokers.types import (
     Ended,
     EndSemantics,
     HalfRef,
+    HalfStanding,
     Outgoing,
     Problem,
     SendResult,
@@ -136,8 +137,13 @@ class Broker(abc.ABC):
     def backlog(self, group: str) -> dict[str, int]:
         """Return, per topic, how many messages wait for a group, those being handled included."""
 
-    def prune(self) -> int:
-        """Delete some of what retention no longer keeps. Return how many messages; 0 when nothing is left to delete."""
+    def prune(self, *, keep_since: datetime | None = None) -> int:
+        """
+        Delete some of what retention no longer keeps. Return how many messages; 0 when nothing is left to delete.
+
+        Args:
+            keep_since: what was stored since then stays, since the end of a half message of that time is not confirmed yet.
+        """
         return 0
 
     @abc.abstractmethod
@@ -156,6 +162,7 @@ __all__ = [
     "Ended",
     "Half",
     "HalfRef",
+    "HalfStanding",
     "Outgoing",
     "Problem",
     "SendResult",

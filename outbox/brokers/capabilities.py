@@ -9,11 +9,11 @@ from __future__ import annotations
 
 import abc
 from collections.abc import Callable, Mapping, Sequence
-from datetime import datetime, timedelta
+from datetime import timedelta
 from typing import TYPE_CHECKING, Any, ClassVar, Self, cast, overload
 
 from outbox.brokers.base import Broker
-from outbox.brokers.types import BrokerStatus, DeadLetter, EndSemantics, HalfRef, Outgoing, SendResult, StoredCopy
+from outbox.brokers.types import BrokerStatus, DeadLetter, EndSemantics, HalfRef, HalfStanding, Outgoing, SendResult, StoredCopy
 from outbox.errors import UnsupportedByBroker
 from outbox.message import Half, Resolution
 
@@ -75,9 +75,12 @@ class HalfMessages(Lookups):
     supports_half_messages: ClassVar[bool] = True
     end_semantics: EndSemantics = EndSemantics.STATELESS
 
-    # Where ends are not idempotent: a COMMIT later than this after the half message was stored could meet a check of the
-    # broker's own, and be a second one. None: none can.
+    # Where ends are not idempotent: whoever has decided a batch may end its half messages for that long, and check-backs
+    # about them are UNKNOWN meanwhile. Later, take the batch over first (`batches/take_over.py`). None: end at any time.
     commit_window: timedelta | None = None
+    # Whether calls of `new_half_id`, `send_halves` and `end` may come from several threads at once. A process then keeps one
+    # broker for all its threads that publish half first, else one for each.
+    is_thread_safe: ClassVar[bool] = False
     # Beyond this age the broker asks no more about a half message: it was ended, or it is lost.
     check_horizon: timedelta = timedelta(minutes=10)
 
@@ -90,6 +93,11 @@ class HalfMessages(Lookups):
         True: a message whose COMMIT was ACCEPTED is stored as firmly as one that was sent one-phase. False: the answer says
         only that the request was passed on, so the message itself must be looked up. It may depend on the options.
         """
+
+    @property
+    def end_window(self) -> timedelta | None:
+        """How long after its decision, or since it was taken over, a half message may be ended. None: at any time."""
+        return None if self.end_semantics is EndSemantics.IDEMPOTENT else self.commit_window
 
     @classmethod
     def max_check_back_age(cls, options: Mapping[str, Any]) -> timedelta:
@@ -110,16 +118,21 @@ class HalfMessages(Lookups):
         """
 
     @abc.abstractmethod
-    def end(self, halves: Sequence[HalfRef], resolution: Resolution) -> list[SendResult]:
-        """Commit or roll back half messages; `SendResult.ended` says how each stands now."""
-
-    def ends_until(self, decided_at: datetime) -> datetime | None:
+    def end(self, halves: Sequence[HalfRef], resolution: Resolution, *, within: timedelta | None = None) -> list[SendResult]:
         """
-        Return until when half messages that were decided at that time may be ended. None: at any time.
+        Commit or roll back half messages; `SendResult.ended` says how each stands now.
 
-        Whoever ends later takes the batch over first, so that no two processes end one half message.
+        Args:
+            within: no end leaves later than that from now; what has not left by then is UNAVAILABLE. None: no limit.
         """
-        return None if self.commit_window is None else decided_at + self.commit_window
+
+    @abc.abstractmethod
+    def look_up_halves(self, halves: Sequence[HalfRef]) -> list[HalfStanding]:
+        """
+        Return where half messages stand that were decided to be committed, so that nobody ends one twice or resends in vain.
+
+        Only what is surely so is VISIBLE, HIDDEN or GONE. Trouble at the broker is UNKNOWN, never an exception.
+        """
 
 
 class NeedsCheckLoop(HalfMessages):
@@ -140,8 +153,14 @@ class AsksProducers(HalfMessages):
     asks_producers: ClassVar[bool] = True
 
     @abc.abstractmethod
-    def listen(self, ask: Callable[[Half], Resolution]) -> None:
-        """Call `ask`, in threads of the broker's own, whenever the server asks about a half message, until `close`."""
+    def listen(self, ask: Callable[[Half], Resolution], *, note_sent: Callable[[Half, Resolution], None] | None = None) -> None:
+        """
+        Call `ask`, in threads of the broker's own, whenever the server asks about a half message, until `close`.
+
+        Args:
+            note_sent: called where the server was sent another answer than `ask` gave. A message that is visible already
+                must not be committed once more, for example: ROLLBACK then only ends the asking.
+        """
 
 
 class DeadLetters(Capability):

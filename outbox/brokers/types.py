@@ -38,6 +38,16 @@ class Ended(enum.StrEnum):
     NOT_FOUND = "not_found"
 
 
+class HalfStanding(enum.StrEnum):
+    """Where a half message stands, as far as its broker can tell. Source: docs/explanation/not-found.md."""
+
+    VISIBLE = "visible"  # its message has reached the topic
+    HIDDEN = "hidden"  # the half message is stored and its message is not visible: it can be ended
+    GONE = "gone"  # neither is there, and the broker keeps all that is as old: the message was never visible
+    UNPROVEN = "unproven"  # neither is there, and the broker does not keep what is as old: nothing is proved
+    UNKNOWN = "unknown"  # the broker cannot tell now
+
+
 @dataclass(frozen=True, slots=True)
 class Outgoing:
     """
@@ -67,12 +77,16 @@ class HalfRef:
 
     Args:
         place: where the broker stores it, as `SendResult.place` had it. "": not known; the broker then finds it by its id.
+        source: the stable id of the database that it was sent from. "": not known.
+        decided_at: when that database decided to commit it; it was stored a moment before. None: not known, or not decided.
     """
 
     topic: str
     half_id: str
     message_id: str
     place: str = ""
+    source: str = ""
+    decided_at: datetime | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,6 +8,9 @@ from outbox.brokers.base import Outgoing, SendResult, SendStatus
 from outbox.errors import UnknownTopic
 from outbox.message import TopicSpec, TopicType
 
+TOO_LATE = SendResult(SendStatus.UNAVAILABLE, reason="The time within which it may be ended was over before its end left.")
+"""Of an end that `within` holds back."""
+
 
 def objection(message: Outgoing, topics: Mapping[str, TopicSpec], *, is_half: bool, max_body_bytes: int) -> SendResult | None:
     """Say why a message cannot go, or None: the topic first (a person can mend it), then the message itself."""

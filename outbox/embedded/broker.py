@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import logging
+import time
 from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime, timedelta
+from math import inf
 from typing import Any, ClassVar
 
 import psycopg
@@ -14,6 +17,7 @@ from outbox.brokers.base import (
     Delivery,
     EndSemantics,
     HalfRef,
+    HalfStanding,
     Outgoing,
     Problem,
     SendResult,
@@ -22,7 +26,7 @@ from outbox.brokers.base import (
 )
 from outbox.brokers.capabilities import DeadLetters, NeedsCheckLoop, StoredInDatabase
 from outbox.brokers.options import read_options
-from outbox.brokers.validation import objection
+from outbox.brokers.validation import TOO_LATE, objection
 from outbox.database import Connection, raw
 from outbox.embedded import checks, halves, lookup, monitoring, producer, receiver, retention, settlement, wakeup
 from outbox.embedded.attempts import Act, attempt
@@ -30,7 +34,10 @@ from outbox.embedded.client import Client, tables_there
 from outbox.embedded.options import EmbeddedOptions, problems
 from outbox.embedded.rows import delivery
 from outbox.embedded.topics import Topics, differences
-from outbox.message import Half, Resolution
+from outbox.errors import BrokerUnavailable
+from outbox.message import Half, Header, Resolution
+
+logger = logging.getLogger(__name__)
 
 
 class EmbeddedBroker(NeedsCheckLoop, DeadLetters, StoredInDatabase):
@@ -119,12 +126,28 @@ class EmbeddedBroker(NeedsCheckLoop, DeadLetters, StoredInDatabase):
             except psycopg.OperationalError:
                 return halves.new_id(self._client.connection())
 
-    def end(self, refs: Sequence[HalfRef], resolution: Resolution) -> list[SendResult]:
+    def end(self, refs: Sequence[HalfRef], resolution: Resolution, *, within: timedelta | None = None) -> list[SendResult]:
         """Commit or roll back; the first end wins, and each later one hears of it."""
         if resolution is Resolution.UNKNOWN:
             raise ValueError("A half message ends by COMMIT or ROLLBACK.")
+        deadline = inf if within is None else time.monotonic() + within.total_seconds()
 
-        return attempt(self._client, refs, lambda connection, given: halves.end(connection, given, resolution, now=self._now()))
+        def act(connection: Connection, given: Sequence[HalfRef]) -> list[SendResult]:
+            if time.monotonic() >= deadline:
+                return [TOO_LATE] * len(given)
+            return halves.end(connection, given, resolution, now=self._now())
+
+        return attempt(self._client, refs, act)
+
+    def look_up_halves(self, refs: Sequence[HalfRef]) -> list[HalfStanding]:
+        """Look half messages and their messages up, all in one statement."""
+        retention = {topic.name: topic.retention for topic in self.topics.values()}
+        try:
+            with self._client.translated() as connection:
+                return halves.look_up(connection, refs, retention, now=self._now())
+        except BrokerUnavailable as error:
+            logger.warning("Half messages cannot be looked up now: %s", error)
+            return [HalfStanding.UNKNOWN] * len(refs)
 
     def check_halves(self, ask: Callable[[Half], Resolution], *, limit: int = 100) -> int:
         """Ask about half messages that are due and end them as answered; an exception of `ask` means UNKNOWN."""
@@ -220,11 +243,11 @@ class EmbeddedBroker(NeedsCheckLoop, DeadLetters, StoredInDatabase):
         with self._client.translated() as connection:
             return lookup.find(connection, message_id, now=self._now())
 
-    def prune(self, *, limit: int = 10_000) -> int:
-        """Drop what retention no longer keeps, as `retention.py` says; give how many rows."""
+    def prune(self, *, keep_since: datetime | None = None, limit: int = 10_000) -> int:
+        """Delete what retention no longer keeps, as `retention.py` says. Return how many rows."""
         with self._client.translated() as connection:
             topics = [(self._stored.stored(connection, spec.name), spec.retention) for spec in self.topics.values()]
-            return retention.prune(connection, topics, limit=limit, now=self._now())
+            return retention.prune(connection, topics, keep_since=keep_since, limit=limit, now=self._now())
 
     def forget_group(self, group: str) -> None:
         """Let go of a group that is gone for good: what it has not read no longer holds retention up."""
@@ -243,7 +266,8 @@ class EmbeddedBroker(NeedsCheckLoop, DeadLetters, StoredInDatabase):
     def _ask(self, ask: Callable[[Half], Resolution], half: Half) -> Resolution:
         answer = checks.answer(ask, half)
         if answer is not Resolution.UNKNOWN:
-            self.end([HalfRef(half.topic, half.half_id, half.message_id)], answer)
+            source = half.headers.get(Header.SOURCE, "")
+            self.end([HalfRef(half.topic, half.half_id, half.message_id, source=source)], answer)
         return answer
 
     def _look_and_store(self, messages: Sequence[Outgoing], act: Act[Outgoing], *, is_half: bool) -> list[SendResult]:

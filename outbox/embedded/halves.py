@@ -7,18 +7,20 @@ became of the half is remembered for as long as its message is: the visible mess
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from datetime import datetime, timedelta
 from typing import Any
 
 import psycopg
 
-from outbox.brokers.base import Ended, HalfRef, SendResult, SendStatus
+from outbox.brokers.base import Ended, HalfRef, HalfStanding, SendResult, SendStatus
 from outbox.database import Connection
 from outbox.embedded.clock import NOW
 from outbox.embedded.log import NOTIFY, SHOW
 from outbox.embedded.rows import MESSAGE_ARRAYS, MESSAGE_COLUMNS, MessageRow, arrays
 from outbox.message import Resolution
+
+HALF_COLUMNS = ", ".join(f"h.{column}" for column in MESSAGE_COLUMNS.split(", "))
 
 NEW_ID = "SELECT nextval('outbox_embedded_half_id')::text"
 
@@ -36,11 +38,16 @@ stored AS (
 SELECT array_agg(id ORDER BY n) FROM given
 """
 
+# The half messages that are named. A number alone names none: a database that was restored draws it again for another half,
+# and another broker has drawn it for its own.
+GIVEN = "unnest(%(ids)b::bigint[], %(message_ids)b::text[], %(sources)b::text[]) AS g (id, message_id, source)"
+IS_GIVEN = "h.id = g.id AND h.message_id = g.message_id AND g.source IN ('', h.source)"
+
 # A half whose message is visible already, by another half of it, is not shown again: its row stays, as committed.
 COMMIT_HALVES = f"""
 WITH leaving AS (
-    DELETE FROM outbox_embedded_half WHERE id = ANY(%(ids)s) AND state IN (0, 1)
-    RETURNING id AS n, id AS half_id, {MESSAGE_COLUMNS}, token, born_at
+    DELETE FROM outbox_embedded_half h USING {GIVEN} WHERE {IS_GIVEN} AND h.state IN (0, 1)
+    RETURNING h.id AS n, h.id AS half_id, {HALF_COLUMNS}, h.token, h.born_at
 ),
 {SHOW},
 repeated AS (
@@ -53,20 +60,38 @@ SELECT array_agg(n), {NOTIFY} FROM leaving
 
 ROLL_BACK_HALVES = f"""
 WITH gone AS (
-    UPDATE outbox_embedded_half SET state = 3, body = '', ended_at = {NOW}
-    WHERE id = ANY(%(ids)s) AND state IN (0, 1) RETURNING id
+    UPDATE outbox_embedded_half h SET state = 3, body = '', ended_at = {NOW}
+    FROM {GIVEN} WHERE {IS_GIVEN} AND h.state IN (0, 1) RETURNING h.id
 )
 SELECT array_agg(id) FROM gone
 """
 
 # Its own statement: a half that another end took while we waited for its row is seen by a later snapshot only.
-READ_ENDS = """
-SELECT id, state FROM outbox_embedded_half WHERE id = ANY(%(ids)s)
+READ_ENDS = f"""
+SELECT h.id, h.state FROM {GIVEN} JOIN outbox_embedded_half h ON {IS_GIVEN}
 UNION ALL
-SELECT half_id, 2 FROM outbox_embedded_message WHERE message_id = ANY(%(message_ids)s) AND half_id = ANY(%(ids)s)
+SELECT h.half_id, 2 FROM {GIVEN} JOIN outbox_embedded_message h
+ON h.half_id = g.id AND h.message_id = g.message_id AND g.source IN ('', h.source)
 """
 
-ENDS = {2: Ended.COMMITTED, 3: Ended.ROLLED_BACK}
+# A message that is visible by whatever half of it; one that waits for its time is, too. Of a half, how it stands.
+LOOK_UP = f"""
+SELECT EXISTS (
+    SELECT FROM outbox_embedded_message m WHERE m.message_id = g.message_id AND g.source IN ('', m.source)
+) OR EXISTS (
+    SELECT FROM outbox_embedded_topic t JOIN outbox_embedded_delayed d ON d.topic_id = t.id
+    WHERE t.name = g.topic AND d.message_id = g.message_id AND g.source IN ('', d.source)
+), h.state, {NOW}
+FROM unnest(%(ids)b::bigint[], %(message_ids)b::text[], %(sources)b::text[], %(topics)b::text[]) WITH ORDINALITY
+    AS g (id, message_id, source, topic, n)
+LEFT JOIN outbox_embedded_half h ON {IS_GIVEN}
+ORDER BY g.n
+"""
+
+COMMITTED, ROLLED_BACK = 2, 3  # as models.HalfState has them
+ENDS = {COMMITTED: Ended.COMMITTED, ROLLED_BACK: Ended.ROLLED_BACK}
+
+CLOCKS_DIFFER = timedelta(minutes=1)  # the clock that decided is another than the broker's
 
 
 def new_id(connection: Connection) -> str:
@@ -98,9 +123,13 @@ def store(
 
 def end(connection: Connection, halves: Sequence[HalfRef], resolution: Resolution, *, now: datetime | None) -> list[SendResult]:
     """Commit or roll back; the outcomes say how each half stands now, whoever ended it."""
-    ids = [_number(half.half_id) for half in halves]
+    named = {(half.half_id, half.message_id, half.source) for half in halves}
+    given = _given(halves)
+    ids = given["ids"]
+    if len(named) > len(set(ids)):  # one number names two: its end would be read as that of the other
+        return [result for half in halves for result in end(connection, [half], resolution, now=now)]
     statement = COMMIT_HALVES if resolution is Resolution.COMMIT else ROLL_BACK_HALVES
-    taken = _first(connection.execute(statement, {"ids": [half_id for half_id in ids if half_id], "now": now}))
+    taken = _first(connection.execute(statement, {**given, "now": now}))
     ended = dict.fromkeys(taken, Ended.COMMITTED if resolution is Resolution.COMMIT else Ended.ROLLED_BACK)
     if len(ended) < len(set(ids)):
         ended |= _read_ends(connection, [half for half, number in zip(halves, ids, strict=True) if number not in ended])
@@ -111,11 +140,46 @@ def end(connection: Connection, halves: Sequence[HalfRef], resolution: Resolutio
 
 
 def _read_ends(connection: Connection, halves: Sequence[HalfRef]) -> dict[int, Ended]:
-    parameters = {
+    return {half_id: ENDS[state] for half_id, state in connection.execute(READ_ENDS, _given(halves)) if state in ENDS}
+
+
+def look_up(
+    connection: Connection, halves: Sequence[HalfRef], retention: Mapping[str, timedelta], *, now: datetime | None
+) -> list[HalfStanding]:
+    """
+    Return where half messages stand.
+
+    Args:
+        retention: topic -> how long its messages are kept at least.
+    """
+    rows = connection.execute(LOOK_UP, {**_given(halves), "topics": [half.topic for half in halves], "now": now})
+    return [
+        _standing(is_visible, state, proves_absence=_is_kept(half, retention, time))
+        for half, (is_visible, state, time) in zip(halves, rows, strict=True)
+    ]
+
+
+def _standing(is_visible: bool, state: int | None, *, proves_absence: bool) -> HalfStanding:
+    if is_visible or state == COMMITTED:
+        return HalfStanding.VISIBLE
+    if state is None:
+        return HalfStanding.GONE if proves_absence else HalfStanding.UNPROVEN
+    return HalfStanding.GONE if state == ROLLED_BACK else HalfStanding.HIDDEN
+
+
+def _is_kept(half: HalfRef, retention: Mapping[str, timedelta], now: datetime) -> bool:
+    """Return whether a message of that half, once visible, would still be there for sure."""
+    if half.decided_at is None or half.topic not in retention:
+        return False
+    return half.decided_at > now - retention[half.topic] + CLOCKS_DIFFER
+
+
+def _given(halves: Sequence[HalfRef]) -> dict[str, list[Any]]:
+    return {
         "ids": [_number(half.half_id) for half in halves],
         "message_ids": [half.message_id for half in halves],
+        "sources": [half.source for half in halves],
     }
-    return {half_id: ENDS[state] for half_id, state in connection.execute(READ_ENDS, parameters) if state in ENDS}
 
 
 def _first(cursor: psycopg.Cursor[tuple[Any, ...]]) -> list[int]:

@@ -1,9 +1,9 @@
 """
 Retention: drop what every group has finished and whose time is over.
 
-What holds: within a topic's retention nothing is dropped. After it, a message stays while a group that has begun in the topic
-has not read it, holds it, waits to retry it, or keeps it as a dead letter. So a group that is gone for good holds its
-topics until `forget_group()`. A half that nobody ended is never dropped.
+Within a topic's retention nothing is dropped, nor what was stored since `keep_since`. After that, a message stays while a
+group that has begun in the topic has not read it, holds it, waits to retry it, or keeps it as a dead letter. So a group that
+is gone for good holds its topics until `forget_group()`. A half that nobody ended is never dropped.
 """
 
 from __future__ import annotations
@@ -17,11 +17,14 @@ from outbox.embedded.topics import StoredTopic
 
 SLICE = 1000
 
+# What was stored or ended up to this time is past its retention, and no end since then is unconfirmed. LEAST ignores a NULL.
+OLD = f"least({NOW} - %(retention)s, %(keep_since)s::timestamptz - interval '1 microsecond')"
+
 # One slice behind position `after`: how far it looked, whether all it saw is old, and how many it dropped. A message that
 # a group has read has its delivery row since the statement that moved the offset (reading.py): no moment lies between.
 PRUNE = f"""
 WITH slice AS (
-    SELECT m.pos, m.stored_at <= {NOW} - %(retention)s AS is_old, EXISTS (
+    SELECT m.pos, m.stored_at <= {OLD} AS is_old, EXISTS (
         SELECT FROM outbox_embedded_delivery d
         WHERE d.topic_id = m.topic_id AND d.queue = m.queue AND d.pos = m.pos
     ) AS is_kept
@@ -40,7 +43,7 @@ SELECT max(pos), bool_and(is_old), (SELECT count(*) FROM gone) FROM slice
 
 PRUNE_ENDED_HALVES = f"""
 DELETE FROM outbox_embedded_half WHERE id IN (
-    SELECT id FROM outbox_embedded_half WHERE topic_id = %(topic_id)s AND state IN (2, 3) AND ended_at <= {NOW} - %(retention)s
+    SELECT id FROM outbox_embedded_half WHERE topic_id = %(topic_id)s AND state IN (2, 3) AND ended_at <= {OLD}
     LIMIT %(slice)s
 )
 """
@@ -51,11 +54,18 @@ DELETE FROM outbox_embedded_offset WHERE consumer_group = %(group)s
 """
 
 
-def prune(connection: Connection, topics: Iterable[tuple[StoredTopic, timedelta]], *, limit: int, now: datetime | None) -> int:
+def prune(
+    connection: Connection,
+    topics: Iterable[tuple[StoredTopic, timedelta]],
+    *,
+    keep_since: datetime | None,
+    limit: int,
+    now: datetime | None,
+) -> int:
     """Drop up to about `limit` messages and remembered ends, a slice per statement; give how many."""
     dropped = 0
     for topic, retention in topics:
-        about = {"topic_id": topic.id, "retention": retention, "slice": SLICE, "now": now}
+        about = {"topic_id": topic.id, "retention": retention, "keep_since": keep_since, "slice": SLICE, "now": now}
         dropped += connection.execute(PRUNE_ENDED_HALVES, about).rowcount
         for queue in range(topic.queues):
             dropped += _prune_queue(connection, {**about, "queue": queue}, limit - dropped)

@@ -100,6 +100,7 @@ CREATE TABLE outbox_batch (
     message_ids uuid[] NOT NULL,
     order_keys bigint[],
     half_ids text[],
+    half_places text[],
     split smallint[] NOT NULL DEFAULT '{}',
     open smallint[],
     state smallint NOT NULL DEFAULT 1,
@@ -109,6 +110,7 @@ CREATE TABLE outbox_batch (
     lease_until timestamptz,
     due_at timestamptz,
     decided_at timestamptz,
+    ends_until timestamptz,
     claimed_at timestamptz DEFAULT clock_timestamp(),
     sent_at timestamptz,
     last_error text,
@@ -293,6 +295,12 @@ class Migration(migrations.Migration):
                             ),
                         ),
                         (
+                            "half_places",
+                            django.contrib.postgres.fields.ArrayField(
+                                base_field=models.TextField(null=True), null=True, size=None
+                            ),
+                        ),
+                        (
                             "split",
                             django.contrib.postgres.fields.ArrayField(
                                 base_field=models.SmallIntegerField(), default=list, size=None
@@ -324,6 +332,7 @@ class Migration(migrations.Migration):
                         ("lease_until", models.DateTimeField(null=True)),
                         ("due_at", models.DateTimeField(null=True)),
                         ("decided_at", models.DateTimeField(null=True)),
+                        ("ends_until", models.DateTimeField(null=True)),
                         ("claimed_at", models.DateTimeField(null=True)),
                         ("sent_at", models.DateTimeField(null=True)),
                         ("last_error", models.TextField(null=True)),

@@ -28,6 +28,7 @@ class Migration(migrations.Migration):
                 ("token", models.TextField(default="")),
                 ("nth", models.IntegerField(default=1)),
                 ("answer", models.TextField()),
+                ("sent_answer", models.TextField(default="")),
                 ("reason", models.TextField()),
                 ("about", models.TextField(default="none")),
                 ("milliseconds", models.FloatField()),

@@ -48,6 +48,7 @@ class Batch(models.Model):
     message_ids = ArrayField(models.UUIDField())
     order_keys = ArrayField(models.BigIntegerField(), null=True)
     half_ids = ArrayField(models.TextField(null=True), null=True)
+    half_places = ArrayField(models.TextField(null=True), null=True)  # where the broker stores them, in its words
     split = ArrayField(models.SmallIntegerField(), default=list)  # positions that left for a batch of their own
     open = ArrayField(models.SmallIntegerField(), null=True)  # decided positions whose commit has no answer; NULL: all
     state = models.SmallIntegerField(choices=State, default=State.CLAIMED)
@@ -57,6 +58,7 @@ class Batch(models.Model):
     lease_until = models.DateTimeField(null=True)
     due_at = models.DateTimeField(null=True)
     decided_at = models.DateTimeField(null=True)
+    ends_until = models.DateTimeField(null=True)  # until then its decider may end its half messages; NULL: at any time
     claimed_at = models.DateTimeField(null=True)
     sent_at = models.DateTimeField(null=True)
     last_error = models.TextField(null=True)  # noqa: DJ001

@@ -17,7 +17,8 @@ class CheckBack(models.Model):
     half_id = models.TextField()
     token = models.TextField(default="")
     nth = models.IntegerField(default=1)
-    answer = models.TextField()
+    answer = models.TextField()  # what was decided
+    sent_answer = models.TextField(default="")  # what the broker was sent instead; empty: the decision
     reason = models.TextField()
     about = models.TextField(default="none")  # exists, missing, none
     milliseconds = models.FloatField()

@@ -124,13 +124,6 @@ class TestConfirmedEnd:
         assert [delivery.body for delivery in found] == [b"a"]
 
 
-class TestEndsUntil:
-    def test_is_later_than_the_decision_or_never(self, broker: Broker, harness: Harness):
-        until = broker.ends_until(harness.now)
-
-        assert (until is None) if broker.commit_window is None else (until == harness.now + broker.commit_window)
-
-
 @pytest.mark.needs("places_halves")
 class TestPlace:
     def test_is_another_for_each_half_message(self, acts: Acts):

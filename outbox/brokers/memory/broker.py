@@ -13,6 +13,7 @@ from outbox.brokers.base import (
     DeadLetter,
     Delivery,
     HalfRef,
+    HalfStanding,
     Outgoing,
     Problem,
     SendResult,
@@ -23,12 +24,12 @@ from outbox.brokers.base import (
 from outbox.brokers.capabilities import DeadLetters, NeedsCheckLoop, TransactionalSends
 from outbox.brokers.memory import lookup, receiver, transactions
 from outbox.brokers.memory.controls import Controls, question
-from outbox.brokers.memory.ends import end_half
+from outbox.brokers.memory.ends import end_half, half_of
 from outbox.brokers.memory.faults import Fault, FaultKind, Handed
 from outbox.brokers.memory.options import MemoryOptions
 from outbox.brokers.memory.store import Group, HalfRecord, Place, store
 from outbox.brokers.options import problems_with, read_options
-from outbox.brokers.validation import known_topic, objection
+from outbox.brokers.validation import TOO_LATE, known_topic, objection
 from outbox.message import Half, Header, Resolution
 
 POLL_SECONDS = 0.02  # a time handed in moves without telling those who wait
@@ -57,6 +58,7 @@ class MemoryBroker(Controls, NeedsCheckLoop, DeadLetters, TransactionalSends):
         self._now: Callable[[], datetime] = self._settings.clock or _now
         self._is_closed = False
         self.end_semantics = self._settings.end
+        self.commit_window = self._settings.commit_window or self.commit_window
 
     @classmethod
     def check_options(cls, options: Mapping[str, Any]) -> list[Problem]:
@@ -77,12 +79,23 @@ class MemoryBroker(Controls, NeedsCheckLoop, DeadLetters, TransactionalSends):
         """Make a fresh id."""
         return uuid.uuid4().hex
 
-    def end(self, halves: Sequence[HalfRef], resolution: Resolution) -> list[SendResult]:
+    def end(self, halves: Sequence[HalfRef], resolution: Resolution, *, within: timedelta | None = None) -> list[SendResult]:
         """End half messages in the way `END` says."""
         if resolution is Resolution.UNKNOWN:
             raise ValueError("A half message ends by COMMIT or ROLLBACK.")
+        if within is not None and within <= timedelta():
+            return [TOO_LATE] * len(halves)
         with self._store.changed:
             return [self._with_fault("end", half, partial(self._end_one, half, resolution)) for half in halves]
+
+    def look_up_halves(self, halves: Sequence[HalfRef]) -> list[HalfStanding]:
+        """Look half messages up among copies and half messages."""
+        with self._store.changed:
+            planned = [self._store.faults.take("look_up_halves", half) for half in halves]
+            return [
+                (fault and fault.standing) or lookup.stand(self._store, half, self.end_semantics)
+                for half, fault in zip(halves, planned, strict=True)
+            ]
 
     def open_lane(self, lane: int) -> str | None:
         """Take a lane over. What is under way from its last holder is refused when it arrives."""
@@ -159,7 +172,7 @@ class MemoryBroker(Controls, NeedsCheckLoop, DeadLetters, TransactionalSends):
         with self._store.changed:
             place = self._finish(delivery)
             if place is not None:
-                letter = self._letter(delivery, reason)
+                letter = receiver.letter(delivery, reason, self._now())
                 self._store.groups[delivery.group].dead[letter.id] = (letter, place.copy)
             return place is not None
 
@@ -251,10 +264,7 @@ class MemoryBroker(Controls, NeedsCheckLoop, DeadLetters, TransactionalSends):
         return SendResult(SendStatus.ACCEPTED, half_id=half_id, place=str(place))
 
     def _end_one(self, ref: HalfRef, resolution: Resolution) -> SendResult:
-        half = self._store.halves.get(ref.half_id)
-        if half and ref.place not in ("", str(half.place)):  # another half message lies there
-            half = None
-        ended = end_half(self._store, half, resolution, self.end_semantics, self._now())
+        ended = end_half(self._store, half_of(self._store, ref), resolution, self.end_semantics, self._now())
         return SendResult(SendStatus.ACCEPTED, half_id=ref.half_id, ended=ended)
 
     def _take_due_halves(self, limit: int) -> list[Half]:
@@ -284,14 +294,3 @@ class MemoryBroker(Controls, NeedsCheckLoop, DeadLetters, TransactionalSends):
         if place is not None:
             receiver.finish(self._store.groups[delivery.group], place.copy)
         return place
-
-    def _letter(self, delivery: Delivery, reason: str) -> DeadLetter:
-        return DeadLetter(
-            id=uuid.uuid4().hex,
-            group=delivery.group,
-            topic=delivery.topic,
-            message_id=delivery.message_id,
-            reason=reason,
-            attempt=delivery.attempt,
-            died_at=self._now(),
-        )

@@ -5,12 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable
 from datetime import datetime, timedelta
 
-from outbox.brokers.base import Ended, Outgoing, SendStatus
+from outbox.brokers.base import Ended, HalfStanding, Outgoing, SendStatus
 from outbox.brokers.memory.faults import FaultKind, Handed, Where
 from outbox.brokers.memory.store import HalfRecord, Place, Store
 from outbox.message import Half
 
-CALLS = ("send", "send_halves", "end", "send_transaction")
+LOOK_UP = "look_up_halves"
+CALLS = ("send", "send_halves", "end", "send_transaction", LOOK_UP)
 TWICE = ("send", "send_halves", "end")  # a transaction is told from its repeat
 
 
@@ -27,7 +28,7 @@ class Controls:
     def fail(
         self,
         call: str,
-        verdict: SendStatus | str,
+        verdict: SendStatus | HalfStanding | str,
         *,
         times: int | None = 1,
         where: Where = _all,
@@ -39,8 +40,8 @@ class Controls:
         Have messages (or halves) of a call answered with this verdict.
 
         Args:
-            call: send, send_halves, end or send_transaction (which fails as a whole).
-            verdict: or its value: "unavailable".
+            call: send, send_halves, end, send_transaction (which fails as a whole) or look_up_halves.
+            verdict: or its value: "unavailable". Of look_up_halves what it says instead of the truth, or trouble: "unknown".
             times: so many messages, not calls; None for all, until `heal()`.
             where: only those for which it says True.
             stored: the request arrives all the same and only the answer is lost.
@@ -48,6 +49,9 @@ class Controls:
         """
         if call not in CALLS:
             raise ValueError(f"{call!r} cannot fail. What can: {', '.join(CALLS)}.")
+        if call == LOOK_UP:
+            self._store.faults.plan_lookup(_standing(verdict), where, times)
+            return
         fate = FaultKind.LATE if late else FaultKind.STORED if stored else FaultKind.LOST
         self._store.faults.plan(call, SendStatus(verdict), reason, fate, where, times)
 
@@ -131,6 +135,13 @@ class Controls:
         with self._store.changed:
             known = self._store.groups.get(group)
             return known.handed_out.count(message_id) if known else 0
+
+
+def _standing(verdict: SendStatus | HalfStanding | str) -> HalfStanding:
+    if verdict in list(HalfStanding):
+        return HalfStanding(verdict)
+    SendStatus(verdict)
+    return HalfStanding.UNKNOWN
 
 
 def question(half: HalfRecord) -> Half:

@@ -4,9 +4,15 @@ from __future__ import annotations
 
 from datetime import datetime
 
-from outbox.brokers.base import Ended, EndSemantics
+from outbox.brokers.base import Ended, EndSemantics, HalfRef
 from outbox.brokers.memory.store import HalfRecord, Store
 from outbox.message import Resolution
+
+
+def half_of(store: Store, ref: HalfRef) -> HalfRecord | None:
+    """Return the half message that a reference names. None: it never was, or another one lies at its place."""
+    half = store.halves.get(ref.half_id)
+    return half if half and ref.place in ("", str(half.place)) else None
 
 
 def end_half(store: Store, half: HalfRecord | None, resolution: Resolution, semantics: EndSemantics, now: datetime) -> Ended:
@@ -14,13 +20,17 @@ def end_half(store: Store, half: HalfRecord | None, resolution: Resolution, sema
     if half is None:
         return Ended.NOT_FOUND
     first = half.ended
-    if first is None or semantics is EndSemantics.STATELESS:
+    if first is None or takes_end(half, resolution, semantics):
         return _act(store, half, resolution, now)
-    if semantics is EndSemantics.FORGETFUL:
-        return Ended.NOT_FOUND
-    if semantics is EndSemantics.DUPLICATING and first is Ended.COMMITTED and resolution is Resolution.COMMIT:
-        return _act(store, half, resolution, now)
-    return first
+    return Ended.NOT_FOUND if semantics is EndSemantics.FORGETFUL else first
+
+
+def takes_end(half: HalfRecord, resolution: Resolution, semantics: EndSemantics) -> bool:
+    """Return whether an end has an effect on a half message, which may have been ended before."""
+    if half.ended is None or semantics is EndSemantics.STATELESS:
+        return True
+    is_commit_again = half.ended is Ended.COMMITTED and resolution is Resolution.COMMIT
+    return semantics is EndSemantics.DUPLICATING and is_commit_again
 
 
 def _act(store: Store, half: HalfRecord, resolution: Resolution, now: datetime) -> Ended:

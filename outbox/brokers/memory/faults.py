@@ -6,7 +6,7 @@ import enum
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from outbox.brokers.base import HalfRef, Outgoing, SendResult, SendStatus
+from outbox.brokers.base import HalfRef, HalfStanding, Outgoing, SendResult, SendStatus
 
 Handed = Outgoing | HalfRef
 Where = Callable[[Handed], bool]
@@ -30,6 +30,7 @@ class Fault:
     fate: FaultKind
     where: Where
     times: int | None
+    standing: HalfStanding | None = None  # what a look-up says
 
 
 @dataclass(slots=True)
@@ -42,6 +43,10 @@ class Faults:
         """Add a fault behind those already planned."""
         outcome = None if verdict is None else SendResult(verdict, reason=reason or f"{verdict} on demand")
         self.planned.append(Fault(call, outcome, fate, where, times))
+
+    def plan_lookup(self, standing: HalfStanding, where: Where, times: int | None) -> None:
+        """Add a fault of look-ups behind those already planned."""
+        self.planned.append(Fault("look_up_halves", None, FaultKind.LOST, where, times, standing))
 
     def take(self, call: str, message: Handed) -> Fault | None:
         """Give the first planned fault that meets this message, and count it down."""

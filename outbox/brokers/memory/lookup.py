@@ -1,11 +1,13 @@
-"""Looking a message up in what the memory broker holds."""
+"""Looking messages and half messages up in what the memory broker holds."""
 
 from __future__ import annotations
 
 from datetime import datetime
 
-from outbox.brokers.base import Ended, StoredCopy
+from outbox.brokers.base import Ended, EndSemantics, HalfRef, HalfStanding, StoredCopy
+from outbox.brokers.memory.ends import half_of, takes_end
 from outbox.brokers.memory.store import Copy, Store
+from outbox.message import COMMIT, Header
 
 
 def find(store: Store, message_id: str, now: datetime) -> list[StoredCopy]:
@@ -20,6 +22,19 @@ def find(store: Store, message_id: str, now: datetime) -> list[StoredCopy]:
     ]
     shown = [StoredCopy(message_id, copy.message.topic, _state(copy, dead, now), stored_at=copy.stored_at) for copy in copies]
     return hidden + shown
+
+
+def stand(store: Store, ref: HalfRef, semantics: EndSemantics) -> HalfStanding:
+    """Return where a half message stands. Nothing is ever dropped here, so what is not found never was visible."""
+    if any(_is_of(copy, ref) for copy in store.copies.get(ref.topic, ())):
+        return HalfStanding.VISIBLE
+    half = half_of(store, ref)
+    return HalfStanding.HIDDEN if half and takes_end(half, COMMIT, semantics) else HalfStanding.GONE
+
+
+def _is_of(copy: Copy, ref: HalfRef) -> bool:
+    source = copy.message.headers.get(Header.SOURCE, "")
+    return copy.message.message_id == ref.message_id and ref.source in ("", source)
 
 
 def _state(copy: Copy, dead: list[Copy], now: datetime) -> str:

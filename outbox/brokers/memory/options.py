@@ -19,6 +19,7 @@ class MemoryOptions(Options, frozen=True):
 
     name: str = ""  # empty: shared with nobody
     end: EndSemantics = EndSemantics.IDEMPOTENT
+    commit_window: timedelta | None = None  # as HalfMessages.commit_window; only where END is not idempotent
     drop_repeats: bool = False  # a second one-phase send of (source, message id) is accepted and shows nothing
     start: Literal["earliest", "latest"] = "earliest"  # where a new group begins
     clock: Callable[[], datetime] | None = None

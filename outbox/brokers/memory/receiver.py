@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from datetime import datetime, timedelta
 
-from outbox.brokers.base import Delivery
+from outbox.brokers.base import DeadLetter, Delivery
 from outbox.brokers.memory.store import Copy, Group, Place, Store
 from outbox.message import TopicSpec, TopicType
 
@@ -103,3 +103,16 @@ def finish(group: Group, copy: Copy) -> None:
     """Strike a copy off a group's list."""
     group.unfinished[copy.message.topic].pop(copy.number)
     group.done.setdefault(copy.message.message_id, []).append(copy)
+
+
+def letter(delivery: Delivery, reason: str, now: datetime) -> DeadLetter:
+    """Write down why a group gives a delivery up."""
+    return DeadLetter(
+        id=uuid.uuid4().hex,
+        group=delivery.group,
+        topic=delivery.topic,
+        message_id=delivery.message_id,
+        reason=reason,
+        attempt=delivery.attempt,
+        died_at=now,
+    )
