@@ -149,7 +149,7 @@ def _send_and_commit(broker: Any, how_many: int) -> float:
 
 def _hosts(server: Any, scale: float) -> list[Figure]:
     """Measure relays in processes: resident, and Celery's."""
-    options = {"ENDPOINTS": server.endpoints, "BROKER_ADDRESSES": [server.broker]}
+    options = {"ENDPOINTS": server.endpoints, "NAME_SERVERS": [server.name_server]}
     os.environ["BENCH_ROCKETMQ"] = json.dumps(options)  # for the processes
     try:
         with override_settings(OUTBOX={**with_rocketmq(options), "NUDGE": True}):

@@ -21,7 +21,7 @@ def broker(environ: Mapping[str, str]) -> dict[str, Any]:
     if name == "rocketmq":
         options = {
             "ENDPOINTS": environ.get("ROCKETMQ_ENDPOINTS", "127.0.0.1:8081"),
-            "BROKER_ADDRESSES": environ.get("ROCKETMQ_BROKER_ADDRESSES", "127.0.0.1:10911").split(","),
+            "NAME_SERVERS": environ.get("ROCKETMQ_NAME_SERVERS", "127.0.0.1:9876").split(","),
         }
         return {"BACKEND": "outbox.brokers.rocketmq.RocketMQBroker", "OPTIONS": options}
     raise ImproperlyConfigured(f'The environment says BROKER={name}, but there are "embedded" and "rocketmq". Choose one.')

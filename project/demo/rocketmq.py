@@ -20,7 +20,7 @@ from project.demo.processes import DemoError
 from project.demo.report import LEDGERS, Connection, Kills, number
 
 if TYPE_CHECKING:  # they need RocketMQ's client, which other demos do not
-    from outbox.brokers.rocketmq.remoting import Stored
+    from outbox.brokers.rocketmq.remoting.frames import Stored
 
 HALVES = "RMQ_SYS_TRANS_HALF_TOPIC"
 
@@ -54,10 +54,10 @@ CREATE TEMP TABLE demo_half (id text)
 
 @dataclass(frozen=True, slots=True)
 class Node:
-    """A RocketMQ that runs. `broker`: the broker's own port, by which topics and groups are made and messages are counted."""
+    """A RocketMQ that runs, with one broker: at its own port topics and groups are made, and messages are counted."""
 
     endpoints: str
-    broker: str
+    name_server: str
     seconds: dict[str, int]
 
 
@@ -91,7 +91,7 @@ class RocketMQ(DemoBroker):
 
     def environment(self) -> dict[str, str]:
         assert self._node is not None
-        options = {"ENDPOINTS": self._node.endpoints, "BROKER_ADDRESSES": [self._node.broker]}
+        options = {"ENDPOINTS": self._node.endpoints, "NAME_SERVERS": [self._node.name_server]}
         return {"DEMO_ROCKETMQ": json.dumps({"options": options, **self._node.seconds})}
 
     def count_open(self, connection: Connection, kills: Kills) -> int:
@@ -128,7 +128,7 @@ def _own_node(data: Path) -> Iterator[Node]:
     server = Server(settings.BASE_DIR / "var/rocketmq", Ports.free(), settings=dict(CHECKS), proxy=dict(PROXY), data=data)
     try:
         with server:
-            node = Node(server.endpoints, server.broker, OWN_SECONDS)
+            node = Node(server.endpoints, server.name_server, OWN_SECONDS)
             _prepare(node)
             yield node
     except ServerError as error:
@@ -137,31 +137,32 @@ def _own_node(data: Path) -> Iterator[Node]:
 
 def _prepare(node: Node) -> None:
     """Create topics and groups. Raises DemoError where a topic has messages of somebody else."""
-    from outbox.brokers.rocketmq.remoting import RemotingError
+    from outbox.brokers.rocketmq.remoting.frames import RemotingError
     from project.servers.rocketmq_admin import make_group, make_topic
 
-    broker = _address(node)
     try:
+        broker = _address(node)
         for topic in conf.topics_of("default"):
             make_topic(broker, topic.name, topic.type, topic.queues)
             if _read(node, topic.name, topic.queues):
                 raise DemoError(
-                    f"Topic {topic.name!r} at {node.broker} has messages already. Give the demo a fresh node, or none."
+                    f"Topic {topic.name!r} at {node.name_server} has messages already. Give the demo a fresh node, or none."
                 )
         for group in groups():
             make_group(broker, group)
     except (OSError, RemotingError) as error:
-        raise DemoError(f"RocketMQ's broker at {node.broker} cannot be used: {error}.") from error
+        raise DemoError(f"The RocketMQ that name server {node.name_server} knows cannot be used: {error}.") from error
 
 
 def _read(node: Node, topic: str, queues: int) -> list[Stored]:
-    from outbox.brokers.rocketmq.remoting import pull
+    from project.servers.remoting import pull
 
     found: list[Stored] = []
+    broker = _address(node)
     for queue in range(queues):
         offset, is_behind = 0, True
         while is_behind:
-            some, behind = pull(_address(node), topic, offset, queue=queue)
+            some, behind = pull(broker, topic, offset, queue=queue)
             found += some
             is_behind, offset = behind > offset, behind
     return found
@@ -169,5 +170,6 @@ def _read(node: Node, topic: str, queues: int) -> list[Stored]:
 
 def _address(node: Node) -> tuple[str, int]:
     from outbox.brokers.rocketmq.options import address
+    from project.servers.rocketmq_admin import brokers_of
 
-    return address(node.broker)
+    return address(brokers_of(address(node.name_server))[0])

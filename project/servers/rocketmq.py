@@ -20,8 +20,9 @@ from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Self
 
-from outbox.brokers.rocketmq.remoting import RemotingError, call
+from outbox.brokers.rocketmq.remoting.frames import RemotingError
 from outbox.message import TopicType
+from project.servers.remoting import call
 from project.servers.rocketmq_admin import make_group, make_topic
 from project.servers.rocketmq_jars import ServerError, fetch_jars, java
 from project.servers.rocketmq_ports import HOST, Ports, is_free
@@ -58,6 +59,7 @@ BROKER = {
     "transientStorePoolEnable": "false",
     "warmMapedFileEnable": "false",
     "diskMaxUsedSpaceRatio": 95,
+    "messageIndexSafe": "true",  # a broker that is killed keeps its index of messages
     # Ends of half messages are noted at once: not up to 3 s late, when the next check asks about a half that has ended.
     # The interval is never waited for, else the thread that notes them runs in circles from the first one on (5.5.0).
     "transactionOpMsgMaxSize": 1,
@@ -94,6 +96,7 @@ class RocketMQ:
         self.lib = folder / "lib"
         self.data = data or folder / "data"
         self.endpoints = f"{HOST}:{self.ports.grpc}"
+        self.name_server = f"{HOST}:{self.ports.namesrv}"
         self.broker = f"{HOST}:{self.ports.broker}"
         self.broker_address = (HOST, self.ports.broker)
         self._namesrv_address = (HOST, self.ports.namesrv)
@@ -272,7 +275,7 @@ def main() -> int:
             server.make_topic(name, TopicType(kind or "transaction"))
         for group in options.group:
             server.make_group(group)
-        where = f"endpoints {server.endpoints}, broker {server.broker}"
+        where = f"endpoints {server.endpoints}, name server {server.name_server}, broker {server.broker}"
         print(f"RocketMQ is ready after {server.ready_after:.0f} s: {where}. Ctrl-C ends it.", flush=True)  # noqa: T201
         signal.pause()
     except KeyboardInterrupt:

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import json
 
-from outbox.brokers.rocketmq.remoting import call
 from outbox.message import TopicType
+from project.servers.remoting import call
 
 UPDATE_TOPIC, UPDATE_GROUP = 17, 200
+CLUSTER_INFO = 106
 
 Address = tuple[str, int]
 
@@ -49,3 +50,9 @@ def make_group(broker: Address, name: str, *, is_ordered: bool = False, retries:
         "whichBrokerWhenConsumeSlowly": 1,
     }
     call(broker, UPDATE_GROUP, {}, json.dumps(group).encode())
+
+
+def brokers_of(name_server: Address) -> list[str]:
+    """Return host:port of each master that a name server knows."""
+    brokers = json.loads(call(name_server, CLUSTER_INFO))["brokerAddrTable"].values()
+    return sorted(one["brokerAddrs"]["0"] for one in brokers if "0" in one["brokerAddrs"])

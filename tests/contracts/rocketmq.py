@@ -13,10 +13,10 @@ import pytest
 
 from outbox.brokers.base import Broker, DeadLetter, Delivery, Outgoing, SendResult
 from outbox.brokers.rocketmq import RocketMQBroker
-from outbox.brokers.rocketmq.dead_letters import ANY_QUEUE
-from outbox.brokers.rocketmq.options import address
-from outbox.brokers.rocketmq.remoting import NOTHING_FOUND, RemotingError, Stored, query, send
+from outbox.brokers.rocketmq.remoting.frames import RemotingError, Stored
+from outbox.brokers.rocketmq.remoting.requests import ANY_QUEUE, NOTHING_FOUND
 from outbox.message import TopicType
+from project.servers.remoting import query, send
 from tests.contracts.harness import Harness
 from tests.rocketmq_node import MARKS, server
 from tests.waiting import wait_until
@@ -72,7 +72,7 @@ class PatientRocketMQ(RocketMQBroker):
 
         It queues and indexes one message after the other: when it finds a last one by its key, all are queued.
         """
-        for broker in map(address, self.options["BROKER_ADDRESSES"]):
+        for broker in [server().broker_address]:
             key = uuid.uuid4().hex
             with suppress(ConnectionRefusedError):  # where it is away on purpose
                 send(broker, MARKS, ANY_QUEUE, MARK, {"KEYS": key})
@@ -88,7 +88,6 @@ class PatientRocketMQ(RocketMQBroker):
 class RocketMQHarness(Harness):
     broker_class = PatientRocketMQ
     marks: ClassVar = [pytest.mark.rocketmq, pytest.mark.timeout(420)]
-    confirms_ends = False
     lateness = timedelta(seconds=30)
     remembers_ends = False
     refuses_second_ack = False
@@ -113,7 +112,7 @@ class RocketMQHarness(Harness):
         """Give times that a busy machine keeps, too; nobody listens in the contract, so no commit meets a check."""
         return {
             "ENDPOINTS": server().endpoints,
-            "BROKER_ADDRESSES": [server().broker],
+            "NAME_SERVERS": [server().name_server],
             "REQUEST_TIMEOUT": PATIENCE,
             "COMMIT_WINDOW": PATIENCE,
         }

@@ -40,7 +40,7 @@ class TestRocketMQ:
 
         assert broker[broker.index("-n") + 1] == f"namesrv:{self.PORTS.namesrv}"
         assert shop["ROCKETMQ_ENDPOINTS"] == f"broker:{self.PORTS.grpc}"
-        assert shop["ROCKETMQ_BROKER_ADDRESSES"] == f"broker:{self.PORTS.broker}"
+        assert shop["ROCKETMQ_NAME_SERVERS"] == f"namesrv:{self.PORTS.namesrv}"
         assert dashboard == f"-Drocketmq.namesrv.addr=namesrv:{self.PORTS.namesrv}"
 
     def test_is_set_up_as_tests_set_it_up(self):

@@ -59,14 +59,14 @@ class TestADemoThatCannotHaveRocketMQ:
         finished = _demo("--rocketmq", "127.0.0.1:8081")
 
         assert finished.returncode == 1
-        assert "name the proxy's and the broker's port, like 127.0.0.1:8081,127.0.0.1:10911" in finished.stderr
+        assert "name the proxy's and the name server's port, like 127.0.0.1:8081,127.0.0.1:9876" in finished.stderr
 
     @pytest.mark.rocketmq
     def test_says_that_nobody_answers(self):
         finished = _demo("--rocketmq", "127.0.0.1:1,127.0.0.1:1")
 
         assert finished.returncode == 1
-        assert "RocketMQ's broker at 127.0.0.1:1 cannot be used" in finished.stderr
+        assert "The RocketMQ that name server 127.0.0.1:1 knows cannot be used" in finished.stderr
 
     @pytest.mark.rocketmq
     def test_leaves_a_node_alone_whose_topics_are_in_use(self):
@@ -76,15 +76,17 @@ class TestADemoThatCannotHaveRocketMQ:
 
         node = server()
         node.make_topic("shipments", TopicType.TRANSACTION)
-        with closing(RocketMQBroker("default", {"ENDPOINTS": node.endpoints}, [SHIPMENTS])) as broker:
+        with closing(
+            RocketMQBroker("default", {"ENDPOINTS": node.endpoints, "NAME_SERVERS": [node.name_server]}, [SHIPMENTS])
+        ) as broker:
             [half] = broker.send_halves([Outgoing("1", "shipments", b"{}", token="here:1:1:1")])
-            broker.end([HalfRef("shipments", half.half_id, "1")], COMMIT)
+            broker.end([HalfRef("shipments", half.half_id, "1", half.place)], COMMIT)
         wait_until(lambda: copies("shipments", "1"), 60)
 
-        finished = _demo("--rocketmq", f"{node.endpoints},{node.broker}")
+        finished = _demo("--rocketmq", f"{node.endpoints},{node.name_server}")
 
         assert finished.returncode == 1
-        assert f"at {node.broker} has messages already" in finished.stderr
+        assert f"at {node.name_server} has messages already" in finished.stderr
         assert "has messages already. Give the demo a fresh node" in finished.stderr
 
     @pytest.mark.rocketmq

@@ -52,9 +52,9 @@ class TestBroker:
         assert broker({})["BACKEND"] == "outbox.embedded.EmbeddedBroker"
 
     def test_is_rocketmq_where_the_environment_says_so(self):
-        found = broker({"BROKER": "rocketmq", "ROCKETMQ_ENDPOINTS": "mq:8081", "ROCKETMQ_BROKER_ADDRESSES": "a:1,b:2"})
+        found = broker({"BROKER": "rocketmq", "ROCKETMQ_ENDPOINTS": "mq:8081", "ROCKETMQ_NAME_SERVERS": "a:1,b:2"})
 
-        assert found["OPTIONS"] == {"ENDPOINTS": "mq:8081", "BROKER_ADDRESSES": ["a:1", "b:2"]}
+        assert found["OPTIONS"] == {"ENDPOINTS": "mq:8081", "NAME_SERVERS": ["a:1", "b:2"]}
 
     def test_is_none_that_is_not_there(self):
         with pytest.raises(ImproperlyConfigured, match="BROKER=kafka"):

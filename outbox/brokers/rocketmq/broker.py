@@ -14,6 +14,7 @@ from outbox.brokers.base import (
     Delivery,
     EndSemantics,
     HalfRef,
+    HalfStanding,
     Outgoing,
     Problem,
     SendResult,
@@ -26,14 +27,18 @@ from outbox.brokers.options import read_options
 from outbox.brokers.rocketmq import dead_letters, lookup
 from outbox.brokers.rocketmq.checks import Checks
 from outbox.brokers.rocketmq.client import Client, StatusError
-from outbox.brokers.rocketmq.envelope import TYPES, half_id
+from outbox.brokers.rocketmq.envelope import half_id
 from outbox.brokers.rocketmq.expectations import problems_of_brokers
+from outbox.brokers.rocketmq.halves import Halves
 from outbox.brokers.rocketmq.options import RocketMQOptions, problems
-from outbox.brokers.rocketmq.producer import SEND_SECONDS, Sending
+from outbox.brokers.rocketmq.port_sender import PortSender, wrong_type
+from outbox.brokers.rocketmq.producer import SEND_SECONDS, Producer, ProxySender
 from outbox.brokers.rocketmq.receiver import Reading
 from outbox.brokers.rocketmq.settlement import Finishing, group_name
 from outbox.brokers.rocketmq.statuses import status_of
 from outbox.brokers.rocketmq.stubs import definition
+from outbox.brokers.rocketmq.unanswered import Unanswered
+from outbox.brokers.rocketmq.unconfirmed import UnconfirmedHalves
 from outbox.brokers.validation import known_topic, objection
 from outbox.errors import BrokerUnavailable
 from outbox.message import Half, Resolution, TopicType
@@ -49,7 +54,7 @@ class RocketMQBroker(AsksProducers, DeadLetters):
     """
 
     end_semantics = EndSemantics.STATELESS
-    confirms_ends = False  # a proxy passes ends on one-way: its OK does not say that the broker has them
+    is_thread_safe: ClassVar[bool] = True  # sends and ends of all threads share the connections, in a loop of their own
     supports_order: ClassVar[bool] = True
     supports_delay: ClassVar[bool] = True
     supports_tags: ClassVar[bool] = True
@@ -68,11 +73,24 @@ class RocketMQBroker(AsksProducers, DeadLetters):
         self._settings = read_options(RocketMQOptions, options)
         self.commit_window = self._settings.commit_window
         self.check_horizon = self._settings.check_horizon
-        self._client = Client(self._settings, now)
-        self._sending = Sending(self._client, clock, now)
+        self._client = Client(self._settings, now, self.topics)
+        proxies = ProxySender(self._client, clock, now)
+        ports = PortSender(self._client, clock, now)
+        self._producer = Producer(proxies, ports, clock)
+        self._unanswered = Unanswered(self._client)
+        self._halves: Halves | UnconfirmedHalves = (
+            UnconfirmedHalves(self._client, proxies, clock)
+            if self._settings.unconfirmed_ends
+            else Halves(ports, self._unanswered, clock)
+        )
         self._finishing = Finishing(self._client, self.topics)
         self._reading = Reading(self._client, self.topics, self._finishing)
         self._checks: Checks | None = None
+
+    @property
+    def confirms_ends(self) -> bool:
+        """Whether an accepted end has surely taken effect: a broker's own port has answered it, no proxy."""
+        return not self._settings.unconfirmed_ends
 
     @classmethod
     def check_options(cls, options: Mapping[str, Any]) -> list[Problem]:
@@ -92,36 +110,40 @@ class RocketMQBroker(AsksProducers, DeadLetters):
     def check(self) -> list[Problem]:
         """
         Return what is wrong with the options; which topics the server does not have, or has with another type; and which
-        settings of brokers do not fit, where BROKER_ADDRESSES lets them be asked.
+        settings of brokers do not fit, where their own ports are known.
         """
         if found := self.check_options(self.options):
             return found
         found = [problem for topic in self.topics.values() if (problem := self._problem_of(topic))]
-        return [*found, *problems_of_brokers(self._settings)]
+        return [*found, *self._client.run(problems_of_brokers(self._client, list(self.topics.values())))]
 
     def send(self, messages: Sequence[Outgoing]) -> list[SendResult]:
         """Send messages, each once; one with a known id is another message to RocketMQ."""
-        return self._look_and_send(messages, self._sending.send, is_half=False)
+        return self._look_and_send(messages, self._producer.send, is_half=False)
 
     def send_halves(self, messages: Sequence[Outgoing]) -> list[SendResult]:
-        """Store half messages, each once, as many as can still be committed in time."""
-        return self._look_and_send(messages, self._sending.send_halves, is_half=True)
+        """Store half messages, each once."""
+        return self._look_and_send(messages, self._halves.send, is_half=True)
 
     def new_half_id(self, message_id: str) -> str:
         """Make a fresh id; the server takes any text."""
         return half_id(message_id)
 
-    def end(self, halves: Sequence[HalfRef], resolution: Resolution) -> list[SendResult]:
-        """Commit or roll back half messages that this very broker sent; the others are the check-back's."""
+    def end(self, halves: Sequence[HalfRef], resolution: Resolution, *, within: timedelta | None = None) -> list[SendResult]:
+        """Commit or roll back half messages by their places; without places those that this process has looked up."""
         if resolution is Resolution.UNKNOWN:
             raise ValueError("A half message ends by COMMIT or ROLLBACK.")
-        return self._sending.end(halves, resolution)
+        return self._halves.end(halves, resolution, within)
 
-    def listen(self, ask: Callable[[Half], Resolution]) -> None:
-        """Have `ask` called whenever the server asks about a half message, until the broker is closed."""
+    def look_up_halves(self, halves: Sequence[HalfRef]) -> list[HalfStanding]:
+        """Return where half messages stand, as the brokers' own ports say."""
+        return (self._halves if isinstance(self._halves, UnconfirmedHalves) else self._unanswered).look_up(halves)
+
+    def listen(self, ask: Callable[[Half], Resolution], *, note_sent: Callable[[Half, Resolution], None] | None = None) -> None:
+        """Call `ask` whenever the server asks about a half message, until the broker is closed."""
         topics = sorted(topic.name for topic in self.topics.values() if topic.type is TopicType.TRANSACTION)
         if topics and self._checks is None:
-            self._checks = Checks(self._client, topics, ask)
+            self._checks = Checks(self._client, topics, ask, self._unanswered, note_sent)
 
     def receive(
         self,
@@ -154,34 +176,36 @@ class RocketMQBroker(AsksProducers, DeadLetters):
         return self._finishing.dead_letter(delivery)
 
     def dead_letters(self, group: str, *, limit: int = 100) -> list[DeadLetter]:
-        """List what a group gave up, without reasons. Raises BrokerUnavailable without BROKER_ADDRESSES."""
-        self._insist_on_addresses("dead_letters()")
-        return dead_letters.dead_letters(self._settings, group, self._server_groups(group), limit)
+        """Return what a group gave up, without reasons. Raises BrokerUnavailable where no broker's own port is known."""
+        self._require_ports("dead_letters()")
+        return self._client.run(dead_letters.dead_letters(self._client, group, self._server_groups(group), limit))
 
     def replay(self, group: str, letters: Sequence[str]) -> int:
         """Send copies of dead letters to their group alone, attempts from 1."""
-        self._insist_on_addresses("replay()")
-        return dead_letters.replay(self._settings, group, self._server_groups(group), set(letters))
+        self._require_ports("replay()")
+        return self._client.run(dead_letters.replay(self._client, group, self._server_groups(group), set(letters)))
 
     def discard(self, group: str, letters: Sequence[str]) -> int:
-        """Have dead letters listed no more; the server's log keeps them for its time."""
-        self._insist_on_addresses("discard()")
-        return dead_letters.discard(self._settings, self._server_groups(group), set(letters))
+        """Mark dead letters, so that they are listed no more; the server's log keeps them for its time."""
+        self._require_ports("discard()")
+        return self._client.run(dead_letters.discard(self._client, self._server_groups(group), set(letters)))
 
     def backlog(self, group: str) -> dict[str, int]:
-        """Count, per topic, what a group has not been handed yet. Raises BrokerUnavailable without BROKER_ADDRESSES."""
-        self._insist_on_addresses("backlog()")
+        """Return, per topic, what a group has not been handed yet. Raises BrokerUnavailable as `dead_letters`."""
+        self._require_ports("backlog()")
         server_groups = {name: group_name(group, topic) for name, topic in self.topics.items()}
-        read = {one: lookup.topics_read_by(self._settings, one) for one in set(server_groups.values())}
+        read = {one: self._client.run(lookup.topics_read_by(self._client, one)) for one in set(server_groups.values())}
         return {
-            name: lookup.backlog(self._settings, server_group, name)
+            name: self._client.run(lookup.backlog(self._client, server_group, name))
             for name, server_group in server_groups.items()
             if name in read[server_group]
         }
 
     def find(self, message_id: str, *, half: HalfRef | None = None) -> list[StoredCopy]:
-        """Look a message up by its keys. Without BROKER_ADDRESSES nothing can be found, and nothing is: it is sent again then."""
-        return lookup.find(self._settings, self.topics, message_id)
+        """Look a message up by its keys, and its half message by its place, where a broker's own port is known."""
+        if not self._client.ports.are_known:
+            return []
+        return self._client.run(lookup.find(self._client, self.topics, message_id, half))
 
     def close(self) -> None:
         """Close channels and end the thread."""
@@ -195,9 +219,9 @@ class RocketMQBroker(AsksProducers, DeadLetters):
     def _server_groups(self, group: str) -> set[str]:
         return {group_name(group, topic) for topic in self.topics.values()}
 
-    def _insist_on_addresses(self, what: str) -> None:
-        if not self._settings.broker_addresses:
-            raise BrokerUnavailable(f'{what} needs OPTIONS["BROKER_ADDRESSES"], the brokers\' own ports (10911).')
+    def _require_ports(self, what: str) -> None:
+        if not self._client.ports.are_known:
+            raise BrokerUnavailable(f'{what} needs OPTIONS["NAME_SERVERS"] (host:9876), to ask the brokers\' own ports (10911).')
 
     def _look_and_send(
         self,
@@ -221,7 +245,7 @@ class RocketMQBroker(AsksProducers, DeadLetters):
             if outcome.status is not SendStatus.MISCONFIGURED:
                 raise BrokerUnavailable(outcome.reason) from error
             return Problem(f"Topic {topic.name!r}: {outcome.reason}", hint)
-        if not any(TYPES[topic.type] in queue.proto.accept_message_types for queue in queues):
+        if wrong_type(topic, queues):
             kinds = sorted({definition.MessageType.Name(kind) for queue in queues for kind in queue.proto.accept_message_types})
             return Problem(f"Topic {topic.name!r} is of type {topic.type} here, and takes {kinds} at the server.", hint)
         return None

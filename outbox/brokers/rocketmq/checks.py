@@ -1,7 +1,8 @@
 """
 Answers the server's check-backs: it asks any producer that announced the topic, over the session's stream.
 
-An exception of `ask` means UNKNOWN. UNKNOWN is not sent: the server asks again by itself.
+An exception of `ask` means UNKNOWN. UNKNOWN is not sent: the server asks again by itself. Each COMMIT that is sent makes a
+copy of the message; so where the message is visible already, ROLLBACK is sent, which only ends the asking.
 """
 
 from __future__ import annotations
@@ -17,9 +18,11 @@ import grpc
 from outbox.brokers.rocketmq.client import Client, StatusError, describe
 from outbox.brokers.rocketmq.endpoints import Endpoint
 from outbox.brokers.rocketmq.envelope import BORN_EARLIER_SECONDS, clock_ahead, open_half
-from outbox.brokers.rocketmq.producer import RESOLUTIONS
+from outbox.brokers.rocketmq.remoting.frames import RemotingError
 from outbox.brokers.rocketmq.session import ANNOUNCE_SECONDS, Session, settings_of
 from outbox.brokers.rocketmq.stubs import definition, service
+from outbox.brokers.rocketmq.unanswered import Unanswered
+from outbox.brokers.rocketmq.unconfirmed import RESOLUTIONS
 from outbox.message import Half, Resolution
 
 logger = logging.getLogger(__name__)
@@ -27,15 +30,20 @@ logger = logging.getLogger(__name__)
 LOOK_SECONDS = 2.0  # till every topic's proxies are known
 
 Ask = Callable[[Half], Resolution]
+NoteSent = Callable[[Half, Resolution], None]
 
 
 class Checks:
     """Listens for check-backs about topics, on every proxy that the routes name, and answers by `ask`."""
 
-    def __init__(self, link: Client, topics: list[str], ask: Ask) -> None:
+    def __init__(
+        self, link: Client, topics: list[str], ask: Ask, unanswered: Unanswered, note_sent: NoteSent | None = None
+    ) -> None:
         self._client = link
         self._topics = topics
         self._ask = ask
+        self._unanswered = unanswered
+        self._note_sent = note_sent
         self._has_named_clocks = False
         self._sessions: dict[str, Session] = {}
         self._answering: dict[str, asyncio.Task[None]] = {}
@@ -97,7 +105,12 @@ class Checks:
             half = open_half(question.message)
             if half.asked == 1:
                 self._look_at_clocks(half, clock_ahead(question.message))
-            answer = await asyncio.get_running_loop().run_in_executor(self._threads, self._ask, half)
+            loop = asyncio.get_running_loop()
+            answer = await loop.run_in_executor(self._threads, self._ask, half)
+            if answer is Resolution.COMMIT and await self._is_visible(half):
+                answer = Resolution.ROLLBACK
+                if self._note_sent is not None:
+                    await loop.run_in_executor(self._threads, self._note_sent, half, answer)
             if answer is not Resolution.UNKNOWN:
                 request = service.EndTransactionRequest(
                     topic=question.message.topic,
@@ -109,6 +122,14 @@ class Checks:
                 await self._client.call(endpoint, "EndTransaction", request)
         except Exception:
             logger.exception("A check-back about %s got no answer; it comes again.", question.transaction_id)
+
+    async def _is_visible(self, half: Half) -> bool:
+        """Return whether the message reached its topic; False where that cannot be told: a copy is better than a loss."""
+        try:
+            return await self._unanswered.is_visible(half.topic, half.half_id)
+        except (ConnectionError, RemotingError) as error:
+            logger.info("Message %s cannot be looked up before its COMMIT: %s", half.message_id, error)
+            return False
 
     def _look_at_clocks(self, half: Half, ahead: float) -> None:
         """Say once that a sender's clock is wrong: its half messages are asked about at once, beside their commits."""

@@ -1,5 +1,5 @@
 """
-The way to the server: an event loop that nobody shares, a channel per endpoint, routes of topics.
+The way to the server: an event loop that nobody shares, a channel per proxy, a connection per broker, routes of topics.
 
 One link serves one broker of one process. It is made after a fork: gRPC's threads do not survive one.
 """
@@ -13,7 +13,7 @@ import itertools
 import os
 import socket
 import time
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Iterable
 from concurrent.futures import CancelledError
 from datetime import UTC, datetime
 from importlib.metadata import version
@@ -26,6 +26,7 @@ import grpc
 from outbox.brokers.rocketmq import loops
 from outbox.brokers.rocketmq.endpoints import Endpoint, Queue
 from outbox.brokers.rocketmq.options import RocketMQOptions
+from outbox.brokers.rocketmq.remoting.ports import Ports
 from outbox.brokers.rocketmq.routes import Routes
 from outbox.brokers.rocketmq.stubs import Code, MessagingServiceStub, definition, service
 from outbox.errors import BrokerUnavailable
@@ -70,10 +71,12 @@ class Client:
 
     Args:
         now: gives seconds since 1970, for signatures.
+        topics: those that settings give to the broker.
     """
 
-    def __init__(self, options: RocketMQOptions, now: Callable[[], float] = time.time) -> None:
+    def __init__(self, options: RocketMQOptions, now: Callable[[], float] = time.time, topics: Iterable[str] = ()) -> None:
         self.options = options
+        self.topics = sorted(topics)
         self._now = now
         self.timeout = options.request_timeout.total_seconds()
         self.home = Endpoint.parse(options.endpoints)
@@ -81,6 +84,7 @@ class Client:
         self._pid = os.getpid()
         self._loop: asyncio.AbstractEventLoop | None = None
         self.routes = Routes(self._ask_for_route)
+        self.ports = Ports(options)
         self._stubs: dict[str, tuple[Any, Any]] = {}  # channel, calls
         self._leaving: set[asyncio.Task[None]] = set()
         self._turns = itertools.count()
@@ -201,6 +205,7 @@ class Client:
         for task in others:
             task.cancel()
         await asyncio.gather(*others, return_exceptions=True)
+        self.ports.close()
         for channel, _ in self._stubs.values():
             await channel.close()
         self._stubs.clear()

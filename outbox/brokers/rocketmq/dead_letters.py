@@ -11,29 +11,21 @@ is still listed, and is not sent twice.
 
 from __future__ import annotations
 
+import asyncio
 import heapq
 import json
-import struct
 import time
 from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 
 from outbox.brokers.base import DeadLetter
+from outbox.brokers.rocketmq.brokers import addresses_of_all
+from outbox.brokers.rocketmq.client import Client
 from outbox.brokers.rocketmq.envelope import ADDRESSEE, THEIRS, message_id_of
-from outbox.brokers.rocketmq.options import RocketMQOptions, address
-from outbox.brokers.rocketmq.remoting import (
-    GET_ALL_TOPICS,
-    NO_SUCH_TOPIC,
-    NOTHING_FOUND,
-    RemotingError,
-    Stored,
-    call,
-    pull,
-    query,
-    send,
-    view,
-)
+from outbox.brokers.rocketmq.remoting import requests
+from outbox.brokers.rocketmq.remoting.frames import RemotingError, Request, Stored
+from outbox.brokers.rocketmq.remoting.requests import ANY_QUEUE, NO_SUCH_TOPIC
 from outbox.errors import BrokerUnavailable
 
 LETTERS, RETRIES = "%DLQ%", "%RETRY%"
@@ -44,33 +36,22 @@ MARK = "outbox-settled"  # property of a mark: replayed or discarded
 KEPT = {"KEYS", "TAGS", "UNIQ_KEY", "__SHARDINGKEY"}
 
 INDEX_SECONDS = 5.0  # a message is found by its keys a moment after it was stored
-ANY_QUEUE = -1
 
 
 @dataclass(frozen=True, slots=True)
 class Letter:
-    """A dead letter where it lies. `topic`: where it was read."""
+    """A dead letter where it lies. `topic`: where it was read; `broker`: host:port."""
 
-    broker: tuple[str, int]
+    broker: str
     topic: str
     stored: Stored
 
-    @property
-    def is_copied(self) -> bool:
-        """Whether a copy of it was sent."""
-        return bool(_find(self.broker, self.topic, self.stored.id))
 
-    @property
-    def is_settled(self) -> bool:
-        """Whether a mark says that somebody acted on it."""
-        return bool(_find(self.broker, self.stored.topic, self.stored.id))
-
-
-def dead_letters(options: RocketMQOptions, group: str, server_groups: Collection[str], limit: int) -> list[DeadLetter]:
+async def dead_letters(client: Client, group: str, server_groups: Collection[str], limit: int) -> list[DeadLetter]:
     """List what a group gave up and nobody acted on, oldest first. The reasons stand in our own record of the tries."""
     found: dict[str, DeadLetter] = {}
     with _translated():
-        for letter in _letters(options, server_groups):
+        for letter in await _letters(client, server_groups):
             stored = letter.stored
             if MARK in stored.properties:
                 found.pop(stored.properties["KEYS"], None)
@@ -80,59 +61,62 @@ def dead_letters(options: RocketMQOptions, group: str, server_groups: Collection
     return list(found.values())[:limit]
 
 
-def replay(options: RocketMQOptions, group: str, server_groups: Collection[str], ids: Collection[str]) -> int:
-    """Send copies of dead letters to their group, of each letter one; give how many were sent."""
+async def replay(client: Client, group: str, server_groups: Collection[str], ids: Collection[str]) -> int:
+    """Send copies of dead letters to their group, of each letter one; return how many were sent."""
     count = 0
     with _translated():
-        letters = _open_ones(options, server_groups, ids)
+        letters = await _open_ones(client, server_groups, ids)
         for letter in letters:
-            if not letter.is_copied:
-                _send_copy(letter, group)
+            if not await _find(client, letter.broker, letter.topic, letter.stored.id):
+                await _send_copy(client, letter, group)
                 count += 1
-            _send_mark(letter, "replayed")
-        _wait_until_seen(letters)
+            await _send_mark(client, letter, "replayed")
+        await _wait_until_seen(client, letters)
     return count
 
 
-def discard(options: RocketMQOptions, server_groups: Collection[str], ids: Collection[str]) -> int:
-    """Mark dead letters as discarded; give how many were."""
+async def discard(client: Client, server_groups: Collection[str], ids: Collection[str]) -> int:
+    """Mark dead letters as discarded; return how many were."""
     with _translated():
-        letters = _open_ones(options, server_groups, ids)
+        letters = await _open_ones(client, server_groups, ids)
         for letter in letters:
-            _send_mark(letter, "discarded")
-        _wait_until_seen(letters)
+            await _send_mark(client, letter, "discarded")
+        await _wait_until_seen(client, letters)
     return len(letters)
 
 
-def topics_given_up(broker: tuple[str, int], message_id: str) -> set[str]:
-    """Name the topics in which some group gave a message up, and nobody acted on it. Raises as remoting."""
-    topics = json.loads(call(broker, GET_ALL_TOPICS))["topicConfigTable"]
+async def topics_given_up(client: Client, broker: str, message_id: str) -> list[str]:
+    """Name the topics in which some group gave a message up, and nobody acted on it. Raises as `Ports.ask`."""
+    answer = await client.ports.ask(broker, Request(requests.GET_ALL_TOPICS))
+    topics = json.loads(answer.checked().body)["topicConfigTable"]
     groups = [name.removeprefix(LETTERS) for name in topics if name.startswith(LETTERS)]
-    found = [_letter(broker, group, stored) for group in groups for stored in _find(broker, LETTERS + group, message_id)]
-    return {letter.topic for letter in found if not letter.is_settled}
+    found = [
+        _letter(broker, group, stored) for group in groups for stored in await _find(client, broker, LETTERS + group, message_id)
+    ]
+    return [letter.topic for letter in found if not await _is_settled(client, letter)]
 
 
-def _letters(options: RocketMQOptions, server_groups: Collection[str]) -> Iterator[Letter]:
-    """Give the letters of all brokers, and marks, oldest first."""
-    brokers = [address(text) for text in options.broker_addresses]
-    queues = [_read(broker, group) for broker in brokers for group in server_groups]
-    return heapq.merge(*queues, key=lambda letter: letter.stored.stored_at)
+async def _letters(client: Client, server_groups: Collection[str]) -> list[Letter]:
+    """Return the letters of all brokers, and marks, oldest first."""
+    brokers = await addresses_of_all(client)
+    queues = [await _read(client, broker, group) for broker in brokers for group in server_groups]
+    return list(heapq.merge(*queues, key=lambda letter: letter.stored.stored_at))
 
 
-def _read(broker: tuple[str, int], server_group: str) -> Iterator[Letter]:
+async def _read(client: Client, broker: str, server_group: str) -> list[Letter]:
+    letters: list[Letter] = []
     offset, is_behind = 0, True
     while is_behind:
-        try:
-            found, behind = pull(broker, LETTERS + server_group, offset)
-        except RemotingError as error:
-            if error.code == NO_SUCH_TOPIC:  # the group never gave up anything
-                return
-            raise
-        yield from (_letter(broker, server_group, stored) for stored in found)
+        answer = await client.ports.ask(broker, requests.pull(LETTERS + server_group, 0, offset))
+        if answer.code == NO_SUCH_TOPIC:  # the group never gave up anything
+            return letters
+        found, behind = requests.pulled(answer)
+        letters += (_letter(broker, server_group, stored) for stored in found)
         is_behind, offset = behind > offset, behind
+    return letters
 
 
-def _letter(broker: tuple[str, int], server_group: str, stored: Stored) -> Letter:
+def _letter(broker: str, server_group: str, stored: Stored) -> Letter:
     """Read where a letter came from: its topic, or the topic of the group's retries, which begins with the group's name."""
     topic = stored.properties.get("RETRY_TOPIC", stored.topic)
     if topic.startswith(RETRIES + server_group):
@@ -140,62 +124,69 @@ def _letter(broker: tuple[str, int], server_group: str, stored: Stored) -> Lette
     return Letter(broker, topic, stored)
 
 
-def _open_ones(options: RocketMQOptions, server_groups: Collection[str], ids: Collection[str]) -> list[Letter]:
+async def _open_ones(client: Client, server_groups: Collection[str], ids: Collection[str]) -> list[Letter]:
     """Find letters by their ids, each once, but for those that somebody acted on."""
+    brokers = await addresses_of_all(client)
     found = [
         _letter(broker, group, stored)
         for one in sorted(set(ids))
-        for broker in [address(text) for text in options.broker_addresses]
-        for stored in _look_at(broker, one)
+        for broker in brokers
+        for stored in await _look_at(client, broker, one)
         for group in server_groups
         if stored.topic == LETTERS + group
     ]
-    return [letter for letter in found if not letter.is_settled]
+    return [letter for letter in found if not await _is_settled(client, letter)]
 
 
-def _look_at(broker: tuple[str, int], letter_id: str) -> list[Stored]:
+async def _look_at(client: Client, broker: str, letter_id: str) -> list[Stored]:
     """Read what lies at a letter's place; on another broker than its own that is nothing, another message, or no message."""
     try:
-        found = view(broker, int(letter_id[-16:], 16))
-    except (RemotingError, struct.error, ValueError, IndexError):
+        place = int(letter_id[-16:], 16)
+    except ValueError:
         return []
-    return [found] if found.id == letter_id else []
+    found = requests.viewed(await client.ports.ask(broker, requests.view(place)))
+    return [found] if found is not None and found.id == letter_id else []
 
 
-def _send_copy(letter: Letter, group: str) -> None:
+async def _is_settled(client: Client, letter: Letter) -> bool:
+    """Return whether a mark says that somebody acted on a letter."""
+    return bool(await _find(client, letter.broker, letter.stored.topic, letter.stored.id))
+
+
+async def _send_copy(client: Client, letter: Letter, group: str) -> None:
     """Send a copy to the queue that holds the messages of its key."""
     stored = letter.stored
     properties = {name: text for name, text in stored.properties.items() if name in KEPT or not THEIRS.match(name)}
     properties["KEYS"] = f"{properties.get('KEYS', '')} {stored.id}".strip()
     properties[ADDRESSEE] = group
-    first = _find(letter.broker, letter.topic, message_id_of(stored.properties))
-    send(letter.broker, letter.topic, first[0].queue if first else ANY_QUEUE, stored, properties)
+    first = await _find(client, letter.broker, letter.topic, message_id_of(stored.properties))
+    queue = first[0].queue if first else ANY_QUEUE
+    request = requests.send_copy(letter.topic, queue, stored, properties)
+    (await client.ports.ask(letter.broker, request)).checked()
 
 
-def _send_mark(letter: Letter, what: str) -> None:
+async def _send_mark(client: Client, letter: Letter, what: str) -> None:
     stored = replace(letter.stored, body=what.encode(), flag=0)
-    send(letter.broker, stored.topic, ANY_QUEUE, stored, {"KEYS": stored.id, MARK: what})
+    request = requests.send_copy(stored.topic, ANY_QUEUE, stored, {"KEYS": stored.id, MARK: what})
+    (await client.ports.ask(letter.broker, request)).checked()
 
 
-def _wait_until_seen(letters: Sequence[Letter]) -> None:
+async def _wait_until_seen(client: Client, letters: Sequence[Letter]) -> None:
     """Return when the marks are found by their keys, so that nobody acts once more."""
     deadline = time.monotonic() + INDEX_SECONDS
-    while time.monotonic() < deadline and not all(letter.is_settled for letter in letters):
-        time.sleep(0.01)
+    waiting = list(letters)
+    while waiting and time.monotonic() < deadline:
+        waiting = [letter for letter in waiting if not await _is_settled(client, letter)]
+        await asyncio.sleep(0.01)
 
 
-def _find(broker: tuple[str, int], topic: str, key: str) -> list[Stored]:
-    try:
-        return query(broker, topic, key)
-    except RemotingError as error:
-        if error.code in (NOTHING_FOUND, NO_SUCH_TOPIC):
-            return []
-        raise
+async def _find(client: Client, broker: str, topic: str, key: str) -> list[Stored]:
+    return requests.found(await client.ports.ask(broker, requests.query(topic, key)), key)
 
 
 @contextmanager
 def _translated() -> Iterator[None]:
     try:
         yield
-    except (RemotingError, OSError) as error:
+    except (RemotingError, ConnectionError) as error:
         raise BrokerUnavailable(f"RocketMQ's dead letters cannot be read or sent: {error}") from error

@@ -49,6 +49,11 @@ class Queue:
     endpoint: Endpoint
     is_writable: bool
 
+    @property
+    def broker(self) -> str:
+        """The name of its broker."""
+        return str(self.proto.broker.name)
+
     @classmethod
     def all_of(cls, answer: Any) -> list[Queue]:
         """Read the queues that a route names, in an order that is the same at every answer: a key keeps its place in it."""

@@ -15,6 +15,7 @@ from uuid import uuid4
 import msgspec
 
 from outbox.brokers.base import Delivery, Outgoing
+from outbox.brokers.rocketmq.remoting.frames import COMPRESSED, HALF
 from outbox.brokers.rocketmq.stubs import definition
 from outbox.message import Half, Header, TopicType
 
@@ -76,8 +77,7 @@ def seal(message: Outgoing, kind: TopicType, wire_id: str, topic: Any, *, now: f
         body_encoding=encoding,
         born_host="outbox",
     )
-    born_at = now - (BORN_EARLIER_SECONDS if kind is TopicType.TRANSACTION else 0)
-    system.born_timestamp.FromMilliseconds(round(born_at * 1000))
+    system.born_timestamp.FromMilliseconds(born_at(kind, now))
     if message.tag:
         system.tag = message.tag
     if kind is TopicType.FIFO:
@@ -86,6 +86,32 @@ def seal(message: Outgoing, kind: TopicType, wire_id: str, topic: Any, *, now: f
         due_at = message.deliver_at.timestamp() if message.deliver_at else 0
         system.delivery_timestamp.FromMilliseconds(round(max(due_at, now) * 1000))
     return definition.Message(topic=topic, system_properties=system, user_properties=_properties(message), body=body)
+
+
+def seal_for_port(
+    message: Outgoing, kind: TopicType, wire_id: str, *, now: float, compress_above: int | None
+) -> tuple[dict[str, str], bytes, int]:
+    """Return the properties, the body and the system flag by which a broker's own port takes a message; else as `seal`."""
+    is_half = kind is TopicType.TRANSACTION
+    body, encoding = _packed(message.body, compress_above)
+    key = message.key
+    properties = _properties(message)
+    properties["UNIQ_KEY"] = wire_id
+    properties["KEYS"] = f"{message.message_id} {key}" if PLAIN_KEY.fullmatch(key) else message.message_id
+    if message.tag:
+        properties["TAGS"] = message.tag
+    properties["PGROUP"] = message.topic  # whom the server asks; a proxy sets the same
+    properties["__BORNHOST"] = "outbox"
+    properties["BORN_TIMESTAMP"] = str(born_at(kind, now))
+    if is_half:
+        properties["TRAN_MSG"] = "true"
+    flag = COMPRESSED if encoding == definition.Encoding.GZIP else 0
+    return properties, body, flag | HALF if is_half else flag
+
+
+def born_at(kind: TopicType, now: float) -> int:
+    """Return the time by which the server is to ask about a message, in milliseconds."""
+    return round((now - (BORN_EARLIER_SECONDS if kind is TopicType.TRANSACTION else 0)) * 1000)
 
 
 def group_of(key: str) -> str:

@@ -5,40 +5,77 @@ from __future__ import annotations
 import json
 import re
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from datetime import timedelta
 
 from outbox.brokers.base import Problem
-from outbox.brokers.rocketmq.options import RocketMQOptions, address
-from outbox.brokers.rocketmq.remoting import RemotingError, call
+from outbox.brokers.rocketmq.client import Client
+from outbox.brokers.rocketmq.options import RocketMQOptions
+from outbox.brokers.rocketmq.remoting import requests
+from outbox.brokers.rocketmq.remoting.frames import Answer, RemotingError, Request
+from outbox.message import TopicSpec, TopicType
 
-BROKER_CONFIG, BROKER_RUNTIME = 26, 28
-
-WINDOWS_IN_TIMEOUT = 3  # a commit, the time it needs to arrive, and clocks that differ
 MOST_BATCH_INTERVAL = timedelta(seconds=1)
 MOST_CLOCK_DIFFERENCE = timedelta(seconds=3)  # the broker tells its time by whole seconds
 
+NOWHERE = 2**62  # a place that no log has
+
 RUNTIME = re.compile(r"(\d+) days?, (\d+) hours?, (\d+) minutes?, (\d+) seconds?")
 
+NO_PORTS = (
+    "Half messages are sent and ended at the brokers' own ports, whose answers prove that an end took effect, and OPTIONS name "
+    "neither NAME_SERVERS nor BROKER_ADDRESSES."
+)
+NO_PORTS_HINT = (
+    'Give OPTIONS["NAME_SERVERS"], like ["namesrv:9876"]. Where only a proxy can be reached, UNCONFIRMED_ENDS=True takes its '
+    "word for it, and messages can be lost."
+)
+UNCONFIRMED = (
+    "UNCONFIRMED_ENDS is on: a proxy's OK to a COMMIT does not say that the broker has it. A message counts as sent and is lost "
+    "where its broker dies within a moment of that and no check-back is answered until the broker gives up asking."
+)
 
-def problems_of_brokers(options: RocketMQOptions, now: Callable[[], float] = time.time) -> Iterator[Problem]:
+
+async def problems_of_brokers(client: Client, topics: Sequence[TopicSpec], now: Callable[[], float] = time.time) -> list[Problem]:
     """
-    Say what is wrong with the settings and the clock of each broker that OPTIONS name.
+    Return what is wrong with the settings, the clock and our rights of each broker of our topics.
 
     Args:
-        now: gives seconds since 1970.
+        now: returns seconds since 1970.
     """
-    for text in options.broker_addresses:
+    options, two_phase = client.options, [topic.name for topic in topics if topic.type is TopicType.TRANSACTION]
+    if options.unconfirmed_ends:
+        return [Problem(UNCONFIRMED, NO_PORTS_HINT, is_error=False)] if two_phase else []
+    if not client.ports.are_known:
+        return [Problem(f"Topics {two_phase}: {NO_PORTS}", NO_PORTS_HINT)] if two_phase else []
+    found: list[Problem] = []
+    brokers: dict[str, str] = {}  # host:port -> a topic of type transaction that is there, or ""
+    for topic in sorted(topics, key=lambda one: one.type is TopicType.TRANSACTION):
         try:
-            settings = _settings(call(address(text), BROKER_CONFIG).decode())
-            asked_at = now()
-            clock = _clock(json.loads(call(address(text), BROKER_RUNTIME))["table"])
-        except (OSError, RemotingError) as error:
-            hint = "Correct BROKER_ADDRESSES, or open the port: messages are looked up there before they are sent again."
-            yield Problem(f"Broker {text} cannot be asked: {error}.", hint)
-        else:
-            yield from problems_of_settings(text, options, settings)
-            yield from problems_of_clock(text, clock - asked_at)
+            addresses = await client.ports.addresses(topic.name)
+        except ConnectionError as error:
+            return [Problem(str(error), "Correct NAME_SERVERS, or open the port.")]
+        brokers |= dict.fromkeys(addresses.values(), topic.name if topic.name in two_phase else "")
+    for address, topic_name in brokers.items():
+        found += await _problems_of(client, address, topic_name, now)
+    return found
+
+
+async def _problems_of(client: Client, address: str, topic: str, now: Callable[[], float]) -> list[Problem]:
+    try:
+        config = (await client.ports.ask(address, Request(requests.GET_BROKER_CONFIG))).checked()
+        settings = _settings(config.body.decode())
+        asked_at = now()
+        runtime = (await client.ports.ask(address, Request(requests.GET_RUNTIME_INFO))).checked()
+        clock = _clock(json.loads(runtime.body)["table"])
+        found = [*problems_of_settings(address, client.options, settings), *problems_of_clock(address, clock - asked_at)]
+        if topic:
+            request = requests.end(topic, "", NOWHERE, NOWHERE, requests.ROLLBACK_TYPE)
+            found += problems_of_rights(address, topic, await client.ports.ask(address, request))
+    except (ConnectionError, RemotingError) as error:
+        hint = "Correct NAME_SERVERS or BROKER_ADDRESSES, open the port, or give ACCESS_KEY its rights: docs/brokers/rocketmq.md."
+        return [Problem(f"Broker {address} cannot be asked: {error}.", hint)]
+    return found
 
 
 def problems_of_settings(broker: str, options: RocketMQOptions, settings: Mapping[str, str]) -> Iterator[Problem]:
@@ -48,23 +85,51 @@ def problems_of_settings(broker: str, options: RocketMQOptions, settings: Mappin
         for name in ("transactionTimeOut", "transactionCheckInterval", "transactionOpBatchInterval")
     )
     horizon = timeout + interval * int(settings["transactionCheckMax"])
-    if timeout < options.commit_window * WINDOWS_IN_TIMEOUT:
+    if timeout < options.commit_window:
         yield Problem(
             f"Broker {broker} asks about half messages after {timeout} (transactionTimeOut), and COMMIT_WINDOW is "
-            f"{options.commit_window}: commits meet questions, and make copies.",
-            f"Set transactionTimeOut to {WINDOWS_IN_TIMEOUT} x COMMIT_WINDOW or more.",
+            f"{options.commit_window}: rounds of check-backs pass before they can be answered.",
+            "Set transactionTimeOut to COMMIT_WINDOW or more.",
+            is_error=False,
         )
     if options.check_horizon <= horizon:
         yield Problem(
             f"Broker {broker} asks for {horizon} (transactionTimeOut + transactionCheckMax x transactionCheckInterval), and "
-            f"CHECK_HORIZON is {options.check_horizon}: a message may be sent again that is still asked about.",
+            f"CHECK_HORIZON is {options.check_horizon}: rows that the answers stand on may be pruned too early.",
             "Set CHECK_HORIZON longer.",
         )
     if batch > MOST_BATCH_INTERVAL and int(settings["transactionOpMsgMaxSize"]) > 1:
         yield Problem(
-            f"Broker {broker} notes ends of half messages only each {batch} (transactionOpBatchInterval): it asks about, and "
-            "copies, what has been committed.",
+            f"Broker {broker} notes ends of half messages only each {batch} (transactionOpBatchInterval): it asks about what has "
+            "been committed.",
             "Set transactionOpMsgMaxSize=1 and transactionOpBatchInterval=3600000: then it notes them at once.",
+            is_error=False,
+        )
+    yield from _problems_of_the_store(broker, settings)
+
+
+def _problems_of_the_store(broker: str, settings: Mapping[str, str]) -> Iterator[Problem]:
+    if settings["rejectTransactionMessage"] == "true":
+        yield Problem(
+            f"Broker {broker} takes no half messages (rejectTransactionMessage=true).", "Set rejectTransactionMessage=false."
+        )
+    if settings["transientStorePoolEnable"] == "true":
+        yield Problem(
+            f"Broker {broker} answers before a message is in the page cache (transientStorePoolEnable=true): a broker that is "
+            "killed loses messages it has confirmed.",
+            "Set transientStorePoolEnable=false.",
+        )
+    if settings["messageIndexEnable"] == "false":
+        yield Problem(
+            f"Broker {broker} has no index of messages (messageIndexEnable=false): what has no answer can be looked up only by "
+            "reading its queues, and check-backs make copies.",
+            "Set messageIndexEnable=true.",
+        )
+    elif settings["messageIndexSafe"] == "false":
+        yield Problem(
+            f"Broker {broker} forgets part of its index of messages when it is killed (messageIndexSafe=false): what has no "
+            "answer is then looked up by reading its queues, and check-backs may make copies.",
+            "Set messageIndexSafe=true.",
             is_error=False,
         )
     if settings["flushDiskType"] == "ASYNC_FLUSH" and settings["brokerRole"] == "ASYNC_MASTER":
@@ -73,6 +138,15 @@ def problems_of_settings(broker: str, options: RocketMQOptions, settings: Mappin
             "brokerRole=ASYNC_MASTER): a machine that loses its power loses them.",
             "Set flushDiskType=SYNC_FLUSH or brokerRole=SYNC_MASTER where no message may be lost.",
             is_error=False,
+        )
+
+
+def problems_of_rights(broker: str, topic: str, answer: Answer) -> Iterator[Problem]:
+    """Say that a broker does not take ends from us, by its answer to an end of a half message that is not there."""
+    if answer.code != requests.SYSTEM_ERROR:
+        yield Problem(
+            f"Broker {broker} does not take ends of half messages of topic {topic}: {answer.code} {answer.text}.",
+            "Give ACCESS_KEY the right Pub on the topic (ACL 2.0), or correct it.",
         )
 
 

@@ -20,19 +20,24 @@ class RocketMQOptions(Options, frozen=True):
     """Where the proxy is, and what the server was set to."""
 
     endpoints: str  # host:port of the gRPC proxy, several with ";" between
-    # host:port of each broker's own port, for find() and backlog(). Without them a message that nobody asks about any
-    # more is sent again without a look whether it arrived.
-    broker_addresses: list[str] = []
+    # host:port of name servers, which know the brokers' own ports: half messages are sent and ended there, since a proxy's
+    # answer does not say that a broker has the end.
+    name_servers: list[str] = []
+    broker_addresses: dict[str, str] = {}  # broker's name -> host:port, where a name server's is missing or cannot be reached
+    # Where no broker's own port can be reached: end half messages through the proxy, and take its word for it. Messages can
+    # be lost: docs/brokers/rocketmq.md says which.
+    unconfirmed_ends: bool = False
     access_key: str = ""
     secret_key: str = ""
     namespace: str = ""
-    tls: bool = False
-    tls_ca_file: str = ""  # PEM of who vouches for the proxy; "": whom gRPC trusts by itself
+    tls: bool = False  # with the proxy
+    broker_tls: bool = False  # with brokers and name servers
+    tls_ca_file: str = ""  # PEM of who vouches for them; "": whom gRPC, or Python's ssl, trusts by itself
     # Longer bodies travel compressed; RocketMQ's own number is 4096. None: bodies go as they are, for any consumer to read.
     compress_above_bytes: Annotated[int, msgspec.Meta(ge=0)] | None = None
     request_timeout: timedelta = timedelta(seconds=3)
     in_flight: Annotated[int, msgspec.Meta(ge=1, le=1024)] = 64  # requests that wait for their answers at once
-    commit_window: timedelta = timedelta(seconds=2)  # at most a third of the server's transactionTimeOut
+    commit_window: timedelta = timedelta(seconds=2)  # half messages are ended that long after the decision, or taken over first
     check_horizon: timedelta = timedelta(minutes=10)  # transactionTimeOut + transactionCheckMax x transactionCheckInterval
     checker_threads: Annotated[int, msgspec.Meta(ge=1, le=64)] = 4
 
@@ -43,7 +48,8 @@ def problems(raw: Mapping[str, Any]) -> list[Problem]:
         return found
     options = read_options(RocketMQOptions, raw)
     named = [("ENDPOINTS", one) for one in options.endpoints.split(";")]
-    named += [("BROKER_ADDRESSES", one) for one in options.broker_addresses]
+    named += [("NAME_SERVERS", one) for one in options.name_servers]
+    named += [("BROKER_ADDRESSES", one) for one in options.broker_addresses.values()]
     found = [
         Problem(f'OPTIONS["{name}"] has {text!r}, which is not host:port.', 'Write it like "127.0.0.1:8081".')
         for name, text in named
@@ -56,9 +62,9 @@ def problems(raw: Mapping[str, Any]) -> list[Problem]:
     )
     if bool(options.access_key) != bool(options.secret_key):
         found.append(Problem("OPTIONS has one of ACCESS_KEY and SECRET_KEY.", "Give both, or none."))
-    if options.tls_ca_file and not (options.tls and Path(options.tls_ca_file).is_file()):
+    if options.tls_ca_file and not ((options.tls or options.broker_tls) and Path(options.tls_ca_file).is_file()):
         text = f'OPTIONS["TLS_CA_FILE"] is {options.tls_ca_file!r}; there is no such file, or TLS is off.'
-        found.append(Problem(text, "Give the path of a PEM file, and TLS=True."))
+        found.append(Problem(text, "Give the path of a PEM file, and TLS=True or BROKER_TLS=True."))
     return found
 
 

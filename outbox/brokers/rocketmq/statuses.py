@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import grpc
 
-from outbox.brokers.base import SendResult, SendStatus
+from outbox.brokers.base import Ended, SendResult, SendStatus
 from outbox.brokers.rocketmq.client import StatusError
+from outbox.brokers.rocketmq.remoting.frames import Answer
 from outbox.brokers.rocketmq.stubs import Code
 
 # This very message can never go.
@@ -54,6 +55,48 @@ LESS = f"RocketMQ has no time now ({FLOW_CONTROL}), and is left alone for a whil
 
 ILLEGAL_MESSAGE = "the message is illegal"  # the text of 50001 for an id or properties that are too long
 NOT_CONNECTED = ("failed to connect", "connection refused", "connect to", "dns resolution failed", "name resolution")
+
+
+# Answers of a broker's own port. Source: apache/rocketmq ResponseCode.
+FLOW_CONTROL_CODES = {2, 215}  # turned away before anything was done
+NOT_DONE_CODES = {*FLOW_CONTROL_CODES, 11, 14, 604}  # of an end: a slave, shutting down, too early
+MISCONFIGURED_CODES = {3, 16, 17}  # not known there, no right, no such topic
+ILLEGAL_CODE = 13
+FAILED_CODE = 1
+
+# What a broker says of an end where the half message is not.
+NOT_THAT_HALF = ("find prepared transaction message failed", "offset wrong", "producer group wrong")
+
+
+def status_of_send(answer: Answer) -> SendResult:
+    """Return what a broker's answer to a send means that is not 0."""
+    reason = f"RocketMQ says {answer.code} {answer.text}."
+    if answer.code == ILLEGAL_CODE:
+        return SendResult(SendStatus.REFUSED, reason=reason)
+    if answer.code in MISCONFIGURED_CODES:
+        return SendResult(SendStatus.MISCONFIGURED, reason=reason)
+    if answer.code in FLOW_CONTROL_CODES:
+        return SendResult(SendStatus.UNAVAILABLE, reason=reason)
+    return SendResult(SendStatus.UNSURE, reason=reason)  # also: stored and not flushed, stored and not replicated
+
+
+def status_of_end(answer: Answer, ended: Ended) -> SendResult:
+    """
+    Return what a broker's answer to an end means.
+
+    Args:
+        ended: how the half message stands when all went well.
+    """
+    if answer.code == 0:
+        return SendResult(SendStatus.ACCEPTED, ended=ended)
+    reason = f"RocketMQ says {answer.code} {answer.text}."
+    if answer.code == FAILED_CODE and any(words in answer.text.lower() for words in NOT_THAT_HALF):
+        return SendResult(SendStatus.ACCEPTED, ended=Ended.NOT_FOUND, reason=reason)
+    if answer.code in NOT_DONE_CODES:
+        return SendResult(SendStatus.UNAVAILABLE, reason=reason)
+    if answer.code in MISCONFIGURED_CODES:
+        return SendResult(SendStatus.MISCONFIGURED, reason=reason)
+    return SendResult(SendStatus.UNSURE, reason=reason)  # the store failed
 
 
 def status_of(error: Exception) -> SendResult:

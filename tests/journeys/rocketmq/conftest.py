@@ -132,7 +132,7 @@ def journey(tmp_path: Path, transactional_db: None, settings: Any) -> Iterator[J
     from tests.rocketmq_node import server
 
     node = server()
-    found = Journey(tmp_path, {"ENDPOINTS": node.endpoints, "BROKER_ADDRESSES": [node.broker]}, uuid.uuid4().hex[:8])
+    found = Journey(tmp_path, {"ENDPOINTS": node.endpoints, "NAME_SERVERS": [node.name_server]}, uuid.uuid4().hex[:8])
     node.make_topic(found.work, TopicType.TRANSACTION)
     node.make_topic(found.steps, TopicType.FIFO, QUEUES)
     node.make_group(found.group)

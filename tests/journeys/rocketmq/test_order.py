@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from outbox.brokers.rocketmq.options import address
-from outbox.brokers.rocketmq.remoting import pull
 from outbox.models import FailedDelivery
+from project.servers.remoting import pull
 from tests.journeys.rocketmq.conftest import QUEUES, Journey
+from tests.rocketmq_node import server
 from tests.waiting import wait_until
 
 KEYS = ["a", "b", "c", "d", "e", "f", "g", "h"]
@@ -36,7 +36,7 @@ class TestOrder:
 
 def keys_of_other_queues(journey: Journey) -> set[str]:
     """Give the keys that do not share the queue of a, once all are there: RocketMQ holds back a queue, not a key."""
-    broker = address(journey.options["BROKER_ADDRESSES"][0])
+    broker = server().broker_address
     queues = {
         (stored.properties["__SHARDINGKEY"], queue)
         for queue in range(QUEUES)

@@ -14,11 +14,11 @@ from django.db.models import QuerySet
 from outbox import conf
 from outbox.brokers.base import Delivery, HalfRef, Outgoing
 from outbox.brokers.rocketmq.options import address
-from outbox.brokers.rocketmq.remoting import call
 from outbox.message import COMMIT, Header
 from outbox.models import Batch, State
 from outbox.pipeline.models import RecordedTopic
 from outbox.pipeline.spark.sources.statements import of_recorded
+from project.servers.remoting import call
 from tests.journeys.rocketmq.conftest import Journey
 from tests.rocketmq_node import server
 from tests.waiting import wait_until

@@ -30,10 +30,10 @@ def _broker(name: str, node: str) -> DemoBroker:
         return Embedded()
     if not node:
         return RocketMQ()
-    proxy, _, broker = node.partition(",")
+    proxy, _, name_server = node.partition(",")
     if not re.fullmatch(r"[^,\s]+:\d+,[^,\s]+:\d+", node):
-        raise DemoError(f"--rocketmq {node}: name the proxy's and the broker's port, like 127.0.0.1:8081,127.0.0.1:10911.")
-    return RocketMQ(Node(proxy, broker, OTHER_SECONDS))
+        raise DemoError(f"--rocketmq {node}: name the proxy's and the name server's port, like 127.0.0.1:8081,127.0.0.1:9876.")
+    return RocketMQ(Node(proxy, name_server, OTHER_SECONDS))
 
 
 class Command(BaseCommand):
@@ -63,8 +63,8 @@ class Command(BaseCommand):
         parser.add_argument(
             "--rocketmq",
             default=os.environ.get("DEMO_ROCKETMQ_NODE", ""),
-            metavar="PROXY,BROKER",
-            help="use a RocketMQ that runs, such as 127.0.0.1:8081,127.0.0.1:10911; the shop's topics must be empty there "
+            metavar="PROXY,NAME_SERVER",
+            help="use a RocketMQ that runs, such as 127.0.0.1:8081,127.0.0.1:9876; the shop's topics must be empty there "
             "(default: DEMO_ROCKETMQ_NODE)",
         )
         parser.add_argument("--celery-broker", default="", metavar="URL", help="Redis or RabbitMQ for Celery (default: files)")

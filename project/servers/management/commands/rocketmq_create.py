@@ -10,11 +10,11 @@ from django.core.management.base import BaseCommand, CommandError
 from outbox import conf
 from outbox.brokers.rocketmq import RocketMQBroker
 from outbox.brokers.rocketmq.options import address
-from outbox.brokers.rocketmq.remoting import RemotingError
+from outbox.brokers.rocketmq.remoting.frames import RemotingError
 from outbox.brokers.rocketmq.settlement import ORDERED
 from outbox.consuming.register import groups
 from outbox.message import TopicSpec, TopicType
-from project.servers.rocketmq_admin import make_group, make_topic
+from project.servers.rocketmq_admin import brokers_of, make_group, make_topic
 
 ALIAS = "default"
 
@@ -24,17 +24,19 @@ RETRIES = 1000  # our handlers give up; the server would, too, and go on behind 
 class Command(BaseCommand):
     help = (
         "Create at RocketMQ what the shop needs: its topics with their types, its consumers' groups. What is there stays. "
-        "Each broker of ROCKETMQ_BROKER_ADDRESSES gets all of it."
+        "Each broker that ROCKETMQ_NAME_SERVERS know gets all of it."
     )
 
     def handle(self, **options: Any) -> None:
         if not issubclass(conf.broker_class(ALIAS), RocketMQBroker):
             raise CommandError("The shop's broker is another one. Set BROKER=rocketmq in the environment.")
-        for place in conf.settings().brokers[ALIAS].options["BROKER_ADDRESSES"]:
-            try:
+        name_server = conf.settings().brokers[ALIAS].options["NAME_SERVERS"][0]
+        place = f"name server {name_server}"
+        try:
+            for place in brokers_of(address(name_server)):
                 self._create(place)
-            except (OSError, RemotingError) as error:
-                raise CommandError(f"Broker {place}: {error}") from error
+        except (OSError, RemotingError) as error:
+            raise CommandError(f"{place}: {error}") from error
 
     def _create(self, place: str) -> None:
         for topic in needed_topics():

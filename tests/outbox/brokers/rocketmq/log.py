@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import json
 
-from outbox.brokers.rocketmq.remoting import NOTHING_FOUND, RemotingError, call, pull, query
+from outbox.brokers.rocketmq.remoting.frames import RemotingError
+from outbox.brokers.rocketmq.remoting.requests import NOTHING_FOUND
+from project.servers.remoting import call, pull, query
 from tests.rocketmq_node import server
 
 HALVES, ENDS = "RMQ_SYS_TRANS_HALF_TOPIC", "RMQ_SYS_TRANS_OP_HALF_TOPIC"

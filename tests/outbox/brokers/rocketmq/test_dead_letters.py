@@ -50,18 +50,18 @@ class TestDeadLetters:
         assert (letter.message_id, letter.reason) == (delivery.message_id, "")
 
     def test_cannot_be_listed_without_the_brokers_own_port(self, harness: RocketMQHarness):
-        broker = harness.open(BROKER_ADDRESSES=[])
+        broker = harness.open(NAME_SERVERS=[])
 
         for act in (
             lambda: broker.dead_letters("group"),
             lambda: broker.replay("group", []),
             lambda: broker.discard("group", []),
         ):
-            with pytest.raises(BrokerUnavailable, match="BROKER_ADDRESSES"):
+            with pytest.raises(BrokerUnavailable, match="NAME_SERVERS"):
                 act()
 
     def test_cannot_be_listed_while_the_broker_is_away(self, harness: RocketMQHarness):
-        broker = harness.open(BROKER_ADDRESSES=["127.0.0.1:1"])
+        broker = harness.open(NAME_SERVERS=["127.0.0.1:1"])
 
         with pytest.raises(BrokerUnavailable, match="dead letters cannot be read"):
             broker.dead_letters("group")

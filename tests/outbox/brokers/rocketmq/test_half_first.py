@@ -42,7 +42,7 @@ def outbox(server: Any, settings: Any, monkeypatch: pytest.MonkeyPatch) -> Itera
     """Settings, as JSON can write them."""
     server.make_topic("orders", TopicType.TRANSACTION)
     monkeypatch.setattr(brokers, "listen_in_this_process", lambda alias, ask: None)  # each test says who listens
-    options = {"ENDPOINTS": server.endpoints, "BROKER_ADDRESSES": [server.broker]}
+    options = {"ENDPOINTS": server.endpoints, "NAME_SERVERS": [server.name_server]}
     options |= {"REQUEST_TIMEOUT": "PT10S", "COMMIT_WINDOW": "PT5S"}  # a busy machine keeps them, too
     settings.OUTBOX = {
         "BROKERS": {"default": {"BACKEND": BACKEND, "OPTIONS": options}},

@@ -1,0 +1,31 @@
+"""All brokers that serve the topics of settings."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Sequence
+from typing import TypeVar
+
+from outbox.brokers.rocketmq.client import Client
+from outbox.brokers.rocketmq.remoting.frames import RemotingError
+from outbox.errors import BrokerUnavailable
+
+R = TypeVar("R")
+
+
+async def addresses_of_all(client: Client) -> list[str]:
+    """Return host:port of each broker that has a topic of ours. Raises NotConnected where no name server answers."""
+    found: dict[str, str] = dict(client.options.broker_addresses)
+    for topic in client.topics:
+        found |= await client.ports.addresses(topic)
+    return [found[name] for name in sorted(found)]
+
+
+async def of_all(client: Client, ask: Callable[[str], Awaitable[Sequence[R]]]) -> list[R]:
+    """Ask every broker. Raises BrokerUnavailable when one does not answer: what it holds is not known."""
+    found: list[R] = []
+    try:
+        for broker in await addresses_of_all(client):
+            found.extend(await ask(broker))
+    except (ConnectionError, RemotingError) as error:
+        raise BrokerUnavailable(f"A RocketMQ broker's own port cannot be asked: {error}") from error
+    return found

@@ -1,0 +1,93 @@
+"""
+Half messages, sent to the brokers' own ports and ended there, where an end is answered.
+
+An answered COMMIT is stored as firmly as an answered send. Nothing is said again here: an end that got no answer may have
+been done, or be done later, so whoever ends next looks first (`unanswered.py`).
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from datetime import timedelta
+
+from outbox.brokers.base import Ended, HalfRef, Outgoing, SendResult, SendStatus
+from outbox.brokers.rocketmq.envelope import half_id
+from outbox.brokers.rocketmq.pipelines import pipelined
+from outbox.brokers.rocketmq.places import Place
+from outbox.brokers.rocketmq.port_sender import PortSender
+from outbox.brokers.rocketmq.producer import SEND_SECONDS, TOO_LATE
+from outbox.brokers.rocketmq.remoting import requests
+from outbox.brokers.rocketmq.remoting.connection import NoAnswer, NotConnected
+from outbox.brokers.rocketmq.statuses import status_of_end
+from outbox.brokers.rocketmq.unanswered import Unanswered
+from outbox.message import Resolution, TopicSpec
+
+KINDS = {Resolution.COMMIT: requests.COMMIT_TYPE, Resolution.ROLLBACK: requests.ROLLBACK_TYPE}
+ENDED = {Resolution.COMMIT: Ended.COMMITTED, Resolution.ROLLBACK: Ended.ROLLED_BACK}
+
+NOT_LEFT = SendResult(SendStatus.UNAVAILABLE, reason="Not ended: the time in which this process may end it was over.")
+NO_PLACE = SendResult(SendStatus.ACCEPTED, ended=Ended.NOT_FOUND, reason="Where it is stored is not known.")
+
+
+class Halves:
+    """
+    Sends and ends half messages.
+
+    Args:
+        clock: gives seconds; it never goes back.
+    """
+
+    def __init__(self, sender: PortSender, unanswered: Unanswered, clock: Callable[[], float] = time.monotonic) -> None:
+        self._sender = sender
+        self._unanswered = unanswered
+        self._client = sender.client
+        self._clock = clock
+
+    def send(self, messages: Sequence[Outgoing], topics: Sequence[TopicSpec]) -> list[SendResult]:
+        """Store half messages, each once."""
+        deadline = self._clock() + SEND_SECONDS
+
+        async def send_one(pair: tuple[Outgoing, TopicSpec]) -> SendResult:
+            if self._clock() >= deadline:
+                return TOO_LATE
+            return await self._send(*pair)
+
+        pairs = list(zip(messages, topics, strict=True))
+        return self._client.run(pipelined(pairs, send_one, at_once=self._client.options.in_flight))
+
+    def end(self, halves: Sequence[HalfRef], resolution: Resolution, within: timedelta | None) -> list[SendResult]:
+        """Commit or roll back; each request leaves once, and none later than that."""
+        deadline = float("inf") if within is None else self._clock() + within.total_seconds()
+
+        async def end_one(half: HalfRef) -> SendResult:
+            return await self._end(half, resolution, deadline)
+
+        return self._client.run(pipelined(halves, end_one, at_once=self._client.options.in_flight))
+
+    async def _send(self, message: Outgoing, topic: TopicSpec) -> SendResult:
+        wire_id = message.half_id or half_id(message.message_id)
+        broker, sent = await self._sender.send(message, topic, wire_id)
+        if isinstance(sent, SendResult):
+            return sent
+        return SendResult(SendStatus.ACCEPTED, half_id=wire_id, place=str(Place.of_answer(broker, sent)))
+
+    async def _end(self, half: HalfRef, resolution: Resolution, deadline: float) -> SendResult:
+        place = Place.read(half.place) or self._unanswered.found.pop(half.half_id, None)
+        if place is None:
+            return NO_PLACE
+        request = requests.end(half.topic, half.half_id, place.queue_offset, place.log_offset, KINDS[resolution])
+        try:
+            address = (await self._client.ports.addresses(half.topic)).get(place.broker)
+            if address is None:
+                reason = f"Broker {place.broker} does not serve topic {half.topic} now."
+                return SendResult(SendStatus.UNAVAILABLE, reason=reason)
+            if self._clock() >= deadline:
+                return NOT_LEFT
+            answer = await self._client.ports.ask(address, request)
+        except NotConnected as error:
+            self._client.ports.doubt(half.topic)
+            return SendResult(SendStatus.UNAVAILABLE, reason=f"Not ended: {error}")
+        except NoAnswer as error:
+            return SendResult(SendStatus.UNSURE, reason=f"Its end is not answered: {error}")
+        return status_of_end(answer, ENDED[resolution])

@@ -1,0 +1,23 @@
+"""Many requests under way at once."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Sequence
+from typing import TypeVar
+
+I = TypeVar("I")  # noqa: E741
+R = TypeVar("R")
+
+
+async def pipelined(items: Sequence[I], act: Callable[[I], Awaitable[R]], *, at_once: int) -> list[R]:
+    """Act on all items, so many at once; return the results in order."""
+    results: dict[int, R] = {}
+    waiting = iter(enumerate(items))
+
+    async def work() -> None:
+        for place, item in waiting:
+            results[place] = await act(item)
+
+    await asyncio.gather(*[work() for _ in range(min(at_once, len(items)))])
+    return [results[place] for place in range(len(items))]

@@ -1,0 +1,39 @@
+"""Where a half message is stored: its broker, its place in the broker's log, and its place in the queue of half messages."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from outbox.brokers.rocketmq.remoting.frames import Answer, Stored
+
+HALVES = "RMQ_SYS_TRANS_HALF_TOPIC"
+LOG_DIGITS = 16  # at the end of an answer's msgId
+
+
+class Place(NamedTuple):
+    """A place; `str()` of it is `HalfRef.place`."""
+
+    broker: str
+    log_offset: int
+    queue_offset: int
+
+    def __str__(self) -> str:
+        return f"{self.broker} {self.log_offset} {self.queue_offset}"
+
+    @classmethod
+    def read(cls, text: str) -> Place | None:
+        """Read `HalfRef.place`; None: it names none."""
+        broker, *offsets = text.split(" ")
+        if len(offsets) != 2 or not all(one.isascii() and one.isdecimal() for one in offsets):
+            return None
+        return cls(broker, int(offsets[0]), int(offsets[1]))
+
+    @classmethod
+    def of_answer(cls, broker: str, answer: Answer) -> Place:
+        """Read where a broker has stored the half message that it has just answered."""
+        return cls(broker, int(answer.fields["msgId"][-LOG_DIGITS:], 16), int(answer.fields["queueOffset"]))
+
+    @classmethod
+    def of_stored(cls, broker: str, stored: Stored) -> Place:
+        """Return the place of a half message that was read."""
+        return cls(broker, stored.log_offset, stored.queue_offset)

@@ -1,0 +1,207 @@
+"""
+Requests, answers and stored messages as bytes.
+
+Source: apache/rocketmq RemotingCommand (frame), MessageDecoder (stored messages).
+"""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import hmac
+import struct
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from typing import Any
+
+import msgspec
+
+HEADER_BYTES = 8  # two lengths: of what follows, and of the head in it
+HEAD_SIZE = 0xFFFFFF  # of the second length; the byte above it is how the head is written: 0, JSON
+
+IS_ANSWER = 0x1
+
+TRANSACTION_BITS = 0x3 << 2
+HALF, ROLLED_BACK = 0x1 << 2, 0x3 << 2
+
+COMPRESSED = 0x1
+COMPRESSION = COMPRESSED | 0x7 << 8
+
+IPV6_BORN, IPV6_STORED = 0x1 << 4, 0x1 << 5
+
+LONG_TOPIC = b"\xda\xa3\x20\xab"  # the magic number of messages whose topic has a long name
+MAGIC = (b"\xda\xa3\x20\xa7", LONG_TOPIC)
+
+
+class RemotingError(Exception):
+    """Raised when a broker or name server answers with an error; `code` is its ResponseCode."""
+
+    def __init__(self, code: int, text: str) -> None:
+        super().__init__(f"{code}: {text}")
+        self.code = code
+        self.text = text
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """What is asked of a broker's or name server's own port. `fields` are text, numbers and booleans."""
+
+    code: int
+    fields: Mapping[str, Any] = field(default_factory=dict)
+    body: bytes = b""
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """An answer, whatever its code says."""
+
+    code: int
+    text: str
+    fields: Mapping[str, str]
+    body: bytes
+
+    def checked(self) -> Answer:
+        """Return it. Raises RemotingError where it is an error."""
+        if self.code:
+            raise RemotingError(self.code, self.text)
+        return self
+
+
+@dataclass(frozen=True, slots=True)
+class Stored:
+    """
+    A message as the broker's log holds it.
+
+    Args:
+        id: where it is, as RocketMQ's tools write it: the broker's address and the place in its log.
+        queue_offset: its place in its queue.
+        log_offset: its place in the log.
+        retries: how often it was handed out again.
+    """
+
+    id: str
+    topic: str
+    queue: int
+    properties: Mapping[str, str]
+    flag: int
+    retries: int
+    stored_at: datetime
+    body: bytes
+    queue_offset: int = 0
+    log_offset: int = 0
+
+
+class _Head(msgspec.Struct):
+    code: int
+    opaque: int
+    flag: int
+    remark: str | None = None
+    ext_fields: dict[str, str] | None = msgspec.field(name="extFields", default=None)
+
+
+_read_head = msgspec.json.Decoder(_Head).decode
+_write = msgspec.json.Encoder().encode
+
+
+def encode(request: Request, opaque: int, keys: tuple[str, str] = ("", "")) -> bytes:
+    """
+    Return a request as its frame.
+
+    Args:
+        opaque: the number that its answer will have.
+        keys: access key and secret key, to sign it with; empty ones: not at all. Source: apache/rocketmq AclClientRPCHook.
+    """
+    access_key, secret_key = keys
+    fields = {name: _text(value) for name, value in request.fields.items()}
+    if access_key:
+        fields["AccessKey"] = access_key
+        signed = "".join(fields[name] for name in sorted(fields)).encode() + request.body
+        fields["Signature"] = base64.b64encode(hmac.digest(secret_key.encode(), signed, hashlib.sha1)).decode()
+    head = _write(
+        {
+            "code": request.code,
+            "language": "PYTHON",
+            "version": 477,
+            "opaque": opaque,
+            "flag": 0,
+            "extFields": fields,
+            "serializeTypeCurrentRPC": "JSON",
+        }
+    )
+    return struct.pack(">ii", 4 + len(head) + len(request.body), len(head)) + head + request.body
+
+
+def _text(value: object) -> str:
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    return value if isinstance(value, str) else str(value)
+
+
+def frame_size(data: bytes | bytearray, at: int = 0) -> int | None:
+    """Return the size of the frame that begins there; None: too little of it has come to tell."""
+    if len(data) - at < HEADER_BYTES:
+        return None
+    size: int = struct.unpack_from(">i", data, at)[0]
+    return 4 + size
+
+
+def decode(frame: bytes) -> tuple[int, Answer | None]:
+    """Return the number of a whole frame's request, and the answer; None: it is a request of the broker's own."""
+    size = struct.unpack_from(">i", frame, 4)[0] & HEAD_SIZE
+    head = _read_head(frame[HEADER_BYTES : HEADER_BYTES + size])
+    if not head.flag & IS_ANSWER:
+        return head.opaque, None
+    return head.opaque, Answer(head.code, head.remark or "", head.ext_fields or {}, frame[HEADER_BYTES + size :])
+
+
+def stored_messages(data: bytes) -> Iterator[Stored]:
+    """Read messages one behind the other, as a broker stores and answers them."""
+    at = 0
+    while at < len(data):
+        (size,) = struct.unpack_from(">i", data, at)
+        yield stored_message(data[at : at + size])
+        at += size
+
+
+def stored_message(data: bytes) -> Stored:
+    """Read one message. Raises ValueError where none begins."""
+    if data[4:8] not in MAGIC:
+        raise ValueError("No message begins here.")
+    # size, magic, crc, queue, flag: 4 each; queue offset, log offset: 8; system flag: 4; born time: 8; born host
+    (queue,) = struct.unpack_from(">i", data, 12)
+    queue_offset, log_offset, flag = struct.unpack_from(">qqi", data, 20)
+    at = 48 + (20 if flag & IPV6_BORN else 8)
+    (stored_at,) = struct.unpack_from(">q", data, at)
+    at += 8
+    host = data[at : at + (20 if flag & IPV6_STORED else 8)]
+    at += len(host)
+    (retries,) = struct.unpack_from(">i", data, at)
+    at += 4 + 8  # offset of the half message
+    (body_size,) = struct.unpack_from(">i", data, at)
+    at += 4
+    body = data[at : at + body_size]
+    at += body_size
+    if data[4:8] == LONG_TOPIC:
+        (topic_size,) = struct.unpack_from(">h", data, at)
+        at += 2
+    else:
+        topic_size = data[at]
+        at += 1
+    topic = data[at : at + topic_size].decode()
+    at += topic_size
+    (properties_size,) = struct.unpack_from(">h", data, at)
+    properties = read_properties(data[at + 2 : at + 2 + properties_size].decode())
+    place = (host + data[28:36]).hex().upper()
+    when = datetime.fromtimestamp(stored_at / 1000, UTC)
+    return Stored(place, topic, queue, properties, flag, retries, when, body, queue_offset, log_offset)
+
+
+def read_properties(text: str) -> dict[str, str]:
+    """Read properties as a broker stores them."""
+    return dict(pair.split("\x01", 1) for pair in text.split("\x02") if "\x01" in pair)
+
+
+def write_properties(properties: Mapping[str, str]) -> str:
+    """Write properties as a broker stores them."""
+    return "".join([f"{name}\x01{value}\x02" for name, value in properties.items()])

@@ -1,0 +1,136 @@
+"""
+The brokers' own ports: which there are, and a connection to each.
+
+A broker's address is what OPTIONS say of its name, else what a name server says; a name server is asked again now and then,
+and when a broker does not answer.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import ssl
+import time
+from collections.abc import Callable, Iterable
+
+from outbox.brokers.rocketmq.options import RocketMQOptions, address
+from outbox.brokers.rocketmq.remoting import requests
+from outbox.brokers.rocketmq.remoting.connection import Connection, NoAnswer, NotConnected
+from outbox.brokers.rocketmq.remoting.frames import Answer, RemotingError, Request
+from outbox.brokers.rocketmq.routes import ROUTE_SECONDS
+
+MASTER = "0"
+
+# Since when a broker has answered everything, by its address: of this process, whichever broker object asked.
+_answering_since: dict[str, float] = {}
+
+
+class Ports:
+    """
+    Asks brokers and name servers. In the thread of one loop only.
+
+    Args:
+        clock: gives seconds; it never goes back.
+    """
+
+    def __init__(self, options: RocketMQOptions, clock: Callable[[], float] = time.monotonic) -> None:
+        self._options = options
+        self._clock = clock
+        self._told: dict[str, tuple[float, dict[str, str]]] = {}  # topic -> good until, addresses of brokers
+        self._connections: dict[str, Connection] = {}
+        self._opening: dict[str, asyncio.Lock] = {}
+        self._tls: ssl.SSLContext | None = None
+
+    @property
+    def are_known(self) -> bool:
+        """Whether OPTIONS name brokers or name servers."""
+        return bool(self._options.name_servers or self._options.broker_addresses)
+
+    async def addresses(self, topic: str) -> dict[str, str]:
+        """
+        Return the brokers of a topic: name -> host:port of its master.
+
+        Raises:
+            NotConnected: no name server can be asked, and OPTIONS name no broker.
+        """
+        if not self._options.name_servers:
+            return dict(self._options.broker_addresses)
+        good_until, told = self._told.get(topic, (0.0, {}))
+        if self._clock() >= good_until:
+            try:
+                told = await self._ask_name_servers(topic)
+            except NotConnected:
+                if topic not in self._told:
+                    raise
+            self._told[topic] = self._clock() + ROUTE_SECONDS, told
+        return {name: self._options.broker_addresses.get(name, place) for name, place in told.items()}
+
+    def doubt(self, topic: str) -> None:
+        """Ask about the brokers of a topic again at the next use."""
+        if topic in self._told:
+            self._told[topic] = 0.0, self._told[topic][1]
+
+    async def ask(self, place: str, request: Request) -> Answer:
+        """
+        Ask the server at host:port.
+
+        Raises:
+            NotConnected: the request did not leave.
+            NoAnswer: it left.
+        """
+        try:
+            answer = await (await self._connection(place)).ask(request)
+        except (NotConnected, NoAnswer):
+            _answering_since.pop(place, None)
+            raise
+        _answering_since.setdefault(place, self._clock())
+        return answer
+
+    def answering_for(self, place: str) -> float:
+        """Return the seconds for which a server has answered all that this process asked it."""
+        return self._clock() - _answering_since.get(place, self._clock())
+
+    def close(self) -> None:
+        """Close the connections."""
+        for connection in self._connections.values():
+            connection.close()
+        self._connections.clear()
+
+    async def _connection(self, place: str) -> Connection:
+        """Return the connection to a server; of those who want it at once, one opens it."""
+        known = self._connections.get(place)
+        if known is not None and known.is_open:
+            return known
+        async with self._opening.setdefault(place, asyncio.Lock()):
+            known = self._connections.get(place)
+            if known is None or not known.is_open:
+                known = self._connections[place] = await self._open(place)
+        return known
+
+    async def _open(self, place: str) -> Connection:
+        options = self._options
+        if options.broker_tls and self._tls is None:
+            self._tls = ssl.create_default_context(cafile=options.tls_ca_file or None)
+        host, port = address(place)
+        seconds = options.request_timeout.total_seconds()
+        keys = options.access_key, options.secret_key
+        return await Connection.open(host, port, seconds=seconds, keys=keys, tls=self._tls)
+
+    async def _ask_name_servers(self, topic: str) -> dict[str, str]:
+        """Ask one after the other. Raises NotConnected when none answers."""
+        trouble = "there is none"
+        for place in self._options.name_servers:
+            try:
+                answer = await self.ask(place, Request(requests.ROUTE_OF_TOPIC, {"topic": topic, "acceptStandardJsonOnly": True}))
+                return _masters(json.loads(answer.checked().body)["brokerDatas"])
+            except RemotingError as error:
+                if error.code == requests.NO_SUCH_TOPIC:
+                    return {}
+                trouble = str(error)
+            except (NotConnected, NoAnswer) as error:
+                trouble = str(error)
+        raise NotConnected(f"No name server says where topic {topic} is: {trouble}")
+
+
+def _masters(brokers: Iterable[dict[str, dict[str, str]]]) -> dict[str, str]:
+    return {str(one["brokerName"]): one["brokerAddrs"][MASTER] for one in brokers if MASTER in one["brokerAddrs"]}

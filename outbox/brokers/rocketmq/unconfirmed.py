@@ -1,0 +1,127 @@
+"""
+Half messages, sent and ended through the proxy: `OPTIONS["UNCONFIRMED_ENDS"]`, where no broker's own port can be reached.
+
+A proxy that is a process of its own passes an end on one-way: its OK does not say that the broker has it. So a broker that
+dies at that moment takes the COMMIT along, and where the check-back is not answered either, the message is lost.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+
+from outbox.brokers.base import Ended, HalfRef, HalfStanding, Outgoing, SendResult, SendStatus
+from outbox.brokers.rocketmq.client import Client, StatusError
+from outbox.brokers.rocketmq.endpoints import Endpoint
+from outbox.brokers.rocketmq.envelope import half_id
+from outbox.brokers.rocketmq.pipelines import pipelined
+from outbox.brokers.rocketmq.producer import SEND_SECONDS, TOO_LATE, ProxySender
+from outbox.brokers.rocketmq.statuses import status_of
+from outbox.brokers.rocketmq.stubs import Code, definition, service
+from outbox.message import Resolution, TopicSpec
+
+PROXY_SECONDS = 60.0  # the proxy forgets a half message after 30 s, and we soon after it
+
+RESOLUTIONS = {
+    Resolution.COMMIT: definition.TransactionResolution.COMMIT,
+    Resolution.ROLLBACK: definition.TransactionResolution.ROLLBACK,
+}
+ENDED = {Resolution.COMMIT: Ended.COMMITTED, Resolution.ROLLBACK: Ended.ROLLED_BACK}
+
+
+@dataclass(frozen=True, slots=True)
+class Sent:
+    """A half message of ours: which proxy has it, what it calls the transaction, when it was sent."""
+
+    endpoint: Endpoint
+    transaction_id: str
+    at: float
+
+
+class UnconfirmedHalves:
+    """
+    Sends and ends half messages.
+
+    Args:
+        clock: gives seconds; it never goes back.
+    """
+
+    def __init__(self, client: Client, sender: ProxySender, clock: Callable[[], float] = time.monotonic) -> None:
+        self._client = client
+        self._sender = sender
+        self._clock = clock
+        self._sent: dict[str, Sent] = {}
+
+    def send(self, messages: Sequence[Outgoing], topics: Sequence[TopicSpec]) -> list[SendResult]:
+        """Store half messages, each once."""
+        deadline = self._clock() + SEND_SECONDS
+
+        async def send_one(pair: tuple[Outgoing, TopicSpec]) -> SendResult:
+            self._forget_old()
+            if self._clock() >= deadline:
+                return TOO_LATE
+            return await self._send(*pair)
+
+        pairs = list(zip(messages, topics, strict=True))
+        return self._client.run(pipelined(pairs, send_one, at_once=self._client.options.in_flight))
+
+    def end(self, halves: Sequence[HalfRef], resolution: Resolution, within: timedelta | None) -> list[SendResult]:
+        """Commit or roll back what this process sent, each once."""
+        deadline = float("inf") if within is None else self._clock() + within.total_seconds()
+
+        async def end_one(half: HalfRef) -> SendResult:
+            if self._clock() >= deadline:
+                return SendResult(SendStatus.UNAVAILABLE, reason="Not ended: the time in which this process may was over.")
+            return await self._end(half, resolution)
+
+        return self._client.run(pipelined(halves, end_one, at_once=self._client.options.in_flight))
+
+    def look_up(self, halves: Sequence[HalfRef]) -> list[HalfStanding]:
+        """
+        Return where half messages stand: nothing can be asked, so the check-back has the word as long as it may be asked.
+
+        Behind that a message counts as gone, and goes again: never lost for that, and perhaps there twice.
+        """
+        before = datetime.now(UTC) - self._client.options.check_horizon
+        return [
+            HalfStanding.GONE if half.decided_at is not None and half.decided_at < before else HalfStanding.UNKNOWN
+            for half in halves
+        ]
+
+    async def _send(self, message: Outgoing, topic: TopicSpec) -> SendResult:
+        wire_id = message.half_id or half_id(message.message_id)
+        at = self._clock()
+        endpoint, sent = await self._sender.send(message, topic, wire_id)
+        if isinstance(sent, SendResult):
+            return sent
+        assert endpoint is not None
+        self._sent[wire_id] = Sent(endpoint, sent.transaction_id, at)
+        return SendResult(SendStatus.ACCEPTED, half_id=wire_id)
+
+    async def _end(self, half: HalfRef, resolution: Resolution) -> SendResult:
+        sent = self._sent.pop(half.half_id, None)
+        if sent is None:
+            return SendResult(SendStatus.ACCEPTED, ended=Ended.NOT_FOUND, reason="Not sent by this process, or ended before.")
+        request = service.EndTransactionRequest(
+            topic=self._client.resource(half.topic),
+            message_id=half.half_id,
+            transaction_id=sent.transaction_id,
+            resolution=RESOLUTIONS[resolution],
+            source=definition.TransactionSource.SOURCE_CLIENT,
+        )
+        try:
+            await self._client.call(sent.endpoint, "EndTransaction", request)
+        except StatusError as error:
+            if error.code == Code.INTERNAL_SERVER_ERROR:  # the proxy has it no more: ended, or the check-back has the word
+                return SendResult(SendStatus.ACCEPTED, ended=Ended.NOT_FOUND, reason=f"RocketMQ says {error}.")
+            return SendResult(SendStatus.UNSURE, reason=f"RocketMQ says {error}.")
+        except Exception as error:  # the COMMIT may have arrived, and is not repeated
+            return status_of(error)
+        return SendResult(SendStatus.ACCEPTED, ended=ENDED[resolution])
+
+    def _forget_old(self) -> None:
+        oldest = self._clock() - PROXY_SECONDS
+        while self._sent and (first := next(iter(self._sent.items())))[1].at < oldest:
+            del self._sent[first[0]]

@@ -1,0 +1,46 @@
+"""One request at a time to the port of a broker or name server, for scripts and tests that have no event loop."""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Mapping
+from typing import Any
+
+from outbox.brokers.rocketmq.remoting import requests
+from outbox.brokers.rocketmq.remoting.frames import HEADER_BYTES, Answer, Request, Stored, decode, encode, frame_size
+
+Address = tuple[str, int]
+
+
+def exchange(address: Address, request: Request, *, timeout: float = 5) -> Answer:
+    """Make one request over a connection of its own; return the answer. Raises OSError where nobody answers."""
+    with socket.create_connection(address, timeout) as connection:
+        connection.sendall(encode(request, 1))
+        with connection.makefile("rb") as stream:
+            first = stream.read(HEADER_BYTES)
+            size = frame_size(first)
+            frame = first + stream.read(size - HEADER_BYTES) if size else b""
+    answer = decode(frame)[1] if size and len(frame) == size else None
+    if answer is None:
+        raise ConnectionError("The connection was closed in the middle of an answer.")
+    return answer
+
+
+def call(address: Address, code: int, fields: Mapping[str, Any] | None = None, body: bytes = b"", *, timeout: float = 5) -> bytes:
+    """Make one request; return the answer's body. Raises OSError as `exchange`, RemotingError where the answer is an error."""
+    return exchange(address, Request(code, fields or {}, body), timeout=timeout).checked().body
+
+
+def query(address: Address, topic: str, key: str) -> list[Stored]:
+    """Find the messages of a topic that have a key. Raises as `call`."""
+    return requests.found(exchange(address, requests.query(topic, key)), key)
+
+
+def pull(address: Address, topic: str, offset: int, *, queue: int = 0) -> tuple[list[Stored], int]:
+    """Read on in a queue; return some messages and where to go on. Raises as `call`."""
+    return requests.pulled(exchange(address, requests.pull(topic, queue, offset)))
+
+
+def send(address: Address, topic: str, queue: int, stored: Stored, properties: Mapping[str, str]) -> None:
+    """Store a message's body once more, with these properties, in a queue (-1: any). Raises as `call`."""
+    exchange(address, requests.send_copy(topic, queue, stored, properties)).checked()
