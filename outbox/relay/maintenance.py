@@ -6,12 +6,13 @@ from collections.abc import Iterable
 from contextlib import closing
 from dataclasses import dataclass
 from datetime import date
+from functools import partial
 
 from outbox import conf, database
 from outbox.database import heartbeats
 from outbox.database.partitions import make_days
 from outbox.relay.hosts import ensure_fit
-from outbox.relay.prune import Pruned, prune
+from outbox.relay.prune import Pruned, prune, read_keep_since
 
 MAINTENANCE_INTERVAL = 3600.0  # seconds
 
@@ -43,13 +44,18 @@ def maintain(using: str) -> MaintenanceResult:
 
 def prune_brokers(aliases: Iterable[str]) -> dict[str, int]:
     """
-    Have brokers drop what their topics' retention no longer keeps; give how many rows each did.
+    Let brokers delete what their topics' retention no longer keeps. Return how many rows each deleted.
+
+    None is asked, and the result is empty, while a database cannot say which half messages have no confirmed end.
 
     Raises:
         BrokerUnavailable: one of them is out of reach.
     """
+    keep_since = read_keep_since()
+    if keep_since is None:
+        return {}
     dropped = {}
     for alias in sorted(set(aliases)):
         with closing(conf.make_broker(alias)) as broker:
-            dropped[alias] = sum(iter(broker.prune, 0))
+            dropped[alias] = sum(iter(partial(broker.prune, keep_since=keep_since), 0))
     return dropped

@@ -15,6 +15,8 @@ from dataclasses import asdict, dataclass, field
 from datetime import UTC, date, datetime, time, timedelta
 from uuid import UUID
 
+import psycopg
+
 from outbox import conf, database, signals
 from outbox.batches.batch import UNFINISHED
 from outbox.batches.prune import prune as prune_batches
@@ -50,6 +52,11 @@ OLD = {
             SELECT FROM outbox_batch b
             WHERE (b.state IN {UNFINISHED} OR b.state = {State.DEAD}) AND outbox_dead.message_id = ANY(b.message_ids))""",
 }
+
+# Since when brokers keep everything: the first decision whose half messages have no confirmed end, or now.
+KEEP_SINCE = f"SELECT least(min(decided_at), clock_timestamp()) FROM outbox_batch WHERE state = {State.PREPARED}"
+
+CLOCKS_DIFFER = timedelta(minutes=1)  # at most so much, a broker's from that of the database which decided
 
 IS_THERE = "SELECT to_regclass(%s) IS NOT NULL"
 
@@ -116,6 +123,34 @@ def prune(using: str, *, now: datetime | None = None, patience: timedelta = part
             if table not in taken:
                 pruned.rows[table] = _delete_rows(connection, table, old, before=midnight, now=now)
     return pruned
+
+
+def read_keep_since() -> datetime | None:
+    """
+    Return since when brokers keep what they have stored, because some of its ends may not be confirmed yet.
+
+    A broker is looked up for half messages whose end had no answer. What it prunes it cannot show, and what it does not show
+    is sent again. Every database of the settings is asked: each may have sent to each broker.
+
+    Returns:
+        None where a database cannot be read: then nobody can tell, and no broker may prune.
+    """
+    found = []
+    for alias in database.outbox_databases():
+        try:
+            with database.connect(alias, application_name="outbox upkeep") as connection:
+                row = connection.execute(KEEP_SINCE).fetchone()
+        except psycopg.errors.UndefinedTable:  # no outbox there, so it has sent nothing
+            continue
+        except psycopg.Error as error:
+            logger.warning(
+                "Brokers are not pruned now: nobody can tell which ends are unconfirmed, since database %r cannot be read. %s",
+                *(alias, error),
+            )
+            return None
+        assert row is not None
+        found.append(row[0])
+    return min(found, default=datetime.now(UTC)) - CLOCKS_DIFFER
 
 
 def _require_apps() -> None:

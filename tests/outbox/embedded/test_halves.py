@@ -1,14 +1,15 @@
 """What the embedded broker adds to the contract of half messages: its memory, and at most one visible copy."""
 
 import threading
+from dataclasses import replace
 
 import pytest
 
-from outbox.brokers.base import Ended
+from outbox.brokers.base import Ended, HalfRef
 from outbox.database import Connection
 from outbox.embedded import EmbeddedBroker, halves
 from outbox.errors import BrokerUnavailable
-from outbox.message import COMMIT, ROLLBACK, TopicType
+from outbox.message import COMMIT, ROLLBACK, Resolution, TopicType
 from tests.contracts.acts import Acts
 from tests.contracts.harness import EmbeddedHarness
 from tests.waiting import wait_until_it_blocks
@@ -18,6 +19,14 @@ HALF = TopicType.TRANSACTION
 BROKERS_CONNECTIONS = """
 SELECT pid FROM pg_stat_activity WHERE application_name = 'outbox embedded broker' AND datname = current_database()
 """
+
+SOURCE = "urn:uuid:here"
+
+
+def half_from(acts: Acts, source: str) -> HalfRef:
+    """Store a half message of a database."""
+    [half] = acts.send_halves(acts.message(HALF, headers={"ce-source": source}))
+    return replace(half, source=source)
 
 
 class TestNewHalfId:
@@ -87,6 +96,32 @@ class TestEnd:
         acts.end(*reversed(acts.send_halves(*messages)))
 
         assert acts.bodies(HALF) == [b"%d" % n for n in range(50)]
+
+    @pytest.mark.parametrize("resolution", [COMMIT, ROLLBACK])
+    @pytest.mark.parametrize("other", [{"message_id": "another"}, {"source": "urn:uuid:another"}])
+    def test_does_not_know_the_number_of_another_half(
+        self, acts: Acts, connection: Connection, resolution: Resolution, other: dict[str, str]
+    ):
+        half = half_from(acts, SOURCE)
+
+        assert acts.end(replace(half, **other), resolution=resolution) == [Ended.NOT_FOUND]
+
+        assert acts.end(half) == [Ended.COMMITTED]
+        assert acts.end(replace(half, **other), resolution=resolution) == [Ended.NOT_FOUND]
+
+    @pytest.mark.parametrize("resolution", [COMMIT, ROLLBACK])
+    def test_tells_two_halves_of_one_number_apart(self, acts: Acts, resolution: Resolution):
+        half = half_from(acts, SOURCE)
+        lost = replace(half, message_id="another")
+
+        ended = acts.end(lost, half, lost, resolution=resolution)
+
+        assert [one is Ended.NOT_FOUND for one in ended] == [True, False, True]
+
+    def test_need_not_know_the_source(self, acts: Acts):
+        half = half_from(acts, SOURCE)
+
+        assert acts.end(replace(half, source="")) == [Ended.COMMITTED]
 
     def test_keeps_no_body_of_what_was_rolled_back(self, acts: Acts, connection: Connection):
         acts.end(acts.half(), resolution=ROLLBACK)

@@ -108,6 +108,45 @@ class TestPrune:
 
         assert acts.end(half) == [Ended.COMMITTED]
 
+    def test_keeps_what_was_stored_since_an_end_that_is_not_confirmed(
+        self, acts: Acts, broker: EmbeddedBroker, harness: EmbeddedHarness, connection: Connection
+    ):
+        acts.send_bodies(b"before")
+        harness.pass_time(timedelta(seconds=1))
+        unconfirmed = harness.now
+        half = acts.half()
+        acts.end(half)
+        acts.send_bodies(b"after")
+
+        harness.pass_time(RETENTION * 2)
+
+        assert broker.prune(keep_since=unconfirmed) == 1
+        assert broker.prune(keep_since=unconfirmed) == 0
+        assert stored(connection) == 2
+        assert acts.end(half) == [Ended.COMMITTED]
+        assert broker.prune() == 2
+
+    def test_keeps_ends_since_one_that_is_not_confirmed(self, acts: Acts, broker: EmbeddedBroker, harness: EmbeddedHarness):
+        before, after = acts.half(), acts.half()
+        acts.end(before, resolution=ROLLBACK)
+        harness.pass_time(timedelta(seconds=1))
+        unconfirmed = harness.now
+        acts.end(after, resolution=ROLLBACK)
+
+        harness.pass_time(RETENTION * 2)
+        broker.prune(keep_since=unconfirmed)
+
+        assert acts.end(before, after) == [Ended.NOT_FOUND, Ended.ROLLED_BACK]
+
+    def test_drops_nothing_within_the_retention_for_a_later_end(
+        self, acts: Acts, broker: EmbeddedBroker, harness: EmbeddedHarness
+    ):
+        acts.send_bodies(b"a")
+
+        harness.pass_time(timedelta(hours=1))
+
+        assert broker.prune(keep_since=harness.now) == 0
+
 
 class TestForgetGroup:
     def test_lets_retention_go_on(self, acts: Acts, broker: EmbeddedBroker, harness: EmbeddedHarness):

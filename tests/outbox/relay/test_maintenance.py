@@ -1,13 +1,16 @@
+import logging
 from datetime import UTC, datetime, timedelta
 
 import pytest
+from django.db import connections
 
 from outbox import database
 from outbox.brokers.memory import MemoryBroker
 from outbox.database import partitions
 from outbox.errors import NotMigrated
-from outbox.models import Process
+from outbox.models import Process, State
 from outbox.relay.maintenance import maintain, prune_brokers
+from tests.factories import BatchFactory
 
 
 @pytest.mark.django_db(transaction=True)
@@ -37,11 +40,81 @@ class TestKeepUp:
                 own.execute("ALTER TABLE elsewhere RENAME TO outbox_idle")
 
 
+LONG_AGO = datetime(2020, 2, 3, 12, tzinfo=UTC)
+A_MINUTE = timedelta(minutes=1)
+
+PREPARE = """
+INSERT INTO outbox_batch (topic_id, message_ids, half_ids, state, decided_at)
+VALUES (1, ARRAY[gen_random_uuid()], ARRAY['h'], %(state)s, %(decided_at)s)
+"""
+
+
+@pytest.fixture
+def kept_since(settings, monkeypatch):
+    """Since when the memory broker was told to keep what it has stored, at each prune."""
+    settings.OUTBOX = {"BROKERS": {"default": {"BACKEND": "outbox.brokers.memory.MemoryBroker"}}}
+    told: list[datetime] = []
+    monkeypatch.setattr(MemoryBroker, "prune", lambda self, *, keep_since: told.append(keep_since) or 0)
+    return told
+
+
+@pytest.fixture
+def add_database():
+    """Add an alias that leads elsewhere than "default" does."""
+    added: list[str] = []
+
+    def add(alias: str, **changes: object) -> None:
+        connections.settings[alias] = {**connections.settings["default"], **changes}
+        added.append(alias)
+
+    yield add
+    for alias in added:
+        del connections.settings[alias]
+        if hasattr(connections, alias):
+            del connections[alias]
+
+
+@pytest.mark.django_db(transaction=True, databases=["default", "other"])
 class TestPruneBrokers:
     def test_calls_until_nothing_is_left(self, settings, monkeypatch):
         settings.OUTBOX = {"BROKERS": {"default": {"BACKEND": "outbox.brokers.memory.MemoryBroker"}}}
         left = [3, 2, 0]
-        monkeypatch.setattr(MemoryBroker, "prune", lambda self: left.pop(0))
+        monkeypatch.setattr(MemoryBroker, "prune", lambda self, *, keep_since: left.pop(0))
 
         assert prune_brokers(["default", "default"]) == {"default": 5}
         assert left == []
+
+    @pytest.mark.parametrize("alias", ["default", "other"])
+    def test_keeps_what_was_stored_since_the_first_decision_that_is_open_in_any_database(self, kept_since, alias):
+        BatchFactory(state=State.PREPARED, decided_at=datetime.now(UTC))
+        with database.connect(alias) as own:
+            own.execute(PREPARE, {"decided_at": LONG_AGO, "state": State.PREPARED})
+
+        prune_brokers(["default"])
+
+        assert kept_since == [LONG_AGO - A_MINUTE]
+
+    @pytest.mark.parametrize("state", [State.SENT, State.DEAD, State.CLAIMED])
+    def test_does_not_wait_for_what_is_not_decided_or_confirmed(self, kept_since, state):
+        BatchFactory(state=state, decided_at=LONG_AGO, sent_at=LONG_AGO if state == State.SENT else None)
+
+        prune_brokers(["default"])
+
+        assert abs(kept_since[0] + A_MINUTE - datetime.now(UTC)) < A_MINUTE
+
+    def test_prunes_nothing_while_a_database_cannot_be_read(self, kept_since, add_database, caplog):
+        add_database("away", HOST="127.0.0.1", PORT="1")
+
+        with caplog.at_level(logging.WARNING):
+            assert prune_brokers(["default"]) == {}
+
+        assert kept_since == []
+        assert "Brokers are not pruned now" in caplog.text
+        assert "'away' cannot be read" in caplog.text
+
+    def test_passes_over_a_database_without_the_outbox(self, kept_since, add_database):
+        add_database("shop", NAME="postgres")
+
+        prune_brokers(["default"])
+
+        assert len(kept_since) == 1
