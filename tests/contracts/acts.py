@@ -2,10 +2,21 @@
 
 import uuid
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 
-from outbox.brokers.base import Broker, DeadLetter, Delivery, Ended, HalfRef, Outgoing, SendStatus, StoredCopy
+from outbox.brokers.base import (
+    Broker,
+    DeadLetter,
+    Delivery,
+    Ended,
+    HalfRef,
+    HalfStanding,
+    Outgoing,
+    SendStatus,
+    StoredCopy,
+)
+from outbox.brokers.capabilities import HalfMessages
 from outbox.message import COMMIT, Resolution, TopicType
 from tests.contracts.harness import Harness
 
@@ -67,6 +78,27 @@ class Acts:
 
     def half(self) -> HalfRef:
         return self.send_halves(self.message(TopicType.TRANSACTION))[0]
+
+    def decide(self, half: HalfRef) -> HalfRef:
+        """Return a half message as who has decided to commit it now knows it."""
+        return replace(half, decided_at=self.harness.clock())
+
+    def decided_half(self) -> HalfRef:
+        return self.decide(self.half())
+
+    def unknown_half(self, *, place: str = "") -> HalfRef:
+        """Return a half message that was decided and never arrived."""
+        topic = self.harness.topic(TopicType.TRANSACTION)
+        message_id = str(uuid.uuid4())
+        return self.decide(HalfRef(topic, HalfMessages.of(self.broker).new_half_id(message_id), message_id, place))
+
+    def look_up(self, half: HalfRef) -> HalfStanding:
+        """Return where a half message stands; again while the broker cannot tell yet."""
+        for _ in self.harness.tries():
+            [standing] = self.broker.look_up_halves([half])
+            if standing is not HalfStanding.UNKNOWN:
+                break
+        return standing
 
     def end(self, *halves: HalfRef, resolution: Resolution = COMMIT) -> list[Ended | None]:
         return [outcome.ended for outcome in self.broker.end(halves, resolution)]

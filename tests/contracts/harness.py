@@ -8,23 +8,30 @@ import tempfile
 import time
 import uuid
 from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager
 from datetime import UTC, datetime, timedelta
 from typing import Any, ClassVar
 
 import pytest
 from django.db import connections
+from psycopg import OperationalError
 
 from outbox import database
-from outbox.brokers.base import Broker, SendStatus
+from outbox.brokers.base import Broker, SendResult, SendStatus
 from outbox.brokers.memory import MemoryBroker
 from outbox.brokers.memory.store import forget
-from outbox.embedded import EmbeddedBroker, wakeup
+from outbox.embedded import EmbeddedBroker, halves, wakeup
 from outbox.message import TopicSpec, TopicType
 from tests.quotes import python_blocks
 
 CHECK_AFTER = timedelta(seconds=6)
 CHECK_INTERVAL = timedelta(seconds=10)
 CHECK_LIMIT = 3
+
+TERMINATE = """
+SELECT pg_terminate_backend(pid, 5000) FROM pg_stat_activity
+WHERE application_name = 'outbox embedded broker' AND datname = current_database()
+"""
 
 
 def broker_of_page(page: str) -> type[Broker]:
@@ -52,6 +59,8 @@ class Harness(abc.ABC):
     delivers_again = False  # what a group has finished, on demand
     keeps_reasons = True  # a dead letter says why it was given up
     counts_what_is_handled = True  # backlog() includes what was received and not finished
+    can_lose_ends = False  # lose_ends() works
+    can_restart = False  # restart() works
 
     def __init__(self) -> None:
         unique = uuid.uuid4().hex[:8]
@@ -96,6 +105,29 @@ class Harness(abc.ABC):
         """Return options for another process: as JSON can write them, and with the real time."""
         return {}
 
+    def clock(self) -> datetime:
+        """Return the current time by the clock of those who decide; it may differ from the broker's a little."""
+        return self.now
+
+    def lose_ends(self, broker: Broker, *, arrive: bool) -> AbstractContextManager[None]:
+        """
+        Leave the ends that a broker sends meanwhile without an answer, as a network does that breaks. See `can_lose_ends`.
+
+        The caller's results are UNSURE; where none can have arrived, they may be UNAVAILABLE, too.
+
+        Args:
+            arrive: whether the server gets the requests. True: they take effect, and only the answers are lost.
+        """
+        raise NotImplementedError
+
+    def restart(self) -> None:
+        """
+        Kill the broker's server, as by SIGKILL, and start it again. Return when it serves. See `can_restart`.
+
+        Connections break. What the server had answered holds, as far as the broker's guarantees say.
+        """
+        raise NotImplementedError
+
     def is_now(self, time: datetime | None) -> bool:
         """Return whether something happened just now."""
         return time == self.now
@@ -117,6 +149,7 @@ class MemoryHarness(Harness):
     is_shared_by_processes = False
     places_halves = True
     delivers_again = True
+    can_lose_ends = True
 
     def options(self) -> dict[str, Any]:
         return {**super().options(), "NAME": str(id(self))}
@@ -124,18 +157,36 @@ class MemoryHarness(Harness):
     def open_unreachable(self) -> Broker:
         broker = self.open()
         assert isinstance(broker, MemoryBroker)
-        for call in ("send", "send_halves", "end"):
+        for call in ("send", "send_halves", "end", "look_up_halves"):
             broker.fail(call, SendStatus.UNAVAILABLE, times=None)
         return broker
 
+    @contextmanager
+    def lose_ends(self, broker: Broker, *, arrive: bool) -> Iterator[None]:
+        assert isinstance(broker, MemoryBroker)
+        broker.fail("end", SendStatus.UNSURE, times=None, stored=arrive)
+        yield
+        broker.heal()
+
     def close(self) -> None:
         forget(str(id(self)))
+
+
+class StatelessMemoryHarness(MemoryHarness):
+    """Ends as RocketMQ has them: every COMMIT makes a copy, whatever came before."""
+
+    remembers_ends = False
+
+    def options(self) -> dict[str, Any]:
+        return {**super().options(), "END": "stateless", "COMMIT_WINDOW": timedelta(seconds=2)}
 
 
 class EmbeddedHarness(Harness):
     broker_class = EmbeddedBroker
     deduplicates_sends = True
     delivers_again = True
+    can_lose_ends = True
+    can_restart = True
 
     def without_polls(self, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(wakeup, "POLL_SECONDS", 50)
@@ -143,6 +194,27 @@ class EmbeddedHarness(Harness):
     def open_unreachable(self) -> Broker:
         connections.settings["away"] = {**connections.settings["default"], "HOST": "127.0.0.1", "PORT": "1"}
         return self.open(DATABASE="away")
+
+    @contextmanager
+    def lose_ends(self, broker: Broker, *, arrive: bool) -> Iterator[None]:
+        end = halves.end
+
+        def end_unheard(connection: database.Connection, *args: Any, **options: Any) -> list[SendResult]:
+            if not arrive:
+                self.restart()
+                return end(connection, *args, **options)
+            end(connection, *args, **options)
+            connection.close()
+            raise OperationalError("consuming input failed: server closed the connection unexpectedly")
+
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(halves, "end", end_unheard)
+            yield
+
+    def restart(self) -> None:
+        """End the server's processes that serve brokers; a crash of all of it would meet other tests, too."""
+        with database.connect("default") as connection:
+            connection.execute(TERMINATE)
 
     def close(self) -> None:
         super().close()
@@ -181,6 +253,7 @@ class PageHarness(Harness):
 
 HARNESSES: dict[str, type[Harness]] = {
     "memory": MemoryHarness,
+    "stateless": StatelessMemoryHarness,
     "embedded": EmbeddedHarness,
     "page": PageHarness,
 }

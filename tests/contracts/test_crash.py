@@ -10,9 +10,12 @@ import pytest
 from django.conf import settings
 from django.db import connections
 
-from outbox.message import TopicType
+from outbox.brokers.base import Broker, Ended, HalfRef, HalfStanding, SendStatus
+from outbox.message import COMMIT, ROLLBACK, TopicType
 from tests.contracts.acts import INVISIBLE, Acts
 from tests.contracts.harness import Harness
+
+HALF = TopicType.TRANSACTION
 
 Start = Callable[[str, TopicType], subprocess.Popen[str]]
 
@@ -46,7 +49,7 @@ print(len(found), flush=True)
 COMMIT_HALF = """
 [half] = broker.send_halves([Outgoing("m", topic, b"a")])
 [result] = broker.end([HalfRef(topic, half.half_id, "m", half.place)], COMMIT)
-print(result.status, flush=True)
+print(result.status, half.half_id, flush=True)
 """
 
 
@@ -96,11 +99,60 @@ class TestKilledConsumer:
 @pytest.mark.needs("is_shared_by_processes", "supports_half_messages", "confirms_ends")
 class TestKilledProducer:
     def test_leaves_visible_what_it_was_told_is_committed(self, acts: Acts, harness: Harness, start: Start):
-        producer = start(COMMIT_HALF, TopicType.TRANSACTION)
+        producer = start(COMMIT_HALF, HALF)
         assert producer.stdout is not None
-        assert producer.stdout.readline() == "accepted\n"
+        told, half_id = producer.stdout.readline().split()
 
         producer.kill()
         producer.wait(30)
 
-        assert [delivery.body for delivery in acts.receive(TopicType.TRANSACTION)] == [b"a"]
+        assert told == "accepted"
+        assert acts.look_up(acts.decide(HalfRef(harness.topic(HALF), half_id, "m"))) is HalfStanding.VISIBLE
+        assert [delivery.body for delivery in acts.receive(HALF)] == [b"a"]
+
+
+@pytest.mark.needs("can_restart", "supports_half_messages")
+class TestRestart:
+    def test_leaves_half_messages_hidden_to_be_ended(self, acts: Acts, harness: Harness):
+        one, other = acts.decided_half(), acts.decided_half()
+
+        harness.restart()
+        later = Acts(harness, harness.open())
+
+        assert [later.look_up(half) for half in (one, other)] == [HalfStanding.HIDDEN] * 2
+        assert later.end(one) == [Ended.COMMITTED]
+        assert later.end(other, resolution=ROLLBACK) == [Ended.ROLLED_BACK]
+        assert [delivery.message_id for delivery in later.receive(HALF, count=1)] == [one.message_id]
+
+    @pytest.mark.needs("confirms_ends")
+    def test_leaves_visible_what_was_answered(self, acts: Acts, harness: Harness):
+        halves = [acts.decided_half() for _ in range(5)]
+        assert acts.end(*halves) == [Ended.COMMITTED] * 5
+
+        harness.restart()
+        later = Acts(harness, harness.open())
+
+        assert [later.look_up(half) for half in halves] == [HalfStanding.VISIBLE] * 5
+        assert len(later.receive(HALF, count=5)) == 5
+
+    def test_finds_nothing_of_what_was_rolled_back(self, acts: Acts, harness: Harness):
+        half = acts.decided_half()
+        acts.end(half, resolution=ROLLBACK)
+
+        harness.restart()
+        later = Acts(harness, harness.open())
+
+        assert later.look_up(half) is not HalfStanding.VISIBLE
+        assert later.receive(HALF) == []
+
+    def test_lets_a_broker_go_on_that_was_open(self, acts: Acts, broker: Broker, harness: Harness):
+        half = acts.decided_half()
+
+        harness.restart()
+        [first] = broker.end([half], COMMIT)
+
+        if acts.look_up(half) is HalfStanding.HIDDEN:
+            assert first.status in (SendStatus.UNSURE, SendStatus.UNAVAILABLE)
+            assert acts.end(half) == [Ended.COMMITTED]
+        assert acts.look_up(half) is HalfStanding.VISIBLE
+        assert len(acts.receive(HALF, count=1)) == 1

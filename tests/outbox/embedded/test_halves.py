@@ -2,10 +2,11 @@
 
 import threading
 from dataclasses import replace
+from datetime import timedelta
 
 import pytest
 
-from outbox.brokers.base import Ended, HalfRef
+from outbox.brokers.base import Ended, HalfRef, SendStatus
 from outbox.database import Connection
 from outbox.embedded import EmbeddedBroker, halves
 from outbox.errors import BrokerUnavailable
@@ -122,6 +123,12 @@ class TestEnd:
         half = half_from(acts, SOURCE)
 
         assert acts.end(replace(half, source="")) == [Ended.COMMITTED]
+
+    def test_does_not_leave_when_its_time_is_over(self, acts: Acts, broker: EmbeddedBroker):
+        [result] = broker.end([acts.half()], COMMIT, within=timedelta(0))
+
+        assert result.status is SendStatus.UNAVAILABLE
+        assert acts.receive(HALF) == []
 
     def test_keeps_no_body_of_what_was_rolled_back(self, acts: Acts, connection: Connection):
         acts.end(acts.half(), resolution=ROLLBACK)
