@@ -12,10 +12,10 @@ export PIP_ROOT_USER_ACTION := ignore
 export UV_PYTHON_DOWNLOADS := never
 
 .DEFAULT_GOAL := help
-.PHONY: help demo demo-rocketmq serve test test-core test-rocketmq test-spark test-browser test-wheel screenshots rocketmq audit bench docs check check-style check-types check-walls check-migrations lock lock-check clean
+.PHONY: help demo demo-rocketmq serve test test-core test-rocketmq test-spark test-browser test-wheel faults-rocketmq screenshots rocketmq audit bench docs check check-style check-types check-walls check-migrations lock lock-check clean
 
 help:
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-13s  %s\n", $$1, $$2 }' Makefile
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-15s  %s\n", $$1, $$2 }' Makefile
 
 demo: $(VENV)/.project ## replay a day of orders while relay and consumer are killed; report what was lost (ARGS="...")
 	@$(BIN)/python manage.py outbox_demo $(ARGS)
@@ -52,6 +52,11 @@ test-core: $(VENV)/.dev ## run the tests of the core without the apps of embedde
 # They mostly wait, so three at once, each of the three with a node of its own.
 test-rocketmq: $(VENV)/.rocketmq ## run the tests that need a real RocketMQ, and start it; needs Java and Maven (ARGS="...")
 	@$(BIN)/python -m pytest -m rocketmq --numprocesses 3 $(BY_FILE) $(or $(ARGS),$(call marked,rocketmq))
+
+# About 40 minutes; what it cost is printed at the end.
+faults-rocketmq: $(VENV)/.rocketmq ## kill a RocketMQ 100 times while it commits, and count what was lost; needs Java and Maven (ARGS="...")
+	@FAULTS_KILLS=$(or $(KILLS),50) FAULTS_PROXIES=cluster,local $(BIN)/python -m pytest -m rocketmq -p no:xdist \
+	$(or $(ARGS),tests/outbox/brokers/rocketmq/test_commit_window.py)
 
 # One process plays the demo and looks at it, another fills the tables.
 test-browser: $(VENV)/.browser ## look at the played demo in Chromium, and at a million messages (ARGS="...")

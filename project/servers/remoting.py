@@ -12,10 +12,18 @@ from outbox.brokers.rocketmq.remoting.frames import HEADER_BYTES, Answer, Reques
 Address = tuple[str, int]
 
 
-def exchange(address: Address, request: Request, *, timeout: float = 5) -> Answer:
-    """Make one request over a connection of its own; return the answer. Raises OSError where nobody answers."""
+def exchange(address: Address, request: Request, *, timeout: float = 5, keys: tuple[str, str] = ("", "")) -> Answer:
+    """
+    Make one request over a connection of its own; return the answer.
+
+    Args:
+        keys: access key and secret key, to sign it with.
+
+    Raises:
+        OSError: nobody answers.
+    """
     with socket.create_connection(address, timeout) as connection:
-        connection.sendall(encode(request, 1))
+        connection.sendall(encode(request, 1, keys))
         with connection.makefile("rb") as stream:
             first = stream.read(HEADER_BYTES)
             size = frame_size(first)
@@ -26,9 +34,16 @@ def exchange(address: Address, request: Request, *, timeout: float = 5) -> Answe
     return answer
 
 
-def call(address: Address, code: int, fields: Mapping[str, Any] | None = None, body: bytes = b"", *, timeout: float = 5) -> bytes:
+def call(
+    address: Address,
+    code: int,
+    fields: Mapping[str, Any] | None = None,
+    body: bytes = b"",
+    *,
+    keys: tuple[str, str] = ("", ""),
+) -> bytes:
     """Make one request; return the answer's body. Raises OSError as `exchange`, RemotingError where the answer is an error."""
-    return exchange(address, Request(code, fields or {}, body), timeout=timeout).checked().body
+    return exchange(address, Request(code, fields or {}, body), keys=keys).checked().body
 
 
 def query(address: Address, topic: str, key: str) -> list[Stored]:

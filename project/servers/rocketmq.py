@@ -81,6 +81,8 @@ class RocketMQ:
         folder: holds jars and data; made where it is missing.
         settings: of broker.conf, beside ours.
         proxy: of rmq-proxy.json, beside ours.
+        flags: of both Java machines, beside ours.
+        keys: access key and secret key of an administrator, where the settings want requests signed.
     """
 
     def __init__(
@@ -91,6 +93,8 @@ class RocketMQ:
         settings: dict[str, object] | None = None,
         proxy: dict[str, object] | None = None,
         data: Path | None = None,
+        flags: Sequence[str] = (),
+        keys: tuple[str, str] = ("", ""),
     ) -> None:
         self.ports = ports or Ports()
         self.lib = folder / "lib"
@@ -102,6 +106,8 @@ class RocketMQ:
         self._namesrv_address = (HOST, self.ports.namesrv)
         self._settings = settings or {}
         self._proxy = proxy or {}
+        self._flags = flags
+        self._keys = keys
         self._processes: dict[str, subprocess.Popen[bytes]] = {}
         self._lock: int | None = None
         self.ready_after = 0.0  # seconds that the start took, the jars being there
@@ -139,16 +145,16 @@ class RocketMQ:
 
     def set(self, name: str, value: object) -> None:
         """Change a setting of the running broker."""
-        call(self.broker_address, UPDATE_BROKER_CONFIG, {}, f"{name}={value}\n".encode())
+        call(self.broker_address, UPDATE_BROKER_CONFIG, {}, f"{name}={value}\n".encode(), keys=self._keys)
 
     def make_topic(self, name: str, kind: TopicType, queues: int = 4) -> None:
         """Create a topic; nothing changes where it is there already. Returns when producers can find it."""
-        make_topic(self.broker_address, name, kind, queues)
+        make_topic(self.broker_address, name, kind, queues, keys=self._keys)
         self.wait("broker", lambda: bool(call(self._namesrv_address, ROUTE_OF_TOPIC, {"topic": name})))
 
     def make_group(self, name: str, *, is_ordered: bool = False, retries: int = 16) -> None:
         """Create a consumer group."""
-        make_group(self.broker_address, name, is_ordered=is_ordered, retries=retries)
+        make_group(self.broker_address, name, is_ordered=is_ordered, retries=retries, keys=self._keys)
 
     def stop(self) -> None:
         """End both processes; the data may be lost."""
@@ -211,7 +217,7 @@ class RocketMQ:
         environment.pop("NAMESRV_ADDR", None)
         with (self.data / f"{name}.out").open("wb") as out:
             self._processes[name] = subprocess.Popen(
-                [*tie, java(), *memory, *FLAGS, *folders, "-cp", f"{self.lib}/*", *arguments],
+                [*tie, java(), *memory, *FLAGS, *self._flags, *folders, "-cp", f"{self.lib}/*", *arguments],
                 stdin=subprocess.DEVNULL,
                 stdout=out,
                 stderr=subprocess.STDOUT,
@@ -239,7 +245,7 @@ class RocketMQ:
     def _is_ready(self) -> bool:
         is_registered = f":{self.ports.broker}".encode() in call(self._namesrv_address, CLUSTER_INFO)
         if is_registered:
-            call(self.broker_address, BROKER_INFO)
+            call(self.broker_address, BROKER_INFO, keys=self._keys)
             socket.create_connection((HOST, self.ports.grpc), 1).close()
         return is_registered
 

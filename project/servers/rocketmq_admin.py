@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping, Sequence
 
 from outbox.message import TopicType
 from project.servers.remoting import call
 
 UPDATE_TOPIC, UPDATE_GROUP = 17, 200
 CLUSTER_INFO = 106
+CREATE_USER, CREATE_ACL = 3001, 3006
 
 Address = tuple[str, int]
 
 
-def make_topic(broker: Address, name: str, kind: TopicType, queues: int = 4) -> None:
+def make_topic(broker: Address, name: str, kind: TopicType, queues: int = 4, *, keys: tuple[str, str] = ("", "")) -> None:
     """
     Create a topic; nothing changes where it is there already. The name server tells of it within 30 s, mostly at once.
 
@@ -34,10 +36,13 @@ def make_topic(broker: Address, name: str, kind: TopicType, queues: int = 4) -> 
             "order": "false",
             "attributes": f"+message.type={kind.upper()}",
         },
+        keys=keys,
     )
 
 
-def make_group(broker: Address, name: str, *, is_ordered: bool = False, retries: int = 16) -> None:
+def make_group(
+    broker: Address, name: str, *, is_ordered: bool = False, retries: int = 16, keys: tuple[str, str] = ("", "")
+) -> None:
     """Create a consumer group; nothing changes where it is there already."""
     group = {
         "groupName": name,
@@ -49,7 +54,25 @@ def make_group(broker: Address, name: str, *, is_ordered: bool = False, retries:
         "brokerId": 0,
         "whichBrokerWhenConsumeSlowly": 1,
     }
-    call(broker, UPDATE_GROUP, {}, json.dumps(group).encode())
+    call(broker, UPDATE_GROUP, {}, json.dumps(group).encode(), keys=keys)
+
+
+def make_user(broker: Address, name: str, secret: str, rights: Mapping[str, Sequence[str]], *, keys: tuple[str, str]) -> None:
+    """
+    Create a user (ACL 2.0) who may do only that.
+
+    Args:
+        rights: resource, such as Topic:orders or Group:cart, -> actions: Pub, Sub, Get and so on.
+        keys: of a user who may do everything.
+    """
+    user = {"username": name, "password": secret, "userType": "Normal"}
+    call(broker, CREATE_USER, {"username": name}, json.dumps(user).encode(), keys=keys)
+    entries = [
+        {"resource": resource, "actions": list(actions), "sourceIps": [], "decision": "Allow"}
+        for resource, actions in rights.items()
+    ]
+    acl = {"subject": f"User:{name}", "policies": [{"policyType": "Custom", "entries": entries}]}
+    call(broker, CREATE_ACL, {"subject": f"User:{name}"}, json.dumps(acl).encode(), keys=keys)
 
 
 def brokers_of(name_server: Address) -> list[str]:

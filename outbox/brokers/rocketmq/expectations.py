@@ -11,6 +11,7 @@ from datetime import timedelta
 from outbox.brokers.base import Problem
 from outbox.brokers.rocketmq.client import Client
 from outbox.brokers.rocketmq.options import RocketMQOptions
+from outbox.brokers.rocketmq.places import HALVES
 from outbox.brokers.rocketmq.remoting import requests
 from outbox.brokers.rocketmq.remoting.frames import Answer, RemotingError, Request
 from outbox.message import TopicSpec, TopicType
@@ -70,8 +71,8 @@ async def _problems_of(client: Client, address: str, topic: str, now: Callable[[
         clock = _clock(json.loads(runtime.body)["table"])
         found = [*problems_of_settings(address, client.options, settings), *problems_of_clock(address, clock - asked_at)]
         if topic:
-            request = requests.end(topic, "", NOWHERE, NOWHERE, requests.ROLLBACK_TYPE)
-            found += problems_of_rights(address, topic, await client.ports.ask(address, request))
+            for request, need in _needed(topic):
+                found += _problem_of_a_right(address, need, await client.ports.ask(address, request))
     except (ConnectionError, RemotingError) as error:
         hint = "Correct NAME_SERVERS or BROKER_ADDRESSES, open the port, or give ACCESS_KEY its rights: docs/brokers/rocketmq.md."
         return [Problem(f"Broker {address} cannot be asked: {error}.", hint)]
@@ -141,12 +142,22 @@ def _problems_of_the_store(broker: str, settings: Mapping[str, str]) -> Iterator
         )
 
 
-def problems_of_rights(broker: str, topic: str, answer: Answer) -> Iterator[Problem]:
-    """Say that a broker does not take ends from us, by its answer to an end of a half message that is not there."""
-    if answer.code != requests.SYSTEM_ERROR:
+def _needed(topic: str) -> list[tuple[Request, str]]:
+    """Return requests that change nothing, each with the right that it needs."""
+    return [
+        (requests.end(topic, "", NOWHERE, NOWHERE, requests.ROLLBACK_TYPE), f"Pub on Topic:{topic}, to end half messages"),
+        (requests.query(topic, "-"), f"Sub on Topic:{topic}, to look messages up"),
+        (requests.query(HALVES, "-"), f"Sub on Topic:{HALVES}, to look half messages up"),
+        (requests.pull(HALVES, 0, 0), f"Sub on Topic:{HALVES} and Group:{requests.READER}, to read what a look-up does not find"),
+    ]
+
+
+def _problem_of_a_right(broker: str, need: str, answer: Answer) -> Iterator[Problem]:
+    if answer.code == requests.NO_PERMISSION:
         yield Problem(
-            f"Broker {broker} does not take ends of half messages of topic {topic}: {answer.code} {answer.text}.",
-            "Give ACCESS_KEY the right Pub on the topic (ACL 2.0), or correct it.",
+            f"Broker {broker} refuses ACCESS_KEY a right: {need}. It says: {answer.text}",
+            "Grant it (ACL 2.0): docs/brokers/rocketmq.md lists the rights. Without it nothing is lost; what gets no answer is "
+            "not settled.",
         )
 
 

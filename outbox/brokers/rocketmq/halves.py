@@ -82,6 +82,7 @@ class Halves:
             if address is None:
                 reason = f"Broker {place.broker} does not serve topic {half.topic} now."
                 return SendResult(SendStatus.UNAVAILABLE, reason=reason)
+            await self._client.ports.reach(address)  # it may take a while
             if self._clock() >= deadline:
                 return NOT_LEFT
             answer = await self._client.ports.ask(address, request)

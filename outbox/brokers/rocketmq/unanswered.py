@@ -22,6 +22,7 @@ from outbox.brokers.rocketmq.pipelines import pipelined
 from outbox.brokers.rocketmq.places import HALVES, Place
 from outbox.brokers.rocketmq.reading import TooMuch, read_since
 from outbox.brokers.rocketmq.remoting import requests
+from outbox.brokers.rocketmq.remoting.connection import NotConnected
 from outbox.brokers.rocketmq.remoting.frames import RemotingError, Request, Stored
 
 logger = logging.getLogger(__name__)
@@ -104,7 +105,9 @@ class Unanswered:
         """Return whether a half message lies at its place, or in the queue of half messages; else what that proves."""
         place = Place.read(half.place)
         if place is not None:
-            address = (await self._client.ports.addresses(half.topic))[place.broker]
+            address = (await self._client.ports.addresses(half.topic)).get(place.broker)
+            if address is None:
+                raise NotConnected(f"broker {place.broker} does not serve the topic any more")
             stored = requests.viewed(await self._client.ports.ask(address, requests.view(place.log_offset)))
             if stored is not None and stored.properties.get("UNIQ_KEY") == half.half_id:
                 return HalfStanding.HIDDEN

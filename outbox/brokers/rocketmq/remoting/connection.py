@@ -53,7 +53,7 @@ class Connection(asyncio.Protocol):
             async with asyncio.timeout(seconds):
                 _, connection = await loop.create_connection(lambda: cls(seconds, keys), host, port, ssl=tls)
         except (OSError, TimeoutError) as error:  # ssl.SSLError is an OSError
-            raise NotConnected(f"{host}:{port} cannot be reached: {error or 'no answer in time'}.") from error
+            raise NotConnected(f"{host}:{port} cannot be reached: {str(error) or 'no answer in time'}.") from error
         return connection
 
     @property

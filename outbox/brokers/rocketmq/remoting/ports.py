@@ -70,6 +70,10 @@ class Ports:
         if topic in self._told:
             self._told[topic] = 0.0, self._told[topic][1]
 
+    async def reach(self, place: str) -> None:
+        """Connect to the server at host:port, so that the next request leaves at once. Raises NotConnected."""
+        await self._connection(place)
+
     async def ask(self, place: str, request: Request) -> Answer:
         """
         Ask the server at host:port.

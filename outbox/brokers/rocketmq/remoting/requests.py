@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import struct
 import time
 from collections.abc import Mapping
 
@@ -76,7 +77,7 @@ def viewed(answer: Answer) -> Stored | None:
         return None
     try:
         return stored_message(answer.body)
-    except (ValueError, IndexError, OverflowError, OSError):  # whatever lies there is read as one
+    except (ValueError, IndexError, OverflowError, OSError, struct.error):  # whatever lies there is read as one
         return None
 
 
