@@ -39,6 +39,7 @@ class Connection(asyncio.Protocol):
         self._waiting: dict[int, asyncio.Future[Answer]] = {}
         self._deadlines: deque[tuple[float, int]] = deque()  # in order: all requests have the same time
         self._alarm: asyncio.TimerHandle | None = None
+        self._leaving: list[bytes] = []  # frames that are written together, as soon as the loop has nothing else to do
         self._data = bytearray()
         self._transport: asyncio.Transport | None = None
         self._loop = asyncio.get_running_loop()
@@ -77,7 +78,9 @@ class Connection(asyncio.Protocol):
         self._deadlines.append((self._loop.time() + self._seconds, number))
         if self._alarm is None:
             self._alarm = self._loop.call_at(self._deadlines[0][0], self._look_at_time)
-        self._transport.write(frame)
+        if not self._leaving:
+            self._loop.call_soon(self._flush)
+        self._leaving.append(frame)
         return future
 
     def close(self) -> None:
@@ -108,6 +111,11 @@ class Connection(asyncio.Protocol):
     def connection_lost(self, error: Exception | None) -> None:
         """Tell all that wait."""
         self._end(f"The connection was lost: {error or 'closed by the other end'}.")
+
+    def _flush(self) -> None:
+        frames, self._leaving = self._leaving, []
+        if self._transport is not None and not self._transport.is_closing():
+            self._transport.write(b"".join(frames))
 
     def _look_at_time(self) -> None:
         self._alarm = None
