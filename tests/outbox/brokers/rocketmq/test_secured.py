@@ -1,0 +1,158 @@
+"""A node that wants requests signed (ACL 2.0) and speaks TLS: at the proxy, at the broker's own port and at the name server."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import subprocess
+import tempfile
+import uuid
+from collections.abc import Callable, Iterator
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+import pytest
+from django.conf import settings as django_settings
+
+from outbox.brokers.base import Broker, Ended, HalfRef, HalfStanding, Outgoing, SendResult, SendStatus
+from outbox.brokers.rocketmq import RocketMQBroker
+from outbox.message import COMMIT, TopicSpec, TopicType
+from project.servers.rocketmq import RocketMQ
+from project.servers.rocketmq_admin import make_user
+from project.servers.rocketmq_ports import Ports
+from tests.waiting import wait_until
+
+ADMIN = ("admin", "the-administrators-secret")
+SHOP = ("shop", "the-shops-secret")
+READER = ("reader", "the-readers-secret")
+
+HALVES = "Topic:RMQ_SYS_TRANS_HALF_TOPIC"
+RIGHTS = {
+    "Topic:orders": ["Pub", "Sub"],
+    "Topic:plain": ["Pub", "Sub"],
+    HALVES: ["Sub"],
+    "Group:TOOLS_CONSUMER": ["Sub"],
+    "Group:cart": ["Sub", "Get"],
+}
+
+TOPICS = [TopicSpec("orders", TopicType.TRANSACTION), TopicSpec("plain", TopicType.NORMAL)]
+
+AUTH, PROXY = "org.apache.rocketmq.auth", "org.apache.rocketmq.proxy.auth"
+
+
+def acl(metadata: str) -> dict[str, str]:
+    return {
+        "authenticationProvider": f"{AUTH}.authentication.provider.DefaultAuthenticationProvider",
+        "authenticationMetadataProvider": metadata.format("Authentication"),
+        "authorizationProvider": f"{AUTH}.authorization.provider.DefaultAuthorizationProvider",
+        "authorizationMetadataProvider": metadata.format("Authorization"),
+        "initAuthenticationUser": json.dumps({"username": ADMIN[0], "password": ADMIN[1]}),
+        "innerClientAuthenticationCredentials": json.dumps({"accessKey": ADMIN[0], "secretKey": ADMIN[1]}),
+    }
+
+
+@pytest.fixture(scope="module")
+def folder() -> Iterator[Path]:
+    lib = Path(django_settings.BASE_DIR) / "var/rocketmq"
+    lib.mkdir(parents=True, exist_ok=True)
+    found = Path(tempfile.mkdtemp(prefix="data-", dir=lib))
+    names = ["-subj", "/CN=127.0.0.1", "-addext", "subjectAltName=IP:127.0.0.1"]
+    files = ["-keyout", str(found / "key.pem"), "-out", str(found / "cert.pem")]
+    subprocess.run(["openssl", "req", "-x509", "-newkey", "rsa:2048", "-nodes", *files, *names], check=True, capture_output=True)
+    yield found
+    shutil.rmtree(found, ignore_errors=True)
+
+
+@pytest.fixture(scope="module")
+def node(folder: Path) -> Iterator[RocketMQ]:
+    key, certificate = folder / "key.pem", folder / "cert.pem"
+    broker = {"authenticationEnabled": "true", "authorizationEnabled": "true"}
+    broker |= acl(f"{AUTH}.authentication.provider.Local{{}}MetadataProvider")
+    broker["authorizationMetadataProvider"] = f"{AUTH}.authorization.provider.LocalAuthorizationMetadataProvider"
+    proxy: dict[str, object] = {"authenticationEnabled": True, "authorizationEnabled": True}
+    proxy |= acl(f"{PROXY}.Proxy{{}}MetadataProvider")
+    proxy |= {"tlsTestModeEnable": False, "tlsKeyPath": str(key), "tlsCertPath": str(certificate)}
+    flags = ["-Dtls.test.mode.enable=false", f"-Dtls.server.keyPath={key}", f"-Dtls.server.certPath={certificate}"]
+    lib = folder.parent
+    with RocketMQ(lib, Ports.free(), settings=dict(broker), proxy=proxy, data=folder / "data", flags=flags, keys=ADMIN) as found:
+        for topic in TOPICS:
+            found.make_topic(topic.name, topic.type)
+        found.make_group("cart")
+        make_user(found.broker_address, *SHOP, RIGHTS, keys=ADMIN)
+        make_user(found.broker_address, *READER, {"Topic:orders": ["Sub"]}, keys=ADMIN)
+        yield found
+
+
+@pytest.fixture
+def open_as(node: RocketMQ, folder: Path) -> Iterator[Callable[..., RocketMQBroker]]:
+    opened: list[Broker] = []
+
+    def open_one(user: tuple[str, str] = SHOP, **options: Any) -> RocketMQBroker:
+        access_key, secret_key = user
+        given = {
+            "ENDPOINTS": node.endpoints,
+            "NAME_SERVERS": [node.name_server],
+            "TLS": True,
+            "BROKER_TLS": True,
+            "TLS_CA_FILE": str(folder / "cert.pem"),
+            "ACCESS_KEY": access_key,
+            "SECRET_KEY": secret_key,
+        }
+        opened.append(broker := RocketMQBroker("default", {**given, **options}, TOPICS))
+        return broker
+
+    yield open_one
+    for broker in opened:
+        broker.close()
+
+
+def send_half(broker: RocketMQBroker) -> tuple[SendResult, HalfRef]:
+    message = Outgoing(str(uuid.uuid4()), "orders", b"{}")
+    [result] = broker.send_halves([message])
+    return result, HalfRef("orders", result.half_id, message.message_id, result.place)
+
+
+class TestASecuredNode:
+    @pytest.mark.parametrize("options", [{}, {"NAMESPACE": "ours"}], ids=["", "namespace"])
+    def test_takes_signed_messages_half_messages_and_look_ups(self, open_as, options: dict[str, str]):
+        broker = open_as(**options)
+
+        sent, half = send_half(broker)
+        [ended] = broker.end([half], COMMIT)
+        [plain] = broker.send([Outgoing(str(uuid.uuid4()), "plain", b"{}")])
+
+        assert (sent.status, ended.ended, plain.status) == (SendStatus.ACCEPTED, Ended.COMMITTED, SendStatus.ACCEPTED)
+        wait_until(lambda: broker.look_up_halves([half]) == [HalfStanding.VISIBLE])
+        assert [found.state for found in broker.find(half.message_id)] == ["visible"]
+        assert broker.backlog("cart") == {}
+        assert not [problem for problem in broker.check() if problem.is_error]
+
+    def test_refuses_a_wrong_secret(self, open_as):
+        sent, _ = send_half(open_as((SHOP[0], "not it")))
+
+        assert sent.status is SendStatus.MISCONFIGURED
+        assert "check signature failed" in sent.reason
+
+    def test_refuses_who_may_only_read_and_check_names_the_rights(self, open_as):
+        broker = open_as(READER)
+
+        sent, _ = send_half(broker)
+        texts = " ".join(problem.text for problem in broker.check())
+
+        assert sent.status is SendStatus.MISCONFIGURED
+        assert "no permission to access Topic:orders" in sent.reason
+        for right in ("Pub on Topic:orders", f"Sub on {HALVES}, to look", "and Group:TOOLS_CONSUMER"):
+            assert right in texts
+
+    def test_is_not_believed_without_the_certificate_of_who_vouches_for_it(self, open_as):
+        sent, _ = send_half(open_as(TLS=False, TLS_CA_FILE=""))
+
+        assert sent.status is SendStatus.UNAVAILABLE
+        assert "certificate verify failed" in sent.reason
+
+    def test_is_asked_in_the_clear_where_tls_is_off_at_the_ports_alone(self, open_as):
+        with closing(open_as(BROKER_TLS=False)) as broker:
+            sent, _ = send_half(broker)
+
+        assert sent.status is SendStatus.ACCEPTED  # this server takes both
