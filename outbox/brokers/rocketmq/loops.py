@@ -9,7 +9,10 @@ from __future__ import annotations
 
 import asyncio
 import os
+import sys
 import threading
+
+from outbox.errors import ConfigurationError
 
 _free: list[asyncio.AbstractEventLoop] = []
 
@@ -18,7 +21,18 @@ os.register_at_fork(after_in_child=_free.clear)
 
 
 def take() -> asyncio.AbstractEventLoop:
-    """Give a running loop that nobody else has."""
+    """
+    Return a running loop that nobody else has.
+
+    Raises:
+        ConfigurationError: gevent has replaced threads, and a loop has none to run in.
+    """
+    monkey = sys.modules.get("gevent.monkey")
+    if monkey is not None and monkey.is_module_patched("threading"):
+        raise ConfigurationError(
+            "The RocketMQ broker needs threads, and gevent has replaced them in this process. Run it under threads or processes; "
+            "where only web workers are gevent's, publish() there and relay elsewhere: half first is not for them."
+        )
     try:
         return _free.pop()
     except IndexError:

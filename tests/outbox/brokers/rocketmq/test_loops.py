@@ -4,9 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import os
+import sys
 import threading
+from types import SimpleNamespace
+
+import pytest
 
 from outbox.brokers.rocketmq import loops
+from outbox.errors import ConfigurationError
 
 
 async def _thread() -> int:
@@ -48,3 +53,11 @@ class TestLoops:
                 os._exit(1)
 
         assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+
+
+class TestGevent:
+    def test_is_refused_since_a_loop_needs_a_thread(self, monkeypatch: pytest.MonkeyPatch):
+        monkeypatch.setitem(sys.modules, "gevent.monkey", SimpleNamespace(is_module_patched={"threading"}.__contains__))
+
+        with pytest.raises(ConfigurationError, match="gevent has replaced them"):
+            loops.take()
