@@ -30,7 +30,9 @@ class TestFail:
         assert outcome.status == "refused"
 
     def test_says_which_calls_there_are(self, broker):
-        with pytest.raises(ValueError, match=r"'sent' cannot fail. What can: send, send_halves, end, send_transaction, look_up_halves\."):
+        with pytest.raises(
+            ValueError, match=r"'sent' cannot fail. What can: send, send_halves, end, send_transaction, look_up_halves\."
+        ):
             broker.fail("sent", "refused")
 
 

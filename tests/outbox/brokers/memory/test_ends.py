@@ -1,14 +1,18 @@
 """The four end semantics, as docs/guarantees.md and protocol BI, BF, BD, BS name them."""
 
+from dataclasses import replace
+from datetime import timedelta
+
 import pytest
 
-from outbox.brokers.base import Ended, EndSemantics, HalfRef, Outgoing
+from outbox.brokers.base import Ended, EndSemantics, HalfRef, HalfStanding, Outgoing, SendStatus
 from outbox.brokers.memory import MemoryBroker
 from outbox.message import COMMIT, ROLLBACK, Resolution, TopicSpec, TopicType
 
 IDEMPOTENT, FORGETFUL = EndSemantics.IDEMPOTENT, EndSemantics.FORGETFUL
 DUPLICATING, STATELESS = EndSemantics.DUPLICATING, EndSemantics.STATELESS
 COMMITTED, ROLLED_BACK, DISCARDED, NOT_FOUND = Ended.COMMITTED, Ended.ROLLED_BACK, Ended.DISCARDED, Ended.NOT_FOUND
+GONE, HIDDEN = HalfStanding.GONE, HalfStanding.HIDDEN
 
 
 def broker_with_half(semantics: EndSemantics) -> tuple[MemoryBroker, HalfRef]:
@@ -58,3 +62,58 @@ class TestEndOfADiscardedHalf:
 
         assert outcome.ended is answer
         assert broker.copies("m") == copies
+
+
+class TestStanding:
+    @pytest.mark.parametrize(
+        ("semantics", "after_rollback"),
+        [(IDEMPOTENT, GONE), (FORGETFUL, GONE), (DUPLICATING, GONE), (STATELESS, HIDDEN)],
+    )
+    @pytest.mark.parametrize("is_discarded", [True, False])
+    def test_of_what_was_not_committed_is_what_an_end_can_still_do(
+        self, semantics: EndSemantics, after_rollback: HalfStanding, is_discarded: bool
+    ):
+        broker, half = broker_with_half(semantics)
+        if is_discarded:
+            broker.discard_halves()
+        else:
+            broker.end([half], ROLLBACK)
+
+        [standing] = broker.look_up_halves([half])
+        broker.end([half], COMMIT)
+
+        assert standing is after_rollback
+        assert broker.copies("m") == (1 if standing is HIDDEN else 0)
+
+    @pytest.mark.parametrize("semantics", list(EndSemantics))
+    def test_is_told_by_the_message_itself(self, semantics: EndSemantics):
+        broker, half = broker_with_half(semantics)
+        broker.end([half], COMMIT)
+
+        assert broker.look_up_halves([half]) == [HalfStanding.VISIBLE]
+
+    def test_is_not_that_of_another_database(self):
+        broker, half = broker_with_half(IDEMPOTENT)
+        broker.end([half], COMMIT)
+
+        assert broker.look_up_halves([replace(half, source="urn:uuid:another")]) == [GONE]
+
+
+class TestCommitWindow:
+    def test_is_an_option(self):
+        broker = MemoryBroker("default", {"END": STATELESS, "COMMIT_WINDOW": timedelta(seconds=2)}, [])
+
+        assert broker.end_window == timedelta(seconds=2)
+
+    def test_is_none_where_a_second_end_does_no_harm(self):
+        broker = MemoryBroker("default", {"COMMIT_WINDOW": timedelta(seconds=2)}, [])
+
+        assert broker.end_window is None
+
+    def test_that_is_over_lets_no_end_leave(self):
+        broker, half = broker_with_half(STATELESS)
+
+        [outcome] = broker.end([half], COMMIT, within=timedelta(0))
+
+        assert outcome.status is SendStatus.UNAVAILABLE
+        assert broker.look_up_halves([half]) == [HIDDEN]

@@ -5,7 +5,7 @@ from datetime import timedelta
 
 import pytest
 
-from outbox.brokers.base import Ended, HalfRef, Outgoing, SendStatus
+from outbox.brokers.base import Ended, HalfRef, HalfStanding, Outgoing, SendStatus
 from outbox.brokers.memory import MemoryBroker
 from outbox.message import COMMIT, ROLLBACK, TopicSpec, TopicType
 
@@ -158,3 +158,25 @@ class TestName:
         ours.send([news("m")])
 
         assert other.copies("m") == 0
+
+
+class TestFailOfALookUp:
+    @pytest.mark.parametrize("verdict", [HalfStanding.UNKNOWN, HalfStanding.UNPROVEN, HalfStanding.GONE])
+    def test_says_as_planned(self, broker: MemoryBroker, verdict: HalfStanding):
+        given = ref(broker)
+        broker.fail("look_up_halves", verdict)
+
+        assert broker.look_up_halves([given, given]) == [verdict, HalfStanding.HIDDEN]
+
+    @pytest.mark.parametrize("verdict", ["unavailable", SendStatus.UNSURE])
+    def test_tells_nothing_in_trouble(self, broker: MemoryBroker, verdict: str):
+        given = ref(broker)
+        broker.fail("look_up_halves", verdict, times=None)
+
+        assert broker.look_up_halves([given]) == [HalfStanding.UNKNOWN]
+        broker.heal()
+        assert broker.look_up_halves([given]) == [HalfStanding.HIDDEN]
+
+    def test_refuses_what_no_broker_says(self, broker: MemoryBroker):
+        with pytest.raises(ValueError, match="'lost' is not a valid"):
+            broker.fail("look_up_halves", "lost")
