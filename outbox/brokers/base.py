@@ -81,6 +81,11 @@ class Broker(abc.ABC):
         return []
 
     @classmethod
+    def check_topics(cls, options: Mapping[str, Any], topics: Sequence[TopicSpec]) -> list[Problem]:
+        """Return which topics of settings these OPTIONS cannot serve, or not as well, without a connection."""
+        return []
+
+    @classmethod
     def max_send_duration(cls, options: Mapping[str, Any]) -> timedelta:
         """Return how long a send of one batch may take when each request takes its whole time-out. A lease must outlast it."""
         return timedelta()

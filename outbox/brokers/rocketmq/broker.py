@@ -28,7 +28,7 @@ from outbox.brokers.rocketmq import dead_letters, lookup
 from outbox.brokers.rocketmq.checks import Checks
 from outbox.brokers.rocketmq.client import Client, StatusError
 from outbox.brokers.rocketmq.envelope import half_id
-from outbox.brokers.rocketmq.expectations import problems_of_brokers
+from outbox.brokers.rocketmq.expectations import problems_of_brokers, problems_of_topics
 from outbox.brokers.rocketmq.halves import Halves
 from outbox.brokers.rocketmq.options import RocketMQOptions, problems
 from outbox.brokers.rocketmq.port_sender import PortSender, wrong_type
@@ -98,6 +98,11 @@ class RocketMQBroker(AsksProducers, DeadLetters):
         return problems(options)
 
     @classmethod
+    def check_topics(cls, options: Mapping[str, Any], topics: Sequence[TopicSpec]) -> list[Problem]:
+        """Return what OPTIONS lack for half messages: the brokers' own ports."""
+        return problems_of_topics(read_options(RocketMQOptions, options), topics)
+
+    @classmethod
     def max_send_duration(cls, options: Mapping[str, Any]) -> timedelta:
         """Return how long a send of one batch may take: the last message that is begun may ask for its route first."""
         return timedelta(seconds=SEND_SECONDS) + 2 * read_options(RocketMQOptions, options).request_timeout
@@ -114,7 +119,8 @@ class RocketMQBroker(AsksProducers, DeadLetters):
         """
         if found := self.check_options(self.options):
             return found
-        found = [problem for topic in self.topics.values() if (problem := self._problem_of(topic))]
+        found = self.check_topics(self.options, list(self.topics.values()))
+        found += [problem for topic in self.topics.values() if (problem := self._problem_of(topic))]
         return [*found, *self._client.run(problems_of_brokers(self._client, list(self.topics.values())))]
 
     def send(self, messages: Sequence[Outgoing]) -> list[SendResult]:

@@ -24,7 +24,7 @@ NOWHERE = 2**62  # a place that no log has
 RUNTIME = re.compile(r"(\d+) days?, (\d+) hours?, (\d+) minutes?, (\d+) seconds?")
 
 NO_PORTS = (
-    "Half messages are sent and ended at the brokers' own ports, whose answers prove that an end took effect, and OPTIONS name "
+    "half messages are sent and ended at the brokers' own ports, whose answers prove that an end took effect, and OPTIONS name "
     "neither NAME_SERVERS nor BROKER_ADDRESSES."
 )
 NO_PORTS_HINT = (
@@ -37,6 +37,18 @@ UNCONFIRMED = (
 )
 
 
+def problems_of_topics(options: RocketMQOptions, topics: Sequence[TopicSpec]) -> list[Problem]:
+    """Return what OPTIONS lack for topics of type transaction, or cost them."""
+    two_phase = ", ".join(sorted(topic.name for topic in topics if topic.type is TopicType.TRANSACTION))
+    if not two_phase:
+        return []
+    if options.unconfirmed_ends:
+        return [Problem(f"Topics of type transaction ({two_phase}): {UNCONFIRMED}", NO_PORTS_HINT, is_error=False)]
+    if not (options.name_servers or options.broker_addresses):
+        return [Problem(f"Topics of type transaction ({two_phase}): {NO_PORTS}", NO_PORTS_HINT)]
+    return []
+
+
 async def problems_of_brokers(client: Client, topics: Sequence[TopicSpec], now: Callable[[], float] = time.time) -> list[Problem]:
     """
     Return what is wrong with the settings, the clock and our rights of each broker of our topics.
@@ -44,11 +56,9 @@ async def problems_of_brokers(client: Client, topics: Sequence[TopicSpec], now: 
     Args:
         now: returns seconds since 1970.
     """
-    options, two_phase = client.options, [topic.name for topic in topics if topic.type is TopicType.TRANSACTION]
-    if options.unconfirmed_ends:
-        return [Problem(UNCONFIRMED, NO_PORTS_HINT, is_error=False)] if two_phase else []
-    if not client.ports.are_known:
-        return [Problem(f"Topics {two_phase}: {NO_PORTS}", NO_PORTS_HINT)] if two_phase else []
+    if client.options.unconfirmed_ends or not client.ports.are_known:
+        return []
+    two_phase = {topic.name for topic in topics if topic.type is TopicType.TRANSACTION}
     found: list[Problem] = []
     brokers: dict[str, str] = {}  # host:port -> a topic of type transaction that is there, or ""
     for topic in sorted(topics, key=lambda one: one.type is TopicType.TRANSACTION):

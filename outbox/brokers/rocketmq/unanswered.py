@@ -36,6 +36,8 @@ BEFORE_DECISION = timedelta(minutes=2)
 # A half message whose place is not known went first: it was sent that soon behind the decision. Asked about it is later.
 SENT_WITHIN = timedelta(seconds=3)
 
+EMPTY = datetime.max.replace(tzinfo=UTC)  # a broker that has no message keeps everything since then
+
 MOST_FOUND = 100_000  # places kept for the ends that follow
 
 
@@ -153,7 +155,7 @@ class Unanswered:
         """Return since when a broker has kept everything."""
         answer = await self._client.ports.ask(address, Request(requests.GET_RUNTIME_INFO))
         milliseconds = int(json.loads(answer.checked().body)["table"]["earliestMessageTimeStamp"])
-        return datetime.fromtimestamp(milliseconds / 1000, UTC) if milliseconds > 0 else datetime.now(UTC)  # it has nothing
+        return datetime.fromtimestamp(milliseconds / 1000, UTC) if milliseconds > 0 else EMPTY
 
 
 def _is_first(half: HalfRef, stored: Stored) -> bool:

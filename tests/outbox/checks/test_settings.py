@@ -19,6 +19,12 @@ class FussyBroker(MemoryBroker):
         ]
 
 
+class BrokerWithoutPorts(MemoryBroker):
+    @classmethod
+    def check_topics(cls, options, topics):
+        return [Problem(f"Topic {topic.name} needs PORTS.", "Give them.") for topic in topics if topic.type == "transaction"]
+
+
 class TestE001:
     @pytest.mark.parametrize(
         ("outbox", "text"),
@@ -83,6 +89,15 @@ class TestE004AndW004:
         assert found() == [
             Error('OUTBOX["BROKERS"]["default"]: COLOUR is no option.', hint="Take it out.", id="outbox.E004"),
             Caution('OUTBOX["BROKERS"]["default"]: SPEED is low.', hint="Raise it.", id="outbox.W004"),
+        ]
+
+
+    def test_give_what_the_broker_says_of_topics_for_which_its_options_do_not_do(self, settings, found):
+        topics = {"orders": {"TYPE": "transaction"}, "bills": {"TYPE": "normal"}}
+        settings.OUTBOX = {"BROKERS": {"default": {"BACKEND": f"{__name__}.BrokerWithoutPorts"}}, "TOPICS": topics}
+
+        assert found() == [
+            Error('OUTBOX["BROKERS"]["default"]: Topic orders needs PORTS.', hint="Give them.", id="outbox.E004"),
         ]
 
 
