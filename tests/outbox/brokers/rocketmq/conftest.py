@@ -121,6 +121,16 @@ def stub() -> Iterator[object]:
 
 
 @pytest.fixture
+def port() -> Iterator[object]:
+    """A broker's own port, and a name server in one."""
+    from tests.outbox.brokers.rocketmq.port_stub import PortStub
+
+    port = PortStub()
+    yield port
+    port.stop()
+
+
+@pytest.fixture
 def open_at() -> Iterator[Callable[..., Broker]]:
     """Open brokers at an endpoint, and close them in the end."""
     from outbox.brokers.rocketmq import RocketMQBroker
@@ -135,3 +145,13 @@ def open_at() -> Iterator[Callable[..., Broker]]:
     yield open_one
     for broker in opened:
         broker.close()
+
+
+@pytest.fixture
+def open_here(open_at: Callable[..., Broker], stub: object, port: object) -> Callable[..., Broker]:
+    """Open brokers at the stubs of a proxy and of a broker's own port."""
+
+    def open_here(**options: object) -> Broker:
+        return open_at(stub.endpoints, **{"NAME_SERVERS": [port.address], **options})
+
+    return open_here

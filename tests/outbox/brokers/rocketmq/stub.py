@@ -139,7 +139,7 @@ class Stub(service_pb2_grpc.MessagingServiceServicer):
                 id=number,
                 permission=definition.Permission.READ_WRITE,
                 accept_message_types=KINDS,
-                broker=definition.Broker(name=f"broker-{place}", endpoints=_endpoints(broker.port)),
+                broker=definition.Broker(name=f"broker-{'abc'[place]}", endpoints=_endpoints(broker.port)),
             )
             for place, broker in enumerate(self.brokers)
             for number in range(2)

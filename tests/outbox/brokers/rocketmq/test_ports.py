@@ -1,0 +1,226 @@
+"""Which brokers there are, and a connection to each. Needs no server, but stubs of ours."""
+
+from __future__ import annotations
+
+import asyncio
+import subprocess
+import time
+from collections.abc import Awaitable, Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from outbox.brokers.options import read_options
+from outbox.brokers.rocketmq.options import RocketMQOptions
+from outbox.brokers.rocketmq.remoting import requests
+from outbox.brokers.rocketmq.remoting.connection import NoAnswer, NotConnected
+from outbox.brokers.rocketmq.remoting.frames import Request
+from outbox.brokers.rocketmq.remoting.ports import Ports
+from tests.outbox.brokers.rocketmq.port_stub import PortStub
+
+INFO = Request(requests.GET_RUNTIME_INFO)
+
+
+class Clock:
+    """Goes as fast as time, and can be moved on."""
+
+    ahead = 0.0
+
+    def __call__(self) -> float:
+        return time.monotonic() + self.ahead
+
+
+@pytest.fixture
+def clock() -> Clock:
+    return Clock()
+
+
+@pytest.fixture
+def other(port: PortStub) -> Iterator[PortStub]:
+    other = PortStub("broker-b")
+    port.brokers.append(other)
+    yield other
+    other.stop()
+
+
+def with_ports(act: Callable[[Ports], Awaitable[Any]], clock: Clock | None = None, **options: Any) -> Any:
+    """Act, and close what was opened."""
+
+    async def run() -> Any:
+        ports = Ports(read_options(RocketMQOptions, {"ENDPOINTS": "proxy:8081", **options}), clock or time.monotonic)
+        try:
+            return await act(ports)
+        finally:
+            ports.close()
+
+    return asyncio.run(run())
+
+
+class TestAddresses:
+    def test_are_those_that_a_name_server_says(self, port: PortStub, other: PortStub):
+        async def act(ports: Ports) -> dict[str, str]:
+            return await ports.addresses("orders")
+
+        found = with_ports(act, NAME_SERVERS=[port.address])
+
+        assert found == {"broker-a": port.address, "broker-b": other.address}
+
+    def test_are_those_of_settings_by_name(self, port: PortStub, other: PortStub):
+        async def act(ports: Ports) -> dict[str, str]:
+            return await ports.addresses("orders")
+
+        found = with_ports(act, NAME_SERVERS=[port.address], BROKER_ADDRESSES={"broker-b": "outside:1", "broker-c": "other:1"})
+
+        assert found == {"broker-a": port.address, "broker-b": "outside:1"}
+
+    def test_are_those_of_settings_alone_without_a_name_server(self):
+        async def act(ports: Ports) -> dict[str, str]:
+            return await ports.addresses("orders")
+
+        assert with_ports(act, BROKER_ADDRESSES={"broker-a": "host:1"}) == {"broker-a": "host:1"}
+
+    def test_are_none_where_the_topic_is_not(self, port: PortStub):
+        port.say(requests.ROUTE_OF_TOPIC, requests.NO_SUCH_TOPIC, "No topic route info")
+
+        async def act(ports: Ports) -> dict[str, str]:
+            return await ports.addresses("orders")
+
+        assert with_ports(act, NAME_SERVERS=[port.address]) == {}
+
+    def test_come_from_the_next_name_server_where_one_is_away(self, port: PortStub):
+        async def act(ports: Ports) -> dict[str, str]:
+            return await ports.addresses("orders")
+
+        assert with_ports(act, NAME_SERVERS=["127.0.0.1:1", port.address]) == {"broker-a": port.address}
+
+    def test_go_on_while_no_name_server_answers(self, port: PortStub, clock: Clock):
+        async def act(ports: Ports) -> list[dict[str, str]]:
+            found = [await ports.addresses("orders")]
+            port.say(requests.ROUTE_OF_TOPIC, 1, "not now")
+            clock.ahead += 31
+            found.append(await ports.addresses("orders"))
+            ports.doubt("orders")
+            return [*found, await ports.addresses("orders")]
+
+        assert with_ports(act, clock, NAME_SERVERS=[port.address]) == [{"broker-a": port.address}] * 3
+
+    def test_are_unknown_where_no_name_server_ever_answered(self, port: PortStub):
+        port.stop()
+
+        async def act(ports: Ports) -> None:
+            with pytest.raises(NotConnected, match="No name server says where topic orders is"):
+                await ports.addresses("orders")
+
+        with_ports(act, NAME_SERVERS=[port.address])
+
+    def test_are_asked_for_now_and_then_and_when_in_doubt(self, port: PortStub, clock: Clock):
+        async def act(ports: Ports) -> list[int]:
+            counts = []
+            for step in (lambda: None, lambda: None, lambda: setattr(clock, "ahead", 31.0), lambda: ports.doubt("orders")):
+                step()
+                await ports.addresses("orders")
+                counts.append(len(port.asked(requests.ROUTE_OF_TOPIC)))
+            return counts
+
+        assert with_ports(act, clock, NAME_SERVERS=[port.address]) == [1, 1, 2, 3]
+
+    def test_follow_a_broker_that_moved(self, port: PortStub, other: PortStub):
+        port.brokers, other.name = [other], "broker-a"
+        moved = PortStub()
+
+        async def act(ports: Ports) -> int:
+            await ports.ask((await ports.addresses("orders"))["broker-a"], INFO)
+            other.stop()
+            port.brokers = [moved]
+            with pytest.raises(ConnectionError):
+                await ports.ask(other.address, INFO)
+            ports.doubt("orders")
+            return (await ports.ask((await ports.addresses("orders"))["broker-a"], INFO)).code
+
+        assert with_ports(act, NAME_SERVERS=[port.address]) == 0
+        assert len(moved.asked(INFO.code)) == 1
+        moved.stop()
+
+
+class TestAsk:
+    def test_opens_one_connection_for_all_who_want_it_at_once(self, port: PortStub):
+        async def act(ports: Ports) -> list[int]:
+            return [one.code for one in await asyncio.gather(*[ports.ask(port.address, INFO) for _ in range(50)])]
+
+        assert with_ports(act) == [0] * 50
+        assert port.connected == 1
+
+    def test_opens_another_one_when_it_was_lost(self, port: PortStub):
+        async def act(ports: Ports) -> int:
+            port.close_at(INFO.code, does=False, times=1)
+            with pytest.raises(NoAnswer):
+                await ports.ask(port.address, INFO)
+            return (await ports.ask(port.address, INFO)).code
+
+        assert with_ports(act) == 0
+        assert port.connected == 2
+
+    def test_signs_what_is_asked(self, port: PortStub):
+        async def act(ports: Ports) -> None:
+            await ports.ask(port.address, INFO)
+
+        with_ports(act, ACCESS_KEY="me", SECRET_KEY="secret")
+
+        assert [dict(one.fields).keys() for one in port.requests] == [{"AccessKey", "Signature"}]
+
+
+class TestAnsweringFor:
+    def test_counts_from_the_first_answer_behind_the_last_trouble(self, port: PortStub, clock: Clock):
+        async def act(ports: Ports) -> list[int]:
+            seconds = []
+            for step in (lambda: None, lambda: setattr(clock, "ahead", 20.0)):
+                step()
+                await ports.ask(port.address, INFO)
+                seconds.append(round(ports.answering_for(port.address)))
+            port.close_at(INFO.code, does=True, times=1)
+            with pytest.raises(NoAnswer):
+                await ports.ask(port.address, INFO)
+            seconds.append(round(ports.answering_for(port.address)))
+            await ports.ask(port.address, INFO)
+            clock.ahead += 7
+            return [*seconds, round(ports.answering_for(port.address))]
+
+        assert with_ports(act, clock) == [0, 20, 0, 7]
+
+
+class TestTls:
+    @pytest.fixture
+    def authority(self, tmp_path: Path) -> Path:
+        return make_certificate(tmp_path)
+
+    @pytest.fixture
+    def safe(self, authority: Path) -> Iterator[PortStub]:
+        safe = PortStub(certificate=authority)
+        yield safe
+        safe.stop()
+
+    def test_is_spoken_with_a_broker_that_the_file_vouches_for(self, safe: PortStub, authority: Path):
+        async def act(ports: Ports) -> int:
+            return (await ports.ask(safe.address, INFO)).code
+
+        assert with_ports(act, BROKER_TLS=True, TLS_CA_FILE=str(authority)) == 0
+
+    @pytest.mark.parametrize("options", [{"BROKER_TLS": True}, {}], ids=str)
+    def test_keeps_requests_from_strangers_and_from_going_in_the_clear(self, safe: PortStub, options: dict[str, bool]):
+        async def act(ports: Ports) -> None:
+            with pytest.raises((NotConnected, NoAnswer)):
+                await ports.ask(safe.address, INFO)
+
+        with_ports(act, **options)
+
+        assert safe.requests == []
+
+
+def make_certificate(folder: Path) -> Path:
+    """Make a certificate that vouches for itself; its key lies beside it."""
+    names = ["-subj", "/CN=localhost", "-addext", "subjectAltName=DNS:localhost,IP:127.0.0.1"]
+    files = ["-keyout", folder / "key.pem", "-out", folder / "cert.pem"]
+    kind = ["-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes", "-days", "1"]
+    subprocess.run(["openssl", "req", "-x509", *kind, *files, *names], check=True, capture_output=True)
+    return folder / "cert.pem"

@@ -1,0 +1,299 @@
+"""Where half messages stand whose end was not answered. Needs no server, but stubs of ours."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator
+from datetime import UTC, datetime, timedelta
+
+import pytest
+
+from outbox.brokers.base import HalfRef, HalfStanding
+from outbox.brokers.options import read_options
+from outbox.brokers.rocketmq import reading
+from outbox.brokers.rocketmq.client import Client
+from outbox.brokers.rocketmq.options import RocketMQOptions
+from outbox.brokers.rocketmq.places import Place
+from outbox.brokers.rocketmq.remoting import ports, requests
+from outbox.brokers.rocketmq.remoting.frames import Stored
+from outbox.brokers.rocketmq.unanswered import Unanswered
+from tests.outbox.brokers.rocketmq.port_stub import PortStub
+from tests.outbox.brokers.rocketmq.stub import Stub
+from tests.waiting import wait_until
+
+VISIBLE, HIDDEN, GONE, UNPROVEN, UNKNOWN = HalfStanding
+
+TOPIC = "transaction"
+QUERY, VIEW, PULL = requests.QUERY_MESSAGE, requests.VIEW_MESSAGE, requests.PULL_MESSAGE
+
+LookUp = Callable[..., list[HalfStanding]]
+
+
+def ref(half: Stored, broker: str = "broker-a", *, place: str | None = None, after: float = 0.1) -> HalfRef:
+    """Name a half message, decided a moment after it was stored."""
+    decided_at = half.stored_at + timedelta(seconds=after)
+    place = str(Place.of_stored(broker, half)) if place is None else place
+    half_id = half.properties["UNIQ_KEY"]
+    return HalfRef(TOPIC, half_id, half_id.partition(".")[0], place, decided_at=decided_at)
+
+
+def commit(port: PortStub, half: Stored) -> None:
+    port.log.end(half.log_offset, half.queue_offset, requests.COMMIT_TYPE)
+
+
+@pytest.fixture
+def client(stub: Stub, port: PortStub) -> Iterator[Client]:
+    raw = {"ENDPOINTS": stub.endpoints, "NAME_SERVERS": [port.address], "REQUEST_TIMEOUT": timedelta(seconds=2)}
+    client = Client(read_options(RocketMQOptions, raw))
+    yield client
+    client.close()
+
+
+@pytest.fixture
+def look_up(client: Client) -> LookUp:
+    """Look half messages up as if their broker had answered for long."""
+    return lambda *halves: Unanswered(client, settle_seconds=0).look_up(halves)
+
+
+@pytest.fixture
+def half(port: PortStub) -> Stored:
+    return port.log.append_half(TOPIC, "m.1")
+
+
+@pytest.fixture
+def other(stub: Stub, port: PortStub) -> Iterator[PortStub]:
+    other = PortStub("broker-b")
+    port.brokers.append(other)
+    stub.brokers.append(stub)
+    yield other
+    other.stop()
+
+
+class TestByKey:
+    def test_is_visible_where_its_message_is_found(self, port: PortStub, half: Stored, look_up: LookUp):
+        commit(port, half)
+
+        assert look_up(ref(half)) == [VISIBLE]
+        assert port.asked(PULL) == []
+
+    def test_is_hidden_where_only_itself_is_found(self, port: PortStub, half: Stored, look_up: LookUp):
+        assert look_up(ref(half)) == [HIDDEN]
+        assert port.asked(PULL) == []
+
+    def test_answers_for_each_in_order(self, port: PortStub, look_up: LookUp):
+        first, second, third = (port.log.append_half(TOPIC, f"m{number}.1") for number in range(3))
+        commit(port, second)
+
+        assert look_up(ref(third), ref(second), ref(first)) == [HIDDEN, VISIBLE, HIDDEN]
+
+    @pytest.mark.parametrize("place", [None, ""], ids=["place", "no place"])
+    def test_is_not_hidden_by_one_that_was_stored_again(self, port: PortStub, half: Stored, look_up: LookUp, place: str | None):
+        """Its message was indexed before that one, and is forgotten with the first half message."""
+        commit(port, half)
+        port.log.forget_index()
+        port.log.now = lambda: datetime.now(UTC) + timedelta(seconds=6)
+        port.log.append_again(half)
+
+        assert look_up(ref(half, place=place)) == [VISIBLE]
+
+    def test_is_hidden_without_a_place_where_it_was_stored_with_the_decision(self, port: PortStub, half: Stored, look_up: LookUp):
+        port.log.now = lambda: datetime.now(UTC) + timedelta(seconds=6)
+        port.log.append_again(half)
+
+        assert look_up(ref(half, place="", after=-1)) == [HIDDEN]
+        assert port.asked(PULL) == []
+
+    def test_tells_a_half_message_from_another_of_the_same_message(self, port: PortStub, half: Stored, look_up: LookUp):
+        commit(port, port.log.append_half(TOPIC, "m.2"))
+
+        assert look_up(ref(half)) == [HIDDEN]
+
+
+class TestByReading:
+    @pytest.fixture(autouse=True)
+    def full(self, port: PortStub) -> None:
+        """Messages of others, more than one pull returns."""
+        for number in range(200):
+            port.log.append(TOPIC, {"UNIQ_KEY": f"other{number}", "KEYS": f"other{number}"})
+
+    @pytest.mark.parametrize("more", [0, 1], ids=["first queue", "second queue"])
+    def test_is_visible_where_its_queue_has_it(self, port: PortStub, half: Stored, look_up: LookUp, more: int):
+        for number in range(more):
+            port.log.append(TOPIC, {"UNIQ_KEY": f"one-more{number}"})
+        commit(port, half)
+        port.log.forget_index()
+
+        assert look_up(ref(half)) == [VISIBLE]
+
+    def test_is_hidden_where_it_lies_at_its_place(self, port: PortStub, half: Stored, look_up: LookUp):
+        port.log.forget_index()
+
+        assert look_up(ref(half)) == [HIDDEN]
+
+    def test_is_not_hidden_by_another_at_its_place(self, port: PortStub, half: Stored, look_up: LookUp):
+        port.log.lose(half)
+
+        assert look_up(ref(half)) == [GONE]
+        assert len(port.asked(VIEW)) == 1
+
+    def test_is_hidden_where_the_queue_of_half_messages_has_it_elsewhere(
+        self, port: PortStub, half: Stored, look_up: LookUp, client: Client
+    ):
+        again = port.log.append_again(half)
+        port.log.lose(half)
+        port.log.forget_index()
+        unanswered = Unanswered(client, settle_seconds=0)
+
+        [standing] = unanswered.look_up([ref(half, place="")])
+
+        assert standing is HIDDEN
+        assert unanswered.found == {"m.1": Place("broker-a", again.log_offset, again.queue_offset)}
+
+    def test_is_gone_where_neither_is_there(self, port: PortStub, half: Stored, look_up: LookUp):
+        named = ref(half)
+        del port.log.messages[half.log_offset]
+
+        assert look_up(named) == [GONE]
+
+    def test_proves_nothing_where_the_broker_does_not_keep_what_is_as_old(self, port: PortStub, half: Stored, look_up: LookUp):
+        named = ref(half)
+        port.log.lose(half)
+        port.earliest_ms = round(named.decided_at.timestamp() * 1000) + 1000
+
+        assert look_up(named) == [UNPROVEN]
+
+    def test_proves_nothing_where_the_broker_has_nothing(self, port: PortStub, half: Stored, look_up: LookUp):
+        port.log.lose(half)
+        port.earliest_ms = 0
+
+        assert look_up(ref(half)) == [UNPROVEN]
+
+    def test_proves_nothing_where_it_was_never_decided(self, port: PortStub, look_up: LookUp):
+        assert look_up(HalfRef(TOPIC, "m.1", "m")) == [UNPROVEN]
+
+    def test_begins_two_minutes_before_the_decision(self, port: PortStub, half: Stored, look_up: LookUp):
+        port.log.forget_index()
+        named = ref(half)
+
+        look_up(named)
+
+        times = {int(one.fields["timestamp"]) for one in port.asked(requests.SEARCH_OFFSET_BY_TIMESTAMP)}
+        assert times == {int((named.decided_at - timedelta(minutes=2)).timestamp() * 1000)}
+
+    def test_reads_a_topic_once_for_all(self, port: PortStub, look_up: LookUp):
+        many = [port.log.append_half(TOPIC, f"m{number}.1") for number in range(10)]
+        commit(port, many[3])
+        port.log.forget_index()
+
+        standings = look_up(*map(ref, many))
+
+        assert standings == [VISIBLE if number == 3 else HIDDEN for number in range(10)]
+        assert len(port.asked(requests.SEARCH_OFFSET_BY_TIMESTAMP)) == 2  # of each queue
+
+    def test_knows_nothing_where_too_much_would_be_read(
+        self, port: PortStub, half: Stored, look_up: LookUp, monkeypatch: pytest.MonkeyPatch
+    ):
+        monkeypatch.setattr(reading, "MOST_READ", 150)
+        port.log.forget_index()
+
+        assert look_up(ref(half)) == [UNKNOWN]
+
+
+class TestUnknown:
+    def test_is_what_a_broker_says_that_has_just_come_back(self, port: PortStub, half: Stored, client: Client):
+        """What waited at its port while it was frozen or away is done about now."""
+        seconds = [0.0]
+        client.ports = ports.Ports(client.options, clock=lambda: seconds[0])
+        unanswered = Unanswered(client)
+        port.close_at(QUERY, does=False, times=1)
+
+        standings = [unanswered.look_up([ref(half)])]
+        for wait in (0, 9.9, 0.2):
+            seconds[0] += wait
+            standings.append(unanswered.look_up([ref(half)]))
+
+        assert standings == [[UNKNOWN], [UNKNOWN], [UNKNOWN], [HIDDEN]]
+
+    def test_is_not_said_of_what_is_visible_already(self, port: PortStub, half: Stored, client: Client):
+        commit(port, half)
+
+        assert Unanswered(client).look_up([ref(half)]) == [VISIBLE]
+
+    @pytest.mark.parametrize("code", [QUERY, VIEW, PULL, requests.SEARCH_OFFSET_BY_TIMESTAMP, requests.GET_RUNTIME_INFO])
+    @pytest.mark.parametrize("trouble", ["busy", "no answer"])
+    def test_is_what_cannot_be_asked(self, port: PortStub, half: Stored, look_up: LookUp, code: int, trouble: str):
+        port.log.lose(half)  # so that all of these are asked
+        if trouble == "busy":
+            port.say(code, 2, "[TIMEOUT_CLEAN_QUEUE]")
+        else:
+            port.close_at(code, does=False)
+
+        expected = GONE if (code, trouble) == (VIEW, "busy") else UNKNOWN  # the queue of half messages tells the same
+        assert look_up(ref(half)) == [expected]
+
+    def test_is_where_a_broker_is_away(self, port: PortStub, half: Stored, look_up: LookUp):
+        look_up(ref(half))
+        port.stop()
+
+        assert look_up(ref(half)) == [UNKNOWN]
+
+    def test_is_where_no_name_server_was_ever_there(self, port: PortStub, half: Stored, look_up: LookUp):
+        port.stop()
+
+        assert look_up(ref(half)) == [UNKNOWN]
+
+    def test_is_where_its_broker_serves_the_topic_no_more(self, half: Stored, look_up: LookUp):
+        assert look_up(ref(half, "broker-z")) == [UNKNOWN]
+
+    def test_is_where_its_broker_goes_meanwhile(
+        self, port: PortStub, half: Stored, look_up: LookUp, monkeypatch: pytest.MonkeyPatch
+    ):
+        monkeypatch.setattr(ports, "ROUTE_SECONDS", 0)
+        port.log.lose(half)
+        port.freeze(QUERY, times=1)
+        found: list[HalfStanding] = []
+        looking = threading.Thread(target=lambda: found.extend(look_up(ref(half))))
+
+        looking.start()
+        wait_until(lambda: port.asked(QUERY))
+        port.brokers = []
+        port.thaw()
+        looking.join(30)
+
+        assert found == [UNKNOWN]
+
+
+class TestSeveralBrokers:
+    def test_are_each_asked_about_their_own(self, port: PortStub, other: PortStub, half: Stored, look_up: LookUp):
+        elsewhere = other.log.append_half(TOPIC, "m2.1")
+        commit(other, elsewhere)
+
+        assert look_up(ref(half), ref(elsewhere, "broker-b")) == [HIDDEN, VISIBLE]
+
+    @pytest.mark.parametrize("is_committed", [False, True])
+    def test_are_all_asked_about_one_whose_place_is_not_known(self, other: PortStub, look_up: LookUp, is_committed: bool):
+        elsewhere = other.log.append_half(TOPIC, "m2.1")
+        if is_committed:
+            commit(other, elsewhere)
+
+        assert look_up(ref(elsewhere, place="")) == [VISIBLE if is_committed else HIDDEN]
+
+    def test_prove_nothing_while_one_of_them_is_away(self, other: PortStub, half: Stored, look_up: LookUp, port: PortStub):
+        named = ref(half, place="")
+        port.log.lose(half)
+        other.stop()
+
+        assert look_up(named) == [UNKNOWN]
+
+    def test_are_no_reason_to_doubt_each_other(self, other: PortStub, half: Stored, look_up: LookUp):
+        elsewhere = ref(other.log.append_half(TOPIC, "m2.1"), "broker-b")
+        other.stop()
+
+        assert look_up(ref(half), elsewhere) == [HIDDEN, UNKNOWN]
+
+    def test_are_read_where_the_index_is_lost(self, other: PortStub, look_up: LookUp):
+        elsewhere = other.log.append_half(TOPIC, "m2.1")
+        commit(other, elsewhere)
+        other.log.forget_index()
+
+        assert look_up(ref(elsewhere, "broker-b")) == [VISIBLE]
