@@ -12,7 +12,6 @@ from contextlib import closing
 from celery import shared_task
 
 from outbox import conf
-from outbox.check_backs.ask import in_process
 from outbox.check_backs.checker import brokers_that_ask, listen_in_this_process
 from outbox.check_backs.loop import CheckLoop, brokers_to_ask_for
 from outbox.consuming.gaps import find_gaps
@@ -75,4 +74,4 @@ def consume(group: str) -> None:
 def _listen(post: hosts.RelayTarget) -> None:
     """Who sends half messages answers for them, too."""
     for alias in brokers_that_ask({post.broker}):
-        try_step(listen_in_this_process, alias, in_process(post.database))
+        try_step(listen_in_this_process, alias, post.database)

@@ -36,7 +36,7 @@ class CheckBackAdmin(ReadOnlyAdmin):
 
     @admin.display(description="answer")
     def shown_answer(self, row: CheckBack) -> SafeString:
-        return badge(row.answer, TONES.get(row.answer, "plain"))
+        return badge(row.shown_answer, TONES.get(row.answer, "plain"))
 
     @admin.display(description="reason")
     def shown_reason(self, row: CheckBack) -> SafeString:

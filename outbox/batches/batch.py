@@ -5,6 +5,7 @@ from __future__ import annotations
 import enum
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from datetime import datetime
 
 from outbox.brokers.base import HalfRef, SendStatus
 from outbox.message import TopicType
@@ -54,6 +55,7 @@ class SplitReason(enum.StrEnum):
     HELD = "held"  # an earlier message of its key was not accepted
     SHED = "shed"  # not handed over: the lease was half gone, or the relay was told to stop
     DISCARDED = "discarded"  # decided, but the broker has rolled the half message back or discarded it
+    UNPROVEN = "unproven"  # decided, and the broker no longer keeps what would prove whether it was published
 
     @property
     def is_failure(self) -> bool:
@@ -77,12 +79,20 @@ class BatchSendResult:
     Args:
         accepted: position -> id of the half message; "" for a whole message.
         half_places: position -> where the broker stores the half message, as `HalfRef.place` has it.
+        source: the stable id of the database, which the half messages carry in their tokens.
     """
 
     batch: Batch
     accepted: dict[int, str] = field(default_factory=dict)
     unaccepted: dict[int, Unaccepted] = field(default_factory=dict)
     half_places: dict[int, str] = field(default_factory=dict)
+    source: str = ""
+
+    def half(self, position: int) -> HalfRef:
+        """Name the half message at a position, which nobody has decided yet, to its broker."""
+        batch = self.batch
+        place = self.half_places.get(position, "")
+        return HalfRef(batch.topic, self.accepted[position], batch.message_ids[position - 1], place, self.source)
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,7 +103,9 @@ class PreparedBatch:
     Args:
         half_ids: one per position; None where the position was split off.
         positions: those whose commit has no answer yet.
-        half_places: position -> where the broker stores the half message, in the process that sent it.
+        half_places: position -> where the broker stores the half message, where that is known.
+        source: the stable id of the database.
+        decided_at: None in the process that has just decided it, and needs no look-up.
     """
 
     id: int
@@ -104,9 +116,18 @@ class PreparedBatch:
     positions: Sequence[int]
     tries: int = 0
     half_places: Mapping[int, str] = field(default_factory=dict)
+    source: str = ""
+    decided_at: datetime | None = None
 
     def half(self, position: int) -> HalfRef:
         """Name the half message at a position to its broker."""
         half_id = self.half_ids[position - 1]
         assert half_id is not None, f"position {position} of batch {self.id} was split off"
-        return HalfRef(self.topic, half_id, self.message_ids[position - 1], self.half_places.get(position, ""))
+        place = self.half_places.get(position, "")
+        return HalfRef(self.topic, half_id, self.message_ids[position - 1], place, self.source, self.decided_at)
+
+
+def places_as_stored(places: Mapping[int, str], size: int) -> list[str | None] | None:
+    """Return the places of half messages as a batch's row holds them, one per position; None: none is known."""
+    stored = [places.get(position) or None for position in range(1, size + 1)]
+    return stored if any(stored) else None

@@ -8,6 +8,7 @@ row decides: a tombstone (topic 0) in its place keeps the transaction from ever 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from datetime import timedelta
 from typing import Any
 from uuid import UUID
 
@@ -21,8 +22,9 @@ from outbox.models import State
 INSERT_PREPARED = f"""
 WITH m AS (INSERT INTO outbox_message (id, topic_id, key, headers, about, body) VALUES (%s, %s, %s, %s, %s, %s)),
 b AS (
-    INSERT INTO outbox_batch (topic_id, message_ids, half_ids, state, decided_at)
-    VALUES (%s, ARRAY[%s]::uuid[], ARRAY[%s], {State.PREPARED}, clock_timestamp()) RETURNING id)
+    INSERT INTO outbox_batch (topic_id, message_ids, half_ids, state, decided_at, ends_until)
+    VALUES (%s, ARRAY[%s]::uuid[], ARRAY[%s], {State.PREPARED}, clock_timestamp(), clock_timestamp() + %s::interval)
+    RETURNING id)
 SELECT b.id, source.id FROM b, outbox_source source
 """
 
@@ -37,7 +39,8 @@ WRITE_TOMBSTONE = "INSERT INTO outbox_message (id, topic_id, body) VALUES (%s, 0
 # Its own statement: what the one before has waited for is seen by a later snapshot only. A batch of one has its only
 # message's id for the newest.
 READ_STEP = """
-SELECT m.topic_id = 0 AS is_tombstone, b.id AS batch, b.state, b.attempt, b.half_ids[1] AS half_id
+SELECT m.topic_id = 0 AS is_tombstone, b.id AS batch, b.state, b.attempt, b.half_ids[1] AS half_id,
+    coalesce(b.ends_until > clock_timestamp(), false) AS is_being_ended
 FROM outbox_message m
 LEFT JOIN outbox_batch b ON outbox_newest(b.message_ids) = %(id)s AND cardinality(b.message_ids) = 1
 WHERE m.id = %(id)s
@@ -54,13 +57,19 @@ class PreparedRow:
 
 @dataclass(frozen=True, slots=True)
 class HalfFirstStep:
-    """Where a message stands that went half first. The batch's fields are None where it has none."""
+    """
+    Where a message stands that went half first. The batch's fields are None where it has none.
+
+    Args:
+        is_being_ended: whoever decided it, or took it over, may end its half message now.
+    """
 
     is_tombstone: bool
     batch: int | None
     state: int | None
     attempt: int | None
     half_id: str | None
+    is_being_ended: bool
 
 
 def insert_prepared(
@@ -73,17 +82,19 @@ def insert_prepared(
     about: str | None,
     body: bytes,
     half_id: str,
+    window: timedelta | None,
 ) -> PreparedRow:
     """
     Write message row and batch into the open transaction.
 
     Args:
         cursor: Django's, so that the caller's transaction, its logs and its errors are the caller's own.
+        window: how long the caller may end the half message. None: at any time.
 
     Raises:
         django.db.IntegrityError: a tombstone is there; the transaction is broken.
     """
-    values: list[Any] = [message_id, topic_id, key, headers, about, body, topic_id, message_id, half_id]
+    values: list[Any] = [message_id, topic_id, key, headers, about, body, topic_id, message_id, half_id, window]
     cursor.execute(INSERT_PREPARED, values)
     row = cursor.fetchone()
     assert row is not None, "outbox_source is empty; its row is written by the first migration"

@@ -29,7 +29,7 @@ logger = logging.getLogger(__name__)
 # A batch of one. Of a larger one, `split` takes the discarded half messages out.
 RESEND_DISCARDED = f"""
 UPDATE outbox_batch SET state = {State.RELEASED}, due_at = clock_timestamp() + %(wait)s, half_ids = NULL, open = NULL,
-    tries = tries + 1, last_error = %(error)s
+    half_places = NULL, ends_until = NULL, tries = tries + 1, last_error = %(error)s
 WHERE id = %(id)s AND state = {State.PREPARED} AND attempt = %(attempt)s AND cardinality(message_ids) = 1 RETURNING id
 """
 
@@ -52,7 +52,8 @@ FROM b
 """
 
 RESEND_BATCH = f"""
-UPDATE outbox_batch SET state = {State.RELEASED}, tries = 0, due_at = clock_timestamp(), half_ids = NULL, open = NULL
+UPDATE outbox_batch SET state = {State.RELEASED}, tries = 0, due_at = clock_timestamp(), half_ids = NULL, open = NULL,
+    half_places = NULL, ends_until = NULL
 WHERE id = %(batch)s AND state = {State.SENT} AND cardinality(message_ids) = 1
 """
 

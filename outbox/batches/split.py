@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
 
-from outbox.batches.batch import Batch, PreparedBatch, SplitReason, Unaccepted
+from outbox.batches.batch import Batch, PreparedBatch, SplitReason, Unaccepted, places_as_stored
 from outbox.batches.failures import DeadNotice, copy_dead
 from outbox.database import Connection
 from outbox.models import State
@@ -20,8 +20,10 @@ SPLIT = f"""
 WITH b AS (
     UPDATE outbox_batch SET state = %(next)s, sent_at = CASE WHEN %(next)s = {State.SENT} THEN clock_timestamp() END,
         decided_at = coalesce(decided_at, CASE WHEN %(next)s = {State.PREPARED} THEN clock_timestamp() END),
+        ends_until = CASE WHEN state = {State.PREPARED} THEN ends_until
+            WHEN %(next)s = {State.PREPARED} THEN clock_timestamp() + %(window)s::interval END,
         split = split || %(positions)s::smallint[], half_ids = coalesce(%(half_ids)s::text[], half_ids),
-        open = %(open)s::smallint[], lease_until = NULL
+        half_places = coalesce(%(half_places)s::text[], half_places), open = %(open)s::smallint[], lease_until = NULL
     WHERE id = %(id)s AND state = %(state)s AND attempt = %(attempt)s
     AND NOT split && %(positions)s::smallint[] AND cardinality(message_ids) > 1
     RETURNING *),
@@ -49,8 +51,12 @@ class Run:
 
     @property
     def is_dead(self) -> bool:
-        """Only a rejection of this very message ends in DEAD; an outage or a time-out never does."""
-        return self.reason is SplitReason.REFUSED
+        """
+        Only a rejection of this very message ends in DEAD, and a commit that nobody can prove any more.
+
+        An outage or a time-out never does.
+        """
+        return self.reason in (SplitReason.REFUSED, SplitReason.UNPROVEN)
 
     @property
     def is_tried(self) -> bool:
@@ -79,6 +85,8 @@ def split(
     state: State,
     next_state: State,
     half_ids: Sequence[str | None] | None = None,
+    half_places: Mapping[int, str] | None = None,
+    window: timedelta | None = None,
     open_positions: Sequence[int] | None = None,
 ) -> list[DeadNotice] | None:
     """
@@ -88,6 +96,8 @@ def split(
         leaving: each run becomes a batch, RELEASED or DEAD.
         waits: for each run, how long until it may be claimed again.
         half_ids: one per position, None where it is split off; None leaves the stored ones.
+        half_places: position -> where the broker stores the half message; None leaves the stored ones.
+        window: how long the caller may end the half messages, where this is the decision. None: at any time.
         open_positions: decided positions whose commit has no answer; None means all.
 
     Returns:
@@ -100,6 +110,8 @@ def split(
         "next": next_state,
         "positions": [position for run in leaving for position in range(run.lo, run.hi + 1)],
         "half_ids": None if half_ids is None else list(half_ids),
+        "half_places": None if half_places is None else places_as_stored(half_places, len(batch.message_ids)),
+        "window": window,
         "open": None if open_positions is None else list(open_positions),
         "lo": [run.lo for run in leaving],
         "hi": [run.hi for run in leaving],

@@ -10,12 +10,12 @@ from uuid import uuid4
 import psycopg
 from django.db import DEFAULT_DB_ALIAS
 
-from outbox import conf, signals
+from outbox import signals
 from outbox.check_backs import sources
-from outbox.check_backs.record import record
+from outbox.check_backs.record import note_sent, record
 from outbox.check_backs.resolve import Answer, resolve
 from outbox.database import Connection
-from outbox.message import UNKNOWN, Half
+from outbox.message import UNKNOWN, Half, Resolution
 from outbox.models import CheckBack
 
 logger = logging.getLogger("outbox.check_back")
@@ -50,6 +50,25 @@ def answer_on(connection: Connection, half: Half, *, asked_by: str, request_id: 
     return given
 
 
+def record_sent(half: Half, resolution: Resolution, *, using: str = DEFAULT_DB_ALIAS) -> None:
+    """
+    Record that the broker was sent another answer than was decided. Like `answer`, it never raises.
+
+    Args:
+        using: the database for halves without a token.
+    """
+    try:
+        with sources.connect(sources.alias_of(half.token, otherwise=using)) as connection:
+            is_recorded = note_sent(connection, half, resolution)
+    except Exception:
+        is_recorded = False
+        logger.exception("What the broker was sent about message %s could not be recorded.", half.message_id)
+    if is_recorded:
+        logger.info("The broker was sent %s about message %s, not what was decided.", resolution, half.message_id)
+    else:
+        logger.warning("The broker was sent %s about message %s; no record says so.", resolution, half.message_id)
+
+
 def _answer(connection: Connection, half: Half, request_id: str, asked_by: str, started: float) -> Answer:
     given = _resolve(connection, half)
     milliseconds = (time.perf_counter() - started) * 1000
@@ -58,7 +77,7 @@ def _answer(connection: Connection, half: Half, request_id: str, asked_by: str, 
 
 def _resolve(connection: Connection, half: Half) -> Answer:
     try:
-        return resolve(connection, half, retention=conf.settings().retention)
+        return resolve(connection, half)
     except Exception as error:
         return _failed(half, error)
 

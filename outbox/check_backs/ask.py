@@ -13,13 +13,14 @@ from uuid import uuid4
 from django.db import close_old_connections
 from standardwebhooks import Webhook
 
-from outbox.check_backs.answer import answer
+from outbox.check_backs.answer import answer, record_sent
 from outbox.errors import ConfigurationError
 from outbox.message import UNKNOWN, Half, Resolution
 
 logger = logging.getLogger("outbox.check_back")
 
 Ask = Callable[[Half], Resolution]
+NoteSent = Callable[[Half, Resolution], None]
 
 ANSWER_BYTES = 64 * 1024
 
@@ -38,6 +39,25 @@ def in_process(alias: str, *, asked_by: str = "broker") -> Ask:
         return answer(half, asked_by=asked_by, using=alias).resolution
 
     return ask
+
+
+def note_in_process(alias: str) -> NoteSent:
+    """
+    Make what records that a broker was sent another answer than was decided.
+
+    Args:
+        alias: the database for halves without a token; others go where their token says.
+    """
+
+    def note(half: Half, resolution: Resolution) -> None:
+        record_sent(half, resolution, using=alias)
+
+    return note
+
+
+def log_sent(half: Half, resolution: Resolution) -> None:
+    """Log that a broker was sent another answer than was decided: over HTTP, there is no database to record it in."""
+    logger.info("The broker was sent %s about message %s, not what was decided.", resolution, half.message_id)
 
 
 def over_http(url: str, secret: str, timeout: timedelta = timedelta(seconds=10)) -> Ask:

@@ -11,7 +11,7 @@ import threading
 from typing import TYPE_CHECKING, cast
 
 from outbox import conf, database
-from outbox.check_backs.ask import Ask
+from outbox.check_backs.ask import Ask, NoteSent, in_process, note_in_process
 from outbox.database import heartbeats
 
 if TYPE_CHECKING:  # settings make it; this room needs no broker
@@ -31,19 +31,21 @@ class Checker:
 
     Args:
         using: the database where it says that it lives.
+        note_sent: takes what the broker was sent instead of an answer; by default it is recorded, from `using`.
     """
 
-    def __init__(self, alias: str, using: str, ask: Ask) -> None:
+    def __init__(self, alias: str, using: str, ask: Ask, *, note_sent: NoteSent | None = None) -> None:
         self._alias = alias
         self._using = using
         self._ask = ask
+        self._note_sent = note_sent or note_in_process(using)
         self._broker: AsksProducers | None = None
 
     def turn(self) -> bool:
         """Listen, if not yet, and say that this process lives. Nothing more is to be done until the next beat."""
         if self._broker is None:
             self._broker = cast("AsksProducers", conf.make_broker(self._alias))
-            self._broker.listen(self._ask)
+            self._broker.listen(self._ask, note_sent=self._note_sent)
         with database.connect(self._using, application_name="outbox checker") as connection:
             heartbeats.beat(connection, "checker", broker=self._alias)
         return False
@@ -61,10 +63,15 @@ _mine: dict[tuple[int, str], AsksProducers] = {}
 _lock = threading.Lock()
 
 
-def listen_in_this_process(alias: str, ask: Ask) -> None:
-    """Have this process answer what a broker asks until it ends; once for each broker, however often it is called."""
+def listen_in_this_process(alias: str, using: str) -> None:
+    """
+    Answer in this process what a broker asks, until the process ends; once for each broker, however often it is called.
+
+    Args:
+        using: the database for halves without a token; others go where their token says.
+    """
     with _lock:
         key = os.getpid(), alias  # a child of a fork listens for itself
         if key not in _mine and conf.broker_class(alias).asks_producers:
             _mine[key] = broker = cast("AsksProducers", conf.make_broker(alias))
-            broker.listen(ask)
+            broker.listen(in_process(using), note_sent=note_in_process(using))

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import logging
 from dataclasses import dataclass, replace
-from datetime import datetime, timedelta
 from uuid import UUID
 
 from psycopg import errors
@@ -28,13 +27,14 @@ logger = logging.getLogger("outbox.check_back")
 
 # `transaction_read_only` is on in recovery, too: a replica answers no check-back.
 READ_DATABASE = """
-SELECT id, current_setting('transaction_read_only')::boolean, clock_timestamp() FROM outbox_source
+SELECT id, current_setting('transaction_read_only')::boolean FROM outbox_source
 """
 
-# The batch that sent the half, and what it says of the half's position. A lease is over by the database's clock.
+# The batch that sent the half, and what it says of the half's position. Times are over by the database's clock.
 READ_BATCH = """
 SELECT state, attempt, message_ids[%(position)s]::text AS message_id, half_ids[%(position)s] AS half_id,
-       %(position)s = ANY(split) AS is_split, coalesce(lease_until < clock_timestamp(), false) AS is_lease_over
+       %(position)s = ANY(split) AS is_split, coalesce(lease_until < clock_timestamp(), false) AS is_lease_over,
+       coalesce(ends_until > clock_timestamp(), false) AS is_being_ended
 FROM outbox_batch WHERE id = %(batch)s
 """
 
@@ -58,7 +58,13 @@ class Answer:
 
 @dataclass(frozen=True, slots=True)
 class _Batch:
-    """What the table looks at. `message_id` and `half_id` are those at the token's position, None where it has none."""
+    """
+    What the table looks at.
+
+    Args:
+        message_id, half_id: those at the token's position, None where it has none.
+        is_being_ended: whoever decided the batch, or took it over, may end its half messages now.
+    """
 
     state: int
     attempt: int
@@ -66,27 +72,27 @@ class _Batch:
     half_id: str | None
     is_split: bool
     is_lease_over: bool
+    is_being_ended: bool
 
 
-def resolve(connection: Connection, half: Half, *, retention: timedelta) -> Answer:
+def resolve(connection: Connection, half: Half) -> Answer:
     """
     Answer a check-back from the primary database.
 
     Args:
         connection: in autocommit, READ COMMITTED, on the database that the half's token names.
-        retention: batches stay at least that long; a half message younger than that cannot have lost its batch.
 
     Raises:
         psycopg.Error: the database gave no answer in time; to the broker that is UNKNOWN.
     """
-    source, is_read_only, now = connection.execute(READ_DATABASE).fetchone() or (None, True, None)
+    source, is_read_only = connection.execute(READ_DATABASE).fetchone() or (None, True)
     if is_read_only:
         return _unknown("The database is a replica, in recovery or read-only: only the primary answers.", is_alarm=True)
-    answer = _by_token(connection, half, source, oldest=now - retention) if half.token else _by_function(half)
+    answer = _by_token(connection, half, source) if half.token else _by_function(half)
     return replace(answer, about=look_up(connection, half.message_id))
 
 
-def _by_token(connection: Connection, half: Half, source: str, *, oldest: datetime) -> Answer:
+def _by_token(connection: Connection, half: Half, source: str) -> Answer:
     try:
         token = Token.parse(half.token)
     except ValueError:
@@ -98,7 +104,7 @@ def _by_token(connection: Connection, half: Half, source: str, *, oldest: dateti
     while True:  # a lost fence means that another step was committed, and steps only go forward
         batch = _read_batch(connection, token)
         if batch is None:
-            return _judge_missing(half, token, oldest)
+            return _judge_missing(token)
         answer = _judge(batch, half, token)
         if answer is not None:
             return answer
@@ -128,19 +134,12 @@ def _judge(batch: _Batch, half: Half, token: Token) -> Answer | None:
         return _rollback(f"Position {token.position} was split from batch {token.batch}: another half carries it.")
     if batch.half_id != half.half_id:
         return _rollback(f"{named} was decided with another half message.")
-    return Answer(COMMIT, f"{named} was decided with this half message.")
+    return _commit(f"{named} was decided with this half message.", is_being_ended=batch.is_being_ended)
 
 
-def _judge_missing(half: Half, token: Token, oldest: datetime) -> Answer:
-    if half.born_at is None:
-        return _unknown(f"Batch {token.batch} is missing, and the half's age is not known.", is_alarm=True)
-    if half.born_at >= oldest:
-        return _unknown(
-            f"Batch {token.batch} is missing, yet the half is younger than the retention: "
-            "wrong database, or one restored to an older state?",
-            is_alarm=True,
-        )
-    return _rollback(f"Batch {token.batch} is gone, and the half is older than the retention.")
+def _judge_missing(token: Token) -> Answer:
+    """Answer where no batch is: none is pruned whose end is not confirmed, so something is wrong."""
+    return _unknown(f"Batch {token.batch} is missing: wrong database, or one restored to an older state?", is_alarm=True)
 
 
 def _by_message(connection: Connection, half: Half) -> Answer:
@@ -172,7 +171,7 @@ def _judge_half_first(found: HalfFirstStep, half: Half) -> Answer:
         return _rollback(f"{named} is sent again, or was given up: another half message carries it, if any.")
     if found.half_id != half.half_id:
         return _rollback(f"{named} was written with another half message.")
-    return Answer(COMMIT, f"{named} was committed with this half message.")
+    return _commit(f"{named} was committed with this half message.", is_being_ended=found.is_being_ended)
 
 
 def _by_function(half: Half) -> Answer:
@@ -194,6 +193,13 @@ def _by_function(half: Half) -> Answer:
             is_alarm=True,
         )
     return Answer(resolution, f"The @check_back function of topic {half.topic!r} says so.")
+
+
+def _commit(reason: str, *, is_being_ended: bool) -> Answer:
+    """Answer COMMIT, but not beside a commit that may be under way: the two could make two copies."""
+    if is_being_ended:
+        return _unknown(f"{reason} Its commit may be under way.")
+    return Answer(COMMIT, reason)
 
 
 def _rollback(reason: str) -> Answer:

@@ -45,7 +45,7 @@ def check_retention(**kwargs: Any) -> list[CheckMessage]:
     """
     E020: The outbox forgets a batch while its half messages may still be asked about.
 
-    The answer would be ROLLBACK for a message that was sent. Raise `OUTBOX["RETENTION"]`.
+    Each answer would be UNKNOWN, with an alert. Raise `OUTBOX["RETENTION"]`.
     """
     retention = known_settings().retention
     two_phase = {topic.broker for _, topic, broker in known_topics() if _is_two_phase(topic, broker)}

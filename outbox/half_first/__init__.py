@@ -5,8 +5,8 @@ THE ORDER. Message row and batch are the first statements of the transaction: th
 then the work is done, then the database commits, then the half message is committed. Whoever asks about the half message
 meanwhile waits for the message row, and so for the transaction: what the database says is what happens.
 
-What this process does not end, because it died or does not know how its database commit ended, the check-back ends
-(`check_backs/resolve.py`), and behind it the sweep (`relay/sweep.py`).
+What this process does not end, because it died, came too late or does not know how its database commit ended, the
+check-back ends (`check_backs/resolve.py`), or the sweep (`relay/sweep.py`): whoever is first.
 """
 
 from __future__ import annotations
@@ -24,7 +24,6 @@ from outbox import conf
 from outbox.brokers.capabilities import HalfMessages
 from outbox.errors import BrokenTransaction, BrokerUnavailable, ConfigurationError, HalfNotStored, NotOutermost
 from outbox.failpoints import failpoint
-from outbox.half_first.fence import write_fence
 from outbox.half_first.message import HalfFirstMessage
 from outbox.half_first.producers import acquire
 from outbox.message import TopicType
@@ -59,7 +58,7 @@ def open_transaction(draft: Draft, using: str, *, about: str | None = None) -> I
                 _enter_outermost(stack, draft, using)
                 # Before the work, so that it runs before the work's own and outlives every savepoint of the work.
                 django_transaction.on_commit(message.commit, using=using, robust=True)
-                prepared = write_fence(draft, topic, using, half_id=message.half.half_id, about=about)
+                prepared = message.write_fence(topic, about=about)
                 failpoint("half_first.after_fence")
                 message.send(prepared, about=about)
                 with message.undone_by_an_exception():

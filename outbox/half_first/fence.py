@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from datetime import timedelta
 from typing import TYPE_CHECKING
 
 import psycopg
@@ -14,9 +15,14 @@ if TYPE_CHECKING:
     from outbox.publishing.draft import Draft
 
 
-def write_fence(draft: Draft, topic: int, using: str, *, half_id: str, about: str | None) -> PreparedRow:
+def write_fence(
+    draft: Draft, topic: int, using: str, *, half_id: str, about: str | None, window: timedelta | None = None
+) -> PreparedRow:
     """
     Write message row and batch into the open transaction.
+
+    Args:
+        window: how long this process may end the half message. None: at any time.
 
     Raises:
         HalfNotStored: a tombstone is there; the transaction is broken.
@@ -32,6 +38,7 @@ def write_fence(draft: Draft, topic: int, using: str, *, half_id: str, about: st
                 about=about,
                 body=draft.body,
                 half_id=half_id,
+                window=window,
             )
     except IntegrityError as error:
         if not isinstance(error.__cause__, psycopg.errors.UniqueViolation):

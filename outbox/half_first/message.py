@@ -6,16 +6,17 @@ import logging
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
+from datetime import timedelta
 from time import monotonic
 from typing import TYPE_CHECKING
 
 from outbox.batches.batch import Batch
 from outbox.batches.half_first import PreparedRow
-from outbox.brokers.base import Broker, Ended, EndSemantics, HalfRef, Outgoing, SendResult, SendStatus
+from outbox.brokers.base import Broker, Ended, HalfRef, Outgoing, SendResult, SendStatus
 from outbox.brokers.capabilities import HalfMessages
 from outbox.errors import HalfNotStored
 from outbox.failpoints import failpoint
-from outbox.half_first.fence import mark_sent
+from outbox.half_first.fence import mark_sent, write_fence
 from outbox.message import Resolution, TopicType
 from outbox.relay.cloudevents import seal
 from outbox.relay.load import Row
@@ -31,7 +32,8 @@ class HalfFirstMessage:
     One half message.
 
     A half message is committed only behind the database commit, rolled back only where the transaction surely did not
-    commit, and else left to the check-back.
+    commit, and else left to the check-back and the sweep. Where a second end does harm, it is committed only before
+    `ends_until` of its batch: nobody else ends it until then.
 
     Args:
         half_id: the id that the half message will have.
@@ -44,8 +46,22 @@ class HalfFirstMessage:
         self._draft = draft
         self._using = using
         self._prepared: PreparedRow | None = None
-        self._sent_at: float | None = None  # surely stored, since then at the earliest
+        self._began = 0.0  # when the fence was about to be written
+        self._is_stored = False
         self._is_committed = False
+
+    def write_fence(self, topic: int, *, about: str | None) -> PreparedRow:
+        """
+        Write message row and batch into the open transaction. The window for the end begins here.
+
+        Raises:
+            HalfNotStored: a tombstone is there; the transaction is broken.
+        """
+        self._began = monotonic()
+        window = self._broker.end_window
+        prepared = write_fence(self._draft, topic, self._using, half_id=self.half.half_id, about=about, window=window)
+        self.half = replace(self.half, source=prepared.source)
+        return prepared
 
     def send(self, prepared: PreparedRow, *, about: str | None) -> None:
         """
@@ -56,14 +72,13 @@ class HalfFirstMessage:
         """
         self._prepared = prepared
         refusal = f"{self._draft.subject} was not sent half first, nothing was done. Broker {self._broker.alias!r}"
-        began = monotonic()
         try:
             [outcome] = self._broker.send_halves([self._seal(prepared, about)])
         except Exception as error:
             raise HalfNotStored(f"{refusal} raised {type(error).__name__}: {error}") from error
         if outcome.status is not SendStatus.ACCEPTED:
             raise HalfNotStored(f"{refusal} says {outcome.status}: {outcome.reason}")
-        self._sent_at = began
+        self._is_stored = True
         self.half = replace(self.half, place=outcome.place)
 
     @contextmanager
@@ -76,14 +91,15 @@ class HalfFirstMessage:
             raise
 
     def commit(self) -> None:
-        """Commit the half message, the database having committed; where a check may be under way, that commits it."""
+        """Commit the half message, the database having committed, while nobody else may."""
         assert self._prepared is not None
         self._is_committed = True
         failpoint("half_first.after_commit")
-        if not self._may_commit():
+        within = self._left()
+        if within is not None and within <= timedelta(0):
             logger.info("Message %s was committed late; its half message is left to the check-back.", self.half.message_id)
             return
-        outcome = self._end(Resolution.COMMIT)
+        outcome = self._end(Resolution.COMMIT, within=within)
         failpoint("half_first.after_end")
         if outcome.status is SendStatus.ACCEPTED and outcome.ended is Ended.COMMITTED:
             mark_sent(self._prepared, self._using)
@@ -98,7 +114,7 @@ class HalfFirstMessage:
 
     def settle(self) -> None:
         """Roll the half message back where it is stored and its transaction surely did not commit."""
-        if self.is_undone and self._sent_at is not None and not self._is_committed:
+        if self.is_undone and self._is_stored and not self._is_committed:
             try:
                 self._end(Resolution.ROLLBACK)
             except Exception:  # the caller's own exception is on its way
@@ -111,13 +127,11 @@ class HalfFirstMessage:
         row = Row(draft.key, draft.headers, about, draft.body)
         return replace(seal(row, batch, 1, source=prepared.source, is_half=True), half_id=self.half.half_id)
 
-    def _may_commit(self) -> bool:
-        """Where a second COMMIT makes a second copy, commit only before any check."""
-        window = self._broker.commit_window
-        if self._broker.end_semantics is EndSemantics.IDEMPOTENT or window is None:
-            return True
-        return self._sent_at is not None and monotonic() - self._sent_at < window.total_seconds()
+    def _left(self) -> timedelta | None:
+        """Return what is left of the time in which this process may commit. None: it has no end."""
+        window = self._broker.end_window
+        return None if window is None else window - timedelta(seconds=monotonic() - self._began)
 
-    def _end(self, resolution: Resolution) -> SendResult:
-        [outcome] = self._broker.end([self.half], resolution)
+    def _end(self, resolution: Resolution, *, within: timedelta | None = None) -> SendResult:
+        [outcome] = self._broker.end([self.half], resolution, within=within)
         return outcome

@@ -28,5 +28,18 @@ class CheckBack(models.Model):
         db_table = "outbox_check_back"
         verbose_name = "check-back"
 
+    @property
+    def shown_answer(self) -> str:
+        """What was decided, and what the broker was sent instead."""
+        return show_answer(self.answer, self.sent_answer)
+
     def __str__(self) -> str:
         return f"check-back {self.id}"
+
+
+def show_answer(answer: str, sent_answer: str) -> str:
+    """Put into words what was decided, and what the broker was sent instead, where that differs."""
+    if not sent_answer:
+        return answer
+    why = ": already visible" if (answer, sent_answer) == ("COMMIT", "ROLLBACK") else ""
+    return f"{answer}, sent as {sent_answer}{why}"

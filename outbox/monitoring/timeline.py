@@ -21,6 +21,7 @@ from outbox.brokers.capabilities import StoredInDatabase
 from outbox.consuming.register import groups
 from outbox.database import Connection
 from outbox.models import State
+from outbox.models.check_back import show_answer
 
 # Where it stands now.
 STANDING = """
@@ -44,18 +45,20 @@ SELECT failed_at, verdict, reason, batch_id, attempt FROM outbox_attempt
 WHERE batch_id = ANY(%(batches)s) AND %(id)s::uuid = ANY(message_ids) ORDER BY id + 0 DESC LIMIT 50
 """
 
+UNPROVEN = "unproven"  # the verdict on a message that may have been published after all
+
 # What other books say, their newest rows. Each finds the message by an index and sorts what it found: the expressions keep
 # the planner from walking all rows by time.
 BOOKS = """
 (SELECT 'check-back' AS book, answered_at AS at, asked_by AS who, nth, answer AS outcome, reason AS text, '' AS traceback,
-    half_id FROM outbox_check_back WHERE message_id = %(id)s::text ORDER BY id + 0 DESC LIMIT 50)
-UNION ALL (SELECT 'inbox', handled_at, consumer_group, nth, '', '', '', ''
+    half_id, sent_answer FROM outbox_check_back WHERE message_id = %(id)s::text ORDER BY id + 0 DESC LIMIT 50)
+UNION ALL (SELECT 'inbox', handled_at, consumer_group, nth, '', '', '', '', ''
     FROM outbox_inbox WHERE message_id = %(id)s ORDER BY handled_at + interval '0' DESC LIMIT 50)
-UNION ALL (SELECT 'delivery', failed_at, consumer_group, nth, outcome, error, traceback, ''
+UNION ALL (SELECT 'delivery', failed_at, consumer_group, nth, outcome, error, traceback, '', ''
     FROM outbox_delivery WHERE message_id = %(id)s ORDER BY id + 0 DESC LIMIT 50)
-UNION ALL (SELECT 'duplicate', dropped_at, consumer_group, nth, '', '', '', ''
+UNION ALL (SELECT 'duplicate', dropped_at, consumer_group, nth, '', '', '', '', ''
     FROM outbox_duplicate WHERE message_id = %(id)s ORDER BY id + 0 DESC LIMIT 50)
-UNION ALL SELECT 'dead', died_at, '', 0, '', reason, '', '' FROM outbox_dead WHERE message_id = %(id)s
+UNION ALL SELECT 'dead', died_at, '', 0, '', reason, '', '', '' FROM outbox_dead WHERE message_id = %(id)s
 """
 
 
@@ -131,6 +134,7 @@ class _Entry:
     text: str
     traceback: str
     half_id: str
+    sent_answer: str
 
 
 def read_timeline(using: str, message_id: UUID, *, type_name: str = "", tag: str = "") -> Timeline | None:
@@ -192,7 +196,8 @@ def _failed_sends(connection: Connection, message_id: UUID, batches: Sequence[in
             FAILED_SENDS, {"id": message_id, "batches": list(batches)}
         ).fetchall():
             text = f"batch {batch_id}, attempt {attempt}: {reason}"
-            yield TimelineEntry(failed_at, f"Not sent: {verdict}", text, tone=Severity.BAD)
+            what = "Not confirmed" if verdict == UNPROVEN else f"Not sent: {verdict}"
+            yield TimelineEntry(failed_at, what, text, tone=Severity.BAD)
 
 
 def _of_entry(entry: _Entry) -> TimelineEntry:
@@ -202,7 +207,8 @@ def _of_entry(entry: _Entry) -> TimelineEntry:
         case "check-back":
             tone = Severity.WAITING if entry.outcome == "UNKNOWN" else Severity.PLAIN
             text = f"ask {entry.nth} about half message {entry.half_id or '(not decided)'}: {entry.text}"
-            return replace(moment, what=f"Check-back: {entry.outcome}", text=text, tone=tone)
+            answer = show_answer(entry.outcome, entry.sent_answer)
+            return replace(moment, what=f"Check-back: {answer}", text=text, tone=tone)
         case "inbox":
             return replace(moment, what="Handled", text=nth, tone=Severity.GOOD)
         case "delivery":

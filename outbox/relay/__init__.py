@@ -17,9 +17,10 @@ WHEN A RELAY IS KILLED, at whatever point, nothing has to be told to anybody:
   lane releases it first (`release_left`). A half message of the old attempt is rolled back by the check-back. A
   one-phase message that the broker had stored already is a duplicate, which the consumers' inbox drops, or the broker
   itself where it deduplicates sends.
-- Decided, not committed or not marked: the decision stands. The sweep commits again where the broker remembers how a
-  half message ended; elsewhere the check-back answers COMMIT. Beyond the check-back's horizon the sweep looks the
-  message up, and sends it again where the broker does not show it.
+- Decided, not committed or not marked: the decision stands, and nobody but its relay ends its half messages before
+  `ends_until`. Then the check-back answers COMMIT, and the sweep settles the batch: it commits again where a second end
+  does no harm; elsewhere it takes the batch over, looks up where its half messages stand, and commits those that are
+  hidden. What surely never was published is sent again; what nobody can prove is DEAD, for an operator to decide.
 - A write of the killed one that comes late names an older attempt, or a state that the batch has left, and matches
   nothing: the fence.
 

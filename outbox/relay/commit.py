@@ -7,14 +7,21 @@ stands and I go on; in any other state my half messages are rolled back; where t
 does not answer, nothing is sent, and the check-back settles it.
 
 THE ORDER. Half messages are stored, then the decision is written, then they are committed. Nothing is committed that
-is not decided, and nothing that is decided is ever undone but by a resend after discard.
+is not decided, and nothing that is decided is ever undone but by a resend after discard, or by an operator where
+nothing can be proved any more.
+
+THE WINDOW. Where a second end makes a second copy, only the one who wrote the decision, or took the batch over, sends
+ends, and none of them leaves when the broker's window is over. It is measured from just before that write, and
+`ends_until` from within it, so that the database's end comes last. What has no answer by then stays decided.
 """
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable, Sequence
+import time
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
+from datetime import timedelta
 
 from outbox import signals
 from outbox.batches.batch import Batch, BatchSendResult, PreparedBatch, SplitReason, Unaccepted
@@ -46,28 +53,41 @@ class CommitResult:
     How the commits of a batch ended; positions in neither are committed.
 
     Args:
-        gone: position -> why its half message is no more.
+        gone: position -> why its half message is no more: discarded, or unproven.
         unanswered: positions whose commit stays open, with what the broker said.
     """
 
     batch: PreparedBatch
-    gone: dict[int, str] = field(default_factory=dict)
+    gone: dict[int, Unaccepted] = field(default_factory=dict)
     unanswered: dict[int, SendResult] = field(default_factory=dict)
 
 
 @dataclass(slots=True)
 class Committer:
-    """Writes decisions and marks of one relay, and ends half messages at its broker."""
+    """
+    Writes decisions and marks of one relay, and ends half messages at its broker.
+
+    Args:
+        source: the stable id of the database.
+        clock: gives seconds; it never goes back.
+    """
 
     connection: Connection
     broker: Broker
     splitter: Splitter
+    source: str = ""
+    clock: Callable[[], float] = time.monotonic
     fences_lost: int = 0
 
     @property
     def may_repeat_ends(self) -> bool:
         """Whether a second end of a half message does no harm."""
         return HalfMessages.of(self.broker).end_semantics is EndSemantics.IDEMPOTENT
+
+    @property
+    def window(self) -> timedelta | None:
+        """How long the half messages of a decision may be ended. None: at any time."""
+        return HalfMessages.of(self.broker).end_window
 
     def return_unaccepted(self, result: BatchSendResult) -> bool:
         """
@@ -102,21 +122,59 @@ class Committer:
         """
         batch, unaccepted = result.batch, result.unaccepted
         half_ids = [result.accepted.get(position) for position in range(1, len(batch.message_ids) + 1)]
+        places, window = result.half_places, self.window
         if unaccepted:
-            is_written = self.splitter.split(batch, unaccepted, state=State.CLAIMED, next_state=State.PREPARED, half_ids=half_ids)
+            is_written = self.splitter.split(
+                batch,
+                unaccepted,
+                state=State.CLAIMED,
+                next_state=State.PREPARED,
+                half_ids=half_ids,
+                half_places=places,
+                window=window,
+            )
         else:
-            is_written = decide(self.connection, batch, half_ids)
+            is_written = decide(self.connection, batch, half_ids, half_places=places, window=window)
         positions = sorted(result.accepted) if is_written else self._decided_before(result)
         prepared = PreparedBatch(
-            batch.id, batch.attempt, batch.topic, batch.message_ids, half_ids, positions, batch.tries, result.half_places
+            batch.id, batch.attempt, batch.topic, batch.message_ids, half_ids, positions, batch.tries, places, self.source
         )
         return Decision(prepared, is_fresh=is_written) if positions else None
 
-    def commit(self, batches: Sequence[PreparedBatch]) -> list[CommitResult]:
-        """Commit the open half messages of batches."""
+    def commit(self, decisions: Sequence[Decision], *, since: float) -> list[CommitResult]:
+        """
+        Commit the half messages that this relay has decided to commit, as far as it may.
+
+        Args:
+            since: the clock's time just before the first of these decisions was written.
+
+        Returns:
+            Nothing of those that are left to others: the window is over, or the decision was found written, and whoever
+            wrote it may have committed.
+        """
+        if self.may_repeat_ends:
+            return self.commit_again([decision.batch for decision in decisions])
+        if self.is_over(since):
+            return []
+        return self._commit([decision.batch for decision in decisions if decision.is_fresh], within=self.left(since))
+
+    def commit_again(self, batches: Sequence[PreparedBatch]) -> list[CommitResult]:
+        """Commit the open half messages of batches, where a second end does no harm."""
+        return self._commit(batches, within=None)
+
+    def left(self, since: float) -> timedelta | None:
+        """Return what is left of the window that began at a time of the clock. None: it has no end."""
+        return None if self.window is None else self.window - timedelta(seconds=self.clock() - since)
+
+    def is_over(self, since: float) -> bool:
+        """Return whether the window that began at a time of the clock is over."""
+        left = self.left(since)
+        return left is not None and left <= timedelta(0)
+
+    def _commit(self, batches: Sequence[PreparedBatch], *, within: timedelta | None) -> list[CommitResult]:
         ends = {batch.id: CommitResult(batch) for batch in batches}
         places = [(batch, position) for batch in batches for position in batch.positions]
-        outcomes = self.end([batch.half(position) for batch, position in places], Resolution.COMMIT)
+        outcomes = self.end([batch.half(position) for batch, position in places], Resolution.COMMIT, within=within)
         for (batch, position), outcome in zip(places, outcomes, strict=True):
             if outcome.status is not SendStatus.ACCEPTED or outcome.ended in (None, Ended.NOT_FOUND):
                 ends[batch.id].unanswered[position] = outcome
@@ -127,16 +185,22 @@ class Committer:
     def _note_otherwise(self, ends: CommitResult, position: int, outcome: SendResult) -> None:
         """Only a broker that remembers how a half message ended can say that it ended otherwise."""
         if self.may_repeat_ends:
-            ends.gone[position] = f"The broker has {outcome.ended} its half message. {outcome.reason}".strip()
+            reason = f"The broker has {outcome.ended} its half message. {outcome.reason}".strip()
+            ends.gone[position] = Unaccepted(SplitReason.DISCARDED, reason)
         else:
             ends.unanswered[position] = outcome
 
-    def end(self, halves: Sequence[HalfRef], resolution: Resolution) -> list[SendResult]:
-        """End half messages; an error, or outcomes that do not fit, leave all of them unsure."""
+    def end(self, halves: Sequence[HalfRef], resolution: Resolution, *, within: timedelta | None = None) -> list[SendResult]:
+        """
+        End half messages; an error, or outcomes that do not fit, leave all of them unsure.
+
+        Args:
+            within: none leaves later than that from now. None: no limit.
+        """
         if not halves:
             return []
         try:
-            outcomes = HalfMessages.of(self.broker).end(halves, resolution)
+            outcomes = HalfMessages.of(self.broker).end(halves, resolution, within=within)
         except Exception as error:
             reason = f"Broker {self.broker.alias!r} raised {type(error).__name__} at {resolution}: {error}"
             logger.exception("%s Topics: %s.", reason, sorted({half.topic for half in halves}))
@@ -165,25 +229,29 @@ class Committer:
         return self.mark(complete, state=State.PREPARED)
 
     def _return_gone(self, ends: CommitResult) -> None:
-        """Send decided messages again under a new token: resend after discard."""
-        batch = ends.batch
+        """Send decided messages again under a new token (resend after discard), or give up what nobody can prove."""
+        batch, gone = ends.batch, ends.gone
         if len(batch.message_ids) == 1:
-            held = self.splitter.resend_discarded(batch, ends.gone[1])
+            held = self.splitter.return_prepared(batch, gone[1])
         else:
             held = self.splitter.split(
                 batch,
-                {position: Unaccepted(SplitReason.DISCARDED, reason) for position, reason in ends.gone.items()},
+                gone,
                 state=State.PREPARED,
                 next_state=State.PREPARED if ends.unanswered else State.SENT,
-                half_ids=[None if p in ends.gone else half for p, half in enumerate(batch.half_ids, 1)],
+                half_ids=[None if p in gone else half for p, half in enumerate(batch.half_ids, 1)],
+                half_places={p: place for p, place in batch.half_places.items() if p not in gone},
                 open_positions=list(ends.unanswered) or None,
             )
         if not held:
             self._is_mine(batch, "resend after discard")
 
     def _leave_open(self, ends: CommitResult) -> None:
+        """Note which commits are open, where that is news: a batch that stays stuck is looked at again and again."""
         batch = ends.batch
-        if not leave_open(self.connection, batch, list(ends.unanswered)):
+        if set(ends.unanswered) == set(batch.positions):
+            return
+        if not leave_open(self.connection, batch, sorted(ends.unanswered)):
             self._is_mine(batch, "open")
 
     def _decided_before(self, result: BatchSendResult) -> list[int]:
@@ -195,11 +263,7 @@ class Committer:
             return [p for p, half in result.accepted.items() if p not in step.split and half_ids[p - 1] == half]
         self._lost(batch, "decide")
         if step is not None:
-            halves = [
-                HalfRef(batch.topic, half, batch.message_ids[p - 1], result.half_places.get(p, ""))
-                for p, half in result.accepted.items()
-            ]
-            self.end(halves, Resolution.ROLLBACK)
+            self.end([result.half(position) for position in result.accepted], Resolution.ROLLBACK)
         return []
 
     def _is_mine(self, batch: Batch | PreparedBatch, step: str) -> bool:

@@ -18,7 +18,6 @@ import psycopg
 from outbox import conf
 from outbox.batches.batch import Batch, BatchSendResult, SplitReason, Unaccepted
 from outbox.brokers.base import Broker
-from outbox.brokers.capabilities import HalfMessages
 from outbox.database import Connection
 from outbox.failpoints import failpoint
 from outbox.message import TopicType
@@ -26,7 +25,7 @@ from outbox.models import State
 from outbox.relay.backoff import Backoff, Random
 from outbox.relay.breaker import Breaker, BreakerState
 from outbox.relay.claims import Claims
-from outbox.relay.commit import Committer, Decision
+from outbox.relay.commit import Committer
 from outbox.relay.lane import Lane
 from outbox.relay.send import Sender
 from outbox.relay.splitter import Splitter
@@ -96,10 +95,10 @@ class Relay:
         self.breaker = breaker or make_breaker(settings, clock, random)
         retry = Backoff(settings.retry_base, settings.retry_limit, random)
         self._splitter = Splitter(connection, retry, settings.misconfigured_retry)
-        self.committer = Committer(connection, broker, self._splitter)
-        self._sweeper = Sweeper(connection, self.committer, settings.sweep_age)
         source = connection.execute(SOURCE).fetchone()
         assert source is not None, "outbox_source is empty; its row is written by the first migration"
+        self.committer = Committer(connection, broker, self._splitter, source[0], clock)
+        self._sweeper = Sweeper(connection, self.committer, settings.sweep_age)
         self._sender = Sender(connection, broker, self.breaker, source[0], settings.slice_bytes, lambda: self.is_stopping, clock)
 
     def stop(self) -> None:
@@ -135,9 +134,9 @@ class Relay:
         return done
 
     def sweep(self) -> SweepResult:
-        """Settle some of the batches whose commits are open since long. Does nothing while the breaker is open."""
+        """Settle batches whose commits are open since long. Does nothing while the breaker is open."""
         if not self.broker.supports_half_messages or self.breaker.state is BreakerState.OPEN:
-            return SweepResult(0, 0, 0)
+            return SweepResult()
         return self._sweeper.sweep()
 
     def _claim(self) -> list[list[Batch]]:
@@ -195,9 +194,9 @@ class Relay:
     def _relay_two_phase(self, batches: Sequence[Batch], shed_at: float) -> tuple[list[BatchSendResult], set[int]]:
         """Two-phase: send half messages, decide, commit, mark."""
         failpoint("relay.before_half")
-        began = self._clock()
         results = self._sender.send(batches, is_half=True, shed_at=shed_at)
         failpoint("relay.after_half")
+        began = self._clock()
         decisions = []
         for one in results:
             if not one.accepted and one.unaccepted:
@@ -205,13 +204,6 @@ class Relay:
             elif decision := self.committer.decide(one):
                 decisions.append(decision)
         failpoint("relay.after_decide")
-        ends = self.committer.commit([decision.batch for decision in decisions if self._may_commit(decision, began)])
+        ends = self.committer.commit(decisions, since=began)
         failpoint("relay.after_commit")
         return results, self.committer.conclude(ends)
-
-    def _may_commit(self, decision: Decision, began: float) -> bool:
-        """Where a second COMMIT makes a second copy, only the one who decided commits, and only before any check."""
-        if self.committer.may_repeat_ends:
-            return True
-        window = HalfMessages.of(self.broker).commit_window
-        return decision.is_fresh and (window is None or self._clock() - began < window.total_seconds())

@@ -59,7 +59,7 @@ class Sender:
             is_half: store half messages; else send whole ones.
             shed_at: by this time of the clock what is not handed over yet is let go, its lease being half gone.
         """
-        results = {batch.id: BatchSendResult(batch) for batch in batches}
+        results = {batch.id: BatchSendResult(batch, source=self.source) for batch in batches}
         if halt := self._hand_over_all(batches, results, is_half=is_half, shed_at=shed_at):
             for one in results.values():
                 for position in one.batch.positions:

@@ -9,7 +9,8 @@ from datetime import timedelta
 
 from outbox import signals
 from outbox.batches.batch import Batch, PreparedBatch, SplitReason, Unaccepted
-from outbox.batches.failures import note_failure, notify_dead
+from outbox.batches.failures import DeadNotice, note_failure, notify_dead
+from outbox.batches.give_up import give_up_unproven
 from outbox.batches.release import return_batch
 from outbox.batches.resend import resend_discarded
 from outbox.batches.split import Run, runs, split
@@ -63,6 +64,8 @@ class Splitter:
         state: State,
         next_state: State,
         half_ids: Sequence[str | None] | None = None,
+        half_places: Mapping[int, str] | None = None,
+        window: timedelta | None = None,
         open_positions: Sequence[int] | None = None,
     ) -> bool:
         """
@@ -81,6 +84,8 @@ class Splitter:
                 state=state,
                 next_state=next_state,
                 half_ids=half_ids,
+                half_places=half_places,
+                window=window,
                 open_positions=open_positions,
             )
             if dead is None:
@@ -90,13 +95,25 @@ class Splitter:
         _raise_alarm(batch, leaving)
         return True
 
-    def resend_discarded(self, batch: PreparedBatch, reason: str) -> bool:
-        """Release a decided batch of one whose half message is no more. False when the fence was lost."""
-        run = Run(1, 1, SplitReason.DISCARDED, reason)
+    def return_prepared(self, batch: PreparedBatch, gone: Unaccepted) -> bool:
+        """
+        Release a decided batch of one whose half message is no more; give it up where nobody can tell what became of it.
+
+        Returns:
+            False when the fence was lost.
+        """
+        run = Run(1, 1, gone.reason, gone.text)
+        dead: list[DeadNotice] = []
         with self.connection.transaction():
-            if not resend_discarded(self.connection, batch, wait=self._wait(run, batch.tries), error=reason):
+            if run.is_dead:
+                given_up = give_up_unproven(self.connection, batch, error=run.text)
+                if given_up is None:
+                    return False
+                dead = given_up
+            elif not resend_discarded(self.connection, batch, wait=self._wait(run, batch.tries), error=run.text):
                 return False
             self._note(batch, [run])
+        notify_dead(dead)
         _raise_alarm(batch, [run])
         return True
 

@@ -1,63 +1,82 @@
 """
 The sweep: what was decided long ago and still has open commits.
 
-Where a second end does no harm, the commit is simply repeated; a half message that the broker has no more is sent again
-(resend after discard). Elsewhere a COMMIT is sent once at most, so the check-back has the word until its horizon; behind it, the
-broker is asked for the message itself: visible, it was sent; not there, it is sent again.
+Where a second end does no harm, the commit is simply repeated; what the broker then knows no half message of is looked up.
+Elsewhere a half message is ended once at most, so the batch is taken over first (`batches/take_over.py`), and its half
+messages are looked up before any of them is ended:
+
+- visible: it was sent;
+- hidden: it is committed now, and sent when that is confirmed;
+- gone, and the broker keeps all that is as old: it was never published, and is sent again (resend after discard);
+- gone, and the broker does not keep what is as old: nothing is proved. It is DEAD, and an operator decides;
+- not known: it stays open, and the sweep comes back to it.
 """
 
 from __future__ import annotations
 
 import logging
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from datetime import timedelta
-from typing import Any
 
-from outbox.batches.batch import PreparedBatch
-from outbox.brokers.base import Ended, SendResult, SendStatus
-from outbox.brokers.capabilities import HalfMessages, Lookups
+from outbox.batches.batch import PreparedBatch, SplitReason, Unaccepted
+from outbox.batches.take_over import Limit, read_prepared, take_over
+from outbox.brokers.base import Ended, HalfRef, HalfStanding, SendResult, SendStatus
+from outbox.brokers.capabilities import HalfMessages
 from outbox.database import Connection
-from outbox.errors import BrokerUnavailable
-from outbox.models import State
+from outbox.message import Resolution
 from outbox.relay.commit import CommitResult, Committer
 
 logger = logging.getLogger(__name__)
 
-BATCHES_AT_ONCE = 20
+# Taken at once, and handed to the broker in one call.
+AT_ONCE = Limit(batches=500, messages=2000)
 
-# Prepared batches of a broker from an age on; `after`, so that those which stay stuck starve nobody.
-PREPARED = f"""
-SELECT b.id, b.attempt, o.name, b.message_ids::text[], b.half_ids, b.open, b.split, b.tries,
-       b.decided_at < clock_timestamp() - %(horizon)s
-FROM outbox_batch b JOIN outbox_topic o ON o.id = b.topic_id AND o.broker = %(broker)s
-WHERE b.state = {State.PREPARED} AND b.decided_at < clock_timestamp() - %(age)s AND b.id > %(after)s
-ORDER BY b.id LIMIT %(limit)s
-"""
+# One look goes on that long while there is anything to settle: an outage leaves thousands of batches open. A relay looks
+# once a second, and relays in between.
+LOOK_SECONDS = 1.0
 
-SHOWN = frozenset({"visible", "delayed", "dead_letter"})
-"""States of a found message that say: it reached its topic."""
+OPEN = SendResult(SendStatus.UNSURE, reason="Its commit has no answer yet.")
+
+GONE = Unaccepted(SplitReason.DISCARDED, "The broker has neither its half message nor the message.")
+
+UNPROVEN = Unaccepted(
+    SplitReason.UNPROVEN,
+    "The broker has neither its half message nor the message, and no longer keeps what is that old: nobody can tell whether "
+    "it was published. Retry sends it, perhaps again; skip accepts it as published.",
+)
 
 
-UNANSWERED = SendResult(SendStatus.UNSURE, reason="Its commit was sent once at most, and is not repeated.")
-
-
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class SweepResult:
-    """What a sweep did: batches looked at; messages found sent; messages that are sent again (resend after discard)."""
+    """
+    What a sweep did.
 
-    batches: int
-    sent: int
-    returned: int
+    Args:
+        batches: looked at.
+        sent: messages in batches that are SENT now.
+        returned: messages that are sent again (resend after discard).
+        dead: messages of which nobody can tell whether they were published.
+    """
+
+    batches: int = 0
+    sent: int = 0
+    returned: int = 0
+    dead: int = 0
+
+    def add(self, other: SweepResult) -> None:
+        """Add what was done to more batches."""
+        for field in fields(self):
+            setattr(self, field.name, getattr(self, field.name) + getattr(other, field.name))
 
 
 @dataclass(slots=True)
 class Sweeper:
     """
-    Goes through the decided batches of one broker, some at each call.
+    Goes through the decided batches of one broker, oldest first.
 
     Args:
-        age: a batch decided more recently is still its relay's.
+        age: where a second end does no harm, a batch decided more recently is still its relay's.
     """
 
     connection: Connection
@@ -66,56 +85,83 @@ class Sweeper:
     after: int = 0
 
     def sweep(self) -> SweepResult:
-        """Settle the next decided batches; start again behind the last."""
-        found = self._next()
-        if self.committer.may_repeat_ends:
-            ends = self.committer.commit([batch for batch, _ in found])
-            for one, (_, is_past_horizon) in zip(ends, found, strict=True):
-                if is_past_horizon:
-                    # The broker has forgotten the half message, by a restore perhaps: nobody will end it any more.
-                    self._look_up(one, [p for p, end in one.unanswered.items() if end.ended is Ended.NOT_FOUND])
-        else:
-            ends = [CommitResult(batch, unanswered=dict.fromkeys(batch.positions, UNANSWERED)) for batch, _ in found]
-            for one in ends:
-                self._look_up(one, list(one.unanswered))
+        """Settle decided batches until none is left or a second is over; the next call goes on there."""
+        clock = self.committer.clock
+        ends_at = clock() + LOOK_SECONDS
+        settle = self._repeat_ends if self.committer.may_repeat_ends else self._take_over
+        done = SweepResult()
+        while ends := settle():
+            done.add(self._conclude(ends))
+            if clock() >= ends_at:
+                break
+        return done
+
+    def _conclude(self, ends: Sequence[CommitResult]) -> SweepResult:
         sent = self.committer.conclude(ends)
+        gone = [one.reason for end in ends for one in end.gone.values()]
         return SweepResult(
             batches=len(ends),
             sent=sum(len(one.batch.positions) for one in ends if one.batch.id in sent),
-            returned=sum(len(one.gone) for one in ends),
+            returned=gone.count(SplitReason.DISCARDED),
+            dead=gone.count(SplitReason.UNPROVEN),
         )
 
-    def _next(self) -> list[tuple[PreparedBatch, bool]]:
-        """Give the next decided batches, and of each whether the broker asks no more about it."""
+    def _repeat_ends(self) -> list[CommitResult]:
+        """Commit the next batches again, where a second end does no harm; look up what the broker knows nothing of."""
+        alias = self.committer.broker.alias
+        batches = read_prepared(self.connection, broker=alias, age=self.age, after=self.after, limit=AT_ONCE)
+        self.after = batches[-1].id if batches else 0  # those that stay stuck are looked at again when all others were
+        ends = self.committer.commit_again(batches)
+        unknown = [(one, p) for one in ends for p, end in one.unanswered.items() if end.ended is Ended.NOT_FOUND]
+        self._look_up(unknown)
+        return ends
+
+    def _take_over(self) -> list[CommitResult]:
+        """Take the next batches over whose deciders' time is over, and commit what is hidden still."""
+        broker, began = HalfMessages.of(self.committer.broker), self.committer.clock()
+        batches = take_over(self.connection, broker=broker.alias, window=broker.commit_window or self.age, limit=AT_ONCE)
+        ends = [_all_open(batch) for batch in batches]
+        hidden = self._look_up([(one, position) for one in ends for position in one.batch.positions])
+        if hidden and not self.committer.is_over(began):
+            halves = [one.batch.half(position) for one, position in hidden]
+            results = self.committer.end(halves, Resolution.COMMIT, within=self.committer.left(began))
+            for (one, position), result in zip(hidden, results, strict=True):
+                if result.status is SendStatus.ACCEPTED and result.ended is Ended.COMMITTED:
+                    del one.unanswered[position]
+        return ends
+
+    def _look_up(self, places: Sequence[tuple[CommitResult, int]]) -> list[tuple[CommitResult, int]]:
+        """Settle what the broker can tell of half messages. Return those that are hidden still."""
+        hidden = []
+        for (one, position), standing in zip(places, self._standings(places), strict=True):
+            match standing:
+                case HalfStanding.VISIBLE:
+                    del one.unanswered[position]
+                case HalfStanding.HIDDEN:
+                    hidden.append((one, position))
+                case HalfStanding.GONE | HalfStanding.UNPROVEN:
+                    del one.unanswered[position]
+                    one.gone[position] = GONE if standing is HalfStanding.GONE else UNPROVEN
+                case HalfStanding.UNKNOWN:
+                    pass
+        return hidden
+
+    def _standings(self, places: Sequence[tuple[CommitResult, int]]) -> list[HalfStanding]:
+        """Look half messages up in one call; an error, or an answer that does not fit, says nothing of any of them."""
+        halves: list[HalfRef] = [one.batch.half(position) for one, position in places]
+        if not halves:
+            return []
         broker = HalfMessages.of(self.committer.broker)
-        arguments = {
-            "horizon": broker.check_horizon,
-            "broker": broker.alias,
-            "age": self.age if self.committer.may_repeat_ends else broker.check_horizon,
-            "after": self.after,
-            "limit": BATCHES_AT_ONCE,
-        }
-        rows = self.connection.execute(PREPARED, arguments).fetchall()
-        self.after = rows[-1][0] if len(rows) == BATCHES_AT_ONCE else 0
-        return [(_prepared(row), row[8]) for row in rows]
-
-    def _look_up(self, ends: CommitResult, positions: Sequence[int]) -> None:
-        """Ask the broker for the messages themselves: one that is shown was committed, one that is not is gone."""
-        for position in positions:
-            half = ends.batch.half(position)
-            message_id = half.message_id
-            try:
-                states = {found.state for found in Lookups.of(self.committer.broker).find(message_id, half=half)}
-            except BrokerUnavailable as error:
-                logger.warning("Message %s of batch %s cannot be looked up: %s", message_id, ends.batch.id, error)
-                return
-            del ends.unanswered[position]
-            if not states & SHOWN:
-                ends.gone[position] = "The broker shows no such message, and asks no more about its half message."
+        try:
+            standings = broker.look_up_halves(halves)
+        except Exception:
+            logger.exception("Broker %r cannot look %s half messages up.", broker.alias, len(halves))
+            return [HalfStanding.UNKNOWN] * len(halves)
+        if len(standings) != len(halves):
+            logger.error("Broker %r told of %s half messages, asked for %s.", broker.alias, len(standings), len(halves))
+            return [HalfStanding.UNKNOWN] * len(halves)
+        return standings
 
 
-def _prepared(row: tuple[Any, ...]) -> PreparedBatch:
-    batch_id, attempt, topic, message_ids, half_ids, open_positions, split, tries, _ = row
-    left = range(1, len(message_ids) + 1) if open_positions is None else open_positions
-    positions = [position for position in left if position not in split]
-    return PreparedBatch(batch_id, attempt, topic, message_ids, half_ids, positions, tries)
+def _all_open(batch: PreparedBatch) -> CommitResult:
+    return CommitResult(batch, unanswered=dict.fromkeys(batch.positions, OPEN))

@@ -83,8 +83,8 @@ class RoughBroker(EmbeddedBroker):
     def send_halves(self, messages):
         return self._lose_some(super().send_halves, messages)
 
-    def end(self, refs, resolution):
-        return self._lose_some(partial(super().end, resolution=resolution), refs)
+    def end(self, refs, resolution, *, within=None):
+        return self._lose_some(partial(super().end, resolution=resolution, within=within), refs)
 
     def _lose_some(self, call: Callable[[Sequence[object]], list[SendResult]], handed: Sequence[object]) -> list[SendResult]:
         share = SHARE_LOST if self.is_storm.is_set() else 0

@@ -9,7 +9,7 @@ from typing import Any
 from django.core.management.base import BaseCommand, CommandError
 
 from outbox import conf
-from outbox.check_backs.ask import in_process
+from outbox.check_backs.ask import in_process, log_sent
 from outbox.check_backs.checker import BEAT_EVERY, Checker, brokers_that_ask
 from outbox.check_backs.loop import ask_as_set
 from outbox.errors import OutboxError
@@ -39,11 +39,12 @@ class Command(BaseCommand):
             aliases = brokers_that_ask(set(options["broker"] or conf.settings().brokers))
             if not aliases:
                 raise unable("No broker asks by itself. Where one needs a check loop, every relay runs it.")
-            ask = ask_as_set(using) if options["over_http"] else in_process(using)
+            is_over_http = options["over_http"]
+            ask, note_sent = (ask_as_set(using), log_sent) if is_over_http else (in_process(using), None)
         except OutboxError as error:
             raise unable(error) from error
         greet(self, options, f"Answering check-backs of broker {', '.join(map(repr, aliases))}.")
-        _stay([Checker(alias, using, ask) for alias in aliases])
+        _stay([Checker(alias, using, ask, note_sent=note_sent) for alias in aliases])
 
 
 def _stay(checkers: list[Checker]) -> None:

@@ -39,8 +39,9 @@ INSERT INTO outbox_ticket (message_id, topic_id) SELECT id, %(orders)s FROM numb
 
 INSERT INTO outbox_inbox (consumer_group, dedupe_key, message_id, source, topic, handled_at)
 SELECT 'cart', id::text, id, '', 'orders', now() - (%(books)s - n) * interval '1 second' FROM numbered WHERE n <= %(books)s;
-INSERT INTO outbox_check_back (request_id, asked_by, topic, message_id, half_id, token, nth, answer, reason, about, milliseconds)
-SELECT n::text, 'broker', 'orders', id::text, n::text, '', 1, 'COMMIT', '', 'none', 1 FROM numbered WHERE n <= %(books)s;
+INSERT INTO outbox_check_back (request_id, asked_by, topic, message_id, half_id, token, nth, answer, sent_answer, reason, about,
+    milliseconds)
+SELECT n::text, 'broker', 'orders', id::text, n::text, '', 1, 'COMMIT', '', '', 'none', 1 FROM numbered WHERE n <= %(books)s;
 INSERT INTO outbox_delivery (consumer_group, message_id, topic, nth, source, outcome, fingerprint, error, traceback)
 SELECT 'cart', id, 'orders', 1, '', 'retry', '', 'KeyError', '' FROM numbered WHERE n <= %(books)s;
 INSERT INTO outbox_duplicate (consumer_group, message_id, topic, nth)

@@ -113,6 +113,16 @@ class TestAFilterWithoutAnIndex:
         assert len(page.context["cl"].result_list) == 1
 
 
+class TestCheckBacks:
+    def test_show_what_the_broker_was_sent_instead(self, admin_client):
+        shared = {"asked_by": "broker", "topic": "orders", "message_id": "m", "half_id": "", "reason": "", "milliseconds": 1}
+        CheckBack.objects.create(request_id="1", answer="COMMIT", sent_answer="ROLLBACK", **shared)
+
+        page = admin_client.get(reverse("admin:outbox_checkback_changelist"))
+
+        assert "COMMIT, sent as ROLLBACK: already visible" in page.text
+
+
 class TestInbox:
     def test_is_searched_by_message_and_by_dedupe_key(self, admin_client):
         one = message_id()

@@ -43,12 +43,13 @@ class TestSendAgain:
         assert [state(first), state(lost), state(last)] == ["sent", "released", "sent"]
 
     def test_returns_a_batch_of_one_itself(self):
-        batch = sent(half_ids=["half-1"], lane=None, first_seq=None)
+        batch = sent(half_ids=["half-1"], half_places=["a:1"], ends_until=datetime.now(UTC), lane=None, first_seq=None)
 
         again(*batch.message_ids)
 
         batch.refresh_from_db()
         assert (batch.state, batch.half_ids, Batch.objects.count()) == (State.RELEASED, None, 1)
+        assert (batch.half_places, batch.ends_until) == (None, None)
 
     def test_can_take_all_messages_of_a_batch(self):
         batch = sent(size=2)

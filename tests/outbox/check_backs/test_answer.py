@@ -7,7 +7,7 @@ import pytest
 from django.db import connections
 
 from outbox import signals
-from outbox.check_backs.answer import answer
+from outbox.check_backs.answer import answer, record_sent
 from outbox.message import COMMIT, ROLLBACK, UNKNOWN, Token
 from outbox.models import Batch, CheckBack, State
 from tests.factories import BatchFactory
@@ -167,3 +167,29 @@ def timed(half):
 
 def stored_state(half):
     return Batch.objects.get(pk=Token.parse(half.token).batch).state
+
+
+class TestRecordSent:
+    def test_records_it_in_the_database_that_the_token_names(self):
+        half = half_of(OtherBatchFactory(state=State.SENT, half_ids=["h"]))
+        answer(half, asked_by="broker", using="default")
+
+        record_sent(half, ROLLBACK, using="default")
+
+        row = CheckBack.objects.using("other").get()
+        assert (row.answer, row.sent_answer) == ("COMMIT", "ROLLBACK")
+
+    def test_does_not_raise_where_nothing_is_recorded(self, sent, caplog):
+        record_sent(sent, ROLLBACK)
+
+        assert "no record says so" in caplog.text
+
+    def test_does_not_raise_where_the_database_is_away(self, sent, monkeypatch, caplog):
+        def fail(alias):
+            raise OSError("away")
+
+        monkeypatch.setattr("outbox.check_backs.sources.connect", fail)
+
+        record_sent(sent, ROLLBACK)
+
+        assert "could not be recorded" in caplog.text

@@ -1,9 +1,9 @@
 from dataclasses import replace
 
 from outbox.check_backs.about import About
-from outbox.check_backs.record import record
+from outbox.check_backs.record import note_sent, record
 from outbox.check_backs.resolve import Answer
-from outbox.message import COMMIT, UNKNOWN, Half
+from outbox.message import COMMIT, ROLLBACK, UNKNOWN, Half
 from outbox.models import CheckBack
 
 HALF = Half("orders", "m-1", "h-1", "source:17:1:1", asked=3)
@@ -43,3 +43,38 @@ class TestRecord:
             assert not write(connection, replace(HALF, **other), Answer(COMMIT, "was decided"))
 
         assert CheckBack.objects.get().answer == "UNKNOWN"
+
+
+class TestNoteSent:
+    def test_keeps_the_decision(self, connection):
+        write(connection, answer=Answer(COMMIT, "was decided"))
+
+        assert note_sent(connection, HALF, ROLLBACK)
+
+        row = CheckBack.objects.get()
+        assert (row.answer, row.sent_answer, row.reason) == ("COMMIT", "ROLLBACK", "was decided")
+
+    def test_is_of_the_newest_row_of_that_question(self, connection):
+        write(connection, request_id="r-1")
+        write(connection, request_id="r-2")
+        write(connection, replace(HALF, asked=4), request_id="r-3")
+
+        note_sent(connection, HALF, ROLLBACK)
+
+        assert list(CheckBack.objects.order_by("id").values_list("sent_answer", flat=True)) == ["", "ROLLBACK", ""]
+
+    def test_tells_where_no_such_question_is_recorded(self, connection):
+        write(connection)
+
+        for other in ({"message_id": "x"}, {"half_id": "x"}, {"asked": 9}):
+            assert not note_sent(connection, replace(HALF, **other), ROLLBACK)
+
+        assert CheckBack.objects.get().sent_answer == ""
+
+    def test_is_forgotten_where_the_request_comes_again(self, connection):
+        write(connection)
+        note_sent(connection, HALF, ROLLBACK)
+
+        write(connection)
+
+        assert CheckBack.objects.get().sent_answer == ""

@@ -24,16 +24,18 @@ from tests.factories import BatchFactory, MessageRowFactory, TopicFactory, messa
 from tests.outbox.check_backs.halves import half_of, source_of
 from tests.waiting import wait_until_it_blocks
 
-RETENTION = timedelta(days=7)
-
 
 def lease_over() -> datetime:
     return datetime.now(UTC) - timedelta(seconds=1)
 
 
+def soon() -> datetime:
+    return datetime.now(UTC) + timedelta(seconds=30)
+
+
 def ask(connection: database.Connection, half: Half):
     """Give (resolution, whether an alarm was raised)."""
-    answer = resolve(connection, half, retention=RETENTION)
+    answer = resolve(connection, half)
     return answer.resolution, answer.is_alarm
 
 
@@ -52,18 +54,10 @@ class TestResolve:
 
         assert ask(connection, half) == (UNKNOWN, True)
 
-    def test_keeps_a_half_younger_than_the_retention_whose_batch_is_missing(self, connection):
-        half = half_without_batch(born_at=datetime.now(UTC) - RETENTION + timedelta(minutes=1))
-
-        assert ask(connection, half) == (UNKNOWN, True)
-
-    def test_rolls_an_older_half_back_whose_batch_is_missing(self, connection):
-        half = half_without_batch(born_at=datetime.now(UTC) - RETENTION - timedelta(minutes=1))
-
-        assert ask(connection, half) == (ROLLBACK, False)
-
-    def test_keeps_a_half_of_unknown_age_whose_batch_is_missing(self, connection):
-        half = half_without_batch(born_at=None)
+    @pytest.mark.parametrize("age", [None, timedelta(0), timedelta(days=1000)])
+    def test_does_not_guess_why_a_batch_is_missing(self, connection, age):
+        """Nothing is pruned whose end is not confirmed."""
+        half = half_without_batch(born_at=None if age is None else datetime.now(UTC) - age)
 
         assert ask(connection, half) == (UNKNOWN, True)
 
@@ -127,10 +121,33 @@ class TestResolve:
         assert ask(connection, half_of(batch, position=1)) == (COMMIT, False)
         assert ask(connection, half_of(batch, position=2)) == (COMMIT, False)
 
+    @pytest.mark.parametrize("state", [State.PREPARED, State.SENT])
+    def test_waits_while_its_decider_may_commit(self, connection, state):
+        batch = BatchFactory(state=state, half_ids=["h"], ends_until=soon())
+
+        answer = resolve(connection, half_of(batch))
+
+        assert (answer.resolution, answer.is_alarm) == (UNKNOWN, False)
+        assert "may be under way" in answer.reason
+
+    @pytest.mark.parametrize("state", [State.PREPARED, State.SENT])
+    def test_commits_when_its_deciders_time_is_over(self, connection, state):
+        batch = BatchFactory(state=state, half_ids=["h"], ends_until=lease_over())
+
+        assert ask(connection, half_of(batch)) == (COMMIT, False)
+
+    @pytest.mark.parametrize("changes", [{"split": [1]}, {"half_ids": ["another"]}, {"state": State.RELEASED}, {"attempt": 2}])
+    def test_rolls_back_at_once_what_its_decider_does_not_commit(self, connection, changes):
+        batch = BatchFactory(state=State.PREPARED, half_ids=["h"], ends_until=soon())
+        half = half_of(batch)
+        Batch.objects.update(**changes)
+
+        assert ask(connection, half) == (ROLLBACK, False)
+
     def test_names_the_batch_in_its_reason(self, connection):
         batch = BatchFactory(state=State.SENT, half_ids=["h"])
 
-        answer = resolve(connection, half_of(batch), retention=RETENTION)
+        answer = resolve(connection, half_of(batch))
 
         assert f"Batch {batch.id} " in answer.reason
 
@@ -246,6 +263,17 @@ class TestResolveOfAHalfFirst:
 
         assert ask(connection, half_first(batch)) == (COMMIT, False)
 
+    @pytest.mark.parametrize("state", [State.PREPARED, State.SENT])
+    def test_waits_while_its_process_may_commit(self, connection, batch, state):
+        Batch.objects.update(state=state, ends_until=soon())
+
+        assert ask(connection, half_first(batch)) == (UNKNOWN, False)
+
+    def test_rolls_back_at_once_what_its_process_does_not_commit(self, connection, batch):
+        Batch.objects.update(ends_until=soon())
+
+        assert ask(connection, half_first(batch, half_id="another")) == (ROLLBACK, False)
+
     @pytest.mark.parametrize("state", [State.RELEASED, State.CLAIMED, State.DEAD, State.SKIPPED])
     def test_rolls_back_what_is_sent_again_or_given_up(self, connection, batch, state):
         Batch.objects.update(state=state)
@@ -331,10 +359,10 @@ class TestResolveBesideThePrimary:
         assert ask(own_connection, half) == (UNKNOWN, True)
 
     def test_does_not_answer_from_a_standby(self, standby_url):
-        half = Half("orders", str(uuid4()), "h", "the source:17:1:1", born_at=datetime.now(UTC) - 2 * RETENTION)
+        half = Half("orders", str(uuid4()), "h", "the source:17:1:1", born_at=datetime.now(UTC) - timedelta(days=14))
 
         with psycopg.connect(standby_url, autocommit=True) as connection:
-            answer = resolve(connection, half, retention=RETENTION)
+            answer = resolve(connection, half)
 
         assert (answer.resolution, answer.is_alarm) == (UNKNOWN, True)
         assert "in recovery" in answer.reason
@@ -359,7 +387,7 @@ class TestResolveAbout:
         message = MessageRowFactory(about=f"auth.group:{key}")
         batch = BatchFactory(state=State.SENT, message_ids=[message.id], half_ids=["h"])
 
-        answer = resolve(connection, half_of(batch), retention=RETENTION)
+        answer = resolve(connection, half_of(batch))
 
         assert (answer.resolution, answer.about) == (COMMIT, about)
 

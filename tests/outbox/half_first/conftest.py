@@ -42,10 +42,10 @@ class OnePhaseBroker(EmbeddedBroker):
     supports_half_messages = False
 
 
-class HastyBroker(MemoryBroker):
-    """A memory broker with a window for commits, as RocketMQ has one."""
+class SharedBroker(MemoryBroker):
+    """A memory broker that says what it is: safe to call from several threads at once."""
 
-    commit_window = timedelta(seconds=2)
+    is_thread_safe = True
 
 
 @pytest.fixture(autouse=True)
@@ -68,24 +68,23 @@ def broker(_half_first: None) -> Iterator[EmbeddedBroker]:
 
 @pytest.fixture
 def use_memory(settings: Any) -> Any:
-    """Put a memory broker in the embedded one's place; its controls come back."""
+    """Put a memory broker with a window for commits in the embedded one's place; its controls come back."""
 
-    def use(end: EndSemantics = EndSemantics.IDEMPOTENT) -> HastyBroker:
-        options = {"NAME": uuid4().hex, "END": end}
-        backend = f"{HastyBroker.__module__}.{HastyBroker.__qualname__}"
-        brokers = {"default": {"BACKEND": backend, "OPTIONS": options}}
+    def use(end: EndSemantics = EndSemantics.IDEMPOTENT, kind: type[MemoryBroker] = MemoryBroker) -> MemoryBroker:
+        options = {"NAME": uuid4().hex, "END": end, "COMMIT_WINDOW": timedelta(seconds=2)}
+        brokers = {"default": {"BACKEND": f"{kind.__module__}.{kind.__qualname__}", "OPTIONS": options}}
         settings.OUTBOX = {**OUTBOX, "BROKERS": brokers, "TOPICS": {"orders": {"TYPE": "transaction"}}}
         broker = conf.make_broker("default")
-        assert isinstance(broker, HastyBroker)
+        assert isinstance(broker, kind)
         return broker
 
     return use
 
 
 @pytest.fixture
-def memory(use_memory: Any) -> HastyBroker:
+def memory(use_memory: Any) -> MemoryBroker:
     """A memory broker in the embedded one's place."""
-    broker: HastyBroker = use_memory()
+    broker: MemoryBroker = use_memory()
     return broker
 
 

@@ -127,6 +127,24 @@ class TestReadTimeline:
         assert moments(message)[1:] == [("Check-back: UNKNOWN", "endpoint"), ("Check-back: COMMIT", "endpoint")]
         assert only(message, "Check-back: COMMIT").text == "ask 2 about half message 77: decided"
 
+    def test_tells_what_the_broker_was_sent_instead(self, message):
+        shared = {"asked_by": "broker", "topic": "told", "message_id": str(message.id), "half_id": "77", "milliseconds": 1}
+        CheckBack.objects.create(request_id="1", answer="COMMIT", sent_answer="ROLLBACK", answered_at=at(1), **shared)
+        CheckBack.objects.create(request_id="2", answer="UNKNOWN", sent_answer="COMMIT", answered_at=at(2), **shared)
+
+        assert moments(message)[1:] == [
+            ("Check-back: COMMIT, sent as ROLLBACK: already visible", "broker"),
+            ("Check-back: UNKNOWN, sent as COMMIT", "broker"),
+        ]
+
+    def test_tells_what_nobody_can_prove(self, message):
+        batch = BatchFactory(message_ids=[message.id], state=State.DEAD, claimed_at=None)
+        FailedAttempt.objects.create(
+            batch_id=batch.id, attempt=1, message_ids=[message.id], verdict="unproven", reason="too old", failed_at=at(1)
+        )
+
+        assert only(message, "Not confirmed").text == f"batch {batch.id}, attempt 1: too old"
+
     def test_tells_what_each_group_did(self, message):
         shared = {"message_id": message.id, "topic": "told"}
         FailedDelivery.objects.create(

@@ -47,6 +47,8 @@ def decided(row: StoredBatch, **changes: Any) -> PreparedBatch:
         "half_ids": row.half_ids,
         "positions": positions,
         "tries": row.tries,
+        "half_places": {p: place for p, place in enumerate(row.half_places or [], 1) if place},
+        "decided_at": row.decided_at,
     }
     return PreparedBatch(**fields | changes)
 

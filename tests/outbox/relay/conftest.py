@@ -53,8 +53,8 @@ def make_topic() -> Topics:
 
 @pytest.fixture
 def make_broker(make_topic: Topics) -> Callable[..., MemoryBroker]:
-    def make(end: EndSemantics = EndSemantics.IDEMPOTENT) -> MemoryBroker:
-        broker = MemoryBroker("default", {"END": end}, [])
+    def make(end: EndSemantics = EndSemantics.IDEMPOTENT, *, window: timedelta | None = None) -> MemoryBroker:
+        broker = MemoryBroker("default", {"END": end, "COMMIT_WINDOW": window}, [])
         broker.topics = make_topic.specs  # as they come
         return broker
 
@@ -109,10 +109,10 @@ def splitter(db) -> Splitter:
 
 @pytest.fixture
 def make_committer() -> Callable[..., Committer]:
-    def make(broker: MemoryBroker, connection: database.Connection | None = None) -> Committer:
+    def make(broker: MemoryBroker, connection: database.Connection | None = None, **options: Any) -> Committer:
         connection = connection or database.raw("default")
         splitter = Splitter(connection, Backoff(timedelta(0), timedelta(0)), timedelta(0))
-        return Committer(connection, broker, splitter)
+        return Committer(connection, broker, splitter, **{"source": "urn:uuid:1"} | options)
 
     return make
 

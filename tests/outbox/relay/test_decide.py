@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import logging
+from dataclasses import replace
+from datetime import timedelta
 
 import psycopg
 import pytest
 
 from outbox import database, signals
 from outbox.batches.batch import BatchSendResult
-from outbox.brokers.base import Ended, SendStatus
+from outbox.brokers.base import Ended, EndSemantics, SendStatus
 from outbox.models import Batch, State
 from tests.factories import stored
 from tests.outbox.relay.batches import make_claimed, result_of
@@ -26,8 +28,39 @@ class TestDecide:
 
         row = stored(batch)
         assert (row.state, row.half_ids, row.lease_until, row.open) == (State.PREPARED, ["h1", "h2"], None, None)
+        assert (row.half_places, row.ends_until) == (None, None)
         assert row.decided_at is not None
         assert (decision.batch.positions, decision.is_fresh) == ([1, 2], True)
+
+    def test_writes_until_when_the_halves_may_be_ended_and_where_they_are(self, make_committer, make_broker):
+        committer = make_committer(make_broker(EndSemantics.STATELESS, window=timedelta(seconds=2)))
+        batch = make_claimed(size=2)
+
+        decision = committer.decide(BatchSendResult(batch, {1: "h1", 2: "h2"}, half_places={1: "", 2: "a:2"}))
+
+        row = stored(batch)
+        assert row.half_places == [None, "a:2"]
+        assert timedelta(seconds=1.9) < row.ends_until - row.decided_at < timedelta(seconds=2.1)
+        half = decision.batch.half(2)
+        assert (half.half_id, half.place, half.source) == ("h2", "a:2", "urn:uuid:1")
+
+    def test_writes_them_where_some_positions_are_split_off_too(self, make_committer, make_broker):
+        committer = make_committer(make_broker(EndSemantics.STATELESS, window=timedelta(seconds=2)))
+        batch = make_claimed(size=2)
+        result = replace(result_of(batch, accepted={2: "h2"}, unsure=1), half_places={2: "a:2"})
+
+        committer.decide(result)
+
+        row = stored(batch)
+        assert row.half_places == [None, "a:2"]
+        assert timedelta(seconds=1.9) < row.ends_until - row.decided_at < timedelta(seconds=2.1)
+
+    def test_writes_no_end_where_a_second_end_does_no_harm(self, make_committer, make_broker):
+        batch = make_claimed()
+
+        make_committer(make_broker(window=timedelta(seconds=2))).decide(BatchSendResult(batch, {1: "h1"}))
+
+        assert stored(batch).ends_until is None
 
     def test_decides_or_splits_each_position(self, committer):
         batch = make_claimed(size=3)
@@ -57,6 +90,17 @@ class TestDecide:
         committer.decide(mine)
 
         assert ended(broker) == [Ended.ROLLED_BACK] * 2
+
+    def test_names_the_place_and_the_source_of_what_it_rolls_back(self, committer, broker, make_topic, monkeypatch):
+        batch = make_claimed(topic=make_topic("transaction"))
+        (mine,) = send_halves(broker, batch)
+        take_over(batch)
+        refs = []
+        monkeypatch.setattr(type(committer), "end", lambda self, halves, resolution: refs.extend(halves))
+
+        committer.decide(mine)
+
+        assert [(half.place, half.source) for half in refs] == [("0", "urn:uuid:1")]
 
     @pytest.mark.parametrize("state", [State.RELEASED, State.DEAD, State.SKIPPED])
     def test_rolls_back_when_the_batch_was_let_go_meanwhile(self, committer, broker, make_topic, state):

@@ -7,7 +7,8 @@ from datetime import UTC, datetime, timedelta
 
 import pytest
 
-from outbox.brokers.base import Ended, EndSemantics, HalfRef, Outgoing, SendStatus
+from outbox import database
+from outbox.brokers.base import Ended, EndSemantics, HalfRef, HalfStanding, Outgoing, SendStatus
 from outbox.brokers.memory import MemoryBroker
 from outbox.message import COMMIT, ROLLBACK, Header, Token
 from outbox.models import Batch, DeadMessage, MessageState, State
@@ -15,7 +16,7 @@ from tests.factories import BatchFactory, MessageRowFactory, stored
 
 pytestmark = pytest.mark.django_db
 
-STATELESS = EndSemantics.STATELESS
+WINDOW = timedelta(seconds=2)
 
 
 @pytest.fixture
@@ -26,13 +27,16 @@ def leave(make_topic, broker: MemoryBroker) -> Callable[..., Batch]:
         topic = make_topic("transaction")
         message = MessageRowFactory(topic=topic)
         half_id = broker.new_half_id(str(message.id))
-        broker.send_halves([Outgoing(str(message.id), topic.name, message.body, token="source:0:1:1", half_id=half_id)])
+        (source,) = database.raw("default").execute("SELECT id FROM outbox_source").fetchone()
+        sealed = {"headers": {Header.SOURCE: source}, "token": f"{source}:0:1:1"}
+        broker.send_halves([Outgoing(str(message.id), topic.name, message.body, half_id=half_id, **sealed)])
         return BatchFactory(
             topic=topic,
             message_ids=[message.id],
             state=State.PREPARED,
             half_ids=[half_id],
             decided_at=datetime.now(UTC) - ago,
+            ends_until=datetime.now(UTC) - ago + WINDOW,
             lane=None,
             first_seq=None,
         )
@@ -89,18 +93,26 @@ class TestTheSweep:
 class TestTheSweepOfStatelessEnds:
     @pytest.fixture
     def broker(self, make_broker) -> MemoryBroker:
-        return make_broker(STATELESS)
+        return make_broker(EndSemantics.STATELESS, window=WINDOW)
 
-    def test_leaves_it_to_the_check_back_up_to_the_horizon(self, relay, broker, leave):
-        batch = leave(ago=broker.check_horizon - timedelta(minutes=1))
+    def test_leaves_it_to_its_process_while_that_may_commit(self, relay, broker, leave):
+        batch = leave(ago=timedelta(0))
 
         relay.sweep()
 
         assert [half.ended for half in broker.halves()] == [None]
         assert stored(batch).state == State.PREPARED
 
-    def test_finds_it_sent_behind_the_horizon(self, relay, broker, leave):
-        batch = leave(ago=broker.check_horizon + timedelta(minutes=1))
+    def test_commits_it_where_it_is_hidden_still(self, relay, broker, leave):
+        batch = leave()
+
+        relay.sweep()
+
+        assert [half.ended for half in broker.halves()] == [Ended.COMMITTED]
+        assert (stored(batch).state, stored(batch).attempt) == (State.SENT, 1)
+
+    def test_finds_it_sent(self, relay, broker, leave):
+        batch = leave()
         broker.end([half_of(batch, broker)], COMMIT)  # the check-back did
 
         relay.sweep()
@@ -109,8 +121,9 @@ class TestTheSweepOfStatelessEnds:
         assert stored(batch).state == State.SENT
         assert broker.copies(str(batch.message_ids[0])) == 1
 
-    def test_sends_it_again_where_the_broker_does_not_show_it(self, relay, broker, leave):
-        batch = leave(ago=broker.check_horizon + timedelta(minutes=1))
+    def test_sends_it_again_where_it_is_gone(self, relay, broker, leave):
+        batch = leave()
+        broker.fail("look_up_halves", HalfStanding.GONE)
 
         relay.sweep()
         relay.drain()

@@ -218,10 +218,9 @@ class TestCommitOfOtherEnds:
 
     @pytest.fixture
     def broker(self, make_broker):
-        return make_broker("stateless")
+        return make_broker("stateless", window=timedelta(seconds=2))
 
     def test_is_sent_within_the_window(self, relay, broker, make_topic):
-        broker.commit_window = timedelta(seconds=2)
         topic = make_topic("transaction")
         TicketFactory(topic=topic)
 
@@ -229,17 +228,32 @@ class TestCommitOfOtherEnds:
 
         assert len(shown(broker, topic)) == 1
 
-    def test_is_left_to_the_check_back_when_the_window_is_over(self, relay, broker, make_topic, clock, monkeypatch):
-        broker.commit_window = timedelta(seconds=2)
+    def test_is_sent_however_long_the_half_messages_took(self, relay, broker, make_topic, clock, monkeypatch):
+        """A check-back about them is UNKNOWN before the decision, and from there on to the window's end."""
         topic = make_topic("transaction")
         TicketFactory(topic=topic)
         send_halves = broker.send_halves
 
         def send_slowly(messages):
-            clock.now += 2
+            clock.now += 10
             return send_halves(messages)
 
         monkeypatch.setattr(broker, "send_halves", send_slowly)
+        relay.drain()
+
+        assert len(shown(broker, topic)) == 1
+
+    def test_is_not_sent_when_the_window_is_over(self, relay, broker, make_topic, clock, monkeypatch):
+        """It is measured from before the decision."""
+        topic = make_topic("transaction")
+        TicketFactory(topic=topic)
+        decide = relay.committer.decide
+
+        def decide_slowly(committer, result):
+            clock.now += 2
+            return decide(result)
+
+        monkeypatch.setattr(type(relay.committer), "decide", decide_slowly)
         relay.drain()
 
         assert shown(broker, topic) == []

@@ -63,7 +63,47 @@ class TestSplit:
 
         row = stored(batch)
         assert (row.state, row.half_ids, row.open, row.sent_at) == (State.PREPARED, ["h1", None], None, None)
+        assert (row.half_places, row.ends_until) == (None, None)
         assert row.decided_at is not None
+
+    def test_writes_places_and_the_end_of_the_window_with_a_decision(self, splitter):
+        batch = make_claimed(size=3)
+
+        split(
+            splitter,
+            batch,
+            result_of(batch, unsure=2).unaccepted,
+            next_state=State.PREPARED,
+            half_ids=["h1", None, "h3"],
+            half_places={1: "", 3: "a:3"},
+            window=timedelta(seconds=2),
+        )
+
+        row = stored(batch)
+        assert row.half_places == [None, None, "a:3"]
+        assert timedelta(seconds=1.9) < row.ends_until - row.decided_at < timedelta(seconds=2.1)
+
+    def test_keeps_places_and_the_end_of_the_window_of_what_was_decided(self, splitter):
+        ends_until = datetime(2010, 12, 1, tzinfo=UTC)
+        fields = {"half_ids": ["a", "b", "c"], "half_places": ["a:1", "a:2", None], "ends_until": ends_until}
+        row = BatchFactory(size=3, state=State.PREPARED, **fields)
+        states = {"state": State.PREPARED, "next_state": State.PREPARED, "window": timedelta(seconds=2)}
+
+        split(splitter, decided(row), {1: Unaccepted(SplitReason.DISCARDED, "gone")}, half_places={2: "a:2"}, **states)
+
+        assert (stored(row).half_places, stored(row).ends_until) == ([None, "a:2", None], ends_until)
+
+    def test_gives_up_what_nobody_can_tell_of(self, splitter):
+        places = ["a:1", "a:2", "a:3"]
+        row = BatchFactory(size=3, state=State.PREPARED, half_ids=["a", "b", "c"], half_places=places)
+        gone = {1: DISCARDED, 2: UNPROVEN, 3: UNPROVEN}
+
+        split(splitter, decided(row), gone, state=State.PREPARED, next_state=State.SENT)
+
+        again, dead = children(row)
+        assert (again.state, dead.state, dead.last_error) == (State.RELEASED, State.DEAD, "nobody can tell")
+        assert stored(row).half_places == ["a:1", "a:2", "a:3"]  # none were given
+        assert set(DeadMessage.objects.values_list("message_id", flat=True)) == set(row.message_ids[1:])
 
     def test_keeps_order_keys_and_their_order(self, splitter):
         batch = make_claimed(topic=TopicFactory(type="fifo"), size=3, order_keys=[7, 8, 7])
@@ -161,35 +201,56 @@ class TestInPlace:
         assert not DeadMessage.objects.exists()
 
 
-class TestReturnOne:
-    def test_releases_the_batch_for_a_new_half_message(self, splitter):
-        row = BatchFactory(state=State.PREPARED, half_ids=["h"], open=[1])
+DISCARDED = Unaccepted(SplitReason.DISCARDED, "the broker dropped it")
+UNPROVEN = Unaccepted(SplitReason.UNPROVEN, "nobody can tell")
 
-        assert splitter.resend_discarded(decided(row), "the broker dropped it")
+
+class TestReturnPrepared:
+    def test_releases_the_batch_for_a_new_half_message(self, splitter):
+        fields = {"half_ids": ["h"], "half_places": ["a:1"], "open": [1], "ends_until": datetime.now(UTC)}
+        row = BatchFactory(state=State.PREPARED, **fields)
+
+        assert splitter.return_prepared(decided(row), DISCARDED)
 
         row = stored(row)
-        assert (row.state, row.half_ids, row.open, row.tries) == (State.RELEASED, None, None, 1)
+        assert (row.state, row.half_ids, row.half_places, row.open, row.ends_until, row.tries) == (
+            State.RELEASED, None, None, None, None, 1,
+        )  # fmt: skip
         assert due_in(row) <= 0
 
     def test_does_not_go_round_and_round(self, splitter):
         row = BatchFactory(state=State.PREPARED, half_ids=["h"], tries=1)
 
-        splitter.resend_discarded(decided(row), "dropped again")
+        splitter.return_prepared(decided(row), DISCARDED)
 
         assert due_in(stored(row)) == pytest.approx(200, abs=2)
 
+    def test_gives_up_what_nobody_can_tell_of(self, splitter, heard):
+        row = BatchFactory(topic=TopicFactory(name="parts"), state=State.PREPARED, half_ids=["h"], half_places=["a:1"])
+
+        assert splitter.return_prepared(decided(row), UNPROVEN)
+
+        dead = DeadMessage.objects.get()
+        assert (stored(row).state, stored(row).last_error) == (State.DEAD, "nobody can tell")
+        assert (dead.message_id, dead.reason) == (row.message_ids[0], "nobody can tell")
+        assert [(name, kwargs["reason"]) for name, kwargs in heard] == [("message_dead", "nobody can tell")]
+        assert FailedAttempt.objects.get().verdict == "unproven"
+
+    @pytest.mark.parametrize("gone", [DISCARDED, UNPROVEN])
     @pytest.mark.parametrize("changes", [{"attempt": 2}, {"state": State.SENT}])
-    def test_does_nothing_to_a_batch_that_was_lost(self, splitter, changes):
+    def test_does_nothing_to_a_batch_that_was_lost(self, splitter, changes, gone):
         row = BatchFactory(**{"state": State.PREPARED, "half_ids": ["h"]} | changes)
 
-        assert not splitter.resend_discarded(decided(row, attempt=1), "dropped")
+        assert not splitter.return_prepared(decided(row, attempt=1), gone)
 
         assert stored(row).state == row.state
+        assert not DeadMessage.objects.exists()
 
-    def test_leaves_a_batch_of_several_to_the_split(self, splitter):
+    @pytest.mark.parametrize("gone", [DISCARDED, UNPROVEN])
+    def test_leaves_a_batch_of_several_to_the_split(self, splitter, gone):
         row = BatchFactory(size=2, state=State.PREPARED, half_ids=["a", "b"])
 
-        assert not splitter.resend_discarded(decided(row), "dropped")
+        assert not splitter.return_prepared(decided(row), gone)
 
 
 class TestAnnouncements:

@@ -57,7 +57,7 @@ class TestLostAnswers:
         relay = start()
 
         relay.drain()
-        assert Batch.objects.get().open == [1, 2]
+        assert Batch.objects.get().state == State.PREPARED
         relay.sweep()
 
         assert copies(broker, messages) == [1, 1]

@@ -1,0 +1,33 @@
+"""
+Give up: a prepared batch of one of which nobody can tell any more whether its message was published. PREPARED to DEAD.
+
+Its half message is gone and its message is not there, but its broker no longer keeps what is as old, so that this proves
+nothing. Sent again, it might be there twice; taken for sent, it might be lost. An operator decides: retry sends it again,
+skip accepts it as published. Of a larger batch, `split` takes such messages out.
+"""
+
+from __future__ import annotations
+
+from outbox.batches.batch import PreparedBatch
+from outbox.batches.failures import DeadNotice, copy_dead
+from outbox.database import Connection
+from outbox.models import State
+
+GIVE_UP = f"""
+UPDATE outbox_batch SET state = {State.DEAD}, last_error = %(error)s, half_ids = NULL, half_places = NULL, open = NULL,
+    ends_until = NULL
+WHERE id = %(id)s AND state = {State.PREPARED} AND attempt = %(attempt)s AND cardinality(message_ids) = 1 RETURNING id
+"""
+
+
+def give_up_unproven(connection: Connection, batch: PreparedBatch, *, error: str) -> list[DeadNotice] | None:
+    """
+    Mark a prepared batch of one DEAD.
+
+    Returns:
+        The message that is dead now; None when the fence was lost.
+    """
+    arguments = {"id": batch.id, "attempt": batch.attempt, "error": error}
+    if connection.execute(GIVE_UP, arguments).fetchone() is None:
+        return None
+    return copy_dead(connection, [batch.id])
