@@ -8,18 +8,21 @@ from datetime import timedelta
 from typing import Any
 
 import pytest
+from django.db.models import F
 
 from outbox import conf, database
-from outbox.brokers.base import EndSemantics
+from outbox.batches.take_over import Limit
+from outbox.brokers.base import EndSemantics, SendStatus
 from outbox.brokers.memory import MemoryBroker
 from outbox.message import TopicSpec, TopicType
-from outbox.models import Topic
+from outbox.models import Batch, Topic
+from outbox.relay import sweep as sweep_module
 from outbox.relay.backoff import Backoff
 from outbox.relay.commit import Committer
 from outbox.relay.lane import Lane
 from outbox.relay.rounds import Relay
 from outbox.relay.splitter import Splitter
-from tests.factories import TopicFactory
+from tests.factories import TicketFactory, TopicFactory, stored
 
 LANE = Lane(1)
 
@@ -120,3 +123,32 @@ def make_committer() -> Callable[..., Committer]:
 @pytest.fixture
 def committer(make_committer: Callable[..., Committer], broker: MemoryBroker) -> Committer:
     return make_committer(broker)
+
+
+@pytest.fixture
+def prepare(broker: MemoryBroker, make_topic: Topics, make_relay: Callable[..., Relay]) -> Callable[..., Batch]:
+    """Have a relay decide a batch whose commits are lost, that long ago."""
+
+    def prepare(size: int = 2, ago: timedelta = timedelta(hours=1)) -> Batch:
+        topic = make_topic("transaction")
+        TicketFactory.create_batch(size, topic=topic)
+        broker.fail("end", SendStatus.UNSURE, times=None)
+        make_relay().step()
+        broker.heal()
+        batch = Batch.objects.get(topic_id=topic.id)
+        Batch.objects.filter(pk=batch.id).update(decided_at=F("decided_at") - ago, ends_until=F("ends_until") - ago)
+        found: Batch = stored(batch)
+        return found
+
+    return prepare
+
+
+@pytest.fixture
+def pages(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
+    """Have a sweep take one batch at once, and stop after so many."""
+
+    def pages(batches: int = 1, seconds: float = 0) -> None:
+        monkeypatch.setattr(sweep_module, "AT_ONCE", Limit(batches, 2000))
+        monkeypatch.setattr(sweep_module, "LOOK_SECONDS", seconds)
+
+    return pages

@@ -1,0 +1,96 @@
+"""What an outage leaves open: thousands of messages, each in its own batch, or few large batches."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime, timedelta
+from uuid import UUID
+
+import pytest
+
+from outbox import database
+from outbox.batches.take_over import Limit
+from outbox.brokers.base import Ended, EndSemantics, Outgoing
+from outbox.message import Header
+from outbox.models import Batch, State
+from outbox.relay import sweep as sweep_module
+from tests.factories import message_id
+
+pytestmark = pytest.mark.django_db
+
+WINDOW = timedelta(seconds=2)
+
+
+def ended(broker) -> list[Ended | None]:
+    return [half.ended for half in broker.halves()]
+
+
+LEAVE_OPEN = """
+INSERT INTO outbox_batch (topic_id, message_ids, half_ids, state, decided_at, ends_until) VALUES (%s, %s, %s, %s, %s, %s)
+"""
+
+
+class TestAnOutage:
+    """What it leaves open, thousands of messages each in its own batch, is settled in a few looks."""
+
+    @pytest.fixture(params=[EndSemantics.IDEMPOTENT, EndSemantics.STATELESS])
+    def broker(self, make_broker, request):
+        return make_broker(request.param, window=WINDOW)
+
+    @pytest.fixture
+    def leave_open(self, broker, make_topic):
+        """Leave batches of so many messages PREPARED, their half messages stored."""
+
+        def leave_open(*sizes: int) -> None:
+            topic, long_ago = make_topic("transaction"), datetime.now(UTC) - timedelta(hours=1)
+            (source,) = database.raw("default").execute("SELECT id FROM outbox_source").fetchone()
+            for size in sizes:
+                ids: list[UUID] = [message_id() for _ in range(size)]
+                headers = {Header.SOURCE: source}
+                stored_halves = broker.send_halves([Outgoing(str(one), topic.name, b"{}", headers=headers) for one in ids])
+                half_ids = [half.half_id for half in stored_halves]
+                rows = [topic.id, ids, half_ids, State.PREPARED, long_ago, long_ago]
+                database.raw("default").execute(LEAVE_OPEN, rows)
+
+        return leave_open
+
+    def test_of_3000_batches_of_one_is_settled(self, relay, broker, leave_open, monkeypatch):
+        leave_open(*[1] * 3000)
+        calls = []
+        end = broker.end
+
+        def listen(halves, resolution, *, within=None):
+            calls.append(len(halves))
+            return end(halves, resolution, within=within)
+
+        monkeypatch.setattr(broker, "end", listen)
+        looks = 0
+        while relay.sweep().batches:
+            looks += 1
+
+        assert looks <= 10
+        assert calls == [500] * 6
+        assert Batch.objects.filter(state=State.SENT).count() == 3000
+        assert set(ended(broker)) == {Ended.COMMITTED}
+
+    def test_of_batches_of_500_is_settled(self, relay, broker, leave_open):
+        leave_open(*[500] * 6)
+
+        relay.sweep()
+
+        assert Batch.objects.filter(state=State.SENT).count() == 6
+        assert len(broker.visible(broker.halves()[0].message.topic)) == 3000
+
+    def test_is_taken_up_by_so_many_messages_at_once(self, relay, broker, leave_open, monkeypatch):
+        monkeypatch.setattr(sweep_module, "AT_ONCE", Limit(500, 5))
+        leave_open(4, 3, 1, 9)
+        calls = []
+        end = broker.end
+
+        def listen(halves, resolution, *, within=None):
+            calls.append(len(halves))
+            return end(halves, resolution, within=within)
+
+        monkeypatch.setattr(broker, "end", listen)
+        relay.sweep()
+
+        assert calls == [7, 10]
