@@ -11,7 +11,8 @@ from typing import Any
 import pytest
 
 from outbox.brokers.base import Outgoing
-from outbox.brokers.rocketmq.envelope import group_of, open_delivery, open_half, seal
+from outbox.brokers.rocketmq.envelope import born_at, group_of, open_delivery, open_half, seal, seal_for_port
+from outbox.brokers.rocketmq.remoting.frames import COMPRESSED, HALF
 from outbox.brokers.rocketmq.stubs import definition
 from outbox.message import TopicType
 
@@ -38,6 +39,58 @@ class TestSeal:
         due = sealed(TopicType.DELAY, deliver_at=NOW - timedelta(hours=1)).system_properties.delivery_timestamp
 
         assert time_of(due) == NOW
+
+
+class TestSealForPort:
+    """As the proxy writes what `seal` makes; that a real one does shows test_stored_alike.py."""
+
+    def sealed(self, kind: TopicType = TopicType.NORMAL, above: int | None = None, **fields: Any) -> Any:
+        message = Outgoing(**{"message_id": "m", "topic": "orders", "body": b"order", **fields})
+        return seal_for_port(message, kind, "m.1", now=NOW.timestamp(), compress_above=above)
+
+    def test_writes_a_half_message(self):
+        fields = {"key": "4711", "tag": "placed", "token": "here:1:1:1", "headers": {"ce-type": "order", "who": "\x00"}}
+
+        properties, body, flag = self.sealed(TopicType.TRANSACTION, **fields)
+
+        assert properties == {
+            "ce-type": "order",
+            "outbox-headers": '{"who":"\\u0000","outbox-key":"4711"}',
+            "outbox-token": "here:1:1:1",
+            "UNIQ_KEY": "m.1",
+            "KEYS": "m 4711",
+            "TAGS": "placed",
+            "PGROUP": "orders",
+            "__BORNHOST": "outbox",
+            "BORN_TIMESTAMP": str(round((NOW.timestamp() - 1) * 1000)),
+            "TRAN_MSG": "true",
+        }
+        assert (body, flag) == (b"order", HALF)
+
+    def test_writes_a_message(self):
+        properties, _, flag = self.sealed()
+
+        assert (properties["KEYS"], flag) == ("m", 0)
+        assert not {"TRAN_MSG", "TAGS", "outbox-key", "outbox-token"} & properties.keys()
+        assert (
+            properties["BORN_TIMESTAMP"] == str(round(NOW.timestamp() * 1000)) == str(born_at(TopicType.NORMAL, NOW.timestamp()))
+        )
+
+    def test_has_the_properties_of_the_other_way(self):
+        fields = {"key": "two words", "tag": "a", "headers": {"subject": "Zoë"}}
+
+        properties, _, _ = self.sealed(**fields)
+
+        other = sealed(**fields)
+        assert {name: text for name, text in properties.items() if name[0].islower()} == dict(other.user_properties)
+        assert properties["KEYS"].split(" ") == list(other.system_properties.keys)
+        assert properties["TAGS"] == other.system_properties.tag
+
+    @pytest.mark.parametrize(("kind", "bit"), [(TopicType.NORMAL, 0), (TopicType.TRANSACTION, HALF)])
+    def test_compresses_a_long_body(self, kind: TopicType, bit: int):
+        _, body, flag = self.sealed(kind, above=4096, body=LONG)
+
+        assert (zlib.decompress(body), flag) == (LONG, COMPRESSED | bit)
 
 
 class TestGroupOf:

@@ -1,28 +1,37 @@
-"""What brokers must be set to. Needs no server; that one is asked shows test_check.py."""
+"""What brokers must be set to, and what they must let us do. Needs no server, but stubs of ours."""
 
 from __future__ import annotations
 
-import time
+from collections.abc import Callable
+from datetime import timedelta
 from typing import Any
 
 import pytest
 
+from outbox.brokers.base import Broker, Problem
 from outbox.brokers.options import read_options
-from outbox.brokers.rocketmq import expectations
-from outbox.brokers.rocketmq.expectations import problems_of_brokers, problems_of_clock, problems_of_settings
+from outbox.brokers.rocketmq import RocketMQBroker
+from outbox.brokers.rocketmq.expectations import problems_of_clock, problems_of_settings
 from outbox.brokers.rocketmq.options import RocketMQOptions
+from outbox.brokers.rocketmq.places import HALVES
+from outbox.brokers.rocketmq.remoting import requests
+from outbox.message import TopicSpec, TopicType
+from tests.outbox.brokers.rocketmq.port_stub import SETTINGS, PortStub
+from tests.outbox.brokers.rocketmq.stub import TOPICS
 
-OPTIONS = read_options(RocketMQOptions, {"ENDPOINTS": "proxy:8081", "BROKER_ADDRESSES": ["broker:10911"]})
+OpenHere = Callable[..., Broker]
 
-RIGHT = {
-    "transactionTimeOut": "6000",
-    "transactionCheckMax": "15",
-    "transactionCheckInterval": "30000",
-    "transactionOpBatchInterval": "3600000",
-    "transactionOpMsgMaxSize": "1",
-    "flushDiskType": "SYNC_FLUSH",
-    "brokerRole": "ASYNC_MASTER",
-}
+OPTIONS = read_options(RocketMQOptions, {"ENDPOINTS": "proxy:8081", "NAME_SERVERS": ["namesrv:9876"]})
+
+
+@pytest.fixture
+def check(open_here: OpenHere) -> Callable[..., list[Problem]]:
+    """Check a broker at the stubs, but for the topic that the stub of a proxy does not serve."""
+
+    def check(**options: Any) -> list[Problem]:
+        return [one for one in open_here(**options).check() if "'delay'" not in one.text]
+
+    return check
 
 
 class TestSettings:
@@ -32,24 +41,30 @@ class TestSettings:
             {},
             {"flushDiskType": "ASYNC_FLUSH", "brokerRole": "SYNC_MASTER"},
             {"transactionOpBatchInterval": "1000", "transactionOpMsgMaxSize": "4096"},
+            {"transactionTimeOut": "2000"},
         ],
         ids=str,
     )
     def test_are_right(self, settings: dict[str, str]):
-        assert list(problems_of_settings("broker:10911", OPTIONS, RIGHT | settings)) == []
+        assert list(problems_of_settings("broker:10911", OPTIONS, SETTINGS | settings)) == []
 
     @pytest.mark.parametrize(
         ("settings", "words", "is_error"),
         [
-            ({"transactionTimeOut": "5999"}, "COMMIT_WINDOW", True),
+            ({"transactionTimeOut": "1999"}, "COMMIT_WINDOW", False),
             ({"transactionCheckMax": "20"}, "CHECK_HORIZON", True),
             ({"transactionOpBatchInterval": "3000", "transactionOpMsgMaxSize": "4096"}, "transactionOpBatchInterval", False),
             ({"transactionOpMsgMaxSize": "4096"}, "only each 1:00:00", False),
             ({"flushDiskType": "ASYNC_FLUSH"}, "power", False),
+            ({"transientStorePoolEnable": "true"}, "transientStorePoolEnable", True),
+            ({"rejectTransactionMessage": "true"}, "rejectTransactionMessage", True),
+            ({"messageIndexEnable": "false"}, "messageIndexEnable", True),
+            ({"messageIndexEnable": "false", "messageIndexSafe": "false"}, "messageIndexEnable", True),
+            ({"messageIndexSafe": "false"}, "messageIndexSafe", False),
         ],
     )
     def test_are_wrong(self, settings: dict[str, str], words: str, is_error: bool):
-        [problem] = problems_of_settings("broker:10911", OPTIONS, RIGHT | settings)
+        [problem] = problems_of_settings("broker:10911", OPTIONS, SETTINGS | settings)
 
         assert "broker:10911" in problem.text
         assert words in problem.text
@@ -67,32 +82,123 @@ class TestClock:
 
         assert "differ by 10 s" in problem.text
 
-    @pytest.mark.parametrize("off", [0, -10, 10])
-    def test_is_read_from_what_a_broker_says_of_its_start(self, monkeypatch: pytest.MonkeyPatch, off: float):
-        now = time.time()
-        started_at = now - (86400 + 2 * 3600 + 3 * 60 + 4)
-        says: dict[int, bytes] = {
-            expectations.BROKER_CONFIG: "\n".join(f"{name}={value}" for name, value in RIGHT.items()).encode(),
-            expectations.BROKER_RUNTIME: (
-                f'{{"table": {{"bootTimestamp": "{started_at * 1000:.0f}",'
-                ' "runtime": "[ 1 days, 2 hours, 3 minutes, 4 seconds ]"}}'
-            ).encode(),
-        }
-        monkeypatch.setattr(expectations, "call", lambda address, code: says[code])
+    @pytest.mark.parametrize("off", [0, -60, 60])
+    def test_is_read_from_what_a_broker_says_of_its_start(self, port: PortStub, check: Any, off: float):
+        port.clock_ahead = off
 
-        found = [problem.text for problem in problems_of_brokers(OPTIONS, now=lambda: now + off)]
+        found = [problem.text for problem in check()]
 
         assert len(found) == (1 if off else 0)
+        assert all("clock" in text for text in found)
 
 
 class TestBroker:
-    def test_that_cannot_be_asked_is_a_problem_since_rule_r_asks_it(self, monkeypatch: pytest.MonkeyPatch):
-        def refuse(*_: Any) -> bytes:
-            raise ConnectionRefusedError("refused")
+    def test_is_right(self, port: PortStub, check: Any):
+        assert check() == []
 
-        monkeypatch.setattr(expectations, "call", refuse)
+    def test_has_each_of_its_brokers_asked(self, port: PortStub, check: Any):
+        other = PortStub("broker-b")
+        port.brokers.append(other)
+        other.settings["messageIndexSafe"] = "false"
 
-        [problem] = problems_of_brokers(OPTIONS)
+        [problem] = check()
 
-        assert "cannot be asked: refused" in problem.text
-        assert "looked up there" in problem.hint
+        assert other.address in problem.text
+        other.stop()
+
+    @pytest.mark.parametrize("code", [requests.GET_BROKER_CONFIG, requests.GET_RUNTIME_INFO, requests.END_TRANSACTION])
+    def test_that_does_not_answer_cannot_be_asked(self, port: PortStub, check: Any, code: int):
+        port.freeze(code)
+
+        [problem] = check(REQUEST_TIMEOUT=timedelta(milliseconds=300))
+
+        assert problem.is_error
+        assert f"Broker {port.address} cannot be asked" in problem.text
+        assert "open the port" in problem.hint
+
+    def test_that_refuses_to_tell_its_settings_cannot_be_asked(self, port: PortStub, check: Any):
+        port.say(requests.GET_BROKER_CONFIG, requests.NO_PERMISSION, "signature does not match")
+
+        [problem] = check()
+
+        assert "16: signature does not match" in problem.text
+        assert "ACCESS_KEY" in problem.hint
+
+    def test_cannot_be_asked_where_no_name_server_answers(self, port: PortStub, check: Any):
+        port.stop()
+
+        [problem] = check()
+
+        assert problem.is_error
+        assert "No name server says" in problem.text
+
+
+class TestRights:
+    @pytest.mark.parametrize(
+        ("code", "words"),
+        [
+            (requests.END_TRANSACTION, ["Pub on Topic:transaction"]),
+            (requests.QUERY_MESSAGE, ["Sub on Topic:transaction", f"Sub on Topic:{HALVES}"]),
+            (requests.PULL_MESSAGE, [f"Sub on Topic:{HALVES} and Group:{requests.READER}"]),
+        ],
+    )
+    def test_are_missing_where_a_broker_refuses(self, port: PortStub, check: Any, code: int, words: list[str]):
+        port.say(code, requests.NO_PERMISSION, "no right")
+
+        found = check(ACCESS_KEY="me", SECRET_KEY="secret")
+
+        assert len(found) == len(words)
+        assert all(one.is_error and word in one.text for one, word in zip(found, words, strict=True))
+
+    def test_are_asked_for_by_what_changes_nothing(self, port: PortStub, check: Any):
+        half = port.log.append_half("transaction", "m.1")
+
+        check(ACCESS_KEY="me", SECRET_KEY="secret")
+
+        assert list(port.log.messages) == [half.log_offset]
+        assert port.log.ends == []
+        assert all(one.fields["AccessKey"] == "me" for one in port.requests)
+
+    def test_are_not_asked_for_without_topics_of_type_transaction(self, port: PortStub):
+        options = {"ENDPOINTS": "127.0.0.1:1", "NAME_SERVERS": [port.address]}
+
+        assert RocketMQBroker.check_topics(options, [TopicSpec("orders", TopicType.NORMAL)]) == []
+
+
+class TestTopicsOfTypeTransaction:
+    def test_need_the_brokers_own_ports(self):
+        [problem] = RocketMQBroker.check_topics({"ENDPOINTS": "proxy:8081"}, TOPICS)
+
+        assert problem.is_error
+        assert "transaction" in problem.text
+        assert "NAME_SERVERS" in problem.hint
+
+    @pytest.mark.parametrize(
+        "options", [{"NAME_SERVERS": ["namesrv:9876"]}, {"BROKER_ADDRESSES": {"broker-a": "broker:10911"}}], ids=str
+    )
+    def test_are_served_where_these_are_known(self, options: dict[str, Any]):
+        assert RocketMQBroker.check_topics({"ENDPOINTS": "proxy:8081", **options}, TOPICS) == []
+
+    @pytest.mark.parametrize("options", [{}, {"NAME_SERVERS": ["namesrv:9876"]}], ids=str)
+    def test_may_be_lost_with_unconfirmed_ends(self, options: dict[str, Any]):
+        [problem] = RocketMQBroker.check_topics({"ENDPOINTS": "proxy:8081", "UNCONFIRMED_ENDS": True, **options}, TOPICS)
+
+        assert not problem.is_error
+        assert "lost" in problem.text
+
+    def test_are_checked_with_the_broker(self, check: Any):
+        [problem] = check(NAME_SERVERS=[])
+
+        assert "neither NAME_SERVERS nor BROKER_ADDRESSES" in problem.text
+
+    @pytest.mark.parametrize("options", [{"ENDPOINTS": "proxy:8081"}, {"ENDPOINTS": "proxy:8081", "UNCONFIRMED_ENDS": True}])
+    def test_are_none_of_a_broker_of_others(self, options: dict[str, Any]):
+        topics = [topic for topic in TOPICS if topic.type is not TopicType.TRANSACTION]
+
+        assert RocketMQBroker.check_topics(options, topics) == []
+
+
+class TestConfirmedEnds:
+    @pytest.mark.parametrize("is_unconfirmed", [False, True])
+    def test_are_what_options_say(self, open_here: OpenHere, is_unconfirmed: bool):
+        assert open_here(UNCONFIRMED_ENDS=is_unconfirmed).confirms_ends is not is_unconfirmed

@@ -5,9 +5,10 @@ from __future__ import annotations
 import grpc
 import pytest
 
-from outbox.brokers.base import SendStatus
+from outbox.brokers.base import Ended, SendResult, SendStatus
 from outbox.brokers.rocketmq.client import StatusError
-from outbox.brokers.rocketmq.statuses import status_of
+from outbox.brokers.rocketmq.remoting.frames import Answer
+from outbox.brokers.rocketmq.statuses import status_of, status_of_end, status_of_send
 from outbox.brokers.rocketmq.stubs import Code, definition
 
 REFUSED, MISCONFIGURED, UNAVAILABLE, UNSURE = (
@@ -107,3 +108,77 @@ class TestRpc:
 
     def test_leaves_anything_else_unsure(self):
         assert status_of(IndexError("no entry")).status is UNSURE
+
+
+def answer(code: int, text: str = "") -> Answer:
+    return Answer(code, text, {}, b"")
+
+
+class TestAnswerToSend:
+    @pytest.mark.parametrize(
+        ("code", "verdict"),
+        [
+            (13, REFUSED),  # the message is illegal
+            (3, MISCONFIGURED),  # the server does not know the request
+            (16, MISCONFIGURED),  # no right
+            (17, MISCONFIGURED),  # no such topic
+            (2, UNAVAILABLE),  # busy
+            (215, UNAVAILABLE),  # flow control
+            (1, UNSURE),
+            (10, UNSURE),  # stored, and perhaps not on the disk
+            (11, UNSURE),
+            (12, UNSURE),  # stored, and perhaps not at a replica
+            (14, UNSURE),  # shutting down
+            (999, UNSURE),
+        ],
+    )
+    def test_decides(self, code: int, verdict: SendStatus):
+        outcome = status_of_send(answer(code, "no"))
+
+        assert outcome == SendResult(verdict, reason=f"RocketMQ says {code} no.")
+
+
+class TestAnswerToEnd:
+    """Source: docs/brokers/rocketmq.md; "not done" must be sure, for what is not may be ended again."""
+
+    @pytest.mark.parametrize("ended", [Ended.COMMITTED, Ended.ROLLED_BACK])
+    def test_that_all_is_well_says_how_the_half_message_stands(self, ended: Ended):
+        assert status_of_end(answer(0), ended) == SendResult(SendStatus.ACCEPTED, ended=ended)
+
+    @pytest.mark.parametrize(
+        "text",
+        [
+            "Find prepared transaction message failed",
+            "The transaction state table offset wrong",
+            "The commit log offset wrong",
+            "The producer group wrong",
+        ],
+    )
+    def test_that_this_is_not_the_half_message_says_that_it_is_not_there(self, text: str):
+        outcome = status_of_end(answer(1, text), Ended.COMMITTED)
+
+        assert (outcome.status, outcome.ended) == (SendStatus.ACCEPTED, Ended.NOT_FOUND)
+        assert text in outcome.reason
+
+    @pytest.mark.parametrize(
+        ("code", "verdict"),
+        [
+            (2, UNAVAILABLE),
+            (215, UNAVAILABLE),
+            (11, UNAVAILABLE),
+            (14, UNAVAILABLE),
+            (604, UNAVAILABLE),
+            (3, MISCONFIGURED),
+            (16, MISCONFIGURED),
+            (17, MISCONFIGURED),
+            (1, UNSURE),  # the store failed
+            (10, UNSURE),
+            (12, UNSURE),
+            (999, UNSURE),
+        ],
+    )
+    def test_decides(self, code: int, verdict: SendStatus):
+        outcome = status_of_end(answer(code, "store putMessage return null"), Ended.COMMITTED)
+
+        assert (outcome.status, outcome.ended) == (verdict, None)
+        assert f"RocketMQ says {code} store" in outcome.reason
