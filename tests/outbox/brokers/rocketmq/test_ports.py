@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import subprocess
 import time
 from collections.abc import Awaitable, Callable, Iterator
 from pathlib import Path
@@ -17,6 +16,7 @@ from outbox.brokers.rocketmq.remoting import requests
 from outbox.brokers.rocketmq.remoting.connection import NoAnswer, NotConnected
 from outbox.brokers.rocketmq.remoting.frames import Request
 from outbox.brokers.rocketmq.remoting.ports import Ports
+from tests.outbox.brokers.rocketmq.certificates import make_certificate
 from tests.outbox.brokers.rocketmq.port_stub import PortStub
 
 INFO = Request(requests.GET_RUNTIME_INFO)
@@ -215,12 +215,3 @@ class TestTls:
         with_ports(act, **options)
 
         assert safe.requests == []
-
-
-def make_certificate(folder: Path) -> Path:
-    """Make a certificate that vouches for itself; its key lies beside it."""
-    names = ["-subj", "/CN=localhost", "-addext", "subjectAltName=DNS:localhost,IP:127.0.0.1"]
-    files = ["-keyout", folder / "key.pem", "-out", folder / "cert.pem"]
-    kind = ["-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes", "-days", "1"]
-    subprocess.run(["openssl", "req", "-x509", *kind, *files, *names], check=True, capture_output=True)
-    return folder / "cert.pem"

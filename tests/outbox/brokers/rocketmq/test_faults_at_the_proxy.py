@@ -1,26 +1,25 @@
-"""A proxy that refuses, stalls and fails as it is told: what becomes of messages. Needs no server, but a stub of ours."""
+"""
+A proxy that refuses, stalls and fails as it is told: what becomes of messages. Needs no server, but a stub of ours.
+
+Half messages go this way with UNCONFIRMED_ENDS, one-phase messages where they keep an order or no port is known.
+"""
 
 from __future__ import annotations
 
-import subprocess
 import time
 from collections.abc import Callable, Iterator
-from datetime import timedelta
-from pathlib import Path
+from dataclasses import replace
+from datetime import UTC, datetime, timedelta
+from functools import partial
 from typing import Any
 
 import grpc
 import pytest
 
-from outbox import conf, database
-from outbox.brokers.base import Broker, Delivery, Ended, HalfRef, Outgoing, SendResult, SendStatus
-from outbox.brokers.rocketmq.stubs import Code, definition
+from outbox.brokers.base import Broker, Delivery, Ended, HalfRef, HalfStanding, Outgoing, SendResult, SendStatus
+from outbox.brokers.rocketmq.stubs import Code
 from outbox.errors import BrokerUnavailable
 from outbox.message import COMMIT, TopicType
-from outbox.models import Batch, DeadMessage, State
-from outbox.relay.lane import Lane
-from outbox.relay.rounds import Relay
-from tests.factories import TicketFactory, TopicFactory
 from tests.outbox.brokers.rocketmq.stub import Stub, Wire
 from tests.waiting import wait_until
 
@@ -50,6 +49,12 @@ def send_half(broker: Broker) -> SendResult:
 
 def ref(outcome: SendResult) -> HalfRef:
     return HalfRef(str(HALF), outcome.half_id, "m")
+
+
+@pytest.fixture
+def open_at(open_at: OpenAt) -> OpenAt:
+    """Open brokers that take the proxy's word for an end."""
+    return partial(open_at, UNCONFIRMED_ENDS=True)
 
 
 class TestHalf:
@@ -114,58 +119,56 @@ class TestHalf:
         assert send_half(broker).status is SendStatus.MISCONFIGURED
 
 
-class TestWindow:
-    def test_sends_no_half_that_could_not_be_committed_in_time(self, stub: Stub, open_at: OpenAt):
-        clocks = {"clock": lambda: len(stub.sent())}  # each takes a second
-        broker = open_at(stub.endpoints, clocks=clocks, COMMIT_WINDOW=timedelta(seconds=10), IN_FLIGHT=1)
+class TestEnd:
+    def test_is_known_in_the_process_that_sent_it_alone_and_once(self, stub: Stub, open_at: OpenAt):
+        broker = open_at(stub.endpoints)
+        half = ref(send_half(broker))
 
-        statuses = [outcome.status for outcome in broker.send_halves([message() for _ in range(20)])]
+        ended = [one.end([half], COMMIT)[0].ended for one in (open_at(stub.endpoints), broker, broker)]
 
-        assert statuses == [SendStatus.ACCEPTED] * 5 + [SendStatus.UNAVAILABLE] * 15
-        assert len(stub.sent()) == 5
+        assert ended == [Ended.NOT_FOUND, Ended.COMMITTED, Ended.NOT_FOUND]
+        assert len(stub.asked("EndTransaction")) == 1
 
+    @pytest.mark.parametrize(
+        ("code", "status", "ended"),
+        [
+            (Code.INTERNAL_SERVER_ERROR, SendStatus.ACCEPTED, Ended.NOT_FOUND),  # the check-back has the word
+            (Code.PROXY_TIMEOUT, SendStatus.UNSURE, None),
+            (Code.UNAUTHORIZED, SendStatus.UNSURE, None),
+        ],
+    )
+    def test_is_not_repeated_whatever_the_proxy_answers(
+        self, stub: Stub, open_at: OpenAt, code: int, status: SendStatus, ended: Ended | None
+    ):
+        broker = open_at(stub.endpoints)
+        half = ref(send_half(broker))
+        stub.say("EndTransaction", code)
 
-class TestSignature:
-    def test_is_that_of_the_time(self, stub: Stub, open_at: OpenAt):
-        send_half(open_at(stub.endpoints, ACCESS_KEY="me", SECRET_KEY="secret", NAMESPACE="ours"))
+        [outcome] = broker.end([half], COMMIT)
 
-        said = stub.metadata[-1]
-        assert said["authorization"].startswith("MQv2-HMAC-SHA1 Credential=me, SignedHeaders=x-mq-date-time, Signature=")
-        assert said["x-mq-namespace"] == "ours"
+        assert (outcome.status, outcome.ended) == (status, ended)
+        assert str(code) in outcome.reason
+        assert len(stub.asked("EndTransaction")) == 1
 
-    def test_is_left_out_without_a_key(self, stub: Stub, open_at: OpenAt):
-        send_half(open_at(stub.endpoints))
+    def test_does_not_leave_when_its_time_is_over(self, stub: Stub, open_at: OpenAt):
+        clocks = {"clock": lambda: float(len(stub.asked("EndTransaction")))}  # each takes a second
+        broker = open_at(stub.endpoints, clocks=clocks, IN_FLIGHT=1)
+        halves = [ref(send_half(broker)) for _ in range(4)]
 
-        assert "authorization" not in stub.metadata[-1]
+        outcomes = broker.end(halves, COMMIT, within=timedelta(seconds=2))
 
+        assert [one.status for one in outcomes] == [SendStatus.ACCEPTED] * 2 + [SendStatus.UNAVAILABLE] * 2
+        assert len(stub.asked("EndTransaction")) == 2
 
-class TestTls:
-    @pytest.fixture
-    def authority(self, tmp_path: Path) -> Path:
-        """Make a certificate that vouches for itself; its key lies beside it."""
-        names = ["-subj", "/CN=localhost", "-addext", "subjectAltName=DNS:localhost,IP:127.0.0.1"]
-        files = ["-keyout", tmp_path / "key.pem", "-out", tmp_path / "cert.pem"]
-        kind = ["-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes", "-days", "1"]
-        subprocess.run(["openssl", "req", "-x509", *kind, *files, *names], check=True, capture_output=True)
-        return tmp_path / "cert.pem"
+    def test_without_an_answer_is_for_the_check_back_until_it_asks_no_more(self, stub: Stub, open_at: OpenAt):
+        broker = open_at(stub.endpoints, CHECK_HORIZON=timedelta(minutes=10))
+        half, now = ref(send_half(broker)), datetime.now(UTC)
 
-    @pytest.fixture
-    def safe(self, authority: Path) -> Iterator[Stub]:
-        safe = Stub(certificate=authority)
-        yield safe
-        safe.stop()
+        standings = broker.look_up_halves(
+            [replace(half, decided_at=at) for at in (None, now - timedelta(minutes=9), now - timedelta(minutes=11))]
+        )
 
-    def test_takes_a_proxy_that_the_file_vouches_for(self, safe: Stub, open_at: OpenAt, authority: Path):
-        broker = open_at(safe.endpoints, TLS=True, TLS_CA_FILE=str(authority))
-
-        assert send_half(broker).status is SendStatus.ACCEPTED
-
-    @pytest.mark.parametrize("options", [{"TLS": True}, {}], ids=str)
-    def test_sends_nothing_to_a_stranger_and_nothing_in_the_clear(self, safe: Stub, open_at: OpenAt, options: dict[str, bool]):
-        outcome = send_half(open_at(safe.endpoints, **options))
-
-        assert outcome.status is not SendStatus.ACCEPTED
-        assert safe.requests == []
+        assert standings == [HalfStanding.UNKNOWN, HalfStanding.UNKNOWN, HalfStanding.GONE]
 
 
 class TestFlowControl:
@@ -258,128 +261,6 @@ class TestSilentConnection:
         assert verdict is SendStatus.UNSURE
         wait_until(lambda: send_half(broker).status is SendStatus.ACCEPTED)
         wire.close()
-
-
-class TestClock:
-    """Ten seconds off, by the wall; the window is measured by a clock that nobody sets."""
-
-    @pytest.fixture
-    def seconds(self) -> list[float]:
-        return [100.0]
-
-    def broker(self, stub: Stub, open_at: OpenAt, seconds: list[float], off: float) -> Broker:
-        return open_at(stub.endpoints, clocks={"clock": lambda: seconds[0], "now": lambda: time.time() + off})
-
-    @pytest.mark.parametrize("off", [-10, 10])
-    def test_does_not_move_the_window(self, stub: Stub, open_at: OpenAt, seconds: list[float], off: float):
-        broker = self.broker(stub, open_at, seconds, off)
-        half = send_half(broker)
-        seconds[0] += 1.9
-
-        assert [one.ended for one in broker.end([ref(half)], COMMIT)] == [Ended.COMMITTED]
-
-    def test_sends_no_commit_behind_the_window(self, stub: Stub, open_at: OpenAt, seconds: list[float]):
-        broker = self.broker(stub, open_at, seconds, off=0)
-        half = send_half(broker)
-        seconds[0] += 2.1
-
-        [outcome] = broker.end([ref(half)], COMMIT)
-
-        assert outcome.status is SendStatus.UNSURE
-        assert stub.asked("EndTransaction") == []
-
-    @pytest.mark.parametrize("off", [-10, 10])
-    def test_is_said_when_the_server_refuses_signatures_for_it(self, stub: Stub, open_at: OpenAt, off: float):
-        stub.insist_on_time(seconds=5)
-        clocks = {"now": lambda: time.time() + off}
-        broker = open_at(stub.endpoints, clocks=clocks, ACCESS_KEY="me", SECRET_KEY="secret")
-
-        outcome = send_half(broker)
-
-        assert outcome.status is SendStatus.MISCONFIGURED
-        assert "time" in outcome.reason
-
-
-@pytest.mark.django_db
-class TestRelay:
-    @pytest.fixture
-    def connection(self) -> database.Connection:
-        return database.raw("default")
-
-    def relay(self, connection: database.Connection, broker: Broker) -> Relay:
-        TicketFactory.create_batch(5, topic=TopicFactory(name=str(HALF), type="transaction"))
-        return Relay(connection, broker, Lane(1), settings=conf.RelaySettings(retry_base=timedelta(0)))
-
-    @pytest.mark.parametrize(
-        ("name", "code"),
-        [
-            ("QueryRoute", Code.UNAUTHORIZED),
-            ("SendMessage", Code.UNAUTHORIZED),
-            ("QueryRoute", Code.TOPIC_NOT_FOUND),
-            ("SendMessage", Code.MESSAGE_PROPERTY_CONFLICT_WITH_TYPE),
-            ("SendMessage", Code.TOO_MANY_REQUESTS),
-        ],
-    )
-    def test_keeps_messages_and_counts_no_try(
-        self, stub: Stub, open_at: OpenAt, connection: database.Connection, name: str, code: int
-    ):
-        relay = self.relay(connection, open_at(stub.endpoints))
-        stub.say(name, code, "no")
-
-        relay.step()
-
-        [batch] = Batch.objects.all()
-        assert (batch.state, batch.tries) == (State.RELEASED, 0)
-        assert str(code) in batch.last_error
-        assert not DeadMessage.objects.exists()
-
-    @pytest.mark.parametrize("code", PERHAPS_STORED, ids=Code.Name)
-    def test_commits_nothing_that_is_perhaps_stored_and_sends_it_again(
-        self, stub: Stub, open_at: OpenAt, connection: database.Connection, code: int
-    ):
-        relay = self.relay(connection, open_at(stub.endpoints))
-        stub.say("SendMessage", code, times=5)
-
-        relay.step()
-        before = [request.resolution for request in stub.asked("EndTransaction")]
-        wait_until(lambda: relay.step().sent == 5)
-
-        assert before == []
-        tokens = [one.user_properties["ce-token"] for one in stub.sent()]
-        assert len(tokens) == len(set(tokens)) == 10
-        ended = {request.message_id for request in stub.asked("EndTransaction")}
-        assert ended == {one.system_properties.message_id for one in stub.sent()[5:]}
-
-    def test_keeps_messages_while_nobody_is_there(self, open_at: OpenAt, connection: database.Connection):
-        relay = self.relay(connection, open_at("127.0.0.1:1"))
-
-        relay.drain()
-
-        [batch] = Batch.objects.all()
-        assert (batch.state, batch.tries) == (State.RELEASED, 0)
-
-    def test_opens_its_breaker_while_the_server_has_no_time(self, stub: Stub, open_at: OpenAt, connection: database.Connection):
-        relay = self.relay(connection, open_at(stub.endpoints))
-        stub.say("SendMessage", Code.TOO_MANY_REQUESTS)
-
-        relay.drain(at_most=timedelta(seconds=5))
-
-        assert relay.breaker.seconds_left > 0
-        assert Batch.objects.get().tries == 0
-
-    def test_leaves_a_commit_without_an_answer_to_the_check_back(
-        self, stub: Stub, open_at: OpenAt, connection: database.Connection
-    ):
-        relay = self.relay(connection, open_at(stub.endpoints))
-        stub.say("EndTransaction", Code.INTERNAL_SERVER_ERROR, "cannot found transaction data", times=1)
-
-        relay.step()
-        relay.sweep()
-
-        batch = Batch.objects.get()
-        assert (batch.state, len(batch.open)) == (State.PREPARED, 1)
-        assert len(stub.asked("EndTransaction")) == 5
-        assert {request.resolution for request in stub.asked("EndTransaction")} == {definition.TransactionResolution.COMMIT}
 
 
 class TestRenewals:
