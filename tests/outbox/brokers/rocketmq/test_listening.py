@@ -13,8 +13,11 @@ import pytest
 from outbox.brokers.base import Broker, Outgoing
 from outbox.brokers.rocketmq import session
 from outbox.brokers.rocketmq.envelope import seal
+from outbox.brokers.rocketmq.remoting import requests
+from outbox.brokers.rocketmq.remoting.frames import Stored
 from outbox.brokers.rocketmq.stubs import Code, definition
 from outbox.message import COMMIT, ROLLBACK, UNKNOWN, Half, Resolution, TopicType
+from tests.outbox.brokers.rocketmq.port_stub import PortStub
 from tests.outbox.brokers.rocketmq.stub import Stub, Wire
 from tests.waiting import wait_until
 
@@ -87,6 +90,65 @@ class TestAnswer:
         assert sorted(asked) == ["m.1", "other.1"]
         # Asked later, answered again: again and again, since what was answered may not have ended on our side.
         wait_until(lambda: stub.ask(question("m.1")) and len(stub.asked("EndTransaction")) >= 3)
+
+
+class TestAnswerAboutWhatIsVisible:
+    """A COMMIT would make a copy of it; ROLLBACK only ends the asking."""
+
+    @pytest.fixture
+    def sent(self, stub: Stub) -> Callable[..., tuple[list[int], list[Resolution]]]:
+        """Have a broker listen and ask it once; return what the server was sent, and what of it was noted."""
+
+        def sent(broker: Broker, answer: Resolution = COMMIT) -> tuple[list[int], list[Resolution]]:
+            noted: list[Resolution] = []
+            broker.listen(lambda half: answer, note_sent=lambda half, resolution: noted.append(resolution))
+            wait_until(lambda: stub.ask(question("m.1")))
+            return [end.resolution for end in wait_until(lambda: stub.asked("EndTransaction"))], noted
+
+        return sent
+
+    @pytest.fixture
+    def half(self, port: PortStub) -> Stored:
+        return port.log.append_half("transaction", "m.1")
+
+    def test_is_rollback_and_noted(self, port: PortStub, open_here: OpenAt, half: Stored, sent: Any):
+        port.log.end(half.log_offset, half.queue_offset, requests.COMMIT_TYPE)
+
+        assert sent(open_here()) == ([RESOLUTIONS.ROLLBACK], [ROLLBACK])
+
+    def test_is_commit_where_only_another_attempt_is_visible(self, port: PortStub, open_here: OpenAt, half: Stored, sent: Any):
+        other = port.log.append_half("transaction", "m.2")
+        port.log.end(other.log_offset, other.queue_offset, requests.COMMIT_TYPE)
+
+        assert sent(open_here()) == ([RESOLUTIONS.COMMIT], [])
+
+    def test_is_commit_where_nothing_is(self, open_here: OpenAt, half: Stored, sent: Any):
+        assert sent(open_here()) == ([RESOLUTIONS.COMMIT], [])
+
+    @pytest.mark.parametrize("trouble", ["busy", "no answer", "away"])
+    def test_is_commit_where_that_cannot_be_told(self, port: PortStub, open_here: OpenAt, half: Stored, sent: Any, trouble: str):
+        """A copy is better than a loss."""
+        port.log.end(half.log_offset, half.queue_offset, requests.COMMIT_TYPE)
+        if trouble == "busy":
+            port.say(requests.QUERY_MESSAGE, 2, "[TIMEOUT_CLEAN_QUEUE]")
+        elif trouble == "no answer":
+            port.freeze(requests.QUERY_MESSAGE)
+        else:
+            port.stop()
+
+        assert sent(open_here(REQUEST_TIMEOUT=timedelta(milliseconds=500))) == ([RESOLUTIONS.COMMIT], [])
+
+    def test_is_commit_where_no_port_is_known(self, open_here: OpenAt, sent: Any):
+        assert sent(open_here(NAME_SERVERS=[], UNCONFIRMED_ENDS=True)) == ([RESOLUTIONS.COMMIT], [])
+
+    def test_is_looked_for_with_unconfirmed_ends_too(self, port: PortStub, open_here: OpenAt, half: Stored, sent: Any):
+        port.log.end(half.log_offset, half.queue_offset, requests.COMMIT_TYPE)
+
+        assert sent(open_here(UNCONFIRMED_ENDS=True)) == ([RESOLUTIONS.ROLLBACK], [ROLLBACK])
+
+    def test_is_not_looked_for_before_a_rollback(self, port: PortStub, open_here: OpenAt, half: Stored, sent: Any):
+        assert sent(open_here(), ROLLBACK) == ([RESOLUTIONS.ROLLBACK], [])
+        assert port.asked(requests.QUERY_MESSAGE) == []
 
 
 class TestClocks:
