@@ -12,7 +12,7 @@ export PIP_ROOT_USER_ACTION := ignore
 export UV_PYTHON_DOWNLOADS := never
 
 .DEFAULT_GOAL := help
-.PHONY: help demo demo-rocketmq serve test test-core test-rocketmq test-spark test-browser test-wheel faults-rocketmq screenshots rocketmq audit bench docs check check-style check-types check-walls check-migrations lock lock-check clean
+.PHONY: help demo demo-rocketmq serve test test-core test-rocketmq test-spark test-browser test-wheel faults-rocketmq storm-rocketmq screenshots rocketmq audit bench docs check check-style check-types check-walls check-migrations lock lock-check clean
 
 help:
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-15s  %s\n", $$1, $$2 }' Makefile
@@ -57,6 +57,9 @@ test-rocketmq: $(VENV)/.rocketmq ## run the tests that need a real RocketMQ, and
 faults-rocketmq: $(VENV)/.rocketmq ## kill a RocketMQ 100 times while it commits, and count what was lost; needs Java and Maven (ARGS="...")
 	@FAULTS_KILLS=$(or $(KILLS),50) FAULTS_PROXIES=cluster,local $(BIN)/python -m pytest -m rocketmq -p no:xdist \
 	$(or $(ARGS),tests/outbox/brokers/rocketmq/test_commit_window.py)
+
+storm-rocketmq: $(VENV)/.rocketmq ## kill broker, proxy, relays, checker, consumers and publishers for SECONDS (600), and count; needs Java and Maven
+	@STORM_SECONDS=$(or $(SECONDS),600) $(BIN)/python -m pytest -m rocketmq -p no:xdist -s tests/journeys/rocketmq/storm.py
 
 # One process plays the demo and looks at it, another fills the tables.
 test-browser: $(VENV)/.browser ## look at the played demo in Chromium, and at a million messages (ARGS="...")

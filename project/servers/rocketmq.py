@@ -221,6 +221,7 @@ class RocketMQ:
                 stdin=subprocess.DEVNULL,
                 stdout=out,
                 stderr=subprocess.STDOUT,
+                cwd=self.data,  # some of what it writes has no other place
                 env=environment,
                 start_new_session=True,
             )

@@ -19,6 +19,7 @@ from outbox.brokers.rocketmq.port_sender import PortSender
 from outbox.brokers.rocketmq.producer import SEND_SECONDS, TOO_LATE
 from outbox.brokers.rocketmq.remoting import requests
 from outbox.brokers.rocketmq.remoting.connection import NoAnswer, NotConnected
+from outbox.brokers.rocketmq.remoting.frames import RemotingError
 from outbox.brokers.rocketmq.statuses import status_of_end
 from outbox.brokers.rocketmq.unanswered import Unanswered
 from outbox.message import Resolution, TopicSpec
@@ -27,7 +28,7 @@ KINDS = {Resolution.COMMIT: requests.COMMIT_TYPE, Resolution.ROLLBACK: requests.
 ENDED = {Resolution.COMMIT: Ended.COMMITTED, Resolution.ROLLBACK: Ended.ROLLED_BACK}
 
 NOT_LEFT = SendResult(SendStatus.UNAVAILABLE, reason="Not ended: the time in which this process may end it was over.")
-NO_PLACE = SendResult(SendStatus.ACCEPTED, ended=Ended.NOT_FOUND, reason="Where it is stored is not known.")
+NO_PLACE = SendResult(SendStatus.ACCEPTED, ended=Ended.NOT_FOUND, reason="The broker does not find it by its id.")
 
 
 class Halves:
@@ -73,11 +74,11 @@ class Halves:
         return SendResult(SendStatus.ACCEPTED, half_id=wire_id, place=str(Place.of_answer(broker, sent)))
 
     async def _end(self, half: HalfRef, resolution: Resolution, deadline: float) -> SendResult:
-        place = Place.read(half.place) or self._unanswered.found.pop(half.half_id, None)
-        if place is None:
-            return NO_PLACE
-        request = requests.end(half.topic, half.half_id, place.queue_offset, place.log_offset, KINDS[resolution])
         try:
+            place = Place.read(half.place) or await self._unanswered.place_of(half)
+            if place is None:
+                return NO_PLACE
+            request = requests.end(half.topic, half.half_id, place.queue_offset, place.log_offset, KINDS[resolution])
             address = (await self._client.ports.addresses(half.topic)).get(place.broker)
             if address is None:
                 reason = f"Broker {place.broker} does not serve topic {half.topic} now."
@@ -86,6 +87,8 @@ class Halves:
             if self._clock() >= deadline:
                 return NOT_LEFT
             answer = await self._client.ports.ask(address, request)
+        except RemotingError as error:
+            return SendResult(SendStatus.UNAVAILABLE, reason=f"Not ended, since it cannot be found: {error}")
         except NotConnected as error:
             self._client.ports.doubt(half.topic)
             return SendResult(SendStatus.UNAVAILABLE, reason=f"Not ended: {error}")

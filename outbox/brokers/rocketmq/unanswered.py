@@ -53,6 +53,16 @@ class Unanswered:
         """Return where each stands; what cannot be asked is UNKNOWN."""
         return self._client.run(self._look_up(halves))
 
+    async def place_of(self, half: HalfRef) -> Place | None:
+        """Return where a half message lies: as it was looked up before, or by its id. Raises ConnectionError, RemotingError."""
+        known = self.found.pop(half.half_id, None)
+        if known is not None:
+            return known
+        for name, address in (await self._client.ports.addresses(half.topic)).items():
+            for stored in await self._find(address, HALVES, half.half_id):
+                return Place.of_stored(name, stored)
+        return None
+
     async def is_visible(self, topic: str, half_id: str) -> bool:
         """Return whether the message of a half message is found in its topic. Raises ConnectionError, RemotingError."""
         for place in (await self._client.ports.addresses(topic)).values():

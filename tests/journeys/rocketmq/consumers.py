@@ -5,13 +5,22 @@ from typing import Any
 
 from django.db import connection
 
-from outbox import Retry, consumer
+from outbox import Message, Retry, consumer
 from tests.journeys.rocketmq.names import given, names
 
 WORK, STEPS, GROUP = names(given.get("unique", "nowhere"))
 
 NOTE = "INSERT INTO journey_effect (topic, key, number) VALUES (%s, %s, %s)"
 IS_STUCK = "SELECT EXISTS (SELECT FROM journey_stuck WHERE key = %s)"
+
+
+class Numbered(Message):
+    """What goes half first."""
+
+    number: int
+
+    class Meta:
+        topic = WORK
 
 
 @consumer(topic=WORK, group=GROUP)

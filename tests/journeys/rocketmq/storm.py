@@ -1,0 +1,190 @@
+"""
+A storm: broker, proxy, relays of both hosts, checker, consumer and publishers are killed for minutes, by chance.
+
+Its files are not found by pytest of itself: `make storm-rocketmq SECONDS=600` plays it. Then it is counted, in the tables that
+the transactions wrote, in the broker's own log, and in what the handlers wrote.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import shutil
+import signal
+import subprocess
+import tempfile
+import time
+import uuid
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import pytest
+from django.conf import settings as django_settings
+from django.db import connection
+
+from outbox.message import TopicType
+from outbox.models import CheckBack, MessageState
+from project.servers.remoting import pull
+from project.servers.rocketmq import RocketMQ
+from project.servers.rocketmq_ports import Ports
+from project.servers.rocketmq_proxy import ClusterProxy
+from tests.journeys.rocketmq.conftest import TABLES, Journey
+from tests.journeys.rocketmq.names import outbox
+from tests.waiting import wait_until
+
+SECONDS = float(os.environ.get("STORM_SECONDS", 600))
+PAUSE = (1.0, 5.0)  # seconds between two kills
+PATIENCE = 600
+
+CHECKS = {"transactionTimeOut": 6000, "transactionCheckInterval": 1000, "transactionCheckMax": 1000}
+
+CELERY = ["celery", "-A", "project", "worker", "--queues", "outbox,shop", "--concurrency", "2", "--loglevel", "WARNING"]
+CELERY += ["--beat", "--without-gossip", "--without-mingle", "--without-heartbeat"]
+PUBLISHER = "tests.journeys.rocketmq.publisher"
+
+KINDS = {"relay": 2, "celery": 1, "checker": 1, "consumer": 2, "publisher": 1, "half-first": 1}  # how many of each
+SERVERS = ("broker", "proxy")
+
+Start = Callable[[], subprocess.Popen[bytes]]
+
+
+@pytest.fixture
+def node() -> Iterator[RocketMQ]:
+    folder = Path(django_settings.BASE_DIR) / "var/rocketmq"
+    folder.mkdir(parents=True, exist_ok=True)
+    data = Path(tempfile.mkdtemp(prefix="data-", dir=folder))
+    with RocketMQ(folder, Ports.free(), settings=dict(CHECKS), data=data) as found:
+        yield found
+    shutil.rmtree(data, ignore_errors=True)
+
+
+@pytest.fixture
+def proxy(node: RocketMQ) -> Iterator[ClusterProxy]:
+    found = ClusterProxy(node, {"transactionHeartbeatPeriodSecond": 1}).start()
+    yield found
+    found.kill()
+
+
+@pytest.fixture
+def journey(tmp_path: Path, transactional_db: None, settings: Any, node: RocketMQ, proxy: ClusterProxy) -> Iterator[Journey]:
+    options = {"ENDPOINTS": proxy.endpoints, "NAME_SERVERS": [node.name_server]}
+    found = Journey(tmp_path, options, uuid.uuid4().hex[:8])
+    node.make_topic(found.work, TopicType.TRANSACTION)
+    node.make_group(found.group, retries=1000)
+    settings.OUTBOX = outbox(found.unique, options)
+    with connection.cursor() as cursor:
+        cursor.execute(TABLES)
+        cursor.execute("CREATE TABLE journey_published (number int)")
+    yield found
+    found.close()
+    print(found.logs())  # noqa: T201
+
+
+class Storm:
+    """Keeps processes running, and kills them."""
+
+    def __init__(self, journey: Journey, node: RocketMQ, proxy: ClusterProxy) -> None:
+        self.journey, self.node, self.proxy = journey, node, proxy
+        self.kills: Counter[str] = Counter()
+        self.numbers = iter(range(0, 2_000_000_000, 1_000_000))
+        self.running = {f"{kind} {nth}": self.start(kind) for kind, count in KINDS.items() for nth in range(count)}
+
+    def start(self, kind: str) -> subprocess.Popen[bytes]:
+        start = self.journey.start
+        match kind:
+            case "relay":
+                return start("django", "outbox_relay")
+            case "celery":
+                return start(*CELERY, "--schedule", str(self.journey.folder / f"beat-{uuid.uuid4().hex}"))
+            case "checker":
+                return start("django", "outbox_checker")
+            case "consumer":
+                return self.journey.consume()
+            case _:
+                how = "half-first" if kind == "half-first" else "relay"
+                return start(PUBLISHER, str(next(self.numbers)), how)
+
+    def blow(self) -> None:
+        """Kill something, and start it again."""
+        victim = random.choice([*self.running, *SERVERS])
+        self.kills[victim.split(" ")[0]] += 1
+        if victim == "broker":
+            self.node.kill_broker()
+            time.sleep(random.uniform(0, 3))
+            self.node.start_broker()
+        elif victim == "proxy":
+            self.proxy.kill()
+            time.sleep(random.uniform(0, 3))
+            self.proxy.start()
+        else:
+            self.end(victim)
+            self.running[victim] = self.start(victim.split(" ")[0])
+
+    def end(self, name: str) -> None:
+        with suppress(ProcessLookupError):
+            os.killpg(self.running[name].pid, signal.SIGKILL)
+        self.running[name].wait()
+
+    def calm(self) -> None:
+        """Publish no more; start again what died by itself."""
+        for name in list(self.running):
+            if name.startswith(("publisher", "half-first")):
+                self.end(name)
+                del self.running[name]
+            elif self.running[name].poll() is not None:
+                self.running[name] = self.start(name.split(" ")[0])
+
+
+def test_storm(journey: Journey, node: RocketMQ, proxy: ClusterProxy):
+    storm = Storm(journey, node, proxy)
+    ends_at = time.monotonic() + SECONDS
+    while time.monotonic() < ends_at:
+        time.sleep(random.uniform(*PAUSE))
+        storm.blow()
+    storm.calm()
+    calm_at = time.monotonic()
+    with suppress(AssertionError):
+        wait_until(lambda: not MessageState.objects.exclude(state="sent").exists(), PATIENCE)
+        wait_until(lambda: set(numbers("journey_effect")) >= set(numbers("journey_published")), PATIENCE)
+
+    committed = set(numbers("journey_published"))
+    copies, applied = copies_in(node, journey.work), Counter(numbers("journey_effect"))
+    more = copies.total() - len(copies)
+    report = {
+        "kills": dict(storm.kills),
+        "seconds to settle": round(time.monotonic() - calm_at),
+        "committed": len(committed),
+        "lost": len(committed - copies.keys()),
+        "ghosts": len(copies.keys() - committed),
+        "applied twice": sum(times > 1 for times in applied.values()),
+        "not applied": len(committed - applied.keys()),
+        "copies too many": more,
+        "copies per 1,000": round(1000 * more / max(1, len(committed)), 1),
+        "not sent": MessageState.objects.exclude(state="sent").count(),
+        "check-backs": CheckBack.objects.count(),
+    }
+    print("STORM", json.dumps(report))  # noqa: T201
+    assert [report[name] for name in ("lost", "ghosts", "applied twice", "not applied", "not sent")] == [0] * 5
+    assert committed
+
+
+def numbers(table: str) -> list[int]:
+    with connection.cursor() as cursor:
+        cursor.execute(f"SELECT number FROM {table}")
+        return [number for (number,) in cursor.fetchall()]
+
+
+def copies_in(node: RocketMQ, topic: str, queues: int = 4) -> Counter[int]:
+    """Count the copies of each number that consumers can see, in the broker's own log."""
+    found: Counter[int] = Counter()
+    for queue in range(queues):
+        offset, is_behind = 0, True
+        while is_behind:
+            some, behind = pull(node.broker_address, topic, offset, queue=queue)
+            found.update(json.loads(one.body)["number"] for one in some)
+            is_behind, offset = behind > offset, behind
+    return found
