@@ -40,7 +40,7 @@ class PortSender:
         try:
             name, address = await self._choose(topic)
         except NotConnected as error:
-            return "", SendResult(SendStatus.UNAVAILABLE, reason=str(error))
+            return "", self._failed("", topic, SendResult(SendStatus.UNAVAILABLE, reason=str(error)))
         except Exception as error:  # whatever happened, it is an outcome
             return "", status_of(error)
         if name == "":
@@ -80,10 +80,10 @@ class PortSender:
         names = sorted({queue.broker for queue in queues if queue.is_writable and queue.broker in addresses})
         if not names:
             there = ", ".join(sorted({queue.broker for queue in queues}))
-            return "", (
-                f"Topic {topic.name} is on broker {there}, whose own port is not known, or which takes no messages: give "
-                'OPTIONS["NAME_SERVERS"], or its name and host:port in OPTIONS["BROKER_ADDRESSES"].'
-            )
+            reason = f"Topic {topic.name} is on {there}: no broker that takes messages, and whose own port is known."
+            if self.client.options.name_servers:  # which name no broker that is away
+                raise NotConnected(reason)
+            return "", f'{reason} Give OPTIONS["NAME_SERVERS"], or its name and host:port in OPTIONS["BROKER_ADDRESSES"].'
         first = self.client.next_turn() % len(names)
         name = self._brokers.choose(names[first:] + names[:first])
         return name, addresses[name]
@@ -99,7 +99,7 @@ class PortSender:
         if outcome.status is not SendStatus.REFUSED:
             self.client.routes.doubt(topic.name)
             self.client.ports.doubt(topic.name)
-            if outcome.status is not SendStatus.MISCONFIGURED:
+            if name and outcome.status is not SendStatus.MISCONFIGURED:
                 self._brokers.note_failure(name)
         return outcome
 

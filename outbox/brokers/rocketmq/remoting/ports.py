@@ -17,7 +17,7 @@ from outbox.brokers.rocketmq.options import RocketMQOptions, address
 from outbox.brokers.rocketmq.remoting import requests
 from outbox.brokers.rocketmq.remoting.connection import Connection, NoAnswer, NotConnected
 from outbox.brokers.rocketmq.remoting.frames import Answer, RemotingError, Request
-from outbox.brokers.rocketmq.routes import ROUTE_SECONDS
+from outbox.brokers.rocketmq.routes import AGAIN_SECONDS, ROUTE_SECONDS
 
 MASTER = "0"
 
@@ -48,7 +48,7 @@ class Ports:
 
     async def addresses(self, topic: str) -> dict[str, str]:
         """
-        Return the brokers of a topic: name -> host:port of its master.
+        Return the brokers of a topic that are or were there: name -> host:port of its master.
 
         Raises:
             NotConnected: no name server can be asked, and OPTIONS name no broker.
@@ -58,11 +58,12 @@ class Ports:
         good_until, told = self._told.get(topic, (0.0, {}))
         if self._clock() >= good_until:
             try:
-                told = await self._ask_name_servers(topic)
+                told = {**told, **await self._ask_name_servers(topic)}  # one that is away is named no more, and not gone for that
             except NotConnected:
                 if topic not in self._told:
                     raise
-            self._told[topic] = self._clock() + ROUTE_SECONDS, told
+            # A name server strikes out a broker that is away: until it is back, ask soon.
+            self._told[topic] = self._clock() + (ROUTE_SECONDS if told else AGAIN_SECONDS), told
         return {name: self._options.broker_addresses.get(name, place) for name, place in told.items()}
 
     def doubt(self, topic: str) -> None:

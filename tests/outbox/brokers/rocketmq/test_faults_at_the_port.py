@@ -108,16 +108,25 @@ class TestSend:
 
         assert outcome == SendResult(SendStatus.MISCONFIGURED, reason="RocketMQ says 16 signature does not match.")
 
-    def test_waits_for_an_operator_when_the_port_of_its_broker_is_not_known(
-        self, port: PortStub, open_here: OpenHere, kind: TopicType
-    ):
-        port.name = "broker-z"
-
-        outcome = send(open_here(), kind)
+    def test_waits_for_an_operator_when_settings_name_other_brokers(self, port: PortStub, open_here: OpenHere, kind: TopicType):
+        outcome = send(open_here(NAME_SERVERS=[], BROKER_ADDRESSES={"broker-z": port.address}), kind)
 
         assert outcome.status is SendStatus.MISCONFIGURED
         assert "broker-a" in outcome.reason
         assert "BROKER_ADDRESSES" in outcome.reason
+
+    def test_is_surely_not_stored_when_name_servers_name_its_broker_no_more(
+        self, port: PortStub, open_here: OpenHere, kind: TopicType
+    ):
+        """So they do with one that is away; and tell of it when it is back."""
+        broker = open_here()
+        port.say(ROUTE_OF_TOPIC, 17, "No topic route info")
+
+        away = send(broker, kind)
+        port.recover()
+
+        assert away.status is UNAVAILABLE
+        assert send(broker, kind).status is ACCEPTED
 
     def test_gives_up_a_message_that_the_broker_refuses(self, port: PortStub, open_here: OpenHere, kind: TopicType):
         port.say(SEND, 13, "the message is illegal")

@@ -105,6 +105,21 @@ class TestAddresses:
 
         assert with_ports(act, clock, NAME_SERVERS=[port.address]) == [{"broker-a": port.address}] * 3
 
+    def test_go_on_while_a_broker_is_away_and_not_named(self, port: PortStub, other: PortStub, clock: Clock):
+        """What it holds is not gone for that."""
+
+        async def act(ports: Ports) -> list[dict[str, str]]:
+            found = [await ports.addresses("orders")]
+            for brokers in ([port], []):
+                port.brokers = brokers
+                clock.ahead += 31
+                found.append(await ports.addresses("orders"))
+            return found
+
+        found = with_ports(act, clock, NAME_SERVERS=[port.address])
+
+        assert found == [{"broker-a": port.address, "broker-b": other.address}] * 3
+
     def test_are_unknown_where_no_name_server_ever_answered(self, port: PortStub):
         port.stop()
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable, Iterator
 from datetime import UTC, datetime, timedelta
 
@@ -19,7 +18,6 @@ from outbox.brokers.rocketmq.remoting.frames import Stored
 from outbox.brokers.rocketmq.unanswered import Unanswered
 from tests.outbox.brokers.rocketmq.port_stub import PortStub
 from tests.outbox.brokers.rocketmq.stub import Stub
-from tests.waiting import wait_until
 
 VISIBLE, HIDDEN, GONE, UNPROVEN, UNKNOWN = HalfStanding
 
@@ -244,23 +242,6 @@ class TestUnknown:
 
     def test_is_where_its_broker_serves_the_topic_no_more(self, half: Stored, look_up: LookUp):
         assert look_up(ref(half, "broker-z")) == [UNKNOWN]
-
-    def test_is_where_its_broker_goes_meanwhile(
-        self, port: PortStub, half: Stored, look_up: LookUp, monkeypatch: pytest.MonkeyPatch
-    ):
-        monkeypatch.setattr(ports, "ROUTE_SECONDS", 0)
-        port.log.lose(half)
-        port.freeze(QUERY, times=1)
-        found: list[HalfStanding] = []
-        looking = threading.Thread(target=lambda: found.extend(look_up(ref(half))))
-
-        looking.start()
-        wait_until(lambda: port.asked(QUERY))
-        port.brokers = []
-        port.thaw()
-        looking.join(30)
-
-        assert found == [UNKNOWN]
 
 
 class TestSeveralBrokers:
