@@ -1,4 +1,4 @@
-"""A proxy of its own is killed between half message and commit, while the broker behind it lives, and comes back."""
+"""A proxy of its own is killed, while the broker behind it lives, and comes back: nothing but check-backs needs it."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def proxy(server: RocketMQ) -> Iterator[ClusterProxy]:
 
 
 class TestKilledProxy:
-    def test_leaves_half_messages_to_the_check_back(
+    def test_costs_no_send_and_no_end_and_check_backs_go_on_when_it_is_back(
         self, harness: RocketMQHarness, server: RocketMQ, proxy: ClusterProxy, figure: Callable[[str, float], None]
     ):
         broker = harness.open(ENDPOINTS=proxy.endpoints, COMMIT_WINDOW=timedelta(minutes=10))
@@ -45,27 +45,25 @@ class TestKilledProxy:
 
         server.set("transactionTimeOut", 600_000)  # nobody asks yet
         broker.listen(answer)
-        ended, half = wait_until(lambda: accepted(acts), PATIENCE), wait_until(lambda: accepted(acts), PATIENCE)
-        assert acts.end(ended) == ["committed"]
-        assert copies(half.topic, half.message_id) == 0
+        before, half = wait_until(lambda: accepted(acts), PATIENCE), wait_until(lambda: accepted(acts), PATIENCE)
 
         proxy.kill()
-        [away] = broker.end([half], COMMIT)
-        [unsent] = broker.send_halves([acts.message(HALF)])
+        meanwhile = accepted(acts)
+        ended = acts.end(before, meanwhile)
         proxy.start()
         back_at = time.monotonic()
-        wait_until(lambda: accepted(acts), PATIENCE)
-        figure("sending goes on behind a cluster proxy", time.monotonic() - back_at)
         server.set("transactionTimeOut", 500)
         wait_until(lambda: half.half_id in asked, PATIENCE)
         figure("check-backs go on behind a cluster proxy that announces listeners each second", time.monotonic() - back_at)
 
-        assert {away.status, unsent.status} == {SendStatus.UNAVAILABLE}
+        assert ended == ["committed", "committed"]
         wait_until(lambda: copies(half.topic, half.message_id), PATIENCE)
-        assert copies(ended.topic, ended.message_id) == 1
+        assert [copies(one.topic, one.message_id) for one in (before, meanwhile)] == [1, 1]
+        assert asked.count(before.half_id) == asked.count(meanwhile.half_id) == 0
 
 
 def accepted(acts: Acts) -> HalfRef | None:
     """Send a half message; give it when it is stored."""
     [outcome] = acts.broker.send_halves([message := acts.message(HALF)])
-    return HalfRef(message.topic, outcome.half_id, message.message_id) if outcome.status is SendStatus.ACCEPTED else None
+    half = HalfRef(message.topic, outcome.half_id, message.message_id, outcome.place)
+    return half if outcome.status is SendStatus.ACCEPTED else None

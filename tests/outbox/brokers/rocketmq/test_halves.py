@@ -75,13 +75,31 @@ class TestEnd:
 
         assert [one.ended for one in outcomes] == [Ended.COMMITTED, Ended.NOT_FOUND, Ended.COMMITTED]
 
-    def test_is_not_found_without_a_place(self, port: PortStub, open_here: OpenHere):
+    def test_finds_by_its_id_one_whose_place_is_not_known(self, port: PortStub, open_here: OpenHere):
+        [half] = halves(open_here())
+
+        [outcome] = open_here().end([replace(half, place="")], COMMIT)
+
+        assert outcome.ended is Ended.COMMITTED
+        assert [one.half_id for one in port.log.ends] == [half.half_id]
+
+    def test_is_not_found_without_a_place_and_by_its_id(self, port: PortStub, open_here: OpenHere):
         broker = open_here()
         [half] = halves(broker)
 
-        [outcome] = broker.end([replace(half, place="")], COMMIT)
+        [outcome] = broker.end([replace(half, half_id="m.0", place="")], COMMIT)
 
         assert (outcome.status, outcome.ended) == (SendStatus.ACCEPTED, Ended.NOT_FOUND)
+        assert port.asked(END) == []
+
+    def test_does_not_leave_where_it_cannot_be_looked_for(self, port: PortStub, open_here: OpenHere):
+        broker = open_here()
+        [half] = halves(broker)
+        port.say(requests.QUERY_MESSAGE, 2, "[TIMEOUT_CLEAN_QUEUE]")
+
+        [outcome] = broker.end([replace(half, place="")], COMMIT)
+
+        assert (outcome.status, outcome.ended) == (SendStatus.UNAVAILABLE, None)
         assert port.asked(END) == []
 
     def test_is_not_asked_of_a_broker_that_serves_the_topic_no_more(self, port: PortStub, open_here: OpenHere):

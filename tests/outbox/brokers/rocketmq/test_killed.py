@@ -87,4 +87,5 @@ class TestKilledServer:
 def accepted(acts: Acts) -> HalfRef | None:
     """Send a half message; give it when it is stored."""
     [outcome] = acts.broker.send_halves([message := acts.message(HALF)])
-    return HalfRef(message.topic, outcome.half_id, message.message_id) if outcome.status is SendStatus.ACCEPTED else None
+    half = HalfRef(message.topic, outcome.half_id, message.message_id, outcome.place)
+    return half if outcome.status is SendStatus.ACCEPTED else None

@@ -16,6 +16,7 @@ from outbox.message import COMMIT, Half, Header, Resolution, TopicSpec, TopicTyp
 from outbox.models import Batch, State, Topic
 from outbox.relay.lane import Lane
 from outbox.relay.rounds import Relay
+from outbox.relay.sweep import SweepResult
 from project.servers.rocketmq import FAST_CHECKS, RocketMQ
 from tests.contracts.acts import Acts
 from tests.contracts.rocketmq import RocketMQHarness
@@ -108,7 +109,9 @@ class TestOnePhaseTopics:
 
 
 class TestTopicThatIsNotAsSettingsSay:
-    @pytest.mark.parametrize(("kind", "words"), [(None, "40402"), (NORMAL, "40014")], ids=["missing", "of another type"])
+    @pytest.mark.parametrize(
+        ("kind", "words"), [(None, "40402"), (NORMAL, "does not take messages of type")], ids=["missing", "of another type"]
+    )
     def test_has_its_messages_wait_and_says_why(
         self, harness: RocketMQHarness, connection: database.Connection, kind: TopicType | None, words: str
     ):
@@ -127,22 +130,19 @@ class TestTopicThatIsNotAsSettingsSay:
         assert len(problems) == 1
 
 
-class TestRuleR:
-    def test_sends_again_what_the_server_does_not_have(
-        self, acts: Acts, broker: Broker, topic: Topic, connection: database.Connection
+class TestSweep:
+    """Settles what a relay left behind that died between its decision and its commits."""
+
+    def test_commits_where_it_is_stored_what_nobody_committed(
+        self, harness: RocketMQHarness, topic: Topic, connection: database.Connection, decided: Callable[[], str]
     ):
-        yesterday = datetime.now(UTC) - timedelta(days=1)
-        batch = BatchFactory(topic=topic, state=State.PREPARED, half_ids=["lost.1"], decided_at=yesterday)
-        running = relay(connection, broker)
+        message_id = decided()
 
-        swept = running.sweep()
-        running.drain()
+        swept(relay(connection, harness.open()), "sent")
 
-        assert swept.returned == 1
-        wait_until(lambda: copies(topic.name, str(batch.message_ids[0])) == 1, 60)
-        assert stored(batch).state == State.SENT
+        assert copies(topic.name, message_id) == 1
 
-    def test_sends_again_what_the_server_discarded_after_its_last_question(
+    def test_commits_what_the_server_discarded_after_its_last_question(
         self,
         harness: RocketMQHarness,
         topic: Topic,
@@ -162,14 +162,11 @@ class TestRuleR:
         harness.open().listen(fail)
         wait_until(lambda: 2 in asked, 60)
         wait_until(lambda: copies(DISCARDED, message_id), 60)
-        restore(server)
-        running = relay(connection, harness.open(CHECK_HORIZON=timedelta(milliseconds=1)))
         before = copies(topic.name, message_id)
-        swept = running.sweep()
-        running.drain()
+        swept(relay(connection, harness.open()), "sent")
 
-        assert (before, swept.returned) == (0, 1)
-        wait_until(lambda: copies(topic.name, message_id) == 1, 60)
+        assert before == 0
+        assert copies(topic.name, message_id) == 1
         assert max(asked) == 2
 
     def test_finds_what_the_check_back_committed(
@@ -184,11 +181,47 @@ class TestRuleR:
         message_id = decided()
         harness.open().listen(lambda half: COMMIT)
         wait_until(lambda: copies(topic.name, message_id), 60)
+        before = copies(topic.name, message_id)
 
-        swept = relay(connection, harness.open(CHECK_HORIZON=timedelta(milliseconds=1))).sweep()
+        result = swept(relay(connection, harness.open()), "sent")
 
-        assert (swept.sent, swept.returned) == (1, 0)
-        assert Batch.objects.get().state == State.SENT
+        assert result.returned == 0
+        assert copies(topic.name, message_id) == before
+
+    def test_sends_again_what_the_server_does_not_have(
+        self, harness: RocketMQHarness, topic: Topic, connection: database.Connection
+    ):
+        batch = BatchFactory(topic=topic, state=State.PREPARED, half_ids=["lost.1"], decided_at=datetime.now(UTC))
+        running = relay(connection, harness.open())
+
+        swept(running, "returned")
+        running.drain()
+
+        wait_until(lambda: copies(topic.name, str(batch.message_ids[0])) == 1, 60)
+        assert stored(batch).state == State.SENT
+
+    def test_leaves_to_an_operator_what_is_older_than_all_that_the_server_keeps(
+        self, harness: RocketMQHarness, topic: Topic, connection: database.Connection
+    ):
+        then = datetime.now(UTC) - timedelta(days=1)
+        batch = BatchFactory(topic=topic, state=State.PREPARED, half_ids=["lost.1"], decided_at=then)
+
+        swept(relay(connection, harness.open()), "dead")
+
+        assert stored(batch).state == State.DEAD
+
+
+def swept(relay: Relay, what: str) -> SweepResult:
+    """Sweep until something was settled so: when nobody else may end it any more, and the broker has answered for a while."""
+
+    def sweep() -> SweepResult | None:
+        Batch.objects.update(ends_until=datetime.now(UTC) - timedelta(minutes=1))
+        result = relay.sweep()
+        return result if getattr(result, what) else None
+
+    found = wait_until(sweep, 60)
+    assert found is not None
+    return found
 
 
 @pytest.fixture
