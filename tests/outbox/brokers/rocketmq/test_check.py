@@ -22,7 +22,9 @@ NORMAL = TopicType.NORMAL
 
 class TestOptions:
     def test_are_right(self):
-        assert RocketMQBroker.check_options({"ENDPOINTS": "127.0.0.1:8081;proxy:8081"}) == []
+        options = {"ENDPOINTS": "127.0.0.1:8081;proxy:8081", "NAME_SERVERS": ["namesrv:9876", "[::1]:9876"]}
+
+        assert RocketMQBroker.check_options({**options, "BROKER_ADDRESSES": {"broker-a": "broker:10911"}}) == []
 
     @pytest.mark.parametrize(
         ("options", "words"),
@@ -30,7 +32,11 @@ class TestOptions:
             ({}, "endpoints"),
             ({"ENDPOINTS": "http://proxy:8081"}, "not host:port"),
             ({"ENDPOINTS": "proxy"}, "not host:port"),
-            ({"ENDPOINTS": "proxy:1", "BROKER_ADDRESSES": ["broker"]}, "BROKER_ADDRESSES"),
+            ({"ENDPOINTS": "proxy:1", "BROKER_ADDRESSES": ["broker:10911"]}, "BROKER_ADDRESSES"),
+            ({"ENDPOINTS": "proxy:1", "BROKER_ADDRESSES": {"broker-a": "broker"}}, "BROKER_ADDRESSES"),
+            ({"ENDPOINTS": "proxy:1", "NAME_SERVERS": ["namesrv"]}, "NAME_SERVERS"),
+            ({"ENDPOINTS": "proxy:1", "COMMIT_WINDOW": timedelta()}, "COMMIT_WINDOW"),
+            ({"ENDPOINTS": "proxy:1", "BROKER_TLS": True, "TLS_CA_FILE": "/nowhere.pem"}, "TLS_CA_FILE"),
             ({"ENDPOINTS": "proxy:1", "ACCESS_KEY": "me"}, "SECRET_KEY"),
             ({"ENDPOINTS": "proxy:1", "IN_FLIGHT": 0}, ">= 1"),
             ({"ENDPOINTS": "proxy:1", "NAME_SERVER": "x"}, "NAME_SERVER"),

@@ -74,8 +74,8 @@ class TestReplay:
         given_up(acts, broker)
         [letter] = acts.dead_letters(count=1)
 
-        def die(letter: object, what: str) -> None:
-            raise OSError("the end")
+        async def die(*_: object) -> None:
+            raise ConnectionError("the end")
 
         with monkeypatch.context() as patched:
             patched.setattr(dead_letters, "_send_mark", die)
