@@ -17,6 +17,7 @@ from tests.database_url import url_of
 
 Start = Callable[..., subprocess.Popen[str]]
 TOPIC = "orders"
+SETTINGS = "tests.outbox.management.settings"
 
 
 @pytest.fixture(autouse=True)
@@ -55,7 +56,7 @@ def start(own: database.Connection) -> Iterator[Start]:
     """
     started: list[subprocess.Popen[str]] = []
 
-    def start(*arguments: str, failpoints: str = "", settings: str = "tests.settings") -> subprocess.Popen[str]:
+    def start(*arguments: str, failpoints: str = "", settings: str = SETTINGS) -> subprocess.Popen[str]:
         command = [sys.executable, "-m", "django", "outbox_relay", "--database", "default", "--json", *arguments]
         environment = {
             **os.environ,

@@ -1,0 +1,6 @@
+"""The settings of relays that are processes: the test's own database, since nobody makes another for them."""
+
+from tests.settings import *  # noqa: F403
+from tests.settings import DATABASES
+
+del DATABASES["other"]
