@@ -26,8 +26,9 @@ from outbox.brokers.capabilities import AsksProducers, DeadLetters
 from outbox.brokers.options import read_options
 from outbox.brokers.rocketmq import dead_letters, lookup
 from outbox.brokers.rocketmq.checks import Checks
-from outbox.brokers.rocketmq.client import Client, StatusError
+from outbox.brokers.rocketmq.client import Client
 from outbox.brokers.rocketmq.envelope import half_id
+from outbox.brokers.rocketmq.errors import StatusError
 from outbox.brokers.rocketmq.expectations import problems_of_brokers, problems_of_topics
 from outbox.brokers.rocketmq.halves import Halves
 from outbox.brokers.rocketmq.options import RocketMQOptions, problems

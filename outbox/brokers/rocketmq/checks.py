@@ -15,9 +15,10 @@ from typing import Any
 
 import grpc
 
-from outbox.brokers.rocketmq.client import Client, StatusError, describe
+from outbox.brokers.rocketmq.client import Client
 from outbox.brokers.rocketmq.endpoints import Endpoint
 from outbox.brokers.rocketmq.envelope import BORN_EARLIER_SECONDS, clock_ahead, open_half
+from outbox.brokers.rocketmq.errors import StatusError, describe
 from outbox.brokers.rocketmq.remoting.frames import RemotingError
 from outbox.brokers.rocketmq.session import ANNOUNCE_SECONDS, Session, settings_of
 from outbox.brokers.rocketmq.stubs import definition, service

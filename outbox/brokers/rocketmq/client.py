@@ -25,6 +25,7 @@ import grpc
 
 from outbox.brokers.rocketmq import loops
 from outbox.brokers.rocketmq.endpoints import Endpoint, Queue
+from outbox.brokers.rocketmq.errors import StatusError
 from outbox.brokers.rocketmq.options import RocketMQOptions
 from outbox.brokers.rocketmq.remoting.ports import Ports
 from outbox.brokers.rocketmq.routes import Routes
@@ -47,22 +48,6 @@ CHANNEL_OPTIONS = [
 GRACE_SECONDS = 30.0  # what still waits on a connection that is left; no call of ours takes longer
 
 CLIENT_VERSION = version("rocketmq-python-client")
-
-
-class StatusError(Exception):
-    """Raised when the server answers with a status that is not OK."""
-
-    def __init__(self, status: Any) -> None:
-        super().__init__(f"{status.code} {status.message}".strip())
-        self.code = int(status.code)
-        self.text = str(status.message)
-
-
-def describe(error: BaseException) -> str:
-    """Give what went wrong in words."""
-    if isinstance(error, grpc.aio.AioRpcError):
-        return f"{error.code().name} {error.details()}"
-    return str(error) or type(error).__name__
 
 
 class Client:

@@ -15,6 +15,7 @@ from outbox.brokers.rocketmq.remoting import requests
 from outbox.brokers.rocketmq.remoting.connection import NoAnswer, NotConnected
 from outbox.brokers.rocketmq.remoting.frames import Answer
 from outbox.brokers.rocketmq.statuses import FLOW_CONTROL_CODES, LESS, status_of, status_of_send
+from outbox.brokers.rocketmq.stubs import definition
 from outbox.message import TopicSpec
 
 logger = logging.getLogger(__name__)
@@ -42,7 +43,10 @@ class PortSender:
         except NotConnected as error:
             return "", self._failed("", topic, SendResult(SendStatus.UNAVAILABLE, reason=str(error)))
         except Exception as error:  # whatever happened, it is an outcome
-            return "", status_of(error)
+            outcome = status_of(error)
+            if outcome.status is SendStatus.MISCONFIGURED and not await self.client.ports.is_any_broker_there():
+                outcome = SendResult(SendStatus.UNAVAILABLE, reason=f"No broker is there: {outcome.reason}")
+            return "", outcome
         if name == "":
             return "", SendResult(SendStatus.MISCONFIGURED, reason=address)
         if self._brokers.seconds_held(name):
@@ -105,7 +109,12 @@ class PortSender:
 
 
 def wrong_type(topic: TopicSpec, queues: list[Queue]) -> str:
-    """Return why a topic does not take messages of its type; empty: it does."""
-    if any(TYPES[topic.type] in queue.proto.accept_message_types for queue in queues):
+    """
+    Return why a topic does not take messages of its type; empty: it does, or nobody knows.
+
+    A proxy of its own gives topics no type that it has first asked for while their broker was away.
+    """
+    kinds = {kind for queue in queues for kind in queue.proto.accept_message_types}
+    if TYPES[topic.type] in kinds or not kinds - {definition.MessageType.MESSAGE_TYPE_UNSPECIFIED}:
         return ""
     return f"Topic {topic.name} does not take messages of type {topic.type} at the server."

@@ -15,9 +15,10 @@ from typing import Any
 
 from outbox.brokers.base import Outgoing, SendResult, SendStatus
 from outbox.brokers.rocketmq.avoidance import Avoidance
-from outbox.brokers.rocketmq.client import Client, StatusError
+from outbox.brokers.rocketmq.client import Client
 from outbox.brokers.rocketmq.endpoints import Endpoint
 from outbox.brokers.rocketmq.envelope import seal
+from outbox.brokers.rocketmq.errors import StatusError
 from outbox.brokers.rocketmq.pipelines import pipelined
 from outbox.brokers.rocketmq.port_sender import PortSender
 from outbox.brokers.rocketmq.statuses import LESS, is_flow_control, status_of

@@ -19,9 +19,10 @@ from typing import Any
 import grpc
 
 from outbox.brokers.base import Delivery
-from outbox.brokers.rocketmq.client import Client, StatusError, describe
+from outbox.brokers.rocketmq.client import Client
 from outbox.brokers.rocketmq.endpoints import Endpoint
 from outbox.brokers.rocketmq.envelope import is_for, open_delivery
+from outbox.brokers.rocketmq.errors import StatusError, describe
 from outbox.brokers.rocketmq.session import Session, settings_of
 from outbox.brokers.rocketmq.settlement import Finishing, group_name
 from outbox.brokers.rocketmq.stubs import Code, definition, service

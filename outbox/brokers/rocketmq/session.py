@@ -14,8 +14,9 @@ from typing import Any
 
 import grpc
 
-from outbox.brokers.rocketmq.client import Client, StatusError, describe
+from outbox.brokers.rocketmq.client import Client
 from outbox.brokers.rocketmq.endpoints import Endpoint
+from outbox.brokers.rocketmq.errors import StatusError, describe
 from outbox.brokers.rocketmq.stubs import Code, definition, service
 
 logger = logging.getLogger(__name__)

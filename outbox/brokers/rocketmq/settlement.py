@@ -11,7 +11,8 @@ from typing import Any, TypeVar
 import grpc
 
 from outbox.brokers.base import Delivery
-from outbox.brokers.rocketmq.client import Client, StatusError, describe
+from outbox.brokers.rocketmq.client import Client
+from outbox.brokers.rocketmq.errors import StatusError, describe
 from outbox.brokers.rocketmq.stubs import Code, service
 from outbox.errors import BrokerUnavailable
 from outbox.message import TopicSpec, TopicType

@@ -5,7 +5,7 @@ from __future__ import annotations
 import grpc
 
 from outbox.brokers.base import Ended, SendResult, SendStatus
-from outbox.brokers.rocketmq.client import StatusError
+from outbox.brokers.rocketmq.errors import StatusError
 from outbox.brokers.rocketmq.remoting.frames import Answer
 from outbox.brokers.rocketmq.stubs import Code
 

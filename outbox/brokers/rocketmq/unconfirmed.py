@@ -13,9 +13,10 @@ from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 
 from outbox.brokers.base import Ended, HalfRef, HalfStanding, Outgoing, SendResult, SendStatus
-from outbox.brokers.rocketmq.client import Client, StatusError
+from outbox.brokers.rocketmq.client import Client
 from outbox.brokers.rocketmq.endpoints import Endpoint
 from outbox.brokers.rocketmq.envelope import half_id
+from outbox.brokers.rocketmq.errors import StatusError
 from outbox.brokers.rocketmq.pipelines import pipelined
 from outbox.brokers.rocketmq.producer import SEND_SECONDS, TOO_LATE, ProxySender
 from outbox.brokers.rocketmq.statuses import status_of

@@ -34,11 +34,12 @@ from project.servers.rocketmq_ports import Ports
 from project.servers.rocketmq_proxy import ClusterProxy
 from tests.journeys.rocketmq.conftest import TABLES, Journey
 from tests.journeys.rocketmq.names import outbox
+from tests.rocketmq_node import PROXY
 from tests.waiting import wait_until
 
 SECONDS = float(os.environ.get("STORM_SECONDS", 600))
 PAUSE = (1.0, 5.0)  # seconds between two kills
-PATIENCE = 600
+PATIENCE = float(os.environ.get("STORM_PATIENCE", 600))  # seconds until all is settled
 
 CHECKS = {"transactionTimeOut": 6000, "transactionCheckInterval": 1000, "transactionCheckMax": 1000}
 
@@ -64,7 +65,7 @@ def node() -> Iterator[RocketMQ]:
 
 @pytest.fixture
 def proxy(node: RocketMQ) -> Iterator[ClusterProxy]:
-    found = ClusterProxy(node, {"transactionHeartbeatPeriodSecond": 1}).start()
+    found = ClusterProxy(node, {**PROXY, "transactionHeartbeatPeriodSecond": 1}).start()
     yield found
     found.kill()
 
@@ -74,7 +75,9 @@ def journey(tmp_path: Path, transactional_db: None, settings: Any, node: RocketM
     options = {"ENDPOINTS": proxy.endpoints, "NAME_SERVERS": [node.name_server]}
     found = Journey(tmp_path, options, uuid.uuid4().hex[:8])
     node.make_topic(found.work, TopicType.TRANSACTION)
+    node.make_topic(found.steps, TopicType.FIFO)
     node.make_group(found.group, retries=1000)
+    node.make_group(f"{found.group}_fifo", is_ordered=True, retries=1000)
     settings.OUTBOX = outbox(found.unique, options)
     with connection.cursor() as cursor:
         cursor.execute(TABLES)
@@ -112,6 +115,7 @@ class Storm:
         """Kill something, and start it again."""
         victim = random.choice([*self.running, *SERVERS])
         self.kills[victim.split(" ")[0]] += 1
+        print(f"{time.strftime('%X')} {victim} is killed", flush=True)  # noqa: T201
         if victim == "broker":
             self.node.kill_broker()
             time.sleep(random.uniform(0, 3))
@@ -147,6 +151,7 @@ def test_storm(journey: Journey, node: RocketMQ, proxy: ClusterProxy):
         storm.blow()
     storm.calm()
     calm_at = time.monotonic()
+    print(f"{time.strftime('%X')} all is calm", flush=True)  # noqa: T201
     with suppress(AssertionError):
         wait_until(lambda: not MessageState.objects.exclude(state="sent").exists(), PATIENCE)
         wait_until(lambda: set(numbers("journey_effect")) >= set(numbers("journey_published")), PATIENCE)

@@ -66,6 +66,16 @@ class Ports:
             self._told[topic] = self._clock() + (ROUTE_SECONDS if told else AGAIN_SECONDS), told
         return {name: self._options.broker_addresses.get(name, place) for name, place in told.items()}
 
+    async def is_any_broker_there(self) -> bool:
+        """Return whether name servers know a broker that is there; True where none can be asked."""
+        for place in self._options.name_servers:
+            try:
+                answer = await self.ask(place, Request(requests.GET_CLUSTER_INFO))
+                return b'"brokerName"' in answer.checked().body  # its JSON has numbers for names
+            except (NotConnected, NoAnswer, RemotingError):
+                continue
+        return True
+
     def doubt(self, topic: str) -> None:
         """Ask about the brokers of a topic again at the next use."""
         if topic in self._told:

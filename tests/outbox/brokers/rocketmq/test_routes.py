@@ -8,8 +8,8 @@ from typing import Any
 import grpc
 import pytest
 
-from outbox.brokers.rocketmq.client import StatusError
 from outbox.brokers.rocketmq.endpoints import Queue
+from outbox.brokers.rocketmq.errors import StatusError
 from outbox.brokers.rocketmq.routes import Routes
 from outbox.brokers.rocketmq.stubs import Code, definition, service
 
@@ -82,13 +82,24 @@ class TestOf:
         assert asyncio.run(want()) == [["old"]] * 3
         assert server.asked == 2  # and is left in peace for a moment
 
-    def test_believes_that_a_topic_is_gone(self):
+    def test_goes_on_where_a_topic_is_missing_since_its_brokers_may_be_away(self):
+        server = Server(["old"], NO_TOPIC)
+
+        async def want() -> list[Any]:
+            routes = server.routes()
+            found = [await routes.of("orders")]
+            server.now += 300
+            return [*found, await routes.of("orders")]
+
+        assert asyncio.run(want()) == [["old"]] * 2
+
+    def test_believes_that_a_topic_is_gone_after_a_while(self):
         server = Server(["old"], NO_TOPIC)
 
         async def want() -> None:
             routes = server.routes()
             await routes.of("orders")
-            routes.doubt()
+            server.now += 601
             await routes.of("orders")
 
         with pytest.raises(StatusError):

@@ -6,7 +6,7 @@ import grpc
 import pytest
 
 from outbox.brokers.base import Ended, SendResult, SendStatus
-from outbox.brokers.rocketmq.client import StatusError
+from outbox.brokers.rocketmq.errors import StatusError
 from outbox.brokers.rocketmq.remoting.frames import Answer
 from outbox.brokers.rocketmq.statuses import status_of, status_of_end, status_of_send
 from outbox.brokers.rocketmq.stubs import Code, definition

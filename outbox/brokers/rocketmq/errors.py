@@ -1,0 +1,23 @@
+"""What goes wrong with a proxy, in words."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import grpc
+
+
+class StatusError(Exception):
+    """Raised when the server answers with a status that is not OK."""
+
+    def __init__(self, status: Any) -> None:
+        super().__init__(f"{status.code} {status.message}".strip())
+        self.code = int(status.code)
+        self.text = str(status.message)
+
+
+def describe(error: BaseException) -> str:
+    """Return what went wrong in words."""
+    if isinstance(error, grpc.aio.AioRpcError):
+        return f"{error.code().name} {error.details()}"
+    return str(error) or type(error).__name__
