@@ -28,6 +28,9 @@ b AS (
 SELECT b.id, source.id FROM b, outbox_source source
 """
 
+# In the transaction that has written the batch, so that every one that is committed has it.
+NOTE_PLACE = f"UPDATE outbox_batch SET half_places = ARRAY[%s] WHERE id = %s AND state = {State.PREPARED} AND attempt = 1"
+
 MARK_SENT = f"""
 UPDATE outbox_batch SET state = {State.SENT}, sent_at = clock_timestamp(), open = NULL
 WHERE id = %s AND state = {State.PREPARED} AND attempt = 1
@@ -99,6 +102,11 @@ def insert_prepared(
     row = cursor.fetchone()
     assert row is not None, "outbox_source is empty; its row is written by the first migration"
     return PreparedRow(*row)
+
+
+def note_half_first_place(cursor: CursorWrapper, batch_id: int, place: str) -> None:
+    """Note where the broker has stored the half message, in the transaction that has written the batch."""
+    cursor.execute(NOTE_PLACE, [place, batch_id])
 
 
 def mark_half_first_sent(cursor: CursorWrapper, batch_id: int) -> bool:

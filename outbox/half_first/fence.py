@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import psycopg
 from django.db import IntegrityError, connections
 
-from outbox.batches.half_first import PreparedRow, insert_prepared, mark_half_first_sent
+from outbox.batches.half_first import PreparedRow, insert_prepared, mark_half_first_sent, note_half_first_place
 from outbox.errors import HalfNotStored
 
 if TYPE_CHECKING:
@@ -47,6 +47,12 @@ def write_fence(
             f"Message {draft.id} ({draft.subject}) was rolled back by a check-back before its transaction began to write. "
             "Nothing was done; try again with a new message."
         ) from error
+
+
+def note_place(row: PreparedRow, place: str, using: str) -> None:
+    """Note where the half message is stored, in the open transaction: whoever ends it in this process's stead looks there."""
+    with connections[using].cursor() as cursor:
+        note_half_first_place(cursor, row.batch, place)
 
 
 def mark_sent(row: PreparedRow, using: str) -> None:

@@ -16,7 +16,7 @@ from outbox.brokers.base import Broker, Ended, HalfRef, Outgoing, SendResult, Se
 from outbox.brokers.capabilities import HalfMessages
 from outbox.errors import HalfNotStored
 from outbox.failpoints import failpoint
-from outbox.half_first.fence import mark_sent, write_fence
+from outbox.half_first.fence import mark_sent, note_place, write_fence
 from outbox.message import Resolution, TopicType
 from outbox.relay.cloudevents import seal
 from outbox.relay.load import Row
@@ -80,6 +80,8 @@ class HalfFirstMessage:
             raise HalfNotStored(f"{refusal} says {outcome.status}: {outcome.reason}")
         self._is_stored = True
         self.half = replace(self.half, place=outcome.place)
+        if outcome.place:
+            note_place(prepared, outcome.place, self._using)
 
     @contextmanager
     def undone_by_an_exception(self) -> Iterator[None]:

@@ -36,6 +36,15 @@ _shared: dict[tuple[int, str], _Shared] = {}
 _lock = threading.Lock()
 
 
+def _renew_lock() -> None:
+    """Another thread of the parent may have held it."""
+    global _lock
+    _lock = threading.Lock()
+
+
+os.register_at_fork(after_in_child=_renew_lock)
+
+
 @contextmanager
 def acquire(alias: str, using: str) -> Iterator[Broker]:
     """

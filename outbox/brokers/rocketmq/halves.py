@@ -76,8 +76,11 @@ class Halves:
     async def _end(self, half: HalfRef, resolution: Resolution, deadline: float) -> SendResult:
         try:
             place = Place.read(half.place) or await self._unanswered.place_of(half)
-            if place is None:
-                return NO_PLACE
+        except (ConnectionError, RemotingError) as error:
+            return SendResult(SendStatus.UNAVAILABLE, reason=f"Not ended, since it cannot be found: {error}")
+        if place is None:
+            return NO_PLACE
+        try:
             request = requests.end(half.topic, half.half_id, place.queue_offset, place.log_offset, KINDS[resolution])
             address = (await self._client.ports.addresses(half.topic)).get(place.broker)
             if address is None:
@@ -87,8 +90,6 @@ class Halves:
             if self._clock() >= deadline:
                 return NOT_LEFT
             answer = await self._client.ports.ask(address, request)
-        except RemotingError as error:
-            return SendResult(SendStatus.UNAVAILABLE, reason=f"Not ended, since it cannot be found: {error}")
         except NotConnected as error:
             self._client.ports.doubt(half.topic)
             return SendResult(SendStatus.UNAVAILABLE, reason=f"Not ended: {error}")

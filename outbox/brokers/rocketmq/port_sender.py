@@ -13,7 +13,7 @@ from outbox.brokers.rocketmq.endpoints import Queue
 from outbox.brokers.rocketmq.envelope import TYPES, born_at, seal_for_port
 from outbox.brokers.rocketmq.remoting import requests
 from outbox.brokers.rocketmq.remoting.connection import NoAnswer, NotConnected
-from outbox.brokers.rocketmq.remoting.frames import Answer
+from outbox.brokers.rocketmq.remoting.frames import Answer, Request
 from outbox.brokers.rocketmq.statuses import FLOW_CONTROL_CODES, LESS, status_of, status_of_send
 from outbox.brokers.rocketmq.stubs import definition
 from outbox.message import TopicSpec
@@ -48,32 +48,28 @@ class PortSender:
                 outcome = SendResult(SendStatus.UNAVAILABLE, reason=f"No broker is there: {outcome.reason}")
             return "", outcome
         if name == "":
-            return "", SendResult(SendStatus.MISCONFIGURED, reason=address)
+            return "", self._failed("", topic, SendResult(SendStatus.MISCONFIGURED, reason=address))
         if self._brokers.seconds_held(name):
             return name, SendResult(SendStatus.UNAVAILABLE, reason=LESS)
-        now = self._now()
-        above = self.client.options.compress_above_bytes
-        properties, body, flag = seal_for_port(message, topic.type, wire_id, now=now, compress_above=above)
-        request = requests.send(
-            topic.name,
-            requests.ANY_QUEUE,
-            body,
-            properties,
-            group=topic.name,
-            flag=flag,
-            born_at=born_at(topic.type, now),
-        )
         at = self._clock()
         try:
-            answer = await self.client.ports.ask(address, request)
+            answer = await self.client.ports.ask(address, self._seal(message, topic, wire_id))
         except NotConnected as error:
             return name, self._failed(name, topic, SendResult(SendStatus.UNAVAILABLE, reason=f"Not sent: {error}"))
         except NoAnswer as error:
             return name, self._failed(name, topic, SendResult(SendStatus.UNSURE, reason=f"No answer from RocketMQ: {error}"))
+        except Exception as error:  # a message that cannot be written as a request says nothing of its fellows
+            return name, status_of(error)
         if answer.code:
             return name, self._refused(name, topic, answer)
         self._brokers.note_answer(name, self._clock() - at)
         return name, answer
+
+    def _seal(self, message: Outgoing, topic: TopicSpec, wire_id: str) -> Request:
+        now, above = self._now(), self.client.options.compress_above_bytes
+        properties, body, flag = seal_for_port(message, topic.type, wire_id, now=now, compress_above=above)
+        born = born_at(topic.type, now)
+        return requests.send(topic.name, requests.ANY_QUEUE, body, properties, group=topic.name, flag=flag, born_at=born)
 
     async def _choose(self, topic: TopicSpec) -> tuple[str, str]:
         """Return name and address of the best of the topic's brokers, in turn; "" and a reason where there is none."""

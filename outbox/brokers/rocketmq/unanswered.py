@@ -115,20 +115,19 @@ class Unanswered:
 
     async def _lies_at(self, half: HalfRef) -> HalfStanding:
         """Return whether a half message lies at its place, or in the queue of half messages; else what that proves."""
-        place = Place.read(half.place)
+        place, address = Place.read(half.place), ""
         if place is not None:
-            address = (await self._client.ports.addresses(half.topic)).get(place.broker)
-            if address is None:
+            address = (await self._client.ports.addresses(half.topic)).get(place.broker, "")
+            if not address:
                 raise NotConnected(f"broker {place.broker} does not serve the topic any more")
             stored = requests.viewed(await self._client.ports.ask(address, requests.view(place.log_offset)))
             if stored is not None and stored.properties.get("UNIQ_KEY") == half.half_id:
                 return HalfStanding.HIDDEN
         if half.half_id in await self._read(half.topic, [half], is_hidden=True):
             return HalfStanding.HIDDEN
-        for address in (await self._brokers_of(half) or {}).values():
-            if half.decided_at is None or half.decided_at < await self._oldest(address):
-                return HalfStanding.UNPROVEN
-        return HalfStanding.GONE
+        if place is None or half.decided_at is None:  # another broker may have it, of which nobody told this process
+            return HalfStanding.UNPROVEN
+        return HalfStanding.UNPROVEN if half.decided_at < await self._oldest(address) else HalfStanding.GONE
 
     async def _read(self, topic: str, halves: Sequence[HalfRef], *, is_hidden: bool) -> set[str]:
         """Read a topic, or the queue of half messages, from the first of them on; return the ids of those that are there."""

@@ -153,6 +153,14 @@ class TestByReading:
 
         assert look_up(named) == [GONE]
 
+    def test_proves_nothing_where_its_place_is_not_known_since_another_broker_may_have_it(
+        self, port: PortStub, half: Stored, look_up: LookUp
+    ):
+        named = ref(half, place="")
+        port.log.lose(half)
+
+        assert look_up(named) == [UNPROVEN]
+
     def test_proves_nothing_where_the_broker_does_not_keep_what_is_as_old(self, port: PortStub, half: Stored, look_up: LookUp):
         named = ref(half)
         port.log.lose(half)
