@@ -78,7 +78,7 @@ class HalfRef:
     Args:
         place: where the broker stores it, as `SendResult.place` had it. "": not known; the broker then finds it by its id.
         source: the stable id of the database that it was sent from. "": not known.
-        decided_at: when that database decided to commit it; it was stored a moment before. None: not known, or not decided.
+        decided_at: when that database decided to commit it; it was stored about then. None: not known, or not decided.
     """
 
     topic: str

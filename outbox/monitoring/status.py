@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import timedelta
 
@@ -154,6 +156,7 @@ class Status:
     Args:
         misconfigured: topic -> what only a person can set right at its broker.
         parked: topic -> half messages that their broker has stopped asking about.
+        risks: what the settings of brokers accept to lose, in words.
         concerns: what needs a person, in words.
     """
 
@@ -165,6 +168,7 @@ class Status:
     misconfigured: dict[str, str]
     parked: dict[str, int]
     dead_letters: list[DeadLetterCount]
+    risks: list[str] = field(default_factory=list)
     concerns: list[str] = field(default_factory=list)
 
 
@@ -180,6 +184,7 @@ def read_status(connection: Connection, alias: str) -> Status:
         dict(connection.execute(MISCONFIGURED, [SendStatus.MISCONFIGURED]).fetchall()),
         {topic: count for broker in brokers for topic, count in broker.parked.items()},
         [letters for broker in brokers for letters in broker.dead_letters],
+        list(_risks()),
     )
     status.concerns.extend(_concerns(status))
     if connection.execute(STRAYS).fetchone() == (True,):
@@ -202,6 +207,14 @@ def _read_brokers(connection: Connection, alias: str) -> list[BrokerStatus]:
             if status not in found:
                 found.append(status)
     return found
+
+
+def _risks() -> Iterator[str]:
+    """Say what the settings of brokers accept to lose."""
+    for name, broker in conf.settings().brokers.items():
+        with suppress(ConfigurationError):  # E003 says so
+            for problem in conf.broker_class(name).check_topics(broker.options, conf.topics_of(name)):
+                yield f"Broker {name!r}: {problem.text}"
 
 
 def age(seconds: float | None) -> str:

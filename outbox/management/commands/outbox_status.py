@@ -105,6 +105,7 @@ def _as_text(status: Status) -> str:
         if status.processes
         else "No process was heard of.",
         *([_failures(status.failures)] if status.failures else []),
+        *([f"~ {risk}" for risk in status.risks]),
         "\n".join(f"! {concern}" for concern in status.concerns) or "Nothing needs a person.",
     ]
     return "\n\n".join(parts)

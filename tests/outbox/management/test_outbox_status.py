@@ -7,10 +7,18 @@ from uuid import uuid4
 import pytest
 from django.core.management import CommandError, call_command
 
+from outbox.brokers.base import Problem
+from outbox.brokers.memory import MemoryBroker
 from outbox.models import FailedDelivery, Process, State, Topic
 from tests.factories import BatchFactory, TicketFactory, TopicFactory
 
 pytestmark = pytest.mark.django_db(transaction=True)
+
+
+class CarelessBroker(MemoryBroker):
+    @classmethod
+    def check_topics(cls, options, topics):
+        return [Problem(f"{topic.name} may be lost.", "Take care.", is_error=False) for topic in topics]
 
 
 def status(*arguments):
@@ -59,6 +67,17 @@ class TestOutboxStatus:
             "group  topic   failed deliveries in the last hour  messages  dead letters  newest     error",
             "cart   orders                                   1         1             0  0.0 s ago  ValueError: boom",
         ]
+
+    def test_shows_what_settings_accept_to_lose(self, settings, capsys):
+        settings.OUTBOX = {
+            "BROKERS": {"default": {"BACKEND": f"{__name__}.CarelessBroker"}},
+            "TOPICS": {"orders": {"TYPE": "transaction"}},
+        }
+
+        code = status()
+
+        assert code == 0  # it was chosen
+        assert "~ Broker 'default': orders may be lost." in capsys.readouterr().out
 
     def test_shows_one_line_of_json(self, capsys):
         topic = TopicFactory(name="orders")
