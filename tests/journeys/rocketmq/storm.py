@@ -143,6 +143,7 @@ class Storm:
                 self.running[name] = self.start(name.split(" ")[0])
 
 
+@pytest.mark.timeout(4 * 3600)  # of the conftest's own it would have minutes
 def test_storm(journey: Journey, node: RocketMQ, proxy: ClusterProxy):
     storm = Storm(journey, node, proxy)
     ends_at = time.monotonic() + SECONDS
