@@ -55,6 +55,7 @@ class Journey:
         self.folder = folder
         self.unique = unique
         self.options = options
+        self.with_ordered = True  # consumers read the ordered topic, too
         self.work, self.steps, self.group = names(unique)
         self.processes: list[subprocess.Popen[bytes]] = []
 
@@ -71,7 +72,7 @@ class Journey:
             "DATABASE_URL": url_of(connection.settings_dict),
             "DJANGO_SETTINGS_MODULE": "tests.journeys.rocketmq.settings",
             "CELERY_FILES_DIR": str(self.folder / "celery"),
-            VARIABLE: json.dumps({"unique": self.unique, "options": self.options}),
+            VARIABLE: json.dumps({"unique": self.unique, "options": self.options, "ordered": self.with_ordered}),
             FAILPOINTS: failpoints,
         }
         with (self.folder / f"{command[-1]}.{len(self.processes)}.log").open("wb") as log:

@@ -28,7 +28,6 @@ def work(message: dict[str, Any], context: Any) -> None:
     note(message, context)
 
 
-@consumer(topic=STEPS, group=GROUP, ordered=True, retry=Retry(limit=1000, delays=[timedelta(milliseconds=200)]))
 def step(message: dict[str, Any], context: Any) -> None:
     with connection.cursor() as cursor:
         cursor.execute(IS_STUCK, [context.key])
@@ -41,3 +40,7 @@ def step(message: dict[str, Any], context: Any) -> None:
 def note(message: dict[str, Any], context: Any) -> None:
     with connection.cursor() as cursor:
         cursor.execute(NOTE, [context.topic, context.key, message["number"]])
+
+
+if given.get("ordered", True):
+    consumer(topic=STEPS, group=GROUP, ordered=True, retry=Retry(limit=1000, delays=[timedelta(milliseconds=200)]))(step)

@@ -74,10 +74,9 @@ def proxy(node: RocketMQ) -> Iterator[ClusterProxy]:
 def journey(tmp_path: Path, transactional_db: None, settings: Any, node: RocketMQ, proxy: ClusterProxy) -> Iterator[Journey]:
     options = {"ENDPOINTS": proxy.endpoints, "NAME_SERVERS": [node.name_server]}
     found = Journey(tmp_path, options, uuid.uuid4().hex[:8])
+    found.with_ordered = False
     node.make_topic(found.work, TopicType.TRANSACTION)
-    node.make_topic(found.steps, TopicType.FIFO)
     node.make_group(found.group, retries=1000)
-    node.make_group(f"{found.group}_fifo", is_ordered=True, retries=1000)
     settings.OUTBOX = outbox(found.unique, options)
     with connection.cursor() as cursor:
         cursor.execute(TABLES)
