@@ -106,6 +106,7 @@ class PreparedBatch:
         half_places: position -> where the broker stores the half message, where that is known.
         source: the stable id of the database.
         decided_at: None in the process that has just decided it, and needs no look-up.
+        ends_until: as it was read; whoever takes the batch over later changes it.
     """
 
     id: int
@@ -118,6 +119,7 @@ class PreparedBatch:
     half_places: Mapping[int, str] = field(default_factory=dict)
     source: str = ""
     decided_at: datetime | None = None
+    ends_until: datetime | None = None
 
     def half(self, position: int) -> HalfRef:
         """Name the half message at a position to its broker."""

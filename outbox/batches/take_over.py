@@ -10,6 +10,7 @@ Where a second end does no harm, nobody needs to: `read_prepared` returns the ba
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any
@@ -23,7 +24,7 @@ from outbox.models import State
 SETTLE = timedelta(seconds=10)
 
 COLUMNS = """b.id, b.attempt, o.name, b.message_ids::text[], b.half_ids, b.half_places, b.open, b.split, b.tries, b.decided_at,
-    (SELECT id FROM outbox_source)"""
+    b.ends_until, (SELECT id FROM outbox_source)"""
 
 # Batches of one message and of 500 alike: oldest first, until so many messages are reached; the very first in any case.
 PAGE = """
@@ -41,6 +42,13 @@ page AS ({PAGE}),
 b AS (
     UPDATE outbox_batch t SET ends_until = clock_timestamp() + %(window)s FROM page WHERE t.id = page.id RETURNING t.*)
 SELECT {COLUMNS} FROM b JOIN outbox_topic o ON o.id = b.topic_id ORDER BY b.id
+"""
+
+# Whoever took a batch over later has changed `ends_until`.
+RENEW = f"""
+UPDATE outbox_batch b SET ends_until = clock_timestamp() + %s
+FROM unnest(%s::bigint[], %s::bigint[], %s::timestamptz[]) s(id, attempt, ends_until)
+WHERE b.id = s.id AND b.state = {State.PREPARED} AND b.attempt = s.attempt AND b.ends_until = s.ends_until RETURNING b.id
 """
 
 # `after`: those that stay open starve nobody.
@@ -74,6 +82,21 @@ def take_over(connection: Connection, *, broker: str, window: timedelta, limit: 
     return [_prepared(row) for row in connection.execute(TAKE_OVER, arguments).fetchall()]
 
 
+def renew(connection: Connection, batches: Iterable[PreparedBatch], *, window: timedelta) -> set[int]:
+    """
+    Renew the time in which the caller may end batches that it took over: looking half messages up may take as long.
+
+    Args:
+        window: how long the caller may end their half messages, from before this call on.
+
+    Returns:
+        The ids of those that nobody else has taken over meanwhile.
+    """
+    chosen = list(batches)
+    seen = [[one.id for one in chosen], [one.attempt for one in chosen], [one.ends_until for one in chosen]]
+    return {row[0] for row in connection.execute(RENEW, [window, *seen]).fetchall()}
+
+
 def read_prepared(connection: Connection, *, broker: str, age: timedelta, after: int, limit: Limit) -> list[PreparedBatch]:
     """
     Return prepared batches that anybody may end, since a second end does no harm; oldest first.
@@ -87,8 +110,8 @@ def read_prepared(connection: Connection, *, broker: str, age: timedelta, after:
 
 
 def _prepared(row: tuple[Any, ...]) -> PreparedBatch:
-    batch_id, attempt, topic, message_ids, half_ids, half_places, open_positions, split, tries, decided_at, source = row
+    batch_id, attempt, topic, message_ids, half_ids, half_places, open_positions, split, tries, *times, source = row
     left = range(1, len(message_ids) + 1) if open_positions is None else open_positions
     positions = [position for position in left if position not in split]
     places = {position: place for position, place in enumerate(half_places or [], 1) if place}
-    return PreparedBatch(batch_id, attempt, topic, message_ids, half_ids, positions, tries, places, source, decided_at)
+    return PreparedBatch(batch_id, attempt, topic, message_ids, half_ids, positions, tries, places, source, *times)

@@ -63,6 +63,15 @@ _mine: dict[tuple[int, str], AsksProducers] = {}
 _lock = threading.Lock()
 
 
+def _renew_lock() -> None:
+    """Another thread of the parent may have held it."""
+    global _lock
+    _lock = threading.Lock()
+
+
+os.register_at_fork(after_in_child=_renew_lock)
+
+
 def listen_in_this_process(alias: str, using: str) -> None:
     """
     Answer in this process what a broker asks, until the process ends; once for each broker, however often it is called.
@@ -73,5 +82,6 @@ def listen_in_this_process(alias: str, using: str) -> None:
     with _lock:
         key = os.getpid(), alias  # a child of a fork listens for itself
         if key not in _mine and conf.broker_class(alias).asks_producers:
-            _mine[key] = broker = cast("AsksProducers", conf.make_broker(alias))
+            broker = cast("AsksProducers", conf.make_broker(alias))
             broker.listen(in_process(using), note_sent=note_in_process(using))
+            _mine[key] = broker

@@ -89,27 +89,25 @@ def _lend_own(alias: str, using: str) -> Iterator[Broker]:
 
 @contextmanager
 def _lend_shared(alias: str, using: str) -> Iterator[Broker]:
-    shared, is_new = _join(alias)
+    shared = _join(alias)
     try:
-        if is_new:
-            listen_in_this_process(alias, using)
+        listen_in_this_process(alias, using)  # once, and again where it failed
         yield shared.broker
     finally:
         _leave(shared)
 
 
-def _join(alias: str) -> tuple[_Shared, bool]:
-    """Return the broker that all threads share, and whether it was made just now."""
+def _join(alias: str) -> _Shared:
+    """Return the broker that all threads share."""
     key, settings = (os.getpid(), alias), conf.settings()
     with _lock:
         shared = _shared.get(key)
-        is_new = shared is None or shared.settings is not settings
         if shared is None or shared.settings is not settings:
             old, shared = shared, _Shared(conf.make_broker(alias), settings)
             _shared[key] = shared
             _retire(old)
         shared.users += 1
-        return shared, is_new
+        return shared
 
 
 def _leave(shared: _Shared) -> None:

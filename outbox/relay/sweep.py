@@ -20,7 +20,7 @@ from dataclasses import dataclass, fields
 from datetime import timedelta
 
 from outbox.batches.batch import PreparedBatch, SplitReason, Unaccepted
-from outbox.batches.take_over import Limit, read_prepared, take_over
+from outbox.batches.take_over import Limit, read_prepared, renew, take_over
 from outbox.brokers.base import Ended, HalfRef, HalfStanding, SendResult, SendStatus
 from outbox.brokers.capabilities import HalfMessages
 from outbox.database import Connection
@@ -118,11 +118,15 @@ class Sweeper:
 
     def _take_over(self) -> list[CommitResult]:
         """Take the next batches over whose deciders' time is over, and commit what is hidden still."""
-        broker, began = HalfMessages.of(self.committer.broker), self.committer.clock()
-        batches = take_over(self.connection, broker=broker.alias, window=broker.commit_window or self.age, limit=AT_ONCE)
+        broker = HalfMessages.of(self.committer.broker)
+        window = broker.commit_window or self.age
+        batches = take_over(self.connection, broker=broker.alias, window=window, limit=AT_ONCE)
         ends = [_all_open(batch) for batch in batches]
         hidden = self._look_up([(one, position) for one in ends for position in one.batch.positions])
-        if hidden and not self.committer.is_over(began):
+        if hidden:
+            began = self.committer.clock()  # looking up may have taken longer than the window
+            held = renew(self.connection, {one.batch.id: one.batch for one, _ in hidden}.values(), window=window)
+            hidden = [(one, position) for one, position in hidden if one.batch.id in held]
             halves = [one.batch.half(position) for one, position in hidden]
             results = self.committer.end(halves, Resolution.COMMIT, within=self.committer.left(began))
             for (one, position), result in zip(hidden, results, strict=True):

@@ -12,6 +12,7 @@ import hmac
 import itertools
 import os
 import socket
+import threading
 import time
 from collections.abc import Callable, Coroutine, Iterable
 from concurrent.futures import CancelledError
@@ -68,6 +69,7 @@ class Client:
         self.client_id = f"{socket.gethostname()}@{os.getpid()}@{uuid4().hex[:12]}"
         self._pid = os.getpid()
         self._loop: asyncio.AbstractEventLoop | None = None
+        self._lock = threading.Lock()
         self.routes = Routes(self._ask_for_route)
         self.ports = Ports(options)
         self._stubs: dict[str, tuple[Any, Any]] = {}  # channel, calls
@@ -86,9 +88,10 @@ class Client:
         """Give the loop, started at its first use."""
         if self._pid != os.getpid():
             raise RuntimeError("This RocketMQ broker was made before a fork. Make one in the process that uses it.")
-        if self._loop is None:
-            self._loop = loops.take()
-        return self._loop
+        with self._lock:  # several threads may send half messages
+            if self._loop is None:
+                self._loop = loops.take()
+            return self._loop
 
     def stub(self, endpoint: Endpoint) -> Any:
         """Give the calls of an endpoint. In the loop's thread only."""
@@ -179,7 +182,8 @@ class Client:
 
     def close(self) -> None:
         """Close channels, end what still runs, and leave the loop to the next link."""
-        loop, self._loop = self._loop, None
+        with self._lock:
+            loop, self._loop = self._loop, None
         if loop is not None and self._pid == os.getpid():
             asyncio.run_coroutine_threadsafe(self._close(), loop).result(10)
             loops.give_back(loop)

@@ -120,30 +120,30 @@ def problems_of_settings(broker: str, options: RocketMQOptions, settings: Mappin
 
 
 def _problems_of_the_store(broker: str, settings: Mapping[str, str]) -> Iterator[Problem]:
-    if settings["rejectTransactionMessage"] == "true":
+    if settings.get("rejectTransactionMessage") == "true":
         yield Problem(
             f"Broker {broker} takes no half messages (rejectTransactionMessage=true).", "Set rejectTransactionMessage=false."
         )
-    if settings["transientStorePoolEnable"] == "true":
+    if settings.get("transientStorePoolEnable") == "true":
         yield Problem(
             f"Broker {broker} answers before a message is in the page cache (transientStorePoolEnable=true): a broker that is "
             "killed loses messages it has confirmed.",
             "Set transientStorePoolEnable=false.",
         )
-    if settings["messageIndexEnable"] == "false":
+    if settings.get("messageIndexEnable") == "false":
         yield Problem(
             f"Broker {broker} has no index of messages (messageIndexEnable=false): what has no answer can be looked up only by "
             "reading its queues, and check-backs make copies.",
             "Set messageIndexEnable=true.",
         )
-    elif settings["messageIndexSafe"] == "false":
+    elif settings.get("messageIndexSafe") == "false":
         yield Problem(
             f"Broker {broker} forgets part of its index of messages when it is killed (messageIndexSafe=false): what has no "
             "answer is then looked up by reading its queues, and check-backs may make copies.",
             "Set messageIndexSafe=true.",
             is_error=False,
         )
-    if settings["flushDiskType"] == "ASYNC_FLUSH" and settings["brokerRole"] == "ASYNC_MASTER":
+    if settings.get("flushDiskType") == "ASYNC_FLUSH" and settings.get("brokerRole") == "ASYNC_MASTER":
         yield Problem(
             f"Broker {broker} accepts messages before they are on a disk or at a replica (flushDiskType=ASYNC_FLUSH, "
             "brokerRole=ASYNC_MASTER): a machine that loses its power loses them.",

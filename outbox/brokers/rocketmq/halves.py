@@ -75,7 +75,9 @@ class Halves:
 
     async def _end(self, half: HalfRef, resolution: Resolution, deadline: float) -> SendResult:
         try:
-            place = Place.read(half.place) or await self._unanswered.place_of(half)
+            # Where it was just looked up, or where it was sent to, or where the index has it.
+            looked_up = self._unanswered.found.pop(half.half_id, None)
+            place = looked_up or Place.read(half.place) or await self._unanswered.place_of(half)
         except (ConnectionError, RemotingError) as error:
             return SendResult(SendStatus.UNAVAILABLE, reason=f"Not ended, since it cannot be found: {error}")
         if place is None:
@@ -86,7 +88,8 @@ class Halves:
             if address is None:
                 reason = f"Broker {place.broker} does not serve topic {half.topic} now."
                 return SendResult(SendStatus.UNAVAILABLE, reason=reason)
-            await self._client.ports.reach(address)  # it may take a while
+            if self._clock() < deadline:
+                await self._client.ports.reach(address)  # it may take a while
             if self._clock() >= deadline:
                 return NOT_LEFT
             answer = await self._client.ports.ask(address, request)

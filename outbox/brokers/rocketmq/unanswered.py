@@ -13,14 +13,15 @@ from __future__ import annotations
 
 import json
 import logging
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime, timedelta
+from functools import partial
 
 from outbox.brokers.base import HalfRef, HalfStanding
 from outbox.brokers.rocketmq.client import Client
 from outbox.brokers.rocketmq.pipelines import pipelined
 from outbox.brokers.rocketmq.places import HALVES, Place
-from outbox.brokers.rocketmq.reading import TooMuch, read_since
+from outbox.brokers.rocketmq.reading import MOST_READ, Reader
 from outbox.brokers.rocketmq.remoting import requests
 from outbox.brokers.rocketmq.remoting.connection import NotConnected
 from outbox.brokers.rocketmq.remoting.frames import RemotingError, Request, Stored
@@ -33,6 +34,9 @@ SETTLE_SECONDS = 10.0
 # Half messages are stored that long before the decision at most: a lease, and clocks that differ.
 BEFORE_DECISION = timedelta(minutes=2)
 
+# So far a broker's clock may be set back between a half message and its message.
+CLOCK_STEP = timedelta(seconds=5)
+
 # A half message whose place is not known went first: it was sent that soon behind the decision. Asked about it is later.
 SENT_WITHIN = timedelta(seconds=3)
 
@@ -42,11 +46,18 @@ MOST_FOUND = 100_000  # places kept for the ends that follow
 
 
 class Unanswered:
-    """Looks half messages up. In the client's loop only, but for `look_up`."""
+    """
+    Looks half messages up. In the client's loop only, but for `look_up`.
 
-    def __init__(self, client: Client, settle_seconds: float = SETTLE_SECONDS) -> None:
+    Args:
+        settle_seconds: for which a broker must have answered before a no of its counts.
+        most_read: messages that one look-up reads of a topic at most; the next one goes on.
+    """
+
+    def __init__(self, client: Client, settle_seconds: float = SETTLE_SECONDS, most_read: int = MOST_READ) -> None:
         self._client = client
         self._settle_seconds = settle_seconds
+        self._reader = Reader(client.ports, most_read)
         self.found: dict[str, Place] = {}  # of half messages that were looked up
 
     def look_up(self, halves: Sequence[HalfRef]) -> list[HalfStanding]:
@@ -65,9 +76,15 @@ class Unanswered:
 
     async def is_visible(self, topic: str, half_id: str) -> bool:
         """Return whether the message of a half message is found in its topic. Raises ConnectionError, RemotingError."""
-        for place in (await self._client.ports.addresses(topic)).values():
-            if await self._find(place, topic, half_id):
-                return True
+        trouble = None
+        for address in (await self._client.ports.addresses(topic)).values():
+            try:
+                if await self._find(address, topic, half_id):
+                    return True
+            except (ConnectionError, RemotingError) as error:  # another broker may have it
+                trouble = error
+        if trouble is not None:
+            raise trouble
         return False
 
     async def _look_up(self, halves: Sequence[HalfRef]) -> list[HalfStanding]:
@@ -98,55 +115,86 @@ class Unanswered:
                     self.found[half.half_id] = Place.of_stored(name, stored)
                     if _is_first(half, stored):
                         return HalfStanding.HIDDEN
-        except (ConnectionError, RemotingError) as error:
-            logger.warning("Half message %s of topic %s cannot be looked up: %s", half.half_id, half.topic, error)
+        except Exception as error:  # whatever it is, it says nothing of the others
+            logger.warning("Half message %s of topic %s cannot be looked up: %r", half.half_id, half.topic, error)
             return HalfStanding.UNKNOWN
         return None
 
     async def _by_reading(self, topic: str, halves: Sequence[HalfRef]) -> dict[str, HalfStanding]:
-        """Return where half messages stand that the index does not have, all of one topic."""
+        """Return where half messages stand that the index does not have, all of one topic; what is left out is not known."""
         try:
-            return {half.half_id: await self._lies_at(half) for half in halves} | dict.fromkeys(
-                await self._read(topic, halves, is_hidden=False), HalfStanding.VISIBLE
-            )
-        except (ConnectionError, RemotingError, TooMuch) as error:
-            logger.warning("Topic %s cannot be read for half messages that were not ended: %s", topic, error)
+            hidden, unread = await self._hidden(topic, halves)
+            halves = [half for half in halves if half.half_id not in unread]
+            found: dict[str, HalfStanding] = {}
+            read: dict[str, int] = dict.fromkeys((half.half_id for half in halves), 0)
+            addresses = await self._client.ports.addresses(topic)
+            for name, address in addresses.items():
+                there = {half.half_id: _since(half, hidden) for half in halves if _may_be_at(name, half, hidden)}
+                if not there:
+                    continue
+                queues = await self._queues(topic, name)
+                known, visible = await self._reader.read(address, topic, queues, there, min(there.values()))
+                found |= {half_id: HalfStanding.VISIBLE for half_id in visible if half_id in there}
+                for half_id in known & there.keys():
+                    read[half_id] += 1
+            for half in halves:
+                needed = 1 if half.half_id in hidden or half.place else len(addresses)
+                if half.half_id not in found and read[half.half_id] >= needed > 0:
+                    is_there = half.half_id in hidden
+                    found[half.half_id] = HalfStanding.HIDDEN if is_there else await self._what_is_proved(half, addresses)
+        except Exception as error:  # it comes again with the next look
+            logger.warning("Topic %s cannot be read for half messages that were not ended: %r", topic, error)
             return {}
+        return found
 
-    async def _lies_at(self, half: HalfRef) -> HalfStanding:
-        """Return whether a half message lies at its place, or in the queue of half messages; else what that proves."""
-        place, address = Place.read(half.place), ""
-        if place is not None:
-            address = (await self._client.ports.addresses(half.topic)).get(place.broker, "")
-            if not address:
-                raise NotConnected(f"broker {place.broker} does not serve the topic any more")
-            stored = requests.viewed(await self._client.ports.ask(address, requests.view(place.log_offset)))
-            if stored is not None and stored.properties.get("UNIQ_KEY") == half.half_id:
-                return HalfStanding.HIDDEN
-        if half.half_id in await self._read(half.topic, [half], is_hidden=True):
-            return HalfStanding.HIDDEN
+    async def _hidden(self, topic: str, halves: Sequence[HalfRef]) -> tuple[dict[str, tuple[str, datetime]], set[str]]:
+        """
+        Return the half messages that lie at their places, or in the queue of half messages: their broker, and since when.
+
+        And return those for which that queue is not read to its end yet.
+        """
+        unread: set[str] = set()
+        addresses = await self._client.ports.addresses(topic)
+        viewed = await pipelined(halves, partial(self._view, addresses), at_once=self._client.options.in_flight)
+        hidden = {half.half_id: one for half, one in zip(halves, viewed, strict=True) if one is not None}
+        for name, address in addresses.items():
+            missing = [half for half in halves if half.half_id not in hidden and _may_be_at(name, half, hidden)]
+            if missing:
+                since = min(_since(half, hidden) for half in missing)
+                wanted = [half.half_id for half in missing]
+                known, found = await self._reader.read(address, HALVES, 1, wanted, since)
+                unread.update(set(wanted) - known)
+                for half_id, stored in found.items():
+                    self.found[half_id] = Place.of_stored(name, stored)
+                    hidden[half_id] = name, stored.stored_at
+        return hidden, unread - hidden.keys()
+
+    async def _view(self, addresses: Mapping[str, str], half: HalfRef) -> tuple[str, datetime] | None:
+        """Look at a half message's place; return its broker and since when it lies there, None where it does not."""
+        place = Place.read(half.place)
+        if place is None:
+            return None
+        if place.broker not in addresses:
+            raise NotConnected(f"broker {place.broker} does not serve the topic any more")
+        stored = requests.viewed(await self._client.ports.ask(addresses[place.broker], requests.view(place.log_offset)))
+        if stored is None or stored.properties.get("UNIQ_KEY") != half.half_id:
+            return None
+        return place.broker, stored.stored_at
+
+    async def _what_is_proved(self, half: HalfRef, addresses: Mapping[str, str]) -> HalfStanding:
+        """Return what it proves that neither half message nor message is there."""
+        place = Place.read(half.place)
         if place is None or half.decided_at is None:  # another broker may have it, of which nobody told this process
             return HalfStanding.UNPROVEN
-        return HalfStanding.UNPROVEN if half.decided_at < await self._oldest(address) else HalfStanding.GONE
-
-    async def _read(self, topic: str, halves: Sequence[HalfRef], *, is_hidden: bool) -> set[str]:
-        """Read a topic, or the queue of half messages, from the first of them on; return the ids of those that are there."""
-        since = min(half.decided_at or datetime.fromtimestamp(0, UTC) for half in halves) - BEFORE_DECISION
-        wanted = {half.half_id for half in halves}
-        seen: set[str] = set()
-        for name, address in (await self._client.ports.addresses(topic)).items():
-            queues = 1 if is_hidden else await self._queues(topic, name)
-            async for stored in read_since(self._client.ports, address, HALVES if is_hidden else topic, queues, since):
-                half_id = stored.properties.get("UNIQ_KEY", "")
-                if half_id in wanted:
-                    seen.add(half_id)
-                    if is_hidden:
-                        self.found[half_id] = Place.of_stored(name, stored)
-        return seen
+        oldest = await self._oldest(addresses[place.broker])
+        return HalfStanding.UNPROVEN if half.decided_at < oldest else HalfStanding.GONE
 
     async def _queues(self, topic: str, broker: str) -> int:
-        queues = await self._client.routes.of(topic)
-        return 1 + max((queue.proto.id for queue in queues if queue.broker == broker), default=-1)
+        """Return how many queues a broker has of a topic. Raises NotConnected where the route has none yet."""
+        queues = [queue.proto.id for queue in await self._client.routes.of(topic) if queue.broker == broker]
+        if not queues:
+            raise NotConnected(f"no route of topic {topic} has broker {broker}")
+        return 1 + int(max(queues))
 
     async def _brokers_of(self, half: HalfRef) -> dict[str, str] | None:
         """Return the brokers that may have a half message: its own, or all of its topic; None: its own is not there."""
@@ -165,6 +213,20 @@ class Unanswered:
         answer = await self._client.ports.ask(address, Request(requests.GET_RUNTIME_INFO))
         milliseconds = int(json.loads(answer.checked().body)["table"]["earliestMessageTimeStamp"])
         return datetime.fromtimestamp(milliseconds / 1000, UTC) if milliseconds > 0 else EMPTY
+
+
+def _may_be_at(broker: str, half: HalfRef, hidden: Mapping[str, tuple[str, datetime]]) -> bool:
+    """Return whether a broker may have a half message and its message: where its broker is known, only that one."""
+    place = Place.read(half.place)
+    known = hidden[half.half_id][0] if half.half_id in hidden else place.broker if place else broker
+    return known == broker
+
+
+def _since(half: HalfRef, hidden: Mapping[str, tuple[str, datetime]]) -> datetime:
+    """Return since when the message of a half message may be there: by the broker's own clock where the half message is."""
+    if half.half_id in hidden:
+        return hidden[half.half_id][1] - CLOCK_STEP
+    return (half.decided_at or datetime.fromtimestamp(0, UTC) + BEFORE_DECISION) - BEFORE_DECISION
 
 
 def _is_first(half: HalfRef, stored: Stored) -> bool:

@@ -91,7 +91,6 @@ class TestE004AndW004:
             Caution('OUTBOX["BROKERS"]["default"]: SPEED is low.', hint="Raise it.", id="outbox.W004"),
         ]
 
-
     def test_give_what_the_broker_says_of_topics_for_which_its_options_do_not_do(self, settings, found):
         topics = {"orders": {"TYPE": "transaction"}, "bills": {"TYPE": "normal"}}
         settings.OUTBOX = {"BROKERS": {"default": {"BACKEND": f"{__name__}.BrokerWithoutPorts"}}, "TOPICS": topics}

@@ -125,13 +125,13 @@ class TestSweepOfOtherEnds:
         (source,) = database.raw("default").execute("SELECT id FROM outbox_source").fetchone()
         assert [(half.place, half.source, half.decided_at) for half in asked] == [("0", source, batch.decided_at)]
 
-    def test_gives_the_broker_what_is_left_of_the_window(self, relay, broker, prepare, monkeypatch, clock):
-        prepare(1)
+    def test_renews_the_window_when_the_look_up_took_long(self, relay, broker, prepare, monkeypatch, clock):
+        batch = prepare(1)
         given = []
         look_up, end = broker.look_up_halves, broker.end
 
         def look_up_slowly(halves):
-            clock.now += 0.5
+            clock.now += 60
             return look_up(halves)
 
         def listen(halves, resolution, *, within=None):
@@ -142,18 +142,19 @@ class TestSweepOfOtherEnds:
         monkeypatch.setattr(broker, "end", listen)
         relay.sweep()
 
-        assert given == [timedelta(seconds=1.5)]
+        assert given == [timedelta(seconds=2)]
+        assert stored(batch).state == State.SENT
 
-    def test_ends_nothing_when_the_look_up_took_the_whole_window(self, relay, broker, prepare, monkeypatch, clock):
+    def test_ends_nothing_that_another_sweeper_took_over_meanwhile(self, relay, broker, prepare, monkeypatch):
         batch = prepare(1)
         look_up = broker.look_up_halves
 
-        def look_up_slowly(halves):
-            clock.now += 2
+        def look_up_while_another_comes(halves):
+            database.raw("default").execute("UPDATE outbox_batch SET ends_until = ends_until + interval '1 second'")
             return look_up(halves)
 
         calls = []
-        monkeypatch.setattr(broker, "look_up_halves", look_up_slowly)
+        monkeypatch.setattr(broker, "look_up_halves", look_up_while_another_comes)
         monkeypatch.setattr(broker, "end", lambda *args, **options: calls.append(args))
         relay.sweep()
 

@@ -188,10 +188,10 @@ def stored_message(data: bytes) -> Stored:
     else:
         topic_size = data[at]
         at += 1
-    topic = data[at : at + topic_size].decode()
+    topic = data[at : at + topic_size].decode(errors="replace")
     at += topic_size
     (properties_size,) = struct.unpack_from(">h", data, at)
-    properties = read_properties(data[at + 2 : at + 2 + properties_size].decode())
+    properties = read_properties(data[at + 2 : at + 2 + properties_size].decode(errors="replace"))
     place = (host + data[28:36]).hex().upper()
     when = datetime.fromtimestamp(stored_at / 1000, UTC)
     return Stored(place, topic, queue, properties, flag, retries, when, body, queue_offset, log_offset)

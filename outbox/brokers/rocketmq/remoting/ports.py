@@ -7,22 +7,26 @@ and when a broker does not answer.
 
 from __future__ import annotations
 
-import asyncio
 import json
 import ssl
 import time
 from collections.abc import Callable, Iterable
+from functools import partial
 
 from outbox.brokers.rocketmq.options import RocketMQOptions, address
 from outbox.brokers.rocketmq.remoting import requests
 from outbox.brokers.rocketmq.remoting.connection import Connection, NoAnswer, NotConnected
 from outbox.brokers.rocketmq.remoting.frames import Answer, RemotingError, Request
-from outbox.brokers.rocketmq.routes import AGAIN_SECONDS, ROUTE_SECONDS
+from outbox.brokers.rocketmq.remoting.shared import SharedAttempts
+from outbox.brokers.rocketmq.routes import AGAIN_SECONDS, MISSING_SECONDS, ROUTE_SECONDS
 
 MASTER = "0"
 
-# Since when a broker has answered everything, by its address: of this process, whichever broker object asked.
-_answering_since: dict[str, float] = {}
+AFTER_FAILURE_SECONDS = 1.0  # so long after a failure nobody tries to connect again: all who want to would wait for it
+IDLE_SECONDS = 30.0  # a broker that was not asked for longer may have been frozen meanwhile
+
+# Since when a broker has answered everything, and when it last did, by its address: of this process, whoever asked.
+_answering: dict[str, tuple[float, float]] = {}
 
 
 class Ports:
@@ -36,9 +40,12 @@ class Ports:
     def __init__(self, options: RocketMQOptions, clock: Callable[[], float] = time.monotonic) -> None:
         self._options = options
         self._clock = clock
-        self._told: dict[str, tuple[float, dict[str, str]]] = {}  # topic -> good until, addresses of brokers
+        self._told: dict[str, tuple[float, dict[str, tuple[float, str]]]] = {}  # topic -> good until, brokers: named at, address
+        self._name_servers = list(options.name_servers)  # that which answered last comes first
         self._connections: dict[str, Connection] = {}
-        self._opening: dict[str, asyncio.Lock] = {}
+        self._failed: dict[str, tuple[float, NotConnected]] = {}
+        self._opening: SharedAttempts[Connection] = SharedAttempts()
+        self._asking: SharedAttempts[dict[str, str]] = SharedAttempts()
         self._tls: ssl.SSLContext | None = None
 
     @property
@@ -58,17 +65,22 @@ class Ports:
         good_until, told = self._told.get(topic, (0.0, {}))
         if self._clock() >= good_until:
             try:
-                told = {**told, **await self._ask_name_servers(topic)}  # one that is away is named no more, and not gone for that
+                named = await self._asking.join(topic, partial(self._ask_name_servers, topic))
             except NotConnected:
                 if topic not in self._told:
                     raise
+                named = {}
+            now = self._clock()
+            # One that is away is named no more, and not gone for that.
+            told = {name: one for name, one in told.items() if now - one[0] < MISSING_SECONDS}
+            told |= {name: (now, place) for name, place in named.items()}
             # A name server strikes out a broker that is away: until it is back, ask soon.
-            self._told[topic] = self._clock() + (ROUTE_SECONDS if told else AGAIN_SECONDS), told
-        return {name: self._options.broker_addresses.get(name, place) for name, place in told.items()}
+            self._told[topic] = now + (ROUTE_SECONDS if named else AGAIN_SECONDS), told
+        return {name: self._options.broker_addresses.get(name, place) for name, (_, place) in told.items()}
 
     async def is_any_broker_there(self) -> bool:
         """Return whether name servers know a broker that is there; True where none can be asked."""
-        for place in self._options.name_servers:
+        for place in self._name_servers:
             try:
                 answer = await self.ask(place, Request(requests.GET_CLUSTER_INFO))
                 return b'"brokerName"' in answer.checked().body  # its JSON has numbers for names
@@ -96,14 +108,17 @@ class Ports:
         try:
             answer = await (await self._connection(place)).ask(request)
         except (NotConnected, NoAnswer):
-            _answering_since.pop(place, None)
+            _answering.pop(place, None)
             raise
-        _answering_since.setdefault(place, self._clock())
+        now = self._clock()
+        since, last = _answering.get(place, (now, now))
+        _answering[place] = (since if now - last < IDLE_SECONDS else now), now
         return answer
 
     def answering_for(self, place: str) -> float:
         """Return the seconds for which a server has answered all that this process asked it."""
-        return self._clock() - _answering_since.get(place, self._clock())
+        now = self._clock()
+        return now - _answering.get(place, (now, now))[0]
 
     def close(self) -> None:
         """Close the connections."""
@@ -112,15 +127,23 @@ class Ports:
         self._connections.clear()
 
     async def _connection(self, place: str) -> Connection:
-        """Return the connection to a server; of those who want it at once, one opens it."""
+        """Return the connection to a server; of those who want it at once, one opens it. Raises NotConnected."""
         known = self._connections.get(place)
         if known is not None and known.is_open:
             return known
-        async with self._opening.setdefault(place, asyncio.Lock()):
-            known = self._connections.get(place)
-            if known is None or not known.is_open:
-                known = self._connections[place] = await self._open(place)
-        return known
+        failed_at, error = self._failed.get(place, (float("-inf"), None))
+        if error is not None and self._clock() - failed_at < AFTER_FAILURE_SECONDS:
+            raise NotConnected(str(error))
+        return await self._opening.join(place, partial(self._reopen, place))
+
+    async def _reopen(self, place: str) -> Connection:
+        try:
+            self._connections[place] = await self._open(place)
+        except NotConnected as error:
+            self._failed[place] = self._clock(), error
+            raise
+        self._failed.pop(place, None)
+        return self._connections[place]
 
     async def _open(self, place: str) -> Connection:
         options = self._options
@@ -134,9 +157,10 @@ class Ports:
     async def _ask_name_servers(self, topic: str) -> dict[str, str]:
         """Ask one after the other. Raises NotConnected when none answers."""
         trouble = "there is none"
-        for place in self._options.name_servers:
+        for place in list(self._name_servers):
             try:
                 answer = await self.ask(place, Request(requests.ROUTE_OF_TOPIC, {"topic": topic, "acceptStandardJsonOnly": True}))
+                self._name_servers.sort(key=lambda one: one != place)
                 return _masters(json.loads(answer.checked().body)["brokerDatas"])
             except RemotingError as error:
                 if error.code == requests.NO_SUCH_TOPIC:

@@ -24,6 +24,7 @@ GET_ALL_TOPICS = 21
 GET_BROKER_CONFIG = 26
 GET_RUNTIME_INFO = 28
 SEARCH_OFFSET_BY_TIMESTAMP = 29
+GET_MAX_OFFSET = 30
 VIEW_MESSAGE = 33
 END_TRANSACTION = 37
 ROUTE_OF_TOPIC = 105
@@ -73,9 +74,10 @@ def view(log_offset: int) -> Request:
 
 
 def viewed(answer: Answer) -> Stored | None:
-    """Return the message that was viewed; None where no message begins there."""
-    if answer.code:
+    """Return the message that was viewed; None where no message begins there. Raises RemotingError where nobody can tell."""
+    if answer.code == SYSTEM_ERROR:
         return None
+    answer.checked()
     try:
         return stored_message(answer.body)
     except (ValueError, IndexError, OverflowError, OSError, struct.error):  # whatever lies there is read as one
@@ -111,6 +113,11 @@ def pulled(answer: Answer) -> tuple[list[Stored], int]:
 def offset_at(topic: str, queue: int, milliseconds: int) -> Request:
     """Find the first place in a queue of what was stored since a time (since 1970); `offset` in the answer's fields."""
     return Request(SEARCH_OFFSET_BY_TIMESTAMP, {"topic": topic, "queueId": queue, "timestamp": milliseconds})
+
+
+def end_of(topic: str, queue: int) -> Request:
+    """Find where a queue ends; `offset` in the answer's fields."""
+    return Request(GET_MAX_OFFSET, {"topic": topic, "queueId": queue})
 
 
 def send_copy(topic: str, queue: int, stored: Stored, properties: Mapping[str, str]) -> Request:

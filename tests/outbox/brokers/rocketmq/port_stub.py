@@ -215,6 +215,9 @@ class PortStub:
         since = int(fields["timestamp"]) / 1000
         return Answer(0, "", {"offset": str(sum(one.stored_at.timestamp() < since for one in queue))}, b"")
 
+    def _end_of(self, fields: Mapping[str, Any], body: bytes) -> Answer:
+        return Answer(0, "", {"offset": str(len(self.log.of(fields["topic"], int(fields["queueId"]))))}, b"")
+
     def _tell_settings(self, fields: Mapping[str, Any], body: bytes) -> Answer:
         return Answer(0, "", {}, "\n".join(f"{name}={value}" for name, value in self.settings.items()).encode())
 
@@ -236,6 +239,7 @@ ACTS: dict[int, Callable[[PortStub, Mapping[str, Any], bytes], Answer]] = {
     requests.VIEW_MESSAGE: PortStub._view,
     requests.PULL_MESSAGE: PortStub._pull,
     requests.SEARCH_OFFSET_BY_TIMESTAMP: PortStub._offset_at,
+    requests.GET_MAX_OFFSET: PortStub._end_of,
     requests.GET_BROKER_CONFIG: PortStub._tell_settings,
     requests.GET_RUNTIME_INFO: PortStub._tell_times,
 }

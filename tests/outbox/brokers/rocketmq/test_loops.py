@@ -6,11 +6,15 @@ import asyncio
 import os
 import sys
 import threading
+from concurrent.futures import ThreadPoolExecutor
 from types import SimpleNamespace
 
 import pytest
 
+from outbox.brokers.options import read_options
 from outbox.brokers.rocketmq import loops
+from outbox.brokers.rocketmq.client import Client
+from outbox.brokers.rocketmq.options import RocketMQOptions
 from outbox.errors import ConfigurationError
 
 
@@ -53,6 +57,25 @@ class TestLoops:
                 os._exit(1)
 
         assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+
+
+class TestClient:
+    def test_takes_one_loop_though_several_threads_begin_at_once(self, monkeypatch: pytest.MonkeyPatch):
+        taken: list[asyncio.AbstractEventLoop] = []
+        take = loops.take
+
+        def take_slowly() -> asyncio.AbstractEventLoop:
+            taken.append(take())
+            threading.Event().wait(0.05)  # long enough for the others to come
+            return taken[-1]
+
+        monkeypatch.setattr(loops, "take", take_slowly)
+        client = Client(read_options(RocketMQOptions, {"ENDPOINTS": "proxy:8081"}))
+        with ThreadPoolExecutor(4) as pool:
+            found = set(pool.map(lambda _: client.loop(), range(4)))
+        client.close()
+
+        assert len(found) == 1
 
 
 class TestGevent:

@@ -13,7 +13,7 @@ import pytest
 from outbox.brokers.options import read_options
 from outbox.brokers.rocketmq.options import RocketMQOptions
 from outbox.brokers.rocketmq.remoting import requests
-from outbox.brokers.rocketmq.remoting.connection import NoAnswer, NotConnected
+from outbox.brokers.rocketmq.remoting.connection import Connection, NoAnswer, NotConnected
 from outbox.brokers.rocketmq.remoting.frames import Request
 from outbox.brokers.rocketmq.remoting.ports import Ports
 from tests.outbox.brokers.rocketmq.certificates import make_certificate
@@ -165,6 +165,38 @@ class TestAsk:
 
         assert with_ports(act) == [0] * 50
         assert port.connected == 1
+
+    def test_waits_once_for_a_host_that_is_silent_however_many_want_it(self, monkeypatch: pytest.MonkeyPatch, clock: Clock):
+        attempts = []
+
+        async def wait_in_vain(*_: Any, **options: Any) -> Connection:
+            attempts.append(clock())
+            await asyncio.sleep(0)
+            raise NotConnected("no answer in time")
+
+        monkeypatch.setattr(Connection, "open", wait_in_vain)
+
+        async def act(ports: Ports) -> list[Any]:
+            found = await asyncio.gather(*[ports.ask("broker:10911", INFO) for _ in range(64)], return_exceptions=True)
+            found += await asyncio.gather(ports.ask("broker:10911", INFO), return_exceptions=True)
+            clock.ahead += 1
+            return found + await asyncio.gather(ports.ask("broker:10911", INFO), return_exceptions=True)
+
+        found = with_ports(act, clock, BROKER_ADDRESSES={"broker-a": "broker:10911"})
+
+        assert {type(one) for one in found} == {NotConnected}
+        assert len(attempts) == 2  # for the 65, and a second later
+
+    def test_of_a_name_server_is_that_which_answered_last(self, port: PortStub, clock: Clock):
+        async def act(ports: Ports) -> None:
+            await ports.addresses("orders")
+            ports.doubt("orders")
+            clock.ahead += 60
+            before = len(port.asked(requests.ROUTE_OF_TOPIC))
+            await asyncio.gather(*[ports.addresses("orders") for _ in range(64)])
+            assert len(port.asked(requests.ROUTE_OF_TOPIC)) == before + 1  # one asks for all
+
+        with_ports(act, clock, NAME_SERVERS=["127.0.0.1:1", port.address])
 
     def test_opens_another_one_when_it_was_lost(self, port: PortStub):
         async def act(ports: Ports) -> int:

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from datetime import UTC, datetime, timedelta
+from typing import Any
 
 import pytest
 
 from outbox.brokers.base import HalfRef, HalfStanding
 from outbox.brokers.options import read_options
-from outbox.brokers.rocketmq import reading
 from outbox.brokers.rocketmq.client import Client
 from outbox.brokers.rocketmq.options import RocketMQOptions
 from outbox.brokers.rocketmq.places import Place
@@ -20,6 +20,8 @@ from tests.outbox.brokers.rocketmq.port_stub import PortStub
 from tests.outbox.brokers.rocketmq.stub import Stub
 
 VISIBLE, HIDDEN, GONE, UNPROVEN, UNKNOWN = HalfStanding
+
+OFFSET_AT = requests.SEARCH_OFFSET_BY_TIMESTAMP
 
 TOPIC = "transaction"
 QUERY, VIEW, PULL = requests.QUERY_MESSAGE, requests.VIEW_MESSAGE, requests.PULL_MESSAGE
@@ -33,6 +35,12 @@ def ref(half: Stored, broker: str = "broker-a", *, place: str | None = None, aft
     place = str(Place.of_stored(broker, half)) if place is None else place
     half_id = half.properties["UNIQ_KEY"]
     return HalfRef(TOPIC, half_id, half_id.partition(".")[0], place, decided_at=decided_at)
+
+
+def begins(port: PortStub) -> set[int]:
+    """Since when topics were read, in milliseconds; not the queue of half messages."""
+    asked = port.asked(OFFSET_AT)
+    return {int(one.fields["timestamp"]) for one in asked if one.fields["topic"] == TOPIC}
 
 
 def commit(port: PortStub, half: Stored) -> None:
@@ -177,14 +185,21 @@ class TestByReading:
     def test_proves_nothing_where_it_was_never_decided(self, port: PortStub, look_up: LookUp):
         assert look_up(HalfRef(TOPIC, "m.1", "m")) == [UNPROVEN]
 
-    def test_begins_two_minutes_before_the_decision(self, port: PortStub, half: Stored, look_up: LookUp):
+    def test_begins_where_the_half_message_lies(self, port: PortStub, half: Stored, look_up: LookUp):
         port.log.forget_index()
+
+        look_up(ref(half))
+
+        [begin] = begins(port)
+        assert begin == pytest.approx((half.stored_at - timedelta(seconds=5)).timestamp() * 1000, abs=2)
+
+    def test_begins_two_minutes_before_the_decision_where_it_lies_nowhere(self, port: PortStub, half: Stored, look_up: LookUp):
         named = ref(half)
+        port.log.lose(half)
 
         look_up(named)
 
-        times = {int(one.fields["timestamp"]) for one in port.asked(requests.SEARCH_OFFSET_BY_TIMESTAMP)}
-        assert times == {int((named.decided_at - timedelta(minutes=2)).timestamp() * 1000)}
+        assert begins(port) == {int((named.decided_at - timedelta(minutes=2)).timestamp() * 1000)}
 
     def test_reads_a_topic_once_for_all(self, port: PortStub, look_up: LookUp):
         many = [port.log.append_half(TOPIC, f"m{number}.1") for number in range(10)]
@@ -194,15 +209,31 @@ class TestByReading:
         standings = look_up(*map(ref, many))
 
         assert standings == [VISIBLE if number == 3 else HIDDEN for number in range(10)]
-        assert len(port.asked(requests.SEARCH_OFFSET_BY_TIMESTAMP)) == 2  # of each queue
+        assert len(port.asked(OFFSET_AT)) == 2  # of each queue
 
-    def test_knows_nothing_where_too_much_would_be_read(
-        self, port: PortStub, half: Stored, look_up: LookUp, monkeypatch: pytest.MonkeyPatch
+    def test_goes_on_with_the_next_look_where_much_is_to_be_read(self, port: PortStub, half: Stored, client: Client):
+        for number in range(50):
+            port.log.append(TOPIC, {"UNIQ_KEY": f"other.{number}"})
+        commit(port, half)
+        port.log.forget_index()
+        unanswered = Unanswered(client, settle_seconds=0, most_read=100)
+
+        standings = [unanswered.look_up([ref(half)])[0] for _ in range(4)]
+
+        assert standings[0] is UNKNOWN
+        assert standings[standings.index(VISIBLE) - 1] is UNKNOWN
+        assert HIDDEN not in standings
+
+    def test_knows_nothing_where_the_route_has_no_queue_of_its_broker(
+        self, port: PortStub, half: Stored, client: Client, monkeypatch: pytest.MonkeyPatch
     ):
-        monkeypatch.setattr(reading, "MOST_READ", 150)
+        async def have_none(topic: str) -> list[Any]:
+            return []
+
+        monkeypatch.setattr(client.routes, "of", have_none)
         port.log.forget_index()
 
-        assert look_up(ref(half)) == [UNKNOWN]
+        assert Unanswered(client, settle_seconds=0).look_up([ref(half)]) == [UNKNOWN]
 
 
 class TestUnknown:
@@ -225,7 +256,7 @@ class TestUnknown:
 
         assert Unanswered(client).look_up([ref(half)]) == [VISIBLE]
 
-    @pytest.mark.parametrize("code", [QUERY, VIEW, PULL, requests.SEARCH_OFFSET_BY_TIMESTAMP, requests.GET_RUNTIME_INFO])
+    @pytest.mark.parametrize("code", [QUERY, VIEW, PULL, OFFSET_AT, requests.GET_MAX_OFFSET, requests.GET_RUNTIME_INFO])
     @pytest.mark.parametrize("trouble", ["busy", "no answer"])
     def test_is_what_cannot_be_asked(self, port: PortStub, half: Stored, look_up: LookUp, code: int, trouble: str):
         port.log.lose(half)  # so that all of these are asked
@@ -234,8 +265,7 @@ class TestUnknown:
         else:
             port.close_at(code, does=False)
 
-        expected = GONE if (code, trouble) == (VIEW, "busy") else UNKNOWN  # the queue of half messages tells the same
-        assert look_up(ref(half)) == [expected]
+        assert look_up(ref(half)) == [UNKNOWN]
 
     def test_is_where_a_broker_is_away(self, port: PortStub, half: Stored, look_up: LookUp):
         look_up(ref(half))
