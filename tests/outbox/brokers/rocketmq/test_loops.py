@@ -75,7 +75,8 @@ class TestClient:
             found = set(pool.map(lambda _: client.loop(), range(4)))
         client.close()
 
-        assert len(found) == 1
+        assert found == set(taken)
+        assert len(taken) == 1
 
 
 class TestGevent:
