@@ -47,7 +47,9 @@ from outbox.message import Half, Resolution, TopicType
 
 class RocketMQBroker(AsksProducers, DeadLetters):
     """
-    Speaks with the brokers of a RocketMQ 5 at their own ports, and with its gRPC proxy. What it promises stands in docs/brokers/rocketmq.md.
+    Speaks with the brokers of a RocketMQ 5 at their own ports, and with its gRPC proxy.
+
+    What it promises stands in docs/brokers/rocketmq.md.
 
     Args:
         clock: returns seconds and never goes back; the commit window is measured by it.
