@@ -121,7 +121,7 @@ class TestEnvironment:
         environment = compose.of_the_shop()["web"]["environment"]
         named = {host for value in environment.values() for host in re.findall(r"(?:@|//|^)([a-z]+):\d+(?:/|$)", value)}
 
-        assert named == {"postgres", "redis", "web", "broker"}
+        assert named == {"postgres", "redis", "web", "broker", "namesrv"}
         assert named <= set(compose.services())
 
 
