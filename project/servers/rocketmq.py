@@ -136,7 +136,8 @@ class RocketMQ:
         """Start broker and proxy and wait until they take messages."""
         main = ["org.apache.rocketmq.proxy.ProxyStartup", "-pm", "local", "-n", f"{HOST}:{self.ports.namesrv}"]
         files = ["-bc", self.conf("broker.conf"), "-pc", self.conf("rmq-proxy.json")]
-        self.spawn("broker", ["-Xms128m", "-Xmx384m", "-XX:MaxDirectMemorySize=256m"], [*main, *files])
+        # Each thread that stores a message keeps 4 MB of direct memory, those that end half messages at the port, too.
+        self.spawn("broker", ["-Xms128m", "-Xmx384m", "-XX:MaxDirectMemorySize=640m"], [*main, *files])
         self.wait("broker", self._is_ready)
 
     def kill_broker(self) -> None:

@@ -37,7 +37,7 @@ def machine(folder, database_url, server):
         "postgresql://shop:0123456789abcdef@postgres:5432/shop": database_url,
         "redis://redis:6379/0": f"files://{folder}",
         "broker:8081": server.endpoints,
-        "broker:10911": server.broker,
+        "namesrv:9876": server.name_server,
     }
     found = Machine(folder, places, BROKER="rocketmq")
     found.run("migrate")

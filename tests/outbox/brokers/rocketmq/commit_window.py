@@ -33,7 +33,7 @@ from tests.waiting import wait_until
 SOON_DISCARDED = {"transactionTimeOut": 1000, "transactionCheckInterval": 1000, "transactionCheckMax": 2}
 
 AT_ONCE = 300  # messages of a round
-MOST_SECONDS = 0.06  # between the first end and the kill
+MOST_SECONDS = 0.5  # between the first end and the kill: a broker that has just started takes as long for all of them
 PATIENCE = 180
 QUEUES = 4
 
@@ -86,14 +86,14 @@ def play(node: RocketMQ, topic: Topic, kills: int, **options: Any) -> Toll:
     spec = TopicSpec(topic.name, TopicType.TRANSACTION)
     with closing(WatchedBroker("default", options, [spec])) as broker, database.connect("default") as connection:
         relay = Relay(connection, broker, Lane(1), settings=conf.RelaySettings(breaker_threshold=1000))
-        for _ in range(kills):
+        for nth in range(kills):
             wait_until(lambda: all(not one.is_error or "routes" in one.text for one in _problems(broker)), PATIENCE)
             toll.committed |= {str(one.message_id) for one in TicketFactory.create_batch(AT_ONCE, topic=topic)}
             broker.is_ending.clear()
             working = threading.Thread(target=relay.step)
             working.start()
             assert broker.is_ending.wait(PATIENCE)
-            time.sleep(random.uniform(0, MOST_SECONDS))  # the moment of the kill is what is tried
+            time.sleep(MOST_SECONDS * (nth + random.random()) / kills)  # the moment of the kill is what is tried
             node.kill_broker()
             toll.kills += 1
             working.join()

@@ -191,7 +191,8 @@ class TestSweep:
     def test_sends_again_what_the_server_does_not_have(
         self, harness: RocketMQHarness, topic: Topic, connection: database.Connection
     ):
-        batch = BatchFactory(topic=topic, state=State.PREPARED, half_ids=["lost.1"], decided_at=datetime.now(UTC))
+        lost = {"half_ids": ["lost.1"], "half_places": ["broker-a 123456789012 0"]}
+        batch = BatchFactory(topic=topic, state=State.PREPARED, decided_at=datetime.now(UTC), **lost)
         running = relay(connection, harness.open())
 
         swept(running, "returned")
