@@ -26,7 +26,9 @@ from tests.factories import TopicFactory
 from tests.outbox.brokers.rocketmq.commit_window import QUEUES, SOON_DISCARDED, Toll, copies_in, play, sweep
 from tests.waiting import wait_until
 
-pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.timeout(6 * 3600)]
+pytestmark = pytest.mark.django_db(transaction=True)
+
+HOURS = pytest.mark.timeout(6 * 3600)  # on each test itself: the folder gives ten minutes to all
 
 KILLS = int(os.environ.get("FAULTS_KILLS", 3))
 PROXIES = os.environ.get("FAULTS_PROXIES", "cluster").split(",")
@@ -59,6 +61,7 @@ def topic(node: RocketMQ) -> Topic:
 
 
 class TestABrokerThatIsKilledWhileHalfMessagesAreCommitted:
+    @HOURS
     @pytest.mark.parametrize("proxy", PROXIES)
     def test_loses_nothing(
         self, node: RocketMQ, cluster: ClusterProxy, topic: Topic, proxy: str, figure: Callable[[str, float], None]
@@ -76,6 +79,7 @@ class TestABrokerThatIsKilledWhileHalfMessagesAreCommitted:
         assert toll.answered
         assert toll.lost == set()
 
+    @HOURS
     def test_loses_messages_where_only_the_proxy_answers(
         self, node: RocketMQ, cluster: ClusterProxy, topic: Topic, figure: Callable[[str, float], None]
     ):
