@@ -3,6 +3,8 @@
 import atexit
 import shutil
 import tempfile
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from functools import cache
 from pathlib import Path
 
@@ -21,10 +23,26 @@ PROXY = {"minInvisibleTimeMillsForRecv": 100, "grpcClientConsumerMinLongPollingT
 BROKER = {**FAST_CHECKS, "reviveInterval": 100}
 
 
-@cache
-def server() -> RocketMQ:
+def jars() -> Path:
+    """The folder that holds the server's jars, and data of tests beside them."""
     folder = Path(settings.BASE_DIR) / "var/rocketmq"
     folder.mkdir(parents=True, exist_ok=True)
+    return folder
+
+
+@contextmanager
+def own_node(broker: Mapping[str, object]) -> Iterator[RocketMQ]:
+    """Start a node that no other test uses, with these settings of its broker."""
+    folder = jars()
+    data = Path(tempfile.mkdtemp(prefix="data-", dir=folder))
+    with RocketMQ(folder, Ports.free(), settings=dict(broker), data=data) as found:
+        yield found
+    shutil.rmtree(data, ignore_errors=True)
+
+
+@cache
+def server() -> RocketMQ:
+    folder = jars()
     data = Path(tempfile.mkdtemp(prefix="data-", dir=folder))
     found = RocketMQ(folder, Ports.free(), settings=dict(BROKER), proxy=dict(PROXY), data=data)
     atexit.register(shutil.rmtree, data, ignore_errors=True)

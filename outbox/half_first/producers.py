@@ -48,7 +48,7 @@ os.register_at_fork(after_in_child=_renew_lock)
 @contextmanager
 def acquire(alias: str, using: str) -> Iterator[Broker]:
     """
-    Give a broker that nobody else uses meanwhile, or that does not mind.
+    Lend a broker that nobody else uses meanwhile, or that is thread-safe.
 
     Args:
         using: the database that this process answers check-backs from, where the broker asks those who send to it.

@@ -210,7 +210,7 @@ def _read_brokers(connection: Connection, alias: str) -> list[BrokerStatus]:
 
 
 def _risks() -> Iterator[str]:
-    """Say what the settings of brokers accept to lose."""
+    """Return what the settings of brokers accept to lose."""
     for name, broker in conf.settings().brokers.items():
         with suppress(ConfigurationError):  # E003 says so
             for problem in conf.broker_class(name).check_topics(broker.options, conf.topics_of(name)):

@@ -155,17 +155,9 @@ def _prepare(node: Node) -> None:
 
 
 def _read(node: Node, topic: str, queues: int) -> list[Stored]:
-    from project.servers.remoting import pull
+    from project.servers.remoting import read_all
 
-    found: list[Stored] = []
-    broker = _address(node)
-    for queue in range(queues):
-        offset, is_behind = 0, True
-        while is_behind:
-            some, behind = pull(broker, topic, offset, queue=queue)
-            found += some
-            is_behind, offset = behind > offset, behind
-    return found
+    return list(read_all(_address(node), topic, queues))
 
 
 def _address(node: Node) -> tuple[str, int]:

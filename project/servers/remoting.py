@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import socket
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 from outbox.brokers.rocketmq.remoting import requests
@@ -54,6 +54,16 @@ def query(address: Address, topic: str, key: str) -> list[Stored]:
 def pull(address: Address, topic: str, offset: int, *, queue: int = 0) -> tuple[list[Stored], int]:
     """Read on in a queue; return some messages and where to go on. Raises as `call`."""
     return requests.pulled(exchange(address, requests.pull(topic, queue, offset)))
+
+
+def read_all(address: Address, topic: str, queues: int) -> Iterator[Stored]:
+    """Read all that a broker has of a topic, copies included, queue by queue. Raises as `call`."""
+    for queue in range(queues):
+        offset, is_behind = 0, True
+        while is_behind:
+            found, behind = pull(address, topic, offset, queue=queue)
+            yield from found
+            is_behind, offset = behind > offset, behind
 
 
 def send(address: Address, topic: str, queue: int, stored: Stored, properties: Mapping[str, str]) -> None:

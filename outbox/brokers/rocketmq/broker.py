@@ -81,11 +81,8 @@ class RocketMQBroker(AsksProducers, DeadLetters):
         ports = PortSender(self._client, clock, now)
         self._producer = Producer(proxies, ports, clock)
         self._unanswered = Unanswered(self._client)
-        self._halves: Halves | UnconfirmedHalves = (
-            UnconfirmedHalves(self._client, proxies, clock)
-            if self._settings.unconfirmed_ends
-            else Halves(ports, self._unanswered, clock)
-        )
+        is_at_port = not self._settings.unconfirmed_ends
+        self._halves = Halves(ports, self._unanswered, clock) if is_at_port else UnconfirmedHalves(proxies, clock)
         self._finishing = Finishing(self._client, self.topics)
         self._reading = Reading(self._client, self.topics, self._finishing)
         self._checks: Checks | None = None
@@ -139,14 +136,14 @@ class RocketMQBroker(AsksProducers, DeadLetters):
         return half_id(message_id)
 
     def end(self, halves: Sequence[HalfRef], resolution: Resolution, *, within: timedelta | None = None) -> list[SendResult]:
-        """Commit or roll back half messages by their places; without places those that this process has looked up."""
+        """Commit or roll back half messages by their places; one without a place is looked up by its id."""
         if resolution is Resolution.UNKNOWN:
             raise ValueError("A half message ends by COMMIT or ROLLBACK.")
         return self._halves.end(halves, resolution, within)
 
     def look_up_halves(self, halves: Sequence[HalfRef]) -> list[HalfStanding]:
-        """Return where half messages stand, as the brokers' own ports say."""
-        return (self._halves if isinstance(self._halves, UnconfirmedHalves) else self._unanswered).look_up(halves)
+        """Return where half messages stand, as far as can be asked."""
+        return self._halves.look_up(halves)
 
     def listen(self, ask: Callable[[Half], Resolution], *, note_sent: Callable[[Half, Resolution], None] | None = None) -> None:
         """Call `ask` whenever the server asks about a half message, until the broker is closed."""

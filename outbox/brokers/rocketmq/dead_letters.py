@@ -67,7 +67,7 @@ async def replay(client: Client, group: str, server_groups: Collection[str], ids
     with _translated():
         letters = await _open_ones(client, server_groups, ids)
         for letter in letters:
-            if not await _find(client, letter.broker, letter.topic, letter.stored.id):
+            if not await client.ports.find(letter.broker, letter.topic, letter.stored.id):
                 await _send_copy(client, letter, group)
                 count += 1
             await _send_mark(client, letter, "replayed")
@@ -91,7 +91,9 @@ async def topics_given_up(client: Client, broker: str, message_id: str) -> list[
     topics = json.loads(answer.checked().body)["topicConfigTable"]
     groups = [name.removeprefix(LETTERS) for name in topics if name.startswith(LETTERS)]
     found = [
-        _letter(broker, group, stored) for group in groups for stored in await _find(client, broker, LETTERS + group, message_id)
+        _letter(broker, group, stored)
+        for group in groups
+        for stored in await client.ports.find(broker, LETTERS + group, message_id)
     ]
     return [letter.topic for letter in found if not await _is_settled(client, letter)]
 
@@ -150,7 +152,7 @@ async def _look_at(client: Client, broker: str, letter_id: str) -> list[Stored]:
 
 async def _is_settled(client: Client, letter: Letter) -> bool:
     """Return whether a mark says that somebody acted on a letter."""
-    return bool(await _find(client, letter.broker, letter.stored.topic, letter.stored.id))
+    return bool(await client.ports.find(letter.broker, letter.stored.topic, letter.stored.id))
 
 
 async def _send_copy(client: Client, letter: Letter, group: str) -> None:
@@ -159,7 +161,7 @@ async def _send_copy(client: Client, letter: Letter, group: str) -> None:
     properties = {name: text for name, text in stored.properties.items() if name in KEPT or not THEIRS.match(name)}
     properties["KEYS"] = f"{properties.get('KEYS', '')} {stored.id}".strip()
     properties[ADDRESSEE] = group
-    first = await _find(client, letter.broker, letter.topic, message_id_of(stored.properties))
+    first = await client.ports.find(letter.broker, letter.topic, message_id_of(stored.properties))
     queue = first[0].queue if first else ANY_QUEUE
     request = requests.send_copy(letter.topic, queue, stored, properties)
     (await client.ports.ask(letter.broker, request)).checked()
@@ -178,10 +180,6 @@ async def _wait_until_seen(client: Client, letters: Sequence[Letter]) -> None:
     while waiting and time.monotonic() < deadline:
         waiting = [letter for letter in waiting if not await _is_settled(client, letter)]
         await asyncio.sleep(0.01)
-
-
-async def _find(client: Client, broker: str, topic: str, key: str) -> list[Stored]:
-    return requests.found(await client.ports.ask(broker, requests.query(topic, key)), key)
 
 
 @contextmanager

@@ -9,65 +9,42 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
-from datetime import timedelta
 
-from outbox.brokers.base import Ended, HalfRef, Outgoing, SendResult, SendStatus
-from outbox.brokers.rocketmq.envelope import half_id
-from outbox.brokers.rocketmq.pipelines import pipelined
+from outbox.brokers.base import Ended, HalfRef, HalfStanding, Outgoing, SendResult, SendStatus
+from outbox.brokers.rocketmq.half_sender import ENDED, HalfSender
 from outbox.brokers.rocketmq.places import Place
 from outbox.brokers.rocketmq.port_sender import PortSender
-from outbox.brokers.rocketmq.producer import SEND_SECONDS, TOO_LATE
 from outbox.brokers.rocketmq.remoting import requests
 from outbox.brokers.rocketmq.remoting.connection import NoAnswer, NotConnected
 from outbox.brokers.rocketmq.remoting.frames import RemotingError
 from outbox.brokers.rocketmq.statuses import status_of_end
 from outbox.brokers.rocketmq.unanswered import Unanswered
+from outbox.brokers.validation import TOO_LATE
 from outbox.message import Resolution, TopicSpec
 
 KINDS = {Resolution.COMMIT: requests.COMMIT_TYPE, Resolution.ROLLBACK: requests.ROLLBACK_TYPE}
-ENDED = {Resolution.COMMIT: Ended.COMMITTED, Resolution.ROLLBACK: Ended.ROLLED_BACK}
 
-NOT_LEFT = SendResult(SendStatus.UNAVAILABLE, reason="Not ended: the time in which this process may end it was over.")
 NO_PLACE = SendResult(SendStatus.ACCEPTED, ended=Ended.NOT_FOUND, reason="The broker does not find it by its id.")
 
 
-class Halves:
+class Halves(HalfSender):
     """
-    Sends and ends half messages.
+    Sends and ends half messages at the brokers' own ports.
 
     Args:
         clock: gives seconds; it never goes back.
     """
 
     def __init__(self, sender: PortSender, unanswered: Unanswered, clock: Callable[[], float] = time.monotonic) -> None:
+        super().__init__(sender.client, clock)
         self._sender = sender
         self._unanswered = unanswered
-        self._client = sender.client
-        self._clock = clock
 
-    def send(self, messages: Sequence[Outgoing], topics: Sequence[TopicSpec]) -> list[SendResult]:
-        """Store half messages, each once."""
-        deadline = self._clock() + SEND_SECONDS
+    def look_up(self, halves: Sequence[HalfRef]) -> list[HalfStanding]:
+        """Return where each half message stands, as the brokers' own ports say."""
+        return self._unanswered.look_up(halves)
 
-        async def send_one(pair: tuple[Outgoing, TopicSpec]) -> SendResult:
-            if self._clock() >= deadline:
-                return TOO_LATE
-            return await self._send(*pair)
-
-        pairs = list(zip(messages, topics, strict=True))
-        return self._client.run(pipelined(pairs, send_one, at_once=self._client.options.in_flight))
-
-    def end(self, halves: Sequence[HalfRef], resolution: Resolution, within: timedelta | None) -> list[SendResult]:
-        """Commit or roll back; each request leaves once, and none later than that."""
-        deadline = float("inf") if within is None else self._clock() + within.total_seconds()
-
-        async def end_one(half: HalfRef) -> SendResult:
-            return await self._end(half, resolution, deadline)
-
-        return self._client.run(pipelined(halves, end_one, at_once=self._client.options.in_flight))
-
-    async def _send(self, message: Outgoing, topic: TopicSpec) -> SendResult:
-        wire_id = message.half_id or half_id(message.message_id)
+    async def _send(self, message: Outgoing, topic: TopicSpec, wire_id: str) -> SendResult:
         broker, sent = await self._sender.send(message, topic, wire_id)
         if isinstance(sent, SendResult):
             return sent
@@ -91,7 +68,7 @@ class Halves:
             if self._clock() < deadline:
                 await self._client.ports.reach(address)  # it may take a while
             if self._clock() >= deadline:
-                return NOT_LEFT
+                return TOO_LATE
             answer = await self._client.ports.ask(address, request)
         except NotConnected as error:
             self._client.ports.doubt(half.topic)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Awaitable, Callable, Iterable
+from collections.abc import Iterable
 from dataclasses import replace
 
 from outbox.brokers.base import HalfRef, StoredCopy
@@ -19,8 +19,6 @@ from outbox.brokers.rocketmq.remoting.frames import Request, Stored
 DELAYED = "rmq_sys_wheel_timer"
 
 OFFSETS = re.compile(rb'"brokerOffset":(\d+),"consumerOffset":(\d+)')
-
-Find = Callable[[str], Awaitable[list[Stored]]]
 
 
 async def find(client: Client, topics: Iterable[str], message_id: str, half: HalfRef | None) -> list[StoredCopy]:
@@ -75,10 +73,7 @@ NOT_THERE = {requests.NOTHING_FOUND, requests.NO_SUCH_GROUP, requests.NO_SUCH_TO
 
 
 async def _query(client: Client, topic: str, key: str) -> list[Stored]:
-    async def ask(broker: str) -> list[Stored]:
-        return requests.found(await client.ports.ask(broker, requests.query(topic, key)), key)
-
-    return await of_all(client, ask)
+    return await of_all(client, lambda broker: client.ports.find(broker, topic, key))
 
 
 async def _lying_at(client: Client, half: HalfRef) -> Stored | None:
@@ -86,8 +81,7 @@ async def _lying_at(client: Client, half: HalfRef) -> Stored | None:
     address = (await client.ports.addresses(half.topic)).get(place.broker) if place else None
     if place is None or address is None:
         return None
-    stored = requests.viewed(await client.ports.ask(address, requests.view(place.log_offset)))
-    return stored if stored is not None and _half_id(stored) == half.half_id else None
+    return await client.ports.view(address, place.log_offset, half.half_id)
 
 
 def _half_id(stored: Stored) -> str:

@@ -1,7 +1,7 @@
 """
 One-phase sends, pipelined: some requests wait for their answers at once, each message goes out once.
 
-Messages without an order go to a broker's own port where that is known, which costs a tenth of the way through the proxy and
+Messages without an order go to a broker's own port where that is known, which costs less than the way through the proxy and
 is answered as firmly. Those of a key that keeps order go through the proxy, which chooses the key's queue.
 """
 
@@ -28,7 +28,7 @@ from outbox.message import TopicSpec, TopicType
 logger = logging.getLogger(__name__)
 
 SEND_SECONDS = 10.0  # no message of a batch is begun later: the relay's lease must outlast the batch
-TOO_LATE = SendResult(SendStatus.UNAVAILABLE, reason="Not sent: the messages before it took too long. It goes again.")
+NOT_BEGUN = SendResult(SendStatus.UNAVAILABLE, reason="Not sent: the messages before it took too long. It goes again.")
 HELD = SendResult(SendStatus.UNAVAILABLE, reason="An earlier message of its key was not accepted.")
 ACCEPTED = SendResult(SendStatus.ACCEPTED)
 
@@ -121,7 +121,7 @@ class Producer:
 
         async def send_chain(chain: list[int]) -> None:
             for place in chain:
-                outcomes[place] = TOO_LATE if self._clock() >= deadline else await self._send(*pairs[place])
+                outcomes[place] = NOT_BEGUN if self._clock() >= deadline else await self._send(*pairs[place])
                 if outcomes[place].status is not SendStatus.ACCEPTED:  # what stands behind it must not overtake it
                     return
 

@@ -7,14 +7,15 @@ where a topic is said to be missing: a topic whose brokers are away is missing, 
 
 from __future__ import annotations
 
-import asyncio
 import time
 from collections.abc import Awaitable, Callable
+from functools import partial
 
 import grpc
 
 from outbox.brokers.rocketmq.endpoints import Queue
 from outbox.brokers.rocketmq.errors import StatusError
+from outbox.brokers.rocketmq.shared import SharedAttempts
 from outbox.brokers.rocketmq.stubs import Code
 
 ROUTE_SECONDS = 30.0
@@ -36,17 +37,14 @@ class Routes:
         self._clock = clock
         self._known: dict[str, tuple[float, list[Queue]]] = {}  # good until, queues
         self._seen_at: dict[str, float] = {}
-        self._asking: dict[str, asyncio.Future[list[Queue]]] = {}
+        self._asking: SharedAttempts[list[Queue]] = SharedAttempts()
 
     async def of(self, topic: str) -> list[Queue]:
         """Give the queues of a topic; of those who want them at once, one asks."""
         known = self._known.get(topic)
         if known is not None and self._clock() < known[0]:
             return known[1]
-        if topic not in self._asking:
-            self._asking[topic] = asyncio.ensure_future(self._find(topic))
-            self._asking[topic].add_done_callback(lambda done: self._end(topic, done))
-        return await asyncio.shield(self._asking[topic])
+        return await self._asking.join(topic, partial(self._find, topic))
 
     def doubt(self, topic: str | None = None) -> None:
         """Ask again at the next use: about one topic, or all."""
@@ -70,8 +68,3 @@ class Routes:
         if isinstance(error, StatusError):
             return error.code == Code.TOPIC_NOT_FOUND and self._clock() - self._seen_at[topic] < MISSING_SECONDS
         return True
-
-    def _end(self, topic: str, done: asyncio.Future[list[Queue]]) -> None:
-        del self._asking[topic]
-        if not done.cancelled():
-            done.exception()  # whoever waited has it; where nobody did any more, asyncio shall not complain

@@ -7,6 +7,7 @@ import grpc
 from outbox.brokers.base import Ended, SendResult, SendStatus
 from outbox.brokers.rocketmq.errors import StatusError
 from outbox.brokers.rocketmq.remoting.frames import Answer
+from outbox.brokers.rocketmq.remoting.requests import NO_PERMISSION, NO_SUCH_TOPIC, SYSTEM_BUSY, SYSTEM_ERROR
 from outbox.brokers.rocketmq.stubs import Code
 
 # This very message can never go.
@@ -58,11 +59,10 @@ NOT_CONNECTED = ("failed to connect", "connection refused", "connect to", "dns r
 
 
 # Answers of a broker's own port. Source: apache/rocketmq ResponseCode.
-FLOW_CONTROL_CODES = {2, 215}  # turned away before anything was done
+FLOW_CONTROL_CODES = {SYSTEM_BUSY, 215}  # turned away before anything was done
 NOT_DONE_CODES = {*FLOW_CONTROL_CODES, 11, 14, 604}  # of an end: a slave, shutting down, too early
-MISCONFIGURED_CODES = {3, 16, 17}  # not known there, no right, no such topic
+MISCONFIGURED_CODES = {3, NO_PERMISSION, NO_SUCH_TOPIC}  # 3: not known there
 ILLEGAL_CODE = 13
-FAILED_CODE = 1
 
 # What a broker says of an end where the half message is not.
 NOT_THAT_HALF = ("find prepared transaction message failed", "offset wrong", "producer group wrong")
@@ -90,7 +90,7 @@ def status_of_end(answer: Answer, ended: Ended) -> SendResult:
     if answer.code == 0:
         return SendResult(SendStatus.ACCEPTED, ended=ended)
     reason = f"RocketMQ says {answer.code} {answer.text}."
-    if answer.code == FAILED_CODE and any(words in answer.text.lower() for words in NOT_THAT_HALF):
+    if answer.code == SYSTEM_ERROR and any(words in answer.text.lower() for words in NOT_THAT_HALF):
         return SendResult(SendStatus.ACCEPTED, ended=Ended.NOT_FOUND, reason=reason)
     if answer.code in NOT_DONE_CODES:
         return SendResult(SendStatus.UNAVAILABLE, reason=reason)

@@ -176,10 +176,8 @@ class Unanswered:
             return None
         if place.broker not in addresses:
             raise NotConnected(f"broker {place.broker} does not serve the topic any more")
-        stored = requests.viewed(await self._client.ports.ask(addresses[place.broker], requests.view(place.log_offset)))
-        if stored is None or stored.properties.get("UNIQ_KEY") != half.half_id:
-            return None
-        return place.broker, stored.stored_at
+        stored = await self._client.ports.view(addresses[place.broker], place.log_offset, half.half_id)
+        return None if stored is None else (place.broker, stored.stored_at)
 
     async def _what_is_proved(self, half: HalfRef, addresses: Mapping[str, str]) -> HalfStanding:
         """Return what it proves that neither half message nor message is there."""
@@ -205,8 +203,9 @@ class Unanswered:
         return {place.broker: addresses[place.broker]} if place.broker in addresses else None
 
     async def _find(self, address: str, topic: str, half_id: str) -> list[Stored]:
-        answer = await self._client.ports.ask(address, requests.query(topic, half_id))
-        return [one for one in requests.found(answer, half_id) if one.properties.get("UNIQ_KEY") == half_id]
+        return [
+            one for one in await self._client.ports.find(address, topic, half_id) if one.properties.get("UNIQ_KEY") == half_id
+        ]
 
     async def _oldest(self, address: str) -> datetime:
         """Return since when a broker has kept everything."""

@@ -10,17 +10,16 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from datetime import UTC, datetime, timedelta
+from datetime import UTC, datetime
 
 from outbox.brokers.base import Ended, HalfRef, HalfStanding, Outgoing, SendResult, SendStatus
-from outbox.brokers.rocketmq.client import Client
 from outbox.brokers.rocketmq.endpoints import Endpoint
-from outbox.brokers.rocketmq.envelope import half_id
 from outbox.brokers.rocketmq.errors import StatusError
-from outbox.brokers.rocketmq.pipelines import pipelined
-from outbox.brokers.rocketmq.producer import SEND_SECONDS, TOO_LATE, ProxySender
+from outbox.brokers.rocketmq.half_sender import ENDED, HalfSender
+from outbox.brokers.rocketmq.producer import ProxySender
 from outbox.brokers.rocketmq.statuses import status_of
 from outbox.brokers.rocketmq.stubs import Code, definition, service
+from outbox.brokers.validation import TOO_LATE
 from outbox.message import Resolution, TopicSpec
 
 PROXY_SECONDS = 60.0  # the proxy forgets a half message after 30 s, and we soon after it
@@ -29,7 +28,6 @@ RESOLUTIONS = {
     Resolution.COMMIT: definition.TransactionResolution.COMMIT,
     Resolution.ROLLBACK: definition.TransactionResolution.ROLLBACK,
 }
-ENDED = {Resolution.COMMIT: Ended.COMMITTED, Resolution.ROLLBACK: Ended.ROLLED_BACK}
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,43 +39,18 @@ class Sent:
     at: float
 
 
-class UnconfirmedHalves:
+class UnconfirmedHalves(HalfSender):
     """
-    Sends and ends half messages.
+    Sends and ends half messages through the proxy.
 
     Args:
         clock: gives seconds; it never goes back.
     """
 
-    def __init__(self, client: Client, sender: ProxySender, clock: Callable[[], float] = time.monotonic) -> None:
-        self._client = client
+    def __init__(self, sender: ProxySender, clock: Callable[[], float] = time.monotonic) -> None:
+        super().__init__(sender.client, clock)
         self._sender = sender
-        self._clock = clock
         self._sent: dict[str, Sent] = {}
-
-    def send(self, messages: Sequence[Outgoing], topics: Sequence[TopicSpec]) -> list[SendResult]:
-        """Store half messages, each once."""
-        deadline = self._clock() + SEND_SECONDS
-
-        async def send_one(pair: tuple[Outgoing, TopicSpec]) -> SendResult:
-            self._forget_old()
-            if self._clock() >= deadline:
-                return TOO_LATE
-            return await self._send(*pair)
-
-        pairs = list(zip(messages, topics, strict=True))
-        return self._client.run(pipelined(pairs, send_one, at_once=self._client.options.in_flight))
-
-    def end(self, halves: Sequence[HalfRef], resolution: Resolution, within: timedelta | None) -> list[SendResult]:
-        """Commit or roll back what this process sent, each once."""
-        deadline = float("inf") if within is None else self._clock() + within.total_seconds()
-
-        async def end_one(half: HalfRef) -> SendResult:
-            if self._clock() >= deadline:
-                return SendResult(SendStatus.UNAVAILABLE, reason="Not ended: the time in which this process may was over.")
-            return await self._end(half, resolution)
-
-        return self._client.run(pipelined(halves, end_one, at_once=self._client.options.in_flight))
 
     def look_up(self, halves: Sequence[HalfRef]) -> list[HalfStanding]:
         """
@@ -91,8 +64,8 @@ class UnconfirmedHalves:
             for half in halves
         ]
 
-    async def _send(self, message: Outgoing, topic: TopicSpec) -> SendResult:
-        wire_id = message.half_id or half_id(message.message_id)
+    async def _send(self, message: Outgoing, topic: TopicSpec, wire_id: str) -> SendResult:
+        self._forget_old()
         at = self._clock()
         endpoint, sent = await self._sender.send(message, topic, wire_id)
         if isinstance(sent, SendResult):
@@ -101,7 +74,9 @@ class UnconfirmedHalves:
         self._sent[wire_id] = Sent(endpoint, sent.transaction_id, at)
         return SendResult(SendStatus.ACCEPTED, half_id=wire_id)
 
-    async def _end(self, half: HalfRef, resolution: Resolution) -> SendResult:
+    async def _end(self, half: HalfRef, resolution: Resolution, deadline: float) -> SendResult:
+        if self._clock() >= deadline:
+            return TOO_LATE
         sent = self._sent.pop(half.half_id, None)
         if sent is None:
             return SendResult(SendStatus.ACCEPTED, ended=Ended.NOT_FOUND, reason="Not sent by this process, or ended before.")

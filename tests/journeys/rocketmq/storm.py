@@ -10,10 +10,8 @@ from __future__ import annotations
 import json
 import os
 import random
-import shutil
 import signal
 import subprocess
-import tempfile
 import time
 import uuid
 from collections import Counter
@@ -23,18 +21,16 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from django.conf import settings as django_settings
 from django.db import connection
 
 from outbox.message import TopicType
 from outbox.models import CheckBack, MessageState
-from project.servers.remoting import pull
+from project.servers.remoting import read_all
 from project.servers.rocketmq import RocketMQ
-from project.servers.rocketmq_ports import Ports
 from project.servers.rocketmq_proxy import ClusterProxy
 from tests.journeys.rocketmq.conftest import TABLES, Journey
 from tests.journeys.rocketmq.names import outbox
-from tests.rocketmq_node import PROXY
+from tests.rocketmq_node import PROXY, own_node
 from tests.waiting import wait_until
 
 SECONDS = float(os.environ.get("STORM_SECONDS", 600))
@@ -55,12 +51,8 @@ Start = Callable[[], subprocess.Popen[bytes]]
 
 @pytest.fixture
 def node() -> Iterator[RocketMQ]:
-    folder = Path(django_settings.BASE_DIR) / "var/rocketmq"
-    folder.mkdir(parents=True, exist_ok=True)
-    data = Path(tempfile.mkdtemp(prefix="data-", dir=folder))
-    with RocketMQ(folder, Ports.free(), settings=dict(CHECKS), data=data) as found:
+    with own_node(CHECKS) as found:
         yield found
-    shutil.rmtree(data, ignore_errors=True)
 
 
 @pytest.fixture
@@ -185,11 +177,4 @@ def numbers(table: str) -> list[int]:
 
 def copies_in(node: RocketMQ, topic: str, queues: int = 4) -> Counter[int]:
     """Count the copies of each number that consumers can see, in the broker's own log."""
-    found: Counter[int] = Counter()
-    for queue in range(queues):
-        offset, is_behind = 0, True
-        while is_behind:
-            some, behind = pull(node.broker_address, topic, offset, queue=queue)
-            found.update(json.loads(one.body)["number"] for one in some)
-            is_behind, offset = behind > offset, behind
-    return found
+    return Counter(json.loads(one.body)["number"] for one in read_all(node.broker_address, topic, queues))

@@ -28,7 +28,22 @@ def closed(monkeypatch) -> list[EmbeddedBroker]:
     return found
 
 
-class TestBorrow:
+class BothWays:
+    """What holds for brokers that are lent one by one, and for one that all share."""
+
+    def test_makes_another_one_in_a_child(self, monkeypatch):
+        with acquire("default", "default") as mine:
+            pass
+        monkeypatch.setattr(os, "getpid", lambda: 4711)
+        with acquire("default", "default") as childs:
+            pass
+        close_idle()
+        monkeypatch.undo()
+
+        assert childs is not mine
+
+
+class TestBorrow(BothWays):
     def test_lends_a_broker_again_when_it_is_given_back(self):
         with acquire("default", "default") as first:
             pass
@@ -46,17 +61,6 @@ class TestBorrow:
             raise LookupError
         with acquire("default", "default") as second:
             assert second is first
-
-    def test_makes_another_one_in_a_child(self, monkeypatch):
-        with acquire("default", "default") as mine:
-            pass
-        monkeypatch.setattr(os, "getpid", lambda: 4711)
-        with acquire("default", "default") as childs:
-            pass
-        close_idle()
-        monkeypatch.undo()
-
-        assert childs is not mine
 
     def test_makes_another_one_under_other_settings(self, settings, closed):
         with acquire("default", "default") as first, acquire("default", "default") as late:
@@ -79,7 +83,7 @@ class TestBorrow:
         assert heard == [("default", "default")]
 
 
-class TestSharing:
+class TestSharing(BothWays):
     """A broker that says that it is thread-safe."""
 
     @pytest.fixture(autouse=True)
@@ -112,17 +116,6 @@ class TestSharing:
                 pass
 
         assert heard == [("default", "default")] * 2  # which does nothing the second time
-
-    def test_makes_another_one_in_a_child(self, monkeypatch):
-        with acquire("default", "default") as mine:
-            pass
-        monkeypatch.setattr(os, "getpid", lambda: 4711)
-        with acquire("default", "default") as childs:
-            pass
-        close_idle()
-        monkeypatch.undo()
-
-        assert childs is not mine
 
     def test_makes_another_one_under_other_settings(self, settings, closed):
         with acquire("default", "default") as first:

@@ -109,7 +109,7 @@ class Connection(asyncio.Protocol):
         del self._data[:at]
 
     def connection_lost(self, error: Exception | None) -> None:
-        """Tell all that wait."""
+        """Fail the requests that wait for an answer."""
         self._end(f"The connection was lost: {error or 'closed by the other end'}.")
 
     def _flush(self) -> None:

@@ -23,7 +23,7 @@ HEAD_SIZE = 0xFFFFFF  # of the second length; the byte above it is how the head 
 IS_ANSWER = 0x1
 
 TRANSACTION_BITS = 0x3 << 2
-HALF, ROLLED_BACK = 0x1 << 2, 0x3 << 2
+HALF = 0x1 << 2
 
 COMPRESSED = 0x1
 COMPRESSION = COMPRESSED | 0x7 << 8

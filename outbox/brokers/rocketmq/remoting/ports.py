@@ -16,9 +16,9 @@ from functools import partial
 from outbox.brokers.rocketmq.options import RocketMQOptions, address
 from outbox.brokers.rocketmq.remoting import requests
 from outbox.brokers.rocketmq.remoting.connection import Connection, NoAnswer, NotConnected
-from outbox.brokers.rocketmq.remoting.frames import Answer, RemotingError, Request
-from outbox.brokers.rocketmq.remoting.shared import SharedAttempts
+from outbox.brokers.rocketmq.remoting.frames import Answer, RemotingError, Request, Stored
 from outbox.brokers.rocketmq.routes import AGAIN_SECONDS, MISSING_SECONDS, ROUTE_SECONDS
+from outbox.brokers.rocketmq.shared import SharedAttempts
 
 MASTER = "0"
 
@@ -114,6 +114,15 @@ class Ports:
         since, last = _answering.get(place, (now, now))
         _answering[place] = (since if now - last < IDLE_SECONDS else now), now
         return answer
+
+    async def find(self, place: str, topic: str, key: str) -> list[Stored]:
+        """Find the messages of a topic at a broker that have a key, or this very id. Raises as `ask`, and RemotingError."""
+        return requests.found(await self.ask(place, requests.query(topic, key)), key)
+
+    async def view(self, place: str, log_offset: int, wire_id: str) -> Stored | None:
+        """Return what lies at a place of a broker's log, where it has that id. Raises as `ask`, and RemotingError."""
+        stored = requests.viewed(await self.ask(place, requests.view(log_offset)))
+        return stored if stored is not None and stored.properties.get("UNIQ_KEY") == wire_id else None
 
     def answering_for(self, place: str) -> float:
         """Return the seconds for which a server has answered all that this process asked it."""

@@ -24,7 +24,7 @@ from outbox.message import Resolution, TopicSpec, TopicType
 from outbox.models import Batch, State, Topic
 from outbox.relay.lane import Lane
 from outbox.relay.rounds import Relay
-from project.servers.remoting import pull
+from project.servers.remoting import read_all
 from project.servers.rocketmq import RocketMQ
 from tests.factories import TicketFactory
 from tests.waiting import wait_until
@@ -118,14 +118,7 @@ def sweep(options: dict[str, Any], topic: Topic) -> None:
 
 def copies_in(node: RocketMQ, topic: str, queues: int = QUEUES) -> Counter[str]:
     """Count the copies of each message that consumers can see, in the broker's own log."""
-    found: Counter[str] = Counter()
-    for queue in range(queues):
-        offset, is_behind = 0, True
-        while is_behind:
-            some, behind = pull(node.broker_address, topic, offset, queue=queue)
-            found.update(message_id_of(one.properties) for one in some)
-            is_behind, offset = behind > offset, behind
-    return found
+    return Counter(message_id_of(one.properties) for one in read_all(node.broker_address, topic, queues))
 
 
 def _problems(broker: RocketMQBroker) -> list[Any]:

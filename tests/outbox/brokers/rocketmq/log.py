@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 
 from outbox.brokers.rocketmq.remoting.frames import RemotingError
-from project.servers.remoting import call, pull, query
+from project.servers.remoting import call, query, read_all
 from tests.rocketmq_node import server
 
 HALVES, ENDS = "RMQ_SYS_TRANS_HALF_TOPIC", "RMQ_SYS_TRANS_OP_HALF_TOPIC"
@@ -14,7 +14,7 @@ PRODUCERS = 204
 
 
 def copies(topic: str, message_id: str) -> int:
-    """Count what consumers can see of a message."""
+    """Count what consumers can see of a message: some milliseconds after its end, when the server has noted its key."""
     return len(query(server().broker_address, topic, message_id))
 
 
@@ -31,12 +31,7 @@ def rounds(message_id: str) -> int:
 
 def noted_ends() -> int:
     """Count the half messages of which the server has noted that they ended: it asks about none of them any more."""
-    count, offset, is_behind = 0, 0, True
-    while is_behind:
-        found, behind = pull(server().broker_address, ENDS, offset)
-        count += sum(one.body.count(b",") for one in found)
-        is_behind, offset = behind > offset, behind
-    return count
+    return sum(one.body.count(b",") for one in read_all(server().broker_address, ENDS, 1))
 
 
 def producers(topic: str) -> set[str]:

@@ -7,23 +7,19 @@ A broker killed while half messages are committed: what a relay marks SENT is ne
 from __future__ import annotations
 
 import os
-import shutil
-import tempfile
 import uuid
 from collections.abc import Callable, Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
-from django.conf import settings as django_settings
 
 from outbox.message import TopicType
 from outbox.models import Batch, Topic
 from project.servers.rocketmq import RocketMQ
-from project.servers.rocketmq_ports import Ports
 from project.servers.rocketmq_proxy import ClusterProxy
 from tests.factories import TopicFactory
 from tests.outbox.brokers.rocketmq.commit_window import QUEUES, SOON_DISCARDED, Toll, copies_in, play, sweep
+from tests.rocketmq_node import own_node
 from tests.waiting import wait_until
 
 pytestmark = pytest.mark.django_db(transaction=True)
@@ -38,12 +34,8 @@ PATIENCE = 120
 
 @pytest.fixture(scope="module")
 def node() -> Iterator[RocketMQ]:
-    folder = Path(django_settings.BASE_DIR) / "var/rocketmq"
-    folder.mkdir(parents=True, exist_ok=True)
-    data = Path(tempfile.mkdtemp(prefix="data-", dir=folder))
-    with RocketMQ(folder, Ports.free(), settings=dict(SOON_DISCARDED), data=data) as found:
+    with own_node(SOON_DISCARDED) as found:
         yield found
-    shutil.rmtree(data, ignore_errors=True)
 
 
 @pytest.fixture(scope="module")

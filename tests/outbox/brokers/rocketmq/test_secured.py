@@ -13,7 +13,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from django.conf import settings as django_settings
 
 from outbox.brokers.base import Broker, Ended, HalfRef, HalfStanding, Outgoing, SendResult, SendStatus
 from outbox.brokers.rocketmq import RocketMQBroker
@@ -21,6 +20,7 @@ from outbox.message import COMMIT, TopicSpec, TopicType
 from project.servers.rocketmq import RocketMQ
 from project.servers.rocketmq_admin import make_user
 from project.servers.rocketmq_ports import Ports
+from tests.rocketmq_node import jars
 from tests.waiting import wait_until
 
 ADMIN = ("admin", "the-administrators-secret")
@@ -54,9 +54,7 @@ def acl(metadata: str) -> dict[str, str]:
 
 @pytest.fixture(scope="module")
 def folder() -> Iterator[Path]:
-    lib = Path(django_settings.BASE_DIR) / "var/rocketmq"
-    lib.mkdir(parents=True, exist_ok=True)
-    found = Path(tempfile.mkdtemp(prefix="data-", dir=lib))
+    found = Path(tempfile.mkdtemp(prefix="data-", dir=jars()))
     names = ["-subj", "/CN=127.0.0.1", "-addext", "subjectAltName=IP:127.0.0.1"]
     files = ["-keyout", str(found / "key.pem"), "-out", str(found / "cert.pem")]
     subprocess.run(["openssl", "req", "-x509", "-newkey", "rsa:2048", "-nodes", *files, *names], check=True, capture_output=True)
@@ -74,8 +72,9 @@ def node(folder: Path) -> Iterator[RocketMQ]:
     proxy |= acl(f"{PROXY}.Proxy{{}}MetadataProvider")
     proxy |= {"tlsTestModeEnable": False, "tlsKeyPath": str(key), "tlsCertPath": str(certificate)}
     flags = ["-Dtls.test.mode.enable=false", f"-Dtls.server.keyPath={key}", f"-Dtls.server.certPath={certificate}"]
-    lib = folder.parent
-    with RocketMQ(lib, Ports.free(), settings=dict(broker), proxy=proxy, data=folder / "data", flags=flags, keys=ADMIN) as found:
+    with RocketMQ(
+        jars(), Ports.free(), settings=dict(broker), proxy=proxy, data=folder / "data", flags=flags, keys=ADMIN
+    ) as found:
         for topic in TOPICS:
             found.make_topic(topic.name, topic.type)
         found.make_group("cart")
