@@ -140,6 +140,7 @@ class TestSweep:
 
         swept(relay(connection, harness.open()), "sent")
 
+        wait_until(lambda: copies(topic.name, message_id), 60)
         assert copies(topic.name, message_id) == 1
 
     def test_commits_what_the_server_discarded_after_its_last_question(
@@ -166,6 +167,7 @@ class TestSweep:
         swept(relay(connection, harness.open()), "sent")
 
         assert before == 0
+        wait_until(lambda: copies(topic.name, message_id), 60)
         assert copies(topic.name, message_id) == 1
         assert max(asked) == 2
 
