@@ -15,6 +15,8 @@ class Lock(enum.IntEnum):
     LANE = 7707  # held by a relay as long as it lives; the second number is its lane
     ORDERED_CLAIM = 7708  # claims of ordered topics, one after the other; 0
     KEY = 7709  # publishers of a key on ordered topics; its hash
+    TOPIC_KEYS = 7718  # shared by publishers on an ordered topic, held alone by one of very many keys; the topic's id
+    INBOX = 7719  # a consumer group's work on a message; the hash of group and dedupe key
     GAPS = 7710  # looks for missing numbers; the group's hash
     PARTITIONS = 7711  # days of the message table, made and dropped; 0
     ARCHIVE = 7712  # archivers of a database; 0

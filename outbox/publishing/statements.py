@@ -10,9 +10,9 @@ from django.db import connections
 from django.db.backends.utils import CursorWrapper
 
 from outbox import conf
-from outbox.database.locks import Lock
 from outbox.message import Receipt
 from outbox.publishing.draft import Draft
+from outbox.publishing.key_locks import lock_key, lock_keys
 from outbox.topics import topic_id
 
 # The message row and its ticket; wakes a resident relay if one said that it is idle. Both take their values from here: a
@@ -48,15 +48,6 @@ WHERE wait = interval '0' ORDER BY nth
 RETURNING (SELECT pg_notify('outbox', '') FROM outbox_idle LIMIT 1)
 """
 
-# Tickets of one key are to be in the order of the commits: who publishes a key waits until its last publisher has
-# committed. Gives the order key.
-LOCK_KEY = f"SELECT pg_advisory_xact_lock({Lock.KEY}, hashtext(%s)), hashtextextended(%s, %s)"
-
-# The same for many keys, sorted, so that two publishers of the same keys do not wait for each other.
-LOCK_KEYS = (
-    f"SELECT pg_advisory_xact_lock({Lock.KEY}, hash) FROM (SELECT DISTINCT hashtext(unnest(%s::text[])) AS hash ORDER BY 1) k"
-)
-
 # Takes a dedupe key that is new or expired, one row; none if it is taken. A concurrent publisher of the key is waited for.
 TAKE_DEDUPE_KEY = """
 INSERT INTO outbox_dedupe AS d (topic_id, dedupe_key, message_id, expires_at)
@@ -91,8 +82,7 @@ def write(draft: Draft, using: str, *, about: str | None, dedupe_key: str | None
                 return Receipt(first_id, draft.topic, first_key, is_duplicate=True)
         order_key = None
         if draft.is_ordered:
-            cursor.execute(LOCK_KEY, [draft.key, draft.key, topic])
-            _, order_key = cursor.fetchone()
+            order_key = lock_key(cursor, using, topic, draft.key)
         row: list[Any] = [draft.id, topic, draft.key, draft.headers, about, draft.body, draft.id, topic]
         if draft.wait:
             cursor.execute(INSERT_DELAYED, [*row, draft.wait])  # type: ignore[list-item]  # psycopg takes it
@@ -121,8 +111,8 @@ def write_many(drafts: Sequence[Draft], using: str, *, abouts: Sequence[str | No
         for d, about in zip(drafts, abouts, strict=True)
     ]
     with connections[using].cursor() as cursor:
-        if ordered_keys := [draft.key for draft in drafts if draft.is_ordered]:
-            cursor.execute(LOCK_KEYS, [ordered_keys])
+        if ordered := [(row[1], row[2]) for row in rows if row[6]]:
+            lock_keys(cursor, using, {topic for topic, _ in ordered}, [key for _, key in ordered])
         columns: list[Any] = [list(column) for column in zip(*rows, strict=True)]
         cursor.execute(INSERT_MANY, columns)
     return [Receipt(draft.id, draft.topic, draft.key) for draft in drafts]

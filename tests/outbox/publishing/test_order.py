@@ -3,11 +3,21 @@
 import threading
 
 import pytest
+from django.contrib.auth.models import Group
 from django.db import connection, transaction
 
 from outbox import database, publish, publish_many
+from outbox.database.locks import Lock
+from outbox.models import Ticket
+from outbox.publishing import key_locks
 from tests.outbox.publishing.rows import ParcelMoved, message_rows, tickets
 from tests.waiting import wait_until_it_blocks
+
+# By kind, those that this connection holds.
+HELD = f"""
+SELECT classid::int, count(*) FROM pg_locks
+WHERE locktype = 'advisory' AND pid = pg_backend_pid() AND classid IN ({Lock.KEY}, {Lock.TOPIC_KEYS}) GROUP BY 1 ORDER BY 1
+"""
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
@@ -56,6 +66,44 @@ class TestAnOrderedTopic:
             assert not other.is_alive()
 
         assert len(tickets()) == 2
+
+    @pytest.mark.timeout(120)
+    def test_takes_tens_of_thousands_of_keys_in_one_transaction(self):
+        """PostgreSQL has room for about 10,000 locks, of all transactions together."""
+        with transaction.atomic():
+            publish_many([ParcelMoved(parcel=str(number)) for number in range(50_000)])
+            others = in_thread(lambda: Group.objects.create(name="others"))
+            others.join(10)
+
+        assert Group.objects.exists()
+        assert Ticket.objects.count() == 50_000
+
+    @pytest.mark.parametrize("call", [publish, lambda m: publish_many([m, m])], ids=["publish", "publish_many"])
+    def test_locks_its_topic_when_a_transaction_has_locked_very_many_keys(self, monkeypatch, call):
+        monkeypatch.setattr(key_locks, "MOST_KEYS", 3)
+        with transaction.atomic():
+            for number in range(5):
+                call(ParcelMoved(parcel=str(number)))
+
+            assert database.raw("default").execute(HELD).fetchall() == [(Lock.KEY, 3), (Lock.TOPIC_KEYS, 2)]
+            other = in_thread(lambda: publish(ParcelMoved(parcel="another")))
+            wait_until_it_blocks(database.raw("default"))
+        other.join(10)
+
+        with transaction.atomic():
+            publish(ParcelMoved(parcel="A"))
+            assert database.raw("default").execute(HELD).fetchall() == [(Lock.KEY, 1), (Lock.TOPIC_KEYS, 1)]
+
+    def test_waits_with_very_many_keys_for_the_publishers_of_each(self, monkeypatch):
+        monkeypatch.setattr(key_locks, "MOST_KEYS", 3)
+        with transaction.atomic():
+            publish(ParcelMoved(parcel="A", place=1))
+            many = in_thread(lambda: publish_many([ParcelMoved(parcel=key, place=2) for key in "ABCDE"]))
+
+            wait_until_it_blocks(database.raw("default"))
+        many.join(10)
+
+        assert len(tickets()) == 6
 
     def test_has_no_deadlock_where_many_are_published_in_any_order(self):
         parcels = [ParcelMoved(parcel=str(n)) for n in range(40)]

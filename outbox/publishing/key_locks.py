@@ -1,0 +1,102 @@
+"""
+Locks of the keys of ordered topics: the tickets of a key stand in the order of the commits of its publishers.
+
+A publisher of a key waits until its last publisher has committed; publishers of other keys pass. Each key is a lock in
+PostgreSQL's shared memory, which holds about 10,000 of them by default, so a transaction with very many keys locks their topics
+instead: it waits for all other publishers of these topics, and they for it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from dataclasses import dataclass
+from weakref import WeakKeyDictionary
+
+from django.db import connections
+from django.db.backends.base.base import BaseDatabaseWrapper
+from django.db.backends.utils import CursorWrapper
+
+from outbox.database.locks import Lock
+
+MOST_KEYS = 1000  # of a transaction that are locked one by one
+
+# Also returns the order key, and names the transaction.
+LOCK_KEY = f"""
+SELECT pg_advisory_xact_lock_shared({Lock.TOPIC_KEYS}, %s), pg_advisory_xact_lock({Lock.KEY}, hashtext(%s)),
+    hashtextextended(%s, %s), pg_current_xact_id()::text
+"""
+
+# The same for many keys, sorted, so that two publishers of the same keys do not wait for each other.
+LOCK_KEYS = f"""
+WITH t AS MATERIALIZED (
+    SELECT count(pg_advisory_xact_lock_shared({Lock.TOPIC_KEYS}, id))
+    FROM (SELECT DISTINCT unnest(%s::int[]) AS id ORDER BY 1) i)
+SELECT pg_advisory_xact_lock({Lock.KEY}, hash), pg_current_xact_id()::text
+FROM t, (SELECT DISTINCT hashtext(unnest(%s::text[])) AS hash ORDER BY 1) k
+"""
+
+LOCK_TOPICS = f"""
+SELECT pg_advisory_xact_lock({Lock.TOPIC_KEYS}, id) FROM (SELECT DISTINCT unnest(%s::int[]) AS id ORDER BY 1) i
+"""
+
+THIS_TRANSACTION = "SELECT pg_current_xact_id()::text"
+
+ORDER_KEY = "SELECT hashtextextended(%s, %s)"
+
+
+@dataclass(slots=True)
+class _Held:
+    """How many keys a connection has locked, at most, in the transaction that it was in then."""
+
+    transaction: str = ""
+    keys: int = 0
+
+    def note(self, transaction: str, keys: int) -> None:
+        """Count more keys."""
+        if transaction != self.transaction:
+            self.transaction, self.keys = transaction, 0
+        self.keys += keys
+
+
+_held: WeakKeyDictionary[BaseDatabaseWrapper, _Held] = WeakKeyDictionary()
+
+
+def lock_key(cursor: CursorWrapper, using: str, topic: int, key: str) -> int:
+    """
+    Lock a key until the transaction ends; return its order key.
+
+    Args:
+        topic: the topic's id.
+    """
+    held = _held.setdefault(connections[using], _Held())
+    if _is_too_much(cursor, held, 1):
+        cursor.execute(LOCK_TOPICS, [[topic]])
+        cursor.execute(ORDER_KEY, [key, topic])
+        return int(cursor.fetchone()[0])
+    cursor.execute(LOCK_KEY, [topic, key, key, topic])
+    _, _, order_key, transaction = cursor.fetchone()
+    held.note(transaction, 1)
+    return int(order_key)
+
+
+def lock_keys(cursor: CursorWrapper, using: str, topics: Collection[int], keys: Collection[str]) -> None:
+    """
+    Lock keys until the transaction ends.
+
+    Args:
+        topics: the ids of the topics that have them.
+    """
+    chosen, held = list(set(keys)), _held.setdefault(connections[using], _Held())
+    if _is_too_much(cursor, held, len(chosen)):
+        cursor.execute(LOCK_TOPICS, [list(topics)])
+        return
+    cursor.execute(LOCK_KEYS, [list(topics), chosen])
+    held.note(cursor.fetchone()[1], len(chosen))
+
+
+def _is_too_much(cursor: CursorWrapper, held: _Held, more: int) -> bool:
+    """Return whether the transaction would hold more locks of keys than it may. Asked of the server only where it is near."""
+    if held.keys + more > MOST_KEYS:
+        cursor.execute(THIS_TRANSACTION)
+        held.note(cursor.fetchone()[0], 0)
+    return held.keys + more > MOST_KEYS
