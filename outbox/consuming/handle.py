@@ -19,6 +19,7 @@ from outbox.brokers.base import Delivery
 from outbox.consuming import failure, inbox
 from outbox.consuming.context import Context
 from outbox.consuming.delivery_info import DeliveryInfo, context_of
+from outbox.consuming.keep_alive import kept_alive
 from outbox.consuming.read import find_consumer, read
 from outbox.consuming.register import Consumer, Group
 from outbox.consuming.retry import Retry
@@ -33,6 +34,10 @@ WAIT_FOR_CODE = Retry(limit=16, delays=conf.RETRY_DELAYS[4:])
 
 # A database that goes away says nothing about the handler; one that goes away each time does.
 OUTLAST_OUTAGES = Retry(limit=50)
+
+
+# A message that another process handles comes again after this share of INVISIBLE: it may be done then, or frozen.
+BUSY_SHARE = 4
 
 
 class Outcome(enum.StrEnum):
@@ -88,10 +93,14 @@ def _apply(consumer: Consumer, delivery: Delivery) -> Result:
     failpoint("consumer.before_handler")
     # durable: inside another transaction the message would be acknowledged before its effects are committed.
     with transaction.atomic(using=consumer.using, durable=True):
-        if not inbox.claim(arrival, key, consumer.using):
+        claim = inbox.claim(arrival, key, consumer.using)
+        if claim is inbox.Claim.BUSY:
+            return Result(Outcome.RETRY, after=conf.settings().consumer.invisible / BUSY_SHARE)
+        if claim is inbox.Claim.HANDLED:
             inbox.drop(arrival, key, consumer.using)
             return Result(Outcome.DUPLICATE)
-        _call(consumer, message, context_of(delivery, key))
+        with kept_alive(connections[consumer.using].connection):
+            _call(consumer, message, context_of(delivery, key))
         _check_transaction(consumer)
         failpoint("consumer.after_handler")
     failpoint("consumer.after_commit")

@@ -1,24 +1,37 @@
 """
 The inbox: a group handles a message once.
 
-The row goes in first, in the handler's own transaction. A second delivery of the message that comes meanwhile waits at the
-unique key until that transaction ends: committed, it is dropped; rolled back, it is handled.
+The row goes in first, in the handler's own transaction. Beside it stands an advisory lock, held as long as the transaction: a
+second delivery of the message that comes meanwhile finds it taken, waits for nobody and is tried later. Nor does the
+transaction of a process that is frozen last for ever.
 """
 
 from __future__ import annotations
 
+import enum
 from dataclasses import asdict
+from datetime import timedelta
 
 from django.db import connections
 
+from outbox import conf
 from outbox.consuming.delivery_info import DeliveryInfo
+from outbox.database.locks import Lock
 from outbox.models import Duplicate
 
-# Say that a group handles a message; no row is written where it has.
-CLAIM = """
-INSERT INTO outbox_inbox (consumer_group, dedupe_key, message_id, source, topic, lane, number, nth)
-VALUES (%(group)s, %(key)s, %(message_id)s, %(source)s, %(topic)s, %(lane)s, %(number)s, %(nth)s)
-ON CONFLICT (consumer_group, dedupe_key) DO NOTHING
+# No row where the group has handled what the key stands for, or another process does so now. The transaction may be idle no
+# longer than `idle`, unless the database's own settings say how long.
+CLAIM = f"""
+WITH l AS MATERIALIZED (
+    SELECT pg_try_advisory_xact_lock({Lock.INBOX}, hashtext(%(group)s || ' ' || %(key)s)) AS is_mine,
+        CASE WHEN current_setting('idle_in_transaction_session_timeout') = '0'
+            THEN set_config('idle_in_transaction_session_timeout', %(idle)s, true) END
+), i AS (
+    INSERT INTO outbox_inbox (consumer_group, dedupe_key, message_id, source, topic, lane, number, nth)
+    SELECT %(group)s, %(key)s, %(message_id)s, %(source)s, %(topic)s, %(lane)s, %(number)s, %(nth)s FROM l WHERE is_mine
+    ON CONFLICT (consumer_group, dedupe_key) DO NOTHING
+    RETURNING 1)
+SELECT is_mine, EXISTS (SELECT FROM i) FROM l
 """
 
 # Another message was handled under the same dedupe key: write down that this one's number came, too.
@@ -33,11 +46,23 @@ ON CONFLICT (consumer_group, dedupe_key) DO NOTHING
 """
 
 
-def claim(arrival: DeliveryInfo, key: str, using: str) -> bool:
-    """Write the inbox row in the caller's transaction. False: the group has handled what that key stands for."""
+class Claim(enum.Enum):
+    """What became of a claim."""
+
+    MINE = enum.auto()
+    HANDLED = enum.auto()  # by an earlier delivery
+    BUSY = enum.auto()  # another process handles it now
+
+
+def claim(arrival: DeliveryInfo, key: str, using: str) -> Claim:
+    """Write the inbox row in the caller's transaction, which must not be idle longer than `INVISIBLE` from now on."""
+    idle = conf.settings().consumer.invisible // timedelta(milliseconds=1)
     with connections[using].cursor() as cursor:
-        cursor.execute(CLAIM, {**asdict(arrival), "key": key})
-        return bool(cursor.rowcount)
+        cursor.execute(CLAIM, {**asdict(arrival), "key": key, "idle": str(max(1, idle))})
+        is_mine, is_new = cursor.fetchone()
+    if not is_mine:
+        return Claim.BUSY
+    return Claim.MINE if is_new else Claim.HANDLED
 
 
 def drop(arrival: DeliveryInfo, key: str, using: str) -> None:

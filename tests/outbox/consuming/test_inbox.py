@@ -4,26 +4,21 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterator
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor
+from datetime import timedelta
 
 import pytest
-from django.db import connections
+from django.db import connection, connections
 
-from outbox import consumer, database
+from outbox import consumer
 from outbox.consuming.handle import Outcome, handle
 from outbox.consuming.register import group
-from outbox.models import Duplicate
+from outbox.models import Duplicate, FailedDelivery
 from project.shop.models import CartEntry
 from tests.outbox.consuming.deliveries import delivery
 from tests.outbox.consuming.messages import Placed
-from tests.waiting import wait_until
 
 pytestmark = pytest.mark.django_db(transaction=True)
-
-WAITING_INSERTS = """
-SELECT 1 FROM pg_stat_activity
-WHERE datname = current_database() AND wait_event_type = 'Lock' AND query LIKE '%INSERT INTO outbox_inbox%'
-"""
 
 
 class Gate:
@@ -66,30 +61,75 @@ def deliver(gate) -> Iterator[object]:
     pool.shutdown()
 
 
-def deliver_twice(deliver, gate) -> tuple[Future, Future]:
-    """The second comes while the first is in its handler, and waits at the inbox row."""
-    first = deliver()
-    assert gate.entered.wait(10)
-    second = deliver()
-    with database.connect("default") as observer:
-        wait_until(lambda: observer.execute(WAITING_INSERTS).fetchone())
-    return first, second
-
-
 class TestClaim:
-    def test_lets_the_second_wait_and_then_drops_it(self, deliver, gate):
-        first, second = deliver_twice(deliver, gate)
+    def test_waits_for_nobody_who_handles_the_message(self, deliver, gate):
+        first = deliver()
+        assert gate.entered.wait(10)
+
+        assert deliver().result(10) is Outcome.RETRY
+        assert not first.done()
 
         gate.let_on.set()
-
-        assert (first.result(10), second.result(10)) == (Outcome.HANDLED, Outcome.DUPLICATE)
+        assert first.result(10) is Outcome.HANDLED
+        assert deliver().result(10) is Outcome.DUPLICATE
         assert CartEntry.objects.count() == Duplicate.objects.count() == 1
 
-    def test_lets_the_second_handle_it_when_the_first_fails(self, deliver, gate):
+    def test_is_free_again_when_the_first_fails(self, deliver, gate):
         gate.fails = True
-        first, second = deliver_twice(deliver, gate)
-
+        first = deliver()
+        assert gate.entered.wait(10)
         gate.let_on.set()
 
-        assert (first.result(10), second.result(10)) == (Outcome.RETRY, Outcome.HANDLED)
+        assert first.result(10) is Outcome.RETRY
+        assert deliver().result(10) is Outcome.HANDLED
+        assert CartEntry.objects.count() == 1
+
+    def test_writes_no_failure_of_a_message_that_another_process_handles(self, deliver, gate):
+        deliver()
+        assert gate.entered.wait(10)
+
+        deliver().result(10)
+
+        assert not FailedDelivery.objects.exists()
+
+
+class TestIdleTransaction:
+    IDLE = "SELECT current_setting('idle_in_transaction_session_timeout')"
+
+    def read_in_handler(self) -> str:
+        found = []
+
+        @consumer(Placed, group="timed")
+        def look(message, context):
+            with connection.cursor() as cursor:
+                cursor.execute(self.IDLE)
+                found.append(cursor.fetchone()[0])
+
+        handle(group("timed"), delivery(Placed("A1")))
+        return found[0]
+
+    def test_lasts_no_longer_than_invisible(self, settings):
+        settings.OUTBOX = {**settings.OUTBOX, "CONSUMER": {"INVISIBLE": timedelta(seconds=7)}}
+
+        assert self.read_in_handler() == "7s"
+        with connection.cursor() as cursor:
+            assert cursor.execute(self.IDLE).fetchone() == ("0",)
+
+    def test_lasts_as_long_as_the_database_is_told(self):
+        with connection.cursor() as cursor:
+            cursor.execute("SET idle_in_transaction_session_timeout = '3min'")
+        try:
+            assert self.read_in_handler() == "3min"
+        finally:
+            connection.close()
+
+    def test_is_not_ended_while_its_handler_is_at_work(self, settings):
+        settings.OUTBOX = {**settings.OUTBOX, "CONSUMER": {"INVISIBLE": timedelta(seconds=0.4)}}
+
+        @consumer(Placed, group="slow")
+        def call_a_service(message, context):
+            CartEntry.objects.create(invoice=message.invoice, change=1)
+            threading.Event().wait(1.2)
+
+        assert handle(group("slow"), delivery(Placed("A1"))).outcome is Outcome.HANDLED
         assert CartEntry.objects.count() == 1
