@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from datetime import timedelta
 from typing import Any, ParamSpec, TypeVar
 
 import psycopg
@@ -20,6 +21,10 @@ Connection = psycopg.Connection[tuple[Any, ...]]
 # Our statements take milliseconds. What the planner thinks they could cost with a backlog has them compiled each time,
 # which takes up to seconds.
 NO_JIT = "SET jit = off"
+
+BE_PATIENT = """
+SELECT set_config('lock_timeout', %s, false), set_config('idle_in_transaction_session_timeout', %s, false)
+"""
 
 BACKEND = "SELECT pg_backend_pid()"
 
@@ -40,11 +45,13 @@ def is_outbox_database(alias: str) -> bool:
     return connections[alias].vendor == "postgresql" and router.allow_migrate_model(alias, message_row)
 
 
-def connect(alias: str, *, application_name: str = "outbox", **options: Any) -> Connection:
+def connect(alias: str, *, application_name: str = "outbox", patience: timedelta | None = None, **options: Any) -> Connection:
     """
     Open a connection to one of Django's databases: autocommit, READ COMMITTED, tuples as rows.
 
     Args:
+        patience: wait no longer for a lock, and let nobody wait longer for a transaction of this connection that is idle
+            because its process is frozen. None: as the server is set.
         options: libpq's, such as `connect_timeout`; they win over the database's own OPTIONS.
 
     Raises:
@@ -64,6 +71,8 @@ def connect(alias: str, *, application_name: str = "outbox", **options: Any) -> 
     connection: Connection = psycopg.connect(**params, autocommit=True)
     connection.isolation_level = psycopg.IsolationLevel.READ_COMMITTED
     connection.execute(NO_JIT)
+    if patience is not None:
+        connection.execute(BE_PATIENT, [str(max(1, patience // timedelta(milliseconds=1)))] * 2)
     return connection
 
 

@@ -87,7 +87,7 @@ def make_days(using: str, *, today: date | None = None, patience: timedelta = PA
     """
     today = today or datetime.now(UTC).date()
     last = today + timedelta(days=conf.settings().relay.partition_days)
-    with connect(using, application_name="outbox upkeep") as connection:
+    with connect(using, application_name="outbox upkeep", patience=PATIENCE) as connection:
         existing = set(days(connection))
         ahead = [today + timedelta(days=n) for n in range((last - today).days + 1)]
         strays = _stray_days(connection, last)

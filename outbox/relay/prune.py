@@ -33,6 +33,9 @@ logger = logging.getLogger(__name__)
 SLICE = 1000
 NOT_LOCKED = "open transactions"  # the next prune will find the day free
 
+# The session holds the lock: where its process is frozen, another one prunes in an hour.
+END_IF_IDLE = "SET idle_session_timeout = '10min'"
+
 # One pruner at a time; others have nothing to do.
 TRY_LOCK = f"SELECT pg_try_advisory_lock({Lock.PRUNE}, 0)"
 
@@ -107,7 +110,8 @@ def prune(using: str, *, now: datetime | None = None, patience: timedelta = part
     last_kept = (now - max([conf.settings().retention, *holds.values()])).astimezone(UTC).date()
     midnight = datetime.combine(last_kept, time.min, tzinfo=UTC)
     pruned = Pruned()
-    with database.connect(using, application_name="outbox upkeep") as connection:
+    with database.connect(using, application_name="outbox upkeep", patience=partitions.PATIENCE) as connection:
+        connection.execute(END_IF_IDLE)
         if connection.execute(TRY_LOCK).fetchone() != (True,):
             return pruned
         for day in partitions.days(connection):
