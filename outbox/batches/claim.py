@@ -6,7 +6,7 @@ Both return the batches' shape only; `relay/load.py` loads what the messages say
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any
@@ -19,33 +19,51 @@ from outbox.models import State
 
 TOPICS_PER_CLAIM = 16
 
-# A key that has a message in an unfinished or dead batch waits for it. One NULL in a NOT IN claims nothing for ever;
-# publish() gives each message of an ordered topic a key.
-KEY_IS_FREE = f"""
-        AND order_key NOT IN (
+# The oldest tickets of each topic, but for those that somebody else has locked.
+OLDEST = """
+p AS (
+    SELECT k.c FROM w, LATERAL (
+        SELECT ctid AS c FROM outbox_ticket WHERE topic_id = w.id AND pos >= w.pos
+        ORDER BY pos LIMIT (SELECT per_topic FROM n) FOR UPDATE SKIP LOCKED) k)"""
+
+# The oldest tickets of each topic whose keys are free. A key that has a message in an unfinished or dead batch waits for it,
+# and so does one whose earlier ticket somebody else has locked. A ticket without a key is from before the topic was ordered;
+# one NULL on the right of a NOT IN would claim nothing for ever.
+OLDEST_OF_FREE_KEYS = f"""
+s AS (
+    SELECT w.id AS topic_id, k.* FROM w, LATERAL (
+        SELECT ctid AS c, pos, order_key FROM outbox_ticket WHERE topic_id = w.id AND pos >= w.pos
+        AND (order_key IS NULL OR order_key NOT IN (
             SELECT key FROM outbox_batch, unnest(order_keys) key WHERE state IN {UNFINISHED} AND key IS NOT NULL
             UNION ALL
-            SELECT key FROM outbox_batch, unnest(order_keys) key WHERE state = {State.DEAD} AND key IS NOT NULL)"""
+            SELECT key FROM outbox_batch, unnest(order_keys) key WHERE state = {State.DEAD} AND key IS NOT NULL))
+        ORDER BY pos LIMIT (SELECT per_topic FROM n)) k),
+l AS (SELECT ctid AS c FROM outbox_ticket WHERE ctid = ANY(ARRAY(SELECT c FROM s)) FOR UPDATE SKIP LOCKED),
+p AS (
+    SELECT c FROM (
+        SELECT s.c, l.c IS NOT NULL AS is_mine, s.pos,
+            min(s.pos) FILTER (WHERE l.c IS NULL) OVER (PARTITION BY s.topic_id, s.order_key) AS not_mine
+        FROM s LEFT JOIN l ON l.c = s.c) f
+    WHERE is_mine AND (not_mine IS NULL OR pos < not_mine))"""
 
 
-def _claim_statement(*, only: str, order_keys: str) -> str:
+def _claim_statement(*, tickets: str, order_keys: str) -> str:
     """
     Return the claim: the tickets of up to 16 topics become one batch per topic, numbered in the lane.
 
     It returns one row for each topic looked at. The LATERAL probe touches one ticket per topic; EXISTS would join over all of
-    them.
+    them. `limit` is shared out among the topics, so that the answer fits into a socket's buffer: a relay that is frozen before
+    it reads would hold the locks of a statement that cannot end.
     """
     return f"""
 WITH w AS (
     SELECT t.id, t.name, t.type, coalesce(f.pos, 0) AS pos
     FROM outbox_topic t LEFT JOIN unnest(%(topics)s::int[], %(scan_from)s::bigint[]) f(topic_id, pos) ON f.topic_id = t.id,
     LATERAL (SELECT 1 FROM outbox_ticket WHERE topic_id = t.id AND pos >= coalesce(f.pos, 0) ORDER BY pos LIMIT 1) x
-    WHERE NOT t.paused AND t.broker = %(broker)s AND t.ordered = %(ordered)s
+    WHERE NOT t.paused AND t.broker = %(broker)s AND t.ordered = %(ordered)s AND t.name <> ALL(%(without)s::text[])
+    AND (%(only)s::text IS NULL OR t.name = %(only)s)
     ORDER BY t.id <= %(after)s, t.id LIMIT %(topic_limit)s),
-p AS (
-    SELECT k.c FROM w, LATERAL (
-        SELECT ctid AS c FROM outbox_ticket WHERE topic_id = w.id AND pos >= w.pos{only}
-        ORDER BY pos LIMIT %(limit)s FOR UPDATE SKIP LOCKED) k),
+n AS (SELECT least(%(limit)s, greatest(1, 2 * %(limit)s / greatest(1, count(*)))) AS per_topic FROM w),{tickets},
 t AS (
     DELETE FROM outbox_ticket WHERE ctid = ANY(ARRAY(SELECT c FROM p)) RETURNING topic_id, pos, message_id, order_key),
 a AS (
@@ -68,9 +86,9 @@ ORDER BY w.id <= %(after)s, w.id
 """
 
 
-CLAIM = _claim_statement(only="", order_keys="NULL::bigint[]")
+CLAIM = _claim_statement(tickets=OLDEST, order_keys="NULL::bigint[]")
 
-CLAIM_ORDERED = _claim_statement(only=KEY_IS_FREE, order_keys="array_agg(order_key ORDER BY pos)")
+CLAIM_ORDERED = _claim_statement(tickets=OLDEST_OF_FREE_KEYS, order_keys="array_agg(order_key ORDER BY pos)")
 
 # Claims of ordered topics come one after the other. A statement of its own: the snapshot of the claim that follows
 # is then newer than the commit of the claim before.
@@ -79,7 +97,8 @@ LOCK_ORDER = f"SELECT pg_advisory_xact_lock({Lock.ORDERED_CLAIM}, 0)"
 # Does a ticket wait in an ordered topic? Spares the lock where there is none.
 ORDERED_WAITS = """
 SELECT 1 FROM outbox_topic t, LATERAL (SELECT 1 FROM outbox_ticket WHERE topic_id = t.id ORDER BY pos LIMIT 1) x
-WHERE t.ordered AND NOT t.paused AND t.broker = %s LIMIT 1
+WHERE t.ordered AND NOT t.paused AND t.broker = %(broker)s AND t.name <> ALL(%(without)s::text[])
+AND (%(only)s::text IS NULL OR t.name = %(only)s) LIMIT 1
 """
 
 # The oldest batch that is due, or whose lease is over, or whose owner's lane nobody holds any more: attempt + 1. One
@@ -91,6 +110,7 @@ WITH b AS (
         lease_until = clock_timestamp() + %(lease)s, claimed_at = clock_timestamp()
     WHERE id = (
         SELECT b.id FROM outbox_batch b JOIN outbox_topic o ON o.id = b.topic_id AND NOT o.paused AND o.broker = %(broker)s
+            AND o.name <> ALL(%(without)s::text[]) AND (%(only)s::text IS NULL OR o.name = %(only)s)
         WHERE b.state IN {UNFINISHED}
         AND (b.state = {State.RELEASED} AND b.due_at <= clock_timestamp()
             OR b.state = {State.CLAIMED} AND (b.lease_until < clock_timestamp() OR {IS_LANE_FREE.format(lane="b.owner")}))
@@ -103,6 +123,25 @@ WITH b AS (
 SELECT b.id, b.attempt, o.name, o.type, b.lane, b.first_seq, b.message_ids::text[], b.order_keys, b.split, b.tries
 FROM b JOIN outbox_topic o ON o.id = b.topic_id
 """
+
+
+@dataclass(frozen=True, slots=True)
+class Scope:
+    """
+    Which topics a claim looks at: those that their rows give to a broker.
+
+    Args:
+        without: names of topics to leave out.
+        only: the name of the only topic to look at. None: all of them.
+    """
+
+    broker: str
+    without: Collection[str] = ()
+    only: str | None = None
+
+    def arguments(self) -> dict[str, Any]:
+        """Return it as arguments of the statements."""
+        return {"broker": self.broker, "without": list(self.without), "only": self.only}
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,8 +161,8 @@ class ClaimedTopic:
 
 def claim(
     connection: Connection,
+    scope: Scope,
     *,
-    broker: str,
     lane: int,
     lease: timedelta,
     limit: int,
@@ -132,12 +171,12 @@ def claim(
     scan_from: Mapping[int, int] | None = None,
 ) -> list[ClaimedTopic]:
     """
-    Turn the oldest tickets of a broker's topics without order into batches, one per topic.
+    Turn the oldest tickets of topics without order into batches, one per topic.
 
     Args:
         lane: the lane this relay holds; its next numbers go to the messages.
         lease: other relays leave the batches alone that long, by the database's clock.
-        limit: at most this many messages per topic.
+        limit: at most this many messages per topic, and twice as many of all topics together.
         after: id of the topic behind which to begin; the look goes round.
         topic_limit: at most this many topics.
         scan_from: topic id -> the ticket position to begin at.
@@ -146,15 +185,15 @@ def claim(
         The topics looked at, in the order of the look.
     """
     found = scan_from or {}
-    arguments = {"topics": list(found), "scan_from": list(found.values()), "ordered": False}
-    arguments |= {"broker": broker, "lane": lane, "lease": lease, "limit": limit, "after": after, "topic_limit": topic_limit}
+    arguments = {"topics": list(found), "scan_from": list(found.values()), "ordered": False, **scope.arguments()}
+    arguments |= {"lane": lane, "lease": lease, "limit": limit, "after": after, "topic_limit": topic_limit}
     return [_claimed(row) for row in connection.execute(CLAIM, arguments).fetchall()]
 
 
 def claim_ordered(
     connection: Connection,
+    scope: Scope,
     *,
-    broker: str,
     lane: int,
     lease: timedelta,
     limit: int,
@@ -167,18 +206,21 @@ def claim_ordered(
     Returns:
         The topics looked at, in the order of the look. None: no ticket waits in an ordered topic.
     """
-    if not connection.execute(ORDERED_WAITS, [broker]).fetchone():
+    if not connection.execute(ORDERED_WAITS, scope.arguments()).fetchone():
         return None
-    arguments = {"topics": [], "scan_from": [], "ordered": True, "broker": broker, "lane": lane, "lease": lease}
+    arguments = {"topics": [], "scan_from": [], "ordered": True, "lane": lane, "lease": lease, **scope.arguments()}
     arguments |= {"limit": limit, "after": after, "topic_limit": topic_limit}
-    with connection.transaction():
+    # One transaction, and one round trip: a relay that is frozen can only be so before the server has begun, or when the
+    # server is done. Frozen between two statements, it would keep the lock and stop every other relay.
+    with connection.pipeline():
         connection.execute(LOCK_ORDER)
-        return [_claimed(row) for row in connection.execute(CLAIM_ORDERED, arguments).fetchall()]
+        claimed = connection.execute(CLAIM_ORDERED, arguments)
+    return [_claimed(row) for row in claimed.fetchall()]
 
 
-def reclaim(connection: Connection, *, broker: str, lane: int, lease: timedelta) -> Batch | None:
+def reclaim(connection: Connection, scope: Scope, *, lane: int, lease: timedelta) -> Batch | None:
     """Take up the oldest batch that is due, or that its relay left behind; attempt + 1."""
-    row = connection.execute(RECLAIM, {"broker": broker, "lane": lane, "lease": lease}).fetchone()
+    row = connection.execute(RECLAIM, {"lane": lane, "lease": lease, **scope.arguments()}).fetchone()
     return None if row is None else _batch(row)
 
 

@@ -125,7 +125,7 @@ class Process(models.Model):
     broker = models.TextField(default="")
     lane = models.SmallIntegerField(null=True)
     consumer_group = models.TextField(default="")
-    breaker = models.TextField(default="closed")  # closed, open, half-open
+    breaker = models.TextField(default="closed")  # closed, open, half-open, or for which topics it is open
     note = models.TextField(default="")
     started_at = models.DateTimeField(db_default=Now())
     beat_at = models.DateTimeField(db_default=Now())

@@ -247,7 +247,8 @@ def _concerns(status: Status) -> list[str]:
         found.append(f"{name}: {reason}")
     for process in status.processes:
         if process.breaker != "closed" and not process.is_silent:
-            found.append(f"Broker {process.broker!r} is unavailable to the relay {process.host}:{process.pid}.")
+            what = f"Broker {process.broker!r} gives no answer to the relay {process.host}:{process.pid}"
+            found.append(f"{what}: its breaker is {process.breaker}.")
     for failure in status.failures:
         if failure.dead_letters:
             found.append(

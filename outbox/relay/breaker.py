@@ -1,4 +1,9 @@
-"""The circuit breaker: while the broker is unavailable, nothing is claimed, so an outage burns no attempts."""
+"""
+Circuit breakers, one for each topic and one for the broker: what is unavailable is not claimed, so an outage burns no attempts.
+
+A breaker is as wide as the outage. One topic that gets no answer is left alone, and the others go on; when several topics get
+none and no topic any, the broker is away.
+"""
 
 from __future__ import annotations
 
@@ -8,9 +13,11 @@ from collections.abc import Callable
 
 from outbox.relay.backoff import Backoff
 
+NAMED = 3  # so many topics are named where breakers are described
+
 
 class BreakerState(enum.StrEnum):
-    """As `Process.breaker` shows it."""
+    """How a breaker stands."""
 
     CLOSED = "closed"
     OPEN = "open"
@@ -19,11 +26,11 @@ class BreakerState(enum.StrEnum):
 
 class Breaker:
     """
-    Opens after some batches in a row that found the broker unavailable; each failed probe doubles the wait.
+    Opens after some batches in a row that got no answer; each failed probe doubles the wait.
 
     Args:
         threshold: so many batches in a row open it.
-        backoff: how long it stays open, by how often it has opened since the broker last answered.
+        backoff: how long it stays open, by how often it has opened since the last answer.
         clock: gives seconds; it never goes back.
     """
 
@@ -48,15 +55,98 @@ class Breaker:
         return max(0.0, self._opens_until - self._clock()) if self._openings else 0.0
 
     def note_answer(self) -> None:
-        """Close: the broker answered, whatever it said."""
+        """Close: there was an answer, whatever it said."""
         self._failures = self._openings = 0
 
+    def end_wait(self) -> None:
+        """Let the next probe pass now, if it is open."""
+        self._opens_until = self._clock()
+
     def note_unavailable(self) -> bool:
-        """Count a batch that found the broker unavailable; say whether that opened the breaker."""
+        """Count a batch that got no answer; return whether that opened the breaker."""
         self._failures += 1
         if self._openings == 0 and self._failures < self._threshold:
             return False
+        self.open()
+        return True
+
+    def open(self) -> None:
+        """Open, twice as long as the last time."""
         wait = self._backoff(self._openings)
         self._openings += 1
         self._opens_until = self._clock() + wait.total_seconds()
-        return True
+
+
+class Breakers:
+    """
+    The breakers of one broker and of its topics.
+
+    Args:
+        make: makes a closed breaker.
+    """
+
+    TOPICS = 3  # so many topics without an answer, and none with one in between: the broker is away
+
+    def __init__(self, make: Callable[[], Breaker]) -> None:
+        self._make = make
+        self._broker = make()
+        self._topics: dict[str, Breaker] = {}  # those that got no answer the last time
+        self._silent: set[str] = set()  # those that have opened since any topic got an answer
+
+    @property
+    def state(self) -> BreakerState:
+        """How the broker's stands now."""
+        return self._broker.state
+
+    @property
+    def seconds_left(self) -> float:
+        """How long the broker's stays open."""
+        return self._broker.seconds_left
+
+    @property
+    def open_topics(self) -> list[str]:
+        """The topics that are not claimed as usual, the one whose turn to be probed comes first at the front."""
+        found = [name for name, breaker in self._topics.items() if breaker.state is not BreakerState.CLOSED]
+        return sorted(found, key=lambda name: self._topics[name].seconds_left)
+
+    @property
+    def probe(self) -> str | None:
+        """The topic of which one message shall find out whether there is an answer again."""
+        waiting = [name for name in self.open_topics if self._topics[name].state is BreakerState.HALF_OPEN]
+        return waiting[0] if waiting else None
+
+    def describe(self) -> str:
+        """Return what `Process.breaker` shows."""
+        if self.state is BreakerState.CLOSED and (names := sorted(self.open_topics)):
+            more = f" and {len(names) - NAMED} more" if len(names) > NAMED else ""
+            return f"open for {', '.join(names[:NAMED])}{more}"
+        return str(self.state)
+
+    def is_probed(self, topic: str) -> bool:
+        """Return whether one message of a topic goes ahead of its others."""
+        breaker = self._topics.get(topic, self._broker)
+        return BreakerState.HALF_OPEN in (self.state, breaker.state)
+
+    def note_answer(self, topic: str) -> None:
+        """Close: there was an answer about a topic, whatever it said."""
+        self._topics.pop(topic, None)
+        self._silent.clear()
+        if self.state is not BreakerState.CLOSED:  # the broker is back, and so may be the others
+            for breaker in self._topics.values():
+                breaker.end_wait()
+        self._broker.note_answer()
+
+    def note_unavailable(self, topic: str) -> float:
+        """Count a batch of a topic that got no answer; return for how many seconds it, or the broker, is left alone now."""
+        breaker = self._topics.setdefault(topic, self._make())
+        if not breaker.note_unavailable():
+            return 0.0
+        self._silent.add(topic)
+        if self.state is not BreakerState.CLOSED or len(self._silent) >= self.TOPICS:
+            self._broker.open()
+        return max(breaker.seconds_left, self.seconds_left)
+
+    def forget(self, topic: str) -> None:
+        """Close a topic's breaker: nothing waits there that could probe it."""
+        self._topics.pop(topic, None)
+        self._silent.discard(topic)

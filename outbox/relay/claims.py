@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
 from datetime import timedelta
 from time import monotonic
 
 from outbox.batches.batch import Batch
-from outbox.batches.claim import TOPICS_PER_CLAIM, claim, claim_ordered, reclaim
+from outbox.batches.claim import TOPICS_PER_CLAIM, Scope, claim, claim_ordered, reclaim
 from outbox.database import Connection
 from outbox.relay.lane import Lane
 
@@ -48,6 +48,7 @@ class Claims:
     Args:
         lease: other relays leave a batch alone that long, by the database's clock.
         batch_size: so many messages of a topic at most, and twice as many of all topics together.
+        foreign: names of topics that are not this relay's, whatever their rows say.
     """
 
     connection: Connection
@@ -57,67 +58,70 @@ class Claims:
     batch_size: int
     scan_positions: ScanPositions = field(default_factory=ScanPositions)
     after: int = 0  # the last topic looked at
-    topics_served: int = 0
     ordered_after: int = 0
+    foreign: frozenset[str] = frozenset()
 
-    def claim(self, *, limit: int | None = None) -> list[Batch]:
+    def claim(self, *, without: Collection[str] = (), limit: int | None = None, only: str | None = None) -> list[Batch]:
         """
         Claim the oldest tickets of the broker's topics without order.
 
         Args:
-            limit: at most this many messages of one topic only; by default as many as the settings say.
+            without: names of topics to leave out.
+            limit: at most this many messages, of one topic; by default as many as the settings say.
+            only: the name of the only topic to look at.
         """
         began = self.scan_positions.clock()
         scan_from = {} if self.scan_positions.is_due() else self.scan_positions.positions
         found = claim(
             self.connection,
-            broker=self.broker,
+            self._scope(without, only),
             lane=self.lane.number,
             lease=self.lease,
-            limit=self._limit(limit),
+            limit=limit or self.batch_size,
             after=self.after,
             topic_limit=_topic_limit(limit),
             scan_from=scan_from,
         )
         if found:
             self.after = found[-1].topic_id
-        batches = [topic.batch for topic in found if topic.batch is not None]
-        self.topics_served = len(batches)
         self.scan_positions.positions |= {topic.topic_id: topic.last_pos for topic in found if topic.last_pos is not None}
         if not scan_from:
             self.scan_positions.note_from_zero(began)
-        return batches
+        return [topic.batch for topic in found if topic.batch is not None]
 
-    def claim_ordered(self, *, limit: int | None = None) -> list[Batch]:
-        """Claim the oldest tickets of ordered topics whose keys are free."""
-        first = self.ordered_after
+    def claim_ordered(self, *, without: Collection[str] = (), limit: int | None = None, only: str | None = None) -> list[Batch]:
+        """
+        Claim the oldest tickets of ordered topics whose keys are free; arguments as for `claim`.
+
+        Topics whose waiting keys are all held give nothing, and the next ones shall not wait behind them: the look goes on till
+        it meets a topic again. Topics may come and go meanwhile.
+        """
+        seen: set[int] = set()
         while True:
             found = claim_ordered(
                 self.connection,
-                broker=self.broker,
+                self._scope(without, only),
                 lane=self.lane.number,
                 lease=self.lease,
-                limit=self._limit(limit),
+                limit=limit or self.batch_size,
                 after=self.ordered_after,
                 topic_limit=_topic_limit(limit),
             )
-            if found is None:
+            if not found:
                 return []
-            # Topics whose waiting keys are all held give nothing; the next ones shall not wait behind them.
-            has_wrapped = len(found) < TOPICS_PER_CLAIM or any(topic.topic_id == first for topic in found)
-            if found:
-                self.ordered_after = found[-1].topic_id
+            self.ordered_after = found[-1].topic_id
             batches = [topic.batch for topic in found if topic.batch is not None]
-            if batches or has_wrapped:
+            ids = {topic.topic_id for topic in found}
+            if batches or ids & seen or len(found) < _topic_limit(limit):
                 return batches
-            first = first or found[0].topic_id
+            seen |= ids
 
-    def reclaim(self) -> Batch | None:
+    def reclaim(self, *, without: Collection[str] = (), only: str | None = None) -> Batch | None:
         """Take up the oldest batch that is due, or that its relay left behind."""
-        return reclaim(self.connection, broker=self.broker, lane=self.lane.number, lease=self.lease)
+        return reclaim(self.connection, self._scope(without, only), lane=self.lane.number, lease=self.lease)
 
-    def _limit(self, limit: int | None) -> int:
-        return limit or max(1, 2 * self.batch_size // max(2, self.topics_served))
+    def _scope(self, without: Collection[str], only: str | None) -> Scope:
+        return Scope(self.broker, [*self.foreign, *without], only)
 
 
 def _topic_limit(limit: int | None) -> int:

@@ -21,10 +21,10 @@ from outbox import conf, database
 from outbox.brokers.base import Broker
 from outbox.database import Connection, heartbeats
 from outbox.errors import ConfigurationError, NotMigrated
-from outbox.relay.breaker import Breaker, BreakerState
+from outbox.relay.breaker import Breakers, BreakerState
 from outbox.relay.delayed import MOVED_AT_ONCE, move_due
 from outbox.relay.lane import Lane, take_lane
-from outbox.relay.rounds import Relay, RelayResult, make_breaker
+from outbox.relay.rounds import Relay, RelayResult, make_breakers
 from outbox.relay.wakeup import Waker, forget_dead
 from outbox.topics import write_topics
 
@@ -91,7 +91,7 @@ class RelayRunner:
         self, target: RelayTarget, connection: Connection, broker: Broker, lane: Lane, note: str, stack: ExitStack
     ) -> None:
         self.target = target
-        self.relay = Relay(connection, broker, lane, breaker=_breaker_of(target))
+        self.relay = Relay(connection, broker, lane, breakers=_breakers_of(target))
         self.stop = threading.Event()
         self._connection = connection
         self._note = note
@@ -135,7 +135,7 @@ class RelayRunner:
         self.relay.stop()
 
     def _is_over(self, idle_since: float, idle_timeout: timedelta) -> bool:
-        if not idle_timeout or self.relay.breaker.state is BreakerState.OPEN:
+        if not idle_timeout or self.relay.breakers.state is BreakerState.OPEN:
             return True
         if self._waker is None or not self._waker.is_announced:
             return self._listening().is_another_idle()
@@ -144,9 +144,9 @@ class RelayRunner:
     def _be_idle(self) -> None:
         """Announce it first and claim once more; the next time, wait for a publisher."""
         waker = self._listening()
-        if self.relay.breaker.state is BreakerState.OPEN:
+        if self.relay.breakers.state is BreakerState.OPEN:
             waker.withdraw()
-            self.stop.wait(min(self.relay.breaker.seconds_left, MAINTENANCE_EVERY))
+            self.stop.wait(min(self.relay.breakers.seconds_left, MAINTENANCE_EVERY))
         elif not waker.is_announced:
             waker.announce()
         else:
@@ -176,7 +176,7 @@ class RelayRunner:
             "relay",
             broker=self.target.broker,
             lane=self.relay.lane.number,
-            breaker=self.relay.breaker.state,
+            breaker=self.relay.breakers.describe(),
             note=self._note,
         )
         self._chores_at = time.monotonic() + MAINTENANCE_EVERY
@@ -202,7 +202,9 @@ def open_runner(target: RelayTarget, *, note: str) -> Iterator[RelayRunner]:
         psycopg.OperationalError: the database cannot be reached.
     """
     with ExitStack() as stack:
-        connection = stack.enter_context(database.connect(target.database, application_name="outbox relay"))
+        connection = stack.enter_context(
+            database.connect(target.database, application_name="outbox relay", patience=conf.settings().relay.lease)
+        )
         ensure_fit(target.database, connection)
         lane = take_lane(connection, lanes=conf.settings().relay.lanes)
         _write_topics_once(target.database, connection)
@@ -222,19 +224,19 @@ def run_once(target: RelayTarget, *, note: str, at_most: timedelta, idle_timeout
         return runner.run(at_most=at_most, idle_timeout=idle_timeout)
 
 
-_breakers: dict[RelayTarget, tuple[conf.Settings, Breaker]] = {}
+_breakers: dict[RelayTarget, tuple[conf.Settings, Breakers]] = {}
 
 
-def _breaker_of(target: RelayTarget) -> Breaker:
+def _breakers_of(target: RelayTarget) -> Breakers:
     """
-    Return the breaker that this process keeps for a target, a new one when settings have changed.
+    Return the breakers that this process keeps for a target, new ones when settings have changed.
 
-    Else each Celery task would begin with a closed one, and an outage cost as many tries as if there were none.
+    Else each Celery task would begin with closed ones, and an outage cost as many tries as if there were none.
     """
     settings = conf.settings()
     known = _breakers.get(target)
     if known is None or known[0] is not settings:
-        known = _breakers[target] = settings, make_breaker(settings.relay)
+        known = _breakers[target] = settings, make_breakers(settings.relay)
     return known[1]
 
 

@@ -12,6 +12,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields
 from datetime import timedelta
 from random import random
+from typing import Any
 
 import psycopg
 
@@ -23,7 +24,7 @@ from outbox.failpoints import failpoint
 from outbox.message import TopicType
 from outbox.models import State
 from outbox.relay.backoff import Backoff, Random
-from outbox.relay.breaker import Breaker, BreakerState
+from outbox.relay.breaker import Breaker, Breakers, BreakerState
 from outbox.relay.claims import Claims
 from outbox.relay.commit import Committer
 from outbox.relay.lane import Lane
@@ -52,9 +53,10 @@ class RelayResult:
             setattr(self, field.name, getattr(self, field.name) + getattr(other, field.name))
 
 
-def make_breaker(settings: conf.RelaySettings, clock: Callable[[], float] = time.monotonic, random: Random = random) -> Breaker:
-    """Make a closed breaker with the thresholds and waits of the settings."""
-    return Breaker(settings.breaker_threshold, Backoff(settings.breaker_base, settings.breaker_limit, random), clock)
+def make_breakers(settings: conf.RelaySettings, clock: Callable[[], float] = time.monotonic, random: Random = random) -> Breakers:
+    """Make closed breakers with the thresholds and waits of the settings."""
+    backoff = Backoff(settings.breaker_base, settings.breaker_limit, random)
+    return Breakers(lambda: Breaker(settings.breaker_threshold, backoff, clock))
 
 
 class Relay:
@@ -67,7 +69,7 @@ class Relay:
         connection: in autocommit, of its own, holding the lane. A test may hand in Django's; statements then join its
             transaction.
         settings: by default `OUTBOX["RELAY"]`.
-        breaker: one that has seen the broker before; by default a new one, closed.
+        breakers: some that have seen the broker before; by default new ones, closed.
         clock: gives seconds; it never goes back.
         random: gives a number from 0 to below 1.
     """
@@ -79,7 +81,7 @@ class Relay:
         lane: Lane,
         *,
         settings: conf.RelaySettings | None = None,
-        breaker: Breaker | None = None,
+        breakers: Breakers | None = None,
         clock: Callable[[], float] = time.monotonic,
         random: Random = random,
     ) -> None:
@@ -92,14 +94,14 @@ class Relay:
         self._clock = clock
         self._lease = settings.lease
         self.claims = Claims(connection, broker.alias, lane, settings.lease, settings.batch_size)
-        self.breaker = breaker or make_breaker(settings, clock, random)
+        self.breakers = breakers or make_breakers(settings, clock, random)
         retry = Backoff(settings.retry_base, settings.retry_limit, random)
         self._splitter = Splitter(connection, retry, settings.misconfigured_retry)
         source = connection.execute(SOURCE).fetchone()
         assert source is not None, "outbox_source is empty; its row is written by the first migration"
         self.committer = Committer(connection, broker, self._splitter, source[0], clock)
         self._sweeper = Sweeper(connection, self.committer, settings.sweep_age)
-        self._sender = Sender(connection, broker, self.breaker, source[0], settings.slice_bytes, lambda: self.is_stopping, clock)
+        self._sender = Sender(connection, broker, self.breakers, source[0], settings.slice_bytes, lambda: self.is_stopping, clock)
 
     def stop(self) -> None:
         """Have the relay finish what it has handed over and release the rest; safe to call from a signal handler."""
@@ -125,7 +127,7 @@ class Relay:
         """Do one round: claim, send, write down. Nothing is claimed while the breaker is open."""
         done = RelayResult()
         lost_before = self.committer.fences_lost
-        if self.breaker.state is not BreakerState.OPEN:
+        if self.breakers.state is not BreakerState.OPEN:
             began = self._clock()
             for batches in self._claim():
                 done.add(self._relay(batches, began))
@@ -135,22 +137,56 @@ class Relay:
 
     def sweep(self) -> SweepResult:
         """Settle batches whose commits are open since long. Does nothing while the breaker is open."""
-        if not self.broker.supports_half_messages or self.breaker.state is BreakerState.OPEN:
+        if not self.broker.supports_half_messages or self.breakers.state is BreakerState.OPEN:
             return SweepResult()
         return self._sweeper.sweep()
 
     def _claim(self) -> list[list[Batch]]:
-        """Give batches, those together that may be sent together. New messages do not wait until all old ones are gone."""
-        old = self.claims.reclaim()
-        is_probe = self.breaker.state is BreakerState.HALF_OPEN
-        if old and is_probe:
-            return [[old]]
-        limit = 1 if is_probe else None
-        claimed = self.claims.claim(limit=limit)
-        ordered = [] if claimed and limit else self.claims.claim_ordered(limit=limit)
-        two_phase = [batch for batch in claimed if self._is_two_phase(batch)]
-        one_phase = [batch for batch in claimed if not self._is_two_phase(batch)]
-        return [batches for batches in ([old] if old else [], two_phase, one_phase, ordered) if batches]
+        """Return batches, those together that may be sent together. New messages do not wait until all old ones are gone."""
+        away = self.breakers.open_topics
+        probe = self._claim_probe(away)
+        if self.breakers.state is BreakerState.HALF_OPEN:
+            return [[batch] for batch in probe]
+        old = self.claims.reclaim(without=away)
+        claimed = self.claims.claim(without=away)
+        ordered = self.claims.claim_ordered(without=away)
+        found = [[old] if old else [], *self._by_phase(claimed), ordered, probe]
+        return [batches for batches in map(self._keep_mine, found) if batches]
+
+    def _claim_probe(self, away: Sequence[str]) -> list[Batch]:
+        """
+        Claim what finds out whether there is an answer again: one message, or a batch that waits, whose first message goes alone.
+
+        Where the broker is away, one of a topic that had not failed, if any waits: those that had may be away on their own.
+        """
+        if self.breakers.state is BreakerState.HALF_OPEN and (found := self._claim_one(without=away)):
+            return found
+        topic = self.breakers.probe or (away[0] if away and self.breakers.state is BreakerState.HALF_OPEN else None)
+        if topic is None:
+            return []
+        found = self._claim_one(only=topic)
+        if not found:
+            self.breakers.forget(topic)
+        return found
+
+    def _claim_one(self, **scope: Any) -> list[Batch]:
+        if old := self.claims.reclaim(**scope):
+            return [old]
+        return self.claims.claim(limit=1, **scope) or self.claims.claim_ordered(limit=1, **scope)
+
+    def _keep_mine(self, batches: list[Batch]) -> list[Batch]:
+        """Return batches of topics that the settings give to this broker; others go back, for the relay whose they are."""
+        mine = [batch for batch in batches if batch.topic in self.broker.topics]
+        for batch in batches:
+            if batch.topic not in self.broker.topics:
+                self.claims.foreign |= {batch.topic}
+                reason = f"The settings of this relay do not give topic {batch.topic!r} to broker {self.broker.alias!r}."
+                self._splitter.return_batch(batch, dict.fromkeys(batch.positions, Unaccepted(SplitReason.SHED, reason)))
+        return mine
+
+    def _by_phase(self, batches: Sequence[Batch]) -> tuple[list[Batch], list[Batch]]:
+        two_phase = [batch for batch in batches if self._is_two_phase(batch)]
+        return two_phase, [batch for batch in batches if batch not in two_phase]
 
     def _is_two_phase(self, batch: Batch) -> bool:
         return batch.type is TopicType.TRANSACTION and self.broker.supports_half_messages

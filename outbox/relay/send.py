@@ -8,7 +8,7 @@ after the answer for the one before; after a failure no more of that key is sent
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from time import monotonic
 
@@ -19,7 +19,7 @@ from outbox.batches.batch import Batch, BatchSendResult, SplitReason, Unaccepted
 from outbox.brokers.base import Broker, Outgoing, SendResult, SendStatus
 from outbox.brokers.capabilities import HalfMessages
 from outbox.database import Connection
-from outbox.relay.breaker import Breaker, BreakerState
+from outbox.relay.breaker import Breakers, BreakerState
 from outbox.relay.cloudevents import seal
 from outbox.relay.load import Loaded, slices
 
@@ -45,7 +45,7 @@ class Sender:
 
     connection: Connection
     broker: Broker
-    breaker: Breaker
+    breakers: Breakers
     source: str
     slice_bytes: int
     is_stopping: Callable[[], bool]
@@ -60,37 +60,46 @@ class Sender:
             shed_at: by this time of the clock what is not handed over yet is let go, its lease being half gone.
         """
         results = {batch.id: BatchSendResult(batch, source=self.source) for batch in batches}
-        if halt := self._hand_over_all(batches, results, is_half=is_half, shed_at=shed_at):
-            for one in results.values():
+        away: dict[str, Unaccepted] = {}
+        halt = self._hand_over_all(batches, results, away, is_half=is_half, shed_at=shed_at)
+        for one in results.values():
+            if reason := away.get(one.batch.topic, halt):
                 for position in one.batch.positions:
                     if position not in one.accepted:
-                        one.unaccepted.setdefault(position, halt)
+                        one.unaccepted.setdefault(position, reason)
         return list(results.values())
 
     def _hand_over_all(
-        self, batches: Sequence[Batch], results: dict[int, BatchSendResult], *, is_half: bool, shed_at: float
+        self,
+        batches: Sequence[Batch],
+        results: dict[int, BatchSendResult],
+        away: dict[str, Unaccepted],
+        *,
+        is_half: bool,
+        shed_at: float,
     ) -> Unaccepted | None:
-        """Make one call after the other; give the reason why not all were made."""
-        if self.breaker.state is BreakerState.OPEN:
+        """Make one call after the other; return the reason why not all were made. `away` gets the topics without answer."""
+        if self.breakers.state is BreakerState.OPEN:
             return Unaccepted(SplitReason.UNAVAILABLE, "The broker was unavailable a moment ago.")
         has_begun = False
-        for messages in self._calls(batches, results):
+        for messages in self._calls(batches, results, away):
             if has_begun and (halt := self._why_shed(shed_at)):
                 return halt
-            if halt := self._hand_over(messages, results, is_half=is_half):
-                return halt
+            away |= self._hand_over(messages, results, is_half=is_half)
             has_begun = True
         return None
 
-    def _calls(self, batches: Sequence[Batch], results: dict[int, BatchSendResult]) -> Iterator[list[Loaded]]:
-        """Give what may be handed over together, looking at how the calls before went."""
+    def _calls(
+        self, batches: Sequence[Batch], results: dict[int, BatchSendResult], away: Mapping[str, Unaccepted]
+    ) -> Iterator[list[Loaded]]:
+        """Return what may be handed over together, looking at how the calls before went."""
         for messages in slices(self.connection, batches, slice_bytes=self.slice_bytes):
             waves = in_order(messages, results) if batches[0].order_keys is not None else iter([messages])
             for wave in waves:
-                if self.breaker.state is BreakerState.HALF_OPEN:
+                if self.breakers.is_probed(wave[0].batch.topic):
                     yield wave[:1]
                     wave = wave[1:]
-                if wave:
+                if wave := [loaded for loaded in wave if loaded.batch.topic not in away]:
                     yield wave
 
     def _why_shed(self, shed_at: float) -> Unaccepted | None:
@@ -100,8 +109,10 @@ class Sender:
             return Unaccepted(SplitReason.SHED, "The lease was half gone before its turn came.")
         return None
 
-    def _hand_over(self, messages: Sequence[Loaded], results: dict[int, BatchSendResult], *, is_half: bool) -> Unaccepted | None:
-        """Make one call; give the reason to make no more of them, if there is one."""
+    def _hand_over(
+        self, messages: Sequence[Loaded], results: dict[int, BatchSendResult], *, is_half: bool
+    ) -> dict[str, Unaccepted]:
+        """Make one call; return the topics of which none need be made any more, each with the reason."""
         sealed: list[Outgoing] = []
         places: list[Loaded] = []
         for loaded in messages:
@@ -120,7 +131,7 @@ class Sender:
                 one.half_places[loaded.position] = outcome.place
             else:
                 one.unaccepted[loaded.position] = Unaccepted(SplitReason(outcome.status), outcome.reason)
-        return self._note(outcomes)
+        return self._note(zip(places, outcomes, strict=True))
 
     def _call(self, messages: list[Outgoing], places: Sequence[Loaded], *, is_half: bool) -> list[SendResult]:
         """Call the broker; an error, or outcomes that do not fit the messages, leave all of them unsure."""
@@ -136,22 +147,29 @@ class Sender:
             return [SendResult(SendStatus.UNSURE, reason=reason)] * len(messages)
         return outcomes
 
-    def _note(self, outcomes: Sequence[SendResult]) -> Unaccepted | None:
-        """Tell the breaker; where the broker was reached by no message, the rest need not try."""
-        statuses = {outcome.status for outcome in outcomes}
-        if statuses & ANSWERS:
-            self.breaker.note_answer()
-        elif SendStatus.UNAVAILABLE in statuses:
-            reason = next(outcome.reason for outcome in outcomes if outcome.status is SendStatus.UNAVAILABLE)
-            if self.breaker.note_unavailable():
+    def _note(self, outcomes: Iterable[tuple[Loaded, SendResult]]) -> dict[str, Unaccepted]:
+        """Tell the breakers; return the topics that got no answer, with what the broker said: the rest of them need not try."""
+        topics: dict[str, list[SendResult]] = {}
+        for loaded, outcome in outcomes:
+            topics.setdefault(loaded.batch.topic, []).append(outcome)
+        away = {}
+        for topic, results in topics.items():
+            statuses = {result.status for result in results}
+            if statuses & ANSWERS:
+                self.breakers.note_answer(topic)
+            if statuses & ANSWERS or SendStatus.UNAVAILABLE not in statuses:
+                continue
+            reason = next(one.reason for one in results if one.status is SendStatus.UNAVAILABLE)
+            away[topic] = Unaccepted(SplitReason.UNAVAILABLE, reason)
+            if seconds := self.breakers.note_unavailable(topic):
                 logger.warning(
-                    "Broker %r is unavailable (%s). Nothing is claimed for %.1f s.",
+                    "Topic %r of broker %r gets no answer (%s). It is left alone for %.1f s.",
+                    topic,
                     self.broker.alias,
                     reason,
-                    self.breaker.seconds_left,
+                    seconds,
                 )
-            return Unaccepted(SplitReason.UNAVAILABLE, reason)
-        return None
+        return away
 
 
 def in_order(messages: Sequence[Loaded], results: dict[int, BatchSendResult]) -> Iterator[list[Loaded]]:

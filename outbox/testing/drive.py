@@ -26,10 +26,10 @@ from outbox.errors import Reject, RetryLater
 from outbox.half_first.message import HalfFirstMessage
 from outbox.message import Half, Resolution, TopicType
 from outbox.models import FailedDelivery, Topic
-from outbox.relay.breaker import Breaker
+from outbox.relay.breaker import Breakers
 from outbox.relay.delayed import MOVED_AT_ONCE, move_due
 from outbox.relay.lane import Lane
-from outbox.relay.rounds import Relay, RelayResult, make_breaker
+from outbox.relay.rounds import Relay, RelayResult, make_breakers
 from outbox.testing.clock import Clock
 
 LANE = Lane(1)
@@ -98,7 +98,7 @@ class Relays:
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
-        self._breakers: dict[tuple[str, str], Breaker] = {}
+        self._breakers: dict[tuple[str, str], Breakers] = {}
 
     def turn(self, databases: Sequence[str]) -> RelayResult:
         """Have each relay work until it has nothing to do."""
@@ -115,8 +115,8 @@ class Relays:
 
     def _drain(self, alias: str, broker: str) -> RelayResult:
         settings = conf.settings().relay
-        breaker = self._breakers.setdefault((alias, broker), make_breaker(settings, self._clock.seconds, _longest))
-        relay = Relay(database.raw(alias), conf.make_broker(broker), LANE, breaker=breaker, random=_longest)
+        breakers = self._breakers.setdefault((alias, broker), make_breakers(settings, self._clock.seconds, _longest))
+        relay = Relay(database.raw(alias), conf.make_broker(broker), LANE, breakers=breakers, random=_longest)
         done = relay.drain()
         relay.sweep()
         return done

@@ -170,7 +170,7 @@ class TestConcerns:
     def test_name_a_broker_that_is_unavailable(self, read):
         a_relay(breaker="open")
 
-        assert read().concerns == ["Broker 'default' is unavailable to the relay h:1."]
+        assert read().concerns == ["Broker 'default' gives no answer to the relay h:1: its breaker is open."]
 
     def test_name_open_gaps(self, read):
         about = {"consumer_group": "cart", "source": "s", "topic": "orders", "lane": 1}

@@ -10,13 +10,13 @@ from outbox.brokers.base import Ended
 from outbox.brokers.memory import MemoryBroker
 from outbox.models import Batch
 from outbox.relay.backoff import Backoff
-from outbox.relay.breaker import Breaker
+from outbox.relay.breaker import Breaker, Breakers
 from outbox.relay.send import Sender
 
 
 def send_halves(broker: MemoryBroker, *batches) -> list[BatchSendResult]:
-    breaker = Breaker(3, Backoff(timedelta(0), timedelta(0)))
-    sender = Sender(database.raw("default"), broker, breaker, "urn:uuid:1", 10**6, lambda: False)
+    breakers = Breakers(lambda: Breaker(3, Backoff(timedelta(0), timedelta(0))))
+    sender = Sender(database.raw("default"), broker, breakers, "urn:uuid:1", 10**6, lambda: False)
     return sender.send(batches, is_half=True, shed_at=float("inf"))
 
 

@@ -3,7 +3,8 @@ from datetime import timedelta
 import pytest
 
 from outbox.relay.backoff import Backoff
-from outbox.relay.breaker import Breaker, BreakerState
+from outbox.relay.breaker import Breaker, Breakers, BreakerState
+from tests.outbox.relay.outages import open_for
 
 
 @pytest.fixture
@@ -60,3 +61,68 @@ class TestBreaker:
         assert breaker.state is BreakerState.CLOSED
         fail(breaker, 3)
         assert breaker.seconds_left == 1
+
+
+@pytest.fixture
+def breakers(clock) -> Breakers:
+    return Breakers(lambda: Breaker(3, Backoff(timedelta(seconds=1), timedelta(seconds=30), lambda: 1.0), clock))
+
+
+class TestBreakers:
+    def test_leave_one_topic_alone_that_gets_no_answer(self, breakers):
+        open_for(breakers, "orders")
+
+        assert breakers.open_topics == ["orders"]
+        assert breakers.state is BreakerState.CLOSED
+
+    def test_know_that_the_broker_is_away_by_several_topics(self, breakers):
+        open_for(breakers, "orders", "parcels", "bills")
+
+        assert breakers.state is BreakerState.OPEN
+        assert breakers.seconds_left == 1
+
+    def test_do_not_take_topics_for_the_broker_where_another_one_is_answered(self, breakers):
+        open_for(breakers, "orders", "parcels")
+        breakers.note_answer("mails")
+
+        open_for(breakers, "bills")
+
+        assert breakers.state is BreakerState.CLOSED
+        assert sorted(breakers.open_topics) == ["bills", "orders", "parcels"]
+
+    def test_double_the_wait_of_a_broker_whose_probe_failed(self, breakers, clock):
+        open_for(breakers, "orders", "parcels", "bills")
+        clock.now += 1
+
+        breakers.note_unavailable("orders")
+
+        assert breakers.seconds_left == 2
+
+    def test_probe_all_topics_at_once_when_the_broker_is_back(self, breakers, clock):
+        open_for(breakers, "orders", "parcels", "bills")
+        for _ in range(3):
+            clock.now += 100
+            breakers.note_unavailable("parcels")
+
+        breakers.note_answer("orders")
+
+        assert breakers.state is BreakerState.CLOSED
+        assert sorted(breakers.open_topics) == ["bills", "parcels"]
+        assert breakers.is_probed("parcels")
+
+    def test_probe_the_topic_first_that_has_waited_longest(self, breakers, clock):
+        open_for(breakers, "orders")
+        assert breakers.probe is None
+        clock.now += 2
+        open_for(breakers, "parcels")
+
+        assert breakers.probe == "orders"
+
+    def test_name_some_of_the_topics_that_get_no_answer(self, breakers):
+        assert breakers.describe() == "closed"
+
+        for name in ("orders", "parcels", "bills", "mails", "stock"):
+            open_for(breakers, name)
+            breakers.note_answer("calls")
+
+        assert breakers.describe() == "open for bills, mails, orders and 2 more"

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from django.db import connection as django_connection
 
-from outbox.batches.claim import CLAIM
+from outbox.batches.claim import CLAIM, Scope
 from outbox.models import Batch, Lane, State, Ticket
 from outbox.relay import claims as claims_module
 from outbox.relay.claims import ScanPositions
@@ -74,18 +74,18 @@ class TestClaim:
         assert [(batch.first_seq, len(batch.message_ids)) for batch in found] == [(1, 2), (3, 1)]
         assert Lane.objects.get(topic_id=topic.id).last_seq == 3
 
-    def test_shares_its_messages_between_the_topics_served_last(self):
-        first, second = TopicFactory.create_batch(2)
-        others = TopicFactory.create_batch(2)
-        for topic in (first, second, *others):
+    def test_shares_its_messages_out_among_the_topics_that_wait(self):
+        for topic in TopicFactory.create_batch(4):
             TicketFactory.create_batch(3, topic=topic)
-        mine = claims(batch_size=4)
 
-        mine.claim()
-        TicketFactory.create_batch(5, topic=first)
-        batches = mine.claim()
+        batches = claims(batch_size=4).claim()
 
-        assert [len(batch.message_ids) for batch in batches] == [2]
+        assert [len(batch.message_ids) for batch in batches] == [2, 2, 2, 2]
+
+    def test_takes_a_batch_at_most_of_a_topic(self):
+        TicketFactory.create_batch(3, topic=TopicFactory())
+
+        assert [len(batch.message_ids) for batch in claims(batch_size=2).claim()] == [2]
 
     def test_goes_round_the_topics(self, monkeypatch):
         monkeypatch.setattr(claims_module, "TOPICS_PER_CLAIM", 2)
@@ -121,8 +121,8 @@ class TestClaim:
                 [topics[0].id],
             )
             cursor.execute("ANALYZE outbox_ticket")
-            arguments = {"topics": [], "scan_from": [], "broker": "default", "ordered": False, "after": 0, "topic_limit": 1}
-            arguments |= {"limit": 1, "lane": 1, "lease": LEASE}
+            arguments = {"topics": [], "scan_from": [], "ordered": False, "after": 0, "topic_limit": 1}
+            arguments |= {"limit": 1, "lane": 1, "lease": LEASE, **Scope("default").arguments()}
             cursor.execute("EXPLAIN (ANALYZE, FORMAT JSON) " + CLAIM, arguments)
             plan = cursor.fetchone()[0][0]["Plan"]
 

@@ -7,7 +7,7 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 
 from outbox.batches.claim import LOCK_ORDER
-from outbox.models import Batch, State, Ticket
+from outbox.models import Batch, State, Ticket, Topic
 from outbox.relay import claims as claims_module
 from tests.factories import BatchFactory, TicketFactory, TopicFactory
 from tests.outbox.relay.claiming import claims
@@ -82,6 +82,95 @@ class TestClaimOrdered:
 
         assert batch.message_ids == ids([free])
         assert mine.claim_ordered() == []  # and ends, though nothing can be claimed
+
+    def test_takes_a_ticket_from_before_its_topic_was_ordered(self):
+        topic = TopicFactory(type="fifo")
+        BatchFactory(topic=topic, order_keys=[1], state=State.DEAD)
+        TicketFactory(topic=topic, order_key=None)
+
+        (batch,) = claims().claim_ordered()
+
+        assert batch.order_keys == [None]
+
+
+@pytest.mark.django_db
+class TestManyBlockedTopics:
+    """Topics whose waiting keys are all held, as many as one look takes, or one more, or two looks and one more."""
+
+    @pytest.fixture(params=[16, 17, 33])
+    def topics(self, request) -> list[Topic]:
+        topics = TopicFactory.create_batch(request.param, type="fifo")
+        for topic in topics:
+            BatchFactory(topic=topic, order_keys=[1], state=State.DEAD)
+            TicketFactory(topic=topic, order_key=1)
+        return topics
+
+    @pytest.mark.timeout(20)
+    def test_end_the_look(self, topics):
+        assert claims().claim_ordered() == []
+
+    @pytest.mark.timeout(20)
+    @pytest.mark.parametrize("turns", [0, 1])
+    def test_end_the_look_though_the_topic_at_which_it_began_is_gone(self, topics, turns):
+        mine = claims()
+        for _ in range(turns):
+            mine.claim_ordered()
+        first = next((one for one in topics if one.id > mine.ordered_after), topics[0])
+
+        Ticket.objects.filter(topic_id=first.id).delete()
+
+        assert mine.claim_ordered() == []
+
+    @pytest.mark.timeout(20)
+    def test_end_the_look_while_topics_leave_and_come_back(self, topics, monkeypatch):
+        real, looks = claims_module.claim_ordered, []
+
+        def leave_and_look(*args, **scope):
+            looks.append(scope["after"])
+            Ticket.objects.filter(topic_id=topics[len(looks) % len(topics)].id).delete()
+            return real(*args, **scope)
+
+        monkeypatch.setattr(claims_module, "claim_ordered", leave_and_look)
+
+        assert claims().claim_ordered() == []
+        assert len(looks) <= 4
+
+    def test_do_not_hide_a_topic_whose_key_is_free(self, topics):
+        free = TicketFactory(topic=TopicFactory(type="fifo"), order_key=2)
+        mine = claims()
+
+        assert [batch.message_ids for batch in mine.claim_ordered()] == [ids([free])]
+
+
+@pytest.mark.django_db(transaction=True)
+class TestTicketThatSomebodyElseHasLocked:
+    """An operator's SELECT ... FOR UPDATE, say."""
+
+    LOCK = "SELECT 1 FROM outbox_ticket WHERE message_id = %s FOR UPDATE"
+
+    def test_keeps_the_order_of_its_key(self, connect):
+        topic = TopicFactory(type="fifo")
+        first, later, other = (TicketFactory(topic=topic, order_key=key) for key in (1, 1, 2))
+        operator, mine = connect(), claims(connect())
+
+        with operator.transaction():
+            operator.execute(self.LOCK, [first.message_id])
+            (meanwhile,) = mine.claim_ordered()
+        (afterwards,) = mine.claim_ordered()
+
+        assert meanwhile.message_ids == ids([other])
+        assert afterwards.message_ids == ids([first, later])
+
+    def test_holds_back_only_what_is_behind_it(self, connect):
+        topic = TopicFactory(type="fifo")
+        before, locked, _ = (TicketFactory(topic=topic, order_key=1) for _ in range(3))
+        operator, mine = connect(), claims(connect())
+
+        with operator.transaction():
+            operator.execute(self.LOCK, [locked.message_id])
+            (batch,) = mine.claim_ordered()
+
+        assert batch.message_ids == ids([before])
 
 
 @pytest.mark.django_db(transaction=True)

@@ -9,11 +9,11 @@ from outbox.embedded import EmbeddedBroker
 from outbox.errors import ConfigurationError, LaneNotHeld, NotMigrated
 from outbox.models import Batch, MessageState, Process, State, Topic
 from outbox.relay import hosts
-from outbox.relay.breaker import BreakerState
 from outbox.relay.hosts import NO_IDLE_TIMEOUT, RelayTarget
 from outbox.relay.lane import take_lane
 from outbox.relay.wakeup import Waker
 from tests.factories import BatchFactory, DelayedFactory
+from tests.outbox.relay.outages import open_broker
 from tests.waiting import wait_until
 
 POST = RelayTarget("default", "default")
@@ -252,19 +252,17 @@ class TestDuty:
 
     def test_has_a_closed_breaker_when_settings_have_changed(self, settings):
         with hosts.open_runner(POST, note="test") as runner:
-            before = runner.relay.breaker
+            before = runner.relay.breakers
         settings.OUTBOX = {**settings.OUTBOX, "RELAY": {"BREAKER_THRESHOLD": 5}}
 
         with hosts.open_runner(POST, note="test") as runner:
-            assert runner.relay.breaker is not before
+            assert runner.relay.breakers is not before
 
-    def test_claims_nothing_and_is_over_while_the_broker_is_unavailable(self, monkeypatch):
+    def test_claims_nothing_and_is_over_while_the_broker_is_unavailable(self, settings):
+        settings.OUTBOX = {**settings.OUTBOX, "RELAY": {"BREAKER_BASE": timedelta(days=99), "BREAKER_LIMIT": timedelta(days=99)}}
         publish()
         with hosts.open_runner(POST, note="test") as runner:
-            for _ in range(3):
-                runner.relay.breaker.note_unavailable()
-            monkeypatch.setattr(runner.relay.breaker, "_opens_until", float("inf"))
-            assert runner.relay.breaker.state is BreakerState.OPEN
+            open_broker(runner.relay.breakers)
 
             runner.run(idle_timeout=LONG)
 

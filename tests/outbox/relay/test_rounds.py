@@ -11,6 +11,7 @@ from outbox.brokers.base import SendStatus
 from outbox.models import Batch, State, Ticket
 from outbox.relay.breaker import BreakerState
 from tests.factories import BatchFactory, MessageRowFactory, TicketFactory, stored
+from tests.outbox.relay.outages import open_broker, open_for
 
 pytestmark = pytest.mark.django_db
 
@@ -175,23 +176,30 @@ class TestOutage:
         batch = Batch.objects.get()
         assert (batch.state, batch.tries) == (State.RELEASED, 0)
 
-    def test_claims_nothing_while_the_breaker_is_open(self, relay, broker, make_topic):
-        BatchFactory(topic=make_topic(), state=State.RELEASED)
+    def test_claims_nothing_of_a_topic_while_its_breaker_is_open(self, relay, broker, make_topic):
+        topic = make_topic()
+        BatchFactory(topic=topic, state=State.RELEASED)
         broker.fail("send", SendStatus.UNAVAILABLE, times=None)
         relay.drain()
         attempt = Batch.objects.get().attempt
 
-        TicketFactory(topic=make_topic())
+        TicketFactory(topic=topic)
         drained = relay.drain()
 
         assert drained.batches == 0
         assert Batch.objects.get().attempt == attempt
         assert Ticket.objects.count() == 1
 
+    def test_claims_nothing_while_the_broker_is_away(self, relay, make_topic):
+        open_broker(relay.breakers)
+        TicketFactory(topic=make_topic())
+
+        assert relay.drain().batches == 0
+
     def test_claims_one_message_as_a_probe(self, relay, broker, make_topic, clock):
-        TicketFactory.create_batch(3, topic=make_topic())
-        for _ in range(3):
-            relay.breaker.note_unavailable()
+        topic = make_topic()
+        TicketFactory.create_batch(3, topic=topic)
+        open_for(relay.breakers, topic.name)
         clock.now += 60
         broker.fail("send", SendStatus.UNAVAILABLE, times=None)
 
@@ -199,6 +207,47 @@ class TestOutage:
 
         assert (drained.batches, drained.claimed) == (1, 1)
         assert Ticket.objects.count() == 2
+
+    def test_probes_with_a_topic_that_had_not_failed(self, relay, broker, make_topic, clock):
+        """A batch of a topic that is away on its own would keep all others waiting."""
+        away, well = make_topic(), make_topic()
+        BatchFactory(topic=away, state=State.RELEASED)
+        TicketFactory.create_batch(3, topic=well)
+        open_for(relay.breakers, away.name, "away-2", "away-3")
+        clock.now += 60
+        broker.fail("send", SendStatus.UNAVAILABLE, times=None, where=lambda message: message.topic == away.name)
+
+        drained = relay.drain()
+
+        assert drained.sent == 3
+        assert relay.breakers.state is BreakerState.CLOSED
+
+    def test_of_one_topic_stops_no_other(self, relay, broker, make_topic, clock):
+        away, *well = (make_topic() for _ in range(4))
+        for topic in (away, *well):
+            TicketFactory.create_batch(3, topic=topic)
+        broker.fail("send", SendStatus.UNAVAILABLE, times=None, where=lambda message: message.topic == away.name)
+
+        assert relay.drain().sent == 9
+
+        for topic in (away, *well):
+            TicketFactory(topic=topic)
+        assert relay.drain().sent == 3
+        assert relay.breakers.describe() == f"open for {away.name}"
+
+        broker.heal()
+        clock.now += 60
+        assert relay.drain().sent == 4
+        assert relay.breakers.describe() == "closed"
+
+    def test_of_a_topic_that_is_empty_now_is_forgotten(self, relay, make_topic, clock):
+        topic = make_topic()
+        open_for(relay.breakers, topic.name)
+        clock.now += 60
+
+        relay.drain()
+
+        assert relay.breakers.describe() == "closed"
 
     def test_is_over_when_the_probe_is_answered(self, relay, broker, make_topic, clock):
         TicketFactory.create_batch(3, topic=make_topic())
@@ -209,7 +258,7 @@ class TestOutage:
         clock.now += 60
         drained = relay.drain()
 
-        assert relay.breaker.state is BreakerState.CLOSED
+        assert relay.breakers.state is BreakerState.CLOSED
         assert drained.sent == 3
 
 

@@ -14,10 +14,11 @@ from outbox.brokers.base import Outgoing, SendResult, SendStatus
 from outbox.brokers.memory import MemoryBroker
 from outbox.models import MessageRow, Topic
 from outbox.relay.backoff import Backoff
-from outbox.relay.breaker import Breaker, BreakerState
+from outbox.relay.breaker import Breaker, Breakers
 from outbox.relay.send import Sender
 from tests.factories import BatchFactory, MessageRowFactory
 from tests.outbox.relay.batches import claimed, make_claimed
+from tests.outbox.relay.outages import open_broker, open_for
 
 pytestmark = pytest.mark.django_db
 
@@ -45,13 +46,13 @@ def broker(make_topic) -> Recorder:
 
 
 @pytest.fixture
-def breaker(clock) -> Breaker:
-    return Breaker(2, Backoff(timedelta(seconds=1), timedelta(seconds=1), lambda: 1.0), clock)
+def breakers(clock) -> Breakers:
+    return Breakers(lambda: Breaker(2, Backoff(timedelta(seconds=1), timedelta(seconds=1), lambda: 1.0), clock))
 
 
 @pytest.fixture
-def sender(broker, breaker, clock) -> Sender:
-    return Sender(database.raw("default"), broker, breaker, "urn:uuid:1", 1000, lambda: False, clock)
+def sender(broker, breakers, clock) -> Sender:
+    return Sender(database.raw("default"), broker, breakers, "urn:uuid:1", 1000, lambda: False, clock)
 
 
 def send(sender: Sender, *batches, shed_at: float = NEVER, is_half: bool = False) -> BatchSendResult:
@@ -194,49 +195,64 @@ class TestHalt:
         assert (result.accepted, reasons(result)) == ({1: ""}, {2: SplitReason.SHED})
 
 
-class TestBreakerOfASender:
-    def test_opens_after_batches_that_found_the_broker_unavailable(self, sender, broker, breaker, make_topic):
+class TestBreakersOfASender:
+    def test_open_after_batches_of_a_topic_that_got_no_answer(self, sender, broker, breakers, make_topic):
+        topic = make_topic()
         broker.fail("send", SendStatus.UNAVAILABLE, times=None)
 
         for _ in range(2):
-            send(sender, make_claimed(topic=make_topic(), size=2))
+            send(sender, make_claimed(topic=topic, size=2))
 
-        assert breaker.state is BreakerState.OPEN
+        assert breakers.open_topics == [topic.name]
 
-    def test_keeps_the_broker_from_being_called(self, sender, broker, breaker, make_topic):
-        breaker.note_unavailable(), breaker.note_unavailable()
+    def test_keep_the_broker_from_being_called(self, sender, broker, breakers, make_topic):
+        open_broker(breakers)
 
         result = send(sender, make_claimed(topic=make_topic()))
 
         assert reasons(result) == {1: SplitReason.UNAVAILABLE}
         assert broker.calls == []
 
+    def test_send_the_other_topics_of_a_call_that_one_got_no_answer_in(self, sender, broker, make_topic):
+        away, well = make_topic(), make_topic()
+        batches = [make_claimed(topic=topic, message_ids=make_large(topic, 2)) for topic in (away, well)]
+        broker.fail("send", SendStatus.UNAVAILABLE, where=lambda message: message.topic == away.name)
+
+        first, second = sender.send(batches, is_half=False, shed_at=NEVER)
+
+        assert set(reasons(first).values()) == {SplitReason.UNAVAILABLE}
+        assert second.accepted == {1: "", 2: ""}
+        assert len(broker.calls) == 3  # nothing more of the first one
+
     @pytest.mark.parametrize("verdict", [SendStatus.REFUSED, SendStatus.MISCONFIGURED])
-    def test_closes_by_any_answer(self, sender, broker, breaker, clock, make_topic, verdict):
-        breaker.note_unavailable(), breaker.note_unavailable()
+    def test_close_by_any_answer(self, sender, broker, breakers, clock, make_topic, verdict):
+        topic = make_topic()
+        open_for(breakers, topic.name)
         clock.now += 1
         broker.fail("send", verdict)
 
-        send(sender, make_claimed(topic=make_topic()))
+        send(sender, make_claimed(topic=topic))
 
-        assert breaker.state is BreakerState.CLOSED
+        assert breakers.open_topics == []
 
-    def test_probes_with_one_message(self, sender, broker, breaker, clock, make_topic):
-        breaker.note_unavailable(), breaker.note_unavailable()
+    def test_probe_with_one_message(self, sender, broker, breakers, clock, make_topic):
+        topic = make_topic()
+        open_for(breakers, topic.name)
         clock.now += 1
         broker.fail("send", SendStatus.UNAVAILABLE)
 
-        result = send(sender, make_claimed(topic=make_topic(), size=3))
+        result = send(sender, make_claimed(topic=topic, size=3))
 
         assert [len(call) for call in broker.calls] == [1]
         assert set(reasons(result).values()) == {SplitReason.UNAVAILABLE}
-        assert breaker.state is BreakerState.OPEN
+        assert breakers.probe is None
 
-    def test_sends_the_rest_when_the_probe_is_answered(self, sender, broker, breaker, clock, make_topic):
-        breaker.note_unavailable(), breaker.note_unavailable()
+    def test_send_the_rest_when_the_probe_is_answered(self, sender, broker, breakers, clock, make_topic):
+        topic = make_topic()
+        open_for(breakers, topic.name)
         clock.now += 1
 
-        result = send(sender, make_claimed(topic=make_topic(), size=3))
+        result = send(sender, make_claimed(topic=topic, size=3))
 
         assert [len(call) for call in broker.calls] == [1, 2]
         assert result.accepted == {1: "", 2: "", 3: ""}

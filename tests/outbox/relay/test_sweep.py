@@ -11,6 +11,7 @@ from outbox.brokers.base import Ended, HalfRef, HalfStanding, SendResult, SendSt
 from outbox.message import Resolution
 from outbox.models import Batch, State
 from tests.factories import BatchFactory, TopicFactory, stored
+from tests.outbox.relay.outages import open_broker
 
 pytestmark = pytest.mark.django_db
 
@@ -141,8 +142,7 @@ class TestSweepOfIdempotentEnds:
 
     def test_waits_for_a_broker_that_is_out_of_reach(self, relay, broker, prepare):
         batch = prepare(1)
-        for _ in range(3):
-            relay.breaker.note_unavailable()
+        open_broker(relay.breakers)
 
         assert relay.sweep().batches == 0
         assert stored(batch).state == State.PREPARED

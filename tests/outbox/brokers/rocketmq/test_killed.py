@@ -63,7 +63,7 @@ class TestKilledServer:
         newcomer = Acts(harness, harness.open())
         [away] = newcomer.broker.send_halves([newcomer.message(HALF)])
 
-        assert relay.breaker.state is BreakerState.OPEN
+        assert relay.breakers.state is BreakerState.OPEN
         assert set(Batch.objects.values_list("tries", flat=True)) == {0}
         assert away.status is SendStatus.UNAVAILABLE
 
