@@ -11,6 +11,8 @@ from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any
 
+import psycopg
+
 from outbox.batches.batch import UNFINISHED, Batch
 from outbox.database import Connection
 from outbox.database.locks import IS_LANE_FREE, Lock
@@ -210,12 +212,12 @@ def claim_ordered(
         return None
     arguments = {"topics": [], "scan_from": [], "ordered": True, "lane": lane, "lease": lease, **scope.arguments()}
     arguments |= {"limit": limit, "after": after, "topic_limit": topic_limit}
-    # One transaction, and one round trip: a relay that is frozen can only be so before the server has begun, or when the
-    # server is done. Frozen between two statements, it would keep the lock and stop every other relay.
-    with connection.pipeline():
-        connection.execute(LOCK_ORDER)
-        claimed = connection.execute(CLAIM_ORDERED, arguments)
-    return [_claimed(row) for row in claimed.fetchall()]
+    # One message to the server, which it takes as one transaction: a relay can be frozen before the server begins, or when it
+    # is done. Frozen between two statements, it would keep the lock and stop every other relay.
+    with psycopg.ClientCursor(connection) as cursor:
+        cursor.execute(f"{LOCK_ORDER};{CLAIM_ORDERED}", arguments)
+        cursor.nextset()
+        return [_claimed(row) for row in cursor.fetchall()]
 
 
 def reclaim(connection: Connection, scope: Scope, *, lane: int, lease: timedelta) -> Batch | None:

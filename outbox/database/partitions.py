@@ -28,6 +28,9 @@ T = TypeVar("T")
 
 PATIENCE = timedelta(seconds=10)
 
+# Publishers wait for these transactions, and nothing is done between their statements: one that is idle is of a frozen process.
+FROZEN_AFTER = timedelta(seconds=1)
+
 # CheckViolation: a row of the day reached DEFAULT after we had looked there.
 RETRIED = (errors.LockNotAvailable, errors.DeadlockDetected, errors.CheckViolation)
 
@@ -87,7 +90,7 @@ def make_days(using: str, *, today: date | None = None, patience: timedelta = PA
     """
     today = today or datetime.now(UTC).date()
     last = today + timedelta(days=conf.settings().relay.partition_days)
-    with connect(using, application_name="outbox upkeep", patience=PATIENCE) as connection:
+    with connect(using, application_name="outbox upkeep", patience=FROZEN_AFTER) as connection:
         existing = set(days(connection))
         ahead = [today + timedelta(days=n) for n in range((last - today).days + 1)]
         strays = _stray_days(connection, last)

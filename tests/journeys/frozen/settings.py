@@ -1,0 +1,24 @@
+"""A shop whose processes are frozen: what they hold is free again after a second. Consumers are defined here, too."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+
+from tests.settings import *  # noqa: F403
+from tests.settings import DATABASES, OUTBOX
+
+DATABASES = {"default": DATABASES["default"]}
+
+SECOND = timedelta(seconds=1)
+TOPICS = {"letters": "normal", "pairs": "transaction", "parcels": "fifo", "alarms": "delay"}
+GROUP = "frozen"
+
+OUTBOX = {
+    **OUTBOX,
+    "BROKERS": {"default": {"BACKEND": "outbox.embedded.EmbeddedBroker", "OPTIONS": {"CHECK_AFTER": timedelta(0)}}},
+    "TOPICS": {name: {"TYPE": kind} for name, kind in TOPICS.items()},
+    "RELAY": {"LEASE": SECOND, "SWEEP_AGE": SECOND, "RETRY_BASE": timedelta(milliseconds=100)},
+    "CONSUMER": {"INVISIBLE": SECOND, "WAIT": timedelta(milliseconds=100)},
+    "CHECK_BACK": {"LOCK_TIMEOUT": timedelta(milliseconds=200)},
+    "NUDGE": False,
+}
