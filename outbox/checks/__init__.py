@@ -38,7 +38,7 @@ ALWAYS = (
     celery.check_eager,
 )
 WITH_URLS = (check_back.check_transactions, check_back.check_somebody_answers)
-WITH_DATABASES = (servers.check_version, servers.check_pooler, servers.check_schemas)
+WITH_DATABASES = (servers.check_version, servers.check_pooler, servers.check_idle_transactions, servers.check_schemas)
 WHEN_DEPLOYED = (check_back.check_secrets, deployment.check_durability, deployment.check_failpoints)
 
 

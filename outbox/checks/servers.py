@@ -11,10 +11,13 @@ from django.core.checks import Warning as Caution
 from django.db import Error as DatabaseError
 from django.db import NotSupportedError, connections
 
-from outbox import database
+from outbox import conf, database
+from outbox.errors import ConfigurationError
+from outbox.message import TopicType
 
 # Schemas that hold the outbox, and the one that this connection sees.
 SCHEMAS = "SELECT relnamespace::regnamespace::text FROM pg_class WHERE relname = 'outbox_ticket' AND relkind = 'r'"
+IDLE_TRANSACTIONS = "SELECT current_setting('idle_in_transaction_session_timeout')"
 SCHEMA = "SELECT relnamespace::regnamespace::text FROM pg_class WHERE oid = to_regclass('outbox_ticket')"
 
 
@@ -53,6 +56,38 @@ def check_pooler(databases: Sequence[str] | None = None, **kwargs: Any) -> list[
                 f"Database {alias!r} is reached through a pooler in transaction mode, where session locks hold nothing.",
                 hint="Let relays connect to PostgreSQL directly, or through a pool in session mode.",
                 id="outbox.W025",
+            )
+        ]
+
+    return _look_at(databases, look)
+
+
+def check_idle_transactions(databases: Sequence[str] | None = None, **kwargs: Any) -> list[CheckMessage]:
+    """
+    W045: Topics keep order, and the database never ends a transaction that is idle.
+
+    A publisher of a key waits until its last publisher has committed. Where that one's process is frozen in its transaction, all
+    later messages of the key wait as long. Let PostgreSQL end such a transaction.
+    """
+    try:
+        has_order = any(conf.topic_settings(name).type is TopicType.FIFO for name in conf.settings().topics)
+    except ConfigurationError:  # E001 or E003 has said it
+        return []
+    if not has_order:
+        return []
+
+    def look(alias: str) -> list[CheckMessage]:
+        with connections[alias].cursor() as cursor:
+            cursor.execute(IDLE_TRANSACTIONS)
+            if cursor.fetchone() != ("0",):
+                return []
+        return [
+            Caution(
+                f"Database {alias!r} never ends a transaction that is idle. A publisher that is frozen in one keeps all "
+                "others of its key waiting.",
+                hint=f'Set DATABASES[{alias!r}]["OPTIONS"]["options"] = "-c idle_in_transaction_session_timeout=60s", or, '
+                "in PostgreSQL, ALTER ROLE ... SET idle_in_transaction_session_timeout = '60s'.",
+                id="outbox.W045",
             )
         ]
 

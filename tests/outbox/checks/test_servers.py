@@ -54,3 +54,28 @@ class TestW025:
         monkeypatch.setitem(connections["default"].settings_dict, "PORT", 1)
 
         assert found(databases=["default"]) == []
+
+
+class TestW045:
+    @pytest.fixture(autouse=True)
+    def _keeps_order(self, settings):
+        settings.OUTBOX = {**settings.OUTBOX, "TOPICS": {"moved": {"TYPE": "fifo"}}}
+
+    def test_warns_of_publishers_that_may_be_frozen_in_a_transaction(self, found):
+        (problem,) = found(databases=["default"])
+
+        assert problem.id == "outbox.W045"
+        assert "idle_in_transaction_session_timeout" in problem.hint
+
+    def test_is_content_where_such_a_transaction_ends(self, found):
+        with connections["default"].cursor() as cursor:
+            cursor.execute("SET idle_in_transaction_session_timeout = '60s'")
+        try:
+            assert found(databases=["default"]) == []
+        finally:
+            connections["default"].close()
+
+    def test_does_not_ask_where_no_topic_keeps_order(self, found, settings):
+        settings.OUTBOX = {**settings.OUTBOX, "TOPICS": {"drawn": {"TYPE": "normal"}}}
+
+        assert found(databases=["default"]) == []
