@@ -22,12 +22,16 @@ class OutboxConfig(AppConfig):
 
 
 def _prepare_database(*, using: str, **kwargs: object) -> None:
-    """Write what the tables need beside their shape: topics, and days of the message table made ahead."""
+    """
+    Write what the tables need beside their shape: topics, and days of the message table made ahead.
+
+    Every migrate calls this, also one of another app, or of ours to zero: then there are no tables.
+    """
     # In here for the same reason.
-    from outbox.database import is_outbox_database
+    from outbox.database import has_outbox_tables, is_outbox_database
     from outbox.database.partitions import make_days
     from outbox.topics import write_topics
 
-    if is_outbox_database(using):
+    if is_outbox_database(using) and has_outbox_tables(using):
         write_topics(using)
         make_days(using)

@@ -26,6 +26,8 @@ BE_PATIENT = """
 SELECT set_config('lock_timeout', %s, false), set_config('idle_in_transaction_session_timeout', %s, false)
 """
 
+HAS_TABLES = "SELECT to_regclass('outbox_topic') IS NOT NULL AND to_regclass('outbox_message') IS NOT NULL"
+
 BACKEND = "SELECT pg_backend_pid()"
 
 
@@ -43,6 +45,11 @@ def is_outbox_database(alias: str) -> bool:
     """Say whether a database may hold messages, by settings and routers."""
     message_row = apps.get_model("outbox", "MessageRow")  # this room is below models
     return connections[alias].vendor == "postgresql" and router.allow_migrate_model(alias, message_row)
+
+
+def has_outbox_tables(alias: str) -> bool:
+    """Return whether a database has the tables of the outbox, as far as Django's connection sees."""
+    return raw(alias).execute(HAS_TABLES).fetchone() == (True,)
 
 
 def connect(alias: str, *, application_name: str = "outbox", patience: timedelta | None = None, **options: Any) -> Connection:
