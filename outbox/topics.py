@@ -18,6 +18,8 @@ FIND_TOPIC = "SELECT id FROM outbox_topic WHERE name = %s"
 # What its row says.
 READ_TOPIC = "SELECT broker, type, ordered FROM outbox_topic WHERE name = %s"
 
+READ_TOPICS = "SELECT name, broker, type, ordered FROM outbox_topic WHERE id <> 0"
+
 # A topic that is new or changed. Each call takes a number of the identity column, whether it inserts or not.
 WRITE_TOPIC = """
 INSERT INTO outbox_topic (name, broker, type, ordered) VALUES (%s, %s, %s, %s)
@@ -49,10 +51,25 @@ _ids: dict[tuple[str, str, str], int] = {}
 
 def write_topics(using: str, connection: database.Connection | None = None) -> None:
     """Write the topics of `OUTBOX["TOPICS"]` into a database, over its Django connection unless another is given."""
-    for alias in conf.settings().brokers:
-        for topic in conf.topics_of(alias):
-            _write(connection or database.raw(using), topic.name)
+    match_topics(connection or database.raw(using))
     forget(using)
+
+
+def match_topics(connection: database.Connection) -> set[str]:
+    """
+    Write the rows of topics that differ from the settings.
+
+    Two releases that run side by side may differ over a topic. Each relay corrects the rows again and again, so that the last one
+    to live has its way, whichever started last.
+
+    Returns:
+        The names of topics that only the database has.
+    """
+    found = {row[0]: row[1:] for row in connection.execute(READ_TOPICS).fetchall()}
+    for name in conf.settings().topics:
+        if found.pop(name, None) != _wanted(name):
+            connection.execute(WRITE_TOPIC, [name, *_wanted(name)])
+    return set(found)
 
 
 def topic_id(name: str, using: str) -> int:
@@ -136,7 +153,11 @@ def _insist_on_home(using: str) -> None:
 
 
 def _write(connection: database.Connection, name: str) -> None:
+    if connection.execute(READ_TOPIC, [name]).fetchone() != _wanted(name):
+        connection.execute(WRITE_TOPIC, [name, *_wanted(name)])
+
+
+def _wanted(name: str) -> tuple[str, TopicType | None, bool]:
+    """Return what a topic's row says by the settings: broker, type, and whether it keeps order."""
     topic = conf.topic_settings(name)
-    wanted = (topic.broker, topic.type, topic.type is TopicType.FIFO)
-    if connection.execute(READ_TOPIC, [name]).fetchone() != wanted:
-        connection.execute(WRITE_TOPIC, [name, *wanted])
+    return topic.broker, topic.type, topic.type is TopicType.FIFO

@@ -104,6 +104,11 @@ class TopicStatus:
     tries: int
     oldest_seconds: float | None
 
+    @property
+    def unsent(self) -> int:
+        """How many are on their way, or wait for it."""
+        return self.waiting + self.delayed + self.released + self.claimed + self.prepared
+
 
 @dataclass(frozen=True, slots=True)
 class ProcessStatus:
@@ -238,6 +243,11 @@ def _concerns(status: Status) -> list[str]:
     for topic in status.topics:
         if topic.dead:
             found.append(f"{topic.name}: {topic.dead} dead. See outbox_retry; --skip lets them rest.")
+        if topic.name not in conf.settings().topics and topic.unsent:
+            found.append(
+                f'{topic.name}: {topic.unsent} messages, and OUTBOX["TOPICS"] has no such topic, so no relay takes them. '
+                "Put it back until they are sent."
+            )
         if topic.tries >= ALARM_TRIES:
             found.append(f"{topic.name}: a message has failed {topic.tries} times.")
         if (topic.oldest_seconds or 0) > LATE_AFTER.total_seconds() and not topic.is_paused:

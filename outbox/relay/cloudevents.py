@@ -52,4 +52,5 @@ def seal(row: Row, batch: Batch, position: int, *, source: str, is_half: bool) -
     deliver_at = None
     if batch.type is TopicType.DELAY and Header.DELIVER_AT in headers:
         deliver_at = datetime.fromisoformat(headers[Header.DELIVER_AT])
-    return Outgoing(message_id, batch.topic, row.body, row.key, headers.get(Header.TAG, ""), headers, token, deliver_at)
+    key = row.key or (message_id if batch.type is TopicType.FIFO else "")  # published before the topic kept order
+    return Outgoing(message_id, batch.topic, row.body, key, headers.get(Header.TAG, ""), headers, token, deliver_at)

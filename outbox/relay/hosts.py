@@ -26,11 +26,12 @@ from outbox.relay.delayed import MOVED_AT_ONCE, move_due
 from outbox.relay.lane import Lane, take_lane
 from outbox.relay.rounds import Relay, RelayResult, make_breakers
 from outbox.relay.wakeup import Waker, forget_dead
-from outbox.topics import write_topics
+from outbox.topics import match_topics
 
 logger = logging.getLogger(__name__)
 
 MAINTENANCE_EVERY = 1.0  # seconds
+MATCH_TOPICS_EVERY = 5.0
 IDLE_TIMEOUT = timedelta(milliseconds=200)
 NO_IDLE_TIMEOUT = timedelta(0)
 
@@ -169,6 +170,7 @@ class RelayRunner:
             return
         while move_due(self._connection) == MOVED_AT_ONCE:
             pass
+        self.relay.claims.foreign |= _foreign_topics(self.target.database, self._connection)
         self.relay.sweep()
         forget_dead(self._connection)
         heartbeats.beat(
@@ -207,7 +209,7 @@ def open_runner(target: RelayTarget, *, note: str) -> Iterator[RelayRunner]:
         )
         ensure_fit(target.database, connection)
         lane = take_lane(connection, lanes=conf.settings().relay.lanes)
-        _write_topics_once(target.database, connection)
+        _foreign_topics(target.database, connection)  # so that a first message finds its row
         broker = conf.make_broker(target.broker)
         stack.callback(broker.close)
         yield RelayRunner(target, connection, broker, lane, note, stack)
@@ -240,12 +242,23 @@ def _breakers_of(target: RelayTarget) -> Breakers:
     return known[1]
 
 
-_written: dict[tuple[str, str], conf.Settings] = {}
+@dataclass(frozen=True, slots=True)
+class _Matched:
+    """When this process last compared the topic rows of a database with which settings, and which topics only the rows have."""
+
+    settings: conf.Settings
+    at: float
+    foreign: frozenset[str]
 
 
-def _write_topics_once(alias: str, connection: Connection) -> None:
-    """Write the topic rows when this process opens its first runner, and again when settings have changed."""
+_matched: dict[tuple[str, str], _Matched] = {}
+
+
+def _foreign_topics(alias: str, connection: Connection) -> frozenset[str]:
+    """Return the topics that the settings do not have; the rows of the others are corrected, each process now and then."""
     place = alias, str(connections[alias].settings_dict["NAME"])  # of one database, aliases may lead to several schemas
-    if _written.get(place) is not conf.settings():
-        write_topics(alias, connection)
-        _written[place] = conf.settings()
+    last = _matched.get(place)
+    if last is None or last.settings is not conf.settings() or time.monotonic() - last.at > MATCH_TOPICS_EVERY:
+        foreign = frozenset(match_topics(connection))
+        last = _matched[place] = _Matched(conf.settings(), time.monotonic(), foreign)
+    return last.foreign
