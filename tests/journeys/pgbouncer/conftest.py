@@ -58,9 +58,9 @@ def pooled(direct_url: str, pooler: PgBouncer, monkeypatch: pytest.MonkeyPatch, 
     monkeypatch.delitem(default["OPTIONS"], "prepare_threshold")
     monkeypatch.setattr(sources, "_aliases", {})
     settings.OUTBOX = {
-        "TOPICS": {"orders": {"TYPE": "transaction"}, "ordered": {"TYPE": "fifo"}, "plain": {"TYPE": "normal"}},
+        **settings.OUTBOX,
+        "TOPICS": {**settings.OUTBOX["TOPICS"], "ordered": {"TYPE": "fifo"}},
         "DIRECT_DATABASES": {"default": "direct"},
-        "NUDGE": False,
     }
     topics.forget("default")
     yield

@@ -7,11 +7,13 @@ from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, datetime, timedelta
 from decimal import Decimal
+from io import StringIO
 from typing import Any
 from uuid import uuid4
 
 import psycopg
 import pytest
+from django.core.management import call_command
 from django.db import connections
 from django.test import Client
 from django.urls import reverse
@@ -19,9 +21,12 @@ from standardwebhooks import Webhook
 
 from outbox import conf, database, publish, publish_raw, transaction
 from outbox.consuming import register
+from outbox.consuming.gaps import find_gaps
 from outbox.consuming.threads import ConsumerThreads
 from outbox.models import InboxRow, MessageRow, MessageState, State
+from outbox.monitoring.health import Health, health, readiness
 from outbox.relay import hosts
+from outbox.relay.maintenance import maintain
 from project.servers.pgbouncer import HOST, PgBouncer
 from project.shop.messages import OrderPlaced
 from project.shop.models import CartEntry
@@ -163,6 +168,19 @@ class TestTheCheckBackEndpoint:
         answers = in_threads(8, lambda nth: ask(question_of(halves[nth])), range(20))
 
         assert answers == [(200, "COMMIT")] * 20
+        assert left_behind() == []
+
+
+class TestThoseWhoLook:
+    def test_leave_nothing_behind(self, left_behind):
+        publish_orders(range(10))
+
+        for _ in range(5):
+            maintain("default")
+            find_gaps(register.group("cart"))
+            call_command("outbox_status", database=["default"], stdout=StringIO())
+            assert (readiness()["default"], health()["default"]) == (Health.OK, Health.OK)
+
         assert left_behind() == []
 
 

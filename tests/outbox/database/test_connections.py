@@ -1,6 +1,11 @@
 """Connections of our own."""
 
+import os
+import subprocess
+import sys
+
 import pytest
+from django.conf import settings
 from django.db import connections
 
 from outbox import database
@@ -28,3 +33,35 @@ class TestConnect:
 
         with database.connect("default") as connection:
             assert connection.prepare_threshold == 5
+
+
+# A test run of a project whose alias "direct" leads around the pooler of "default".
+TEST_RUN = """
+import django
+from project import settings
+
+settings.DATABASES["default"]["TEST"] = {"NAME": "test_of_a_mirror"}
+settings.DATABASES["direct"] = {**settings.DATABASES["default"], "TEST": {"MIRROR": "default"}}
+settings.OUTBOX["DIRECT_DATABASES"] = {"default": "direct"}
+django.setup()
+
+from django.core.checks import run_checks
+from django.test.utils import setup_databases, teardown_databases
+from outbox import database
+
+made = setup_databases(verbosity=0, interactive=False, serialized_aliases=())
+with database.connect_session("default") as connection:
+    print(connection.info.dbname, database.outbox_databases(), run_checks(databases=["default", "direct"]))
+teardown_databases(made, verbosity=0)
+"""
+
+
+class TestConnectSession:
+    def test_leads_to_the_test_database_by_an_alias_that_mirrors_it(self):
+        environment = {**os.environ, "DJANGO_SETTINGS_MODULE": "project.settings"}
+
+        done = subprocess.run(
+            [sys.executable, "-c", TEST_RUN], cwd=settings.BASE_DIR, env=environment, capture_output=True, text=True
+        )
+
+        assert (done.stdout, done.returncode) == ("test_of_a_mirror ['default'] []\n", 0), done.stderr
