@@ -76,7 +76,8 @@ def topic_id(name: str, using: str) -> int:
     """
     Give a topic's id, writing its row first where there is none.
 
-    The row is written over a connection of its own: the caller's transaction may yet be rolled back.
+    The row is written over a connection of its own: the caller's transaction may yet be rolled back. That goes around a pooler,
+    all of whose backends may be held by transactions which wait for this.
 
     Raises:
         UnknownTopic: the topic is not in settings.
@@ -99,7 +100,7 @@ def topic_id(name: str, using: str) -> int:
         ) from error
     _insist_on_home(using)
     if row is None:
-        with database.connect(using) as own:
+        with database.connect(database.direct_alias(using)) as own:
             _write(own, name)
             row = own.execute(FIND_TOPIC, [name]).fetchone()
     assert row is not None

@@ -33,15 +33,14 @@ def alias_of(token: str, *, otherwise: str) -> str:
 def connect(alias: str) -> database.Connection:
     """Open a connection that neither waits for a lock nor works longer than `OUTBOX["CHECK_BACK"]` allows."""
     limits = conf.settings().check_back
-    connection = database.connect(
+    times = {"lock_timeout": limits.lock_timeout, "statement_timeout": limits.statement_timeout}
+    return database.connect(
         alias,
         application_name="outbox check-back",
+        # 0 would mean: no limit.
+        settings={name: str(max(1, round(limit.total_seconds() * 1000))) for name, limit in times.items()},
         connect_timeout=max(2, round(limits.statement_timeout.total_seconds())),  # libpq takes less than 2 s for 2 s
     )
-    for name, limit in ("lock_timeout", limits.lock_timeout), ("statement_timeout", limits.statement_timeout):
-        milliseconds = max(1, round(limit.total_seconds() * 1000))  # 0 would mean: no limit
-        connection.execute("SELECT set_config(%s, %s, false)", [name, str(milliseconds)])
-    return connection
 
 
 def _read_sources() -> None:

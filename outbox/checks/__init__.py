@@ -29,6 +29,7 @@ ALWAYS = (
     consumers.check_databases,
     consumers.check_names,
     databases.check_engine,
+    databases.check_direct_databases,
     databases.check_replicas,
     databases.check_business_rows,
     databases.check_prepared_statements,
@@ -38,7 +39,13 @@ ALWAYS = (
     celery.check_eager,
 )
 WITH_URLS = (check_back.check_transactions, check_back.check_somebody_answers)
-WITH_DATABASES = (servers.check_version, servers.check_pooler, servers.check_idle_transactions, servers.check_schemas)
+WITH_DATABASES = (
+    servers.check_version,
+    servers.check_pooler,
+    servers.check_direct_databases,
+    servers.check_idle_transactions,
+    servers.check_schemas,
+)
 WHEN_DEPLOYED = (check_back.check_secrets, deployment.check_durability, deployment.check_failpoints)
 
 

@@ -11,6 +11,7 @@ from django.db import connections, router
 from django.db.backends.postgresql.psycopg_any import is_psycopg3
 
 from outbox import database
+from outbox.checks.settings import known_settings
 from outbox.models import MessageRow
 
 NOT_BUSINESS = ("django.", "rest_framework", "outbox.")
@@ -35,6 +36,30 @@ def check_engine(**kwargs: Any) -> list[CheckMessage]:
             id="outbox.E007",
         )
     ]
+
+
+def check_direct_databases(**kwargs: Any) -> list[CheckMessage]:
+    """
+    E044: `OUTBOX["DIRECT_DATABASES"]` names what is no alias of a PostgreSQL in DATABASES, or one alias on both sides.
+
+    On the left stands the alias that messages go to, on the right the one that leads around its pooler.
+    """
+    found: list[CheckMessage] = []
+    named = known_settings().direct_databases
+    for alias, direct in named.items():
+        wrong = [one for one in (alias, direct) if one not in connections.settings or connections[one].vendor != "postgresql"]
+        if wrong or direct in named:
+            what = "names no PostgreSQL of DATABASES" if wrong else "has one alias on both sides"
+            found.append(
+                Error(
+                    f'OUTBOX["DIRECT_DATABASES"] = {{"{alias}": "{direct}"}} {what}.',
+                    hint=f"Add {', '.join(map(repr, wrong))} to DATABASES, or correct the name."
+                    if wrong
+                    else "Name the alias that messages go to on the left, and the one that leads around its pooler on the right.",
+                    id="outbox.E044",
+                )
+            )
+    return found
 
 
 def check_replicas(**kwargs: Any) -> list[CheckMessage]:
@@ -99,8 +124,8 @@ def check_prepared_statements(**kwargs: Any) -> list[CheckMessage]:
     W023: A database behind a pooler in transaction mode is to keep prepared statements.
 
     `DISABLE_SERVER_SIDE_CURSORS` says that there is such a pooler. A statement prepared over it is missing on the next
-    connection: leave `prepare_threshold` out, unless the pooler carries prepared statements along (PgBouncer 1.21 with
-    `max_prepared_statements`); then silence this check.
+    connection: leave `prepare_threshold` out, unless the pooler carries prepared statements along (PgBouncer 1.22 with
+    `max_prepared_statements`, and psycopg with a libpq of PostgreSQL 17); then silence this check.
     """
     return [
         Caution(

@@ -20,6 +20,8 @@ SCHEMAS = "SELECT relnamespace::regnamespace::text FROM pg_class WHERE relname =
 IDLE_TRANSACTIONS = "SELECT current_setting('idle_in_transaction_session_timeout')"
 SCHEMA = "SELECT relnamespace::regnamespace::text FROM pg_class WHERE oid = to_regclass('outbox_ticket')"
 
+SOURCE = "SELECT id FROM outbox_source"
+
 
 def check_version(databases: Sequence[str] | None = None, **kwargs: Any) -> list[CheckMessage]:
     """
@@ -41,21 +43,37 @@ def check_version(databases: Sequence[str] | None = None, **kwargs: Any) -> list
 
 def check_pooler(databases: Sequence[str] | None = None, **kwargs: Any) -> list[CheckMessage]:
     """
-    W025: A pooler in transaction mode stands before the database.
+    W025: A pooler in transaction mode stands before the database, and no alias leads around it.
 
-    Publishing works. A relay holds its lane by a session lock, which such a pooler gives to everybody: let relays
-    (`outbox_relay`, Celery's workers) connect to PostgreSQL directly, or through a pool in session mode. Where only web
-    processes see this, silence it in their settings.
+    Publishing, half first, consumers and the check-back endpoint work. Relays, recorders, audits, archives and prunes need a
+    session of their own, for locks and LISTEN, and refuse to start: write the line that the hint shows. Where none of them
+    runs with these settings, silence it.
     """
 
     def look(alias: str) -> list[CheckMessage]:
-        if not database.is_behind_transaction_pooler(alias):
+        if not database.is_behind_transaction_pooler(database.direct_alias(alias)):
+            return []
+        return [Caution(database.explain_pooler(alias), hint=database.name_direct(alias), id="outbox.W025")]
+
+    return _look_at(databases, look)
+
+
+def check_direct_databases(databases: Sequence[str] | None = None, **kwargs: Any) -> list[CheckMessage]:
+    """
+    E045: An alias of `OUTBOX["DIRECT_DATABASES"]` leads to another database than the one whose pooler it goes around.
+
+    Relays would look there, and find no message. Correct its NAME, HOST or PORT in DATABASES.
+    """
+
+    def look(alias: str) -> list[CheckMessage]:
+        direct = database.direct_alias(alias)
+        if direct == alias or _source_of(direct) == _source_of(alias):
             return []
         return [
-            Caution(
-                f"Database {alias!r} is reached through a pooler in transaction mode, where session locks hold nothing.",
-                hint="Let relays connect to PostgreSQL directly, or through a pool in session mode.",
-                id="outbox.W025",
+            Error(
+                f"Database {alias!r} and {direct!r}, which is to lead around its pooler, are not the same.",
+                hint=f"Have DATABASES[{direct!r}] lead to the database that holds the messages of {alias!r}.",
+                id="outbox.E045",
             )
         ]
 
@@ -118,6 +136,16 @@ def check_schemas(databases: Sequence[str] | None = None, **kwargs: Any) -> list
         ]
 
     return _look_at(databases, look)
+
+
+def _source_of(alias: str) -> str | None:
+    """Return the stable id of a database's outbox; None where it has none."""
+    try:
+        with database.connect(alias) as connection:
+            row = connection.execute(SOURCE).fetchone()
+    except psycopg.errors.UndefinedTable:
+        return None
+    return row[0] if row else None
 
 
 def _schema_of(alias: str) -> str | None:

@@ -84,6 +84,7 @@ class Settings(Section, frozen=True):
     relay: RelaySettings = RelaySettings()  # below
     consumer: ConsumerSettings = ConsumerSettings()  # below
     check_back: CheckBackSettings = CheckBackSettings()  # below
+    direct_databases: dict[str, str] = {}  # alias -> the alias that leads around its pooler, for what needs a session
     pipeline: dict[str, Any] = {}  # read by the app `outbox.pipeline`
     nudge: bool = True  # False: nobody is woken; relays find everything by their sweep
     celery_queue: str = "outbox"  # where nudges go; workers of the outbox listen there

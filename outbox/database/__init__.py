@@ -13,23 +13,33 @@ if TYPE_CHECKING:
     from outbox.database.connections import (
         Connection,
         connect,
+        connect_session,
+        direct_alias,
         drop_if_lost,
+        explain_pooler,
         has_outbox_tables,
         is_behind_transaction_pooler,
         is_outbox_database,
+        name_direct,
         outbox_apps,
         outbox_databases,
         outside_transactions,
         raw,
     )
+    from outbox.database.own_connection import OwnConnection
 
 __all__ = [
     "Connection",
+    "OwnConnection",
     "connect",
+    "connect_session",
+    "direct_alias",
     "drop_if_lost",
+    "explain_pooler",
     "has_outbox_tables",
     "is_behind_transaction_pooler",
     "is_outbox_database",
+    "name_direct",
     "outbox_apps",
     "outbox_databases",
     "outside_transactions",

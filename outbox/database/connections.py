@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from datetime import timedelta
 from typing import Any, ParamSpec, TypeVar
 
@@ -11,6 +11,8 @@ from django.apps import AppConfig, apps
 from django.db import connections, router, transaction
 from django.db.backends.postgresql.psycopg_any import is_psycopg3
 
+from outbox import conf
+from outbox.database.own_connection import OwnConnection
 from outbox.errors import ConfigurationError
 
 P = ParamSpec("P")
@@ -20,15 +22,11 @@ Connection = psycopg.Connection[tuple[Any, ...]]
 
 # Our statements take milliseconds. What the planner thinks they could cost with a backlog has them compiled each time,
 # which takes up to seconds.
-NO_JIT = "SET jit = off"
+NO_JIT = {"jit": "off"}
 
-BE_PATIENT = """
-SELECT set_config('lock_timeout', %s, false), set_config('idle_in_transaction_session_timeout', %s, false)
-"""
+WAITS = ("lock_timeout", "idle_in_transaction_session_timeout")
 
 HAS_TABLES = "SELECT to_regclass('outbox_topic') IS NOT NULL AND to_regclass('outbox_message') IS NOT NULL"
-
-BACKEND = "SELECT pg_backend_pid()"
 
 
 def outbox_apps() -> list[AppConfig]:
@@ -37,8 +35,13 @@ def outbox_apps() -> list[AppConfig]:
 
 
 def outbox_databases() -> list[str]:
-    """List the databases that may hold messages. None is asked: whether it has the tables shows when somebody comes there."""
-    return [alias for alias in connections if is_outbox_database(alias)]
+    """
+    List the databases that may hold messages, each once: not by the alias that goes around its pooler.
+
+    None is asked: whether it has the tables shows when somebody comes there.
+    """
+    direct = set(_direct_databases().values())
+    return [alias for alias in connections if alias not in direct and is_outbox_database(alias)]
 
 
 def is_outbox_database(alias: str) -> bool:
@@ -52,13 +55,24 @@ def has_outbox_tables(alias: str) -> bool:
     return raw(alias).execute(HAS_TABLES).fetchone() == (True,)
 
 
-def connect(alias: str, *, application_name: str = "outbox", patience: timedelta | None = None, **options: Any) -> Connection:
+def connect(
+    alias: str,
+    *,
+    application_name: str = "outbox",
+    patience: timedelta | None = None,
+    settings: Mapping[str, str] | None = None,
+    **options: Any,
+) -> OwnConnection:
     """
     Open a connection to one of Django's databases: autocommit, READ COMMITTED, tuples as rows.
+
+    Statements that come again are prepared as `OPTIONS["prepare_threshold"]` of the database says; where it says nothing, as
+    psycopg does by itself, and never behind a pooler.
 
     Args:
         patience: wait no longer for a lock, and let nobody wait longer for a transaction of this connection that is idle
             because its process is frozen. None: as the server is set.
+        settings: PostgreSQL's, for the statements of this connection. Nothing of them stays behind on the backend of a pooler.
         options: libpq's, such as `connect_timeout`; they win over the database's own OPTIONS.
 
     Raises:
@@ -72,27 +86,57 @@ def connect(alias: str, *, application_name: str = "outbox", patience: timedelta
             'Set its ENGINE to "django.db.backends.postgresql".'
         )
     params = wrapper.get_connection_params()
-    for name in ("cursor_factory", "context", "server_side_binding", "prepare_threshold"):
+    for name in ("cursor_factory", "context", "server_side_binding"):
         params.pop(name, None)
+    is_threshold_given = "prepare_threshold" in wrapper.settings_dict["OPTIONS"]
+    if not is_threshold_given:
+        params.pop("prepare_threshold", None)  # Django's own default, not the user's
     params |= {"application_name": application_name, **options}
-    connection: Connection = psycopg.connect(**params, autocommit=True)
+    connection = OwnConnection.connect(**params, autocommit=True)
     connection.isolation_level = psycopg.IsolationLevel.READ_COMMITTED
-    connection.execute(NO_JIT)
-    if patience is not None:
-        connection.execute(BE_PATIENT, [str(max(1, patience // timedelta(milliseconds=1)))] * 2)
+    limits = {} if patience is None else dict.fromkeys(WAITS, str(max(1, patience // timedelta(milliseconds=1))))
+    connection.set_up({**NO_JIT, **limits, **(settings or {})}, prepares_pooled=is_threshold_given)
     return connection
 
 
-def raw(alias: str) -> Connection:
-    """Give the psycopg connection under Django's own, connected; statements on it join the caller's transaction."""
-    wrapper = connections[alias]
-    wrapper.ensure_connection()
-    return wrapper.connection  # type: ignore[no-any-return]
+def connect_session(alias: str, **options: Any) -> OwnConnection:
+    """
+    Open a connection whose session is its own, so that session locks and LISTEN hold, by `OUTBOX["DIRECT_DATABASES"]`.
+
+    Args:
+        options: as `connect` takes them.
+
+    Raises:
+        ConfigurationError: a pooler in transaction mode stands before the database; or it is not PostgreSQL.
+        psycopg.OperationalError: it cannot be reached.
+    """
+    direct = direct_alias(alias)
+    connection = connect(direct, **options)
+    if connection.is_pooled:
+        with connect(direct) as other:
+            is_own = connection.keeps_session(other)
+        if not is_own:
+            connection.close()
+            raise ConfigurationError(f"{explain_pooler(alias)} {name_direct(alias)}")
+        connection.keep_session()
+    return connection
+
+
+def direct_alias(alias: str) -> str:
+    """Return the alias by which a database is reached around its pooler; its own where it has none."""
+    return _direct_databases().get(alias, alias)
+
+
+def _direct_databases() -> Mapping[str, str]:
+    try:
+        return conf.settings().direct_databases
+    except ConfigurationError:  # E001 says what is wrong
+        return {}
 
 
 def is_behind_transaction_pooler(alias: str) -> bool:
     """
-    Say whether a pooler in transaction mode stands before a database, where it shows.
+    Return whether a pooler in transaction mode stands before a database, where it shows.
 
     It does when a connection that has ended its transaction leaves its backend to the next one. Between two connections
     of their own that never happens.
@@ -101,9 +145,35 @@ def is_behind_transaction_pooler(alias: str) -> bool:
         psycopg.Error: the database cannot be asked.
     """
     with connect(alias) as first, connect(alias) as second:
-        before = first.execute(BACKEND).fetchone()
-        with second.transaction():
-            return second.execute(BACKEND).fetchone() == before
+        return not first.keeps_session(second)
+
+
+def explain_pooler(alias: str) -> str:
+    """Return the sentence that says why a pooler in transaction mode will not do."""
+    direct = direct_alias(alias)
+    by = "" if direct == alias else f" by the alias {direct!r}, too,"
+    return (
+        f"Database {alias!r} is reached{by} through a pooler in transaction mode, where the session locks and LISTEN of relays, "
+        "recorders, audits, archives and prunes hold nothing."
+    )
+
+
+def name_direct(alias: str) -> str:
+    """Return the sentence that says what to write."""
+    direct = direct_alias(alias)
+    if direct != alias:
+        return f"Have DATABASES[{direct!r}] lead to PostgreSQL itself."
+    return (
+        'Add an alias to DATABASES that leads to PostgreSQL itself, DATABASES["direct"] say, and name it: '
+        f'OUTBOX["DIRECT_DATABASES"] = {{"{alias}": "direct"}}.'
+    )
+
+
+def raw(alias: str) -> Connection:
+    """Give the psycopg connection under Django's own, connected; statements on it join the caller's transaction."""
+    wrapper = connections[alias]
+    wrapper.ensure_connection()
+    return wrapper.connection  # type: ignore[no-any-return]
 
 
 def drop_if_lost(alias: str) -> None:

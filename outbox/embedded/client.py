@@ -17,11 +17,7 @@ from outbox.errors import BrokerUnavailable, NotMigrated
 # Every statement here is served by an index, and its tables fill and empty in seconds: what statistics say of them is
 # old. So it is planned once, by its shape alone; planning it each time costs more than running it. Nothing is done between
 # two statements of a transaction: one that is idle is of a process that is frozen.
-SET_UP = """
-SELECT set_config('statement_timeout', %s, false), set_config('plan_cache_mode', 'force_generic_plan', false),
-       set_config('enable_seqscan', 'off', false), set_config('jit', 'off', false),
-       set_config('idle_in_transaction_session_timeout', '1s', false)
-"""
+SETTINGS = {"plan_cache_mode": "force_generic_plan", "enable_seqscan": "off", "idle_in_transaction_session_timeout": "1s"}
 
 LISTEN = "LISTEN outbox_embedded"
 
@@ -43,7 +39,7 @@ class Client:
 
     def __init__(self, options: EmbeddedOptions) -> None:
         self._options = options
-        self._connection: database.Connection | None = None
+        self._connection: database.OwnConnection | None = None
         self._is_listening = False
         self._in_call = threading.Lock()
         self.is_closing = False  # a call that waits returns soon
@@ -75,7 +71,7 @@ class Client:
         except psycopg.Error as error:
             raise BrokerUnavailable(f"The embedded broker's database failed; what was under way comes again. {error}") from error
 
-    def connection(self) -> database.Connection:
+    def connection(self) -> database.OwnConnection:
         """
         Return the connection, a new one where there is none or the last one broke.
 
@@ -86,26 +82,28 @@ class Client:
             self._connection = self._open()
         return self._connection
 
-    def _open(self) -> database.Connection:
+    def _open(self) -> database.OwnConnection:
         options = self._options
         try:
             connection = database.connect(
                 options.database,
                 application_name="outbox embedded broker",
+                settings={**SETTINGS, "statement_timeout": str(int(options.statement_timeout.total_seconds() * 1000))},
                 connect_timeout=max(2, round(options.connect_timeout.total_seconds())),
             )
-            connection.execute(SET_UP, [str(int(options.statement_timeout.total_seconds() * 1000))])
         except psycopg.OperationalError as error:
             raise BrokerUnavailable(f"Database {options.database!r} cannot be reached, it is tried again: {error}") from error
         self._is_listening = False
         return connection
 
-    def listen(self) -> None:
-        """Hear of new messages from now on."""
-        if not self._is_listening:
-            self.connection().execute(LISTEN)
-            self.connection().execute(FORGET_DEAD_WAITERS)
+    def listen(self) -> bool:
+        """Hear of new messages from now on. False: a pooler stands between, behind which nobody hears of them."""
+        connection = self.connection()
+        if not self._is_listening and not connection.is_pooled:
+            connection.execute(LISTEN)
+            connection.execute(FORGET_DEAD_WAITERS)
             self._is_listening = True
+        return self._is_listening
 
     def close(self) -> None:
         """Close the connection when the call that is under way has ended. The next use opens another."""

@@ -13,8 +13,9 @@ from outbox.database import Connection
 from outbox.message import TopicSpec, TopicType
 
 # Two processes that create a topic at once: the second finds the first's row. What is there is never changed.
-CREATE_TOPIC = """
-INSERT INTO outbox_embedded_topic (name, type, queues) VALUES (%s, %s, %s) ON CONFLICT (name) DO NOTHING
+CREATE_TOPICS = """
+INSERT INTO outbox_embedded_topic (name, type, queues)
+SELECT * FROM unnest(%s::text[], %s::text[], %s::int[]) ON CONFLICT (name) DO NOTHING
 """
 
 READ_TOPICS = "SELECT id, name, type, queues FROM outbox_embedded_topic WHERE name = ANY(%s)"
@@ -71,9 +72,9 @@ def _difference(spec: TopicSpec, stored: StoredTopic) -> str:
 def write_topics(connection: Connection, specs: Iterable[TopicSpec]) -> dict[str, StoredTopic]:
     """Create the topics that are missing and give all, by name."""
     specs = list(specs)
-    with connection.cursor() as cursor:
-        cursor.executemany(CREATE_TOPIC, [(spec.name, spec.type, spec.queues) for spec in specs])
-    rows = connection.execute(READ_TOPICS, [[spec.name for spec in specs]])
+    names = [spec.name for spec in specs]
+    connection.execute(CREATE_TOPICS, [names, [str(spec.type) for spec in specs], [spec.queues for spec in specs]])
+    rows = connection.execute(READ_TOPICS, [names])
     return {name: StoredTopic(id_, name, TopicType(kind), queues) for id_, name, kind, queues in rows}
 
 

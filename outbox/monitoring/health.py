@@ -16,7 +16,7 @@ from outbox.relay.hosts import databases, ensure_fit
 CONNECT_SECONDS = 2
 
 # Who asks has a time-out of its own, and asks again.
-NO_LONG_STATEMENT = "SET statement_timeout = '3s'"
+NO_LONG_STATEMENT = {"statement_timeout": "3s"}
 
 
 class Health(StrEnum):
@@ -40,8 +40,9 @@ def health() -> dict[str, Health]:
 
 def _ask(alias: str, question: Callable[[str, Connection], Health]) -> Health:
     try:
-        with database.connect(alias, application_name="outbox health", connect_timeout=CONNECT_SECONDS) as connection:
-            connection.execute(NO_LONG_STATEMENT)
+        with database.connect(
+            alias, application_name="outbox health", settings=NO_LONG_STATEMENT, connect_timeout=CONNECT_SECONDS
+        ) as connection:
             return question(alias, connection)
     except NotMigrated:
         return Health.UNFIT

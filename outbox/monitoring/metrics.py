@@ -29,7 +29,7 @@ from outbox.monitoring.status import Status, read_status
 from outbox.relay.hosts import databases, ensure_fit
 
 # Prometheus gives up after 10 s by default.
-NO_LONG_STATEMENT = "SET statement_timeout = '8s'"
+NO_LONG_STATEMENT = {"statement_timeout": "8s"}
 
 STATES = ("waiting", "delayed", "released", "claimed", "prepared", "dead")
 
@@ -56,8 +56,9 @@ class OutboxCollector(Collector):
 
 def _read(alias: str) -> Status | None:
     try:
-        with database.connect(alias, application_name="outbox metrics", connect_timeout=CONNECT_SECONDS) as connection:
-            connection.execute(NO_LONG_STATEMENT)
+        with database.connect(
+            alias, application_name="outbox metrics", settings=NO_LONG_STATEMENT, connect_timeout=CONNECT_SECONDS
+        ) as connection:
             ensure_fit(alias, connection)
             return read_status(connection, alias)
     except (NotMigrated, psycopg.Error):

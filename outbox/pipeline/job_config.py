@@ -94,7 +94,7 @@ def _topics_of(broker: str) -> Sequence[str]:
 
 def database_source(alias: str, reader: Reader = "jdbc") -> Source:
     """Say how jobs reach one of Django's databases; by `python` where it is behind a socket file."""
-    with database.connect(alias, application_name="outbox audit") as connection:
+    with database.connect_session(alias, application_name="outbox audit") as connection:
         info = connection.info
         parameters = info.get_parameters()
         login = quote(info.user, safe="")

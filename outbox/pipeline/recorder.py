@@ -165,7 +165,7 @@ class Recorder:
         return True
 
     def _take_up(self) -> bool:
-        connection = database.connect(self.using, application_name="outbox recorder")
+        connection = database.connect_session(self.using, application_name="outbox recorder")
         if connection.execute(TAKE_TURN, [f"{self.alias} {self.group}"]).fetchone() != (True,):
             connection.close()
             return False

@@ -10,11 +10,12 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from datetime import timedelta
 
+import psycopg
 from django.db import connections
 
 from outbox import conf, database
@@ -159,7 +160,8 @@ class RelayRunner:
 
     def _listening(self) -> Waker:
         if self._waker is None:
-            listener = self._stack.enter_context(database.connect(self.target.database, application_name="outbox listener"))
+            connection = database.connect_session(self.target.database, application_name="outbox listener")
+            listener = self._stack.enter_context(connection)
             settings = conf.settings().relay
             self._waker = Waker(listener, self.relay.lane, shortest=settings.idle_wait_min, longest=settings.idle_wait_max)
         return self._waker
@@ -193,6 +195,18 @@ def ensure_fit(alias: str, connection: Connection) -> None:
         )
 
 
+def require_sessions(aliases: Iterable[str]) -> None:
+    """
+    Raise where a pooler gives the session of a connection to others. A database that is away is outlasted later.
+
+    Raises:
+        ConfigurationError: as `database.connect_session`.
+    """
+    for alias in sorted(set(aliases)):
+        with suppress(psycopg.OperationalError):
+            database.connect_session(alias).close()
+
+
 @contextmanager
 def open_runner(target: RelayTarget, *, note: str) -> Iterator[RelayRunner]:
     """
@@ -200,12 +214,14 @@ def open_runner(target: RelayTarget, *, note: str) -> Iterator[RelayRunner]:
 
     Raises:
         LaneNotHeld: other relays hold all lanes.
+        ConfigurationError: a pooler in transaction mode stands before the database.
         NotMigrated: the database has no tables of the outbox, or is a replica.
         psycopg.OperationalError: the database cannot be reached.
     """
     with ExitStack() as stack:
+        lease = conf.settings().relay.lease
         connection = stack.enter_context(
-            database.connect(target.database, application_name="outbox relay", patience=conf.settings().relay.lease)
+            database.connect_session(target.database, application_name="outbox relay", patience=lease)
         )
         ensure_fit(target.database, connection)
         lane = take_lane(connection, lanes=conf.settings().relay.lanes)

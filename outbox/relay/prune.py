@@ -110,7 +110,7 @@ def prune(using: str, *, now: datetime | None = None, patience: timedelta = part
     last_kept = (now - max([conf.settings().retention, *holds.values()])).astimezone(UTC).date()
     midnight = datetime.combine(last_kept, time.min, tzinfo=UTC)
     pruned = Pruned()
-    with database.connect(using, application_name="outbox upkeep", patience=partitions.FROZEN_AFTER) as connection:
+    with database.connect_session(using, application_name="outbox upkeep", patience=partitions.FROZEN_AFTER) as connection:
         connection.execute(END_IF_IDLE)
         if connection.execute(TRY_LOCK).fetchone() != (True,):
             return pruned

@@ -37,7 +37,7 @@ class Redis:
     def __init__(self, home: Path) -> None:
         self._home = home
         self._process: subprocess.Popen[bytes] | None = None
-        self.port = _free_port()
+        self.port = free_port()
 
     @property
     def url(self) -> str:
@@ -94,7 +94,7 @@ class Redis:
             return False
 
 
-def _free_port() -> int:
+def free_port() -> int:
     """Find a port that nobody uses now, below those that systems give to outgoing connections."""
     while True:
         port = random.randrange(20_000, 32_000)  # noqa: S311

@@ -45,6 +45,7 @@ class Command(BaseCommand):
             posts = hosts.relay_targets(options["database"], options["broker"])
             if not posts:
                 raise unable('No relay is needed: OUTBOX["TOPICS"] is empty, or no database may hold messages.')
+            hosts.require_sessions(post.database for post in posts)
             greet(self, options, f"Relaying {'; '.join(map(str, posts))}.")
             done = _visit(posts) if options["once"] else _stay(posts)
         except (OutboxError, psycopg.OperationalError) as error:

@@ -49,7 +49,7 @@ def alone(using: str) -> Iterator[None]:
     Raises:
         AuditRunning: another one holds it.
     """
-    with database.connect(using, application_name="outbox audit run") as connection:
+    with database.connect_session(using, application_name="outbox audit run") as connection:
         if connection.execute(TRY_LOCK).fetchone() != (True,):
             run = AuditRun.objects.using(using).filter(state=AuditRun.State.RUNNING).order_by("-id").first()
             since = f": run {run.pk}, on {run.host} since {run.started_at:%Y-%m-%d %H:%M:%S} UTC" if run else ""

@@ -36,6 +36,30 @@ class TestE007:
         assert ["is reached by psycopg2" in problem.msg for problem in found()] == [True]
 
 
+class TestE044:
+    @pytest.mark.parametrize(
+        ("named", "says"),
+        [
+            ({"default": "nowhere"}, "names no PostgreSQL of DATABASES"),
+            ({"nowhere": "other"}, "names no PostgreSQL of DATABASES"),
+            ({"default": "default"}, "has one alias on both sides"),
+        ],
+    )
+    def test_finds_an_alias_that_cannot_lead_around_a_pooler(self, found, settings, named, says):
+        settings.OUTBOX = {**settings.OUTBOX, "DIRECT_DATABASES": named}
+
+        (problem,) = found()
+
+        assert problem.id == "outbox.E044"
+        assert says in problem.msg
+        assert problem.hint
+
+    def test_finds_nothing_wrong_with_two_aliases(self, found, settings):
+        settings.OUTBOX = {**settings.OUTBOX, "DIRECT_DATABASES": {"default": "other"}}
+
+        assert found() == []
+
+
 class ReadsElsewhere:
     def __init__(self, app="outbox"):
         self.app = app

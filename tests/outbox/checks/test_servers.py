@@ -1,5 +1,3 @@
-from contextlib import contextmanager
-
 import pytest
 from django.db import connections
 
@@ -26,20 +24,6 @@ class TestE024:
 
 
 class TestW025:
-    def test_warns_of_a_pooler_that_gives_a_backend_to_whoever_comes(self, found, monkeypatch):
-        with database.connect("default") as backend:
-
-            @contextmanager
-            def pooled(alias, **options):
-                yield backend
-
-            monkeypatch.setattr("outbox.database.connections.connect", pooled)
-            (problem,) = found(databases=["default"])
-
-        assert problem.id == "outbox.W025"
-        assert problem.msg.startswith("Database 'default' is reached through a pooler in transaction mode")
-        assert problem.hint
-
     def test_finds_none_where_there_is_none(self, found):
         assert found(databases=["default", "other"]) == []
 
@@ -77,5 +61,22 @@ class TestW045:
 
     def test_does_not_ask_where_no_topic_keeps_order(self, found, settings):
         settings.OUTBOX = {**settings.OUTBOX, "TOPICS": {"drawn": {"TYPE": "normal"}}}
+
+        assert found(databases=["default"]) == []
+
+
+class TestE045:
+    def test_finds_an_alias_that_leads_to_another_database(self, found, settings):
+        settings.OUTBOX = {**settings.OUTBOX, "DIRECT_DATABASES": {"default": "other"}}
+
+        (problem,) = found(databases=["default"])
+
+        assert problem.id == "outbox.E045"
+        assert problem.msg.startswith("Database 'default' and 'other'")
+        assert problem.hint
+
+    def test_finds_none_where_both_lead_to_one(self, found, settings, monkeypatch):
+        monkeypatch.setitem(connections.settings, "direct", {**connections["default"].settings_dict})
+        settings.OUTBOX = {**settings.OUTBOX, "DIRECT_DATABASES": {"default": "direct"}}
 
         assert found(databases=["default"]) == []

@@ -44,6 +44,7 @@ class Command(BaseCommand):
     def handle(self, **options: Any) -> None:
         try:
             recorders = _recorders(options)
+            hosts.require_sessions(one.using for one in recorders)
         except OutboxError as error:
             raise unable(error) from error
         greet(self, options, f"Recording {'; '.join(map(_describe, recorders))}.")
