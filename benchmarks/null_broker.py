@@ -10,6 +10,7 @@ from outbox.brokers.capabilities import HalfMessages
 from outbox.message import Resolution
 
 ACCEPTED = SendResult(SendStatus.ACCEPTED)
+AWAY = SendResult(SendStatus.UNAVAILABLE, reason="away")
 COMMITTED = SendResult(SendStatus.ACCEPTED, ended=Ended.COMMITTED)
 
 
@@ -20,7 +21,11 @@ class NullBroker(HalfMessages):
     supports_delay = True
     supports_tags = True
 
+    away: set[str] = set()  # topics that get no answer
+
     def send(self, messages: Sequence[Outgoing]) -> list[SendResult]:
+        if self.away:
+            return [AWAY if message.topic in self.away else ACCEPTED for message in messages]
         return [ACCEPTED] * len(messages)
 
     def new_half_id(self, message_id: str) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
@@ -15,6 +16,8 @@ from outbox.relay.lane import leave_lane, take_lane
 from outbox.relay.rounds import Relay
 from outbox.topics import topic_id
 
+OTHERS = [f"bench-null-other-{n}" for n in range(3)]
+AWAY = "bench-null-away"
 SKEWED = [f"bench-skewed-{n}" for n in range(200)]
 
 
@@ -33,11 +36,17 @@ def measure(scale: float) -> list[Figure]:
             behind = _drained(connection, relay, ["bench-null-one-phase"], count, keep=True)
         empty(connection)
         alone = _drained(connection, relay, ["bench-null-one-phase"], count)
+        well, beside = interleaved(
+            7,
+            lambda: _rate_of_others(connection, relay, count, is_away=False),
+            lambda: _rate_of_others(connection, relay, count, is_away=True),
+        )
     return [
         Figure("relay, one-phase: CPU per message", one, "us", 0.75, at_most=True, bound=raw),
         Figure("relay, two-phase: CPU per message", two, "us", 0.95, at_most=True, bound=raw),
         Figure("relay, 200 skewed topics: CPU per message", skewed, "us", 0.9, at_most=True, bound=raw),
         Figure("relay, 1 M paused in front: CPU per message", behind, "us", 1.3, at_most=True, bound=alone),
+        Figure("relay, one of four topics away: the others", beside, "/s", 0.95, at_most=False, bound=well),
     ]
 
 
@@ -74,6 +83,23 @@ def _skew(topics: list[str]) -> list[str]:
     """Half of the messages in one topic, a quarter in the next, and so on; a few in each of the rest."""
     weights = [max(1, 256 >> n) for n in range(len(topics))]
     return [topic for topic, weight in zip(topics, weights, strict=True) for _ in range(weight)]
+
+
+def _rate_of_others(connection: Connection, relay: Relay, count: int, *, is_away: bool) -> float:
+    """Return how many messages of three topics are sent in a second; those of a fourth, away, are there besides or not at all."""
+    topics = [topic_id(name, "default") for name in OTHERS]
+    empty(connection)
+    fill(connection, topics, count)
+    if is_away:
+        fill(connection, [topic_id(AWAY, "default")], count // 3)
+        relay.broker.away = {AWAY}  # type: ignore[attr-defined]
+    began, sent = time.perf_counter(), 0
+    while sent < count:
+        sent += relay.step().sent
+    rate = sent / (time.perf_counter() - began)
+    relay.broker.away = set()  # type: ignore[attr-defined]
+    relay.breakers.forget(AWAY)
+    return rate
 
 
 @contextmanager

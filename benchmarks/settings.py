@@ -26,6 +26,8 @@ OUTBOX: dict[str, Any] = {
         "bench-null-one-phase": {"TYPE": "normal", "BROKER": "null"},
         "bench-null-two-phase": {"TYPE": "transaction", "BROKER": "null"},
         "bench-rocketmq": {"TYPE": "transaction", "BROKER": "null"},  # on RocketMQ where one was started; a message type names it
+        "bench-null-away": {"TYPE": "normal", "BROKER": "null"},
+        **{f"bench-null-other-{n}": {"TYPE": "normal", "BROKER": "null"} for n in range(3)},
         "bench-null-paused": {"TYPE": "normal", "BROKER": "null"},
         **{f"bench-skewed-{n}": {"TYPE": "normal", "BROKER": "null"} for n in range(200)},
     },
