@@ -19,7 +19,7 @@ from psycopg import errors, sql
 
 from outbox import conf, signals
 from outbox.database.connections import Connection, connect
-from outbox.database.locks import LOCK_PARTITIONS
+from outbox.database.locks import END_IDLE_TRANSACTION, LOCK_PARTITIONS
 from outbox.ids import day_of, first_id
 
 logger = logging.getLogger(__name__)
@@ -143,6 +143,7 @@ def with_short_locks(connection: Connection, step: Callable[[], T], *, patience:
         try:
             with connection.transaction():
                 connection.execute(WAIT_BRIEFLY)
+                connection.execute(END_IDLE_TRANSACTION)
                 return step()
         except RETRIED:
             if time.monotonic() >= deadline:

@@ -22,7 +22,7 @@ from outbox.batches.batch import UNFINISHED
 from outbox.batches.prune import prune as prune_batches
 from outbox.conf.apps import PIPELINE, add_app, is_pipeline_missing
 from outbox.database import Connection, partitions, retention_holds
-from outbox.database.locks import Lock
+from outbox.database.locks import END_IDLE_SESSION, Lock
 from outbox.database.retention_holds import RetentionHold, find_holder
 from outbox.errors import ConfigurationError
 from outbox.ids import first_id
@@ -108,6 +108,7 @@ def prune(using: str, *, now: datetime | None = None, patience: timedelta = part
     midnight = datetime.combine(last_kept, time.min, tzinfo=UTC)
     pruned = Pruned()
     with database.connect(using, application_name="outbox upkeep") as connection:
+        connection.execute(END_IDLE_SESSION)
         if connection.execute(TRY_LOCK).fetchone() != (True,):
             return pruned
         for day in partitions.days(connection):
