@@ -9,7 +9,9 @@ import pytest
 from outbox import database
 from outbox.pipeline import tasks
 from outbox.pipeline.audit_runs import store
+from outbox.pipeline.job_config import database_source
 from outbox.pipeline.models import AuditRun
+from outbox.pipeline.spark.archive.book import turn
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
@@ -80,6 +82,14 @@ class TestArchive:
         tasks.archive()
 
         assert "Database 'default' keeps 2001-02-03, which is to be archived: unfinished batches" in caplog.text
+
+    def test_is_skipped_while_another_one_runs_and_says_so(self, with_archive, caplog):
+        with turn(database_source("default").url):
+            tasks.archive()
+
+        (record,) = (record for record in caplog.records if "is skipped" in record.message)
+        assert record.levelname == "WARNING"
+        assert "Another archiver is at work on this database" in record.message
 
 
 class TestMonitor:

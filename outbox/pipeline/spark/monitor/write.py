@@ -13,7 +13,7 @@ from typing import Any
 
 import psycopg
 
-from outbox.database.locks import END_IDLE_TRANSACTION
+from outbox.database.locks import END_IDLE_SNAPSHOT
 from outbox.failpoints import failpoint
 from outbox.pipeline.spark.errors import PipelineError
 from outbox.pipeline.spark.monitor.aggregate import Change
@@ -106,7 +106,7 @@ def apply(url: str, job: str, batch: int, changes: Sequence[Change], groups: Map
         PipelineError: this batch does not follow upon the last one.
     """
     with psycopg.connect(url, application_name="outbox monitor") as connection:
-        connection.execute(END_IDLE_TRANSACTION)
+        connection.execute(END_IDLE_SNAPSHOT)
         connection.execute(WAIT)
         if not _take_turn(connection, job, batch):
             return False
