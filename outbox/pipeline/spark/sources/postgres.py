@@ -39,7 +39,8 @@ Opened = dict[str, tuple[Any, str]]
 
 WITH_TAG = StructType([*FRAMES["messages"]]).add("tag", StringType())
 
-NO_DAMAGE = ("does not exist", "invalid snapshot identifier")  # what reading with care does not help against
+SNAPSHOT_GONE = ("invalid snapshot identifier", "terminating connection", "connection is closed", "server closed the connection")
+NO_DAMAGE = ("does not exist", *SNAPSHOT_GONE)  # what reading with care does not help against
 
 
 @dataclass(frozen=True)
@@ -170,6 +171,6 @@ def _explained(name: str, error: Exception) -> HistoryError:
     hint = ""
     if "does not exist" in text:
         hint = " The database's tables are of another version than this program: run its migrations."
-    if "invalid snapshot identifier" in text:
+    if any(said_so in text for said_so in SNAPSHOT_GONE):
         hint = " The snapshot is gone: the connection that held it was closed, or the server was started again. Read again."
     return HistoryError(f"The frame {name!r} cannot be read: {said}.{hint}")
