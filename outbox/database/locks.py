@@ -35,3 +35,11 @@ IS_LANE_FREE = f"""NOT EXISTS (
     SELECT 1 FROM pg_locks l WHERE l.locktype = 'advisory' AND l.granted
     AND l.database = (SELECT oid FROM pg_database WHERE datname = current_database())
     AND l.classid = {Lock.LANE} AND l.objid = {{lane}})"""
+
+# A process may stand still at any point: stopped, swapped out, its machine paused. Where it holds a lock that others wait
+# for, the server takes it away: its transaction, or its session, is ended. Between two statements of a transaction that others
+# wait for lie milliseconds; a session that lasts says now and then that it is there (`kept_alive`).
+END_IDLE_TRANSACTION = "SET LOCAL idle_in_transaction_session_timeout = '1s'"
+IDLE_SESSION_SECONDS = 300
+END_IDLE_SESSION = f"SET idle_session_timeout = '{IDLE_SESSION_SECONDS}s'"
+END_IDLE_SNAPSHOT = f"SET LOCAL idle_in_transaction_session_timeout = '{IDLE_SESSION_SECONDS}s'"

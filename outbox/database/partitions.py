@@ -19,7 +19,7 @@ from psycopg import errors, sql
 
 from outbox import conf, signals
 from outbox.database.connections import Connection, connect
-from outbox.database.locks import LOCK_PARTITIONS
+from outbox.database.locks import END_IDLE_TRANSACTION, LOCK_PARTITIONS
 from outbox.ids import day_of, first_id
 
 logger = logging.getLogger(__name__)
@@ -27,9 +27,6 @@ logger = logging.getLogger(__name__)
 T = TypeVar("T")
 
 PATIENCE = timedelta(seconds=10)
-
-# Publishers wait for these transactions, and nothing is done between their statements: one that is idle is of a frozen process.
-FROZEN_AFTER = timedelta(seconds=1)
 
 # CheckViolation: a row of the day reached DEFAULT after we had looked there.
 RETRIED = (errors.LockNotAvailable, errors.DeadlockDetected, errors.CheckViolation)
@@ -90,7 +87,7 @@ def make_days(using: str, *, today: date | None = None, patience: timedelta = PA
     """
     today = today or datetime.now(UTC).date()
     last = today + timedelta(days=conf.settings().relay.partition_days)
-    with connect(using, application_name="outbox upkeep", patience=FROZEN_AFTER) as connection:
+    with connect(using, application_name="outbox upkeep") as connection:
         existing = set(days(connection))
         ahead = [today + timedelta(days=n) for n in range((last - today).days + 1)]
         strays = _stray_days(connection, last)
@@ -146,6 +143,7 @@ def with_short_locks(connection: Connection, step: Callable[[], T], *, patience:
         try:
             with connection.transaction():
                 connection.execute(WAIT_BRIEFLY)
+                connection.execute(END_IDLE_TRANSACTION)
                 return step()
         except RETRIED:
             if time.monotonic() >= deadline:

@@ -12,10 +12,11 @@ from outbox import conf
 from outbox.database.retention_holds import RetentionHold
 from outbox.errors import ConfigurationError
 from outbox.pipeline.conf import settings
-from outbox.pipeline.errors import ArchiveFailed
+from outbox.pipeline.errors import ArchiveFailed, ArchiveRunning
 from outbox.pipeline.job_config import database_source
 from outbox.pipeline.spark.archive.config import ArchiveConfig
 from outbox.pipeline.spark.config import PipelineConfig, Reader
+from outbox.pipeline.spark.errors import BUSY
 from outbox.pipeline.spark.lake.lookup import Found, find_message
 from outbox.pipeline.spark.lake.open import open_lake
 from outbox.pipeline.spark.process import Say, run_job
@@ -81,8 +82,18 @@ def find_archived(using: str, message_id: UUID) -> Found | None:
 
 
 def archive_due(using: str) -> None:
-    """Archive what is due in a database, as `outbox_archive` does. Raises ConfigurationError, ArchiveFailed."""
-    report = archive(archive_config(using), say=logger.info)
+    """
+    Archive what is due in a database, as `outbox_archive` does. Where another archive of it runs, this one is skipped.
+
+    Raises:
+        ConfigurationError: there is no archive.
+        ArchiveFailed: nothing, or nothing more, could be done.
+    """
+    try:
+        report = archive(archive_config(using), say=logger.info)
+    except ArchiveRunning as error:
+        logger.warning("The archive of database %r is skipped. %s", using, error)
+        return
     for day, reason in report["kept"].items():
         logger.warning("Database %r keeps %s, which is to be archived: %s", using, day, reason)
 
@@ -95,9 +106,11 @@ def archive(config: ArchiveConfig, *, say: Say) -> dict[str, Any]:
         say: is given what the job says, line by line.
 
     Raises:
+        ArchiveRunning: another one of this database runs.
         ArchiveFailed: nothing, or nothing more, could be done.
     """
     ended = run_job(JOB, config.to_json(), say=say)
     if ended.report is None:
-        raise ArchiveFailed(f"The archive was not brought to its end{ended.why(NO_MORE)}")
+        kind = ArchiveRunning if ended.exit_code == BUSY else ArchiveFailed
+        raise kind(f"The archive was not brought to its end{ended.why(NO_MORE)}")
     return ended.report

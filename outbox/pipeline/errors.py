@@ -9,6 +9,10 @@ class ArchiveFailed(OutboxError):
     """Raised when the archiving job did not come to its end; what it had committed stays, and the next one goes on."""
 
 
+class ArchiveRunning(ArchiveFailed):
+    """Raised when an archive is to begin while another one of the same database runs."""
+
+
 class AuditRunning(OutboxError):
     """Raised when an audit is to begin while another one of the same database runs."""
 

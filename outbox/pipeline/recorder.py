@@ -34,6 +34,7 @@ BEAT_SECONDS = 10.0
 LOOK_SECONDS = 1.0  # how often it is asked what the broker still has for the recorder
 RETURNED_WITHIN = timedelta(seconds=10)  # so long after its time a message that nobody finished may take to be shown again
 STAND_BY_SECONDS = 1.0
+FROZEN_SECONDS = 60.0  # one that has done nothing for so long, but for waiting at its broker, makes way for another
 
 # One recorder of a broker at a time; another stands by until the lock is free, which it is when the connection ends.
 TAKE_TURN = f"SELECT pg_try_advisory_lock({Lock.RECORDER}, hashtext(%s))"
@@ -63,6 +64,7 @@ WHERE topic = ANY(%(topics)s) AND (broker, consumer_group) = (%(broker)s, %(grou
 HAS_READ = "SELECT count(*) FROM outbox_recorded_topic WHERE topic = ANY(%s) AND read_until >= %s"
 
 NOW = "SELECT clock_timestamp()"
+END_IDLE = "SELECT set_config('idle_session_timeout', %s, false)"
 
 
 @dataclass(slots=True)
@@ -169,6 +171,8 @@ class Recorder:
         if connection.execute(TAKE_TURN, [f"{self.alias} {self.group}"]).fetchone() != (True,):
             connection.close()
             return False
+        patience = FROZEN_SECONDS + conf.settings().consumer.wait.total_seconds()
+        connection.execute(END_IDLE, [str(int(patience * 1000))])
         self._connection = connection
         self._broker = conf.make_broker(self.alias)
         connection.execute(BEGIN, {"broker": self.alias, "group": self.group, "topics": self.topics})

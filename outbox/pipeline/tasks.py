@@ -9,7 +9,7 @@ from celery import shared_task
 
 from outbox.pipeline.archive import archive_due
 from outbox.pipeline.audit_runs.run import run_for_beat
-from outbox.pipeline.errors import AuditRunning, MonitorFailed
+from outbox.pipeline.errors import MonitorFailed
 from outbox.pipeline.monitor import run_monitor
 from outbox.relay.hosts import relay_targets
 from outbox.relay.try_step import try_step
@@ -25,10 +25,7 @@ NO_LIMIT = 30 * 24 * 3600
 def audit(at_most: float = 3600.0, archived: bool = False) -> None:
     """Audit each database, for so many seconds at most."""
     for database in _databases():
-        try:
-            try_step(run_for_beat, database, at_most=timedelta(seconds=at_most), archived=archived)
-        except AuditRunning as error:
-            logger.debug("%s", error)
+        try_step(run_for_beat, database, at_most=timedelta(seconds=at_most), archived=archived)
 
 
 @shared_task(name="outbox.pipeline.tasks.archive", ignore_result=True, time_limit=NO_LIMIT, soft_time_limit=NO_LIMIT)

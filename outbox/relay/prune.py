@@ -22,7 +22,7 @@ from outbox.batches.batch import UNFINISHED
 from outbox.batches.prune import prune as prune_batches
 from outbox.conf.apps import PIPELINE, add_app, is_pipeline_missing
 from outbox.database import Connection, partitions, retention_holds
-from outbox.database.locks import Lock
+from outbox.database.locks import END_IDLE_SESSION, Lock
 from outbox.database.retention_holds import RetentionHold, find_holder
 from outbox.errors import ConfigurationError
 from outbox.ids import first_id
@@ -32,9 +32,6 @@ logger = logging.getLogger(__name__)
 
 SLICE = 1000
 NOT_LOCKED = "open transactions"  # the next prune will find the day free
-
-# The session holds the lock: where its process is frozen, another one prunes in an hour.
-END_IF_IDLE = "SET idle_session_timeout = '10min'"
 
 # One pruner at a time; others have nothing to do.
 TRY_LOCK = f"SELECT pg_try_advisory_lock({Lock.PRUNE}, 0)"
@@ -110,8 +107,8 @@ def prune(using: str, *, now: datetime | None = None, patience: timedelta = part
     last_kept = (now - max([conf.settings().retention, *holds.values()])).astimezone(UTC).date()
     midnight = datetime.combine(last_kept, time.min, tzinfo=UTC)
     pruned = Pruned()
-    with database.connect_session(using, application_name="outbox upkeep", patience=partitions.FROZEN_AFTER) as connection:
-        connection.execute(END_IF_IDLE)
+    with database.connect_session(using, application_name="outbox upkeep", patience=partitions.PATIENCE) as connection:
+        connection.execute(END_IDLE_SESSION)
         if connection.execute(TRY_LOCK).fetchone() != (True,):
             return pruned
         for day in partitions.days(connection):

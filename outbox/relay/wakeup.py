@@ -62,7 +62,8 @@ class Waker:
     def wait(self, at_most: timedelta | None = None) -> bool:
         """Wait for a publisher, at most that long; say whether one notified."""
         seconds = min(self._next_wait, at_most or self._next_wait).total_seconds()
-        is_woken = any(True for _ in self._connection.notifies(timeout=seconds, stop_after=1))
+        # All of them: psycopg keeps those that came during another statement, and would keep the rest for the next waits.
+        is_woken = bool(list(self._connection.notifies(timeout=seconds, stop_after=1)))
         self._next_wait = min(self._next_wait * 2, self._longest)
         return is_woken
 

@@ -28,6 +28,7 @@ TONES: dict[str, str] = {
     AuditRun.State.DONE: "plain",
     AuditRun.State.FAILED: "bad",
     AuditRun.State.DIED: "bad",
+    AuditRun.State.SKIPPED: "waiting",
 }
 HEADS = ("given out", "sent", "explained", "broker", "under way")
 HANDLED_BY = "handled by "
@@ -63,7 +64,7 @@ class AuditRunAdmin(ReadOnlyAdmin):
 
     def answer(self, row: AuditRun) -> SafeString:
         if row.found is None:
-            return shown(row.error.partition("\n")[0], 120)
+            return shown(store.error_of(row).partition("\n")[0], 200)
         return badge(f"{row.found} found", "bad") if row.found else badge("nothing is wrong", "good")
 
     def started(self, row: AuditRun) -> SafeString:
@@ -96,7 +97,7 @@ class AuditRunAdmin(ReadOnlyAdmin):
             "title": f"Audit {run.pk}",
             "state": self.state_now(run),
             "answer": self.answer(run) if run.found is not None else "",
-            "error": shown(run.error or (store.DIED if store.state_of(run) == AuditRun.State.DIED else "")),
+            "error": shown(store.error_of(run)),
             "verdict_url": url_of(self.admin_site, "outbox_pipeline_auditrun_verdict", run.pk) if run.verdict else "",
             "heads": HEADS,
             "topics": [_topic(name, counts) for name, counts in sorted(run.counts.items())],

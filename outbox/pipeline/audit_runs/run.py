@@ -63,17 +63,17 @@ def run_for_beat(using: str, *, at_most: timedelta, archived: bool = False) -> N
     """
     Run an audit that nobody waits for: what keeps it from an answer is its run's error, and raises alarm as news do.
 
+    Where another one of this database runs, it is skipped, which is written down and logged.
+
     Args:
         archived: what was archived is audited, too.
-
-    Raises:
-        AuditRunning: another one of this database runs.
     """
     try:
         config = pipeline_config(using, reader=_reader(), settle=SETTLE, archived=archived)
         run, report = run_and_store(using, config, asked_by="beat", say=logger.debug, at_most=at_most)
-    except AuditRunning:
-        raise
+    except AuditRunning as error:
+        logger.warning("The audit of database %r is skipped. %s", using, error)
+        store.skip(using, str(error))
     except AuditFailed as error:
         _raise_alarm(using, f"The audit of database {using!r} failed. {error}")
     except OutboxError as error:  # settings or key: there is no run yet

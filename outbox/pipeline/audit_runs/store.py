@@ -7,6 +7,7 @@ says RUNNING while nobody holds the lock is dead, however its process ended.
 
 from __future__ import annotations
 
+import logging
 import os
 import socket
 from collections import defaultdict
@@ -20,11 +21,14 @@ from django.db import transaction
 from django.utils import timezone
 
 from outbox import database
-from outbox.database.locks import Lock
+from outbox.database.locks import END_IDLE_SESSION, Lock
 from outbox.pipeline.audit_runs import verdict
 from outbox.pipeline.conf import settings
-from outbox.pipeline.errors import AuditRunning
+from outbox.pipeline.errors import AuditFailed, AuditRunning
 from outbox.pipeline.models import AuditBacklog, AuditFinding, AuditLatency, AuditRun
+from outbox.pipeline.spark.keep import kept_alive
+
+logger = logging.getLogger(__name__)
 
 TRY_LOCK = f"SELECT pg_try_advisory_lock({Lock.AUDIT}, 0)"
 
@@ -39,6 +43,7 @@ MINUTES_KEPT = 24 * 60  # of each backlog
 DETAILS_KEPT = timedelta(days=14)  # latency by the minute
 
 DIED = "Its process was gone before it had an answer."
+OUTRUN = "Another audit has begun since and took this one for dead: its process stood still, or lost its database."
 
 
 @contextmanager
@@ -54,9 +59,18 @@ def alone(using: str) -> Iterator[None]:
             run = AuditRun.objects.using(using).filter(state=AuditRun.State.RUNNING).order_by("-id").first()
             since = f": run {run.pk}, on {run.host} since {run.started_at:%Y-%m-%d %H:%M:%S} UTC" if run else ""
             raise AuditRunning(f"An audit of database {using!r} is running already{since}. Wait for it, or end its process.")
-        running = AuditRun.objects.using(using).filter(state=AuditRun.State.RUNNING)
-        running.update(state=AuditRun.State.DIED, ended_at=timezone.now(), error=DIED)
-        yield
+        connection.execute(END_IDLE_SESSION)
+        _bury_dead(using)
+        with kept_alive(connection):
+            yield
+
+
+def _bury_dead(using: str) -> None:
+    """Write down of runs that say RUNNING, while nobody else holds the lock, that they are dead."""
+    running = AuditRun.objects.using(using).filter(state=AuditRun.State.RUNNING)
+    for run in running.order_by("id"):
+        logger.warning("Audit %s of database %r has died: %s It ran on %s as process %s.", run.pk, using, DIED, run.host, run.pid)
+    running.update(state=AuditRun.State.DIED, ended_at=timezone.now(), error=DIED)
 
 
 def state_of(run: AuditRun) -> str:
@@ -71,11 +85,32 @@ def is_running(using: str) -> bool:
     return database.raw(using).execute(IS_LOCKED).fetchone() == (True,)
 
 
-def begin(using: str, *, asked_by: str, since: datetime | None, settle_seconds: float) -> AuditRun:
+def begin(
+    using: str,
+    *,
+    asked_by: str,
+    since: datetime | None,
+    settle_seconds: float,
+    state: AuditRun.State = AuditRun.State.RUNNING,
+) -> AuditRun:
     """Write a run down before it begins."""
+    where = {"host": socket.gethostname(), "pid": os.getpid()}
     return AuditRun.objects.using(using).create(
-        asked_by=asked_by, host=socket.gethostname(), pid=os.getpid(), since=since, settle_seconds=settle_seconds
+        state=state, asked_by=asked_by, since=since, settle_seconds=settle_seconds, **where
     )
+
+
+def skip(using: str, error: str) -> AuditRun:
+    """Write down that there was no run, and why."""
+    run = begin(using, asked_by="beat", since=None, settle_seconds=0.0, state=AuditRun.State.SKIPPED)
+    run.error, run.ended_at = error, timezone.now()
+    run.save()
+    return run
+
+
+def error_of(run: AuditRun) -> str:
+    """Return why a run has no answer; empty where it has one, or may get one."""
+    return run.error or (DIED if state_of(run) == AuditRun.State.DIED else "")
 
 
 def fail(run: AuditRun, error: str, exit_code: int | None) -> None:
@@ -85,7 +120,28 @@ def fail(run: AuditRun, error: str, exit_code: int | None) -> None:
 
 
 def finish(run: AuditRun, report: Mapping[str, Any], exit_code: int) -> None:
-    """Write down what a run found, signed, and forget runs of old. All of it or nothing."""
+    """
+    Write down what a run found, signed, and forget runs of old. All of it or nothing.
+
+    Raises:
+        AuditFailed: the run was taken for dead meanwhile.
+    """
+    using = run._state.db
+    with transaction.atomic(using=using):
+        rows = AuditRun.objects.using(using).select_for_update().filter(pk=run.pk, state=AuditRun.State.RUNNING)
+        if not rows.exists():
+            raise AuditFailed(OUTRUN)
+        _fill(run, report, exit_code)
+        run.save()
+        AuditFinding.objects.using(using).bulk_create(_findings(run, report["findings"]), batch_size=AT_ONCE)
+        AuditBacklog.objects.using(using).bulk_create(_backlogs(run, report["backlog"]), batch_size=AT_ONCE)
+        latencies = _latencies(run, report["latency"]["histograms"])
+        while some := list(islice(latencies, AT_ONCE)):
+            AuditLatency.objects.using(using).bulk_create(some)
+        _forget(run)
+
+
+def _fill(run: AuditRun, report: Mapping[str, Any], exit_code: int) -> None:
     run.since = datetime.fromisoformat(report["since"]) if report["since"] else None  # the lake says from when on there is all
     told = verdict.verdict_of(report, run=run.pk, since=run.since, settle_seconds=run.settle_seconds)
     run.verdict = verdict.write(told)
@@ -94,15 +150,6 @@ def finish(run: AuditRun, report: Mapping[str, Any], exit_code: int) -> None:
     run.seconds, run.counts, run.found = report["seconds"], report["counts"], len(report["findings"])
     run.code_version, run.data_digest = report["code_version"], report["digest"]
     run.state, run.error, run.exit_code, run.ended_at = AuditRun.State.DONE, "", exit_code, timezone.now()
-    using = run._state.db
-    with transaction.atomic(using=using):
-        run.save()
-        AuditFinding.objects.using(using).bulk_create(_findings(run, report["findings"]), batch_size=AT_ONCE)
-        AuditBacklog.objects.using(using).bulk_create(_backlogs(run, report["backlog"]), batch_size=AT_ONCE)
-        latencies = _latencies(run, report["latency"]["histograms"])
-        while some := list(islice(latencies, AT_ONCE)):
-            AuditLatency.objects.using(using).bulk_create(some)
-        _forget(run)
 
 
 def _findings(run: AuditRun, found: Sequence[Mapping[str, Any]]) -> list[AuditFinding]:

@@ -47,7 +47,13 @@ class Migration(migrations.Migration):
                 (
                     "state",
                     models.TextField(
-                        choices=[("running", "Running"), ("done", "Done"), ("failed", "Failed"), ("died", "Died")],
+                        choices=[
+                            ("running", "Running"),
+                            ("done", "Done"),
+                            ("failed", "Failed"),
+                            ("died", "Died"),
+                            ("skipped", "Skipped"),
+                        ],
                         default="running",
                     ),
                 ),

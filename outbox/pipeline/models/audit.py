@@ -19,6 +19,7 @@ class AuditRun(models.Model):
         DONE = "done"  # there is an answer; whether it is a good one, `found` says
         FAILED = "failed"  # there is none, and `error` says why
         DIED = "died"  # its process was gone before it had one
+        SKIPPED = "skipped"  # another one ran at that time
 
     id = models.BigAutoField(primary_key=True)
     state = models.TextField(choices=State, default=State.RUNNING)

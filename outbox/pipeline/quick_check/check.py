@@ -8,15 +8,18 @@ from datetime import datetime, timedelta
 from typing import Any
 from uuid import UUID
 
+import psycopg
+
 from outbox.pipeline.job_config import pipeline_config
 from outbox.pipeline.quick_check import standing, window
 from outbox.pipeline.quick_check.frames import Check, opened
 from outbox.pipeline.quick_check.ids import judge_ids
 from outbox.pipeline.quick_check.lanes import judge_lanes
 from outbox.pipeline.spark.bins import BACKWARDS, add
-from outbox.pipeline.spark.cause import BacklogState, Minute, standings
+from outbox.pipeline.spark.cause import BacklogState, Minute, standings, until
 from outbox.pipeline.spark.config import PipelineConfig
 from outbox.pipeline.spark.findings import STAGE_OF, Finding, Kind, clock_has_jumped
+from outbox.pipeline.spark.sources.sane import CAREFUL, PLAIN, Sql
 
 SOURCES = "SELECT id FROM outbox_source"
 
@@ -67,7 +70,7 @@ def quick_check(
         length: of the window.
         settle: what is younger is under way.
         limit: no more rows of one kind are looked at.
-        seconds: no longer than that, all in all.
+        seconds: no longer than that; twice, where rows cannot be read as they are.
 
     Raises:
         WindowTooLarge: the window holds more.
@@ -75,16 +78,24 @@ def quick_check(
     """
     began = time.monotonic()
     config = pipeline_config(using, settle=settle)
+    try:
+        answer = _check(using, config, length, PLAIN, limit=limit, seconds=seconds)
+    except (psycopg.DataError, psycopg.NotSupportedError):  # a row cannot be read as it is
+        answer = _check(using, config, length, CAREFUL, limit=limit, seconds=seconds)
+    return replace(answer, seconds=time.monotonic() - began)
+
+
+def _check(using: str, config: PipelineConfig, length: timedelta, sql: Sql, *, limit: int, seconds: float) -> Answer:
     with opened(using, limit=limit, seconds=seconds) as (check, now):
         since = max([now - length, *([config.since] if config.since else [])])
-        looked = window.fill(check, config, since=since)
+        looked = window.fill(check, config, since=since, sql=sql)
         if config.recorded:
             looked.notes.append(
                 f"What brokers have of {', '.join(config.recorded)} is recorded, and judged by outbox_audit alone."
             )
         seen = [topic for topic in config.seen_topics if "broker" in looked.rows and topic not in config.recorded]
         answer = judge(check, replace(config, seen_topics=seen), as_of=now, since=since, border=min(LONGEST_BORDER, length / 4))
-    return replace(answer, rows=looked.rows, notes=looked.notes, seconds=time.monotonic() - began)
+    return replace(answer, findings=sorted([*answer.findings, *looked.broken]), rows=looked.rows, notes=looked.notes)
 
 
 def judge(
@@ -109,7 +120,8 @@ def judge(
     again = standing.read_most_repeated(check)
     backlogs = [
         Backlog(group, topic, standings(_to_the_end(minutes, as_of)), again.get((group, topic), []))
-        for (group, topic), minutes in sorted(standing.read_minutes(check).items())
+        for (group, topic), found in sorted(standing.read_minutes(check).items())
+        if (minutes := until(found, int(as_of.timestamp()) // 60))
     ]
     return Answer(since or as_of, as_of, sorted(findings), histograms, backlogs)
 

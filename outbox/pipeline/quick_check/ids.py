@@ -8,7 +8,20 @@ from typing import Any
 
 from outbox.pipeline.quick_check.frames import Check
 from outbox.pipeline.spark.config import PipelineConfig
-from outbox.pipeline.spark.findings import NO_MESSAGE, NO_ROW, NOT_SENT, ROW_GONE, SEVERAL_PLACES, STRANDED, Finding, Kind, Stage
+from outbox.pipeline.spark.findings import (
+    NO_MESSAGE,
+    NO_ROW,
+    NOT_SENT,
+    ROW_GONE,
+    SEVERAL_PLACES,
+    STILL_TO_COME,
+    STRANDED,
+    Finding,
+    Kind,
+    Stage,
+    unknown_topic,
+)
+from outbox.pipeline.spark.sources.sane import NO_TOPIC
 
 # What can be said of each message without a number; then each rule that it breaks.
 UNNUMBERED = """
@@ -120,6 +133,24 @@ SELECT stage, grp, topic, source, lane, key, number, message_id, before FROM (
 """
 
 
+# Topics that messages or their places name and that do not exist.
+TOPICS = """
+SELECT topic, count(*), (array_agg(message_id ORDER BY message_id COLLATE "C"))[:%(ids)s] FROM (
+    SELECT topic, message_id FROM quick_messages UNION SELECT topic, message_id FROM quick_places) m
+WHERE starts_with(topic, %(no_topic)s) GROUP BY 1 ORDER BY 1
+"""
+
+
+# Times that are still to come.
+FUTURE = """
+SELECT stage, topic, grp, count(*), (array_agg(message_id ORDER BY message_id COLLATE "C"))[:%(ids)s] FROM (
+    SELECT 'outbox' AS stage, topic, '' AS grp, message_id, at FROM quick_places WHERE state <> 'delayed'
+    UNION ALL SELECT 'broker', topic, '', message_id, at FROM quick_broker
+    UNION ALL SELECT 'inbox', topic, consumer_group, message_id, at FROM quick_inbox
+) r WHERE at > clock_timestamp() + make_interval(secs => %(tolerance)s) GROUP BY 1, 2, 3 ORDER BY 1, 2, 3
+"""
+
+
 def judge_ids(
     check: Check,
     config: PipelineConfig,
@@ -142,12 +173,15 @@ def judge_ids(
     arguments |= {"first_id": first_id, "ids": config.ids_per_finding, "not_sent": NOT_SENT}
     arguments |= {"stranded": STRANDED, "row_gone": ROW_GONE, "several": SEVERAL_PLACES}
     arguments |= {"no_row": NO_ROW, "no_message": NO_MESSAGE, "since": since, "border": since and since + border}
+    arguments |= {"no_topic": NO_TOPIC}
     arguments |= {"ordered_topics": list(config.ordered_topics), "tolerance": config.clock_tolerance_seconds}
     topics = {entry.name: entry.topic for entry in config.business}
     return [
         *(_unnumbered(*row) for row in check.run(UNNUMBERED, arguments).fetchall()),
         *(_place(*row) for row in check.run(PLACES, arguments).fetchall()),
         *(_business(topics, *row) for row in check.run(BUSINESS, arguments).fetchall()),
+        *(unknown_topic(*row) for row in check.run(TOPICS, arguments).fetchall()),
+        *(_ahead(*row) for row in check.run(FUTURE, arguments).fetchall()),
         *(_late(*row) for row in check.run(ORDER, arguments).fetchall()),
     ]
 
@@ -164,6 +198,10 @@ def _place(topic: str, detail: str, count: int, ids: list[str]) -> Finding:
 def _business(topics: dict[str, str], subject: str, kind: str, detail: str, count: int, abouts: list[str]) -> Finding:
     what: dict[str, Any] = {"subject": subject, "count": count, "detail": detail, "about": tuple(abouts)}
     return Finding(Kind(kind), Stage.OUTBOX, topics[subject], **what)
+
+
+def _ahead(stage: str, topic: str, group: str, count: int, ids: list[str]) -> Finding:
+    return Finding(Kind.CLOCK, Stage(stage), topic, group=group, count=count, detail=STILL_TO_COME, ids=tuple(ids))
 
 
 def _late(

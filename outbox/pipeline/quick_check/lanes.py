@@ -10,7 +10,7 @@ from typing import Any
 from outbox.pipeline.errors import WindowTooLarge
 from outbox.pipeline.quick_check.frames import Check
 from outbox.pipeline.spark.config import PipelineConfig
-from outbox.pipeline.spark.findings import NO_SUCH_LANE, Finding, Kind, Stage, merge
+from outbox.pipeline.spark.findings import NO_SUCH_LANE, NUMBERS_WITHOUT_LANE, Finding, Kind, Stage, merge
 
 HIGHEST = 32_768 << 34  # as in outbox.pipeline.spark.transforms.numbers: numbers from there on are none
 NO_NUMBER = "no number at "
@@ -56,7 +56,7 @@ SELECT source, topic, lane, min(lowest), max(highest), max(n) FROM (
 """
 LEARN = "INSERT INTO quick_marks VALUES (%s, %s, %s, 1, %s)"
 
-GIVEN_OUT = "SELECT coalesce(sum(greatest(0, last - first + 1)), 0)::bigint FROM quick_marks"
+GIVEN_OUT = "SELECT coalesce(sum(greatest(0, last - first + 1)), 0) FROM quick_marks"
 
 # One row for each number that was given out or seen, and in which roles.
 NUMBERS = f"""
@@ -158,7 +158,9 @@ def judge_lanes(check: Check, config: PipelineConfig, *, cutoff: datetime, sourc
 def _unknown_lanes(check: Check, sources: Sequence[str]) -> list[Finding]:
     found = []
     for source, topic, lane, first, last, count in check.run(UNKNOWN).fetchall():
-        if source in sources:
+        if source in sources and lane is None:
+            found.append(Finding(Kind.UNKNOWN_LANE, Stage.OUTBOX, topic, source, count=count, detail=NUMBERS_WITHOUT_LANE))
+        elif source in sources:
             where = (topic, source, lane)
             found.append(
                 Finding(Kind.UNKNOWN_LANE, Stage.OUTBOX, *where, first=first, last=last, count=count, detail=NO_SUCH_LANE)

@@ -17,6 +17,7 @@ GROWING = 0.05  # of the input
 REPEATED = 0.2  # of the attempts
 FASTER = 1.3
 SLOWER = 0.7
+LONGEST = 14 * 24 * 60  # minutes; a time that cannot be would make the course of a backlog as long as the calendar
 
 
 class Cause(enum.StrEnum):
@@ -52,6 +53,17 @@ class BacklogState:
     growth: float
     cause: Cause
     onset: int | None = None
+
+
+def until(minutes: Sequence[Minute], last: int) -> list[Minute]:
+    """Return what happened up to a minute. What is older than `LONGEST` counts for the backlog with which the course begins."""
+    first = last - LONGEST
+    old = [one for one in minutes if one.minute < first]
+    within = [one for one in minutes if first <= one.minute <= last]
+    if not old:
+        return within
+    waiting = sum(one.produced - one.consumed for one in old)
+    return [Minute(first - 1, produced=max(0, waiting), consumed=max(0, -waiting)), *within]
 
 
 def standings(minutes: Sequence[Minute]) -> list[BacklogState]:

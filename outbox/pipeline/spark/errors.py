@@ -23,5 +23,8 @@ class AlreadyCommitted(LakeError):
     """Raised when a lake has a commit of that day and attempt: somebody else has archived meanwhile."""
 
 
+BUSY = 3  # the exit code of a job that leaves its work to another one
+
+
 class ArchiverBusy(PipelineError):
     """Raised when another archiver is at work on the same database."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import enum
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from itertools import groupby
 from typing import Any
@@ -14,6 +14,9 @@ SEVERAL_PLACES = "it stands in several places at once"
 NO_MESSAGE = "no message was published for it"
 NO_ROW = "its business row is gone"
 NOT_SENT = "not sent yet"
+NO_SUCH_TOPIC = "they name topic {number}, whose row in outbox_topic is gone: bring it back from a copy"
+STILL_TO_COME = "their times are still to come: a clock is ahead, or was"
+NUMBERS_WITHOUT_LANE = "they have numbers, and no lane"
 NO_SUCH_LANE = "the outbox knows no such lane; its row in outbox_lane is gone, or it is another database's"
 
 
@@ -30,6 +33,8 @@ class Kind(enum.StrEnum):
     NO_NUMBER = "no number"  # a number that no lane gives out: 0, negative, absurdly high
     UNKNOWN_LANE = "unknown lane"  # messages of ours in a lane of which nothing is known
     CLOCK = "clock"  # times that cannot be
+    UNKNOWN_TOPIC = "unknown topic"  # rows name a topic that does not exist
+    BROKEN_ROW = "broken row"  # no release of the outbox writes it: it cannot be read, or contradicts itself
 
 
 class Stage(enum.StrEnum):
@@ -120,3 +125,33 @@ def _merge_neighbours(same: list[Finding]) -> list[Finding]:
 def clock_has_jumped(tolerance_seconds: float) -> str:
     """Say it in a finding's detail."""
     return f"earlier than what they follow, by more than {tolerance_seconds:g} s: a clock has jumped"
+
+
+def unknown_topic(topic: str, count: int, ids: Iterable[str]) -> Finding:
+    """Return the finding that so many messages name a topic that does not exist. `topic`: as `#7`."""
+    detail = NO_SUCH_TOPIC.format(number=topic.lstrip("#"))
+    return Finding(Kind.UNKNOWN_TOPIC, Stage.OUTBOX, topic, count=count, detail=detail, ids=tuple(ids))
+
+
+@dataclass(frozen=True)
+class Broken:
+    """Rows that no release of the outbox writes, and what is wrong with them. `stage`: a word of `findings.Stage`."""
+
+    stage: str
+    topic: str
+    detail: str
+    count: int
+    ids: tuple[str, ...]
+
+
+def grouped(rows: Iterable[Sequence[Any]], *, names: int = 100) -> list[Broken]:
+    """Put rows of stage, topic, what is wrong and message id together; name at most so many ids of each."""
+    found: dict[tuple[str, str, str], list[str]] = {}
+    for stage, topic, detail, message_id in rows:
+        found.setdefault((stage, topic, detail), []).append(str(message_id))
+    return [Broken(*what, len(ids), tuple(sorted(ids)[:names])) for what, ids in sorted(found.items())]
+
+
+def as_finding(one: Broken) -> Finding:
+    """Return what rows are in the way as a finding."""
+    return Finding(Kind.BROKEN_ROW, Stage(one.stage), one.topic, count=one.count, detail=one.detail, ids=one.ids)

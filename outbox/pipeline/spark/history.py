@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
@@ -14,6 +14,7 @@ from pyspark.sql import functions as F
 
 from outbox.pipeline.spark.errors import HistoryError
 from outbox.pipeline.spark.files import can_be_opened
+from outbox.pipeline.spark.findings import Broken
 from outbox.pipeline.spark.schemas import FRAMES
 
 if TYPE_CHECKING:
@@ -54,6 +55,7 @@ class History:
         first_id: what was published before it is left out; empty: nothing is.
         judged_since: from when on database and lake hold all that there was; None: always, or there is no lake in it.
         owed: (group, topic) -> what was sent before then is not known to have been meant for the group.
+        broken: rows that could not be read as they stand in the database.
     """
 
     frames: Mapping[str, DataFrame]
@@ -64,6 +66,7 @@ class History:
     first_id: str = ""
     judged_since: datetime | None = None
     owed: Mapping[tuple[str, str], datetime] = field(default_factory=dict)
+    broken: Sequence[Broken] = ()
 
     def __getattr__(self, name: str) -> DataFrame:
         """Give a frame by its name."""
@@ -116,10 +119,24 @@ def open_history(spark: SparkSession, folder: str) -> History:
     files = {name: found for name, frame in frames.items() if can_be_opened(found := frame.inputFiles())}
     whose = frozenset(about["sources"]), datetime.fromisoformat(about["as_of"])
     owed = {(group, topic): datetime.fromisoformat(time) for group, topic, time in about.get("owed", [])}
-    history = History(frames, *whose, recorded, files, judged_since=_time(about.get("judged_since")), owed=owed)
-    if all(history.frames[name].isEmpty() for name in ("marks", "places", "broker", "inbox", "messages")):
-        raise HistoryError(f"The history in {folder} is empty: no lane, message, or inbox row. Nothing was proved.")
+    broken = [Broken(**{**one, "ids": tuple(one["ids"])}) for one in about.get("broken", [])]
+    judged_since = _time(about.get("judged_since"))
+    history = History(frames, *whose, recorded, files, judged_since=judged_since, owed=owed, broken=broken)
+    _require_something(history, folder)
     return history
+
+
+def _require_something(history: History, folder: str) -> None:
+    """Raise HistoryError where nothing is left that could be judged: an answer would prove nothing."""
+    if not all(history.frames[name].isEmpty() for name in ("places", "broker", "inbox", "messages")):
+        return
+    if history.frames["marks"].isEmpty():
+        raise HistoryError(f"The history in {folder} is empty: no lane, message, or inbox row. Nothing was proved.")
+    if history.frames["marks"].where("first <= last").isEmpty():
+        raise HistoryError(
+            f"Of the numbers that lanes have given out, the history in {folder} has no message, batch or inbox row. Either "
+            "nothing was published for as long as messages are kept, or their rows are gone. Nothing was proved."
+        )
 
 
 def begin_history(spark: SparkSession, folder: str) -> None:
@@ -136,6 +153,7 @@ def write_about(
     *,
     judged_since: datetime | None = None,
     owed: Mapping[tuple[str, str], datetime] | None = None,
+    broken: Iterable[Broken] = (),
 ) -> None:
     """Write beside the frames, last, whose they are and of when: without it there is no history."""
     times = {topic: [_text(one.began), _text(one.until)] for topic, one in (recorded or {}).items()}
@@ -145,6 +163,7 @@ def write_about(
         "recorded": times,
         "judged_since": _text(judged_since),
         "owed": [[*pair, _text(time)] for pair, time in (owed or {}).items()],
+        "broken": [asdict(one) for one in broken],
     }
     _write_text(spark, folder, json.dumps(about))
 

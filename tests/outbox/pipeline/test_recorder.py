@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
 from io import StringIO
 
+import psycopg
 import pytest
 from django.core.management import CommandError, call_command
 
@@ -137,6 +138,22 @@ class TestRecorder:
         recorder.close()
 
         assert not Process.objects.filter(kind="recorder").exists()
+
+
+class TestARecorderThatStandsStill:
+    def test_makes_way_for_another_and_stands_by_when_it_goes_on(self, broker, recorder, monkeypatch, settings):
+        settings.OUTBOX = {**settings.OUTBOX, "CONSUMER": {**settings.OUTBOX["CONSUMER"], "WAIT": AT_ONCE}}
+        monkeypatch.setattr(recorder_module, "FROZEN_SECONDS", 0.3)
+        second = Recorder("default", group="recorder", using="default")
+        assert recorder.turn(AT_ONCE)
+        monkeypatch.setattr(recorder_module, "FROZEN_SECONDS", 60.0)
+
+        wait_until(lambda: second.turn(AT_ONCE))
+
+        with pytest.raises(psycopg.OperationalError):
+            recorder.turn(AT_ONCE)
+        assert not recorder.turn(AT_ONCE)
+        second.close()
 
 
 class TestHowFarItHasCome:

@@ -9,7 +9,9 @@ import pytest
 from outbox import database
 from outbox.pipeline import tasks
 from outbox.pipeline.audit_runs import store
+from outbox.pipeline.job_config import database_source
 from outbox.pipeline.models import AuditRun
+from outbox.pipeline.spark.archive.book import turn
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
@@ -44,14 +46,19 @@ class TestAudit:
         assert run.error.startswith("The audit gave no answer: it was stopped after 0:00:01.")
         assert len(alarms) == 1
 
-    def test_leaves_it_to_the_one_that_runs(self, job_that):
+    def test_is_skipped_while_another_one_runs_and_says_so(self, job_that, caplog):
         job_that("is clean")
+        first = store.begin("default", asked_by="command", since=None, settle_seconds=1)
         with database.connect("default") as other:
             other.execute(store.TRY_LOCK)
 
             tasks.audit()
 
-        assert not AuditRun.objects.exists()
+        skipped = AuditRun.objects.exclude(pk=first.pk).get()
+        assert skipped.state == AuditRun.State.SKIPPED
+        assert f"is running already: run {first.pk}, on " in skipped.error
+        (record,) = (record for record in caplog.records if "is skipped" in record.message)
+        assert record.levelname == "WARNING"
 
     def test_stores_what_kept_it_from_beginning(self, settings, alarms):
         audit = {"orders": {"MODEL": "shop.Odrer", "EXPECTS": "OrderPlaced"}}
@@ -75,6 +82,14 @@ class TestArchive:
         tasks.archive()
 
         assert "Database 'default' keeps 2001-02-03, which is to be archived: unfinished batches" in caplog.text
+
+    def test_is_skipped_while_another_one_runs_and_says_so(self, with_archive, caplog):
+        with turn(database_source("default").url):
+            tasks.archive()
+
+        (record,) = (record for record in caplog.records if "is skipped" in record.message)
+        assert record.levelname == "WARNING"
+        assert "Another archiver is at work on this database" in record.message
 
 
 class TestMonitor:

@@ -36,6 +36,15 @@ class TestWaker:
 
         assert waker.wait()
 
+    def test_is_woken_once_by_all_that_published_while_it_was_busy(self, connect, connection):
+        waker = make_waker(connect)
+        waker.announce()
+        for _ in range(5):
+            connection.execute(PUBLISH)
+        waker.withdraw()
+
+        assert (waker.wait(), waker.wait()) == (True, False)
+
     def test_is_not_woken_when_nobody_publishes(self, connect, connection):
         waker = make_waker(connect)
         waker.announce()

@@ -10,8 +10,9 @@ from typing import TYPE_CHECKING, Any
 
 import psycopg
 
-from outbox.database.locks import Lock
+from outbox.database.locks import END_IDLE_SESSION, Lock
 from outbox.pipeline.spark.errors import ArchiverBusy, HistoryError
+from outbox.pipeline.spark.keep import kept_alive
 from outbox.pipeline.spark.lake.base import Commit
 
 if TYPE_CHECKING:
@@ -87,7 +88,9 @@ def turn(url: str) -> Iterator[Connection]:
         except psycopg.errors.LockNotAvailable as error:
             raise ArchiverBusy("Another archiver is at work on this database. It goes on; there is nothing to do.") from error
         connection.execute(WAIT)
-        yield connection
+        connection.execute(END_IDLE_SESSION)
+        with kept_alive(connection):
+            yield connection
         connection.execute(UNLOCK_ARCHIVE)
 
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from psycopg import errors
 
-from outbox.database.locks import LOCK_PARTITIONS
+from outbox.database.locks import END_IDLE_TRANSACTION, LOCK_PARTITIONS
 from outbox.database.retention_holds import find_holder
 from outbox.failpoints import failpoint
 from outbox.pipeline.spark.archive import book
@@ -25,6 +25,7 @@ DELETE = "DELETE FROM outbox_{name} WHERE {time} < '{end}'"
 
 # Everybody queues behind a lock that waits, so it waits briefly.
 WAIT_BRIEFLY = "SET LOCAL lock_timeout = '100ms'"
+WAIT_FOR_ROWS = "SET LOCAL lock_timeout = '10s'"
 IS_THERE = "SELECT to_regclass('{table}') IS NOT NULL"
 LOCK_DAY = "LOCK TABLE {table} IN ACCESS EXCLUSIVE MODE"
 COUNT = "SELECT count(*) FROM {table}"
@@ -49,16 +50,26 @@ def delete_day(connection: Connection, span: Span, commit: Commit, *, patience_s
     """
     _insist_on_the_same(connection, span, commit)
     with connection.transaction():
+        connection.execute(END_IDLE_TRANSACTION)
+        connection.execute(WAIT_FOR_ROWS)
         for name, frame in BOOKS.items():
             if name not in commit.frames:  # of an older version: the next day takes these rows
                 continue
             wanted = commit.frames[name].rows
-            deleted = connection.execute(DELETE.format(name=name, time=frame.time, end=span.end).encode()).rowcount
+            deleted = _delete(connection, DELETE.format(name=name, time=frame.time, end=span.end))
             if deleted != wanted:
                 raise Changed(f"outbox_{name} has {deleted} rows from before {span.end}, and the lake {wanted}")
         drop(connection, span, commit, time.monotonic() + patience_seconds)
         book.mark_deleted(connection, commit)
         failpoint("archive.in_delete")
+
+
+def _delete(connection: Connection, statement: str) -> int:
+    """Delete rows; return how many. Raise Held where others lock one of them."""
+    try:
+        return connection.execute(statement.encode()).rowcount
+    except errors.LockNotAvailable as error:
+        raise Held("open transactions") from error
 
 
 def _insist_on_the_same(connection: Connection, span: Span, commit: Commit) -> None:

@@ -15,6 +15,7 @@ from outbox.failpoints import failpoint
 from outbox.pipeline.spark.archive import book
 from outbox.pipeline.spark.archive.config import ArchiveConfig
 from outbox.pipeline.spark.archive.delete import Changed, Held, delete_day
+from outbox.pipeline.spark.archive.unreadable import find_unreadable
 from outbox.pipeline.spark.errors import LakeError
 from outbox.pipeline.spark.lake.base import Commit, Lake, Written, insist_on_files
 from outbox.pipeline.spark.lake.frames import FRAMES, MESSAGES, Frame, Span, digest_query
@@ -127,8 +128,9 @@ class Archiver:
         record = book.read(self.connection, span.day)
         attempt = 1 + max([record.attempt if record else 0, *self._attempts(span.day)])
         with exported_snapshot(self.config.pipeline.outbox.url) as (reading, snapshot):
-            if holder := find_holder(reading, span.first_id, span.end_id):
-                self._keep(span, holder)
+            reason = find_holder(reading, span.first_id, span.end_id) or find_unreadable(reading, span)
+            if reason:
+                self._keep(span, reason)
                 return None
             if record and record.state == "planned":
                 self._remove_abandoned(span, record.attempt)

@@ -14,7 +14,7 @@ from pyspark.sql import functions as F
 
 from outbox.pipeline.spark.audit.recorded import micros, roles_of, unread
 from outbox.pipeline.spark.config import PipelineConfig
-from outbox.pipeline.spark.findings import NO_SUCH_LANE, Finding, Kind, Stage, merge
+from outbox.pipeline.spark.findings import NO_SUCH_LANE, NUMBERS_WITHOUT_LANE, Finding, Kind, Stage, merge
 from outbox.pipeline.spark.history import History, Mark, Recorded
 from outbox.pipeline.spark.scan import ddl, scan
 from outbox.pipeline.spark.transforms import numbers
@@ -137,7 +137,7 @@ def _judge_bucket(
 
 def _unknown_lanes(history: History, rows: list[Any], result: Result) -> list[Mark]:
     """Find the lanes without a mark: those of ours are findings, and judged as far as they are seen."""
-    found: dict[tuple[str, str, int], list[Any]] = defaultdict(list)
+    found: dict[tuple[str, str, int | None], list[Any]] = defaultdict(list)
     for row in rows:
         if row.kind == IS_UNKNOWN:
             found[row.source, row.topic, row.lane].append(row)
@@ -148,6 +148,11 @@ def _unknown_lanes(history: History, rows: list[Any], result: Result) -> list[Ma
             by_role[row.what] += row.n
         if source not in history.sources:
             result.foreign += by_role.total()
+            continue
+        if lane is None:
+            many = max(by_role.values())
+            found_nowhere = Finding(Kind.UNKNOWN_LANE, Stage.OUTBOX, topic, source, count=many, detail=NUMBERS_WITHOUT_LANE)
+            result.findings.append(found_nowhere)
             continue
         first, last = min(row.first for row in rows_of_lane), max(row.last for row in rows_of_lane)
         span = {"first": first, "last": last, "count": max(by_role.values()), "detail": NO_SUCH_LANE}

@@ -13,10 +13,11 @@ from outbox.pipeline.spark.audit.details import with_messages
 from outbox.pipeline.spark.audit.keys import audit_keys
 from outbox.pipeline.spark.audit.lanes import Result, audit_lanes
 from outbox.pipeline.spark.audit.order import audit_order
+from outbox.pipeline.spark.audit.topics import audit_topics
 from outbox.pipeline.spark.audit.unnumbered import audit_unnumbered
 from outbox.pipeline.spark.config import PipelineConfig
 from outbox.pipeline.spark.errors import HistoryError
-from outbox.pipeline.spark.findings import Finding
+from outbox.pipeline.spark.findings import Finding, as_finding
 from outbox.pipeline.spark.history import History
 from outbox.pipeline.spark.times import first_id_at
 from outbox.pipeline.spark.transforms.roles import MAX_GROUPS
@@ -84,6 +85,7 @@ def audit(spark: SparkSession, config: PipelineConfig, history: History, say: Sa
         numbers, ids = pool.submit(judge_numbers), pool.submit(judge_ids)
     lanes, findings = numbers.result()
     findings += ids.result()
+    findings += [as_finding(one) for one in history.broken]
     return Report(history.as_of, sorted(findings), lanes.counts, lanes.foreign, time.monotonic() - started)
 
 
@@ -92,4 +94,5 @@ STEPS: dict[str, Callable[[SparkSession, PipelineConfig, History], list[Finding]
     "messages without a number": audit_unnumbered,
     "business rows and places of messages": audit_keys,
     "order of keys": audit_order,
+    "topics": audit_topics,
 }

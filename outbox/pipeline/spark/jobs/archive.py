@@ -1,6 +1,7 @@
 """
 The archive as a job: `spark-submit --py-files outbox.zip outbox/pipeline/spark/jobs/archive.py --config archive.json`, or by
-`python -m outbox.pipeline.spark.jobs.archive`. Exit code: 0 done, 1 days are left that are due, 2 nothing could be done.
+`python -m outbox.pipeline.spark.jobs.archive`. Exit code: 0 done, 1 days are left that are due, 2 nothing could be done, 3
+another archiver is at work.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from outbox.pipeline.spark.archive.book import turn
 from outbox.pipeline.spark.archive.config import ArchiveConfig
 from outbox.pipeline.spark.archive.run import Archived, Archiver
 from outbox.pipeline.spark.archive.spark import SparkWriter
-from outbox.pipeline.spark.errors import PipelineError
+from outbox.pipeline.spark.errors import BUSY, ArchiverBusy, PipelineError
 from outbox.pipeline.spark.jobs import parent
 from outbox.pipeline.spark.jobs.end import describe
 from outbox.pipeline.spark.lake.open import open_lake
@@ -37,7 +38,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         _write(json.dumps(done.as_dict()), options.output)
     except PipelineError as error:
         _say(f"Nothing more could be done: {error}")
-        return 2
+        return BUSY if isinstance(error, ArchiverBusy) else 2
     except KeyboardInterrupt:
         _say("Nothing more could be done: it was interrupted. The next run goes on from there.")
         return 2

@@ -20,11 +20,12 @@ from typing import TYPE_CHECKING, Any
 
 import psycopg
 
-from outbox.database.locks import Lock
+from outbox.database.locks import END_IDLE_SESSION, Lock
 from outbox.pipeline.spark.config import PipelineConfig
 from outbox.pipeline.spark.errors import PipelineError
 from outbox.pipeline.spark.jobs import parent
 from outbox.pipeline.spark.jobs.end import describe
+from outbox.pipeline.spark.keep import kept_alive
 from outbox.pipeline.spark.session import build_session
 
 if TYPE_CHECKING:
@@ -155,7 +156,9 @@ def _turn(url: str) -> Iterator[None]:
     with connection:
         if connection.execute(TRY_MONITOR_LOCK).fetchone() != (True,):
             raise PipelineError("Another monitor of this database is at work. One at a time does.")
-        yield
+        connection.execute(END_IDLE_SESSION)
+        with kept_alive(connection):
+            yield
 
 
 def watch_for_the_end(with_parent: bool) -> Callable[[], bool]:

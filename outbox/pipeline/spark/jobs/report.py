@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from pyspark.sql import functions as F
 
 from outbox.pipeline.spark.bins import BACKWARDS, SHARES, add, percentile
-from outbox.pipeline.spark.cause import Minute, standings
+from outbox.pipeline.spark.cause import Minute, standings, until
 from outbox.pipeline.spark.config import PipelineConfig
 from outbox.pipeline.spark.findings import STAGE_OF, Finding, Kind, clock_has_jumped
 from outbox.pipeline.spark.history import History
@@ -68,7 +68,9 @@ def backlog_report(spark: SparkSession, config: PipelineConfig, history: History
     again: dict[tuple[str, str], list[list[Any]]] = defaultdict(list)
     for row in backlog.most_repeated(history.attempts, limit=repeated).collect():
         again[row.consumer_group, row.topic].append([row.message_id, row.tries])
-    return [_of_pair(*pair, minutes[pair], again[pair]) for pair in sorted(minutes)]
+    last = int(history.as_of.timestamp()) // 60  # what is still to come is a finding, and no backlog
+    known = {pair: until(found, last) for pair, found in minutes.items()}
+    return [_of_pair(*pair, known[pair], again[pair]) for pair in sorted(known) if known[pair]]
 
 
 def _minutes(spark: SparkSession, history: History, pairs: list[tuple[str, str]]) -> dict[tuple[str, str], list[Minute]]:

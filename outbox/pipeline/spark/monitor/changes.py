@@ -13,6 +13,7 @@ from pyspark.sql.datasource import DataSource, DataSourceStreamReader, InputPart
 from pyspark.sql.streaming.datasource import SupportsTriggerAvailableNow
 from pyspark.sql.types import LongType, ShortType, StringType, StructField, StructType
 
+from outbox.database.locks import END_IDLE_SNAPSHOT
 from outbox.pipeline.spark.monitor import statements
 from outbox.pipeline.spark.monitor.offsets import MEASURE, Offset, advance
 
@@ -84,6 +85,7 @@ class ChangesReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             psycopg.connect(self.options["url"], application_name="outbox monitor") as connection,
             connection.cursor(name="outbox_monitor", binary=True) as cursor,
         ):
+            connection.execute(END_IDLE_SNAPSHOT)
             cursor.execute(statements.ALL[partition.table], values)
             while rows := cursor.fetchmany(int(self.options["fetchrows"])):
                 columns = [pa.array(column, type=of.type) for column, of in zip(zip(*rows, strict=True), ARROW, strict=True)]

@@ -13,6 +13,7 @@ from typing import Any
 
 import psycopg
 
+from outbox.database.locks import END_IDLE_SNAPSHOT
 from outbox.failpoints import failpoint
 from outbox.pipeline.spark.errors import PipelineError
 from outbox.pipeline.spark.monitor.aggregate import Change
@@ -21,6 +22,8 @@ from outbox.pipeline.spark.monitor.lane import FAILED, OUTBOX, SEEN_AS, Lane, Nu
 LaneKey = tuple[str, str, int]  # source, topic, lane
 
 NO_LANE = -1  # of messages without a number
+
+WAIT = "SET LOCAL lock_timeout = '30s'"  # for a monitor that was thought to be gone
 
 # The row of the job is held till the end: nobody else applies a batch meanwhile.
 LAST_BATCH = "SELECT batch FROM outbox_monitor WHERE job = %s FOR UPDATE"
@@ -103,6 +106,8 @@ def apply(url: str, job: str, batch: int, changes: Sequence[Change], groups: Map
         PipelineError: this batch does not follow upon the last one.
     """
     with psycopg.connect(url, application_name="outbox monitor") as connection:
+        connection.execute(END_IDLE_SNAPSHOT)
+        connection.execute(WAIT)
         if not _take_turn(connection, job, batch):
             return False
         by_lane: dict[LaneKey, list[Change]] = defaultdict(list)

@@ -28,6 +28,7 @@ from outbox.pipeline.spark.lake.whole import insist_on_ours, whole_since
 from outbox.pipeline.spark.schemas import FRAMES
 from outbox.pipeline.spark.sources.copies import copies, once
 from outbox.pipeline.spark.sources.owed import add_filtered, begin_marks, owed_from
+from outbox.pipeline.spark.sources.sane import NO_TOPIC
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -176,9 +177,13 @@ def _but_those_there(spark: SparkSession, folder: str, name: str, rows: DataFram
 def _messages(rows: DataFrame) -> DataFrame:
     """Give message rows; a tombstone stands in the place of one that never was."""
     header = {name: F.get_json_object("headers", f"$.ce-{name}").alias(name) for name in ("type", "tag")}
-    topic = F.nullif("topic", F.lit("")).alias("topic")
-    columns = ("message_id", topic, "key", header["type"], "about", F.col("created_at").alias("at"), header["tag"])
+    columns = ("message_id", _topic(), "key", header["type"], "about", F.col("created_at").alias("at"), header["tag"])
     return rows.where("state <> 'tombstone'").select(*columns)
+
+
+def _topic() -> Column:
+    """Give the topic; of a message that had none when it was archived, what stands for one."""
+    return F.when(F.col("topic") == "", F.lit(f"{NO_TOPIC}?")).otherwise(F.col("topic")).alias("topic")
 
 
 def _places(rows: DataFrame) -> DataFrame:
@@ -186,7 +191,7 @@ def _places(rows: DataFrame) -> DataFrame:
     state = F.when(F.col("state") == "retrying", "released").otherwise(F.col("state")).alias("state")
     waited = F.when(F.col("state") == "waiting", F.col("created_at"))
     at = F.coalesce("sent_at", "decided_at", "claimed_at", waited).alias("at")
-    place = ("source", F.nullif("topic", F.lit("")).alias("topic"), "lane", "number", "message_id", state, "claimed_at", at)
+    place = ("source", _topic(), "lane", "number", "message_id", state, "claimed_at", at)
     return rows.where(~F.col("state").isin("tombstone", "lost")).select(*place)
 
 

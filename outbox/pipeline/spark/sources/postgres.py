@@ -7,12 +7,12 @@ do jobs read twice. Brokers' databases are opened first: what a broker has, the 
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
+from dataclasses import dataclass
 from functools import reduce
 from typing import TYPE_CHECKING, Any
 
-from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
 from pyspark.sql.types import StringType, StructType
@@ -20,11 +20,13 @@ from pyspark.sql.types import StringType, StructType
 from outbox.pipeline.spark.archive.spark import read_rows
 from outbox.pipeline.spark.config import PipelineConfig, Source
 from outbox.pipeline.spark.errors import HistoryError
+from outbox.pipeline.spark.findings import Broken, grouped
 from outbox.pipeline.spark.history import Recorded, begin_history, write_about
 from outbox.pipeline.spark.lake.frames import RECORDED
 from outbox.pipeline.spark.schemas import FRAMES
 from outbox.pipeline.spark.sources import jdbc, statements
 from outbox.pipeline.spark.sources.archived import add_archived, hold, known_at_the_broker
+from outbox.pipeline.spark.sources.sane import BROKEN_BATCHES
 from outbox.pipeline.spark.sources.snapshot import exported_snapshot
 from outbox.pipeline.spark.sources.statements import Statement
 from outbox.pipeline.spark.sources.tags import add_unasked
@@ -33,21 +35,43 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 Say = Callable[[str], None]
-Parts = dict[str, list[DataFrame]]
+Opened = dict[str, tuple[Any, str]]
 
 WITH_TAG = StructType([*FRAMES["messages"]]).add("tag", StringType())
+
+SNAPSHOT_GONE = ("invalid snapshot identifier", "terminating connection", "connection is closed", "server closed the connection")
+NO_DAMAGE = ("does not exist", *SNAPSHOT_GONE)  # what reading with care does not help against
+
+
+@dataclass(frozen=True)
+class Part:
+    """
+    What a frame is made of, or a part of it.
+
+    Args:
+        opened: a connection in the snapshot, and the snapshot's name.
+        statement: None: rows that were read already.
+    """
+
+    source: Source
+    opened: tuple[Any, str]
+    statement: Statement | None
+    schema: StructType
+    rows: DataFrame | None = None
 
 
 def copy_history(spark: SparkSession, config: PipelineConfig, folder: str, say: Say = lambda text: None) -> None:
     """
     Write the history as it is now.
 
+    Rows that no release writes, and that cannot be read as they are, are named in `History.broken`.
+
     Raises:
         HistoryError: a database cannot be reached, or a table or column is missing there; the text names it.
         LakeError: what was archived cannot be read.
     """
     with ExitStack() as stack:
-        opened: dict[str, tuple[Any, str]] = {}
+        opened: Opened = {}
         for source in (*config.brokers, config.outbox):
             if source.url not in opened:
                 opened[source.url] = stack.enter_context(exported_snapshot(source.url))
@@ -60,73 +84,83 @@ def copy_history(spark: SparkSession, config: PipelineConfig, folder: str, say: 
             recorded = {topic: Recorded(began, until) for topic, began, until in rows}
         sources = [row[0] for row in connection.execute(statements.SOURCES)]
         (now,) = connection.execute(statements.NOW).fetchone()
+        broken = grouped(connection.execute(BROKEN_BATCHES.format(only="true")))
         begin_history(spark, folder)
-        for name, frames in parts.items():
+        for name, of_frame in parts.items():
             say(f"reading {name}")
-            frame = reduce(DataFrame.unionByName, frames or [spark.createDataFrame([], FRAMES[name])])
-            _write(frame, f"{folder}/{name}", name)
+            broken += _write(spark, name, of_frame, f"{folder}/{name}", say)
     if held is None:
         add_unasked(spark, config, folder)
-        write_about(spark, folder, sources, now, recorded)
+        write_about(spark, folder, sources, now, recorded, broken=broken)
         return
     recorded = known_at_the_broker(config, held, recorded)
     owed = add_archived(spark, config, folder, held, say)
     add_unasked(spark, config, folder)
-    write_about(spark, folder, sources, now, recorded, judged_since=held.since, owed=owed)
+    write_about(spark, folder, sources, now, recorded, judged_since=held.since, owed=owed, broken=broken)
 
 
-def _parts(spark: SparkSession, config: PipelineConfig, opened: dict[str, tuple[Any, str]], *, is_archived: bool) -> Parts:
+def _parts(spark: SparkSession, config: PipelineConfig, opened: Opened, *, is_archived: bool) -> dict[str, list[Part]]:
     """Give what each frame is made of; for an archive to add to: all that lanes ever gave out, what was recorded as it stands."""
-    parts: Parts = {name: [] for name in FRAMES}
+    parts: dict[str, list[Part]] = {name: [] for name in FRAMES}
     for source in config.brokers:
-        _read_all(spark, source, *opened[source.url], statements.EMBEDDED_BROKER, parts)
-    connection, snapshot = opened[config.outbox.url]
+        for name, statement in statements.EMBEDDED_BROKER.items():
+            parts[name].append(Part(source, opened[source.url], statement, FRAMES[name]))
+    ours = opened[config.outbox.url]
     marks = statements.of_marks(None if is_archived else config.since)
     wanted = [
         *(statements.OUTBOX | {"marks": marks}).items(),
         *(("business", statements.of_business(entry)) for entry in config.business),
     ]
     if config.recorded and is_archived:
-        parts[RECORDED.name] = [read_rows(spark, config.outbox, RECORDED, RECORDED.query(None), snapshot)]
+        rows = read_rows(spark, config.outbox, RECORDED, RECORDED.query(None), ours[1])
+        parts[RECORDED.name] = [Part(config.outbox, ours, None, rows.schema, rows)]
     elif config.recorded:
         wanted.append(("broker", statements.of_recorded(config.recorded)))
     schemas = FRAMES | {"messages": WITH_TAG} if is_archived or config.asked_unseen() else FRAMES
     for name, statement in wanted:
-        parts[name].append(_read(spark, config.outbox, connection, snapshot, name, statement, schemas[name]))
+        parts[name].append(Part(config.outbox, ours, statement, schemas[name]))
     return parts
 
 
-def _read_all(
-    spark: SparkSession, source: Source, connection: Any, snapshot: str, wanted: dict[str, Statement], parts: Parts
-) -> None:
-    for name, statement in wanted.items():
-        parts[name].append(_read(spark, source, connection, snapshot, name, statement, FRAMES[name]))
+def _write(spark: SparkSession, name: str, parts: Sequence[Part], path: str, say: Say) -> list[Broken]:
+    """Write a frame; where its tables hold what cannot be read, once more with care. Return the rows that were in the way."""
 
-
-def _read(
-    spark: SparkSession, source: Source, connection: Any, snapshot: str, name: str, statement: Statement, schema: StructType
-) -> DataFrame:
-    import psycopg  # a job that reads by JDBC does without
+    def write(*, with_care: bool) -> None:
+        frames = [_read(spark, part, with_care=with_care) for part in parts] or [spark.createDataFrame([], FRAMES[name])]
+        reduce(DataFrame.unionByName, frames).write.mode("overwrite").parquet(path)
 
     try:
-        low, high = connection.execute(statement.bounds).fetchone()
-        bounds = (low or 0, high or 0)
-        if source.reader == "jdbc":
-            frame = jdbc.read(spark, source, statement.query, bounds, snapshot)
-        else:
-            from outbox.pipeline.spark.sources import rows  # it needs psycopg
-
-            frame = rows.read(spark, source, statement.query, bounds, snapshot, schema)
-    except (psycopg.Error, PySparkException) as error:
+        try:
+            write(with_care=False)
+            return []
+        except Exception as error:  # what a task meets comes as PySpark's or the JVM's
+            is_careful = any(part.statement is not None and part.statement.careful for part in parts)
+            if not is_careful or any(text in str(error) for text in NO_DAMAGE):
+                raise
+        say(f"reading {name} once more, with care: some rows cannot be read as they are")
+        write(with_care=True)
+        wanted = [(part.opened[0], part.statement.broken) for part in parts if part.statement is not None]
+        return [one for connection, statement in wanted if statement for one in grouped(connection.execute(statement))]
+    except Exception as error:
         raise _explained(name, error) from error
-    return frame.select(*(F.col(column.name).cast(column.dataType) for column in schema))
 
 
-def _write(frame: DataFrame, path: str, name: str) -> None:
-    try:
-        frame.write.mode("overwrite").parquet(path)
-    except Exception as error:  # what a task meets comes as PySpark's or the JVM's
-        raise _explained(name, error) from error
+def _read(spark: SparkSession, part: Part, *, with_care: bool) -> DataFrame:
+    if part.statement is None:
+        assert part.rows is not None
+        return part.rows
+    connection, snapshot = part.opened
+    query = (part.statement.careful if with_care else "") or part.statement.query
+    low, high = connection.execute(part.statement.bounds).fetchone()
+    bounds = (low or 0, high or 0)
+    if part.source.reader == "jdbc":
+        frame = jdbc.read(spark, part.source, query, bounds, snapshot)
+    else:
+        # Here: jobs that read by JDBC need no Python workers with psycopg.
+        from outbox.pipeline.spark.sources import rows
+
+        frame = rows.read(spark, part.source, query, bounds, snapshot, part.schema)
+    return frame.select(*(F.col(column.name).cast(column.dataType) for column in part.schema))
 
 
 def _explained(name: str, error: Exception) -> HistoryError:
@@ -137,6 +171,6 @@ def _explained(name: str, error: Exception) -> HistoryError:
     hint = ""
     if "does not exist" in text:
         hint = " The database's tables are of another version than this program: run its migrations."
-    if "invalid snapshot identifier" in text:
+    if any(said_so in text for said_so in SNAPSHOT_GONE):
         hint = " The snapshot is gone: the connection that held it was closed, or the server was started again. Read again."
     return HistoryError(f"The frame {name!r} cannot be read: {said}.{hint}")

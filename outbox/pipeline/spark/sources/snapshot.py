@@ -6,7 +6,9 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, Any
 
+from outbox.database.locks import END_IDLE_SNAPSHOT
 from outbox.pipeline.spark.errors import HistoryError
+from outbox.pipeline.spark.keep import kept_alive
 
 if TYPE_CHECKING:
     import psycopg
@@ -14,7 +16,7 @@ if TYPE_CHECKING:
 EXPORT = "SELECT pg_export_snapshot()"
 
 # Each connection's first statement. The identifier is PostgreSQL's own: hexadecimal digits and hyphens.
-JOIN = "SET TRANSACTION ISOLATION LEVEL REPEATABLE READ, READ ONLY; SET TRANSACTION SNAPSHOT '{snapshot}'"
+JOIN = "SET TRANSACTION ISOLATION LEVEL REPEATABLE READ, READ ONLY; SET TRANSACTION SNAPSHOT '{snapshot}'; " + END_IDLE_SNAPSHOT
 
 
 @contextmanager
@@ -36,8 +38,10 @@ def exported_snapshot(url: str) -> Iterator[tuple[psycopg.Connection[Any], str]]
         connection.read_only = True
         row = connection.execute(EXPORT).fetchone()
         assert row is not None
+        connection.execute(END_IDLE_SNAPSHOT)
         try:
-            yield connection, row[0]
+            with kept_alive(connection):
+                yield connection, row[0]
         finally:
             with suppress(psycopg.Error):  # it is gone: whoever read in its snapshot has said so
                 connection.rollback()

@@ -6,131 +6,170 @@ Each is a SELECT with a whole number `part` in front, by which it is read in par
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from datetime import datetime
 
 from outbox.pipeline.spark.config import Business
+from outbox.pipeline.spark.sources.sane import (
+    BROKEN_ATTEMPTS,
+    BROKEN_EMBEDDED,
+    BROKEN_INBOX,
+    BROKEN_MESSAGES,
+    BROKEN_PLACES,
+    CAREFUL,
+    PLAIN,
+    TOPIC,
+    Sql,
+)
 
 
 @dataclass(frozen=True)
 class Statement:
-    """`query` gives `part` and the frame's columns; `bounds` the lowest and highest part."""
+    """
+    Args:
+        query: gives `part` and the frame's columns.
+        bounds: the lowest and highest part.
+        careful: the same, and takes rows that no release writes; several times slower. Empty: there is none.
+        broken: names those rows: stage, topic, what is wrong, message id.
+    """
 
     query: str
     bounds: str = "SELECT 0, 0"
+    careful: str = ""
+    broken: str = ""
+
+
+def _statement(query: Callable[[Sql], str], bounds: str, broken: str) -> Statement:
+    return Statement(query(PLAIN), bounds, query(CAREFUL), broken)
 
 
 # Half messages that went first have neither lane nor number. A position that was split off stands in another batch.
 # What waits has no batch yet; a delayed message is under way until its time has come.
-PLACES = Statement(
-    """
-    SELECT b.id AS part, s.id AS source, t.name AS topic, b.lane, b.first_seq + u.position - 1 AS number,
-        u.id::text AS message_id,
+def _places(sql: Sql) -> str:
+    return f"""
+    SELECT b.id AS part, s.id AS source, {TOPIC.format(row="b")} AS topic, b.lane,
+        {sql.number("b.first_seq")} + u.position - 1 AS number, u.id::text AS message_id,
         CASE b.state WHEN 0 THEN 'released' WHEN 1 THEN 'claimed' WHEN 2 THEN 'prepared' WHEN 3 THEN 'sent'
             WHEN 4 THEN 'dead' WHEN 5 THEN 'skipped' END AS state,
-        b.claimed_at, coalesce(b.sent_at, b.decided_at, b.claimed_at) AS at
+        {sql.time("b.claimed_at")} AS claimed_at, {sql.time("coalesce(b.sent_at, b.decided_at, b.claimed_at)")} AS at
     FROM outbox_batch b CROSS JOIN LATERAL unnest(b.message_ids) WITH ORDINALITY u(id, position)
     CROSS JOIN outbox_source s LEFT JOIN outbox_topic t ON t.id = b.topic_id
     WHERE u.position::smallint <> ALL (b.split)
     UNION ALL
-    SELECT 0, s.id, t.name, NULL, NULL, k.message_id::text, 'waiting', NULL,
-        (SELECT m.created_at FROM outbox_message m WHERE m.id = k.message_id)
+    SELECT 0, s.id, {TOPIC.format(row="k")}, NULL, NULL, k.message_id::text, 'waiting', NULL,
+        (SELECT {sql.time("m.created_at")} FROM outbox_message m WHERE m.id = k.message_id)
     FROM outbox_ticket k CROSS JOIN outbox_source s LEFT JOIN outbox_topic t ON t.id = k.topic_id
     UNION ALL
-    SELECT 0, s.id, t.name, NULL, NULL, d.message_id::text, 'delayed', NULL, d.due_at
+    SELECT 0, s.id, {TOPIC.format(row="d")}, NULL, NULL, d.message_id::text, 'delayed', NULL, {sql.time("d.due_at")}
     FROM outbox_delayed d CROSS JOIN outbox_source s LEFT JOIN outbox_topic t ON t.id = d.topic_id
-    """,
-    "SELECT min(id), max(id) FROM outbox_batch",
-)
+    """
+
 
 # Topic 0: what a check-back wrote in the place of a message that never was. The parts are seconds of publishing. The tag is
 # asked for where the broker is not known to have it.
-MESSAGES = Statement(
-    """
+def _messages(sql: Sql) -> str:
+    return f"""
     SELECT ('x' || left(replace(m.id::text, '-', ''), 12))::bit(48)::bigint / 1000 AS part, m.id::text AS message_id,
-        t.name AS topic, m.key, m.headers::jsonb ->> 'ce-type' AS type, m.about, m.created_at AS at,
-        m.headers::jsonb ->> 'ce-tag' AS tag
+        {TOPIC.format(row="m")} AS topic, m.key, {sql.header("m.headers", "ce-type")} AS type, m.about,
+        {sql.time("m.created_at")} AS at, {sql.header("m.headers", "ce-tag")} AS tag
     FROM outbox_message m LEFT JOIN outbox_topic t ON t.id = m.topic_id WHERE m.topic_id <> 0
-    """,
+    """
+
+
+def _inbox(sql: Sql) -> str:
+    return f"""
+    SELECT {sql.part("i.handled_at")} AS part, i.consumer_group, i.source, i.topic, i.lane, i.number,
+        i.message_id::text AS message_id, i.nth, {sql.time("i.handled_at")} AS at
+    FROM outbox_inbox i
+    """
+
+
+# A try that failed says as well that the message arrived; a dead letter that it will not be handled.
+def _attempts(sql: Sql) -> str:
+    return f"""
+    SELECT d.id AS part, d.consumer_group, d.source, d.topic, d.lane, d.number, d.message_id::text AS message_id, d.nth,
+        d.outcome, {sql.time("d.failed_at")} AS at
+    FROM outbox_delivery d
+    UNION ALL
+    SELECT 0, d.consumer_group, '', d.topic, NULL, NULL, d.message_id::text, d.nth, 'duplicate', {sql.time("d.dropped_at")}
+    FROM outbox_duplicate d
+    """
+
+
+PLACES = _statement(_places, "SELECT min(id), max(id) FROM outbox_batch", BROKEN_PLACES)
+MESSAGES = _statement(
+    _messages,
     """
     SELECT ('x' || left(replace(min(id::text), '-', ''), 12))::bit(48)::bigint / 1000,
         ('x' || left(replace(max(id::text), '-', ''), 12))::bit(48)::bigint / 1000
     FROM outbox_message
     """,
+    BROKEN_MESSAGES,
 )
-
-INBOX = Statement(
-    """
-    SELECT extract(epoch FROM i.handled_at)::bigint AS part, i.consumer_group, i.source, i.topic, i.lane, i.number,
-        i.message_id::text AS message_id, i.nth, i.handled_at AS at
-    FROM outbox_inbox i
-    """,
-    "SELECT extract(epoch FROM min(handled_at))::bigint, extract(epoch FROM max(handled_at))::bigint FROM outbox_inbox",
+INBOX = _statement(
+    _inbox,
+    f"SELECT {CAREFUL.part('min(handled_at)')}, {CAREFUL.part('max(handled_at)')} FROM outbox_inbox",
+    BROKEN_INBOX,
 )
-
-# A try that failed says as well that the message arrived; a dead letter that it will not be handled.
-ATTEMPTS = Statement(
-    """
-    SELECT d.id AS part, d.consumer_group, d.source, d.topic, d.lane, d.number, d.message_id::text AS message_id, d.nth,
-        d.outcome, d.failed_at AS at
-    FROM outbox_delivery d
-    UNION ALL
-    SELECT 0, d.consumer_group, '', d.topic, NULL, NULL, d.message_id::text, d.nth, 'duplicate', d.dropped_at
-    FROM outbox_duplicate d
-    """,
-    "SELECT min(id), max(id) FROM outbox_delivery",
-)
+ATTEMPTS = _statement(_attempts, "SELECT min(id), max(id) FROM outbox_delivery", BROKEN_ATTEMPTS)
 
 # What a lane has given out. Where the history was pruned, it begins behind what was claimed before `since`: what is claimed
 # is numbered, so those numbers are the lower ones; if none of them is left, behind nothing that is there.
 MARKS = """
-SELECT 0 AS part, s.id AS source, t.name AS topic, l.lane, {first} AS first, l.last_seq AS last
-FROM outbox_lane l CROSS JOIN outbox_source s JOIN outbox_topic t ON t.id = l.topic_id
+SELECT 0 AS part, s.id AS source, {topic} AS topic, l.lane, {first} AS first, {last} AS last
+FROM outbox_lane l CROSS JOIN outbox_source s LEFT JOIN outbox_topic t ON t.id = l.topic_id
 """
 FIRST = """
 1 + coalesce(
-    (SELECT max(b.first_seq + cardinality(b.message_ids) - 1) FROM outbox_batch b
+    (SELECT max({seq} + cardinality(b.message_ids) - 1) FROM outbox_batch b
      WHERE b.topic_id = l.topic_id AND b.lane = l.lane AND b.claimed_at < '{since}'),
-    (SELECT min(b.first_seq) - 1 FROM outbox_batch b WHERE b.topic_id = l.topic_id AND b.lane = l.lane),
-    l.last_seq)
+    {older})
 """
+# Where rows were pruned, what is not there may have been. Where none ever was, nothing may be missing.
+PRUNED = """
+    (SELECT min({seq}) - 1 FROM outbox_batch b WHERE b.topic_id = l.topic_id AND b.lane = l.lane), l.last_seq"""
+NEVER_PRUNED = "0"
 
 OUTBOX = {"places": PLACES, "messages": MESSAGES, "inbox": INBOX, "attempts": ATTEMPTS}
 
 SOURCES = "SELECT id FROM outbox_source"
 NOW = "SELECT clock_timestamp()"
 
+
 # A delayed message is stored, and has no time yet: no group owes it anything.
-EMBEDDED = Statement(
-    """
-    SELECT m.pos AS part, m.source, t.name AS topic, (m.headers::jsonb ->> 'ce-lane')::smallint AS lane,
-        (m.headers::jsonb ->> 'ce-number')::bigint AS number, m.message_id, m.key, m.tag, m.queue::int AS queue, m.pos,
-        m.stored_at AS at
+def _embedded(sql: Sql) -> str:
+    return f"""
+    SELECT m.pos AS part, m.source, t.name AS topic, {sql.header("m.headers", "ce-lane", "smallint")} AS lane,
+        {sql.header("m.headers", "ce-number", "bigint")} AS number, m.message_id, m.key, m.tag, m.queue::int AS queue, m.pos,
+        {sql.time("m.stored_at")} AS at
     FROM outbox_embedded_message m JOIN outbox_embedded_topic t ON t.id = m.topic_id
     UNION ALL
-    SELECT 0, d.source, t.name, (d.headers::jsonb ->> 'ce-lane')::smallint, (d.headers::jsonb ->> 'ce-number')::bigint,
-        d.message_id, d.key, d.tag, d.queue::int, 0, NULL
+    SELECT 0, d.source, t.name, {sql.header("d.headers", "ce-lane", "smallint")},
+        {sql.header("d.headers", "ce-number", "bigint")}, d.message_id, d.key, d.tag, d.queue::int, 0, NULL
     FROM outbox_embedded_delayed d JOIN outbox_embedded_topic t ON t.id = d.topic_id
-    """,
-    "SELECT min(pos), max(pos) FROM outbox_embedded_message",
-)
+    """
+
 
 # What the broker still has for a group: not read yet, or delivered and not finished; and what it keeps as dead letters.
-EMBEDDED_ATTEMPTS = Statement(
-    """
-    SELECT m.pos AS part, o.consumer_group, m.source, t.name AS topic, (m.headers::jsonb ->> 'ce-lane')::smallint AS lane,
-        (m.headers::jsonb ->> 'ce-number')::bigint AS number, m.message_id, coalesce(d.attempt, 0) AS nth,
-        CASE WHEN d.died_at IS NULL THEN 'waiting' ELSE 'dead letter' END AS outcome, coalesce(d.died_at, m.stored_at) AS at
+def _embedded_attempts(sql: Sql) -> str:
+    return f"""
+    SELECT m.pos AS part, o.consumer_group, m.source, t.name AS topic, {sql.header("m.headers", "ce-lane", "smallint")} AS lane,
+        {sql.header("m.headers", "ce-number", "bigint")} AS number, m.message_id, coalesce(d.attempt, 0) AS nth,
+        CASE WHEN d.died_at IS NULL THEN 'waiting' ELSE 'dead letter' END AS outcome,
+        {sql.time("coalesce(d.died_at, m.stored_at)")} AS at
     FROM outbox_embedded_offset o
     JOIN outbox_embedded_message m ON m.topic_id = o.topic_id AND m.queue = o.queue
     JOIN outbox_embedded_topic t ON t.id = m.topic_id
     LEFT JOIN outbox_embedded_delivery d ON d.consumer_group = o.consumer_group AND d.topic_id = m.topic_id
         AND d.queue = m.queue AND d.pos = m.pos
     WHERE m.pos > o.pos OR d.id IS NOT NULL
-    """,
-    "SELECT min(pos), max(pos) FROM outbox_embedded_message",
-)
+    """
+
+
+OF_EMBEDDED = "SELECT min(pos), max(pos) FROM outbox_embedded_message"
+EMBEDDED = _statement(_embedded, OF_EMBEDDED, BROKEN_EMBEDDED)
+EMBEDDED_ATTEMPTS = _statement(_embedded_attempts, OF_EMBEDDED, "")
 
 EMBEDDED_BROKER = {"broker": EMBEDDED, "attempts": EMBEDDED_ATTEMPTS}
 
@@ -166,10 +205,21 @@ def of_recorded(topics: Iterable[str]) -> Statement:
     return Statement(RECORDED.format(topics=quoted), RECORDED_BOUNDS)
 
 
-def of_marks(since: datetime | None) -> Statement:
-    """Read what each lane has given out, of that time and later."""
-    first = FIRST.format(since=since.isoformat()) if since else "1::bigint"
-    return Statement(MARKS.format(first=first))
+def of_marks(since: datetime | None, *, was_pruned: bool = True) -> Statement:
+    """
+    Read what each lane has given out, of that time and later.
+
+    Args:
+        was_pruned: batches of before may be gone as they should. False: all there ever were are there.
+    """
+
+    def query(sql: Sql) -> str:
+        seq = sql.number("b.first_seq")
+        older = PRUNED.format(seq=seq) if was_pruned else NEVER_PRUNED
+        first = FIRST.format(since=since.isoformat(), seq=seq, older=older) if since else "1::bigint"
+        return MARKS.format(topic=TOPIC.format(row="l"), first=first, last=sql.number("l.last_seq"))
+
+    return Statement(query(PLAIN), careful=query(CAREFUL))
 
 
 def of_business(entry: Business) -> Statement:
@@ -178,6 +228,5 @@ def of_business(entry: Business) -> Statement:
     where = f"WHERE {entry.where}" if entry.where else ""
     name, about = entry.name.replace("'", "''"), entry.about.replace("'", "''")
     return Statement(
-        f"SELECT 0 AS part, '{name}' AS subject, '{about}:' || b.{entry.key} AS about, {at} AS at "  # noqa: S608
-        f"FROM {entry.table} b {where}"
+        f"SELECT 0 AS part, '{name}' AS subject, '{about}:' || b.{entry.key} AS about, {at} AS at FROM {entry.table} b {where}"
     )

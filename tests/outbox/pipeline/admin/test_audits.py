@@ -80,10 +80,11 @@ class TestRuns:
         run(CLEAN)
         store.fail(store.begin("default", asked_by="beat", since=None, settle_seconds=1), "No Java.\n\nlast words", 2)
         store.begin("default", asked_by="command", since=None, settle_seconds=1)
+        store.skip("default", "An audit runs already.")
 
         page = client.get(reverse(RUNS)).text
 
-        for said in ("1 found", "nothing is wrong", "No Java.", "died"):
+        for said in ("1 found", "nothing is wrong", "No Java.", "died", store.DIED, "skipped", "An audit runs already."):
             assert said in page
         assert "last words" not in page
 

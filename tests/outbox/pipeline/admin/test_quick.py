@@ -2,7 +2,8 @@ import pytest
 from django.urls import reverse
 
 from outbox.models import Lane
-from tests.outbox.pipeline.audit_runs.stories import handle, relay
+from tests.outbox.pipeline.audit_runs.stories import relay
+from tests.outbox.pipeline.quick_check.broken import BROKEN, play, run
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
@@ -26,9 +27,7 @@ class TestThePage:
         assert not [query for query, _ in asked if "quick_" in str(query)]
 
     def test_says_what_it_found(self, operator):
-        relay(2)
-        for group in ("cart", "points", "shipment"):
-            handle(group)
+        play(2)
         Lane.objects.update(last_seq=4)
 
         page = look(operator("view_auditrun"))
@@ -38,7 +37,26 @@ class TestThePage:
         assert "2 places" in page
 
     def test_says_that_nothing_is_wrong(self, operator):
+        play(1)
+
         assert "nothing is wrong" in look(operator("view_auditrun"))
+
+    def test_says_that_nothing_was_proved_where_nothing_was_published(self, operator):
+        page = look(operator("view_auditrun"))
+
+        assert "nothing found, as far as was looked" in page
+        assert "Nothing was proved." in page
+
+    @pytest.mark.parametrize("what", ["a topic row that is gone", "headers that are not JSON", "times that never end"])
+    def test_names_what_is_broken(self, operator, what):
+        play()
+        for statement in BROKEN[what][0]:
+            run(statement)
+
+        page = look(operator("view_auditrun"))
+
+        assert "outbox-bad" in page
+        assert "unknown topic" in page or "broken row" in page
 
     def test_says_why_it_has_no_answer(self, operator):
         relay(1)

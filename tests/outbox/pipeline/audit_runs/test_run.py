@@ -132,7 +132,7 @@ class TestASecondRun:
             assert store.state_of(first) == State.RUNNING
         assert AuditRun.objects.count() == 1
 
-    def test_says_that_the_first_is_dead_whose_process_is_gone(self, config, job_that):
+    def test_says_that_the_first_is_dead_whose_process_is_gone(self, config, job_that, caplog):
         job_that("is clean")
         first = store.begin("default", asked_by="command", since=None, settle_seconds=1)
         assert store.state_of(first) == State.DIED
@@ -141,6 +141,24 @@ class TestASecondRun:
 
         first.refresh_from_db()
         assert (first.state, first.error) == (State.DIED, store.DIED)
+        assert f"Audit {first.pk} of database 'default' has died" in caplog.text
+
+    def test_that_took_it_for_dead_leaves_the_first_no_answer(self, config, job_that, monkeypatch):
+        """The first one stood still so long that the server ended its session, then goes on."""
+        job_that("is clean")
+        finish = store.finish
+
+        def after_another(run, report, exit_code):
+            AuditRun.objects.filter(pk=run.pk).update(state=State.DIED)
+            finish(run, report, exit_code)
+
+        monkeypatch.setattr(store, "finish", after_another)
+
+        with pytest.raises(AuditFailed, match="took this one for dead"):
+            run(config)
+
+        made = AuditRun.objects.get()
+        assert (made.state, made.verdict, made.found) == (State.FAILED, "", None)
 
 
 COMMAND = [sys.executable, "-c", "import tests.outbox.pipeline.audit_runs.killed"]

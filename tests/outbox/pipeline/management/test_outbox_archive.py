@@ -51,7 +51,7 @@ class TestTheCommand:
         with database.connect("default") as other:
             other.execute(f"SELECT pg_advisory_lock({Lock.ARCHIVE}, 0)")
 
-            with pytest.raises(CommandError, match=r"\(exit code 2\)\. Another archiver is at work") as failed:
+            with pytest.raises(CommandError, match=r"\(exit code 3\)\. Another archiver is at work") as failed:
                 told()
 
         assert failed.value.returncode == 2

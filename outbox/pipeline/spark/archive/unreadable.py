@@ -1,0 +1,47 @@
+"""Values that PostgreSQL holds and no archive can: times beyond the calendar, numbers that cannot be added to."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from outbox.pipeline.spark.lake.frames import BOOKS, Frame, Span
+from outbox.pipeline.spark.sources.sane import FIRST_TIME, HIGHEST, LAST_TIME
+
+if TYPE_CHECKING:
+    import psycopg
+
+NAMED = 3  # so many are named
+
+IS_BEYOND = f"({{value}} > '{LAST_TIME}' OR {{value}} < '{FIRST_TIME}')"
+
+OF_MESSAGES = f"""
+SELECT 'created_at of message ' || id || ' is ' || created_at FROM outbox_message
+WHERE id >= %(first)s AND id < %(end)s AND {IS_BEYOND.format(value="created_at")}
+UNION ALL
+SELECT w.name || ' of batch ' || b.id || ' with message ' || b.message_ids[1] || ' is ' || w.value
+FROM outbox_batch b CROSS JOIN LATERAL (
+    SELECT name, value::text FROM (
+        VALUES ('claimed_at', b.claimed_at), ('decided_at', b.decided_at), ('sent_at', b.sent_at)) t(name, value)
+    WHERE {IS_BEYOND.format(value="value")}
+    UNION ALL SELECT 'first number', b.first_seq::text WHERE b.first_seq NOT BETWEEN -{HIGHEST} AND {HIGHEST}) w(name, value)
+WHERE outbox_newest(b.message_ids) >= %(first)s
+    AND EXISTS (SELECT FROM unnest(b.message_ids) u(id) WHERE u.id >= %(first)s AND u.id < %(end)s)
+"""
+
+
+def find_unreadable(connection: psycopg.Connection[Any], span: Span) -> str | None:
+    """Return which values of a day's rows cannot be archived; None: all can."""
+    query = " UNION ALL ".join([OF_MESSAGES, *(_of_book(frame, span) for frame in BOOKS.values())])
+    rows = connection.execute(f"{query} LIMIT {NAMED}".encode(), {"first": span.first_id, "end": span.end_id}).fetchall()
+    found = ", ".join(said for (said,) in rows)
+    return f"{found}: no archive can hold that. Put it right; the next archive takes the day" if found else None
+
+
+def _of_book(frame: Frame, span: Span) -> str:
+    message = next((column.sql for column in frame.columns if column.name == "message_id"), "''")
+    times = [column.sql for column in frame.columns if column.kind == "time"]
+    return " UNION ALL ".join(
+        f"SELECT '{time} of message ' || coalesce({message}, '') || ' in outbox_{frame.name} is ' || {time} "
+        f"FROM outbox_{frame.name} WHERE {frame.time} < '{span.end}' AND {IS_BEYOND.format(value=time)}"
+        for time in times
+    )
