@@ -22,6 +22,7 @@ from outbox.consuming.delivery_info import DeliveryInfo, context_of
 from outbox.consuming.read import find_consumer, read
 from outbox.consuming.register import Consumer, Group
 from outbox.consuming.retry import Retry
+from outbox.ending import handler_runs
 from outbox.errors import BrokenTransaction, Reject, RetryLater, UnknownMessageType
 from outbox.failpoints import failpoint
 from outbox.message import Cause, Header, current_cause
@@ -109,7 +110,8 @@ def _call(consumer: Consumer, message: object, context: Context) -> None:
     traceparent = context.headers.get(Header.TRACEPARENT, "")
     before = current_cause.set(Cause(context.message_id, correlation_id, traceparent))
     try:
-        result = consumer.handler(message, context)
+        with handler_runs():
+            result = consumer.handler(message, context)
     finally:
         current_cause.reset(before)
     if inspect.iscoroutine(result):
