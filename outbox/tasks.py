@@ -114,6 +114,7 @@ def consume(group: str) -> None:
         for alias in chosen.brokers:
             at_most = conf.settings().consumer.task_time / len(chosen.brokers)
             with closing(Worker(chosen, alias, stop=ending.asked)) as worker:
+                ending.when_asked(worker.stop)
                 worker.run(until_idle=True, seconds=at_most.total_seconds())
 
 

@@ -21,6 +21,15 @@ Connection = psycopg.Connection[tuple[Any, ...]]
 # which takes up to seconds.
 NO_JIT = "SET jit = off"
 
+# A host that vanished is noticed in seconds, not in hours: within 5 s of its return there is a new connection.
+OUTAGE_OPTIONS = {
+    "connect_timeout": 5,  # seconds, as the next two
+    "keepalives_idle": 5,
+    "keepalives_interval": 2,
+    "keepalives_count": 3,
+    "tcp_user_timeout": 10_000,  # milliseconds
+}
+
 BACKEND = "SELECT pg_backend_pid()"
 
 
@@ -60,7 +69,7 @@ def connect(alias: str, *, application_name: str = "outbox", **options: Any) -> 
     params = wrapper.get_connection_params()
     for name in ("cursor_factory", "context", "server_side_binding", "prepare_threshold"):
         params.pop(name, None)
-    params |= {"application_name": application_name, **options}
+    params = OUTAGE_OPTIONS | params | {"application_name": application_name, **options}
     connection: Connection = psycopg.connect(**params, autocommit=True)
     connection.isolation_level = psycopg.IsolationLevel.READ_COMMITTED
     connection.execute(NO_JIT)

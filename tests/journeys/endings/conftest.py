@@ -52,5 +52,5 @@ def scene(server: Server, tmp_path: Path, options: dict[str, object]) -> Iterato
     scene = Scene(server, tmp_path, options)
     yield scene
     server.thaw()
-    print(scene.logs())  # noqa: T201  (pytest shows it where the test failed)
+    print(f"sent {scene.sent()}, handled {scene.handled()}\n{scene.logs()}")  # noqa: T201  (shown where the test failed)
     scene.close()

@@ -22,6 +22,8 @@ from tests.waiting import wait_until
 
 SENT = f"SELECT coalesce(sum(cardinality(message_ids)), 0) FROM outbox_batch WHERE state = {State.SENT}"
 
+HANDLED = "SELECT count(*) FROM outbox_inbox WHERE message_id IN (SELECT id FROM outbox_message)"
+
 LIMIT = 5.0  # seconds
 
 
@@ -124,12 +126,16 @@ class Scene:
         return int(self._ask(SENT))
 
     def handled(self) -> int:
-        """Count the messages that the consumers have handled."""
-        return int(self._ask("SELECT count(*) FROM outbox_inbox"))
+        """Count the messages of this scene that the consumers have handled: a broker may have others' still."""
+        return int(self._ask(HANDLED))
 
     def backends(self, name: str) -> int:
         """Count the connections of that name."""
         return int(self._ask("SELECT count(*) FROM pg_stat_activity WHERE application_name = %s", name))
+
+    def listens(self, kind: str) -> bool:
+        """Return whether a process of that kind says that it lives."""
+        return bool(self._ask("SELECT count(*) FROM outbox_process WHERE kind = %s", kind))
 
     def close(self) -> None:
         for process in self.processes:
@@ -160,6 +166,13 @@ def end(process: subprocess.Popen[str], number: int = signal.SIGTERM) -> float:
     process.send_signal(number)
     process.wait(30)
     return time.monotonic() - began
+
+
+def wait(seconds: float, *processes: subprocess.Popen[str]) -> None:
+    """Let time pass for processes, which must outlast it."""
+    ends_at = time.monotonic() + seconds
+    wait_until(lambda: time.monotonic() >= ends_at or any(process.poll() is not None for process in processes), seconds + 5)
+    assert [process.poll() for process in processes] == [None] * len(processes)
 
 
 def seconds_until(conditions: Iterable[object]) -> float:
