@@ -20,7 +20,7 @@ from outbox.testing.postgres import Postgres
 from tests.journeys.endings import VARIABLE
 from tests.waiting import wait_until
 
-SENT = f"SELECT coalesce(sum(cardinality(message_ids)), 0) FROM outbox_batch WHERE state = {State.SENT}"
+SENT = f"SELECT coalesce(sum(cardinality(message_ids) - cardinality(split)), 0) FROM outbox_batch WHERE state = {State.SENT}"
 
 HANDLED = "SELECT count(*) FROM outbox_inbox WHERE message_id IN (SELECT id FROM outbox_message)"
 

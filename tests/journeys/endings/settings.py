@@ -4,7 +4,7 @@ import json
 import os
 from datetime import timedelta
 
-from tests.journeys.endings import VARIABLE
+from tests.journeys.endings import INVISIBLE, VARIABLE
 from tests.settings import *  # noqa: F403
 from tests.settings import DATABASES, INSTALLED_APPS
 
@@ -17,6 +17,6 @@ ROCKETMQ = {"BACKEND": "outbox.brokers.rocketmq.RocketMQBroker", "OPTIONS": opti
 OUTBOX = {
     "BROKERS": {"default": ROCKETMQ if options else {"BACKEND": "outbox.embedded.EmbeddedBroker"}},
     "TOPICS": {"work": {"TYPE": "transaction"}},
-    "CONSUMER": {"INVISIBLE": timedelta(seconds=5)},
+    "CONSUMER": {"INVISIBLE": timedelta(seconds=float(os.environ.get(INVISIBLE, "5")))},
     "NUDGE": False,
 }
