@@ -11,6 +11,8 @@ import pytest
 from tests.journeys.endings.scene import LIMIT, Scene, end, seconds_until
 from tests.waiting import wait_until
 
+pytestmark = pytest.mark.slow
+
 WORKER = ["celery", "--app", "project", "worker", "--queues", "outbox", "--concurrency", "1", "--loglevel", "WARNING"]
 ALONE = ["--without-gossip", "--without-mingle", "--without-heartbeat"]
 

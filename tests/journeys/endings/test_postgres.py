@@ -12,6 +12,8 @@ from outbox.ending import UNFINISHED
 from tests.journeys.endings.scene import LIMIT, Scene, end
 from tests.waiting import wait_until
 
+pytestmark = pytest.mark.slow
+
 COMMANDS = ["outbox_relay", "outbox_consume"]
 
 

@@ -11,6 +11,8 @@ import pytest
 from tests.journeys.endings.scene import LIMIT, Scene, Server, seconds_until, wait
 from tests.waiting import wait_until
 
+pytestmark = pytest.mark.slow
+
 AWAY_SECONDS = 8.0  # by then every back-off has reached its limit
 
 
