@@ -3,13 +3,22 @@ Celery tasks: a nudge relays one post at once, beat's sweep relays whatever no n
 
 Celery closes Django's connections around each task and may fork at any time; so each task opens what it needs, and
 nothing of it survives the task; but for the checker of a broker that asks by itself, which stays with its process.
+
+A worker that shuts down waits for its tasks, and tells them nothing: `worker_shutting_down` is sent in the main process only,
+and the children of a prefork pool get no signal. So the main process writes it into memory that it shares with the children
+that it forks.
 """
 
 from __future__ import annotations
 
-from contextlib import closing
+import mmap
+import os
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import closing, contextmanager
+from typing import TypeVar
 
-from celery import shared_task
+from celery import shared_task, signals
 
 from outbox import conf
 from outbox.check_backs.checker import brokers_that_ask, listen_in_this_process
@@ -18,57 +27,101 @@ from outbox.consuming.gaps import find_gaps
 from outbox.consuming.register import group as find_group
 from outbox.consuming.register import groups
 from outbox.consuming.worker import Worker
+from outbox.ending import Watch
 from outbox.relay import hosts
 from outbox.relay.maintenance import maintain, prune_brokers
 from outbox.relay.try_step import try_step
+
+T = TypeVar("T")
+
+_main_process = os.getpid()
+_is_shutting_down = mmap.mmap(-1, 1)  # shared with whom this process forks
+
+
+@signals.worker_init.connect
+def _begin(**_: object) -> None:
+    _is_shutting_down[0] = 0
+
+
+@signals.worker_shutting_down.connect
+def _shut_down(**_: object) -> None:
+    _is_shutting_down[0] = 1
+
+
+@contextmanager
+def _ending() -> Iterator[Watch]:
+    """
+    Watch over a task's end when its worker shuts down.
+
+    Only a child of a prefork pool is left in the middle of a call: in other pools the process has more to do.
+    """
+    task = threading.current_thread()
+    watch = Watch(lambda: _is_shutting_down[0], lambda: [task], may_exit=os.getpid() != _main_process)
+    watch.start()
+    try:
+        yield watch
+    finally:
+        watch.close()
 
 
 @shared_task(name="outbox.tasks.relay", ignore_result=True)
 def relay(database: str = "default", broker: str = "default") -> None:
     """Relay what waits at one post; stay a moment, since one nudge stands for all commits of that moment."""
     settings = conf.settings().relay
-    _listen(hosts.RelayTarget(database, broker))
-    try_step(
-        hosts.run_once,
-        hosts.RelayTarget(database, broker),
-        note="celery",
-        at_most=settings.task_time,
-        idle_timeout=hosts.IDLE_TIMEOUT,
-    )
+    with _ending() as ending:
+        _listen(hosts.RelayTarget(database, broker))
+        try_step(
+            hosts.run_once,
+            hosts.RelayTarget(database, broker),
+            note="celery",
+            at_most=settings.task_time,
+            idle_timeout=hosts.IDLE_TIMEOUT,
+            ending=ending,
+        )
 
 
 @shared_task(name="outbox.tasks.sweep", ignore_result=True)
 def sweep() -> None:
     """Relay what waits anywhere, settle what was left behind, and ask for brokers that do not ask by themselves."""
     posts = hosts.relay_targets()
-    for alias in brokers_to_ask_for({post.broker for post in posts}):
-        with closing(CheckLoop(alias, posts[0].database)) as loop:
-            try_step(loop.turn)
-    for post in posts:
-        _listen(post)
-        at_most = conf.settings().relay.task_time / len(posts)
-        try_step(hosts.run_once, post, note="celery", at_most=at_most, idle_timeout=hosts.NO_IDLE_TIMEOUT)
+    with _ending() as ending:
+        for alias in brokers_to_ask_for({post.broker for post in posts}):
+            with closing(CheckLoop(alias, posts[0].database)) as loop:
+                try_step(loop.turn)
+        for post in posts:
+            _listen(post)
+            at_most = conf.settings().relay.task_time / len(posts)
+            try_step(hosts.run_once, post, note="celery", at_most=at_most, idle_timeout=hosts.NO_IDLE_TIMEOUT, ending=ending)
 
 
 @shared_task(name="outbox.tasks.upkeep", ignore_result=True)
 def upkeep() -> None:
     """Make days ahead, prune, and look for numbers that never came."""
     posts = hosts.relay_targets()
-    for database in sorted({post.database for post in posts}):
-        try_step(maintain, database)
-    try_step(prune_brokers, {post.broker for post in posts})
-    for group in groups().values():
-        try_step(find_gaps, group)
+    with _ending() as ending:
+        for database in sorted({post.database for post in posts}):
+            _unless_asked(ending, maintain, database)
+        _unless_asked(ending, prune_brokers, {post.broker for post in posts})
+        for group in groups().values():
+            _unless_asked(ending, find_gaps, group)
 
 
 @shared_task(name="outbox.tasks.consume", ignore_result=True)
 def consume(group: str) -> None:
     """Hand what waits for a consumer group to its handlers, where no resident consumer does; beat calls it again."""
     chosen = find_group(group)
-    for alias in chosen.brokers:
-        at_most = conf.settings().consumer.task_time / len(chosen.brokers)
-        with closing(Worker(chosen, alias)) as worker:
-            worker.run(until_idle=True, seconds=at_most.total_seconds())
+    with _ending() as ending:
+        for alias in chosen.brokers:
+            at_most = conf.settings().consumer.task_time / len(chosen.brokers)
+            with closing(Worker(chosen, alias, stop=ending.asked)) as worker:
+                ending.when_asked(worker.stop)
+                worker.run(until_idle=True, seconds=at_most.total_seconds())
+
+
+def _unless_asked(ending: Watch, step: Callable[[T], object], subject: T) -> None:
+    """Do a step, unless the worker shuts down: another one goes on."""
+    if not ending.asked.is_set():
+        try_step(step, subject)
 
 
 def _listen(post: hosts.RelayTarget) -> None:

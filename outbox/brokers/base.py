@@ -40,9 +40,9 @@ class Broker(abc.ABC):
     """
     Carries messages from relays to consumer groups.
 
-    Create it in the process that uses it, after any fork. One thread makes every call but two: `renew` may come from a
-    second thread, whatever call the first is in; `close` may come from any thread, and a call that is under way then returns
-    early or raises `BrokerUnavailable`.
+    Create it in the process that uses it, after any fork. One thread makes every call but three: `renew` may come from a
+    second thread, whatever call the first is in; `interrupt` and `close` may come from any thread, and after `close` a call
+    that is under way returns early or raises `BrokerUnavailable`.
 
     Args:
         alias: the broker's name in `OUTBOX["BROKERS"]`.
@@ -115,6 +115,13 @@ class Broker(abc.ABC):
             topics: topic -> the tags wanted, None for all. The same for every member of the group.
             limit: at most this many messages (1 or more).
             wait: return an empty list after this time when nothing comes.
+        """
+
+    def interrupt(self) -> None:  # noqa: B027  (a broker whose waits are short does without)
+        """
+        Have a `receive` under way, and each later one, return soon with what there is; from any thread.
+
+        By default it ends when its wait is over. Where that may take seconds, whoever stops a consumer would wait for it.
         """
 
     @abc.abstractmethod

@@ -6,9 +6,12 @@ As many as there are share the questions; one that dies leaves its questions to 
 
 from __future__ import annotations
 
+import logging
 import os
 import threading
 from typing import TYPE_CHECKING, cast
+
+import psycopg
 
 from outbox import conf, database
 from outbox.check_backs.ask import Ask, NoteSent, in_process, note_in_process
@@ -16,6 +19,8 @@ from outbox.database import heartbeats
 
 if TYPE_CHECKING:  # settings make it; this room needs no broker
     from outbox.brokers.capabilities import AsksProducers
+
+logger = logging.getLogger(__name__)
 
 BEAT_EVERY = 10.0  # seconds
 
@@ -35,7 +40,7 @@ class Checker:
     """
 
     def __init__(self, alias: str, using: str, ask: Ask, *, note_sent: NoteSent | None = None) -> None:
-        self._alias = alias
+        self.alias = alias
         self._using = using
         self._ask = ask
         self._note_sent = note_sent or note_in_process(using)
@@ -44,19 +49,23 @@ class Checker:
     def turn(self) -> bool:
         """Listen, if not yet, and say that this process lives. Nothing more is to be done until the next beat."""
         if self._broker is None:
-            self._broker = cast("AsksProducers", conf.make_broker(self._alias))
+            self._broker = cast("AsksProducers", conf.make_broker(self.alias))
             self._broker.listen(self._ask, note_sent=self._note_sent)
         with database.connect(self._using, application_name="outbox checker") as connection:
-            heartbeats.beat(connection, "checker", broker=self._alias)
+            heartbeats.beat(connection, "checker", broker=self.alias)
         return False
 
     def close(self) -> None:
-        """Listen no more."""
+        """Listen no more. Where the database is away, the heartbeat stays until it is stale."""
         broker, self._broker = self._broker, None
-        if broker is not None:
-            broker.close()
+        if broker is None:
+            return
+        broker.close()
+        try:
             with database.connect(self._using, application_name="outbox checker") as connection:
-                heartbeats.leave(connection, "checker", broker=self._alias)
+                heartbeats.leave(connection, "checker", broker=self.alias)
+        except psycopg.OperationalError as error:
+            logger.warning("The heartbeat of the checker of broker %r stays: %s", self.alias, str(error).strip())
 
 
 _mine: dict[tuple[int, str], AsksProducers] = {}

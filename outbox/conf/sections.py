@@ -47,7 +47,7 @@ class RelaySettings(Section, frozen=True):
     misconfigured_retry: timedelta = timedelta(seconds=30)  # wait of what only a person can set right
     breaker_threshold: Count = 3  # batches in a row that found the broker unavailable
     breaker_base: timedelta = timedelta(seconds=1)  # how long the breaker stays open: base x 2^probes, jittered
-    breaker_limit: timedelta = timedelta(seconds=5)  # and no longer: sending goes on soon after the broker is back
+    breaker_limit: timedelta = timedelta(seconds=3)  # and no longer: sending goes on soon after the broker is back
     idle_wait_min: timedelta = timedelta(milliseconds=20)  # an idle relay looks again after this, then less and less often
     idle_wait_max: timedelta = timedelta(seconds=1)  # but at least this often, though nobody wakes it
     task_time: timedelta = timedelta(seconds=30)  # a Celery task drains no longer than this

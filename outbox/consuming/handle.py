@@ -23,6 +23,7 @@ from outbox.consuming.keep_alive import kept_alive
 from outbox.consuming.read import find_consumer, read
 from outbox.consuming.register import Consumer, Group
 from outbox.consuming.retry import Retry
+from outbox.ending import handler_runs
 from outbox.errors import BrokenTransaction, Reject, RetryLater, UnknownMessageType
 from outbox.failpoints import failpoint
 from outbox.message import Cause, Header, current_cause
@@ -118,7 +119,8 @@ def _call(consumer: Consumer, message: object, context: Context) -> None:
     traceparent = context.headers.get(Header.TRACEPARENT, "")
     before = current_cause.set(Cause(context.message_id, correlation_id, traceparent))
     try:
-        result = consumer.handler(message, context)
+        with handler_runs():
+            result = consumer.handler(message, context)
     finally:
         current_cause.reset(before)
     if inspect.iscoroutine(result):

@@ -27,7 +27,7 @@ class ConsumerThreads:
         self.workers = [
             Worker(group, alias, stop=self._stop) for group in groups for alias in group.brokers for _ in range(threads)
         ]
-        self._threads: list[threading.Thread] = []
+        self.threads: list[threading.Thread] = []
 
     def start(self, *, until_idle: bool = False, once: bool = False) -> None:
         """
@@ -36,9 +36,9 @@ class ConsumerThreads:
         Where an end is asked for, a database or broker that stays away ends all; else it is outlasted.
         """
         for worker in self.workers:
-            name = f"outbox {worker.group.name} from {worker.alias}"
+            name = f"Consumer of group {worker.group.name!r}, broker {worker.alias!r}"
             thread = threading.Thread(target=self._work, args=(worker, until_idle, once), name=name, daemon=True)
-            self._threads.append(thread)
+            self.threads.append(thread)
             thread.start()
 
     def posts(self) -> set[tuple[str, str, str]]:
@@ -46,11 +46,12 @@ class ConsumerThreads:
         return {(worker.group.using, worker.alias, worker.group.name) for worker in self.workers}
 
     def stop(self) -> None:
-        """Have each worker finish its message and end; safe in a signal handler."""
-        self._stop.set()
+        """Have each worker finish its message and end; from any thread."""
+        for worker in self.workers:
+            worker.stop()
 
     def is_working(self) -> bool:
-        return any(thread.is_alive() for thread in self._threads)
+        return any(thread.is_alive() for thread in self.threads)
 
     def join(self) -> None:
         """
@@ -59,17 +60,10 @@ class ConsumerThreads:
         Raises:
             BaseException: what ended a worker that was not stopped.
         """
-        for thread in self._threads:
+        for thread in self.threads:
             thread.join()
         for failure in self._failures:
             raise failure
-
-    def wait(self, seconds: float) -> None:
-        """Return after that time, or as soon as one of the threads has ended."""
-        for thread in self._threads:
-            if thread.is_alive():
-                thread.join(seconds)
-                return
 
     def tally(self) -> dict[str, Tally]:
         """Count outcomes by group."""

@@ -23,7 +23,7 @@ logger = logging.getLogger(__name__)
 
 ACK_WITHIN_SECONDS = 0.1  # acknowledge together what was handled in this time
 IDLE_SECONDS = 5.0  # a connection idle for longer is looked at before it is used
-BACK_OFF_SECONDS = (0.2, 0.5, 1.0, 2.0, 5.0)  # waits while database or broker are away; the last one stays
+BACK_OFF_SECONDS = (0.2, 0.5, 1.0, 2.0)  # waits while database or broker are away; the last one stays
 IDLE_WAIT = timedelta(milliseconds=200)  # nothing came in this time: idle
 
 
@@ -88,8 +88,10 @@ class Worker:
         self._done: list[Delivery] = []
 
     def stop(self) -> None:
-        """Have `run` return soon; from any thread or signal handler."""
+        """Have `run` return soon; from any thread."""
         self._stop.set()
+        if (broker := self._broker) is not None:
+            broker.interrupt()
 
     def run(
         self, *, until_idle: bool = False, once: bool = False, seconds: float | None = None, patience: float | None = None
@@ -134,6 +136,8 @@ class Worker:
         """
         self._check_database()
         broker = self._connected()
+        if self._stop.is_set():  # perhaps before there was a broker to interrupt
+            return 0
         received_at = time.monotonic()  # before the call, for the broker counts from some moment within it
         limit = affordable(self._settings, self._seconds_per_message)
         deliveries = broker.receive(self.group.name, self._topics, limit=limit, invisible_for=self._settings.invisible, wait=wait)

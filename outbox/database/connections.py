@@ -28,6 +28,15 @@ WAITS = ("lock_timeout", "idle_in_transaction_session_timeout")
 
 HAS_TABLES = "SELECT to_regclass('outbox_topic') IS NOT NULL AND to_regclass('outbox_message') IS NOT NULL"
 
+# A host that vanished is noticed in seconds, not in hours: within 5 s of its return there is a new connection.
+OUTAGE_OPTIONS = {
+    "connect_timeout": 5,  # seconds, as the next two
+    "keepalives_idle": 5,
+    "keepalives_interval": 2,
+    "keepalives_count": 3,
+    "tcp_user_timeout": 10_000,  # milliseconds
+}
+
 
 def outbox_apps() -> list[AppConfig]:
     """Return the installed apps of the outbox: its own, and those beside it."""
@@ -91,7 +100,7 @@ def connect(
     is_threshold_given = "prepare_threshold" in wrapper.settings_dict["OPTIONS"]
     if not is_threshold_given:
         params.pop("prepare_threshold", None)  # Django's own default, not the user's
-    params |= {"application_name": application_name, **options}
+    params = OUTAGE_OPTIONS | params | {"application_name": application_name, **options}
     connection = OwnConnection.connect(**params, autocommit=True)
     connection.isolation_level = psycopg.IsolationLevel.READ_COMMITTED
     limits = {} if patience is None else dict.fromkeys(WAITS, str(max(1, patience // timedelta(milliseconds=1))))

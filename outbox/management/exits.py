@@ -2,12 +2,18 @@
 What the exit codes of all commands mean.
 
 0: done, and nothing needs a person. 1: something does, or was not done; the output says what. 2: nothing could be asked or
-done, by wrong arguments or settings, or with a database or broker out of reach.
+done, by wrong arguments or settings, or with a database or broker out of reach. 3: ended as told, and left a call that did not
+return; what it held is taken up by others.
 """
 
 from __future__ import annotations
 
 from django.core.management.base import CommandError
+
+from outbox.ending import UNFINISHED
+
+ENDED_UNFINISHED = f"{UNFINISHED} ended as told in the middle of a call that did not return"
+"""For the help of resident commands."""
 
 
 def unable(reason: object) -> CommandError:

@@ -21,6 +21,7 @@ from django.db import connections
 from outbox import conf, database
 from outbox.brokers.base import Broker
 from outbox.database import Connection, heartbeats
+from outbox.ending import Watch
 from outbox.errors import ConfigurationError, NotMigrated
 from outbox.relay.breaker import Breakers, BreakerState
 from outbox.relay.delayed import MOVED_AT_ONCE, move_due
@@ -170,7 +171,7 @@ class RelayRunner:
         """Once a second: what is due by time, not by a publisher."""
         if time.monotonic() < self._chores_at:
             return
-        while move_due(self._connection) == MOVED_AT_ONCE:
+        while move_due(self._connection) == MOVED_AT_ONCE and not self.stop.is_set():
             pass
         self.relay.claims.foreign |= _foreign_topics(self.target.database, self._connection)
         self.relay.sweep()
@@ -231,14 +232,21 @@ def open_runner(target: RelayTarget, *, note: str) -> Iterator[RelayRunner]:
         yield RelayRunner(target, connection, broker, lane, note, stack)
 
 
-def run_once(target: RelayTarget, *, note: str, at_most: timedelta, idle_timeout: timedelta) -> RelayResult:
+def run_once(
+    target: RelayTarget, *, note: str, at_most: timedelta, idle_timeout: timedelta, ending: Watch | None = None
+) -> RelayResult:
     """
     Relay what waits for a target, and close everything.
+
+    Args:
+        ending: stops the relay when it is asked for.
 
     Raises:
         LaneNotHeld, NotMigrated, psycopg.Error: as `open_runner` and `RelayRunner.run`.
     """
     with open_runner(target, note=note) as runner:
+        if ending is not None:
+            ending.when_asked(runner.halt)
         return runner.run(at_most=at_most, idle_timeout=idle_timeout)
 
 

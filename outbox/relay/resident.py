@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from datetime import timedelta
 
 import psycopg
+from django.db import InterfaceError, OperationalError
 
+from outbox.ending import Ending
 from outbox.errors import BrokerUnavailable, LaneNotHeld, NotMigrated
 from outbox.relay.backoff import Backoff
 from outbox.relay.hosts import RelayRunner, RelayTarget, open_runner
@@ -16,9 +18,12 @@ from outbox.relay.rounds import RelayResult
 
 logger = logging.getLogger(__name__)
 
-BACKOFF = Backoff(timedelta(milliseconds=200), timedelta(seconds=10))
-UNFIT_SECONDS = 60.0  # a database without tables is looked at again so often
+# After an outage no wait may be much of the 5 s in which the first message goes.
+BACKOFF = Backoff(timedelta(milliseconds=200), timedelta(seconds=2))
+UNFIT_SECONDS = 3.0  # a database without tables, or one that is not the primary yet, is looked at again so often
 ALL_LANES_HELD_SECONDS = 1.0
+
+OUTAGES = (psycopg.OperationalError, psycopg.InterfaceError, OperationalError, InterfaceError, BrokerUnavailable)
 
 
 class Resident(threading.Thread):
@@ -28,18 +33,21 @@ class Resident(threading.Thread):
     Args:
         turn: one turn of the work; says whether there is more to do at once.
         pause: seconds between turns.
-        is_daemon: the process may end in the middle of a turn.
+        begins_after: seconds before the first one.
     """
 
-    def __init__(self, name: str, turn: Callable[[], bool], *, pause: float, is_daemon: bool = True) -> None:
-        super().__init__(name=name, daemon=is_daemon)
+    def __init__(self, name: str, turn: Callable[[], bool], *, pause: float, begins_after: float = 0) -> None:
+        super().__init__(name=name, daemon=True)  # the process may end in the middle of a turn
         self.stopped = threading.Event()
         self._turn = turn
         self._pause = pause
+        self._begins_after = begins_after
         self._troubles = 0
+        self._waits_for = ""
 
     def run(self) -> None:
         """Work until stopped."""
+        self.stopped.wait(self._begins_after)
         while not self.stopped.is_set():
             try:
                 has_more = self._turn()
@@ -58,14 +66,13 @@ class Resident(threading.Thread):
     def _explain(self, error: Exception) -> float:
         """Log what went wrong; give the seconds to wait."""
         wait = BACKOFF(self._troubles).total_seconds()
-        if isinstance(error, NotMigrated):
-            logger.warning("%s: %s", self.name, error)
-            return UNFIT_SECONDS
-        if isinstance(error, LaneNotHeld):
-            if not self._troubles:
+        if isinstance(error, NotMigrated | LaneNotHeld):
+            if str(error) != self._waits_for:
                 logger.warning("%s waits: %s", self.name, error)
-            return ALL_LANES_HELD_SECONDS
-        if isinstance(error, psycopg.OperationalError | psycopg.InterfaceError | BrokerUnavailable):
+            self._waits_for = str(error)
+            return UNFIT_SECONDS if isinstance(error, NotMigrated) else ALL_LANES_HELD_SECONDS
+        self._waits_for = ""
+        if isinstance(error, OUTAGES):
             logger.warning("%s goes on in %.1f s: %s", self.name, wait, str(error).strip())
         else:
             logger.error("%s failed and goes on in %.1f s", self.name, wait, exc_info=error)
@@ -76,7 +83,7 @@ class ResidentRelay(Resident):
     """A relay that stays at its post."""
 
     def __init__(self, post: RelayTarget) -> None:
-        super().__init__(f"Relay of {post}", self._stay, pause=0, is_daemon=False)
+        super().__init__(f"Relay of {post}", self._stay, pause=0)
         self.post = post
         self.total = RelayResult()
         self._duty: RelayRunner | None = None
@@ -101,3 +108,13 @@ class ResidentRelay(Resident):
                 self.total.add(runner.relay.total)
                 self._duty = None
         return True
+
+
+def run_until_asked(residents: Sequence[Resident], ending: Ending) -> bool:
+    """Run residents until the end is asked for, or one ends by itself; stop all, and return whether it was asked for."""
+    for resident in residents:
+        resident.start()
+    is_asked = ending.wait(lambda: all(resident.is_alive() for resident in residents))
+    for resident in residents:
+        resident.stop()
+    return is_asked

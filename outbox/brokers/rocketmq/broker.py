@@ -165,6 +165,10 @@ class RocketMQBroker(AsksProducers, DeadLetters):
             known_topic(self.topics, name)
         return self._reading.receive(group, topics, limit=limit, invisible_for=invisible_for, wait=wait)
 
+    def interrupt(self) -> None:
+        """Have a `receive` under way return soon: the server keeps its request open for 5 s at least."""
+        self._reading.interrupt()
+
     def renew(self, deliveries: Sequence[Delivery], invisible_for: timedelta) -> list[Delivery | None]:
         """Hold deliveries longer. The server answers with new receipts."""
         return self._finishing.renew(deliveries, invisible_for)

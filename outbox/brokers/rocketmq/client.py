@@ -43,7 +43,7 @@ CHANNEL_OPTIONS = [
     ("grpc.use_local_subchannel_pool", 1),
     ("grpc.initial_reconnect_backoff_ms", 200),
     ("grpc.min_reconnect_backoff_ms", 1000),
-    ("grpc.max_reconnect_backoff_ms", 2000),
+    ("grpc.max_reconnect_backoff_ms", 1000),
 ]
 
 GRACE_SECONDS = 30.0  # what still waits on a connection that is left; no call of ours takes longer
@@ -135,6 +135,13 @@ class Client:
             leaving.add_done_callback(self._leaving.discard)
 
     async def _ask_for_route(self, topic: str) -> list[Queue]:
+        """
+        Ask the proxy for a topic's queues, but not while name servers know no broker.
+
+        A proxy that is asked while its broker starts remembers for 20 s that there is no such topic.
+        """
+        if not await self.ports.is_any_broker_there():
+            raise StatusError(definition.Status(code=Code.TOPIC_NOT_FOUND, message="No name server knows a broker now."))
         request = service.QueryRouteRequest(topic=self.resource(topic), endpoints=self.home.proto)
         return Queue.all_of(await self.call(self.home, "QueryRoute", request))
 
@@ -179,6 +186,12 @@ class Client:
                 )
             )
         return grpc.aio.Metadata(*headers)
+
+    def call_soon(self, act: Callable[[], object]) -> None:
+        """Call a function in the loop's thread, from any thread; not at all where nothing runs."""
+        with self._lock:
+            if self._loop is not None:
+                self._loop.call_soon_threadsafe(act)
 
     def close(self) -> None:
         """Close channels, end what still runs, and leave the loop to the next link."""

@@ -14,7 +14,7 @@ from outbox.brokers.rocketmq.envelope import TYPES, born_at, seal_for_port
 from outbox.brokers.rocketmq.remoting import requests
 from outbox.brokers.rocketmq.remoting.connection import NoAnswer, NotConnected
 from outbox.brokers.rocketmq.remoting.frames import Answer, Request
-from outbox.brokers.rocketmq.statuses import FLOW_CONTROL_CODES, LESS, status_of, status_of_send
+from outbox.brokers.rocketmq.statuses import FLOW_CONTROL_CODES, LESS, status_before_send, status_of, status_of_send
 from outbox.brokers.rocketmq.stubs import definition
 from outbox.message import TopicSpec
 
@@ -43,7 +43,7 @@ class PortSender:
         except NotConnected as error:
             return "", self._failed("", topic, SendResult(SendStatus.UNAVAILABLE, reason=str(error)))
         except Exception as error:  # whatever happened, it is an outcome
-            outcome = status_of(error)
+            outcome = status_before_send(error)
             if outcome.status is SendStatus.MISCONFIGURED and not await self.client.ports.is_any_broker_there():
                 outcome = SendResult(SendStatus.UNAVAILABLE, reason=f"No broker is there: {outcome.reason}")
             return "", outcome

@@ -21,7 +21,7 @@ from outbox.brokers.rocketmq.envelope import seal
 from outbox.brokers.rocketmq.errors import StatusError
 from outbox.brokers.rocketmq.pipelines import pipelined
 from outbox.brokers.rocketmq.port_sender import PortSender
-from outbox.brokers.rocketmq.statuses import LESS, is_flow_control, status_of
+from outbox.brokers.rocketmq.statuses import LESS, is_flow_control, status_before_send, status_of
 from outbox.brokers.rocketmq.stubs import Code, service
 from outbox.message import TopicSpec, TopicType
 
@@ -56,7 +56,7 @@ class ProxySender:
                 return endpoint, SendResult(SendStatus.UNAVAILABLE, reason=LESS)
             request = service.SendMessageRequest(messages=[self._seal(message, topic, wire_id)])
         except Exception as error:  # whatever happened, it is an outcome
-            return None, status_of(error)
+            return None, status_before_send(error)
         at = self._clock()
         try:
             answer = await self.client.call(endpoint, "SendMessage", request)

@@ -60,6 +60,7 @@ class Reading:
         self._kept: list[tuple[float, Delivery]] = []  # give back at, delivery
         self._sessions: dict[tuple[str, str], tuple[Subscriptions, Session]] = {}
         self._subscribed: dict[str, Subscriptions] = {}
+        self._interrupted = asyncio.Event()
 
     def receive(
         self, group: str, topics: Mapping[str, frozenset[str] | None], *, limit: int, invisible_for: timedelta, wait: timedelta
@@ -81,11 +82,18 @@ class Reading:
         self._subscribe(group, topics)
         subjects = [subject for name, tags in topics.items() for subject in self._subjects(group, name, tags, limit)]
         waiting = {self._request(group, subject, limit, hold_seconds, wait_seconds) for subject in subjects}
-        while waiting and not taken:
-            _, waiting = await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
+        interrupted = asyncio.get_running_loop().create_task(self._interrupted.wait())
+        while waiting and not taken and not self._interrupted.is_set():
+            await asyncio.wait([*waiting, interrupted], return_when=asyncio.FIRST_COMPLETED)
+            waiting = {task for task in waiting if not task.done()}
             self._collect(subjects)
             taken = self._take(group, topics, limit)
+        interrupted.cancel()
         return taken
+
+    def interrupt(self) -> None:
+        """Have `receive` return what is there, and wait for nothing; from any thread."""
+        self._client.call_soon(self._interrupted.set)
 
     def _subjects(self, group: str, topic: str, tags: frozenset[str] | None, limit: int) -> list[Subject]:
         """Say which requests a topic needs: those that are open, and of ordered topics more, for a message each."""
@@ -210,9 +218,8 @@ class Reading:
     async def _give_back(self) -> None:
         for poll in self._polls.values():
             poll.task.cancel()
-        for _, delivery in self._kept:
-            with suppress(grpc.aio.AioRpcError, StatusError):
-                await self._finishing.change(delivery, 0)
+        works = [self._finishing.change(delivery, 0) for _, delivery in self._kept]
+        await asyncio.gather(*works, return_exceptions=True)  # where that fails, they come again when their time is over
 
     def _is_ordered(self, topic: str) -> bool:
         return self._topics[topic].type is TopicType.FIFO

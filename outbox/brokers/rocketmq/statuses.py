@@ -110,6 +110,14 @@ def status_of(error: Exception) -> SendResult:
     return SendResult(SendStatus.UNSURE, reason=f"{type(error).__name__}: {error}")
 
 
+def status_before_send(error: Exception) -> SendResult:
+    """Say what an error means that came before the message left: it was surely not stored."""
+    outcome = status_of(error)
+    if outcome.status is SendStatus.UNSURE and isinstance(error, (StatusError, grpc.aio.AioRpcError)):
+        return SendResult(SendStatus.UNAVAILABLE, reason=f"Not sent: {outcome.reason}")
+    return outcome
+
+
 def is_flow_control(error: Exception) -> bool:
     """Say whether the server asks for less."""
     return isinstance(error, StatusError) and error.code == FLOW_CONTROL

@@ -4,36 +4,41 @@ from __future__ import annotations
 
 import json
 import logging
-import signal
-import time
 from argparse import ArgumentParser, ArgumentTypeError
+from collections.abc import Callable
 from dataclasses import asdict
-from typing import Any
+from functools import partial
+from typing import Any, TypeVar
 
+import psycopg
 from django.core.management.base import BaseCommand
 from django.db import Error as DatabaseError
-from django.db import InterfaceError, OperationalError, connections
+from django.db import connections
 
 from outbox import conf, database
 from outbox.consuming.gaps import find_gaps
 from outbox.consuming.register import Group, group, groups
 from outbox.consuming.threads import ConsumerThreads
 from outbox.database import heartbeats
+from outbox.ending import Ending
 from outbox.errors import BrokerUnavailable, ConfigurationError, OutboxError
-from outbox.management.exits import unable
+from outbox.management.exits import ENDED_UNFINISHED, unable
 from outbox.management.greeting import greet
+from outbox.relay.resident import Resident
 
 logger = logging.getLogger(__name__)
 
 BEAT_SECONDS = 10.0
-SIGNAL_SECONDS = 0.2  # so long a signal may go unnoticed
+
+T = TypeVar("T")
 
 
 class Command(BaseCommand):
     help = (
-        "Receive messages for consumer groups and apply each one once. Ends cleanly on SIGTERM and SIGINT: the message "
-        "being handled is finished, the rest handed back. Exit code: 0 ended as told, 1 it failed, 2 it cannot begin, or "
-        "database or broker stay away with --once or --until-idle."
+        "Receive messages for consumer groups and apply each one once. Ends cleanly on SIGTERM and SIGINT, within 5 s of the "
+        "last handler's return: the message being handled is finished, the rest handed back. A second signal, when handlers "
+        "take longer, ends it at once. Exit code: 0 ended as told, 1 it failed, 2 it cannot begin, or database or broker stay "
+        f"away with --once or --until-idle, {ENDED_UNFINISHED}."
     )
 
     def add_arguments(self, parser: ArgumentParser) -> None:
@@ -50,16 +55,21 @@ class Command(BaseCommand):
         except OutboxError as error:
             raise unable(error) from error
         greet(self, options, f"Consuming {'; '.join(map(_describe, chosen))}.")
-        caught: list[int] = []
-        for number in (signal.SIGTERM, signal.SIGINT):
-            # Only noted: a handler runs in the middle of anything, where setting an Event may wait for itself.
-            signal.signal(number, lambda number, _: caught.append(number))
-        crew.start(until_idle=options["until_idle"], once=options["once"])
-        _keep_house(crew, chosen, caught)
-        try:
-            crew.join()
-        except (BrokerUnavailable, DatabaseError) as error:
-            raise unable(error) from error
+        with Ending(crew.threads) as ending:
+            crew.start(until_idle=options["until_idle"], once=options["once"])
+            beside = _beside(crew, chosen)
+            for resident in beside:
+                resident.start()
+            ending.wait(crew.is_working)
+            crew.stop()
+            for resident in beside:
+                resident.stop()
+            try:
+                crew.join()
+            except (BrokerUnavailable, DatabaseError) as error:
+                raise unable(error) from error
+            finally:
+                _leave(crew)
         self._report(crew, as_json=options["json"])
 
     def _report(self, crew: ConsumerThreads, *, as_json: bool) -> None:
@@ -90,34 +100,28 @@ def _describe(one: Group) -> str:
     return f"group {one.name!r}, topics {', '.join(sorted(one.topics))}"
 
 
-def _keep_house(crew: ConsumerThreads, chosen: list[Group], caught: list[int]) -> None:
-    """While the crew works, say that it lives and look for gaps; stop it when a signal was caught."""
+def _beside(crew: ConsumerThreads, chosen: list[Group]) -> list[Resident]:
+    """Make what works beside the consumers: says that they live, and looks for gaps. They work on without it."""
     settle_seconds = conf.settings().consumer.settle.total_seconds()
-    beat_at, look_at = 0.0, time.monotonic() + settle_seconds
-    while crew.is_working():
-        if caught:
-            crew.stop()
-        if time.monotonic() >= beat_at:
-            _guarded(_beat, crew)
-            beat_at = time.monotonic() + BEAT_SECONDS
-        if time.monotonic() >= look_at:
-            for one in chosen:
-                _guarded(find_gaps, one)
-            look_at = time.monotonic() + settle_seconds
-        crew.wait(SIGNAL_SECONDS)
-    _guarded(_leave, crew)
+    return [
+        Resident("Heartbeat of consumers", partial(_again, _beat, crew), pause=BEAT_SECONDS),
+        Resident("Look for gaps", partial(_again, _look, chosen), pause=settle_seconds, begins_after=settle_seconds),
+    ]
 
 
-def _guarded(step: Any, subject: object) -> None:
-    """Do a chore; the consumers work on without it, and it is tried again."""
+def _again(step: Callable[[T], object], subject: T) -> bool:
+    """Do a chore on Django's connections, which are opened anew after a failure."""
     try:
         step(subject)
-    except (OperationalError, InterfaceError) as error:
-        logger.warning("A chore beside the consumers waits for the database: %s", str(error).strip())
+    except BaseException:
         connections.close_all()
-    except Exception:
-        logger.exception("A chore beside the consumers failed; it is done again soon.")
-        connections.close_all()
+        raise
+    return False
+
+
+def _look(chosen: list[Group]) -> None:
+    for one in chosen:
+        find_gaps(one)
 
 
 def _beat(crew: ConsumerThreads) -> None:
@@ -126,5 +130,10 @@ def _beat(crew: ConsumerThreads) -> None:
 
 
 def _leave(crew: ConsumerThreads) -> None:
-    for using, alias, name in crew.posts():
-        heartbeats.leave(database.raw(using), "consumer", broker=alias, consumer_group=name)
+    """Take the heartbeats away; where a database is away, they stay until they are stale."""
+    try:
+        for using, alias, name in crew.posts():
+            heartbeats.leave(database.raw(using), "consumer", broker=alias, consumer_group=name)
+    except (DatabaseError, psycopg.Error) as error:
+        logger.warning("The heartbeat of the consumers stays: %s", str(error).strip())
+        connections.close_all()

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import signal
 from argparse import ArgumentParser
 from collections.abc import Callable, Iterator
 from dataclasses import asdict
@@ -16,12 +15,13 @@ from django.core.management.base import BaseCommand, CommandError
 from outbox.check_backs.ask import in_process
 from outbox.check_backs.checker import BEAT_EVERY, Checker, brokers_that_ask
 from outbox.check_backs.loop import CheckLoop, brokers_to_ask_for
+from outbox.ending import Ending
 from outbox.errors import OutboxError
-from outbox.management.exits import unable
+from outbox.management.exits import ENDED_UNFINISHED, unable
 from outbox.management.greeting import greet
 from outbox.relay import hosts
 from outbox.relay.maintenance import MAINTENANCE_INTERVAL, maintain, prune_brokers
-from outbox.relay.resident import Resident, ResidentRelay
+from outbox.relay.resident import Resident, ResidentRelay, run_until_asked
 from outbox.relay.rounds import RelayResult
 
 CHECK_EVERY = 1.0  # seconds
@@ -30,8 +30,8 @@ CHECK_EVERY = 1.0  # seconds
 class Command(BaseCommand):
     help = (
         "Relay messages as they are committed: one thread for each database and broker. Ends cleanly on SIGTERM and "
-        "SIGINT: the batch under way is finished, the rest released. Start it as often as you like; relays share the work. "
-        "Exit code: 0 ended as told, 1 it ended by itself, 2 it cannot begin."
+        "SIGINT, within 5 s: the batch under way is finished, the rest released. Start it as often as you like; relays share "
+        f"the work. Exit code: 0 ended as told, 1 it ended by itself, 2 it cannot begin, {ENDED_UNFINISHED}."
     )
 
     def add_arguments(self, parser: ArgumentParser) -> None:
@@ -80,19 +80,11 @@ def _stay(posts: list[hosts.RelayTarget]) -> dict[hosts.RelayTarget, RelayResult
     """
     relays = [ResidentRelay(post) for post in posts]
     residents = [*relays, *_check_loops(posts), *_checkers(posts), *_upkeep(posts)]
-    caught: list[int] = []
-    for number in (signal.SIGTERM, signal.SIGINT):
-        # Only noted: a handler runs in the middle of anything, where setting an Event may wait for itself.
-        signal.signal(number, lambda number, _: caught.append(number))
-    for resident in residents:
-        resident.start()
-    while not caught and all(resident.is_alive() for resident in residents):
-        residents[0].join(0.2)
-    for resident in residents:
-        resident.stop()
-    for relay in relays:
-        relay.join()
-    if not caught:
+    with Ending(relays) as ending:
+        is_asked = run_until_asked(residents, ending)
+        for relay in relays:
+            relay.join()
+    if not is_asked:
         raise CommandError("A relay ended by itself; the log says why.")
     return {relay.post: relay.total for relay in relays}
 

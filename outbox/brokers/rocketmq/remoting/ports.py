@@ -44,6 +44,7 @@ class Ports:
         self._name_servers = list(options.name_servers)  # that which answered last comes first
         self._connections: dict[str, Connection] = {}
         self._failed: dict[str, tuple[float, NotConnected]] = {}
+        self._silent: set[str] = set()  # those whose last request got no answer
         self._opening: SharedAttempts[Connection] = SharedAttempts()
         self._asking: SharedAttempts[dict[str, str]] = SharedAttempts()
         self._tls: ssl.SSLContext | None = None
@@ -107,8 +108,10 @@ class Ports:
         """
         try:
             answer = await (await self._connection(place)).ask(request)
-        except (NotConnected, NoAnswer):
+        except (NotConnected, NoAnswer) as error:
             _answering.pop(place, None)
+            if isinstance(error, NoAnswer):
+                self._silent.add(place)
             raise
         now = self._clock()
         since, last = _answering.get(place, (now, now))
@@ -147,12 +150,29 @@ class Ports:
 
     async def _reopen(self, place: str) -> Connection:
         try:
-            self._connections[place] = await self._open(place)
+            self._connections[place] = await self._open_and_greet(place)
         except NotConnected as error:
             self._failed[place] = self._clock(), error
             raise
         self._failed.pop(place, None)
         return self._connections[place]
+
+    async def _open_and_greet(self, place: str) -> Connection:
+        """
+        Connect to a server; where the last request got no answer, see first that one is answered.
+
+        A frozen server's machine takes connections. What is sent there may be done when it goes on, so each message sent again
+        would be one more copy; and of each nobody knows whether it was stored.
+        """
+        connection = await self._open(place)
+        if place in self._silent:
+            try:
+                await connection.ask(Request(requests.GET_RUNTIME_INFO))
+            except NoAnswer as error:
+                connection.close()
+                raise NotConnected(f"{place} takes connections, and answers nothing.") from error
+            self._silent.discard(place)
+        return connection
 
     async def _open(self, place: str) -> Connection:
         options = self._options

@@ -71,8 +71,8 @@ class TestFlowControl:
             waits.append(avoidance.note_flow_control(A))
             clock.now += waits[-1] + 0.01
 
-        assert waits[:4] == pytest.approx([1.0, 1.6, 2.56, 4.096])
-        assert waits[-1] == 120.0
+        assert waits[:3] == pytest.approx([1.0, 1.6, 2.56])
+        assert set(waits[3:]) == {3.0}
 
     @pytest.mark.parametrize(("random", "wait"), [(0.0, 0.8), (1.0, 1.2)])
     def test_spreads_the_waits(self, clock: Clock, random: float, wait: float):

@@ -10,7 +10,13 @@ import grpc
 import pytest
 
 from outbox.brokers.base import Broker, Ended, HalfRef, Outgoing, SendResult, SendStatus
-from outbox.brokers.rocketmq.remoting.requests import END_TRANSACTION, ROUTE_OF_TOPIC, SEND_MESSAGE_V2
+from outbox.brokers.rocketmq.remoting.requests import (
+    END_TRANSACTION,
+    GET_CLUSTER_INFO,
+    GET_RUNTIME_INFO,
+    ROUTE_OF_TOPIC,
+    SEND_MESSAGE_V2,
+)
 from outbox.brokers.rocketmq.stubs import Code
 from outbox.message import COMMIT, TopicType
 from tests.outbox.brokers.rocketmq.port_stub import PortStub
@@ -74,6 +80,43 @@ class TestSend:
         send(broker, kind)
 
         assert send(broker, kind).status is ACCEPTED
+
+    def test_does_not_go_to_a_broker_that_takes_connections_and_is_frozen(
+        self, port: PortStub, open_here: OpenHere, kind: TopicType
+    ):
+        broker = open_here(REQUEST_TIMEOUT=SHORT, NAME_SERVERS=[], BROKER_ADDRESSES={"broker-a": port.address})
+        port.freeze(SEND)
+        port.freeze(GET_RUNTIME_INFO)
+        send(broker, kind)
+
+        outcome = send(broker, kind)
+        port.recover()
+
+        assert outcome.status is UNAVAILABLE
+        assert "answers nothing" in outcome.reason
+        assert len(port.asked(SEND)) == 1
+        assert wait_until(lambda: send(broker, kind).status is ACCEPTED)
+
+    def test_has_no_proxy_asked_for_its_topic_while_name_servers_know_no_broker(
+        self, stub: Stub, port: PortStub, open_here: OpenHere, kind: TopicType
+    ):
+        """A proxy that is asked while its broker starts remembers that there is no such topic."""
+        broker = open_here()
+        port.say(GET_CLUSTER_INFO, 0)
+
+        away = send(broker, kind)
+        asked = stub.asked("QueryRoute")
+        port.recover()
+
+        assert (away.status, asked) == (UNAVAILABLE, [])
+        assert send(broker, kind).status is ACCEPTED
+
+    def test_is_surely_not_stored_when_no_route_is_told_in_time(
+        self, stub: Stub, port: PortStub, open_here: OpenHere, kind: TopicType
+    ):
+        stub.fail("QueryRoute", grpc.StatusCode.DEADLINE_EXCEEDED, "too late")
+
+        assert send(open_here(), kind).status is UNAVAILABLE
 
     def test_is_surely_not_stored_when_the_broker_is_away(self, port: PortStub, open_here: OpenHere, kind: TopicType):
         broker = open_here(NAME_SERVERS=[], BROKER_ADDRESSES={"broker-a": port.address})

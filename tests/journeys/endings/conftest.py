@@ -1,0 +1,56 @@
+"""One PostgreSQL for all tests here, and the processes of each."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import psycopg
+import pytest
+from django.conf import settings as django_settings
+
+from tests.journeys.endings.scene import Scene, Server
+
+TABLES = """
+SELECT string_agg(relname, ', ') FROM pg_class
+WHERE relname LIKE 'outbox\\_%' AND relkind IN ('r', 'p') AND NOT relispartition
+  AND relname NOT IN ('outbox_source', 'outbox_topic', 'outbox_embedded_topic')
+"""
+
+
+@pytest.fixture(scope="package")
+def server() -> Iterator[Server]:
+    with tempfile.TemporaryDirectory() as folder:
+        Path(folder).chmod(0o755)
+        server = Server(Path(folder) / "pg")
+        environment = {
+            **os.environ,
+            "DATABASE_URL": server.url,
+            "DJANGO_SETTINGS_MODULE": "tests.journeys.endings.settings",
+        }
+        command = [sys.executable, "-m", "django", "migrate", "--verbosity", "0"]
+        subprocess.run(command, env=environment, cwd=django_settings.BASE_DIR, check=True)
+        yield server
+        server.stop()
+
+
+@pytest.fixture
+def options() -> dict[str, object]:
+    """OPTIONS of a RocketMQ broker; none: the embedded one."""
+    return {}
+
+
+@pytest.fixture
+def scene(server: Server, tmp_path: Path, options: dict[str, object]) -> Iterator[Scene]:
+    with psycopg.connect(server.url) as connection:
+        [(tables,)] = connection.execute(TABLES).fetchall()
+        connection.execute(f"TRUNCATE {tables}")
+    scene = Scene(server, tmp_path, options)
+    yield scene
+    server.thaw()
+    print(f"sent {scene.sent()}, handled {scene.handled()}\n{scene.logs()}")  # noqa: T201  (shown where the test failed)
+    scene.close()
