@@ -64,6 +64,15 @@ def publisher() -> None:
         outbox.publish_raw("letters", {"number": number})
 
 
+def publisher_that_may_not_be_idle() -> None:
+    """Publish the same, over a connection whose idle transactions PostgreSQL ends."""
+    from django.db import connection
+
+    with connection.cursor() as cursor:
+        cursor.execute("SET idle_in_transaction_session_timeout = '1s'")
+    publisher()
+
+
 def maintenance() -> None:
     """Make days, prune, and have the broker prune."""
     from outbox.relay.maintenance import maintain, prune_brokers
@@ -72,7 +81,8 @@ def maintenance() -> None:
     prune_brokers(["default"])
 
 
-ACTS = {act.__name__.replace("_", "-"): act for act in (relay, half_first, checker, consumer, publisher, maintenance)}
+ALL = (relay, half_first, checker, consumer, publisher, publisher_that_may_not_be_idle, maintenance)
+ACTS = {act.__name__.replace("_", "-"): act for act in ALL}
 
 
 def _freeze_before(nth: int) -> None:

@@ -247,3 +247,13 @@ class TestAFrozen:
             return relay()
 
         assert each_place(actor, "publisher", part, lambda: publish(numbers), go_on)
+
+    def test_publisher_stops_those_of_its_key_as_long_as_its_database_allows(self, actor, part):
+        numbers = count()
+
+        def go_on(sent):
+            with outbox.transaction():
+                outbox.publish(Parcel(parcel="frozen", number=next(numbers)))
+            return relay()
+
+        assert each_place(actor, "publisher-that-may-not-be-idle", part, lambda: publish(numbers), go_on)
