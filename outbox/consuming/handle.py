@@ -11,7 +11,7 @@ from typing import Any
 
 import psycopg
 from django.db import Error as DatabaseError
-from django.db import connections, transaction
+from django.db import connections
 from psycopg.pq import TransactionStatus
 
 from outbox import conf, signals
@@ -23,6 +23,7 @@ from outbox.consuming.keep_alive import kept_alive
 from outbox.consuming.read import find_consumer, read
 from outbox.consuming.register import Consumer, Group
 from outbox.consuming.retry import Retry
+from outbox.database.outermost import outermost_transaction
 from outbox.ending import handler_runs
 from outbox.errors import BrokenTransaction, Reject, RetryLater, UnknownMessageType
 from outbox.failpoints import failpoint
@@ -92,8 +93,7 @@ def _apply(consumer: Consumer, delivery: Delivery) -> Result:
     key = _dedupe_key(consumer, message, delivery)
     arrival = DeliveryInfo.of(delivery)
     failpoint("consumer.before_handler")
-    # durable: inside another transaction the message would be acknowledged before its effects are committed.
-    with transaction.atomic(using=consumer.using, durable=True):
+    with outermost_transaction(consumer.using):  # what returns is acknowledged
         claim = inbox.claim(arrival, key, consumer.using)
         if claim is inbox.Claim.BUSY:
             return Result(Outcome.RETRY, after=conf.settings().consumer.invisible / BUSY_SHARE)
