@@ -30,10 +30,10 @@ def relay() -> None:
 def half_first() -> None:
     """Publish a message half first, and end it."""
     import outbox
-    from tests.journeys.frozen.messages import Pair, note
+    from tests.journeys.frozen.messages import FrozenPair, note
 
     number = -10 * os.getpid()
-    with outbox.transaction(half_first=Pair(number=number)):
+    with outbox.transaction(half_first=FrozenPair(number=number)):
         note(number - 1)
 
 
@@ -56,11 +56,11 @@ def consumer() -> None:
 def publisher() -> None:
     """Publish two messages of a key, and one without."""
     import outbox
-    from tests.journeys.frozen.messages import Parcel
+    from tests.journeys.frozen.messages import FrozenParcel
 
     number = -10 * os.getpid()
     with outbox.transaction():
-        outbox.publish_many([Parcel(parcel="frozen", number=number), Parcel(parcel="frozen", number=number - 1)])
+        outbox.publish_many([FrozenParcel(parcel="frozen", number=number), FrozenParcel(parcel="frozen", number=number - 1)])
         outbox.publish_raw("letters", {"number": number})
 
 
@@ -103,8 +103,9 @@ def _freeze_before(nth: int) -> None:
 def main() -> None:
     """Serve until the input ends."""
     django.setup()
-    import tests.journeys.frozen.messages  # noqa: F401  (registers the consumer)
+    from tests.journeys.frozen.messages import register
 
+    register()
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # whoever ends is gone
     for line in sys.stdin:
         act, nth = line.split()

@@ -8,14 +8,14 @@ from outbox import Message, consumer
 from tests.journeys.frozen.settings import GROUP
 
 
-class Pair(Message):
+class FrozenPair(Message):
     number: int
 
     class Meta:
         topic = "pairs"
 
 
-class Parcel(Message):
+class FrozenParcel(Message):
     parcel: str
     number: int
 
@@ -30,11 +30,13 @@ def note(number: int) -> None:
         cursor.execute("INSERT INTO journey_frozen (number) VALUES (%s)", [number])
 
 
-@consumer(Pair, group=GROUP)
-def handle_pair(message: Pair, context: object) -> None:
-    note(message.number)
+def register() -> None:
+    """Register the consumer: in a process that is frozen, and in a test that has consumers of its own."""
 
+    @consumer(FrozenPair, group=GROUP)
+    def handle_pair(message: FrozenPair, context: object) -> None:
+        note(message.number)
 
-@consumer(Parcel, group=GROUP)
-def handle_parcel(message: Parcel, context: object) -> None:
-    note(message.number)
+    @consumer(FrozenParcel, group=GROUP)
+    def handle_parcel(message: FrozenParcel, context: object) -> None:
+        note(message.number)

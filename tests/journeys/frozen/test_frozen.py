@@ -24,6 +24,7 @@ from django.db import connection
 
 import outbox
 from outbox.check_backs.loop import CheckLoop
+from outbox.consuming import register as consumers
 from outbox.consuming.register import group
 from outbox.consuming.worker import Worker
 from outbox.database.partitions import make_days
@@ -33,7 +34,7 @@ from outbox.relay import hosts
 from outbox.topics import forget
 from tests.database_url import url_of
 from tests.journeys.frozen import settings as frozen
-from tests.journeys.frozen.messages import Pair, Parcel, note
+from tests.journeys.frozen.messages import FrozenPair, FrozenParcel, note, register
 from tests.waiting import wait_until
 
 pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.timeout(300), pytest.mark.slow]
@@ -95,8 +96,10 @@ def _state(pid: int) -> str | None:
 
 
 @pytest.fixture
-def actor(settings: Any) -> Iterator[Actor]:
+def actor(settings: Any, monkeypatch: pytest.MonkeyPatch) -> Iterator[Actor]:
     settings.OUTBOX = frozen.OUTBOX
+    monkeypatch.setattr(consumers, "registered", {})
+    register()
     forget("default")
     with connection.cursor() as cursor:
         cursor.execute("DROP TABLE IF EXISTS journey_frozen")
@@ -115,8 +118,8 @@ def publish(numbers: Iterator[int]) -> set[int]:
     with outbox.transaction():
         outbox.publish_raw("letters", {"number": next(numbers)})
         outbox.publish_raw("alarms", {"number": next(numbers)}, delay=timedelta(milliseconds=1))
-        sent = [Pair(number=next(numbers)), Pair(number=next(numbers))]
-        sent += [Parcel(parcel=key, number=next(numbers)) for key in "aba"]
+        sent = [FrozenPair(number=next(numbers)), FrozenPair(number=next(numbers))]
+        sent += [FrozenParcel(parcel=key, number=next(numbers)) for key in "aba"]
         outbox.publish_many(sent)
     return {message.number for message in sent}
 
@@ -196,7 +199,7 @@ class TestAFrozen:
 
         def go_on(_):
             number = next(numbers)
-            with outbox.transaction(half_first=Pair(number=number)):
+            with outbox.transaction(half_first=FrozenPair(number=number)):
                 note(number + 1000)
             prepare()
             relay()
@@ -243,7 +246,7 @@ class TestAFrozen:
 
         def go_on(sent):
             with outbox.transaction():
-                outbox.publish(Parcel(parcel="another", number=next(numbers)))
+                outbox.publish(FrozenParcel(parcel="another", number=next(numbers)))
             return relay()
 
         assert each_place(actor, "publisher", part, lambda: publish(numbers), go_on)
@@ -253,7 +256,7 @@ class TestAFrozen:
 
         def go_on(sent):
             with outbox.transaction():
-                outbox.publish(Parcel(parcel="frozen", number=next(numbers)))
+                outbox.publish(FrozenParcel(parcel="frozen", number=next(numbers)))
             return relay()
 
         assert each_place(actor, "publisher-that-may-not-be-idle", part, lambda: publish(numbers), go_on)

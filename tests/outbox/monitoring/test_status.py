@@ -6,7 +6,7 @@ import pytest
 from outbox import database
 from outbox.database.partitions import make_day
 from outbox.embedded.models import EmbeddedDelivery, EmbeddedHalf, EmbeddedTopic, HalfState
-from outbox.models import FailedAttempt, FailedDelivery, Gap, Process, State
+from outbox.models import FailedAttempt, FailedDelivery, Gap, Process, State, Topic
 from outbox.monitoring.status import age, read_status
 from tests.factories import BatchFactory, DelayedFactory, MessageRowFactory, TicketFactory, TopicFactory, message_id
 
@@ -14,9 +14,16 @@ pytestmark = pytest.mark.django_db
 
 
 @pytest.fixture
-def read(db):
+def read(db, settings):
     make_day(database.raw("default"), ago(days=1).date())  # soon after midnight, what is an hour old is of that day
-    return lambda: read_status(database.raw("default"), "default")
+
+    def read():
+        """Read it where the settings have the topics that the test has made."""
+        made = {name: {} for name in Topic.objects.filter(pk__gt=0).values_list("name", flat=True)}
+        settings.OUTBOX = {**settings.OUTBOX, "TOPICS": {**made, **settings.OUTBOX["TOPICS"]}}
+        return read_status(database.raw("default"), "default")
+
+    return read
 
 
 @pytest.fixture
