@@ -98,7 +98,7 @@ def _rate_of_others(connection: Connection, relay: Relay, count: int, *, is_away
         sent += relay.step().sent
     rate = sent / (time.perf_counter() - began)
     relay.broker.away = set()  # type: ignore[attr-defined]
-    relay.breakers.forget(AWAY)
+    relay.breakers.note_answer(AWAY)
     return rate
 
 

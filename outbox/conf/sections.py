@@ -38,7 +38,7 @@ class TopicSettings(Section, frozen=True):
 class RelaySettings(Section, frozen=True):
     """How the relay works. Safety never depends on a time given here."""
 
-    batch_size: Annotated[int, msgspec.Meta(ge=1, le=2000)] = 500  # messages per topic in one claim, 1 to 2,000
+    batch_size: Annotated[int, msgspec.Meta(ge=1, le=2000)] = 500  # messages of a topic in one claim; of all, twice as many
     lease: timedelta = timedelta(seconds=30)  # other relays leave a claimed batch alone that long
     lanes: Count = 16  # at most so many relays at once in a database
     sweep_age: timedelta = timedelta(seconds=10)  # a decided batch that old is ended again

@@ -38,10 +38,6 @@ WAIT_FOR_CODE = Retry(limit=16, delays=conf.RETRY_DELAYS[4:])
 OUTLAST_OUTAGES = Retry(limit=50)
 
 
-# A message that another process handles comes again after this share of INVISIBLE: it may be done then, or frozen.
-BUSY_SHARE = 4
-
-
 class Outcome(enum.StrEnum):
     """What became of a delivery. The first three are acknowledged."""
 
@@ -59,12 +55,14 @@ class Result:
         after: with RETRY, deliver it again after that time.
         reason: with DEAD_LETTER, why.
         is_outage: the database went away; the handler is not to blame.
+        is_busy: another process handles the message now. It comes again when INVISIBLE is over, by itself.
     """
 
     outcome: Outcome
     after: timedelta = timedelta(0)
     reason: str = ""
     is_outage: bool = False
+    is_busy: bool = False
 
 
 def handle(group: Group, delivery: Delivery) -> Result:
@@ -96,7 +94,7 @@ def _apply(consumer: Consumer, delivery: Delivery) -> Result:
     with outermost_transaction(consumer.using):  # what returns is acknowledged
         claim = inbox.claim(arrival, key, consumer.using)
         if claim is inbox.Claim.BUSY:
-            return Result(Outcome.RETRY, after=conf.settings().consumer.invisible / BUSY_SHARE)
+            return Result(Outcome.RETRY, is_busy=True)
         if claim is inbox.Claim.HANDLED:
             inbox.drop(arrival, key, consumer.using)
             return Result(Outcome.DUPLICATE)

@@ -11,6 +11,7 @@ import os
 import threading
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, suppress
+from dataclasses import dataclass, field
 from typing import Any
 
 import psycopg
@@ -21,11 +22,34 @@ from outbox import conf
 SHARE = 4  # a statement in each such part of INVISIBLE
 
 
+@dataclass(slots=True)
+class _Work:
+    """A handler at work. Whoever ends or touches it holds the lock: a statement behind its COMMIT would open a transaction."""
+
+    connection: psycopg.Connection[Any]
+    lock: threading.Lock = field(default_factory=threading.Lock)
+    is_over: bool = False
+
+    def touch(self) -> None:
+        """Send a statement where the connection does nothing; one that is under way needs none."""
+        with self.lock:
+            if self.is_over or self.connection.lock.locked():
+                return
+            if self.connection.info.transaction_status is TransactionStatus.INTRANS:
+                with suppress(psycopg.Error):  # what is wrong is the handler's to hear, at its next statement
+                    psycopg.Cursor(self.connection).execute("SELECT 1")
+
+    def end(self) -> None:
+        """Have it touched no more."""
+        with self.lock:
+            self.is_over = True
+
+
 class KeepAlive:
     """Keeps transactions of this process alive, by a thread that is started at first use."""
 
     def __init__(self) -> None:
-        self._at_work: dict[int, psycopg.Connection[Any]] = {}  # by thread
+        self._at_work: dict[int, _Work] = {}  # by thread
         self._pause = float("inf")  # how long the thread waits now
         self._wake = threading.Event()
         self._start = threading.Lock()
@@ -34,13 +58,14 @@ class KeepAlive:
     @contextmanager
     def keep(self, connection: psycopg.Connection[Any]) -> Iterator[None]:
         """Keep the transaction of a connection from being ended while this thread works in the block."""
-        thread = threading.get_ident()
-        self._at_work[thread] = connection
+        thread, work = threading.get_ident(), _Work(connection)
+        self._at_work[thread] = work
         if _pause() < self._pause:
             self._begin()
         try:
             yield
         finally:
+            work.end()
             del self._at_work[thread]
 
     def _begin(self) -> None:
@@ -52,28 +77,22 @@ class KeepAlive:
 
     def _run(self) -> None:
         """Touch, again and again, what was there the last time already."""
-        before: set[tuple[int, int]] = set()
+        before: list[_Work] = []
         while True:
             self._pause = float("inf")  # before the look: who begins after it wakes this thread
             if self._at_work:
                 self._pause = _pause()
             if not self._wake.wait(None if self._pause == float("inf") else self._pause):
-                now = {(thread, id(connection)): connection for thread, connection in list(self._at_work.items())}
-                for key in before & now.keys():
-                    _touch(now[key])
-                before = set(now)
+                now = list(self._at_work.values())
+                for work in now:
+                    if any(work is one for one in before):
+                        work.touch()
+                before = now
             self._wake.clear()
 
 
 def _pause() -> float:
     return conf.settings().consumer.invisible.total_seconds() / SHARE
-
-
-def _touch(connection: psycopg.Connection[Any]) -> None:
-    """Send a statement where the connection does nothing; one that is under way needs none."""
-    if connection.info.transaction_status is TransactionStatus.INTRANS:
-        with suppress(psycopg.Error):  # what is wrong is the handler's to hear, at its next statement
-            psycopg.Cursor(connection).execute("SELECT 1")
 
 
 keep_alive = KeepAlive()

@@ -177,6 +177,8 @@ class Worker:
 
     def _settle(self, broker: Broker, delivery: Delivery, result: Result) -> None:
         self.tally.count(result.outcome)
+        if result.is_busy:
+            return
         if result.outcome is Outcome.RETRY:
             broker.retry(delivery, result.after)
         elif result.outcome is Outcome.DEAD_LETTER:

@@ -24,6 +24,9 @@ Connection = psycopg.Connection[tuple[Any, ...]]
 # which takes up to seconds.
 NO_JIT = {"jit": "off"}
 
+# Of statements in autocommit; psycopg's own level is that of the transactions that it begins.
+READ_COMMITTED = {"default_transaction_isolation": "read committed"}
+
 WAITS = ("lock_timeout", "idle_in_transaction_session_timeout")
 
 HAS_TABLES = "SELECT to_regclass('outbox_topic') IS NOT NULL AND to_regclass('outbox_message') IS NOT NULL"
@@ -104,7 +107,7 @@ def connect(
     connection = OwnConnection.connect(**params, autocommit=True)
     connection.isolation_level = psycopg.IsolationLevel.READ_COMMITTED
     limits = {} if patience is None else dict.fromkeys(WAITS, str(max(1, patience // timedelta(milliseconds=1))))
-    connection.set_up({**NO_JIT, **limits, **(settings or {})}, prepares_pooled=is_threshold_given)
+    connection.set_up({**NO_JIT, **READ_COMMITTED, **limits, **(settings or {})}, prepares_pooled=is_threshold_given)
     return connection
 
 

@@ -3,7 +3,9 @@ Locks of the keys of ordered topics: the tickets of a key stand in the order of 
 
 A publisher of a key waits until its last publisher has committed; publishers of other keys pass. Each key is a lock in
 PostgreSQL's shared memory, which holds about 10,000 of them by default, so a transaction with very many keys locks their topics
-instead: it waits for all other publishers of these topics, and they for it.
+instead: it waits for all other publishers of these topics, and they for it. A transaction that holds keys already does not wait,
+since two of them would wait for each other: where the topics are not free, it locks key by key. So give very many keys to one
+`publish_many()`.
 """
 
 from __future__ import annotations
@@ -39,6 +41,10 @@ LOCK_TOPICS = f"""
 SELECT pg_advisory_xact_lock({Lock.TOPIC_KEYS}, id) FROM (SELECT DISTINCT unnest(%s::int[]) AS id ORDER BY 1) i
 """
 
+TRY_TOPICS = f"""
+SELECT bool_and(pg_try_advisory_xact_lock({Lock.TOPIC_KEYS}, id)) FROM (SELECT DISTINCT unnest(%s::int[]) AS id ORDER BY 1) i
+"""
+
 THIS_TRANSACTION = "SELECT pg_current_xact_id()::text"
 
 ORDER_KEY = "SELECT hashtextextended(%s, %s)"
@@ -69,8 +75,7 @@ def lock_key(cursor: CursorWrapper, using: str, topic: int, key: str) -> int:
         topic: the topic's id.
     """
     held = _held.setdefault(connections[using], _Held())
-    if _is_too_much(cursor, held, 1):
-        cursor.execute(LOCK_TOPICS, [[topic]])
+    if _has_locked_topics(cursor, held, [topic], 1):
         cursor.execute(ORDER_KEY, [key, topic])
         return int(cursor.fetchone()[0])
     cursor.execute(LOCK_KEY, [topic, key, key, topic])
@@ -87,16 +92,23 @@ def lock_keys(cursor: CursorWrapper, using: str, topics: Collection[int], keys: 
         topics: the ids of the topics that have them.
     """
     chosen, held = list(set(keys)), _held.setdefault(connections[using], _Held())
-    if _is_too_much(cursor, held, len(chosen)):
-        cursor.execute(LOCK_TOPICS, [list(topics)])
+    if _has_locked_topics(cursor, held, topics, len(chosen)):
         return
     cursor.execute(LOCK_KEYS, [list(topics), chosen])
     held.note(cursor.fetchone()[1], len(chosen))
 
 
-def _is_too_much(cursor: CursorWrapper, held: _Held, more: int) -> bool:
-    """Return whether the transaction would hold more locks of keys than it may. Asked of the server only where it is near."""
-    if held.keys + more > MOST_KEYS:
-        cursor.execute(THIS_TRANSACTION)
-        held.note(cursor.fetchone()[0], 0)
-    return held.keys + more > MOST_KEYS
+def _has_locked_topics(cursor: CursorWrapper, held: _Held, topics: Collection[int], more: int) -> bool:
+    """Lock topics instead of more of their keys, where the transaction would lock too many; return whether they are locked."""
+    if held.keys + more <= MOST_KEYS:
+        return False
+    cursor.execute(THIS_TRANSACTION)  # asked only where it is near
+    held.note(cursor.fetchone()[0], 0)
+    if held.keys + more <= MOST_KEYS:
+        return False
+    if held.keys:
+        cursor.execute(TRY_TOPICS, [list(topics)])
+        return bool(cursor.fetchone()[0])
+    cursor.execute(LOCK_TOPICS, [list(topics)])
+    held.keys = more
+    return True

@@ -40,19 +40,19 @@ class Breaker:
         self._clock = clock
         self._failures = 0
         self._openings = 0
-        self._opens_until = 0.0
+        self.open_until = 0.0
 
     @property
     def state(self) -> BreakerState:
         """How it stands now."""
         if self._openings == 0:
             return BreakerState.CLOSED
-        return BreakerState.OPEN if self._clock() < self._opens_until else BreakerState.HALF_OPEN
+        return BreakerState.OPEN if self._clock() < self.open_until else BreakerState.HALF_OPEN
 
     @property
     def seconds_left(self) -> float:
         """How long it stays open."""
-        return max(0.0, self._opens_until - self._clock()) if self._openings else 0.0
+        return max(0.0, self.open_until - self._clock()) if self._openings else 0.0
 
     def note_answer(self) -> None:
         """Close: there was an answer, whatever it said."""
@@ -60,7 +60,7 @@ class Breaker:
 
     def end_wait(self) -> None:
         """Let the next probe pass now, if it is open."""
-        self._opens_until = self._clock()
+        self.open_until = self._clock()
 
     def note_unavailable(self) -> bool:
         """Count a batch that got no answer; return whether that opened the breaker."""
@@ -74,7 +74,7 @@ class Breaker:
         """Open, twice as long as the last time."""
         wait = self._backoff(self._openings)
         self._openings += 1
-        self._opens_until = self._clock() + wait.total_seconds()
+        self.open_until = self._clock() + wait.total_seconds()
 
 
 class Breakers:
@@ -104,16 +104,14 @@ class Breakers:
         return self._broker.seconds_left
 
     @property
-    def open_topics(self) -> list[str]:
-        """The topics that are not claimed as usual, the one whose turn to be probed comes first at the front."""
-        found = [name for name, breaker in self._topics.items() if breaker.state is not BreakerState.CLOSED]
-        return sorted(found, key=lambda name: self._topics[name].seconds_left)
+    def failed_topics(self) -> list[str]:
+        """The topics that got no answer the last time, the one first that has waited longest for another try."""
+        return [name for _, name in sorted((breaker.open_until, name) for name, breaker in list(self._topics.items()))]
 
     @property
-    def probe(self) -> str | None:
-        """The topic of which one message shall find out whether there is an answer again."""
-        waiting = [name for name in self.open_topics if self._topics[name].state is BreakerState.HALF_OPEN]
-        return waiting[0] if waiting else None
+    def open_topics(self) -> list[str]:
+        """The topics that are not claimed now."""
+        return [name for name, breaker in list(self._topics.items()) if breaker.state is BreakerState.OPEN]
 
     def describe(self) -> str:
         """Return what `Process.breaker` shows."""
@@ -132,21 +130,17 @@ class Breakers:
         self._topics.pop(topic, None)
         self._silent.clear()
         if self.state is not BreakerState.CLOSED:  # the broker is back, and so may be the others
-            for breaker in self._topics.values():
+            for breaker in list(self._topics.values()):
                 breaker.end_wait()
         self._broker.note_answer()
 
     def note_unavailable(self, topic: str) -> float:
         """Count a batch of a topic that got no answer; return for how many seconds it, or the broker, is left alone now."""
         breaker = self._topics.setdefault(topic, self._make())
-        if not breaker.note_unavailable():
-            return 0.0
-        self._silent.add(topic)
-        if self.state is not BreakerState.CLOSED or len(self._silent) >= self.TOPICS:
+        is_opened = breaker.note_unavailable()
+        if is_opened:
+            self._silent.add(topic)
+        is_probe = self.state is BreakerState.HALF_OPEN
+        if is_probe or (self.state is BreakerState.CLOSED and len(self._silent) >= self.TOPICS):
             self._broker.open()
-        return max(breaker.seconds_left, self.seconds_left)
-
-    def forget(self, topic: str) -> None:
-        """Close a topic's breaker: nothing waits there that could probe it."""
-        self._topics.pop(topic, None)
-        self._silent.discard(topic)
+        return max(breaker.seconds_left, self.seconds_left) if is_opened or is_probe else 0.0

@@ -85,7 +85,7 @@ class Claims:
         if found:
             self.after = found[-1].topic_id
         self.scan_positions.positions |= {topic.topic_id: topic.last_pos for topic in found if topic.last_pos is not None}
-        if not scan_from:
+        if not scan_from and limit is None:
             self.scan_positions.note_from_zero(began)
         return [topic.batch for topic in found if topic.batch is not None]
 

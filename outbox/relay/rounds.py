@@ -144,32 +144,19 @@ class Relay:
     def _claim(self) -> list[list[Batch]]:
         """Return batches, those together that may be sent together. New messages do not wait until all old ones are gone."""
         away = self.breakers.open_topics
-        probe = self._claim_probe(away)
         if self.breakers.state is BreakerState.HALF_OPEN:
-            return [[batch] for batch in probe]
+            # Of a topic that had not failed, if any waits: those that had may be away on their own.
+            failed = self.breakers.failed_topics
+            probe = self._claim_one(without=failed) or (self._claim_one(only=failed[0]) if failed else [])
+            return [[batch] for batch in self._keep_mine(probe)]
         old = self.claims.reclaim(without=away)
         claimed = self.claims.claim(without=away)
         ordered = self.claims.claim_ordered(without=away)
-        found = [[old] if old else [], *self._by_phase(claimed), ordered, probe]
+        found = [[old] if old else [], *self._by_phase(claimed), ordered]
         return [batches for batches in map(self._keep_mine, found) if batches]
 
-    def _claim_probe(self, away: Sequence[str]) -> list[Batch]:
-        """
-        Claim what finds out whether there is an answer again: one message, or a batch that waits, whose first message goes alone.
-
-        Where the broker is away, one of a topic that had not failed, if any waits: those that had may be away on their own.
-        """
-        if self.breakers.state is BreakerState.HALF_OPEN and (found := self._claim_one(without=away)):
-            return found
-        topic = self.breakers.probe or (away[0] if away and self.breakers.state is BreakerState.HALF_OPEN else None)
-        if topic is None:
-            return []
-        found = self._claim_one(only=topic)
-        if not found:
-            self.breakers.forget(topic)
-        return found
-
     def _claim_one(self, **scope: Any) -> list[Batch]:
+        """Claim a batch that waits, or one message, to find out whether the broker answers again."""
         if old := self.claims.reclaim(**scope):
             return [old]
         return self.claims.claim(limit=1, **scope) or self.claims.claim_ordered(limit=1, **scope)

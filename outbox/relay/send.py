@@ -29,6 +29,8 @@ ANSWERS = frozenset({SendStatus.ACCEPTED, SendStatus.REFUSED, SendStatus.MISCONF
 
 GONE = "Its message row is gone. Restore it from a backup or an archive, or skip the message."
 
+A_MOMENT_AGO = Unaccepted(SplitReason.UNAVAILABLE, "There was no answer a moment ago.")
+
 HELD = Unaccepted(SplitReason.HELD, "An earlier message of its key was not accepted.")
 
 
@@ -60,7 +62,8 @@ class Sender:
             shed_at: by this time of the clock what is not handed over yet is let go, its lease being half gone.
         """
         results = {batch.id: BatchSendResult(batch, source=self.source) for batch in batches}
-        away: dict[str, Unaccepted] = {}
+        is_probe = self.breakers.state is BreakerState.HALF_OPEN
+        away = {} if is_probe else dict.fromkeys(self.breakers.open_topics, A_MOMENT_AGO)
         halt = self._hand_over_all(batches, results, away, is_half=is_half, shed_at=shed_at)
         for one in results.values():
             if reason := away.get(one.batch.topic, halt):
@@ -80,7 +83,7 @@ class Sender:
     ) -> Unaccepted | None:
         """Make one call after the other; return the reason why not all were made. `away` gets the topics without answer."""
         if self.breakers.state is BreakerState.OPEN:
-            return Unaccepted(SplitReason.UNAVAILABLE, "The broker was unavailable a moment ago.")
+            return A_MOMENT_AGO
         has_begun = False
         for messages in self._calls(batches, results, away):
             if has_begun and (halt := self._why_shed(shed_at)):
@@ -96,10 +99,12 @@ class Sender:
         for messages in slices(self.connection, batches, slice_bytes=self.slice_bytes):
             waves = in_order(messages, results) if batches[0].order_keys is not None else iter([messages])
             for wave in waves:
-                if self.breakers.is_probed(wave[0].batch.topic):
-                    yield wave[:1]
-                    wave = wave[1:]
-                if wave := [loaded for loaded in wave if loaded.batch.topic not in away]:
+                wave = [loaded for loaded in wave if loaded.batch.topic not in away]
+                firsts = {loaded.batch.topic: loaded for loaded in reversed(wave)}
+                if probes := [loaded for topic, loaded in firsts.items() if self.breakers.is_probed(topic)]:
+                    yield probes
+                    wave = [one for one in wave if one.batch.topic not in away and not any(one is probe for probe in probes)]
+                if wave:
                     yield wave
 
     def _why_shed(self, shed_at: float) -> Unaccepted | None:

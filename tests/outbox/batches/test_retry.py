@@ -5,7 +5,7 @@ from outbox.batches.retry import RETRY, RETRY_ONE, retry_all, retry_messages
 from outbox.database import partitions
 from outbox.ids import day_of
 from outbox.message import TopicSpec, TopicType
-from outbox.models import Batch, DeadMessage, MessageRow, MessageState, State
+from outbox.models import Batch, DeadMessage, MessageRow, MessageState, State, Topic
 from outbox.relay.lane import Lane
 from tests.factories import BatchFactory, TopicFactory, message_id
 
@@ -86,7 +86,8 @@ class TestSettleMessages:
         batch.refresh_from_db()
         assert batch.order_keys is None
         relay = make_relay(lane=Lane(1))
-        relay.broker.topics[batch.topic.name] = TopicSpec(batch.topic.name, TopicType.TRANSACTION)
+        name = Topic.objects.get(id=batch.topic_id).name
+        relay.broker.topics[name] = TopicSpec(name, TopicType.TRANSACTION)
         assert relay.drain().batches == 2  # with keys, each relay would fail on it again and again
 
     def test_has_an_ordered_message_sent_again(self, make_relay, connection):

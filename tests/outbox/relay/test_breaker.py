@@ -107,16 +107,30 @@ class TestBreakers:
         breakers.note_answer("orders")
 
         assert breakers.state is BreakerState.CLOSED
-        assert sorted(breakers.open_topics) == ["bills", "parcels"]
+        assert breakers.open_topics == []
+        assert breakers.is_probed("bills")
         assert breakers.is_probed("parcels")
 
-    def test_probe_the_topic_first_that_has_waited_longest(self, breakers, clock):
+    def test_claim_a_topic_again_when_its_wait_is_over(self, breakers, clock):
         open_for(breakers, "orders")
-        assert breakers.probe is None
         clock.now += 2
         open_for(breakers, "parcels")
 
-        assert breakers.probe == "orders"
+        assert breakers.open_topics == ["parcels"]
+        assert breakers.is_probed("orders")
+        assert breakers.describe() == "open for parcels"
+
+    def test_open_the_brokers_once_however_many_topics_get_no_answer_at_once(self, breakers):
+        open_for(breakers, *(f"orders-{number}" for number in range(16)))
+
+        assert breakers.seconds_left == 1
+
+    def test_open_the_brokers_again_when_its_probe_was_of_a_topic_that_had_not_failed(self, breakers, clock):
+        open_for(breakers, "orders", "parcels", "bills")
+        clock.now += 1
+
+        assert breakers.note_unavailable("mails") == 2
+        assert breakers.state is BreakerState.OPEN
 
     def test_name_some_of_the_topics_that_get_no_answer(self, breakers):
         assert breakers.describe() == "closed"

@@ -10,7 +10,7 @@ from django.utils import timezone
 from outbox.brokers.base import SendStatus
 from outbox.models import Batch, State, Ticket
 from outbox.relay.breaker import BreakerState
-from tests.factories import BatchFactory, MessageRowFactory, TicketFactory, stored
+from tests.factories import BatchFactory, MessageRowFactory, TicketFactory, TopicFactory, stored
 from tests.outbox.relay.outages import open_broker, open_for
 
 pytestmark = pytest.mark.django_db
@@ -196,17 +196,30 @@ class TestOutage:
 
         assert relay.drain().batches == 0
 
-    def test_claims_one_message_as_a_probe(self, relay, broker, make_topic, clock):
+    def test_sends_one_message_as_a_probe(self, relay, broker, make_topic, clock, monkeypatch):
         topic = make_topic()
         TicketFactory.create_batch(3, topic=topic)
         open_for(relay.breakers, topic.name)
         clock.now += 60
         broker.fail("send", SendStatus.UNAVAILABLE, times=None)
+        calls, send = [], broker.send
+        monkeypatch.setattr(broker, "send", lambda messages: (calls.append(len(messages)), send(messages))[1])
 
         drained = relay.drain()
 
-        assert (drained.batches, drained.claimed) == (1, 1)
-        assert Ticket.objects.count() == 2
+        assert (calls, drained.unaccepted) == ([1], 3)
+
+    def test_gives_the_probe_back_where_its_topic_is_not_its_own(self, relay, clock):
+        open_broker(relay.breakers)
+        clock.now += 60
+        TicketFactory(topic=TopicFactory(type="normal"))
+
+        relay.step()
+
+        batch = Batch.objects.get()
+        assert (batch.state, batch.tries) == (State.RELEASED, 0)
+        assert "do not give topic" in batch.last_error
+        assert relay.breakers.state is not BreakerState.CLOSED
 
     def test_probes_with_a_topic_that_had_not_failed(self, relay, broker, make_topic, clock):
         """A batch of a topic that is away on its own would keep all others waiting."""
@@ -238,15 +251,6 @@ class TestOutage:
         broker.heal()
         clock.now += 60
         assert relay.drain().sent == 4
-        assert relay.breakers.describe() == "closed"
-
-    def test_of_a_topic_that_is_empty_now_is_forgotten(self, relay, make_topic, clock):
-        topic = make_topic()
-        open_for(relay.breakers, topic.name)
-        clock.now += 60
-
-        relay.drain()
-
         assert relay.breakers.describe() == "closed"
 
     def test_is_over_when_the_probe_is_answered(self, relay, broker, make_topic, clock):

@@ -245,7 +245,7 @@ class TestBreakersOfASender:
 
         assert [len(call) for call in broker.calls] == [1]
         assert set(reasons(result).values()) == {SplitReason.UNAVAILABLE}
-        assert breakers.probe is None
+        assert breakers.open_topics == [topic.name]
 
     def test_send_the_rest_when_the_probe_is_answered(self, sender, broker, breakers, clock, make_topic):
         topic = make_topic()
