@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from datetime import timedelta
 from typing import Any, ParamSpec, TypeVar
 
@@ -107,7 +108,8 @@ def connect(
     connection = OwnConnection.connect(**params, autocommit=True)
     connection.isolation_level = psycopg.IsolationLevel.READ_COMMITTED
     limits = {} if patience is None else dict.fromkeys(WAITS, str(max(1, patience // timedelta(milliseconds=1))))
-    connection.set_up({**NO_JIT, **READ_COMMITTED, **limits, **(settings or {})}, prepares_pooled=is_threshold_given)
+    with _closed_by_an_error(connection):
+        connection.set_up({**NO_JIT, **READ_COMMITTED, **limits, **(settings or {})}, prepares_pooled=is_threshold_given)
     return connection
 
 
@@ -125,13 +127,23 @@ def connect_session(alias: str, **options: Any) -> OwnConnection:
     direct = direct_alias(alias)
     connection = connect(direct, **options)
     if connection.is_pooled:
-        with connect(direct) as other:
-            is_own = connection.keeps_session(other)
-        if not is_own:
-            connection.close()
-            raise ConfigurationError(f"{explain_pooler(alias)} {name_direct(alias)}")
-        connection.keep_session()
+        with _closed_by_an_error(connection):
+            with connect(direct) as other:
+                is_own = connection.keeps_session(other)
+            if not is_own:
+                raise ConfigurationError(f"{explain_pooler(alias)} {name_direct(alias)}")
+            connection.keep_session()
     return connection
+
+
+@contextmanager
+def _closed_by_an_error(connection: OwnConnection) -> Iterator[None]:
+    """Leave no connection open that nobody gets."""
+    try:
+        yield
+    except BaseException:
+        connection.close()
+        raise
 
 
 def direct_alias(alias: str) -> str:
