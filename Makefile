@@ -43,7 +43,7 @@ marked = $(sort $(dir $(shell grep -rlE --include='*.py' 'mark\.($(1))' tests)))
 CORE = tests/core tests/outbox/publishing tests/outbox/relay tests/outbox/batches tests/outbox/check_backs tests/outbox/api \
 	tests/outbox/database tests/outbox/models tests/outbox/brokers/memory tests/outbox/consuming/test_handle.py \
 	tests/outbox/test_conf.py tests/outbox/test_message.py tests/outbox/test_topics.py
-NOT_CORE = tests/outbox/relay/test_hosts.py tests/outbox/check_backs/test_loop.py
+NOT_CORE = tests/outbox/relay/test_hosts.py tests/outbox/relay/test_two_releases.py tests/outbox/check_backs/test_loop.py
 
 test-core: $(VENV)/.dev ## run the tests of the core without the apps of embedded broker and pipeline (ARGS="...")
 	@$(BIN)/python -m pytest --ds tests.core.settings --numprocesses 2 $(BY_FILE) \

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import os
 import subprocess
 import sys
@@ -14,6 +15,8 @@ import pytest
 from django.conf import settings as django_settings
 
 from tests.journeys.endings.scene import Scene, Server
+
+collect_ignore_glob = [] if importlib.util.find_spec("rocketmq") else ["test_rocketmq.py"]
 
 TABLES = """
 SELECT string_agg(relname, ', ') FROM pg_class
