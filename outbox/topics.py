@@ -49,9 +49,9 @@ WHERE c.oid = to_regclass('outbox_topic') AND s.name = 'search_path'
 _ids: dict[tuple[str, str, str], int] = {}
 
 
-def write_topics(using: str, connection: database.Connection | None = None) -> None:
-    """Write the topics of `OUTBOX["TOPICS"]` into a database, over its Django connection unless another is given."""
-    match_topics(connection or database.raw(using))
+def write_topics(using: str) -> None:
+    """Write the topics of `OUTBOX["TOPICS"]` into a database, over its Django connection."""
+    match_topics(database.raw(using))
     forget(using)
 
 

@@ -119,7 +119,7 @@ class Broker(abc.ABC):
 
     def interrupt(self) -> None:  # noqa: B027  (a broker whose waits are short does without)
         """
-        Have a `receive` under way, and each later one, return soon with what there is; from any thread.
+        End the wait of a `receive` under way, and of each later one: it returns what there is. From any thread.
 
         By default it ends when its wait is over. Where that may take seconds, whoever stops a consumer would wait for it.
         """

@@ -40,7 +40,7 @@ class _Work:
                     psycopg.Cursor(self.connection).execute("SELECT 1")
 
     def end(self) -> None:
-        """Have it touched no more."""
+        """Keep it from being touched any more."""
         with self.lock:
             self.is_over = True
 

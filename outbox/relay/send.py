@@ -99,13 +99,19 @@ class Sender:
         for messages in slices(self.connection, batches, slice_bytes=self.slice_bytes):
             waves = in_order(messages, results) if batches[0].order_keys is not None else iter([messages])
             for wave in waves:
-                wave = [loaded for loaded in wave if loaded.batch.topic not in away]
-                firsts = {loaded.batch.topic: loaded for loaded in reversed(wave)}
-                if probes := [loaded for topic, loaded in firsts.items() if self.breakers.is_probed(topic)]:
-                    yield probes
-                    wave = [one for one in wave if one.batch.topic not in away and not any(one is probe for probe in probes)]
-                if wave:
+                if self.breakers.failed_topics:
+                    yield from self._with_probes(wave, away)
+                else:
                     yield wave
+
+    def _with_probes(self, wave: Sequence[Loaded], away: Mapping[str, Unaccepted]) -> Iterator[list[Loaded]]:
+        """Return the first message of each topic that is probed, and then what is left of the topics that are not away."""
+        firsts = {loaded.batch.topic: loaded for loaded in reversed(wave) if loaded.batch.topic not in away}
+        probes = [loaded for topic, loaded in firsts.items() if self.breakers.is_probed(topic)]
+        if probes:
+            yield probes
+        if rest := [one for one in wave if one.batch.topic not in away and not any(one is probe for probe in probes)]:
+            yield rest
 
     def _why_shed(self, shed_at: float) -> Unaccepted | None:
         if self.is_stopping():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 import uuid
 from collections.abc import Callable, Iterator
 from datetime import UTC, datetime, timedelta
@@ -60,6 +61,14 @@ def memory_brokers(settings: Any, clock: Clock) -> None:
 @pytest.fixture
 def no_consumers(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(register, "registered", {})
+
+
+@pytest.fixture
+def gate() -> Iterator[threading.Event]:
+    """What the code under test waits for; it is opened in the end."""
+    gate = threading.Event()
+    yield gate
+    gate.set()
 
 
 @pytest.fixture

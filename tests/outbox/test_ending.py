@@ -21,14 +21,6 @@ def _short_limit(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture
-def gate() -> Iterator[threading.Event]:
-    """What a task of ours waits for; it is opened in the end."""
-    gate = threading.Event()
-    yield gate
-    gate.set()
-
-
-@pytest.fixture
 def asked() -> list[int]:
     """Holds something as soon as the end is asked for."""
     return []

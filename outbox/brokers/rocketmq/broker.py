@@ -166,7 +166,7 @@ class RocketMQBroker(AsksProducers, DeadLetters):
         return self._reading.receive(group, topics, limit=limit, invisible_for=invisible_for, wait=wait)
 
     def interrupt(self) -> None:
-        """Have a `receive` under way return soon: the server keeps its request open for 5 s at least."""
+        """End the wait of a `receive` under way: the server keeps its request open for 5 s at least."""
         self._reading.interrupt()
 
     def renew(self, deliveries: Sequence[Delivery], invisible_for: timedelta) -> list[Delivery | None]:

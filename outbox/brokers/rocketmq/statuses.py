@@ -111,7 +111,7 @@ def status_of(error: Exception) -> SendResult:
 
 
 def status_before_send(error: Exception) -> SendResult:
-    """Say what an error means that came before the message left: it was surely not stored."""
+    """Return what an error means that came before the message left: it was surely not stored."""
     outcome = status_of(error)
     if outcome.status is SendStatus.UNSURE and isinstance(error, (StatusError, grpc.aio.AioRpcError)):
         return SendResult(SendStatus.UNAVAILABLE, reason=f"Not sent: {outcome.reason}")

@@ -56,14 +56,6 @@ def in_thread(function: Callable[[], object]) -> Iterator[list[object]]:
 
 
 @pytest.fixture
-def gate() -> Iterator[threading.Event]:
-    """What the work of the open transaction waits for."""
-    gate = threading.Event()
-    yield gate
-    gate.set()
-
-
-@pytest.fixture
 def make_slowly(gate):
     """Make a group, and wait at the gate with the transaction open."""
 
