@@ -12,7 +12,7 @@ from here.
 from __future__ import annotations
 
 import abc
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from datetime import datetime, timedelta
 from typing import Any, ClassVar
 
@@ -40,9 +40,9 @@ class Broker(abc.ABC):
     """
     Carries messages from relays to consumer groups.
 
-    Create it in the process that uses it, after any fork. One thread makes every call but three: `renew` may come from a
-    second thread, whatever call the first is in; `interrupt` and `close` may come from any thread, and after `close` a call
-    that is under way returns early or raises `BrokerUnavailable`.
+    Create it in the process that uses it, after any fork. One thread makes every call but four: `renew` and `release` may come
+    from a second thread, whatever call the first is in; `interrupt` and `close` may come from any thread, and after `close` a
+    call that is under way returns early or raises `BrokerUnavailable`.
 
     Args:
         alias: the broker's name in `OUTBOX["BROKERS"]`.
@@ -102,7 +102,7 @@ class Broker(abc.ABC):
     def receive(
         self,
         group: str,
-        topics: Mapping[str, frozenset[str] | None],
+        topics: Collection[str],
         *,
         limit: int,
         invisible_for: timedelta,
@@ -111,8 +111,10 @@ class Broker(abc.ABC):
         """
         Take messages for a consumer group; they stay invisible to its other members for that long.
 
+        Whatever is on the topics comes, of all tags: during a deployment the members of a group want different ones.
+
         Args:
-            topics: topic -> the tags wanted, None for all. The same for every member of the group.
+            topics: their names.
             limit: at most this many messages (1 or more).
             wait: return an empty list after this time when nothing comes.
         """
@@ -133,9 +135,18 @@ class Broker(abc.ABC):
         renewed only the new one may be used: its receipt may be another.
         """
 
+    def release(self, deliveries: Sequence[Delivery]) -> None:
+        """Hand deliveries back: the group's other members may have their messages at once. Those that are held no more stay so."""
+        self.renew(deliveries, timedelta(0))
+
     @abc.abstractmethod
     def ack(self, deliveries: Sequence[Delivery]) -> list[bool]:
-        """Mark deliveries as done. False: the delivery's time was over; the message may be handed out again."""
+        """
+        Mark deliveries as done.
+
+        False: too late, the message was or may be handed out again. A delivery whose time is over, and that nobody else was
+        handed, may still be ended where the broker can tell.
+        """
 
     @abc.abstractmethod
     def retry(self, delivery: Delivery, after: timedelta) -> bool:
@@ -148,6 +159,14 @@ class Broker(abc.ABC):
     @abc.abstractmethod
     def backlog(self, group: str) -> dict[str, int]:
         """Return, per topic, how many messages wait for a group, those being handled included."""
+
+    def may_deliver_again(self, group: str, message_ids: Collection[str]) -> set[str]:
+        """
+        Return which of these messages may come to a group again, though it has handled them: their deliveries are not ended.
+
+        A broker that cannot tell returns none, and forgets a message within a time that `check` compares with the settings.
+        """
+        return set()
 
     def prune(self, *, keep_since: datetime | None = None) -> int:
         """

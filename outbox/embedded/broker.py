@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from datetime import datetime, timedelta
 from math import inf
 from typing import Any, ClassVar
@@ -180,7 +180,7 @@ class EmbeddedBroker(NeedsCheckLoop, DeadLetters, StoredInDatabase):
     def receive(
         self,
         group: str,
-        topics: Mapping[str, frozenset[str] | None],
+        topics: Collection[str],
         *,
         limit: int,
         invisible_for: timedelta,
@@ -281,11 +281,11 @@ class EmbeddedBroker(NeedsCheckLoop, DeadLetters, StoredInDatabase):
         self,
         connection: Connection,
         group: str,
-        topics: Mapping[str, frozenset[str] | None],
+        topics: Collection[str],
         invisible_for: timedelta,
     ) -> receiver.Reader:
         stored = [self._stored.stored(connection, name) for name in topics]
-        tags = {topic.id: topics[topic.name] for topic in stored}
+        tags = {topic.id: None for topic in stored}
         reader = receiver.Reader(group, stored, tags, invisible_for, self._now)
         new = {(group, topic.id) for topic in stored} - self._joined
         if new:

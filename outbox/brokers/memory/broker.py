@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 import uuid
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from datetime import UTC, datetime, timedelta
 from functools import partial
 from typing import Any, ClassVar, TypeVar
@@ -132,7 +132,7 @@ class MemoryBroker(Controls, NeedsCheckLoop, DeadLetters, TransactionalSends):
     def receive(
         self,
         group: str,
-        topics: Mapping[str, frozenset[str] | None],
+        topics: Collection[str],
         *,
         limit: int,
         invisible_for: timedelta,
@@ -277,11 +277,11 @@ class MemoryBroker(Controls, NeedsCheckLoop, DeadLetters, TransactionalSends):
                 half.due_at = now + self._settings.check_interval
             return [question(half) for half in due]
 
-    def _take(self, group: str, topics: receiver.Wanted, limit: int, invisible_for: timedelta) -> list[Delivery]:
+    def _take(self, group: str, topics: Collection[str], limit: int, invisible_for: timedelta) -> list[Delivery]:
         known = receiver.join(self._store, group, topics, at_end=self._settings.start == "latest")
         found: list[Delivery] = []
-        for topic, tags in topics.items():
-            receiver.read_on(self._store, known, topic, tags)
+        for topic in topics:
+            receiver.read_on(self._store, known, topic)
             left = limit - len(found)
             due = receiver.take(
                 known, group, known_topic(self.topics, topic), now=self._now(), limit=left, invisible_for=invisible_for

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import uuid
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator
 from dataclasses import replace
 from datetime import datetime, timedelta
 
@@ -11,10 +11,8 @@ from outbox.brokers.base import DeadLetter, Delivery
 from outbox.brokers.memory.store import Copy, Group, Place, Store
 from outbox.message import TopicSpec, TopicType
 
-Wanted = Mapping[str, frozenset[str] | None]
 
-
-def join(store: Store, name: str, topics: Wanted, *, at_end: bool) -> Group:
+def join(store: Store, name: str, topics: Collection[str], *, at_end: bool) -> Group:
     """Give a group; where it is new to a topic it starts at the first message, or `at_end` behind the last."""
     group = store.groups.setdefault(name, Group())
     for topic in topics:
@@ -22,13 +20,12 @@ def join(store: Store, name: str, topics: Wanted, *, at_end: bool) -> Group:
     return group
 
 
-def read_on(store: Store, group: Group, topic: str, tags: frozenset[str] | None) -> None:
-    """Take the copies a group has not looked at yet; a tag it does not want is passed over for good."""
+def read_on(store: Store, group: Group, topic: str) -> None:
+    """Note the copies that a group has not looked at yet."""
     places = group.unfinished.setdefault(topic, {})
     copies = store.copies.get(topic, [])
     for copy in copies[group.next_number[topic] :]:
-        if tags is None or copy.message.tag in tags:
-            places[copy.number] = Place(copy, copy.visible_at)
+        places[copy.number] = Place(copy, copy.visible_at)
     group.next_number[topic] = len(copies)
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from datetime import timedelta
 from typing import Any, ClassVar
 
@@ -154,7 +154,7 @@ class RocketMQBroker(AsksProducers, DeadLetters):
     def receive(
         self,
         group: str,
-        topics: Mapping[str, frozenset[str] | None],
+        topics: Collection[str],
         *,
         limit: int,
         invisible_for: timedelta,

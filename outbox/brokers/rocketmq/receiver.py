@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from datetime import timedelta
@@ -63,7 +63,7 @@ class Reading:
         self._interrupted = asyncio.Event()
 
     def receive(
-        self, group: str, topics: Mapping[str, frozenset[str] | None], *, limit: int, invisible_for: timedelta, wait: timedelta
+        self, group: str, topics: Collection[str], *, limit: int, invisible_for: timedelta, wait: timedelta
     ) -> list[Delivery]:
         """Take messages, waiting so long for the first. Raises BrokerUnavailable."""
         return self._client.run(self._receive(group, topics, limit, invisible_for.total_seconds(), wait.total_seconds()))
@@ -71,7 +71,7 @@ class Reading:
     async def _receive(
         self,
         group: str,
-        topics: Mapping[str, frozenset[str] | None],
+        topics: Collection[str],
         limit: int,
         hold_seconds: float,
         wait_seconds: float,
@@ -80,7 +80,7 @@ class Reading:
         if taken := self._take(group, topics, limit):
             return taken
         self._subscribe(group, topics)
-        subjects = [subject for name, tags in topics.items() for subject in self._subjects(group, name, tags, limit)]
+        subjects = [subject for name in topics for subject in self._subjects(group, name, None, limit)]
         waiting = {self._request(group, subject, limit, hold_seconds, wait_seconds) for subject in subjects}
         interrupted = asyncio.get_running_loop().create_task(self._interrupted.wait())
         while waiting and not taken and not self._interrupted.is_set():
@@ -113,7 +113,7 @@ class Reading:
             self._polls[subject] = Poll(asyncio.get_running_loop().create_task(polling), hold_seconds)
         return self._polls[subject].task
 
-    def _take(self, group: str, topics: Mapping[str, frozenset[str] | None], limit: int) -> list[Delivery]:
+    def _take(self, group: str, topics: Collection[str], limit: int) -> list[Delivery]:
         taken = [kept for kept in self._kept if kept[1].group == group and kept[1].topic in topics][:limit]
         self._kept = [kept for kept in self._kept if kept not in taken]
         return [delivery for _, delivery in taken]
@@ -171,12 +171,12 @@ class Reading:
                 await self._finishing.finish(delivery)
         return found
 
-    def _subscribe(self, group: str, topics: Mapping[str, frozenset[str] | None]) -> None:
+    def _subscribe(self, group: str, topics: Collection[str]) -> None:
         """Note what each of the server's groups wants, all of it before the first request: a session announces it whole."""
         wanted: dict[str, dict[str, str]] = {}
-        for topic, tags in topics.items():
+        for topic in topics:
             server_group = group_name(group, self._topics[topic])
-            wanted.setdefault(server_group, dict(self._subscribed.get(server_group, {})))[topic] = _text(tags)
+            wanted.setdefault(server_group, dict(self._subscribed.get(server_group, {})))[topic] = _text(None)
         self._subscribed.update(wanted)
 
     async def _introduce(self, endpoint: Endpoint, group: str) -> None:
