@@ -136,7 +136,7 @@ class Broker(abc.ABC):
         """
 
     def release(self, deliveries: Sequence[Delivery]) -> None:
-        """Hand deliveries back: the group's other members may have their messages at once. Those that are held no more stay so."""
+        """Hand deliveries back: the group's other members may have their messages at once."""
         self.renew(deliveries, timedelta(0))
 
     @abc.abstractmethod
