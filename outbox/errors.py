@@ -64,7 +64,10 @@ class UnknownMessageType(OutboxError):
 
 
 class BrokenTransaction(OutboxError):
-    """Raised after a handler that swallowed an error of its transaction, which can then commit nothing."""
+    """
+    Raised at the end of a transaction that commits nothing, or of which nobody can tell: its work swallowed an error, or its
+    connection was left in the middle of one.
+    """
 
 
 class StaleRow(OutboxError):

@@ -7,7 +7,7 @@ from uuid import UUID
 
 from django.contrib import admin, messages
 from django.core.exceptions import ValidationError
-from django.db import router, transaction
+from django.db import router
 from django.db.models import BooleanField, Count, QuerySet
 from django.db.models.expressions import RawSQL
 from django.http import HttpRequest, HttpResponse
@@ -21,6 +21,7 @@ from outbox.admin.links import message_link
 from outbox.admin.lists import Filter
 from outbox.admin.text import badge, shown, since
 from outbox.batches.retry import retry_messages
+from outbox.database import outermost
 from outbox.models import DeadMessage
 
 AT_ONCE = 10_000  # in one request
@@ -141,7 +142,7 @@ class DeadMessageAdmin(ReadOnlyAdmin):
         ids = list(chosen.order_by("message_id").values_list("message_id", flat=True)[:AT_ONCE])
         done = 0
         for start in range(0, len(ids), CHUNK):
-            with transaction.atomic(using=using):
+            with outermost.atomic(using):
                 part = ids[start : start + CHUNK]
                 settled = retry_messages(database.raw(using), part, skip=act is DISCARD)
                 names = {str(one): str(one) for one in part if str(one) not in settled.refused}

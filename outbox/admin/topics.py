@@ -8,7 +8,7 @@ from typing import Any
 from django import forms
 from django.contrib import admin, messages
 from django.core.exceptions import PermissionDenied
-from django.db import router, transaction
+from django.db import router
 from django.db.models import QuerySet
 from django.http import Http404, HttpRequest, HttpResponse, HttpResponseRedirect
 from django.template.response import TemplateResponse
@@ -23,6 +23,7 @@ from outbox.admin.impact import write_log
 from outbox.admin.overview import overview
 from outbox.admin.pages import OVERVIEW, frame, url_of
 from outbox.admin.text import badge, shown, since
+from outbox.database import outermost
 from outbox.models import Topic
 from outbox.topics import pause, resume
 
@@ -85,7 +86,7 @@ class TopicAdmin(ReadOnlyAdmin):
         form = PauseForm(request.POST if request.method == "POST" else None)
         if not form.is_valid():
             return self._ask(request, topic, form, "Pause")
-        with transaction.atomic(using=router.db_for_write(Topic)):
+        with outermost.atomic(router.db_for_write(Topic)):
             reason = form.cleaned_data["reason"]
             done = pause(self._connection(), topic.name, by=request.user.get_username(), reason=reason)
             if done:
@@ -99,7 +100,7 @@ class TopicAdmin(ReadOnlyAdmin):
         form = PauseForm(request.POST if request.method == "POST" else None, initial={"since": shown_since})
         if not form.is_valid():
             return self._ask(request, topic, form, "Resume")
-        with transaction.atomic(using=router.db_for_write(Topic)):
+        with outermost.atomic(router.db_for_write(Topic)):
             done = resume(self._connection(), topic.name, since=_time(form.cleaned_data["since"]))
             if done:
                 write_log(request, Topic, {str(topic.pk): topic.name}, f"Resumed. Reason: {form.cleaned_data['reason']}")

@@ -15,13 +15,12 @@ from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from typing import TYPE_CHECKING
 
-import psycopg
-from django.db import IntegrityError, connections
+from django.db import IntegrityError
 from django.db import transaction as django_transaction
-from psycopg.pq import TransactionStatus
 
 from outbox import conf
 from outbox.brokers.capabilities import HalfMessages
+from outbox.database.outermost import outermost_transaction, refuse_manual, require_alive
 from outbox.errors import BrokenTransaction, BrokerUnavailable, ConfigurationError, HalfNotStored, NotOutermost
 from outbox.failpoints import failpoint
 from outbox.half_first.message import HalfFirstMessage
@@ -44,9 +43,10 @@ def open_transaction(draft: Draft, using: str, *, about: str | None = None) -> I
 
     Raises:
         ConfigurationError: the message's topic takes no half messages.
-        NotOutermost: a transaction is open already, or Django's autocommit is off.
+        NotOutermost: a transaction is open already; or Django's autocommit was off, and the connection was closed.
         HalfNotStored: the half message was not surely stored. The work has not begun.
-        BrokenTransaction: the work swallowed an error that its transaction did not survive.
+        BrokenTransaction: the work swallowed an error that its transaction did not survive; or nobody can tell whether it is
+            committed, since its connection was left in the middle of something. The check-back finds out.
     """
     if wrong := objection(draft.topic):
         raise ConfigurationError(f"{draft.subject} cannot go half first: {wrong}, or publish() it in the transaction.")
@@ -67,7 +67,7 @@ def open_transaction(draft: Draft, using: str, *, about: str | None = None) -> I
                     failpoint("half_first.after_work")
                     message.is_undone = django_transaction.get_rollback(using)
                     if not message.is_undone:
-                        _require_sound_transaction(draft, using)
+                        require_alive(using, f"The transaction of {draft.subject}", has_begun=True)
         except IntegrityError:
             message.is_undone = True  # at COMMIT: a deferred constraint, so the server itself has rolled back
             raise
@@ -95,24 +95,14 @@ def _new_half_id(broker: Broker, draft: Draft) -> str:
 
 
 def _enter_outermost(stack: ExitStack, draft: Draft, using: str) -> None:
-    connection = connections[using]
     try:
-        if not connection.in_atomic_block and not connection.get_autocommit():
-            raise RuntimeError(f"Autocommit of database {using!r} is off.")
-        stack.enter_context(django_transaction.atomic(using=using, durable=True))
+        refuse_manual(using)
+        stack.enter_context(outermost_transaction(using))
+    except BrokenTransaction as error:
+        raise NotOutermost(f"{draft.subject} cannot go half first. {error}") from error
     except RuntimeError as error:
         raise NotOutermost(
             f"{draft.subject} cannot go half first inside a transaction of database {using!r} that is open already: its half "
             "message is committed when that transaction is, not before. Take the atomic() around it away; under "
             "ATOMIC_REQUESTS decorate the view with @non_atomic_requests too."
         ) from error
-
-
-def _require_sound_transaction(draft: Draft, using: str) -> None:
-    """Raise where COMMIT would silently be a rollback: PostgreSQL answers it so after an error that somebody caught."""
-    connection: psycopg.Connection | None = connections[using].connection
-    if connection is None or connection.info.transaction_status is not TransactionStatus.INTRANS:
-        raise BrokenTransaction(
-            f"The transaction of {draft.subject} is broken: its work caught an error of the database that the transaction did "
-            "not survive. Put the statement that may fail into an atomic() of its own and catch the error outside that."
-        )

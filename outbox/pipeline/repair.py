@@ -14,7 +14,6 @@ from dataclasses import dataclass, field
 from datetime import datetime
 from uuid import UUID
 
-from django.db import transaction
 from django.utils import timezone
 
 from outbox import conf, database
@@ -22,7 +21,7 @@ from outbox.batches.resend import GONE, resend
 from outbox.brokers.capabilities import DeadLetters
 from outbox.consuming.delivery_info import uuid_of
 from outbox.consuming.register import groups
-from outbox.database import Connection
+from outbox.database import Connection, outermost
 from outbox.pipeline.models import AuditFinding
 from outbox.pipeline.spark.findings import Kind, Stage
 
@@ -99,7 +98,7 @@ def send(finding_id: int, using: str, *, by: str) -> Again:
     Returns:
         What was sent, and why the rest was not.
     """
-    with transaction.atomic(using=using):
+    with outermost.atomic(using):
         finding = AuditFinding.objects.using(using).select_for_update(of=("self",)).select_related("run").get(pk=finding_id)
         again = plan(finding, using)
         if not again.ids:

@@ -8,9 +8,9 @@ from contextlib import AbstractContextManager, contextmanager
 from contextvars import ContextVar
 
 from django.db import connections, router
-from django.db import transaction as django_transaction
 from django.db.models import Model
 
+from outbox.database import outermost
 from outbox.errors import InvalidMessage, NotInTransaction, WrongDatabase
 from outbox.message import Message
 from outbox.models import MessageRow
@@ -34,6 +34,8 @@ def transaction(
         about: the row that message speaks of; it may be yet to be saved, if its primary key is known.
 
     Raises:
+        BrokenTransaction: the block is the outermost one, and is not committed, or nobody can tell: it caught an error that the
+            transaction did not survive, or the connection was left in the middle of one, which was closed.
         HalfNotStored, NotOutermost: as `outbox.half_first.open_transaction` says.
     """
     home = None if half_first is None or about is None else _home_of(type(half_first).__name__, about, using)
@@ -48,7 +50,7 @@ def transaction(
 
 def _open(alias: str, durable: bool, message: Message | None, about: Model | None) -> AbstractContextManager[None]:
     if message is None:
-        return django_transaction.atomic(using=alias, durable=durable)
+        return outermost.atomic(alias, durable=durable)
     from outbox.half_first import open_transaction  # it speaks with brokers, which nothing else here does
 
     return open_transaction(compose(message), alias, about=None if about is None else describe(about))

@@ -7,7 +7,7 @@ from typing import Any
 
 from django.contrib import admin, messages
 from django.core.exceptions import ValidationError
-from django.db import router, transaction
+from django.db import router
 from django.db.models import QuerySet
 from django.http import HttpRequest, HttpResponse
 from django.utils import timezone
@@ -20,6 +20,7 @@ from outbox.admin.links import about_link, message_link
 from outbox.admin.lists import Filter
 from outbox.admin.pages import may_see, url_of
 from outbox.admin.text import badge, shown
+from outbox.database import outermost
 from outbox.pipeline import repair
 from outbox.pipeline.models import AuditFinding, AuditRun
 from outbox.pipeline.spark.findings import Kind, Stage
@@ -145,7 +146,7 @@ class AuditFindingAdmin(ReadOnlyAdmin):
     def _send(self, request: HttpRequest, plans: Sequence[repair.Again], using: str, reason: str) -> int:
         done = 0
         for one in plans:
-            with transaction.atomic(using=using):
+            with outermost.atomic(using):
                 sent = repair.send(one.finding.pk, using, by=request.user.get_username())
                 if sent.ids:
                     text = f"{len(sent.ids)} sent again. Reason: {reason}"
@@ -172,7 +173,7 @@ class AuditFindingAdmin(ReadOnlyAdmin):
     def _close(self, request: HttpRequest, chosen: list[AuditFinding], note: str) -> int:
         using = router.db_for_write(AuditFinding)
         who = {"acknowledged_at": timezone.now(), "acknowledged_by": request.user.get_username(), "note": note}
-        with transaction.atomic(using=using):
+        with outermost.atomic(using):
             rows = AuditFinding.objects.using(using).filter(pk__in=[one.pk for one in chosen], acknowledged_at=None)
             done = {str(one.pk): one.text for one in rows.select_for_update()}
             rows.update(**who)

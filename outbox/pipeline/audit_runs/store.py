@@ -17,10 +17,10 @@ from datetime import UTC, datetime, timedelta
 from itertools import islice
 from typing import Any
 
-from django.db import transaction
 from django.utils import timezone
 
 from outbox import database
+from outbox.database import outermost
 from outbox.database.locks import END_IDLE_SESSION, Lock
 from outbox.pipeline.audit_runs import verdict
 from outbox.pipeline.conf import settings
@@ -127,7 +127,8 @@ def finish(run: AuditRun, report: Mapping[str, Any], exit_code: int) -> None:
         AuditFailed: the run was taken for dead meanwhile.
     """
     using = run._state.db
-    with transaction.atomic(using=using):
+    assert using is not None  # it was saved when it began
+    with outermost.atomic(using):
         rows = AuditRun.objects.using(using).select_for_update().filter(pk=run.pk, state=AuditRun.State.RUNNING)
         if not rows.exists():
             raise AuditFailed(OUTRUN)

@@ -2,12 +2,13 @@ import re
 
 import pytest
 from django.contrib.admin.models import LogEntry
+from django.db import connection, transaction
 from django.test import Client
 from django.urls import reverse
 
 from outbox import database
 from outbox.models import Topic
-from outbox.topics import pause, resume
+from outbox.topics import pause, resume, write_topics
 
 pytestmark = pytest.mark.django_db
 
@@ -52,6 +53,24 @@ class TestPause:
         assert "Topic orders was paused before." in page.text
         assert orders.paused_by == "bob"
         assert not LogEntry.objects.exists()
+
+    @pytest.mark.django_db(transaction=True)
+    def test_says_so_only_of_what_is_committed(self, operator):
+        write_topics("default")
+        orders = Topic.objects.get(name="orders")
+        client = operator(*ALL)
+        client.raise_request_exception = False
+        transaction.set_autocommit(False)  # as what fails in the middle of a commit leaves the thread's connection
+
+        first = client.post(at("pause", orders), {"reason": "the warehouse moves"}).status_code
+        connection.close()
+        orders.refresh_from_db()
+        is_paused = orders.paused
+        second = client.post(at("pause", orders), {"reason": "the warehouse moves"}).status_code
+        connection.close()
+        orders.refresh_from_db()
+
+        assert (first, is_paused, second, orders.paused) == (500, False, 302, True)
 
 
 class TestResume:

@@ -10,7 +10,7 @@ from django.contrib.auth.models import Group
 from django.db import connection
 
 from outbox import Message, database, transactional
-from outbox.brokers.base import Broker
+from outbox.brokers.base import Broker, Delivery
 from outbox.check_backs.answer import answer
 from outbox.embedded.models import EmbeddedHalf, HalfState
 from outbox.message import Half, Resolution, Token
@@ -47,8 +47,16 @@ def make_group(message: GroupMade) -> Group:
 
 def shown(broker: Broker) -> list[str]:
     """Give the ids of the messages that a new consumer group is handed, from the first on."""
-    deliveries = broker.receive(uuid4().hex, {"orders": None}, limit=100, invisible_for=timedelta(1), wait=timedelta(0))
-    return [delivery.message_id for delivery in deliveries]
+    return [delivery.message_id for delivery in _delivered(broker)]
+
+
+def shown_keys(broker: Broker) -> list[str]:
+    """Return the keys of the messages that a new consumer group is handed."""
+    return [delivery.key for delivery in _delivered(broker)]
+
+
+def _delivered(broker: Broker) -> list[Delivery]:
+    return broker.receive(uuid4().hex, {"orders": None}, limit=100, invisible_for=timedelta(1), wait=timedelta(0))
 
 
 def stored_half() -> EmbeddedHalf | None:

@@ -1,0 +1,185 @@
+"""Transactions that are committed when they return, on connections that somebody has left in any state."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+
+import pytest
+from django.contrib.auth.models import Group
+from django.db import DatabaseError, connection, transaction
+
+from outbox import database
+from outbox.database.outermost import atomic, outermost_transaction
+from outbox.errors import BrokenTransaction
+from tests.foreign_exceptions import Bomb, Place, TimeIsOver, planted
+
+COUNT = "SELECT count(*) FROM auth_group"
+
+
+@pytest.fixture
+def bomb(transactional_db):
+    with planted() as bomb:
+        yield bomb
+
+
+@pytest.fixture
+def stored(transactional_db) -> Iterator[Callable[[], int]]:
+    """Count the groups, over a connection of its own."""
+    with database.connect("default") as own:
+        yield lambda: own.execute(COUNT).fetchone()[0]
+
+
+def break_it(bomb: Bomb, nth: int) -> None:
+    """Write in a plain block of Django's in which the nth call raises: BEGIN, INSERT, COMMIT, autocommit."""
+    connection.ensure_connection()
+    bomb.arm(nth, Place.BEFORE)
+    with pytest.raises(Exception), transaction.atomic():  # noqa: B017, PT011
+        Group.objects.create(name="lost")
+    assert bomb.has_gone_off
+    bomb.disarm()
+
+
+def write(and_then: Callable[[], object]) -> None:
+    with atomic("default"):
+        Group.objects.create(name="a")
+        and_then()
+
+
+def ignore_an_error_of(statement: str) -> None:
+    with suppress(DatabaseError), connection.cursor() as cursor:
+        cursor.execute(statement)
+
+
+class TestAtomic:
+    def test_commits_at_its_end(self, stored):
+        with atomic("default"):
+            Group.objects.create(name="a")
+
+        assert stored() == 1
+
+    def test_is_a_savepoint_in_another(self, stored):
+        with transaction.atomic():
+            with suppress(ZeroDivisionError), atomic("default"):
+                Group.objects.create(name="a")
+                raise ZeroDivisionError
+            Group.objects.create(name="b")
+
+        assert Group.objects.get().name == "b"
+
+    def test_rolls_back_without_an_error_where_it_is_told_to(self, stored):
+        with atomic("default"):
+            Group.objects.create(name="a")
+            transaction.set_rollback(True)
+
+        assert stored() == 0
+
+    def test_raises_where_it_caught_an_error_that_it_did_not_survive(self, stored):
+        with pytest.raises(BrokenTransaction, match="caught an error"):
+            write(lambda: ignore_an_error_of("SELECT 1 / 0"))
+
+        assert stored() == 0
+
+    def test_raises_where_its_connection_was_closed_in_the_middle(self, stored):
+        with pytest.raises(BrokenTransaction):
+            write(connection.close)
+        with atomic("default"):
+            Group.objects.create(name="b")
+
+        assert stored() == 1
+
+    def test_is_a_savepoint_in_a_tests_own_transaction(self, db):
+        with atomic("default", durable=True):
+            Group.objects.create(name="a")
+
+        assert connection.in_atomic_block
+        assert Group.objects.count() == 1
+
+    def test_runs_the_hooks_of_its_commit(self, stored):
+        seen = []
+        with atomic("default"):
+            Group.objects.create(name="a")
+            transaction.on_commit(lambda: seen.append(stored()))
+
+        assert seen == [1]
+
+    def test_lets_an_error_of_a_hook_through(self, stored):
+        with pytest.raises(ZeroDivisionError):
+            write(lambda: transaction.on_commit(lambda: 1 / 0))
+
+        assert stored() == 1
+
+
+class TestAConnectionThatWasLeftBroken:
+    @pytest.mark.parametrize("nth", [3, 4], ids=["in its COMMIT", "before autocommit"])
+    def test_is_refused_once_where_it_may_be_somebodys_by_hand(self, bomb, nth, stored):
+        break_it(bomb, nth)
+
+        with pytest.raises(BrokenTransaction, match="Autocommit of database 'default' was off"), atomic("default"):
+            Group.objects.create(name="b")
+        before = stored()
+        with atomic("default"):
+            Group.objects.create(name="c")
+
+        assert stored() == before + 1
+        assert connection.get_autocommit()
+
+    @pytest.mark.parametrize("nth", [3, 4], ids=["in its COMMIT", "before autocommit"])
+    def test_is_opened_anew_for_who_has_it_alone(self, bomb, nth, stored):
+        break_it(bomb, nth)
+        before = stored()
+
+        with outermost_transaction("default"):
+            Group.objects.create(name="c")
+
+        assert stored() == before + 1
+
+    def test_is_opened_anew_where_django_knows_nothing_of_it(self, bomb, stored):
+        connection.ensure_connection()
+        bomb.arm(1, Place.BEHIND)
+        with pytest.raises(TimeIsOver):
+            connection.set_autocommit(False)  # of psycopg's it is off
+        bomb.disarm()
+
+        with atomic("default"):
+            Group.objects.create(name="c")
+
+        assert stored() == 1
+        assert connection.connection.autocommit
+
+    def test_takes_its_hooks_along(self, bomb, stored):
+        ran = []
+        connection.ensure_connection()
+        bomb.arm(3, Place.BEHIND)
+        with suppress(TimeIsOver), transaction.atomic():
+            Group.objects.create(name="a")
+            transaction.on_commit(lambda: ran.append("of the broken one"))
+        bomb.disarm()
+
+        with atomic("default"):
+            transaction.on_commit(lambda: ran.append("of this one"))
+
+        assert ran == ["of this one"]
+
+    def test_is_not_one_that_a_transaction_by_hand_was_begun_on(self, stored):
+        """It is undone, and who began it hears so."""
+        transaction.set_autocommit(False)
+        Group.objects.create(name="a")
+
+        with pytest.raises(BrokenTransaction, match="by hand"), atomic("default"):
+            Group.objects.create(name="b")
+
+        assert stored() == 0
+
+    def test_leaves_a_database_alone_whose_transactions_are_all_by_hand(self, stored, monkeypatch):
+        connection.close()
+        monkeypatch.setitem(connection.settings_dict, "AUTOCOMMIT", False)
+        try:
+            with atomic("default"):
+                Group.objects.create(name="a")
+            before = stored()
+            transaction.commit()
+        finally:
+            connection.close()
+
+        assert (before, stored()) == (0, 1)
