@@ -20,6 +20,7 @@ from outbox.batches.half_first import HalfFirstStep, read_half_first, write_tomb
 from outbox.check_backs.about import About, look_up
 from outbox.check_backs.register import resolver_of
 from outbox.database import Connection
+from outbox.database.outermost import close_all_broken
 from outbox.message import COMMIT, ROLLBACK, UNKNOWN, Half, Resolution, Token
 from outbox.models import State
 
@@ -175,18 +176,29 @@ def _judge_half_first(found: HalfFirstStep, half: Half) -> Answer:
 
 
 def _by_function(half: Half) -> Answer:
-    """Ask the `@check_back` function of the half's topic: another producer sent the half."""
+    """
+    Ask the `@check_back` function of the half's topic: another producer sent the half.
+
+    It uses Django's connections. One that was left in a transaction would show it what was true when that began, and keep what it
+    writes to itself.
+    """
     function = resolver_of(half.topic)
     if function is None:
         return _unknown(
             f"The half carries no token, and topic {half.topic!r} has no @check_back function. Write one.",
             is_alarm=True,
         )
+    close_all_broken()
     try:
         resolution: object = function(half)
     except Exception as error:
         logger.exception("The @check_back function of topic %r failed for message %s.", half.topic, half.message_id)
         return _unknown(f"The @check_back function raised {type(error).__name__}.")
+    if broken := close_all_broken():
+        return _unknown(
+            f"The @check_back function of topic {half.topic!r} left a transaction of {', '.join(broken)} open, which was undone.",
+            is_alarm=True,
+        )
     if not isinstance(resolution, Resolution):
         return _unknown(
             f"The @check_back function of topic {half.topic!r} returned {resolution!r}, not COMMIT, ROLLBACK or UNKNOWN.",

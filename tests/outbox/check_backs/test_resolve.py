@@ -11,6 +11,8 @@ from uuid import uuid4
 import psycopg
 import pytest
 from django.contrib.auth.models import Group
+from django.db import connection as django_connection
+from django.db import transaction
 
 from outbox import database
 from outbox.batches.half_first import READ_STEP
@@ -217,6 +219,29 @@ class TestResolveOfAHalfWithoutToken:
             return value
 
         assert ask(connection, self.HALF) == (UNKNOWN, True)
+
+    def test_is_unknown_where_it_left_a_transaction_open(self, own_connection):
+        @check_back("orders")
+        def did_it_commit(half):
+            transaction.set_autocommit(False)
+            Group.objects.create(name="never to be committed")
+            return ROLLBACK
+
+        assert ask(own_connection, self.HALF) == (UNKNOWN, True)
+        assert django_connection.get_autocommit()
+
+    def test_sees_what_is_true_now(self, own_connection):
+        transaction.set_autocommit(False)  # left so, in a transaction that began long ago
+        with django_connection.cursor() as cursor:
+            cursor.execute("SET TRANSACTION ISOLATION LEVEL REPEATABLE READ")
+        assert not Group.objects.exists()
+        own_connection.execute("INSERT INTO auth_group (name) VALUES ('made since')")
+
+        @check_back("orders")
+        def did_it_commit(half):
+            return COMMIT if Group.objects.exists() else ROLLBACK
+
+        assert ask(own_connection, self.HALF) == (COMMIT, False)
 
     def test_does_not_ask_it_for_a_half_with_a_token(self, connection):
         @check_back("orders")
