@@ -64,10 +64,7 @@ class UnknownMessageType(OutboxError):
 
 
 class BrokenTransaction(OutboxError):
-    """
-    Raised at the end of a transaction that commits nothing, or of which nobody can tell: its work swallowed an error, or its
-    connection was left in the middle of one.
-    """
+    """Raised by a transaction that swallowed an error and commits nothing, or whose connection was left in the middle of one."""
 
 
 class StaleRow(OutboxError):

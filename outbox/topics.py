@@ -18,6 +18,8 @@ FIND_TOPIC = "SELECT id FROM outbox_topic WHERE name = %s"
 # What its row says.
 READ_TOPIC = "SELECT broker, type, ordered FROM outbox_topic WHERE name = %s"
 
+IS_PAUSED = "SELECT paused FROM outbox_topic WHERE id = %s"
+
 READ_TOPICS = "SELECT name, broker, type, ordered FROM outbox_topic WHERE id <> 0"
 
 # A topic that is new or changed. Each call takes a number of the identity column, whether it inserts or not.
@@ -110,12 +112,19 @@ def topic_id(name: str, using: str) -> int:
 
 def pause(connection: database.Connection, name: str, *, by: str, reason: str) -> bool:
     """
-    Have relays claim no messages of a topic; publishing goes on, and so does what its broker already holds.
+    Have relays claim no messages of a topic, and let none go half first. Publishing goes on, and so does what its broker holds.
 
     Returns:
         False when it was paused before; nothing is changed then.
     """
     return connection.execute(PAUSE, {"name": name, "by": by, "reason": reason}).rowcount == 1
+
+
+def is_paused(topic: int, using: str) -> bool:
+    """Return whether a topic is paused, as Django's connection sees it. `topic`: its id."""
+    with connections[using].cursor() as cursor:
+        cursor.execute(IS_PAUSED, [topic])
+        return bool(cursor.fetchone() == (True,))
 
 
 def resume(connection: database.Connection, name: str, *, since: datetime | None) -> bool:

@@ -5,13 +5,15 @@ THE ORDER. Message row and batch are the first statements of the transaction: th
 then the work is done, then the database commits, then the half message is committed. Whoever asks about the half message
 meanwhile waits for the message row, and so for the transaction: what the database says is what happens.
 
+While its topic is paused a message does not go half first: it waits, as every other does, and a relay sends it after the resume.
+
 What this process does not end, because it died, came too late or does not know how its database commit ended, the
 check-back ends (`check_backs/resolve.py`), or the sweep (`relay/sweep.py`): whoever is first.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from typing import TYPE_CHECKING
 
@@ -20,13 +22,13 @@ from django.db import transaction as django_transaction
 
 from outbox import conf
 from outbox.brokers.capabilities import HalfMessages
-from outbox.database.outermost import outermost_transaction, refuse_manual, require_alive
+from outbox.database.outermost import close_broken, outermost_transaction, refuse_manual, require_alive
 from outbox.errors import BrokenTransaction, BrokerUnavailable, ConfigurationError, HalfNotStored, NotOutermost
 from outbox.failpoints import failpoint
 from outbox.half_first.message import HalfFirstMessage
 from outbox.half_first.producers import acquire
 from outbox.message import TopicType
-from outbox.topics import topic_id
+from outbox.topics import is_paused, topic_id
 
 if TYPE_CHECKING:  # what publish makes of a message; the room above hands it down
     from outbox.brokers.base import Broker
@@ -34,11 +36,15 @@ if TYPE_CHECKING:  # what publish makes of a message; the room above hands it do
 
 
 @contextmanager
-def open_transaction(draft: Draft, using: str, *, about: str | None = None) -> Iterator[None]:
+def open_transaction(draft: Draft, using: str, *, publish: Callable[[], object], about: str | None = None) -> Iterator[None]:
     """
     Open the outermost transaction of a database, with a message that goes half first.
 
+    While the topic is paused, the message is published instead, and the broker is not asked for anything. A pause that comes
+    later finds the half message under way: it is committed with its transaction.
+
     Args:
+        publish: writes the message into the open transaction as every other, for a relay to send.
         about: the row the message speaks of, as `outbox_message.about` holds it.
 
     Raises:
@@ -50,7 +56,14 @@ def open_transaction(draft: Draft, using: str, *, about: str | None = None) -> I
     """
     if wrong := objection(draft.topic):
         raise ConfigurationError(f"{draft.subject} cannot go half first: {wrong}, or publish() it in the transaction.")
+    _close_left(draft, using)
     topic = topic_id(draft.topic, using)
+    if is_paused(topic, using):
+        with ExitStack() as stack:
+            _enter_outermost(stack, draft, using)
+            publish()
+            yield
+        return
     with acquire(draft.broker, using) as broker:
         message = HalfFirstMessage(broker, draft, using, half_id=_new_half_id(broker, draft))
         try:
@@ -94,12 +107,18 @@ def _new_half_id(broker: Broker, draft: Draft) -> str:
         raise HalfNotStored(f"{draft.subject} was not sent half first, nothing was done: {error}") from error
 
 
-def _enter_outermost(stack: ExitStack, draft: Draft, using: str) -> None:
+def _close_left(draft: Draft, using: str) -> None:
+    """Have a connection that answers: what somebody has left in a transaction of nobody's is closed."""
     try:
         refuse_manual(using)
-        stack.enter_context(outermost_transaction(using))
     except BrokenTransaction as error:
         raise NotOutermost(f"{draft.subject} cannot go half first. {error}") from error
+    close_broken(using)
+
+
+def _enter_outermost(stack: ExitStack, draft: Draft, using: str) -> None:
+    try:
+        stack.enter_context(outermost_transaction(using))
     except RuntimeError as error:
         raise NotOutermost(
             f"{draft.subject} cannot go half first inside a transaction of database {using!r} that is open already: its half "

@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager
 from contextvars import ContextVar
+from functools import partial
 
 from django.db import connections, router
 from django.db.models import Model
@@ -14,7 +15,9 @@ from outbox.database import outermost
 from outbox.errors import InvalidMessage, NotInTransaction, WrongDatabase
 from outbox.message import Message
 from outbox.models import MessageRow
-from outbox.publishing.draft import compose
+from outbox.publishing.draft import Draft, compose
+from outbox.publishing.statements import write
+from outbox.publishing.wakeup import wake_after_commit
 
 _innermost: ContextVar[str | None] = ContextVar("outbox_innermost_transaction", default=None)
 
@@ -30,7 +33,8 @@ def transaction(
         using: the database's alias, by default where the routers write messages. It is also what `as` gives.
         durable: raise unless this is the outermost block, as Django's `atomic(durable=True)` does.
         half_first: a message that goes to its broker as a half message before the block begins, and is committed when the
-            transaction is; published here, not by `publish()`. The block is the outermost one then.
+            transaction is; published here, not by `publish()`. The block is the outermost one then. While the topic is paused
+            it is stored for a relay to send, as every other.
         about: the row that message speaks of; it may be yet to be saved, if its primary key is known.
 
     Raises:
@@ -53,7 +57,14 @@ def _open(alias: str, durable: bool, message: Message | None, about: Model | Non
         return outermost.atomic(alias, durable=durable)
     from outbox.half_first import open_transaction  # it speaks with brokers, which nothing else here does
 
-    return open_transaction(compose(message), alias, about=None if about is None else describe(about))
+    draft, row = compose(message), None if about is None else describe(about)
+    return open_transaction(draft, alias, publish=partial(_publish, draft, alias, row), about=row)
+
+
+def _publish(draft: Draft, alias: str, about: str | None) -> None:
+    """Write a message for a relay to send: what was to go half first, to a topic that is paused."""
+    write(draft, alias, about=about, dedupe_key=None)
+    wake_after_commit(alias, draft.broker)
 
 
 def choose_database(subject: str, *, using: str | None, about: Model | None) -> str:

@@ -71,9 +71,10 @@ class TestHalfFirst:
             make_group()
 
         kinds = [query["sql"].split("(")[0].split()[:4] for query in queries]
-        assert [words[0] for words in kinds] == ["SELECT", "BEGIN", "WITH", "INSERT", "COMMIT", "UPDATE"]
-        assert "outbox_message" in queries[2]["sql"]
-        assert "outbox_batch" in queries[2]["sql"]
+        assert [words[0] for words in kinds] == ["SELECT", "SELECT", "BEGIN", "WITH", "INSERT", "COMMIT", "UPDATE"]
+        assert "paused" in queries[1]["sql"]
+        assert "outbox_message" in queries[3]["sql"]
+        assert "outbox_batch" in queries[3]["sql"]
 
     def test_travels_with_its_origin_and_without_a_number(self, broker):
         group = make_group()
