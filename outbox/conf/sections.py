@@ -88,5 +88,5 @@ class Settings(Section, frozen=True):
     pipeline: dict[str, Any] = {}  # read by the app `outbox.pipeline`
     nudge: bool = True  # False: nobody is woken; relays find everything by their sweep
     celery_queue: str = "outbox"  # where nudges go; workers of the outbox listen there
-    retention: timedelta = timedelta(days=7)  # sent messages, inbox rows and records stay that long
+    retention: timedelta = timedelta(days=7)  # sent messages, inbox rows and records stay at least that long
     dedupe_retention: timedelta = timedelta(days=7)  # a dedupe key is remembered that long

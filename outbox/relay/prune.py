@@ -2,7 +2,8 @@
 Pruning: whole days of messages are dropped, everything else is deleted in bounded slices, in autocommit.
 
 Never in the relay's transaction; one pruner at a time per database. What is unfinished stays, however old: a day with a
-ticket, a delayed row, an unfinished batch, or a dead one whose messages have no copy.
+ticket, a delayed row, an unfinished batch, or a dead one whose messages have no copy. So does an inbox row whose message may come
+again (`prune_inbox.py`).
 
 An app may hold days back (`RetentionHold`), as the archive does: then it drops them, and deletes the rows it takes along.
 """
@@ -27,10 +28,12 @@ from outbox.database.retention_holds import RetentionHold, find_holder
 from outbox.errors import ConfigurationError
 from outbox.ids import first_id
 from outbox.models import State
+from outbox.relay.prune_inbox import prune_inbox
 
 logger = logging.getLogger(__name__)
 
 SLICE = 1000
+INBOX = "outbox_inbox"
 NOT_LOCKED = "open transactions"  # the next prune will find the day free
 
 # One pruner at a time; others have nothing to do.
@@ -40,7 +43,6 @@ TRY_LOCK = f"SELECT pg_try_advisory_lock({Lock.PRUNE}, 0)"
 # is dead or on its way again.
 DELETE_FROM = "DELETE FROM {table} WHERE ctid = ANY(ARRAY(SELECT ctid FROM {table} WHERE {old} LIMIT %(limit)s))"
 OLD = {
-    "outbox_inbox": "handled_at < %(before)s",
     "outbox_delivery": "failed_at < %(before)s",
     "outbox_duplicate": "dropped_at < %(before)s",
     "outbox_check_back": "answered_at < %(before)s",
@@ -119,6 +121,8 @@ def prune(using: str, *, now: datetime | None = None, patience: timedelta = part
             connection, before=midnight, kept=[_bounds(day) for day in [*pruned.kept, last_kept]]
         )
         taken = {table for hold in holds for table in hold.tables}
+        if INBOX not in taken:
+            pruned.rows[INBOX] = prune_inbox(connection, before=midnight)
         there = {table: old for table, old in _old_of_apps.items() if connection.execute(IS_THERE, [table]).fetchone() == (True,)}
         for table, old in (OLD | there).items():
             if table not in taken:

@@ -1,0 +1,123 @@
+"""
+Pruning the inbox: a row lives as long as its broker may deliver the message again, however old it is.
+
+A consumer that dies between its database commit and the acknowledgement leaves a delivery that comes again, maybe weeks later,
+when somebody starts its group. Without the row, the message would be applied twice.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterable
+from contextlib import ExitStack, closing
+from datetime import UTC, datetime
+from typing import NamedTuple
+
+from outbox import conf
+from outbox.brokers.base import Broker
+from outbox.database import Connection
+from outbox.errors import OutboxError
+
+logger = logging.getLogger(__name__)
+
+SLICE = 10_000  # rows that brokers are asked about at once
+
+# A slice of rows past their time, oldest first, behind the last one of the slice before.
+READ_OLD = """
+SELECT handled_at, consumer_group, dedupe_key, message_id::text, topic FROM outbox_inbox
+WHERE handled_at < %(before)s AND handled_at >= %(after_at)s
+    AND (handled_at, consumer_group, dedupe_key) > (%(after_at)s, %(after_group)s, %(after_key)s)
+    AND topic <> ALL(%(away)s)
+ORDER BY handled_at, consumer_group, dedupe_key LIMIT %(limit)s
+"""
+
+DELETE = """
+DELETE FROM outbox_inbox i USING unnest(%s::text[], %s::text[]) AS gone (consumer_group, dedupe_key)
+WHERE i.consumer_group = gone.consumer_group AND i.dedupe_key = gone.dedupe_key AND i.handled_at < %s
+"""
+
+READ_BROKERS = "SELECT name, broker FROM outbox_topic WHERE id <> 0"
+
+BEGINNING = datetime(1, 1, 1, tzinfo=UTC)
+
+
+class _Row(NamedTuple):
+    handled_at: datetime
+    consumer_group: str
+    dedupe_key: str
+    message_id: str
+    topic: str
+
+
+def prune_inbox(connection: Connection, *, before: datetime) -> int:
+    """
+    Delete inbox rows whose messages were handled earlier, and do not come again; return how many.
+
+    Where a broker is out of reach, the rows of its topics stay until the next time.
+
+    Args:
+        connection: in autocommit.
+    """
+    deleted = 0
+    last = _Row(BEGINNING, "", "", "", "")
+    with ExitStack() as stack:
+        brokers = _Brokers(_broker_of(connection), stack)
+        while True:
+            rows = _read(connection, before, last, brokers.away)
+            gone = brokers.drop_coming(rows)
+            keys = [row.consumer_group for row in gone], [row.dedupe_key for row in gone]
+            deleted += connection.execute(DELETE, [*keys, before]).rowcount if gone else 0
+            if len(rows) < SLICE:
+                return deleted
+            last = rows[-1]
+
+
+def _broker_of(connection: Connection) -> dict[str, str]:
+    """Return each topic's broker: as the settings say, and for what they no more name, as the database does, if there is one."""
+    settings = conf.settings()
+    known: dict[str, str] = {name: broker for name, broker in connection.execute(READ_BROKERS) if broker in settings.brokers}
+    return known | {name: topic.broker for name, topic in settings.topics.items()}
+
+
+def _read(connection: Connection, before: datetime, last: _Row, away: set[str]) -> list[_Row]:
+    values = {"before": before, "after_at": last.handled_at, "after_group": last.consumer_group, "after_key": last.dedupe_key}
+    found = connection.execute(READ_OLD, {**values, "away": sorted(away), "limit": SLICE}).fetchall()
+    return [_Row(*row) for row in found]
+
+
+class _Brokers:
+    """
+    The brokers that are asked, each made when it is first needed.
+
+    Args:
+        broker_of: topic -> alias.
+        stack: closes them.
+    """
+
+    def __init__(self, broker_of: dict[str, str], stack: ExitStack) -> None:
+        self.away: set[str] = set()  # topics whose broker could not be asked
+        self._broker_of = broker_of
+        self._stack = stack
+        self._made: dict[str, Broker] = {}
+
+    def drop_coming(self, rows: Iterable[_Row]) -> list[_Row]:
+        """Return the rows without those whose messages may come again, or of which nobody can tell."""
+        asked: dict[tuple[str, str], set[str]] = {}
+        for row in rows:
+            alias = self._broker_of.get(row.topic)
+            if alias is not None:  # else nothing of this release or of this database carries the topic any more
+                asked.setdefault((alias, row.consumer_group), set()).add(row.message_id)
+        coming = {(group, one) for (alias, group), ids in asked.items() for one in self._ask(alias, group, ids)}
+        return [row for row in rows if row.topic not in self.away and (row.consumer_group, row.message_id) not in coming]
+
+    def _ask(self, alias: str, group: str, ids: set[str]) -> set[str]:
+        try:
+            if conf.broker_class(alias).may_deliver_again is Broker.may_deliver_again:
+                return set()  # it cannot tell, so it is not made for that
+            if alias not in self._made:
+                self._made[alias] = self._stack.enter_context(closing(conf.make_broker(alias)))
+            return self._made[alias].may_deliver_again(group, ids)
+        except OutboxError as error:
+            self.away |= {topic for topic, its in self._broker_of.items() if its == alias}
+            logger.warning("Inbox rows of topics on broker %r are not pruned now: %s", alias, error)
+            return set()
