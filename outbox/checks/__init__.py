@@ -27,6 +27,7 @@ ALWAYS = (
     messages.check_half_first,
     consumers.check_topics,
     consumers.check_databases,
+    consumers.check_isolation,
     consumers.check_names,
     databases.check_engine,
     databases.check_direct_databases,

@@ -1,5 +1,5 @@
 """
-Consumers: their topics, their databases, their groups' names.
+Consumers: their topics, their databases, the isolation of their transactions, their groups' names.
 
 Two handlers of one message type in one group are refused earlier, when the second is defined.
 """
@@ -12,6 +12,7 @@ from typing import Any
 from django.core.checks import CheckMessage, Error
 from django.core.checks import Warning as Caution
 from django.db import connections
+from psycopg import IsolationLevel
 
 from outbox import conf, database
 from outbox.consuming.register import Consumer, groups
@@ -54,6 +55,27 @@ def check_databases(**kwargs: Any) -> list[CheckMessage]:
     return found
 
 
+def check_isolation(**kwargs: Any) -> list[CheckMessage]:
+    """
+    W046: A consumer group's database has its transactions at REPEATABLE READ or SERIALIZABLE (`OPTIONS["isolation_level"]`).
+
+    Of two handlers that write what the other has read, PostgreSQL ends one with a serialization failure. Its message comes again,
+    and no try is counted; what the handler did outside of the database is done again, too. The more handlers write the same rows,
+    the more often. Keep them short, or leave `isolation_level` out and lock what a handler changes by `select_for_update()`.
+    Where the level is meant, silence this check.
+    """
+    return [
+        Caution(
+            f"The consumer group {name!r} writes to database {group.using!r}, whose transactions are {level}: handlers that "
+            "conflict are done again.",
+            hint="Keep handlers short and their effects in the database, or leave isolation_level out of its OPTIONS.",
+            id="outbox.W046",
+        )
+        for name, group in sorted(groups().items())
+        if (level := _strict_level(group.using)) is not None
+    ]
+
+
 def check_names(**kwargs: Any) -> list[CheckMessage]:
     """
     W018: A consumer group has a name that not every broker takes.
@@ -69,6 +91,15 @@ def check_names(**kwargs: Any) -> list[CheckMessage]:
         for name in groups()
         if not is_topic_name(name)
     ]
+
+
+def _strict_level(alias: str) -> str | None:
+    """Return the isolation level of a database's transactions where it is stricter than READ COMMITTED, as settings tell."""
+    if alias not in connections.settings or connections[alias].vendor != "postgresql":  # E017 and E007 have said it
+        return None
+    level = connections[alias].settings_dict["OPTIONS"].get("isolation_level")
+    strict = {IsolationLevel.REPEATABLE_READ: "REPEATABLE READ", IsolationLevel.SERIALIZABLE: "SERIALIZABLE"}
+    return strict.get(level)
 
 
 def _consumers() -> Iterator[Consumer]:

@@ -1,4 +1,6 @@
 import pytest
+from django.db import connections
+from psycopg import IsolationLevel
 
 from outbox import Message, consumer
 from tests.outbox.checks.conftest import BROKERS
@@ -77,3 +79,37 @@ class TestW018:
         assert problem.id == "outbox.W018"
         assert problem.msg == "A consumer group is called 'the cart', which not every broker takes."
         assert "1 to 127 letters" in problem.hint
+
+
+class TestW046:
+    @pytest.fixture
+    def level(self, monkeypatch):
+        def level(value):
+            options = {**connections["other"].settings_dict["OPTIONS"], "isolation_level": value}
+            monkeypatch.setitem(connections["other"].settings_dict, "OPTIONS", options)
+
+        return level
+
+    @pytest.mark.parametrize(
+        ("value", "name"), [(IsolationLevel.REPEATABLE_READ, "REPEATABLE READ"), (IsolationLevel.SERIALIZABLE, "SERIALIZABLE")]
+    )
+    def test_finds_transactions_that_may_have_to_be_done_again(self, found, level, value, name):
+        level(value)
+        consumer(topic="orders", group="cart", using="other")(handler)
+        consumer(topic="orders", group="mail")(handler)
+
+        (problem,) = found()
+
+        assert problem.id == "outbox.W046"
+        assert f"group 'cart' writes to database 'other', whose transactions are {name}" in problem.msg
+
+    def test_takes_what_is_the_servers_default(self, found, level):
+        level(IsolationLevel.READ_COMMITTED)
+        consumer(topic="orders", group="cart", using="other")(handler)
+
+        assert found() == []
+
+    def test_is_not_about_databases_without_consumers(self, found, level):
+        level(IsolationLevel.SERIALIZABLE)
+
+        assert found() == []
