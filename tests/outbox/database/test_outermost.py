@@ -103,6 +103,21 @@ class TestAtomic:
 
         assert seen == [1]
 
+    def test_may_be_opened_by_a_hook_of_another(self, stored):
+        seen = []
+
+        def write_more():
+            with atomic("default"):
+                Group.objects.create()
+
+        with transaction.atomic():
+            transaction.on_commit(write_more)
+            transaction.on_commit(lambda: seen.append(stored()))
+        with atomic("default"):
+            transaction.on_commit(lambda: seen.append(stored()))
+
+        assert seen == [1, 1]
+
     def test_lets_an_error_of_a_hook_through(self, stored):
         with pytest.raises(ZeroDivisionError):
             write(lambda: transaction.on_commit(lambda: 1 / 0))

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import signal
+import threading
+from collections.abc import Callable, Iterator
 
 import pytest
 from asgiref.sync import async_to_sync
 from django.contrib.auth.models import Group
 
 import outbox
-from tests.foreign_exceptions import Place, planted
+from outbox import database
+from tests.foreign_exceptions import Place, TimeIsOver, planted
 from tests.outbox.publishing.rows import OrderMade, bodies
+from tests.waiting import wait_until, wait_until_it_blocks
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
@@ -37,6 +41,13 @@ async def in_a_coroutine(number: int) -> None:
 
 
 WORK = {"block": in_a_block, "function": in_a_function, "coroutine": async_to_sync(in_a_coroutine)}
+
+
+SLOW_COMMIT = """
+CREATE FUNCTION wait_for_lock() RETURNS trigger LANGUAGE plpgsql AS 'BEGIN PERFORM pg_advisory_xact_lock(4711); RETURN NULL; END';
+CREATE CONSTRAINT TRIGGER wait AFTER INSERT ON auth_group
+DEFERRABLE INITIALLY DEFERRED FOR EACH ROW EXECUTE FUNCTION wait_for_lock()
+"""
 
 
 def committed() -> tuple[set[int], set[int]]:
@@ -72,3 +83,43 @@ def test_at_every_call_leaves_nothing_out_that_was_answered(work: Callable[[int]
     assert answered <= rows
     assert rows == messages
     assert len(answered) >= tried // 2
+
+
+@pytest.fixture
+def slow_commit(transactional_db) -> Iterator[database.Connection]:
+    """Have COMMIT wait for a lock that another connection holds."""
+    with database.connect("default") as own:
+        own.execute(SLOW_COMMIT)
+        own.execute("SELECT pg_advisory_lock(4711)")
+        yield own
+        own.execute("DROP TRIGGER wait ON auth_group; DROP FUNCTION wait_for_lock()")
+
+
+@pytest.fixture
+def signalled() -> Iterator[int]:
+    """A signal whose handler raises."""
+
+    def handle(*_: object) -> None:
+        raise TimeIsOver
+
+    before = signal.signal(signal.SIGUSR1, handle)
+    yield signal.SIGUSR1
+    signal.signal(signal.SIGUSR1, before)
+
+
+def test_a_signal_in_a_slow_commit_costs_nobody_else_anything(slow_commit: database.Connection, signalled: int):
+    def interrupt(thread: int) -> None:
+        wait_until_it_blocks(slow_commit)
+        signal.pthread_kill(thread, signalled)
+
+    interrupter = threading.Thread(target=interrupt, args=[threading.get_ident()])
+    interrupter.start()
+    with pytest.raises(Exception):  # noqa: B017, PT011  (Django raises another behind it)
+        in_a_block(1)
+    interrupter.join()
+    slow_commit.execute("SELECT pg_advisory_unlock(4711)")
+
+    in_a_block(2)
+
+    assert 2 in committed()[0]
+    assert wait_until(lambda: committed()[0] == committed()[1])
