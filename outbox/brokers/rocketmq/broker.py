@@ -60,7 +60,6 @@ class RocketMQBroker(AsksProducers, DeadLetters):
     is_thread_safe: ClassVar[bool] = True  # sends and ends of all threads share the connections, in a loop of their own
     supports_order: ClassVar[bool] = True
     supports_delay: ClassVar[bool] = True
-    supports_tags: ClassVar[bool] = True
     max_delay = timedelta(hours=24) - timedelta(minutes=5)  # the server's limit is a day, by its own clock
 
     def __init__(
@@ -160,7 +159,9 @@ class RocketMQBroker(AsksProducers, DeadLetters):
         invisible_for: timedelta,
         wait: timedelta,
     ) -> list[Delivery]:
-        """Take messages for a group, 32 of a topic at most."""
+        """
+        Take messages for a group, 32 of a topic at most. A topic in trouble is left alone for a moment, and the others go on.
+        """
         for name in topics:
             known_topic(self.topics, name)
         return self._reading.receive(group, topics, limit=limit, invisible_for=invisible_for, wait=wait)
@@ -222,8 +223,7 @@ class RocketMQBroker(AsksProducers, DeadLetters):
         if self._checks is not None:
             self._checks.close()
             self._checks = None
-        if self._reading.is_used:
-            self._reading.close()
+        self._reading.close()
         self._client.close()
 
     def _server_groups(self, group: str) -> set[str]:
