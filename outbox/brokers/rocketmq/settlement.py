@@ -27,6 +27,9 @@ T = TypeVar("T")
 MOST_HIDDEN = timedelta(hours=12)
 LEAST_HIDDEN = timedelta(milliseconds=1)
 
+# What the server says of a delivery that it will not end: its time is over, or its broker finds it no more.
+TOO_LATE = ("expired", "status is abnormal")
+
 FORWARD = timedelta(seconds=30)
 
 ORDERED = "_fifo"  # RocketMQ orders a whole group or not at all, so fifo topics are read by a group of their own
@@ -111,12 +114,12 @@ class Finishing:
         return await self._said(held, "ForwardMessageToDeadLetterQueue", request) is not None
 
     async def _said(self, delivery: Delivery, name: str, request: Any) -> Any:
-        """Make a call about a delivery. None: its time was over."""
+        """Make a call about a delivery. None: the server will not, its time was over."""
         queues = await self._client.routes.of(delivery.topic)
         try:
             return await self._client.call(queues[0].endpoint, name, request, role=request.group.name)
         except StatusError as error:
-            if error.code == Code.INVALID_RECEIPT_HANDLE or "expired" in error.text:
+            if error.code == Code.INVALID_RECEIPT_HANDLE or any(words in error.text for words in TOO_LATE):
                 return None
             raise
 

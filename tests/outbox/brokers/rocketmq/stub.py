@@ -118,12 +118,15 @@ class Stub(service_pb2_grpc.MessagingServiceServicer):
 
     def _tell(self, name: str, answer: Answer, times: float) -> None:
         left = [times]
+        counting = threading.Lock()
 
         def once(request: Any, context: Any) -> Any:
-            left[0] -= 1
-            if left[0] <= 0:
-                self._told.pop(name, None)
-            return answer(request, context)
+            with counting:
+                left[0] -= 1
+                is_counted = left[0] >= 0
+                if left[0] <= 0:
+                    self._told.pop(name, None)
+            return answer(request, context) if is_counted else None
 
         self._told[name] = once
 
