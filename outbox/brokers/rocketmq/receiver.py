@@ -65,6 +65,7 @@ class Reading:
         self._polls: dict[Subject, Poll] = {}
         self._kept: list[tuple[float, Delivery]] = []  # hand back at, delivery
         self._troubles: dict[tuple[str, str], tuple[float, str]] = {}  # the server's group, topic -> left alone until, why
+        self._returning: asyncio.TimerHandle | None = None
         self._is_interrupted = False
         self._interruption = asyncio.Event()
 
@@ -142,10 +143,9 @@ class Reading:
             return
         self._troubles.pop((server_group, topic), None)
         if brought := poll.result():
-            half_time = hidden_milliseconds(invisible_for) / 2000
-            hand_back_at = time.monotonic() + half_time
+            hand_back_at = time.monotonic() + hidden_milliseconds(invisible_for) / 2000
             self._kept.extend((hand_back_at, delivery) for delivery in brought)
-            asyncio.get_running_loop().call_later(half_time, self._return_stale)
+            self._plan_return()
 
     def _note(self, server_group: str, topic: str, error: BaseException) -> None:
         """Leave a topic alone for a moment; log why, once for as long as it stays the same."""
@@ -169,12 +169,20 @@ class Reading:
         self._kept = left
         return taken
 
+    def _plan_return(self) -> None:
+        """Have the first of what is kept handed back in time, where nobody takes it."""
+        if self._returning is not None:
+            self._returning.cancel()
+        if self._kept:
+            seconds = min(hand_back_at for hand_back_at, _ in self._kept) - time.monotonic()
+            self._returning = asyncio.get_running_loop().call_later(seconds, self._return_stale)
+
     def _return_stale(self) -> None:
-        """Hand back what nobody took."""
         now = time.monotonic()
         if stale := [delivery for hand_back_at, delivery in self._kept if hand_back_at <= now]:
             self._kept = [one for one in self._kept if one[0] > now]
             self._client.begin(self._finishing.give_back(stale))
+        self._plan_return()
 
     async def _poll(self, wanted: Wanted, subject: Subject) -> list[Delivery]:
         server_group, topic, _ = subject
@@ -216,6 +224,7 @@ class Reading:
             poll.cancel()
         await asyncio.gather(*polls, return_exceptions=True)
         kept, self._kept = self._kept, []
+        self._plan_return()
         await self._finishing.give_back([delivery for _, delivery in kept])
 
     def _is_ordered(self, topic: str) -> bool:
