@@ -54,6 +54,15 @@ class Wanted:
     wait_seconds: float
 
 
+@dataclass(slots=True)
+class Trouble:
+    """What is wrong with a topic, until when it is left alone (monotonic seconds), and whether the log tells of it."""
+
+    error: BaseException
+    left_alone_until: float
+    is_told: bool = False
+
+
 class Reading:
     """Receives over one client."""
 
@@ -64,7 +73,7 @@ class Reading:
         self._subscriptions = Subscriptions(client, topics)
         self._polls: dict[Subject, Poll] = {}
         self._kept: list[tuple[float, Delivery]] = []  # hand back at, delivery
-        self._troubles: dict[tuple[str, str], tuple[float, str]] = {}  # the server's group, topic -> left alone until, why
+        self._troubles: dict[tuple[str, str], Trouble] = {}  # by the server's group and topic
         self._returning: asyncio.TimerHandle | None = None
         self._is_interrupted = False
         self._interruption = asyncio.Event()
@@ -98,20 +107,20 @@ class Reading:
         failed = [error for poll in asked if poll.done() and (error := poll.exception()) is not None]
         if not taken and failed and len(failed) == len(asked):
             raise BrokerUnavailable(f"RocketMQ gives no messages: {describe(failed[0])}") from failed[0]
+        self._tell(wanted)
         return taken
 
     def _first_topics(self, wanted: Wanted) -> Collection[str]:
         """Return the topics that are not left alone; all where that is none: whoever calls waits between calls."""
         now = time.monotonic()
-        return [topic for topic in wanted.topics if self._left_alone_until(wanted, topic) <= now] or wanted.topics
+        troubles = {topic: self._trouble_with(wanted, topic) for topic in wanted.topics}
+        return [topic for topic, one in troubles.items() if one is None or one.left_alone_until <= now] or wanted.topics
 
     def _recovering_topics(self, wanted: Wanted) -> Collection[str]:
         """Return the topics that were left alone for long enough. Nobody waits for them: what they bring is for the next call."""
         now = time.monotonic()
-        return [topic for topic in wanted.topics if 0 < self._left_alone_until(wanted, topic) <= now]
-
-    def _left_alone_until(self, wanted: Wanted, topic: str) -> float:
-        return self._troubles.get((group_name(wanted.group, self._topics[topic]), topic), (0.0, ""))[0]
+        troubles = {topic: self._trouble_with(wanted, topic) for topic in wanted.topics}
+        return [topic for topic, one in troubles.items() if one is not None and one.left_alone_until <= now]
 
     def _ask(self, wanted: Wanted, topics: Collection[str]) -> set[Poll]:
         """Return the open requests for topics, made where there are none."""
@@ -148,15 +157,29 @@ class Reading:
             self._plan_return()
 
     def _note(self, server_group: str, topic: str, error: BaseException) -> None:
-        """Leave a topic alone for a moment; log why, once for as long as it stays the same."""
-        trouble = describe(error)
-        _, known = self._troubles.get((server_group, topic), (0.0, ""))
-        self._troubles[server_group, topic] = time.monotonic() + AGAIN_SECONDS, trouble
-        if trouble != known:
-            is_known_kind = isinstance(error, (grpc.aio.AioRpcError, StatusError, ConnectionError))
-            text = "RocketMQ gives group %s no messages of topic %s, which is asked for again and again: %s"
-            logger.warning(text, server_group, topic, trouble, exc_info=None if is_known_kind else error)
+        """Leave a topic alone for a moment."""
+        known = self._troubles.get((server_group, topic))
+        is_told = known is not None and known.is_told and describe(known.error) == describe(error)
+        self._troubles[server_group, topic] = Trouble(error, time.monotonic() + AGAIN_SECONDS, is_told)
         self._client.routes.doubt(topic)
+
+    def _tell(self, wanted: Wanted) -> None:
+        """Log what is wrong with topics: once for as long as it stays the same."""
+        for topic in wanted.topics:
+            trouble = self._trouble_with(wanted, topic)
+            if trouble is not None and not trouble.is_told:
+                trouble.is_told = True
+                is_known_kind = isinstance(trouble.error, (grpc.aio.AioRpcError, StatusError, ConnectionError))
+                logger.warning(
+                    "RocketMQ gives group %s no messages of topic %s, which is asked for again and again: %s",
+                    wanted.group,
+                    topic,
+                    describe(trouble.error),
+                    exc_info=None if is_known_kind else trouble.error,
+                )
+
+    def _trouble_with(self, wanted: Wanted, topic: str) -> Trouble | None:
+        return self._troubles.get((group_name(wanted.group, self._topics[topic]), topic))
 
     def _take(self, wanted: Wanted) -> list[Delivery]:
         taken: list[Delivery] = []
