@@ -40,9 +40,9 @@ def relay(connection: database.Connection, broker: Broker) -> Relay:
     return Relay(connection, broker, Lane(1), settings=conf.RelaySettings(sweep_age=timedelta(0)))
 
 
-def arrived(acts: Acts, count: int, kind: TopicType = HALF, tags: set[str] | None = None) -> list[Delivery]:
+def arrived(acts: Acts, count: int, kind: TopicType = HALF) -> list[Delivery]:
     found: list[Delivery] = []
-    wait_until(lambda: found.extend(acts.receive(kind, tags=tags)) or len({one.message_id for one in found}) >= count, 60)
+    wait_until(lambda: found.extend(acts.receive(kind)) or len({one.message_id for one in found}) >= count, 60)
     return found
 
 
