@@ -114,7 +114,7 @@ class RocketMQBroker(AsksProducers, DeadLetters):
     def check(self) -> list[Problem]:
         """
         Return what is wrong with the options; which topics the server does not have, or has with another type; and which
-        settings of brokers do not fit, where their own ports are known.
+        settings of brokers, and of the groups that read our topics, do not fit, where the brokers' own ports are known.
         """
         if found := self.check_options(self.options):
             return found
@@ -171,15 +171,15 @@ class RocketMQBroker(AsksProducers, DeadLetters):
         self._reading.interrupt()
 
     def renew(self, deliveries: Sequence[Delivery], invisible_for: timedelta) -> list[Delivery | None]:
-        """Hold deliveries longer. The server answers with new receipts."""
+        """Hold deliveries longer, 12 hours at most. The server answers with new receipts; only the newest ends a delivery."""
         return self._finishing.renew(deliveries, invisible_for)
 
     def ack(self, deliveries: Sequence[Delivery]) -> list[bool]:
-        """Finish deliveries that are still held."""
+        """Finish deliveries that are still held. False where the server gave no answer while it answered about others, too."""
         return self._finishing.ack(deliveries)
 
     def retry(self, delivery: Delivery, after: timedelta) -> bool:
-        """Let go of a delivery; its message is due again after that time."""
+        """Let go of a delivery; its message is due again after that time, or after 12 hours."""
         return self._finishing.retry(delivery, after)
 
     def dead_letter(self, delivery: Delivery, reason: str) -> bool:
