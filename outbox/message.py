@@ -59,12 +59,20 @@ class TopicType(enum.StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class TopicSpec:
-    """A topic as a broker creates it. `queues`: how many messages without a key may travel side by side."""
+    """
+    A topic as a broker creates it.
+
+    Args:
+        queues: how many messages without a key may travel side by side.
+        retention: how long the broker keeps its messages.
+        remembered: how long consumers remember which of its messages they have handled.
+    """
 
     name: str
     type: TopicType
     queues: int = 4
     retention: timedelta = timedelta(days=7)
+    remembered: timedelta = timedelta(days=7)
 
 
 class Header:

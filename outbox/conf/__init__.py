@@ -119,7 +119,7 @@ def topics_of(alias: str) -> list[TopicSpec]:
         topic = topic_settings(name)
         if topic.broker == alias:
             assert topic.type is not None
-            found.append(TopicSpec(name, topic.type, topic.queues, topic.retention))
+            found.append(TopicSpec(name, topic.type, topic.queues, topic.retention, settings().retention))
     return found
 
 

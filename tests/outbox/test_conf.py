@@ -98,11 +98,12 @@ class TestATopic:
         settings.OUTBOX = {
             "BROKERS": {"default": MEMORY, "spare": MEMORY},
             "TOPICS": {"b": {}, "a": {"TYPE": "fifo", "RETENTION": timedelta(hours=1)}, "c": {"BROKER": "spare"}},
+            "RETENTION": timedelta(days=9),
         }
 
         assert conf.topics_of("default") == [
-            TopicSpec("a", TopicType.FIFO, 4, timedelta(hours=1)),
-            TopicSpec("b", TopicType.TRANSACTION, 4, timedelta(days=7)),
+            TopicSpec("a", TopicType.FIFO, 4, timedelta(hours=1), timedelta(days=9)),
+            TopicSpec("b", TopicType.TRANSACTION, 4, timedelta(days=7), timedelta(days=9)),
         ]
         assert [topic.name for topic in conf.topics_of("spare")] == ["c"]
 

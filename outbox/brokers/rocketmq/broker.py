@@ -60,7 +60,6 @@ class RocketMQBroker(AsksProducers, DeadLetters):
     is_thread_safe: ClassVar[bool] = True  # sends and ends of all threads share the connections, in a loop of their own
     supports_order: ClassVar[bool] = True
     supports_delay: ClassVar[bool] = True
-    supports_tags: ClassVar[bool] = True
     max_delay = timedelta(hours=24) - timedelta(minutes=5)  # the server's limit is a day, by its own clock
 
     def __init__(
@@ -115,7 +114,7 @@ class RocketMQBroker(AsksProducers, DeadLetters):
     def check(self) -> list[Problem]:
         """
         Return what is wrong with the options; which topics the server does not have, or has with another type; and which
-        settings of brokers do not fit, where their own ports are known.
+        settings of brokers, and of the groups that read our topics, do not fit, where the brokers' own ports are known.
         """
         if found := self.check_options(self.options):
             return found
@@ -160,7 +159,9 @@ class RocketMQBroker(AsksProducers, DeadLetters):
         invisible_for: timedelta,
         wait: timedelta,
     ) -> list[Delivery]:
-        """Take messages for a group, 32 of a topic at most."""
+        """
+        Take messages for a group, 32 of a topic at most. A topic in trouble is left alone for a moment, and the others go on.
+        """
         for name in topics:
             known_topic(self.topics, name)
         return self._reading.receive(group, topics, limit=limit, invisible_for=invisible_for, wait=wait)
@@ -170,15 +171,15 @@ class RocketMQBroker(AsksProducers, DeadLetters):
         self._reading.interrupt()
 
     def renew(self, deliveries: Sequence[Delivery], invisible_for: timedelta) -> list[Delivery | None]:
-        """Hold deliveries longer. The server answers with new receipts."""
+        """Hold deliveries longer, 12 hours at most. The server answers with new receipts; only the newest ends a delivery."""
         return self._finishing.renew(deliveries, invisible_for)
 
     def ack(self, deliveries: Sequence[Delivery]) -> list[bool]:
-        """Finish deliveries that are still held."""
+        """Finish deliveries that are still held. False where the server gave no answer while it answered about others, too."""
         return self._finishing.ack(deliveries)
 
     def retry(self, delivery: Delivery, after: timedelta) -> bool:
-        """Let go of a delivery; its message is due again after that time."""
+        """Let go of a delivery; its message is due again after that time, or after 12 hours."""
         return self._finishing.retry(delivery, after)
 
     def dead_letter(self, delivery: Delivery, reason: str) -> bool:
@@ -222,8 +223,7 @@ class RocketMQBroker(AsksProducers, DeadLetters):
         if self._checks is not None:
             self._checks.close()
             self._checks = None
-        if self._reading.is_used:
-            self._reading.close()
+        self._reading.close()
         self._client.close()
 
     def _server_groups(self, group: str) -> set[str]:

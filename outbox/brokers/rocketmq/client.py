@@ -73,25 +73,48 @@ class Client:
         self.routes = Routes(self._ask_for_route)
         self.ports = Ports(options)
         self._stubs: dict[str, tuple[Any, Any]] = {}  # channel, calls
-        self._leaving: set[asyncio.Task[None]] = set()
+        self._in_background: set[asyncio.Task[None]] = set()
+        self._is_closed = False
         self._turns = itertools.count()
         self._signed: dict[str, tuple[int, grpc.aio.Metadata]] = {}
 
     def run(self, work: Coroutine[Any, Any, T]) -> T:
-        """Run a coroutine to its end, from any thread but the loop's. Raises BrokerUnavailable when it is closed meanwhile."""
+        """
+        Run a coroutine to its end, from any thread but the loop's.
+
+        Raises:
+            BrokerUnavailable: the client is closed, or is closed meanwhile.
+        """
         try:
-            return asyncio.run_coroutine_threadsafe(work, self.loop()).result()
+            with self._lock:  # else its loop might be another client's by now
+                running = asyncio.run_coroutine_threadsafe(work, self._open_loop())
+        except BaseException:
+            work.close()
+            raise
+        try:
+            return running.result()
         except CancelledError as error:
             raise BrokerUnavailable("The RocketMQ broker was closed while a call was under way.") from error
 
+    def begin(self, work: Coroutine[Any, Any, None]) -> None:
+        """Run a coroutine for whose end nobody waits. In the loop's thread only."""
+        task = asyncio.get_running_loop().create_task(work)
+        self._in_background.add(task)  # the loop itself keeps no hold of it
+        task.add_done_callback(self._in_background.discard)
+
     def loop(self) -> asyncio.AbstractEventLoop:
-        """Give the loop, started at its first use."""
+        """Return the loop, started at its first use. Raises BrokerUnavailable where the client is closed."""
+        with self._lock:  # several threads may send half messages
+            return self._open_loop()
+
+    def _open_loop(self) -> asyncio.AbstractEventLoop:
         if self._pid != os.getpid():
             raise RuntimeError("This RocketMQ broker was made before a fork. Make one in the process that uses it.")
-        with self._lock:  # several threads may send half messages
-            if self._loop is None:
-                self._loop = loops.take()
-            return self._loop
+        if self._is_closed:
+            raise BrokerUnavailable("The RocketMQ broker is closed. Make another one.")
+        if self._loop is None:
+            self._loop = loops.take()
+        return self._loop
 
     def stub(self, endpoint: Endpoint) -> Any:
         """Give the calls of an endpoint. In the loop's thread only."""
@@ -130,9 +153,7 @@ class Client:
         channel, current = self._stubs.get(endpoint.target, (None, None))
         if current is stub:
             del self._stubs[endpoint.target]
-            leaving = asyncio.get_running_loop().create_task(channel.close(GRACE_SECONDS))
-            self._leaving.add(leaving)  # the loop itself keeps no hold of it
-            leaving.add_done_callback(self._leaving.discard)
+            self.begin(channel.close(GRACE_SECONDS))
 
     async def _ask_for_route(self, topic: str) -> list[Queue]:
         """
@@ -194,9 +215,10 @@ class Client:
                 self._loop.call_soon_threadsafe(act)
 
     def close(self) -> None:
-        """Close channels, end what still runs, and leave the loop to the next link."""
+        """Close channels, end what still runs, and leave the loop to the next client. A second call does nothing."""
         with self._lock:
             loop, self._loop = self._loop, None
+            self._is_closed = True
         if loop is not None and self._pid == os.getpid():
             asyncio.run_coroutine_threadsafe(self._close(), loop).result(10)
             loops.give_back(loop)

@@ -10,13 +10,16 @@ from datetime import timedelta
 
 from outbox.brokers.base import Problem
 from outbox.brokers.rocketmq.client import Client
+from outbox.brokers.rocketmq.consumer_groups import problems_of_groups
 from outbox.brokers.rocketmq.options import RocketMQOptions
 from outbox.brokers.rocketmq.places import HALVES
 from outbox.brokers.rocketmq.remoting import requests
 from outbox.brokers.rocketmq.remoting.frames import Answer, RemotingError, Request
+from outbox.brokers.rocketmq.settlement import MOST_HIDDEN
 from outbox.message import TopicSpec, TopicType
 
 MOST_BATCH_INTERVAL = timedelta(seconds=1)
+CLEAN_UP_INTERVAL = timedelta(days=1)  # deleteWhen: once a day, at that hour
 MOST_CLOCK_DIFFERENCE = timedelta(seconds=3)  # the broker tells its time by whole seconds
 
 NOWHERE = 2**62  # a place that no log has
@@ -58,21 +61,21 @@ async def problems_of_brokers(client: Client, topics: Sequence[TopicSpec], now: 
     """
     if client.options.unconfirmed_ends or not client.ports.are_known:
         return []
-    two_phase = {topic.name for topic in topics if topic.type is TopicType.TRANSACTION}
     found: list[Problem] = []
-    brokers: dict[str, str] = {}  # host:port -> a topic of type transaction that is there, or ""
-    for topic in sorted(topics, key=lambda one: one.type is TopicType.TRANSACTION):
+    served: dict[str, list[TopicSpec]] = {}  # host:port -> the topics that are there
+    for topic in topics:
         try:
             addresses = await client.ports.addresses(topic.name)
         except ConnectionError as error:
             return [Problem(str(error), "Correct NAME_SERVERS, or open the port.")]
-        brokers |= dict.fromkeys(addresses.values(), topic.name if topic.name in two_phase else "")
-    for address, topic_name in brokers.items():
-        found += await _problems_of(client, address, topic_name, now)
+        for address in addresses.values():
+            served.setdefault(address, []).append(topic)
+    for address, there in served.items():
+        found += await _problems_of(client, address, there, now)
     return found
 
 
-async def _problems_of(client: Client, address: str, topic: str, now: Callable[[], float]) -> list[Problem]:
+async def _problems_of(client: Client, address: str, topics: Sequence[TopicSpec], now: Callable[[], float]) -> list[Problem]:
     try:
         config = (await client.ports.ask(address, Request(requests.GET_BROKER_CONFIG))).checked()
         settings = _settings(config.body.decode())
@@ -80,9 +83,11 @@ async def _problems_of(client: Client, address: str, topic: str, now: Callable[[
         runtime = (await client.ports.ask(address, Request(requests.GET_RUNTIME_INFO))).checked()
         clock = _clock(json.loads(runtime.body)["table"])
         found = [*problems_of_settings(address, client.options, settings), *problems_of_clock(address, clock - asked_at)]
-        if topic:
-            for request, need in _needed(topic):
-                found += _problem_of_a_right(address, need, await client.ports.ask(address, request))
+        found += problems_of_retention(address, settings, topics)
+        two_phase = [topic.name for topic in topics if topic.type is TopicType.TRANSACTION]
+        for request, need in _needed(two_phase[-1]) if two_phase else ():
+            found += _problem_of_a_right(address, need, await client.ports.ask(address, request))
+        found += await problems_of_groups(client, address, topics)
     except (ConnectionError, RemotingError) as error:
         hint = "Correct NAME_SERVERS or BROKER_ADDRESSES, open the port, or give ACCESS_KEY its rights: docs/brokers/rocketmq.md."
         return [Problem(f"Broker {address} cannot be asked: {error}.", hint)]
@@ -148,6 +153,19 @@ def _problems_of_the_store(broker: str, settings: Mapping[str, str]) -> Iterator
             f"Broker {broker} accepts messages before they are on a disk or at a replica (flushDiskType=ASYNC_FLUSH, "
             "brokerRole=ASYNC_MASTER): a machine that loses its power loses them.",
             "Set flushDiskType=SYNC_FLUSH or brokerRole=SYNC_MASTER where no message may be lost.",
+            is_error=False,
+        )
+
+
+def problems_of_retention(broker: str, settings: Mapping[str, str], topics: Sequence[TopicSpec]) -> Iterator[Problem]:
+    """Say that a broker may hand out messages when consumers have forgotten that they handled them."""
+    hours = int(settings["fileReservedTime"])
+    needed = timedelta(hours=hours) + CLEAN_UP_INTERVAL + MOST_HIDDEN
+    if topics and (remembered := min(topic.remembered for topic in topics)) < needed:
+        yield Problem(
+            f"Broker {broker} keeps messages for {hours} hours (fileReservedTime) and up to a day more, and inbox rows are kept "
+            f"for {remembered}: a message whose acknowledgement was lost may come, and be handled, once more behind that.",
+            f'Set OUTBOX["RETENTION"] to {needed} or more, or fileReservedTime lower.',
             is_error=False,
         )
 

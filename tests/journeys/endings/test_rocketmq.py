@@ -43,7 +43,7 @@ def node() -> Iterator[Node]:
     data = Path(tempfile.mkdtemp(prefix="data-", dir=folder))
     with Node(folder, Ports.free(), proxy={"minInvisibleTimeMillsForRecv": 100}, data=data) as node:
         node.make_topic("work", TopicType.TRANSACTION)
-        node.make_group("endings", retries=1000)
+        node.make_group("endings")
         yield node
     shutil.rmtree(data, ignore_errors=True)
 

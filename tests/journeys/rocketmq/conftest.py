@@ -137,7 +137,7 @@ def journey(tmp_path: Path, transactional_db: None, settings: Any) -> Iterator[J
     node.make_topic(found.work, TopicType.TRANSACTION)
     node.make_topic(found.steps, TopicType.FIFO, QUEUES)
     node.make_group(found.group)
-    node.make_group(f"{found.group}_fifo", is_ordered=True, retries=1000)
+    node.make_group(f"{found.group}_fifo", is_ordered=True)
     settings.OUTBOX = outbox(found.unique, found.options)
     files = app.conf.broker_transport_options
     before = files["folder"]

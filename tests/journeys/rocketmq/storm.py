@@ -68,7 +68,7 @@ def journey(tmp_path: Path, transactional_db: None, settings: Any, node: RocketM
     found = Journey(tmp_path, options, uuid.uuid4().hex[:8])
     found.with_ordered = False
     node.make_topic(found.work, TopicType.TRANSACTION)
-    node.make_group(found.group, retries=1000)
+    node.make_group(found.group)
     settings.OUTBOX = outbox(found.unique, options)
     with connection.cursor() as cursor:
         cursor.execute(TABLES)

@@ -18,8 +18,6 @@ from project.servers.rocketmq_admin import brokers_of, make_group, make_topic
 
 ALIAS = "default"
 
-RETRIES = 1000  # our handlers give up; the server would, too, and go on behind a message that should block
-
 
 class Command(BaseCommand):
     help = (
@@ -43,7 +41,7 @@ class Command(BaseCommand):
             make_topic(address(place), topic.name, topic.type, topic.queues)
             self.stdout.write(f"{place} has topic {topic.name}, {topic.type}")
         for name, is_ordered in needed_groups():
-            make_group(address(place), name, is_ordered=is_ordered, retries=RETRIES)
+            make_group(address(place), name, is_ordered=is_ordered)
             self.stdout.write(f"{place} has group {name}{', in order' if is_ordered else ''}")
 
 

@@ -24,6 +24,7 @@ HOST = "127.0.0.1"
 # Settings of a broker with which nothing is wrong.
 SETTINGS = {
     "brokerRole": "ASYNC_MASTER",
+    "fileReservedTime": "72",
     "flushDiskType": "SYNC_FLUSH",
     "messageIndexEnable": "true",
     "messageIndexSafe": "true",
@@ -64,6 +65,7 @@ class PortStub:
         self.name = name
         self.log = Log()
         self.settings = dict(SETTINGS)
+        self.groups: dict[str, dict[str, dict[str, Any]]] = {}  # topic -> groups that read it -> their settings
         self.requests: list[Request] = []
         self.brokers = [self]  # those that it names as a name server
         self.earliest_ms = 1  # since when it has everything
@@ -221,6 +223,13 @@ class PortStub:
     def _tell_settings(self, fields: Mapping[str, Any], body: bytes) -> Answer:
         return Answer(0, "", {}, "\n".join(f"{name}={value}" for name, value in self.settings.items()).encode())
 
+    def _name_groups(self, fields: Mapping[str, Any], body: bytes) -> Answer:
+        return Answer(0, "", {}, json.dumps({"groupList": list(self.groups.get(fields["topic"], ()))}).encode())
+
+    def _tell_of_a_group(self, fields: Mapping[str, Any], body: bytes) -> Answer:
+        known = {name: one for groups in self.groups.values() for name, one in groups.items()}
+        return Answer(0, "", {}, json.dumps(known[fields["group"]]).encode())
+
     def _tell_times(self, fields: Mapping[str, Any], body: bytes) -> Answer:
         started_at = time.time() + self.clock_ahead - (86400 + 2 * 3600 + 3 * 60 + 4)
         table = {
@@ -242,6 +251,8 @@ ACTS: dict[int, Callable[[PortStub, Mapping[str, Any], bytes], Answer]] = {
     requests.GET_MAX_OFFSET: PortStub._end_of,
     requests.GET_BROKER_CONFIG: PortStub._tell_settings,
     requests.GET_RUNTIME_INFO: PortStub._tell_times,
+    requests.GROUPS_OF_TOPIC: PortStub._name_groups,
+    requests.GET_GROUP_CONFIG: PortStub._tell_of_a_group,
 }
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import queue
 import socket
 import threading
+from collections import defaultdict
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
@@ -39,6 +40,8 @@ class Stub(service_pb2_grpc.MessagingServiceServicer):
         self._told: dict[str, Answer] = {}
         self.listeners: list[queue.Queue[Any]] = []
         self._numbers = count(1)
+        self.put: defaultdict[str, queue.Queue[Any]] = defaultdict(queue.Queue)  # topic -> messages to be handed out
+        self.failing: dict[str, tuple[grpc.StatusCode, str]] = {}  # topic -> the error to which requests for messages come
         self._server = grpc.server(ThreadPoolExecutor(40), options=[("grpc.so_reuseport", 0)])
         if certificate is None:
             self.port = self._server.add_insecure_port(f"{HOST}:{port}")
@@ -115,12 +118,15 @@ class Stub(service_pb2_grpc.MessagingServiceServicer):
 
     def _tell(self, name: str, answer: Answer, times: float) -> None:
         left = [times]
+        counting = threading.Lock()
 
         def once(request: Any, context: Any) -> Any:
-            left[0] -= 1
-            if left[0] <= 0:
-                self._told.pop(name, None)
-            return answer(request, context)
+            with counting:
+                left[0] -= 1
+                is_counted = left[0] >= 0
+                if left[0] <= 0:
+                    self._told.pop(name, None)
+            return answer(request, context) if is_counted else None
 
         self._told[name] = once
 
@@ -152,6 +158,23 @@ class Stub(service_pb2_grpc.MessagingServiceServicer):
 
     def EndTransaction(self, request: Any, context: Any) -> Any:
         return self._take("EndTransaction", request, context) or _answer("EndTransaction", Code.OK, "")
+
+    def ReceiveMessage(self, request: Any, context: Any) -> Iterator[Any]:
+        """Hand out what is put for the topic; wait for it as long as the request may."""
+        self._take("ReceiveMessage", request, context)
+        topic = request.message_queue.topic.name
+        if topic in self.failing:
+            context.abort(*self.failing[topic])
+        try:
+            message = self.put[topic].get(timeout=request.long_polling_timeout.ToMilliseconds() / 1000)
+        except queue.Empty:
+            yield service.ReceiveMessageResponse(status=_status(Code.MESSAGE_NOT_FOUND))
+        else:
+            yield service.ReceiveMessageResponse(message=message)
+            yield service.ReceiveMessageResponse(status=_status(Code.OK))
+
+    def AckMessage(self, request: Any, context: Any) -> Any:
+        return self._take("AckMessage", request, context) or _answer("AckMessage", Code.OK, "")
 
     def ChangeInvisibleDuration(self, request: Any, context: Any) -> Any:
         renewed = f"renewed {request.receipt_handle}"

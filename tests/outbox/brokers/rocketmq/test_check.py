@@ -14,6 +14,8 @@ from outbox.brokers.rocketmq import RocketMQBroker
 from outbox.brokers.rocketmq.stubs import CLIENT_LOGGER
 from outbox.errors import BrokerUnavailable
 from outbox.message import TopicSpec, TopicType
+from project.servers.rocketmq import RocketMQ
+from tests.contracts.acts import Acts
 from tests.contracts.rocketmq import RocketMQHarness
 from tests.waiting import wait_until
 
@@ -57,6 +59,22 @@ class TestCheck:
 
         assert not warning.is_error
         assert "flushDiskType=ASYNC_FLUSH" in warning.text  # it is a server for tests
+
+    def test_names_a_group_that_the_server_gives_up_on_soon_until_it_is_mended(
+        self, harness: RocketMQHarness, acts: Acts, broker: Broker, server: RocketMQ
+    ):
+        name = f"soon-{NORMAL}"
+        server.make_group(name, retries=16)
+        acts.send_bodies(b"a")
+        acts.receive(group=name, count=1)
+
+        found = wait_until(lambda: [problem for problem in broker.check() if name in problem.text])
+        server.make_group(name)
+
+        assert [problem.text.partition(",")[0] for problem in found] == [
+            f"Broker {server.broker} gives up what it has handed to group {name}"
+        ]
+        assert [problem for problem in broker.check() if name in problem.text] == []
 
     def test_finds_a_topic_that_is_missing_or_of_another_type(self, harness: RocketMQHarness):
         normal = harness.topics[NORMAL]

@@ -48,6 +48,7 @@ class TestDeadLetters:
         [letter] = wait_until(lambda: more.extend(acts.receive(group="hasty")) or acts.dead_letters("hasty"), 60)
         assert more == []
         assert (letter.message_id, letter.reason) == (delivery.message_id, "")
+        assert letter.attempt == 3  # which the server did not hand out
 
     def test_cannot_be_listed_without_the_brokers_own_port(self, harness: RocketMQHarness):
         broker = harness.open(NAME_SERVERS=[])

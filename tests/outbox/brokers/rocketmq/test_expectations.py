@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from datetime import timedelta
+from types import MappingProxyType
 from typing import Any
 
 import pytest
@@ -11,7 +12,8 @@ import pytest
 from outbox.brokers.base import Broker, Problem
 from outbox.brokers.options import read_options
 from outbox.brokers.rocketmq import RocketMQBroker
-from outbox.brokers.rocketmq.expectations import problems_of_clock, problems_of_settings
+from outbox.brokers.rocketmq.consumer_groups import LEAST_RETRIES
+from outbox.brokers.rocketmq.expectations import problems_of_clock, problems_of_retention, problems_of_settings
 from outbox.brokers.rocketmq.options import RocketMQOptions
 from outbox.brokers.rocketmq.places import HALVES
 from outbox.brokers.rocketmq.remoting import requests
@@ -69,6 +71,81 @@ class TestSettings:
         assert "broker:10911" in problem.text
         assert words in problem.text
         assert problem.is_error is is_error
+
+
+class TestRetention:
+    @pytest.mark.parametrize(("hours", "days"), [(72, 7), (72, 4.5), (168, 8.5)])
+    def test_may_be_longer_than_the_servers(self, hours: int, days: float):
+        topics = [TopicSpec("orders", TopicType.NORMAL, remembered=timedelta(days=days))]
+
+        assert list(problems_of_retention("broker:10911", {"fileReservedTime": str(hours)}, topics)) == []
+
+    @pytest.mark.parametrize(("hours", "days"), [(72, 4), (168, 7)])
+    def test_must_not_be_shorter(self, hours: int, days: float):
+        topics = [TopicSpec("orders", TopicType.NORMAL, remembered=timedelta(days=days))]
+
+        [problem] = problems_of_retention("broker:10911", {"fileReservedTime": str(hours)}, topics)
+
+        assert f"keeps messages for {hours} hours" in problem.text
+        assert f"inbox rows are kept for {days} days" in problem.text
+        assert 'OUTBOX["RETENTION"]' in problem.hint
+
+    def test_is_compared_with_that_of_each_broker(self, port: PortStub, check: Any):
+        port.settings["fileReservedTime"] = "240"
+
+        [problem] = check()
+
+        assert "fileReservedTime" in problem.text
+
+
+class TestGroups:
+    WELL = MappingProxyType({"retryMaxTimes": LEAST_RETRIES, "consumeMessageOrderly": False})
+
+    def test_are_right(self, port: PortStub, check: Any):
+        port.groups = {"normal": {"cart": {**self.WELL}}, "fifo": {"cart_fifo": {**self.WELL, "consumeMessageOrderly": True}}}
+
+        assert check() == []
+
+    def test_are_named_where_the_server_gives_up_soon(self, port: PortStub, check: Any):
+        port.groups = {
+            "normal": {"cart": {**self.WELL, "retryMaxTimes": 16}, "points": {**self.WELL}},
+            "fifo": {"cart_fifo": {"retryMaxTimes": LEAST_RETRIES - 1, "consumeMessageOrderly": True}},
+        }
+
+        plain, ordered = check()
+
+        assert "group cart, which reads topic normal, 17 times" in plain.text
+        assert f"mqadmin updateSubGroup -b {port.address} -g cart -r {LEAST_RETRIES} (" in plain.hint
+        assert "group cart_fifo, which reads topic fifo" in ordered.text
+        assert f"-g cart_fifo -r {LEAST_RETRIES} -o true (" in ordered.hint
+        assert not plain.is_error
+
+    def test_are_named_where_the_server_keeps_no_order(self, port: PortStub, check: Any):
+        port.groups = {"fifo": {"cart_fifo": {**self.WELL}}}
+
+        [problem] = check()
+
+        assert problem.is_error
+        assert "keeps no order for group cart_fifo" in problem.text
+        assert problem.hint.endswith("-o true")
+
+    @pytest.mark.parametrize(
+        ("code", "right"), [(requests.GROUPS_OF_TOPIC, "Get on Topic:"), (requests.GET_GROUP_CONFIG, "Get on Group:cart")]
+    )
+    def test_are_not_known_where_a_right_is_missing(self, port: PortStub, check: Any, code: int, right: str):
+        port.groups = {"normal": {"cart": {**self.WELL}}}
+        port.say(code, requests.NO_PERMISSION, "no right")
+
+        [problem] = check(ACCESS_KEY="me", SECRET_KEY="secret")
+
+        assert right in problem.text
+        assert not problem.is_error
+
+    def test_that_are_gone_meanwhile_are_passed_over(self, port: PortStub, check: Any):
+        port.groups = {"normal": {"cart": {**self.WELL, "retryMaxTimes": 16}}}
+        port.say(requests.GET_GROUP_CONFIG, requests.NO_SUCH_GROUP, "no such group")
+
+        assert check() == []
 
 
 class TestClock:

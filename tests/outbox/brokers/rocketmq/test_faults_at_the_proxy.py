@@ -16,9 +16,8 @@ from typing import Any
 import grpc
 import pytest
 
-from outbox.brokers.base import Broker, Delivery, Ended, HalfRef, HalfStanding, Outgoing, SendResult, SendStatus
+from outbox.brokers.base import Broker, Ended, HalfRef, HalfStanding, Outgoing, SendResult, SendStatus
 from outbox.brokers.rocketmq.stubs import Code
-from outbox.errors import BrokerUnavailable
 from outbox.message import COMMIT, TopicType
 from tests.outbox.brokers.rocketmq.stub import Stub, Wire
 from tests.waiting import wait_until
@@ -261,29 +260,3 @@ class TestSilentConnection:
         assert verdict is SendStatus.UNSURE
         wait_until(lambda: send_half(broker).status is SendStatus.ACCEPTED)
         wire.close()
-
-
-class TestRenewals:
-    @pytest.fixture
-    def broker(self, stub: Stub, open_at: OpenAt) -> Broker:
-        return open_at(stub.endpoints)
-
-    @pytest.fixture
-    def held(self) -> list[Delivery]:
-        topic = message(NORMAL).topic
-        return [Delivery("group", topic, f"m{number}", b"x", receipt=f"r{number}") for number in range(2)]
-
-    def test_keep_the_receipts_of_those_that_the_server_answered(self, stub: Stub, broker: Broker, held: list[Delivery]):
-        """An answer that is lost leaves its delivery as it was; the other's old receipt is good for nothing any more."""
-        stub.fail("ChangeInvisibleDuration", grpc.StatusCode.UNAVAILABLE, times=1)
-
-        renewed = broker.renew(held, timedelta(seconds=30))
-
-        receipts = [one.receipt for one in renewed if one is not None]
-        assert sorted(receipt.startswith("renewed") for receipt in receipts) == [False, True]
-
-    def test_raise_where_the_server_answered_none(self, stub: Stub, broker: Broker, held: list[Delivery]):
-        stub.fail("ChangeInvisibleDuration", grpc.StatusCode.UNAVAILABLE)
-
-        with pytest.raises(BrokerUnavailable):
-            broker.renew(held, timedelta(seconds=30))

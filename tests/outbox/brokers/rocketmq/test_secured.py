@@ -29,8 +29,8 @@ READER = ("reader", "the-readers-secret")
 
 HALVES = "Topic:RMQ_SYS_TRANS_HALF_TOPIC"
 RIGHTS = {
-    "Topic:orders": ["Pub", "Sub"],
-    "Topic:plain": ["Pub", "Sub"],
+    "Topic:orders": ["Pub", "Sub", "Get"],
+    "Topic:plain": ["Pub", "Sub", "Get"],
     HALVES: ["Sub"],
     "Group:TOOLS_CONSUMER": ["Sub"],
     "Group:cart": ["Sub", "Get"],
@@ -141,7 +141,7 @@ class TestASecuredNode:
 
         assert sent.status is SendStatus.MISCONFIGURED
         assert "no permission to access Topic:orders" in sent.reason
-        for right in ("Pub on Topic:orders", f"Sub on {HALVES}, to look", "and Group:TOOLS_CONSUMER"):
+        for right in ("Get on Topic:orders", "Pub on Topic:orders", f"Sub on {HALVES}, to look", "and Group:TOOLS_CONSUMER"):
             assert right in texts
 
     def test_is_not_believed_without_the_certificate_of_who_vouches_for_it(self, open_as):
