@@ -55,7 +55,7 @@ class EmbeddedBroker(NeedsCheckLoop, DeadLetters, StoredInDatabase):
         super().__init__(alias, options, topics)
         self._settings = read_options(EmbeddedOptions, options)
         self._client = Client(self._settings)
-        self._renewals = Client(self._settings)  # renew() comes from a thread of its own
+        self._renewals = Client(self._settings)  # renew() and release() may come from a second thread
         self._stored = Topics(self.topics)
         self._joined: set[tuple[str, int]] = set()
 
@@ -198,6 +198,11 @@ class EmbeddedBroker(NeedsCheckLoop, DeadLetters, StoredInDatabase):
         with self._renewals.translated() as connection:
             return settlement.renew(connection, deliveries, invisible_for, now=self._now())
 
+    def release(self, deliveries: Sequence[Delivery]) -> None:
+        """Let go of deliveries: their messages are due at once. Over the connection of `renew`."""
+        with self._renewals.translated() as connection:
+            settlement.release(connection, deliveries, now=self._now())
+
     def ack(self, deliveries: Sequence[Delivery]) -> list[bool]:
         """Finish deliveries that are still held."""
         with self._client.translated() as connection:
@@ -237,6 +242,11 @@ class EmbeddedBroker(NeedsCheckLoop, DeadLetters, StoredInDatabase):
         """Count, per topic, what waits for a group."""
         with self._client.translated() as connection:
             return lookup.backlog(connection, group)
+
+    def may_deliver_again(self, group: str, message_ids: Collection[str]) -> set[str]:
+        """Return those that the group has not read, has not finished, or keeps as dead letters."""
+        with self._client.translated() as connection:
+            return lookup.open_ids(connection, group, message_ids)
 
     def find(self, message_id: str, *, half: HalfRef | None = None) -> list[StoredCopy]:
         """Look a message up."""

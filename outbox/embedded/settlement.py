@@ -1,8 +1,9 @@
 """
 How deliveries end, done, tried again later, or put aside; and how they are held longer.
 
-A receipt is the delivery's id and attempt (rows.py). Each statement matches both, and that the delivery is still held and its
-time not over: whoever comes late changes nothing.
+A receipt is the delivery's id and attempt (rows.py). Each statement matches both, and that the delivery is still held. Taking
+it again makes another attempt (receiver.py), so whoever comes late changes nothing once somebody else has the message; until
+then the message is still theirs, however late it is.
 """
 
 from __future__ import annotations
@@ -13,11 +14,12 @@ from datetime import datetime, timedelta
 from outbox.brokers.base import DeadLetter, Delivery
 from outbox.database import Connection
 from outbox.embedded.clock import NOW
+from outbox.embedded.log import NOTIFY
 
-ACK = f"""
+ACK = """
 WITH given AS (SELECT * FROM unnest(%(ids)s::bigint[], %(attempts)s::int[]) AS g (id, attempt))
 DELETE FROM outbox_embedded_delivery d USING given g
-WHERE d.id = g.id AND d.attempt = g.attempt AND d.is_held AND d.due_at > {NOW}
+WHERE d.id = g.id AND d.attempt = g.attempt AND d.is_held
 RETURNING d.id
 """
 
@@ -26,21 +28,34 @@ RENEW = f"""
 WITH held AS (
     SELECT d.id FROM outbox_embedded_delivery d
     JOIN unnest(%(ids)s::bigint[], %(attempts)s::int[]) AS g (id, attempt) ON d.id = g.id AND d.attempt = g.attempt
-    WHERE d.is_held AND d.due_at > {NOW} FOR UPDATE OF d SKIP LOCKED
+    WHERE d.is_held FOR UPDATE OF d SKIP LOCKED
 )
 UPDATE outbox_embedded_delivery d SET due_at = {NOW} + %(invisible_for)s FROM held WHERE d.id = held.id
 RETURNING d.id
 """
 
+# Passes over what the other thread ends, as RENEW does. Others may have the messages at once, so those who wait are told.
+RELEASE = f"""
+WITH held AS (
+    SELECT d.id FROM outbox_embedded_delivery d
+    JOIN unnest(%(ids)s::bigint[], %(attempts)s::int[]) AS g (id, attempt) ON d.id = g.id AND d.attempt = g.attempt
+    WHERE d.is_held FOR UPDATE OF d SKIP LOCKED
+),
+released AS (
+    UPDATE outbox_embedded_delivery d SET is_held = false, due_at = {NOW} FROM held WHERE d.id = held.id RETURNING d.id
+)
+SELECT id, {NOTIFY} FROM released
+"""
+
 RETRY = f"""
 UPDATE outbox_embedded_delivery SET is_held = false, due_at = {NOW} + %(after)s
-WHERE id = %(id)s AND attempt = %(attempt)s AND is_held AND due_at > {NOW}
+WHERE id = %(id)s AND attempt = %(attempt)s AND is_held
 RETURNING id
 """
 
 DEAD_LETTER = f"""
 UPDATE outbox_embedded_delivery SET is_held = false, died_at = {NOW}, reason = %(reason)s
-WHERE id = %(id)s AND attempt = %(attempt)s AND is_held AND due_at > {NOW}
+WHERE id = %(id)s AND attempt = %(attempt)s AND is_held
 RETURNING id
 """
 
@@ -58,7 +73,7 @@ WITH given AS (
     UPDATE outbox_embedded_delivery SET died_at = NULL, reason = '', attempt = 0, due_at = {NOW}
     WHERE consumer_group = %(group)s AND id = ANY(%(ids)s) AND died_at IS NOT NULL RETURNING id
 )
-SELECT count(*), (SELECT pg_notify('outbox_embedded', '') FROM outbox_embedded_idle LIMIT 1) FROM given
+SELECT count(*), {NOTIFY} FROM given
 """
 
 DISCARD = """
@@ -78,7 +93,7 @@ WITH given AS (
         WHERE d.consumer_group = o.consumer_group AND d.topic_id = m.topic_id AND d.queue = m.queue AND d.pos = m.pos)
     RETURNING topic_id, queue, pos
 )
-SELECT m.message_id, (SELECT pg_notify('outbox_embedded', '') FROM outbox_embedded_idle LIMIT 1)
+SELECT m.message_id, {NOTIFY}
 FROM given JOIN outbox_embedded_message m USING (topic_id, queue, pos)
 """
 
@@ -94,6 +109,11 @@ def renew(
     """Hold deliveries for that long from now. Return those that were still held; their receipts stay."""
     held = _change_held(connection, RENEW, deliveries, {"invisible_for": invisible_for, "now": now})
     return [delivery if is_held else None for delivery, is_held in zip(deliveries, held, strict=True)]
+
+
+def release(connection: Connection, deliveries: Sequence[Delivery], *, now: datetime | None) -> None:
+    """Let go of deliveries that are still held: their messages are due at once."""
+    _change_held(connection, RELEASE, deliveries, {"now": now})
 
 
 def retry(connection: Connection, delivery: Delivery, after: timedelta, *, now: datetime | None) -> bool:
