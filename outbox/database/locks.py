@@ -24,6 +24,7 @@ class Lock(enum.IntEnum):
     MONITOR = 7714  # monitors of a database; 0
     PRUNE = 7715  # prunes of a database; 0
     AUDIT = 7716  # audits of a database; 0
+    EMBEDDED_TOPIC = 7724  # the embedded broker: shared by groups that begin in a topic, held alone by its prune; the topic's id
     RESEND = 7717  # messages sent again for an audit; 0
 
 
