@@ -13,6 +13,7 @@ from datetime import datetime, timedelta
 
 from outbox.brokers.base import DeadLetter, Delivery
 from outbox.database import Connection
+from outbox.database.locks import Lock
 from outbox.embedded.clock import NOW
 from outbox.embedded.log import NOTIFY
 
@@ -80,6 +81,14 @@ DISCARD = """
 DELETE FROM outbox_embedded_delivery WHERE consumer_group = %(group)s AND id = ANY(%(ids)s) AND died_at IS NOT NULL
 """
 
+# Until the deliveries are committed, no prune drops their messages (retention.py). A statement of its own: what the next one
+# sees it sees after this one.
+HOLD_OFF_PRUNES = f"""
+SELECT pg_advisory_xact_lock_shared({Lock.EMBEDDED_TOPIC}, topic_id) FROM (
+    SELECT DISTINCT topic_id FROM outbox_embedded_offset WHERE consumer_group = %(group)s ORDER BY topic_id
+) t
+"""
+
 # What a group has read, and neither holds nor keeps as a dead letter, is due to it once more.
 DELIVER_AGAIN = f"""
 WITH given AS (
@@ -144,7 +153,9 @@ def discard(connection: Connection, group: str, letters: Sequence[str]) -> int:
 
 def deliver_again(connection: Connection, group: str, message_ids: Sequence[str], *, now: datetime | None) -> set[str]:
     """Have messages that a group has read delivered to it again, attempts from 1; give the ids of those that will be."""
-    rows = connection.execute(DELIVER_AGAIN, {"group": group, "message_ids": list(message_ids), "now": now}).fetchall()
+    with connection.transaction():
+        connection.execute(HOLD_OFF_PRUNES, {"group": group})
+        rows = connection.execute(DELIVER_AGAIN, {"group": group, "message_ids": list(message_ids), "now": now}).fetchall()
     return {row[0] for row in rows}
 
 
