@@ -55,7 +55,6 @@ class Broker(abc.ABC):
     # How it does what every broker does.
     supports_order: ClassVar[bool] = False
     supports_delay: ClassVar[bool] = False
-    supports_tags: ClassVar[bool] = False
     deduplicates_sends: ClassVar[bool] = False  # what is sent again is not stored again; see `DeadLetters.deliver_again`
     is_durable: ClassVar[bool] = True  # False: messages are gone with the process, so it is for tests only
     max_body_bytes: int = DEFAULT_MAX_BODY_BYTES
