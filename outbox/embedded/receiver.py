@@ -70,8 +70,8 @@ SELECT
 """
 
 # Moves the offset to the last message it takes; where those are all there are, to the queue's last position: what the snapshot
-# shows is a beginning of the queue without a gap to be filled later (log.py). One row with NULLs: the offset moved, and there
-# is nothing to hand out yet.
+# shows is a beginning of the queue without a gap to be filled later (log.py). One row without an id: the offset moved, and there
+# is nothing to hand out yet; in place of an attempt it has how many messages wait for being the heads of their keys.
 READ_ON = f"""
 WITH place AS MATERIALIZED (
     SELECT pos FROM outbox_embedded_offset
@@ -112,7 +112,8 @@ held AS (
     FROM seen ORDER BY pos
     RETURNING id, pos, attempt, is_held
 )
-SELECT h.id, h.attempt, s.topic_id, s.message_id, s.key, s.tag, s.headers, s.body, s.stored_at
+SELECT h.id, coalesce(h.attempt, (SELECT count(*) FROM seen)), s.topic_id, s.message_id, s.key, s.tag, s.headers, s.body,
+    s.stored_at
 FROM moved LEFT JOIN (held h JOIN seen s ON h.is_held AND s.pos = h.pos) ON true
 ORDER BY h.pos
 """
@@ -212,26 +213,27 @@ def take(connection: Connection, reader: Reader, seen: Look, limit: int) -> Catc
     if seen.is_due and room:
         _take_due(connection, reader, catch, room)
     is_more_due = seen.is_due and len(catch.rows) == room
-    has_heads = _read_unread(connection, reader, catch, unread, limit)
-    if len(catch.rows) < limit and (is_more_due or has_heads):
+    waiting = _read_unread(connection, reader, catch, unread, limit)
+    if len(catch.rows) < limit and (is_more_due or waiting):
         _take_due(connection, reader, catch, limit - len(catch.rows))
     return catch
 
 
-def _read_unread(connection: Connection, reader: Reader, catch: Catch, unread: list[tuple[int, int]], limit: int) -> bool:
-    """Read on in queues; return whether in one of type fifo, whose heads are due now."""
+def _read_unread(connection: Connection, reader: Reader, catch: Catch, unread: list[tuple[int, int]], limit: int) -> int:
+    """Read on in queues; return how many messages wait for being heads of their keys since: some are due now."""
     random.shuffle(unread)  # so that receivers spread over the queues and no queue waits behind a busy one
     fifo = reader.of_type(TopicType.FIFO)
-    has_heads = False
+    waiting = 0
     for topic_id, queue in unread:
-        if len(catch.rows) == limit:
+        room = limit - len(catch.rows) - waiting
+        if room <= 0:
             break
-        place = {"topic_id": topic_id, "queue": queue, "limit": limit - len(catch.rows), "ahead": AHEAD}
+        place = {"topic_id": topic_id, "queue": queue, "limit": room, "ahead": AHEAD}
         rows = _rows(connection, READ_ON, reader.parameters(**place, is_fifo=topic_id in fifo))
         catch.is_moving = catch.is_moving or bool(rows)
-        has_heads = has_heads or (bool(rows) and topic_id in fifo)
         catch.rows += [row for row in rows if row.delivery_id is not None]
-    return has_heads
+        waiting += sum(row.attempt for row in rows if row.delivery_id is None)
+    return waiting
 
 
 def _take_due(connection: Connection, reader: Reader, catch: Catch, limit: int) -> None:

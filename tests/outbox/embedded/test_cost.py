@@ -89,7 +89,7 @@ class TestCost:
         assert sent.count(receiver.ROUND) == 12  # one before, one for each, one at its end
 
     @pytest.mark.usefixtures("unpolled")
-    def test_of_what_was_told_while_it_was_busy_is_nothing(
+    def test_of_what_was_told_while_it_was_busy_is_next_to_nothing(
         self, acts: Acts, connection: Connection, statements: Statements, harness: EmbeddedHarness
     ):
         acts.receive(wait=MOMENT)
@@ -99,7 +99,8 @@ class TestCost:
         with statements.counted() as sent:
             acts.receive(wait=timedelta(seconds=0.3))
 
-        assert sent == [receiver.ROUND] * 2
+        assert set(sent) == {receiver.ROUND}
+        assert len(sent) < 10  # of 50: what is still on its way is told together
 
     @pytest.mark.usefixtures("unpolled")
     def test_of_waiting_on_a_topic_of_delayed_messages_is_the_same(

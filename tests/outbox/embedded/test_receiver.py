@@ -143,7 +143,7 @@ class TestShares:
         acts.send(*[acts.message(FIFO, key=f"key {n}") for n in range(10)])
         new = 0
 
-        for _ in range(8):
+        for _ in range(12):  # a hundred retries and a few more, of 16 at a time
             harness.pass_time(timedelta(milliseconds=10))
             found = take_of_both(acts, 16, FIFO)
             new += sum(delivery.topic == harness.topic(FIFO) for delivery in found)
