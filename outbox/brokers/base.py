@@ -130,12 +130,13 @@ class Broker(abc.ABC):
         """
         Keep deliveries invisible for that long from now, and return each as it is named from now on.
 
-        None: the delivery's time was over, or it is done; the message may be handed out again. Of a delivery that was
-        renewed only the new one may be used: its receipt may be another.
+        None: the delivery is done, or the message was or may be handed out again. As for `ack`, a delivery whose time is over,
+        and that nobody else was handed, may still be renewed where the broker can tell. Of a delivery that was renewed only the
+        new one may be used: its receipt may be another.
         """
 
     def release(self, deliveries: Sequence[Delivery]) -> None:
-        """Hand deliveries back: the group's other members may have their messages at once."""
+        """Hand back deliveries that are still held: the group's other members may have their messages at once."""
         self.renew(deliveries, timedelta(0))
 
     @abc.abstractmethod

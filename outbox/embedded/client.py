@@ -119,9 +119,9 @@ class Client:
 
     def deregister(self) -> None:
         """Be told of nothing more: who is busy looks anyway, and each telling costs the one who commits."""
-        if self.is_registered:
-            self.connection().execute(DEREGISTER)
-            self.is_registered = False
+        if self.is_registered and self._connection is not None and not self._connection.closed:
+            self._connection.execute(DEREGISTER)
+        self.is_registered = False
 
     def deregister_while_idle(self) -> None:
         """

@@ -10,6 +10,7 @@ import pytest
 
 from outbox.database import Connection, OwnConnection
 from outbox.embedded import EmbeddedBroker, receiver, settlement
+from outbox.errors import BrokerUnavailable
 from outbox.message import TopicType
 from tests.contracts.acts import Acts
 from tests.contracts.harness import EmbeddedHarness
@@ -34,7 +35,7 @@ class Statements:
 
     @contextmanager
     def counted(self) -> Iterator[list[str]]:
-        """Give the list of those that are sent from now on."""
+        """Yield a list to which each statement is added that is sent from now on."""
         self._sent.clear()
         yield self._sent
 
@@ -113,6 +114,19 @@ class TestCost:
             acts.receive(TopicType.DELAY, wait=timedelta(seconds=0.3))
 
         assert sent == [receiver.ROUND] * 2
+
+    def test_of_closing_after_the_connection_broke_is_nothing(
+        self, acts: Acts, broker: EmbeddedBroker, harness: EmbeddedHarness, statements: Statements
+    ):
+        acts.receive(wait=MOMENT)
+        harness.restart()
+        with pytest.raises(BrokerUnavailable):
+            acts.receive()
+
+        with statements.counted() as sent:
+            broker.close()
+
+        assert sent == []
 
     def test_of_a_position_that_stayed_empty_is_paid_once(self, acts: Acts, statements: Statements):
         message = acts.message(key="one queue")
