@@ -31,7 +31,7 @@ UNREAD_SHARE = 4  # where retries are due, too, one message in so many is one th
 # misses it (retention.py).
 JOIN = f"""
 WITH unpruned AS MATERIALIZED (
-    SELECT pg_advisory_xact_lock_shared({Lock.EMBEDDED_TOPIC}, id) FROM unnest(%(topic_ids)s::int[]) AS id ORDER BY id
+    SELECT pg_advisory_xact_lock_shared({Lock.BROKER_TOPIC}, id) FROM unnest(%(topic_ids)s::int[]) AS id ORDER BY id
 )
 INSERT INTO outbox_embedded_offset (consumer_group, topic_id, queue, pos)
 SELECT %(group)s, t.id, n, CASE WHEN %(at_end)s THEN coalesce(q.last_pos, 0) ELSE 0 END

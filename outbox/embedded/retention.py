@@ -21,7 +21,7 @@ SLICE = 1000
 # A group that begins in a topic while its messages are dropped would read some of them. So it holds this lock shared until its
 # offsets (or deliveries) are committed, and a prune takes it before its statement looks: it sees each group that has begun,
 # and the others find only what it has left. A prune waits for nobody; what it leaves out the next one drops.
-TRY_LOCK = f"SELECT pg_try_advisory_xact_lock({Lock.EMBEDDED_TOPIC}, %(topic_id)s)"
+TRY_LOCK = f"SELECT pg_try_advisory_xact_lock({Lock.BROKER_TOPIC}, %(topic_id)s)"
 
 # What was stored or ended up to this time is past its retention, and no end since then is unconfirmed. LEAST ignores a NULL.
 OLD = f"least({NOW} - %(retention)s, %(keep_since)s::timestamptz - interval '1 microsecond')"

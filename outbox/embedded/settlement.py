@@ -84,7 +84,7 @@ DELETE FROM outbox_embedded_delivery WHERE consumer_group = %(group)s AND id = A
 # Until the deliveries are committed, no prune drops their messages (retention.py). A statement of its own: what the next one
 # sees it sees after this one.
 HOLD_OFF_PRUNES = f"""
-SELECT pg_advisory_xact_lock_shared({Lock.EMBEDDED_TOPIC}, topic_id) FROM (
+SELECT pg_advisory_xact_lock_shared({Lock.BROKER_TOPIC}, topic_id) FROM (
     SELECT DISTINCT topic_id FROM outbox_embedded_offset WHERE consumer_group = %(group)s ORDER BY topic_id
 ) t
 """

@@ -22,7 +22,7 @@ SELECT count(*) FROM outbox_embedded_delivery d WHERE NOT EXISTS (
     SELECT FROM outbox_embedded_message m WHERE m.topic_id = d.topic_id AND m.queue = d.queue AND m.pos = d.pos)
 """
 HOLD_ONE = "SELECT FROM outbox_embedded_message WHERE pos = 1 FOR UPDATE"
-WAIT_FOR_A_PRUNE = f"SELECT 1 FROM pg_locks WHERE locktype = 'advisory' AND classid = {Lock.EMBEDDED_TOPIC} AND NOT granted"
+WAIT_FOR_A_PRUNE = f"SELECT 1 FROM pg_locks WHERE locktype = 'advisory' AND classid = {Lock.BROKER_TOPIC} AND NOT granted"
 
 
 class TestAMessageThatIsGone:
@@ -137,7 +137,7 @@ class TestAGroupThatBeginsDuringAPrune:
         pruning = harness.open()
 
         with connection.transaction():
-            connection.execute(f"SELECT pg_advisory_xact_lock_shared({Lock.EMBEDDED_TOPIC}, id) FROM outbox_embedded_topic")
+            connection.execute(f"SELECT pg_advisory_xact_lock_shared({Lock.BROKER_TOPIC}, id) FROM outbox_embedded_topic")
             meanwhile = pruning.prune()
 
         assert meanwhile == 0
