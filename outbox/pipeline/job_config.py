@@ -143,8 +143,7 @@ def _groups(using: str) -> list[Group]:
     found = []
     for group in groups().values():
         if group.using == using:
-            topics: dict[str, list[str] | None] = dict.fromkeys(group.topics)
-            found.append(Group(group.name, topics, is_from_start=not _begins_late(topics)))
+            found.append(Group(group.name, sorted(group.topics), is_from_start=not _begins_late(group.topics)))
     return found
 
 
