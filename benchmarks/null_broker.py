@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Sequence
 from datetime import timedelta
 
 from outbox.brokers.base import Delivery, Ended, EndSemantics, HalfRef, HalfStanding, Outgoing, SendResult, SendStatus, StoredCopy
@@ -19,7 +19,6 @@ class NullBroker(HalfMessages):
     confirms_ends = True
     supports_order = True
     supports_delay = True
-    supports_tags = True
 
     away: set[str] = set()  # topics that get no answer
 
@@ -43,7 +42,7 @@ class NullBroker(HalfMessages):
     def receive(
         self,
         group: str,
-        topics: Mapping[str, frozenset[str] | None],
+        topics: Collection[str],
         *,
         limit: int,
         invisible_for: timedelta,

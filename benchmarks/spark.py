@@ -191,7 +191,7 @@ def _postgres(messages: int) -> list[Figure]:
     with tempfile.TemporaryDirectory(prefix="outbox-bench-") as folder, database.connect("default") as connection:
         fill_day(connection, DAY - timedelta(days=1), 5_000)  # what Spark gets warm with
         fill_day(connection, DAY, messages)
-        config = PipelineConfig(database_source("default"), groups=[Group("bench", {"bench-archive": None})])
+        config = PipelineConfig(database_source("default"), groups=[Group("bench", ["bench-archive"])])
         spark = build_session(config, name="outbox bench")
         try:
             bare = _time_bare(spark, config) if config.outbox.reader == "jdbc" else None

@@ -55,7 +55,6 @@ class Broker(abc.ABC):
     # How it does what every broker does.
     supports_order: ClassVar[bool] = False
     supports_delay: ClassVar[bool] = False
-    supports_tags: ClassVar[bool] = False
     deduplicates_sends: ClassVar[bool] = False  # what is sent again is not stored again; see `DeadLetters.deliver_again`
     is_durable: ClassVar[bool] = True  # False: messages are gone with the process, so it is for tests only
     max_body_bytes: int = DEFAULT_MAX_BODY_BYTES
@@ -131,12 +130,13 @@ class Broker(abc.ABC):
         """
         Keep deliveries invisible for that long from now, and return each as it is named from now on.
 
-        None: the delivery's time was over, or it is done; the message may be handed out again. Of a delivery that was
-        renewed only the new one may be used: its receipt may be another.
+        None: the delivery is done, or the message was or may be handed out again. As for `ack`, a delivery whose time is over,
+        and that nobody else was handed, may still be renewed where the broker can tell. Of a delivery that was renewed only the
+        new one may be used: its receipt may be another.
         """
 
     def release(self, deliveries: Sequence[Delivery]) -> None:
-        """Hand deliveries back: the group's other members may have their messages at once."""
+        """Hand back deliveries that are still held: the group's other members may have their messages at once."""
         self.renew(deliveries, timedelta(0))
 
     @abc.abstractmethod

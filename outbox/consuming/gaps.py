@@ -134,16 +134,10 @@ def watched_topics(group: Group) -> list[str]:
     """
     Name the topics whose numbers a group sees without holes.
 
-    Left out are topics of which the broker gives the group some tags only, and those of type delay, where a number comes
-    when its time has come.
+    Left out are those of type delay, where a number comes when its time has come. Messages whose tags the group does not want
+    reach it, too, and have inbox rows.
     """
-    watched = []
-    for topic, tags in group.topics.items():
-        settings = conf.topic_settings(topic)
-        is_filtered = tags is not None and conf.broker_class(settings.broker).supports_tags
-        if not is_filtered and settings.type is not TopicType.DELAY:
-            watched.append(topic)
-    return sorted(watched)
+    return sorted(topic for topic in group.topics if conf.topic_settings(topic).type is not TopicType.DELAY)
 
 
 def find_gaps(group: Group) -> list[Missing]:

@@ -24,6 +24,7 @@ class Lock(enum.IntEnum):
     MONITOR = 7714  # monitors of a database; 0
     PRUNE = 7715  # prunes of a database; 0
     AUDIT = 7716  # audits of a database; 0
+    BROKER_TOPIC = 7724  # of a broker that keeps tables: shared by groups that begin in it, held alone by its prune; its id
     RESEND = 7717  # messages sent again for an audit; 0
 
 

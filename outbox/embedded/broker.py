@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import logging
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
@@ -48,16 +49,16 @@ class EmbeddedBroker(NeedsCheckLoop, DeadLetters, StoredInDatabase):
     confirms_ends = True  # the statement that ends half messages is committed before the answer
     supports_order: ClassVar[bool] = True
     supports_delay: ClassVar[bool] = True
-    supports_tags: ClassVar[bool] = True
     deduplicates_sends: ClassVar[bool] = True
 
     def __init__(self, alias: str, options: Mapping[str, Any], topics: Sequence[TopicSpec]) -> None:
         super().__init__(alias, options, topics)
         self._settings = read_options(EmbeddedOptions, options)
         self._client = Client(self._settings)
-        self._renewals = Client(self._settings)  # renew() comes from a thread of its own
+        self._renewals = Client(self._settings)  # renew() and release() may come from a second thread
         self._stored = Topics(self.topics)
         self._joined: set[tuple[str, int]] = set()
+        self._turns = itertools.count()  # of receives
 
     @classmethod
     def check_options(cls, options: Mapping[str, Any]) -> list[Problem]:
@@ -178,13 +179,7 @@ class EmbeddedBroker(NeedsCheckLoop, DeadLetters, StoredInDatabase):
             return checks.ask_again(connection, int(half_id), now=self._now())
 
     def receive(
-        self,
-        group: str,
-        topics: Collection[str],
-        *,
-        limit: int,
-        invisible_for: timedelta,
-        wait: timedelta,
+        self, group: str, topics: Collection[str], *, limit: int, invisible_for: timedelta, wait: timedelta
     ) -> list[Delivery]:
         """Take messages for a group, waiting up to `wait` for the first."""
         with self._client.translated() as connection:
@@ -195,8 +190,14 @@ class EmbeddedBroker(NeedsCheckLoop, DeadLetters, StoredInDatabase):
 
     def renew(self, deliveries: Sequence[Delivery], invisible_for: timedelta) -> list[Delivery | None]:
         """Hold deliveries longer, over a connection of its own: `receive` may be waiting on the other."""
+        self._client.deregister_while_idle()
         with self._renewals.translated() as connection:
             return settlement.renew(connection, deliveries, invisible_for, now=self._now())
+
+    def release(self, deliveries: Sequence[Delivery]) -> None:
+        """Let go of deliveries: their messages are due at once. Over the connection of `renew`."""
+        with self._renewals.translated() as connection:
+            settlement.release(connection, deliveries, now=self._now())
 
     def ack(self, deliveries: Sequence[Delivery]) -> list[bool]:
         """Finish deliveries that are still held."""
@@ -238,6 +239,11 @@ class EmbeddedBroker(NeedsCheckLoop, DeadLetters, StoredInDatabase):
         with self._client.translated() as connection:
             return lookup.backlog(connection, group)
 
+    def may_deliver_again(self, group: str, message_ids: Collection[str]) -> set[str]:
+        """Return those that the group has not read, has not finished, or keeps as dead letters."""
+        with self._client.translated() as connection:
+            return lookup.open_ids(connection, group, message_ids)
+
     def find(self, message_id: str, *, half: HalfRef | None = None) -> list[StoredCopy]:
         """Look a message up."""
         with self._client.translated() as connection:
@@ -277,16 +283,9 @@ class EmbeddedBroker(NeedsCheckLoop, DeadLetters, StoredInDatabase):
         answers = iter(attempt(self._client, good, act) if good else ())
         return [wrong or next(answers) for wrong in objections]
 
-    def _reader(
-        self,
-        connection: Connection,
-        group: str,
-        topics: Collection[str],
-        invisible_for: timedelta,
-    ) -> receiver.Reader:
+    def _reader(self, connection: Connection, group: str, topics: Collection[str], invisible_for: timedelta) -> receiver.Reader:
         stored = [self._stored.stored(connection, name) for name in topics]
-        tags = {topic.id: None for topic in stored}
-        reader = receiver.Reader(group, stored, tags, invisible_for, self._now)
+        reader = receiver.Reader(group, stored, invisible_for, next(self._turns), self._now)
         new = {(group, topic.id) for topic in stored} - self._joined
         if new:
             receiver.join(connection, reader, at_end=self._settings.start == "latest")

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 
 import psycopg
 from psycopg import errors
@@ -20,6 +21,8 @@ from outbox.errors import BrokerUnavailable, NotMigrated
 SETTINGS = {"plan_cache_mode": "force_generic_plan", "enable_seqscan": "off", "idle_in_transaction_session_timeout": "1s"}
 
 LISTEN = "LISTEN outbox_embedded"
+REGISTER = "INSERT INTO outbox_embedded_idle (pid) VALUES (pg_backend_pid()) ON CONFLICT DO NOTHING"
+DEREGISTER = "DELETE FROM outbox_embedded_idle WHERE pid = pg_backend_pid()"
 
 # Consumers that died while they waited would have every commit notify for ever.
 FORGET_DEAD_WAITERS = """
@@ -42,6 +45,7 @@ class Client:
         self._connection: database.OwnConnection | None = None
         self._is_listening = False
         self._in_call = threading.Lock()
+        self.is_registered = False  # commits tell this connection of new messages
         self.is_closing = False  # a call that waits returns soon
 
     @contextmanager
@@ -93,23 +97,66 @@ class Client:
             )
         except psycopg.OperationalError as error:
             raise BrokerUnavailable(f"Database {options.database!r} cannot be reached, it is tried again: {error}") from error
-        self._is_listening = False
+        self._is_listening = self.is_registered = False
         return connection
 
-    def listen(self) -> bool:
-        """Hear of new messages from now on. False: a pooler stands between, behind which nobody hears of them."""
+    def register(self) -> bool:
+        """
+        Be told of new messages from now on. Return whether that is new: what came before was not told of.
+
+        False as well behind a pooler, where nobody is told.
+        """
         connection = self.connection()
-        if not self._is_listening and not connection.is_pooled:
+        if self.is_registered or connection.is_pooled:
+            return False
+        if not self._is_listening:
             connection.execute(LISTEN)
             connection.execute(FORGET_DEAD_WAITERS)
             self._is_listening = True
-        return self._is_listening
+        connection.execute(REGISTER)
+        self.is_registered = True
+        return True
+
+    def deregister(self) -> None:
+        """Be told of nothing more: who is busy looks anyway, and each telling costs the one who commits."""
+        if self.is_registered and self._connection is not None and not self._connection.closed:
+            self._connection.execute(DEREGISTER)
+        self.is_registered = False
+
+    def deregister_while_idle(self) -> None:
+        """
+        Deregister from another thread, if no call is under way: whoever handles something for long reads no notices.
+
+        Their server process would stand still when some thousand are on the way, and the queue of them all grow behind it.
+        """
+        if self.is_registered and self._in_call.acquire(blocking=False):
+            try:
+                with suppress(psycopg.Error):  # the next call meets it, too
+                    self.deregister()
+            finally:
+                self._in_call.release()
+
+    def forget_notices(self) -> None:
+        """Forget what was told until now."""
+        if self.is_registered:
+            for _ in self.connection().notifies(timeout=0):
+                pass
+
+    def wait(self, seconds: float) -> None:
+        """Wait so long, or until something is told."""
+        if not self.is_registered:
+            time.sleep(seconds)
+            return
+        for _ in self.connection().notifies(timeout=seconds, stop_after=1):
+            pass
 
     def close(self) -> None:
         """Close the connection when the call that is under way has ended. The next use opens another."""
         self.is_closing = True
         with self._in_call:
             if self._connection is not None:
+                with suppress(psycopg.Error):  # it may be broken; the next who registers removes what is left
+                    self.deregister()
                 self._connection.close()
                 self._connection = None
             self.is_closing = False

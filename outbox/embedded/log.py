@@ -12,7 +12,7 @@ Writers that touch several queues take their rows in one order (ORDER BY), so th
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from datetime import datetime
 
 from outbox.database import Connection
@@ -40,7 +40,8 @@ shown AS (
 )
 """
 
-# Wakes consumers, if any said that they wait. Once per statement, whatever it showed.
+# Tells consumers that want to be told, once per statement. Where nothing is shown, nobody may be told: who moves what is due
+# listens, too, and would wake itself for ever.
 NOTIFY = "(SELECT pg_notify('outbox_embedded', '') FROM outbox_embedded_idle LIMIT 1)"
 
 # A one-phase send. A message's place in the arrays is its place in the queue.
@@ -69,7 +70,7 @@ WITH leaving AS (
     RETURNING id AS n, NULL::bigint AS half_id, {MESSAGE_COLUMNS}
 ),
 {SHOW}
-SELECT {NOTIFY}
+SELECT topic_id, queue, {NOTIFY} FROM numbered
 """
 
 
@@ -83,6 +84,9 @@ def delay(connection: Connection, rows: Sequence[MessageRow], times: Sequence[da
     connection.execute(DELAY, {**arrays(rows), "times": list(times)})
 
 
-def move_delayed(connection: Connection, topic_ids: Sequence[int], *, limit: int, now: datetime | None) -> None:
-    """Make delayed messages of these topics visible whose time has come."""
-    connection.execute(MOVE_DELAYED, {"topic_ids": list(topic_ids), "limit": limit, "now": now})
+def move_delayed(
+    connection: Connection, topic_ids: Collection[int], *, limit: int, now: datetime | None
+) -> list[tuple[int, int]]:
+    """Make delayed messages of these topics visible whose time has come. Return the topic id and the queue of each."""
+    moved = connection.execute(MOVE_DELAYED, {"topic_ids": list(topic_ids), "limit": limit, "now": now})
+    return [(topic_id, queue) for topic_id, queue, _ in moved]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from datetime import datetime
 
 from outbox.brokers.base import StoredCopy
@@ -18,6 +19,22 @@ SELECT t.name, sum(
 )::bigint
 FROM outbox_embedded_offset o JOIN outbox_embedded_topic t ON t.id = o.topic_id
 WHERE o.consumer_group = %(group)s GROUP BY t.name
+"""
+
+# Messages that a group has before it, of those with these ids: not read yet, or read and not finished; dead letters, too, for
+# they can be replayed. Deliveries are read along their two indexes.
+OPEN = """
+WITH asked AS MATERIALIZED (
+    SELECT topic_id, queue, pos, message_id FROM outbox_embedded_message WHERE message_id = ANY(%(message_ids)s::text[])
+)
+SELECT a.message_id FROM asked a JOIN outbox_embedded_offset o USING (topic_id, queue)
+WHERE o.consumer_group = %(group)s AND o.pos < a.pos
+UNION
+SELECT a.message_id FROM asked a JOIN (
+    SELECT topic_id, queue, pos FROM outbox_embedded_delivery WHERE consumer_group = %(group)s AND died_at IS NULL
+    UNION ALL
+    SELECT topic_id, queue, pos FROM outbox_embedded_delivery WHERE consumer_group = %(group)s AND died_at IS NOT NULL
+) d USING (topic_id, queue, pos)
 """
 
 FIND = f"""
@@ -40,6 +57,12 @@ SELECT t.name, f.state, f.half_id, f.stored_at FROM (
 def backlog(connection: Connection, group: str) -> dict[str, int]:
     """Count, per topic, what waits for a group."""
     return dict(connection.execute(BACKLOG, {"group": group}).fetchall())
+
+
+def open_ids(connection: Connection, group: str, message_ids: Collection[str]) -> set[str]:
+    """Return the ids of the messages that a group has before it, of these."""
+    rows = connection.execute(OPEN, {"group": group, "message_ids": list(message_ids)})
+    return {message_id for (message_id,) in rows}
 
 
 def find(connection: Connection, message_id: str, *, now: datetime | None) -> list[StoredCopy]:

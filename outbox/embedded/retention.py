@@ -12,16 +12,22 @@ from collections.abc import Iterable
 from datetime import datetime, timedelta
 
 from outbox.database import Connection
+from outbox.database.locks import Lock
 from outbox.embedded.clock import NOW
 from outbox.embedded.topics import StoredTopic
 
 SLICE = 1000
 
+# A group that begins in a topic while its messages are dropped would read some of them. So it holds this lock shared until its
+# offsets (or deliveries) are committed, and a prune takes it before its statement looks: it sees each group that has begun,
+# and the others find only what it has left. A prune waits for nobody; what it leaves out the next one drops.
+TRY_LOCK = f"SELECT pg_try_advisory_xact_lock({Lock.BROKER_TOPIC}, %(topic_id)s)"
+
 # What was stored or ended up to this time is past its retention, and no end since then is unconfirmed. LEAST ignores a NULL.
 OLD = f"least({NOW} - %(retention)s, %(keep_since)s::timestamptz - interval '1 microsecond')"
 
 # One slice behind position `after`: how far it looked, whether all it saw is old, and how many it dropped. A message that
-# a group has read has its delivery row since the statement that moved the offset (reading.py): no moment lies between.
+# a group has read has its delivery row since the statement that moved the offset (receiver.py): no moment lies between.
 PRUNE = f"""
 WITH slice AS (
     SELECT m.pos, m.stored_at <= {OLD} AS is_old, EXISTS (
@@ -75,7 +81,10 @@ def prune(
 def _prune_queue(connection: Connection, about: dict[str, object], limit: int) -> int:
     dropped, after, is_old = 0, 0, True
     while is_old and dropped < limit:
-        row = connection.execute(PRUNE, {**about, "after": after}).fetchone()
+        with connection.transaction():
+            if connection.execute(TRY_LOCK, about).fetchone() != (True,):
+                break
+            row = connection.execute(PRUNE, {**about, "after": after}).fetchone()
         after, is_old, count = row or (0, False, 0)
         dropped += count
     return dropped

@@ -1,8 +1,9 @@
 """
 How deliveries end, done, tried again later, or put aside; and how they are held longer.
 
-A receipt is the delivery's id and attempt (rows.py). Each statement matches both, and that the delivery is still held and its
-time not over: whoever comes late changes nothing.
+A receipt is the delivery's id and attempt (rows.py). Each statement matches both, and that the delivery is still held. Taking
+it again makes another attempt (receiver.py), so whoever comes late changes nothing once somebody else has the message; until
+then the message is still theirs, however late it is.
 """
 
 from __future__ import annotations
@@ -12,12 +13,14 @@ from datetime import datetime, timedelta
 
 from outbox.brokers.base import DeadLetter, Delivery
 from outbox.database import Connection
+from outbox.database.locks import Lock
 from outbox.embedded.clock import NOW
+from outbox.embedded.log import NOTIFY
 
-ACK = f"""
+ACK = """
 WITH given AS (SELECT * FROM unnest(%(ids)s::bigint[], %(attempts)s::int[]) AS g (id, attempt))
 DELETE FROM outbox_embedded_delivery d USING given g
-WHERE d.id = g.id AND d.attempt = g.attempt AND d.is_held AND d.due_at > {NOW}
+WHERE d.id = g.id AND d.attempt = g.attempt AND d.is_held
 RETURNING d.id
 """
 
@@ -26,21 +29,34 @@ RENEW = f"""
 WITH held AS (
     SELECT d.id FROM outbox_embedded_delivery d
     JOIN unnest(%(ids)s::bigint[], %(attempts)s::int[]) AS g (id, attempt) ON d.id = g.id AND d.attempt = g.attempt
-    WHERE d.is_held AND d.due_at > {NOW} FOR UPDATE OF d SKIP LOCKED
+    WHERE d.is_held FOR UPDATE OF d SKIP LOCKED
 )
 UPDATE outbox_embedded_delivery d SET due_at = {NOW} + %(invisible_for)s FROM held WHERE d.id = held.id
 RETURNING d.id
 """
 
+# Passes over what the other thread ends, as RENEW does. Others may have the messages at once, so those who wait are told.
+RELEASE = f"""
+WITH held AS (
+    SELECT d.id FROM outbox_embedded_delivery d
+    JOIN unnest(%(ids)s::bigint[], %(attempts)s::int[]) AS g (id, attempt) ON d.id = g.id AND d.attempt = g.attempt
+    WHERE d.is_held FOR UPDATE OF d SKIP LOCKED
+),
+released AS (
+    UPDATE outbox_embedded_delivery d SET is_held = false, due_at = {NOW} FROM held WHERE d.id = held.id RETURNING d.id
+)
+SELECT id, {NOTIFY} FROM released
+"""
+
 RETRY = f"""
 UPDATE outbox_embedded_delivery SET is_held = false, due_at = {NOW} + %(after)s
-WHERE id = %(id)s AND attempt = %(attempt)s AND is_held AND due_at > {NOW}
+WHERE id = %(id)s AND attempt = %(attempt)s AND is_held
 RETURNING id
 """
 
 DEAD_LETTER = f"""
 UPDATE outbox_embedded_delivery SET is_held = false, died_at = {NOW}, reason = %(reason)s
-WHERE id = %(id)s AND attempt = %(attempt)s AND is_held AND due_at > {NOW}
+WHERE id = %(id)s AND attempt = %(attempt)s AND is_held
 RETURNING id
 """
 
@@ -58,11 +74,19 @@ WITH given AS (
     UPDATE outbox_embedded_delivery SET died_at = NULL, reason = '', attempt = 0, due_at = {NOW}
     WHERE consumer_group = %(group)s AND id = ANY(%(ids)s) AND died_at IS NOT NULL RETURNING id
 )
-SELECT count(*), (SELECT pg_notify('outbox_embedded', '') FROM outbox_embedded_idle LIMIT 1) FROM given
+SELECT count(*), {NOTIFY} FROM given
 """
 
 DISCARD = """
 DELETE FROM outbox_embedded_delivery WHERE consumer_group = %(group)s AND id = ANY(%(ids)s) AND died_at IS NOT NULL
+"""
+
+# Until the deliveries are committed, no prune drops their messages (retention.py). A statement of its own: what the next one
+# sees it sees after this one.
+HOLD_OFF_PRUNES = f"""
+SELECT pg_advisory_xact_lock_shared({Lock.BROKER_TOPIC}, topic_id) FROM (
+    SELECT DISTINCT topic_id FROM outbox_embedded_offset WHERE consumer_group = %(group)s ORDER BY topic_id
+) t
 """
 
 # What a group has read, and neither holds nor keeps as a dead letter, is due to it once more.
@@ -78,7 +102,7 @@ WITH given AS (
         WHERE d.consumer_group = o.consumer_group AND d.topic_id = m.topic_id AND d.queue = m.queue AND d.pos = m.pos)
     RETURNING topic_id, queue, pos
 )
-SELECT m.message_id, (SELECT pg_notify('outbox_embedded', '') FROM outbox_embedded_idle LIMIT 1)
+SELECT m.message_id, {NOTIFY}
 FROM given JOIN outbox_embedded_message m USING (topic_id, queue, pos)
 """
 
@@ -94,6 +118,11 @@ def renew(
     """Hold deliveries for that long from now. Return those that were still held; their receipts stay."""
     held = _change_held(connection, RENEW, deliveries, {"invisible_for": invisible_for, "now": now})
     return [delivery if is_held else None for delivery, is_held in zip(deliveries, held, strict=True)]
+
+
+def release(connection: Connection, deliveries: Sequence[Delivery], *, now: datetime | None) -> None:
+    """Let go of deliveries that are still held: their messages are due at once."""
+    _change_held(connection, RELEASE, deliveries, {"now": now})
 
 
 def retry(connection: Connection, delivery: Delivery, after: timedelta, *, now: datetime | None) -> bool:
@@ -124,7 +153,9 @@ def discard(connection: Connection, group: str, letters: Sequence[str]) -> int:
 
 def deliver_again(connection: Connection, group: str, message_ids: Sequence[str], *, now: datetime | None) -> set[str]:
     """Have messages that a group has read delivered to it again, attempts from 1; give the ids of those that will be."""
-    rows = connection.execute(DELIVER_AGAIN, {"group": group, "message_ids": list(message_ids), "now": now}).fetchall()
+    with connection.transaction():
+        connection.execute(HOLD_OFF_PRUNES, {"group": group})
+        rows = connection.execute(DELIVER_AGAIN, {"group": group, "message_ids": list(message_ids), "now": now}).fetchall()
     return {row[0] for row in rows}
 
 

@@ -139,18 +139,12 @@ def _business(name: str, entry: AuditSettings) -> Business:
 
 
 def _groups(using: str) -> list[Group]:
-    """Give the groups that keep their inbox in this database, with the tags that their brokers hold back for them."""
+    """Return the groups that keep their inbox in this database."""
     found = []
     for group in groups().values():
         if group.using == using:
-            topics = {topic: _tags(topic, tags) for topic, tags in group.topics.items()}
-            found.append(Group(group.name, topics, is_from_start=not _begins_late(group.topics)))
+            found.append(Group(group.name, sorted(group.topics), is_from_start=not _begins_late(group.topics)))
     return found
-
-
-def _tags(topic: str, tags: frozenset[str] | None) -> list[str] | None:
-    is_filtered = conf.broker_class(conf.topic_settings(topic).broker).supports_tags
-    return sorted(tags) if tags is not None and is_filtered else None
 
 
 def _begins_late(topics: Any) -> bool:

@@ -1,7 +1,6 @@
 """What tests of the contract do all the time, said shortly."""
 
 import uuid
-from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 
@@ -109,14 +108,13 @@ class Acts:
         *,
         group: str = "group",
         limit: int = 100,
-        tags: Iterable[str] | None = None,
         broker: Broker | None = None,
         wait: timedelta = NO_TIME,
         hold: timedelta = HELD,
         count: int = 0,
     ) -> list[Delivery]:
         """Receive what is there; what comes by and by again, until there are so many."""
-        topics = {self.harness.topic(kind): None if tags is None else frozenset(tags)}
+        topics = [self.harness.topic(kind)]
         found: list[Delivery] = []
         for _ in self.harness.tries():
             left = limit - len(found)

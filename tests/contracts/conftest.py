@@ -10,7 +10,7 @@ from tests.contracts.harness import HARNESSES, Harness
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    config.addinivalue_line("markers", "needs(*flags): run on brokers (or harnesses) whose flags are all true")
+    config.addinivalue_line("markers", 'needs(*flags): run on brokers (or harnesses) whose flags are all true; "not x": false')
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
@@ -21,7 +21,8 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
 
 
 def _flag(harness: type[Harness], flag: str) -> bool:
-    return bool(getattr(harness, flag, False) or getattr(harness.broker_class, flag, False))
+    name = flag.removeprefix("not ")
+    return bool(getattr(harness, name, False) or getattr(harness.broker_class, name, False)) is (name == flag)
 
 
 @pytest.fixture

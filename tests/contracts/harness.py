@@ -54,6 +54,8 @@ class Harness(abc.ABC):
     places_halves = False  # SendResult.place says where a half message is stored
     remembers_ends = True  # the first end of a half message is the answer to every later one, and to find()
     refuses_second_ack = True  # an ack of what was acked before gives False
+    ends_late = False  # a delivery whose time is over can be ended, and held again, as long as nobody else was handed its message
+    knows_open_deliveries = False  # may_deliver_again() says which of a group's deliveries are not ended
     can_start_at_the_end = True  # START="latest"
     finds_dead_letters = True  # find() says what some group gave up
     delivers_again = False  # what a group has finished, on demand
@@ -148,6 +150,8 @@ class MemoryHarness(Harness):
     broker_class = MemoryBroker
     is_shared_by_processes = False
     places_halves = True
+    ends_late = True
+    knows_open_deliveries = True
     delivers_again = True
     can_lose_ends = True
 
@@ -184,6 +188,8 @@ class StatelessMemoryHarness(MemoryHarness):
 class EmbeddedHarness(Harness):
     broker_class = EmbeddedBroker
     deduplicates_sends = True
+    ends_late = True
+    knows_open_deliveries = True
     delivers_again = True
     can_lose_ends = True
     can_restart = True
@@ -231,6 +237,7 @@ class PageHarness(Harness):
     """The broker that docs/how-to/write-a-broker.md builds, as the page has it."""
 
     broker_class = broker_of_page("how-to/write-a-broker.md")
+    ends_late = True
     can_start_at_the_end = False
 
     def __init__(self) -> None:

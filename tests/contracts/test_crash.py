@@ -41,7 +41,7 @@ time.sleep(600)
 RECEIVE = """
 found = []
 while len(found) < 3:
-    found += broker.receive("group", {topic: None}, limit=3 - len(found), invisible_for=timedelta(seconds=60), wait=timedelta())
+    found += broker.receive("group", [topic], limit=3 - len(found), invisible_for=timedelta(seconds=60), wait=timedelta())
 print(len(found), flush=True)
 """
 

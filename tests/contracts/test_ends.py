@@ -119,7 +119,7 @@ class TestConfirmedEnd:
         broker.close()
 
         assert (other.status, other.ended) == (SendStatus.ACCEPTED, Ended.COMMITTED)
-        topics = {harness.topic(HALF): None}
+        topics = [harness.topic(HALF)]
         found = harness.open().receive("group", topics, limit=10, invisible_for=HELD, wait=NO_TIME)
         assert [delivery.body for delivery in found] == [b"a"]
 

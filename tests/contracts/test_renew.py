@@ -1,4 +1,4 @@
-"""Deliveries that are held longer: a handler may take its time."""
+"""Deliveries that are held longer, or handed back: a handler may take its time, and what waits behind it need not."""
 
 from datetime import timedelta
 
@@ -64,6 +64,19 @@ class TestRenew:
         assert acts.receive(broker=harness.open()) == []
         assert broker.ack([held]) == [True]
 
+    @pytest.mark.needs("ends_late")
+    def test_holds_a_message_again_whose_time_was_over(self, acts: Acts, broker: Broker, harness: Harness):
+        acts.send_bodies(b"a")
+        late = acts.receive(hold=INVISIBLE)
+        harness.pass_time(INVISIBLE * 3)
+
+        [held] = broker.renew(late, LONGER)
+
+        assert acts.receive(broker=harness.open()) == []
+        assert held is not None
+        assert broker.ack([held]) == [True]
+
+    @pytest.mark.needs("not ends_late")
     def test_is_refused_when_the_time_was_over(self, acts: Acts, broker: Broker, harness: Harness):
         acts.send_bodies(b"a")
         late = acts.receive(hold=INVISIBLE)
@@ -126,3 +139,88 @@ class TestRenew:
         assert held is not None
         broker.ack([held])
         assert acts.bodies(TopicType.FIFO, count=1) == [b"2"]
+
+
+class TestRelease:
+    def test_lets_others_have_the_message_at_once(self, acts: Acts, broker: Broker, harness: Harness):
+        acts.send_bodies(b"a", b"b")
+        by_body = {delivery.body: delivery for delivery in acts.receive(count=2)}
+
+        broker.release([by_body[b"a"]])
+
+        again = acts.receive(broker=harness.open(), count=1)
+        assert [(one.body, one.attempt) for one in again] == [(b"a", 2)]
+        assert broker.ack([by_body[b"a"]]) == [False]
+        assert broker.ack([by_body[b"b"], *again]) == [True, True]
+
+    @pytest.mark.needs("refuses_second_ack")
+    def test_brings_nothing_back_that_is_done(self, acts: Acts, broker: Broker):
+        acts.send_bodies(b"a")
+        done = acts.receive()
+        broker.ack(done)
+
+        broker.release(done)
+
+        assert acts.receive() == []
+        assert acts.waiting() == 0
+
+    def test_takes_nothing_from_another_who_holds_the_message(self, acts: Acts, broker: Broker, harness: Harness):
+        acts.send_bodies(b"a")
+        late = acts.receive(hold=INVISIBLE)
+        harness.pass_time(INVISIBLE)
+        held = acts.receive_again()
+
+        broker.release(late)
+
+        assert acts.receive() == []
+        assert broker.ack(held) == [True]
+
+    @pytest.mark.needs("supports_order")
+    def test_hands_the_head_of_a_key_back(self, acts: Acts, broker: Broker):
+        acts.send_bodies(b"1", b"2", kind=TopicType.FIFO, key="a")
+
+        broker.release(acts.receive(TopicType.FIFO))
+
+        assert acts.bodies(TopicType.FIFO, count=1) == [b"1"]
+
+    def test_of_nothing_does_nothing(self, broker: Broker):
+        broker.release([])
+
+
+@pytest.mark.needs("knows_open_deliveries")
+class TestMayDeliverAgain:
+    def test_names_what_the_group_has_not_ended(self, acts: Acts, broker: Broker):
+        ids = {body: acts.send_bodies(body)[0].message_id for body in (b"done", b"dead", b"to be retried", b"held")}
+        held = {delivery.body: delivery for delivery in acts.receive()}
+        broker.ack([held[b"done"]])
+        broker.dead_letter(held[b"dead"], "cannot be read")
+        broker.retry(held[b"to be retried"], LONG)
+        [unread] = acts.send_bodies(b"unread")
+
+        found = broker.may_deliver_again("group", [*ids.values(), unread.message_id])
+
+        assert found == {ids[b"dead"], ids[b"to be retried"], ids[b"held"], unread.message_id}
+
+    def test_names_only_what_it_was_asked_about(self, acts: Acts, broker: Broker):
+        asked, _ = acts.send_bodies(b"a", b"b")
+        acts.receive()
+
+        assert broker.may_deliver_again("group", [asked.message_id]) == {asked.message_id}
+
+    def test_is_each_groups_own(self, acts: Acts, broker: Broker):
+        [message] = acts.send_bodies(b"a")
+        acts.receive(group="slow")
+        broker.ack(acts.receive(group="fast"))
+
+        assert broker.may_deliver_again("slow", [message.message_id]) == {message.message_id}
+        assert broker.may_deliver_again("fast", [message.message_id]) == set()
+        assert broker.may_deliver_again("nobody", [message.message_id]) == set()
+
+    @pytest.mark.needs("supports_replay")
+    def test_names_no_letter_that_was_discarded(self, acts: Acts, broker: Broker):
+        [message] = acts.send_bodies(b"a")
+        [delivery] = acts.receive()
+        broker.dead_letter(delivery, "cannot be read")
+        broker.discard("group", [letter.id for letter in acts.dead_letters(count=1)])
+
+        assert broker.may_deliver_again("group", [message.message_id]) == set()

@@ -1,9 +1,11 @@
-"""The two calls that may come from another thread than the one that uses a broker."""
+"""Calls that may come from another thread than the one that uses a broker."""
 
 import threading
 import time
 from contextlib import suppress
 from datetime import timedelta
+
+import pytest
 
 from outbox.brokers.base import Broker, Delivery
 from outbox.errors import BrokerUnavailable
@@ -18,7 +20,7 @@ class TestRenew:
     def test_may_come_from_a_second_thread_while_the_first_waits(self, acts: Acts, broker: Broker, harness: Harness):
         acts.send_bodies(b"a")
         held = acts.receive()
-        waits = {harness.topic(TopicType.NORMAL): None}
+        waits = [harness.topic(TopicType.NORMAL)]
         found: list[Delivery] = []
 
         def wait() -> None:
@@ -36,6 +38,28 @@ class TestRenew:
         assert was_waiting
         assert broker.ack(held) == [True]
         assert [delivery.body for delivery in found] == [b"b"]
+
+
+class TestRelease:
+    def test_from_a_second_thread_ends_the_wait_of_the_first(
+        self, acts: Acts, broker: Broker, harness: Harness, monkeypatch: pytest.MonkeyPatch
+    ):
+        harness.without_polls(monkeypatch)
+        acts.send_bodies(b"a")
+        held = acts.receive()
+        found: list[Delivery] = []
+        first = threading.Thread(target=lambda: found.extend(acts.receive(wait=WAIT)))
+        first.start()
+        first.join(0.5)  # it waits, as far as one can tell from here
+        was_waiting = first.is_alive()
+
+        started = time.monotonic()
+        broker.release(held)
+        first.join(120)
+
+        assert was_waiting
+        assert [(delivery.body, delivery.attempt) for delivery in found] == [(b"a", 2)]
+        assert time.monotonic() - started < WAIT.total_seconds() / 2
 
 
 class TestClose:

@@ -47,7 +47,6 @@ class MemoryBroker(Controls, NeedsCheckLoop, DeadLetters, TransactionalSends):
 
     supports_order: ClassVar[bool] = True
     supports_delay: ClassVar[bool] = True
-    supports_tags: ClassVar[bool] = True
     is_durable: ClassVar[bool] = False
     confirms_ends = True  # the half message is ended before the answer
 
@@ -151,7 +150,14 @@ class MemoryBroker(Controls, NeedsCheckLoop, DeadLetters, TransactionalSends):
     def renew(self, deliveries: Sequence[Delivery], invisible_for: timedelta) -> list[Delivery | None]:
         """Hold deliveries longer, under new receipts."""
         with self._store.changed:
-            return [receiver.renew(self._store, one, self._now(), invisible_for) for one in deliveries]
+            return [receiver.renew(self._store, one, self._now() + invisible_for) for one in deliveries]
+
+    def release(self, deliveries: Sequence[Delivery]) -> None:
+        """Let go of deliveries; their messages are due at once, to those who wait, too."""
+        with self._store.changed:
+            for delivery in deliveries:
+                receiver.let_go(self._store, delivery, self._now())
+            self._store.changed.notify_all()
 
     def ack(self, deliveries: Sequence[Delivery]) -> list[bool]:
         """Finish deliveries that are still held."""
@@ -161,11 +167,7 @@ class MemoryBroker(Controls, NeedsCheckLoop, DeadLetters, TransactionalSends):
     def retry(self, delivery: Delivery, after: timedelta) -> bool:
         """Let go of a delivery; its message is due again after that time."""
         with self._store.changed:
-            place = receiver.held_by(self._store, delivery, self._now())
-            if place is not None:
-                place.receipt = ""
-                place.due_at = self._now() + after
-            return place is not None
+            return receiver.let_go(self._store, delivery, self._now() + after)
 
     def dead_letter(self, delivery: Delivery, reason: str) -> bool:
         """Put the message aside."""
@@ -187,9 +189,7 @@ class MemoryBroker(Controls, NeedsCheckLoop, DeadLetters, TransactionalSends):
         with self._store.changed:
             known = self._store.groups[group]
             copies = [known.dead.pop(letter)[1] for letter in letters if letter in known.dead]
-            for copy in copies:
-                known.unfinished[copy.message.topic][copy.number] = Place(copy, self._now())
-            self._store.changed.notify_all()
+            receiver.give_again(self._store, known, copies, self._now())
             return len(copies)
 
     def discard(self, group: str, letters: Sequence[str]) -> int:
@@ -203,16 +203,19 @@ class MemoryBroker(Controls, NeedsCheckLoop, DeadLetters, TransactionalSends):
         with self._store.changed:
             known = self._store.groups.get(group, Group())
             copies = [copy for one in message_ids for copy in known.done.pop(one, [])]
-            for copy in copies:
-                known.unfinished[copy.message.topic][copy.number] = Place(copy, self._now())
-            self._store.changed.notify_all()
+            receiver.give_again(self._store, known, copies, self._now())
             return {copy.message.message_id for copy in copies}
 
     def backlog(self, group: str) -> dict[str, int]:
-        """Count what waits for a group; tags it never asked for are counted until it reads on."""
+        """Count what waits for a group."""
         with self._store.changed:
             known = self._store.groups.get(group, Group())
             return {topic: receiver.count_waiting(self._store, known, topic, self._now()) for topic in known.next_number}
+
+    def may_deliver_again(self, group: str, message_ids: Collection[str]) -> set[str]:
+        """Return those of which a copy lies before the group: not read, not finished, or given up."""
+        with self._store.changed:
+            return receiver.open_ids(self._store, group).intersection(message_ids)
 
     def find(self, message_id: str, *, half: HalfRef | None = None) -> list[StoredCopy]:
         """Look a message up among half messages, copies and dead letters."""
@@ -290,7 +293,7 @@ class MemoryBroker(Controls, NeedsCheckLoop, DeadLetters, TransactionalSends):
         return found
 
     def _finish(self, delivery: Delivery) -> Place | None:
-        place = receiver.held_by(self._store, delivery, self._now())
+        place = receiver.held_by(self._store, delivery)
         if place is not None:
             receiver.finish(self._store.groups[delivery.group], place.copy)
         return place

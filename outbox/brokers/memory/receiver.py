@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import uuid
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from dataclasses import replace
 from datetime import datetime, timedelta
 
@@ -69,12 +69,12 @@ def _new_receipt(place: Place) -> str:
     return f"{place.copy.message.topic}/{place.copy.number}/{uuid.uuid4().hex}"
 
 
-def renew(store: Store, delivery: Delivery, now: datetime, invisible_for: timedelta) -> Delivery | None:
-    """Hold a delivery for that long from now, under a new receipt. None: it is held no more."""
-    place = held_by(store, delivery, now)
+def renew(store: Store, delivery: Delivery, until: datetime) -> Delivery | None:
+    """Hold a delivery until that time, under a new receipt. None: it is held no more."""
+    place = held_by(store, delivery)
     if place is None:
         return None
-    place.due_at = now + invisible_for
+    place.due_at = until
     place.receipt = _new_receipt(place)
     return replace(delivery, receipt=place.receipt)
 
@@ -86,14 +86,39 @@ def count_waiting(store: Store, group: Group, topic: str, now: datetime) -> int:
     return sum(copy.visible_at <= now for copy in [*unread, *unfinished])
 
 
-def held_by(store: Store, delivery: Delivery, now: datetime) -> Place | None:
-    """Give the place that a delivery still holds, or None: its time is over, or the message was handed out again."""
+def give_again(store: Store, group: Group, copies: Iterable[Copy], now: datetime) -> None:
+    """Put copies before a group as if for the first time, and wake who waits."""
+    for copy in copies:
+        group.unfinished[copy.message.topic][copy.number] = Place(copy, now)
+    store.changed.notify_all()
+
+
+def open_ids(store: Store, name: str) -> set[str]:
+    """Return the ids of the messages that a group has before it: those that it gave up, too, for they can be replayed."""
+    group = store.groups.get(name)
+    if group is None:
+        return set()
+    unread = [copy for topic, number in group.next_number.items() for copy in store.copies.get(topic, [])[number:]]
+    unfinished = [place.copy for places in group.unfinished.values() for place in places.values()]
+    dead = [copy for _, copy in group.dead.values()]
+    return {copy.message.message_id for copy in [*unread, *unfinished, *dead]}
+
+
+def let_go(store: Store, delivery: Delivery, due_at: datetime) -> bool:
+    """End a delivery; its message is due at that time. Return whether it was held."""
+    place = held_by(store, delivery)
+    if place is not None:
+        place.receipt = ""
+        place.due_at = due_at
+    return place is not None
+
+
+def held_by(store: Store, delivery: Delivery) -> Place | None:
+    """Return the place that a delivery holds, however late it is. None: it was ended, or the message was handed out again."""
     group = store.groups.get(delivery.group)
     number = int(delivery.receipt.split("/")[1])
     place = group.unfinished.get(delivery.topic, {}).get(number) if group else None
-    if place is None or place.receipt != delivery.receipt or place.due_at <= now:
-        return None
-    return place
+    return place if place is not None and place.receipt == delivery.receipt else None
 
 
 def finish(group: Group, copy: Copy) -> None:

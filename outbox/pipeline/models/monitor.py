@@ -83,7 +83,7 @@ class MonitorLane(models.Model):
     Args:
         consumer_group: empty: the outbox itself.
         lane: -1: messages without a number.
-        missing: below the highest number, and not there; NULL: not judged, for its broker gives the group some tags only.
+        missing: below the highest number, and not there; NULL: not judged, for the group began behind what lay there before.
         duplicates: numbers seen again; of messages without a number, deliveries that the inbox dropped.
         first_missing_since: since when it is this number that is the first one missing. What is under way is missing for a
             moment.

@@ -24,18 +24,18 @@ CREATE TEMP TABLE quick_business (subject text, about text, at timestamptz) ON C
 CREATE TEMP TABLE quick_messages (message_id text, topic text, key text, type text, about text, at timestamptz) ON COMMIT DROP;
 CREATE TEMP TABLE quick_places (source text, topic text, lane smallint, number bigint, message_id text, state text,
     claimed_at timestamptz, at timestamptz) ON COMMIT DROP;
-CREATE TEMP TABLE quick_broker (source text, topic text, lane smallint, number bigint, message_id text, key text, tag text,
+CREATE TEMP TABLE quick_broker (source text, topic text, lane smallint, number bigint, message_id text, key text,
     queue int, pos bigint, at timestamptz) ON COMMIT DROP;
 CREATE TEMP TABLE quick_inbox (consumer_group text, source text, topic text, lane smallint, number bigint, message_id text,
     nth int, at timestamptz) ON COMMIT DROP;
 CREATE TEMP TABLE quick_attempts (consumer_group text, source text, topic text, lane smallint, number bigint, message_id text,
     nth int, outcome text, at timestamptz) ON COMMIT DROP;
 CREATE TEMP TABLE quick_marks (source text, topic text, lane smallint, first bigint, last bigint) ON COMMIT DROP;
-CREATE TEMP TABLE quick_groups (name text, topic text, tags text[], is_from_start boolean) ON COMMIT DROP;
+CREATE TEMP TABLE quick_groups (name text, topic text, is_from_start boolean) ON COMMIT DROP;
 CREATE TEMP TABLE quick_entries (nth int, name text, topic text, type text, about text) ON COMMIT DROP;
 """
 
-GROUP = "INSERT INTO quick_groups VALUES (%s, %s, %s, %s)"
+GROUP = "INSERT INTO quick_groups VALUES (%s, %s, %s)"
 ENTRY = "INSERT INTO quick_entries VALUES (%s, %s, %s, %s, %s)"
 
 NOW = "SELECT clock_timestamp()"

@@ -35,13 +35,10 @@ WITH said AS (
     SELECT message_id, topic, source, CASE WHEN at <= %(cutoff)s THEN 'stored' ELSE 'stored young' END
     FROM quick_broker WHERE number IS NULL
     UNION ALL
-    SELECT b.message_id, b.topic, b.source, 'not for ' || g.name FROM quick_broker b JOIN quick_groups g ON g.topic = b.topic
-    WHERE b.number IS NULL AND g.tags IS NOT NULL AND NOT coalesce(b.tag = ANY(g.tags), false)
-    UNION ALL
     SELECT message_id, topic, source, 'in ' || consumer_group FROM quick_inbox WHERE number IS NULL
     UNION ALL
     SELECT message_id, topic, source,
-        CASE outcome WHEN 'dead letter' THEN 'dead in ' WHEN 'filtered' THEN 'not for ' ELSE 'waits in ' END || consumer_group
+        CASE outcome WHEN 'dead letter' THEN 'dead in ' ELSE 'waits in ' END || consumer_group
     FROM quick_attempts WHERE number IS NULL AND outcome <> 'duplicate'
 ), seen AS (
     SELECT message_id, topic, array_agg(word) AS words, topic = ANY(%(seen_topics)s::text[]) AS is_seen,
@@ -57,7 +54,7 @@ WITH said AS (
         UNION ALL SELECT CASE WHEN 'waits in ' || g.name = ANY(words) THEN 'late' ELSE 'lost' END, 'inbox', g.name, ''
             FROM quick_groups g WHERE g.topic = s.topic
             AND CASE WHEN is_seen THEN 'stored' = ANY(words) ELSE 'sent' = ANY(words) END
-            AND NOT words && ARRAY['in ' || g.name, 'dead in ' || g.name, 'not for ' || g.name]
+            AND NOT words && ARRAY['in ' || g.name, 'dead in ' || g.name]
     ) v(kind, stage, grp, detail)
 )
 SELECT topic, kind, stage, detail, grp, count(*), (array_agg(message_id ORDER BY message_id COLLATE "C"))[:%(ids)s]

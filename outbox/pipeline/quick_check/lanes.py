@@ -36,13 +36,9 @@ FROM (
             ELSE 'elsewhere' END FROM quick_inbox i
     UNION ALL
     SELECT 'inbox', a.source, a.topic, a.lane, a.number, a.consumer_group, a.message_id,
-        CASE WHEN a.outcome IN ('dead letter', 'filtered') THEN a.outcome ELSE 'waiting' END
+        CASE WHEN a.outcome = 'dead letter' THEN a.outcome ELSE 'waiting' END
     FROM quick_attempts a WHERE a.outcome <> 'duplicate'
         AND EXISTS (SELECT FROM quick_groups g WHERE g.name = a.consumer_group)
-    UNION ALL
-    SELECT 'broker', b.source, b.topic, b.lane, b.number, g.name, b.message_id, 'filtered'
-    FROM quick_broker b JOIN quick_groups g ON g.topic = b.topic
-    WHERE g.tags IS NOT NULL AND NOT coalesce(b.tag = ANY(g.tags), false)
 ) r WHERE number IS NOT NULL
 """
 
@@ -67,7 +63,7 @@ SELECT m.source, m.topic, m.lane, n.number, n.number > m.last AS is_beyond,
     bool_or(role = 'stored') AS is_stored_long, bool_or(role = 'sent') AS is_sent_long, bool_or(role = 'open late') AS is_late,
     bool_or(role = 'foreign group') AS is_foreign,
     coalesce(array_agg(grp) FILTER (WHERE role = 'handled'), '{{}}') AS handled,
-    coalesce(array_agg(grp) FILTER (WHERE role IN ('dead letter', 'filtered')), '{{}}') AS explained,
+    coalesce(array_agg(grp) FILTER (WHERE role = 'dead letter'), '{{}}') AS explained,
     coalesce(array_agg(grp) FILTER (WHERE role = 'waiting'), '{{}}') AS waiting
 FROM quick_marks m JOIN (
     SELECT source, topic, lane, number, role, grp FROM quick_seen WHERE number BETWEEN 1 AND {HIGHEST}

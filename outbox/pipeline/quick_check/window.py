@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Any
 from uuid import UUID
@@ -78,12 +78,12 @@ def _attempts(sql: Sql) -> str:
 def _stored(sql: Sql) -> str:
     return f"""
     SELECT m.source, t.name, {sql.header("m.headers", "ce-lane", "smallint")}, {sql.header("m.headers", "ce-number", "bigint")},
-        m.message_id, m.key, m.tag, m.queue::int, m.pos, {sql.time("m.stored_at")}
+        m.message_id, m.key, m.queue::int, m.pos, {sql.time("m.stored_at")}
     FROM outbox_embedded_message m JOIN outbox_embedded_topic t ON t.id = m.topic_id
     WHERE m.message_id >= %(first_id)s::text OR m.message_id = ANY(%(older)s)
     UNION ALL
     SELECT d.source, t.name, {sql.header("d.headers", "ce-lane", "smallint")}, {sql.header("d.headers", "ce-number", "bigint")},
-        d.message_id, d.key, d.tag, d.queue::int, 0, NULL
+        d.message_id, d.key, d.queue::int, 0, NULL
     FROM outbox_embedded_delayed d JOIN outbox_embedded_topic t ON t.id = d.topic_id
     WHERE d.message_id >= %(first_id)s::text OR d.message_id = ANY(%(older)s)
     """
@@ -100,17 +100,6 @@ def _held(sql: Sql) -> str:
     LEFT JOIN outbox_embedded_delivery d ON d.consumer_group = o.consumer_group AND d.topic_id = m.topic_id
         AND d.queue = m.queue AND d.pos = m.pos
     WHERE (m.message_id >= %(first_id)s::text OR m.message_id = ANY(%(older)s)) AND (m.pos > o.pos OR d.id IS NOT NULL)
-    """
-
-
-# What a broker that is not looked at need not have given a group, for its tag.
-def _unasked(sql: Sql) -> str:
-    return f"""
-    SELECT %(group)s::text, p.source, p.topic, p.lane, p.number, p.message_id, 0, 'filtered', p.at
-    FROM quick_places p JOIN outbox_message m ON m.id = p.message_id::uuid
-    WHERE p.topic = %(topic)s::text AND p.state = 'sent'
-        AND NOT coalesce({sql.header("m.headers", "ce-tag")}, '') = ANY(%(tags)s::text[])
-        AND (m.id >= %(first_id)s OR m.id = ANY(%(older)s::uuid[]))
     """
 
 
@@ -163,9 +152,6 @@ def fill(check: Check, config: PipelineConfig, *, since: datetime, sql: Sql = PL
         looked.notes.append("The broker's tables are in another database, and were not looked at.")
     for name, query in wanted:
         looked.rows[name] = looked.rows.get(name, 0) + check.fill(f"quick_{name}", query(sql), arguments)
-    known = config if is_broker_here else replace(config, seen_topics=[])
-    for group, topic, tags in known.asked_unseen():
-        check.fill("quick_attempts", _unasked(sql), {**arguments, "group": group, "topic": topic, "tags": tags})
     looked.broken = _find_broken(check, arguments, sql, is_broker_here=is_broker_here)
     if not any(looked.rows.get(name) for name in ("places", "messages", "inbox", "broker")):
         looked.notes.append(NOTHING)
@@ -186,8 +172,8 @@ def _find_broken(check: Check, arguments: dict[str, Any], sql: Sql, *, is_broker
 def describe(check: Check, config: PipelineConfig) -> None:
     """Write down who owes what."""
     for group in config.groups:
-        for topic, tags in group.topics.items():
-            check.run(GROUP, [group.name, topic, tags, group.is_from_start])
+        for topic in group.topics:
+            check.run(GROUP, [group.name, topic, group.is_from_start])
     for nth, entry in enumerate(config.business):
         check.run(ENTRY, [nth, entry.name, entry.topic, entry.type, entry.about])
 

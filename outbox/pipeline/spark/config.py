@@ -79,15 +79,14 @@ class Business:
 @dataclass(frozen=True)
 class Group:
     """
-    A consumer group that owes each message an inbox row.
+    A consumer group that owes each message of its topics an inbox row, of whatever tag.
 
     Args:
-        topics: topic -> tags that the broker gives it; None: all.
         is_from_start: False: it began behind what lay there before; what it has not seen below its first number is not its.
     """
 
     name: str
-    topics: dict[str, list[str] | None]
+    topics: list[str]
     is_from_start: bool = True
 
 
@@ -140,15 +139,6 @@ class PipelineConfig:
     master: str = "local[2]"
     driver_memory: str = "2g"
     shuffle_partitions: int = 4
-
-    def asked_unseen(self) -> list[tuple[str, str, list[str]]]:
-        """Give (group, topic, tags) where a group gets some tags only, and not all that its broker ever had is known."""
-        return [
-            (group.name, topic, tags)
-            for group in self.groups
-            for topic, tags in group.topics.items()
-            if tags is not None and (topic not in self.seen_topics or topic in self.recorded)
-        ]
 
     def to_json(self) -> str:
         """Write everything; passwords in URLs included, so whoever stores it makes it unreadable for others."""

@@ -40,7 +40,6 @@ BROKER = _schema(
     number=LongType,
     message_id=StringType,
     key=StringType,
-    tag=StringType,
     queue=IntegerType,
     pos=LongType,
     at=TimestampType,
@@ -58,8 +57,7 @@ INBOX = _schema(
     at=TimestampType,
 )
 
-# Deliveries that ended otherwise, one row per try. outcome: waiting, retry, dead letter, duplicate; filtered: there was none,
-# and need not be one.
+# Deliveries that ended otherwise, one row per try. outcome: waiting, retry, dead letter, duplicate.
 ATTEMPTS = _schema(
     consumer_group=StringType,
     source=StringType,

@@ -209,10 +209,10 @@ class TestFindGaps:
 
 
 class TestWatchedTopics:
-    def test_leaves_out_topics_of_which_the_broker_gives_some_tags_only(self):
+    def test_has_those_of_which_the_group_wants_some_tags_only(self):
         consumer(topic="plain", group="cart", tags={"placed"})(lambda message, context: None)
 
-        assert watched_topics(group("cart")) == ["orders"]
+        assert watched_topics(group("cart")) == ["orders", "plain"]
 
     def test_leaves_out_delay_topics(self, settings):
         settings.OUTBOX = {**settings.OUTBOX, "TOPICS": {"orders": {"TYPE": "delay"}}}

@@ -47,3 +47,8 @@ def connection(db: None) -> Iterator[database.Connection]:
     """Give a connection beside the broker's, as an operator or another process has one."""
     with database.connect("default") as connection:
         yield connection
+
+
+@pytest.fixture
+def unpolled(harness: EmbeddedHarness, monkeypatch: pytest.MonkeyPatch) -> None:
+    harness.without_polls(monkeypatch)

@@ -2,6 +2,7 @@
 
 import threading
 import time
+from contextlib import suppress
 from datetime import timedelta
 
 import pytest
@@ -9,11 +10,13 @@ import pytest
 from outbox.brokers.base import Delivery
 from outbox.database import Connection
 from outbox.embedded import EmbeddedBroker, wakeup
-from tests.contracts.acts import Acts
+from outbox.errors import BrokerUnavailable
+from tests.contracts.acts import INVISIBLE, Acts
 from tests.contracts.harness import EmbeddedHarness
 from tests.waiting import wait_until
 
 IDLE = "SELECT pid FROM outbox_embedded_idle"
+MOMENT = timedelta(seconds=0.05)
 
 
 @pytest.fixture
@@ -53,13 +56,109 @@ class TestWaitingConsumer:
         [(_, delivery)] = wait_until(lambda: list(consumer), seconds=3)
         assert delivery.body == b"a"
 
-    def test_says_that_it_waits_no_longer(self, acts: Acts, connection: Connection, consumer: list):
-        wait_until(lambda: connection.execute(IDLE).fetchone())
+    def test_stays_registered_while_its_receives_bring_less_than_they_may(
+        self, acts: Acts, connection: Connection, consumer: list
+    ):
+        before = wait_until(lambda: connection.execute(IDLE).fetchall())
 
         acts.send_bodies(b"a")
 
         wait_until(lambda: list(consumer))
+        assert connection.execute(IDLE).fetchall() == before
+
+    def test_is_told_nothing_more_when_a_receive_brings_all_it_may(self, acts: Acts, connection: Connection):
+        acts.receive(wait=MOMENT)
+        acts.send_bodies(b"a", b"b")
+        was_registered = connection.execute(IDLE).fetchall() != []
+
+        acts.receive(limit=2)
+
+        assert was_registered
         assert connection.execute(IDLE).fetchall() == []
+
+    @pytest.mark.usefixtures("unpolled")
+    def test_is_told_again_when_it_has_caught_up(self, acts: Acts, harness: EmbeddedHarness, connection: Connection):
+        acts.receive(wait=MOMENT)
+        acts.send_bodies(b"a")
+        acts.receive(limit=1)
+        sender = threading.Thread(
+            target=lambda: wait_until(lambda: connection.execute(IDLE).fetchone()) and harness.open().send([acts.message()])
+        )
+        sender.start()
+        started = time.monotonic()
+
+        found = acts.receive(wait=timedelta(seconds=20))
+
+        sender.join(10)
+        assert len(found) == 1
+        assert time.monotonic() - started < 10
+
+    def test_is_told_nothing_while_it_handles_something_for_long(
+        self, acts: Acts, connection: Connection, broker: EmbeddedBroker
+    ):
+        acts.send_bodies(b"a")
+        held = acts.receive()
+        acts.receive(wait=MOMENT)
+        was_registered = connection.execute(IDLE).fetchall() != []
+
+        broker.renew(held, INVISIBLE)
+
+        assert was_registered
+        assert connection.execute(IDLE).fetchall() == []
+
+    def test_is_told_though_another_thread_renews(
+        self, acts: Acts, connection: Connection, broker: EmbeddedBroker, harness: EmbeddedHarness
+    ):
+        acts.send_bodies(b"a")
+        held = acts.receive()
+        waiting = threading.Thread(target=acts.receive, kwargs={"wait": timedelta(seconds=20)})
+        waiting.start()
+        wait_until(lambda: connection.execute(IDLE).fetchone())
+
+        broker.renew(held, INVISIBLE)
+        is_registered = connection.execute(IDLE).fetchall() != []
+
+        harness.open().send([acts.message()])
+        waiting.join(20)
+        assert is_registered
+
+    def test_is_registered_until_it_closes(self, acts: Acts, connection: Connection, broker: EmbeddedBroker):
+        acts.receive(wait=MOMENT)
+        was_registered = connection.execute(IDLE).fetchall() != []
+
+        broker.close()
+
+        assert was_registered
+        assert connection.execute(IDLE).fetchall() == []
+
+    def test_is_registered_anew_when_its_connection_broke(self, acts: Acts, harness: EmbeddedHarness, connection: Connection):
+        acts.receive(wait=MOMENT)
+        before = connection.execute(IDLE).fetchall()
+        harness.restart()
+
+        with suppress(BrokerUnavailable):
+            acts.receive(wait=MOMENT)
+        acts.receive(wait=MOMENT)
+
+        [now] = connection.execute(IDLE).fetchall()
+        assert now not in before
+
+    @pytest.mark.usefixtures("unpolled")
+    def test_looks_again_soon_where_another_was_faster(self, acts: Acts, harness: EmbeddedHarness, connection: Connection):
+        acts.receive()
+        acts.send_bodies(b"a")
+        started = time.monotonic()
+        found: list[Delivery] = []
+        late = threading.Thread(target=lambda: found.extend(acts.receive(wait=timedelta(seconds=20))))
+
+        with connection.transaction():
+            connection.execute("SELECT FROM outbox_embedded_offset FOR UPDATE")
+            late.start()
+            late.join(0.3)
+        late.join(20)
+
+        assert [delivery.body for delivery in found] == [b"a"]
+        assert time.monotonic() - started < 10
 
     def test_looks_again_when_something_is_due(self, acts: Acts, harness: EmbeddedHarness, broker: EmbeddedBroker):
         acts.send_bodies(b"a")
@@ -77,9 +176,9 @@ class TestWaitingConsumer:
     def test_that_died_is_forgotten_by_the_next(self, acts: Acts, connection: Connection):
         connection.execute("INSERT INTO outbox_embedded_idle VALUES (0)")
 
-        acts.receive(wait=timedelta(seconds=0.05))
+        acts.receive(wait=MOMENT)
 
-        assert connection.execute(IDLE).fetchall() == []
+        assert (0,) not in connection.execute(IDLE).fetchall()
 
 
 class TestNotify:

@@ -29,7 +29,7 @@ class TestWhatTheJobIsTold:
         assert (orders.topic, orders.type, orders.about) == ("orders", "OrderPlaced", "shop.order")
         assert (orders.table, orders.key, orders.at) == ('"shop_order"', '"id"', '"placed_at"')
         groups = {group.name: group.topics for group in config.groups}
-        assert groups["points"] == {"orders": None, "order-cancellations": None}
+        assert groups["points"] == ["order-cancellations", "orders"]
         assert config.seen_topics == ["order-cancellations", "orders", "shipments"]
         assert config.settle_seconds == 300
 

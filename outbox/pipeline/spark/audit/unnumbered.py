@@ -87,8 +87,6 @@ class Saying:
             case "broker":
                 is_shown = micros_of(batch, "at", missing=NEVER) <= self.cutoff_micros
                 yield np.where(is_shown, "stored", "stored young").tolist()
-                for index, is_filtered in self.roles.filtered(batch):
-                    yield self._not_for(index, is_filtered)
             case "inbox":
                 yield [f"in {group}" for group in batch.column("consumer_group").to_pylist()]
             case "attempts":
@@ -103,8 +101,6 @@ class Saying:
 def _tried(outcome: str | None, group: str) -> str | None:
     if outcome is None or outcome == "duplicate":
         return None
-    if outcome == "filtered":
-        return f"not for {group}"
     return f"dead in {group}" if outcome == "dead letter" else f"waits in {group}"
 
 

@@ -129,12 +129,11 @@ def _require_version() -> None:
 
 
 def groups_by_topic(config: PipelineConfig) -> dict[str, list[str]]:
-    """Give topic -> the groups that owe each of its messages an inbox row: those that take all tags, from the first on."""
+    """Give topic -> the groups that owe each of its messages an inbox row: those that began with the first."""
     found: dict[str, list[str]] = {}
     for group in config.groups:
-        for topic, tags in group.topics.items():
-            if tags is None and group.is_from_start:
-                found.setdefault(topic, []).append(group.name)
+        for topic in group.topics if group.is_from_start else ():
+            found.setdefault(topic, []).append(group.name)
     return found
 
 

@@ -27,7 +27,7 @@ from outbox.pipeline.spark.lake.read import HOLD_DAYS, read_lake, unsettled_days
 from outbox.pipeline.spark.lake.whole import insist_on_ours, whole_since
 from outbox.pipeline.spark.schemas import FRAMES
 from outbox.pipeline.spark.sources.copies import copies, once
-from outbox.pipeline.spark.sources.owed import add_filtered, begin_marks, owed_from
+from outbox.pipeline.spark.sources.owed import begin_marks, owed_from
 from outbox.pipeline.spark.sources.sane import NO_TOPIC
 
 if TYPE_CHECKING:
@@ -128,7 +128,6 @@ def add_archived(
         live = held.archived.live_since
         if live is None:
             return {}
-        add_filtered(spark, config, folder, live)
         return owed_from(spark, config, folder, live)
     except LakeError:
         raise
@@ -176,8 +175,8 @@ def _but_those_there(spark: SparkSession, folder: str, name: str, rows: DataFram
 
 def _messages(rows: DataFrame) -> DataFrame:
     """Give message rows; a tombstone stands in the place of one that never was."""
-    header = {name: F.get_json_object("headers", f"$.ce-{name}").alias(name) for name in ("type", "tag")}
-    columns = ("message_id", _topic(), "key", header["type"], "about", F.col("created_at").alias("at"), header["tag"])
+    kind = F.get_json_object("headers", "$.ce-type").alias("type")
+    columns = ("message_id", _topic(), "key", kind, "about", F.col("created_at").alias("at"))
     return rows.where("state <> 'tombstone'").select(*columns)
 
 

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
-from pyspark.sql.types import StringType, StructType
+from pyspark.sql.types import StructType
 
 from outbox.pipeline.spark.archive.spark import read_rows
 from outbox.pipeline.spark.config import PipelineConfig, Source
@@ -29,15 +29,12 @@ from outbox.pipeline.spark.sources.archived import add_archived, hold, known_at_
 from outbox.pipeline.spark.sources.sane import BROKEN_BATCHES
 from outbox.pipeline.spark.sources.snapshot import exported_snapshot
 from outbox.pipeline.spark.sources.statements import Statement
-from outbox.pipeline.spark.sources.tags import add_unasked
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 Say = Callable[[str], None]
 Opened = dict[str, tuple[Any, str]]
-
-WITH_TAG = StructType([*FRAMES["messages"]]).add("tag", StringType())
 
 SNAPSHOT_GONE = ("invalid snapshot identifier", "terminating connection", "connection is closed", "server closed the connection")
 NO_DAMAGE = ("does not exist", *SNAPSHOT_GONE)  # what reading with care does not help against
@@ -90,12 +87,10 @@ def copy_history(spark: SparkSession, config: PipelineConfig, folder: str, say: 
             say(f"reading {name}")
             broken += _write(spark, name, of_frame, f"{folder}/{name}", say)
     if held is None:
-        add_unasked(spark, config, folder)
         write_about(spark, folder, sources, now, recorded, broken=broken)
         return
     recorded = known_at_the_broker(config, held, recorded)
     owed = add_archived(spark, config, folder, held, say)
-    add_unasked(spark, config, folder)
     write_about(spark, folder, sources, now, recorded, judged_since=held.since, owed=owed, broken=broken)
 
 
@@ -116,9 +111,8 @@ def _parts(spark: SparkSession, config: PipelineConfig, opened: Opened, *, is_ar
         parts[RECORDED.name] = [Part(config.outbox, ours, None, rows.schema, rows)]
     elif config.recorded:
         wanted.append(("broker", statements.of_recorded(config.recorded)))
-    schemas = FRAMES | {"messages": WITH_TAG} if is_archived or config.asked_unseen() else FRAMES
     for name, statement in wanted:
-        parts[name].append(Part(config.outbox, ours, statement, schemas[name]))
+        parts[name].append(Part(config.outbox, ours, statement, FRAMES[name]))
     return parts
 
 

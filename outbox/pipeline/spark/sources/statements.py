@@ -66,13 +66,12 @@ def _places(sql: Sql) -> str:
     """
 
 
-# Topic 0: what a check-back wrote in the place of a message that never was. The parts are seconds of publishing. The tag is
-# asked for where the broker is not known to have it.
+# Topic 0: what a check-back wrote in the place of a message that never was. The parts are seconds of publishing.
 def _messages(sql: Sql) -> str:
     return f"""
     SELECT ('x' || left(replace(m.id::text, '-', ''), 12))::bit(48)::bigint / 1000 AS part, m.id::text AS message_id,
         {TOPIC.format(row="m")} AS topic, m.key, {sql.header("m.headers", "ce-type")} AS type, m.about,
-        {sql.time("m.created_at")} AS at, {sql.header("m.headers", "ce-tag")} AS tag
+        {sql.time("m.created_at")} AS at
     FROM outbox_message m LEFT JOIN outbox_topic t ON t.id = m.topic_id WHERE m.topic_id <> 0
     """
 
@@ -141,12 +140,12 @@ NOW = "SELECT clock_timestamp()"
 def _embedded(sql: Sql) -> str:
     return f"""
     SELECT m.pos AS part, m.source, t.name AS topic, {sql.header("m.headers", "ce-lane", "smallint")} AS lane,
-        {sql.header("m.headers", "ce-number", "bigint")} AS number, m.message_id, m.key, m.tag, m.queue::int AS queue, m.pos,
+        {sql.header("m.headers", "ce-number", "bigint")} AS number, m.message_id, m.key, m.queue::int AS queue, m.pos,
         {sql.time("m.stored_at")} AS at
     FROM outbox_embedded_message m JOIN outbox_embedded_topic t ON t.id = m.topic_id
     UNION ALL
     SELECT 0, d.source, t.name, {sql.header("d.headers", "ce-lane", "smallint")},
-        {sql.header("d.headers", "ce-number", "bigint")}, d.message_id, d.key, d.tag, d.queue::int, 0, NULL
+        {sql.header("d.headers", "ce-number", "bigint")}, d.message_id, d.key, d.queue::int, 0, NULL
     FROM outbox_embedded_delayed d JOIN outbox_embedded_topic t ON t.id = d.topic_id
     """
 
@@ -176,11 +175,11 @@ EMBEDDED_BROKER = {"broker": EMBEDDED, "attempts": EMBEDDED_ATTEMPTS}
 # What the recorder wrote down. Each first delivery is another copy at the broker: places are written once. A later one is
 # another copy only if no earlier delivery explains it: of so many deliveries of one count there are at least so many copies.
 RECORDED = """
-SELECT r.id AS part, r.source, r.topic, r.lane, r.number, r.message_id::text AS message_id, r.key, r.tag,
+SELECT r.id AS part, r.source, r.topic, r.lane, r.number, r.message_id::text AS message_id, r.key,
     hashtext(r.queue) AS queue, coalesce(r.pos, 0) AS pos, coalesce(r.stored_at, r.recorded_at) AS at
 FROM outbox_recorded r WHERE r.nth = 1 AND r.topic = ANY(ARRAY[{topics}]::text[])
 UNION ALL
-SELECT 0, r.source, r.topic, r.lane, r.number, r.message_id::text, r.key, r.tag,
+SELECT 0, r.source, r.topic, r.lane, r.number, r.message_id::text, r.key,
     hashtext(r.queue), coalesce(r.pos, 0), coalesce(r.stored_at, r.recorded_at)
 FROM (
     SELECT *, row_number() OVER (PARTITION BY topic, message_id, nth ORDER BY id) AS copy

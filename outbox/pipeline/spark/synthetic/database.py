@@ -32,7 +32,7 @@ HAS_ROWS = "SELECT EXISTS (SELECT FROM {table})"
 # The database takes the name of the made-up one; nothing in it has used its own.
 TAKE_NAME = "UPDATE outbox_source SET id = %s"
 TOPIC = "INSERT INTO outbox_topic (name, type) VALUES (%s, 'normal') ON CONFLICT (name) DO NOTHING"
-EMBEDDED_TOPIC = "INSERT INTO outbox_embedded_topic (name, type, queues) VALUES (%s, 'normal', 4) ON CONFLICT (name) DO NOTHING"
+BROKER_TOPIC = "INSERT INTO outbox_embedded_topic (name, type, queues) VALUES (%s, 'normal', 4) ON CONFLICT (name) DO NOTHING"
 TOPIC_IDS = "SELECT name, id FROM {table} WHERE name = ANY(%s)"
 LANE = "INSERT INTO outbox_lane (topic_id, lane, last_seq) SELECT id, %s, %s FROM outbox_topic WHERE name = %s"
 
@@ -99,7 +99,7 @@ def _make_topics(connection: psycopg.Connection[Any], topics: list[str]) -> tupl
     """Give, for a column `topic`, its ids in the outbox and at the broker."""
     connection.execute(TAKE_NAME, [SOURCE])
     found = []
-    for table, statement in (("outbox_topic", TOPIC), ("outbox_embedded_topic", EMBEDDED_TOPIC)):
+    for table, statement in (("outbox_topic", TOPIC), ("outbox_embedded_topic", BROKER_TOPIC)):
         for topic in topics:
             connection.execute(statement, [topic])
         rows = connection.execute(TOPIC_IDS.format(table=table).encode(), [topics]).fetchall()
@@ -115,8 +115,8 @@ def _messages(frame: DataFrame, topic_id: Column) -> DataFrame:
 
 def _stored(frame: DataFrame, topic_id: Column) -> DataFrame:
     number = F.struct(F.col("lane").cast("string").alias("ce-lane"), F.col("number").cast("string").alias("ce-number"))
-    columns = ("queue", "pos", "message_id", "source", "key", "tag")
-    return frame.select(topic_id, *columns, F.to_json(number), F.lit("{}"), _text("at"))
+    columns = ("queue", "pos", "message_id", "source", "key")
+    return frame.select(topic_id, *columns, F.lit(""), F.to_json(number), F.lit("{}"), _text("at"))
 
 
 def _handled(frame: DataFrame) -> DataFrame:

@@ -79,7 +79,6 @@ def _messages(spark: SparkSession, plan: Plan) -> DataFrame:
         F.concat(F.lit("key-"), (n % 1000).cast("string")).alias("key"),
         F.lit("OrderPlaced").alias("type"),
         F.concat(F.lit("shop.order:"), n.cast("string")).alias("about"),
-        F.lit("").alias("tag"),
         (n % 4).alias("queue"),
         F.expr("n div 4").alias("pos"),
         F.lit(1).alias("nth"),

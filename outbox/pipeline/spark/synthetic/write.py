@@ -47,7 +47,7 @@ def config_of(plan: Plan, folder: str) -> PipelineConfig:
     return PipelineConfig(
         outbox=Source(folder),
         business=[Business(topic, topic, "shop.order", "OrderPlaced") for topic in topics],
-        groups=[Group(GROUP(group), dict.fromkeys(topics)) for group in range(plan.groups)],
+        groups=[Group(GROUP(group), list(topics)) for group in range(plan.groups)],
         seen_topics=topics,
         ids_per_finding=100,
     )

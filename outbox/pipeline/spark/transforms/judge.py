@@ -104,7 +104,7 @@ def judge(lane: Lane, bucket: int, roles: Mapping[int, Cell]) -> Iterator[Verdic
         yield from runs(Kind.LATE, Stage.BROKER, "", of([Seen.UNREAD]) & ~stored)
     due = of([Seen.STORED]) | (of([Seen.UNSEEN]) & ~of([Seen.STORED_YOUNG])) if lane.is_seen else of([Seen.SENT])
     for group, name in lane.groups.items():
-        explained = handled[group] | of([of_group(group, InGroup.DEAD_LETTER)]) | of([of_group(group, InGroup.FILTERED)])
+        explained = handled[group] | of([of_group(group, InGroup.DEAD_LETTER)]) | of([of_group(group, InGroup.NOT_OWED)])
         waiting = of([of_group(group, InGroup.WAITING)])
         yield from runs(Kind.ORPHAN, Stage.INBOX, name, handled[group] & ~stored & ~placed)
         yield from runs(Kind.LOST, Stage.INBOX, name, due & ~explained & ~waiting)

@@ -41,13 +41,13 @@ class InGroup(enum.IntEnum):
     HANDLED = 0
     DEAD_LETTER = 1
     WAITING = 2  # being retried, or not yet read: the broker still has it for the group
-    FILTERED = 3  # of a tag that the group did not ask for, or not known to have been meant for it
+    NOT_OWED = 3  # not known to have been meant for the group
 
 
 # The columns that roles are made of.
 COLUMNS = {
     "places": ("topic", "state", "claimed_at", "at"),
-    "broker": ("topic", "tag", "at"),
+    "broker": ("topic", "at"),
     "inbox": ("consumer_group", "at"),
     "attempts": ("consumer_group", "outcome", "at"),
 }
@@ -105,11 +105,9 @@ class Roles:
             case "places":
                 yield self._of_places(batch)
                 for index, is_not_owed in self.not_owed(batch):
-                    yield np.where(is_not_owed, of_group(index, InGroup.FILTERED), NONE)
+                    yield np.where(is_not_owed, of_group(index, InGroup.NOT_OWED), NONE)
             case "broker":
                 yield self._of_broker(batch)
-                for index, is_filtered in self.filtered(batch):
-                    yield np.where(is_filtered, of_group(index, InGroup.FILTERED), NONE)
             case "inbox":
                 yield self._by_group(batch, InGroup.HANDLED)
             case "attempts":
@@ -130,14 +128,6 @@ class Roles:
             recorded = np.select([*cases.values(), may_be_hidden], [*cases, Seen.SENT_YOUNG], Seen.SENT)
             roles = np.where(topic.is_(name), recorded, roles)
         return roles
-
-    def filtered(self, batch: pa.RecordBatch) -> Iterator[tuple[int, Bools]]:
-        """Give a group's index, and which stored messages of a topic were not meant for it, by their tags."""
-        topic, tag = coded(batch, "topic"), coded(batch, "tag")
-        for index, group in enumerate(self.groups):
-            for name, tags in group.topics.items():
-                if tags is not None:
-                    yield index, topic.is_(name) & ~tag.is_(*tags)
 
     def not_owed(self, batch: pa.RecordBatch) -> Iterator[tuple[int, Bools]]:
         """Give a group's index, and which places of a topic are older than what it owes."""
@@ -168,7 +158,6 @@ class Roles:
         dead, waiting = self._by_group(batch, InGroup.DEAD_LETTER), self._by_group(batch, InGroup.WAITING)
         waits = outcome.is_("waiting", "retry") & ~self.is_over(batch)
         roles = np.where(outcome.is_("dead letter"), dead, np.where(waits, waiting, NONE))
-        roles = np.where(outcome.is_("filtered"), self._by_group(batch, InGroup.FILTERED), roles)
         return np.where(roles == Seen.FOREIGN_GROUP, NONE, roles)
 
     def _by_group(self, batch: pa.RecordBatch, role: InGroup) -> Ints:

@@ -78,5 +78,5 @@ class TestAge:
 
         broker.age(MINUTE)
 
-        assert broker.ack([delivery]) == [False]
         assert [one.attempt for one in receive(broker)] == [2]
+        assert broker.ack([delivery]) == [False]

@@ -1,6 +1,5 @@
 """Real tables: published, relayed, handled; then rows are taken away."""
 
-from dataclasses import replace
 from datetime import timedelta
 
 import pytest
@@ -8,10 +7,8 @@ from django.db import connection
 
 from outbox.models import Lane
 from outbox.pipeline.errors import WindowTooLarge
-from outbox.pipeline.job_config import pipeline_config
 from outbox.pipeline.quick_check.check import quick_check
 from outbox.pipeline.quick_check.frames import opened
-from outbox.pipeline.spark.config import Group
 from project.shop.models import Order
 from tests.outbox.pipeline.audit_runs.stories import handle, relay
 
@@ -87,24 +84,6 @@ class TestAQuickCheck:
             ("late", "points"),
             ("late", "shipment"),
         }
-
-    def test_calls_no_tag_lost_that_a_group_did_not_ask_for_of_a_broker_elsewhere(self, settings, monkeypatch):
-        went_all_the_way(6)
-        run("UPDATE outbox_message SET headers = (headers::jsonb || %s)::text", ['{"ce-tag": "other"}'])
-        run("UPDATE outbox_message SET headers = (headers::jsonb || %s)::text WHERE id IN (SELECT message_id FROM outbox_inbox "
-            "WHERE number IN (2, 3))", ['{"ce-tag": "placed"}'])  # fmt: skip
-        run("DELETE FROM outbox_inbox WHERE consumer_group = 'cart' AND number <> 2")
-        config = pipeline_config("default", settle=NOW)
-        picky = replace(config, brokers=[], seen_topics=[], groups=[Group("cart", {"orders": ["placed"]})])
-        monkeypatch.setattr("outbox.pipeline.quick_check.check.pipeline_config", lambda using, settle: picky)
-
-        assert [(kind, group, first, last) for kind, _, group, first, last, _ in said(checked())] == [("lost", "cart", 3, 3)]
-
-        run("UPDATE outbox_batch SET lane = NULL, first_seq = NULL")
-        run("UPDATE outbox_inbox SET lane = NULL, number = NULL")
-        run("DELETE FROM outbox_lane")
-
-        assert [(kind, group, len(ids)) for kind, _, group, _, _, ids in said(checked())] == [("lost", "cart", 1)]
 
     def test_looks_at_its_window_only(self):
         old = went_all_the_way(2)

@@ -23,9 +23,9 @@ from outbox.pipeline.spark.config import Archived, Business, Group, PipelineConf
 from outbox.pipeline.spark.errors import LakeError
 from outbox.pipeline.spark.history import open_history
 from outbox.pipeline.spark.lake.open import open_lake
-from outbox.pipeline.spark.sources import owed
+from outbox.pipeline.spark.schemas import FRAMES
 from outbox.pipeline.spark.sources.archived import add_archived, hold
-from outbox.pipeline.spark.sources.postgres import WITH_TAG, copy_history
+from outbox.pipeline.spark.sources.postgres import copy_history
 from outbox.pipeline.spark.sources.snapshot import exported_snapshot
 from outbox.pipeline.spark.synthetic.database import write_database
 from outbox.pipeline.spark.synthetic.plan import Plan
@@ -179,18 +179,10 @@ class TestAHistoryThatWasArchivedInPart:
 
 class TestWhatBrokersNoLongerHave:
     """
-    Messages of three days, one each two hours, of which the broker has the last. `late` began on the second; until the first
-    morning `all` asked for one tag only.
+    Messages of three days, one each two hours, of which the broker has the last. `late` began on the second.
     """
 
-    GROUPS = (
-        Group("cart", {"orders": None}),
-        Group("late", {"orders": None}),
-        Group("picky", {"tagged": ["a"]}),
-        Group("all", {"tagged": None}),
-        Group("far", {"far": ["a"]}),
-        Group("each", {"named": None}),
-    )
+    GROUPS = (Group("cart", ["orders"]), Group("late", ["orders"]), Group("far", ["far"]))
     SOURCE = "urn:uuid:of-a-test"
     ORDERS = """(
         SELECT n AS id, timestamptz '2026-01-01 01:00+00' + (n - 1) * interval '2 hours' AS at
@@ -201,35 +193,28 @@ class TestWhatBrokersNoLongerHave:
     @pytest.fixture
     def config(self, days):
         execute("UPDATE outbox_source SET id = %s", self.SOURCE)
-        orders, tagged = (TopicFactory(name=name) for name in ("orders", "tagged"))
+        orders = TopicFactory(name="orders")
         execute("INSERT INTO outbox_embedded_topic (name, type, queues) VALUES ('orders', 'normal', 1)")
         for number in range(1, 37):
             if number != 3:
                 by = [("cart", number not in (1, 5, 18, 30)), ("late", number >= 20 and number not in (22, 31))]
                 self.send(orders, number, [group for group, is_handled in by if is_handled])
-        for number in range(1, 13):
-            by = [("picky", number % 2 and number != 7), ("all", number % 2 or number in (6, 8, 12))]
-            self.send(tagged, number, [group for group, is_handled in by if is_handled], tag="ba"[number % 2])
-        named = TopicFactory(name="named")  # its tags are of one message each
-        for number in range(1, 9):
-            self.send(named, number, ["each"] if number != 6 else [], tag=f"order-{number}")
-        Lane.objects.create(topic_id=named.id, lane=1, last_seq=8)
         far = TopicFactory(name="far")  # of another broker, which nobody records
         for number in range(33, 37):
-            self.send(far, number, ["far"] if number == 35 else [], tag="ba"[number % 2])
+            self.send(far, number, ["far"] if number == 34 else [])
         Lane.objects.create(topic_id=far.id, lane=1, last_seq=36)
         self.half = self.send(orders, None, ["late"], at=datetime(2026, 1, 2, 23, tzinfo=UTC))
         Lane.objects.create(topic_id=orders.id, lane=1, last_seq=36)
-        Lane.objects.create(topic_id=tagged.id, lane=1, last_seq=12)
         nowhere, groups = Source("postgresql://"), list(self.GROUPS)
         business = [Business("orders", "orders", "shop.order", "Placed", table=self.ORDERS, at="at")]
-        return PipelineConfig(nowhere, brokers=[nowhere], business=business, groups=groups, seen_topics=["orders", "tagged"])
+        return PipelineConfig(nowhere, brokers=[nowhere], business=business, groups=groups, seen_topics=["orders"])
 
-    def send(self, topic, number, handled_by, *, at=None, tag=""):
+    def send(self, topic, number, handled_by, *, at=None):
         at = at or datetime(2026, 1, 1, 1, tzinfo=UTC) + timedelta(hours=2 * (number - 1))
-        headers = json.dumps({"ce-type": "Placed", "ce-tag": tag} if tag else {"ce-type": "Placed"})
         about = f"shop.order:{number}" if number else None
-        one = MessageRowFactory(id=message_id(at), topic=topic, created_at=at, headers=headers, about=about).id
+        one = MessageRowFactory(
+            id=message_id(at), topic=topic, created_at=at, headers=json.dumps({"ce-type": "Placed"}), about=about
+        ).id
         lane = None if number is None else 1
         BatchFactory(message_ids=[one], topic=topic, first_seq=number, lane=lane, state=State.SENT, claimed_at=at, sent_at=at)
         where = {"source": self.SOURCE, "topic": topic.name, "lane": lane, "number": number}
@@ -240,8 +225,7 @@ class TestWhatBrokersNoLongerHave:
             execute(STORE, number, str(one), self.SOURCE, json.dumps({"ce-lane": "1", "ce-number": str(number)}), at, topic.name)
         return str(one)
 
-    def test_is_held_to_the_outbox_for_groups_that_were_there(self, spark, config, archive, judge, monkeypatch):
-        monkeypatch.setattr(owed, "FEW_TAGS", 2)
+    def test_is_held_to_the_outbox_for_groups_that_were_there(self, spark, config, archive, judge):
         archive(THIRD)
 
         findings, counts = judge(
@@ -253,15 +237,13 @@ class TestWhatBrokersNoLongerHave:
         ) == [
             ("lost", "", "far", 1, 32),
             ("lost", "", "orders", 3, 3),
-            ("lost", "all", "tagged", 10, 10),
             ("lost", "cart", "orders", 5, 5),
             ("lost", "cart", "orders", 18, 18),
             ("lost", "cart", "orders", 30, 30),
-            ("lost", "each", "named", 6, 6),
             ("lost", "far", "far", 33, 33),
+            ("lost", "far", "far", 35, 36),
             ("lost", "late", "orders", 22, 22),
             ("lost", "late", "orders", 31, 31),
-            ("lost", "picky", "tagged", 7, 7),
         ]
         assert sorted((one["kind"], one["group"], one["ids"], one["about"]) for one in findings if not one["lane"]) == [
             ("lost", "", [], ["shop.order:37", "shop.order:38"]),
@@ -277,7 +259,7 @@ class TestAFileOfTheLake:
         archive(SECOND)
         (file,) = (lake.root / file for file in lake.committed()[0].frames["messages"].files)
         file.write_bytes(b"x" * file.stat().st_size)
-        spark.createDataFrame([], WITH_TAG).write.parquet(f"{tmp_path}/history/messages")
+        spark.createDataFrame([], FRAMES["messages"]).write.parquet(f"{tmp_path}/history/messages")
 
         with exported_snapshot(url) as (own, _):
             held = hold(own, Archived(str(lake.root), datetime.now(UTC), 0.0, None), None)

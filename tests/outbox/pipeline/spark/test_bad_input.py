@@ -87,7 +87,7 @@ class TestAHistory:
             world.audit(spark)
 
     def test_is_not_audited_for_more_groups_than_fit(self, spark):
-        world = World().set(groups=[Group(f"group-{n}", {"orders": None}) for n in range(MAX_GROUPS + 1)])
+        world = World().set(groups=[Group(f"group-{n}", ["orders"]) for n in range(MAX_GROUPS + 1)])
 
         with pytest.raises(HistoryError, match=rf"{MAX_GROUPS + 1} consumer groups are more than one audit takes"):
             audit(spark, world.config, World().history(spark))

@@ -10,7 +10,7 @@ CONFIG = PipelineConfig(
     outbox=Source("postgresql://shop@db/shop", reader="python"),
     brokers=[Source("postgresql://shop@db/broker")],
     business=[Business("orders", "orders", "shop.order", where="total > 0")],
-    groups=[Group("cart", {"orders": ["placed"], "bills": None})],
+    groups=[Group("cart", ["orders", "bills"])],
     since=datetime(2026, 1, 2, 3, tzinfo=UTC),
     archived=Archived("/srv/lake", datetime(2026, 1, 1, tzinfo=UTC), 604800.0, datetime(2026, 1, 2, tzinfo=UTC)),
 )
@@ -34,14 +34,6 @@ class TestAConfiguration:
     def test_says_what_cannot_be_read(self, text, said):
         with pytest.raises(PipelineError, match=said):
             PipelineConfig.from_json(text)
-
-    def test_knows_whose_tags_no_broker_tells(self):
-        reads = {"here": ["a"], "elsewhere": ["a", "b"], "recorded": ["a"], "all": None}
-        config = PipelineConfig(
-            CONFIG.outbox, groups=[Group("g", reads)], seen_topics=["here", "recorded"], recorded={"recorded": 0.0}
-        )
-
-        assert config.asked_unseen() == [("g", "elsewhere", ["a", "b"]), ("g", "recorded", ["a"])]
 
     def test_insists_on_a_fetch_size(self):
         with pytest.raises(PipelineError, match="outside of the common snapshot"):

@@ -6,11 +6,10 @@ from datetime import UTC, datetime, timedelta
 import pytest
 from django.db import connection
 
-from outbox.models import Inbox, Lane, MessageRow, State
+from outbox.models import Inbox, Lane, State
 from outbox.pipeline.job_config import pipeline_config
 from outbox.pipeline.models import RecordedMessage, RecordedTopic
 from outbox.pipeline.spark.audit.run import audit
-from outbox.pipeline.spark.config import Group
 from outbox.pipeline.spark.errors import HistoryError
 from outbox.pipeline.spark.history import open_history
 from outbox.pipeline.spark.schemas import FRAMES
@@ -21,7 +20,7 @@ from tests.factories import BatchFactory, DelayedFactory, MessageRowFactory, Tic
 from tests.outbox.pipeline.spark.tcp import reached_by_tcp
 
 SOURCE = "SELECT id FROM outbox_source"
-EMBEDDED_TOPIC = "INSERT INTO outbox_embedded_topic (name, type, queues) VALUES ('orders', 'normal', 1) RETURNING id"
+BROKER_TOPIC = "INSERT INTO outbox_embedded_topic (name, type, queues) VALUES ('orders', 'normal', 1) RETURNING id"
 EMBEDDED = """
 INSERT INTO outbox_embedded_message (topic_id, queue, pos, message_id, source, key, tag, headers, body, stored_at)
 VALUES (%s, 0, %s, %s, %s, '', '', %s, '', now() - interval '1 hour')
@@ -46,7 +45,7 @@ def outbox(transactional_db):
     with connection.cursor() as cursor:
         cursor.execute(SOURCE)
         (source,) = cursor.fetchone()
-        cursor.execute(EMBEDDED_TOPIC)
+        cursor.execute(BROKER_TOPIC)
         (embedded,) = cursor.fetchone()
         for number, one in enumerate(ids[:10], start=1):
             headers = f'{{"ce-lane": "1", "ce-number": "{number}"}}'
@@ -117,23 +116,6 @@ class TestAHistoryFromPostgreSQL:
 
         with pytest.raises(HistoryError, match="The database cannot be reached"):
             copy_history(spark, replace(config, outbox=nowhere, brokers=[]), str(tmp_path))
-
-
-class TestAGroupThatAskedForTags:
-    def test_has_not_lost_the_others_where_the_broker_cannot_be_asked(self, spark, config, outbox, tmp_path):
-        tagged = MessageRow.objects.filter(id__in=[outbox[number - 1] for number in (1, 5, 9)])
-        tagged.update(headers='{"ce-type": "OrderPlaced", "ce-tag": "a"}')
-        MessageRow.objects.filter(id=outbox[1]).update(headers='{"ce-type": "OrderPlaced", "ce-tag": "b"}')
-        Inbox.objects.exclude(number__in=[1, 9]).delete()
-        picky = [Group("cart", {"orders": ["a"]})]
-        elsewhere = replace(config, brokers=[], seen_topics=[], groups=picky, outbox=replace(config.outbox, reader="python"))
-
-        copy_history(spark, elsewhere, str(tmp_path))
-
-        report = audit(spark, elsewhere, open_history(spark, str(tmp_path)))
-        assert [(str(one.kind), one.group, one.ids) for one in report.findings if one.group] == [
-            ("lost", "cart", (str(outbox[4]),))
-        ]
 
 
 class TestASnapshot:

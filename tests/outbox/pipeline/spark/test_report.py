@@ -31,7 +31,7 @@ class TestClocks:
 
 class TestABacklog:
     def test_names_its_cause_and_the_messages_tried_most_often(self, spark):
-        world = World().set(groups=[Group("cart", {"orders": None}), Group("idle", {"orders": None})])
+        world = World().set(groups=[Group("cart", ["orders"]), Group("idle", ["orders"])])
         world.add(40).drop("inbox", consumer_group="idle")
         stuck = [message_id("orders", 0, number) for number in (31, 32, 33)]
         world.drop("inbox", number=[31, 32, 33])

@@ -14,7 +14,7 @@ from outbox.pipeline.spark.transforms.roles import NONE, InGroup, Reach, Roles, 
 NOW = datetime(2026, 3, 1, tzinfo=UTC)
 LIVE = NOW - timedelta(days=7)
 HOUR = timedelta(hours=1)
-GROUPS = [Group("cart", {"orders": None})]
+GROUPS = [Group("cart", ["orders"])]
 WAITING = of_group(0, InGroup.WAITING)
 
 

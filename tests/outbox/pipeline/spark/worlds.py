@@ -22,7 +22,7 @@ SECOND = timedelta(seconds=1)
 CONFIG = PipelineConfig(
     outbox=Source("nowhere"),
     business=[Business("orders", "orders", "shop.order", "OrderPlaced")],
-    groups=[Group("cart", {"orders": None}), Group("points", {"orders": None})],
+    groups=[Group("cart", ["orders"]), Group("points", ["orders"])],
     seen_topics=["orders"],
     shuffle_partitions=2,
 )
@@ -46,7 +46,7 @@ class World:
             self.frames["business"].append({"subject": "orders", "about": about, "at": at})
             self.frames["messages"].append({**base, "key": key, "type": "OrderPlaced", "about": about, "at": at})
             self.frames["places"].append({**base, "state": "sent", "claimed_at": at, "at": at + SECOND / 100})
-            stored = {**base, "key": key, "tag": "", "queue": 0, "pos": number}
+            stored = {**base, "key": key, "queue": 0, "pos": number}
             self.frames["broker"].append({**stored, "at": at + 2 * SECOND / 100})
             for group in self.config.groups:
                 if topic in group.topics:

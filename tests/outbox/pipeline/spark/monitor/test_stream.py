@@ -94,7 +94,7 @@ def world(source: str) -> World:
 
 @pytest.fixture
 def config(url: str) -> PipelineConfig:
-    return PipelineConfig(Source(url, reader="python"), groups=[Group("cart", {"orders": None})], shuffle_partitions=2)
+    return PipelineConfig(Source(url, reader="python"), groups=[Group("cart", ["orders"])], shuffle_partitions=2)
 
 
 @pytest.fixture

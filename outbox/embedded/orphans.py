@@ -1,0 +1,57 @@
+"""
+Deliveries whose message is gone: somebody has deleted rows of the message table, or brought back an older state of it.
+
+Such a delivery can never be handled. It would hold back its key and stay in the backlog for ever, so it is dropped, and reported.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections import defaultdict
+from collections.abc import Iterable, Sequence
+from datetime import datetime
+
+from outbox.database import Connection
+from outbox.embedded.clock import NOW
+from outbox.embedded.topics import StoredTopic
+
+logger = logging.getLogger(__name__)
+
+# With those that were met, all of the group that nobody handles: whoever lost one message has often lost many.
+DROP = f"""
+DELETE FROM outbox_embedded_delivery WHERE id IN (
+    SELECT d.id FROM outbox_embedded_delivery d
+    WHERE d.consumer_group = %(group)s AND d.topic_id = ANY(%(topic_ids)s) AND d.died_at IS NULL
+      AND (d.id = ANY(%(ids)s) OR NOT d.is_held OR d.due_at <= {NOW})
+      AND NOT EXISTS (
+          SELECT FROM outbox_embedded_message m WHERE m.topic_id = d.topic_id AND m.queue = d.queue AND m.pos = d.pos)
+    FOR UPDATE OF d SKIP LOCKED
+)
+RETURNING topic_id, queue, pos
+"""
+
+
+def drop(connection: Connection, group: str, topics: Iterable[StoredTopic], ids: Sequence[int], *, now: datetime | None) -> None:
+    """
+    Delete a group's deliveries whose messages are gone, and log an error for each queue that has lost some.
+
+    Args:
+        ids: deliveries that the caller holds and found without a message.
+    """
+    names = {topic.id: topic.name for topic in topics}
+    parameters = {"group": group, "topic_ids": list(names), "ids": ids, "now": now}
+    lost = defaultdict(list)
+    for topic_id, queue, pos in connection.execute(DROP, parameters):
+        lost[topic_id, queue].append(pos)
+    for (topic_id, queue), positions in sorted(lost.items()):
+        logger.error(
+            "Group %r will not handle %d messages of topic %r: their rows are gone from outbox_embedded_message (queue %d, "
+            "positions %d to %d). The deliveries are dropped. Find out who deleted the rows, or which backup was restored; "
+            "outbox_audit names the messages that the group misses.",
+            group,
+            len(positions),
+            names[topic_id],
+            queue,
+            min(positions),
+            max(positions),
+        )
