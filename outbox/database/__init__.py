@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from outbox.database.connections import (
         Connection,
+        bound_cursor,
         connect,
         connect_session,
         direct_alias,
@@ -31,6 +32,7 @@ if TYPE_CHECKING:
 __all__ = [
     "Connection",
     "OwnConnection",
+    "bound_cursor",
     "connect",
     "connect_session",
     "direct_alias",

@@ -11,6 +11,7 @@ import psycopg
 from django.apps import AppConfig, apps
 from django.db import connections, router, transaction
 from django.db.backends.postgresql.psycopg_any import is_psycopg3
+from django.db.backends.utils import CursorWrapper
 
 from outbox import conf
 from outbox.database.own_connection import OwnConnection
@@ -198,6 +199,19 @@ def raw(alias: str) -> Connection:
     wrapper = connections[alias]
     wrapper.ensure_connection()
     return wrapper.connection  # type: ignore[no-any-return]
+
+
+def bound_cursor(alias: str) -> CursorWrapper:
+    """
+    Open a cursor that can keep statements prepared, where `OPTIONS["prepare_threshold"]` of the database allows it.
+
+    Django's own cursors write the values into the statement's text, so PostgreSQL parses and plans it each time.
+    """
+    wrapper = connections[alias]
+    wrapper.ensure_connection()
+    # Django wraps it as it does its own: debug log, errors of django.db, the check of the thread.
+    wrapped: CursorWrapper = wrapper._prepare_cursor(psycopg.Cursor(wrapper.connection))  # type: ignore[attr-defined]
+    return wrapped
 
 
 def drop_if_lost(alias: str) -> None:

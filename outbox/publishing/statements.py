@@ -5,11 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-import psycopg
 from django.db import connections
-from django.db.backends.utils import CursorWrapper
 
-from outbox import conf
+from outbox import conf, database
 from outbox.message import Receipt
 from outbox.publishing.draft import Draft
 from outbox.publishing.key_locks import lock_key, lock_keys
@@ -72,7 +70,7 @@ def write(draft: Draft, using: str, *, about: str | None, dedupe_key: str | None
         The receipt; that of the first message where the dedupe key is taken.
     """
     topic = topic_id(draft.topic, using)
-    with _cursor(using) as cursor:
+    with database.bound_cursor(using) as cursor:
         if dedupe_key is not None:
             taken: list[Any] = [topic, dedupe_key, draft.id, conf.settings().dedupe_retention]
             cursor.execute(TAKE_DEDUPE_KEY, taken)
@@ -89,19 +87,6 @@ def write(draft: Draft, using: str, *, about: str | None, dedupe_key: str | None
         else:
             cursor.execute(INSERT_WAITING, [*row, order_key])
     return Receipt(draft.id, draft.topic, draft.key)
-
-
-def _cursor(using: str) -> CursorWrapper:
-    """
-    Open a cursor that can keep the statements prepared, where `OPTIONS["prepare_threshold"]` of the database allows it.
-
-    Django's own cursors write the values into the statement's text, so PostgreSQL parses and plans it at each publish.
-    """
-    wrapper = connections[using]
-    wrapper.ensure_connection()
-    # Django wraps it as it does its own: debug log, errors of django.db, the check of the thread.
-    wrapped: CursorWrapper = wrapper._prepare_cursor(psycopg.Cursor(wrapper.connection))  # type: ignore[attr-defined]
-    return wrapped
 
 
 def write_many(drafts: Sequence[Draft], using: str, *, abouts: Sequence[str | None]) -> list[Receipt]:
