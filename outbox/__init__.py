@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from outbox.check_backs.register import check_back
     from outbox.consuming.context import Context
     from outbox.consuming.register import Retry, consumer
-    from outbox.errors import HalfNotStored, NotInTransaction, OutboxError, Reject, RetryLater
+    from outbox.errors import HalfNotStored, NotInTransaction, OutboxError, Reject, RetryLater, TimeLimitExceeded
     from outbox.message import COMMIT, ROLLBACK, UNKNOWN, Message, Receipt, Resolution
     from outbox.publishing.decorator import transactional
     from outbox.publishing.functions import apublish, publish, publish_many, publish_raw
@@ -31,6 +31,7 @@ _HOMES = {
     "NotInTransaction": "outbox.errors",
     "Reject": "outbox.errors",
     "RetryLater": "outbox.errors",
+    "TimeLimitExceeded": "outbox.errors",
     "publish": "outbox.publishing.functions",
     "apublish": "outbox.publishing.functions",
     "publish_many": "outbox.publishing.functions",
@@ -57,6 +58,7 @@ __all__ = [
     "Resolution",
     "Retry",
     "RetryLater",
+    "TimeLimitExceeded",
     "apublish",
     "check_back",
     "consumer",

@@ -17,6 +17,7 @@ import signal
 import sys
 import threading
 import time
+import traceback
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from types import FrameType
@@ -33,6 +34,29 @@ UNFINISHED = 3
 """Exit code of a process that ended as told, and left a call that did not return."""
 
 _in_handlers: set[int] = set()
+
+
+def is_end_of_process(error: BaseException, *, is_asked: bool) -> bool:
+    """
+    Return whether an exception ends the process, wherever it was raised, rather than tells of what was being done.
+
+    Args:
+        is_asked: whether the end was asked for. A `sys.exit()` that nobody asked for is the fault of who called it.
+    """
+    if isinstance(error, KeyboardInterrupt):
+        return threading.current_thread() is threading.main_thread()
+    return isinstance(error, SystemExit) and (is_asked or _is_raised_by_signal(error))
+
+
+def _is_raised_by_signal(error: BaseException) -> bool:
+    """Return whether a signal's handler raised it, as in a child of Celery's prefork pool: `handler(signum, frame)`."""
+    frames = [frame for frame, _ in traceback.walk_tb(error.__traceback__)]
+    for frame in frames:
+        names = frame.f_code.co_varnames[: frame.f_code.co_argcount]
+        values = [frame.f_locals.get(name) for name in names[-2:]]
+        if len(values) == 2 and isinstance(values[0], int) and isinstance(values[1], FrameType):
+            return True
+    return False
 
 
 @contextmanager

@@ -67,12 +67,28 @@ class BrokenTransaction(OutboxError):
     """Raised by a transaction that swallowed an error and commits nothing, or whose connection was left in the middle of one."""
 
 
+class ClosedByHandler(BrokenTransaction):
+    """Raised after a handler that has closed the connection of its own transaction."""
+
+
+class NeverEnded(OutboxError):
+    """Raised instead of calling a handler that was begun with a message five times and has never ended."""
+
+
 class StaleRow(OutboxError):
     """Raised by the precondition helper when the row is no longer in the expected version or state."""
 
 
 class Reject(OutboxError):
     """Raised by a handler: this message can never be handled. It becomes a dead letter at once."""
+
+
+class UnreadableBody(OutboxError):
+    """Raised when a received body does not fit its type, or is not the JSON it claims to be. It never will."""
+
+
+class TimeLimitExceeded(BaseException):  # no `except Exception` of the handler's holds it up
+    """Raised in a handler that has run for longer than its `time_limit`."""
 
 
 class RetryLater(OutboxError):

@@ -26,7 +26,7 @@ STATES = [
     ("What a broker answers to a send", "outbox/brokers/types.py", "SendStatus"),
     ("A half message of the embedded broker", "outbox/embedded/models.py", "HalfState"),
     ("The answer to a check-back", "outbox/message.py", "Resolution"),
-    ("A delivery to a handler", "outbox/consuming/handle.py", "Outcome"),
+    ("A delivery to a handler", "outbox/consuming/outcome.py", "Outcome"),
 ]
 
 APPS = ("outbox_embedded", "outbox_pipeline")

@@ -13,7 +13,8 @@ class Context:
     What a handler is told beside the message.
 
     Args:
-        attempt: which delivery to the group this is, from 1.
+        attempt: which delivery to the group this is, from 1. Deployments and outages make deliveries, too.
+        failures: how often the handler has failed with the message before.
         idempotency_key: the same at each delivery of the message to the group: hand it to services outside the
             database, so that they act once.
         source, lane, number: the message's place among those of one relay, gap-free per source, topic and lane; the
@@ -33,3 +34,4 @@ class Context:
     lane: int | None
     number: int | None
     stored_at: datetime | None
+    failures: int = 0

@@ -10,7 +10,9 @@ from dataclasses import dataclass, field, replace
 from outbox import conf
 from outbox.brokers.base import DeadLetter
 from outbox.brokers.capabilities import DeadLetters
+from outbox.consuming import tries
 from outbox.consuming.delivery_info import uuid_of
+from outbox.consuming.outcome import Outcome
 from outbox.consuming.register import Group, groups
 from outbox.errors import BrokerUnavailable
 from outbox.models import FailedDelivery
@@ -28,7 +30,7 @@ class Letter:
     @property
     def name(self) -> str:
         """What finds it again, in one text."""
-        return json.dumps([self.broker, self.letter.group, self.letter.id])
+        return json.dumps([self.broker, self.letter.group, self.letter.id, self.letter.message_id])
 
 
 @dataclass(slots=True)
@@ -61,9 +63,10 @@ def read_letters() -> Letters:
 
 def settle_letters(names: Iterable[str], *, discard: bool = False) -> Iterator[str]:
     """
-    Have dead letters delivered to their groups again, or let them go; give the names of those for which it was done.
+    Deliver dead letters to their groups again, or discard them; return the names of those for which it was done.
 
-    One after the other: what is not given was settled by somebody else before.
+    One after the other: what is not returned was settled by somebody else before. What is delivered again begins anew: nothing
+    is counted of what its handler did before.
 
     Args:
         names: of `Letter`s, as `read_letters` gave them.
@@ -71,6 +74,7 @@ def settle_letters(names: Iterable[str], *, discard: bool = False) -> Iterator[s
     Raises:
         BrokerUnavailable: a broker is out of reach; those given so far are settled.
     """
+    known = groups()
     by_broker: dict[str, list[str]] = {}
     for name in names:
         by_broker.setdefault(json.loads(name)[0], []).append(name)
@@ -79,7 +83,9 @@ def settle_letters(names: Iterable[str], *, discard: bool = False) -> Iterator[s
             keeper = DeadLetters.of(broker)
             settle = keeper.discard if discard else keeper.replay
             for name in chosen:
-                _, group, letter_id = json.loads(name)
+                _, group, letter_id, message_id = json.loads(name)
+                if group in known:
+                    tries.forget(group, [uuid_of(message_id)], known[group].using)
                 if settle(group, [letter_id]):
                     yield name
 
@@ -107,8 +113,8 @@ def _with_reasons(group: Group, found: list[DeadLetter]) -> list[DeadLetter]:
     if not bare:
         return found
     ids = [uuid_of(letter.message_id) for letter in bare]
-    tries = FailedDelivery.objects.using(group.using).filter(consumer_group=group.name, message_id__in=ids).order_by("id")
-    last = {(row.message_id, row.topic): row for row in tries.only("message_id", "topic", "nth", "error")}
+    failed = FailedDelivery.objects.using(group.using).filter(consumer_group=group.name, message_id__in=ids).order_by("id")
+    last = {(row.message_id, row.topic): row for row in failed.only("message_id", "topic", "nth", "outcome", "error")}
     return [
         letter if letter.reason else _explained(letter, last.get((uuid_of(letter.message_id), letter.topic))) for letter in found
     ]
@@ -117,4 +123,5 @@ def _with_reasons(group: Group, found: list[DeadLetter]) -> list[DeadLetter]:
 def _explained(letter: DeadLetter, row: FailedDelivery | None) -> DeadLetter:
     if row is None:
         return replace(letter, reason=NO_RECORD)
-    return replace(letter, reason=f"attempt {row.nth}: {row.error}", attempt=max(letter.attempt, row.nth))
+    by = "" if row.outcome == Outcome.DEAD_LETTER else "given up by the broker itself, after its own limit; last: "
+    return replace(letter, reason=f"{by}attempt {row.nth}: {row.error}", attempt=max(letter.attempt, row.nth))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 from uuid import NAMESPACE_OID, UUID, uuid5
 
 from outbox.brokers.base import Delivery
@@ -37,13 +38,20 @@ class DeliveryInfo:
             topic=delivery.topic,
             message_id=uuid_of(delivery.message_id),
             nth=delivery.attempt,
-            source=delivery.headers.get(Header.SOURCE, ""),
+            source=delivery.headers.get(Header.SOURCE, "").replace("\0", ""),
             lane=lane,
             number=number,
         )
 
+    def as_parameters(self) -> dict[str, Any]:
+        """Return the parameters of statements that write about the delivery."""
+        return {name: getattr(self, name) for name in _PARAMETERS}
 
-def context_of(delivery: Delivery, dedupe_key: str) -> Context:
+
+_PARAMETERS = ("group", "topic", "message_id", "nth", "source", "lane", "number")
+
+
+def context_of(delivery: Delivery, dedupe_key: str, failures: int) -> Context:
     """Make the context that a handler gets."""
     lane, number = _number(delivery.headers)
     return Context(
@@ -54,6 +62,7 @@ def context_of(delivery: Delivery, dedupe_key: str) -> Context:
         tag=delivery.tag,
         headers=delivery.headers,
         attempt=delivery.attempt,
+        failures=failures,
         idempotency_key=f"{delivery.group}:{dedupe_key}",
         source=delivery.headers.get(Header.SOURCE, ""),
         lane=lane,
@@ -64,12 +73,14 @@ def context_of(delivery: Delivery, dedupe_key: str) -> Context:
 
 def _number(headers: Mapping[str, str]) -> tuple[int, int] | tuple[None, None]:
     lane, number = headers.get(Header.LANE, ""), headers.get(Header.NUMBER, "")
-    return (int(lane), int(number)) if lane.isdecimal() and number.isdecimal() else (None, None)
+    if not (lane.isdecimal() and number.isdecimal()):
+        return None, None
+    is_storable = int(lane) < 2**15 and int(number) < 2**63  # another producer's may be anything
+    return (int(lane), int(number)) if is_storable else (None, None)
 
 
 def uuid_of(message_id: str) -> UUID:
-    """Give a message's id as the books have it."""
-    """Give a message's id as the books have it."""
+    """Return a message's id as the tables have it."""
     try:
         return UUID(message_id)
     except ValueError:

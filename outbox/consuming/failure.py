@@ -11,7 +11,6 @@ from pathlib import Path
 from types import TracebackType
 
 import outbox
-from outbox import database
 from outbox.consuming.delivery_info import DeliveryInfo
 from outbox.models import FailedDelivery
 
@@ -35,9 +34,8 @@ _NOT_THE_USERS = tuple(
 )
 
 
-def record(arrival: DeliveryInfo, outcome: str, error: Exception, using: str) -> None:
-    """Write down a try that failed, in a transaction of its own."""
-    database.drop_if_lost(using)
+def record(arrival: DeliveryInfo, outcome: str, error: BaseException, using: str) -> None:
+    """Write down a try that failed, in the caller's transaction."""
     FailedDelivery.objects.using(using).create(
         consumer_group=arrival.group,
         message_id=arrival.message_id,
@@ -57,7 +55,7 @@ _met: dict[str, None] = {}  # fingerprints, the last one met at the end
 _meeting = threading.Lock()
 
 
-def is_new(error: Exception) -> bool:
+def is_new(error: BaseException) -> bool:
     """Say whether no error that looks alike was met by this process yet, of the last thousand."""
     looks = fingerprint(error)
     with _meeting:
@@ -69,14 +67,27 @@ def is_new(error: Exception) -> bool:
     return not was_met
 
 
-def describe(error: Exception) -> str:
-    """Give an error as a person reads it: its type, then its text."""
-    return storable(f"{type(error).__name__}: {error}" if str(error) else type(error).__name__)
+def text_of(error: BaseException) -> str:
+    """Return an error's text, as PostgreSQL can store it; where the error cannot say it, that it cannot."""
+    return storable(_raw_text(error))
 
 
-def fingerprint(error: Exception) -> str:
-    """Give a text that is equal for errors that look alike: type, where in the user's code, words without numbers."""
-    words = str(error).partition("\n")[0]
+def _raw_text(error: BaseException) -> str:
+    try:
+        return str(error)
+    except Exception as trouble:
+        return f"(its __str__ raised {type(trouble).__name__})"
+
+
+def describe(error: BaseException) -> str:
+    """Return an error as an operator reads it: its type, then its text."""
+    text = text_of(error)
+    return f"{type(error).__name__}: {text}" if text else type(error).__name__
+
+
+def fingerprint(error: BaseException) -> str:
+    """Return a text that is equal for errors that look alike: type, where in the user's code, words without numbers."""
+    words = _raw_text(error).partition("\n")[0]
     for pattern in (_UUID, _HEX, _DIGITS):
         words = pattern.sub("#", words)
     return storable(f"{type(error).__name__} in {_place(error.__traceback__)}: {words}")[:MAX_FINGERPRINT_CHARACTERS]

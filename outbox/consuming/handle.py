@@ -1,109 +1,209 @@
-"""One delivery, brought to its outcome in the database. What the broker hears of it is `worker.py`'s."""
+"""Deliveries, brought to their outcome in the database. What the broker hears of it is `worker.py`'s."""
 
 from __future__ import annotations
 
-import enum
 import inspect
 import logging
-from dataclasses import dataclass, replace
+from collections.abc import Sequence
+from contextlib import closing, nullcontext
+from dataclasses import dataclass, field, replace
 from datetime import timedelta
 from typing import Any
 
 import psycopg
 from django.db import Error as DatabaseError
-from django.db import connections
+from django.db import OperationalError, connections, transaction
 from psycopg.pq import TransactionStatus
 
-from outbox import conf, signals
 from outbox.brokers.base import Delivery
-from outbox.consuming import failure, inbox
+from outbox.consuming import failure, inbox, tries, wants
 from outbox.consuming.context import Context
 from outbox.consuming.delivery_info import DeliveryInfo, context_of
-from outbox.consuming.keep_alive import kept_alive
+from outbox.consuming.inbox import Claim, Entry
+from outbox.consuming.keeper import Keeper
+from outbox.consuming.outcome import Outcome, Result, causes, is_conflict, judge
 from outbox.consuming.read import find_consumer, read
 from outbox.consuming.register import Consumer, Group
-from outbox.consuming.retry import Retry
+from outbox.consuming.suspects import alone
 from outbox.database.outermost import outermost_transaction
-from outbox.ending import handler_runs
-from outbox.errors import BrokenTransaction, Reject, RetryLater, UnknownMessageType
-from outbox.failpoints import failpoint
+from outbox.ending import handler_runs, is_end_of_process
+from outbox.errors import BrokenTransaction, ClosedByHandler, NeverEnded
+from outbox.failpoints import FailpointReached, failpoint
 from outbox.message import Cause, Header, current_cause
 
 logger = logging.getLogger(__name__)
 
-# The code that a message needs may be on its way: from a minute to two hours apart, about 9 hours in all.
-WAIT_FOR_CODE = Retry(limit=16, delays=conf.RETRY_DELAYS[4:])
-
-# A database that goes away says nothing about the handler; one that goes away each time does.
-OUTLAST_OUTAGES = Retry(limit=50)
+ONE_SECOND = timedelta(seconds=1)
 
 
-class Outcome(enum.StrEnum):
-    """What became of a delivery. The first three are acknowledged."""
+@dataclass(slots=True)
+class _Try:
+    """One try of one message, or of several at once. What stands here is known also where the try raises."""
 
-    HANDLED = "handled"
-    DUPLICATE = "duplicate"  # the group had handled it before
-    PASSED_OVER = "passed over"  # no handler of the group takes it
-    RETRY = "retry"
-    DEAD_LETTER = "dead letter"
-
-
-@dataclass(frozen=True, slots=True)
-class Result:
-    """
-    Args:
-        after: with RETRY, deliver it again after that time.
-        reason: with DEAD_LETTER, why.
-        is_outage: the database went away; the handler is not to blame.
-        is_busy: another process handles the message now. It comes again when INVISIBLE is over, by itself.
-    """
-
-    outcome: Outcome
-    after: timedelta = timedelta(0)
-    reason: str = ""
-    is_outage: bool = False
-    is_busy: bool = False
+    group: Group
+    deliveries: Sequence[Delivery]
+    keeper: Keeper
+    consumer: Consumer | None = None
+    results: list[Result] = field(default_factory=list)  # of each delivery; complete before the commit
+    is_committed: bool = False
 
 
-def handle(group: Group, delivery: Delivery) -> Result:
+def handle(group: Group, delivery: Delivery, keeper: Keeper | None = None) -> Result:
     """
     Apply a message once: inbox row, the handler's writes and what it publishes commit together.
 
-    An error of the handler, or a message that cannot be read, is an outcome and does not raise.
+    Whatever the handler raises, and a message that cannot be read, is an outcome and does not raise.
     """
-    consumer = None
-    connection = connections[group.using].connection
+    if keeper is None:
+        with closing(Keeper()) as own:
+            return handle(group, delivery, own)
+    one = _Try(group, [delivery], keeper)
+    before = connections[group.using].connection
     try:
-        consumer = find_consumer(group, delivery)
-        if consumer is None:
-            inbox.ignore(DeliveryInfo.of(delivery), group.using)
-            return Result(Outcome.PASSED_OVER)
-        return _apply(consumer, delivery)
-    except Exception as error:
-        is_outage = _is_outage(error, connection)
-        result = replace(_decide(consumer, delivery, error, is_outage=is_outage), is_outage=is_outage)
-        _write_down(delivery, result, error, group.using)
-        return result
+        one.consumer = find_consumer(group, delivery)
+        if one.consumer is None:
+            return ignore(group, [delivery])[0]
+        _apply(one, one.consumer)
+    except FailpointReached:
+        raise
+    except BaseException as error:
+        ends = is_end_of_process(error, is_asked=keeper.stop.is_set())
+        if one.is_committed:
+            logger.exception("Message %s is handled; what was to follow its commit failed.", delivery.message_id)
+            return replace(one.results[0], ends_with=error if ends else None)
+        if ends:
+            return _hand_back(one, error)
+        else:
+            return judge(group, one.consumer, delivery, error, worker=keeper.worker, is_outage=_is_outage(error, before))
+    return one.results[0]
 
 
-def _apply(consumer: Consumer, delivery: Delivery) -> Result:
-    message = read(consumer, delivery)
-    key = _dedupe_key(consumer, message, delivery)
-    arrival = DeliveryInfo.of(delivery)
+def handle_together(group: Group, deliveries: Sequence[Delivery], keeper: Keeper) -> list[Result]:
+    """
+    Apply first deliveries of one handler that takes several messages, in one transaction; one by one where that fails.
+    """
+    one = _Try(group, deliveries, keeper)
+    try:
+        one.consumer = find_consumer(group, deliveries[0])
+        if one.consumer is not None:
+            _apply(one, one.consumer)
+            return one.results
+    except FailpointReached:
+        raise
+    except BaseException as error:
+        ends = is_end_of_process(error, is_asked=keeper.stop.is_set())
+        if one.is_committed:
+            logger.exception("%s messages are handled; what was to follow their commit failed.", len(deliveries))
+            return [replace(result, ends_with=error if ends else None) for result in one.results]
+        if ends:
+            return [_hand_back(one, error)] * len(deliveries)
+        logger.warning(
+            "Group %r failed with %s messages at once, and tries each alone: %s",
+            group.name,
+            len(deliveries),
+            failure.describe(error),
+        )
+    return _one_by_one(group, deliveries, keeper)
+
+
+def _one_by_one(group: Group, deliveries: Sequence[Delivery], keeper: Keeper) -> list[Result]:
+    results: list[Result] = []
+    for delivery in deliveries:
+        last = results[-1] if results else None
+        if keeper.stop.is_set() or (last and (last.is_outage or last.ends_with)):
+            results.append(Result(Outcome.HANDED_BACK, is_outage=bool(last and last.is_outage)))
+        else:
+            results.append(handle(group, delivery, keeper))
+    return results
+
+
+def ignore(group: Group, deliveries: Sequence[Delivery]) -> list[Result]:
+    """Pass deliveries over that no live process of the group wants; hand back what another release of its code wants."""
+    with outermost_transaction(group.using):
+        wanted = wants.ignore(group, deliveries)
+    handed_back, passed_over = Result(Outcome.HANDED_BACK, after=ONE_SECOND), Result(Outcome.PASSED_OVER)
+    return [handed_back if place in wanted else passed_over for place in range(len(deliveries))]
+
+
+def _apply(one: _Try, consumer: Consumer) -> None:
+    messages = [read(consumer, delivery) for delivery in one.deliveries]
+    entries = [
+        Entry.of(delivery, _dedupe_key(consumer, message, delivery))
+        for message, delivery in zip(messages, one.deliveries, strict=True)
+    ]
+    if one.deliveries[0].attempt == 1:
+        _apply_begun(one, consumer, messages, entries, failures=0)
+        return
+    begun = _begin(one, consumer, entries[0])
+    if begun is None:
+        one.results = [Result(Outcome.HANDED_BACK, is_busy=True)]
+        return
+    with alone(entries[0].arrival.message_id) if begun.crashes else nullcontext(True) as is_alone:
+        if is_alone:
+            _apply_begun(one, consumer, messages, entries, failures=begun.failures)
+            return
+    with outermost_transaction(consumer.using):
+        tries.end(entries[0].arrival, one.keeper.worker, consumer.using)
+    one.results = [Result(Outcome.HANDED_BACK, after=ONE_SECOND)]
+
+
+def _apply_begun(one: _Try, consumer: Consumer, messages: list[Any], entries: list[Entry], *, failures: int) -> None:
     failpoint("consumer.before_handler")
     with outermost_transaction(consumer.using):  # what returns is acknowledged
-        claim = inbox.claim(arrival, key, consumer.using)
-        if claim is inbox.Claim.BUSY:
-            return Result(Outcome.RETRY, is_busy=True)
-        if claim is inbox.Claim.HANDLED:
-            inbox.drop(arrival, key, consumer.using)
-            return Result(Outcome.DUPLICATE)
-        with kept_alive(connections[consumer.using].connection):
-            _call(consumer, message, context_of(delivery, key))
-        _check_transaction(consumer)
+        if len(connections[consumer.using].atomic_blocks) == 1:  # a test's own transaction is not committed
+            transaction.on_commit(lambda: setattr(one, "is_committed", True), using=consumer.using)
+        claims = _claim(entries, consumer.using)
+        one.results = [
+            _result_of(claim, entry, consumer, one.keeper.worker) for claim, entry in zip(claims, entries, strict=True)
+        ]
+        mine = [place for place, claim in enumerate(claims) if claim is Claim.MINE]
+        if mine:
+            contexts = [context_of(one.deliveries[place], entries[place].key, failures) for place in mine]
+            with one.keeper.handler_at_work(connections[consumer.using].connection, consumer):
+                _call(consumer, [messages[place] for place in mine], contexts)
+            _check_transaction(consumer)
         failpoint("consumer.after_handler")
     failpoint("consumer.after_commit")
-    return Result(Outcome.HANDLED)
+
+
+def _claim(entries: list[Entry], using: str) -> list[Claim]:
+    if len(entries) > 1:
+        return inbox.claim_many(entries, using)
+    entry = entries[0]
+    found = inbox.claim(entry, using)
+    if entry.arrival.nth > 1 and found in (Claim.MINE, Claim.HANDLED):
+        tries.forget(entry.arrival.group, [entry.arrival.message_id], using)
+    return [found]
+
+
+def _begin(one: _Try, consumer: Consumer, entry: Entry) -> tries.Begun | None:
+    """
+    Write down that a message is tried once more. None: another process does so now.
+
+    Raises:
+        NeverEnded: too many tries have begun and not ended.
+    """
+    with outermost_transaction(consumer.using):
+        begun = tries.begin(entry.arrival, entry.key, one.keeper.worker, consumer.using)
+    if begun is not None and begun.crashes >= tries.CRASH_LIMIT:
+        raise NeverEnded(
+            f"begun {begun.crashes} times, never ended: {consumer.name} was handling the message when its process was killed or "
+            "froze, or has run beyond its time_limit"
+        )
+    return begun
+
+
+def _result_of(claim: Claim, entry: Entry, consumer: Consumer, worker: str) -> Result:
+    if claim is Claim.MINE:
+        return Result(Outcome.HANDLED)
+    if claim is Claim.HANDLED:
+        inbox.drop(entry, consumer.using)
+        return Result(Outcome.DUPLICATE)
+    if entry.arrival.nth > 1:
+        tries.end(entry.arrival, worker, consumer.using)
+    if claim is Claim.BEHIND:
+        return Result(Outcome.HANDED_BACK, after=ONE_SECOND)
+    return Result(Outcome.HANDED_BACK, is_busy=True)
 
 
 def _dedupe_key(consumer: Consumer, message: object, delivery: Delivery) -> str:
@@ -112,13 +212,14 @@ def _dedupe_key(consumer: Consumer, message: object, delivery: Delivery) -> str:
     return delivery.message_id if own is None else f"{consumer.subject}:{own}"
 
 
-def _call(consumer: Consumer, message: object, context: Context) -> None:
-    correlation_id = context.headers.get(Header.CORRELATION_ID) or context.message_id
-    traceparent = context.headers.get(Header.TRACEPARENT, "")
-    before = current_cause.set(Cause(context.message_id, correlation_id, traceparent))
+def _call(consumer: Consumer, messages: list[Any], contexts: list[Context]) -> None:
+    one = contexts[0]
+    correlation_id = one.headers.get(Header.CORRELATION_ID) or one.message_id
+    cause = Cause(one.message_id, correlation_id, one.headers.get(Header.TRACEPARENT, ""))
+    before = current_cause.set(cause if len(contexts) == 1 else None)
     try:
         with handler_runs():
-            result = consumer.handler(message, context)
+            result = consumer.handler(messages, contexts) if consumer.batch_size else consumer.handler(messages[0], one)
     finally:
         current_cause.reset(before)
     if inspect.iscoroutine(result):
@@ -134,72 +235,30 @@ def _check_transaction(consumer: Consumer) -> None:
     connection = connections[consumer.using]
     status = connection.connection.info.transaction_status if connection.connection else TransactionStatus.UNKNOWN
     if connection.needs_rollback or status is not TransactionStatus.INTRANS:
-        raise BrokenTransaction(
+        error = BrokenTransaction if not connection.closed_in_transaction else ClosedByHandler
+        raise error(
             f"{consumer.name} returned with its transaction broken: it caught an error of the database, or of an atomic "
             "block, that its transaction did not survive. Put the statement that may fail into an atomic() of its own "
             "and catch the error outside that."
         )
 
 
-def _decide(consumer: Consumer | None, delivery: Delivery, error: Exception, *, is_outage: bool) -> Result:
-    policy = consumer.retry if consumer else WAIT_FOR_CODE
-    if is_outage:
-        policy = OUTLAST_OUTAGES
-    elif isinstance(error, UnknownMessageType):
-        policy = WAIT_FOR_CODE
-    if isinstance(error, RetryLater):
-        return Result(Outcome.RETRY, after=error.after)
-    if isinstance(error, Reject):
-        return Result(Outcome.DEAD_LETTER, reason=failure.storable(str(error)) or "rejected by its handler")
-    if isinstance(error, policy.on) and policy.allows(delivery.attempt):
-        return Result(Outcome.RETRY, after=policy.delay(delivery.attempt))
-    if consumer and consumer.ordered and consumer.on_dead == "block":
-        _tell_blocked(consumer, delivery, error)
-        return Result(Outcome.RETRY, after=policy.delays[-1])
-    return Result(Outcome.DEAD_LETTER, reason=f"attempt {delivery.attempt}: {failure.describe(error)}")
+def _is_outage(error: BaseException, before: Any) -> bool:
+    """Return whether the database, not the handler, is to blame: the connection that was there before is gone."""
+    if isinstance(error, ClosedByHandler):
+        return False
+    if before is None:  # it could not be opened, or was at its first statement
+        return isinstance(error, OperationalError | psycopg.OperationalError) and not is_conflict(error)
+    return before.closed and any(isinstance(one, DatabaseError | psycopg.Error | BrokenTransaction) for one in causes(error))
 
 
-def _is_outage(error: Exception, before: Any) -> bool:
-    """Say whether the database, not the handler, is to blame: the connection that was there before is gone."""
-    is_of_database = isinstance(error, DatabaseError | psycopg.Error | BrokenTransaction)
-    return is_of_database and (before is None or before.closed)
-
-
-def _tell_blocked(consumer: Consumer, delivery: Delivery, error: Exception) -> None:
-    text = (
-        f"{consumer.name} has failed {delivery.attempt} times with message {delivery.message_id}; in topic "
-        f"{delivery.topic!r} it holds back all later messages of the key {delivery.key!r} from group "
-        f"{delivery.group!r}. Correct the handler, or have it raise Reject for this message."
-    )
-    logger.error("%s Last: %s", text, failure.describe(error))
-    signals.alarm.send_robust(
-        sender=Consumer,
-        reason=text,
-        details={"group": delivery.group, "message_id": delivery.message_id, "topic": delivery.topic},
-    )
-
-
-def _log(delivery: Delivery, result: Result, error: Exception) -> None:
-    """Log a failed try: with its traceback when the error is new to this process, and when the message is given up."""
-    is_last = result.outcome is Outcome.DEAD_LETTER
-    is_told = isinstance(error, RetryLater | Reject)  # the handler says all there is to say
-    is_traced = not is_told and (failure.is_new(error) or is_last)
-    logger.log(
-        logging.ERROR if is_last else logging.WARNING,
-        "Message %s on topic %r, attempt %s of group %r: %s. %s",
-        delivery.message_id,
-        delivery.topic,
-        delivery.attempt,
-        delivery.group,
-        "dead letter" if is_last else f"retry in {result.after.total_seconds():.1f} s",
-        failure.describe(error),
-        exc_info=error if is_traced else None,
-    )
-
-
-def _write_down(delivery: Delivery, result: Result, error: Exception, using: str) -> None:
-    _log(delivery, result, error)
+def _hand_back(one: _Try, error: BaseException) -> Result:
+    """Hand a delivery back that is not to blame; the worker ends."""
     try:
-        failure.record(DeliveryInfo.of(delivery), result.outcome, error, using)
-    except DatabaseError:
-        logger.exception("Message %s: its failure could not be written down.", delivery.message_id)
+        with outermost_transaction(one.group.using):
+            for delivery in one.deliveries:
+                if delivery.attempt > 1:
+                    tries.end(DeliveryInfo.of(delivery), one.keeper.worker, one.group.using)
+    except Exception:
+        logger.warning("Message %s: its end could not be written down.", one.deliveries[0].message_id, exc_info=True)
+    return Result(Outcome.HANDED_BACK, ends_with=error)

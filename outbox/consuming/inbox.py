@@ -9,31 +9,60 @@ transaction of a process that is frozen last for ever.
 from __future__ import annotations
 
 import enum
-from dataclasses import asdict
+from collections.abc import Sequence
+from dataclasses import dataclass
 from datetime import timedelta
+from typing import Any, Self
 
 from django.db import connections
 
-from outbox import conf
+from outbox import conf, database
+from outbox.brokers.base import Delivery
 from outbox.consuming.delivery_info import DeliveryInfo
 from outbox.database.locks import Lock
+from outbox.message import TopicType
 from outbox.models import Duplicate
 
 IDLE_SHARE = 0.75  # of INVISIBLE; a handler at work sends a statement in each quarter
 
-# No row where the group has handled what the key stands for, or another process does so now. The transaction may be idle no
-# longer than `idle`, unless the database's own settings say how long.
+# Nothing is written where the group has handled what the key stands for, or another process does so now, or works on the same
+# key of an ordered topic (`order`, NULL elsewhere). The transaction may be idle no longer than `idle`, unless the database's own
+# settings say how long.
 CLAIM = f"""
 WITH l AS MATERIALIZED (
-    SELECT pg_try_advisory_xact_lock({Lock.INBOX}, hashtext(%(group)s || ' ' || %(key)s)) AS is_mine,
+    SELECT pg_try_advisory_xact_lock({Lock.INBOX}, hashtext(%(group)s::text || ' ' || %(key)s::text)) AS is_mine,
+        %(order)s::text IS NULL OR pg_try_advisory_xact_lock({Lock.ORDER}, hashtext(%(order)s::text)) AS is_next,
         CASE WHEN %(idle)s::text IS NOT NULL AND current_setting('idle_in_transaction_session_timeout') = '0'
-            THEN set_config('idle_in_transaction_session_timeout', %(idle)s, true) END
+            THEN set_config('idle_in_transaction_session_timeout', %(idle)s::text, true) END
 ), i AS (
     INSERT INTO outbox_inbox (consumer_group, dedupe_key, message_id, source, topic, lane, number, nth)
-    SELECT %(group)s, %(key)s, %(message_id)s, %(source)s, %(topic)s, %(lane)s, %(number)s, %(nth)s FROM l WHERE is_mine
+    SELECT %(group)s::text, %(key)s::text, %(message_id)s::uuid, %(source)s::text, %(topic)s::text, %(lane)s::smallint,
+        %(number)s::bigint, %(nth)s::int
+    FROM l WHERE is_mine AND is_next
     ON CONFLICT (consumer_group, dedupe_key) DO NOTHING
-    RETURNING 1)
-SELECT is_mine, EXISTS (SELECT FROM i) FROM l
+    RETURNING 1
+)
+SELECT is_mine, is_next, EXISTS (SELECT FROM i) FROM l
+"""
+
+# The same of many messages on topics without order.
+CLAIM_MANY = f"""
+WITH l AS MATERIALIZED (
+    SELECT g.*, pg_try_advisory_xact_lock({Lock.INBOX}, hashtext(%(group)s::text || ' ' || key)) AS is_mine
+    FROM unnest(%(keys)s::text[], %(message_ids)s::uuid[], %(sources)s::text[], %(topics)s::text[], %(lanes)s::smallint[],
+        %(numbers)s::bigint[], %(nths)s::int[])
+        WITH ORDINALITY g (key, message_id, source, topic, lane, number, nth, place)
+), t AS MATERIALIZED (
+    SELECT CASE WHEN %(idle)s::text IS NOT NULL AND current_setting('idle_in_transaction_session_timeout') = '0'
+        THEN set_config('idle_in_transaction_session_timeout', %(idle)s::text, true) END
+), i AS (
+    INSERT INTO outbox_inbox (consumer_group, dedupe_key, message_id, source, topic, lane, number, nth)
+    SELECT %(group)s::text, key, message_id, source, topic, lane, number, nth FROM l WHERE is_mine
+    ON CONFLICT (consumer_group, dedupe_key) DO NOTHING
+    RETURNING dedupe_key, message_id
+)
+SELECT is_mine, i.message_id IS NOT NULL
+FROM t, l LEFT JOIN i ON i.dedupe_key = l.key AND i.message_id = l.message_id ORDER BY place
 """
 
 # Another message was handled under the same dedupe key: write down that this one's number came, too.
@@ -54,33 +83,82 @@ class Claim(enum.Enum):
     MINE = enum.auto()
     HANDLED = enum.auto()  # by an earlier delivery
     BUSY = enum.auto()  # another process handles it now
+    BEHIND = enum.auto()  # another process handles a message of its key, on an ordered topic
 
 
-def claim(arrival: DeliveryInfo, key: str, using: str) -> Claim:
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """
+    A message that a group is about to handle.
+
+    Args:
+        key: what it is dropped by when it comes again: its id, or the handler's own dedupe key.
+        order_key: its key on an ordered topic, else None.
+    """
+
+    arrival: DeliveryInfo
+    key: str
+    order_key: str | None = None
+
+    @classmethod
+    def of(cls, delivery: Delivery, key: str) -> Self:
+        """Return the entry of a delivery."""
+        is_ordered = bool(delivery.key) and conf.topic_settings(delivery.topic).type is TopicType.FIFO
+        order_key = f"{delivery.group} {delivery.topic} {delivery.key}" if is_ordered else None
+        return cls(DeliveryInfo.of(delivery), key, order_key)
+
+
+def claim(entry: Entry, using: str) -> Claim:
     """
     Write the inbox row in the caller's transaction, which may be idle for less than `INVISIBLE` from now on.
 
     It is over then when the message comes again. A test's own transaction, around it, is left as it is.
     """
-    idle = max(1, conf.settings().consumer.invisible * IDLE_SHARE // timedelta(milliseconds=1))
-    is_outermost = len(connections[using].atomic_blocks) < 2
-    with connections[using].cursor() as cursor:
-        cursor.execute(CLAIM, {**asdict(arrival), "key": key, "idle": str(int(idle)) if is_outermost else None})
-        is_mine, is_new = cursor.fetchone()
+    values = {**entry.arrival.as_parameters(), "key": entry.key, "order": entry.order_key, "idle": _idle(using)}
+    with database.bound_cursor(using) as cursor:
+        cursor.execute(CLAIM, values)
+        is_mine, is_next, is_new = cursor.fetchone()
     if not is_mine:
         return Claim.BUSY
+    if not is_next:
+        return Claim.BEHIND
     return Claim.MINE if is_new else Claim.HANDLED
 
 
-def drop(arrival: DeliveryInfo, key: str, using: str) -> None:
+def claim_many(entries: Sequence[Entry], using: str) -> list[Claim]:
+    """Write inbox rows as `claim` does, all in one statement. Of entries with one key one may be MINE."""
+    columns = columns_of([entry.arrival for entry in entries])
+    keys = [entry.key for entry in entries]
+    with database.bound_cursor(using) as cursor:
+        cursor.execute(CLAIM_MANY, {"group": entries[0].arrival.group, "keys": keys, "idle": _idle(using), **columns})
+        rows = cursor.fetchall()
+    claims, seen = [], set()
+    for entry, (is_mine, is_new) in zip(entries, rows, strict=True):
+        name = (entry.key, entry.arrival.message_id)  # the row names the message that it was written for
+        is_copy = name in seen
+        seen.add(name)
+        claims.append(Claim.BUSY if not is_mine else Claim.MINE if is_new and not is_copy else Claim.HANDLED)
+    return claims
+
+
+def _idle(using: str) -> str | None:
+    """Return how many milliseconds the transaction may be idle; None within a test's own."""
+    if len(connections[using].atomic_blocks) > 1:
+        return None
+    return str(int(max(1, conf.settings().consumer.invisible * IDLE_SHARE // timedelta(milliseconds=1))))
+
+
+def columns_of(arrivals: Sequence[DeliveryInfo]) -> dict[str, list[Any]]:
+    """Return what inbox rows say of messages, a list for each column."""
+    names = ("message_id", "source", "topic", "lane", "number", "nth")
+    return {f"{name}s": [getattr(arrival, name) for arrival in arrivals] for name in names}
+
+
+def drop(entry: Entry, using: str) -> None:
     """Write down that a delivery was dropped, because the group has handled what its key stands for."""
+    arrival = entry.arrival
     Duplicate.objects.using(using).create(
         consumer_group=arrival.group, message_id=arrival.message_id, topic=arrival.topic, nth=arrival.nth
     )
     with connections[using].cursor() as cursor:
-        cursor.execute(ARRIVED_TOO, {**asdict(arrival), "key": key})
-
-
-def ignore(arrival: DeliveryInfo, using: str) -> None:
-    """Write down that a message came which no handler of the group takes, so that its number does not look lost."""
-    claim(arrival, str(arrival.message_id), using)
+        cursor.execute(ARRIVED_TOO, {**arrival.as_parameters(), "key": entry.key})

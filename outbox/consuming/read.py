@@ -8,7 +8,7 @@ import msgspec
 
 from outbox.brokers.base import Delivery
 from outbox.consuming.register import Consumer, Group
-from outbox.errors import Reject, UnknownMessageType
+from outbox.errors import UnknownMessageType, UnreadableBody
 from outbox.message import Header, Message, message_type
 
 
@@ -40,7 +40,7 @@ def read(consumer: Consumer, delivery: Delivery) -> Any:
     deployment under way.
 
     Raises:
-        Reject: the body does not fit the type, or is not the JSON it claims to be; the text names the field.
+        UnreadableBody: the body does not fit the type, or is not the JSON it claims to be; the text names the field.
         UnknownMessageType: the same of a newer version.
     """
     if consumer.type is None:
@@ -51,7 +51,7 @@ def read(consumer: Consumer, delivery: Delivery) -> Any:
     except msgspec.DecodeError as error:
         if version is not None and version > consumer.type._meta.version:
             raise UnknownMessageType(_newer(consumer.type, version, delivery, error)) from error
-        raise Reject(
+        raise UnreadableBody(
             f"The body of message {delivery.message_id} does not fit {consumer.type._meta.type}: {error}. Correct the "
             "type, or add an upgrade from the older version, and replay the dead letter."
         ) from error
@@ -63,7 +63,7 @@ def _read_plain(delivery: Delivery) -> Any:
     try:
         return msgspec.json.decode(delivery.body)
     except msgspec.DecodeError as error:
-        raise Reject(f"The body of message {delivery.message_id} says that it is JSON and is not: {error}.") from error
+        raise UnreadableBody(f"The body of message {delivery.message_id} says that it is JSON and is not: {error}.") from error
 
 
 def _version(delivery: Delivery) -> int | None:

@@ -5,22 +5,24 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
+from datetime import timedelta
 from functools import cached_property
 from typing import Any, Literal, TypeVar, get_args
 
-from asgiref.sync import async_to_sync, iscoroutinefunction
+from asgiref.sync import iscoroutinefunction
 from django.db import DEFAULT_DB_ALIAS
 
 from outbox import conf
-from outbox.consuming.context import Context
+from outbox.consuming.coroutines import driven
 from outbox.consuming.retry import Retry
 from outbox.errors import ConfigurationError
 from outbox.message import Message, TopicType
 
 __all__ = ["Consumer", "Group", "Retry", "consumer", "group", "groups"]
 
-Handler = Callable[[Any, Context], object]
+Handler = Callable[[Any, Any], object]  # message and context; two lists where it takes many
 OnDead = Literal["block", "skip"]
+MOST_AT_ONCE = 500  # each message is a lock while its transaction lasts: locks.md
 Decorated = TypeVar("Decorated", bound=Callable[..., Any])
 
 
@@ -33,6 +35,8 @@ class Consumer:
         name: where the function stands: module and qualified name.
         type: the message type; None for a plain topic.
         tags: the handler wants these tags only; None for all.
+        batch_size: the handler takes so many messages at once, at most; None for one after the other.
+        is_async: the function is a coroutine function; `handler` drives it.
     """
 
     name: str
@@ -46,11 +50,14 @@ class Consumer:
     dedupe: Callable[[Any], object] | None
     tags: frozenset[str] | None
     using: str
+    time_limit: timedelta | None = None
+    batch_size: int | None = None
+    is_async: bool = False
 
     @property
     def subject(self) -> str:
         """What it handles, unique in its group: the type's name on the wire, or the topic."""
-        return self.type._meta.type if self.type else _plain(self.topic)
+        return self.type._meta.type if self.type else plain_subject(self.topic)
 
     def wants(self, tag: str) -> bool:
         return self.tags is None or tag in self.tags
@@ -73,33 +80,35 @@ class Group:
         return sorted({conf.topic_settings(topic).broker for topic in self.topics})
 
     @cached_property
-    def topics(self) -> Mapping[str, frozenset[str] | None]:
-        """The group's topics, each with the tags its handlers want; None for all."""
-        wanted: dict[str, frozenset[str] | None] = {}
-        for one in self.consumers.values():
-            known = wanted.setdefault(one.topic, one.tags)
-            wanted[one.topic] = None if known is None or one.tags is None else known | one.tags
-        return wanted
+    def topics(self) -> list[str]:
+        """The group's topics, sorted."""
+        return sorted({one.topic for one in self.consumers.values()})
 
-    def topics_of(self, broker: str) -> Mapping[str, frozenset[str] | None]:
+    def topics_of(self, broker: str) -> list[str]:
         """
-        Give the topics that a broker carries for the group, each with its tags.
+        Return the topics that a broker carries for the group.
 
         Raises:
             UnknownTopic: a topic is not in settings.
-            ConfigurationError: a handler wants order, and its topic keeps none.
+            ConfigurationError: a handler wants order and its topic keeps none, or takes many messages of one that does.
         """
         for one in self.consumers.values():
-            if one.ordered and conf.topic_settings(one.topic).type is not TopicType.FIFO:
+            is_ordered = conf.topic_settings(one.topic).type is TopicType.FIFO
+            if one.ordered and not is_ordered:
                 raise ConfigurationError(
                     f"{one.name} wants its messages in order, but topic {one.topic!r} keeps none. "
                     f'Set OUTBOX["TOPICS"]["{one.topic}"]["TYPE"] = "fifo", or leave ordered=True out.'
                 )
-        return {topic: tags for topic, tags in self.topics.items() if conf.topic_settings(topic).broker == broker}
+            if one.batch_size and is_ordered:
+                raise ConfigurationError(
+                    f"{one.name} takes many messages at once, but topic {one.topic!r} hands out one of a key after the other. "
+                    "Leave batch_size out, or give it a topic of another type."
+                )
+        return [topic for topic in self.topics if conf.topic_settings(topic).broker == broker]
 
     def find(self, topic: str, type_name: str, tag: str) -> Consumer | None:
-        """Give the handler of a message: that of its type, else that of its topic; None where neither wants it."""
-        for subject in (type_name, _plain(topic)):
+        """Return the handler of a message: that of its type, else that of its topic; None where neither wants it."""
+        for subject in (type_name, plain_subject(topic)):
             one = self.consumers.get(subject)
             if one is not None and one.topic == topic and one.wants(tag):
                 return one
@@ -107,7 +116,7 @@ class Group:
 
     def takes_all_of(self, topic: str) -> bool:
         """Say whether a handler takes a topic whatever the type, its tags apart."""
-        return _plain(topic) in self.consumers
+        return plain_subject(topic) in self.consumers
 
 
 registered: dict[str, Group] = {}
@@ -141,9 +150,11 @@ def consumer(
     dedupe: Callable[[Any], object] | None = None,
     tags: Collection[str] | None = None,
     using: str = DEFAULT_DB_ALIAS,
+    time_limit: timedelta | None = None,
+    batch_size: int | None = None,
 ) -> Callable[[Decorated], Decorated]:
     """
-    Have the decorated function handle messages: `handler(message, context)`, once per message and group.
+    Register a function that handles messages: `handler(message, context)`, once per message and group.
 
     The inbox row, what the handler writes to `using` and what it publishes there commit together. A class is taken, too:
     one instance of it is made, and `handle(message, context)` is called, by several threads if the host has them. The
@@ -159,6 +170,10 @@ def consumer(
         dedupe: message -> what makes it the same as another, instead of its id: `lambda message: message.order_id`.
         tags: only messages with one of these tags.
         using: the database of the handler's writes; the inbox row goes there.
+        time_limit: raise `outbox.TimeLimitExceeded` in the handler after that time, which is a failure. By default it may
+            take as long as it needs.
+        batch_size: take up to so many messages at once (2 to 500): `handler(messages, contexts)`, two lists, in one
+            transaction; after a failure each comes alone, in lists of one. Not on ordered topics.
 
     Raises:
         ConfigurationError: the arguments contradict each other, or another handler of that name is there.
@@ -166,13 +181,14 @@ def consumer(
 
     def register(target: Decorated) -> Decorated:
         handler = _handler(target)
+        is_async = iscoroutinefunction(handler)
         for type_ in types or (None,):
             _add(
                 Consumer(
                     name=_name(target),
                     group=group,
                     topic=topic or (type_._meta.topic if type_ else ""),
-                    handler=handler,
+                    handler=driven(handler, time_limit) if is_async else handler,
                     type=type_,
                     retry=retry,
                     ordered=ordered,
@@ -180,16 +196,30 @@ def consumer(
                     dedupe=dedupe,
                     tags=frozenset(tags) if tags is not None else None,
                     using=using,
+                    time_limit=time_limit,
+                    batch_size=batch_size,
+                    is_async=is_async,
                 )
             )
         return target
 
     _check_arguments(types, group, topic, tags, on_dead)
+    _check_limits(time_limit, batch_size, ordered=ordered)
     return register
 
 
-def _plain(topic: str) -> str:
+def plain_subject(topic: str) -> str:
+    """Return what a handler of a plain topic handles, beside the names of types."""
     return f"topic {topic}"
+
+
+def _check_limits(time_limit: timedelta | None, batch_size: int | None, *, ordered: bool) -> None:
+    if time_limit is not None and time_limit <= timedelta(0):
+        raise ConfigurationError(f"time_limit is a time greater than zero, not {time_limit}; leave it out for no limit.")
+    if batch_size is not None and not 2 <= batch_size <= MOST_AT_ONCE:
+        raise ConfigurationError(f"batch_size is 2 to {MOST_AT_ONCE}, not {batch_size}; leave it out for one after the other.")
+    if batch_size is not None and ordered:
+        raise ConfigurationError("ordered=True hands out one message of a key after the other; leave batch_size out.")
 
 
 def _check_arguments(types: tuple[Any, ...], group: str, topic: str, tags: Collection[str] | None, on_dead: str) -> None:
@@ -220,7 +250,7 @@ def _handler(target: Callable[..., Any]) -> Handler:
     except (TypeError, ValueError) as error:
         shape = "handle(self, message, context)" if isinstance(target, type) else "handler(message, context)"
         raise ConfigurationError(f"{_name(target)} cannot be called as {shape}: {error}.") from error
-    return async_to_sync(handler) if iscoroutinefunction(handler) else handler
+    return handler
 
 
 def _add(new: Consumer) -> None:

@@ -17,7 +17,8 @@ class Retry:
     Deliver a message again after its handler failed, then give it up as a dead letter.
 
     Args:
-        limit: retries after the first attempt; 0 for none.
+        limit: retries after the first failure; 0 for none. Only what the handler raises counts, not how often the message
+            was delivered: docs/explanation/deliveries.md.
         delays: the wait before the first retry, the second, …; the last one serves all that follow.
         jitter: each wait is longer or shorter by up to this share of it (0 to 1), so that what failed together does
             not come back together.
@@ -34,14 +35,17 @@ class Retry:
             raise ConfigurationError(
                 f"Retry(limit={self.limit}, jitter={self.jitter}) is no policy: limit is 0 or more, jitter from 0 to 1."
             )
+        if not all(isinstance(kind, type) and issubclass(kind, BaseException) for kind in self.on):
+            raise ConfigurationError(f"Retry(on={self.on!r}) is no policy: name types of errors.")
+        object.__setattr__(self, "on", tuple(self.on))
         if not self.delays or min(self.delays) < timedelta(0):
             raise ConfigurationError("Retry(delays=...) is no policy: name at least one delay, and none below zero.")
 
-    def allows(self, attempt: int) -> bool:
-        """Say whether another attempt may follow this one (the first is 1)."""
-        return attempt <= self.limit
+    def allows(self, failures: int) -> bool:
+        """Return whether another try may follow so many failures."""
+        return failures <= self.limit
 
-    def delay(self, attempt: int) -> timedelta:
-        """Give the wait between this attempt (the first is 1) and the next."""
-        base = self.delays[min(attempt, len(self.delays)) - 1]
+    def delay(self, failures: int) -> timedelta:
+        """Return the wait after so many failures (1 or more)."""
+        base = self.delays[min(failures, len(self.delays)) - 1]
         return base * random.uniform(1 - self.jitter, 1 + self.jitter)  # noqa: S311

@@ -8,7 +8,8 @@ from collections.abc import Sequence
 from django.db import connections
 
 from outbox.consuming.register import Group
-from outbox.consuming.worker import Tally, Worker
+from outbox.consuming.tally import Tally
+from outbox.consuming.worker import Worker
 
 PATIENCE_SECONDS = 15.0  # who waits for an end hears of trouble after it
 

@@ -6,18 +6,25 @@ import logging
 import threading
 import time
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
 from datetime import timedelta
-from typing import Self
 
+import psycopg
 from django.db import InterfaceError, OperationalError, connections
 
 from outbox import conf, database, signals
 from outbox.brokers.base import Broker, Delivery
-from outbox.conf.sections import ConsumerSettings
-from outbox.consuming.handle import Outcome, Result, handle
+from outbox.consuming import tries, wants
+from outbox.consuming.delivery_info import uuid_of
+from outbox.consuming.handle import handle, handle_together, ignore
+from outbox.consuming.keeper import RELEASE_SECONDS, Held, Keeper
+from outbox.consuming.outcome import Outcome, Result
+from outbox.consuming.plan import plan
+from outbox.consuming.read import find_consumer
 from outbox.consuming.register import Group
+from outbox.consuming.tally import Tally
+from outbox.database.outermost import outermost_transaction
 from outbox.errors import BrokerUnavailable
+from outbox.message import TopicType
 
 logger = logging.getLogger(__name__)
 
@@ -27,40 +34,10 @@ BACK_OFF_SECONDS = (0.2, 0.5, 1.0, 2.0)  # waits while database or broker are aw
 IDLE_WAIT = timedelta(milliseconds=200)  # nothing came in this time: idle
 
 
-@dataclass(slots=True)
-class Tally:
-    """How many deliveries came to which outcome. `late`: acknowledged after their time, so handed out again."""
-
-    handled: int = 0
-    duplicates: int = 0
-    passed_over: int = 0
-    retried: int = 0
-    dead_letters: int = 0
-    late: int = 0
-
-    def count(self, outcome: Outcome) -> None:
-        name = _TALLIED[outcome]
-        setattr(self, name, getattr(self, name) + 1)
-
-    def __iadd__(self, other: Tally) -> Self:
-        for name, number in asdict(other).items():
-            setattr(self, name, getattr(self, name) + number)
-        return self
-
-
-_TALLIED = {
-    Outcome.HANDLED: "handled",
-    Outcome.DUPLICATE: "duplicates",
-    Outcome.PASSED_OVER: "passed_over",
-    Outcome.RETRY: "retried",
-    Outcome.DEAD_LETTER: "dead_letters",
-}
-
-
-def affordable(settings: ConsumerSettings, seconds_per_message: float) -> int:
-    """Return how many messages can be handled in half of the time that the broker gives: a batch at most, and one at least."""
-    messages = settings.invisible.total_seconds() / 2 / max(seconds_per_message, 1e-6)
-    return max(1, min(settings.batch_size, int(messages)))
+def affordable(most: int, invisible: timedelta, seconds_per_message: float) -> int:
+    """Return how many messages can be handled before the last of them is handed back: `most` of them, and one at least."""
+    seconds = min(invisible.total_seconds() / 2, RELEASE_SECONDS)
+    return max(1, min(most, int(seconds / max(seconds_per_message, 1e-6))))
 
 
 class Worker:
@@ -83,9 +60,13 @@ class Worker:
         self._settings = conf.settings().consumer
         self._stop = stop or threading.Event()
         self._broker: Broker | None = None
+        self._name = tries.new_worker_name()
+        self._keeper = Keeper(self._stop, self._name)
+        self._most_at_once = max([self._settings.batch_size, *(one.batch_size or 1 for one in group.consumers.values())])
         self._seconds_per_message = 0.0
         self._used_at = 0.0  # when the database last answered; 0: in doubt
-        self._done: list[Delivery] = []
+        self._announced_at = float("-inf")
+        self._has_unended = False  # a try may have ended unseen, since the database was away
 
     def stop(self) -> None:
         """Have `run` return soon; from any thread."""
@@ -135,21 +116,33 @@ class Worker:
                 what was received is handed out again.
         """
         self._check_database()
+        self._announce()
         broker = self._connected()
         if self._stop.is_set():  # perhaps before there was a broker to interrupt
             return 0
         received_at = time.monotonic()  # before the call, for the broker counts from some moment within it
-        limit = affordable(self._settings, self._seconds_per_message)
-        deliveries = broker.receive(self.group.name, self._topics, limit=limit, invisible_for=self._settings.invisible, wait=wait)
+        deliveries = broker.receive(
+            self.group.name, self._topics, limit=self._limit(), invisible_for=self._settings.invisible, wait=wait
+        )
         if not deliveries:
             return 0
         started_at = time.monotonic()
-        self._handle_all(broker, deliveries, received_at + self._settings.invisible.total_seconds())
-        self._seconds_per_message = (time.monotonic() - started_at) / len(deliveries)
+        try:
+            works = plan(self.group, deliveries)
+        except Exception:  # the database is away
+            broker.release(deliveries)
+            raise
+        self._keeper.hold(broker, works, received_at=received_at)
+        handled = self._handle_all(broker)
+        # A slow one is remembered for some receives: what is received beside the next would be handed back.
+        self._seconds_per_message = max((time.monotonic() - started_at) / max(1, handled), self._seconds_per_message / 2)
         return len(deliveries)
 
     def close(self) -> None:
-        """Let go of the broker; the next step makes a new one."""
+        """Close the broker; the next step makes a new one."""
+        self._keeper.close()
+        self._keeper = Keeper(self._stop, self._name)
+        self._used_at = 0.0
         broker, self._broker = self._broker, None
         if broker is not None:
             try:
@@ -157,58 +150,110 @@ class Worker:
             except Exception:
                 logger.warning("Broker %r did not close well.", self.alias, exc_info=True)
 
-    def _handle_all(self, broker: Broker, deliveries: Sequence[Delivery], visible_at: float) -> None:
-        acked_at = time.monotonic()
-        is_outage = False
-        try:
-            for delivery in deliveries:
-                if self._stop.is_set() or is_outage:
-                    broker.retry(delivery, timedelta(0))
-                elif time.monotonic() < visible_at:  # later, it is another's
-                    result = handle(self.group, delivery)
-                    self._settle(broker, delivery, result)
-                    is_outage = result.is_outage
-                if time.monotonic() - acked_at > ACK_WITHIN_SECONDS:
-                    self._ack(broker)
-                    acked_at = time.monotonic()
-        finally:
-            self._ack(broker)
-        self._used_at = 0.0 if is_outage else time.monotonic()
+    def _limit(self) -> int:
+        return affordable(self._most_at_once, self._settings.invisible, self._seconds_per_message)
 
-    def _settle(self, broker: Broker, delivery: Delivery, result: Result) -> None:
+    def _handle_all(self, broker: Broker) -> int:
+        """Handle what the keeper holds; return how many deliveries that were. Whatever ends this hands the rest back."""
+        acked_at = time.monotonic()
+        handled = 0
+        try:
+            while not self._stop.is_set() and (taken := self._keeper.take()):
+                handled += len(taken)
+                if taken[0].delivery.attempt > 1:  # it may kill this process, and takes nothing with it
+                    self._ack(broker)
+                is_outage = self._handle(broker, taken)
+                if self._is_ordered(taken[0].delivery) or time.monotonic() - acked_at > ACK_WITHIN_SECONDS:
+                    self._ack(broker)  # somebody may wait for the next message of its key
+                    acked_at = time.monotonic()
+                self._used_at = 0.0 if is_outage else time.monotonic()
+                if is_outage:
+                    break
+        finally:
+            self._end_all(broker)
+        return handled
+
+    def _handle(self, broker: Broker, taken: Sequence[Held]) -> bool:
+        """Handle what is taken together and tell the broker; return whether the database went away."""
+        deliveries = [held.delivery for held in taken]
+        if len(deliveries) > 1 and find_consumer(self.group, deliveries[0]) is None:
+            results = ignore(self.group, deliveries)
+        elif len(deliveries) > 1:
+            results = handle_together(self.group, deliveries, self._keeper)
+        else:
+            results = [handle(self.group, deliveries[0], self._keeper)]
+        try:
+            for held, result in zip(taken, results, strict=True):
+                self._settle(broker, held, result)
+        finally:
+            for result in results:
+                if result.ends_with is not None:
+                    raise result.ends_with
+        is_outage = any(result.is_outage for result in results)
+        self._has_unended |= is_outage
+        return is_outage
+
+    def _settle(self, broker: Broker, held: Held, result: Result) -> None:
         self.tally.count(result.outcome)
+        if result.outcome in (Outcome.HANDLED, Outcome.DUPLICATE, Outcome.PASSED_OVER):
+            self._keeper.done(held)
+            return
+        delivery = self._keeper.end(held)
         if result.is_busy:
             return
-        if result.outcome is Outcome.RETRY:
-            broker.retry(delivery, result.after)
+        try:
+            if result.outcome is Outcome.DEAD_LETTER:
+                is_ended = broker.dead_letter(delivery, result.reason)
+            else:
+                is_ended = broker.retry(delivery, result.after)
+        except BrokerUnavailable:
+            raise
+        except Exception:
+            logger.exception("Message %s could not be ended; it comes again by itself.", delivery.message_id)
+            return
+        if not is_ended:
+            self._note_late(delivery)
         elif result.outcome is Outcome.DEAD_LETTER:
-            if broker.dead_letter(delivery, result.reason):
-                signals.dead_lettered.send_robust(
-                    sender=Worker,
-                    group=self.group.name,
-                    message_id=delivery.message_id,
-                    topic=delivery.topic,
-                    reason=result.reason,
-                )
-        else:
-            self._done.append(delivery)
+            self._note_dead(delivery, result.reason)
+
+    def _note_dead(self, delivery: Delivery, reason: str) -> None:
+        with outermost_transaction(self.group.using):
+            tries.forget(self.group.name, [uuid_of(delivery.message_id)], self.group.using)
+        signals.dead_lettered.send_robust(
+            sender=Worker, group=self.group.name, message_id=delivery.message_id, topic=delivery.topic, reason=reason
+        )
+
+    def _note_late(self, delivery: Delivery) -> None:
+        self.tally.late += 1
+        logger.warning(
+            "Message %s was ended too late by group %r: the broker hands it out again, or has done so. Where that is frequent, "
+            "give OUTBOX[CONSUMER][INVISIBLE] more time.",
+            delivery.message_id,
+            self.group.name,
+        )
+
+    def _end_all(self, broker: Broker) -> None:
+        """Acknowledge what is done and hand the rest back."""
+        left = self._keeper.end_waiting()
+        try:
+            self._ack(broker)
+        finally:
+            if left:
+                self.tally.handed_back += len(left)
+                broker.release(left)
 
     def _ack(self, broker: Broker) -> None:
-        done, self._done = self._done, []
-        if not done:
-            return
-        for delivery, is_acked in zip(done, broker.ack(done), strict=True):
-            if not is_acked:
-                self.tally.late += 1
-                logger.warning(
-                    "Message %s took group %r longer than OUTBOX[CONSUMER][INVISIBLE]; it is delivered again, and dropped.",
-                    delivery.message_id,
-                    self.group.name,
-                )
+        if done := self._keeper.end_done():
+            for delivery, is_acked in zip(done, broker.ack(done), strict=True):
+                if not is_acked:
+                    self._note_late(delivery)
+
+    def _is_ordered(self, delivery: Delivery) -> bool:
+        return conf.topic_settings(delivery.topic).type is TopicType.FIFO
 
     def _say(self, error: Exception, pause: float) -> None:
         """Log what went wrong: in a line where database or broker are away, which says all."""
-        if isinstance(error, BrokerUnavailable | OperationalError | InterfaceError):
+        if isinstance(error, BrokerUnavailable | OperationalError | InterfaceError | psycopg.OperationalError):
             text = "Group %r lost its database or broker %r, again in %s s: %s"
             logger.warning(text, self.group.name, self.alias, pause, str(error).strip())
         else:
@@ -216,7 +261,7 @@ class Worker:
 
     def _check_database(self) -> None:
         """
-        Take no message while the database is away: its attempts would be spent for nothing.
+        Take no message while the database is away.
 
         The connection is kept, whatever CONN_MAX_AGE says: opening one costs more than most messages.
         """
@@ -224,6 +269,17 @@ class Worker:
             database.drop_if_lost(self.group.using)
             connections[self.group.using].ensure_connection()
             self._used_at = time.monotonic()
+        if self._has_unended:
+            with outermost_transaction(self.group.using):
+                tries.end_all_of(self._name, self.group.using)
+            self._has_unended = False
+
+    def _announce(self) -> None:
+        """Write down now and then, and before the first message is received, what this process wants."""
+        if time.monotonic() - self._announced_at > wants.BEAT_SECONDS:
+            with outermost_transaction(self.group.using):
+                wants.beat(self.group, self.alias)
+            self._announced_at = time.monotonic()
 
     def _connected(self) -> Broker:
         if self._broker is None:

@@ -4,27 +4,53 @@ from __future__ import annotations
 
 import os
 import socket
+import uuid
+from collections.abc import Sequence
 from datetime import timedelta
 
 from outbox.database import Connection
 
 STALE_AFTER = timedelta(minutes=5)
+CONSUMER_STALE_AFTER = timedelta(hours=1)  # what it wanted is handed on for some time: consuming/wants.py
 
+# Containers on one network may share host and process id; a process that follows another in its place takes its row away.
 BEAT = """
-INSERT INTO outbox_process (kind, host, pid, broker, consumer_group, lane, breaker, note)
-VALUES (%s, %s, %s, %s, %s, %s, %s, %s)
-ON CONFLICT (kind, host, pid, broker, consumer_group) DO UPDATE
-SET lane = excluded.lane, breaker = excluded.breaker, note = excluded.note, beat_at = clock_timestamp()
+WITH before AS (
+    DELETE FROM outbox_process WHERE kind = %(kind)s AND host = %(host)s AND pid = %(pid)s AND broker = %(broker)s
+      AND consumer_group = %(group)s AND instance <> %(instance)s AND beat_at < clock_timestamp() - interval '1 minute'
+)
+INSERT INTO outbox_process (kind, host, pid, instance, broker, consumer_group, lane, breaker, note, wants)
+VALUES (%(kind)s, %(host)s, %(pid)s, %(instance)s, %(broker)s, %(group)s, %(lane)s, %(breaker)s, %(note)s, %(wants)s)
+ON CONFLICT (kind, host, pid, instance, broker, consumer_group) DO UPDATE
+SET lane = excluded.lane, breaker = excluded.breaker, note = excluded.note, wants = excluded.wants, beat_at = clock_timestamp()
 """
 
-LEAVE = "DELETE FROM outbox_process WHERE kind = %s AND host = %s AND pid = %s AND broker = %s AND consumer_group = %s"
+LEAVE = "DELETE FROM outbox_process WHERE kind = %s AND instance = %s AND broker = %s AND consumer_group = %s"
 
 # The newest row says it: a host may run several, and those that were killed leave rows behind.
 SILENCE = """
 SELECT extract(epoch FROM clock_timestamp() - max(beat_at))::float8 FROM outbox_process WHERE kind = %s AND host = %s
 """
 
-FORGET_STALE = "DELETE FROM outbox_process WHERE beat_at < clock_timestamp() - %s"
+FORGET_STALE = """
+DELETE FROM outbox_process
+WHERE beat_at < clock_timestamp() - CASE WHEN kind = 'consumer' THEN greatest(%(after)s, %(of_consumers)s) ELSE %(after)s END
+"""
+
+
+def instance() -> str:
+    """Return a name that no other process has, nor ever had."""
+    return f"{os.getpid()}-{_started}"
+
+
+def _begin() -> None:
+    global _started
+    _started = uuid.uuid4().hex[:12]
+
+
+_started = ""
+_begin()
+os.register_at_fork(after_in_child=_begin)
 
 
 def beat(
@@ -36,15 +62,22 @@ def beat(
     lane: int | None = None,
     breaker: str = "closed",
     note: str = "",
+    wants: Sequence[str] = (),
 ) -> None:
-    """Say that this process lives, as a relay, consumer or checker (`kind`) of that broker and group."""
-    who = [kind, socket.gethostname(), os.getpid(), broker, consumer_group]
-    connection.execute(BEAT, [*who, lane, breaker, note])
+    """
+    Write down that this process lives, as a relay, consumer or checker (`kind`) of that broker and group.
+
+    Args:
+        wants: what its code handles, of a consumer: `consuming/wants.py`.
+    """
+    who = {"kind": kind, "host": socket.gethostname(), "pid": os.getpid(), "instance": instance()}
+    what = {"broker": broker, "group": consumer_group, "lane": lane, "breaker": breaker, "note": note, "wants": list(wants)}
+    connection.execute(BEAT, who | what)
 
 
 def leave(connection: Connection, kind: str, *, broker: str = "", consumer_group: str = "") -> None:
     """Take this process's row away: it ends as it should."""
-    connection.execute(LEAVE, [kind, socket.gethostname(), os.getpid(), broker, consumer_group])
+    connection.execute(LEAVE, [kind, instance(), broker, consumer_group])
 
 
 def silence(connection: Connection, kind: str) -> float | None:
@@ -55,4 +88,4 @@ def silence(connection: Connection, kind: str) -> float | None:
 
 def forget_stale(connection: Connection, *, after: timedelta = STALE_AFTER) -> int:
     """Delete the rows of processes that have been silent for that long; give how many."""
-    return connection.execute(FORGET_STALE, [after]).rowcount
+    return connection.execute(FORGET_STALE, {"after": after, "of_consumers": CONSUMER_STALE_AFTER}).rowcount

@@ -17,6 +17,7 @@ class Lock(enum.IntEnum):
     KEY = 7709  # publishers of a key on ordered topics; its hash
     TOPIC_KEYS = 7718  # shared by publishers on an ordered topic, held alone by one of very many keys; the topic's id
     INBOX = 7719  # a consumer group's work on a message; the hash of group and dedupe key
+    ORDER = 7720  # a consumer group's work on a key of an ordered topic; the hash of group, topic and key
     GAPS = 7710  # looks for missing numbers; the group's hash
     PARTITIONS = 7711  # days of the message table, made and dropped; 0
     ARCHIVE = 7712  # archivers of a database; 0

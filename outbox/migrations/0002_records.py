@@ -121,6 +121,29 @@ class Migration(migrations.Migration):
             },
         ),
         migrations.CreateModel(
+            name="Tries",
+            fields=[
+                (
+                    "pk",
+                    models.CompositePrimaryKey(
+                        "consumer_group", "message_id", blank=True, editable=False, primary_key=True, serialize=False
+                    ),
+                ),
+                ("consumer_group", models.TextField()),
+                ("message_id", models.UUIDField()),
+                ("topic", models.TextField()),
+                ("failures", models.IntegerField(db_default=0)),
+                ("crashes", models.IntegerField(db_default=0)),
+                ("begun_at", models.DateTimeField(null=True)),
+                ("begun_by", models.TextField(db_default="")),
+                ("changed_at", models.DateTimeField(db_default=django.db.models.functions.datetime.Now())),
+            ],
+            options={
+                "verbose_name_plural": "tries",
+                "db_table": "outbox_tries",
+            },
+        ),
+        migrations.CreateModel(
             name="DeadLetter",
             fields=[],
             options={
@@ -197,11 +220,16 @@ class Migration(migrations.Migration):
                 ("kind", models.TextField()),
                 ("host", models.TextField()),
                 ("pid", models.IntegerField()),
+                ("instance", models.TextField(db_default="")),
                 ("broker", models.TextField(default="")),
                 ("lane", models.SmallIntegerField(null=True)),
                 ("consumer_group", models.TextField(default="")),
                 ("breaker", models.TextField(default="closed")),
                 ("note", models.TextField(default="")),
+                (
+                    "wants",
+                    django.contrib.postgres.fields.ArrayField(base_field=models.TextField(), db_default=[], size=None),
+                ),
                 ("started_at", models.DateTimeField(db_default=django.db.models.functions.datetime.Now())),
                 ("beat_at", models.DateTimeField(db_default=django.db.models.functions.datetime.Now())),
             ],
@@ -210,7 +238,7 @@ class Migration(migrations.Migration):
                 "db_table": "outbox_process",
                 "constraints": [
                     models.UniqueConstraint(
-                        fields=("kind", "host", "pid", "broker", "consumer_group"), name="outbox_process_once"
+                        fields=("kind", "host", "pid", "instance", "broker", "consumer_group"), name="outbox_process_once"
                     )
                 ],
             },

@@ -2,7 +2,7 @@
 
 from outbox.models.batch import Batch, DeadMessage, FailedAttempt, Lane, Process, State
 from outbox.models.check_back import CheckBack
-from outbox.models.inbox import DeadLetter, Duplicate, FailedDelivery, Gap, Inbox, InboxRow
+from outbox.models.inbox import DeadLetter, Duplicate, FailedDelivery, Gap, Inbox, InboxRow, Tries
 from outbox.models.message import Dedupe, Delayed, MessageRow, MessageState, Ticket, Topic
 
 __all__ = [
@@ -25,4 +25,5 @@ __all__ = [
     "State",
     "Ticket",
     "Topic",
+    "Tries",
 ]

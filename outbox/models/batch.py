@@ -122,11 +122,13 @@ class Process(models.Model):
     kind = models.TextField()  # relay, consumer, checker
     host = models.TextField()
     pid = models.IntegerField()
+    instance = models.TextField(db_default="")  # no other process has it, whatever its host and pid
     broker = models.TextField(default="")
     lane = models.SmallIntegerField(null=True)
     consumer_group = models.TextField(default="")
     breaker = models.TextField(default="closed")  # closed, open, half-open, or for which topics it is open
     note = models.TextField(default="")
+    wants = ArrayField(models.TextField(), db_default=[])  # of a consumer: the types and tags that its code handles
     started_at = models.DateTimeField(db_default=Now())
     beat_at = models.DateTimeField(db_default=Now())
 
@@ -134,7 +136,9 @@ class Process(models.Model):
         db_table = "outbox_process"
         verbose_name_plural = "processes"
         constraints = [
-            models.UniqueConstraint(fields=["kind", "host", "pid", "broker", "consumer_group"], name="outbox_process_once")
+            models.UniqueConstraint(
+                fields=["kind", "host", "pid", "instance", "broker", "consumer_group"], name="outbox_process_once"
+            )
         ]
 
     def __str__(self) -> str:

@@ -101,6 +101,32 @@ class FailedDelivery(models.Model):
         return f"{self.consumer_group}: {self.message_id} try {self.nth}"
 
 
+class Tries(models.Model):
+    """
+    What a group has tried of a message that came to it again, or failed. The row goes when the message is handled.
+
+    `failures`: how often the handler raised. `crashes`: how often it was begun and did not end. `begun_at`, `begun_by`: the
+    try that is under way, or never ended; of a first delivery that is not written down.
+    """
+
+    pk = models.CompositePrimaryKey("consumer_group", "message_id")
+    consumer_group = models.TextField()
+    message_id = models.UUIDField()
+    topic = models.TextField()
+    failures = models.IntegerField(db_default=0)
+    crashes = models.IntegerField(db_default=0)
+    begun_at = models.DateTimeField(null=True)
+    begun_by = models.TextField(db_default="")
+    changed_at = models.DateTimeField(db_default=Now())
+
+    class Meta:
+        db_table = "outbox_tries"
+        verbose_name_plural = "tries"
+
+    def __str__(self) -> str:
+        return f"{self.consumer_group}: {self.message_id}"
+
+
 class DeadLetter(FailedDelivery):
     """What the admin calls dead letters, and the permissions for them. They themselves lie with the brokers."""
 

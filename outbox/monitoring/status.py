@@ -12,7 +12,8 @@ from psycopg.rows import class_row
 from outbox import conf
 from outbox.brokers.base import BrokerStatus, DeadLetterCount, SendStatus
 from outbox.brokers.capabilities import StoredInDatabase
-from outbox.consuming.handle import Outcome
+from outbox.consuming.outcome import Outcome
+from outbox.consuming.wants import differing_groups
 from outbox.database import Connection
 from outbox.errors import ConfigurationError
 from outbox.relay.splitter import ALARM_TRIES
@@ -194,6 +195,11 @@ def read_status(connection: Connection, alias: str) -> Status:
     status.concerns.extend(_concerns(status))
     if connection.execute(STRAYS).fetchone() == (True,):
         status.concerns.append("Messages lie in the DEFAULT partition: see that outbox upkeep runs each hour.")
+    for group in differing_groups(connection):
+        status.concerns.append(
+            f"Group {group!r}: its processes have handled different types or tags for more than an hour. "
+            "Deploy the same code to all."
+        )
     return status
 
 

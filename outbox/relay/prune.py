@@ -45,6 +45,7 @@ DELETE_FROM = "DELETE FROM {table} WHERE ctid = ANY(ARRAY(SELECT ctid FROM {tabl
 OLD = {
     "outbox_delivery": "failed_at < %(before)s",
     "outbox_duplicate": "dropped_at < %(before)s",
+    "outbox_tries": "changed_at < %(before)s",
     "outbox_check_back": "answered_at < %(before)s",
     "outbox_attempt": "failed_at < %(before)s",
     "outbox_gap": "closed_at < %(before)s",

@@ -1,14 +1,17 @@
-"""The watch over an end, in the pools where the process has more to do. Commands and children: tests/journeys/endings/."""
+"""What ends a process, and the watch over an end in the pools where the process has more to do. More: tests/journeys/endings/."""
 
 from __future__ import annotations
 
+import os
+import signal
+import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import pytest
 
 from outbox import ending
-from outbox.ending import Watch, handler_runs
+from outbox.ending import Watch, handler_runs, is_end_of_process
 from outbox.relay.resident import Resident
 from tests.waiting import wait_until
 
@@ -78,3 +81,45 @@ class TestWatch:
             assert SAID not in caplog.text
 
         wait_until(lambda: SAID in caplog.text)
+
+
+def raised_by(act: Callable[[], object]) -> BaseException:
+    with pytest.raises(BaseException) as raised:  # noqa: PT011
+        act()
+    return raised.value
+
+
+@pytest.fixture
+def on_signal(monkeypatch) -> Callable[[], object]:
+    """A handler of a signal that exits, as in a child of Celery's prefork pool; give what sends the signal."""
+
+    def exit_now(signum, frame):
+        sys.exit(-(256 - signum))
+
+    before = signal.signal(signal.SIGUSR1, exit_now)
+    yield lambda: (os.kill(os.getpid(), signal.SIGUSR1), threading.Event().wait(5))
+    signal.signal(signal.SIGUSR1, before)
+
+
+class TestIsEndOfProcess:
+    def test_is_an_exit_that_a_signal_asked_for(self, on_signal):
+        assert is_end_of_process(raised_by(on_signal), is_asked=False)
+
+    def test_is_any_exit_once_the_end_was_asked_for(self):
+        assert is_end_of_process(raised_by(sys.exit), is_asked=True)
+
+    def test_is_no_exit_of_the_handlers_own(self):
+        assert not is_end_of_process(raised_by(sys.exit), is_asked=False)
+
+    def test_is_an_interrupt_of_the_main_thread_only(self):
+        found = []
+        thread = threading.Thread(target=lambda: found.append(is_end_of_process(KeyboardInterrupt(), is_asked=False)))
+        thread.start()
+        thread.join()
+
+        assert found == [False]
+        assert is_end_of_process(KeyboardInterrupt(), is_asked=False)
+
+    @pytest.mark.parametrize("error", [ValueError("no"), GeneratorExit()])
+    def test_is_nothing_else(self, error):
+        assert not is_end_of_process(error, is_asked=True)

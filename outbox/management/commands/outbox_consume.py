@@ -16,6 +16,7 @@ from django.db import Error as DatabaseError
 from django.db import connections
 
 from outbox import conf, database
+from outbox.consuming import wants
 from outbox.consuming.gaps import find_gaps
 from outbox.consuming.register import Group, group, groups
 from outbox.consuming.threads import ConsumerThreads
@@ -27,8 +28,6 @@ from outbox.management.greeting import greet
 from outbox.relay.resident import Resident
 
 logger = logging.getLogger(__name__)
-
-BEAT_SECONDS = 10.0
 
 T = TypeVar("T")
 
@@ -97,14 +96,14 @@ def _choose(names: list[str] | None) -> list[Group]:
 
 
 def _describe(one: Group) -> str:
-    return f"group {one.name!r}, topics {', '.join(sorted(one.topics))}"
+    return f"group {one.name!r}, topics {', '.join(one.topics)}"
 
 
 def _beside(crew: ConsumerThreads, chosen: list[Group]) -> list[Resident]:
     """Make what works beside the consumers: says that they live, and looks for gaps. They work on without it."""
     settle_seconds = conf.settings().consumer.settle.total_seconds()
     return [
-        Resident("Heartbeat of consumers", partial(_again, _beat, crew), pause=BEAT_SECONDS),
+        Resident("Heartbeat of consumers", partial(_again, _beat, crew), pause=wants.BEAT_SECONDS),
         Resident("Look for gaps", partial(_again, _look, chosen), pause=settle_seconds, begins_after=settle_seconds),
     ]
 
@@ -125,8 +124,8 @@ def _look(chosen: list[Group]) -> None:
 
 
 def _beat(crew: ConsumerThreads) -> None:
-    for using, alias, name in crew.posts():
-        heartbeats.beat(database.raw(using), "consumer", broker=alias, consumer_group=name)
+    for _, alias, name in crew.posts():
+        wants.beat(group(name), alias)
 
 
 def _leave(crew: ConsumerThreads) -> None:

@@ -40,13 +40,20 @@ def failed(delivery, *, nth, **fields):
 class TestReadLetters:
     def test_takes_the_reason_from_the_last_try_where_the_broker_keeps_none(self, given_up):
         failed(given_up, nth=1)
-        failed(given_up, nth=2)
+        failed(given_up, nth=2, outcome="dead letter")
         failed(given_up, nth=3, consumer_group="points")
         failed(given_up, nth=4, topic="bills")
 
         [found] = read_letters().found
 
         assert (found.letter.reason, found.letter.attempt) == ("attempt 2: ValueError: try 2", 2)
+
+    def test_says_where_the_broker_has_given_it_up_by_itself(self, given_up):
+        failed(given_up, nth=2)
+
+        [found] = read_letters().found
+
+        assert found.letter.reason == "given up by the broker itself, after its own limit; last: attempt 2: ValueError: try 2"
 
     def test_says_where_there_is_no_record_of_a_try(self, given_up):
         [found] = read_letters().found

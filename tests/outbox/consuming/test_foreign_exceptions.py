@@ -34,7 +34,7 @@ def step(worker: Worker) -> int:
 
 @pytest.mark.parametrize("place", Place)
 def test_at_every_call_loses_nothing_that_is_acknowledged(broker: MemoryBroker, place: Place, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr("outbox.consuming.handle.OUTLAST_OUTAGES", Retry(limit=50, delays=[timedelta(0)], jitter=0))
+    monkeypatch.setattr("outbox.consuming.outcome.OUTAGE_DELAYS", [timedelta(0)])
 
     @consumer(Placed, group="cart", retry=Retry(limit=5, delays=[timedelta(0)], jitter=0))
     def clear_cart(message: Placed, context: object) -> None:

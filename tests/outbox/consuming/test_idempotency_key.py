@@ -9,8 +9,9 @@ import pytest
 import redis
 
 from outbox import RetryLater, consumer
-from outbox.consuming.handle import Outcome, handle
+from outbox.consuming.handle import handle
 from outbox.consuming.idempotency_key import RedisIdempotencyKey
+from outbox.consuming.outcome import Outcome
 from outbox.consuming.register import group
 from project.servers.redis import Redis, has_redis
 from tests.outbox.consuming.deliveries import delivery

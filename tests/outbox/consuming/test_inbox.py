@@ -11,7 +11,8 @@ import pytest
 from django.db import connection, connections
 
 from outbox import consumer
-from outbox.consuming.handle import Outcome, handle
+from outbox.consuming.handle import handle
+from outbox.consuming.outcome import Outcome
 from outbox.consuming.register import group
 from outbox.models import Duplicate, FailedDelivery
 from project.shop.models import CartEntry
@@ -66,7 +67,7 @@ class TestClaim:
         first = deliver()
         assert gate.entered.wait(10)
 
-        assert deliver().result(10) is Outcome.RETRY
+        assert deliver().result(10) is Outcome.HANDED_BACK
         assert not first.done()
 
         gate.let_on.set()
@@ -133,3 +134,31 @@ class TestIdleTransaction:
 
         assert handle(group("slow"), delivery(Placed("A1"))).outcome is Outcome.HANDLED
         assert CartEntry.objects.count() == 1
+
+
+class TestOrder:
+    """Messages of one key on an ordered topic, both delivered at once: an operator's replay beside a later message, say."""
+
+    @pytest.fixture(autouse=True)
+    def _ordered(self, settings):
+        settings.OUTBOX = {**settings.OUTBOX, "TOPICS": {**settings.OUTBOX["TOPICS"], "orders": {"TYPE": "fifo"}}}
+
+    def deliver(self, key: str):
+        result = handle(group("cart"), delivery(Placed("A2"), key=key))
+        connections.close_all()
+        return result
+
+    def test_lets_one_message_of_a_key_into_a_handler_at_a_time(self, gate):
+        consumer(Placed, group="cart")(gate.handle)
+        with ThreadPoolExecutor(1) as pool:
+            first = pool.submit(self.deliver, "A")
+            assert gate.entered.wait(10)
+
+            beside = handle(group("cart"), delivery(Placed("A1"), key="A"))
+            other_key = handle(group("cart"), delivery(Placed("A1"), key="B"))
+            gate.let_on.set()
+
+            assert (beside.outcome, beside.after, beside.is_busy) == (Outcome.HANDED_BACK, timedelta(seconds=1), False)
+            assert other_key.outcome is Outcome.HANDLED
+            assert first.result(10).outcome is Outcome.HANDLED
+        assert handle(group("cart"), delivery(Placed("A1"), key="A")).outcome is Outcome.HANDLED

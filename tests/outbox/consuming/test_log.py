@@ -56,7 +56,7 @@ class TestTheLog:
         assert [record.getMessage() for record in found] == [
             named.format(1) + "retry in 30.0 s. ValueError: order 17 is odd",
             named.format(2) + "retry in 30.0 s. ValueError: order 17 is odd",
-            named.format(3) + "dead letter. ValueError: order 17 is odd",
+            named.format(3) + "given up. ValueError: order 17 is odd",
         ]
 
     @pytest.mark.parametrize("error", [Reject("no such order"), RetryLater(60)])

@@ -10,6 +10,7 @@ from django.db import DatabaseError, OperationalError, connection
 from django.db.backends.base.base import BaseDatabaseWrapper
 
 from outbox import Retry, consumer, database
+from outbox.consuming import tries
 from outbox.consuming import worker as worker_module
 from outbox.consuming.register import group
 from outbox.consuming.worker import Worker
@@ -69,6 +70,21 @@ class TestWorker:
         worker.step(NO_WAIT)
 
         assert set(CartEntry.objects.values_list("invoice", flat=True)) == {"A2", "A3"}
+
+    def test_hands_back_what_it_received_when_the_database_is_away_then(self, broker, monkeypatch, clock):
+        consumer(Placed, group="late")(lambda message, context: CartEntry.objects.create(invoice="A1", change=1))
+        broker.send([outgoing(Placed("A1")), outgoing(Placed("A2"))])
+        broker.receive("late", ["orders"], limit=9, invisible_for=timedelta(seconds=1), wait=NO_WAIT)
+        clock.forward(timedelta(seconds=2))
+        worker = Worker(group("late"), "default")
+        with monkeypatch.context() as patch:
+            patch.setattr(tries, "UNENDED", f"{END_THIS_CONNECTION} WHERE %s::text IS NOT NULL AND %s::uuid[] IS NOT NULL")
+            with pytest.raises(OperationalError):
+                worker.step(NO_WAIT)
+        worker.close()
+
+        assert worker.step(NO_WAIT) == 2
+        assert worker.tally.handled == 2
 
     def test_notices_a_connection_that_was_lost_while_it_waited(self, broker, monkeypatch):
         consumer(Placed, group="idle")(lambda message, context: CartEntry.objects.create(invoice="A1", change=1))

@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 
 from outbox import Message, Retry, consumer
-from outbox.consuming.register import group, groups
+from outbox.consuming.register import group
 from outbox.errors import ConfigurationError, UnknownTopic
 from tests.outbox.consuming.messages import Cancelled, Placed
 
@@ -108,17 +108,8 @@ class TestGroup:
         consumer(topic="elsewhere", group="cart")(other_handler)
 
         assert group("cart").brokers == ["default", "second"]
-        assert group("cart").topics_of("default") == {"orders": None}
-        assert group("cart").topics_of("second") == {"elsewhere": None}
-
-    def test_asks_for_the_tags_of_all_its_handlers(self):
-        consumer(Placed, group="cart", tags={"a", "b"})(handler)
-        consumer(Cancelled, group="cart", tags={"c"})(other_handler)
-        consumer(Placed, group="all", tags={"a"})(handler)
-        consumer(Cancelled, group="all")(other_handler)
-
-        assert groups()["cart"].topics == {"orders": frozenset("abc")}
-        assert groups()["all"].topics == {"orders": None}
+        assert group("cart").topics_of("default") == ["orders"]
+        assert group("cart").topics_of("second") == ["elsewhere"]
 
     def test_refuses_order_where_the_topic_keeps_none(self):
         consumer(Placed, group="cart", ordered=True)(handler)

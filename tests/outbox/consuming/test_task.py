@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import sys
 from datetime import timedelta
 
 import pytest
@@ -52,11 +51,15 @@ class TestConsume:
     def test_closes_its_broker_when_it_is_broken_off(self, broker, monkeypatch):
         closed = []
         monkeypatch.setattr(MemoryBroker, "close", lambda self: closed.append(self))
-        consumer(Placed, group="exit")(lambda message, context: sys.exit())
+
+        @consumer(Placed, group="interrupted")
+        def interrupt(message, context):
+            raise KeyboardInterrupt
+
         broker.send([outgoing(Placed("A1"))])
 
-        with pytest.raises(SystemExit):
-            consume("exit")
+        with pytest.raises(KeyboardInterrupt):
+            consume("interrupted")
 
         assert len(closed) == 1
 

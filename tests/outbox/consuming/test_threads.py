@@ -5,6 +5,7 @@ import threading
 import pytest
 
 from outbox import conf, consumer
+from outbox.brokers.memory import MemoryBroker
 from outbox.consuming.register import groups
 from outbox.consuming.threads import ConsumerThreads
 from outbox.models import Inbox
@@ -53,17 +54,21 @@ class TestCrew:
             ("default", "default", "cart"), ("default", "second", "cart"), ("default", "default", "points"),
         }  # fmt: skip
 
-    def test_ends_as_a_whole_when_one_worker_is_broken_off(self, broker):
-        @consumer(Placed, group="cart")
-        def break_off(message, context):
-            raise KeyboardInterrupt
-
+    def test_ends_as_a_whole_when_one_worker_is_broken_off(self, broker, monkeypatch):
+        consumer(Placed, group="cart")(lambda message, context: None)
         consumer(topic="elsewhere", group="cart")(lambda message, context: None)
-        broker.send([outgoing(Placed("A1"))])
+        receive = MemoryBroker.receive
+
+        def break_off(self, group, topics, **arguments):
+            if "orders" in topics:
+                raise SystemExit
+            return receive(self, group, topics, **arguments)
+
+        monkeypatch.setattr(MemoryBroker, "receive", break_off)
         crew = ConsumerThreads(list(groups().values()))
 
         crew.start()
 
-        with pytest.raises(KeyboardInterrupt):
+        with pytest.raises(SystemExit):
             crew.join()
         assert not crew.is_working()

@@ -14,6 +14,8 @@ from outbox.errors import BrokerUnavailable
 register = import_module("outbox.consuming.register")
 letters = import_module("outbox.consuming.dead_letters")
 
+pytestmark = pytest.mark.django_db
+
 TOPICS = ("orders", "bills")
 MINUTE = timedelta(minutes=1)
 

@@ -10,7 +10,7 @@ from uuid import uuid4
 import pytest
 
 from outbox import conf, consumer
-from outbox.brokers.base import Outgoing
+from outbox.brokers.base import Broker, Outgoing
 from outbox.brokers.memory import MemoryBroker
 from outbox.consuming.register import group
 from outbox.consuming.worker import Worker
@@ -40,9 +40,7 @@ class TellingBroker(MemoryBroker):
         self.asked.append((self.alias, group, len(message_ids)))
         if self.is_away:
             raise BrokerUnavailable("It is restarted.")
-        known = self._store.groups.get(group)
-        places = [place for topic in known.unfinished.values() for place in topic.values()] if known else []
-        return {place.copy.message.message_id for place in places} & set(message_ids)
+        return super().may_deliver_again(group, message_ids)
 
     def ack(self, deliveries: Any) -> list[bool]:
         if self.dies_before_ack:
@@ -51,6 +49,8 @@ class TellingBroker(MemoryBroker):
 
 
 class SilentBroker(MemoryBroker):
+    may_deliver_again = Broker.may_deliver_again
+
     def __init__(self, *args: Any) -> None:
         raise AssertionError("A broker that cannot tell is not made to be asked.")
 

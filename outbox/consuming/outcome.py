@@ -1,0 +1,189 @@
+"""What becomes of a delivery that was not handled, and what is counted. Source: docs/explanation/deliveries.md."""
+
+from __future__ import annotations
+
+import enum
+import logging
+from collections.abc import Iterator
+from dataclasses import dataclass
+from datetime import timedelta
+
+import psycopg
+from django.db import Error as DatabaseError
+
+from outbox import conf, database, signals
+from outbox.brokers.base import Delivery
+from outbox.consuming import failure, tries, wants
+from outbox.consuming.delivery_info import DeliveryInfo
+from outbox.consuming.register import Consumer, Group
+from outbox.consuming.retry import Retry
+from outbox.database.outermost import outermost_transaction
+from outbox.errors import NeverEnded, Reject, RetryLater, UnknownMessageType, UnreadableBody
+
+logger = logging.getLogger(__name__)
+
+# The code that a message needs may be on its way: from a minute to two hours apart, about 9 hours in all.
+WAIT_FOR_CODE = Retry(limit=16, delays=conf.RETRY_DELAYS[4:])
+
+# A database that went away, or ended a transaction for another's sake, says nothing about the handler. The last delay stays.
+OUTAGE_DELAYS = tuple(timedelta(seconds=seconds) for seconds in (1, 2, 5, 10, 30))
+AFTER_OUTAGE = timedelta(seconds=5)
+CONFLICT_DELAYS = tuple(timedelta(seconds=seconds) for seconds in (0.1, 0.5, 1, 5))
+CONFLICTS = {"40001", "40P01"}  # serialization_failure, deadlock_detected
+
+LONGEST_WAIT = timedelta(days=365)  # a date beyond that may be none
+
+
+class Outcome(enum.StrEnum):
+    """What became of a delivery. The first three are acknowledged."""
+
+    HANDLED = "handled"
+    DUPLICATE = "duplicate"  # the group had handled it before
+    PASSED_OVER = "passed over"  # no live process of the group wants it
+    RETRY = "retry"
+    HANDED_BACK = "handed back"  # by a worker that did not try, or could not finish the try
+    DEAD_LETTER = "dead letter"
+
+
+@dataclass(frozen=True, slots=True)
+class Result:
+    """
+    Args:
+        after: with RETRY and HANDED_BACK, deliver it again after that time.
+        reason: with DEAD_LETTER, why; with RETRY, why the message blocks its key.
+        is_outage: the database went away; the handler is not to blame.
+        is_busy: another process handles the message now. It comes again when INVISIBLE is over, by itself.
+        ends_with: what is to end the worker when the delivery is handed back.
+    """
+
+    outcome: Outcome
+    after: timedelta = timedelta(0)
+    reason: str = ""
+    is_outage: bool = False
+    is_busy: bool = False
+    ends_with: BaseException | None = None
+
+
+def judge(
+    group: Group, consumer: Consumer | None, delivery: Delivery, error: BaseException, *, worker: str, is_outage: bool
+) -> Result:
+    """Decide what becomes of a delivery whose handling raised an error, and write down what counts; never raise."""
+    arrival = DeliveryInfo.of(delivery)
+    try:
+        database.drop_if_lost(group.using)
+        if consumer is None and isinstance(error, UnknownMessageType) and wants.is_wanted(group, delivery):
+            return Result(Outcome.HANDED_BACK, after=timedelta(seconds=1))
+        with outermost_transaction(group.using):
+            tries.wait_for_nobody(group.using)
+            if is_outage or is_conflict(error):
+                result = _again_uncounted(delivery, is_outage=is_outage)
+            else:
+                result = _count(group, consumer, delivery, arrival, error, worker)
+            if delivery.attempt > 1:
+                tries.end(arrival, worker, group.using, most_crashes=_most_crashes(result, error))
+            failure.record(arrival, result.outcome, error, group.using)
+    except Exception as trouble:
+        is_told = isinstance(trouble, DatabaseError | psycopg.Error)
+        text = "Message %s: its failure could not be written down, and is not counted: %s"
+        logger.warning(text, delivery.message_id, str(trouble).strip(), exc_info=None if is_told else trouble)
+        result = _again_uncounted(delivery, is_outage=True)
+    _log(delivery, result, error)
+    if result.outcome is Outcome.RETRY and result.reason:
+        _alert_blocked(group, delivery, result.reason)
+    return result
+
+
+def _most_crashes(result: Result, error: BaseException) -> int:
+    """Return how many crashes are kept: where a message blocks its key, its next try may begin."""
+    is_blocked = result.outcome is Outcome.RETRY and isinstance(error, NeverEnded)
+    return tries.CRASH_LIMIT - is_blocked
+
+
+def _again_uncounted(delivery: Delivery, *, is_outage: bool) -> Result:
+    delays = OUTAGE_DELAYS if is_outage else CONFLICT_DELAYS
+    after = Retry(delays=delays).delay(delivery.attempt)
+    if is_outage and delivery.attempt > 1:  # this worker writes first that the try has ended, when the database is back
+        after = max(after, AFTER_OUTAGE)
+    return Result(Outcome.RETRY, after=after, is_outage=is_outage)
+
+
+def _count(
+    group: Group, consumer: Consumer | None, delivery: Delivery, arrival: DeliveryInfo, error: BaseException, worker: str
+) -> Result:
+    """Count a failure where it is one, and decide."""
+    if isinstance(error, RetryLater):
+        return Result(Outcome.RETRY, after=max(timedelta(0), min(error.after, LONGEST_WAIT)))
+    if isinstance(error, Reject):
+        return Result(Outcome.DEAD_LETTER, reason=failure.text_of(error) or "rejected by its handler")
+    policy = WAIT_FOR_CODE if consumer is None or isinstance(error, UnknownMessageType) else consumer.retry
+    if isinstance(error, NeverEnded | UnreadableBody):
+        reason = failure.text_of(error)
+    else:
+        failures = tries.count_failure(arrival, worker, group.using)
+        if _is_worth_a_retry(error, policy) and policy.allows(failures):
+            return Result(Outcome.RETRY, after=policy.delay(failures))
+        reason = f"failed {failures} {'time' if failures == 1 else 'times'}, last: {failure.describe(error)}"
+    if _blocks(group, consumer, delivery):
+        return Result(Outcome.RETRY, after=policy.delays[-1], reason=reason)
+    return Result(Outcome.DEAD_LETTER, reason=reason)
+
+
+def _is_worth_a_retry(error: BaseException, policy: Retry) -> bool:
+    """Return whether a policy retries an error; what is no `Exception`, as `SystemExit`, goes where all exceptions go."""
+    return isinstance(error, policy.on) or (not isinstance(error, Exception) and Exception in policy.on)
+
+
+def is_conflict(error: BaseException) -> bool:
+    """Return whether the database ended the transaction for the sake of another one."""
+    return any(getattr(one, "sqlstate", None) in CONFLICTS for one in causes(error))
+
+
+def causes(error: BaseException) -> Iterator[BaseException]:
+    """Return an error, what it was raised from or while handling, and the members of a group, each once."""
+    seen: list[BaseException] = []
+    todo: list[BaseException | None] = [error]
+    while todo:
+        one = todo.pop()
+        if one is None or any(one is other for other in seen):
+            continue
+        seen.append(one)
+        yield one
+        todo += [one.__cause__, one.__context__, *getattr(one, "exceptions", ())]
+
+
+def _blocks(group: Group, consumer: Consumer | None, delivery: Delivery) -> bool:
+    """Return whether a message that cannot be handled holds back the later ones of its key."""
+    concerned = [consumer] if consumer else [one for one in group.consumers.values() if one.topic == delivery.topic]
+    return any(one.ordered and one.on_dead == "block" for one in concerned)
+
+
+def _alert_blocked(group: Group, delivery: Delivery, reason: str) -> None:
+    text = (
+        f"Message {delivery.message_id} cannot be handled ({reason}); in topic {delivery.topic!r} it holds back all later "
+        f"messages of the key {delivery.key!r} from group {group.name!r}. Correct the handler, or have it raise Reject for "
+        "this message."
+    )
+    logger.error(text)
+    signals.alarm.send_robust(
+        sender=Consumer,
+        reason=text,
+        details={"group": group.name, "message_id": delivery.message_id, "topic": delivery.topic},
+    )
+
+
+def _log(delivery: Delivery, result: Result, error: BaseException) -> None:
+    """Log a failed try: with its traceback when the error is new to this process, and when the message is given up."""
+    is_last = result.outcome is Outcome.DEAD_LETTER
+    is_told = isinstance(error, RetryLater | Reject)  # the handler says all there is to say
+    is_traced = not is_told and (failure.is_new(error) or is_last)
+    logger.log(
+        logging.ERROR if is_last else logging.WARNING,
+        "Message %s on topic %r, attempt %s of group %r: %s. %s",
+        delivery.message_id,
+        delivery.topic,
+        delivery.attempt,
+        delivery.group,
+        "given up" if is_last else f"retry in {result.after.total_seconds():.1f} s",
+        failure.describe(error),
+        exc_info=error if is_traced else None,
+    )

@@ -1,0 +1,54 @@
+"""In which order a worker handles what it has received, and what it handles together."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+from outbox.brokers.base import Delivery
+from outbox.consuming import tries
+from outbox.consuming.delivery_info import uuid_of
+from outbox.consuming.read import find_consumer
+from outbox.consuming.register import Consumer, Group
+from outbox.errors import UnknownMessageType
+
+
+def plan(group: Group, deliveries: Sequence[Delivery]) -> list[list[Delivery]]:
+    """
+    Return what was received in the order of work, in lists of what is handled together.
+
+    First deliveries come first. Of those that come again, the ones that were begun and have not ended come last: whatever one of
+    them does to the process, its fellows are done.
+    """
+    first = [delivery for delivery in deliveries if delivery.attempt == 1]
+    again = [delivery for delivery in deliveries if delivery.attempt > 1]
+    return [*_together(group, first), *([one] for one in _by_risk(group, again))]
+
+
+def _by_risk(group: Group, deliveries: list[Delivery]) -> list[Delivery]:
+    if len(deliveries) < 2:
+        return deliveries
+    unended = tries.unended(group.name, [uuid_of(one.message_id) for one in deliveries], group.using)
+    return sorted(deliveries, key=lambda one: uuid_of(one.message_id) in unended)
+
+
+def _together(group: Group, deliveries: list[Delivery]) -> Iterator[list[Delivery]]:
+    """Collect what one handler takes at once, and what no handler takes; the rest stays alone."""
+    collected: dict[str, list[Delivery]] = {}
+    for delivery in deliveries:
+        try:
+            consumer = find_consumer(group, delivery)
+        except UnknownMessageType:
+            yield [delivery]
+            continue
+        if consumer and not consumer.batch_size:
+            yield [delivery]
+            continue
+        work = collected.setdefault(consumer.subject if consumer else "", [])
+        work.append(delivery)
+        if _is_full(work, consumer):
+            yield collected.pop(consumer.subject if consumer else "")
+    yield from collected.values()
+
+
+def _is_full(work: list[Delivery], consumer: Consumer | None) -> bool:
+    return consumer is not None and len(work) == consumer.batch_size

@@ -1,0 +1,119 @@
+"""
+What a group has tried of a message: failures of its handler, and crashes, which are tries that were begun and never ended.
+
+How often the broker has delivered a message says nothing about it: deployments, outages and slow neighbours make deliveries.
+A first delivery costs no statement here. Source: docs/explanation/deliveries.md.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Collection
+from dataclasses import dataclass
+from typing import Any
+from uuid import UUID
+
+from django.db import connections
+
+from outbox.consuming.delivery_info import DeliveryInfo
+from outbox.database import heartbeats
+from outbox.database.locks import Lock
+
+CRASH_LIMIT = 5
+
+# No row where another process handles the message now. Else the try begins; one that was begun before and has not ended is a
+# crash. In autocommit: it must be there when the process is killed.
+BEGIN = f"""
+WITH l AS MATERIALIZED (SELECT pg_try_advisory_xact_lock({Lock.INBOX}, hashtext(%(group)s || ' ' || %(key)s)) AS is_free)
+INSERT INTO outbox_tries AS t (consumer_group, message_id, topic, begun_at, begun_by)
+SELECT %(group)s, %(message_id)s, %(topic)s, clock_timestamp(), %(worker)s FROM l WHERE is_free
+ON CONFLICT (consumer_group, message_id) DO UPDATE SET crashes = t.crashes + (t.begun_at IS NOT NULL)::int,
+    begun_at = excluded.begun_at, begun_by = excluded.begun_by, changed_at = clock_timestamp()
+RETURNING failures, crashes
+"""
+
+COUNT_FAILURE = """
+INSERT INTO outbox_tries AS t (consumer_group, message_id, topic, failures) VALUES (%(group)s, %(message_id)s, %(topic)s, 1)
+ON CONFLICT (consumer_group, message_id) DO UPDATE SET failures = t.failures + 1, changed_at = clock_timestamp(),
+    begun_at = CASE WHEN t.begun_by <> %(worker)s THEN t.begun_at END
+RETURNING failures
+"""
+
+END = """
+UPDATE outbox_tries SET begun_at = NULL, crashes = least(crashes, %(most_crashes)s), changed_at = clock_timestamp()
+WHERE consumer_group = %(group)s AND message_id = %(message_id)s AND begun_by = %(worker)s
+"""
+
+END_OF_WORKER = "UPDATE outbox_tries SET begun_at = NULL WHERE begun_by = %s AND begun_at IS NOT NULL"
+
+FORGET = "DELETE FROM outbox_tries WHERE consumer_group = %s AND message_id = ANY(%s)"
+
+UNENDED = """
+SELECT message_id FROM outbox_tries WHERE consumer_group = %s AND message_id = ANY(%s) AND begun_at IS NOT NULL
+"""
+
+_serial = itertools.count(1)
+
+
+@dataclass(frozen=True, slots=True)
+class Begun:
+    """What was counted when a try began."""
+
+    failures: int
+    crashes: int
+
+
+def new_worker_name() -> str:
+    """Return a name for a worker, unique among all that ever wrote down a try: process and a number."""
+    return f"{heartbeats.instance()}:{next(_serial)}"
+
+
+def begin(arrival: DeliveryInfo, key: str, worker: str, using: str) -> Begun | None:
+    """Write down that a try begins. None: another process handles the message now."""
+    row = _execute(using, BEGIN, {**arrival.as_parameters(), "key": key, "worker": worker})
+    return Begun(*row) if row else None
+
+
+def count_failure(arrival: DeliveryInfo, worker: str, using: str) -> int:
+    """Count a failure, which ends the worker's try. Return how many there are."""
+    row = _execute(using, COUNT_FAILURE, {**arrival.as_parameters(), "worker": worker})
+    assert row is not None
+    return int(row[0])
+
+
+def end(arrival: DeliveryInfo, worker: str, using: str, *, most_crashes: int = CRASH_LIMIT) -> None:
+    """Write down that a worker's try has ended, where no other worker has begun one since."""
+    with connections[using].cursor() as cursor:
+        cursor.execute(END, {**arrival.as_parameters(), "worker": worker, "most_crashes": most_crashes})
+
+
+def wait_for_nobody(using: str) -> None:
+    """Let statements of the transaction that would wait for another process's handler fail after a second instead."""
+    with connections[using].cursor() as cursor:
+        cursor.execute("SELECT set_config('lock_timeout', '1s', true)")
+
+
+def end_all_of(worker: str, using: str) -> None:
+    """Write down that all tries of a worker have ended, where that could not be written when they did."""
+    with connections[using].cursor() as cursor:
+        cursor.execute(END_OF_WORKER, [worker])
+
+
+def forget(group: str, message_ids: Collection[UUID], using: str) -> None:
+    """Begin messages anew."""
+    with connections[using].cursor() as cursor:
+        cursor.execute(FORGET, [group, list(message_ids)])
+
+
+def unended(group: str, message_ids: Collection[UUID], using: str) -> set[UUID]:
+    """Return which messages were begun and have not ended."""
+    with connections[using].cursor() as cursor:
+        cursor.execute(UNENDED, [group, list(message_ids)])
+        return {row[0] for row in cursor.fetchall()}
+
+
+def _execute(using: str, statement: str, values: dict[str, Any]) -> tuple[int, ...] | None:
+    with connections[using].cursor() as cursor:
+        cursor.execute(statement, values)
+        row: tuple[int, ...] | None = cursor.fetchone()
+        return row

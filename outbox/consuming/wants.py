@@ -1,0 +1,120 @@
+"""
+What the code of a group's live processes wants, so that two releases of a group may run side by side.
+
+Each process writes into its heartbeat which types and tags its code handles. What one process does not know and another one
+wants is handed on; only what no live process wants is passed over for good.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from datetime import timedelta
+from typing import Any
+
+from django.db import connections
+
+from outbox import database
+from outbox.brokers.base import Delivery
+from outbox.consuming.delivery_info import DeliveryInfo
+from outbox.consuming.inbox import columns_of
+from outbox.consuming.register import Group, plain_subject
+from outbox.database import heartbeats
+from outbox.message import Header
+
+BEAT_SECONDS = 10.0
+LIVES_FOR = timedelta(minutes=15)  # since the last heartbeat, where it did not leave: a Celery task beats between two handlers
+REMEMBERED_FOR = timedelta(hours=1)  # for a process that has just begun: after an outage the others may beat a moment later
+JUST_BEGUN_SECONDS = 60.0
+DEPLOYED_IN = timedelta(hours=1)
+
+_beats: dict[tuple[str, str], tuple[float, float]] = {}  # database and group -> first and last heartbeat of an unbroken series
+
+_ANY = "*"
+_BETWEEN = "\x1f"  # of two parts of a text below; no topic, type or tag has it
+
+IS_WANTED = """
+SELECT EXISTS (
+    SELECT FROM outbox_process p
+    WHERE p.kind = 'consumer' AND p.consumer_group = %(group)s AND p.beat_at > clock_timestamp() - %(lives_for)s
+      AND p.wants && %(answers_to)s::text[]
+)
+"""
+
+# Groups whose live processes have had different code for so long that it is no deployment.
+DIFFERING = """
+SELECT consumer_group FROM outbox_process
+WHERE kind = 'consumer' AND beat_at > clock_timestamp() - %(lives_for)s AND started_at < clock_timestamp() - %(deployed_in)s
+GROUP BY consumer_group HAVING count(DISTINCT wants) > 1 ORDER BY consumer_group
+"""
+
+# Notes each message that no live process of the group wants, so that its number does not look lost; returns the places of
+# those that one wants.
+IGNORE = """
+WITH g AS MATERIALIZED (
+    SELECT g.*, EXISTS (
+        SELECT FROM outbox_process p
+        WHERE p.kind = 'consumer' AND p.consumer_group = %(group)s AND p.beat_at > clock_timestamp() - %(lives_for)s
+          AND p.wants && string_to_array(g.answers_to, chr(10))
+    ) AS is_wanted
+    FROM unnest(%(message_ids)s::uuid[], %(sources)s::text[], %(topics)s::text[], %(lanes)s::smallint[], %(numbers)s::bigint[],
+        %(nths)s::int[], %(answers_to)s::text[])
+        WITH ORDINALITY g (message_id, source, topic, lane, number, nth, answers_to, place)
+), i AS (
+    INSERT INTO outbox_inbox (consumer_group, dedupe_key, message_id, source, topic, lane, number, nth)
+    SELECT %(group)s, message_id::text, message_id, source, topic, lane, number, nth FROM g WHERE NOT is_wanted
+    ON CONFLICT (consumer_group, dedupe_key) DO NOTHING
+)
+SELECT place - 1 FROM g WHERE is_wanted
+"""
+
+
+def beat(group: Group, alias: str) -> None:
+    """Write down that this process consumes for a group, and what its code wants; over Django's connection."""
+    heartbeats.beat(database.raw(group.using), "consumer", broker=alias, consumer_group=group.name, wants=wants_of(group))
+    now = time.monotonic()
+    began, last = _beats.get((group.using, group.name), (now, now))
+    _beats[group.using, group.name] = (now if now - last > LIVES_FOR.total_seconds() / 2 else began, now)
+
+
+def _lives_for(group: Group) -> timedelta:
+    """Return how long a process that is silent still counts, which has not said that it leaves."""
+    began, _ = _beats.get((group.using, group.name), (float("-inf"), 0.0))
+    return REMEMBERED_FOR if time.monotonic() - began < JUST_BEGUN_SECONDS else LIVES_FOR
+
+
+def wants_of(group: Group) -> list[str]:
+    """Return what a group's handlers want, a text for each topic, subject and tag."""
+    return sorted(_BETWEEN.join((one.topic, one.subject, tag)) for one in group.consumers.values() for tag in one.tags or (_ANY,))
+
+
+def ignore(group: Group, deliveries: Sequence[Delivery]) -> set[int]:
+    """Pass deliveries over that no live process of the group wants. Return the places of the others in the sequence."""
+    columns = columns_of([DeliveryInfo.of(one) for one in deliveries])
+    answers_to = ["\n".join(_answers_to(one)) for one in deliveries]
+    with connections[group.using].cursor() as cursor:
+        cursor.execute(IGNORE, _values(group, answers_to=answers_to, **columns))
+        return {row[0] for row in cursor.fetchall()}
+
+
+def differing_groups(connection: database.Connection) -> list[str]:
+    """Return the groups whose live processes have wanted different messages for longer than a deployment takes."""
+    rows = connection.execute(DIFFERING, {"lives_for": timedelta(minutes=1), "deployed_in": DEPLOYED_IN})
+    return [row[0] for row in rows]
+
+
+def is_wanted(group: Group, delivery: Delivery) -> bool:
+    """Return whether a live process of the group wants a delivery."""
+    with connections[group.using].cursor() as cursor:
+        cursor.execute(IS_WANTED, _values(group, answers_to=_answers_to(delivery)))
+        return bool(cursor.fetchone()[0])
+
+
+def _values(group: Group, **more: Any) -> dict[str, Any]:
+    return {"group": group.name, "lives_for": _lives_for(group), **more}
+
+
+def _answers_to(delivery: Delivery) -> list[str]:
+    """Return each text of `wants_of` that means a delivery."""
+    subjects = (delivery.headers.get(Header.TYPE, ""), plain_subject(delivery.topic))
+    return [_BETWEEN.join((delivery.topic, one, tag)) for one in subjects for tag in (_ANY, delivery.tag)]

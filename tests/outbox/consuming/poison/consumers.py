@@ -1,0 +1,46 @@
+"""A handler that does what its message says, the worst included."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import sys
+import threading
+from datetime import timedelta
+
+from outbox import Retry, RetryLater, consumer
+from project.shop.models import CartEntry
+
+
+class Unspeakable(Exception):
+    def __str__(self) -> str:
+        raise ValueError("no words")
+
+
+@consumer(
+    topic="orders",
+    group="poisoned",
+    retry=Retry(limit=2, delays=[timedelta(milliseconds=50)], jitter=0),
+    time_limit=timedelta(seconds=0.5),
+)
+def do_as_told(message: dict[str, str], context: object) -> None:
+    CartEntry.objects.create(invoice=message["invoice"], change=1)
+    match message["do"]:
+        case "kill":
+            os.kill(os.getpid(), signal.SIGKILL)
+        case "slow":
+            threading.Event().wait(0.4)
+        case "exit":
+            sys.exit(5)
+        case "cancel":
+            raise asyncio.CancelledError
+        case "unspeakable":
+            raise Unspeakable
+        case "loop":
+            while True:
+                pass
+        case "stuck":  # in a call that Python cannot break off
+            threading.Lock().acquire() and threading.Event().wait(3600)
+        case "never":
+            raise RetryLater(timedelta.max)

@@ -1,0 +1,223 @@
+"""A handler that takes its time: renewed, broken off at its limit, and what waits behind it handed back."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import suppress
+from datetime import timedelta
+
+import pytest
+from django.db import connections
+
+from outbox import Retry, TimeLimitExceeded, conf, consumer, signals
+from outbox.brokers.memory import MemoryBroker
+from outbox.consuming import keeper as keeper_module
+from outbox.consuming.register import group
+from outbox.consuming.worker import Worker
+from outbox.models import FailedDelivery, Tries
+from project.shop.models import CartEntry
+from tests.outbox.consuming.deliveries import outgoing
+from tests.outbox.consuming.messages import Placed
+from tests.waiting import wait_until
+
+pytestmark = pytest.mark.django_db(transaction=True)
+
+NO_WAIT = timedelta(0)
+INVISIBLE = 0.6
+NO_RETRY = Retry(limit=0)
+
+
+@pytest.fixture(autouse=True)
+def _soon_visible(settings) -> None:
+    settings.OUTBOX = {**settings.OUTBOX, "CONSUMER": {"INVISIBLE": timedelta(seconds=INVISIBLE)}}
+
+
+@pytest.fixture
+def beside() -> Iterator[object]:
+    """Run workers of a group in threads of their own, until the test ends."""
+    stop = threading.Event()
+    started: list[threading.Thread] = []
+    workers: list[Worker] = []
+
+    def work(worker: Worker) -> None:
+        try:
+            worker.run()
+        finally:
+            worker.close()
+            connections.close_all()
+
+    def start(name: str) -> Worker:
+        worker = Worker(group(name), "default", stop=stop)
+        workers.append(worker)
+        started.append(threading.Thread(target=work, args=(worker,)))
+        started[-1].start()
+        return worker
+
+    yield start
+    stop.set()
+    for thread in started:
+        thread.join()
+
+
+def applied() -> list[str]:
+    return sorted(CartEntry.objects.values_list("invoice", flat=True))
+
+
+class TestSlowHandler:
+    def test_is_renewed_and_nobody_else_gets_its_message(self, broker, beside):
+        @consumer(Placed, group="slow")
+        def work(message, context):
+            threading.Event().wait(3 * INVISIBLE)
+            CartEntry.objects.create(invoice=message.invoice, change=1)
+
+        broker.send([outgoing(Placed("A1"))])
+        first, second = beside("slow"), beside("slow")
+
+        wait_until(lambda: applied() and not sum(broker.backlog("slow").values()))
+
+        assert applied() == ["A1"]
+        assert first.tally.handled + second.tally.handled == 1
+        assert first.tally.duplicates + second.tally.duplicates + first.tally.late + second.tally.late == 0
+
+    def test_that_fails_in_the_end_is_given_up_after_its_limit_and_stops_nobody(self, broker, beside):
+        @consumer(Placed, group="slow", retry=Retry(limit=1, delays=[NO_WAIT], jitter=0))
+        def work(message, context):
+            if message.invoice == "bad":
+                threading.Event().wait(2 * INVISIBLE)
+                raise ValueError("after all not")
+            CartEntry.objects.create(invoice=message.invoice, change=1)
+
+        broker.send([outgoing(Placed("bad")), *(outgoing(Placed(f"A{number}")) for number in range(9))])
+        beside("slow")
+        beside("slow")
+
+        wait_until(lambda: broker.dead_letters("slow") and not sum(broker.backlog("slow").values()))
+
+        (letter,) = broker.dead_letters("slow")
+        assert letter.reason == "failed 2 times, last: ValueError: after all not"
+        assert applied() == [f"A{number}" for number in range(9)]
+        assert FailedDelivery.objects.count() == 2
+
+    def test_hands_back_what_waits_behind_it(self, broker, beside, monkeypatch):
+        monkeypatch.setattr(keeper_module, "RELEASE_SECONDS", 0.1)
+        release = threading.Event()
+
+        @consumer(Placed, group="slow")
+        def work(message, context):
+            CartEntry.objects.create(invoice=message.invoice, change=1)
+            if message.invoice == "A0":
+                assert release.wait(20)
+
+        broker.send([outgoing(Placed(f"A{number}")) for number in range(5)])
+        beside("slow")
+        wait_until(lambda: broker.handed_out("slow", broker.visible("orders")[0].message_id))
+        beside("slow")
+
+        wait_until(lambda: len(applied()) == 4)
+        release.set()
+
+        wait_until(lambda: len(applied()) == 5)
+        assert not Tries.objects.exists()
+
+    def test_is_reported_when_it_runs_for_very_long(self, broker, monkeypatch, caplog):
+        monkeypatch.setattr(keeper_module, "SLOW", 1)
+        heard = []
+        signals.alarm.connect(lambda **said: heard.append(said), weak=False, dispatch_uid="test")
+
+        @consumer(Placed, group="slow")
+        def work(message, context):
+            wait_until(lambda: heard)
+
+        broker.send([outgoing(Placed("A1"))])
+        worker = Worker(group("slow"), "default")
+        worker.step(NO_WAIT)
+        worker.close()
+
+        signals.alarm.disconnect(dispatch_uid="test")
+        assert "Give it a time_limit" in heard[0]["reason"]
+        assert worker.tally.handled == 1
+
+    def test_keeps_what_is_done_and_not_yet_acknowledged(self, broker):
+        @consumer(Placed, group="slow")
+        def work(message, context):
+            CartEntry.objects.create(invoice=message.invoice, change=1)
+            if message.invoice == "A1":
+                threading.Event().wait(2 * INVISIBLE)
+
+        broker.send([outgoing(Placed("A0")), outgoing(Placed("A1"))])
+        worker = Worker(group("slow"), "default")
+
+        worker.step(NO_WAIT)
+        worker.close()
+
+        assert (worker.tally.handled, worker.tally.late) == (2, 0)
+
+
+class TestTimeLimit:
+    def run(self, broker: MemoryBroker) -> str:
+        broker.send([outgoing(Placed("A1"))])
+        worker = Worker(group("limited"), "default")
+        began = time.monotonic()
+        worker.step(NO_WAIT)
+        worker.close()
+        assert time.monotonic() - began < 10
+        (letter,) = broker.dead_letters("limited")
+        assert not applied()
+        return letter.reason
+
+    def test_breaks_a_loop_off(self, broker):
+        @consumer(Placed, group="limited", time_limit=timedelta(seconds=0.2), retry=NO_RETRY)
+        def loop(message, context):
+            CartEntry.objects.create(invoice=message.invoice, change=1)
+            while True:
+                with suppress(Exception):
+                    int("no")
+
+        assert self.run(broker) == "failed 1 time, last: TimeLimitExceeded"
+
+    def test_breaks_a_coroutine_off_where_it_awaits(self, broker):
+        @consumer(Placed, group="limited", time_limit=timedelta(seconds=0.2), retry=NO_RETRY)
+        async def wait(message, context):
+            await CartEntry.objects.acreate(invoice=message.invoice, change=1)
+            await asyncio.sleep(60)
+
+        assert self.run(broker) == "failed 1 time, last: TimeLimitExceeded"
+
+    def test_leaves_a_time_out_of_the_handlers_own_alone(self, broker):
+        @consumer(Placed, group="limited", time_limit=timedelta(seconds=60), retry=NO_RETRY)
+        async def wait(message, context):
+            raise TimeoutError("of a service")
+
+        assert self.run(broker) == "failed 1 time, last: TimeoutError: of a service"
+
+    def test_hurts_no_handler_that_ends_in_time(self, broker):
+        @consumer(Placed, group="limited", time_limit=timedelta(seconds=0.5))
+        def work(message, context):
+            CartEntry.objects.create(invoice=message.invoice, change=1)
+
+        broker.send([outgoing(Placed(f"A{number}")) for number in range(100)])
+        worker = Worker(group("limited"), "default")
+
+        worker.run(until_idle=True)
+        worker.close()
+
+        assert worker.tally.handled == 100
+
+    def test_is_no_exception_that_a_handler_catches_by_chance(self):
+        assert not issubclass(TimeLimitExceeded, Exception)
+
+
+def test_keeps_nothing_alive_that_has_ended(broker):
+    """The thread sends statements over the handler's connection; none behind its end."""
+    consumer(Placed, group="fast")(lambda message, context: CartEntry.objects.create(invoice=message.invoice, change=1))
+    broker.send([outgoing(Placed(f"A{number}")) for number in range(300)])
+    worker = Worker(group("fast"), "default")
+
+    worker.run(until_idle=True)
+    worker.close()
+
+    assert worker.tally.handled == 300
+    assert conf.settings().consumer.invisible.total_seconds() == INVISIBLE

@@ -1,0 +1,227 @@
+"""Odd ways for a try to end: counted where the handler is to blame, and nowhere else."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import sys
+import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
+from datetime import timedelta
+
+import pytest
+from django.db import OperationalError, connection, connections, transaction
+
+from outbox import Retry, consumer, database, signals
+from outbox.consuming import tries
+from outbox.consuming.delivery_info import DeliveryInfo
+from outbox.consuming.handle import handle
+from outbox.consuming.outcome import Outcome, judge
+from outbox.consuming.register import group
+from outbox.consuming.worker import Worker
+from outbox.errors import BrokerUnavailable, ConfigurationError
+from outbox.message import Header
+from outbox.models import FailedDelivery, Inbox, Tries
+from project.shop.models import CartEntry
+from tests.outbox.consuming.deliveries import delivery, numbered, outgoing
+from tests.outbox.consuming.messages import Ignored, Placed
+from tests.waiting import wait_until
+
+pytestmark = pytest.mark.django_db(transaction=True)
+
+NO_WAIT = timedelta(0)
+NO_RETRY = Retry(limit=0)
+ID = "0b2504e0-4f89-11d3-9a0c-0305e82c3309"
+END_THIS_CONNECTION = "SELECT pg_terminate_backend(pg_backend_pid())"
+
+
+def write(message, context) -> None:
+    CartEntry.objects.create(invoice=message.invoice, change=-1)
+
+
+class TestForeignProducer:
+    @pytest.mark.parametrize("headers", [numbered(2**63), numbered(1, lane=2**15), {Header.SOURCE: "a\0b"}])
+    def test_may_number_its_messages_as_it_likes(self, headers):
+        consumer(Placed, group="cart")(write)
+
+        assert handle(group("cart"), delivery(Placed("A1"), headers=headers)).outcome is Outcome.HANDLED
+        assert handle(group("cart"), delivery(Ignored(), headers=headers)).outcome is Outcome.PASSED_OVER
+
+
+class TestPolicy:
+    def test_takes_a_list_of_errors(self):
+        assert Retry(on=[KeyError, ValueError]).on == (KeyError, ValueError)
+
+    def test_refuses_what_is_no_error(self):
+        with pytest.raises(ConfigurationError, match="name types of errors"):
+            Retry(on=("ValueError",))
+
+
+class TestHandler:
+    def test_that_closes_its_connection_has_failed(self):
+        consumer(Placed, group="cart", retry=NO_RETRY)(lambda message, context: connection.close())
+
+        assert handle(group("cart"), delivery(Placed("A1"))).outcome is Outcome.DEAD_LETTER
+
+    def test_that_wraps_the_error_of_a_lost_connection_has_not_failed(self):
+        @consumer(Placed, group="cart", retry=NO_RETRY)
+        def wrap(message, context):
+            try:
+                with connection.cursor() as cursor:
+                    cursor.execute(END_THIS_CONNECTION)
+            except OperationalError as error:
+                raise RuntimeError("the shop is closed") from error
+
+        connection.ensure_connection()
+        result = handle(group("cart"), delivery(Placed("A1")))
+
+        assert (result.outcome, result.is_outage) == (Outcome.RETRY, True)
+        assert not Tries.objects.exists()
+
+    def test_is_broken_off_in_the_middle_of_a_statement(self):
+        @consumer(Placed, group="cart", retry=NO_RETRY, time_limit=timedelta(seconds=0.3))
+        def wait(message, context):
+            with connection.cursor() as cursor:
+                cursor.execute("SELECT pg_sleep(30)")
+
+        began = time.monotonic()
+        result = handle(group("cart"), delivery(Placed("A1")))
+
+        assert result.outcome is Outcome.DEAD_LETTER
+        assert time.monotonic() - began < 10
+
+    def test_that_is_a_coroutine_ends_when_its_wait_is_broken_off(self, monkeypatch):
+        steps = []
+        ended = threading.Event()
+
+        @consumer(Placed, group="cart", retry=NO_RETRY)
+        async def work(message, context):
+            try:
+                for step in range(100):
+                    steps.append(step)
+                    await asyncio.sleep(0.05)
+            finally:
+                ended.set()
+
+        def interrupt(signum, frame):
+            raise TimeoutError("of the task that the worker runs in")
+
+        before = signal.signal(signal.SIGALRM, interrupt)
+        signal.setitimer(signal.ITIMER_REAL, 0.4)
+        try:
+            result = handle(group("cart"), delivery(Placed("A1")))
+        finally:
+            signal.signal(signal.SIGALRM, before)
+
+        assert result.outcome is Outcome.DEAD_LETTER
+        assert ended.is_set()
+        assert len(steps) < 50
+
+
+class TestAlert:
+    def test_whose_listener_breaks_the_database_costs_no_count(self, settings):
+        settings.OUTBOX = {**settings.OUTBOX, "TOPICS": {**settings.OUTBOX["TOPICS"], "orders": {"TYPE": "fifo"}}}
+
+        def break_database(**said):
+            with connection.cursor() as cursor:
+                cursor.execute("SELECT 1 / 0")
+
+        @consumer(Placed, group="cart", ordered=True, retry=Retry(limit=0, delays=[timedelta(hours=1)], jitter=0))
+        def fail(message, context):
+            raise ValueError("no")
+
+        signals.alarm.connect(break_database, weak=False, dispatch_uid="test")
+        try:
+            result = handle(group("cart"), delivery(Placed("A1"), key="A"))
+        finally:
+            signals.alarm.disconnect(dispatch_uid="test")
+
+        assert (result.outcome, result.after) == (Outcome.RETRY, timedelta(hours=1))
+        assert Tries.objects.get().failures == FailedDelivery.objects.count() == 1
+
+
+class TestEndOfProcess:
+    @pytest.fixture
+    def sigterm(self):
+        """SIGTERM raises, as in a child of Celery's prefork pool; give what sends it."""
+
+        def exit_now(signum, frame):
+            sys.exit(-(256 - signum))
+
+        before = signal.signal(signal.SIGTERM, exit_now)
+        yield lambda: (os.kill(os.getpid(), signal.SIGTERM), threading.Event().wait(5))
+        signal.signal(signal.SIGTERM, before)
+
+    def test_in_a_hook_behind_the_commit_ends_the_worker(self, broker, sigterm):
+        @consumer(Placed, group="cart")
+        def notify(message, context):
+            write(message, context)
+            transaction.on_commit(sigterm)
+
+        broker.send([outgoing(Placed("A1")), outgoing(Placed("A2"))])
+        worker = Worker(group("cart"), "default")
+
+        with pytest.raises(SystemExit):
+            worker.run(until_idle=True)
+
+        assert CartEntry.objects.count() == Inbox.objects.count() == 1
+        assert broker.backlog("cart") == {"orders": 1}
+
+    def test_ends_the_worker_though_the_broker_is_away(self, broker, sigterm, monkeypatch):
+        consumer(Placed, group="cart")(lambda message, context: sigterm())
+        broker.send([outgoing(Placed("A1"))])
+        worker = Worker(group("cart"), "default")
+
+        def away(*_):
+            raise BrokerUnavailable("gone")
+
+        monkeypatch.setattr(type(broker), "retry", away)
+
+        with pytest.raises(SystemExit):
+            worker.run(until_idle=True)
+
+
+class TestStaleTry:
+    """A process that stood still, while another one took the message."""
+
+    same = staticmethod(lambda attempt: delivery(Placed("A1"), named=ID, attempt=attempt))
+
+    def test_ends_no_try_that_another_worker_has_begun_since(self):
+        arrival = DeliveryInfo.of(self.same(2))
+        tries.begin(arrival, ID, "first", "default")
+        tries.begin(arrival, ID, "second", "default")
+
+        tries.end(arrival, "first", "default")
+        tries.count_failure(arrival, "first", "default")
+
+        row = Tries.objects.get()
+        assert (row.begun_by, row.begun_at is None, row.failures, row.crashes) == ("second", False, 1, 1)
+
+    def test_waits_for_no_handler_of_another(self):
+        entered, let_on = threading.Event(), threading.Event()
+
+        @consumer(Placed, group="cart")
+        def work(message, context):
+            if context.attempt == 3:
+                entered.set()
+                assert let_on.wait(20)
+                return
+            connections["default"].close()  # the server has ended its transaction
+            raise ValueError("late")
+
+        Tries.objects.create(consumer_group="cart", message_id=ID, topic="orders", begun_by="", failures=0)
+        with ThreadPoolExecutor(1) as pool:
+            other = pool.submit(lambda: (handle(group("cart"), self.same(3)), connections.close_all()))
+            assert entered.wait(10)
+            with database.connect("default") as own:
+                wait_until(lambda: own.execute("SELECT count(*) FROM outbox_inbox").fetchone() == (0,))
+            began = time.monotonic()
+            judge(group("cart"), None, self.same(2), ValueError("late"), worker="stale", is_outage=False)
+            took = time.monotonic() - began
+            let_on.set()
+            other.result(10)
+
+        assert took < 5
+        assert Inbox.objects.count() == 1

@@ -1,0 +1,134 @@
+"""
+Messages whose handling ends its process, or raises what no `except Exception` catches: each becomes a dead letter after its
+limit, and its fellows are applied meanwhile. Real processes, which are started again as a supervisor does.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+
+import pytest
+from django.db import connection
+
+from outbox.brokers.base import Outgoing
+from outbox.embedded import EmbeddedBroker
+from outbox.message import Header, TopicSpec, TopicType
+from outbox.models import FailedDelivery, Tries
+from project.shop.models import CartEntry
+from tests.database_url import url_of
+from tests.factories import message_id
+from tests.waiting import wait_until
+
+pytestmark = pytest.mark.django_db(transaction=True)
+
+FELLOWS = 15
+
+
+class Supervisor:
+    """Keeps one process of the group running, however often it ends."""
+
+    def __init__(self) -> None:
+        self.started = 0
+        self._process: subprocess.Popen[bytes] | None = None
+        self.environment = {
+            **os.environ,
+            "DATABASE_URL": url_of(connection.settings_dict),
+            "DJANGO_SETTINGS_MODULE": "tests.outbox.consuming.poison.settings",
+        }
+
+    def see_to_it(self) -> None:
+        if self._process is None or self._process.poll() is not None:
+            self.started += 1
+            command = [sys.executable, "-m", "django", "outbox_consume", "--group", "poisoned", "--threads", "8"]
+            self._process = subprocess.Popen(command, env=self.environment, stderr=subprocess.DEVNULL)
+
+    def stop(self) -> None:
+        if self._process is not None:
+            self._process.kill()
+            self._process.wait()
+
+
+@pytest.fixture
+def supervisor() -> Iterator[Supervisor]:
+    found = Supervisor()
+    yield found
+    found.stop()
+
+
+@pytest.fixture
+def embedded() -> Iterator[EmbeddedBroker]:
+    broker = EmbeddedBroker("default", {"DATABASE": "default"}, [TopicSpec("orders", TopicType.NORMAL)])
+    yield broker
+    broker.close()
+
+
+def order(invoice: str, do: str = "fine") -> Outgoing:
+    body = json.dumps({"invoice": invoice, "do": do}).encode()
+    return Outgoing(str(message_id()), "orders", body, headers={Header.CONTENT_TYPE: "application/json"})
+
+
+def applied() -> list[str]:
+    return sorted(CartEntry.objects.values_list("invoice", flat=True))
+
+
+@pytest.mark.timeout(120)
+@pytest.mark.parametrize(
+    ("do", "reason"),
+    [
+        ("kill", "begun 5 times, never ended"),
+        ("stuck", "begun 5 times, never ended"),
+        ("exit", "failed 3 times, last: SystemExit: 5"),
+        ("cancel", "failed 3 times, last: CancelledError"),
+        ("unspeakable", "failed 3 times, last: Unspeakable: (its __str__ raised ValueError)"),
+        ("loop", "failed 3 times, last: TimeLimitExceeded"),
+    ],
+)
+def test_becomes_a_dead_letter_and_its_fellows_are_applied_meanwhile(embedded, supervisor, do, reason):
+    fellows = [order(f"A{number:02}") for number in range(FELLOWS)]
+    embedded.send([order("poison", do), *fellows])
+
+    def is_settled() -> bool:
+        supervisor.see_to_it()
+        return bool(embedded.dead_letters("poisoned")) and not sum(embedded.backlog("poisoned").values())
+
+    wait_until(is_settled, 100)
+
+    (letter,) = embedded.dead_letters("poisoned")
+    assert letter.reason.startswith(reason)
+    assert applied() == [f"A{number:02}" for number in range(FELLOWS)]
+    assert not Tries.objects.exists()
+    if do == "kill":
+        assert supervisor.started == 7, "a first time, five that were counted, and one that gave it up"
+
+
+@pytest.mark.timeout(120)
+def test_that_kills_is_given_up_alone_though_others_run_beside_it_each_time(embedded, supervisor, monkeypatch):
+    """Poison and slow fellows come back together, into the threads of one process, a message for each."""
+    monkeypatch.setitem(supervisor.environment, "BATCH_SIZE", "1")
+    embedded.send([order("poison", "kill"), *(order(f"A{number}", "slow") for number in range(6))])
+
+    def is_settled() -> bool:
+        supervisor.see_to_it()
+        return bool(embedded.dead_letters("poisoned")) and not sum(embedded.backlog("poisoned").values())
+
+    wait_until(is_settled, 100)
+
+    assert len(embedded.dead_letters("poisoned")) == 1
+    assert applied() == [f"A{number}" for number in range(6)]
+
+
+def test_that_is_to_come_back_beyond_all_dates_takes_nothing_with_it(embedded, supervisor):
+    embedded.send([order("poison", "never"), *(order(f"A{number:02}") for number in range(FELLOWS))])
+
+    def are_fellows_applied() -> bool:
+        supervisor.see_to_it()
+        return len(applied()) == FELLOWS and FailedDelivery.objects.exists()
+
+    wait_until(are_fellows_applied, 30)
+
+    assert supervisor.started == 1
+    assert FailedDelivery.objects.get().outcome == "retry"

@@ -1,0 +1,274 @@
+"""What is counted of a message, and what is not: failures of its handler, and tries that never ended."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+
+import psycopg
+import pytest
+from django.db import connection, connections, transaction
+
+from outbox import Reject, Retry, RetryLater, consumer, database
+from outbox.consuming import tries
+from outbox.consuming.dead_letters import read_letters, settle_letters
+from outbox.consuming.delivery_info import DeliveryInfo
+from outbox.consuming.handle import handle
+from outbox.consuming.outcome import Outcome
+from outbox.consuming.register import group
+from outbox.consuming.worker import Worker
+from outbox.message import Header
+from outbox.models import FailedDelivery, Inbox, Tries
+from project.shop.models import CartEntry
+from tests.outbox.consuming.deliveries import delivery, outgoing
+from tests.outbox.consuming.messages import Placed
+
+pytestmark = pytest.mark.django_db
+
+NO_WAIT = timedelta(0)
+SECOND = timedelta(seconds=1)
+
+
+class Handler:
+    """Raises what it is given, one after the other, then applies; knows what it was told."""
+
+    def __init__(self, **options) -> None:
+        self.errors: list[BaseException] = []
+        self.contexts = []
+        consumer(Placed, group="cart", **{"retry": Retry(limit=2, delays=[SECOND], jitter=0)} | options)(self.handle)
+
+    def handle(self, message, context) -> None:
+        self.contexts.append(context)
+        CartEntry.objects.create(invoice=message.invoice, change=-1)
+        if self.errors:
+            raise self.errors.pop(0)
+
+
+def deliver(*, attempt: int = 1, key: str = "") -> object:
+    """Deliver one and the same message for the n-th time."""
+    same = delivery(Placed("A1"), named="0b2504e0-4f89-11d3-9a0c-0305e82c3309", attempt=attempt, key=key)
+    return handle(group("cart"), same)
+
+
+def begin_and_die(attempt: int) -> None:
+    """Begin a try that never ends."""
+    same = delivery(Placed("A1"), named="0b2504e0-4f89-11d3-9a0c-0305e82c3309", attempt=attempt)
+    tries.begin(DeliveryInfo.of(same), same.message_id, "a process that is gone", "default")
+
+
+class TestFailures:
+    def test_are_counted_and_not_how_often_the_message_was_delivered(self):
+        handler = Handler()
+        handler.errors = [ValueError("1"), ValueError("2"), ValueError("3")]
+
+        outcomes = [deliver(attempt=n).outcome for n in (40, 41, 55)]
+
+        assert outcomes == [Outcome.RETRY, Outcome.RETRY, Outcome.DEAD_LETTER]
+        assert [context.failures for context in handler.contexts] == [0, 1, 2]
+
+    def test_do_not_count_what_the_handler_asked_for_later(self):
+        handler = Handler()
+        handler.errors = [RetryLater(1)] * 5 + [ValueError("1")]
+
+        outcomes = [deliver(attempt=n).outcome for n in range(1, 7)]
+
+        assert outcomes == [Outcome.RETRY] * 6
+        assert Tries.objects.get().failures == 1
+
+    def test_are_forgotten_when_the_message_is_handled(self):
+        Handler().errors = [ValueError("1")]
+
+        deliver()
+        assert Tries.objects.get().failures == 1
+        assert deliver(attempt=2).outcome is Outcome.HANDLED
+
+        assert not Tries.objects.exists()
+
+    def test_cost_a_first_delivery_no_statement(self, django_assert_num_queries):
+        Handler()
+
+        with django_assert_num_queries(4):  # savepoint, claim, the handler's own, release
+            deliver()
+
+    def test_say_in_the_dead_letter_how_many_they_were(self):
+        Handler(retry=Retry(limit=0)).errors = [ValueError("no")]
+
+        assert deliver(attempt=9).reason == "failed 1 time, last: ValueError: no"
+
+    def test_begin_anew_when_an_operator_replays_the_letter(self, broker, worker, clock):
+        handler = Handler()
+        handler.errors = [ValueError("no")] * 5
+        at_work = worker()
+        broker.send([outgoing(Placed("A1"))])
+        for _ in range(3):
+            at_work.step(NO_WAIT)
+            clock.forward(SECOND)
+        assert not Tries.objects.exists()
+        (letter,) = read_letters().found
+        Tries.objects.create(consumer_group="cart", message_id=letter.letter.message_id, topic="orders", failures=3)
+
+        assert list(settle_letters([letter.name]))
+        at_work.step(NO_WAIT)
+
+        assert Tries.objects.get().failures == 1
+        assert not broker.dead_letters("cart")
+
+
+class TestCrashes:
+    def test_are_tries_that_were_begun_and_never_ended(self):
+        handler = Handler()
+        for attempt in range(2, 2 + tries.CRASH_LIMIT):
+            begin_and_die(attempt)
+
+        result = deliver(attempt=7)
+
+        assert result.outcome is Outcome.DEAD_LETTER
+        assert result.reason.startswith("begun 5 times, never ended: ")
+        assert not handler.contexts
+        assert FailedDelivery.objects.get().fingerprint.startswith("NeverEnded")
+
+    def test_leave_the_failures_as_they_are(self):
+        handler = Handler()
+        handler.errors = [ValueError("1")]
+        begin_and_die(2)
+        begin_and_die(3)
+
+        assert deliver(attempt=4).outcome is Outcome.RETRY
+
+        row = Tries.objects.get()
+        assert (row.failures, row.crashes, row.begun_at) == (1, 2, None)
+
+    def test_are_none_where_a_try_ends_whatever_its_end(self):
+        handler = Handler()
+        handler.errors = [ValueError("1"), RetryLater(1), RetryLater(1)]
+        for attempt in range(2, 5):
+            deliver(attempt=attempt)
+
+        assert Tries.objects.get().crashes == 0
+
+    def test_end_with_the_outage_that_hid_their_end(self, broker, worker, monkeypatch, clock):
+        Handler()
+        at_work = worker()
+        begin_and_die(2)
+        Tries.objects.update(begun_by=at_work._name)
+        at_work._has_unended = True
+
+        at_work.step(NO_WAIT)
+
+        assert Tries.objects.get().begun_at is None
+
+    def test_block_an_ordered_key_and_are_tried_again(self, fifo, caplog):
+        handler = Handler(ordered=True, retry=Retry(limit=0, delays=[SECOND], jitter=0))
+        for attempt in range(2, 2 + tries.CRASH_LIMIT):
+            begin_and_die(attempt)
+
+        blocked = deliver(attempt=7, key="A1")
+        tried = deliver(attempt=8, key="A1")
+
+        assert (blocked.outcome, blocked.after) == (Outcome.RETRY, SECOND)
+        assert "holds back all later messages of the key 'A1'" in caplog.text
+        assert tried.outcome is Outcome.HANDLED
+        assert len(handler.contexts) == 1
+
+
+@pytest.fixture
+def fifo(settings) -> None:
+    settings.OUTBOX = {**settings.OUTBOX, "TOPICS": {**settings.OUTBOX["TOPICS"], "orders": {"TYPE": "fifo"}}}
+
+
+class TestOrdered:
+    def test_unknown_type_blocks_its_key_when_its_tries_are_used_up(self, fifo):
+        Handler(ordered=True)
+        unknown = delivery(Placed("A1"), headers={Header.TYPE: "OrderFrobbed"}, key="A1")
+        Tries.objects.create(consumer_group="cart", message_id=unknown.message_id, topic="orders", failures=99)
+
+        assert handle(group("cart"), unknown).outcome is Outcome.RETRY
+
+    def test_body_that_does_not_fit_blocks_its_key(self, fifo):
+        Handler(ordered=True)
+
+        assert handle(group("cart"), delivery(Placed("A1"), body=b"{", key="A1")).outcome is Outcome.RETRY
+
+    def test_is_given_up_where_the_handler_rejects_it_or_skips(self, fifo):
+        Handler(ordered=True).errors = [Reject("of no use")]
+        assert deliver(key="A1").outcome is Outcome.DEAD_LETTER
+
+    def test_body_that_does_not_fit_is_given_up_where_the_handler_skips(self, fifo):
+        Handler(ordered=True, on_dead="skip")
+
+        assert handle(group("cart"), delivery(Placed("A1"), body=b"{", key="A1")).outcome is Outcome.DEAD_LETTER
+
+
+@pytest.mark.django_db(transaction=True)
+class TestHook:
+    def test_that_raises_after_the_commit_leaves_the_message_handled(self, caplog):
+        @consumer(Placed, group="cart", retry=Retry(limit=0))
+        def notify(message, context):
+            CartEntry.objects.create(invoice=message.invoice, change=-1)
+            transaction.on_commit(lambda: 1 / 0)
+
+        result = handle(group("cart"), delivery(Placed("A1")))
+
+        assert result.outcome is Outcome.HANDLED
+        assert CartEntry.objects.count() == Inbox.objects.count() == 1
+        assert "what was to follow its commit failed" in caplog.text
+        assert not FailedDelivery.objects.exists()
+
+
+@pytest.mark.django_db(transaction=True)
+class TestConflict:
+    def test_of_two_transactions_is_no_failure(self):
+        """The handler updates a row that another transaction changed after its snapshot: SQLSTATE 40001."""
+        entry = CartEntry.objects.create(invoice="shared", change=0)
+
+        @consumer(Placed, group="cart", retry=Retry(limit=0))
+        def add(message, context):
+            with connection.cursor() as cursor:
+                cursor.execute("SET LOCAL lock_timeout = '5s'")
+                if not context.failures and conflicts:
+                    conflicts.pop()
+                    with database.connect("default") as other:
+                        other.execute(f"UPDATE {CartEntry._meta.db_table} SET change = 5 WHERE id = %s", [entry.id])
+            CartEntry.objects.filter(id=entry.id).update(change=7)
+
+        conflicts = [1]
+        connections["default"].close()
+        wrapper = connections["default"]
+        wrapper.settings_dict["OPTIONS"]["isolation_level"] = psycopg.IsolationLevel.REPEATABLE_READ
+        try:
+            first = handle(group("cart"), delivery(Placed("A1"), attempt=1))
+            second = handle(group("cart"), delivery(Placed("A1"), attempt=2))
+        finally:
+            del wrapper.settings_dict["OPTIONS"]["isolation_level"]
+            wrapper.close()
+
+        assert (first.outcome, first.is_outage) == (Outcome.RETRY, False)
+        assert first.after < SECOND
+        assert second.outcome is Outcome.HANDLED
+        assert not Tries.objects.filter(failures__gt=0).exists()
+
+
+@pytest.mark.django_db(transaction=True)
+class TestRestarts:
+    def test_clean_ones_use_up_no_try(self, broker, clock):
+        """A worker is stopped in front of its messages, again and again; then each fails once."""
+        handler = Handler(retry=Retry(limit=3, delays=[NO_WAIT], jitter=0))
+        broker.send([outgoing(Placed(f"A{number}")) for number in range(6)])
+        for _ in range(4):
+            stopped = Worker(group("cart"), "default")
+            receive = stopped._connected().receive
+
+            def receive_and_stop(*arguments, stopped=stopped, receive=receive, **named):
+                found = receive(*arguments, **named)
+                stopped.stop()
+                return found
+
+            stopped._connected().receive = receive_and_stop
+            assert stopped.step(NO_WAIT) == 6
+            stopped.close()
+        assert not handler.contexts
+        handler.errors = [ValueError("once")] * 6
+
+        worker = Worker(group("cart"), "default")
+        worker.run(until_idle=True)
+
+        assert (worker.tally.handled, worker.tally.dead_letters) == (6, 0)

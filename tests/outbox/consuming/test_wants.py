@@ -1,0 +1,159 @@
+"""Two releases of a group side by side: what one wants and the other does not know is handed on."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+
+import pytest
+from django.utils.timezone import now
+
+from outbox import consumer, database
+from outbox.consuming import register, wants
+from outbox.consuming.handle import handle
+from outbox.consuming.outcome import Outcome
+from outbox.consuming.register import Group, group
+from outbox.consuming.worker import Worker
+from outbox.database import heartbeats
+from outbox.message import Header
+from outbox.models import FailedDelivery, Inbox, Process, Tries
+from outbox.monitoring.status import read_status
+from tests.outbox.consuming.deliveries import delivery, numbered, outgoing
+from tests.outbox.consuming.messages import Cancelled, Placed
+
+pytestmark = pytest.mark.django_db
+
+
+def takes(*types, **options) -> None:
+    consumer(*types, group="cart", **options)(lambda message, context: None)
+
+
+def other_release(monkeypatch, *types, **options) -> None:
+    """Another process of the group lives, whose code is another."""
+    with monkeypatch.context() as patch:
+        patch.setattr(register, "registered", {})
+        patch.setattr(heartbeats, "_started", "elsewhere")  # in a container of the same host name and process id
+        takes(*types, **options)
+        wants.beat(group("cart"), "default")
+
+
+class TestOtherRelease:
+    def test_has_a_type_more(self, monkeypatch):
+        takes(Placed)
+        other_release(monkeypatch, Placed, Cancelled)
+
+        result = handle(group("cart"), delivery(Cancelled("A1")))
+
+        assert (result.outcome, result.after) == (Outcome.HANDED_BACK, timedelta(seconds=1))
+        assert not Inbox.objects.exists()
+        assert not Tries.objects.exists()
+
+    def test_has_a_type_that_this_one_does_not_even_define(self, monkeypatch):
+        takes(Placed)
+        other_release(monkeypatch, Placed, Cancelled)
+        cancelled = delivery(Cancelled("A1"), headers={Header.TYPE: "tests.Gone"})
+        Process.objects.update(wants=[text.replace("tests.Cancelled", "tests.Gone") for text in Process.objects.get().wants])
+
+        result = handle(group("cart"), cancelled)
+
+        assert result.outcome is Outcome.HANDED_BACK
+        assert not FailedDelivery.objects.exists()
+
+    @pytest.mark.parametrize(("tag", "outcome"), [("placed", Outcome.HANDED_BACK), ("returned", Outcome.PASSED_OVER)])
+    def test_wants_other_tags(self, monkeypatch, tag, outcome):
+        takes(Placed, tags={"wholesale"})
+        other_release(monkeypatch, Placed, tags={"wholesale", "placed"})
+
+        assert handle(group("cart"), delivery(Placed("A1"), tag=tag)).outcome is outcome
+
+    def test_takes_the_whole_topic(self, monkeypatch):
+        takes(Placed)
+        other_release(monkeypatch, topic="orders")
+
+        assert handle(group("cart"), delivery(Cancelled("A1"))).outcome is Outcome.HANDED_BACK
+
+    def test_wants_the_type_on_another_topic(self, monkeypatch):
+        takes(Placed)
+        other_release(monkeypatch, Cancelled)
+
+        assert handle(group("cart"), delivery(Cancelled("A1"), topic="elsewhere")).outcome is Outcome.PASSED_OVER
+
+    def test_has_been_silent_for_minutes_since_its_handler_is_at_work(self, monkeypatch):
+        takes(Placed)
+        other_release(monkeypatch, Placed, Cancelled)
+        Process.objects.update(beat_at=now() - timedelta(minutes=10))
+
+        assert handle(group("cart"), delivery(Cancelled("A1"))).outcome is Outcome.HANDED_BACK
+
+    def test_has_been_silent_as_long_as_this_one_since_the_database_was_away(self, monkeypatch):
+        takes(Placed)
+        other_release(monkeypatch, Placed, Cancelled)
+        Process.objects.update(beat_at=now() - timedelta(minutes=40), host="elsewhere")
+        monkeypatch.setattr(wants, "_beats", {})
+        assert handle(group("cart"), delivery(Cancelled("A1"))).outcome is Outcome.PASSED_OVER
+
+        wants.beat(group("cart"), "default")
+
+        assert handle(group("cart"), delivery(Cancelled("A2"))).outcome is Outcome.HANDED_BACK
+
+    def test_has_been_silent_for_long(self, monkeypatch):
+        takes(Placed)
+        other_release(monkeypatch, Placed, Cancelled)
+        Process.objects.update(beat_at="2020-01-01T00:00:00Z")
+
+        assert handle(group("cart"), delivery(Cancelled("A1"))).outcome is Outcome.PASSED_OVER
+
+    def test_is_of_another_group(self, monkeypatch):
+        takes(Placed)
+        other_release(monkeypatch, Placed, Cancelled)
+        Process.objects.update(consumer_group="points")
+
+        assert handle(group("cart"), delivery(Cancelled("A1"))).outcome is Outcome.PASSED_OVER
+
+
+class TestWorker:
+    def test_says_what_it_wants_before_it_receives(self, broker):
+        takes(Placed)
+        takes_all = Worker(group("cart"), "default")
+
+        takes_all.step(timedelta(0))
+
+        (process,) = Process.objects.all()
+        assert (process.kind, process.consumer_group, process.broker) == ("consumer", "cart", "default")
+        assert process.wants == wants.wants_of(group("cart"))
+
+    def test_passes_over_together_what_nobody_wants_and_hands_the_rest_back(self, broker, monkeypatch, clock):
+        takes(Placed)
+        other_release(monkeypatch, Placed, Cancelled)
+        plain = [outgoing(Placed(f"A{n}"), headers={Header.TYPE: "tests.Ignored", **numbered(n)}) for n in range(3)]
+        broker.send([*plain, outgoing(Cancelled("A1")), outgoing(Placed("A2"))])
+        worker = Worker(group("cart"), "default")
+
+        worker.step(timedelta(0))
+
+        tally = worker.tally
+        assert (tally.handled, tally.passed_over, tally.handed_back) == (1, 3, 1)
+        assert broker.backlog("cart") == {"orders": 1}
+        assert set(Inbox.objects.exclude(number=None).values_list("number", flat=True)) == {0, 1, 2}
+
+
+def test_processes_that_differ_for_long_need_attention(monkeypatch):
+    takes(Placed)
+    wants.beat(group("cart"), "default")
+    other_release(monkeypatch, Placed, Cancelled)
+
+    assert wants.differing_groups(database.raw("default")) == []
+    Process.objects.update(started_at="2020-01-01T00:00:00Z")
+
+    assert wants.differing_groups(database.raw("default")) == ["cart"]
+    assert [text for text in read_status(database.raw("default"), "default").concerns if text.startswith("Group 'cart': ")]
+
+
+def test_wants_of_a_group_name_topic_subject_and_tag():
+    def handler(message, context):
+        pass
+
+    consumer(Placed, group="cart", tags={"b", "a"})(handler)
+
+    found = wants.wants_of(Group("cart", group("cart").consumers))
+
+    assert [text.split("\x1f") for text in found] == [["orders", "tests.Placed", "a"], ["orders", "tests.Placed", "b"]]
