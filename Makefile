@@ -12,7 +12,7 @@ export PIP_ROOT_USER_ACTION := ignore
 export UV_PYTHON_DOWNLOADS := never
 
 .DEFAULT_GOAL := help
-.PHONY: help demo demo-rocketmq serve test test-core test-rocketmq test-spark test-browser test-wheel faults-rocketmq storm-rocketmq screenshots rocketmq audit bench docs check check-style check-types check-walls check-migrations lock lock-check clean
+.PHONY: help demo demo-rocketmq serve test test-core test-rocketmq test-spark test-browser test-wheel faults-rocketmq storm-rocketmq storm-consumers screenshots rocketmq audit bench docs check check-style check-types check-walls check-migrations lock lock-check clean
 
 help:
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-15s  %s\n", $$1, $$2 }' Makefile
@@ -60,6 +60,10 @@ faults-rocketmq: $(VENV)/.rocketmq ## kill a RocketMQ 100 times while it commits
 
 storm-rocketmq: $(VENV)/.rocketmq ## kill broker, proxy, relays, checker, consumers and publishers for SECONDS (600), and count; needs Java and Maven
 	@STORM_SECONDS=$(or $(SECONDS),600) $(BIN)/python -m pytest -m rocketmq -p no:xdist -s tests/journeys/rocketmq/storm.py
+
+storm-consumers: $(VENV)/.rocketmq ## hurt consumers for SECONDS (600), handlers and processes, and count; BROKER=embedded or rocketmq
+	@STORM_SECONDS=$(or $(SECONDS),600) $(BIN)/python -m pytest -m "rocketmq or not rocketmq" -p no:xdist -s -k $(or $(BROKER),embedded) \
+	tests/journeys/consumers/test_storm.py
 
 # One process plays the demo and looks at it, another fills the tables.
 test-browser: $(VENV)/.browser ## look at the played demo in Chromium, and at a million messages (ARGS="...")

@@ -1,0 +1,242 @@
+"""
+A storm over consumers: handlers that fail, hang, loop and kill their process; processes that are killed, frozen, stopped and
+deployed in two releases side by side; an operator who replays dead letters.
+
+In the end each message is applied once, or a dead letter with its true reason; messages of a key are applied in their order.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+import uuid
+from collections import Counter
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import msgspec
+from django.conf import settings as django_settings
+from django.db import connection
+
+from outbox.brokers.base import Outgoing
+from outbox.brokers.capabilities import DeadLetters
+from outbox.consuming import tries
+from outbox.message import Header
+from outbox.models import FailedDelivery, Inbox, Process, Tries
+from tests.database_url import url_of
+from tests.journeys.consumers.given import VARIABLE, names
+from tests.waiting import wait_until
+
+A_SECOND = 20  # messages
+PAUSE = (0.5, 3.0)  # seconds between two acts
+PROCESSES = 4  # every second one of the second release
+UP_AFTER = 8  # seconds
+KEYS = ["a", "b", "c", "d"]
+
+TABLE = """
+CREATE TABLE storm_effect (id bigserial, message_id text, topic text, key text, number int, began_at timestamptz,
+    handled_at timestamptz DEFAULT clock_timestamp())
+"""
+
+# What a message does, and how often; what the reason of its dead letter has in it, None where it is applied.
+KINDS: dict[str, tuple[int, str | None]] = {
+    "fine": (1200, None),
+    "flaky": (60, None),
+    "later": (60, None),
+    "slow": (8, None),
+    "bad": (30, "ValueError: bad"),
+    "rejected": (30, "of no use"),
+    "slow and bad": (3, "ValueError: slow and bad"),
+    "exit": (15, "SystemExit: 7"),
+    "loop": (1, "TimeLimitExceeded"),
+    "kill": (1, "begun 5 times, never ended"),
+}
+TYPES = {"Told": 8, "Older": 1, "Newer": 1}
+
+
+class Storm:
+    """Sends, keeps processes running, hurts them, and counts. `storm`: backend, options and the names' suffix."""
+
+    def __init__(self, storm: dict[str, Any], broker: DeadLetters, folder: Path) -> None:
+        self.storm, self.broker, self.folder = storm, broker, folder
+        self.work, self.steps, self.group = names(storm)
+        self.sent: dict[str, tuple[str, str, float]] = {}  # id -> kind, type and topic, when
+        self.acts: Counter[str] = Counter()
+        self.processes: list[subprocess.Popen[bytes] | None] = [None] * PROCESSES
+        self.started: dict[int, float] = {}  # place -> when its process was
+        self.frozen: dict[int, float] = {}  # place -> when to thaw it
+        self.chance = random.Random(storm["unique"])
+
+    def play(self, seconds: float) -> None:
+        """Send and hurt for so long, once both releases are there: what no live process wants is passed over."""
+        self._keep_running()
+        wait_until(lambda: Process.objects.values("wants").distinct().count() == 2, 120)
+        end = time.monotonic() + seconds
+        next_act = time.monotonic() + PAUSE[1]
+        while time.monotonic() < end:
+            self._keep_running()
+            self._send()
+            if time.monotonic() >= next_act:
+                self._act()
+                next_act = time.monotonic() + self.chance.uniform(*PAUSE)
+            time.sleep(1 / A_SECOND)
+
+    def settle(self, patience: float) -> None:
+        """Hurt nobody any more, and wait until nothing is left to do."""
+        for place in self.frozen:
+            self._signal(place, signal.SIGCONT)
+        self.frozen.clear()
+        try:
+            wait_until(self._is_settled, patience)
+        except AssertionError:
+            open_ones = self.sent.keys() - self._settled()
+            kinds = Counter(self.sent[one][:2] for one in open_ones)
+            passed_over = Counter(
+                self.sent[str(one)][0]
+                for one in Inbox.objects.filter(message_id__in=open_ones).values_list("message_id", flat=True)
+            )
+            tried = list(
+                Tries.objects.filter(message_id__in=list(open_ones)[:9]).values("message_id", "failures", "crashes", "begun_at")
+            )
+            raise AssertionError(
+                f"not settled: {kinds}, of these passed over: {passed_over}, backlog {self.broker.backlog(self.group)}, {tried}"
+            ) from None
+
+    def close(self) -> None:
+        for process in self.processes:
+            if process is not None:
+                with suppress(ProcessLookupError):
+                    process.kill()
+                process.wait()
+
+    def _is_settled(self) -> bool:
+        self._keep_running()
+        time.sleep(0.2)
+        return len(self._settled()) == len(self.sent) and not sum(self.broker.backlog(self.group).values())
+
+    def _settled(self) -> set[str]:
+        return {one for one, *_ in self._effects()} | {
+            one.message_id for one in self.broker.dead_letters(self.group, limit=100_000)
+        }
+
+    def wrong(self) -> list[str]:
+        """Return what is not as it should be, a line each."""
+        dead, effects = self.dead(), Counter(message_id for message_id, *_ in self._effects())
+        found = [f"{effects[one]} times applied: {self.sent[one]}" for one in self.sent if effects[one] > 1]
+        for one, (kind, topic, _) in self.sent.items():
+            reason = KINDS[kind][1]
+            if reason is None and not effects[one]:
+                found.append(f"not applied: {kind} on {topic}, dead letter: {dead.get(one)}")
+            elif reason is not None and (effects[one] or reason not in dead.get(one, "")):
+                found.append(f"no dead letter, or a wrong reason: {kind} on {topic}: {dead.get(one)}")
+        return found + [
+            f"key {key} out of order: {numbers}" for key, numbers in self._steps().items() if numbers != sorted(numbers)
+        ]
+
+    def report(self) -> dict[str, Any]:
+        """Return figures: messages by kind, acts, and how long healthy ones took."""
+        took = sorted(handled - self.sent[one][2] for one, _, _, handled in self._effects() if self.sent[one][0] == "fine")
+        return {
+            "messages": len(self.sent),
+            "kinds": dict(Counter(kind for kind, *_ in self.sent.values())),
+            "acts": dict(self.acts),
+            "dead letters": len(self.dead()),
+            "fine, p50 and slowest (s)": (round(took[len(took) // 2], 2), round(took[-1], 1)),
+        }
+
+    def dead(self) -> dict[str, str]:
+        """Return the reasons of dead letters by message; where the broker keeps none, the last try that is on record."""
+        letters = [one.message_id for one in self.broker.dead_letters(self.group, limit=100_000)]
+        rows = FailedDelivery.objects.filter(message_id__in=letters).order_by("id").values_list("message_id", "outcome", "error")
+        last = {str(message_id): f"{outcome}: {error}" for message_id, outcome, error in rows}
+        return {one: last.get(one, "nothing on record") for one in letters}
+
+    def _effects(self) -> list[tuple[str, str, int, float]]:
+        with connection.cursor() as cursor:
+            cursor.execute("SELECT message_id, key, number, extract(epoch FROM handled_at)::float8 FROM storm_effect ORDER BY id")
+            return cursor.fetchall()
+
+    def _steps(self) -> dict[str, list[int]]:
+        found: dict[str, list[int]] = {}
+        for _, key, number, _ in self._effects():
+            if key:
+                found.setdefault(key, []).append(number)
+        return found
+
+    def _send(self) -> None:
+        number = len(self.sent)
+        kind = self.chance.choices(list(KINDS), [weight for weight, _ in KINDS.values()])[0]
+        type_ = self.chance.choices(list(TYPES), list(TYPES.values()))[0]
+        topic, key = self.work, ""
+        if kind in ("fine", "flaky", "later") and self.chance.random() < 0.2:
+            type_, topic, key = "Step", self.steps, self.chance.choice(KEYS)
+        body = msgspec.json.encode({"do": kind, "number": number})
+        headers = {Header.TYPE: type_, Header.VERSION: "1", Header.CONTENT_TYPE: "application/json"}
+        message = Outgoing(str(uuid.uuid4()), topic, body, key=key, headers=headers)
+        [result] = self.broker.send([message])
+        assert result.status == "accepted", result
+        self.sent[message.message_id] = (kind, f"{type_} {topic}", time.time())
+
+    def _keep_running(self) -> None:
+        for place, process in enumerate(self.processes):
+            if process is None or process.poll() is not None:
+                self.processes[place] = self._start(release=1 + place % 2)
+                self.started[place] = time.monotonic()
+                self.frozen.pop(place, None)
+        for place, thaw_at in list(self.frozen.items()):
+            if time.monotonic() >= thaw_at:
+                del self.frozen[place]
+                self._signal(place, signal.SIGCONT)
+
+    def _start(self, release: int) -> subprocess.Popen[bytes]:
+        environment = {
+            **os.environ,
+            "DATABASE_URL": url_of(connection.settings_dict),
+            "DJANGO_SETTINGS_MODULE": "tests.journeys.consumers.settings",
+            VARIABLE: json.dumps({**self.storm, "release": release}),
+        }
+        command = [sys.executable, "-m", "django", "outbox_consume", "--group", self.group, "--threads", "2"]
+        with (self.folder / "consumers.log").open("ab") as log:
+            return subprocess.Popen(command, cwd=django_settings.BASE_DIR, env=environment, stdout=log, stderr=log)
+
+    def _act(self) -> None:
+        act = self.chance.choices(["kill", "stop", "freeze", "cut", "replay"], [2, 3, 1, 2, 2])[0]
+        place = self.chance.randrange(PROCESSES)
+        self.acts[act] += 1
+        if act == "kill":
+            self._signal(place, signal.SIGKILL)
+        elif act == "stop" and self._may_stop(place):
+            self._signal(place, signal.SIGTERM)
+        elif act == "freeze":
+            self._signal(place, signal.SIGSTOP)
+            self.frozen[place] = time.monotonic() + self.chance.uniform(1, 5)
+        elif act == "cut":
+            with connection.cursor() as cursor:
+                cursor.execute(CUT_ONE, [connection.connection.info.backend_pid])
+        elif act == "replay" and (letters := self.broker.dead_letters(self.group)):
+            letter = self.chance.choice(letters)
+            tries.forget(self.group, [uuid.UUID(letter.message_id)], "default")
+            self.broker.replay(self.group, [letter.id])
+
+    def _may_stop(self, place: int) -> bool:
+        """Return whether another process of the same release is well: what no live process wants is passed over."""
+        others = [other for other in range(place % 2, PROCESSES, 2) if other != place and other not in self.frozen]
+        return place not in self.frozen and any(time.monotonic() - self.started[other] > UP_AFTER for other in others)
+
+    def _signal(self, place: int, number: int) -> None:
+        if (process := self.processes[place]) is not None:
+            process.send_signal(number)
+
+
+# A connection that a handler may be using.
+CUT_ONE = """
+SELECT pg_terminate_backend(pid) FROM pg_stat_activity
+WHERE datname = current_database() AND application_name = '' AND pid <> %s AND backend_type = 'client backend'
+ORDER BY random() LIMIT 1
+"""
