@@ -1,4 +1,4 @@
-"""The handlers whose start the latency benchmarks measure."""
+"""The handlers of the benchmarks."""
 
 from __future__ import annotations
 
@@ -19,6 +19,35 @@ def note(message: Clocked | ClockedOnRocketMQ, context: object) -> None:
     began = time.time()
     with connection.cursor() as cursor:
         cursor.execute(INSERT, [message.number, began])
+
+
+ONE, MANY = "bench-one", "bench-many"
+TABLE = "DROP TABLE IF EXISTS bench_consumed; CREATE TABLE bench_consumed (number int, note text)"
+WRITE = "INSERT INTO bench_consumed (number, note) VALUES (%s, %s)"
+
+
+@consumer(topic="bench-consumed", group=ONE)
+def consume_one(message: dict[str, int], context: object) -> None:
+    """Write a row."""
+    write_one(message)
+
+
+@consumer(topic="bench-consumed", group=MANY, batch_size=100)
+def consume_many(messages: list[dict[str, int]], contexts: object) -> None:
+    """Write a row for each."""
+    write_many(messages)
+
+
+def write_one(message: dict[str, int]) -> None:
+    """Do the work of a handler."""
+    with connection.cursor() as cursor:
+        cursor.execute(WRITE, [message["number"], "written"])
+
+
+def write_many(messages: list[dict[str, int]]) -> None:
+    """Do the same for many."""
+    with connection.cursor() as cursor:
+        cursor.executemany(WRITE, [[message["number"], "written"] for message in messages])
 
 
 if "rocketmq" in settings.OUTBOX["BROKERS"]:
