@@ -11,6 +11,7 @@ from tests.contracts.harness import Harness
 
 LONG = INVISIBLE * 4  # time enough to renew on a busy machine
 LONGER = INVISIBLE * 10
+MANY = 12  # messages: of each of a topic's queues come several at once
 
 
 class TestRenew:
@@ -104,6 +105,27 @@ class TestRenew:
         held = broker.renew([first, second, third], LONGER)
 
         assert [one and one.message_id for one in held] == [first.message_id, None, third.message_id]
+
+    def test_gives_what_ends_for_good_with_all_that_came_beside_it(self, acts: Acts, broker: Broker, harness: Harness):
+        acts.send_bodies(*[b"a"] * MANY)
+        held = broker.renew(acts.receive(count=MANY), 2 * INVISIBLE)
+
+        answers = broker.ack([one for one in held if one is not None])
+
+        assert answers == [True] * MANY
+        harness.pass_time(4 * INVISIBLE)
+        assert acts.receive() == []
+
+    def test_gives_what_is_handed_out_once_with_all_that_came_beside_it(self, acts: Acts, broker: Broker, harness: Harness):
+        acts.send_bodies(*[b"a"] * MANY)
+        held = broker.renew(acts.receive(count=MANY), 2 * INVISIBLE)
+
+        broker.release([one for one in held if one is not None])
+
+        again = acts.receive_again(count=MANY)
+        harness.pass_time(4 * INVISIBLE)
+        again += acts.receive()
+        assert len({one.message_id for one in again}) == len(again) == MANY
 
     def test_of_nothing_answers_nothing(self, broker: Broker):
         assert broker.renew([], LONGER) == []

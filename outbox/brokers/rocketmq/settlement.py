@@ -152,8 +152,12 @@ async def _answers(call: Callable[[Delivery], Awaitable[T]], deliveries: Sequenc
 
 def _renewed(old: str, new: str) -> str:
     """
-    Put the message's place in the log, the ninth part of a receipt, back where it was.
+    Return a renewed receipt with those of its parts put right in which a proxy in local mode errs.
 
-    A proxy in local mode inserts another number before it, and would forward the message that lies there.
+    The first is the place in its queue where begins what was hidden together: after a renewal one message alone, whose place is
+    the eighth. The proxy leaves there the first message that was received with it, and the broker then takes what is said of the
+    delivery, and ends nothing. The ninth is the message's place in the log: the proxy inserts another number before it, and would
+    forward the message that lies there.
     """
-    return " ".join([*new.split(" ")[:8], *old.split(" ")[8:9]])
+    parts = new.split(" ")
+    return " ".join([*(parts[7:8] or parts[:1]), *parts[1:8], *old.split(" ")[8:9]])
