@@ -6,9 +6,10 @@ from datetime import timedelta
 from typing import Any
 
 VARIABLE = "CONSUMER_STORM"
-INVISIBLE = timedelta(seconds=2)
 
 given: dict[str, Any] = json.loads(os.environ.get(VARIABLE, "{}"))
+
+INVISIBLE = timedelta(seconds=given.get("invisible", 2))
 
 
 def outbox(storm: dict[str, Any]) -> dict[str, Any]:

@@ -58,7 +58,12 @@ class TestStorm:
 
         node = server()
         options = {"ENDPOINTS": node.endpoints, "NAME_SERVERS": [node.name_server]}
-        told = {"backend": "outbox.brokers.rocketmq.RocketMQBroker", "options": options, "unique": uuid.uuid4().hex[:8]}
+        told = {
+            "backend": "outbox.brokers.rocketmq.RocketMQBroker",
+            "options": options,
+            "unique": uuid.uuid4().hex[:8],
+            "invisible": 10,  # the shortest that servers take; below it they lose what they had taken for a process that died
+        }
         work, steps, group = names(told)
         node.make_topic(work, TopicType.NORMAL)
         node.make_topic(steps, TopicType.FIFO, 4)
