@@ -62,8 +62,8 @@ storm-rocketmq: $(VENV)/.rocketmq ## kill broker, proxy, relays, checker, consum
 	@STORM_SECONDS=$(or $(SECONDS),600) $(BIN)/python -m pytest -m rocketmq -p no:xdist -s tests/journeys/rocketmq/storm.py
 
 storm-consumers: $(VENV)/.rocketmq ## hurt consumers for SECONDS (600), handlers and processes, and count; BROKER=embedded or rocketmq
-	@STORM_SECONDS=$(or $(SECONDS),600) $(BIN)/python -m pytest -m "rocketmq or not rocketmq" -p no:xdist -s -k $(or $(BROKER),embedded) \
-	tests/journeys/consumers/test_storm.py
+	@STORM_SECONDS=$(or $(SECONDS),600) $(BIN)/python -m pytest -m "rocketmq or not rocketmq" -p no:xdist -s \
+	tests/journeys/consumers/$(if $(filter rocketmq,$(BROKER)),storm_on_rocketmq,test_storm).py
 
 # One process plays the demo and looks at it, another fills the tables.
 test-browser: $(VENV)/.browser ## look at the played demo in Chromium, and at a million messages (ARGS="...")

@@ -50,26 +50,3 @@ class TestStorm:
 
         with closing(EmbeddedBroker("default", {}, topics)) as broker:
             play(Storm(told, broker, tmp_path))
-
-    @pytest.mark.rocketmq
-    def test_on_rocketmq(self, tmp_path: Path):
-        from outbox.brokers.rocketmq import RocketMQBroker
-        from tests.rocketmq_node import server
-
-        node = server()
-        options = {"ENDPOINTS": node.endpoints, "NAME_SERVERS": [node.name_server]}
-        told = {
-            "backend": "outbox.brokers.rocketmq.RocketMQBroker",
-            "options": options,
-            "unique": uuid.uuid4().hex[:8],
-            "invisible": 10,  # the shortest that servers take; below it they lose what they had taken for a process that died
-        }
-        work, steps, group = names(told)
-        node.make_topic(work, TopicType.NORMAL)
-        node.make_topic(steps, TopicType.FIFO, 4)
-        node.make_group(group, retries=10_000)
-        node.make_group(f"{group}_fifo", is_ordered=True, retries=10_000)
-        topics = [TopicSpec(work, TopicType.NORMAL), TopicSpec(steps, TopicType.FIFO)]
-
-        with closing(RocketMQBroker("default", options, topics)) as broker:
-            play(Storm(told, broker, tmp_path))
