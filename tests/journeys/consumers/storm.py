@@ -36,7 +36,6 @@ from tests.waiting import wait_until
 A_SECOND = 20  # messages
 PAUSE = (0.5, 3.0)  # seconds between two acts
 PROCESSES = 4  # every second one of the second release
-UP_AFTER = 8  # seconds
 KEYS = ["a", "b", "c", "d"]
 
 TABLE = """
@@ -69,7 +68,6 @@ class Storm:
         self.sent: dict[str, tuple[str, str, float]] = {}  # id -> kind, type and topic, when
         self.acts: Counter[str] = Counter()
         self.processes: list[subprocess.Popen[bytes] | None] = [None] * PROCESSES
-        self.started: dict[int, float] = {}  # place -> when its process was
         self.frozen: dict[int, float] = {}  # place -> when to thaw it
         self.chance = random.Random(storm["unique"])
 
@@ -187,7 +185,6 @@ class Storm:
         for place, process in enumerate(self.processes):
             if process is None or process.poll() is not None:
                 self.processes[place] = self._start(release=1 + place % 2)
-                self.started[place] = time.monotonic()
                 self.frozen.pop(place, None)
         for place, thaw_at in list(self.frozen.items()):
             if time.monotonic() >= thaw_at:
@@ -226,8 +223,11 @@ class Storm:
 
     def _may_stop(self, place: int) -> bool:
         """Return whether another process of the same release is well: what no live process wants is passed over."""
-        others = [other for other in range(place % 2, PROCESSES, 2) if other != place and other not in self.frozen]
-        return place not in self.frozen and any(time.monotonic() - self.started[other] > UP_AFTER for other in others)
+        others = [
+            self.processes[other] for other in range(place % 2, PROCESSES, 2) if other != place and other not in self.frozen
+        ]
+        at_work = set(Process.objects.values_list("pid", flat=True))
+        return place not in self.frozen and any(one and one.poll() is None and one.pid in at_work for one in others)
 
     def _signal(self, place: int, number: int) -> None:
         if (process := self.processes[place]) is not None:
