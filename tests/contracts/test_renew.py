@@ -172,8 +172,18 @@ class TestRelease:
 
         again = acts.receive(broker=harness.open(), count=1)
         assert [(one.body, one.attempt) for one in again] == [(b"a", 2)]
-        assert broker.ack([by_body[b"a"]]) == [False]
         assert broker.ack([by_body[b"b"], *again]) == [True, True]
+
+    @pytest.mark.needs("ends_late")
+    def test_leaves_the_old_delivery_nothing_to_end(self, acts: Acts, broker: Broker, harness: Harness):
+        acts.send_bodies(b"a")
+        old = acts.receive()
+
+        broker.release(old)
+
+        held = acts.receive(broker=harness.open(), count=1)
+        assert broker.ack(old) == [False]
+        assert broker.ack(held) == [True]
 
     @pytest.mark.needs("refuses_second_ack")
     def test_brings_nothing_back_that_is_done(self, acts: Acts, broker: Broker):

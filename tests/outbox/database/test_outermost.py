@@ -188,13 +188,12 @@ class TestAConnectionThatWasLeftBroken:
 
     def test_leaves_a_database_alone_whose_transactions_are_all_by_hand(self, stored, monkeypatch):
         connection.close()
-        monkeypatch.setitem(connection.settings_dict, "AUTOCOMMIT", False)
-        try:
+        with monkeypatch.context() as patch:  # undone before the database is emptied, which would not be committed
+            patch.setitem(connection.settings_dict, "AUTOCOMMIT", False)
             with atomic("default"):
                 Group.objects.create(name="a")
             before = stored()
             transaction.commit()
-        finally:
             connection.close()
 
         assert (before, stored()) == (0, 1)
