@@ -60,9 +60,9 @@ def work(message: Told, context: Context) -> None:
         case "later" if context.attempt < 4:
             raise RetryLater(0.3)
         case "slow":
-            threading.Event().wait(2.5 * INVISIBLE.total_seconds())
+            threading.Event().wait(INVISIBLE.total_seconds() + 3)
         case "slow and bad":
-            threading.Event().wait(1.5 * INVISIBLE.total_seconds())
+            threading.Event().wait(INVISIBLE.total_seconds() + 1)
             raise ValueError("slow and bad")
         case "exit":
             sys.exit(7)
