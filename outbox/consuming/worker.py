@@ -182,6 +182,8 @@ class Worker:
             results = handle_together(self.group, deliveries, self._keeper)
         else:
             results = [handle(self.group, deliveries[0], self._keeper)]
+        is_outage = any(result.is_outage for result in results)
+        self._has_unended |= is_outage  # before the broker is told: it may be away, too
         try:
             for held, result in zip(taken, results, strict=True):
                 self._settle(broker, held, result)
@@ -189,8 +191,6 @@ class Worker:
             for result in results:
                 if result.ends_with is not None:
                     raise result.ends_with
-        is_outage = any(result.is_outage for result in results)
-        self._has_unended |= is_outage
         return is_outage
 
     def _settle(self, broker: Broker, held: Held, result: Result) -> None:

@@ -14,7 +14,8 @@ from outbox.consuming import tries
 from outbox.consuming import worker as worker_module
 from outbox.consuming.register import group
 from outbox.consuming.worker import Worker
-from outbox.models import FailedDelivery
+from outbox.errors import BrokerUnavailable
+from outbox.models import FailedDelivery, Tries
 from project.shop.models import CartEntry
 from tests.outbox.consuming.deliveries import outgoing
 from tests.outbox.consuming.messages import Placed
@@ -85,6 +86,34 @@ class TestWorker:
 
         assert worker.step(NO_WAIT) == 2
         assert worker.tally.handled == 2
+
+    def test_ends_its_tries_when_the_database_is_back_though_the_broker_was_away_with_it(self, broker, monkeypatch, clock):
+        @consumer(Placed, group="both")
+        def lose_the_database(message, context):
+            with connection.cursor() as cursor:
+                cursor.execute(END_THIS_CONNECTION)
+
+        def away(*_, **__):
+            raise BrokerUnavailable("gone")
+
+        def still_away(*_, **__):
+            raise OperationalError("gone")
+
+        broker.send([outgoing(Placed("A1"))])
+        broker.receive("both", ["orders"], limit=1, invisible_for=timedelta(seconds=1), wait=NO_WAIT)
+        clock.forward(timedelta(seconds=2))
+        worker = Worker(group("both"), "default")
+        with monkeypatch.context() as patch:
+            patch.setattr(type(broker), "retry", away)
+            patch.setattr(tries, "end", still_away)
+            with pytest.raises(BrokerUnavailable):
+                worker.step(NO_WAIT)
+        worker.close()
+        assert Tries.objects.get().begun_at is not None
+
+        worker.step(NO_WAIT)
+
+        assert Tries.objects.get().begun_at is None
 
     def test_notices_a_connection_that_was_lost_while_it_waited(self, broker, monkeypatch):
         consumer(Placed, group="idle")(lambda message, context: CartEntry.objects.create(invoice="A1", change=1))
