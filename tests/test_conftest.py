@@ -30,3 +30,17 @@ class TestASkippedTest:
         outcome = run(file, ci="")
 
         assert outcome.returncode == 0
+
+
+WITHOUT_ROCKETMQ = "import sys; sys.modules['rocketmq'] = None; import pytest; sys.exit(pytest.main(sys.argv[1:]))"
+
+
+class TestTheContract:
+    def test_has_no_test_without_a_broker_where_a_client_is_not_installed(self):
+        arguments = ["--collect-only", "-q", "-p", "no:xdist", "tests/contracts/test_renew.py"]
+
+        outcome = subprocess.run([sys.executable, "-c", WITHOUT_ROCKETMQ, *arguments], capture_output=True, text=True)
+
+        assert outcome.returncode == 0
+        assert "test_is_refused_when_another_holds_the_message[memory]" in outcome.stdout
+        assert "test_is_refused_when_the_time_was_over" not in outcome.stdout

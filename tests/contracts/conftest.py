@@ -11,13 +11,21 @@ from tests.contracts.harness import HARNESSES, Harness
 
 def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line("markers", 'needs(*flags): run on brokers (or harnesses) whose flags are all true; "not x": false')
+    config.addinivalue_line("markers", "nobodys: about what none of the installed brokers offers; left out")
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     if "harness" in metafunc.fixturenames:
         flags = [flag for mark in metafunc.definition.iter_markers("needs") for flag in mark.args]
         chosen = [name for name, harness in HARNESSES.items() if all(_flag(harness, flag) for flag in flags)]
-        metafunc.parametrize("harness", [pytest.param(name, marks=HARNESSES[name].marks) for name in chosen], indirect=True)
+        params = [pytest.param(name, marks=HARNESSES[name].marks) for name in chosen]
+        metafunc.parametrize("harness", params or [pytest.param("none", marks=pytest.mark.nobodys)], indirect=True)
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    nobodys = [item for item in items if item.get_closest_marker("nobodys")]
+    config.hook.pytest_deselected(items=nobodys)
+    items[:] = [item for item in items if item not in nobodys]
 
 
 def _flag(harness: type[Harness], flag: str) -> bool:
