@@ -7,7 +7,6 @@ import logging
 from collections.abc import Sequence
 from contextlib import closing, nullcontext
 from dataclasses import dataclass, field, replace
-from datetime import timedelta
 from typing import Any
 
 import psycopg
@@ -21,7 +20,7 @@ from outbox.consuming.context import Context
 from outbox.consuming.delivery_info import DeliveryInfo, context_of
 from outbox.consuming.inbox import Claim, Entry
 from outbox.consuming.keeper import Keeper
-from outbox.consuming.outcome import Outcome, Result, causes, is_conflict, judge
+from outbox.consuming.outcome import BUSY, FOR_ANOTHER, Outcome, Result, causes, is_conflict, judge
 from outbox.consuming.read import find_consumer, read
 from outbox.consuming.register import Consumer, Group
 from outbox.consuming.suspects import alone
@@ -32,8 +31,6 @@ from outbox.failpoints import FailpointReached, failpoint
 from outbox.message import Cause, Header, current_cause
 
 logger = logging.getLogger(__name__)
-
-ONE_SECOND = timedelta(seconds=1)
 
 
 @dataclass(slots=True)
@@ -67,14 +64,9 @@ def handle(group: Group, delivery: Delivery, keeper: Keeper | None = None) -> Re
     except FailpointReached:
         raise
     except BaseException as error:
-        ends = is_end_of_process(error, is_asked=keeper.stop.is_set())
-        if one.is_committed:
-            logger.exception("Message %s is handled; what was to follow its commit failed.", delivery.message_id)
-            return replace(one.results[0], ends_with=error if ends else None)
-        if ends:
-            return _hand_back(one, error)
-        else:
-            return judge(group, one.consumer, delivery, error, worker=keeper.worker, is_outage=_is_outage(error, before))
+        if results := _results_despite(one, error):
+            return results[0]
+        return judge(group, one.consumer, delivery, error, worker=keeper.worker, is_outage=_is_outage(error, before))
     return one.results[0]
 
 
@@ -91,12 +83,8 @@ def handle_together(group: Group, deliveries: Sequence[Delivery], keeper: Keeper
     except FailpointReached:
         raise
     except BaseException as error:
-        ends = is_end_of_process(error, is_asked=keeper.stop.is_set())
-        if one.is_committed:
-            logger.exception("%s messages are handled; what was to follow their commit failed.", len(deliveries))
-            return [replace(result, ends_with=error if ends else None) for result in one.results]
-        if ends:
-            return [_hand_back(one, error)] * len(deliveries)
+        if results := _results_despite(one, error):
+            return results
         logger.warning(
             "Group %r failed with %s messages at once, and tries each alone: %s",
             group.name,
@@ -121,8 +109,7 @@ def ignore(group: Group, deliveries: Sequence[Delivery]) -> list[Result]:
     """Pass deliveries over that no live process of the group wants; hand back what another release of its code wants."""
     with outermost_transaction(group.using):
         wanted = wants.ignore(group, deliveries)
-    handed_back, passed_over = Result(Outcome.HANDED_BACK, after=ONE_SECOND), Result(Outcome.PASSED_OVER)
-    return [handed_back if place in wanted else passed_over for place in range(len(deliveries))]
+    return [FOR_ANOTHER if place in wanted else Result(Outcome.PASSED_OVER) for place in range(len(deliveries))]
 
 
 def _apply(one: _Try, consumer: Consumer) -> None:
@@ -136,7 +123,7 @@ def _apply(one: _Try, consumer: Consumer) -> None:
         return
     begun = _begin(one, consumer, entries[0])
     if begun is None:
-        one.results = [Result(Outcome.HANDED_BACK, is_busy=True)]
+        one.results = [BUSY]
         return
     with alone(entries[0].arrival.message_id) if begun.crashes else nullcontext(True) as is_alone:
         if is_alone:
@@ -144,7 +131,7 @@ def _apply(one: _Try, consumer: Consumer) -> None:
             return
     with outermost_transaction(consumer.using):
         tries.end(entries[0].arrival, one.keeper.worker, consumer.using)
-    one.results = [Result(Outcome.HANDED_BACK, after=ONE_SECOND)]
+    one.results = [FOR_ANOTHER]
 
 
 def _apply_begun(one: _Try, consumer: Consumer, messages: list[Any], entries: list[Entry], *, failures: int) -> None:
@@ -202,8 +189,8 @@ def _result_of(claim: Claim, entry: Entry, consumer: Consumer, worker: str) -> R
     if entry.arrival.nth > 1:
         tries.end(entry.arrival, worker, consumer.using)
     if claim is Claim.BEHIND:
-        return Result(Outcome.HANDED_BACK, after=ONE_SECOND)
-    return Result(Outcome.HANDED_BACK, is_busy=True)
+        return FOR_ANOTHER
+    return BUSY
 
 
 def _dedupe_key(consumer: Consumer, message: object, delivery: Delivery) -> str:
@@ -250,6 +237,16 @@ def _is_outage(error: BaseException, before: Any) -> bool:
     if before is None:  # it could not be opened, or was at its first statement
         return isinstance(error, OperationalError | psycopg.OperationalError) and not is_conflict(error)
     return before.closed and any(isinstance(one, DatabaseError | psycopg.Error | BrokenTransaction) for one in causes(error))
+
+
+def _results_despite(one: _Try, error: BaseException) -> list[Result]:
+    """Return the results of a try that an error does not undo, or whose error is the end of the process; none: it has failed."""
+    ends = is_end_of_process(error, is_asked=one.keeper.stop.is_set())
+    if one.is_committed:
+        ids = ", ".join(delivery.message_id for delivery in one.deliveries)
+        logger.error("Handled, and what was to follow its commit failed: message %s.", ids, exc_info=error)
+        return [replace(result, ends_with=error if ends else None) for result in one.results]
+    return [_hand_back(one, error)] * len(one.deliveries) if ends else []
 
 
 def _hand_back(one: _Try, error: BaseException) -> Result:

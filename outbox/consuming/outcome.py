@@ -64,6 +64,10 @@ class Result:
     ends_with: BaseException | None = None
 
 
+FOR_ANOTHER = Result(Outcome.HANDED_BACK, after=timedelta(seconds=1))  # this worker may not have it now; soon, or another one may
+BUSY = Result(Outcome.HANDED_BACK, is_busy=True)
+
+
 def judge(
     group: Group, consumer: Consumer | None, delivery: Delivery, error: BaseException, *, worker: str, is_outage: bool
 ) -> Result:
@@ -72,7 +76,7 @@ def judge(
     try:
         database.drop_if_lost(group.using)
         if consumer is None and isinstance(error, UnknownMessageType) and wants.is_wanted(group, delivery):
-            return Result(Outcome.HANDED_BACK, after=timedelta(seconds=1))
+            return FOR_ANOTHER
         with outermost_transaction(group.using):
             tries.wait_for_nobody(group.using)
             if is_outage or is_conflict(error):

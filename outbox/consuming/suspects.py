@@ -21,7 +21,7 @@ _change = threading.Lock()
 
 @contextmanager
 def alone(message_id: UUID) -> Iterator[bool]:
-    """Give whether no other such message is at work in this process while the block runs; a stuck try of the same is none."""
+    """Yield whether no other such message is at work in this process while the block runs; a stuck try of the same is none."""
     me = message_id, time.monotonic()
     with _change:
         is_alone = all(one == message_id or me[1] - since > EXCLUDES_SECONDS for one, since in _at_work)

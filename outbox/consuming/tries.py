@@ -22,7 +22,7 @@ from outbox.database.locks import Lock
 CRASH_LIMIT = 5
 
 # No row where another process handles the message now. Else the try begins; one that was begun before and has not ended is a
-# crash. In autocommit: it must be there when the process is killed.
+# crash. Committed before the handler begins: it must be there when the process is killed.
 BEGIN = f"""
 WITH l AS MATERIALIZED (SELECT pg_try_advisory_xact_lock({Lock.INBOX}, hashtext(%(group)s || ' ' || %(key)s)) AS is_free)
 INSERT INTO outbox_tries AS t (consumer_group, message_id, topic, begun_at, begun_by)
@@ -52,6 +52,8 @@ UNENDED = """
 SELECT message_id FROM outbox_tries WHERE consumer_group = %s AND message_id = ANY(%s) AND begun_at IS NOT NULL
 """
 
+Parameters = dict[str, Any] | list[Any]
+
 _serial = itertools.count(1)
 
 
@@ -70,50 +72,48 @@ def new_worker_name() -> str:
 
 def begin(arrival: DeliveryInfo, key: str, worker: str, using: str) -> Begun | None:
     """Write down that a try begins. None: another process handles the message now."""
-    row = _execute(using, BEGIN, {**arrival.as_parameters(), "key": key, "worker": worker})
-    return Begun(*row) if row else None
+    rows = _rows(using, BEGIN, {**arrival.as_parameters(), "key": key, "worker": worker})
+    return Begun(*rows[0]) if rows else None
 
 
 def count_failure(arrival: DeliveryInfo, worker: str, using: str) -> int:
     """Count a failure, which ends the worker's try. Return how many there are."""
-    row = _execute(using, COUNT_FAILURE, {**arrival.as_parameters(), "worker": worker})
-    assert row is not None
-    return int(row[0])
+    [(failures,)] = _rows(using, COUNT_FAILURE, {**arrival.as_parameters(), "worker": worker})
+    return int(failures)
 
 
 def end(arrival: DeliveryInfo, worker: str, using: str, *, most_crashes: int = CRASH_LIMIT) -> None:
     """Write down that a worker's try has ended, where no other worker has begun one since."""
-    with connections[using].cursor() as cursor:
-        cursor.execute(END, {**arrival.as_parameters(), "worker": worker, "most_crashes": most_crashes})
+    _execute(using, END, {**arrival.as_parameters(), "worker": worker, "most_crashes": most_crashes})
 
 
 def wait_for_nobody(using: str) -> None:
     """Let statements of the transaction that would wait for another process's handler fail after a second instead."""
-    with connections[using].cursor() as cursor:
-        cursor.execute("SELECT set_config('lock_timeout', '1s', true)")
+    _execute(using, "SELECT set_config('lock_timeout', '1s', true)", [])
 
 
 def end_all_of(worker: str, using: str) -> None:
     """Write down that all tries of a worker have ended, where that could not be written when they did."""
-    with connections[using].cursor() as cursor:
-        cursor.execute(END_OF_WORKER, [worker])
+    _execute(using, END_OF_WORKER, [worker])
 
 
 def forget(group: str, message_ids: Collection[UUID], using: str) -> None:
     """Begin messages anew."""
-    with connections[using].cursor() as cursor:
-        cursor.execute(FORGET, [group, list(message_ids)])
+    _execute(using, FORGET, [group, list(message_ids)])
 
 
 def unended(group: str, message_ids: Collection[UUID], using: str) -> set[UUID]:
     """Return which messages were begun and have not ended."""
-    with connections[using].cursor() as cursor:
-        cursor.execute(UNENDED, [group, list(message_ids)])
-        return {row[0] for row in cursor.fetchall()}
+    return {message_id for (message_id,) in _rows(using, UNENDED, [group, list(message_ids)])}
 
 
-def _execute(using: str, statement: str, values: dict[str, Any]) -> tuple[int, ...] | None:
+def _execute(using: str, statement: str, values: Parameters) -> None:
     with connections[using].cursor() as cursor:
         cursor.execute(statement, values)
-        row: tuple[int, ...] | None = cursor.fetchone()
-        return row
+
+
+def _rows(using: str, statement: str, values: Parameters) -> list[tuple[Any, ...]]:
+    with connections[using].cursor() as cursor:
+        cursor.execute(statement, values)
+        rows: list[tuple[Any, ...]] = cursor.fetchall()
+        return rows

@@ -33,13 +33,12 @@ _beats: dict[tuple[str, str], tuple[float, float]] = {}  # database and group ->
 _ANY = "*"
 _BETWEEN = "\x1f"  # of two parts of a text below; no topic, type or tag has it
 
-IS_WANTED = """
-SELECT EXISTS (
-    SELECT FROM outbox_process p
-    WHERE p.kind = 'consumer' AND p.consumer_group = %(group)s AND p.beat_at > clock_timestamp() - %(lives_for)s
-      AND p.wants && %(answers_to)s::text[]
-)
+_LIVE = """
+SELECT FROM outbox_process p
+WHERE p.kind = 'consumer' AND p.consumer_group = %(group)s AND p.beat_at > clock_timestamp() - %(lives_for)s
 """
+
+IS_WANTED = f"SELECT EXISTS ({_LIVE} AND p.wants && %(answers_to)s::text[])"
 
 # Groups whose live processes have had different code for so long that it is no deployment.
 DIFFERING = """
@@ -50,13 +49,9 @@ GROUP BY consumer_group HAVING count(DISTINCT wants) > 1 ORDER BY consumer_group
 
 # Notes each message that no live process of the group wants, so that its number does not look lost; returns the places of
 # those that one wants.
-IGNORE = """
+IGNORE = f"""
 WITH g AS MATERIALIZED (
-    SELECT g.*, EXISTS (
-        SELECT FROM outbox_process p
-        WHERE p.kind = 'consumer' AND p.consumer_group = %(group)s AND p.beat_at > clock_timestamp() - %(lives_for)s
-          AND p.wants && string_to_array(g.answers_to, chr(10))
-    ) AS is_wanted
+    SELECT g.*, EXISTS ({_LIVE} AND p.wants && string_to_array(g.answers_to, chr(10))) AS is_wanted
     FROM unnest(%(message_ids)s::uuid[], %(sources)s::text[], %(topics)s::text[], %(lanes)s::smallint[], %(numbers)s::bigint[],
         %(nths)s::int[], %(answers_to)s::text[])
         WITH ORDINALITY g (message_id, source, topic, lane, number, nth, answers_to, place)

@@ -109,7 +109,7 @@ class Worker:
 
     def step(self, wait: timedelta) -> int:
         """
-        Receive once and bring all that came to its outcome; give how many came.
+        Receive once and bring all that came to its outcome; return how many came.
 
         Raises:
             BrokerUnavailable, django.db.OperationalError: the broker or the database is out of reach. Nothing is lost:
