@@ -27,6 +27,7 @@ from outbox.consuming.gaps import find_gaps
 from outbox.consuming.register import group as find_group
 from outbox.consuming.register import groups
 from outbox.consuming.worker import Worker
+from outbox.database.heartbeats import BY_CELERY
 from outbox.ending import Watch
 from outbox.relay import hosts
 from outbox.relay.maintenance import maintain, prune_brokers
@@ -73,7 +74,7 @@ def relay(database: str = "default", broker: str = "default") -> None:
         try_step(
             hosts.run_once,
             hosts.RelayTarget(database, broker),
-            note="celery",
+            note=BY_CELERY,
             at_most=settings.task_time,
             idle_timeout=hosts.IDLE_TIMEOUT,
             ending=ending,
@@ -91,7 +92,7 @@ def sweep() -> None:
         for post in posts:
             _listen(post)
             at_most = conf.settings().relay.task_time / len(posts)
-            try_step(hosts.run_once, post, note="celery", at_most=at_most, idle_timeout=hosts.NO_IDLE_TIMEOUT, ending=ending)
+            try_step(hosts.run_once, post, note=BY_CELERY, at_most=at_most, idle_timeout=hosts.NO_IDLE_TIMEOUT, ending=ending)
 
 
 @shared_task(name="outbox.tasks.upkeep", ignore_result=True)
@@ -113,7 +114,7 @@ def consume(group: str) -> None:
     with _ending() as ending:
         for alias in chosen.brokers:
             at_most = conf.settings().consumer.task_time / len(chosen.brokers)
-            with closing(Worker(chosen, alias, stop=ending.asked)) as worker:
+            with closing(Worker(chosen, alias, stop=ending.asked, is_task=True)) as worker:
                 ending.when_asked(worker.stop)
                 worker.run(until_idle=True, seconds=at_most.total_seconds())
 

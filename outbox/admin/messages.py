@@ -18,7 +18,7 @@ from django.db.models.expressions import RawSQL
 from django.http import HttpRequest, HttpResponse, HttpResponseRedirect
 from django.utils.safestring import SafeString
 
-from outbox import conf
+from outbox import conf, database
 from outbox.admin.base import ReadOnlyAdmin
 from outbox.admin.contents import contents, read_beginning, read_headers
 from outbox.admin.links import about_link, message_link
@@ -31,6 +31,7 @@ from outbox.errors import BrokerUnavailable
 from outbox.message import Header
 from outbox.models import DeadMessage, Delayed, MessageRow, MessageState, Ticket
 from outbox.monitoring.timeline import Severity, Timeline, TimelineEntry, read_timeline
+from outbox.monitoring.why import why
 
 MessageStatus = MessageState.MessageStatus
 
@@ -236,6 +237,7 @@ class MessageAdmin(ReadOnlyAdmin):
         return {
             "title": f"Message {row.id}",
             "timeline": timeline,
+            "why": shown(why(database.raw(using), row.id) or "", 1000),
             "state": badge(timeline.state, TONES.get(timeline.state, Severity.WAITING)) if timeline else "",
             "moments": [_as_told(one) for one in sorted(moments, key=lambda one: one.at)],
             **contents(request, headers, row.beginning, row.size),

@@ -15,7 +15,10 @@ from outbox.admin.chart import chart
 from outbox.admin.pages import frame
 from outbox.admin.text import shown
 from outbox.models import MessageRow
-from outbox.monitoring.status import ProcessStatus, Status, TopicStatus, age, read_status
+from outbox.monitoring.groups import GroupStatus
+from outbox.monitoring.processes import ProcessStatus, is_replaced
+from outbox.monitoring.status import Status, TopicStatus, read_status
+from outbox.monitoring.text import age
 from outbox.monitoring.throughput import read_flow
 
 
@@ -32,11 +35,12 @@ def overview(model_admin: ModelAdmin, request: HttpRequest) -> TemplateResponse:
         "title": "Outbox overview",
         "opts": model_admin.opts,
         "media": model_admin.media,
-        "concerns": [shown(concern, 500) for concern in status.concerns],
+        "attention": [{"subject": one.subject, "cause": shown(one.cause, 500), "step": one.step} for one in status.attention],
         "cards": [card | {"url": urls.get(card["name"], "")} for card in _cards(status)],
         "topics": [_topic(topic, urls.get("Messages", "")) for topic in status.topics],
-        "processes": [_process(process) for process in status.processes],
-        "letters": status.dead_letters,
+        "processes": [_process(process) for process in status.processes if not _is_history(process, status)],
+        "replaced": [_process(process) for process in status.processes if _is_history(process, status)],
+        "groups": [row for group in status.groups for row in _group(group)],
         "failures": [
             {"group": one.consumer_group, "topic": one.topic, "deliveries": one.deliveries, "messages": one.messages}
             | {"dead_letters": one.dead_letters, "newest": age(one.newest_seconds), "error": shown(one.error, 300)}
@@ -52,17 +56,17 @@ def _cards(status: Status) -> list[dict[str, Any]]:
     waiting = sum(topic.waiting + topic.delayed + topic.released + topic.claimed for topic in status.topics)
     prepared = sum(topic.prepared for topic in status.topics)
     dead = sum(topic.dead for topic in status.topics)
-    letters = sum(one.letters for one in status.dead_letters)
+    letters = sum(sum(group.dead_letters.values()) for group in status.groups)
     parked = sum(status.parked.values())
     oldest = max((topic.oldest_seconds for topic in status.topics if topic.oldest_seconds is not None), default=None)
     alive = sum(not process.is_silent for process in status.processes)
     return [
         _card("Backlog", waiting, f"oldest {age(oldest)}" if waiting else "nothing waits", "waiting" if waiting else "good"),
-        _card("Awaiting their end", prepared, "decided, commit or check-back to come", "plain"),
-        _card("Dead messages", dead, "refused by a broker", "bad" if dead else "good"),
-        _card("Dead letters", letters, "given up by groups", "bad" if letters else "good"),
-        _card("Half messages", parked, "parked, asked about in vain", "bad" if parked else "good"),
-        _card("Processes", alive, "heard of in the last 30 s", "good" if alive else "bad"),
+        _card("Awaiting commit", prepared, "half messages, decided", "plain"),
+        _card("Dead messages", dead, "rejected by the broker", "bad" if dead else "good"),
+        _card("Dead letters", letters, "failed in a consumer group", "bad" if letters else "good"),
+        _card("Half messages", parked, "check-back unanswered", "bad" if parked else "good"),
+        _card("Processes", alive, "running", "good" if alive else "bad"),
     ]
 
 
@@ -78,7 +82,7 @@ def _topic(topic: TopicStatus, messages: str) -> dict[str, Any]:
     return {"name": topic.name, "type": topic.type, "broker": topic.broker, "counts": counts} | {
         "oldest": age(topic.oldest_seconds),
         "tries": topic.tries,
-        "is_paused": topic.is_paused,
+        "pause": topic.pause,
     }
 
 
@@ -90,6 +94,24 @@ def _process(process: ProcessStatus) -> dict[str, Any]:
         "group": process.consumer_group,
         "lane": process.lane,
         "breaker": process.breaker,
-        "heard": age(process.silent_seconds),
+        "heartbeat": age(process.silent_seconds),
         "is_silent": process.is_silent,
     }
+
+
+def _is_history(process: ProcessStatus, status: Status) -> bool:
+    return process.is_silent and is_replaced(process, status.processes)
+
+
+def _group(group: GroupStatus) -> list[dict[str, Any]]:
+    return [
+        {
+            "name": group.consumer_group,
+            "topic": topic,
+            "waiting": "?" if group.trouble else group.waiting.get(topic, 0),
+            "letters": group.dead_letters.get(topic, 0),
+            "consumers": group.consumers,
+            "per_minute": f"{group.per_minute:.0f}",
+        }
+        for topic in group.topics
+    ]

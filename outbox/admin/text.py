@@ -10,7 +10,7 @@ from django.utils.formats import date_format
 from django.utils.html import escape, format_html
 from django.utils.safestring import SafeString, mark_safe
 
-from outbox.monitoring.status import age
+from outbox.monitoring.text import age
 
 # Controls, invisible characters, and those that turn the direction of writing.
 _ODD = re.compile(

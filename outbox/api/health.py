@@ -2,7 +2,7 @@
 Health over HTTP, for anybody: 200 or 503 and one word for each database.
 
 `health/` says whether this process can publish: for load balancers and readiness probes. `health/outbox/` says whether
-anything needs a person, too: for monitors. Never let the second one take a shop off the network.
+anything needs attention, too: for monitors. Never let the second one take a shop off the network.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ class ReadinessView(APIView):
 
 
 class HealthView(ReadinessView):
-    """Answer 200 while nothing in the outbox needs a person, else 503."""
+    """Answer 200 while nothing in the outbox needs attention, else 503."""
 
     def ask(self) -> dict[str, Health]:
         return health()

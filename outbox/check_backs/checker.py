@@ -22,8 +22,6 @@ if TYPE_CHECKING:  # settings make it; this room needs no broker
 
 logger = logging.getLogger(__name__)
 
-BEAT_EVERY = 10.0  # seconds
-
 
 def brokers_that_ask(aliases: set[str]) -> list[str]:
     """Give those of the brokers that ask by themselves."""

@@ -13,7 +13,7 @@ import logging
 import threading
 import time
 from collections import deque
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from typing import Any
@@ -25,6 +25,7 @@ from outbox import conf, signals
 from outbox.brokers.base import Broker, Delivery
 from outbox.consuming import tries
 from outbox.consuming.register import Consumer
+from outbox.database.heartbeats import BEAT_SECONDS
 from outbox.errors import BrokerUnavailable, TimeLimitExceeded
 
 logger = logging.getLogger(__name__)
@@ -90,11 +91,14 @@ class Keeper:
     Args:
         stop: set when the worker is to end.
         worker: its name, as tries have it.
+        beat: sends a heartbeat, where nothing else does while a handler runs.
     """
 
-    def __init__(self, stop: threading.Event | None = None, worker: str = "") -> None:
+    def __init__(self, stop: threading.Event | None = None, worker: str = "", *, beat: Callable[[], None] | None = None) -> None:
         self.stop = stop or threading.Event()
         self.worker = worker or tries.new_worker_name()
+        self._beat = beat
+        self._beat_at = 0.0
         self._invisible = conf.settings().consumer.invisible.total_seconds()
         self._broker: Broker | None = None
         self._waiting: deque[list[Held]] = deque()
@@ -202,7 +206,10 @@ class Keeper:
             with self._lock:
                 self._release(now)
                 self._renew(now, is_given_up=work.is_broken_off)
-        except BrokerUnavailable as error:
+            if self._beat is not None and now - max(self._beat_at, work.began_at) >= BEAT_SECONDS:
+                self._beat()
+                self._beat_at = now
+        except (BrokerUnavailable, psycopg.OperationalError) as error:
             logger.warning("What %s holds could not be renewed: %s", self.worker, str(error).strip())
         except Exception:
             logger.exception("What %s holds could not be renewed.", self.worker)

@@ -22,7 +22,6 @@ from outbox.consuming.register import Group, plain_subject
 from outbox.database import heartbeats
 from outbox.message import Header
 
-BEAT_SECONDS = 10.0
 LIVES_FOR = timedelta(minutes=15)  # since the last heartbeat, where it did not leave: a Celery task beats between two handlers
 REMEMBERED_FOR = timedelta(hours=1)  # for a process that has just begun: after an outage the others may beat a moment later
 JUST_BEGUN_SECONDS = 60.0
@@ -64,9 +63,10 @@ SELECT place - 1 FROM g WHERE is_wanted
 """
 
 
-def beat(group: Group, alias: str) -> None:
-    """Write down that this process consumes for a group, and what its code wants; over Django's connection."""
-    heartbeats.beat(database.raw(group.using), "consumer", broker=alias, consumer_group=group.name, wants=wants_of(group))
+def beat(group: Group, alias: str, *, note: str = "", over: database.Connection | None = None) -> None:
+    """Write down that this process consumes for a group, and what its code wants; by default over Django's connection."""
+    connection = over or database.raw(group.using)
+    heartbeats.beat(connection, "consumer", broker=alias, consumer_group=group.name, note=note, wants=wants_of(group))
     now = time.monotonic()
     began, last = _beats.get((group.using, group.name), (now, now))
     _beats[group.using, group.name] = (now if now - last > LIVES_FOR.total_seconds() / 2 else began, now)

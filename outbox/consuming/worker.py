@@ -22,6 +22,8 @@ from outbox.consuming.plan import plan
 from outbox.consuming.read import find_consumer
 from outbox.consuming.register import Group
 from outbox.consuming.tally import Tally
+from outbox.database import heartbeats
+from outbox.database.heartbeats import BY_CELERY
 from outbox.database.outermost import outermost_transaction
 from outbox.errors import BrokerUnavailable
 from outbox.message import TopicType
@@ -47,12 +49,13 @@ class Worker:
     Args:
         alias: the broker. It is created here, in the thread that uses it, and again after trouble with it.
         stop: set it, or call `stop()`, from any thread: the message being handled is finished, the rest handed back.
+        is_task: it runs for the time of a Celery task, and nothing else in the process sends heartbeats while a handler runs.
 
     Raises:
         UnknownTopic, ConfigurationError: the group's topics contradict the settings.
     """
 
-    def __init__(self, group: Group, alias: str, *, stop: threading.Event | None = None) -> None:
+    def __init__(self, group: Group, alias: str, *, stop: threading.Event | None = None, is_task: bool = False) -> None:
         self.group = group
         self.alias = alias
         self.tally = Tally()
@@ -61,7 +64,8 @@ class Worker:
         self._stop = stop or threading.Event()
         self._broker: Broker | None = None
         self._name = tries.new_worker_name()
-        self._keeper = Keeper(self._stop, self._name)
+        self._note = BY_CELERY if is_task else ""
+        self._keeper = self._new_keeper()
         self._most_at_once = max([self._settings.batch_size, *(one.batch_size or 1 for one in group.consumers.values())])
         self._seconds_per_message = 0.0
         self._used_at = 0.0  # when the database last answered; 0: in doubt
@@ -141,7 +145,7 @@ class Worker:
     def close(self) -> None:
         """Close the broker; the next step makes a new one."""
         self._keeper.close()
-        self._keeper = Keeper(self._stop, self._name)
+        self._keeper = self._new_keeper()
         self._used_at = 0.0
         broker, self._broker = self._broker, None
         if broker is not None:
@@ -276,10 +280,18 @@ class Worker:
 
     def _announce(self) -> None:
         """Write down now and then, and before the first message is received, what this process wants."""
-        if time.monotonic() - self._announced_at > wants.BEAT_SECONDS:
+        if time.monotonic() - self._announced_at > heartbeats.BEAT_SECONDS:
             with outermost_transaction(self.group.using):
-                wants.beat(self.group, self.alias)
+                wants.beat(self.group, self.alias, note=self._note)
             self._announced_at = time.monotonic()
+
+    def _new_keeper(self) -> Keeper:
+        return Keeper(self._stop, self._name, beat=self._beat_beside if self._note else None)
+
+    def _beat_beside(self) -> None:
+        """Send a heartbeat while a handler runs, over a connection of its own."""
+        with database.connect(self.group.using, application_name="outbox heartbeat") as connection:
+            wants.beat(self.group, self.alias, note=self._note, over=connection)
 
     def _connected(self) -> Broker:
         if self._broker is None:

@@ -1,4 +1,4 @@
-"""Heartbeats: each relay, consumer and checker says in a row that it lives."""
+"""Heartbeats: each relay, consumer and checker writes into a row that it lives."""
 
 from __future__ import annotations
 
@@ -10,6 +10,9 @@ from datetime import timedelta
 
 from outbox.database import Connection
 
+BEAT_SECONDS = 2.0  # of processes that wait for most of their time; a relay beats each second
+SILENT_AFTER = timedelta(seconds=8)  # killed, frozen, or busy with one thing for that long
+BY_CELERY = "celery"  # the note of a process that sends heartbeats while it has a task
 STALE_AFTER = timedelta(minutes=5)
 CONSUMER_STALE_AFTER = timedelta(hours=1)  # what it wanted is handed on for some time: consuming/wants.py
 
@@ -81,11 +84,11 @@ def leave(connection: Connection, kind: str, *, broker: str = "", consumer_group
 
 
 def silence(connection: Connection, kind: str) -> float | None:
-    """Say how many seconds ago a process of that kind on this host was last heard of; None: never, or it left."""
+    """Return how many seconds ago a process of that kind on this host sent its last heartbeat; None: never, or it left."""
     found = connection.execute(SILENCE, [kind, socket.gethostname()]).fetchone()
     return found[0] if found else None
 
 
 def forget_stale(connection: Connection, *, after: timedelta = STALE_AFTER) -> int:
-    """Delete the rows of processes that have been silent for that long; give how many."""
+    """Delete the rows of processes that have been silent for that long; return how many."""
     return connection.execute(FORGET_STALE, {"after": after, "of_consumers": CONSUMER_STALE_AFTER}).rowcount

@@ -20,21 +20,21 @@ NO_LONG_STATEMENT = {"statement_timeout": "3s"}
 
 
 class Health(StrEnum):
-    """How one database does. Nothing else is told: who asks may be anybody."""
+    """How one database does. No more is said: anybody may ask."""
 
     OK = "ok"
-    CONCERNS = "concerns"  # something needs a person; `manage.py outbox_status` says what
+    NEEDS_ATTENTION = "needs attention"  # `manage.py outbox_status` lists it
     UNREACHABLE = "unreachable"
     UNFIT = "unfit"  # without our tables, or a replica
 
 
 def readiness() -> dict[str, Health]:
-    """Say of each database whether this process can publish to it: OK, UNREACHABLE or UNFIT."""
+    """Return for each database whether this process can publish to it: OK, UNREACHABLE or UNFIT."""
     return {alias: _ask(alias, _is_fit) for alias in databases()}
 
 
 def health() -> dict[str, Health]:
-    """Say of each database whether its outbox needs a person."""
+    """Return for each database whether something needs attention."""
     return {alias: _ask(alias, _is_well) for alias in databases()}
 
 
@@ -57,4 +57,4 @@ def _is_fit(alias: str, connection: Connection) -> Health:
 
 def _is_well(alias: str, connection: Connection) -> Health:
     ensure_fit(alias, connection)
-    return Health.CONCERNS if read_status(connection, alias).concerns else Health.OK
+    return Health.NEEDS_ATTENTION if read_status(connection, alias).attention else Health.OK

@@ -10,6 +10,7 @@ Where there is a registry already: `REGISTRY.register(OutboxCollector())`.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Iterator
 
 import psycopg
@@ -21,9 +22,9 @@ from prometheus_client.exposition import CONTENT_TYPE_LATEST, generate_latest
 from prometheus_client.registry import Collector
 
 from outbox import database
-from outbox.consuming.backlog import Backlog, read_backlogs
 from outbox.database import outside_transactions
 from outbox.errors import NotMigrated
+from outbox.monitoring.attention import Kind
 from outbox.monitoring.health import CONNECT_SECONDS
 from outbox.monitoring.status import Status, read_status
 from outbox.relay.hosts import databases, ensure_fit
@@ -51,7 +52,7 @@ class OutboxCollector(Collector):
         yield from _topics(asked)
         yield from _processes(asked)
         yield from _troubles(asked)
-        yield from _backlogs(read_backlogs())
+        yield from _groups(asked)
 
 
 def _read(alias: str) -> Status | None:
@@ -72,7 +73,7 @@ def _gauge(name: str, says: str, *labels: str) -> GaugeMetricFamily:
 def _topics(statuses: list[Status]) -> Iterator[Metric]:
     messages = _gauge("outbox_messages", "Messages that are not sent, by where they stand.", "database", "topic", "state")
     oldest = _gauge("outbox_oldest_message_seconds", "Age of the oldest message to be sent now.", "database", "topic")
-    paused = _gauge("outbox_topic_paused", "Whether a person has paused the topic.", "database", "topic")
+    paused = _gauge("outbox_topic_paused", "Whether an operator has paused the topic.", "database", "topic")
     for status in statuses:
         for topic in status.topics:
             labels = [status.database, topic.name]
@@ -84,7 +85,7 @@ def _topics(statuses: list[Status]) -> Iterator[Metric]:
 
 
 def _processes(statuses: list[Status]) -> Iterator[Metric]:
-    alive = _gauge("outbox_processes", "Processes heard of in the last 30 s.", "database", "kind", "broker", "consumer_group")
+    alive = _gauge("outbox_processes", "Processes that live.", "database", "kind", "broker", "consumer_group")
     breakers = _gauge("outbox_breakers_open", "Relays that find their broker unavailable.", "database", "broker")
     for status in statuses:
         heard = [process for process in status.processes if not process.is_silent]
@@ -98,27 +99,35 @@ def _processes(statuses: list[Status]) -> Iterator[Metric]:
 
 
 def _troubles(statuses: list[Status]) -> Iterator[Metric]:
-    concerns = _gauge("outbox_concerns", "What needs a person; outbox_status says it in words.", "database")
+    attention = _gauge("outbox_attention", "What needs attention; outbox_status lists it.", "database", "kind")
     missing = _gauge("outbox_missing_numbers", "Messages that a consumer group misses.", "database", "consumer_group", "topic")
     parked = _gauge("outbox_parked_halves", "Half messages nobody asks about any more.", "database", "topic")
     for status in statuses:
-        concerns.add_metric([status.database], len(status.concerns))
+        found = Counter(one.kind for one in status.attention)
+        for kind in Kind:
+            attention.add_metric([status.database, kind], found[kind])
         for gap in status.gaps:
             missing.add_metric([status.database, gap.consumer_group, gap.topic], gap.numbers)
         for topic, count in status.parked.items():
             parked.add_metric([status.database, topic], count)
-    return iter((concerns, missing, parked))
+    return iter((attention, missing, parked))
 
 
-def _backlogs(backlogs: list[Backlog]) -> Iterator[Metric]:
-    up = _gauge("outbox_backlog_up", "Whether the broker could be asked for a group's backlog.", "consumer_group", "broker")
-    waiting = _gauge("outbox_backlog_messages", "Messages that wait for a group.", "consumer_group", "broker", "topic")
-    for labels, trouble in {(one.consumer_group, one.broker): one.trouble for one in backlogs}.items():
-        up.add_metric(labels, not trouble)
-    for one in backlogs:
-        if one.messages is not None:
-            waiting.add_metric([one.consumer_group, one.broker, one.topic], one.messages)
-    return iter((up, waiting))
+def _groups(statuses: list[Status]) -> Iterator[Metric]:
+    up = _gauge("outbox_backlog_up", "Whether the broker could be asked for a group.", "consumer_group", "broker")
+    live = _gauge("outbox_consumers", "Consumers that have sent a heartbeat of late.", "consumer_group", "broker")
+    lag = _gauge("outbox_backlog_messages", "Messages that wait for a group.", "consumer_group", "broker", "topic")
+    dead = _gauge("outbox_dead_letters", "Messages that a group gave up.", "consumer_group", "broker", "topic")
+    for group in (one for status in statuses for one in status.groups):
+        labels = [group.consumer_group, group.broker]
+        up.add_metric(labels, not group.trouble)
+        live.add_metric(labels, group.consumers)
+        for topic, number in group.waiting.items():
+            lag.add_metric([*labels, topic], number)
+        if not group.trouble:
+            for topic in group.topics:
+                dead.add_metric([*labels, topic], group.dead_letters.get(topic, 0))
+    return iter((up, live, lag, dead))
 
 
 @outside_transactions

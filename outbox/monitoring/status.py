@@ -1,4 +1,4 @@
-"""How the outbox of one database stands: per topic, its processes, and what needs a person."""
+"""How the outbox of one database stands: per topic and consumer group, its processes, and what needs attention."""
 
 from __future__ import annotations
 
@@ -16,21 +16,23 @@ from outbox.consuming.outcome import Outcome
 from outbox.consuming.wants import differing_groups
 from outbox.database import Connection
 from outbox.errors import ConfigurationError
-from outbox.relay.splitter import ALARM_TRIES
+from outbox.monitoring.attention import Attention, find
+from outbox.monitoring.groups import GroupStatus, read_groups
+from outbox.monitoring.processes import ProcessStatus, read_processes
 
-SILENT_AFTER = timedelta(seconds=30)  # a process that is busy with one batch beats less often than each second
-LATE_AFTER = timedelta(minutes=1)
 FAILURES_WITHIN = timedelta(hours=1)
 FAILURES_SHOWN = 20
 
 # Waiting tickets are counted along an index, up to a million; batches along the indexes of unfinished and of dead ones.
 # Messages, not batches: those that were split off count where they are now. A uuid7 begins with its milliseconds.
 TOPICS = """
-SELECT name, broker, type, is_paused, waiting, delayed, released, claimed, prepared, dead, tries,
+SELECT name, broker, type, is_paused, paused_by, has_sent, waiting, delayed, released, claimed, prepared, dead, tries,
+    oldest::text AS oldest_id,
     CASE WHEN oldest IS NOT NULL THEN greatest(0, extract(epoch FROM clock_timestamp())
         - ('x' || translate(left(oldest::text, 13), '-', ''))::bit(48)::bigint / 1000.0)::float8 END AS oldest_seconds
 FROM (
-    SELECT t.name, t.broker, t.type, t.paused AS is_paused,
+    SELECT t.name, t.broker, t.type, t.paused AS is_paused, t.paused_by,
+        EXISTS (SELECT FROM outbox_lane WHERE topic_id = t.id) AS has_sent,
         (SELECT count(*) FROM (SELECT FROM outbox_ticket WHERE topic_id = t.id LIMIT 1000000) k) AS waiting,
         (SELECT count(*) FROM outbox_delayed WHERE topic_id = t.id) AS delayed,
         coalesce(b.released, 0) AS released, coalesce(b.claimed, 0) AS claimed, coalesce(b.prepared, 0) AS prepared,
@@ -48,12 +50,6 @@ FROM (
     ) b ON b.topic_id = t.id
     WHERE t.id <> 0
 ) s ORDER BY name
-"""
-
-PROCESSES = """
-SELECT kind, host, pid, broker, consumer_group, lane, breaker, note,
-    extract(epoch FROM clock_timestamp() - beat_at)::float8 AS silent_seconds
-FROM outbox_process ORDER BY kind, host, pid, broker, consumer_group
 """
 
 GAPS = """
@@ -88,7 +84,8 @@ class TopicStatus:
 
     Args:
         prepared: decided; their half messages are being committed, or await the check-back.
-        oldest_seconds: age of the oldest one that is to be sent now; None where there is none.
+        has_sent: whether a message of the topic was ever claimed.
+        oldest_id, oldest_seconds: of the oldest one that is to be sent now; None where there is none.
         tries: the most that one of them has failed.
     """
 
@@ -96,6 +93,9 @@ class TopicStatus:
     broker: str
     type: str
     is_paused: bool
+    paused_by: str
+    has_sent: bool
+    oldest_id: str | None
     waiting: int
     delayed: int
     released: int
@@ -106,29 +106,14 @@ class TopicStatus:
     oldest_seconds: float | None
 
     @property
-    def unsent(self) -> int:
-        """How many are on their way, or wait for it."""
-        return self.waiting + self.delayed + self.released + self.claimed + self.prepared
-
-
-@dataclass(frozen=True, slots=True)
-class ProcessStatus:
-    """A process that said it lives, `silent_seconds` ago."""
-
-    kind: str
-    host: str
-    pid: int
-    broker: str
-    consumer_group: str
-    lane: int | None
-    breaker: str
-    note: str
-    silent_seconds: float
+    def pause(self) -> str:
+        """Return "paused", by whom where that is known; empty where it is not."""
+        return f"paused by {self.paused_by}" if self.is_paused and self.paused_by else "paused" if self.is_paused else ""
 
     @property
-    def is_silent(self) -> bool:
-        """Whether it should have been heard of since."""
-        return self.silent_seconds > SILENT_AFTER.total_seconds()
+    def unsent(self) -> int:
+        """How many are not sent yet."""
+        return self.waiting + self.delayed + self.released + self.claimed + self.prepared
 
 
 @dataclass(frozen=True, slots=True)
@@ -160,46 +145,48 @@ class Status:
     How one database stands.
 
     Args:
-        misconfigured: topic -> what only a person can set right at its broker.
+        misconfigured: topic -> what only an operator can set right at its broker.
         parked: topic -> half messages that their broker has stopped asking about.
         risks: what the settings of brokers accept to lose, in words.
-        concerns: what needs a person, in words.
+        differing_groups: groups whose processes have had different code for longer than a deployment takes.
+        has_strays: whether messages lie in the partition of no day.
     """
 
     database: str
     topics: list[TopicStatus]
     processes: list[ProcessStatus]
+    groups: list[GroupStatus]
     failures: list[FailureStatus]
     gaps: list[GapStatus]
     misconfigured: dict[str, str]
     parked: dict[str, int]
     dead_letters: list[DeadLetterCount]
+    differing_groups: list[str]
+    has_strays: bool
     risks: list[str] = field(default_factory=list)
-    concerns: list[str] = field(default_factory=list)
+    attention: list[Attention] = field(default_factory=list)
 
 
 def read_status(connection: Connection, alias: str) -> Status:
-    """Read how a database stands."""
+    """Read how a database stands; brokers on a server are asked, each for a few seconds at most."""
     brokers = _read_brokers(connection, alias)
+    letters = [letters for broker in brokers for letters in broker.dead_letters]
+    processes = read_processes(connection)
     status = Status(
         alias,
         connection.cursor(row_factory=class_row(TopicStatus)).execute(TOPICS).fetchall(),
-        connection.cursor(row_factory=class_row(ProcessStatus)).execute(PROCESSES).fetchall(),
+        processes,
+        read_groups(connection, alias, processes, letters),
         _read_failures(connection),
         connection.cursor(row_factory=class_row(GapStatus)).execute(GAPS).fetchall(),
         dict(connection.execute(MISCONFIGURED, [SendStatus.MISCONFIGURED]).fetchall()),
         {topic: count for broker in brokers for topic, count in broker.parked.items()},
-        [letters for broker in brokers for letters in broker.dead_letters],
+        letters,
+        differing_groups(connection),
+        connection.execute(STRAYS).fetchone() == (True,),
         list(_risks()),
     )
-    status.concerns.extend(_concerns(status))
-    if connection.execute(STRAYS).fetchone() == (True,):
-        status.concerns.append("Messages lie in the DEFAULT partition: see that outbox upkeep runs each hour.")
-    for group in differing_groups(connection):
-        status.concerns.append(
-            f"Group {group!r}: its processes have handled different types or tags for more than an hour. "
-            "Deploy the same code to all."
-        )
+    status.attention.extend(find(connection, status))
     return status
 
 
@@ -228,51 +215,6 @@ def _risks() -> Iterator[str]:
                 yield f"Broker {name!r}: {problem.text}"
 
 
-def age(seconds: float | None) -> str:
-    """Put an age into words: 0.4 s, 12 s, 3 min, 5 h, 2 d; nothing for None."""
-    if seconds is None:
-        return ""
-    for limit, size, unit in ((10, 0, "s"), (120, 1, "s"), (7200, 60, "min"), (172800, 3600, "h")):
-        if seconds < limit:
-            return f"{seconds:.1f} {unit}" if size == 0 else f"{seconds / size:.0f} {unit}"
-    return f"{seconds / 86400:.0f} d"
-
-
 def _read_failures(connection: Connection) -> list[FailureStatus]:
     arguments = {"dead_letter": Outcome.DEAD_LETTER, "window": FAILURES_WITHIN, "limit": FAILURES_SHOWN}
     return connection.cursor(row_factory=class_row(FailureStatus)).execute(FAILURES, arguments).fetchall()
-
-
-def _concerns(status: Status) -> list[str]:
-    found = []
-    heard = {process.broker for process in status.processes if process.kind == "relay" and not process.is_silent}
-    for topic in status.topics:
-        if topic.dead:
-            found.append(f"{topic.name}: {topic.dead} dead. See outbox_retry; --skip lets them rest.")
-        if topic.name not in conf.settings().topics and topic.unsent:
-            found.append(
-                f'{topic.name}: {topic.unsent} messages, and OUTBOX["TOPICS"] has no such topic, so no relay takes them. '
-                "Put it back until they are sent."
-            )
-        if topic.tries >= ALARM_TRIES:
-            found.append(f"{topic.name}: a message has failed {topic.tries} times.")
-        if (topic.oldest_seconds or 0) > LATE_AFTER.total_seconds() and not topic.is_paused:
-            absence = "" if topic.broker in heard else f", and no relay of broker {topic.broker!r} was heard of"
-            found.append(f"{topic.name}: the oldest message has waited for {topic.oldest_seconds:.0f} s{absence}.")
-    for name, reason in status.misconfigured.items():
-        found.append(f"{name}: {reason}")
-    for process in status.processes:
-        if process.breaker != "closed" and not process.is_silent:
-            what = f"Broker {process.broker!r} gives no answer to the relay {process.host}:{process.pid}"
-            found.append(f"{what}: its breaker is {process.breaker}.")
-    for failure in status.failures:
-        if failure.dead_letters:
-            found.append(
-                f"{failure.topic}: group {failure.consumer_group!r} gave up {failure.dead_letters} messages in the last "
-                f"hour. {failure.error}"
-            )
-    for gap in status.gaps:
-        found.append(f"{gap.topic}: group {gap.consumer_group!r} misses {gap.numbers} messages in {gap.gaps} gaps.")
-    for name, count in status.parked.items():
-        found.append(f"{name}: {count} half messages are parked, their check-back never answered.")
-    return found

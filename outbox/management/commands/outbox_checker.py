@@ -9,8 +9,9 @@ from django.core.management.base import BaseCommand, CommandError
 
 from outbox import conf
 from outbox.check_backs.ask import in_process, log_sent
-from outbox.check_backs.checker import BEAT_EVERY, Checker, brokers_that_ask
+from outbox.check_backs.checker import Checker, brokers_that_ask
 from outbox.check_backs.loop import ask_as_set
+from outbox.database.heartbeats import BEAT_SECONDS
 from outbox.ending import Ending
 from outbox.errors import OutboxError
 from outbox.management.exits import ENDED_UNFINISHED, unable
@@ -54,7 +55,7 @@ def _stay(checkers: list[Checker]) -> None:
     Raises:
         CommandError: a thread ended by itself.
     """
-    residents = [Resident(f"Checker of broker {one.alias!r}", one.turn, pause=BEAT_EVERY) for one in checkers]
+    residents = [Resident(f"Checker of broker {one.alias!r}", one.turn, pause=BEAT_SECONDS) for one in checkers]
     with Ending(residents) as ending:
         is_asked = run_until_asked(residents, ending)
         for resident in residents:

@@ -103,7 +103,7 @@ def _beside(crew: ConsumerThreads, chosen: list[Group]) -> list[Resident]:
     """Make what works beside the consumers: says that they live, and looks for gaps. They work on without it."""
     settle_seconds = conf.settings().consumer.settle.total_seconds()
     return [
-        Resident("Heartbeat of consumers", partial(_again, _beat, crew), pause=wants.BEAT_SECONDS),
+        Resident("Heartbeat of consumers", partial(_again, _beat, crew), pause=heartbeats.BEAT_SECONDS),
         Resident("Look for gaps", partial(_again, _look, chosen), pause=settle_seconds, begins_after=settle_seconds),
     ]
 

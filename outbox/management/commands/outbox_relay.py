@@ -13,8 +13,9 @@ import psycopg
 from django.core.management.base import BaseCommand, CommandError
 
 from outbox.check_backs.ask import in_process
-from outbox.check_backs.checker import BEAT_EVERY, Checker, brokers_that_ask
+from outbox.check_backs.checker import Checker, brokers_that_ask
 from outbox.check_backs.loop import CheckLoop, brokers_to_ask_for
+from outbox.database.heartbeats import BEAT_SECONDS
 from outbox.ending import Ending
 from outbox.errors import OutboxError
 from outbox.management.exits import ENDED_UNFINISHED, unable
@@ -98,7 +99,7 @@ def _check_loops(posts: list[hosts.RelayTarget]) -> Iterator[Resident]:
 def _checkers(posts: list[hosts.RelayTarget]) -> Iterator[Resident]:
     for alias in brokers_that_ask({post.broker for post in posts}):
         checker = Checker(alias, posts[0].database, in_process(posts[0].database))
-        yield Resident(f"Checker of broker {alias!r}", checker.turn, pause=BEAT_EVERY)
+        yield Resident(f"Checker of broker {alias!r}", checker.turn, pause=BEAT_SECONDS)
 
 
 def _upkeep(posts: list[hosts.RelayTarget]) -> Iterator[Resident]:

@@ -7,24 +7,30 @@ from argparse import ArgumentParser
 from collections.abc import Sequence
 from dataclasses import asdict
 from typing import Any
+from uuid import UUID
 
 import psycopg
 from django.core.management.base import BaseCommand
 
 from outbox import database
-from outbox.consuming.backlog import Backlog, read_backlogs
 from outbox.database.heartbeats import silence
 from outbox.errors import OutboxError
 from outbox.management.exits import unable
 from outbox.management.tables import table
-from outbox.monitoring.status import SILENT_AFTER, FailureStatus, Status, age, read_status
+from outbox.monitoring.groups import GroupStatus
+from outbox.monitoring.processes import ProcessStatus, is_replaced
+from outbox.monitoring.status import FailureStatus, Status, read_status
+from outbox.monitoring.text import age
+from outbox.monitoring.why import why
 from outbox.relay.hosts import databases, ensure_fit
+
+PROBE_SECONDS = 30.0  # a process that is busy with one thing for less is not to be killed
 
 
 class Command(BaseCommand):
     help = (
-        "Show what waits, what failed and who is at work. Exit code: 0 nothing needs a person, 1 something does, "
-        "2 a database cannot be asked."
+        "Show what waits, what failed, who is at work and what needs attention. Exit code: 0 nothing needs attention, "
+        "1 something does, 2 a database cannot be asked."
     )
 
     def add_arguments(self, parser: ArgumentParser) -> None:
@@ -33,11 +39,20 @@ class Command(BaseCommand):
         parser.add_argument(
             "--alive",
             choices=["relay", "consumer", "checker"],
-            help="only say whether one on this host was heard of in the last 30 s, with exit code 1 if not: for probes",
+            help="only say whether one on this host has sent a heartbeat in the last 30 s, with exit code 1 if not: for probes",
+        )
+
+        parser.add_argument(
+            "--message",
+            type=UUID,
+            metavar="ID",
+            help="only say what that message waits for, with exit code 1 where no database has it",
         )
 
     def handle(self, **options: Any) -> None:
-        if options["alive"]:
+        if options["message"]:
+            self._explain(options["message"], options["database"])
+        elif options["alive"]:
             self._probe(options["alive"], options["database"])
         else:
             self._show(**options)
@@ -48,22 +63,31 @@ class Command(BaseCommand):
         except (OutboxError, psycopg.Error) as error:
             raise unable(error) from error
         shortest = min((seconds for seconds in found if seconds is not None), default=None)
-        said = "never heard of" if shortest is None else f"heard of {age(shortest)} ago"
-        self.stdout.write(f"The {kind} on this host was {said}.")
-        if shortest is None or shortest > SILENT_AFTER.total_seconds():
+        said = "no heartbeat" if shortest is None else f"its last heartbeat {age(shortest)} ago"
+        self.stdout.write(f"The {kind} on this host has sent {said}.")
+        if shortest is None or shortest > PROBE_SECONDS:
+            raise SystemExit(1)
+
+    def _explain(self, message_id: UUID, only: list[str] | None) -> None:
+        try:
+            found = [_why(alias, message_id) for alias in databases(only)]
+        except (OutboxError, psycopg.Error) as error:
+            raise unable(error) from error
+        sentence = next(filter(None, found), None)
+        self.stdout.write(sentence or "No such message: it was never published here, its transaction was rolled back, or pruned.")
+        if sentence is None:
             raise SystemExit(1)
 
     def _show(self, **options: Any) -> None:
         try:
             found = [_read(alias) for alias in databases(options["database"])]
-            backlogs = read_backlogs()
         except (OutboxError, psycopg.Error) as error:
             raise unable(error) from error
         if options["json"]:
-            self.stdout.write(json.dumps({"databases": list(map(asdict, found)), "consumers": list(map(asdict, backlogs))}))
+            self.stdout.write(json.dumps({"databases": list(map(asdict, found))}))
         else:
-            self.stdout.write("\n\n".join([*map(_as_text, found), *_backlogs(backlogs)]))
-        if any(status.concerns for status in found) or any(backlog.trouble for backlog in backlogs):
+            self.stdout.write("\n\n".join(map(_as_text, found)))
+        if any(status.attention for status in found):
             raise SystemExit(1)
 
 
@@ -71,6 +95,12 @@ def _read(alias: str) -> Status:
     with database.connect(alias, application_name="outbox status") as connection:
         ensure_fit(alias, connection)
         return read_status(connection, alias)
+
+
+def _why(alias: str, message_id: UUID) -> str | None:
+    with database.connect(alias, application_name="outbox status") as connection:
+        ensure_fit(alias, connection)
+        return why(connection, message_id)
 
 
 def _silence(alias: str, kind: str) -> float | None:
@@ -82,33 +112,57 @@ def _silence(alias: str, kind: str) -> float | None:
 def _as_text(status: Status) -> str:
     parts = [
         f"Database {status.database!r}",
-        table(
-            ["topic", "broker", "type", "waiting", "oldest", "delayed", "released", "claimed", "prepared", "dead", ""],
-            [
-                [
-                    *(topic.name, topic.broker, topic.type, topic.waiting, age(topic.oldest_seconds), topic.delayed),
-                    *(topic.released, topic.claimed, topic.prepared, topic.dead, "paused" if topic.is_paused else ""),
-                ]
-                for topic in status.topics
-            ],
-        ),
-        table(
-            ["process", "host", "pid", "broker", "group", "lane", "breaker", "by", "heard of"],
-            [
-                [
-                    *(process.kind, process.host, process.pid, process.broker, process.consumer_group, process.lane),
-                    *(process.breaker, process.note, f"{age(process.silent_seconds)} ago"),
-                ]
-                for process in status.processes
-            ],
-        )
-        if status.processes
-        else "No process was heard of.",
+        _topics(status),
+        _processes(status.processes) if status.processes else "No process is running.",
+        *([_groups(status.groups)] if status.groups else []),
         *([_failures(status.failures)] if status.failures else []),
         *([f"~ {risk}" for risk in status.risks]),
-        "\n".join(f"! {concern}" for concern in status.concerns) or "Nothing needs a person.",
+        "\n".join(["Needs attention:", *(f"! {one}" for one in status.attention)])
+        if status.attention
+        else "Nothing needs attention.",
     ]
     return "\n\n".join(parts)
+
+
+def _topics(status: Status) -> str:
+    return table(
+        ["topic", "broker", "type", "waiting", "oldest", "delayed", "released", "claimed", "prepared", "dead", ""],
+        [
+            [
+                *(topic.name, topic.broker, topic.type, topic.waiting, age(topic.oldest_seconds), topic.delayed),
+                *(topic.released, topic.claimed, topic.prepared, topic.dead, topic.pause),
+            ]
+            for topic in status.topics
+        ],
+    )
+
+
+def _processes(processes: Sequence[ProcessStatus]) -> str:
+    shown = [one for one in processes if not (one.is_silent and is_replaced(one, processes))]
+    rows = [
+        [
+            *(process.kind, process.host, process.pid, process.broker, process.consumer_group, process.lane),
+            *(process.breaker, process.note, f"{age(process.silent_seconds)} ago"),
+        ]
+        for process in shown
+    ]
+    found = table(["process", "host", "pid", "broker", "group", "lane", "breaker", "by", "heartbeat"], rows)
+    replaced = len(processes) - len(shown)
+    return f"{found}\nSilent, and replaced by others: {replaced}." if replaced else found
+
+
+def _groups(groups: Sequence[GroupStatus]) -> str:
+    return table(
+        ["group", "broker", "topic", "waiting", "dead letters", "consumers", "handled a minute"],
+        [
+            [
+                *(one.consumer_group, one.broker, topic, "?" if one.trouble else one.waiting.get(topic, 0)),
+                *(one.dead_letters.get(topic, 0), one.consumers, round(one.per_minute)),
+            ]
+            for one in groups
+            for topic in one.topics
+        ],
+    )
 
 
 def _failures(failures: Sequence[FailureStatus]) -> str:
@@ -122,13 +176,3 @@ def _failures(failures: Sequence[FailureStatus]) -> str:
             for failure in failures
         ],
     )
-
-
-def _backlogs(backlogs: Sequence[Backlog]) -> list[str]:
-    asked = [one for one in backlogs if not one.trouble]
-    parts = []
-    if asked:
-        rows = [[one.consumer_group, one.topic, one.broker, one.messages] for one in asked]
-        parts.append(table(["consumer group", "topic", "broker", "waiting for it"], rows))
-    troubles = [f"! Group {one.consumer_group!r}: {one.trouble}" for one in backlogs if one.trouble]
-    return [*parts, "\n".join(troubles)] if troubles else parts

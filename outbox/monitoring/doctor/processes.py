@@ -9,9 +9,9 @@ import psycopg
 from outbox import database
 from outbox.checks.celery import beat_entries
 from outbox.consuming.register import groups
+from outbox.database.heartbeats import SILENT_AFTER
 from outbox.monitoring.doctor.databases import CONNECT_SECONDS
 from outbox.monitoring.doctor.finding import Finding, Level
-from outbox.monitoring.status import SILENT_AFTER
 from outbox.relay.hosts import relay_targets
 
 CONSUME = "outbox.tasks.consume"
@@ -22,7 +22,7 @@ Heard = set[tuple[str, str, str]]
 
 
 def examine() -> Iterator[Finding]:
-    """Look at who was heard of in the last half minute."""
+    """Look at who has sent a heartbeat of late."""
     heard: dict[str, Heard] = {alias: found for alias in database.outbox_databases() if (found := _ask(alias)) is not None}
     for post in relay_targets():
         if post.database in heard:
@@ -36,21 +36,21 @@ def examine() -> Iterator[Finding]:
 
 def _relay(subject: str, is_heard: bool) -> Finding:
     if is_heard:
-        return Finding(Level.OK, subject, "was heard of")
-    text = f"was not heard of in the last {SILENT_AFTER.total_seconds():.0f} s: nothing is sent"
+        return Finding(Level.OK, subject, "sends heartbeats")
+    text = f"has sent no heartbeat in the last {SILENT_AFTER.total_seconds():.0f} s: nothing is sent"
     return Finding(Level.WARNING, subject, text, "Start outbox_relay, or a Celery worker with beat.")
 
 
 def _consumer(group: str, alias: str, is_heard: bool) -> Finding:
     subject = f"consumer of group {group!r}, broker {alias!r}"
     if is_heard:
-        return Finding(Level.OK, subject, "was heard of")
-    text = f"was not heard of in the last {SILENT_AFTER.total_seconds():.0f} s"
+        return Finding(Level.OK, subject, "sends heartbeats")
+    text = f"has sent no heartbeat in the last {SILENT_AFTER.total_seconds():.0f} s"
     return Finding(Level.WARNING, subject, text, f"Start outbox_consume --group {group}, or beat_schedule(consume=[...]).")
 
 
 def _ask(alias: str) -> Heard | None:
-    """Give who was heard of; None where the database does not say, of which databases.py has spoken."""
+    """Return who has; None where the database cannot be asked, which databases.py reports."""
     try:
         with database.connect(alias, application_name="outbox doctor", connect_timeout=CONNECT_SECONDS) as connection:
             return {(kind, broker, group) for kind, broker, group in connection.execute(HEARD_OF, [SILENT_AFTER])}

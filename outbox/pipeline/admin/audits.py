@@ -15,7 +15,7 @@ from outbox import database
 from outbox.admin.base import ReadOnlyAdmin, choice_filter
 from outbox.admin.pages import may_see, url_of
 from outbox.admin.text import badge, moment, shown
-from outbox.monitoring.status import age
+from outbox.monitoring.text import age
 from outbox.pipeline.admin.findings import standing_of
 from outbox.pipeline.admin.quick import quick_check_page
 from outbox.pipeline.admin.standing import DRAWN, DRAWN_SHARES, Backlog, standing

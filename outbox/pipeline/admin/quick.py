@@ -15,7 +15,7 @@ from outbox.admin.links import message_link
 from outbox.admin.pages import frame
 from outbox.admin.text import shown
 from outbox.errors import OutboxError
-from outbox.monitoring.status import age
+from outbox.monitoring.text import age
 from outbox.pipeline.admin.standing import Backlog, standing
 from outbox.pipeline.audit_runs.latency import Percentiles
 from outbox.pipeline.models import AuditRun

@@ -1,8 +1,12 @@
+import itertools
+
 import pytest
 from django.db import connections
 from django.test import Client
 from django.urls import reverse
 
+from outbox import conf, database
+from outbox.database import heartbeats
 from outbox.models import State
 from outbox.monitoring.health import Health
 from tests.factories import BatchFactory, TopicFactory
@@ -10,6 +14,12 @@ from tests.factories import BatchFactory, TopicFactory
 pytestmark = pytest.mark.django_db(transaction=True, databases=["default", "other"])
 
 READY, WELL = reverse("outbox:health"), reverse("outbox:health-outbox")
+
+
+@pytest.fixture(autouse=True)
+def _relays(db):
+    for alias, broker in itertools.product(["default", "other"], {topic.broker for topic in conf.settings().topics.values()}):
+        heartbeats.beat(database.raw(alias), "relay", broker=broker)
 
 
 @pytest.fixture
@@ -62,7 +72,7 @@ class TestBothAddresses:
         assert Client().post(address).status_code == 405
 
 
-class TestWhatNeedsAPerson:
+class TestWhatNeedsAttention:
     @pytest.fixture(autouse=True)
     def _a_dead_message(self, db):
         BatchFactory(topic=TopicFactory(name="parcels"), state=State.DEAD)
@@ -71,7 +81,7 @@ class TestWhatNeedsAPerson:
         answer = get(WELL)
 
         assert answer.status_code == 503
-        assert answer.json() == {"status": "not ok", "databases": {"default": Health.CONCERNS, "other": "ok"}}
+        assert answer.json() == {"status": "not ok", "databases": {"default": Health.NEEDS_ATTENTION, "other": "ok"}}
 
     def test_takes_no_shop_off_the_network(self, get):
         assert get(READY).status_code == 200

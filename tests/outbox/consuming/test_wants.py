@@ -16,6 +16,7 @@ from outbox.consuming.worker import Worker
 from outbox.database import heartbeats
 from outbox.message import Header
 from outbox.models import FailedDelivery, Inbox, Process, Tries
+from outbox.monitoring.attention import Kind
 from outbox.monitoring.status import read_status
 from tests.outbox.consuming.deliveries import delivery, numbered, outgoing
 from tests.outbox.consuming.messages import Cancelled, Placed
@@ -145,7 +146,8 @@ def test_processes_that_differ_for_long_need_attention(monkeypatch):
     Process.objects.update(started_at="2020-01-01T00:00:00Z")
 
     assert wants.differing_groups(database.raw("default")) == ["cart"]
-    assert [text for text in read_status(database.raw("default"), "default").concerns if text.startswith("Group 'cart': ")]
+    found = read_status(database.raw("default"), "default").attention
+    assert "group 'cart'" in [one.subject for one in found if one.kind is Kind.CODE_DIFFERS]
 
 
 def test_wants_of_a_group_name_topic_subject_and_tag():

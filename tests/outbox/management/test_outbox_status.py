@@ -1,16 +1,21 @@
 import json
 import re
 import socket
+import threading
 from datetime import UTC, datetime, timedelta
 from uuid import uuid4
 
 import pytest
 from django.core.management import CommandError, call_command
 
-from outbox.brokers.base import Problem
+from outbox import conf, consumer
+from outbox.brokers.base import Outgoing, Problem
 from outbox.brokers.memory import MemoryBroker
+from outbox.errors import BrokerUnavailable
 from outbox.models import FailedDelivery, Process, State, Topic
+from outbox.monitoring import groups
 from tests.factories import BatchFactory, TicketFactory, TopicFactory
+from tests.outbox.consuming.messages import Placed
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
@@ -31,8 +36,18 @@ def status(*arguments):
 
 
 @pytest.fixture(autouse=True)
-def _no_other_topics(db):
+def _a_relay(db, no_consumers):
     Topic.objects.all().delete()
+    Process.objects.create(kind="relay", host="shop", pid=7, broker="default")
+
+
+@pytest.fixture
+def cart(memory_brokers):
+    """A group for which two messages wait."""
+    consumer(Placed, group="cart")(lambda message, context: None)
+    broker = conf.make_broker("default")
+    broker.receive("cart", ["orders"], limit=1, invisible_for=timedelta(seconds=1), wait=timedelta(0))
+    broker.send([Outgoing(name, "orders", b"{}") for name in "ab"])
 
 
 class TestOutboxStatus:
@@ -40,7 +55,7 @@ class TestOutboxStatus:
         topic = TopicFactory(name="orders", type="transaction")
         TicketFactory.create_batch(2, topic=topic)
         BatchFactory(topic=topic, size=3, state=State.DEAD)
-        Process.objects.create(kind="relay", host="shop", pid=7, broker="default", lane=1, note="resident")
+        Process.objects.update(lane=1, note="resident")
 
         status()
 
@@ -50,10 +65,11 @@ class TestOutboxStatus:
             "topic   broker   type         waiting  oldest  delayed  released  claimed  prepared  dead",
             "orders  default  transaction        2  0.0 s         0         0        0         0     3",
             "",
-            "process  host  pid  broker   group  lane  breaker  by        heard of",
+            "process  host  pid  broker   group  lane  breaker  by        heartbeat",
             "relay    shop    7  default            1  closed   resident  0.0 s ago",
             "",
-            "! orders: 3 dead. See outbox_retry; --skip lets them rest.",
+            "Needs attention:",
+            "! Topic 'orders': The broker rejected 3 messages. See the reasons with outbox_retry; send again, or skip (--skip).",
         ]
 
     def test_shows_deliveries_that_failed(self, capsys):
@@ -63,7 +79,7 @@ class TestOutboxStatus:
 
         status()
 
-        assert re.sub(r"\d\.\d s", "0.0 s", capsys.readouterr().out).splitlines()[6:8] == [
+        assert re.sub(r"\d\.\d s", "0.0 s", capsys.readouterr().out).splitlines()[7:9] == [
             "group  topic   failed deliveries in the last hour  messages  dead letters  newest     error",
             "cart   orders                                   1         1             0  0.0 s ago  ValueError: boom",
         ]
@@ -86,16 +102,65 @@ class TestOutboxStatus:
         (database,) = json.loads(capsys.readouterr().out)["databases"]
         assert database["database"] == "default"
         assert database["topics"][0]["waiting"] == 1
-        assert database["concerns"] == []
+        assert database["attention"] == []
 
-    def test_ends_with_0_when_nothing_needs_a_person(self, capsys):
+    def test_ends_with_0_when_nothing_needs_attention(self, capsys):
         assert status() == 0
-        assert capsys.readouterr().out.endswith("No process was heard of.\n\nNothing needs a person.\n")
+        assert capsys.readouterr().out.endswith("\n\nNothing needs attention.\n")
+
+    def test_shows_the_groups_and_what_waits_for_them(self, cart, capsys):
+        assert status() == 1  # nobody consumes
+
+        assert capsys.readouterr().out.splitlines()[7:9] == [
+            "group  broker   topic   waiting  dead letters  consumers  handled a minute",
+            "cart   default  orders        2             0          0                 0",
+        ]
+
+    def test_shows_which_broker_cannot_be_asked(self, cart, monkeypatch, capsys):
+        def refuse(broker, group):
+            raise BrokerUnavailable("nobody answers")
+
+        monkeypatch.setattr(MemoryBroker, "backlog", refuse)
+
+        assert status("--json") == 1
+
+        (database,) = json.loads(capsys.readouterr().out)["databases"]
+        assert database["groups"][0]["trouble"] == "nobody answers"
+        assert database["attention"][0]["kind"] == "broker_away"
+
+    def test_waits_for_no_broker_for_long(self, cart, monkeypatch, capsys):
+        is_over = threading.Event()
+        monkeypatch.setattr(MemoryBroker, "backlog", lambda broker, group: is_over.wait() and {})
+        monkeypatch.setattr(groups, "ANSWER_WITHIN_SECONDS", 0.1)
+
+        assert status() == 1
+        is_over.set()
+
+        assert "! Broker 'default': It cannot be asked: no answer within" in capsys.readouterr().out
+
+    def test_folds_away_processes_that_others_have_replaced(self, capsys):
+        Process.objects.create(kind="relay", host="shop", pid=6, broker="default")
+        long_ago = datetime.now(UTC) - timedelta(minutes=3)
+        Process.objects.filter(pid=6).update(started_at=long_ago, beat_at=long_ago)
+
+        assert status() == 0
+        assert "\nSilent, and replaced by others: 1.\n" in capsys.readouterr().out
 
     def test_ends_with_1_when_something_does(self):
         BatchFactory(state=State.DEAD)
 
         assert status() == 1
+
+    def test_says_why_a_message_is_not_out(self, capsys):
+        Process.objects.all().delete()
+        ticket = TicketFactory(topic=TopicFactory(name="orders"))
+
+        assert status("--message", str(ticket.message_id)) == 0
+        assert capsys.readouterr().out == "No relay of broker 'default' is running. Start outbox_relay.\n"
+
+    def test_ends_with_1_when_it_knows_no_such_message(self, capsys):
+        assert status("--message", str(uuid4())) == 1
+        assert capsys.readouterr().out.startswith("No such message")
 
     def test_ends_with_2_when_it_cannot_ask(self):
         with pytest.raises(CommandError, match="There is no database 'nix'") as error:
@@ -120,22 +185,22 @@ class TestAlive:
         heard(seconds)
 
         assert status("--alive", "relay") == code
-        assert capsys.readouterr().out == f"The relay on this host was heard of {seconds} s ago.\n"
+        assert capsys.readouterr().out == f"The relay on this host has sent its last heartbeat {seconds} s ago.\n"
 
-    def test_ends_with_1_when_none_was_heard_of(self, heard, capsys):
+    def test_ends_with_1_when_there_is_none(self, heard, capsys):
         heard(0, kind="consumer")
         heard(0, host="another")
 
         assert status("--alive", "relay") == 1
-        assert capsys.readouterr().out == "The relay on this host was never heard of.\n"
+        assert capsys.readouterr().out == "The relay on this host has sent no heartbeat.\n"
 
-    def test_takes_the_one_heard_of_last(self, heard):
+    def test_takes_the_newest_heartbeat(self, heard):
         heard(40, pid=7)
         heard(0, pid=8)
 
         assert status("--alive", "relay") == 0
 
-    def test_does_not_mind_what_needs_a_person(self, heard):
+    def test_does_not_mind_what_needs_attention(self, heard):
         heard(0)
         BatchFactory(state=State.DEAD)
 

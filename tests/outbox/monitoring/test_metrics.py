@@ -98,11 +98,11 @@ class TestProcesses:
         assert scrape("outbox_breakers_open", "broker") == {("default",): 1}
 
 
-class TestTroubles:
+class TestAttention:
     def test_are_counted(self, scrape):
         BatchFactory(topic=TopicFactory(name="parcels"), state=State.DEAD)
 
-        assert scrape("outbox_concerns", "database") == {("default",): 1, ("other",): 0}
+        assert scrape("outbox_attention", "kind")[("rejected",)] == 1
 
     def test_name_what_a_group_misses(self, scrape):
         Gap.objects.create(consumer_group="cart", topic="parcels", source="s", lane=1, first_number=3, last_number=5)

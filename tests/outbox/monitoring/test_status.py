@@ -5,9 +5,10 @@ import pytest
 
 from outbox import database
 from outbox.database.partitions import make_day
-from outbox.embedded.models import EmbeddedDelivery, EmbeddedHalf, EmbeddedTopic, HalfState
-from outbox.models import FailedAttempt, FailedDelivery, Gap, Process, State, Topic
-from outbox.monitoring.status import age, read_status
+from outbox.embedded.models import EmbeddedDelivery, EmbeddedTopic
+from outbox.models import FailedDelivery, Process, State, Topic
+from outbox.monitoring.status import read_status
+from outbox.monitoring.text import age
 from tests.factories import BatchFactory, DelayedFactory, MessageRowFactory, TicketFactory, TopicFactory, message_id
 
 pytestmark = pytest.mark.django_db
@@ -117,88 +118,6 @@ class TestBrokers:
         settings.OUTBOX = {"BROKERS": away, "TOPICS": {"orders": {"TYPE": "normal"}}}
 
         assert (read().parked, read().dead_letters) == ({}, [])
-
-
-class TestConcerns:
-    def test_are_none_when_all_is_well(self, read):
-        a_relay()
-        TicketFactory()
-
-        assert read().concerns == []
-
-    def test_name_dead_messages(self, read):
-        topic = TopicFactory(name="broken")
-        BatchFactory(topic=topic, size=2, state=State.DEAD)
-
-        assert read().concerns == ["broken: 2 dead. See outbox_retry; --skip lets them rest."]
-
-    def test_name_what_waits_too_long(self, read):
-        a_relay()
-        topic = TopicFactory(name="slow")
-        TicketFactory(topic=topic, message=MessageRowFactory(topic=topic, id=message_id(ago(seconds=90))))
-
-        assert read().concerns == ["slow: the oldest message has waited for 90 s."]
-
-    def test_say_when_no_relay_was_heard_of(self, read):
-        a_relay(beat_at=ago(minutes=2))
-        topic = TopicFactory(name="slow")
-        TicketFactory(topic=topic, message=MessageRowFactory(topic=topic, id=message_id(ago(seconds=90))))
-
-        assert read().concerns == ["slow: the oldest message has waited for 90 s, and no relay of broker 'default' was heard of."]
-
-    def test_leave_paused_topics_alone(self, read):
-        topic = TopicFactory(paused=True)
-        TicketFactory(topic=topic, message=MessageRowFactory(topic=topic, id=message_id(ago(hours=1))))
-
-        assert read().concerns == []
-
-    def test_name_what_keeps_failing(self, read):
-        BatchFactory(topic=TopicFactory(name="unsure"), state=State.RELEASED, tries=10)
-
-        assert read().concerns == ["unsure: a message has failed 10 times."]
-
-    def test_name_what_the_broker_is_not_set_up_for(self, read):
-        batch = BatchFactory(topic=TopicFactory(name="wrong"), state=State.RELEASED, attempt=2, last_error="Wrong type.")
-        about = {"batch_id": batch.id, "message_ids": batch.message_ids, "verdict": "misconfigured"}
-        FailedAttempt.objects.create(**about, attempt=2, reason="Wrong type.")
-        sent = BatchFactory(topic=TopicFactory(name="mended"), state=State.SENT, attempt=2)
-        FailedAttempt.objects.create(**about | {"batch_id": sent.id}, attempt=2)
-
-        assert read().concerns == ["wrong: Wrong type."]
-
-    def test_name_messages_that_a_group_gave_up(self, read):
-        a_failure()
-        a_failure(outcome="dead letter", fingerprint="ValueError in shop.add_points: boom")
-
-        assert read().concerns == [
-            "orders: group 'cart' gave up 1 messages in the last hour. ValueError in shop.add_points: boom"
-        ]
-
-    def test_name_a_broker_that_is_unavailable(self, read):
-        a_relay(breaker="open")
-
-        assert read().concerns == ["Broker 'default' gives no answer to the relay h:1: its breaker is open."]
-
-    def test_name_open_gaps(self, read):
-        about = {"consumer_group": "cart", "source": "s", "topic": "orders", "lane": 1}
-        Gap.objects.create(**about, first_number=3, last_number=5)
-        Gap.objects.create(**about, first_number=9, last_number=9, closed_at=ago(seconds=1))
-
-        assert read().concerns == ["orders: group 'cart' misses 3 messages in 1 gaps."]
-
-    def test_name_parked_half_messages(self, read):
-        EmbeddedTopic.objects.create(id=1, name="parked", type="transaction", queues=1)
-        times = {"born_at": ago(minutes=1), "ask_at": ago(minutes=1)}
-        EmbeddedHalf.objects.create(
-            id=1, topic_id=1, queue=0, message_id="m", headers="{}", body=b"", asked=15, state=HalfState.PARKED, **times
-        )
-
-        assert read().concerns == ["parked: 1 half messages are parked, their check-back never answered."]
-
-    def test_name_rows_in_the_default_partition(self, read):
-        MessageRowFactory(id=message_id(datetime(2001, 1, 1, tzinfo=UTC)))
-
-        assert read().concerns == ["Messages lie in the DEFAULT partition: see that outbox upkeep runs each hour."]
 
 
 class TestDeadLetters:

@@ -11,6 +11,7 @@ import pytest
 from outbox import database, publish_raw, transaction
 from outbox.batches.claim import Scope, claim
 from outbox.models import Batch, MessageState, State, Topic
+from outbox.monitoring.attention import Kind
 from outbox.monitoring.status import read_status
 from outbox.relay import hosts
 from outbox.relay.hosts import NO_IDLE_TIMEOUT, RelayTarget
@@ -117,10 +118,10 @@ class TestATopicThatIsRemovedOrRenamed:
         releases.run(self.NEW, "old")
 
         assert len(unsent()) == 3
-        (concern,) = [
-            one for one in read_status(database.raw("default"), "default").concerns if one.startswith("orders: 3 messages")
+        found = [one for one in read_status(database.raw("default"), "default").attention if one.kind is Kind.UNKNOWN_TOPIC]
+        assert [one.cause for one in found] == [
+            '3 messages wait, and OUTBOX["TOPICS"] has no such topic, so no relay takes them.'
         ]
-        assert 'OUTBOX["TOPICS"] has no such topic' in concern
         assert not Batch.objects.exists()
 
         releases.run(release(**self.OLD["TOPICS"], **self.NEW["TOPICS"]), "old")

@@ -1,0 +1,227 @@
+"""
+What needs attention: one list, which health, `outbox_status`, metrics and the overview show.
+
+Each entry names its cause and the next step. An entry goes away when its cause does, and not before.
+"""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import TYPE_CHECKING
+
+from outbox import conf
+from outbox.database import Connection
+from outbox.monitoring.groups import GroupStatus
+from outbox.monitoring.processes import ProcessStatus, is_replaced
+from outbox.monitoring.text import age, count
+from outbox.relay.splitter import ALARM_TRIES
+
+if TYPE_CHECKING:
+    from outbox.monitoring.status import Status, TopicStatus
+
+LATE_AFTER = timedelta(minutes=1)
+SLOW_AFTER = timedelta(minutes=10)  # a backlog that takes longer at the pace of the last minutes
+
+
+class Kind(enum.StrEnum):
+    """Causes, as metrics name them."""
+
+    NO_RELAY = "no_relay"
+    NO_CHECKER = "no_checker"
+    NO_CONSUMER = "no_consumer"
+    PROCESS_SILENT = "process_silent"
+    BROKER_AWAY = "broker_away"
+    MISCONFIGURED = "misconfigured"
+    UNKNOWN_TOPIC = "unknown_topic"
+    LATE = "late"
+    SEND_FAILS = "send_fails"
+    REJECTED = "rejected"
+    PARKED = "parked"
+    GROUP_STUCK = "group_stuck"
+    GROUP_SLOW = "group_slow"
+    GROUP_FAILS = "group_fails"
+    DEAD_LETTERS = "dead_letters"
+    GAP = "gap"
+    CODE_DIFFERS = "code_differs"
+    NO_MAINTENANCE = "no_maintenance"
+    AUDIT = "audit"
+
+
+@dataclass(frozen=True, slots=True)
+class Attention:
+    """
+    Something that needs attention.
+
+    Args:
+        subject: what it is about: topic 'orders', group 'points', broker 'default'.
+        cause: what is wrong, a sentence.
+        step: what to do about it, a sentence.
+    """
+
+    kind: Kind
+    subject: str
+    cause: str
+    step: str
+
+    def __str__(self) -> str:
+        subject = self.subject[:1].upper() + self.subject[1:]
+        return f"{subject}: {self.cause} {self.step}"
+
+
+Source = Callable[[Connection, str], Iterable[Attention]]
+
+_sources: list[Source] = []
+
+
+def register(source: Source) -> None:
+    """Add what another app knows, asked with a connection to the database and its alias."""
+    if source not in _sources:
+        _sources.append(source)
+
+
+def find(connection: Connection, status: Status) -> Iterator[Attention]:
+    """Find what needs attention, the causes before what follows from them."""
+    yield from _brokers(status)
+    yield from _relays(status)
+    yield from _silent(status)
+    for topic in status.topics:
+        yield from _topic(topic, status)
+    for group in status.groups:
+        yield from _group(group, status)
+    yield from _dead_letters(status)
+    yield from _records(status)
+    for source in _sources:
+        yield from source(connection, status.database)
+
+
+def _brokers(status: Status) -> Iterator[Attention]:
+    """Report each broker once, whoever found it away."""
+    away: dict[str, str] = {}
+    for process in status.processes:
+        if process.breaker != "closed" and not process.is_silent:
+            away[process.broker] = f"The relay {process.name} cannot send to it (breaker {process.breaker})."
+    for group in status.groups:
+        if group.trouble:
+            away[group.broker] = f"It cannot be asked: {group.trouble.rstrip('.')}."
+    for alias, cause in sorted(away.items()):
+        step = f'Start it, or correct OUTBOX["BROKERS"]["{alias}"]. No message is lost meanwhile.'
+        yield Attention(Kind.BROKER_AWAY, f"broker {alias!r}", cause, step)
+
+
+def _relays(status: Status) -> Iterator[Attention]:
+    for alias in sorted({topic.broker for topic in conf.settings().topics.values()}):
+        relays = [one for one in status.processes if one.does == ("relay", alias, "")]
+        if not any(not one.is_silent for one in relays):
+            step = "Start outbox_relay, or see that Celery's worker and beat run. Messages wait meanwhile."
+            yield Attention(Kind.NO_RELAY, f"broker {alias!r}", _absence("relay", relays), step)
+        checkers = [one for one in status.processes if one.does == ("checker", alias, "")]
+        if checkers and not any(not one.is_silent for one in checkers):
+            cause = f"{_absence('checker', checkers)} Half messages whose commit is lost stay hidden."
+            yield Attention(Kind.NO_CHECKER, f"broker {alias!r}", cause, "Start outbox_relay or outbox_checker.")
+
+
+def _absence(kind: str, known: list[ProcessStatus]) -> str:
+    if not known:
+        return f"No {kind} is running."
+    last = known[0]
+    return f"No {kind} is running: the last heartbeat came {age(last.silent_seconds)} ago, from {last.name}."
+
+
+def _silent(status: Status) -> Iterator[Attention]:
+    """Report processes that were killed or are frozen while others do the same; where none does, that is reported instead."""
+    for process in status.processes:
+        has_others = any(one.does == process.does and not one.is_silent for one in status.processes)
+        is_reported = process.kind in ("relay", "checker", "consumer") and not has_others
+        if process.is_silent and not is_reported and not is_replaced(process, status.processes):
+            cause = f"The {process.kind} {process.name} has sent no heartbeat for {age(process.silent_seconds)}."
+            where = f"group {process.consumer_group!r}" if process.consumer_group else f"broker {process.broker!r}"
+            yield Attention(Kind.PROCESS_SILENT, where, cause, "It was killed or is frozen: start it again, or kill it.")
+
+
+def _topic(topic: TopicStatus, status: Status) -> Iterator[Attention]:
+    subject = f"topic {topic.name!r}"
+    if topic.dead:
+        cause = f"The broker rejected {count(topic.dead, 'message')}."
+        yield Attention(Kind.REJECTED, subject, cause, "See the reasons with outbox_retry; send again, or skip (--skip).")
+    if topic.name not in conf.settings().topics and topic.unsent:
+        cause = f'{count(topic.unsent, "message")} wait, and OUTBOX["TOPICS"] has no such topic, so no relay takes them.'
+        yield Attention(Kind.UNKNOWN_TOPIC, subject, cause, "Put the topic back until they are sent.")
+        return
+    if topic.name in status.misconfigured:
+        step = "Set it right at the broker; then outbox_retry sends at once."
+        yield Attention(Kind.MISCONFIGURED, subject, status.misconfigured[topic.name], step)
+    elif topic.tries >= ALARM_TRIES:
+        step = "See the error on the message's page, and correct its cause; it is sent again by itself."
+        yield Attention(Kind.SEND_FAILS, subject, f"A message has failed {topic.tries} times.", step)
+    if (topic.oldest_seconds or 0) > LATE_AFTER.total_seconds() and not topic.is_paused:
+        cause = f"The oldest message has waited for {age(topic.oldest_seconds)}."
+        step = f"Ask outbox_status --message {topic.oldest_id} why."
+        yield Attention(Kind.LATE, subject, cause, step)
+
+
+def _group(group: GroupStatus, status: Status) -> Iterator[Attention]:
+    subject = f"group {group.consumer_group!r}"
+    waiting = sum(group.waiting.values())
+    wait = f"{count(waiting, 'message')} {'waits' if waiting == 1 else 'wait'}"
+    if not group.consumers and (waiting or (not group.waiting and not group.trouble and _has_sent(group, status))):
+        said = "none has sent a heartbeat" if group.silent_seconds is None else f"silent for {age(group.silent_seconds)}"
+        cause = f"No consumer is running ({said}), and {wait if group.waiting else 'it has never received'}."
+        yield Attention(Kind.NO_CONSUMER, subject, cause, f"Start outbox_consume --group {group.consumer_group}.")
+    elif waiting:
+        yield from _trouble(group, status, subject, wait)
+
+
+def _trouble(group: GroupStatus, status: Status, subject: str, wait: str) -> Iterator[Attention]:
+    """Report why a group that has consumers does not get on."""
+    waiting = sum(group.waiting.values())
+    failures = [one for one in status.failures if one.consumer_group == group.consumer_group and one.topic in group.topics]
+    failing = [one for one in failures if one.newest_seconds < LATE_AFTER.total_seconds()]
+    is_late = (group.waits_seconds or 0) > LATE_AFTER.total_seconds()
+    if is_late and failing:
+        cause = f"{wait}, none was handled for {age(group.waits_seconds)}, and deliveries fail: {failing[0].error}"
+        yield Attention(Kind.GROUP_FAILS, subject, cause, "Correct the handler; what failed is delivered again by itself.")
+    elif is_late and waiting > sum(one.messages for one in failures):  # those may wait for their retry
+        cause = f"{wait}, and {count(group.consumers, 'consumer')} handled none for {age(group.waits_seconds)}."
+        step = "Look for a handler that hangs, and give it a time_limit; and for a key that an earlier message holds back."
+        yield Attention(Kind.GROUP_STUCK, subject, cause, step)
+    elif group.per_minute and waiting > group.per_minute * SLOW_AFTER.total_seconds() / 60:
+        takes = age(60 * waiting / group.per_minute)
+        cause = f"{wait}; at {group.per_minute:.0f} a minute, as in the last minutes, that takes {takes}."
+        yield Attention(Kind.GROUP_SLOW, subject, cause, "Start more consumers, or give a handler batch_size.")
+
+
+def _has_sent(group: GroupStatus, status: Status) -> bool:
+    """Return whether anything was sent to the topics of a group."""
+    return any(topic.has_sent for topic in status.topics if topic.name in group.topics)
+
+
+def _dead_letters(status: Status) -> Iterator[Attention]:
+    """Report dead letters of all groups, of those too that this process does not know any more."""
+    found = {(one.consumer_group, one.topic): one.letters for one in status.dead_letters}
+    found |= {(group.consumer_group, topic): number for group in status.groups for topic, number in group.dead_letters.items()}
+    for (group, topic), letters in sorted(found.items()):
+        errors = [one.error for one in status.failures if (one.consumer_group, one.topic) == (group, topic)]
+        last = f" Of late: {errors[0].rstrip('.')}." if errors else ""
+        cause = f"{count(letters, 'message')} of topic {topic!r} failed for good.{last}"
+        step = f"Correct the cause, then outbox_replay --group {group}; or discard them."
+        yield Attention(Kind.DEAD_LETTERS, f"group {group!r}", cause, step)
+
+
+def _records(status: Status) -> Iterator[Attention]:
+    for gap in status.gaps:
+        cause = f"{count(gap.numbers, 'message')} of topic {gap.topic!r} did not arrive, in {count(gap.gaps, 'gap')}."
+        step = "Run the audit; outbox_retry or outbox_audit --repair sends again what is lost."
+        yield Attention(Kind.GAP, f"group {gap.consumer_group!r}", cause, step)
+    for topic, parked in status.parked.items():
+        cause = f"{count(parked, 'half message')} unanswered: the broker has stopped asking."
+        yield Attention(Kind.PARKED, f"topic {topic!r}", cause, "Decide each in the admin, under half messages.")
+    for group in status.differing_groups:
+        cause = "Its processes have wanted different types or tags for more than an hour."
+        yield Attention(Kind.CODE_DIFFERS, f"group {group!r}", cause, "Deploy the same code to all of them.")
+    if status.has_strays:
+        cause = "Messages lie in the DEFAULT partition: nobody made the table of their day."
+        step = "See that outbox_relay runs, or beat's entry outbox-upkeep."
+        yield Attention(Kind.NO_MAINTENANCE, f"database {status.database!r}", cause, step)

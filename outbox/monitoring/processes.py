@@ -1,0 +1,68 @@
+"""Processes that have sent a heartbeat: relays, consumers, checkers, recorders."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from psycopg.rows import class_row
+
+from outbox.database import Connection
+from outbox.database.heartbeats import BY_CELERY, SILENT_AFTER
+
+PROCESSES = """
+SELECT kind, host, pid, broker, consumer_group, lane, breaker, note,
+    extract(epoch FROM clock_timestamp() - beat_at)::float8 AS silent_seconds,
+    extract(epoch FROM clock_timestamp() - started_at)::float8 AS age_seconds
+FROM outbox_process ORDER BY kind, broker, consumer_group, beat_at DESC, host, pid
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class ProcessStatus:
+    """A process that sent its last heartbeat `silent_seconds` ago, and its first one `age_seconds` ago."""
+
+    kind: str
+    host: str
+    pid: int
+    broker: str
+    consumer_group: str
+    lane: int | None
+    breaker: str
+    note: str
+    silent_seconds: float
+    age_seconds: float
+
+    @property
+    def does(self) -> tuple[str, str, str]:
+        """What it does: kind, broker, group."""
+        return self.kind, self.broker, self.consumer_group
+
+    @property
+    def name(self) -> str:
+        """Where it runs."""
+        return f"{self.host}:{self.pid}"
+
+    @property
+    def is_silent(self) -> bool:
+        """Whether it should have sent a heartbeat since."""
+        return self.silent_seconds > SILENT_AFTER.total_seconds()
+
+
+def read_processes(connection: Connection) -> list[ProcessStatus]:
+    """Read all processes that have not left; those that do the same together, the newest heartbeat first."""
+    return connection.cursor(row_factory=class_row(ProcessStatus)).execute(PROCESSES).fetchall()
+
+
+def is_replaced(silent: ProcessStatus, processes: Sequence[ProcessStatus]) -> bool:
+    """
+    Return whether another process has taken over what a silent one did: it began after the last heartbeat.
+
+    Celery gives a process its next task, or not: any other one that lives does instead.
+    """
+    return any(
+        one.does == silent.does
+        and not one.is_silent
+        and (one.age_seconds <= silent.silent_seconds or silent.note == one.note == BY_CELERY)
+        for one in processes
+    )

@@ -1,0 +1,18 @@
+"""Numbers and times in words."""
+
+from __future__ import annotations
+
+
+def age(seconds: float | None) -> str:
+    """Return an age in words: 0.4 s, 12 s, 3 min, 5 h, 2 d; nothing for None."""
+    if seconds is None:
+        return ""
+    for limit, size, unit in ((10, 0, "s"), (120, 1, "s"), (7200, 60, "min"), (172800, 3600, "h")):
+        if seconds < limit:
+            return f"{seconds:.1f} {unit}" if size == 0 else f"{seconds / size:.0f} {unit}"
+    return f"{seconds / 86400:.0f} d"
+
+
+def count(number: int, noun: str) -> str:
+    """Return a number of things: 1 message, 1,200 messages."""
+    return f"{number:,} {noun}{'' if number == 1 else 's'}"

@@ -1,0 +1,326 @@
+from datetime import UTC, datetime, timedelta
+from uuid import uuid4
+
+import pytest
+
+from outbox import conf, consumer, database
+from outbox.brokers.base import Outgoing
+from outbox.brokers.memory import MemoryBroker
+from outbox.consuming import register
+from outbox.database.partitions import make_day
+from outbox.embedded.models import EmbeddedHalf, EmbeddedTopic, HalfState
+from outbox.errors import BrokerUnavailable
+from outbox.message import Message
+from outbox.models import FailedAttempt, FailedDelivery, Gap, Inbox, Process, State, Topic
+from outbox.monitoring.attention import Kind
+from outbox.monitoring.status import read_status
+from tests.factories import BatchFactory, MessageRowFactory, TicketFactory, TopicFactory, message_id
+
+pytestmark = pytest.mark.django_db
+
+
+class Parcel(Message):
+    number: int
+
+    class Meta:
+        topic = "parcels"
+        type = "attention.parcel"
+
+
+@pytest.fixture(autouse=True)
+def _clean_slate(settings, monkeypatch, db):
+    memory = {"BACKEND": "outbox.brokers.memory.MemoryBroker", "OPTIONS": {"NAME": uuid4().hex}}
+    settings.OUTBOX = {"TOPICS": {"parcels": {"TYPE": "normal"}}, "BROKERS": {"default": memory}}
+    monkeypatch.setattr(register, "registered", {})
+    make_day(database.raw("default"), ago(days=1).date())  # soon after midnight, what is an hour old is of that day
+
+
+@pytest.fixture
+def read(settings):
+    def read():
+        """Read it where the settings have the topics that the test has made."""
+        made = {name: {} for name in Topic.objects.filter(pk__gt=0).values_list("name", flat=True)}
+        settings.OUTBOX = {**settings.OUTBOX, "TOPICS": {**made, **settings.OUTBOX["TOPICS"]}}
+        return read_status(database.raw("default"), "default").attention
+
+    return read
+
+
+@pytest.fixture
+def relay():
+    return a_process("relay")
+
+
+@pytest.fixture
+def cart():
+    consumer(Parcel, group="cart")(lambda message, context: None)
+
+
+def ago(**time):
+    return datetime.now(UTC) - timedelta(**time)
+
+
+def a_process(kind, *, broker="default", silent=0, age=60, **fields):
+    made = Process.objects.create(kind=kind, host="h", pid=Process.objects.count() + 1, broker=broker, **fields)
+    Process.objects.filter(id=made.id).update(beat_at=ago(seconds=silent), started_at=ago(seconds=age))
+    return made
+
+
+def a_backlog(*names):
+    """Send messages that the group has not read, which has read before."""
+    broker = conf.make_broker("default")
+    broker.receive("cart", ["parcels"], limit=1, invisible_for=timedelta(seconds=1), wait=timedelta(0))
+    broker.send([Outgoing(name, "parcels", b"{}") for name in names])
+
+
+def a_failure(**fields):
+    about = {"consumer_group": "cart", "topic": "parcels", "nth": 1, "source": "s", "outcome": "retry", "fingerprint": "Error"}
+    return FailedDelivery.objects.create(**{"message_id": uuid4(), **about, **fields})
+
+
+def sent(seconds):
+    topic = Topic.objects.filter(name="parcels").first() or TopicFactory(name="parcels")
+    return BatchFactory(topic=topic, state=State.SENT, sent_at=ago(seconds=seconds))
+
+
+def handled(seconds, number=1):
+    rows = [Inbox(consumer_group="cart", dedupe_key=uuid4().hex, message_id=uuid4(), topic="parcels") for _ in range(number)]
+    Inbox.objects.bulk_create(rows)
+    Inbox.objects.update(handled_at=ago(seconds=seconds))
+
+
+class TestTopics:
+    @pytest.fixture(autouse=True)
+    def _relay(self, relay):
+        pass
+
+    def test_need_none_when_all_is_well(self, read):
+        TicketFactory()
+
+        assert read() == []
+
+    def test_name_messages_that_the_broker_rejected(self, read):
+        BatchFactory(topic=TopicFactory(name="broken"), size=2, state=State.DEAD)
+
+        [one] = read()
+
+        assert str(one) == (
+            "Topic 'broken': The broker rejected 2 messages. See the reasons with outbox_retry; send again, or skip (--skip)."
+        )
+
+    def test_name_what_waits_too_long_and_where_to_ask_why(self, read):
+        topic = TopicFactory(name="slow")
+        old = MessageRowFactory(topic=topic, id=message_id(ago(seconds=90)))
+        TicketFactory(topic=topic, message=old)
+
+        [one] = read()
+
+        assert (one.kind, one.cause) == (Kind.LATE, "The oldest message has waited for 90 s.")
+        assert one.step == f"Ask outbox_status --message {old.id} why."
+
+    def test_leave_paused_ones_alone(self, read):
+        topic = TopicFactory(paused=True)
+        TicketFactory(topic=topic, message=MessageRowFactory(topic=topic, id=message_id(ago(hours=1))))
+
+        assert read() == []
+
+    def test_name_one_that_the_settings_do_not_have(self, settings):
+        TicketFactory(topic=TopicFactory(name="former"))
+
+        [one] = read_status(database.raw("default"), "default").attention
+
+        assert (one.kind, one.subject) == (Kind.UNKNOWN_TOPIC, "topic 'former'")
+
+    def test_name_what_keeps_failing(self, read):
+        BatchFactory(topic=TopicFactory(name="unsure"), state=State.RELEASED, tries=10)
+
+        assert [(one.kind, one.cause) for one in read()] == [(Kind.SEND_FAILS, "A message has failed 10 times.")]
+
+    def test_name_what_the_broker_is_not_set_up_for(self, read):
+        batch = BatchFactory(topic=TopicFactory(name="wrong"), state=State.RELEASED, attempt=2, last_error="Wrong type.")
+        about = {"batch_id": batch.id, "message_ids": batch.message_ids, "verdict": "misconfigured"}
+        FailedAttempt.objects.create(**about, attempt=2, reason="Wrong type.")
+        mended = BatchFactory(topic=TopicFactory(name="mended"), state=State.SENT, attempt=2)
+        FailedAttempt.objects.create(**about | {"batch_id": mended.id}, attempt=2)
+
+        assert [(one.kind, one.cause) for one in read()] == [(Kind.MISCONFIGURED, "Wrong type.")]
+
+    def test_name_parked_half_messages(self, read, settings):
+        settings.OUTBOX = {"TOPICS": {"parked": {"TYPE": "transaction"}}}
+        EmbeddedTopic.objects.create(id=1, name="parked", type="transaction", queues=1)
+        times = {"born_at": ago(minutes=1), "ask_at": ago(minutes=1)}
+        EmbeddedHalf.objects.create(
+            id=1, topic_id=1, queue=0, message_id="m", headers="{}", body=b"", asked=15, state=HalfState.PARKED, **times
+        )
+
+        assert [one.cause for one in read()] == ["1 half message unanswered: the broker has stopped asking."]
+
+    def test_name_rows_in_the_default_partition(self, read):
+        MessageRowFactory(id=message_id(datetime(2001, 1, 1, tzinfo=UTC)))
+
+        assert [one.kind for one in read()] == [Kind.NO_MAINTENANCE]
+
+
+class TestProcesses:
+    def test_name_a_relay_that_never_was(self, read):
+        assert [(one.kind, one.cause) for one in read()] == [(Kind.NO_RELAY, "No relay is running.")]
+
+    def test_name_a_relay_that_was_killed(self, read):
+        a_process("relay", silent=12)
+
+        [one] = read()
+
+        assert (one.kind, one.subject) == (Kind.NO_RELAY, "broker 'default'")
+        assert one.cause == "No relay is running: the last heartbeat came 12 s ago, from h:1."
+
+    def test_name_one_of_two_relays_that_is_frozen(self, read, relay):
+        a_process("relay", silent=12)
+
+        [one] = read()
+
+        assert (one.kind, one.cause) == (Kind.PROCESS_SILENT, "The relay h:2 has sent no heartbeat for 12 s.")
+
+    def test_leave_one_alone_that_another_has_replaced(self, read):
+        a_process("relay", silent=40)
+        a_process("relay", age=30)
+
+        assert read() == []
+
+    def test_leave_a_child_of_celerys_alone_that_has_no_task(self, read):
+        a_process("relay", silent=40, note="celery")
+        a_process("relay", age=300, note="celery")
+
+        assert read() == []
+
+    def test_name_a_checker_that_was_killed(self, read, relay):
+        a_process("checker", silent=12)
+
+        assert [one.kind for one in read()] == [Kind.NO_CHECKER]
+
+    def test_name_a_recorder_that_was_killed(self, read, relay):
+        a_process("recorder", silent=12, consumer_group="audit")
+
+        assert [(one.kind, one.subject) for one in read()] == [(Kind.PROCESS_SILENT, "group 'audit'")]
+
+    def test_name_a_broker_once_that_does_not_answer(self, read, cart, monkeypatch):
+        def refuse(broker, group):
+            raise BrokerUnavailable("nobody answers")
+
+        monkeypatch.setattr(MemoryBroker, "backlog", refuse)
+        a_process("relay", breaker="open")
+        a_process("relay", breaker="half-open")
+
+        [one] = read()
+
+        assert (one.kind, one.cause) == (Kind.BROKER_AWAY, "It cannot be asked: nobody answers.")
+
+
+class TestGroups:
+    @pytest.fixture(autouse=True)
+    def _relay(self, relay, cart):
+        pass
+
+    def test_need_none_while_somebody_consumes(self, read):
+        a_process("consumer", consumer_group="cart")
+        a_backlog("a")
+
+        assert read() == []
+
+    def test_name_one_whose_consumer_is_frozen_and_what_waits(self, read):
+        a_process("consumer", consumer_group="cart", silent=160)
+        a_backlog("a", "b")
+
+        [one] = read()
+
+        assert str(one) == (
+            "Group 'cart': No consumer is running (silent for 3 min), and 2 messages wait. Start outbox_consume --group cart."
+        )
+
+    def test_need_none_while_nothing_waits(self, read):
+        a_process("consumer", consumer_group="cart", silent=160)
+        a_backlog()
+
+        assert read() == []
+
+    def test_name_one_that_never_received_what_was_sent(self, read):
+        sent(seconds=5)
+        topic = Topic.objects.get(name="parcels")
+        database.raw("default").execute("INSERT INTO outbox_lane VALUES (%s, 1, 1)", [topic.id])
+
+        assert [(one.kind, one.cause) for one in read()] == [
+            (Kind.NO_CONSUMER, "No consumer is running (none has sent a heartbeat), and it has never received.")
+        ]
+
+    def test_name_one_whose_handler_hangs(self, read):
+        a_process("consumer", consumer_group="cart")
+        a_backlog("a")
+        handled(seconds=200)
+        sent(seconds=100)
+
+        [one] = read()
+
+        assert (one.kind, one.cause) == (Kind.GROUP_STUCK, "1 message waits, and 1 consumer handled none for 100 s.")
+
+    def test_need_none_when_the_first_message_since_long_has_just_come(self, read):
+        a_process("consumer", consumer_group="cart")
+        a_backlog("a")
+        handled(seconds=3600)
+        sent(seconds=2)
+
+        assert read() == []
+
+    def test_need_none_while_what_waits_is_to_be_retried(self, read):
+        a_process("consumer", consumer_group="cart")
+        a_backlog("a")
+        handled(seconds=200)
+        sent(seconds=100)
+        FailedDelivery.objects.filter(id=a_failure().id).update(failed_at=ago(seconds=90))
+
+        assert read() == []
+
+    def test_name_one_whose_handler_fails(self, read):
+        a_process("consumer", consumer_group="cart")
+        a_backlog("a")
+        sent(seconds=100)
+        a_failure(fingerprint="ValueError in shop.add_points: boom")
+
+        [one] = read()
+
+        assert one.kind is Kind.GROUP_FAILS
+        assert one.cause.endswith("and deliveries fail: ValueError in shop.add_points: boom")
+
+    def test_name_one_that_is_slow(self, read):
+        a_process("consumer", consumer_group="cart")
+        a_backlog(*map(str, range(50)))
+        handled(seconds=1, number=10)
+
+        [one] = read()
+
+        assert (one.kind, one.cause) == (
+            Kind.GROUP_SLOW,
+            "50 messages wait; at 2 a minute, as in the last minutes, that takes 25 min.",
+        )
+
+    def test_name_dead_letters_as_long_as_there_are_any(self, read, relay):
+        broker = conf.make_broker("default")
+        broker.send([Outgoing("a", "parcels", b"{}")])
+        [delivery] = broker.receive("cart", ["parcels"], limit=1, invisible_for=timedelta(minutes=1), wait=timedelta(0))
+        broker.dead_letter(delivery, "no")
+        a_failure(outcome="dead letter", fingerprint="ValueError: boom")
+        FailedDelivery.objects.update(failed_at=ago(minutes=50))
+
+        [one] = read()
+        broker.discard("cart", [letter.id for letter in broker.dead_letters("cart")])
+
+        assert (one.kind, one.cause) == (
+            Kind.DEAD_LETTERS,
+            "1 message of topic 'parcels' failed for good. Of late: ValueError: boom.",
+        )
+        assert read() == []
+
+    def test_name_open_gaps(self, read):
+        about = {"consumer_group": "cart", "source": "s", "topic": "orders", "lane": 1}
+        Gap.objects.create(**about, first_number=3, last_number=5)
+        Gap.objects.create(**about, first_number=9, last_number=9, closed_at=ago(seconds=1))
+
+        assert [one.cause for one in read()] == ["3 messages of topic 'orders' did not arrive, in 1 gap."]

@@ -1,0 +1,183 @@
+"""Why a message is not out yet, of each place where it may be."""
+
+from datetime import UTC, datetime, timedelta
+from uuid import uuid4
+
+import pytest
+
+from outbox import consumer, database
+from outbox.models import FailedDelivery, Inbox, Process, State, Topic
+from outbox.monitoring.why import why
+from tests.factories import BatchFactory, DelayedFactory, MessageRowFactory, TicketFactory, TopicFactory
+from tests.outbox.consuming.messages import Placed
+
+pytestmark = pytest.mark.django_db
+
+
+@pytest.fixture
+def orders(settings, no_consumers):
+    return TopicFactory(name="orders")
+
+
+@pytest.fixture
+def relay():
+    return Process.objects.create(kind="relay", host="web", pid=7, broker="default", lane=3)
+
+
+@pytest.fixture
+def ask():
+    return lambda message_id: why(database.raw("default"), message_id)
+
+
+def ago(**time):
+    return datetime.now(UTC) - timedelta(**time)
+
+
+def ahead(**time):
+    return datetime.now(UTC) + timedelta(**time)
+
+
+class TestUnsent:
+    def test_where_no_relay_runs(self, orders, ask):
+        ticket = TicketFactory(topic=orders)
+
+        assert ask(ticket.message_id) == "No relay of broker 'default' is running. Start outbox_relay."
+
+    def test_where_the_relay_is_frozen(self, orders, ask, relay):
+        Process.objects.update(beat_at=ago(seconds=40))
+        ticket = TicketFactory(topic=orders)
+
+        assert ask(ticket.message_id) == (
+            "No relay of broker 'default' is running: the last heartbeat came 40 s ago. Start outbox_relay."
+        )
+
+    def test_where_the_topic_is_paused(self, orders, ask):
+        Topic.objects.filter(name="orders").update(paused=True, paused_by="anna", pause_reason="stocktaking")
+        ticket = TicketFactory(topic=orders)
+
+        assert ask(ticket.message_id) == "Topic 'orders' was paused by anna (stocktaking). Resume it."
+
+    def test_where_the_settings_have_no_such_topic(self, ask, relay):
+        ticket = TicketFactory(topic=TopicFactory(name="former"))
+
+        assert ask(ticket.message_id) == "OUTBOX[\"TOPICS\"] has no topic 'former', so no relay takes it. Put the topic back."
+
+    def test_where_the_broker_is_away(self, orders, ask, relay):
+        Process.objects.update(breaker="open")
+        ticket = TicketFactory(topic=orders)
+
+        assert ask(ticket.message_id) == "Broker 'default' does not answer, so the relay waits; it tries again by itself."
+
+    def test_where_others_are_ahead(self, orders, ask, relay):
+        TicketFactory.create_batch(2, topic=orders)
+        ticket = TicketFactory(topic=orders)
+
+        assert ask(ticket.message_id) == "It waits for the relay, behind 2 messages of its topic."
+
+    def test_where_nothing_is_in_its_way(self, orders, ask, relay):
+        assert ask(TicketFactory(topic=orders).message_id) == "The relay takes it next."
+
+    def test_where_it_is_due_later(self, orders, ask, relay):
+        delayed = DelayedFactory(topic=orders, due_at=ahead(seconds=41))
+
+        assert ask(delayed.message_id) in ("It is due in 41 s.", "It is due in 40 s.")
+
+    def test_where_a_relay_is_sending_it(self, orders, ask, relay):
+        batch = BatchFactory(topic=orders, state=State.CLAIMED, owner=3, lease_until=ahead(seconds=31))
+
+        answer = ask(batch.message_ids[0])
+
+        assert answer.startswith("It is being sent by the relay web:7, which holds it for another 3")
+
+    def test_where_sending_failed(self, orders, ask, relay):
+        batch = BatchFactory(topic=orders, state=State.RELEASED, tries=2, last_error="Time-out.", due_at=ahead(seconds=41))
+
+        answer = ask(batch.message_ids[0])
+
+        assert answer.startswith("Sending failed 2 times, last: Time-out. It is sent again in 4")
+
+    def test_where_its_commit_is_not_confirmed(self, orders, ask, relay):
+        batch = BatchFactory(topic=orders, state=State.PREPARED, decided_at=ago(seconds=15))
+
+        answer = ask(batch.message_ids[0])
+
+        assert answer.startswith("Its half message is stored, and its commit, decided 15 s ago, is not confirmed.")
+
+    def test_where_the_broker_rejected_it(self, orders, ask, relay):
+        batch = BatchFactory(topic=orders, state=State.DEAD, last_error="Too large.")
+
+        assert ask(batch.message_ids[0]) == "The broker rejected it: Too large. Send it again, or skip it, with outbox_retry."
+
+    def test_where_an_operator_has_skipped_it(self, orders, ask):
+        batch = BatchFactory(topic=orders, state=State.SKIPPED)
+
+        assert ask(batch.message_ids[0]).startswith("An operator has skipped it")
+
+    def test_where_nothing_has_it(self, orders, ask):
+        assert ask(MessageRowFactory(topic=orders).id).startswith("No ticket, delayed row or batch has it")
+
+    def test_where_there_is_no_such_message(self, ask):
+        assert ask(uuid4()) is None
+
+
+class TestBehindItsKey:
+    @pytest.fixture
+    def bills(self, settings, relay):
+        settings.OUTBOX = {**settings.OUTBOX, "TOPICS": {"bills": {"TYPE": "fifo"}}}
+        return TopicFactory(name="bills", type="fifo", ordered=True)
+
+    def test_which_the_broker_rejected(self, bills, ask):
+        head = BatchFactory(topic=bills, size=1, state=State.DEAD, order_keys=[5])
+        ticket = TicketFactory(topic=bills, order_key=5, message=MessageRowFactory(topic=bills, key="A1"))
+
+        assert ask(ticket.message_id) == (
+            f"It waits behind message {head.message_ids[0]} of the same key 'A1', which the broker rejected: "
+            "send it again, or skip it, with outbox_retry."
+        )
+
+    def test_which_waits_too(self, bills, ask):
+        first, second = (TicketFactory(topic=bills, order_key=5) for _ in range(2))
+
+        assert ask(second.message_id).startswith(f"It waits behind message {first.message_id} of the same key")
+        assert ask(first.message_id) == "The relay takes it next."
+
+    def test_but_not_of_another_key(self, bills, ask):
+        TicketFactory(topic=bills, order_key=5)
+        BatchFactory(topic=bills, size=1, state=State.DEAD, order_keys=[5])
+        ticket = TicketFactory(topic=bills, order_key=6)
+
+        assert ask(ticket.message_id) == "It waits for the relay, behind 1 message of its topic."
+
+
+class TestSent:
+    @pytest.fixture
+    def message(self, orders):
+        consumer(Placed, group="cart")(lambda message, context: None)
+        headers = '{"ce-type": "tests.Placed", "ce-tag": "placed"}'
+        row = MessageRowFactory(topic=orders, headers=headers)
+        BatchFactory(topic=orders, message_ids=[row.id], state=State.SENT)
+        return row.id
+
+    def test_and_handled_by_all(self, message, ask):
+        Inbox.objects.create(consumer_group="cart", dedupe_key="k", message_id=message, topic="orders")
+
+        assert ask(message) == "It was sent, and every group has handled it."
+
+    def test_to_a_group_without_a_consumer(self, message, ask):
+        assert ask(message) == "It was sent. Group 'cart' has no consumer running."
+
+    def test_to_a_group_that_has_not_come_to_it(self, message, ask):
+        Process.objects.create(kind="consumer", host="h", pid=1, broker="default", consumer_group="cart")
+
+        assert ask(message) == "It was sent. Group 'cart' has not handled it yet."
+
+    @pytest.mark.parametrize(
+        ("outcome", "says"),
+        [("retry", "failed and gets it again: ValueError('boom')."), ("dead letter", "gave it up: ValueError('boom').")],
+    )
+    def test_to_a_group_that_failed(self, message, ask, outcome, says):
+        Process.objects.create(kind="consumer", host="h", pid=1, broker="default", consumer_group="cart")
+        about = {"consumer_group": "cart", "topic": "orders", "nth": 1, "source": "s", "message_id": message}
+        FailedDelivery.objects.create(**about, outcome=outcome, error="ValueError('boom')")
+
+        assert ask(message) == f"It was sent. Group 'cart' {says}"
