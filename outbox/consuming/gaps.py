@@ -3,8 +3,9 @@ Gaps: numbers of a lane that did not reach a group, though later ones did, longe
 
 A relay numbers what it sends gap-free per (source, topic, lane), and each delivery leaves its number in the inbox, or
 beside its failure while it is retried or a dead letter. A number in neither was lost on the way, unless the outbox itself
-explains it: its message is not sent yet, was given up, or was skipped by a person. That is looked up where the outbox is
-in the same database as the inbox.
+explains it: its message is not sent yet, was given up, or was skipped by an operator. That is looked up where the outbox is
+in the same database as the inbox. Nor is it lost while the broker still has it for the group: without a key a later message may
+come long before an earlier one, where a backlog is worked off.
 
 A gap is closed when its numbers came after all or were explained. What follows the last number that came is nobody's gap
 yet; the audit over the full history sees that.
@@ -13,14 +14,18 @@ yet; the audit over the full history sees that.
 from __future__ import annotations
 
 import logging
-from dataclasses import dataclass
+from contextlib import closing
+from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from typing import Any
 
-from django.db import connections, transaction
+from django.db import connections
+from django.db.backends.utils import CursorWrapper
 
 from outbox import conf, signals
+from outbox.brokers.base import Broker
 from outbox.consuming.register import Group
+from outbox.database import outermost
 from outbox.database.locks import Lock
 from outbox.ids import first_id_at
 from outbox.message import TopicType
@@ -118,6 +123,22 @@ WHERE g.last_number <> excluded.last_number OR g.closed_at IS NOT NULL
 RETURNING topic, source, lane, first_number, last_number
 """
 
+# The messages that have numbers of a lane, where the outbox is in this database.
+IDS = """
+SELECT m.id FROM outbox_source s JOIN outbox_topic t ON t.name = %(topic)s
+JOIN outbox_batch b ON b.topic_id = t.id AND b.lane = %(lane)s
+  AND b.first_seq <= %(last)s AND b.first_seq + cardinality(b.message_ids) > %(first)s
+CROSS JOIN unnest(b.message_ids) WITH ORDINALITY m (id, position)
+WHERE s.id = %(source)s AND b.first_seq + m.position - 1 BETWEEN %(first)s AND %(last)s LIMIT %(limit)s
+"""
+
+LOOKED_UP = 100  # messages of a gap of which the broker is asked whether it has them
+
+NOT_YET = """
+DELETE FROM outbox_gap WHERE consumer_group = %(group)s AND source = %(source)s AND topic = %(topic)s AND lane = %(lane)s
+AND first_number = %(first)s
+"""
+
 
 @dataclass(frozen=True, slots=True)
 class Missing:
@@ -150,16 +171,45 @@ def find_gaps(group: Group) -> list[Missing]:
         "oldest": first_id_at(datetime.now(UTC) - settings.retention),
         "recent": RECENT,
     }
-    with transaction.atomic(using=group.using), connections[group.using].cursor() as cursor:
+    with outermost.atomic(group.using), connections[group.using].cursor() as cursor:
         cursor.execute(LOOK_ALONE, [group.name])
         if not cursor.fetchone()[0]:
             return []
         cursor.execute(NO_JIT)
         cursor.execute(FIND, values)
         found = [Missing(*row) for row in cursor.fetchall()]
+        awaited = _still_at_the_broker(group, found, cursor)
+        for missing in awaited:
+            cursor.execute(NOT_YET, {"group": group.name, **asdict(missing)})
+    found = [missing for missing in found if missing not in awaited]
     for missing in found:
         _announce(group, missing)
     return found
+
+
+def _still_at_the_broker(group: Group, found: list[Missing], cursor: CursorWrapper) -> list[Missing]:
+    """
+    Return those whose messages the group has before it.
+
+    A broker that cannot tell of a message is asked how much waits: as long as that is as much as is missing, it may be that.
+    """
+    awaited = []
+    for alias in sorted({conf.topic_settings(missing.topic).broker for missing in found}):
+        with closing(conf.make_broker(alias)) as broker:
+            can_tell = type(broker).may_deliver_again is not Broker.may_deliver_again
+            backlog = {} if can_tell else broker.backlog(group.name)
+            for missing in found:
+                if missing.topic not in broker.topics:
+                    continue
+                if can_tell:
+                    cursor.execute(IDS, {"limit": LOOKED_UP, **asdict(missing)})
+                    ids = [str(row[0]) for row in cursor.fetchall()]
+                    is_there = bool(ids and broker.may_deliver_again(group.name, ids))
+                else:
+                    is_there = backlog.get(missing.topic, 0) > missing.last - missing.first
+                if is_there:
+                    awaited.append(missing)
+    return awaited
 
 
 def _announce(group: Group, missing: Missing) -> None:

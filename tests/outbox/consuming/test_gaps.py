@@ -6,6 +6,8 @@ import pytest
 from django.db import connection
 
 from outbox import consumer, database, signals
+from outbox.brokers.base import Broker, Outgoing
+from outbox.brokers.memory import MemoryBroker
 from outbox.consuming.gaps import find_gaps, watched_topics
 from outbox.consuming.handle import handle
 from outbox.consuming.register import group
@@ -18,6 +20,7 @@ from tests.outbox.consuming.messages import Cancelled, Ignored, Placed
 pytestmark = pytest.mark.django_db
 
 LONG_AGO = timedelta(minutes=5)
+NO_TIME = timedelta(0)
 
 
 def now() -> datetime:
@@ -148,6 +151,30 @@ class TestFindGaps:
         find_gaps(group("cart"))
 
         assert gaps() == [(2, 4)]
+
+    def test_waits_for_what_the_broker_still_has_for_the_group(self, broker):
+        batch = BatchFactory(topic=Topic.objects.get(name="orders"), lane=1, first_seq=1, size=3, state=State.SENT)
+        arrived(1, 3, source=own_source())
+        broker.receive("cart", ["orders"], limit=1, invisible_for=NO_TIME, wait=NO_TIME)
+        broker.send([Outgoing(str(batch.message_ids[1]), "orders", b"{}")])
+
+        assert find_gaps(group("cart")) == []
+        assert gaps() == []
+
+        broker.ack(broker.receive("cart", ["orders"], limit=1, invisible_for=LONG_AGO, wait=NO_TIME))
+        find_gaps(group("cart"))
+
+        assert gaps() == [(2, 2)]
+
+    @pytest.mark.parametrize(("backlog", "found"), [(2, []), (1, [(2, 3)])])
+    def test_waits_while_a_broker_that_cannot_tell_has_as_much_before_it(self, broker, backlog, found, monkeypatch):
+        monkeypatch.setattr(MemoryBroker, "may_deliver_again", Broker.may_deliver_again)
+        monkeypatch.setattr(MemoryBroker, "backlog", lambda broker, group: {"orders": backlog})
+        arrived(1, 4)
+
+        find_gaps(group("cart"))
+
+        assert gaps() == found
 
     def test_looks_for_a_split_position_in_its_own_batch(self):
         topic = Topic.objects.get(name="orders")
