@@ -1,0 +1,51 @@
+import pytest
+from django.utils import timezone
+
+from outbox import database
+from outbox.monitoring.attention import Kind
+from outbox.monitoring.status import read_status
+from outbox.pipeline.models import AuditFinding, AuditRun
+
+pytestmark = pytest.mark.django_db
+
+
+def a_run(state=AuditRun.State.DONE, **fields):
+    about = {"asked_by": "command", "host": "h", "pid": 1, "settle_seconds": 300, "ended_at": timezone.now()}
+    return AuditRun.objects.create(state=state, **about, **fields)
+
+
+def a_finding(run, **fields):
+    about = {"kind": "loss", "stage": "sent", "topic": "orders", "source": "s", "consumer_group": "", "subject": "", "count": 2}
+    texts = {"message_ids": [], "about": [], "text": "2 messages of topic orders were lost."}
+    return AuditFinding.objects.create(run=run, **about, **texts, **fields)
+
+
+def causes():
+    return [one.cause for one in read_status(database.raw("default"), "default").attention if one.kind is Kind.AUDIT]
+
+
+def test_open_findings_of_the_newest_audit_are_named():
+    a_finding(a_run())
+    run = a_run()
+    a_finding(run)
+
+    [cause] = causes()
+
+    assert cause.startswith(f"1 finding of audit {run.id}, 0.")
+    assert cause.endswith("The first: 2 messages of topic orders were lost.")
+
+
+@pytest.mark.parametrize("what", ["acknowledged_at", "sent_again_at"])
+def test_findings_that_somebody_has_settled_are_not(what):
+    a_finding(a_run(), **{what: timezone.now()})
+
+    assert causes() == []
+
+
+def test_an_audit_without_an_answer_is_named_until_the_next_one():
+    failed = a_run(AuditRun.State.FAILED, error="The database went away.")
+
+    assert causes() == [f"Audit {failed.id} has no answer: The database went away."]
+
+    a_run()
+    assert causes() == []
