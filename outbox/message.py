@@ -7,6 +7,7 @@ Nothing here touches a database or a broker.
 from __future__ import annotations
 
 import enum
+import json
 import threading
 from collections.abc import Callable, Mapping
 from contextvars import ContextVar
@@ -288,3 +289,12 @@ class Half:
     key: str = ""
     headers: Mapping[str, str] = field(default_factory=dict)
     body: bytes = b""
+
+
+def read_headers(text: str) -> dict[str, str]:
+    """Return the headers of a message row; none where they are broken."""
+    try:
+        headers = json.loads(text)
+    except (ValueError, RecursionError):
+        return {}
+    return {str(name): str(value) for name, value in headers.items()} if isinstance(headers, dict) else {}

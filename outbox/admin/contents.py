@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from typing import Any
 
 from django.db.models import BinaryField, F, Func, IntegerField, QuerySet
@@ -20,15 +19,6 @@ def read_beginning(rows: QuerySet[Any]) -> QuerySet[Any]:
         size=size, beginning=Substr("body", 1, READ_BYTES, output_field=BinaryField())
     )
     return found
-
-
-def read_headers(text: str) -> dict[str, str]:
-    """Read stored headers; of broken ones nothing."""
-    try:
-        headers = json.loads(text)
-    except (ValueError, RecursionError):
-        return {}
-    return {str(name): str(value) for name, value in headers.items()} if isinstance(headers, dict) else {}
 
 
 def contents(request: HttpRequest, headers: dict[str, str], beginning: bytes | None, size: int | None) -> dict[str, Any]:

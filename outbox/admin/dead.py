@@ -15,13 +15,14 @@ from django.utils.safestring import SafeString
 
 from outbox import database
 from outbox.admin.base import ReadOnlyAdmin, TopicFilter
-from outbox.admin.contents import contents, read_beginning, read_headers
+from outbox.admin.contents import contents, read_beginning
 from outbox.admin.impact import Act, as_of, chosen_rows, impact_page, reason_form, tell, write_log
 from outbox.admin.links import message_link
 from outbox.admin.lists import Filter
 from outbox.admin.text import badge, shown, since
 from outbox.batches.retry import retry_messages
 from outbox.database import outermost
+from outbox.message import read_headers
 from outbox.models import DeadMessage
 
 AT_ONCE = 10_000  # in one request

@@ -20,7 +20,7 @@ from django.utils.safestring import SafeString
 
 from outbox import conf, database
 from outbox.admin.base import ReadOnlyAdmin
-from outbox.admin.contents import contents, read_beginning, read_headers
+from outbox.admin.contents import contents, read_beginning
 from outbox.admin.links import about_link, message_link
 from outbox.admin.lists import COUNTED, Filter
 from outbox.admin.pages import topics, url_of
@@ -28,7 +28,7 @@ from outbox.admin.text import badge, moment, shown, since
 from outbox.brokers.base import StoredCopy
 from outbox.brokers.capabilities import Lookups
 from outbox.errors import BrokerUnavailable
-from outbox.message import Header
+from outbox.message import Header, read_headers
 from outbox.models import DeadMessage, Delayed, MessageRow, MessageState, Ticket
 from outbox.monitoring.timeline import Severity, Timeline, TimelineEntry, read_timeline
 from outbox.monitoring.why import why

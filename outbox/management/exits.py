@@ -1,7 +1,7 @@
 """
 What the exit codes of all commands mean.
 
-0: done, and nothing needs a person. 1: something does, or was not done; the output says what. 2: nothing could be asked or
+0: done, and nothing needs attention. 1: something does, or was not done; the output says what. 2: nothing could be asked or
 done, by wrong arguments or settings, or with a database or broker out of reach. 3: ended as told, and left a call that did not
 return; what it held is taken up by others.
 """

@@ -11,12 +11,12 @@ from django.http import HttpRequest
 from django.template.response import TemplateResponse
 
 from outbox.admin.body_preview import READ_BYTES
-from outbox.admin.contents import contents, read_headers
+from outbox.admin.contents import contents
 from outbox.admin.links import about_link, message_link
 from outbox.admin.messages import MessageAdmin, MessageArchive, register_archive
 from outbox.admin.pages import frame
 from outbox.admin.text import badge, shown, since
-from outbox.message import Header
+from outbox.message import Header, read_headers
 from outbox.models import MessageRow
 from outbox.monitoring.timeline import Severity
 from outbox.pipeline.archive import find_archived
