@@ -8,7 +8,6 @@ broker asks again. The tables stand in docs/state-machine.md; `_judge` is the ro
 
 from __future__ import annotations
 
-import logging
 from dataclasses import dataclass, replace
 from uuid import UUID
 
@@ -21,10 +20,11 @@ from outbox.check_backs.about import About, look_up
 from outbox.check_backs.register import resolver_of
 from outbox.database import Connection
 from outbox.database.outermost import close_all_broken
+from outbox.logs import get_logger
 from outbox.message import COMMIT, ROLLBACK, UNKNOWN, Half, Resolution, Token
 from outbox.models import State
 
-logger = logging.getLogger("outbox.check_back")
+logger = get_logger("outbox.check_back")
 
 # `transaction_read_only` is on in recovery, too: a replica answers no check-back.
 READ_DATABASE = """

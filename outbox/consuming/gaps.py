@@ -12,7 +12,6 @@ yet; the audit over the full history sees that.
 
 from __future__ import annotations
 
-import logging
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any
@@ -23,9 +22,10 @@ from outbox import conf, signals
 from outbox.consuming.register import Group
 from outbox.database.locks import Lock
 from outbox.ids import first_id_at
+from outbox.logs import get_logger
 from outbox.message import TopicType
 
-logger = logging.getLogger(__name__)
+logger = get_logger(__name__)
 
 RECENT = 100_000
 """So many of a lane's last numbers are looked at. More than that within the settle time is left to the audit."""
