@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import logging
 from typing import Any
 
@@ -46,6 +47,6 @@ def log_refusal(request: Request, answer: Response, *, by: str) -> None:
         request.path,
         answer.status_code,
         request.META.get("REMOTE_ADDR"),
-        detail or given,  # without a detail, it is fields that are wrong, or databases that are not well
+        detail or json.dumps(given),  # without a detail: fields that are wrong, or databases that are not well
     )
     answer._has_been_logged = True  # type: ignore[attr-defined]  # so Django writes none
