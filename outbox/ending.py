@@ -11,7 +11,6 @@ once more.
 
 from __future__ import annotations
 
-import logging
 import os
 import signal
 import sys
@@ -23,7 +22,9 @@ from contextlib import contextmanager
 from types import FrameType
 from typing import Self
 
-logger = logging.getLogger(__name__)
+from outbox.logs import get_logger
+
+logger = get_logger(__name__)
 
 LIMIT_SECONDS = 4.0  # from the request, or from the end of the last handler
 EXIT_SECONDS = 0.5  # and so long after it for the interpreter, which waits for threads of libraries

@@ -7,7 +7,7 @@ that no index serves looks at the newest `LOOKED_AT` rows only, says so, and can
 
 from __future__ import annotations
 
-from datetime import datetime
+from datetime import UTC, datetime
 from functools import cached_property
 from typing import Any
 
@@ -115,9 +115,12 @@ class Newest(ChangeList):
         try:
             field: Any = self.lookup_opts.get_field(self.model_admin.keyset)
             value = field.to_python(text)
-        except ValidationError as error:
+            if not isinstance(value, datetime):
+                return value
+            # In UTC: PostgreSQL reads no offset of 16 hours or more.
+            return (timezone.make_aware(value) if timezone.is_naive(value) else value).astimezone(UTC)
+        except (ValidationError, OverflowError, ValueError) as error:
             raise IncorrectLookupParameters from error
-        return timezone.make_aware(value) if isinstance(value, datetime) and timezone.is_naive(value) else value
 
     @property
     def _needs_all_rows(self) -> bool:

@@ -12,7 +12,7 @@ from django.utils import timezone
 
 from outbox import database
 from outbox.admin.chart import chart
-from outbox.admin.pages import frame
+from outbox.admin.pages import frame, may_see
 from outbox.admin.text import shown
 from outbox.models import MessageRow
 from outbox.monitoring.groups import GroupStatus
@@ -28,6 +28,7 @@ def overview(model_admin: ModelAdmin, request: HttpRequest) -> TemplateResponse:
     connection = database.raw(using)
     status = read_status(connection, using)
     framed = frame(model_admin.admin_site, request)
+    has_errors = may_see(model_admin.admin_site, MessageRow, request)  # what handlers raise may quote a message
     urls = {link["name"]: link["url"] for link in framed["outbox_links"]}
     context = {
         **model_admin.admin_site.each_context(request),
@@ -35,7 +36,11 @@ def overview(model_admin: ModelAdmin, request: HttpRequest) -> TemplateResponse:
         "title": "Outbox overview",
         "opts": model_admin.opts,
         "media": model_admin.media,
-        "attention": [{"subject": one.subject, "cause": shown(one.cause, 500), "step": one.step} for one in status.attention],
+        "attention": [
+            {"subject": one.subject, "cause": shown(one.cause, 500), "step": one.step}
+            | {"error": shown(one.error, 500) if has_errors else ""}
+            for one in status.attention
+        ],
         "cards": [card | {"url": urls.get(card["name"], "")} for card in _cards(status)],
         "topics": [_topic(topic, urls.get("Messages", "")) for topic in status.topics],
         "processes": [_process(process) for process in status.processes if not _is_history(process, status)],
@@ -43,9 +48,11 @@ def overview(model_admin: ModelAdmin, request: HttpRequest) -> TemplateResponse:
         "groups": [row for group in status.groups for row in _group(group)],
         "failures": [
             {"group": one.consumer_group, "topic": one.topic, "deliveries": one.deliveries, "messages": one.messages}
-            | {"dead_letters": one.dead_letters, "newest": age(one.newest_seconds), "error": shown(one.error, 300)}
+            | {"dead_letters": one.dead_letters, "newest": age(one.newest_seconds)}
+            | {"error": shown(one.error, 300) if has_errors else ""}
             for one in status.failures
         ],
+        "has_errors": has_errors,
         "quick_check": urls.get("Quick check", ""),
         "chart": chart(read_flow(connection, now=timezone.now())),
     }

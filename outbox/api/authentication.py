@@ -6,19 +6,20 @@ Source: Standard Webhooks specification 1.0, "Verifying webhook authenticity": H
 
 from __future__ import annotations
 
-import logging
 import time
 
 from django.contrib.auth.models import AnonymousUser
+from django.core.exceptions import RequestDataTooBig
+from django.http import UnreadablePostError
 from rest_framework import status
 from rest_framework.authentication import BaseAuthentication
-from rest_framework.exceptions import APIException, AuthenticationFailed
+from rest_framework.exceptions import APIException, AuthenticationFailed, ParseError
 from rest_framework.request import Request
 from standardwebhooks import Webhook, WebhookVerificationError
 
 from outbox import conf
-
-logger = logging.getLogger("outbox.api")
+from outbox.check_backs.ask import make_signer
+from outbox.errors import ConfigurationError
 
 HEADERS = ("webhook-id", "webhook-timestamp", "webhook-signature")
 BODY_BYTES = 64 * 1024
@@ -26,11 +27,15 @@ REQUEST_ID_LENGTH = 255
 
 
 class NoSecrets(APIException):
-    """Raised when there is nothing to verify with: settings hold no secret, or one that is none. The log says which."""
+    """Raised when there is nothing to verify with: settings hold no secret, or one that is none. `why` is for the log alone."""
 
     status_code = status.HTTP_503_SERVICE_UNAVAILABLE
     default_detail = "This endpoint is not set up to answer."
     default_code = "not_set_up"
+
+    def __init__(self, why: str) -> None:
+        super().__init__()
+        self.why = why
 
 
 class RequestTooLarge(APIException):
@@ -41,27 +46,33 @@ class RequestTooLarge(APIException):
     default_code = "too_large"
 
 
+class LengthRequired(APIException):
+    """Raised when a request does not say how long it is."""
+
+    status_code = status.HTTP_411_LENGTH_REQUIRED
+    default_detail = "The request needs a Content-Length."
+    default_code = "no_length"
+
+
 class SignedRequest(BaseAuthentication):
     """
     Lets a request in that is signed, fresh and small; `request.auth` is its id.
 
-    A replay of one is let in, too. Within the tolerance it is what a sender does who heard nothing, and whoever replays
-    somebody else's learns a fact that stays the same and is not told to the broker: the broker takes an answer from its
-    own request only. Its record stays one row (check_backs/record.py).
+    A replay of one is let in, too, a few times (throttling.py). Within the tolerance it is what a sender does who heard nothing,
+    and whoever replays somebody else's learns a fact that stays the same and is not told to the broker: the broker takes an
+    answer from its own request only. Its record stays one row (check_backs/record.py).
     """
 
     def authenticate(self, request: Request) -> tuple[AnonymousUser, str]:
-        secrets = _secrets()
+        signers = _signers()
         headers = {name: request.headers.get(name, "") for name in HEADERS}
         if not all(headers.values()):
-            raise AuthenticationFailed(f"The request is not signed: it needs the headers {', '.join(HEADERS)}.")
-        if len(headers["webhook-id"]) > REQUEST_ID_LENGTH:
-            raise AuthenticationFailed(f"The webhook-id is longer than {REQUEST_ID_LENGTH} characters.")
+            raise AuthenticationFailed(f"The request is not signed: it needs the headers {', '.join(HEADERS)}.", "not_signed")
+        _refuse_odd_id(headers["webhook-id"])
         _refuse_stale(headers["webhook-timestamp"])
         body = _read_body(request)
-        if not any(_is_signed(secret, body, headers) for secret in secrets):
-            logger.warning("A check-back request from %s is wrongly signed.", request.META.get("REMOTE_ADDR"))
-            raise AuthenticationFailed("The signature fits none of this endpoint's secrets.")
+        if not any(_is_signed(signer, body, headers) for signer in signers):
+            raise AuthenticationFailed("The signature fits none of this endpoint's secrets.", "wrongly_signed")
         return AnonymousUser(), headers["webhook-id"]
 
     def authenticate_header(self, request: Request) -> str:
@@ -69,19 +80,24 @@ class SignedRequest(BaseAuthentication):
         return "Standard-Webhooks"
 
 
-def _secrets() -> list[Webhook]:
+def _signers() -> list[Webhook]:
     try:
-        secrets = [Webhook(secret) for secret in conf.settings().check_back.secrets]
-    except Exception as error:
-        logger.exception('OUTBOX["CHECK_BACK"]["SECRETS"] holds one that is not base64 behind "whsec_".')
-        raise NoSecrets from error
-    if not secrets:
-        logger.error(
+        signers = [make_signer(secret) for secret in conf.settings().check_back.secrets]
+    except ConfigurationError as error:
+        raise NoSecrets(f'OUTBOX["CHECK_BACK"]["SECRETS"] holds one that is none. {error}') from error
+    if not signers:
+        raise NoSecrets(
             'A check-back came, and OUTBOX["CHECK_BACK"]["SECRETS"] is empty: nobody is answered. Put the secret there '
             "that the broker signs with."
         )
-        raise NoSecrets
-    return secrets
+    return signers
+
+
+def _refuse_odd_id(request_id: str) -> None:
+    if len(request_id) > REQUEST_ID_LENGTH:
+        raise AuthenticationFailed(f"The webhook-id is longer than {REQUEST_ID_LENGTH} characters.", "odd_id")
+    if not (request_id.isascii() and request_id.isprintable()):
+        raise AuthenticationFailed("The webhook-id is not of printable ASCII characters.", "odd_id")
 
 
 def _refuse_stale(timestamp: str) -> None:
@@ -90,16 +106,27 @@ def _refuse_stale(timestamp: str) -> None:
     try:
         is_fresh = abs(int(time.time()) - int(timestamp)) <= tolerance  # whole numbers: none is too large
     except ValueError:
-        raise AuthenticationFailed("The webhook-timestamp is not a whole number of seconds.") from None
+        raise AuthenticationFailed("The webhook-timestamp is not a whole number of seconds.", "odd_time") from None
     if not is_fresh:
-        raise AuthenticationFailed(f"The webhook-timestamp differs from this server's by more than {tolerance:g} s.")
+        text = f"The webhook-timestamp differs from this server's by more than {tolerance:g} s."
+        raise AuthenticationFailed(text, "stale")
 
 
 def _read_body(request: Request) -> bytes:
-    """Read the body as it came, but not one whose length says that it is no check-back."""
-    if int(request.headers.get("content-length") or 0) > BODY_BYTES:
+    """Read the body as it came, but not one whose length says that it is no check-back, nor one of unknown length."""
+    length = request.headers.get("content-length", "")
+    if not length:
+        raise LengthRequired
+    if not (length.isascii() and length.isdigit()):
+        raise ParseError("The Content-Length is not a number.", "odd_length")
+    if int(length[:20]) > BODY_BYTES:
         raise RequestTooLarge
-    body: bytes = request.body
+    try:
+        body: bytes = request.body
+    except RequestDataTooBig as error:  # the project allows less
+        raise RequestTooLarge from error
+    except UnreadablePostError as error:
+        raise ParseError("The body broke off.", "broke_off") from error
     if len(body) > BODY_BYTES:
         raise RequestTooLarge
     return body

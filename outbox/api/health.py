@@ -1,6 +1,8 @@
 """
 Health over HTTP, for anybody: 200 or 503 and one word for each database.
 
+A process reads its databases once for all who ask within a second (`health/`) or five (`health/outbox/`).
+
 `health/` says whether this process can publish: for load balancers and readiness probes. `health/outbox/` says whether
 anything needs attention, too: for monitors. Never let the second one take a shop off the network.
 """
@@ -11,12 +13,16 @@ from rest_framework import status
 from rest_framework.renderers import JSONRenderer
 from rest_framework.request import Request
 from rest_framework.response import Response
-from rest_framework.views import APIView
 
+from outbox.api.refusals import LimitedRefusals
 from outbox.monitoring.health import Health, health, readiness
+from outbox.monitoring.kept import Kept
+
+kept_readiness = Kept(readiness, seconds=1)
+kept_health = Kept(health, seconds=5)
 
 
-class ReadinessView(APIView):
+class ReadinessView(LimitedRefusals):
     """Answer 200 while this process can publish to all its databases, else 503."""
 
     authentication_classes = []
@@ -34,11 +40,11 @@ class ReadinessView(APIView):
         )
 
     def ask(self) -> dict[str, Health]:
-        return readiness()
+        return kept_readiness()
 
 
 class HealthView(ReadinessView):
     """Answer 200 while nothing in the outbox needs attention, else 503."""
 
     def ask(self) -> dict[str, Health]:
-        return health()
+        return kept_health()

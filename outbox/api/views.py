@@ -2,20 +2,22 @@
 
 from __future__ import annotations
 
-from rest_framework.parsers import JSONParser
+import logging
+
 from rest_framework.renderers import JSONRenderer
 from rest_framework.request import Request
 from rest_framework.response import Response
-from rest_framework.views import APIView
 
-from outbox.api.authentication import SignedRequest
+from outbox.api.authentication import NoSecrets, SignedRequest
+from outbox.api.parsing import QuestionParser
+from outbox.api.refusals import LimitedRefusals, log_limited
 from outbox.api.serializers import HalfSerializer
 from outbox.api.throttling import CheckBackThrottle
 from outbox.check_backs.answer import answer
 from outbox.message import Half
 
 
-class CheckBackView(APIView):
+class CheckBackView(LimitedRefusals):
     """
     Answer `{topic, message_id, half_id, token, asked, born_at, key}` with `{answer, reason, about}`.
 
@@ -26,7 +28,7 @@ class CheckBackView(APIView):
     authentication_classes = [SignedRequest]
     permission_classes = []  # the signature is the permission
     throttle_classes = [CheckBackThrottle]
-    parser_classes = [JSONParser]
+    parser_classes = [QuestionParser]
     renderer_classes = [JSONRenderer]
 
     def post(self, request: Request) -> Response:
@@ -34,3 +36,8 @@ class CheckBackView(APIView):
         question.is_valid(raise_exception=True)
         given = answer(Half(**question.validated_data), asked_by="endpoint", request_id=str(request.auth))
         return Response({"answer": given.resolution, "reason": given.reason, "about": given.about})
+
+    def handle_exception(self, exc: Exception) -> Response:
+        if isinstance(exc, NoSecrets):
+            log_limited(logging.ERROR, exc.default_code, "%s", exc.why)
+        return super().handle_exception(exc)

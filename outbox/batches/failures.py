@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 from outbox import signals
 from outbox.database import Connection
+from outbox.logs import get_logger
 from outbox.models import State
 
-logger = logging.getLogger(__name__)
+logger = get_logger(__name__)
 
 NOTE_FAILURE = """
 INSERT INTO outbox_attempt (batch_id, attempt, message_ids, verdict, reason) VALUES (%s, %s, %s::uuid[], %s, %s)

@@ -7,6 +7,7 @@ row decides: a tombstone (topic 0) in its place keeps the transaction from ever 
 
 from __future__ import annotations
 
+import enum
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any
@@ -36,8 +37,21 @@ UPDATE outbox_batch SET state = {State.SENT}, sent_at = clock_timestamp(), open 
 WHERE id = %s AND state = {State.PREPARED} AND attempt = 1
 """
 
-# Waits for a transaction that has written the message row already.
-WRITE_TOMBSTONE = "INSERT INTO outbox_message (id, topic_id, body) VALUES (%s, 0, '') ON CONFLICT (id) DO NOTHING RETURNING id"
+# Waits for a transaction that has written the message row already. The first 48 bits of an id are its time in milliseconds.
+WRITE_TOMBSTONE = """
+WITH asked AS (
+    SELECT id, at BETWEEN date_trunc('day', clock_timestamp() - %(retention)s::interval, 'UTC')
+        AND clock_timestamp() + %(ahead)s::interval AS is_kept
+    FROM (SELECT %(id)s::uuid AS id,
+        to_timestamp(('x' || translate(left(%(id)s::text, 13), '-', ''))::bit(48)::bigint / 1000.0) AS at) a),
+written AS (
+    INSERT INTO outbox_message (id, topic_id, body) SELECT id, 0, '' FROM asked WHERE is_kept
+    ON CONFLICT (id) DO NOTHING RETURNING id)
+SELECT is_kept, EXISTS (SELECT FROM written) FROM asked
+"""
+
+CLOCK_AHEAD = timedelta(hours=1)
+"""How far a publisher's clock may be ahead of the database's for a tombstone to be written in its message's place."""
 
 # Its own statement: what the one before has waited for is seen by a later snapshot only. A batch of one has its only
 # message's id for the newest.
@@ -48,6 +62,18 @@ FROM outbox_message m
 LEFT JOIN outbox_batch b ON outbox_newest(b.message_ids) = %(id)s AND cardinality(b.message_ids) = 1
 WHERE m.id = %(id)s
 """
+
+
+class Tombstone(enum.Enum):
+    """
+    What became of a tombstone.
+
+    UNWRITTEN: the time in the message's id is one of which nothing is kept, so that a missing row proves nothing.
+    """
+
+    WRITTEN = enum.auto()
+    ROW_IS_THERE = enum.auto()
+    UNWRITTEN = enum.auto()
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,18 +146,22 @@ def mark_half_first_sent(cursor: CursorWrapper, batch_id: int) -> bool:
     return bool(cursor.rowcount)
 
 
-def write_tombstone(connection: Connection, message_id: UUID) -> bool:
+def write_tombstone(connection: Connection, message_id: UUID, *, retention: timedelta) -> Tombstone:
     """
     Write a tombstone in the place of a message row, so that its transaction can never commit.
 
-    Returns:
-        False where the row is there already.
+    Args:
+        retention: messages are kept that long, and to the end of their UTC day.
 
     Raises:
         psycopg.errors.LockNotAvailable: a transaction has written the row and is still open.
         psycopg.errors.CheckViolation: no partition takes the row.
     """
-    return connection.execute(WRITE_TOMBSTONE, [message_id]).fetchone() is not None
+    values = {"id": message_id, "retention": retention, "ahead": CLOCK_AHEAD}
+    is_kept, is_written = connection.execute(WRITE_TOMBSTONE, values).fetchone() or (False, False)
+    if not is_kept:
+        return Tombstone.UNWRITTEN
+    return Tombstone.WRITTEN if is_written else Tombstone.ROW_IS_THERE
 
 
 def read_half_first(connection: Connection, message_id: UUID) -> HalfFirstStep | None:

@@ -9,7 +9,6 @@ goes back itself. A message row that nothing would ever send gets a ticket.
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
@@ -22,9 +21,10 @@ from outbox.batches.retry import RetryResult
 from outbox.database import Connection
 from outbox.database.locks import Lock
 from outbox.database.wakeup import wake_relay
+from outbox.logs import get_logger
 from outbox.models import State
 
-logger = logging.getLogger(__name__)
+logger = get_logger(__name__)
 
 # A batch of one. Of a larger one, `split` takes the discarded half messages out.
 RESEND_DISCARDED = f"""

@@ -7,7 +7,6 @@ was dropped gets its row back from its copy.
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from uuid import UUID
@@ -16,9 +15,10 @@ from outbox.database import Connection
 from outbox.database.partitions import make_day
 from outbox.database.wakeup import wake_relay
 from outbox.ids import day_of
+from outbox.logs import get_logger
 from outbox.models import State
 
-logger = logging.getLogger(__name__)
+logger = get_logger(__name__)
 
 BATCHES_AT_ONCE = 100
 MESSAGES_AT_ONCE = 500

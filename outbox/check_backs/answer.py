@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import time
 from dataclasses import asdict
 from uuid import uuid4
@@ -15,10 +14,11 @@ from outbox.check_backs import sources
 from outbox.check_backs.record import note_sent, record
 from outbox.check_backs.resolve import Answer, resolve
 from outbox.database import Connection
+from outbox.logs import get_logger
 from outbox.message import UNKNOWN, Half, Resolution
 from outbox.models import CheckBack
 
-logger = logging.getLogger("outbox.check_back")
+logger = get_logger("outbox.check_back")
 
 
 def answer(half: Half, *, asked_by: str, request_id: str = "", using: str = DEFAULT_DB_ALIAS) -> Answer:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+import base64
 import json
-import logging
 import urllib.request
 from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
@@ -15,14 +15,19 @@ from standardwebhooks import Webhook
 
 from outbox.check_backs.answer import answer, record_sent
 from outbox.errors import ConfigurationError
+from outbox.logs import get_logger
 from outbox.message import UNKNOWN, Half, Resolution
 
-logger = logging.getLogger("outbox.check_back")
+logger = get_logger("outbox.check_back")
 
 Ask = Callable[[Half], Resolution]
 NoteSent = Callable[[Half, Resolution], None]
 
 ANSWER_BYTES = 64 * 1024
+
+# Source: RFC 2104, section 3: a key shorter than the hash's output weakens HMAC. That of SHA-256 has so many bytes.
+SECRET_BYTES = 32
+HOW_TO_MAKE_A_SECRET = 'Make one: echo "whsec_$(openssl rand -base64 32)".'
 
 
 def in_process(alias: str, *, asked_by: str = "broker") -> Ask:
@@ -96,12 +101,16 @@ def make_signer(secret: str) -> Webhook:
     Make what signs with a secret.
 
     Raises:
-        ConfigurationError: it is not base64; the text does not repeat it.
+        ConfigurationError: it is not base64, or too short to be one; the text does not repeat it.
     """
+    encoded = secret.removeprefix("whsec_")
     try:
-        return Webhook(secret)
-    except Exception as error:
-        raise ConfigurationError("A secret is not base64 behind 'whsec_'. Make one: openssl rand -base64 32.") from error
+        key = base64.b64decode(encoded + "=" * (-len(encoded) % 4), validate=True)
+    except ValueError as error:
+        raise ConfigurationError(f"A secret is not base64 behind 'whsec_'. {HOW_TO_MAKE_A_SECRET}") from error
+    if len(key) < SECRET_BYTES:
+        raise ConfigurationError(f"A secret has {len(key)} bytes, and needs {SECRET_BYTES} at least. {HOW_TO_MAKE_A_SECRET}")
+    return Webhook(key)
 
 
 def make_opener() -> urllib.request.OpenerDirector:

@@ -6,7 +6,6 @@ As many as there are share the questions; one that dies leaves its questions to 
 
 from __future__ import annotations
 
-import logging
 import os
 import threading
 from typing import TYPE_CHECKING, cast
@@ -16,11 +15,12 @@ import psycopg
 from outbox import conf, database
 from outbox.check_backs.ask import Ask, NoteSent, in_process, note_in_process
 from outbox.database import heartbeats
+from outbox.logs import get_logger
 
 if TYPE_CHECKING:  # settings make it; this room needs no broker
     from outbox.brokers.capabilities import AsksProducers
 
-logger = logging.getLogger(__name__)
+logger = get_logger(__name__)
 
 
 def brokers_that_ask(aliases: set[str]) -> list[str]:

@@ -8,23 +8,24 @@ broker asks again. The tables stand in docs/state-machine.md; `_judge` is the ro
 
 from __future__ import annotations
 
-import logging
 from dataclasses import dataclass, replace
 from uuid import UUID
 
 from psycopg import errors
 from psycopg.rows import class_row
 
+from outbox import conf
 from outbox.batches.fence import fence
-from outbox.batches.half_first import HalfFirstStep, read_half_first, write_tombstone
+from outbox.batches.half_first import HalfFirstStep, Tombstone, read_half_first, write_tombstone
 from outbox.check_backs.about import About, look_up
 from outbox.check_backs.register import resolver_of
 from outbox.database import Connection
 from outbox.database.outermost import close_all_broken
+from outbox.logs import get_logger
 from outbox.message import COMMIT, ROLLBACK, UNKNOWN, Half, Resolution, Token
 from outbox.models import State
 
-logger = logging.getLogger("outbox.check_back")
+logger = get_logger("outbox.check_back")
 
 # `transaction_read_only` is on in recovery, too: a replica answers no check-back.
 READ_DATABASE = """
@@ -150,13 +151,18 @@ def _by_message(connection: Connection, half: Half) -> Answer:
     except ValueError:
         return _unknown(f"The message id {half.message_id!r} cannot be read.", is_alarm=True)
     try:
-        if write_tombstone(connection, message_id):
-            return _rollback("Its transaction has not committed, and cannot any more.")
+        tombstone = write_tombstone(connection, message_id, retention=conf.settings().retention)
     except errors.LockNotAvailable:
         return _unknown("Its transaction is still open.")
     except errors.CheckViolation:
         return _unknown("No partition takes its message row; there is a default one no more.", is_alarm=True)
+    if tombstone is Tombstone.WRITTEN:
+        return _rollback("Its transaction has not committed, and cannot any more.")
     found = read_half_first(connection, message_id)
+    if found is None and tombstone is Tombstone.UNWRITTEN:
+        return _unknown(
+            "Nothing is kept of the time in its id: is a clock wrong, or the message older than RETENTION?", is_alarm=True
+        )
     if found is None:
         return _unknown("Its message row was there a moment ago, and is not now.", is_alarm=True)
     return _judge_half_first(found, half)

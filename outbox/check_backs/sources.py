@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import logging
-
 import psycopg
 
 from outbox import conf, database
+from outbox.logs import get_logger
 
-logger = logging.getLogger("outbox.check_back")
+logger = get_logger("outbox.check_back")
 
 READ_SOURCE = "SELECT id, current_setting('transaction_read_only')::boolean FROM outbox_source"
 

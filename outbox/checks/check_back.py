@@ -32,7 +32,7 @@ def check_settings(**kwargs: Any) -> list[CheckMessage]:
 
     E011: One of `OUTBOX["CHECK_BACK"]["SECRETS"]` is no secret.
 
-    It is base64 behind `whsec_`. Make one: `openssl rand -base64 32`.
+    It is at least 32 bytes in base64 behind `whsec_`. Make one: `echo "whsec_$(openssl rand -base64 32)"`.
 
     E012: `OUTBOX["CHECK_BACK"]["URL"]` cannot be asked.
 

@@ -69,7 +69,7 @@ class CheckBackSettings(Section, frozen=True):
     """The check-back endpoint."""
 
     url: str = ""  # where relays ask about half messages; "": they ask the database themselves
-    secrets: list[str] = []  # Standard Webhooks secrets (`whsec_...`); the first signs, all verify
+    secrets: list[str] = []  # of 32 bytes or more, in base64 behind `whsec_`; the first signs, all verify
     tolerance: timedelta = timedelta(minutes=5)  # a signature's time may differ from ours by this, 5 minutes at most
     lock_timeout: timedelta = timedelta(seconds=2)  # an answer waits no longer for a lock; UNKNOWN then
     statement_timeout: timedelta = timedelta(seconds=5)  # nor for one statement, or for the connection

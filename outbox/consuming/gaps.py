@@ -13,7 +13,6 @@ yet; the audit over the full history sees that.
 
 from __future__ import annotations
 
-import logging
 from contextlib import closing
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
@@ -28,9 +27,10 @@ from outbox.consuming.register import Group
 from outbox.database import outermost
 from outbox.database.locks import Lock
 from outbox.ids import first_id_at
+from outbox.logs import get_logger
 from outbox.message import TopicType
 
-logger = logging.getLogger(__name__)
+logger = get_logger(__name__)
 
 RECENT = 100_000
 """So many of a lane's last numbers are looked at. More than that within the settle time is left to the audit."""

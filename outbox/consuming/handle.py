@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import inspect
-import logging
 from collections.abc import Sequence
 from contextlib import closing, nullcontext
 from dataclasses import dataclass, field, replace
@@ -28,9 +27,10 @@ from outbox.database.outermost import outermost_transaction
 from outbox.ending import handler_runs, is_end_of_process
 from outbox.errors import BrokenTransaction, ClosedByHandler, NeverEnded
 from outbox.failpoints import FailpointReached, failpoint
+from outbox.logs import get_logger
 from outbox.message import Cause, Header, current_cause
 
-logger = logging.getLogger(__name__)
+logger = get_logger(__name__)
 
 
 @dataclass(slots=True)

@@ -9,7 +9,6 @@ what waits behind it, and breaks it off at its time limit. The inbox has the ser
 from __future__ import annotations
 
 import ctypes
-import logging
 import threading
 import time
 from collections import deque
@@ -27,8 +26,9 @@ from outbox.consuming import tries
 from outbox.consuming.register import Consumer
 from outbox.database.heartbeats import BEAT_SECONDS
 from outbox.errors import BrokerUnavailable, TimeLimitExceeded
+from outbox.logs import get_logger
 
-logger = logging.getLogger(__name__)
+logger = get_logger(__name__)
 
 RELEASE_SECONDS = 1.0  # what waits so long behind a handler is handed back
 LOOK_SECONDS = 0.25

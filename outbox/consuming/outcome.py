@@ -19,8 +19,9 @@ from outbox.consuming.register import Consumer, Group
 from outbox.consuming.retry import Retry
 from outbox.database.outermost import outermost_transaction
 from outbox.errors import NeverEnded, Reject, RetryLater, UnknownMessageType, UnreadableBody
+from outbox.logs import get_logger
 
-logger = logging.getLogger(__name__)
+logger = get_logger(__name__)
 
 # The code that a message needs may be on its way: from a minute to two hours apart, about 9 hours in all.
 WAIT_FOR_CODE = Retry(limit=16, delays=conf.RETRY_DELAYS[4:])

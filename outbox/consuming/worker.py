@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import threading
 import time
 from collections.abc import Sequence
@@ -26,9 +25,10 @@ from outbox.database import heartbeats
 from outbox.database.heartbeats import BY_CELERY
 from outbox.database.outermost import outermost_transaction
 from outbox.errors import BrokerUnavailable
+from outbox.logs import get_logger
 from outbox.message import TopicType
 
-logger = logging.getLogger(__name__)
+logger = get_logger(__name__)
 
 ACK_WITHIN_SECONDS = 0.1  # acknowledge together what was handled in this time
 IDLE_SECONDS = 5.0  # a connection idle for longer is looked at before it is used

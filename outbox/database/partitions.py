@@ -7,7 +7,6 @@ partition takes its row, and `make_days` moves it where it belongs.
 
 from __future__ import annotations
 
-import logging
 import random
 import time
 from collections.abc import Callable
@@ -21,8 +20,9 @@ from outbox import conf, signals
 from outbox.database.connections import Connection, connect
 from outbox.database.locks import END_IDLE_TRANSACTION, LOCK_PARTITIONS
 from outbox.ids import day_of, first_id
+from outbox.logs import get_logger
 
-logger = logging.getLogger(__name__)
+logger = get_logger(__name__)
 
 T = TypeVar("T")
 

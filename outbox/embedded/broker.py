@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import logging
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 from datetime import datetime, timedelta
@@ -36,9 +35,10 @@ from outbox.embedded.options import EmbeddedOptions, problems
 from outbox.embedded.rows import delivery
 from outbox.embedded.topics import Topics, differences
 from outbox.errors import BrokerUnavailable
+from outbox.logs import get_logger
 from outbox.message import Half, Header, Resolution
 
-logger = logging.getLogger(__name__)
+logger = get_logger(__name__)
 
 
 class EmbeddedBroker(NeedsCheckLoop, DeadLetters, StoredInDatabase):

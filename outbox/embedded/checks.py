@@ -7,7 +7,6 @@ while the answer is awaited, two loops never put the same question, and a loop t
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable
 from datetime import datetime, timedelta
 
@@ -16,9 +15,10 @@ import msgspec
 from outbox import signals
 from outbox.database import Connection
 from outbox.embedded.clock import NOW
+from outbox.logs import get_logger
 from outbox.message import Half, Resolution
 
-logger = logging.getLogger(__name__)
+logger = get_logger(__name__)
 
 # Doubled with each ask, at most sixteen-fold: 10 s, 20 s, 40 s, 80 s, 160 s, 160 s ...
 TAKE_DUE_HALVES = f"""

@@ -6,7 +6,6 @@ Such a delivery can never be handled. It would hold back its key and stay in the
 
 from __future__ import annotations
 
-import logging
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from datetime import datetime
@@ -14,8 +13,9 @@ from datetime import datetime
 from outbox.database import Connection
 from outbox.embedded.clock import NOW
 from outbox.embedded.topics import StoredTopic
+from outbox.logs import get_logger
 
-logger = logging.getLogger(__name__)
+logger = get_logger(__name__)
 
 # With those that were met, all of the group that nobody handles: whoever lost one message has often lost many.
 DROP = f"""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
@@ -17,6 +16,7 @@ from outbox.brokers.capabilities import HalfMessages
 from outbox.errors import HalfNotStored
 from outbox.failpoints import failpoint
 from outbox.half_first.fence import mark_sent, note_place, write_fence
+from outbox.logs import get_logger
 from outbox.message import Resolution, TopicType
 from outbox.relay.cloudevents import seal
 from outbox.relay.load import Row
@@ -24,7 +24,7 @@ from outbox.relay.load import Row
 if TYPE_CHECKING:
     from outbox.publishing.draft import Draft
 
-logger = logging.getLogger(__name__)
+logger = get_logger(__name__)
 
 
 class HalfFirstMessage:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from outbox.logs import one_line
+
 
 def table(heads: Sequence[str], rows: Sequence[Sequence[object]]) -> str:
     """Align rows under their heads; numbers to the right."""
@@ -15,7 +17,7 @@ def table(heads: Sequence[str], rows: Sequence[Sequence[object]]) -> str:
 
 
 def _text(value: object) -> str:
-    return "" if value is None else str(value)
+    return "" if value is None else one_line(str(value))  # what others sent moves no cursor and begins no line
 
 
 def _line(cells: list[str], widths: list[int], is_number: list[bool]) -> str:

@@ -59,16 +59,19 @@ class Attention:
         subject: what it is about: topic 'orders', group 'points', broker 'default'.
         cause: what is wrong, a sentence.
         step: what to do about it, a sentence.
+        error: what a broker or a handler said about messages, for those who may view them; "" where nothing was said.
     """
 
     kind: Kind
     subject: str
     cause: str
     step: str
+    error: str = ""
 
     def __str__(self) -> str:
         subject = self.subject[:1].upper() + self.subject[1:]
-        return f"{subject}: {self.cause} {self.step}"
+        error = f" {self.error.rstrip('.')}." if self.error else ""
+        return f"{subject}: {self.cause}{error} {self.step}"
 
 
 Source = Callable[[Connection, str], Iterable[Attention]]
@@ -152,7 +155,8 @@ def _topic(topic: TopicStatus, status: Status) -> Iterator[Attention]:
         return
     if topic.name in status.misconfigured:
         step = "Set it right at the broker; then outbox_retry sends at once."
-        yield Attention(Kind.MISCONFIGURED, subject, status.misconfigured[topic.name], step)
+        cause = "The broker is not set up for it."
+        yield Attention(Kind.MISCONFIGURED, subject, cause, step, error=status.misconfigured[topic.name])
     elif topic.tries >= ALARM_TRIES:
         step = "See the error on the message's page, and correct its cause; it is sent again by itself."
         yield Attention(Kind.SEND_FAILS, subject, f"A message has failed {topic.tries} times.", step)
@@ -181,8 +185,9 @@ def _trouble(group: GroupStatus, status: Status, subject: str, wait: str) -> Ite
     failing = [one for one in failures if one.newest_seconds < LATE_AFTER.total_seconds()]
     is_late = (group.waits_seconds or 0) > LATE_AFTER.total_seconds()
     if is_late and failing:
-        cause = f"{wait}, none was handled for {age(group.waits_seconds)}, and deliveries fail: {failing[0].error}"
-        yield Attention(Kind.GROUP_FAILS, subject, cause, "Correct the handler; what failed is delivered again by itself.")
+        cause = f"{wait}, none was handled for {age(group.waits_seconds)}, and deliveries fail."
+        step = "Correct the handler; what failed is delivered again by itself."
+        yield Attention(Kind.GROUP_FAILS, subject, cause, step, error=failing[0].error)
     elif is_late and waiting > sum(one.messages for one in failures):  # those may wait for their retry
         cause = f"{wait}, and {count(group.consumers, 'consumer')} handled none for {age(group.waits_seconds)}."
         step = "Look for a handler that hangs, and give it a time_limit; and for a key that an earlier message holds back."
@@ -204,10 +209,9 @@ def _dead_letters(status: Status) -> Iterator[Attention]:
     found |= {(group.consumer_group, topic): number for group in status.groups for topic, number in group.dead_letters.items()}
     for (group, topic), letters in sorted(found.items()):
         errors = [one.error for one in status.failures if (one.consumer_group, one.topic) == (group, topic)]
-        last = f" Of late: {errors[0].rstrip('.')}." if errors else ""
-        cause = f"{count(letters, 'message')} of topic {topic!r} failed for good.{last}"
+        cause = f"{count(letters, 'message')} of topic {topic!r} failed for good."
         step = f"Correct the cause, then outbox_replay --group {group}; or discard them."
-        yield Attention(Kind.DEAD_LETTERS, f"group {group!r}", cause, step)
+        yield Attention(Kind.DEAD_LETTERS, f"group {group!r}", cause, step, error=errors[0] if errors else "")
 
 
 def _records(status: Status) -> Iterator[Attention]:

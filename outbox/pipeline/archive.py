@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
@@ -11,6 +10,7 @@ from uuid import UUID
 from outbox import conf
 from outbox.database.retention_holds import RetentionHold
 from outbox.errors import ConfigurationError
+from outbox.logs import get_logger
 from outbox.pipeline.conf import settings
 from outbox.pipeline.errors import ArchiveFailed, ArchiveRunning
 from outbox.pipeline.job_config import database_source
@@ -21,7 +21,7 @@ from outbox.pipeline.spark.lake.lookup import Found, find_message
 from outbox.pipeline.spark.lake.open import open_lake
 from outbox.pipeline.spark.process import Say, run_job
 
-logger = logging.getLogger(__name__)
+logger = get_logger(__name__)
 
 JOB = "outbox.pipeline.spark.jobs.archive"
 NO_MORE = "Nothing more could be done: "  # how the job begins the line that says why

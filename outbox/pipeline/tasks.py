@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import logging
 from datetime import timedelta
 
 from celery import shared_task
 
+from outbox.logs import get_logger
 from outbox.pipeline.archive import archive_due
 from outbox.pipeline.audit_runs.run import run_for_beat
 from outbox.pipeline.errors import MonitorFailed
@@ -14,7 +14,7 @@ from outbox.pipeline.monitor import run_monitor
 from outbox.relay.hosts import relay_targets
 from outbox.relay.try_step import try_step
 
-logger = logging.getLogger(__name__)
+logger = get_logger(__name__)
 
 # A project's time limits for its tasks (`task_time_limit`) are made for tasks of seconds, and would end these, which wait for
 # Spark, in the middle. The audit has a limit of its own; archive and monitor take the time that they take.

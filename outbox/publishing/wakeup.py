@@ -10,7 +10,6 @@ with it.
 
 from __future__ import annotations
 
-import logging
 import os
 import threading
 import time
@@ -21,13 +20,14 @@ from functools import cache
 from django.db import connections, transaction
 
 from outbox import conf
+from outbox.logs import get_logger
 
 TASK = "outbox.tasks.relay"
 PAUSE_SECONDS = 0.05
 BACK_OFF_SECONDS = 1.0  # after a failure; by then the sweep has found what was to be told
 EXPIRES_SECONDS = 10  # workers drop a nudge that old
 
-logger = logging.getLogger(__name__)
+logger = get_logger(__name__)
 
 
 @dataclass(frozen=True, slots=True)

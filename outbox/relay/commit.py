@@ -17,7 +17,6 @@ ends, and none of them leaves when the broker's window is over. It is measured f
 
 from __future__ import annotations
 
-import logging
 import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
@@ -32,11 +31,12 @@ from outbox.batches.split import runs
 from outbox.brokers.base import Broker, Ended, EndSemantics, HalfRef, SendResult, SendStatus
 from outbox.brokers.capabilities import HalfMessages
 from outbox.database import Connection
+from outbox.logs import get_logger
 from outbox.message import Resolution
 from outbox.models import State
 from outbox.relay.splitter import Splitter
 
-logger = logging.getLogger(__name__)
+logger = get_logger(__name__)
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,7 +7,6 @@ that goes away in between ends the run with psycopg's error, and loses nothing.
 
 from __future__ import annotations
 
-import logging
 import threading
 import time
 from collections.abc import Iterable, Iterator, Sequence
@@ -23,6 +22,7 @@ from outbox.brokers.base import Broker
 from outbox.database import Connection, heartbeats
 from outbox.ending import Watch
 from outbox.errors import ConfigurationError, NotMigrated
+from outbox.logs import get_logger
 from outbox.relay.breaker import Breakers, BreakerState
 from outbox.relay.delayed import MOVED_AT_ONCE, move_due
 from outbox.relay.lane import Lane, take_lane
@@ -30,7 +30,7 @@ from outbox.relay.rounds import Relay, RelayResult, make_breakers
 from outbox.relay.wakeup import Waker, forget_dead
 from outbox.topics import match_topics
 
-logger = logging.getLogger(__name__)
+logger = get_logger(__name__)
 
 MAINTENANCE_EVERY = 1.0  # seconds
 MATCH_TOPICS_EVERY = 5.0

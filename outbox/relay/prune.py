@@ -10,7 +10,6 @@ An app may hold days back (`RetentionHold`), as the archive does: then it drops 
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, field
 from datetime import UTC, date, datetime, time, timedelta
@@ -27,10 +26,11 @@ from outbox.database.locks import END_IDLE_SESSION, Lock
 from outbox.database.retention_holds import RetentionHold, find_holder
 from outbox.errors import ConfigurationError
 from outbox.ids import first_id
+from outbox.logs import get_logger
 from outbox.models import State
 from outbox.relay.prune_inbox import prune_inbox
 
-logger = logging.getLogger(__name__)
+logger = get_logger(__name__)
 
 SLICE = 1000
 INBOX = "outbox_inbox"

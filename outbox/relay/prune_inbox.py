@@ -7,7 +7,6 @@ when somebody starts its group. Without the row, the message would be applied tw
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Iterable
 from contextlib import ExitStack, closing
 from datetime import UTC, datetime
@@ -17,8 +16,9 @@ from outbox import conf
 from outbox.brokers.base import Broker
 from outbox.database import Connection
 from outbox.errors import OutboxError
+from outbox.logs import get_logger
 
-logger = logging.getLogger(__name__)
+logger = get_logger(__name__)
 
 SLICE = 10_000  # rows that brokers are asked about at once
 

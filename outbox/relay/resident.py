@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import threading
 from collections.abc import Callable, Sequence
 from datetime import timedelta
@@ -12,11 +11,12 @@ from django.db import InterfaceError, OperationalError
 
 from outbox.ending import Ending
 from outbox.errors import BrokerUnavailable, LaneNotHeld, NotMigrated
+from outbox.logs import get_logger
 from outbox.relay.backoff import Backoff
 from outbox.relay.hosts import RelayRunner, RelayTarget, open_runner
 from outbox.relay.rounds import RelayResult
 
-logger = logging.getLogger(__name__)
+logger = get_logger(__name__)
 
 # After an outage no wait may be much of the 5 s in which the first message goes.
 BACKOFF = Backoff(timedelta(milliseconds=200), timedelta(seconds=2))

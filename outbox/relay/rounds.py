@@ -6,7 +6,6 @@ Hosts call it: a Celery task drains it, the resident command does so again and a
 
 from __future__ import annotations
 
-import logging
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields
@@ -21,6 +20,7 @@ from outbox.batches.batch import Batch, BatchSendResult, SplitReason, Unaccepted
 from outbox.brokers.base import Broker
 from outbox.database import Connection
 from outbox.failpoints import failpoint
+from outbox.logs import get_logger
 from outbox.message import TopicType
 from outbox.models import State
 from outbox.relay.backoff import Backoff, Random
@@ -32,7 +32,7 @@ from outbox.relay.send import Sender
 from outbox.relay.splitter import Splitter
 from outbox.relay.sweep import Sweeper, SweepResult
 
-logger = logging.getLogger(__name__)
+logger = get_logger(__name__)
 
 SOURCE = "SELECT id FROM outbox_source"
 

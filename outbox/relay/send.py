@@ -7,7 +7,6 @@ after the answer for the one before; after a failure no more of that key is sent
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from time import monotonic
@@ -19,11 +18,12 @@ from outbox.batches.batch import Batch, BatchSendResult, SplitReason, Unaccepted
 from outbox.brokers.base import Broker, Outgoing, SendResult, SendStatus
 from outbox.brokers.capabilities import HalfMessages
 from outbox.database import Connection
+from outbox.logs import get_logger
 from outbox.relay.breaker import Breakers, BreakerState
 from outbox.relay.cloudevents import seal
 from outbox.relay.load import Loaded, slices
 
-logger = logging.getLogger(__name__)
+logger = get_logger(__name__)
 
 ANSWERS = frozenset({SendStatus.ACCEPTED, SendStatus.REFUSED, SendStatus.MISCONFIGURED})
 

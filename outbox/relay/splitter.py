@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
@@ -15,10 +14,11 @@ from outbox.batches.release import return_batch
 from outbox.batches.resend import resend_discarded
 from outbox.batches.split import Run, runs, split
 from outbox.database import Connection
+from outbox.logs import get_logger
 from outbox.models import State
 from outbox.relay.backoff import Backoff
 
-logger = logging.getLogger(__name__)
+logger = get_logger(__name__)
 
 ALARM_TRIES = 10  # a batch that failed so often, and each further such number of times, is an operator's concern
 

@@ -14,7 +14,6 @@ messages are looked up before any of them is ended:
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
 from datetime import timedelta
@@ -24,10 +23,11 @@ from outbox.batches.take_over import Limit, read_prepared, renew, take_over
 from outbox.brokers.base import Ended, HalfRef, HalfStanding, SendResult, SendStatus
 from outbox.brokers.capabilities import HalfMessages
 from outbox.database import Connection
+from outbox.logs import get_logger
 from outbox.message import Resolution
 from outbox.relay.commit import CommitResult, Committer
 
-logger = logging.getLogger(__name__)
+logger = get_logger(__name__)
 
 # Taken at once, and handed to the broker in one call.
 AT_ONCE = Limit(batches=500, messages=2000)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable
 from typing import Any
 
@@ -10,8 +9,9 @@ import psycopg
 from django.db import InterfaceError, OperationalError
 
 from outbox.errors import BrokerUnavailable, LaneNotHeld, NotMigrated
+from outbox.logs import get_logger
 
-logger = logging.getLogger(__name__)
+logger = get_logger(__name__)
 
 EXPECTED = (psycopg.OperationalError, psycopg.InterfaceError, OperationalError, InterfaceError, BrokerUnavailable)
 

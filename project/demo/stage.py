@@ -134,7 +134,7 @@ class Stage:
             "SECRET_KEY": secrets.token_urlsafe(32),
             "SHOP_VAR_DIR": str(self.folder),
             "DEMO_CHECK_BACK_URL": f"{self.address}/outbox/check-back/",
-            "DEMO_SECRET": f"whsec_{base64.b64encode(secrets.token_bytes(24)).decode()}",
+            "DEMO_SECRET": f"whsec_{base64.b64encode(secrets.token_bytes(32)).decode()}",
             "PYTHONUNBUFFERED": "1",
             **self.options.broker.environment(),
         }

@@ -10,6 +10,8 @@ from typing import Any
 
 import yaml
 
+from tests.check_back_secrets import SECRET
+
 ROOT = Path(__file__).resolve().parents[2]
 DOCKER = ROOT / "docker"
 
@@ -17,7 +19,7 @@ DOCKER = ROOT / "docker"
 SECRETS = {
     "SECRET_KEY": "0123456789abcdef" * 4,
     "POSTGRES_PASSWORD": "0123456789abcdef",
-    "CHECK_BACK_SECRET": "whsec_MfKQ9r8GKYqrTwjUPD8ILPZIo2LaLaSw",
+    "CHECK_BACK_SECRET": SECRET,
 }
 
 VARIABLE = re.compile(r"\$\$|\$\{(?P<name>\w+)(?:(?P<sign>:[-?])(?P<rest>[^}]*))?\}")

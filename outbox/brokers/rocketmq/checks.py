@@ -8,7 +8,6 @@ copy of the message; so where the message is visible already, ROLLBACK is sent, 
 from __future__ import annotations
 
 import asyncio
-import logging
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
@@ -24,9 +23,10 @@ from outbox.brokers.rocketmq.session import ANNOUNCE_SECONDS, Session, settings_
 from outbox.brokers.rocketmq.stubs import definition, service
 from outbox.brokers.rocketmq.unanswered import Unanswered
 from outbox.brokers.rocketmq.unconfirmed import RESOLUTIONS
+from outbox.logs import get_logger
 from outbox.message import Half, Resolution
 
-logger = logging.getLogger(__name__)
+logger = get_logger(__name__)
 
 LOOK_SECONDS = 2.0  # till every topic's proxies are known
 

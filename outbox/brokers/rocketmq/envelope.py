@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import logging
 import re
 import zlib
 from collections.abc import Mapping
@@ -17,9 +16,10 @@ import msgspec
 from outbox.brokers.base import Delivery, Outgoing
 from outbox.brokers.rocketmq.remoting.frames import COMPRESSED, HALF
 from outbox.brokers.rocketmq.stubs import definition
+from outbox.logs import get_logger
 from outbox.message import Half, Header, TopicType
 
-logger = logging.getLogger(__name__)
+logger = get_logger(__name__)
 
 # Properties of ours beside the headers, each only where it is needed.
 KEY, TOKEN, HEADERS = "outbox-key", "outbox-token", "outbox-headers"

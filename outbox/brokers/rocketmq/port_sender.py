@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import time
 from collections.abc import Callable
 
@@ -16,9 +15,10 @@ from outbox.brokers.rocketmq.remoting.connection import NoAnswer, NotConnected
 from outbox.brokers.rocketmq.remoting.frames import Answer, Request
 from outbox.brokers.rocketmq.statuses import FLOW_CONTROL_CODES, LESS, status_before_send, status_of, status_of_send
 from outbox.brokers.rocketmq.stubs import definition
+from outbox.logs import get_logger
 from outbox.message import TopicSpec
 
-logger = logging.getLogger(__name__)
+logger = get_logger(__name__)
 
 
 class PortSender:

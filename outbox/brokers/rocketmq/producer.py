@@ -7,7 +7,6 @@ is answered as firmly. Those of a key that keeps order go through the proxy, whi
 
 from __future__ import annotations
 
-import logging
 import time
 import zlib
 from collections.abc import Awaitable, Callable, Sequence
@@ -23,9 +22,10 @@ from outbox.brokers.rocketmq.pipelines import pipelined
 from outbox.brokers.rocketmq.port_sender import PortSender
 from outbox.brokers.rocketmq.statuses import LESS, is_flow_control, status_before_send, status_of
 from outbox.brokers.rocketmq.stubs import Code, service
+from outbox.logs import get_logger
 from outbox.message import TopicSpec, TopicType
 
-logger = logging.getLogger(__name__)
+logger = get_logger(__name__)
 
 SEND_SECONDS = 10.0  # no message of a batch is begun later: the relay's lease must outlast the batch
 NOT_BEGUN = SendResult(SendStatus.UNAVAILABLE, reason="Not sent: the messages before it took too long. It goes again.")

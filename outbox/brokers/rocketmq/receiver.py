@@ -11,7 +11,6 @@ Trouble with a topic is that topic's: the others go on, and it is asked for agai
 from __future__ import annotations
 
 import asyncio
-import logging
 import time
 from collections.abc import Collection, Mapping
 from contextlib import suppress
@@ -29,9 +28,10 @@ from outbox.brokers.rocketmq.settlement import Finishing, group_name, hidden_mil
 from outbox.brokers.rocketmq.stubs import Code, service
 from outbox.brokers.rocketmq.subscriptions import EVERYTHING, LEAST_WAIT_SECONDS, Subscriptions
 from outbox.errors import BrokerUnavailable
+from outbox.logs import get_logger
 from outbox.message import TopicSpec, TopicType
 
-logger = logging.getLogger(__name__)
+logger = get_logger(__name__)
 
 MOST_AT_ONCE = 32
 FIFO_REQUESTS = 8  # at once, each for one message: a key's next message is not handed out with the one before

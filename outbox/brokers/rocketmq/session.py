@@ -8,7 +8,6 @@ a session announces itself every 10 s, and at once on a new stream when the old 
 from __future__ import annotations
 
 import asyncio
-import logging
 from collections.abc import Callable
 from typing import Any
 
@@ -18,8 +17,9 @@ from outbox.brokers.rocketmq.client import Client
 from outbox.brokers.rocketmq.endpoints import Endpoint
 from outbox.brokers.rocketmq.errors import StatusError, describe
 from outbox.brokers.rocketmq.stubs import Code, definition, service
+from outbox.logs import get_logger
 
-logger = logging.getLogger(__name__)
+logger = get_logger(__name__)
 
 ANNOUNCE_SECONDS = 10.0
 SILENCE_SECONDS = 25.0  # each announcement is answered; after two without an answer the stream is dead

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import logging
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import replace
 from datetime import timedelta
@@ -17,9 +16,10 @@ from outbox.brokers.rocketmq.client import Client
 from outbox.brokers.rocketmq.errors import StatusError, describe
 from outbox.brokers.rocketmq.stubs import Code, service
 from outbox.errors import BrokerUnavailable
+from outbox.logs import get_logger
 from outbox.message import TopicSpec, TopicType
 
-logger = logging.getLogger(__name__)
+logger = get_logger(__name__)
 
 T = TypeVar("T")
 

@@ -12,7 +12,6 @@ Source: docs/explanation/not-found.md.
 from __future__ import annotations
 
 import json
-import logging
 from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime, timedelta
 from functools import partial
@@ -25,8 +24,9 @@ from outbox.brokers.rocketmq.reading import MOST_READ, Reader
 from outbox.brokers.rocketmq.remoting import requests
 from outbox.brokers.rocketmq.remoting.connection import NotConnected
 from outbox.brokers.rocketmq.remoting.frames import RemotingError, Request, Stored
+from outbox.logs import get_logger
 
-logger = logging.getLogger(__name__)
+logger = get_logger(__name__)
 
 # A broker that did not answer, or was frozen, does what waits at its port when it goes on, and indexes it a moment later.
 SETTLE_SECONDS = 10.0

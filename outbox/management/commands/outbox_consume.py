@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import logging
 from argparse import ArgumentParser, ArgumentTypeError
 from collections.abc import Callable
 from dataclasses import asdict
@@ -23,11 +22,12 @@ from outbox.consuming.threads import ConsumerThreads
 from outbox.database import heartbeats
 from outbox.ending import Ending
 from outbox.errors import BrokerUnavailable, ConfigurationError, OutboxError
+from outbox.logs import get_logger
 from outbox.management.exits import ENDED_UNFINISHED, unable
 from outbox.management.greeting import greet
 from outbox.relay.resident import Resident
 
-logger = logging.getLogger(__name__)
+logger = get_logger(__name__)
 
 T = TypeVar("T")
 

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import logging
 from datetime import timedelta
 from typing import Any
 
 from outbox import database, signals
 from outbox.errors import OutboxError
+from outbox.logs import get_logger
 from outbox.pipeline.audit_runs import job, known, store, verdict
 from outbox.pipeline.errors import AuditFailed, AuditRunning
 from outbox.pipeline.job_config import pipeline_config
@@ -17,7 +17,7 @@ from outbox.pipeline.spark.errors import PipelineError
 from outbox.pipeline.spark.process import Say
 from outbox.pipeline.spark.session import find_jar
 
-logger = logging.getLogger(__name__)
+logger = get_logger(__name__)
 
 SETTLE = timedelta(minutes=5)  # as the command's default
 

@@ -7,7 +7,6 @@ says RUNNING while nobody holds the lock is dead, however its process ended.
 
 from __future__ import annotations
 
-import logging
 import os
 import socket
 from collections import defaultdict
@@ -22,13 +21,14 @@ from django.utils import timezone
 from outbox import database
 from outbox.database import outermost
 from outbox.database.locks import END_IDLE_SESSION, Lock
+from outbox.logs import get_logger
 from outbox.pipeline.audit_runs import verdict
 from outbox.pipeline.conf import settings
 from outbox.pipeline.errors import AuditFailed, AuditRunning
 from outbox.pipeline.models import AuditBacklog, AuditFinding, AuditLatency, AuditRun
 from outbox.pipeline.spark.keep import kept_alive
 
-logger = logging.getLogger(__name__)
+logger = get_logger(__name__)
 
 TRY_LOCK = f"SELECT pg_try_advisory_lock({Lock.AUDIT}, 0)"
 

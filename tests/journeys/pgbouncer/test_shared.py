@@ -30,6 +30,7 @@ from outbox.relay.maintenance import maintain
 from project.servers.pgbouncer import HOST, PgBouncer
 from project.shop.messages import OrderPlaced
 from project.shop.models import CartEntry
+from tests.check_back_secrets import SECRET
 from tests.factories import BatchFactory, MessageRowFactory
 from tests.outbox.api.questions import question_of
 from tests.outbox.check_backs.halves import half_of
@@ -37,7 +38,6 @@ from tests.waiting import wait_until
 
 pytestmark = [pytest.mark.pgbouncer, pytest.mark.usefixtures("pooled")]
 
-SECRET = "whsec_MfKQ9r8GKYqrTwjUPD8ILPZIo2LaLaSw"
 SHOW = "SELECT current_setting('jit'), current_setting('statement_timeout')"
 TARGET = hosts.RelayTarget("default", "default")
 

@@ -11,10 +11,10 @@ from django.test import Client
 from django.urls import reverse
 from standardwebhooks import Webhook
 
+from outbox.api import refusals, throttling
 from outbox.check_backs import register, sources
-
-SECRET = "whsec_MfKQ9r8GKYqrTwjUPD8ILPZIo2LaLaSw"
-OTHER_SECRET = "whsec_C2FVsBQIhrscChlQIMV+b5sSYspob7oD"
+from outbox.logs import LimitedLog
+from tests.check_back_secrets import SECRET
 
 Post = Callable[..., HttpResponse]
 
@@ -24,6 +24,8 @@ def _clean_slate(settings: Any, monkeypatch: pytest.MonkeyPatch) -> Iterator[Non
     settings.OUTBOX = {"CHECK_BACK": {"SECRETS": [SECRET]}}
     monkeypatch.setattr(register, "registered", {})
     monkeypatch.setattr(sources, "_aliases", {})
+    monkeypatch.setattr(refusals, "limited", LimitedLog(refusals.logger))
+    throttling.repeats.clear()
     cache.clear()
     yield
     cache.clear()

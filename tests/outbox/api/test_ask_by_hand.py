@@ -10,8 +10,8 @@ from django.conf import settings as django_settings
 from django.urls import reverse
 
 from outbox.models import CheckBack, State
+from tests.check_back_secrets import OTHER_SECRET, SECRET
 from tests.factories import BatchFactory
-from tests.outbox.api.conftest import OTHER_SECRET, SECRET
 from tests.outbox.api.questions import question_of
 from tests.outbox.check_backs.halves import half_of
 

@@ -1,3 +1,4 @@
+from base64 import b64encode
 from datetime import UTC, datetime, timedelta
 from uuid import uuid4
 
@@ -5,7 +6,7 @@ import pytest
 
 from outbox.message import Half
 from outbox.models import CheckBack
-from tests.outbox.api.conftest import OTHER_SECRET, SECRET
+from tests.check_back_secrets import OTHER_SECRET, SECRET
 from tests.outbox.api.questions import question_of
 
 QUESTION = question_of(Half("orders", f"of another producer: {uuid4()}", "h"))
@@ -62,12 +63,16 @@ class TestARefusedRequest:
     def test_has_an_id_too_long_to_be_kept(self, post):
         assert_refused(post(QUESTION, request_id="x" * 256), "webhook-id")
 
+    @pytest.mark.parametrize("request_id", ["a\x00b", "a\nb", "é", "a\x7fb"])
+    def test_has_an_id_that_is_not_printable(self, post, request_id):
+        assert_refused(post(QUESTION, request_id=request_id), "webhook-id")
+
     def test_has_a_body_too_large_to_be_looked_into(self, post):
         response = post(body=b"x" * (64 * 1024 + 1), secret=OTHER_SECRET)
 
         assert response.status_code == 413
 
-    @pytest.mark.parametrize("secrets", [[], ["whsec_"], [SECRET, "whsec_a"]])
+    @pytest.mark.parametrize("secrets", [[], ["whsec_"], [SECRET, "whsec_a"], [SECRET, "whsec_" + b64encode(bytes(31)).decode()]])
     def test_is_each_one_where_the_secrets_are_not_set_up(self, post, settings, secrets, caplog):
         settings.OUTBOX = {"CHECK_BACK": {"SECRETS": secrets}}
 

@@ -1,3 +1,4 @@
+import json
 from datetime import UTC, datetime, timedelta
 
 import pytest
@@ -6,6 +7,7 @@ from django.db import connections, transaction
 from outbox.check_backs.register import check_back
 from outbox.message import COMMIT, UNKNOWN, Half
 from outbox.models import CheckBack, State
+from tests.check_back_secrets import OTHER_SECRET
 from tests.factories import BatchFactory, MessageRowFactory
 from tests.outbox.api.questions import question_of
 from tests.outbox.check_backs.halves import half_of
@@ -130,12 +132,50 @@ class TestCheckBackOfARequestThatComesAgain:
 
 @pytest.mark.django_db  # nothing is committed: nobody is answered
 class TestCheckBackOfBadInput:
-    @pytest.mark.parametrize("body", [b"", b"{", b"[]", b'"text"', b"null", b"{}", b"\xff"])
+    @pytest.mark.parametrize(
+        "body",
+        [
+            b"{",
+            b"[]",
+            b'"text"',
+            b"null",
+            b"{}",
+            b"[" * 10_000 + b"]" * 10_000,
+            b'{"topic":' * 1000 + b"1" + b"}" * 1000,
+            b'{"topic": NaN}',
+            b'{"asked": -Infinity}',
+            b'{"asked": 1e999}',
+            b'{"asked": ' + b"9" * 5000 + b"}",
+            b'{"topic": "\\ud800"}',
+            b'{"topic": "orders", "topic": "orders"}',
+            b'{"asked": 1, "asked": 2}',
+            b"\xef\xbb\xbf{}",
+            "{}".encode("utf-16"),
+            b"\x00",
+        ],
+    )
     def test_refuses_what_is_no_question(self, post, body):
         response = post(body=body)
 
         assert response.status_code in (400, 401)  # 401: what is not text cannot be signed
         assert "answer" not in response.json()
+
+    def test_refuses_a_body_without_length(self, post):
+        assert post(body=b"").status_code == 411
+
+    def test_refuses_a_name_that_comes_twice(self, post):
+        body = json.dumps(question_of(STRANGE)).replace('"token"', '"half_id": "another", "token"').encode()
+
+        response = post(body=body)
+
+        assert (response.status_code, "twice" in response.json()["detail"]) == (400, True)
+
+    @pytest.mark.parametrize("charset", ["utf-16", "zip", "hex", "utf-7", "idna", "unknown", "é"])
+    def test_reads_utf_8_whatever_the_content_type_says(self, post, charset):
+        response = post(body=b"{}", **{"content-type": f"application/json; charset={charset}"})
+
+        assert response.status_code == 400
+        assert set(response.json()) == {"topic", "message_id", "half_id"}
 
     @pytest.mark.parametrize(
         ("field", "value"),
@@ -152,9 +192,13 @@ class TestCheckBackOfBadInput:
             ("token", "x" * 256),
             ("asked", 0),
             ("asked", 2**31),
+            ("asked", 10**4000),
+            ("asked", 1e300),
             ("asked", "twice"),
             ("born_at", "yesterday"),
             ("born_at", 17),
+            ("born_at", "0001-01-01T00:00:00+23:00"),
+            ("born_at", "9999-12-31T23:59:59-23:00"),
             ("key", []),
         ],
     )
@@ -184,6 +228,34 @@ class TestTheThrottle:
 
     def test_lets_nobody_else_use_the_share_up(self, post, settings):
         settings.OUTBOX = {"CHECK_BACK": {**settings.OUTBOX["CHECK_BACK"], "THROTTLE": "1/h"}}
-        post(question_of(STRANGE), secret="whsec_C2FVsBQIhrscChlQIMV+b5sSYspob7oD")
+        post(question_of(STRANGE), secret=OTHER_SECRET)
 
         assert post(question_of(STRANGE)).status_code == 200
+
+
+@pytest.mark.django_db(transaction=True)
+class TestARequestThatComesAgain:
+    @pytest.fixture(autouse=True)
+    def _two_answers(self, settings):
+        settings.OUTBOX = {"CHECK_BACK": {**settings.OUTBOX["CHECK_BACK"], "THROTTLE": "2/h"}}
+
+    def test_leaves_the_share_to_others(self, post):
+        captured = {"request_id": "msg_1", "at": datetime.now(UTC)}
+        for _ in range(30):
+            post(question_of(STRANGE), **captured)
+
+        assert post(question_of(STRANGE)).status_code == 200
+
+    def test_is_answered_ten_times(self, post):
+        captured = {"request_id": "msg_1", "at": datetime.now(UTC)}
+
+        answers = [post(question_of(STRANGE), **captured) for _ in range(12)]
+
+        assert [one.status_code for one in answers] == [200] * 10 + [429] * 2
+        assert int(answers[-1].headers["Retry-After"]) == 600
+
+    def test_counts_anew_where_it_was_refused(self, post):
+        for _ in range(2):
+            post(question_of(STRANGE))
+
+        assert [post(question_of(STRANGE), request_id="msg_1").status_code for _ in range(3)] == [429] * 3

@@ -1,4 +1,5 @@
 import itertools
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 from django.db import connections
@@ -6,6 +7,7 @@ from django.test import Client
 from django.urls import reverse
 
 from outbox import conf, database
+from outbox.api.health import kept_health
 from outbox.database import heartbeats
 from outbox.models import State
 from outbox.monitoring.health import Health
@@ -88,3 +90,32 @@ class TestWhatNeedsAttention:
 
     def test_is_not_told_to_everybody(self, get):
         assert b"parcels" not in get(WELL).content
+
+
+class TestAnAnswerThatIsKept:
+    @pytest.fixture
+    def connections_made(self, monkeypatch):
+        made = []
+        connect = database.connect
+
+        def count(alias, **options):
+            made.append(alias)
+            return connect(alias, **options)
+
+        monkeypatch.setattr(database, "connect", count)
+        return made
+
+    @pytest.mark.parametrize("address", [READY, WELL])
+    def test_costs_one_reading_however_many_ask(self, address, get, connections_made):
+        with ThreadPoolExecutor(8) as threads:
+            answers = list(threads.map(get, [address] * 100))
+
+        assert {one.status_code for one in answers} == {200}
+        assert sorted(connections_made) == ["default", "other"]
+
+    def test_is_read_again_after_a_while(self, get, monkeypatch):
+        monkeypatch.setattr(kept_health, "_seconds", 0)
+        before = get(WELL)
+        BatchFactory(topic=TopicFactory(name="parcels"), state=State.DEAD)
+
+        assert (before.status_code, get(WELL).status_code) == (200, 503)

@@ -1,6 +1,8 @@
+from datetime import timedelta
+
 import pytest
 
-from outbox.api.throttling import CheckBackThrottle
+from outbox.api.throttling import REMEMBERED, CheckBackThrottle, Repeats
 from outbox.errors import ConfigurationError
 
 
@@ -22,3 +24,30 @@ class TestCheckBackThrottle:
 
         with pytest.raises(ConfigurationError, match="600/s"):
             CheckBackThrottle()
+
+
+class TestRepeats:
+    @pytest.fixture
+    def now(self):
+        return [100.0]
+
+    @pytest.fixture
+    def count(self, now):
+        repeats = Repeats(clock=lambda: now[0])
+        return lambda request_id: repeats.count(request_id, within=timedelta(minutes=10))
+
+    def test_counts_each_request(self, count):
+        assert [count("a"), count("b"), count("a"), count("a")] == [1, 1, 2, 3]
+
+    def test_begins_anew_when_the_signature_holds_no_more(self, count, now):
+        count("a")
+        now[0] += 600
+
+        assert count("a") == 1
+
+    def test_forgets_the_oldest_of_very_many(self, count):
+        count("first")
+        for number in range(REMEMBERED):
+            count(f"{number}")
+
+        assert (count("first"), count(f"{REMEMBERED - 1}")) == (1, 2)

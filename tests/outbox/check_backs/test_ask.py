@@ -1,4 +1,5 @@
 import threading
+from base64 import b64encode
 from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
 from http.server import BaseHTTPRequestHandler, HTTPServer
@@ -13,10 +14,10 @@ from outbox.check_backs.register import check_back
 from outbox.errors import ConfigurationError
 from outbox.message import COMMIT, UNKNOWN, Half
 from outbox.models import CheckBack, State
+from tests.check_back_secrets import SECRET
 from tests.factories import BatchFactory
 from tests.outbox.check_backs.halves import half_of
 
-SECRET = "whsec_MfKQ9r8GKYqrTwjUPD8ILPZIo2LaLaSw"
 HALF = Half("orders", "m-1", "h-1", "source:17:1:1", asked=2, born_at=datetime(2026, 1, 1, tzinfo=UTC), key="4711")
 COMMITTED = b'{"answer": "COMMIT", "reason": "", "about": "none"}'
 
@@ -96,10 +97,18 @@ class TestOverHttp:
         with pytest.raises(ConfigurationError, match="http://"):
             over_http(url, SECRET)
 
-    @pytest.mark.parametrize("secret", ["", "whsec_", "whsec_a"])
+    @pytest.mark.parametrize("secret", ["", "whsec_", "whsec_a", "whsec_" + "Zm9v*" * 20, "whsec_é"])
     def test_refuses_a_secret_that_is_none(self, secret):
         with pytest.raises(ConfigurationError, match="whsec_"):
             over_http("http://127.0.0.1/", secret)
+
+    @pytest.mark.parametrize("length", [1, 24, 31])
+    def test_refuses_a_secret_that_is_short(self, length):
+        with pytest.raises(ConfigurationError, match=f"has {length} bytes, and needs 32"):
+            over_http("http://127.0.0.1/", f"whsec_{b64encode(bytes(length)).decode()}")
+
+    def test_takes_a_secret_without_prefix_and_padding(self):
+        assert over_http("http://127.0.0.1/", b64encode(bytes(32)).decode().rstrip("="))
 
     def test_is_understood_by_the_endpoint(self, settings, live_server):
         settings.OUTBOX = {"CHECK_BACK": {"SECRETS": [SECRET]}}

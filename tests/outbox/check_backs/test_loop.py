@@ -8,6 +8,7 @@ from outbox.check_backs.loop import LIMIT, CheckLoop, ask_as_set, brokers_to_ask
 from outbox.embedded import EmbeddedBroker
 from outbox.errors import BrokerUnavailable, ConfigurationError
 from outbox.message import COMMIT, Half
+from tests.check_back_secrets import OTHER_SECRET, SECRET
 
 HALF = Half("orders", "m", "1")
 
@@ -19,10 +20,10 @@ class TestAskAsSet:
         assert ask_as_set("other")(HALF) == ("other", HALF)
 
     def test_asks_over_http_with_a_url(self, settings, monkeypatch):
-        settings.OUTBOX = {"CHECK_BACK": {"URL": "https://shop.example/check-back/", "SECRETS": ["whsec_eA==", "whsec_eQ=="]}}
+        settings.OUTBOX = {"CHECK_BACK": {"URL": "https://shop.example/check-back/", "SECRETS": [SECRET, OTHER_SECRET]}}
         monkeypatch.setattr(loop, "over_http", lambda url, secret: lambda half: (url, secret))
 
-        assert ask_as_set("other")(HALF) == ("https://shop.example/check-back/", "whsec_eA==")
+        assert ask_as_set("other")(HALF) == ("https://shop.example/check-back/", SECRET)
 
     def test_insists_on_a_secret_for_a_url(self, settings):
         settings.OUTBOX = {"CHECK_BACK": {"URL": "https://shop.example/check-back/"}}

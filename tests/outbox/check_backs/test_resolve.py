@@ -6,7 +6,7 @@ from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
-from uuid import uuid4
+from uuid import UUID, uuid4
 
 import psycopg
 import pytest
@@ -355,14 +355,45 @@ class TestResolveOfAHalfFirst:
 
     def test_does_not_know_where_no_partition_takes_the_row(self, connection):
         connection.execute("ALTER TABLE outbox_message DETACH PARTITION outbox_message_default")
-        long_ago = message_id(datetime(1999, 12, 31, tzinfo=UTC))
+        yesterday = message_id(datetime.now(UTC) - timedelta(days=1))
 
         with connection.transaction(force_rollback=True):
             connection.execute("SAVEPOINT before")
-            answer = ask(connection, half_first(message_id=str(long_ago)))
+            answer = ask(connection, half_first(message_id=str(yesterday)))
             connection.execute("ROLLBACK TO before")
 
         assert answer == (UNKNOWN, True)
+
+    @pytest.mark.parametrize(
+        "at",
+        [
+            datetime(1970, 1, 1, tzinfo=UTC),
+            datetime.now(UTC) - timedelta(days=9),
+            datetime.now(UTC) + timedelta(hours=2),
+            datetime(9999, 12, 31, tzinfo=UTC),
+        ],
+    )
+    def test_does_not_know_and_writes_nothing_of_a_time_of_which_nothing_is_kept(self, connection, at):
+        assert ask(connection, half_first(message_id=str(message_id(at)))) == (UNKNOWN, True)
+        assert not MessageRow.objects.exists()
+
+    @pytest.mark.parametrize("number", [0, 2**128 - 1])
+    def test_does_not_know_ids_that_hold_no_time(self, connection, number):
+        assert ask(connection, half_first(message_id=str(UUID(int=number)))) == (UNKNOWN, True)
+        assert not MessageRow.objects.exists()
+
+    @pytest.mark.parametrize("at", [timedelta(minutes=59), timedelta(days=-7)])
+    def test_rolls_back_what_never_came_of_a_time_that_is_kept(self, connection, at):
+        assert ask(connection, half_first(message_id=str(message_id(datetime.now(UTC) + at)))) == (ROLLBACK, False)
+        assert MessageRow.objects.count() == 1
+
+    @pytest.mark.parametrize("at", [timedelta(hours=3), timedelta(days=-30)])
+    def test_goes_by_the_row_whatever_the_time(self, connection, at):
+        message = MessageRowFactory(id=message_id(datetime.now(UTC) + at))
+        batch = BatchFactory(state=State.SENT, message_ids=[message.id], half_ids=["h"])
+
+        assert ask(connection, half_first(batch)) == (COMMIT, False)
+        assert ask(connection, half_first(batch, half_id="another")) == (ROLLBACK, False)
 
     def test_finds_the_batch_by_its_newest_id(self, own_connection):
         BatchFactory.create_batch(3, state=State.SENT, half_ids=["h"])

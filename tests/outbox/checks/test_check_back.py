@@ -1,5 +1,6 @@
 import re
 import types
+from base64 import b64encode
 
 import pytest
 from django.db import connections, transaction
@@ -8,10 +9,10 @@ from django.urls import clear_url_caches, include, path
 from outbox import UNKNOWN, check_back
 from outbox.api.views import CheckBackView
 from outbox.brokers.memory import MemoryBroker
+from tests.check_back_secrets import SECRET
 from tests.outbox.checks.conftest import BROKERS
 
 URL = "https://shop.example/outbox/check-back/"
-SECRET = "whsec_eA=="
 
 
 class BrokerThatAsksOverHTTP(MemoryBroker):
@@ -58,6 +59,21 @@ class TestE011:
         assert problem.id == "outbox.E011"
         assert '["SECRETS"], number 2: A secret is not base64' in problem.msg
         assert "tell" not in f"{problem.msg}{problem.hint}"
+
+    @pytest.mark.parametrize("length", [1, 31])
+    def test_finds_a_secret_that_is_too_short(self, settings, found, length):
+        short = f"whsec_{b64encode(b'x' * length).decode()}"
+        settings.OUTBOX = {"BROKERS": BROKERS, "CHECK_BACK": {"URL": URL, "SECRETS": [SECRET, short]}}
+
+        (problem,) = found()
+
+        assert problem.id == "outbox.E011"
+        assert f"number 2: A secret has {length} bytes, and needs 32" in problem.msg
+
+    def test_takes_a_secret_of_32_bytes(self, settings, found):
+        settings.OUTBOX = {"BROKERS": BROKERS, "CHECK_BACK": {"SECRETS": [f"whsec_{b64encode(bytes(32)).decode()}"]}}
+
+        assert found() == []
 
 
 class TestE012:

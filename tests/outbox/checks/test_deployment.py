@@ -1,6 +1,7 @@
 import pytest
 
 from outbox.failpoints import VARIABLE
+from tests.check_back_secrets import SECRET
 from tests.outbox.checks.conftest import BROKERS
 
 
@@ -17,7 +18,7 @@ def deployed(found):
 
 class TestE032:
     def test_finds_topics_on_the_memory_broker(self, settings, deployed):
-        settings.OUTBOX = {"BROKERS": BROKERS, "TOPICS": {"orders": {}}, "CHECK_BACK": {"SECRETS": ["whsec_eA=="]}}
+        settings.OUTBOX = {"BROKERS": BROKERS, "TOPICS": {"orders": {}}, "CHECK_BACK": {"SECRETS": [SECRET]}}
 
         (problem,) = deployed()
 
@@ -28,7 +29,7 @@ class TestE032:
 
 class TestW033:
     def test_warns_of_failpoints(self, settings, deployed, monkeypatch):
-        settings.OUTBOX = {"CHECK_BACK": {"SECRETS": ["whsec_eA=="]}}
+        settings.OUTBOX = {"CHECK_BACK": {"SECRETS": [SECRET]}}
         monkeypatch.setenv(VARIABLE, "relay.after_claim:kill")
 
         (problem,) = deployed()

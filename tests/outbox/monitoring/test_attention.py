@@ -143,7 +143,9 @@ class TestTopics:
         mended = BatchFactory(topic=TopicFactory(name="mended"), state=State.SENT, attempt=2)
         FailedAttempt.objects.create(**about | {"batch_id": mended.id}, attempt=2)
 
-        assert [(one.kind, one.cause) for one in read()] == [(Kind.MISCONFIGURED, "Wrong type.")]
+        [one] = read()
+        assert (one.kind, one.cause, one.error) == (Kind.MISCONFIGURED, "The broker is not set up for it.", "Wrong type.")
+        assert "is not set up for it. Wrong type. Set it right" in str(one)
 
     def test_name_parked_half_messages(self, read, settings):
         settings.OUTBOX = {"TOPICS": {"parked": {"TYPE": "transaction"}}}
@@ -287,7 +289,9 @@ class TestGroups:
         [one] = read()
 
         assert one.kind is Kind.GROUP_FAILS
-        assert one.cause.endswith("and deliveries fail: ValueError in shop.add_points: boom")
+        assert one.cause.endswith("and deliveries fail.")
+        assert one.error == "ValueError in shop.add_points: boom"
+        assert "fail. ValueError in shop.add_points: boom. Correct" in str(one)
 
     def test_name_one_that_is_slow(self, read):
         a_process("consumer", consumer_group="cart")
@@ -312,9 +316,10 @@ class TestGroups:
         [one] = read()
         broker.discard("cart", [letter.id for letter in broker.dead_letters("cart")])
 
-        assert (one.kind, one.cause) == (
+        assert (one.kind, one.cause, one.error) == (
             Kind.DEAD_LETTERS,
-            "1 message of topic 'parcels' failed for good. Of late: ValueError: boom.",
+            "1 message of topic 'parcels' failed for good.",
+            "ValueError: boom",
         )
         assert read() == []
 

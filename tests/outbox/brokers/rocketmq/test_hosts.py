@@ -18,11 +18,10 @@ from outbox.models import Batch, CheckBack, Topic
 from outbox.relay.lane import Lane
 from outbox.relay.rounds import Relay
 from project.servers.rocketmq import FAST_CHECKS, RocketMQ
+from tests.check_back_secrets import SECRET
 from tests.factories import TicketFactory
 from tests.outbox.brokers.rocketmq.log import producers, seen
 from tests.waiting import wait_until
-
-SECRET = "whsec_c2VjcmV0LXNlY3JldC1zZWNyZXQtc2VjcmV0"
 
 # A process of its own, on the test's database.
 SET_UP = """

@@ -3,10 +3,9 @@ import pytest
 from outbox.check_backs.ask import make_signer
 from outbox.models import CheckBack
 from outbox.monitoring.doctor import Level, endpoint
+from tests.check_back_secrets import OTHER_SECRET, SECRET
 
 pytestmark = pytest.mark.django_db(transaction=True, databases=["default", "other"])
-
-SECRET, ANOTHER = "whsec_c2VjcmV0", "whsec_YW5vdGhlcg=="
 
 
 @pytest.fixture
@@ -26,7 +25,7 @@ class TestEndpoint:
         assert not CheckBack.objects.exists()
 
     def test_is_named_when_it_does_not(self, asked, monkeypatch):
-        monkeypatch.setattr(endpoint, "make_signer", lambda secret: make_signer(ANOTHER))
+        monkeypatch.setattr(endpoint, "make_signer", lambda secret: make_signer(OTHER_SECRET))
 
         ((level, text),) = asked()
 

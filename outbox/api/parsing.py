@@ -1,0 +1,40 @@
+"""From the body of a signed request to what a serializer reads."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from typing import IO, Any
+
+from rest_framework.exceptions import ParseError
+from rest_framework.parsers import BaseParser
+
+
+class QuestionParser(BaseParser):
+    """
+    Reads JSON of which there is one reading only.
+
+    It is UTF-8 whatever the content type says, which nobody signs. A name comes once, and a number is one of JSON's. Whatever
+    cannot be read is a ParseError.
+    """
+
+    media_type = "application/json"
+
+    def parse(self, stream: IO[bytes], media_type: str | None = None, parser_context: Mapping[str, Any] | None = None) -> Any:
+        try:
+            return json.loads(stream.read().decode(), object_pairs_hook=_names_once, parse_constant=_refuse_constant)
+        except RecursionError:
+            raise ParseError("The JSON is nested too deeply.") from None
+        except ValueError as error:
+            raise ParseError(f"This is no JSON: {error}") from None
+
+
+def _names_once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    found = dict(pairs)
+    if len(found) != len(pairs):
+        raise ValueError("a name comes twice")
+    return found
+
+
+def _refuse_constant(name: str) -> None:
+    raise ValueError(f"{name} is no number of JSON's")

@@ -1,0 +1,107 @@
+"""
+Loggers of the package. What others sent stays within its line: a message id with a line break in it forges no line of its own.
+
+Every logger of the package comes from `get_logger`. `LimitedLog` is for lines that anybody can cause.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import textwrap
+import threading
+import time
+from collections.abc import Callable, Mapping
+from numbers import Number
+from typing import Any
+
+_format_exception = logging.Formatter().formatException
+
+
+def one_line(text: str) -> str:
+    """Return a text with control characters, line ends and invisible characters spelled out as Python writes them."""
+    return text if text.isprintable() else repr(text)[1:-1]
+
+
+def get_logger(name: str) -> logging.Logger:
+    """Return a logger whose records are one line each. A traceback's lines are indented, whatever its error says."""
+    logger = logging.getLogger(name)
+    if _keep_to_one_line not in logger.filters:
+        logger.addFilter(_keep_to_one_line)
+    return logger
+
+
+class _OneLine:
+    """An argument of a record. It is put into words only where the record is formatted."""
+
+    def __init__(self, value: object) -> None:
+        self._value = value
+
+    def __str__(self) -> str:
+        return one_line(str(self._value))
+
+    def __repr__(self) -> str:
+        return one_line(repr(self._value))
+
+
+def _argument(value: Any) -> Any:
+    if isinstance(value, str):
+        return value if value.isprintable() else _OneLine(value)
+    return value if value is None or isinstance(value, Number) else _OneLine(value)
+
+
+def _keep_to_one_line(record: logging.LogRecord) -> bool:
+    record.msg = one_line(record.msg) if isinstance(record.msg, str) else _OneLine(record.msg)
+    if isinstance(record.args, Mapping):
+        record.args = {name: _argument(value) for name, value in record.args.items()}
+    elif record.args:
+        record.args = tuple(_argument(value) for value in record.args)
+    if record.exc_info and record.exc_info[0] and not record.exc_text:
+        record.exc_text = textwrap.indent(_format_exception(record.exc_info), "  ")
+    return True
+
+
+class LimitedLog:
+    """
+    Writes one line per cause and interval. The next line of a cause says how many it stands for.
+
+    Args:
+        interval: seconds.
+        clock: returns seconds that never go back.
+    """
+
+    def __init__(self, logger: logging.Logger, *, interval: float = 60.0, clock: Callable[[], float] = time.monotonic) -> None:
+        self._logger = logger
+        self._interval = interval
+        self._clock = clock
+        self._written: dict[str, float] = {}
+        self._left_out: dict[str, int] = {}
+
+    def log(self, level: int, cause: str, text: str, *args: object, exc_info: BaseException | None = None) -> None:
+        """
+        Write the line, or count it.
+
+        Args:
+            cause: one of a few; never what others sent.
+            text, args: as of a logger.
+        """
+        with _lock:
+            now = self._clock()
+            if cause in self._written and now - self._written[cause] < self._interval:
+                self._left_out[cause] += 1
+                return
+            left_out, self._left_out[cause], self._written[cause] = self._left_out.get(cause, 0), 0, now
+        more = f" ({left_out} more like it since the last such line.)" if left_out else ""
+        self._logger.log(level, text + more, *args, exc_info=exc_info)
+
+
+_lock = threading.Lock()
+
+
+def _renew_lock() -> None:
+    """Another thread of the parent may have held it."""
+    global _lock
+    _lock = threading.Lock()
+
+
+os.register_at_fork(after_in_child=_renew_lock)
