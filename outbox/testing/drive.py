@@ -23,6 +23,7 @@ from outbox.consuming.context import Context
 from outbox.consuming.register import Consumer, Group, groups
 from outbox.consuming.tally import Tally
 from outbox.consuming.worker import Worker
+from outbox.database.outermost import is_in_callers_transaction
 from outbox.errors import Reject, RetryLater
 from outbox.half_first.message import HalfFirstMessage
 from outbox.message import Half, Resolution, TopicType
@@ -63,7 +64,7 @@ def insist_on_commit(alias: str) -> None:
     """
     connection = connections[alias]
     connection.validate_no_broken_transaction()
-    if any(not block._from_testcase for block in connection.atomic_blocks):  # type: ignore[attr-defined]
+    if is_in_callers_transaction(alias):
         raise AssertionError(
             f"A transaction of database {alias!r} is open in this test. A relay sees a message when it is committed: leave "
             "the atomic() or transaction() block first."

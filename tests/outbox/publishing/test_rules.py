@@ -7,7 +7,7 @@ from outbox.errors import BodyTooLarge, ConfigurationError, InvalidMessage, Unkn
 from outbox.publishing.rules import is_topic_name
 from tests.outbox.publishing.rows import OrderMade, ParcelMoved, message_rows
 
-pytestmark = pytest.mark.django_db
+pytestmark = pytest.mark.usefixtures("in_transaction")
 
 
 class KeyedByNothing(Message):
