@@ -108,8 +108,8 @@ class Sender:
             self.failed += 1
             if not self._is_failing:
                 logger.warning(
-                    "Nudges cannot be sent to Celery, its relays find messages by their sweep only: %r. "
-                    'Where all relays are resident, set OUTBOX["NUDGE"] = False.',
+                    "Nudges cannot be sent to Celery: %r. No message is lost. A resident relay (outbox_relay) sends them as ever, "
+                    'Celery\'s relays find them by their sweep. Where all relays are resident, set OUTBOX["NUDGE"] = False.',
                     error,
                 )
             self._is_failing = True
