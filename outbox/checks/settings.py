@@ -16,6 +16,9 @@ from outbox.message import TopicType
 from outbox.publishing.rules import TOPIC_RULE, is_topic_name
 
 
+HINT = "The package's outbox/conf/sections.py lists all names, with their types, defaults and units."
+
+
 def check_settings(**kwargs: Any) -> list[CheckMessage]:
     """
     E001: `OUTBOX` holds an unknown name or a wrong value.
@@ -25,7 +28,7 @@ def check_settings(**kwargs: Any) -> list[CheckMessage]:
     try:
         conf.settings()
     except ConfigurationError as error:
-        return [Error(str(error), hint="docs/reference/settings.md lists all settings with their types.", id="outbox.E001")]
+        return [Error(str(error), hint=HINT, id="outbox.E001")]
     return []
 
 
