@@ -15,7 +15,6 @@ from outbox.errors import ConfigurationError
 from outbox.message import TopicType
 from outbox.publishing.rules import TOPIC_RULE, is_topic_name
 
-
 HINT = "The package's outbox/conf/sections.py lists all names, with their types, defaults and units."
 
 

@@ -108,7 +108,7 @@ class Sender:
             self.failed += 1
             if not self._is_failing:
                 logger.warning(
-                    "Nudges cannot be sent to Celery: %r. No message is lost. A resident relay (outbox_relay) sends them as ever, "
+                    "Nudges cannot be sent to Celery: %r. No message is lost: a resident relay sends them as ever, "
                     'Celery\'s relays find them by their sweep. Where all relays are resident, set OUTBOX["NUDGE"] = False.',
                     error,
                 )

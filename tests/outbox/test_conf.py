@@ -57,7 +57,7 @@ class TestSettings:
             ),
             (
                 {"TOPICS": {"a": {}, "b": {"TYPE": "queue"}}},
-                r"\[\"TOPICS\"\]\[\"b\"\]\[\"TYPE\"\] has a .* 'queue'\. It is one of 'normal', 'transaction', 'fifo', 'delay'\.$",
+                r"\[\"TOPICS\"\]\[\"b\"\]\[\"TYPE\"\] has .* 'queue'\. It is one of 'normal', 'transaction', 'fifo', 'delay'\.$",
             ),
             (
                 {"BROKERS": {"main": {}, "spare": {"OPTION": {}}}},

@@ -219,6 +219,7 @@ class TestTheSender:
 
         assert [record.levelname for record in caplog.records] == ["WARNING", "INFO"]
         assert "the broker is down" in caplog.text
+        assert "a resident relay sends them as ever" in caplog.text
         assert 'set OUTBOX["NUDGE"] = False' in caplog.text
 
     def test_begins_afresh_in_a_forked_process(self, app):
