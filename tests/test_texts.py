@@ -23,6 +23,7 @@ FLAG = re.compile(r"(?<![\w-])--[a-z][a-z-]+")
 OTHERS_PROGRAMS = ("outbox/testing/postgres.py", "outbox/pipeline/spark/")
 
 
+@cache
 def texts(path: Path) -> list[str]:
     """Give the texts of a file that are shown to somebody: all but docstrings, with `{}` where a value is written in."""
     if path.suffix == ".html":

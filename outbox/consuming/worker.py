@@ -25,7 +25,7 @@ from outbox.consuming.tally import Tally
 from outbox.database import heartbeats
 from outbox.database.heartbeats import BY_CELERY
 from outbox.database.outermost import outermost_transaction
-from outbox.errors import BrokerUnavailable
+from outbox.errors import BrokerUnavailable, NotMigrated
 from outbox.message import TopicType
 
 logger = logging.getLogger(__name__)
@@ -116,6 +116,7 @@ class Worker:
         Receive once and bring all that came to its outcome; return how many came.
 
         Raises:
+            NotMigrated: the database has no tables of the outbox, or takes no writes.
             BrokerUnavailable, django.db.OperationalError: the broker or the database is out of reach. Nothing is lost:
                 what was received is handed out again.
         """
@@ -257,7 +258,9 @@ class Worker:
 
     def _say(self, error: Exception, pause: float) -> None:
         """Log what went wrong: in a line where database or broker are away, which says all."""
-        if isinstance(error, BrokerUnavailable | OperationalError | InterfaceError | psycopg.OperationalError):
+        if isinstance(error, NotMigrated):
+            logger.warning("Group %r waits: %s", self.group.name, error)
+        elif isinstance(error, BrokerUnavailable | OperationalError | InterfaceError | psycopg.OperationalError):
             text = "Group %r lost its database or broker %r, again in %s s: %s"
             logger.warning(text, self.group.name, self.alias, pause, str(error).strip())
         else:
@@ -272,6 +275,8 @@ class Worker:
         if time.monotonic() - self._used_at > IDLE_SECONDS:
             database.drop_if_lost(self.group.using)
             connections[self.group.using].ensure_connection()
+            if not self._used_at:
+                database.ensure_fit(self.group.using, database.raw(self.group.using))
             self._used_at = time.monotonic()
         if self._has_unended:
             with outermost_transaction(self.group.using):

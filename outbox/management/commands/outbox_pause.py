@@ -16,7 +16,7 @@ from django.core.management.base import BaseCommand
 from outbox import conf, database, topics
 from outbox.errors import OutboxError
 from outbox.management.exits import unable
-from outbox.relay.hosts import databases, ensure_fit
+from outbox.relay.hosts import databases
 from outbox.topics import Pause
 
 
@@ -64,7 +64,7 @@ def _read(aliases: Sequence[str], topic: str) -> dict[str, Pause | None]:
     known: set[str] = set(conf.settings().topics)
     for alias in aliases:
         with database.connect(alias, application_name="outbox pause") as connection:
-            ensure_fit(alias, connection)
+            database.ensure_fit(alias, connection)
             if topic in conf.settings().topics:
                 topics.write_topic(connection, topic)  # it may be new, and have no row yet
             pauses = topics.pauses(connection)
