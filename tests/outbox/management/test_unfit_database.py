@@ -1,4 +1,4 @@
-"""Each command on a database that was not migrated, that is away, and on a real replica: an exit code and a sentence, no traceback."""
+"""Each command on a database that was not migrated, is away, or is a real replica: an exit code and a sentence, no traceback."""
 
 from __future__ import annotations
 
