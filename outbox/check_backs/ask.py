@@ -15,6 +15,7 @@ from standardwebhooks import Webhook
 
 from outbox.check_backs.answer import answer, record_sent
 from outbox.errors import ConfigurationError
+from outbox.log_fields import fields_of
 from outbox.message import UNKNOWN, Half, Resolution
 
 logger = logging.getLogger("outbox.check_back")
@@ -57,7 +58,12 @@ def note_in_process(alias: str) -> NoteSent:
 
 def log_sent(half: Half, resolution: Resolution) -> None:
     """Log that a broker was sent another answer than was decided: over HTTP, there is no database to record it in."""
-    logger.info("The broker was sent %s about message %s, not what was decided.", resolution, half.message_id)
+    logger.info(
+        "The broker was sent %s about message %s, not what was decided.",
+        resolution,
+        half.message_id,
+        extra=fields_of(half),
+    )
 
 
 def over_http(url: str, secret: str, timeout: timedelta = timedelta(seconds=10)) -> Ask:
@@ -85,7 +91,13 @@ def over_http(url: str, secret: str, timeout: timedelta = timedelta(seconds=10))
                     raise ValueError(f"status {response.status}")
                 return Resolution(json.loads(response.read(ANSWER_BYTES))["answer"])
         except Exception as error:
-            logger.warning("The check-back endpoint %s gave no answer about message %s: %r", url, half.message_id, error)
+            logger.warning(
+                "The check-back endpoint %s gave no answer about message %s: %r",
+                url,
+                half.message_id,
+                error,
+                extra=fields_of(half),
+            )
             return UNKNOWN
 
     return ask

@@ -7,6 +7,7 @@ import logging
 import psycopg
 
 from outbox import conf, database
+from outbox.log_fields import log_fields
 
 logger = logging.getLogger("outbox.check_back")
 
@@ -50,7 +51,7 @@ def _read_sources() -> None:
             with connect(alias) as connection:
                 row = connection.execute(READ_SOURCE).fetchone()
         except psycopg.Error as error:
-            logger.warning("Database %r does not say which source it is: %s", alias, error)
+            logger.warning("Database %r does not say which source it is: %s", alias, error, extra=log_fields(database=alias))
             continue
         if row is not None:
             source, is_read_only = row

@@ -21,6 +21,7 @@ from functools import cache
 from django.db import connections, transaction
 
 from outbox import conf
+from outbox.log_fields import log_fields
 
 TASK = "outbox.tasks.relay"
 PAUSE_SECONDS = 0.05
@@ -111,12 +112,13 @@ class Sender:
                     "Nudges cannot be sent to Celery: %r. No message is lost: a resident relay sends them as ever, "
                     'Celery\'s relays find them by their sweep. Where all relays are resident, set OUTBOX["NUDGE"] = False.',
                     error,
+                    extra=log_fields(database=nudge.database, broker=nudge.broker),
                 )
             self._is_failing = True
             return False
         self.sent += 1
         if self._is_failing:
-            logger.info("Nudges are sent again")
+            logger.info("Nudges are sent again", extra=log_fields(database=nudge.database, broker=nudge.broker))
         self._is_failing = False
         return True
 
