@@ -1,7 +1,8 @@
 """
 Loggers of the package. What others sent stays within its line: a message id with a line break in it forges no line of its own.
 
-Every logger of the package comes from `get_logger`. `LimitedLog` is for lines that anybody can cause.
+Every logger of the package comes from `get_logger`. `LimitedLog` is for lines that anybody can cause. Records say beside their text
+what they are about, so that logs as JSON can be searched: `extra=log_fields(topic=..., message_id=...)`.
 """
 
 from __future__ import annotations
@@ -11,9 +12,11 @@ import os
 import textwrap
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from numbers import Number
-from typing import Any
+from typing import Any, Protocol
+
+PREFIX = "outbox_"  # no attribute of a LogRecord begins so
 
 _format_exception = logging.Formatter().formatException
 
@@ -59,6 +62,58 @@ def _keep_to_one_line(record: logging.LogRecord) -> bool:
     if record.exc_info and record.exc_info[0] and not record.exc_text:
         record.exc_text = textwrap.indent(_format_exception(record.exc_info), "  ")
     return True
+
+
+class HasTopic(Protocol):
+    """A message, or a half message, whatever else is known of it."""
+
+    @property
+    def topic(self) -> str: ...
+    @property
+    def message_id(self) -> object: ...
+
+
+def fields_of(message: HasTopic) -> dict[str, Any]:
+    """Return the fields of a log record about one message."""
+    return log_fields(message_id=message.message_id, topic=message.topic)
+
+
+def log_fields(
+    *,
+    message_id: object = None,
+    message_ids: Iterable[object] | None = None,
+    topic: str | None = None,
+    topics: Iterable[str] | None = None,
+    batch: int | None = None,
+    batches: Iterable[int] | None = None,
+    attempt: int | None = None,
+    group: str | None = None,
+    broker: str | None = None,
+    database: str | None = None,
+    lane: int | None = None,
+) -> dict[str, Any]:
+    """
+    Return the fields of a log record by their names there: `outbox_topic`, `outbox_message_id`, … What is None is left out.
+
+    Args:
+        message_id, message_ids: as text in the record, whatever they are here.
+        message_ids, topics, batches: lists, where a record speaks of several.
+        attempt: of the batch, or of the delivery.
+    """
+    found = {
+        "message_id": None if message_id is None else str(message_id),
+        "message_ids": None if message_ids is None else [str(one) for one in message_ids],
+        "topic": topic,
+        "topics": None if topics is None else sorted(set(topics)),
+        "batch": batch,
+        "batches": None if batches is None else sorted(set(batches)),
+        "attempt": attempt,
+        "group": group,
+        "broker": broker,
+        "database": database,
+        "lane": lane,
+    }
+    return {f"{PREFIX}{name}": value for name, value in found.items() if value is not None}
 
 
 class LimitedLog:

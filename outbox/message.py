@@ -144,6 +144,8 @@ class Message(msgspec.Struct, frozen=True, metaclass=_MessageType):
     @classmethod
     def upgrade_from(cls, version: int) -> Callable[[Upgrade], Upgrade]:
         """Take the decorated function as the step that turns a body of `version` (a dict) into one of `version + 1`."""
+        if not _is_version(version):
+            raise TypeError(f"@{cls.__name__}.upgrade_from takes the older version, a whole number, not {version!r}.")
 
         def remember(step: Upgrade) -> Upgrade:
             cls._upgrades[version] = step
@@ -194,7 +196,17 @@ def _read_meta(cls: type[Message]) -> MessageOptions:
         raise TypeError(f"{cls.__name__}.Meta has unknown options {unknown}. Known are {sorted(known)}.")
     if not isinstance(given.get("mask", ()), list | tuple):
         raise TypeError(f'{cls.__name__}.Meta.mask is a list of fields, such as ["customer"], not {given["mask"]!r}.')
+    for name in ("topic", "key", "tag", "type"):
+        if not isinstance(given.get(name, ""), str):
+            raise TypeError(f"{cls.__name__}.Meta.{name} is a text, not {given[name]!r}.")
+    version = given.get("version", 1)
+    if not _is_version(version):
+        raise TypeError(f"{cls.__name__}.Meta.version is a whole number, not {version!r}.")
     return MessageOptions(**{"type": cls.__name__, **given, "mask": tuple(given.get("mask", ()))})
+
+
+def _is_version(number: object) -> bool:
+    return isinstance(number, int) and not isinstance(number, bool) and number >= 0
 
 
 def _register(cls: type[Message]) -> None:

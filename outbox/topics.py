@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from datetime import datetime
+from typing import NamedTuple
 
 import psycopg
 from django.db import ProgrammingError, connections
@@ -21,6 +22,8 @@ READ_TOPIC = "SELECT broker, type, ordered FROM outbox_topic WHERE name = %s"
 IS_PAUSED = "SELECT paused FROM outbox_topic WHERE id = %s"
 
 READ_TOPICS = "SELECT name, broker, type, ordered FROM outbox_topic WHERE id <> 0"
+
+READ_PAUSES = "SELECT name, paused, paused_at, paused_by, pause_reason FROM outbox_topic WHERE id <> 0"
 
 # A topic that is new or changed. Each call takes a number of the identity column, whether it inserts or not.
 WRITE_TOPIC = """
@@ -47,6 +50,15 @@ FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace, pg_settings s
 WHERE c.oid = to_regclass('outbox_topic') AND s.name = 'search_path'
 """
 
+
+class Pause(NamedTuple):
+    """A topic's pause. `at`: None where it was paused by other means than `pause`."""
+
+    at: datetime | None
+    by: str
+    reason: str
+
+
 # By alias, by the name of its database (a test's is another), and by topic.
 _ids: dict[tuple[str, str, str], int] = {}
 
@@ -72,6 +84,17 @@ def match_topics(connection: database.Connection) -> set[str]:
         if found.pop(name, None) != _wanted(name):
             connection.execute(WRITE_TOPIC, [name, *_wanted(name)])
     return set(found)
+
+
+def write_topic(connection: database.Connection, name: str) -> None:
+    """
+    Write the row of one topic where it is missing or differs from the settings.
+
+    Raises:
+        UnknownTopic: the topic is not in settings.
+    """
+    if connection.execute(READ_TOPIC, [name]).fetchone() != _wanted(name):
+        connection.execute(WRITE_TOPIC, [name, *_wanted(name)])
 
 
 def topic_id(name: str, using: str) -> int:
@@ -103,7 +126,7 @@ def topic_id(name: str, using: str) -> int:
     _insist_on_home(using)
     if row is None:
         with database.connect(database.direct_alias(using)) as own:
-            _write(own, name)
+            write_topic(own, name)
             row = own.execute(FIND_TOPIC, [name]).fetchone()
     assert row is not None
     _ids[using, database_name, name] = row[0]
@@ -118,6 +141,12 @@ def pause(connection: database.Connection, name: str, *, by: str, reason: str) -
         False when it was paused before; nothing is changed then.
     """
     return connection.execute(PAUSE, {"name": name, "by": by, "reason": reason}).rowcount == 1
+
+
+def pauses(connection: database.Connection) -> dict[str, Pause | None]:
+    """Return the pause of each topic that a database knows; None of one that is not paused."""
+    rows = connection.execute(READ_PAUSES).fetchall()
+    return {name: Pause(*pause) if paused else None for name, paused, *pause in rows}
 
 
 def is_paused(topic: int, using: str) -> bool:
@@ -160,11 +189,6 @@ def _insist_on_home(using: str) -> None:
             f"Relays open connections of their own, with {path_of_new}, and would never see a message there. Keep the outbox in "
             "a schema that every connection sees, or give the tenant an alias in DATABASES whose OPTIONS set its search_path."
         )
-
-
-def _write(connection: database.Connection, name: str) -> None:
-    if connection.execute(READ_TOPIC, [name]).fetchone() != _wanted(name):
-        connection.execute(WRITE_TOPIC, [name, *_wanted(name)])
 
 
 def _wanted(name: str) -> tuple[str, TopicType | None, bool]:

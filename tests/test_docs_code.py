@@ -28,6 +28,7 @@ ELSEWHERE = {
     "tutorial.md": "journeys/test_tutorial.py",
     "how-to/async.md": "outbox/publishing/test_asgi.py",
     "how-to/half-first.md": "outbox/half_first/test_page.py",
+    "how-to/logs.md": "outbox/test_log_fields.py",
     "how-to/several-databases.md": "outbox/test_several_databases.py",
     "how-to/test.md": "outbox/testing/test_plugin.py",
     "how-to/write-a-broker.md": "contracts/harness.py",

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from outbox import signals
 from outbox.database import Connection
-from outbox.logs import get_logger
+from outbox.logs import get_logger, log_fields
 from outbox.models import State
 
 logger = get_logger(__name__)
@@ -56,7 +56,9 @@ def copy_dead(connection: Connection, batch_ids: Sequence[int]) -> list[DeadNoti
 def notify_dead(dead: Sequence[DeadNotice]) -> None:
     """Notify listeners and the log of messages that are dead; after the database commit."""
     for message in dead:
-        logger.error("Message %s on topic %r is dead, see outbox_retry: %s", message.message_id, message.topic, message.reason)
+        extra = log_fields(message_id=message.message_id, topic=message.topic)
+        text = "Message %s on topic %r is dead, see outbox_retry: %s"
+        logger.error(text, message.message_id, message.topic, message.reason, extra=extra)
         signals.message_dead.send_robust(
             sender=copy_dead, message_id=message.message_id, topic=message.topic, reason=message.reason
         )

@@ -14,7 +14,7 @@ from outbox.check_backs import sources
 from outbox.check_backs.record import note_sent, record
 from outbox.check_backs.resolve import Answer, resolve
 from outbox.database import Connection
-from outbox.logs import get_logger
+from outbox.logs import fields_of, get_logger
 from outbox.message import UNKNOWN, Half, Resolution
 from outbox.models import CheckBack
 
@@ -38,7 +38,11 @@ def answer(half: Half, *, asked_by: str, request_id: str = "", using: str = DEFA
             given = _answer(connection, half, request_id, asked_by, started)
     except Exception as error:
         given = _failed(half, error)
-        logger.error("The check-back about message %s could not be recorded: no database.", half.message_id)
+        logger.error(
+            "The check-back about message %s could not be recorded: no database.",
+            half.message_id,
+            extra=fields_of(half),
+        )
     _announce(half, given)
     return given
 
@@ -62,11 +66,25 @@ def record_sent(half: Half, resolution: Resolution, *, using: str = DEFAULT_DB_A
             is_recorded = note_sent(connection, half, resolution)
     except Exception:
         is_recorded = False
-        logger.exception("What the broker was sent about message %s could not be recorded.", half.message_id)
+        logger.exception(
+            "What the broker was sent about message %s could not be recorded.",
+            half.message_id,
+            extra=fields_of(half),
+        )
     if is_recorded:
-        logger.info("The broker was sent %s about message %s, not what was decided.", resolution, half.message_id)
+        logger.info(
+            "The broker was sent %s about message %s, not what was decided.",
+            resolution,
+            half.message_id,
+            extra=fields_of(half),
+        )
     else:
-        logger.warning("The broker was sent %s about message %s; no record says so.", resolution, half.message_id)
+        logger.warning(
+            "The broker was sent %s about message %s; no record says so.",
+            resolution,
+            half.message_id,
+            extra=fields_of(half),
+        )
 
 
 def _answer(connection: Connection, half: Half, request_id: str, asked_by: str, started: float) -> Answer:
@@ -86,7 +104,11 @@ def _record(connection: Connection, half: Half, given: Answer, request_id: str, 
     try:
         is_recorded = record(connection, half, given, request_id=request_id, asked_by=asked_by, milliseconds=milliseconds)
     except Exception:
-        logger.exception("The check-back about message %s could not be recorded.", half.message_id)
+        logger.exception(
+            "The check-back about message %s could not be recorded.",
+            half.message_id,
+            extra=fields_of(half),
+        )
         return given
     if is_recorded:
         return given
@@ -97,15 +119,31 @@ def _record(connection: Connection, half: Half, given: Answer, request_id: str, 
 def _failed(half: Half, error: Exception) -> Answer:
     """Turn an error into UNKNOWN. Its text stays in our log: it may name hosts and tables."""
     if isinstance(error, psycopg.errors.LockNotAvailable | psycopg.errors.QueryCanceled):
-        logger.warning("The check-back about message %s ran out of time: %s", half.message_id, error)
+        logger.warning(
+            "The check-back about message %s ran out of time: %s",
+            half.message_id,
+            error,
+            extra=fields_of(half),
+        )
         return Answer(UNKNOWN, "The database did not answer in time.")
-    logger.error("The check-back about message %s failed.", half.message_id, exc_info=error)
+    logger.error(
+        "The check-back about message %s failed.",
+        half.message_id,
+        exc_info=error,
+        extra=fields_of(half),
+    )
     return Answer(UNKNOWN, f"No answer could be read: {type(error).__name__}.")
 
 
 def _announce(half: Half, given: Answer) -> None:
     signals.check_back_answered.send_robust(sender=CheckBack, half=half, answer=given)
     if given.is_alarm:
-        logger.error("Check-back about message %s of topic %s: %s", half.message_id, half.topic, given.reason)
+        logger.error(
+            "Check-back about message %s of topic %s: %s",
+            half.message_id,
+            half.topic,
+            given.reason,
+            extra=fields_of(half),
+        )
         details = {name: value for name, value in asdict(half).items() if name not in ("headers", "body")}
         signals.alarm.send_robust(sender=CheckBack, reason=given.reason, details=details)

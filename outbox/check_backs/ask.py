@@ -15,7 +15,7 @@ from standardwebhooks import Webhook
 
 from outbox.check_backs.answer import answer, record_sent
 from outbox.errors import ConfigurationError
-from outbox.logs import get_logger
+from outbox.logs import fields_of, get_logger
 from outbox.message import UNKNOWN, Half, Resolution
 
 logger = get_logger("outbox.check_back")
@@ -62,7 +62,12 @@ def note_in_process(alias: str) -> NoteSent:
 
 def log_sent(half: Half, resolution: Resolution) -> None:
     """Log that a broker was sent another answer than was decided: over HTTP, there is no database to record it in."""
-    logger.info("The broker was sent %s about message %s, not what was decided.", resolution, half.message_id)
+    logger.info(
+        "The broker was sent %s about message %s, not what was decided.",
+        resolution,
+        half.message_id,
+        extra=fields_of(half),
+    )
 
 
 def over_http(url: str, secret: str, timeout: timedelta = timedelta(seconds=10)) -> Ask:
@@ -90,7 +95,13 @@ def over_http(url: str, secret: str, timeout: timedelta = timedelta(seconds=10))
                     raise ValueError(f"status {response.status}")
                 return Resolution(json.loads(response.read(ANSWER_BYTES))["answer"])
         except Exception as error:
-            logger.warning("The check-back endpoint %s gave no answer about message %s: %r", url, half.message_id, error)
+            logger.warning(
+                "The check-back endpoint %s gave no answer about message %s: %r",
+                url,
+                half.message_id,
+                error,
+                extra=fields_of(half),
+            )
             return UNKNOWN
 
     return ask

@@ -15,7 +15,7 @@ import psycopg
 from outbox import conf, database
 from outbox.check_backs.ask import Ask, NoteSent, in_process, note_in_process
 from outbox.database import heartbeats
-from outbox.logs import get_logger
+from outbox.logs import get_logger, log_fields
 
 if TYPE_CHECKING:  # settings make it; this room needs no broker
     from outbox.brokers.capabilities import AsksProducers
@@ -63,7 +63,12 @@ class Checker:
             with database.connect(self._using, application_name="outbox checker") as connection:
                 heartbeats.leave(connection, "checker", broker=self.alias)
         except psycopg.OperationalError as error:
-            logger.warning("The heartbeat of the checker of broker %r stays: %s", self.alias, str(error).strip())
+            logger.warning(
+                "The heartbeat of the checker of broker %r stays: %s",
+                self.alias,
+                str(error).strip(),
+                extra=log_fields(broker=self.alias),
+            )
 
 
 _mine: dict[tuple[int, str], AsksProducers] = {}

@@ -21,7 +21,7 @@ from outbox.check_backs.about import About, look_up
 from outbox.check_backs.register import resolver_of
 from outbox.database import Connection
 from outbox.database.outermost import close_all_broken
-from outbox.logs import get_logger
+from outbox.logs import fields_of, get_logger
 from outbox.message import COMMIT, ROLLBACK, UNKNOWN, Half, Resolution, Token
 from outbox.models import State
 
@@ -198,7 +198,12 @@ def _by_function(half: Half) -> Answer:
     try:
         resolution: object = function(half)
     except Exception as error:
-        logger.exception("The @check_back function of topic %r failed for message %s.", half.topic, half.message_id)
+        logger.exception(
+            "The @check_back function of topic %r failed for message %s.",
+            half.topic,
+            half.message_id,
+            extra=fields_of(half),
+        )
         return _unknown(f"The @check_back function raised {type(error).__name__}.")
     if broken := close_all_broken():
         return _unknown(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import psycopg
 
 from outbox import conf, database
-from outbox.logs import get_logger
+from outbox.logs import get_logger, log_fields
 
 logger = get_logger("outbox.check_back")
 
@@ -49,7 +49,7 @@ def _read_sources() -> None:
             with connect(alias) as connection:
                 row = connection.execute(READ_SOURCE).fetchone()
         except psycopg.Error as error:
-            logger.warning("Database %r does not say which source it is: %s", alias, error)
+            logger.warning("Database %r does not say which source it is: %s", alias, error, extra=log_fields(database=alias))
             continue
         if row is not None:
             source, is_read_only = row

@@ -23,6 +23,7 @@ ALWAYS = (
     times.check_retention,
     messages.check_topics,
     messages.check_keys,
+    messages.check_fields,
     messages.check_upgrades,
     messages.check_half_first,
     consumers.check_topics,

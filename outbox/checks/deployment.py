@@ -21,7 +21,7 @@ def check_durability(**kwargs: Any) -> list[CheckMessage]:
     return [
         Error(
             f"Broker {alias!r} keeps its messages in the memory of one process.",
-            hint="Name the BACKEND of a broker that keeps its messages: docs/README.md lists them.",
+            hint="Name the BACKEND of a broker that keeps its messages, or leave BACKEND out: the default one does.",
             id="outbox.E032",
         )
         for alias in sorted({topic.broker for _, topic, broker in known_topics() if not broker.is_durable})

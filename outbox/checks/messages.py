@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
+import msgspec.inspect
 from django.core.checks import CheckMessage, Error
 from django.core.checks import Warning as Caution
 
@@ -13,6 +14,9 @@ from outbox.errors import ConfigurationError, UnknownTopic
 from outbox.half_first import objection
 from outbox.message import Message, TopicType, message_types
 from outbox.publishing.build import built_types
+
+PLAIN = (str, int, float, bool, list, dict, type(None))
+"""What JSON is read as."""
 
 
 def check_topics(**kwargs: Any) -> list[CheckMessage]:
@@ -30,15 +34,26 @@ def check_topics(**kwargs: Any) -> list[CheckMessage]:
 
 def check_keys(**kwargs: Any) -> list[CheckMessage]:
     """
-    E013: `Meta.key` of a message type names no field of it.
+    E013: `Meta.key` or `Meta.mask` of a message type names no field of it.
 
-    Name a field, or a property of the class.
+    Name a field; for the key a property of the class does as well. What `mask` does not name is shown to everybody who may see
+    messages.
 
     W014: A message type names no key, and its topic is of type fifo.
 
     Order is kept per key. Name one in Meta, unless every call says `publish(..., key=...)`.
     """
     return [problem for kind in message_types().values() for problem in _problems_of_key(kind)]
+
+
+def check_fields(**kwargs: Any) -> list[CheckMessage]:
+    """
+    E047: A field of a message type is annotated with what JSON cannot hold.
+
+    Nothing of it could be published. Put what others need into fields of plain types: a primary key, a text, a number, a list, a
+    dict, another message type or dataclass.
+    """
+    return [problem for kind in message_types().values() for problem in _problems_of_fields(kind)]
 
 
 def check_upgrades(**kwargs: Any) -> list[CheckMessage]:
@@ -93,12 +108,49 @@ def _problems_of_key(kind: type[Message]) -> Iterator[CheckMessage]:
             hint=f"Its fields are {fields}.",
             id="outbox.E013",
         )
+    for name in kind._meta.mask:
+        if name not in kind.__struct_fields__:
+            yield Error(
+                f"Message type {_name(kind)} masks {name!r}, which is no field of it, so nothing is hidden by that.",
+                hint=f"Its fields are {', '.join(kind.__struct_fields__) or 'none'}.",
+                id="outbox.E013",
+            )
     if not key and topic and _type_of(topic) is TopicType.FIFO:
         yield Caution(
             f"Message type {_name(kind)} names no key, and its topic {topic!r} is of type fifo, which keeps order per key.",
             hint='Add `key = "..."` to its class Meta. Where each publish() is given key=, silence this check.',
             id="outbox.W014",
         )
+
+
+def _problems_of_fields(kind: type[Message]) -> Iterator[CheckMessage]:
+    hint = "Write a plain type there, such as int, str, Decimal, datetime, a list or a dict of them, or a dataclass."
+    try:
+        fields = msgspec.inspect.type_info(kind).fields  # type: ignore[attr-defined]
+    except Exception as error:  # TypeError, NameError: what msgspec says of annotations
+        yield Error(f"Message type {_name(kind)} has annotations that cannot be read: {error}", hint=hint, id="outbox.E047")
+        return
+    for field in fields:
+        for cls in _foreign_types(field.type, set()):
+            text = f"Message type {_name(kind)} has the field {field.name!r} of type {cls.__module__}.{cls.__qualname__}"
+            yield Error(f"{text}, which JSON cannot hold.", hint=hint, id="outbox.E047")
+
+
+def _foreign_types(node: object, seen: set[type]) -> Iterator[type]:
+    """Give the types within an annotation of which no value comes out of JSON."""
+    if isinstance(node, msgspec.inspect.CustomType):
+        if not any(issubclass(plain, node.cls) for plain in PLAIN):
+            yield node.cls
+        return
+    kind = getattr(node, "cls", None)
+    if isinstance(kind, type):
+        if kind in seen:
+            return
+        seen.add(kind)
+    inner = [getattr(node, name, None) for name in ("type", "item_type", "key_type", "value_type")]
+    for one in (*inner, *getattr(node, "types", ()), *getattr(node, "item_types", ()), *getattr(node, "fields", ())):
+        if isinstance(one, msgspec.inspect.Type | msgspec.inspect.Field):
+            yield from _foreign_types(one, seen)
 
 
 def _problems_of_half_first(name: str, kind: type[Message]) -> Iterator[CheckMessage]:

@@ -27,7 +27,7 @@ def check_version(databases: Sequence[str] | None = None, **kwargs: Any) -> list
     """
     E024: The PostgreSQL server is too old.
 
-    Django names the version it needs, which is never below the outbox's own, 13.
+    The outbox needs PostgreSQL 14 (`idle_session_timeout`), and Django may need a newer one; the text names it.
     """
 
     def look(alias: str) -> list[CheckMessage]:

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import difflib
 from datetime import timedelta
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import msgspec
 
-from outbox.conf.sections import BrokerSettings, Section, Settings, TopicSettings
+from outbox.conf.explain import explain
+from outbox.conf.sections import Section, Settings
 from outbox.errors import ConfigurationError
 from outbox.message import prepare
 
@@ -53,33 +53,9 @@ def read_section(raw: object, kind: type[S], place: str) -> S:
     try:
         found = msgspec.convert(raw, kind)
     except msgspec.ValidationError as error:
-        raise ConfigurationError(_explain(_name_the_entry(str(error), raw), place)) from error
+        raise ConfigurationError(explain(str(error), raw, kind, place)) from error
     _require_durations(found, place)
     return found
-
-
-def _explain(text: str, place: str) -> str:
-    if "unknown field" in text:
-        unknown = text.split("`")[1]
-        known = {name.upper() for section in Section.__subclasses__() for name in section.__struct_fields__} - {unknown}
-        close = difflib.get_close_matches(unknown, known, n=1)
-        hint = f" Did you mean {close[0]}?" if close else ""
-        return f"{place} has an unknown setting {unknown!r}: {text}.{hint}"
-    hint = " Write timedelta(seconds=...), or an ISO 8601 duration such as 'PT30S'." if "duration" in text else ""
-    return f"{place} has a wrong value: {text}.{hint}"
-
-
-def _name_the_entry(text: str, raw: Any) -> str:
-    """Put a broker's or topic's name where msgspec writes `$.TOPICS[...]`."""
-    for section, kind in (("BROKERS", BrokerSettings), ("TOPICS", TopicSettings)):
-        place = f"$.{section}[...]"
-        if place in text:
-            for name, entry in raw[section].items():
-                try:
-                    msgspec.convert(entry, kind)
-                except msgspec.ValidationError:
-                    return text.replace(place, f"$.{section}[{name!r}]")
-    return text
 
 
 def _require_durations(section: Section, place: str) -> None:

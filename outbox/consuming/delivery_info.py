@@ -9,6 +9,7 @@ from uuid import NAMESPACE_OID, UUID, uuid5
 
 from outbox.brokers.base import Delivery
 from outbox.consuming.context import Context
+from outbox.logs import log_fields
 from outbox.message import Header
 
 
@@ -69,6 +70,14 @@ def context_of(delivery: Delivery, dedupe_key: str, failures: int) -> Context:
         number=number,
         stored_at=delivery.stored_at,
     )
+
+
+def fields_of(*deliveries: Delivery) -> dict[str, Any]:
+    """Return the fields of a log record about deliveries to one group, one at least."""
+    one = deliveries[0]
+    if len(deliveries) == 1:
+        return log_fields(message_id=one.message_id, topic=one.topic, group=one.group, attempt=one.attempt)
+    return log_fields(message_ids=(each.message_id for each in deliveries), topic=one.topic, group=one.group)
 
 
 def _number(headers: Mapping[str, str]) -> tuple[int, int] | tuple[None, None]:

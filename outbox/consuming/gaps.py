@@ -27,7 +27,7 @@ from outbox.consuming.register import Group
 from outbox.database import outermost
 from outbox.database.locks import Lock
 from outbox.ids import first_id_at
-from outbox.logs import get_logger
+from outbox.logs import get_logger, log_fields
 from outbox.message import TopicType
 
 logger = get_logger(__name__)
@@ -216,6 +216,7 @@ def _announce(group: Group, missing: Missing) -> None:
     logger.error(
         "Group %r misses the numbers %s to %s of lane %s in topic %r (source %s): lost on the way, or very late.",
         *(group.name, missing.first, missing.last, missing.lane, missing.topic, missing.source),
+        extra=log_fields(group=group.name, topic=missing.topic, lane=missing.lane),
     )
     signals.gap_found.send_robust(
         sender=Missing,

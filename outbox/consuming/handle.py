@@ -16,7 +16,7 @@ from psycopg.pq import TransactionStatus
 from outbox.brokers.base import Delivery
 from outbox.consuming import failure, inbox, tries, wants
 from outbox.consuming.context import Context
-from outbox.consuming.delivery_info import DeliveryInfo, context_of
+from outbox.consuming.delivery_info import DeliveryInfo, context_of, fields_of
 from outbox.consuming.inbox import Claim, Entry
 from outbox.consuming.keeper import Keeper
 from outbox.consuming.outcome import BUSY, FOR_ANOTHER, Outcome, Result, causes, is_conflict, judge
@@ -90,6 +90,7 @@ def handle_together(group: Group, deliveries: Sequence[Delivery], keeper: Keeper
             group.name,
             len(deliveries),
             failure.describe(error),
+            extra=fields_of(*deliveries),
         )
     return _one_by_one(group, deliveries, keeper)
 
@@ -244,7 +245,12 @@ def _results_despite(one: _Try, error: BaseException) -> list[Result]:
     ends = is_end_of_process(error, is_asked=one.keeper.stop.is_set())
     if one.is_committed:
         ids = ", ".join(delivery.message_id for delivery in one.deliveries)
-        logger.error("Handled, and what was to follow its commit failed: message %s.", ids, exc_info=error)
+        logger.error(
+            "Handled, and what was to follow its commit failed: message %s.",
+            ids,
+            exc_info=error,
+            extra=fields_of(*one.deliveries),
+        )
         return [replace(result, ends_with=error if ends else None) for result in one.results]
     return [_hand_back(one, error)] * len(one.deliveries) if ends else []
 
@@ -257,5 +263,6 @@ def _hand_back(one: _Try, error: BaseException) -> Result:
                 if delivery.attempt > 1:
                     tries.end(DeliveryInfo.of(delivery), one.keeper.worker, one.group.using)
     except Exception:
-        logger.warning("Message %s: its end could not be written down.", one.deliveries[0].message_id, exc_info=True)
+        text = "Message %s: its end could not be written down."
+        logger.warning(text, one.deliveries[0].message_id, exc_info=True, extra=fields_of(one.deliveries[0]))
     return Result(Outcome.HANDED_BACK, ends_with=error)

@@ -15,6 +15,7 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
+from datetime import timedelta
 from typing import Any
 
 import psycopg
@@ -26,7 +27,7 @@ from outbox.consuming import tries
 from outbox.consuming.register import Consumer
 from outbox.database.heartbeats import BEAT_SECONDS
 from outbox.errors import BrokerUnavailable, TimeLimitExceeded
-from outbox.logs import get_logger
+from outbox.logs import get_logger, log_fields
 
 logger = get_logger(__name__)
 
@@ -82,6 +83,12 @@ class _Work:
             if not self.is_over and self.connection.lock.locked():
                 with suppress(psycopg.Error):
                     self.connection.cancel_safe(timeout=LOOK_SECONDS)
+
+
+def affordable(most: int, invisible: timedelta, seconds_per_message: float) -> int:
+    """Return how many messages can be handled before the last of them is handed back: `most` of them, and one at least."""
+    seconds = min(invisible.total_seconds() / 2, RELEASE_SECONDS)
+    return max(1, min(most, int(seconds / max(seconds_per_message, 1e-6))))
 
 
 class Keeper:
@@ -239,5 +246,5 @@ class Keeper:
             f"{name} of group {group!r} has been handling a message for more than {SLOW} x OUTBOX['CONSUMER']['INVISIBLE']. "
             "Give it a time_limit, or look what it waits for."
         )
-        logger.error(text)
+        logger.error(text, extra=log_fields(group=group, topic=work.consumer.topic))
         signals.alarm.send_robust(sender=Consumer, reason=text, details={"group": group, "handler": name})

@@ -14,7 +14,7 @@ from django.db import Error as DatabaseError
 from outbox import conf, database, signals
 from outbox.brokers.base import Delivery
 from outbox.consuming import failure, tries, wants
-from outbox.consuming.delivery_info import DeliveryInfo
+from outbox.consuming.delivery_info import DeliveryInfo, fields_of
 from outbox.consuming.register import Consumer, Group
 from outbox.consuming.retry import Retry
 from outbox.database.outermost import outermost_transaction
@@ -90,7 +90,9 @@ def judge(
     except Exception as trouble:
         is_told = isinstance(trouble, DatabaseError | psycopg.Error)
         text = "Message %s: its failure could not be written down, and is not counted: %s"
-        logger.warning(text, delivery.message_id, str(trouble).strip(), exc_info=None if is_told else trouble)
+        logger.warning(
+            text, delivery.message_id, str(trouble).strip(), exc_info=None if is_told else trouble, extra=fields_of(delivery)
+        )
         result = _again_uncounted(delivery, is_outage=True)
     _log(delivery, result, error)
     if result.outcome is Outcome.RETRY and result.reason:
@@ -168,7 +170,7 @@ def _alert_blocked(group: Group, delivery: Delivery, reason: str) -> None:
         f"messages of the key {delivery.key!r} from group {group.name!r}. Correct the handler, or have it raise Reject for "
         "this message."
     )
-    logger.error(text)
+    logger.error(text, extra=fields_of(delivery))
     signals.alarm.send_robust(
         sender=Consumer,
         reason=text,
@@ -191,4 +193,5 @@ def _log(delivery: Delivery, result: Result, error: BaseException) -> None:
         "given up" if is_last else f"retry in {result.after.total_seconds():.1f} s",
         failure.describe(error),
         exc_info=error if is_traced else None,
+        extra=fields_of(delivery),
     )

@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
 from datetime import timedelta
 from functools import cached_property
-from typing import Any, Literal, TypeVar, get_args
+from typing import Any, TypeVar, Unpack, overload
 
 from asgiref.sync import iscoroutinefunction
 from django.db import DEFAULT_DB_ALIAS
 
 from outbox import conf
+from outbox.consuming.arguments import Decorator, Handler, OnDead, Options, check_arguments, check_limits, handler_of, name_of
+from outbox.consuming.context import Context
 from outbox.consuming.coroutines import driven
 from outbox.consuming.retry import Retry
 from outbox.errors import ConfigurationError
@@ -20,10 +21,10 @@ from outbox.message import Message, TopicType
 
 __all__ = ["Consumer", "Group", "Retry", "consumer", "group", "groups"]
 
-Handler = Callable[[Any, Any], object]  # message and context; two lists where it takes many
-OnDead = Literal["block", "skip"]
-MOST_AT_ONCE = 500  # each message is a lock while its transaction lasts: locks.md
 Decorated = TypeVar("Decorated", bound=Callable[..., Any])
+M1 = TypeVar("M1", bound=Message)
+M2 = TypeVar("M2", bound=Message)
+M3 = TypeVar("M3", bound=Message)
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,6 +141,24 @@ def group(name: str) -> Group:
     return registered[name]
 
 
+@overload
+def consumer(one: type[M1], /, *, group: str, batch_size: None = None, **more: Unpack[Options]) -> Decorator[M1, Context]: ...
+@overload
+def consumer(one: type[M1], /, *, group: str, batch_size: int, **more: Unpack[Options]) -> Decorator[list[M1], list[Context]]: ...
+@overload
+def consumer(
+    one: type[M1], two: type[M2], /, *, group: str, batch_size: None = None, **more: Unpack[Options]
+) -> Decorator[M1 | M2, Context]: ...
+@overload
+def consumer(
+    one: type[M1], two: type[M2], three: type[M3], /, *, group: str, batch_size: None = None, **more: Unpack[Options]
+) -> Decorator[M1 | M2 | M3, Context]: ...
+@overload
+def consumer(
+    *types: type[Message], group: str, topic: str = "", batch_size: int | None = None, **more: Unpack[Options]
+) -> Decorator[Any, Any]: ...
+
+
 def consumer(
     *types: type[Message],
     group: str,
@@ -152,7 +171,7 @@ def consumer(
     using: str = DEFAULT_DB_ALIAS,
     time_limit: timedelta | None = None,
     batch_size: int | None = None,
-) -> Callable[[Decorated], Decorated]:
+) -> Callable[..., Any]:
     """
     Register a function that handles messages: `handler(message, context)`, once per message and group.
 
@@ -180,12 +199,12 @@ def consumer(
     """
 
     def register(target: Decorated) -> Decorated:
-        handler = _handler(target)
+        handler = handler_of(target)
         is_async = iscoroutinefunction(handler)
         for type_ in types or (None,):
             _add(
                 Consumer(
-                    name=_name(target),
+                    name=name_of(target),
                     group=group,
                     topic=topic or (type_._meta.topic if type_ else ""),
                     handler=driven(handler, time_limit) if is_async else handler,
@@ -203,54 +222,14 @@ def consumer(
             )
         return target
 
-    _check_arguments(types, group, topic, tags, on_dead)
-    _check_limits(time_limit, batch_size, ordered=ordered)
+    check_arguments(types, group, topic, tags, on_dead)
+    check_limits(time_limit, batch_size, ordered=ordered)
     return register
 
 
 def plain_subject(topic: str) -> str:
     """Return what a handler of a plain topic handles, beside the names of types."""
     return f"topic {topic}"
-
-
-def _check_limits(time_limit: timedelta | None, batch_size: int | None, *, ordered: bool) -> None:
-    if time_limit is not None and time_limit <= timedelta(0):
-        raise ConfigurationError(f"time_limit is a time greater than zero, not {time_limit}; leave it out for no limit.")
-    if batch_size is not None and not 2 <= batch_size <= MOST_AT_ONCE:
-        raise ConfigurationError(f"batch_size is 2 to {MOST_AT_ONCE}, not {batch_size}; leave it out for one after the other.")
-    if batch_size is not None and ordered:
-        raise ConfigurationError("ordered=True hands out one message of a key after the other; leave batch_size out.")
-
-
-def _check_arguments(types: tuple[Any, ...], group: str, topic: str, tags: Collection[str] | None, on_dead: str) -> None:
-    for type_ in types:
-        if not (isinstance(type_, type) and issubclass(type_, Message)):
-            raise ConfigurationError(f"@consumer takes message types, not {type_!r}: @consumer(OrderPlaced, group=…).")
-        if not type_._meta.topic:
-            raise ConfigurationError(f"{type_.__name__} names no topic. Add `topic` to its class Meta.")
-    if not group:
-        raise ConfigurationError('@consumer needs a group: @consumer(OrderPlaced, group="cart").')
-    if bool(types) == bool(topic):
-        raise ConfigurationError(
-            'A handler takes message types or a plain topic: @consumer(OrderPlaced, group="cart") or '
-            '@consumer(topic="orders", group="cart").'
-        )
-    if on_dead not in get_args(OnDead):
-        raise ConfigurationError(f'on_dead is "block" or "skip", not {on_dead!r}.')
-    if isinstance(tags, str) or (tags is not None and not tags):
-        raise ConfigurationError(f'tags is a set of texts, such as {{"placed"}}, not {tags!r}; leave it out for all tags.')
-
-
-def _handler(target: Callable[..., Any]) -> Handler:
-    handler = target
-    if isinstance(target, type):
-        handler = getattr(target(), "handle", None)  # type: ignore[assignment]
-    try:
-        inspect.signature(handler).bind("message", "context")
-    except (TypeError, ValueError) as error:
-        shape = "handle(self, message, context)" if isinstance(target, type) else "handler(message, context)"
-        raise ConfigurationError(f"{_name(target)} cannot be called as {shape}: {error}.") from error
-    return handler
 
 
 def _add(new: Consumer) -> None:
@@ -269,7 +248,3 @@ def _add(new: Consumer) -> None:
                 f"({other.using}, {new.using}). A group keeps its inbox in one; give one of them another group."
             )
     registered[new.group] = Group(new.group, {**members, new.subject: new})
-
-
-def _name(target: Callable[..., Any]) -> str:
-    return f"{target.__module__}.{getattr(target, '__qualname__', type(target).__qualname__)}"

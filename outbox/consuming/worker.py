@@ -13,9 +13,9 @@ from django.db import InterfaceError, OperationalError, connections
 from outbox import conf, database, signals
 from outbox.brokers.base import Broker, Delivery
 from outbox.consuming import tries, wants
-from outbox.consuming.delivery_info import uuid_of
+from outbox.consuming.delivery_info import fields_of, uuid_of
 from outbox.consuming.handle import handle, handle_together, ignore
-from outbox.consuming.keeper import RELEASE_SECONDS, Held, Keeper
+from outbox.consuming.keeper import Held, Keeper, affordable
 from outbox.consuming.outcome import Outcome, Result
 from outbox.consuming.plan import plan
 from outbox.consuming.read import find_consumer
@@ -24,8 +24,8 @@ from outbox.consuming.tally import Tally
 from outbox.database import heartbeats
 from outbox.database.heartbeats import BY_CELERY
 from outbox.database.outermost import outermost_transaction
-from outbox.errors import BrokerUnavailable
-from outbox.logs import get_logger
+from outbox.errors import BrokerUnavailable, NotMigrated
+from outbox.logs import get_logger, log_fields
 from outbox.message import TopicType
 
 logger = get_logger(__name__)
@@ -34,12 +34,6 @@ ACK_WITHIN_SECONDS = 0.1  # acknowledge together what was handled in this time
 IDLE_SECONDS = 5.0  # a connection idle for longer is looked at before it is used
 BACK_OFF_SECONDS = (0.2, 0.5, 1.0, 2.0)  # waits while database or broker are away; the last one stays
 IDLE_WAIT = timedelta(milliseconds=200)  # nothing came in this time: idle
-
-
-def affordable(most: int, invisible: timedelta, seconds_per_message: float) -> int:
-    """Return how many messages can be handled before the last of them is handed back: `most` of them, and one at least."""
-    seconds = min(invisible.total_seconds() / 2, RELEASE_SECONDS)
-    return max(1, min(most, int(seconds / max(seconds_per_message, 1e-6))))
 
 
 class Worker:
@@ -116,6 +110,7 @@ class Worker:
         Receive once and bring all that came to its outcome; return how many came.
 
         Raises:
+            NotMigrated: the database has no tables of the outbox, or takes no writes.
             BrokerUnavailable, django.db.OperationalError: the broker or the database is out of reach. Nothing is lost:
                 what was received is handed out again.
         """
@@ -125,9 +120,9 @@ class Worker:
         if self._stop.is_set():  # perhaps before there was a broker to interrupt
             return 0
         received_at = time.monotonic()  # before the call, for the broker counts from some moment within it
-        deliveries = broker.receive(
-            self.group.name, self._topics, limit=self._limit(), invisible_for=self._settings.invisible, wait=wait
-        )
+        invisible = self._settings.invisible
+        limit = affordable(self._most_at_once, invisible, self._seconds_per_message)
+        deliveries = broker.receive(self.group.name, self._topics, limit=limit, invisible_for=invisible, wait=wait)
         if not deliveries:
             return 0
         started_at = time.monotonic()
@@ -152,10 +147,7 @@ class Worker:
             try:
                 broker.close()
             except Exception:
-                logger.warning("Broker %r did not close well.", self.alias, exc_info=True)
-
-    def _limit(self) -> int:
-        return affordable(self._most_at_once, self._settings.invisible, self._seconds_per_message)
+                logger.warning("Broker %r did not close well.", self.alias, exc_info=True, extra=log_fields(broker=self.alias))
 
     def _handle_all(self, broker: Broker) -> int:
         """Handle what the keeper holds; return how many deliveries that were. Whatever ends this hands the rest back."""
@@ -213,7 +205,8 @@ class Worker:
         except BrokerUnavailable:
             raise
         except Exception:
-            logger.exception("Message %s could not be ended; it comes again by itself.", delivery.message_id)
+            text = "Message %s could not be ended; it comes again by itself."
+            logger.exception(text, delivery.message_id, extra=fields_of(delivery))
             return
         if not is_ended:
             self._note_late(delivery)
@@ -229,12 +222,11 @@ class Worker:
 
     def _note_late(self, delivery: Delivery) -> None:
         self.tally.late += 1
-        logger.warning(
+        text = (
             "Message %s was ended too late by group %r: the broker hands it out again, or has done so. Where that is frequent, "
-            "give OUTBOX[CONSUMER][INVISIBLE] more time.",
-            delivery.message_id,
-            self.group.name,
+            'give OUTBOX["CONSUMER"]["INVISIBLE"] more time.'
         )
+        logger.warning(text, delivery.message_id, self.group.name, extra=fields_of(delivery))
 
     def _end_all(self, broker: Broker) -> None:
         """Acknowledge what is done and hand the rest back."""
@@ -257,11 +249,15 @@ class Worker:
 
     def _say(self, error: Exception, pause: float) -> None:
         """Log what went wrong: in a line where database or broker are away, which says all."""
-        if isinstance(error, BrokerUnavailable | OperationalError | InterfaceError | psycopg.OperationalError):
+        extra = log_fields(group=self.group.name, broker=self.alias, database=self.group.using)
+        if isinstance(error, NotMigrated):
+            logger.warning("Group %r waits: %s", self.group.name, error, extra=extra)
+        elif isinstance(error, BrokerUnavailable | OperationalError | InterfaceError | psycopg.OperationalError):
             text = "Group %r lost its database or broker %r, again in %s s: %s"
-            logger.warning(text, self.group.name, self.alias, pause, str(error).strip())
+            logger.warning(text, self.group.name, self.alias, pause, str(error).strip(), extra=extra)
         else:
-            logger.error("Group %r of broker %r failed, again in %s s", self.group.name, self.alias, pause, exc_info=error)
+            text = "Group %r of broker %r failed, again in %s s"
+            logger.error(text, self.group.name, self.alias, pause, exc_info=error, extra=extra)
 
     def _check_database(self) -> None:
         """
@@ -272,6 +268,8 @@ class Worker:
         if time.monotonic() - self._used_at > IDLE_SECONDS:
             database.drop_if_lost(self.group.using)
             connections[self.group.using].ensure_connection()
+            if not self._used_at:
+                database.ensure_fit(self.group.using, database.raw(self.group.using))
             self._used_at = time.monotonic()
         if self._has_unended:
             with outermost_transaction(self.group.using):

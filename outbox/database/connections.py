@@ -15,7 +15,7 @@ from django.db.backends.utils import CursorWrapper
 
 from outbox import conf
 from outbox.database.own_connection import OwnConnection
-from outbox.errors import ConfigurationError
+from outbox.errors import ConfigurationError, NotMigrated
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -32,6 +32,9 @@ READ_COMMITTED = {"default_transaction_isolation": "read committed"}
 WAITS = ("lock_timeout", "idle_in_transaction_session_timeout")
 
 HAS_TABLES = "SELECT to_regclass('outbox_topic') IS NOT NULL AND to_regclass('outbox_message') IS NOT NULL"
+
+# Is the database a replica, and has it our tables?
+IS_FIT = "SELECT pg_is_in_recovery(), to_regclass('outbox_idle') IS NOT NULL"
 
 # A host that vanished is noticed in seconds, not in hours: within 5 s of its return there is a new connection.
 OUTAGE_OPTIONS = {
@@ -67,6 +70,21 @@ def is_outbox_database(alias: str) -> bool:
 def has_outbox_tables(alias: str) -> bool:
     """Return whether a database has the tables of the outbox, as far as Django's connection sees."""
     return raw(alias).execute(HAS_TABLES).fetchone() == (True,)
+
+
+def ensure_fit(alias: str, connection: Connection) -> None:
+    """Raise NotMigrated unless the database has the tables of the outbox and takes writes."""
+    is_replica, has_tables = connection.execute(IS_FIT).fetchone() or (False, False)
+    if is_replica:
+        raise NotMigrated(
+            f"Database {alias!r} is a replica: it takes no writes. Have a database router keep the outbox away from it "
+            "(allow_migrate), or correct its HOST."
+        )
+    if not has_tables:
+        raise NotMigrated(
+            f"Database {alias!r} has no tables of the outbox. Run manage.py migrate --database {alias}, "
+            "or keep the outbox away from it by a database router."
+        )
 
 
 def connect(
@@ -106,7 +124,11 @@ def connect(
     if not is_threshold_given:
         params.pop("prepare_threshold", None)  # Django's own default, not the user's
     params = OUTAGE_OPTIONS | params | {"application_name": application_name, **options}
-    connection = OwnConnection.connect(**params, autocommit=True)
+    try:
+        connection = OwnConnection.connect(**params, autocommit=True)
+    except psycopg.OperationalError as error:
+        error.add_note(f"Database {alias!r} cannot be reached.")
+        raise
     connection.isolation_level = psycopg.IsolationLevel.READ_COMMITTED
     limits = {} if patience is None else dict.fromkeys(WAITS, str(max(1, patience // timedelta(milliseconds=1))))
     with _closed_by_an_error(connection):

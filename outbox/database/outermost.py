@@ -143,6 +143,12 @@ def refuse_manual(using: str) -> None:
         )
 
 
+def is_in_callers_transaction(using: str) -> bool:
+    """Return whether a transaction is open, but for the one that Django puts around a test: it is not there in production."""
+    wrapper = connections[using]
+    return wrapper.in_atomic_block and any(not block._from_testcase for block in wrapper.atomic_blocks)  # type: ignore[attr-defined]
+
+
 def close_broken(using: str) -> bool:
     """Close Django's connection where somebody has left it in a transaction that no block ends; return whether it was."""
     wrapper = connections[using]

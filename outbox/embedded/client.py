@@ -71,7 +71,7 @@ class Client:
             with self.call() as connection:
                 yield connection
         except errors.UndefinedTable as error:
-            raise BrokerUnavailable(f"{NO_TABLES} {error}") from error
+            raise BrokerUnavailable(f"{NO_TABLES} ({str(error).splitlines()[0]})") from error
         except psycopg.Error as error:
             raise BrokerUnavailable(f"The embedded broker's database failed; what was under way comes again. {error}") from error
 

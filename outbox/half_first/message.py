@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from dataclasses import replace
 from datetime import timedelta
 from time import monotonic
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from outbox.batches.batch import Batch
 from outbox.batches.half_first import PreparedRow
@@ -16,7 +16,7 @@ from outbox.brokers.capabilities import HalfMessages
 from outbox.errors import HalfNotStored
 from outbox.failpoints import failpoint
 from outbox.half_first.fence import mark_sent, note_place, write_fence
-from outbox.logs import get_logger
+from outbox.logs import get_logger, log_fields
 from outbox.message import Resolution, TopicType
 from outbox.relay.cloudevents import seal
 from outbox.relay.load import Row
@@ -99,7 +99,11 @@ class HalfFirstMessage:
         failpoint("half_first.after_commit")
         within = self._left()
         if within is not None and within <= timedelta(0):
-            logger.info("Message %s was committed late; its half message is left to the check-back.", self.half.message_id)
+            logger.info(
+                "Message %s was committed late; its half message is left to the check-back.",
+                self.half.message_id,
+                extra=self._fields(),
+            )
             return
         outcome = self._end(Resolution.COMMIT, within=within)
         failpoint("half_first.after_end")
@@ -112,6 +116,7 @@ class HalfFirstMessage:
                 outcome.status,
                 outcome.ended,
                 outcome.reason,
+                extra=self._fields(),
             )
 
     def settle(self) -> None:
@@ -120,7 +125,13 @@ class HalfFirstMessage:
             try:
                 self._end(Resolution.ROLLBACK)
             except Exception:  # the caller's own exception is on its way
-                logger.exception("The half message of %s is left to the check-back.", self.half.message_id)
+                text = "The half message of %s is left to the check-back."
+                logger.exception(text, self.half.message_id, extra=self._fields())
+
+    def _fields(self) -> dict[str, Any]:
+        return log_fields(
+            message_id=self.half.message_id, topic=self._draft.topic, broker=self._draft.broker, database=self._using
+        )
 
     def _seal(self, prepared: PreparedRow, about: str | None) -> Outgoing:
         """Seal it as a relay does, in a batch of one whose number stands for: half first."""

@@ -8,6 +8,7 @@ return; what it held is taken up by others.
 
 from __future__ import annotations
 
+import psycopg
 from django.core.management.base import CommandError
 
 from outbox.ending import UNFINISHED
@@ -17,5 +18,8 @@ ENDED_UNFINISHED = f"{UNFINISHED} ended as told in the middle of a call that did
 
 
 def unable(reason: object) -> CommandError:
-    """Make the error that ends a command with exit code 2."""
-    return CommandError(str(reason).strip(), returncode=2)
+    """Make the error that ends a command with exit code 2. `reason`: a text, or what was raised."""
+    text = str(reason).strip()
+    if any(isinstance(one, psycopg.errors.UndefinedTable) for one in (reason, getattr(reason, "__cause__", None))):
+        text = f"A database lacks a table: {text.splitlines()[0]}. Run manage.py migrate, for each database with --database."
+    return CommandError(" ".join([*getattr(reason, "__notes__", ()), text]), returncode=2)

@@ -217,7 +217,7 @@ def _dead_letters(status: Status) -> Iterator[Attention]:
 def _records(status: Status) -> Iterator[Attention]:
     for gap in status.gaps:
         cause = f"{count(gap.numbers, 'message')} of topic {gap.topic!r} did not arrive, in {count(gap.gaps, 'gap')}."
-        step = "Run the audit; outbox_retry or outbox_audit --repair sends again what is lost."
+        step = "Run outbox_audit; the admin's page of its findings sends again what is lost."
         yield Attention(Kind.GAP, f"group {gap.consumer_group!r}", cause, step)
     for topic, parked in status.parked.items():
         cause = f"{count(parked, 'half message')} unanswered: the broker has stopped asking."

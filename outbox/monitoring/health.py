@@ -11,7 +11,7 @@ from outbox import database
 from outbox.database import Connection
 from outbox.errors import NotMigrated
 from outbox.monitoring.status import read_status
-from outbox.relay.hosts import databases, ensure_fit
+from outbox.relay.hosts import databases
 
 CONNECT_SECONDS = 2
 
@@ -51,10 +51,10 @@ def _ask(alias: str, question: Callable[[str, Connection], Health]) -> Health:
 
 
 def _is_fit(alias: str, connection: Connection) -> Health:
-    ensure_fit(alias, connection)
+    database.ensure_fit(alias, connection)
     return Health.OK
 
 
 def _is_well(alias: str, connection: Connection) -> Health:
-    ensure_fit(alias, connection)
+    database.ensure_fit(alias, connection)
     return Health.NEEDS_ATTENTION if read_status(connection, alias).attention else Health.OK

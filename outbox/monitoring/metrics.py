@@ -27,7 +27,7 @@ from outbox.errors import NotMigrated
 from outbox.monitoring.attention import Kind
 from outbox.monitoring.health import CONNECT_SECONDS
 from outbox.monitoring.status import Status, read_status
-from outbox.relay.hosts import databases, ensure_fit
+from outbox.relay.hosts import databases
 
 # Prometheus gives up after 10 s by default.
 NO_LONG_STATEMENT = {"statement_timeout": "8s"}
@@ -60,7 +60,7 @@ def _read(alias: str) -> Status | None:
         with database.connect(
             alias, application_name="outbox metrics", settings=NO_LONG_STATEMENT, connect_timeout=CONNECT_SECONDS
         ) as connection:
-            ensure_fit(alias, connection)
+            database.ensure_fit(alias, connection)
             return read_status(connection, alias)
     except (NotMigrated, psycopg.Error):
         return None

@@ -19,6 +19,7 @@ from outbox.errors import ConfigurationError
 from outbox.monitoring.attention import Attention, find
 from outbox.monitoring.groups import GroupStatus, read_groups
 from outbox.monitoring.processes import ProcessStatus, read_processes
+from outbox.monitoring.text import age
 
 FAILURES_WITHIN = timedelta(hours=1)
 FAILURES_SHOWN = 20
@@ -26,12 +27,14 @@ FAILURES_SHOWN = 20
 # Waiting tickets are counted along an index, up to a million; batches along the indexes of unfinished and of dead ones.
 # Messages, not batches: those that were split off count where they are now. A uuid7 begins with its milliseconds.
 TOPICS = """
-SELECT name, broker, type, is_paused, paused_by, has_sent, waiting, delayed, released, claimed, prepared, dead, tries,
+SELECT name, broker, type, is_paused, paused_by, pause_reason, paused_seconds, has_sent,
+    waiting, delayed, released, claimed, prepared, dead, tries,
     oldest::text AS oldest_id,
     CASE WHEN oldest IS NOT NULL THEN greatest(0, extract(epoch FROM clock_timestamp())
         - ('x' || translate(left(oldest::text, 13), '-', ''))::bit(48)::bigint / 1000.0)::float8 END AS oldest_seconds
 FROM (
-    SELECT t.name, t.broker, t.type, t.paused AS is_paused, t.paused_by,
+    SELECT t.name, t.broker, t.type, t.paused AS is_paused, t.paused_by, t.pause_reason,
+        extract(epoch FROM clock_timestamp() - t.paused_at)::float8 AS paused_seconds,
         EXISTS (SELECT FROM outbox_lane WHERE topic_id = t.id) AS has_sent,
         (SELECT count(*) FROM (SELECT FROM outbox_ticket WHERE topic_id = t.id LIMIT 1000000) k) AS waiting,
         (SELECT count(*) FROM outbox_delayed WHERE topic_id = t.id) AS delayed,
@@ -83,6 +86,7 @@ class TopicStatus:
     Counts of a topic's messages that are not sent yet.
 
     Args:
+        paused_seconds: since when it is paused; None where it is not, or nobody wrote it down.
         prepared: decided; their half messages are being committed, or await the check-back.
         has_sent: whether a message of the topic was ever claimed.
         oldest_id, oldest_seconds: of the oldest one that is to be sent now; None where there is none.
@@ -94,6 +98,8 @@ class TopicStatus:
     type: str
     is_paused: bool
     paused_by: str
+    pause_reason: str
+    paused_seconds: float | None
     has_sent: bool
     oldest_id: str | None
     waiting: int
@@ -107,8 +113,12 @@ class TopicStatus:
 
     @property
     def pause(self) -> str:
-        """Return "paused", by whom where that is known; empty where it is not."""
-        return f"paused by {self.paused_by}" if self.is_paused and self.paused_by else "paused" if self.is_paused else ""
+        """Return "paused", by whom, for how long and why, as far as that is known; empty where it is not."""
+        if not self.is_paused:
+            return ""
+        by = f" by {self.paused_by}" if self.paused_by else ""
+        since = f" for {age(self.paused_seconds)}" if self.paused_seconds is not None else ""
+        return f"paused{by}{since}" + (f": {self.pause_reason}" if self.pause_reason else "")
 
     @property
     def unsent(self) -> int:

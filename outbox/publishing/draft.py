@@ -176,8 +176,10 @@ def _encode_message(message: Message) -> bytes:
             f"{kind.__name__} has a field that is not of its declared type: {error}. Correct the value, or the type."
         ) from error
     except (TypeError, ValueError, RecursionError, msgspec.MsgspecError) as error:
+        fields = {name: getattr(message, name) for name in message.__struct_fields__}
         raise InvalidMessage(
-            f"{kind.__name__} cannot be written as JSON: {error}. Give its fields types that msgspec knows."
+            f"{kind.__name__} cannot be written as JSON: {_name_unwritable(fields, 'field')}{error}. Put what others need of it "
+            "into fields of plain types: its primary key, a text, a number."
         ) from error
     return body
 
@@ -186,7 +188,18 @@ def _encode_mapping(subject: str, body: Mapping[str, Any]) -> bytes:
     try:
         return _encode(dict(body))
     except (TypeError, ValueError, RecursionError, msgspec.MsgspecError) as error:
-        raise InvalidMessage(f"{subject} has a body that cannot be written as JSON: {error}. Pass bytes.") from error
+        named = _name_unwritable(body, "entry")
+        raise InvalidMessage(f"{subject} has a body that cannot be written as JSON: {named}{error}. Pass bytes.") from error
+
+
+def _name_unwritable(values: Mapping[str, Any], what: str) -> str:
+    """Name the first of a body's values that JSON cannot hold, with its type; nothing where it is none of them alone."""
+    for name, value in values.items():
+        try:
+            _encode(value)
+        except (TypeError, ValueError, RecursionError, msgspec.MsgspecError):
+            return f"its {what} {name!r} holds a {type(value).__module__}.{type(value).__qualname__}. "
+    return ""
 
 
 def _key_of(message: Message) -> str:

@@ -78,7 +78,7 @@ def choose_database(subject: str, *, using: str | None, about: Model | None) -> 
     """
     home = None if about is None else _home_of(subject, about, using)
     alias = using or home or _innermost.get() or router.db_for_write(MessageRow)
-    if not connections[alias].in_atomic_block:
+    if not outermost.is_in_callers_transaction(alias):
         raise NotInTransaction(_explain(subject, alias))
     return alias
 
@@ -109,12 +109,15 @@ def _home_of(subject: str, about: Model, using: str | None) -> str | None:
 def _explain(subject: str, alias: str) -> str:
     """Say why nothing was published, and the way out."""
     text = f"{subject} was published outside a transaction of database {alias!r}, so nothing would tie it to the rows. "
+    if connections[alias].in_atomic_block:
+        text += "The transaction around this test does not count: in production it is not there. "
     if _is_in_event_loop():
         return text + (
             "In async code, decorate the coroutine function with @transactional and `await apublish(...)`: "
             "Django's transactions belong to a thread, not to the event loop."
         )
-    if elsewhere := [other.alias for other in connections.all(initialized_only=True) if other.in_atomic_block]:
+    initialized = [other.alias for other in connections.all(initialized_only=True)]
+    if elsewhere := [other for other in initialized if outermost.is_in_callers_transaction(other)]:
         return text + (
             f"Open are transactions of: {', '.join(sorted(elsewhere))}. If the rows are there, pass using= or about=; "
             f"else open one by @transactional(using={alias!r}) or `with outbox.transaction({alias!r}):`."

@@ -20,7 +20,7 @@ from functools import cache
 from django.db import connections, transaction
 
 from outbox import conf
-from outbox.logs import get_logger
+from outbox.logs import get_logger, log_fields
 
 TASK = "outbox.tasks.relay"
 PAUSE_SECONDS = 0.05
@@ -108,15 +108,16 @@ class Sender:
             self.failed += 1
             if not self._is_failing:
                 logger.warning(
-                    "Nudges cannot be sent to Celery, its relays find messages by their sweep only: %r. "
-                    'Where all relays are resident, set OUTBOX["NUDGE"] = False.',
+                    "Nudges cannot be sent to Celery: %r. No message is lost: a resident relay sends them as ever, "
+                    'Celery\'s relays find them by their sweep. Where all relays are resident, set OUTBOX["NUDGE"] = False.',
                     error,
+                    extra=log_fields(database=nudge.database, broker=nudge.broker),
                 )
             self._is_failing = True
             return False
         self.sent += 1
         if self._is_failing:
-            logger.info("Nudges are sent again")
+            logger.info("Nudges are sent again", extra=log_fields(database=nudge.database, broker=nudge.broker))
         self._is_failing = False
         return True
 

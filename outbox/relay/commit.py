@@ -21,6 +21,7 @@ import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from datetime import timedelta
+from typing import Any
 
 from outbox import signals
 from outbox.batches.batch import Batch, BatchSendResult, PreparedBatch, SplitReason, Unaccepted
@@ -31,7 +32,7 @@ from outbox.batches.split import runs
 from outbox.brokers.base import Broker, Ended, EndSemantics, HalfRef, SendResult, SendStatus
 from outbox.brokers.capabilities import HalfMessages
 from outbox.database import Connection
-from outbox.logs import get_logger
+from outbox.logs import get_logger, log_fields
 from outbox.message import Resolution
 from outbox.models import State
 from outbox.relay.splitter import Splitter
@@ -203,13 +204,17 @@ class Committer:
             outcomes = HalfMessages.of(self.broker).end(halves, resolution, within=within)
         except Exception as error:
             reason = f"Broker {self.broker.alias!r} raised {type(error).__name__} at {resolution}: {error}"
-            logger.exception("%s Topics: %s.", reason, sorted({half.topic for half in halves}))
+            logger.exception("%s Topics: %s.", reason, sorted({half.topic for half in halves}), extra=self._fields(halves))
             return [SendResult(SendStatus.UNSURE, reason=reason)] * len(halves)
         if len(outcomes) != len(halves):
             reason = f"Broker {self.broker.alias!r} gave {len(outcomes)} outcomes for {len(halves)} half messages."
-            logger.error("%s", reason)
+            logger.error("%s", reason, extra=self._fields(halves))
             return [SendResult(SendStatus.UNSURE, reason=reason)] * len(halves)
         return outcomes
+
+    def _fields(self, halves: Sequence[HalfRef]) -> dict[str, Any]:
+        topics, message_ids = (half.topic for half in halves), (half.message_id for half in halves)
+        return log_fields(broker=self.broker.alias, topics=topics, message_ids=message_ids)
 
     def conclude(self, ends: Sequence[CommitResult]) -> set[int]:
         """
@@ -276,5 +281,6 @@ class Committer:
 
     def _lost(self, batch: Batch | PreparedBatch, step: str) -> None:
         self.fences_lost += 1
-        logger.warning("Fence lost at %s: batch %s is no longer in attempt %s.", step, batch.id, batch.attempt)
+        extra = log_fields(batch=batch.id, topic=batch.topic, attempt=batch.attempt)
+        logger.warning("Fence lost at %s: batch %s is no longer in attempt %s.", step, batch.id, batch.attempt, extra=extra)
         signals.fence_lost.send_robust(sender=Committer, batch_id=batch.id, attempt=batch.attempt, step=step)

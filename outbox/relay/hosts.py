@@ -21,7 +21,7 @@ from outbox import conf, database
 from outbox.brokers.base import Broker
 from outbox.database import Connection, heartbeats
 from outbox.ending import Watch
-from outbox.errors import ConfigurationError, NotMigrated
+from outbox.errors import ConfigurationError
 from outbox.logs import get_logger
 from outbox.relay.breaker import Breakers, BreakerState
 from outbox.relay.delayed import MOVED_AT_ONCE, move_due
@@ -36,9 +36,6 @@ MAINTENANCE_EVERY = 1.0  # seconds
 MATCH_TOPICS_EVERY = 5.0
 IDLE_TIMEOUT = timedelta(milliseconds=200)
 NO_IDLE_TIMEOUT = timedelta(0)
-
-# Has the database our tables, and takes it writes?
-IS_FIT = "SELECT to_regclass('outbox_idle') IS NOT NULL AND NOT pg_is_in_recovery()"
 
 
 @dataclass(frozen=True, slots=True)
@@ -187,15 +184,6 @@ class RelayRunner:
         self._chores_at = time.monotonic() + MAINTENANCE_EVERY
 
 
-def ensure_fit(alias: str, connection: Connection) -> None:
-    """Raise NotMigrated unless the database has the tables of the outbox and takes writes."""
-    if connection.execute(IS_FIT).fetchone() != (True,):
-        raise NotMigrated(
-            f"Database {alias!r} has no tables of the outbox, or is a replica. Run manage.py migrate --database {alias}, "
-            "or keep the outbox away from it by a database router."
-        )
-
-
 def require_sessions(aliases: Iterable[str]) -> None:
     """
     Raise where a pooler gives the session of a connection to others. A database that is away is outlasted later.
@@ -224,7 +212,7 @@ def open_runner(target: RelayTarget, *, note: str) -> Iterator[RelayRunner]:
         connection = stack.enter_context(
             database.connect_session(target.database, application_name="outbox relay", patience=lease)
         )
-        ensure_fit(target.database, connection)
+        database.ensure_fit(target.database, connection)
         lane = take_lane(connection, lanes=conf.settings().relay.lanes)
         _foreign_topics(target.database, connection)  # so that a first message finds its row
         broker = conf.make_broker(target.broker)

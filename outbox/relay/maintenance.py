@@ -11,7 +11,6 @@ from functools import partial
 from outbox import conf, database
 from outbox.database import heartbeats
 from outbox.database.partitions import make_days
-from outbox.relay.hosts import ensure_fit
 from outbox.relay.prune import Pruned, prune, read_keep_since
 
 MAINTENANCE_INTERVAL = 3600.0  # seconds
@@ -35,7 +34,7 @@ def maintain(using: str) -> MaintenanceResult:
         psycopg.Error: the database failed. The next upkeep goes on where this one ended.
     """
     with database.connect(using, application_name="outbox upkeep") as connection:
-        ensure_fit(using, connection)
+        database.ensure_fit(using, connection)
         forgotten = heartbeats.forget_stale(connection)
     made = make_days(using)
     pruned = prune(using)

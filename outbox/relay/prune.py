@@ -26,7 +26,7 @@ from outbox.database.locks import END_IDLE_SESSION, Lock
 from outbox.database.retention_holds import RetentionHold, find_holder
 from outbox.errors import ConfigurationError
 from outbox.ids import first_id
-from outbox.logs import get_logger
+from outbox.logs import get_logger, log_fields
 from outbox.models import State
 from outbox.relay.prune_inbox import prune_inbox
 
@@ -152,6 +152,7 @@ def read_keep_since() -> datetime | None:
             logger.warning(
                 "Brokers are not pruned now: nobody can tell which ends are unconfirmed, since database %r cannot be read. %s",
                 *(alias, error),
+                extra=log_fields(database=alias),
             )
             return None
         assert row is not None
@@ -209,5 +210,5 @@ def _raise_alarm_for_held(using: str, pruned: Pruned, free_by: Mapping[str, date
         return
     said = ", ".join(f"{day} by {holder}" for day, holder in held.items())
     reason = f"Database {using!r} keeps days of messages past their retention: {said}. See manage.py outbox_status."
-    logger.warning(reason)
+    logger.warning(reason, extra=log_fields(database=using))
     signals.alarm.send_robust(sender=prune, reason=reason, details={"database": using, "kept": held})

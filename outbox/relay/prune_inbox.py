@@ -16,7 +16,7 @@ from outbox import conf
 from outbox.brokers.base import Broker
 from outbox.database import Connection
 from outbox.errors import OutboxError
-from outbox.logs import get_logger
+from outbox.logs import get_logger, log_fields
 
 logger = get_logger(__name__)
 
@@ -119,5 +119,7 @@ class _Brokers:
             return self._made[alias].may_deliver_again(group, ids)
         except OutboxError as error:
             self.away |= {topic for topic, its in self._broker_of.items() if its == alias}
-            logger.warning("Inbox rows of topics on broker %r are not pruned now: %s", alias, error)
+            logger.warning(
+                "Inbox rows of topics on broker %r are not pruned now: %s", alias, error, extra=log_fields(broker=alias)
+            )
             return set()

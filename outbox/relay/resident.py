@@ -11,7 +11,7 @@ from django.db import InterfaceError, OperationalError
 
 from outbox.ending import Ending
 from outbox.errors import BrokerUnavailable, LaneNotHeld, NotMigrated
-from outbox.logs import get_logger
+from outbox.logs import get_logger, log_fields
 from outbox.relay.backoff import Backoff
 from outbox.relay.hosts import RelayRunner, RelayTarget, open_runner
 from outbox.relay.rounds import RelayResult
@@ -99,7 +99,8 @@ class ResidentRelay(Resident):
             self._duty = runner
             if self.stopped.is_set():  # before `stop` could see the runner
                 runner.halt()
-            logger.info("%s runs in lane %s", self.name, runner.relay.lane.number)
+            extra = log_fields(database=self.post.database, broker=self.post.broker, lane=runner.relay.lane.number)
+            logger.info("%s runs in lane %s", self.name, runner.relay.lane.number, extra=extra)
             self._troubles = 0
             try:
                 runner.run()

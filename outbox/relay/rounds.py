@@ -20,7 +20,7 @@ from outbox.batches.batch import Batch, BatchSendResult, SplitReason, Unaccepted
 from outbox.brokers.base import Broker
 from outbox.database import Connection
 from outbox.failpoints import failpoint
-from outbox.logs import get_logger
+from outbox.logs import get_logger, log_fields
 from outbox.message import TopicType
 from outbox.models import State
 from outbox.relay.backoff import Backoff, Random
@@ -199,7 +199,8 @@ class Relay:
     def _return_after_error(self, batches: Sequence[Batch], error: Exception) -> None:
         """Let batches go that we cannot handle, by a fault of ours: the others shall not wait behind them for ever."""
         reason = f"The relay failed over it: {type(error).__name__}: {error}"
-        logger.error("Batches %s of topic %s: %s", [one.id for one in batches], batches[0].topic, reason, exc_info=error)
+        topic, ids = batches[0].topic, [one.id for one in batches]
+        logger.error("Batches %s of topic %s: %s", ids, topic, reason, exc_info=error, extra=log_fields(topic=topic, batches=ids))
         for batch in batches:
             if positions := batch.positions:
                 self._splitter.return_batch(batch, dict.fromkeys(positions, Unaccepted(SplitReason.UNSURE, reason)))

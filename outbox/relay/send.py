@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from time import monotonic
+from typing import Any
 
 import msgspec
 
@@ -18,7 +19,7 @@ from outbox.batches.batch import Batch, BatchSendResult, SplitReason, Unaccepted
 from outbox.brokers.base import Broker, Outgoing, SendResult, SendStatus
 from outbox.brokers.capabilities import HalfMessages
 from outbox.database import Connection
-from outbox.logs import get_logger
+from outbox.logs import get_logger, log_fields
 from outbox.relay.breaker import Breakers, BreakerState
 from outbox.relay.cloudevents import seal
 from outbox.relay.load import Loaded, slices
@@ -150,13 +151,17 @@ class Sender:
             outcomes = HalfMessages.of(self.broker).send_halves(messages) if is_half else self.broker.send(messages)
         except Exception as error:
             reason = f"Broker {self.broker.alias!r} raised {type(error).__name__}: {error}"
-            logger.exception("%s. Batches: %s.", reason, _batch_ids(places))
+            logger.exception("%s. Batches: %s.", reason, _batch_ids(places), extra=self._fields(places))
             return [SendResult(SendStatus.UNSURE, reason=reason)] * len(messages)
         if len(outcomes) != len(messages):
             reason = f"Broker {self.broker.alias!r} gave {len(outcomes)} outcomes for {len(messages)} messages."
-            logger.error("%s Batches: %s.", reason, _batch_ids(places))
+            logger.error("%s Batches: %s.", reason, _batch_ids(places), extra=self._fields(places))
             return [SendResult(SendStatus.UNSURE, reason=reason)] * len(messages)
         return outcomes
+
+    def _fields(self, places: Sequence[Loaded]) -> dict[str, Any]:
+        topics = (loaded.batch.topic for loaded in places)
+        return log_fields(broker=self.broker.alias, batches=_batch_ids(places), topics=topics)
 
     def _note(self, outcomes: Iterable[tuple[Loaded, SendResult]]) -> dict[str, Unaccepted]:
         """Tell the breakers; return the topics that got no answer, with what the broker said: the rest of them need not try."""
@@ -179,6 +184,7 @@ class Sender:
                     self.broker.alias,
                     reason,
                     seconds,
+                    extra=log_fields(topic=topic, broker=self.broker.alias),
                 )
         return away
 
@@ -221,6 +227,9 @@ def _unreadable(loaded: Loaded, error: Exception) -> Unaccepted:
     """Say that a message can never go as its row stands, and tell a person."""
     reason = str(error) if loaded.row is None else f"Its row cannot be read: {error}"
     details = {"batch": loaded.batch.id, "message": loaded.batch.message_ids[loaded.position - 1]}
-    logger.error("Message %(message)s of batch %(batch)s cannot be sent.", details)
+    extra = log_fields(
+        message_id=details["message"], topic=loaded.batch.topic, batch=loaded.batch.id, attempt=loaded.batch.attempt
+    )
+    logger.error("Message %(message)s of batch %(batch)s cannot be sent.", details, extra=extra)
     signals.alarm.send_robust(sender=Sender, reason=reason, details=details)
     return Unaccepted(SplitReason.REFUSED, reason)

@@ -14,7 +14,7 @@ from outbox.batches.release import return_batch
 from outbox.batches.resend import resend_discarded
 from outbox.batches.split import Run, runs, split
 from outbox.database import Connection
-from outbox.logs import get_logger
+from outbox.logs import get_logger, log_fields
 from outbox.models import State
 from outbox.relay.backoff import Backoff
 
@@ -137,5 +137,9 @@ def _raise_alarm(batch: Batch | PreparedBatch, leaving: Sequence[Run]) -> None:
         has_failed_often = run.is_tried and (batch.tries + 1) % ALARM_TRIES == 0
         if run.reason is SplitReason.MISCONFIGURED or has_failed_often:
             details = {"batch": batch.id, "topic": batch.topic, "tries": batch.tries + 1}
-            logger.error("Batch %(batch)s of topic %(topic)s failed, try %(tries)s: %(reason)s", details | {"reason": run.text})
+            extra = log_fields(
+                batch=batch.id, topic=batch.topic, attempt=batch.attempt, message_ids=batch.message_ids[run.lo - 1 : run.hi]
+            )
+            text = "Batch %(batch)s of topic %(topic)s failed, try %(tries)s: %(reason)s"
+            logger.error(text, details | {"reason": run.text}, extra=extra)
             signals.alarm.send_robust(sender=Splitter, reason=run.text, details=details)

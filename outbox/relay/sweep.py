@@ -23,7 +23,7 @@ from outbox.batches.take_over import Limit, read_prepared, renew, take_over
 from outbox.brokers.base import Ended, HalfRef, HalfStanding, SendResult, SendStatus
 from outbox.brokers.capabilities import HalfMessages
 from outbox.database import Connection
-from outbox.logs import get_logger
+from outbox.logs import get_logger, log_fields
 from outbox.message import Resolution
 from outbox.relay.commit import CommitResult, Committer
 
@@ -156,13 +156,17 @@ class Sweeper:
         if not halves:
             return []
         broker = HalfMessages.of(self.committer.broker)
+        extra = log_fields(
+            broker=broker.alias, topics=(half.topic for half in halves), batches=(one.batch.id for one, _ in places)
+        )
         try:
             standings = broker.look_up_halves(halves)
         except Exception:
-            logger.exception("Broker %r cannot look %s half messages up.", broker.alias, len(halves))
+            logger.exception("Broker %r cannot look %s half messages up.", broker.alias, len(halves), extra=extra)
             return [HalfStanding.UNKNOWN] * len(halves)
         if len(standings) != len(halves):
-            logger.error("Broker %r told of %s half messages, asked for %s.", broker.alias, len(standings), len(halves))
+            text = "Broker %r told of %s half messages, asked for %s."
+            logger.error(text, broker.alias, len(standings), len(halves), extra=extra)
             return [HalfStanding.UNKNOWN] * len(halves)
         return standings
 

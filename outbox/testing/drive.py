@@ -13,7 +13,7 @@ from datetime import timedelta
 from functools import partial
 from typing import Any
 
-from django.db import connections
+from django.db import connections, transaction
 from django.test.testcases import DatabaseOperationForbidden  # type: ignore[attr-defined]
 
 from outbox import conf, database
@@ -23,6 +23,7 @@ from outbox.consuming.context import Context
 from outbox.consuming.register import Consumer, Group, groups
 from outbox.consuming.tally import Tally
 from outbox.consuming.worker import Worker
+from outbox.database.outermost import is_in_callers_transaction
 from outbox.errors import Reject, RetryLater
 from outbox.half_first.message import HalfFirstMessage
 from outbox.message import Half, Resolution, TopicType
@@ -59,15 +60,32 @@ def insist_on_commit(alias: str) -> None:
 
     Raises:
         AssertionError: the test itself is inside a transaction.
+        django.db.IntegrityError: what it wrote could not be committed.
         TransactionManagementError: the test's own transaction is broken.
     """
     connection = connections[alias]
     connection.validate_no_broken_transaction()
-    if any(not block._from_testcase for block in connection.atomic_blocks):  # type: ignore[attr-defined]
+    if is_in_callers_transaction(alias):
         raise AssertionError(
             f"A transaction of database {alias!r} is open in this test. A relay sees a message when it is committed: leave "
             "the atomic() or transaction() block first."
         )
+    check_deferred(alias)
+
+
+def check_deferred(alias: str) -> None:
+    """
+    Check what PostgreSQL checks at COMMIT, which never comes in a test's own transaction: foreign keys, for one.
+
+    In a savepoint that is rolled back: what is deferred stays deferred, and is checked again.
+
+    Raises:
+        django.db.IntegrityError: a constraint is violated.
+    """
+    if connections[alias].in_atomic_block:
+        with transaction.atomic(using=alias), connections[alias].cursor() as cursor:
+            cursor.execute("SET CONSTRAINTS ALL IMMEDIATE")
+            transaction.set_rollback(True, using=alias)
 
 
 def finish_commits(alias: str) -> None:
@@ -169,7 +187,9 @@ class Consumers:
 
     def _call(self, consumer: Consumer, message: Any, context: Context) -> object:
         try:
-            return consumer.handler(message, context)
+            result = consumer.handler(message, context)
+            check_deferred(consumer.using)
+            return result
         except (Reject, RetryLater):
             self._meant += 1
             raise

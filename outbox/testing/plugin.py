@@ -7,6 +7,7 @@ pytest loads it before any settings are ready, so Django is imported by the fixt
 from __future__ import annotations
 
 import os
+import sys
 from collections.abc import Generator, Iterator
 from typing import TYPE_CHECKING
 
@@ -20,6 +21,7 @@ if TYPE_CHECKING:
 DATABASE_URL = "DATABASE_URL"
 
 SERVER = pytest.StashKey[str]()
+STARTED = pytest.StashKey[bool]()
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -44,6 +46,17 @@ def pytest_report_header(config: pytest.Config) -> str | None:
     return f"PostgreSQL: {server}" if server else None
 
 
+@pytest.hookimpl(trylast=True)
+def pytest_configure(config: pytest.Config) -> None:
+    """Refuse to start a server for tests whose settings, which pytest-django has read by now, lead to another one."""
+    if STARTED in config.stash and (hosts := _hosts_of_settings()) and None not in hosts.values():
+        named = ", ".join(f"DATABASES[{alias!r}] names HOST {host!r}" for alias, host in hosts.items())
+        raise pytest.UsageError(
+            f"{named}, so the tests would not use the server that the option outbox_postgres starts. Leave HOST out, or read "
+            f"{DATABASE_URL} in the settings; to use that host, leave the option out."
+        )
+
+
 @pytest.fixture
 def outbox(db: None) -> Iterator[Outbox]:
     """The outbox in the hands of the test: `docs/how-to/test.md`."""
@@ -64,7 +77,20 @@ def _serve(config: pytest.Config) -> str:
     except PostgresError as error:
         raise pytest.UsageError(str(error)) from error
     _set_for_this_run(config, server.environment)
+    config.stash[STARTED] = True
     return f"{server.version} of {server.programs}, started for these tests"
+
+
+def _hosts_of_settings() -> dict[str, str | None]:
+    """Return the host that each PostgreSQL of the settings names; None where the variables of the server decide."""
+    django = sys.modules.get("django.conf")  # not imported here: there may be no settings yet
+    if django is None or not django.settings.configured:
+        return {}
+    return {
+        alias: None if one.get("HOST") in (None, "", os.environ.get("PGHOST")) else one["HOST"]
+        for alias, one in django.settings.DATABASES.items()
+        if "postgresql" in one.get("ENGINE", "")
+    }
 
 
 def _set_for_this_run(config: pytest.Config, variables: dict[str, str]) -> None:

@@ -38,6 +38,20 @@ class TestAMessageType:
         assert message_type("shop.Order") is message_types()["shop.Order"] is kind
         assert message_type("Order") is None
 
+    @pytest.mark.parametrize("version", ["2", -1, 1.5, True, None])
+    def test_refuses_a_version_that_is_no_whole_number(self, version):
+        with pytest.raises(TypeError, match=r"Order\.Meta\.version is a whole number, not "):
+            make(version=version)
+
+    def test_refuses_an_upgrade_from_a_version_that_is_no_whole_number(self):
+        with pytest.raises(TypeError, match=r"@Order\.upgrade_from takes the older version, a whole number, not '1'\."):
+            make(version=2).upgrade_from("1")
+
+    @pytest.mark.parametrize("name", ["topic", "key", "tag", "type"])
+    def test_refuses_a_name_that_is_no_text(self, name):
+        with pytest.raises(TypeError, match=rf"Order\.Meta\.{name} is a text, not 7\."):
+            make(**{name: 7})
+
     def test_takes_a_list_of_fields_to_mask(self):
         assert make(mask=["total"])._meta.mask == ("total",)
 

@@ -5,7 +5,8 @@ from decimal import Decimal
 
 import pytest
 
-from outbox import COMMIT, ROLLBACK, UNKNOWN
+from outbox import COMMIT, ROLLBACK, UNKNOWN, publish
+from outbox import transaction as outbox_transaction
 from outbox.testing.factories import TicketFactory
 from project.shop.messages import OrderPlaced, OrderShipped
 from project.shop.models import CartEntry, Letter, Order, PointsEntry, Shipment
@@ -40,6 +41,16 @@ class TestPlacingAnOrder:
         assert PointsEntry.objects.get().points == 15
         outbox.assert_published(OrderShipped, shipment_id=Shipment.objects.get().pk)
         assert Letter.objects.get().text == "Dear 17850, your order 536365 is on its way."
+
+
+class TestPublishingByHand:
+    def test_leads_to_points(self, outbox):
+        with outbox_transaction():
+            publish(ORDER)
+
+        outbox.run_until_idle()
+
+        assert PointsEntry.objects.count() == 1
 
 
 class TestAConsumer:

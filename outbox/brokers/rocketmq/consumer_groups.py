@@ -76,6 +76,6 @@ def problems_of_group(broker: str, group: str, topic: str, settings: Mapping[str
 def _unknown(broker: str, right: str) -> Problem:
     return Problem(
         f"Broker {broker} refuses ACCESS_KEY a right: {right}. How soon the server gives up messages of its groups is not known.",
-        "Grant it (ACL 2.0): docs/brokers/rocketmq.md lists the rights. Nothing else needs it.",
+        "Grant it (ACL 2.0). Nothing else needs it.",
         is_error=False,
     )

@@ -89,7 +89,7 @@ async def _problems_of(client: Client, address: str, topics: Sequence[TopicSpec]
             found += _problem_of_a_right(address, need, await client.ports.ask(address, request))
         found += await problems_of_groups(client, address, topics)
     except (ConnectionError, RemotingError) as error:
-        hint = "Correct NAME_SERVERS or BROKER_ADDRESSES, open the port, or give ACCESS_KEY its rights: docs/brokers/rocketmq.md."
+        hint = "Correct NAME_SERVERS or BROKER_ADDRESSES, open the port, or grant ACCESS_KEY its rights (ACL 2.0)."
         return [Problem(f"Broker {address} cannot be asked: {error}.", hint)]
     return found
 
@@ -184,8 +184,7 @@ def _problem_of_a_right(broker: str, need: str, answer: Answer) -> Iterator[Prob
     if answer.code == requests.NO_PERMISSION:
         yield Problem(
             f"Broker {broker} refuses ACCESS_KEY a right: {need}. It says: {answer.text}",
-            "Grant it (ACL 2.0): docs/brokers/rocketmq.md lists the rights. Without it nothing is lost; what gets no answer is "
-            "not settled.",
+            "Grant it (ACL 2.0). Without it nothing is lost; what gets no answer is not settled.",
         )
 
 

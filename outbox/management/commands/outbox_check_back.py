@@ -14,7 +14,7 @@ from outbox.check_backs.answer import answer
 from outbox.check_backs.find import Found, find
 from outbox.check_backs.resolve import Answer
 from outbox.check_backs.sources import connect
-from outbox.database import outbox_databases
+from outbox.database import ensure_fit, outbox_databases
 from outbox.errors import OutboxError
 from outbox.management.exits import unable
 from outbox.message import UNKNOWN
@@ -47,8 +47,11 @@ def _find(message_id: str) -> tuple[Found, str]:
     for alias in outbox_databases():
         try:
             with connect(alias) as connection:
+                ensure_fit(alias, connection)
                 found = find(connection, number)
-        except (psycopg.Error, OutboxError) as error:
+        except OutboxError as error:
+            raise unable(error) from error
+        except psycopg.Error as error:
             raise unable(f"Database {alias!r} cannot be asked: {error}") from error
         if found is not None:
             return found, alias

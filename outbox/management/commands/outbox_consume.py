@@ -21,7 +21,7 @@ from outbox.consuming.register import Group, group, groups
 from outbox.consuming.threads import ConsumerThreads
 from outbox.database import heartbeats
 from outbox.ending import Ending
-from outbox.errors import BrokerUnavailable, ConfigurationError, OutboxError
+from outbox.errors import ConfigurationError, OutboxError
 from outbox.logs import get_logger
 from outbox.management.exits import ENDED_UNFINISHED, unable
 from outbox.management.greeting import greet
@@ -65,7 +65,7 @@ class Command(BaseCommand):
                 resident.stop()
             try:
                 crew.join()
-            except (BrokerUnavailable, DatabaseError) as error:
+            except (OutboxError, DatabaseError, psycopg.Error) as error:
                 raise unable(error) from error
             finally:
                 _leave(crew)
@@ -124,7 +124,8 @@ def _look(chosen: list[Group]) -> None:
 
 
 def _beat(crew: ConsumerThreads) -> None:
-    for _, alias, name in crew.posts():
+    for using, alias, name in crew.posts():
+        database.ensure_fit(using, database.raw(using))
         wants.beat(group(name), alias)
 
 
@@ -133,6 +134,8 @@ def _leave(crew: ConsumerThreads) -> None:
     try:
         for using, alias, name in crew.posts():
             heartbeats.leave(database.raw(using), "consumer", broker=alias, consumer_group=name)
+    except psycopg.errors.UndefinedTable:  # they never had one
+        connections.close_all()
     except (DatabaseError, psycopg.Error) as error:
         logger.warning("The heartbeat of the consumers stays: %s", str(error).strip())
         connections.close_all()

@@ -12,7 +12,7 @@ from django.core.management.base import BaseCommand
 from outbox import database
 from outbox.errors import OutboxError
 from outbox.management.exits import unable
-from outbox.relay.hosts import databases, ensure_fit
+from outbox.relay.hosts import databases
 from outbox.relay.prune import Pruned, prune
 
 
@@ -42,7 +42,7 @@ class Command(BaseCommand):
 
 def _prune(alias: str) -> Pruned:
     with database.connect(alias) as connection:
-        ensure_fit(alias, connection)
+        database.ensure_fit(alias, connection)
     return prune(alias)
 
 

@@ -8,11 +8,13 @@ from collections.abc import Sequence
 from dataclasses import asdict
 from typing import Any
 
+import psycopg
 from django.core.management.base import BaseCommand
 
+from outbox import database
 from outbox.brokers.base import DeadLetter
 from outbox.consuming.dead_letters import Letter, Letters, read_letters, settle_letters
-from outbox.consuming.register import group
+from outbox.consuming.register import group, groups
 from outbox.errors import OutboxError
 from outbox.management.exits import unable
 from outbox.management.tables import table
@@ -43,13 +45,14 @@ class Command(BaseCommand):
         try:
             for name in options["group"] or ():
                 group(name)
+            _require_databases()
             letters = read_letters()
             chosen = [one for one in letters.found if _is_chosen(one.letter, options)]
             if options["message_id"] or options["all"]:
                 self._settle(chosen, letters, options)
             else:
                 self._list(chosen, letters, as_json=options["json"])
-        except OutboxError as error:
+        except (OutboxError, psycopg.Error) as error:
             raise unable(error) from error
 
     def _list(self, chosen: Sequence[Letter], letters: Letters, *, as_json: bool) -> None:
@@ -76,6 +79,13 @@ class Command(BaseCommand):
             self.stdout.write("\n".join([*lines, *letters.troubles]))
         if missing or letters.cut or letters.troubles or len(done) < len(chosen):
             raise SystemExit(1)
+
+
+def _require_databases() -> None:
+    """Raise where the database of a group has no tables, or is away: the broker's answer would say something else."""
+    for alias in sorted({one.using for one in groups().values()}):
+        with database.connect(alias, application_name="outbox replay") as connection:
+            database.ensure_fit(alias, connection)
 
 
 def _is_chosen(letter: DeadLetter, options: dict[str, Any]) -> bool:

@@ -15,7 +15,7 @@ from outbox import database
 from outbox.batches.retry import RetryResult, retry_all, retry_messages
 from outbox.errors import OutboxError
 from outbox.management.exits import unable
-from outbox.relay.hosts import databases, ensure_fit
+from outbox.relay.hosts import databases
 
 # Topics of which messages were or are published; 0 is not one.
 TOPIC_NAMES = "SELECT name FROM outbox_topic WHERE id <> 0 ORDER BY name"
@@ -41,7 +41,7 @@ class Command(BaseCommand):
         try:
             (alias,) = databases([options["database"]])
             with database.connect(alias, application_name="outbox retry") as connection:
-                ensure_fit(alias, connection)
+                database.ensure_fit(alias, connection)
                 settled = _settle(connection, options)
         except (OutboxError, psycopg.Error) as error:
             raise unable(error) from error

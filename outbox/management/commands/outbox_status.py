@@ -22,7 +22,7 @@ from outbox.monitoring.processes import ProcessStatus, is_replaced
 from outbox.monitoring.status import FailureStatus, Status, read_status
 from outbox.monitoring.text import age
 from outbox.monitoring.why import why
-from outbox.relay.hosts import databases, ensure_fit
+from outbox.relay.hosts import databases
 
 PROBE_SECONDS = 30.0  # a process that is busy with one thing for less is not to be killed
 
@@ -93,19 +93,19 @@ class Command(BaseCommand):
 
 def _read(alias: str) -> Status:
     with database.connect(alias, application_name="outbox status") as connection:
-        ensure_fit(alias, connection)
+        database.ensure_fit(alias, connection)
         return read_status(connection, alias)
 
 
 def _why(alias: str, message_id: UUID) -> str | None:
     with database.connect(alias, application_name="outbox status") as connection:
-        ensure_fit(alias, connection)
+        database.ensure_fit(alias, connection)
         return why(connection, message_id)
 
 
 def _silence(alias: str, kind: str) -> float | None:
     with database.connect(alias, application_name="outbox status") as connection:
-        ensure_fit(alias, connection)
+        database.ensure_fit(alias, connection)
         return silence(connection, kind)
 
 

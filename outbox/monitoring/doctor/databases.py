@@ -14,7 +14,6 @@ from outbox import database
 from outbox.database import Connection, partitions
 from outbox.errors import ConfigurationError, NotMigrated
 from outbox.monitoring.doctor.finding import Finding, Level
-from outbox.relay.hosts import ensure_fit
 
 CONNECT_SECONDS = 5
 CLOCKS_DIFFER = timedelta(seconds=5)  # ids begin with this host's time, leases go by the database's
@@ -34,10 +33,11 @@ def examine() -> Iterator[Finding]:
         subject = f"database {alias!r}"
         try:
             with database.connect(alias, application_name="outbox doctor", connect_timeout=CONNECT_SECONDS) as connection:
-                ensure_fit(alias, connection)
+                database.ensure_fit(alias, connection)
                 found = list(_examine(subject, alias, connection))
         except NotMigrated as error:
-            yield Finding(Level.ERROR, subject, "no tables of the outbox, or a replica", str(error))
+            text, _, hint = str(error).partition(". ")
+            yield Finding(Level.ERROR, subject, text.removeprefix(f"Database {alias!r} "), hint)
         except (ConfigurationError, psycopg.Error) as error:
             text = f"cannot be asked: {str(error).splitlines()[0]}"
             yield Finding(Level.ERROR, subject, text, "Start it, or correct DATABASES.")

@@ -43,5 +43,5 @@ def examine() -> Iterator[Finding]:
     if status == AS_IT_SHOULD:
         yield Finding(Level.OK, SUBJECT, f"{settings.url} takes our signature")
     else:
-        hint = MEANINGS.get(status, "Ask it by hand: docs/how-to/ask-by-hand.md.")
+        hint = MEANINGS.get(status, "The log of its web server says why.")
         yield Finding(Level.ERROR, SUBJECT, f"{settings.url} answers {status}", hint)

@@ -21,7 +21,7 @@ def check_settings(**kwargs: Any) -> list[CheckMessage]:
     try:
         read_section(known_settings().pipeline, conf.PipelineSettings, conf.PLACE)
     except ConfigurationError as error:
-        hint = "docs/reference/settings.md lists all settings with their types."
+        hint = "The package's outbox/pipeline/conf.py lists all names, with their types, defaults and units."
         return [Error(str(error), hint=hint, id="outbox.E041")]
     return []
 

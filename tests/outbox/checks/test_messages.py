@@ -1,11 +1,27 @@
 import inspect
+from dataclasses import dataclass
+from datetime import datetime
+from decimal import Decimal
+from typing import Any
 
 import pytest
+from django.contrib.auth.models import Group
 from django.db.models import Model
 
 from outbox import transactional
-from outbox.message import Message
+from outbox.message import Message, TopicType
 from tests.outbox.checks.conftest import BROKERS, ONE_PHASE
+
+
+@dataclass
+class Place:
+    street: str
+    within: "Place | None" = None
+
+
+@dataclass
+class WithAGroup:
+    group: Group
 
 
 @pytest.fixture(autouse=True)
@@ -59,6 +75,19 @@ class TestE013:
         assert problem.msg.endswith("Mistyped has Meta.key = 'order', which is no field of it.")
         assert problem.hint == "Its fields are order_id."
 
+    def test_finds_a_mask_that_hides_no_field(self, found):
+        class Told(Message):
+            customer: str
+
+            class Meta:
+                topic = "orders"
+                mask = ["custmer"]
+
+        (problem,) = found()
+        assert problem.id == "outbox.E013"
+        assert problem.msg.endswith("Told masks 'custmer', which is no field of it, so nothing is hidden by that.")
+        assert problem.hint == "Its fields are customer."
+
     def test_takes_a_property(self, found):
         class Derived(Message):
             order_id: int
@@ -70,6 +99,51 @@ class TestE013:
             class Meta:
                 topic = "orders"
                 key = "ref"
+
+        assert found() == []
+
+
+class TestE047:
+    @pytest.mark.parametrize(
+        "annotation", [Group, list[Group], dict[str, Group | None], tuple[int, Group], WithAGroup, complex], ids=str
+    )
+    def test_finds_a_field_that_json_cannot_hold(self, found, annotation):
+        class Odd(Message):
+            order_id: int
+            who: annotation
+
+            class Meta:
+                topic = "orders"
+
+        (problem,) = found()
+        assert problem.id == "outbox.E047"
+        what = "builtins.complex" if annotation is complex else "django.contrib.auth.models.Group"
+        assert problem.msg.endswith(f"Odd has the field 'who' of type {what}, which JSON cannot hold.")
+
+    def test_finds_annotations_that_lead_nowhere(self, found):
+        class Odd(Message):
+            who: "Nobody"  # type: ignore[name-defined]  # noqa: F821
+
+            class Meta:
+                topic = "orders"
+
+        (problem,) = found()
+        assert problem.id == "outbox.E047"
+        assert "Odd has annotations that cannot be read: name 'Nobody' is not defined" in problem.msg
+
+    def test_leaves_alone_what_json_can_hold(self, found):
+        class Line(Message):
+            at: datetime
+            total: Decimal | None
+            raw: bytes
+            kind: TopicType
+            thing: object
+            anything: Any
+            tags: frozenset[str]
+            place: Place
+
+            class Meta:
+                topic = "orders"
 
         assert found() == []
 

@@ -49,6 +49,13 @@ class TestTheLog:
             ("ERROR", True),
         ]
 
+    def test_carries_message_topic_and_group_as_fields(self, records):
+        found = records(ValueError("order 17 is odd"), attempts=2)
+
+        assert [(one.outbox_message_id, one.outbox_topic, one.outbox_group, one.outbox_attempt) for one in found] == [
+            ("0b2504e0-4f89-11d3-9a0c-0305e82c3309", "orders", "cart", attempt) for attempt in (1, 2)
+        ]
+
     def test_says_what_happened_in_each_line(self, records):
         found = records(ValueError("order 17 is odd"), attempts=3)
 

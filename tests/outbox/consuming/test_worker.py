@@ -9,6 +9,7 @@ import pytest
 from outbox import Reject, Retry, conf, consumer, failpoints, signals
 from outbox.brokers.memory import MemoryBroker
 from outbox.consuming import worker as worker_module
+from outbox.consuming.keeper import affordable
 from outbox.consuming.register import group
 from outbox.consuming.worker import Worker
 from outbox.errors import BrokerUnavailable
@@ -133,7 +134,7 @@ class TestWorker:
 
     @pytest.mark.parametrize(("seconds", "messages"), [(0, 32), (0.25, 4), (10, 1)])
     def test_takes_what_is_handled_before_it_would_be_handed_back(self, seconds, messages):
-        assert worker_module.affordable(32, timedelta(minutes=1), seconds) == messages
+        assert affordable(32, timedelta(minutes=1), seconds) == messages
 
     def test_acknowledges_what_was_done_before_it_is_broken_off(self, worker, broker, clock, monkeypatch):
         monkeypatch.setenv(VARIABLE, "consumer.before_handler=raise@2")

@@ -1,4 +1,7 @@
+from collections.abc import Iterator
+
 import pytest
+from django.db import transaction
 
 OUTBOX = {
     "BROKERS": {"default": {"BACKEND": "outbox.brokers.memory.MemoryBroker"}},
@@ -20,3 +23,11 @@ def _topics(settings):
 def own_types(monkeypatch):
     """Forget the message types of the test when it ends; others' system checks would find fault with them."""
     monkeypatch.setattr("outbox.message.registered", {})
+
+
+@pytest.fixture
+def in_transaction(db: None) -> Iterator[None]:
+    """A transaction of the publisher's, undone in the end: that of the test itself does not count."""
+    with transaction.atomic():
+        yield
+        transaction.set_rollback(True)

@@ -11,7 +11,7 @@ from tests.outbox.publishing.rows import OrderMade, ReminderSet, message_rows, w
 from tests.waiting import wait_until_it_blocks
 
 
-@pytest.mark.django_db
+@pytest.mark.usefixtures("in_transaction")
 class TestADedupeKey:
     def test_gives_the_first_receipt_again(self):
         first = publish(OrderMade(order_id=7), dedupe_key="a")

@@ -25,6 +25,7 @@ from tests.outbox.publishing.rows import (
 pytestmark = pytest.mark.django_db
 
 
+@pytest.mark.usefixtures("in_transaction")
 class TestPublish:
     def test_writes_the_message_and_its_ticket(self):
         receipt = publish(OrderMade(order_id=7))
@@ -90,6 +91,7 @@ class TestPublish:
             publish(OrderMade(order_id=1))
 
 
+@pytest.mark.usefixtures("in_transaction")
 class TestTheHeaders:
     def test_are_those_of_cloudevents(self):
         receipt = publish(OrderMade(order_id=7))
@@ -129,6 +131,7 @@ class TestTheHeaders:
         assert headers_of(receipt)[Header.TRACEPARENT] == kept
 
 
+@pytest.mark.usefixtures("in_transaction")
 class TestPublishRaw:
     def test_writes_a_dict_as_json(self):
         receipt = publish_raw("made", {"total": Decimal("1.20")}, key="k", tag="t", headers={"a": "b"})
@@ -155,6 +158,7 @@ class TestPublishRaw:
         assert headers_of(receipt)["content-type"] == "application/xml"
 
 
+@pytest.mark.usefixtures("in_transaction")
 class TestPublishMany:
     def test_takes_one_statement(self, django_assert_num_queries):
         publish(OrderMade(order_id=1))
@@ -204,6 +208,7 @@ class TestPublishMany:
             assert publish_many([]) == []
 
 
+@pytest.mark.usefixtures("in_transaction")
 class TestDelay:
     def test_keeps_the_ticket_back(self, django_assert_num_queries):
         publish(OrderMade(order_id=1))
@@ -266,6 +271,7 @@ class TestAnIdleRelay:
         assert [n.payload for n in listener.notifies(timeout=5, stop_after=1)] == ["the only one"]
 
 
+@pytest.mark.usefixtures("in_transaction")
 class TestADatabaseWithoutTables:
     def test_is_named_with_what_to_do(self):
         forget("default")

@@ -1,13 +1,14 @@
 from datetime import timedelta
 
 import pytest
+from django.contrib.auth.models import Group
 
 from outbox import Message, publish, publish_raw
 from outbox.errors import BodyTooLarge, ConfigurationError, InvalidMessage, UnknownTopic
 from outbox.publishing.rules import is_topic_name
 from tests.outbox.publishing.rows import OrderMade, ParcelMoved, message_rows
 
-pytestmark = pytest.mark.django_db
+pytestmark = pytest.mark.usefixtures("in_transaction")
 
 
 class KeyedByNothing(Message):
@@ -56,8 +57,17 @@ class TestAMessage:
             publish(OrderMade(order_id="seven"))  # type: ignore[arg-type]
 
     def test_has_fields_that_json_can_hold(self):
-        with pytest.raises(InvalidMessage, match="Odd cannot be written as JSON"):
+        with pytest.raises(InvalidMessage) as caught:
             publish(Odd(thing=object()))
+
+        assert str(caught.value) == (
+            "Odd cannot be written as JSON: its field 'thing' holds a builtins.object. Encoding objects of type object is "
+            "unsupported. Put what others need of it into fields of plain types: its primary key, a text, a number."
+        )
+
+    def test_names_the_entry_of_a_dict_that_json_cannot_hold(self):
+        with pytest.raises(InvalidMessage, match=r"its entry 'who' holds a django\.contrib\.auth\.models\.Group\."):
+            publish_raw("made", {"order": 1, "who": Group(name="staff")})
 
     def test_has_texts_that_utf8_can_hold(self):
         with pytest.raises(InvalidMessage, match="OrderMade cannot be written as JSON"):

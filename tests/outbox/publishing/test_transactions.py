@@ -3,10 +3,12 @@ import asyncio
 import pytest
 from django.contrib.auth.models import Group
 from django.db import connections, transaction
+from django.test import TestCase, override_settings
 
 from outbox import apublish, publish, publish_many, publish_raw
 from outbox import transaction as outbox_transaction
 from outbox.errors import InvalidMessage, NotInTransaction, WrongDatabase
+from tests.outbox.publishing.conftest import OUTBOX
 from tests.outbox.publishing.rows import OrderMade, ParcelMoved, bodies, message_rows
 
 BOTH = {"default", "other"}
@@ -208,5 +210,45 @@ class TestTransaction:
 
 @pytest.mark.django_db
 class TestATestsOwnTransaction:
-    def test_counts(self):
-        assert publish(OrderMade(order_id=1))
+    def test_is_none_of_the_publisher(self):
+        with pytest.raises(NotInTransaction) as caught:
+            publish(OrderMade(order_id=1))
+
+        assert "The transaction around this test does not count: in production it is not there." in str(caught.value)
+        assert "or use `with outbox.transaction():`" in str(caught.value)
+        assert message_rows() == []
+
+    def test_is_not_said_to_be_open_elsewhere(self):
+        with pytest.raises(NotInTransaction) as caught:
+            publish(OrderMade(order_id=1), using="other")
+
+        assert "Open are transactions of" not in str(caught.value)
+
+    @pytest.mark.parametrize("block", [transaction.atomic, outbox_transaction])
+    def test_holds_what_a_block_in_it_publishes(self, block):
+        with block():
+            publish(OrderMade(order_id=1))
+
+        assert [body["order_id"] for body in bodies()] == [1]
+
+
+@override_settings(OUTBOX=OUTBOX)
+class TestATestCasesOwnTransaction(TestCase):
+    """Those of Django's TestCase: around the class, and around each test."""
+
+    @classmethod
+    def setUpTestData(cls):
+        with outbox_transaction():
+            publish(OrderMade(order_id=1))
+        try:
+            publish(OrderMade(order_id=2))
+        except NotInTransaction as error:
+            cls.refused = str(error)
+
+    def test_of_the_class_is_none_of_the_publisher(self):
+        assert "The transaction around this test does not count" in self.refused
+        assert [body["order_id"] for body in bodies()] == [1]
+
+    def test_of_the_test_is_none_of_the_publisher(self):
+        with pytest.raises(NotInTransaction):
+            publish(OrderMade(order_id=3))

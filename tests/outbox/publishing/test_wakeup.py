@@ -128,14 +128,14 @@ class TestTheNudgeOfATransaction:
     def test_is_not_registered_where_settings_say_so(self, settings, django_capture_on_commit_callbacks):
         settings.OUTBOX = {**OUTBOX, "NUDGE": False}
 
-        with django_capture_on_commit_callbacks() as callbacks:
+        with django_capture_on_commit_callbacks() as callbacks, transaction.atomic():
             publish(Nudging())
 
         assert callbacks == []
 
     @pytest.mark.django_db
     def test_waits_for_no_delayed_message(self, django_capture_on_commit_callbacks):
-        with django_capture_on_commit_callbacks() as callbacks:
+        with django_capture_on_commit_callbacks() as callbacks, transaction.atomic():
             publish(Nudging(), delay=timedelta(hours=1))
 
         assert callbacks == []
@@ -219,6 +219,7 @@ class TestTheSender:
 
         assert [record.levelname for record in caplog.records] == ["WARNING", "INFO"]
         assert "the broker is down" in caplog.text
+        assert "a resident relay sends them as ever" in caplog.text
         assert 'set OUTBOX["NUDGE"] = False' in caplog.text
 
     def test_begins_afresh_in_a_forked_process(self, app):

@@ -273,6 +273,8 @@ class TestAnnouncements:
         assert caplog.messages == [
             f"Message {batch.message_ids[1]} on topic 'parts' is dead, see outbox_retry: refused, says the broker"
         ]
+        [record] = caplog.records
+        assert (record.outbox_message_id, record.outbox_topic) == (str(batch.message_ids[1]), "parts")
 
     def test_log_what_only_a_person_can_set_right_and_why(self, splitter, caplog):
         batch = make_claimed(topic=TopicFactory(name="parts"), tries=1)
@@ -280,6 +282,9 @@ class TestAnnouncements:
         splitter.return_batch(batch, result_of(batch, misconfigured=1).unaccepted)
 
         assert caplog.messages == [f"Batch {batch.id} of topic parts failed, try 2: misconfigured, says the broker"]
+        [record] = caplog.records
+        assert (record.outbox_batch, record.outbox_topic, record.outbox_attempt) == (batch.id, "parts", batch.attempt)
+        assert record.outbox_message_ids == batch.message_ids
 
     def test_call_a_person_when_only_one_can_help(self, splitter, heard):
         batch = make_claimed(topic=TopicFactory(name="parts"))

@@ -53,8 +53,8 @@ def test_server():
 def run(tmp_path):
     """Run pytest in a project of a user who has no server; give its outcome."""
 
-    def run(*options, **environment):
-        (tmp_path / "settings.py").write_text(SETTINGS)
+    def run(*options, settings=SETTINGS, **environment):
+        (tmp_path / "settings.py").write_text(settings)
         (tmp_path / "test_orders.py").write_text(TEST)
         kept = {name: value for name, value in os.environ.items() if name not in ("DATABASE_URL", "PYTEST_ADDOPTS")}
         return subprocess.run(
@@ -78,6 +78,22 @@ class TestThePlugin:
         assert outcome.returncode == 0, outcome.stdout + outcome.stderr
         assert re.search(r"^PostgreSQL: postgres .* started for these tests$", outcome.stdout, re.MULTILINE)
         assert "2 passed" in outcome.stdout
+
+    def test_refuses_to_start_one_that_the_settings_do_not_lead_to(self, run):
+        named = SETTINGS.replace('"NAME": "shop"', '"NAME": "shop", "HOST": "db.internal"')
+
+        outcome = run("--ds", "settings", "--outbox-postgres", settings=named)
+
+        assert outcome.returncode == pytest.ExitCode.USAGE_ERROR
+        assert "DATABASES['default'] names HOST 'db.internal', so the tests would not use the server" in outcome.stderr
+        assert "Leave HOST out, or read DATABASE_URL in the settings" in outcome.stderr
+
+    def test_starts_one_where_a_database_of_several_leads_to_it(self, run):
+        two = '"other": {"ENGINE": "django.db.backends.postgresql", "NAME": "old", "HOST": "db.internal"}, "default"'
+
+        outcome = run("--ds", "settings", "--outbox-postgres", "-k", "server", settings=SETTINGS.replace('"default"', two))
+
+        assert outcome.returncode == 0, outcome.stdout + outcome.stderr
 
     def test_leaves_a_server_alone_that_is_there(self, run):
         outcome = run(*NO_TESTS, "--outbox-postgres", DATABASE_URL="postgresql://somewhere/else")

@@ -1,8 +1,8 @@
 from datetime import timedelta
 
 import pytest
-from django.contrib.auth.models import Group
-from django.db import DatabaseError, transaction
+from django.contrib.auth.models import Group, Permission
+from django.db import DatabaseError, IntegrityError, transaction
 from django.db.transaction import TransactionManagementError
 
 from outbox import Message, Reject, Retry, RetryLater, publish
@@ -79,6 +79,40 @@ class TestRunUntilIdle:
 
         assert "failed over OrderMade(order_id=1, customer='Ann'): ZeroDivisionError: division by zero" in str(caught.value)
         assert isinstance(caught.value.__cause__, ZeroDivisionError)
+
+    def test_tells_of_a_foreign_key_that_no_commit_would_take(self, outbox, handled):
+        handled(OrderMade, lambda order: Permission.objects.create(content_type_id=0, codename="none", name="none"))
+        commit()
+
+        with pytest.raises(AssertionError, match=r"failed over OrderMade\(.*violates foreign key constraint") as caught:
+            outbox.run_until_idle()
+
+        assert isinstance(caught.value.__cause__, IntegrityError)
+        assert not Permission.objects.filter(codename="none").exists()
+
+    def test_blames_no_handler_for_what_the_test_itself_could_not_commit(self, outbox, handled):
+        handled(OrderMade)
+        commit()
+        broken = Permission.objects.create(content_type_id=0, codename="none", name="none")
+
+        with pytest.raises(IntegrityError):
+            outbox.run_until_idle()
+        broken.delete()
+
+        assert outbox.run_until_idle().deliveries.handled == 1
+
+    def test_leaves_constraints_deferred(self, outbox, handled):
+        def handle(order):
+            permission = Permission.objects.create(content_type_id=0, codename="none", name="none")
+            permission.delete()
+
+        seen = handled(OrderMade, handle)
+        commit()
+        commit()
+
+        outbox.run_until_idle()
+
+        assert len(seen) == 2
 
     @pytest.mark.parametrize("error", [Reject("never"), RetryLater(60)])
     def test_tells_of_none_that_the_handler_meant(self, outbox, handled, error):

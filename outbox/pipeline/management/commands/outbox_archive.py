@@ -14,7 +14,7 @@ from outbox.errors import OutboxError
 from outbox.management.exits import unable
 from outbox.pipeline.archive import archive, archive_config
 from outbox.pipeline.spark.archive.config import ArchiveConfig
-from outbox.relay.hosts import databases, ensure_fit
+from outbox.relay.hosts import databases
 
 
 class Command(BaseCommand):
@@ -57,7 +57,7 @@ class Command(BaseCommand):
 
 def _config(alias: str, options: dict[str, Any]) -> ArchiveConfig:
     with database.connect(alias) as connection:
-        ensure_fit(alias, connection)
+        database.ensure_fit(alias, connection)
     more = {name: options[name] for name in ("reader", "master", "driver_memory")}
     return archive_config(alias, **more)
 

@@ -56,7 +56,7 @@ class TestDatabases:
         with changed("ALTER TABLE outbox_idle RENAME TO was_idle", "ALTER TABLE was_idle RENAME TO outbox_idle"):
             found = about(databases, OTHER)
 
-        assert found == [(Level.ERROR, "no tables of the outbox, or a replica")]
+        assert found == [(Level.ERROR, "has no tables of the outbox")]
 
     def test_are_named_when_a_migration_is_missing(self, concerns):
         partitions.make_days("other")

@@ -1,0 +1,100 @@
+"""What is wrong with a dict of settings, in the words of who wrote it: `OUTBOX["RELAY"]["LEASE"]`, not `$.RELAY.LEASE`."""
+
+from __future__ import annotations
+
+import difflib
+import enum
+import inspect
+import re
+from collections.abc import Iterator
+from typing import Any, Literal, get_args, get_origin, get_type_hints
+
+import msgspec
+
+from outbox.conf.sections import Section
+
+_PLACE = re.compile(r" - at `\$(.*)`$")
+_STEP = re.compile(r"\.(\w+)|\[(\.\.\.|\d+)\]")
+_NAMES = {"`object`": "a dict", "`array`": "a list", "`duration`": "a duration"}
+
+
+def explain(text: str, raw: Any, kind: type[Section], place: str) -> str:
+    """
+    Say in one sentence what msgspec found in a dict, and in another what to write.
+
+    Args:
+        text: the ValidationError's.
+        kind: what the dict was to be.
+        place: how the dict is called.
+    """
+    what = _PLACE.sub("", text)
+    where, hint = _walk(_PLACE.search(text), raw, kind, place)
+    section = _section_of(hint)
+    if "unknown field" in what and section is not None:
+        return _explain_unknown(what.split("`")[1], where, section, kind, place)
+    if "missing required field" in what:
+        return f"{where} lacks {what.split('`')[1]}."
+    for name, plain in _NAMES.items():
+        what = what.replace(name, plain)
+    return f"{where} has a wrong value: {what}.{_advice(what, hint)}"
+
+
+def _walk(found: re.Match[str] | None, raw: Any, hint: Any, where: str) -> tuple[str, Any]:
+    """Follow msgspec's path; return how the place is called, and the type it must be of."""
+    for name, place in _STEP.findall(found[1]) if found else ():
+        if name:
+            hint = get_type_hints(_section_of(hint), include_extras=True)[name.lower()]
+            raw, where = raw[name], f'{where}["{name}"]'
+            continue
+        hint = get_args(hint)[-1]
+        key = int(place) if place.isdecimal() else next(key for key, value in raw.items() if not _fits(value, hint))
+        raw, where = raw[key], f"{where}[{key}]" if isinstance(key, int) else f'{where}["{key}"]'
+    return where, hint
+
+
+def _fits(value: object, hint: Any) -> bool:
+    try:
+        msgspec.convert(value, hint)
+    except msgspec.ValidationError:
+        return False
+    return True
+
+
+def _section_of(hint: Any) -> type[Section] | None:
+    """Return the section that a type is, or is beside None."""
+    for one in (hint, *get_args(hint)):
+        if inspect.isclass(one) and issubclass(one, Section):
+            return one
+    return None
+
+
+def _names(section: type[Section]) -> list[str]:
+    return [name.upper() for name in section.__struct_fields__]
+
+
+def _explain_unknown(unknown: str, where: str, section: type[Section], root: type[Section], place: str) -> str:
+    text = f"{where} has an unknown setting {unknown!r}."
+    if close := difflib.get_close_matches(unknown.upper(), _names(section), n=1, cutoff=0.75):
+        return f"{text} Did you mean {close[0]}?"
+    if homes := [home for home, inner in _sections(root, place) if unknown in _names(inner)]:
+        return f"{text} Its place is {' or '.join(homes)}."
+    return f"{text} Known are {', '.join(_names(section))}."
+
+
+def _sections(kind: type[Section], place: str) -> Iterator[tuple[str, type[Section]]]:
+    """Return each section below one, with how it is called."""
+    yield place, kind
+    for name, hint in get_type_hints(kind).items():
+        if (inner := _section_of(hint)) is not None:
+            entry = "[...]" if get_origin(hint) is dict else ""
+            yield from _sections(inner, f'{place}["{name.upper()}"]{entry}')
+
+
+def _advice(what: str, hint: Any) -> str:
+    if "duration" in what:
+        return " Write timedelta(seconds=...), or an ISO 8601 duration such as 'PT30S'."
+    known = get_args(hint) if get_origin(hint) is Literal else ()
+    for one in (hint, *get_args(hint)):
+        if inspect.isclass(one) and issubclass(one, enum.Enum):
+            known = tuple(map(str, one))
+    return f" It is one of {', '.join(map(repr, known))}." if known else ""

@@ -1,0 +1,93 @@
+"""What `@consumer` takes: its types, for type checkers, and what contradicts itself."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Collection
+from datetime import timedelta
+from typing import Any, Literal, Protocol, TypedDict, TypeVar, get_args, overload
+
+from outbox.consuming.retry import Retry
+from outbox.errors import ConfigurationError
+from outbox.message import Message
+
+Handler = Callable[[Any, Any], object]  # message and context; two lists where it takes many
+OnDead = Literal["block", "skip"]
+MOST_AT_ONCE = 500  # each message is a lock while its transaction lasts: locks.md
+
+M = TypeVar("M", contravariant=True)
+C = TypeVar("C", contravariant=True)
+T = TypeVar("T")
+U = TypeVar("U")
+Result = TypeVar("Result")
+
+
+class Options(TypedDict, total=False):
+    """The options that say nothing of what the handler is called with."""
+
+    retry: Retry
+    ordered: bool
+    on_dead: OnDead
+    dedupe: Callable[[Any], object] | None
+    tags: Collection[str] | None
+    using: str
+    time_limit: timedelta | None
+
+
+class HandlerClass(Protocol[M, C]):
+    """A handler that is a class."""
+
+    def handle(self, message: M, context: C, /) -> object: ...
+
+
+class Decorator(Protocol[T, U]):
+    """Takes what is called with a T (message, or list of messages) and a U (context, or list of contexts)."""
+
+    @overload
+    def __call__(self, target: type[HandlerClass[T, U]], /) -> Any: ...
+    @overload
+    def __call__(self, target: Callable[[T, U], Result], /) -> Callable[[T, U], Result]: ...
+
+
+def check_limits(time_limit: timedelta | None, batch_size: int | None, *, ordered: bool) -> None:
+    if time_limit is not None and time_limit <= timedelta(0):
+        raise ConfigurationError(f"time_limit is a time greater than zero, not {time_limit}; leave it out for no limit.")
+    if batch_size is not None and not 2 <= batch_size <= MOST_AT_ONCE:
+        raise ConfigurationError(f"batch_size is 2 to {MOST_AT_ONCE}, not {batch_size}; leave it out for one after the other.")
+    if batch_size is not None and ordered:
+        raise ConfigurationError("ordered=True hands out one message of a key after the other; leave batch_size out.")
+
+
+def check_arguments(types: tuple[Any, ...], group: str, topic: str, tags: Collection[str] | None, on_dead: str) -> None:
+    for type_ in types:
+        if not (isinstance(type_, type) and issubclass(type_, Message)):
+            raise ConfigurationError(f"@consumer takes message types, not {type_!r}: @consumer(OrderPlaced, group=…).")
+        if not type_._meta.topic:
+            raise ConfigurationError(f"{type_.__name__} names no topic. Add `topic` to its class Meta.")
+    if not group:
+        raise ConfigurationError('@consumer needs a group: @consumer(OrderPlaced, group="cart").')
+    if bool(types) == bool(topic):
+        raise ConfigurationError(
+            'A handler takes message types or a plain topic: @consumer(OrderPlaced, group="cart") or '
+            '@consumer(topic="orders", group="cart").'
+        )
+    if on_dead not in get_args(OnDead):
+        raise ConfigurationError(f'on_dead is "block" or "skip", not {on_dead!r}.')
+    if isinstance(tags, str) or (tags is not None and not tags):
+        raise ConfigurationError(f'tags is a set of texts, such as {{"placed"}}, not {tags!r}; leave it out for all tags.')
+
+
+def handler_of(target: Callable[..., Any]) -> Handler:
+    handler = target
+    if isinstance(target, type):
+        handler = getattr(target(), "handle", None)  # type: ignore[assignment]
+    try:
+        inspect.signature(handler).bind("message", "context")
+    except (TypeError, ValueError) as error:
+        shape = "handle(self, message, context)" if isinstance(target, type) else "handler(message, context)"
+        raise ConfigurationError(f"{name_of(target)} cannot be called as {shape}: {error}.") from error
+    return handler
+
+
+def name_of(target: Callable[..., Any]) -> str:
+    return f"{target.__module__}.{getattr(target, '__qualname__', type(target).__qualname__)}"

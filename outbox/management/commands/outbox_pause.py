@@ -1,0 +1,110 @@
+"""Pause topics, or let them go on."""
+
+from __future__ import annotations
+
+import json
+import os
+import pwd
+import socket
+from argparse import ArgumentParser
+from collections.abc import Sequence
+from typing import Any
+
+import psycopg
+from django.core.management.base import BaseCommand
+
+from outbox import conf, database, topics
+from outbox.errors import OutboxError
+from outbox.management.exits import unable
+from outbox.relay.hosts import databases
+from outbox.topics import Pause
+
+
+class Command(BaseCommand):
+    help = (
+        "Pause a topic, as the admin does: relays claim no more of its messages, which are published as ever and wait. "
+        "What its broker holds is delivered. Exit code: 0 done, 1 it was so before, 2 there is no such topic, or a database "
+        "cannot be asked."
+    )
+
+    def add_arguments(self, parser: ArgumentParser) -> None:
+        parser.add_argument("topic", metavar="TOPIC", help="the topic's name")
+        parser.add_argument("--resume", action="store_true", help="let it go on")
+        parser.add_argument("--reason", default="", metavar="TEXT", help="why, for those who wonder")
+        parser.add_argument("--by", metavar="NAME", help="who pauses it (default: user and host)")
+        parser.add_argument("--database", action="append", metavar="ALIAS", help="may be repeated (default: all)")
+        parser.add_argument("--json", action="store_true", help="print one line of JSON")
+
+    def handle(self, *, topic: str, **options: Any) -> None:
+        try:
+            aliases = databases(options["database"])
+            before = _read(aliases, topic)
+            changed = [alias for alias, pause in before.items() if _change(alias, topic, pause, options)]
+            after = _read(list(before), topic)
+        except (OutboxError, psycopg.Error) as error:
+            raise unable(error) from error
+        if options["json"]:
+            found = {alias: _as_json(pause) | {"changed": alias in changed} for alias, pause in after.items()}
+            self.stdout.write(json.dumps({"topic": topic, "databases": found}))
+        else:
+            for alias, pause in after.items():
+                self.stdout.write(_as_text(alias, topic, pause, is_changed=alias in changed))
+        if len(changed) < len(after):
+            raise SystemExit(1)
+
+
+def _read(aliases: Sequence[str], topic: str) -> dict[str, Pause | None]:
+    """
+    Return the topic's pause in each database that knows the topic; nothing is changed before all have been asked.
+
+    Raises:
+        CommandError: none of them knows it.
+    """
+    found: dict[str, Pause | None] = {}
+    known: set[str] = set(conf.settings().topics)
+    for alias in aliases:
+        with database.connect(alias, application_name="outbox pause") as connection:
+            database.ensure_fit(alias, connection)
+            if topic in conf.settings().topics:
+                topics.write_topic(connection, topic)  # it may be new, and have no row yet
+            pauses = topics.pauses(connection)
+        known.update(pauses)
+        if topic in pauses:
+            found[alias] = pauses[topic]
+    if not found:
+        raise unable(f"There is no topic {topic!r}, but {', '.join(sorted(known)) or 'none'}.")
+    return found
+
+
+def _change(alias: str, topic: str, pause: Pause | None, options: dict[str, Any]) -> bool:
+    with database.connect(alias, application_name="outbox pause") as connection:
+        if not options["resume"]:
+            return topics.pause(connection, topic, by=options["by"] or _somebody(), reason=options["reason"])
+        return pause is not None and topics.resume(connection, topic, since=pause.at)
+
+
+def _somebody() -> str:
+    """Return who runs this command, as far as the system tells."""
+    number = os.getuid()
+    try:
+        name = pwd.getpwuid(number).pw_name
+    except KeyError:  # of a container, for one
+        name = f"user {number}"
+    return f"{name} on {socket.gethostname()}"
+
+
+def _as_text(alias: str, topic: str, pause: Pause | None, *, is_changed: bool) -> str:
+    place = f"Database {alias!r}: topic {topic!r}"
+    if pause is None:
+        return f"{place} goes on." if is_changed else f"{place} was not paused."
+    what = "is paused" if is_changed else "was paused before"
+    by = f" by {pause.by}" if pause.by else ""
+    since = f" since {pause.at:%Y-%m-%d %H:%M:%S %Z}" if pause.at else ""
+    return f"{place} {what}{by}{since}" + (f": {pause.reason}" if pause.reason else ".")
+
+
+def _as_json(pause: Pause | None) -> dict[str, Any]:
+    if pause is None:
+        return {"is_paused": False}
+    at = pause.at and pause.at.isoformat()
+    return {"is_paused": True, "paused_at": at, "paused_by": pause.by, "pause_reason": pause.reason}
