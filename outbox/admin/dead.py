@@ -75,6 +75,7 @@ class DeadMessageAdmin(ReadOnlyAdmin):
     fields = ()
     keyset = "message_id"
     is_small = True
+    time = "died_at"
     pages = ("changelist", "change", "history")
 
     def get_queryset(self, request: HttpRequest) -> QuerySet[Any]:
@@ -144,7 +145,8 @@ class DeadMessageAdmin(ReadOnlyAdmin):
         for start in range(0, len(ids), CHUNK):
             with outermost.atomic(using):
                 part = ids[start : start + CHUNK]
-                settled = retry_messages(database.raw(using), part, skip=act is DISCARD)
+                by = request.user.get_username()
+                settled = retry_messages(database.raw(using), part, by=by, reason=reason, skip=act is DISCARD)
                 names = {str(one): str(one) for one in part if str(one) not in settled.refused}
                 write_log(request, self.model, names, f"{act.past}. Reason: {reason}")
                 done += settled.messages

@@ -85,6 +85,7 @@ class Migration(migrations.Migration):
                 ("message_ids", django.contrib.postgres.fields.ArrayField(base_field=models.UUIDField(), size=None)),
                 ("verdict", models.TextField()),
                 ("reason", models.TextField()),
+                ("acted_by", models.TextField(db_default="")),
                 ("failed_at", models.DateTimeField(db_default=django.db.models.functions.datetime.Now(), db_index=True)),
             ],
             options={
@@ -106,6 +107,7 @@ class Migration(migrations.Migration):
                 ("fingerprint", models.TextField()),
                 ("error", models.TextField()),
                 ("traceback", models.TextField(default="")),
+                ("acted_by", models.TextField(db_default="")),
                 ("failed_at", models.DateTimeField(db_default=django.db.models.functions.datetime.Now(), db_index=True)),
             ],
             options={

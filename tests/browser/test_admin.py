@@ -105,7 +105,7 @@ class TestFinding:
 
         page.wait_for_url("**q=536365**")
         page.locator("#result_list tbody tr a").first.click()
-        page.get_by_text("Its life so far").wait_for()
+        page.get_by_text("Timeline").wait_for()
 
 
 class TestDeadMessages:

@@ -14,6 +14,7 @@ from django.core.management.base import BaseCommand
 from outbox import database
 from outbox.batches.retry import RetryResult, retry_all, retry_messages
 from outbox.errors import OutboxError
+from outbox.management.actor import actor
 from outbox.management.exits import unable
 from outbox.relay.hosts import databases, ensure_fit
 
@@ -59,10 +60,10 @@ _uuid.__name__ = "message id"  # argparse says: invalid message id value
 
 def _settle(connection: database.Connection, options: dict[str, Any]) -> RetryResult:
     if options["message_id"]:
-        return retry_messages(connection, options["message_id"], skip=options["skip"])
+        return retry_messages(connection, options["message_id"], by=actor("outbox_retry"), skip=options["skip"])
     if options["topic"]:
         _insist_on_topic(connection, options["topic"])
-    return retry_all(connection, topic=options["topic"], skip=options["skip"])
+    return retry_all(connection, by=actor("outbox_retry"), topic=options["topic"], skip=options["skip"])
 
 
 def _insist_on_topic(connection: database.Connection, name: str) -> None:
