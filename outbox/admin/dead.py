@@ -1,4 +1,4 @@
-"""Dead messages: what brokers refused, to be sent again or let rest by a person."""
+"""Dead messages: what brokers rejected, sent again or skipped by an operator."""
 
 from __future__ import annotations
 
@@ -41,7 +41,11 @@ RETRY = Act(
     "A relay sends them again, from their first try.",
 )
 DISCARD = Act(
-    "discard", "Let dead messages rest", "Let rest", "Let rest", "Nobody sends them any more; consumers never see them."
+    "discard",
+    "Skip dead messages",
+    "Skip",
+    "Skipped",
+    "This is final: what is skipped is never sent, and no consumer sees it.",
 )
 
 
@@ -122,7 +126,7 @@ class DeadMessageAdmin(ReadOnlyAdmin):
     def retry(self, request: HttpRequest, queryset: QuerySet[DeadMessage]) -> HttpResponse | None:
         return self._settle(request, queryset, RETRY)
 
-    @admin.action(description="Let rest", permissions=["discard"])
+    @admin.action(description="Skip", permissions=["discard"])
     def discard(self, request: HttpRequest, queryset: QuerySet[DeadMessage]) -> HttpResponse | None:
         return self._settle(request, queryset, DISCARD)
 

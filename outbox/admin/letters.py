@@ -41,7 +41,7 @@ DISCARD = Act(
     "Discard dead letters",
     "Discard",
     "Discarded",
-    "This is final: they are gone for good, and their groups never handle them.",
+    "This is final: what is discarded is never delivered again.",
 )
 ACTS = {act.name: act for act in (RETRY, DISCARD)}
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import enum
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from datetime import datetime, timedelta
+from datetime import UTC, datetime, timedelta
 from functools import cached_property
 from typing import Any
 
@@ -78,8 +78,8 @@ def _time(text: str) -> datetime | None:
         return None
     try:
         at = parse_datetime(text)
-        if at is not None and timezone.is_naive(at):
-            at = timezone.make_aware(at)
+        if at is not None:  # in UTC: PostgreSQL reads no offset of 16 hours or more
+            at = (timezone.make_aware(at) if timezone.is_naive(at) else at).astimezone(UTC)
     except (ValueError, OverflowError):
         at = None
     if at is None or not FIRST_YEAR <= at.year <= LAST_YEAR:

@@ -58,7 +58,7 @@ class Migration(migrations.Migration):
                 "db_table": "outbox_dead",
                 "permissions": [
                     ("retry_deadmessage", "Can have dead messages sent again"),
-                    ("discard_deadmessage", "Can let dead messages rest"),
+                    ("discard_deadmessage", "Can skip dead messages"),
                 ],
             },
         ),
@@ -159,6 +159,18 @@ class Migration(migrations.Migration):
                 "constraints": [],
             },
             bases=("outbox.faileddelivery",),
+        ),
+        migrations.CreateModel(
+            name="Overview",
+            fields=[],
+            options={
+                "verbose_name_plural": "overview",
+                "proxy": True,
+                "default_permissions": (),
+                "indexes": [],
+                "constraints": [],
+            },
+            bases=("outbox.topic",),
         ),
         migrations.CreateModel(
             name="Gap",

@@ -115,7 +115,7 @@ class DeadMessage(models.Model):
         db_table = "outbox_dead"
         permissions = [
             ("retry_deadmessage", "Can have dead messages sent again"),
-            ("discard_deadmessage", "Can let dead messages rest"),
+            ("discard_deadmessage", "Can skip dead messages"),
         ]
 
     def __str__(self) -> str:

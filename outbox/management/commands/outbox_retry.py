@@ -1,4 +1,4 @@
-"""Send dead messages again, or let them rest."""
+"""Send dead messages again, or skip them."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class Command(BaseCommand):
         parser.add_argument("message_id", nargs="*", type=_uuid, metavar="MESSAGE_ID", help="these dead messages")
         parser.add_argument("--topic", metavar="NAME", help="all dead messages of a topic")
         parser.add_argument("--all-dead", action="store_true", help="all dead messages")
-        parser.add_argument("--skip", action="store_true", help="let them rest instead; nobody sends them any more")
+        parser.add_argument("--skip", action="store_true", help="skip them for good instead; nobody sends them any more")
         parser.add_argument("--database", default="default", metavar="ALIAS", help="where they are (default: default)")
         parser.add_argument("--json", action="store_true", help="print one line of JSON")
 

@@ -174,7 +174,7 @@ class TestTwoOperators:
         answer = confirm(client, page)
 
         assert states([one, other]) == ["released", "skipped"]
-        assert "Let rest: 1." in answer.text
+        assert "Skipped: 1." in answer.text
         assert "Nothing was done about 1: somebody has settled them before." in answer.text
 
     @pytest.mark.parametrize("query", ["", "?settled=all"])
