@@ -33,6 +33,7 @@ class LetterAct(enum.StrEnum):
     DISCARDED = "discarded"
 
 
+ENDS = (str(Outcome.DEAD_LETTER), *map(str, LetterAct))
 DONE = {LetterAct.REPLAY_ASKED: LetterAct.REPLAYED, LetterAct.DISCARD_ASKED: LetterAct.DISCARDED}
 
 
@@ -98,7 +99,7 @@ def read_ends(message_ids: Iterable[UUID], using: str) -> Mapping[UUID, list[Gro
     handled = Inbox.objects.using(using).filter(message_id=OuterRef("message_id"), consumer_group=OuterRef("consumer_group"))
     rows = (
         FailedDelivery.objects.using(using)
-        .filter(message_id__in=list(message_ids), outcome__in=[Outcome.DEAD_LETTER, *LetterAct])
+        .filter(message_id__in=list(message_ids), outcome__in=ENDS)
         .exclude(Exists(handled))
         .order_by("message_id", "consumer_group", "-id")
         .distinct("message_id", "consumer_group")

@@ -8,7 +8,7 @@ is read with it; a server is asked by `Broker.find`, on demand.
 from __future__ import annotations
 
 import enum
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Sequence, Set
 from dataclasses import dataclass, replace
 from datetime import datetime
 from uuid import UUID
@@ -18,7 +18,7 @@ from psycopg.rows import class_row
 from outbox import conf, database
 from outbox.brokers.base import StoredCopy
 from outbox.brokers.capabilities import StoredInDatabase
-from outbox.consuming.letter_acts import GroupEnd, LetterAct, read_ends
+from outbox.consuming.letter_acts import ENDS, GroupEnd, LetterAct
 from outbox.consuming.outcome import Outcome
 from outbox.consuming.register import groups
 from outbox.database import Connection
@@ -180,9 +180,18 @@ def read_timeline(using: str, message_id: UUID, *, type_name: str = "", tag: str
     ]
     handled = {entry.who for entry in entries if entry.book == "inbox"}
     wanted = [group.name for group in groups().values() if group.find(topic, type_name, tag)] if state == "sent" else []
-    ended = read_ends([message_id], using).get(message_id, [])
+    ended = _ends(entries, handled)
     waits_for = sorted(set(wanted) - handled - {one.group for one in ended if one.outcome not in REPLAYS})
     return Timeline(topic, broker, state, due_at, sorted(moments, key=lambda moment: moment.at), waits_for, ended)
+
+
+def _ends(entries: Sequence[_Entry], handled: Set[str]) -> list[GroupEnd]:
+    """Return how the message ended in groups that have not handled it; of each book, the newest entries come first."""
+    found: dict[str, GroupEnd] = {}
+    for entry in entries:
+        if entry.book == "delivery" and entry.outcome in ENDS and entry.who not in handled:
+            found.setdefault(entry.who, GroupEnd(entry.who, entry.outcome, entry.acted_by))
+    return [found[group] for group in sorted(found)]
 
 
 def _of_batch(batch: _Batch) -> Iterator[TimelineEntry]:
