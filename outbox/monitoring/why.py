@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
 from dataclasses import dataclass
 from uuid import UUID
@@ -13,6 +14,7 @@ from outbox.consuming.letter_acts import LetterAct
 from outbox.consuming.outcome import Outcome
 from outbox.consuming.register import groups
 from outbox.database import Connection
+from outbox.message import Header
 from outbox.monitoring.processes import ProcessStatus, read_processes
 from outbox.monitoring.text import age, count
 
@@ -23,7 +25,7 @@ SELECT s.state, t.id AS topic_id, t.name AS topic, t.broker, t.type, t.paused, t
     extract(epoch FROM b.lease_until - clock_timestamp())::float8 AS lease_seconds,
     extract(epoch FROM clock_timestamp() - b.decided_at)::float8 AS decided_seconds,
     coalesce(k.order_key, b.order_keys[s.position]) AS order_key, k.pos,
-    coalesce(m.headers::json ->> 'ce-type', '') AS type_name, coalesce(m.headers::json ->> 'ce-tag', '') AS tag
+    m.headers
 FROM outbox_message_state s JOIN outbox_topic t ON t.id = s.topic_id JOIN outbox_message m ON m.id = s.id
 LEFT JOIN outbox_batch b ON b.id = s.batch_id LEFT JOIN outbox_ticket k ON k.message_id = s.id
 WHERE s.id = %s
@@ -77,8 +79,15 @@ class _Message:
     decided_seconds: float | None
     order_key: int | None
     pos: int | None
-    type_name: str
-    tag: str
+    headers: str
+
+    def header(self, name: str) -> str:
+        """Return a header; "" where it is missing, or the row was not written by a release of ours."""
+        try:
+            headers = json.loads(self.headers)
+        except (ValueError, RecursionError):
+            return ""
+        return str(headers.get(name, "")) if isinstance(headers, dict) else ""
 
 
 def why(connection: Connection, message_id: UUID) -> str | None:
@@ -167,7 +176,9 @@ def _of_groups(connection: Connection, message_id: UUID, message: _Message) -> I
     handled = {row[0] for row in connection.execute(HANDLED, [message_id]).fetchall()}
     failed = {group: row for group, *row in connection.execute(FAILED, [message_id]).fetchall()}
     processes = read_processes(connection)
-    wanting = [one for one in groups().values() if one.find(message.topic, message.type_name, message.tag)]
+    wanting = [
+        one for one in groups().values() if one.find(message.topic, message.header(Header.TYPE), message.header(Header.TAG))
+    ]
     waiting = [one for one in wanting if one.name not in handled]
     yield "It was sent, and every group has handled it." if not waiting else "It was sent."
     for group in waiting:
