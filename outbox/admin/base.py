@@ -12,6 +12,7 @@ from django.urls import URLPattern
 
 from outbox.admin.lists import Filter, Newest, Pages
 from outbox.admin.pages import frame, topics
+from outbox.admin.times import Time, TimeFilter
 
 
 class ReadOnlyAdmin(admin.ModelAdmin):
@@ -23,11 +24,15 @@ class ReadOnlyAdmin(admin.ModelAdmin):
         older: how to compare it to go on; `lte` where it is not unique: a row may come twice, none is passed over.
         pages: which of Django's pages there are: "changelist", "change", "history".
         is_small: the table holds so little that filters may look at all of it.
+        time: the column of the time filter; empty: there is none.
+        time_is: how the keyset goes with that time.
     """
 
     keyset = "id"
     older = "lt"
     is_small = False
+    time = ""
+    time_is = Time.ANY
     pages: tuple[str, ...] = ("changelist",)
 
     change_list_template = "admin/outbox/change_list.html"  # of the apps' models, too
@@ -62,6 +67,9 @@ class ReadOnlyAdmin(admin.ModelAdmin):
 
     def get_changelist(self, request: HttpRequest, **kwargs: Any) -> type[ChangeList]:
         return Newest
+
+    def get_list_filter(self, request: HttpRequest) -> list[Any]:
+        return [*super().get_list_filter(request), *([TimeFilter] if self.time else [])]
 
     def narrow(self, rows: QuerySet[Any], request: HttpRequest, bounds: dict[str, Any]) -> QuerySet[Any]:
         """Narrow the rows of a list further. `bounds`: those of the keyset, which they keep already."""

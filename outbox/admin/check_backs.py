@@ -10,6 +10,7 @@ from django.utils.safestring import SafeString
 from outbox.admin.base import ReadOnlyAdmin, TopicFilter, choice_filter
 from outbox.admin.links import message_link
 from outbox.admin.text import badge, moment, shown
+from outbox.admin.times import Time
 from outbox.message import Resolution
 from outbox.models import CheckBack
 
@@ -22,6 +23,8 @@ class CheckBackAdmin(ReadOnlyAdmin):
     list_display = ["answered", "shown_answer", "shown_reason", "asked", "message", "topic", "half", "row"]
     list_display_links = None
     list_filter = [choice_filter("answer", [*Resolution]), choice_filter("asked_by", ASKED_BY), TopicFilter]
+    time = "answered_at"
+    time_is = Time.BESIDE_IDS
     search_fields = ["message_id"]
     search_help_text = "A message's id."
 

@@ -1,4 +1,4 @@
-"""Dead messages: what brokers refused, to be sent again or let rest by a person."""
+"""Dead messages: what brokers rejected, sent again or skipped by an operator."""
 
 from __future__ import annotations
 
@@ -42,7 +42,11 @@ RETRY = Act(
     "A relay sends them again, from their first try.",
 )
 DISCARD = Act(
-    "discard", "Let dead messages rest", "Let rest", "Let rest", "Nobody sends them any more; consumers never see them."
+    "discard",
+    "Skip dead messages",
+    "Skip",
+    "Skipped",
+    "This is final: what is skipped is never sent, and no consumer sees it.",
 )
 
 
@@ -76,6 +80,7 @@ class DeadMessageAdmin(ReadOnlyAdmin):
     fields = ()
     keyset = "message_id"
     is_small = True
+    time = "died_at"
     pages = ("changelist", "change", "history")
 
     def get_queryset(self, request: HttpRequest) -> QuerySet[Any]:
@@ -122,7 +127,7 @@ class DeadMessageAdmin(ReadOnlyAdmin):
     def retry(self, request: HttpRequest, queryset: QuerySet[DeadMessage]) -> HttpResponse | None:
         return self._settle(request, queryset, RETRY)
 
-    @admin.action(description="Let rest", permissions=["discard"])
+    @admin.action(description="Skip", permissions=["discard"])
     def discard(self, request: HttpRequest, queryset: QuerySet[DeadMessage]) -> HttpResponse | None:
         return self._settle(request, queryset, DISCARD)
 
@@ -145,7 +150,8 @@ class DeadMessageAdmin(ReadOnlyAdmin):
         for start in range(0, len(ids), CHUNK):
             with outermost.atomic(using):
                 part = ids[start : start + CHUNK]
-                settled = retry_messages(database.raw(using), part, skip=act is DISCARD)
+                by = request.user.get_username()
+                settled = retry_messages(database.raw(using), part, by=by, reason=reason, skip=act is DISCARD)
                 names = {str(one): str(one) for one in part if str(one) not in settled.refused}
                 write_log(request, self.model, names, f"{act.past}. Reason: {reason}")
                 done += settled.messages

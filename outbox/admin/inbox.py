@@ -13,6 +13,7 @@ from outbox.admin.base import ReadOnlyAdmin, TopicFilter
 from outbox.admin.links import message_link
 from outbox.admin.lists import Filter
 from outbox.admin.text import moment, shown
+from outbox.admin.times import Time
 from outbox.consuming.delivery_info import uuid_of
 from outbox.consuming.register import groups
 from outbox.models import InboxRow
@@ -40,6 +41,8 @@ class InboxAdmin(ReadOnlyAdmin):
     search_help_text = "A message's id, or a dedupe key of a group that the project has."
     keyset = "handled_at"
     older = "lte"
+    time = "handled_at"
+    time_is = Time.KEYSET
 
     def has_view_permission(self, request: HttpRequest, obj: Model | None = None) -> bool:
         return bool(request.user.has_perm("outbox.view_inbox"))

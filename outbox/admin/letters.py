@@ -1,24 +1,33 @@
-"""Dead letters: what consumer groups gave up, as their brokers list it; delivered again or discarded by a person."""
+"""Dead letters: what consumer groups gave up, as their brokers list it; delivered again or discarded by an operator."""
 
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Callable
 from typing import Any
 from uuid import UUID
 
+from django.conf import settings
 from django.contrib import admin, messages
+from django.contrib.admin.options import IncorrectLookupParameters
 from django.core.exceptions import PermissionDenied
+from django.core.paginator import Paginator
+from django.db import transaction
 from django.http import HttpRequest, HttpResponse, HttpResponseRedirect
 from django.template.response import TemplateResponse
 
 from outbox.admin.base import ReadOnlyAdmin
 from outbox.admin.impact import Act, as_of, impact_page, reason_form, tell, write_log
+from outbox.admin.letter_filter import LetterFilter
 from outbox.admin.links import message_link
 from outbox.admin.pages import frame
-from outbox.admin.text import shown, since
-from outbox.consuming.dead_letters import READ_AT_ONCE, Letter, read_letters, settle_letters
+from outbox.admin.text import plain, shown, since
+from outbox.consuming.dead_letters import READ_AT_ONCE, Letter, group_letters, read_letters, settle_letters
 from outbox.errors import BrokerUnavailable
 from outbox.models import DeadLetter, MessageRow
+
+PER_PAGE = 100
+KINDS_NAMED = 5  # on the page before an act
 
 RETRY = Act(
     "retry",
@@ -28,36 +37,54 @@ RETRY = Act(
     "Their groups get them, from the first attempt.",
 )
 DISCARD = Act(
-    "discard", "Discard dead letters", "Discard", "Discarded", "They are gone for good; their groups never handle them."
+    "discard",
+    "Discard dead letters",
+    "Discard",
+    "Discarded",
+    "This is final: what is discarded is never delivered again.",
 )
 ACTS = {act.name: act for act in (RETRY, DISCARD)}
 
 
+def _in_no_transaction(view: Callable[..., HttpResponse]) -> Callable[..., HttpResponse]:
+    """Keep a view out of ATOMIC_REQUESTS: what it writes down before an act must not be undone after it."""
+    for alias in settings.DATABASES:
+        view = transaction.non_atomic_requests(using=alias)(view)
+    return view
+
+
 @admin.register(DeadLetter)
 class DeadLetterAdmin(ReadOnlyAdmin):
+    @_in_no_transaction
     def changelist_view(self, request: HttpRequest, extra_context: dict[str, Any] | None = None) -> HttpResponse:
-        """Show dead letters, those of one group or topic, or act on some of them."""
+        """Show dead letters, those that look alike together, or act on some of them."""
         if not self.has_view_permission(request):
             raise PermissionDenied
-        group, topic = request.GET.get("group", ""), request.GET.get("topic", "")
+        try:
+            asked = LetterFilter.of(request)
+        except IncorrectLookupParameters:
+            return HttpResponseRedirect(request.path)
         letters = read_letters()
-        matching = [one for one in letters.found if group in ("", one.letter.group) and topic in ("", one.letter.topic)]
+        matching = [one for one in letters.found if asked.takes(one)]
         if request.method == "POST" and (answer := self._act(request, matching)):
             return answer
+        page = Paginator(matching, PER_PAGE).get_page(request.GET.get("p"))
         context = {
             **self.admin_site.each_context(request),
             **frame(self.admin_site, request),
             "title": "Dead letters",
             "opts": self.opts,
             "media": self.media,
-            "rows": self._rows(matching),
+            "rows": self._rows(list(page.object_list)),
+            "page": page,
+            "count": len(matching),
+            "kinds": asked.kinds(matching),
             "troubles": [shown(trouble) for trouble in letters.troubles],
             "cut": letters.cut,
             "read_at_once": READ_AT_ONCE,
             "groups": sorted({one.letter.group for one in letters.found}),
             "topics": sorted({one.letter.topic for one in letters.found}),
-            "group": group,
-            "topic": topic,
+            "asked": asked,
             "acts": [act for act in ACTS.values() if self.may(request, act.name)],
         }
         return TemplateResponse(request, "admin/outbox/deadletter/change_list.html", context)
@@ -79,18 +106,19 @@ class DeadLetterAdmin(ReadOnlyAdmin):
         if chosen and not form.is_valid():
             counts = Counter(f"{one.letter.topic}, group {one.letter.group}" for one in chosen)
             hidden = [("action", act.name), *([("all", "1")] if is_all else [("letter", one.name) for one in chosen])]
-            return impact_page(self, request, act=act, form=form, counts=counts, hidden=hidden, limit=len(chosen))
+            notes = _kinds_named(chosen)
+            return impact_page(self, request, act=act, form=form, counts=counts, hidden=hidden, limit=len(chosen), notes=notes)
         done = self._settle(request, chosen, act, form.cleaned_data["reason"]) if chosen else 0
         tell(self, request, act, done=done, wanted=max(form.wanted, len(names)), limit=READ_AT_ONCE)
         return HttpResponseRedirect(request.get_full_path())
 
     def _settle(self, request: HttpRequest, chosen: list[Letter], act: Act, reason: str) -> int:
-        """Settle what was chosen and note it, each letter that was still there; give how many."""
-        by_name = {one.name: one.letter for one in chosen}
+        """Settle what was chosen and log it, each letter that was still there; return how many."""
         done: dict[str, str] = {}
+        by = request.user.get_username()
         try:
-            for name in settle_letters(by_name, discard=act is DISCARD):
-                done[name] = f"{by_name[name].message_id} in group {by_name[name].group}"
+            for one in settle_letters(chosen, by=by, reason=reason, discard=act is DISCARD):
+                done[one.name] = f"{one.letter.message_id} in group {one.letter.group}"
         except BrokerUnavailable as error:
             self.message_user(request, f"The broker is out of reach: {error}", messages.ERROR)
         finally:
@@ -110,10 +138,18 @@ class DeadLetterAdmin(ReadOnlyAdmin):
                 else shown(one.letter.message_id, 60),
                 "attempt": one.letter.attempt,
                 "died": since(one.letter.died_at),
-                "reason": shown(one.letter.reason, 300),
+                "died_at": one.letter.died_at,
+                "reason": shown(one.letter.reason),
             }
             for one in letters
         ]
+
+
+def _kinds_named(chosen: list[Letter]) -> list[str]:
+    """Return what the most frequent errors are, and how many letters there are of each."""
+    kinds = group_letters(chosen)
+    named = [f"{one.count} of group {one.group}: {plain(one.reason)[:300]}" for one in kinds[:KINDS_NAMED]]
+    return named + ([f"and {len(kinds) - KINDS_NAMED} more kinds of errors"] if len(kinds) > KINDS_NAMED else [])
 
 
 def _uuid(text: str) -> UUID | None:

@@ -7,8 +7,10 @@ that no index serves looks at the newest `LOOKED_AT` rows only, says so, and can
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 from functools import cached_property
+from types import MappingProxyType
 from typing import Any
 
 from django.contrib.admin import SimpleListFilter
@@ -19,6 +21,7 @@ from django.core.paginator import Paginator
 from django.db.models import QuerySet
 from django.http import HttpRequest
 from django.utils import timezone
+from django.utils.functional import classproperty
 
 COUNTED = 1000
 LOOKED_AT = 10_000
@@ -49,6 +52,11 @@ class Filter(SimpleListFilter):
     """A filter by some column. `is_indexed`: its rows are found without looking at others."""
 
     is_indexed = False
+    bounds: Mapping[str, Any] = MappingProxyType({})  # what it says of the keyset
+
+    @classproperty
+    def parameter_names(cls) -> Sequence[str | None]:
+        return (cls.parameter_name,)
 
 
 class Newest(ChangeList):
@@ -61,7 +69,7 @@ class Newest(ChangeList):
         """Refuse parameters of others: each would be a look at all rows."""
         found: dict[str, Any] = super().get_filters_params(params)
         found.pop(BEFORE, None)
-        if set(found) - {one.parameter_name for one in self.list_filter}:  # type: ignore[union-attr]
+        if set(found) - {name for one in self.list_filter for name in one.parameter_names}:  # type: ignore[union-attr]
             raise IncorrectLookupParameters
         return found
 
@@ -73,11 +81,11 @@ class Newest(ChangeList):
         found: QuerySet[Any] = super().get_queryset(request, exclude_parameters)
         if any("\x00" in value for values in request.GET.lists() for value in values[1]):
             return found.none()  # PostgreSQL's texts hold no NUL
-        bounds = {} if self._before is None else {f"{self.model_admin.keyset}__{self.model_admin.older}": self._before}
+        bounds = self._bounds
         if self._needs_all_rows and not self.model_admin.is_small:
             self.floor = self._find_floor(bounds)
             if self.floor is not None:
-                bounds[f"{self.model_admin.keyset}__gte"] = self.floor
+                bounds[f"{self.model_admin.keyset}__gte"] = self.floor  # of rows within the bounds, so no lower than theirs
         narrowed: QuerySet[Any] = self.model_admin.narrow(found.filter(**bounds), request, bounds)
         return narrowed
 
@@ -106,6 +114,15 @@ class Newest(ChangeList):
             return ""
         text = last.isoformat() if hasattr(last, "isoformat") else str(last)
         return self.get_query_string({BEFORE: text}, remove=["p"])
+
+    @property
+    def _bounds(self) -> dict[str, Any]:
+        """The keyset's bounds: the time that is asked for, and the page that was left."""
+        found = {name: bound for spec in self.filter_specs for name, bound in spec.bounds.items()}  # type: ignore[attr-defined]
+        if self._before is not None:
+            older = f"{self.model_admin.keyset}__{self.model_admin.older}"
+            found[older] = min(self._before, found.get(older, self._before))
+        return found
 
     @cached_property
     def _before(self) -> Any:

@@ -2,20 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import closing
 from dataclasses import dataclass
 from typing import Any
 from uuid import UUID
 
 from django.contrib import admin
-from django.contrib.admin.models import LogEntry
-from django.contrib.contenttypes.models import ContentType
 from django.core.exceptions import ValidationError
 from django.db import router
 from django.db.models import Q, QuerySet
 from django.db.models.expressions import RawSQL
 from django.http import HttpRequest, HttpResponse, HttpResponseRedirect
+from django.utils.html import format_html_join
 from django.utils.safestring import SafeString
 
 from outbox import conf, database
@@ -24,13 +23,15 @@ from outbox.admin.contents import contents, read_beginning
 from outbox.admin.links import about_link, message_link
 from outbox.admin.lists import COUNTED, Filter
 from outbox.admin.pages import topics, url_of
-from outbox.admin.text import badge, moment, shown, since
+from outbox.admin.text import badge, moment, plain, shown, since
+from outbox.admin.times import Time
 from outbox.brokers.base import StoredCopy
 from outbox.brokers.capabilities import Lookups
+from outbox.consuming.letter_acts import GroupEnd, read_ends
 from outbox.errors import BrokerUnavailable
 from outbox.message import Header, read_headers
 from outbox.models import DeadMessage, Delayed, MessageRow, MessageState, Ticket
-from outbox.monitoring.timeline import Severity, Timeline, TimelineEntry, read_timeline
+from outbox.monitoring.timeline import REPLAYS, Severity, Timeline, TimelineEntry, read_timeline
 from outbox.monitoring.why import why
 
 MessageStatus = MessageState.MessageStatus
@@ -47,10 +48,10 @@ TONES: dict[str, str] = {
 # all of a million of them, the planner would compare each with each.
 HELD = """
 SELECT u.id FROM outbox_batch b, unnest(b.message_ids) WITH ORDINALITY u(id, n)
-WHERE {where} AND u.n <> ALL(b.split) AND u.id < %s AND (%s::int[] IS NULL OR b.topic_id = ANY(%s::int[]))
+WHERE {where} AND u.n <> ALL(b.split) AND u.id < %s AND u.id >= %s AND (%s::int[] IS NULL OR b.topic_id = ANY(%s::int[]))
 ORDER BY u.id DESC LIMIT %s
 """
-LAST_ID = UUID(int=2**128 - 1)
+FIRST_ID, LAST_ID = UUID(int=0), UUID(int=2**128 - 1)
 
 BATCHES = {
     MessageStatus.CLAIMED: "b.state = 1",
@@ -132,6 +133,8 @@ class MessageAdmin(ReadOnlyAdmin):
     search_fields = ["id", "key", "about"]
     search_help_text = "A message's id, its key, or the row it is about, such as shop.order:4711. All of it, nothing is guessed."
     fields = ()
+    time = "created_at"
+    time_is = Time.IN_IDS
     pages = ("changelist", "change")
 
     def get_queryset(self, request: HttpRequest) -> QuerySet[MessageRow]:
@@ -153,7 +156,7 @@ class MessageAdmin(ReadOnlyAdmin):
         state, topic = request.GET.get("state"), request.GET.get("topic")
         if state in BATCHES:
             chosen = [one.id for one in topics(request) if one.name == topic] if topic else None
-            arguments = [bounds.get("id__lt", LAST_ID), chosen, chosen, COUNTED + 1]
+            arguments = [bounds.get("id__lt", LAST_ID), bounds.get("id__gte", FIRST_ID), chosen, chosen, COUNTED + 1]
             return rows.filter(id__in=RawSQL(HELD.format(where=BATCHES[MessageStatus(state)]), arguments))  # noqa: S611  (constants)
         if state in (MessageStatus.SENT, MessageStatus.LOST):  # by a walk down the view
             walked = MessageState.objects.filter(state=state, **bounds)
@@ -162,17 +165,17 @@ class MessageAdmin(ReadOnlyAdmin):
         return rows
 
     def complete(self, rows: list[MessageRow]) -> None:
-        standing = MessageState.objects.in_bulk([row.id for row in rows])
+        ids = [row.id for row in rows]
+        standing, ended = MessageState.objects.in_bulk(ids), read_ends(ids, router.db_for_read(MessageRow))
         for row in rows:
             row.standing = standing.get(row.id)  # type: ignore[attr-defined]
+            row.ended = ended.get(row.id, [])  # type: ignore[attr-defined]
 
     def recorded(self, row: MessageRow) -> SafeString:
         return moment(row.created_at)
 
     def state(self, row: Any) -> SafeString:
-        return (
-            badge(row.standing.state, TONES.get(row.standing.state, Severity.WAITING)) if row.standing else badge("gone", "plain")
-        )
+        return _standing(row.standing.state, row.ended) if row.standing else badge("gone", "plain")
 
     def topic(self, row: Any) -> str:
         return row.standing.topic if row.standing else ""
@@ -233,13 +236,12 @@ class MessageAdmin(ReadOnlyAdmin):
         headers = read_headers(row.headers)
         using = router.db_for_read(MessageRow)
         timeline = read_timeline(using, row.id, type_name=headers.get(Header.TYPE, ""), tag=headers.get(Header.TAG, ""))
-        moments = [*(timeline.moments if timeline else []), *_acts(row.id)]
         return {
             "title": f"Message {row.id}",
             "timeline": timeline,
             "why": shown(why(database.raw(using), row.id) or "", 1000),
-            "state": badge(timeline.state, TONES.get(timeline.state, Severity.WAITING)) if timeline else "",
-            "moments": [_as_told(one) for one in sorted(moments, key=lambda one: one.at)],
+            "state": _standing(timeline.state, timeline.ended) if timeline else "",
+            "moments": [_as_told(one) for one in timeline.moments] if timeline else [],
             **contents(request, headers, row.beginning, row.size),
             "key": shown(row.key),
             "age": since(row.created_at),
@@ -266,11 +268,16 @@ class MessageAdmin(ReadOnlyAdmin):
         return {"is_asked": True, "found": found, "trouble": trouble}
 
 
-def _acts(message_id: UUID) -> list[TimelineEntry]:
-    """Tell what people have done about a message that was dead."""
-    kind = ContentType.objects.get_for_model(DeadMessage)
-    entries = LogEntry.objects.filter(content_type=kind, object_id=str(message_id)).select_related("user")[:50]
-    return [TimelineEntry(entry.action_time, "By hand", entry.get_change_message(), str(entry.user)) for entry in entries]
+def _standing(state: str, ended: Sequence[GroupEnd]) -> SafeString:
+    """Return where a message stands, and how it ended in groups that have not handled it: that counts for more than "sent"."""
+    tone = Severity.PLAIN if ended and state == MessageStatus.SENT else TONES.get(state, Severity.WAITING)
+    return format_html_join(" ", "{}", [(badge(state, tone),), *((_end(one),) for one in ended)])
+
+
+def _end(one: GroupEnd) -> SafeString:
+    by = f" by {plain(one.by)}" if one.by else ""
+    tone = Severity.WAITING if one.outcome in REPLAYS else Severity.BAD
+    return badge(f"{one.outcome}{by} for group {plain(one.group)}", tone)
 
 
 def _as_told(one: TimelineEntry) -> dict[str, Any]:
@@ -279,6 +286,7 @@ def _as_told(one: TimelineEntry) -> dict[str, Any]:
         "what": one.what,
         "text": shown(one.text, 2000),
         "who": shown(one.who, 100),
+        "by": shown(one.by, 200),
         "traceback": shown(one.traceback),
         "tone": one.tone,
     }

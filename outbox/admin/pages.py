@@ -10,9 +10,9 @@ from django.db.models import Model
 from django.http import HttpRequest
 from django.urls import reverse
 
-from outbox.models import CheckBack, DeadLetter, DeadMessage, InboxRow, MessageRow, Topic
+from outbox.models import CheckBack, DeadLetter, DeadMessage, InboxRow, MessageRow, Overview, Topic
 
-OVERVIEW = "outbox_overview"
+OVERVIEW = "outbox_overview_changelist"
 
 
 @dataclass(frozen=True, order=True, slots=True)
@@ -26,7 +26,7 @@ class Page:
 
 
 _pages = [
-    Page(10, "Overview", Topic, OVERVIEW),
+    Page(10, "Overview", Overview, OVERVIEW),
     Page(20, "Messages", MessageRow, "outbox_messagerow_changelist"),
     Page(30, "Dead messages", DeadMessage, "outbox_deadmessage_changelist"),
     Page(40, "Dead letters", DeadLetter, "outbox_deadletter_changelist"),

@@ -12,6 +12,8 @@ from django.utils.safestring import SafeString, mark_safe
 
 from outbox.monitoring.text import age
 
+TITLE_CHARACTERS = 2_000
+
 # Controls, invisible characters, and those that turn the direction of writing.
 _ODD = re.compile(
     "[\x00-\x08\x0b-\x1f\x7f-\x9f\u00ad\u061c\u180e\u200b-\u200f\u2028-\u202e\u2060-\u206f\ufeff\ufff9-\ufffb\U000e0000-\U000e007f]"
@@ -24,12 +26,17 @@ def plain(text: str) -> str:
 
 
 def shown(text: str, limit: int | None = None) -> SafeString:
-    """Give a text as HTML; at most so many characters of it. Nothing for none."""
+    """Return a text as HTML; at most so many characters of it, the others where the pointer rests on it. Nothing for none."""
     if not text:
         return SafeString("")
-    cut = text if limit is None or len(text) <= limit else f"{text[:limit]}…"
-    marked = _ODD.sub(lambda odd: f'<span class="outbox-odd">U+{ord(odd.group()):04X}</span>', escape(cut))
-    return mark_safe(f"<bdi>{marked}</bdi>")  # noqa: S308  (escaped above)
+    is_cut = limit is not None and len(text) > limit
+    marked = _ODD.sub(_mark, escape(f"{text[:limit]}…" if is_cut else text))
+    title = f' title="{escape(plain(text[:TITLE_CHARACTERS]))}"' if is_cut else ""
+    return mark_safe(f"<bdi{title}>{marked}</bdi>")  # noqa: S308  (escaped above)
+
+
+def _mark(odd: re.Match[str]) -> str:
+    return f'<span class="outbox-odd">U+{ord(odd.group()):04X}</span>'
 
 
 def moment(at: datetime | None) -> SafeString:

@@ -9,7 +9,7 @@ from django import forms
 from django.contrib import admin, messages
 from django.core.exceptions import PermissionDenied
 from django.db import router
-from django.db.models import QuerySet
+from django.db.models import Model, QuerySet
 from django.http import Http404, HttpRequest, HttpResponse, HttpResponseRedirect
 from django.template.response import TemplateResponse
 from django.urls import URLPattern, path
@@ -21,10 +21,10 @@ from outbox import database
 from outbox.admin.base import ReadOnlyAdmin
 from outbox.admin.impact import write_log
 from outbox.admin.overview import overview
-from outbox.admin.pages import OVERVIEW, frame, url_of
+from outbox.admin.pages import frame, url_of
 from outbox.admin.text import badge, shown, since
 from outbox.database import outermost
-from outbox.models import Topic
+from outbox.models import Overview, Topic
 from outbox.topics import pause, resume
 
 
@@ -33,6 +33,21 @@ class PauseForm(forms.Form):
 
     reason = forms.CharField(max_length=500, help_text="For the log, and for those who wonder.")
     since = forms.CharField(required=False, widget=forms.HiddenInput)
+
+
+@admin.register(Overview)
+class OverviewAdmin(ReadOnlyAdmin):
+    def has_view_permission(self, request: HttpRequest, obj: Model | None = None) -> bool:
+        return bool(request.user.has_perm("outbox.view_topic"))
+
+    def has_module_permission(self, request: HttpRequest) -> bool:
+        return self.has_view_permission(request)
+
+    def changelist_view(self, request: HttpRequest, extra_context: dict[str, Any] | None = None) -> HttpResponse:
+        """Show how everything stands, in the place of a list."""
+        if not self.has_view_permission(request):
+            raise PermissionDenied
+        return overview(self, request)
 
 
 @admin.register(Topic)
@@ -46,7 +61,6 @@ class TopicAdmin(ReadOnlyAdmin):
     def get_urls(self) -> list[URLPattern]:
         wrap = self.admin_site.admin_view
         return [
-            path("overview/", wrap(self.overview_view), name=OVERVIEW),
             path("<int:topic_id>/pause/", wrap(self.pause_view), name="outbox_topic_pause"),
             path("<int:topic_id>/resume/", wrap(self.resume_view), name="outbox_topic_resume"),
             *super().get_urls(),
@@ -74,11 +88,6 @@ class TopicAdmin(ReadOnlyAdmin):
     def history(self, row: Topic) -> SafeString:
         url = url_of(self.admin_site, "outbox_topic_history", row.pk)
         return format_html('<a href="{}">History</a>', url)
-
-    def overview_view(self, request: HttpRequest) -> HttpResponse:
-        if not self.has_view_permission(request):
-            raise PermissionDenied
-        return overview(self, request)
 
     def pause_view(self, request: HttpRequest, topic_id: int) -> HttpResponse:
         """Pause a topic, after asking why."""

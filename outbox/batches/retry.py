@@ -2,7 +2,7 @@
 Retry and skip: what an operator does about dead messages. DEAD to RELEASED, or DEAD to SKIPPED.
 
 One message of a dead batch leaves for a batch of its own; the last one that is left takes the batch itself. A message whose day
-was dropped gets its row back from its copy.
+was dropped gets its row back from its copy. Who did it and why stands among the failed sends, written by the same statement.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from outbox.database.partitions import make_day
 from outbox.database.wakeup import wake_relay
 from outbox.ids import day_of
 from outbox.logs import get_logger
-from outbox.models import State
+from outbox.models import FailedAttempt, State
 
 logger = get_logger(__name__)
 
@@ -35,11 +35,21 @@ SELECT b.id, b.message_ids FROM outbox_batch b JOIN outbox_topic t ON t.id = b.t
 WHERE b.state = {State.DEAD} AND b.id > %s AND (%s::text IS NULL OR t.name = %s) ORDER BY b.id LIMIT %s
 """
 
+NOTE = """
+INSERT INTO outbox_attempt (batch_id, attempt, message_ids, verdict, reason, acted_by)
+SELECT id, attempt, {message_ids}, %(verdict)s::text, %(reason)s::text, %(by)s::text FROM {batches}
+"""
+
 # Whole batches: released from the first try on, or skipped. Returns the messages that were left in each.
 RETRY = f"""
-UPDATE outbox_batch SET state = %(next)s, tries = 0, due_at = CASE WHEN %(next)s = {State.RELEASED} THEN clock_timestamp() END
-WHERE id = ANY(%(ids)s) AND state = {State.DEAD}
-RETURNING ARRAY(SELECT u.id FROM unnest(message_ids) WITH ORDINALITY u(id, n) WHERE u.n <> ALL(split))
+WITH done AS (
+    UPDATE outbox_batch SET state = %(next)s, tries = 0,
+        due_at = CASE WHEN %(next)s = {State.RELEASED} THEN clock_timestamp() END
+    WHERE id = ANY(%(ids)s) AND state = {State.DEAD}
+    RETURNING id, attempt,
+        ARRAY(SELECT u.id FROM unnest(message_ids) WITH ORDINALITY u(id, n) WHERE u.n <> ALL(split)) AS left_in_it
+), noted AS ({NOTE.format(message_ids="left_in_it", batches="done")})
+SELECT left_in_it FROM done
 """
 
 # One message of a dead batch leaves it. Its order key goes with it: the batch stays dead and holds only the others' keys.
@@ -52,7 +62,7 @@ WITH b AS (
     WHERE id = %(id)s AND state = {State.DEAD} AND %(position)s::smallint <> ALL(split)
     AND cardinality(message_ids) - cardinality(split) > 1
     RETURNING *
-)
+), noted AS ({NOTE.format(message_ids="message_ids[%(position)s:%(position)s]", batches="b")})
 INSERT INTO outbox_batch (topic_id, lane, first_seq, message_ids, order_keys, state, attempt, due_at, last_error)
 SELECT b.topic_id, b.lane, b.first_seq + %(position)s - 1, b.message_ids[%(position)s:%(position)s],
     (SELECT o.order_keys[%(position)s:%(position)s] FROM outbox_batch o WHERE o.id = b.id),
@@ -93,50 +103,64 @@ class RetryResult:
         self.refused.update({str(message_id): reason for message_id in message_ids})
 
 
-def retry_messages(connection: Connection, message_ids: Sequence[UUID], *, skip: bool = False) -> RetryResult:
+@dataclass(frozen=True, slots=True)
+class _Act:
+    """What is done about dead messages, by whom and why."""
+
+    skip: bool
+    by: str
+    reason: str
+
+    def arguments(self) -> dict[str, object]:
+        """Return what the statements take of it."""
+        following, verdict = (State.SKIPPED, FailedAttempt.SKIPPED) if self.skip else (State.RELEASED, FailedAttempt.RETRIED)
+        return {"next": following, "verdict": verdict, "by": self.by, "reason": self.reason}
+
+
+def retry_messages(
+    connection: Connection, message_ids: Sequence[UUID], *, by: str, reason: str = "", skip: bool = False
+) -> RetryResult:
     """
     Send dead messages again, or skip them.
 
     Args:
         connection: in autocommit, or in a transaction that shall do all of it or nothing.
+        by: who does it: a user's name, or a command and who ran it.
+        reason: why, in that person's words.
         skip: mark them SKIPPED; they are never sent.
     """
-    result = RetryResult()
+    result, act = RetryResult(), _Act(skip, by, reason)
     for start in range(0, len(message_ids), MESSAGES_AT_ONCE):
-        _retry_some(connection, message_ids[start : start + MESSAGES_AT_ONCE], result, skip=skip)
+        _retry_some(connection, message_ids[start : start + MESSAGES_AT_ONCE], result, act)
     _wake(connection, result, skip=skip)
     return result
 
 
-def retry_all(connection: Connection, *, topic: str | None = None, skip: bool = False) -> RetryResult:
+def retry_all(connection: Connection, *, by: str, reason: str = "", topic: str | None = None, skip: bool = False) -> RetryResult:
     """
     Send all dead messages, of a topic or at all, again, or skip them.
 
     Args:
         connection: in autocommit.
-        skip: mark them SKIPPED; they are never sent.
+        by, reason, skip: as of `retry_messages`.
     """
-    result = RetryResult()
+    result, act = RetryResult(), _Act(skip, by, reason)
     after = 0
     while batches := connection.execute(DEAD_BATCHES, [after, topic, topic, BATCHES_AT_ONCE]).fetchall():
         after = batches[-1][0]
         if not skip:
             _restore(connection, [message_id for _, message_ids in batches for message_id in message_ids])
-        arguments = {"ids": [batch_id for batch_id, _ in batches], "next": _next(skip=skip)}
+        arguments = act.arguments() | {"ids": [batch_id for batch_id, _ in batches]}
         result.messages += sum(len(ids) for (ids,) in connection.execute(RETRY, arguments).fetchall())
     _wake(connection, result, skip=skip)
     return result
 
 
-def _next(*, skip: bool) -> State:
-    return State.SKIPPED if skip else State.RELEASED
-
-
-def _retry_some(connection: Connection, message_ids: Sequence[UUID], result: RetryResult, *, skip: bool) -> None:
+def _retry_some(connection: Connection, message_ids: Sequence[UUID], result: RetryResult, act: _Act) -> None:
     dead = connection.execute(FIND_DEAD, [list(message_ids)]).fetchall()
     found = [message_id for _, _, ids, _ in dead for message_id in ids]
     result.refuse(set(message_ids) - set(found), "It is not dead.")
-    bare = set() if skip else set(_restore(connection, found))
+    bare = set() if act.skip else set(_restore(connection, found))
     result.refuse(bare, "Its message row is gone, and no copy is kept. Skip it.")
     whole: dict[int, set[UUID]] = {}
     for batch_id, left, ids, positions in dead:
@@ -144,17 +168,17 @@ def _retry_some(connection: Connection, message_ids: Sequence[UUID], result: Ret
         if len(chosen) == left:
             whole[batch_id] = set(chosen)
         else:
-            _retry_each(connection, batch_id, chosen, result, skip=skip)
-    rows = connection.execute(RETRY, {"ids": list(whole), "next": _next(skip=skip)}).fetchall() if whole else []
+            _retry_each(connection, batch_id, chosen, result, act)
+    rows = connection.execute(RETRY, act.arguments() | {"ids": list(whole)}).fetchall() if whole else []
     done = {message_id for (ids,) in rows for message_id in ids}
     result.messages += len(done)
     result.refuse({message_id for ids in whole.values() for message_id in ids} - done, TOO_LATE)
 
 
-def _retry_each(connection: Connection, batch_id: int, places: Mapping[UUID, int], result: RetryResult, *, skip: bool) -> None:
+def _retry_each(connection: Connection, batch_id: int, places: Mapping[UUID, int], result: RetryResult, act: _Act) -> None:
     """Take some messages out of a dead batch in which others stay."""
     for message_id, position in places.items():
-        arguments = {"id": batch_id, "position": position, "next": _next(skip=skip)}
+        arguments = act.arguments() | {"id": batch_id, "position": position}
         if connection.execute(RETRY_ONE, arguments).rowcount:
             result.messages += 1
         else:

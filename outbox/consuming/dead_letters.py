@@ -6,12 +6,15 @@ import json
 from collections.abc import Iterable, Iterator
 from contextlib import closing
 from dataclasses import dataclass, field, replace
+from datetime import datetime
 
 from outbox import conf
 from outbox.brokers.base import DeadLetter
 from outbox.brokers.capabilities import DeadLetters
-from outbox.consuming import tries
+from outbox.consuming import letter_acts, tries
 from outbox.consuming.delivery_info import uuid_of
+from outbox.consuming.failure import without_numbers
+from outbox.consuming.letter_acts import LetterAct
 from outbox.consuming.outcome import Outcome
 from outbox.consuming.register import Group, groups
 from outbox.errors import BrokerUnavailable
@@ -22,15 +25,26 @@ READ_AT_ONCE = 1000
 
 @dataclass(frozen=True, slots=True)
 class Letter:
-    """A dead letter and the broker that keeps it."""
+    """
+    A dead letter and the broker that keeps it.
+
+    Args:
+        last: the group's last try of it that is on record; None: there is none.
+    """
 
     broker: str
     letter: DeadLetter
+    last: FailedDelivery | None = None
 
     @property
     def name(self) -> str:
         """What finds it again, in one text."""
         return json.dumps([self.broker, self.letter.group, self.letter.id, self.letter.message_id])
+
+    @property
+    def fingerprint(self) -> str:
+        """A text that is equal for letters whose errors look alike."""
+        return self.last.fingerprint if self.last and self.last.fingerprint else without_numbers(self.letter.reason)
 
 
 @dataclass(slots=True)
@@ -48,6 +62,19 @@ class Letters:
     troubles: list[str] = field(default_factory=list)
 
 
+@dataclass(slots=True)
+class LetterGroup:
+    """Dead letters of a group and topic whose errors look alike. `reason`: that of the oldest one."""
+
+    group: str
+    topic: str
+    fingerprint: str
+    reason: str
+    first_at: datetime
+    last_at: datetime
+    count: int = 0
+
+
 NO_RECORD = "Given up by the broker itself; no try that failed is on record here."
 
 
@@ -61,33 +88,49 @@ def read_letters() -> Letters:
     return letters
 
 
-def settle_letters(names: Iterable[str], *, discard: bool = False) -> Iterator[str]:
+def group_letters(letters: Iterable[Letter]) -> list[LetterGroup]:
+    """Put those together that look alike, of one group and topic; the most frequent first."""
+    found: dict[tuple[str, str, str], LetterGroup] = {}
+    for one in letters:
+        letter, key = one.letter, (one.letter.group, one.letter.topic, one.fingerprint)
+        alike = found.setdefault(key, LetterGroup(*key, letter.reason, letter.died_at, letter.died_at))
+        alike.count += 1
+        alike.first_at, alike.last_at = min(alike.first_at, letter.died_at), max(alike.last_at, letter.died_at)
+    return sorted(found.values(), key=lambda alike: (-alike.count, alike.group, alike.topic, alike.fingerprint))
+
+
+def settle_letters(letters: Iterable[Letter], *, by: str, reason: str = "", discard: bool = False) -> Iterator[Letter]:
     """
-    Deliver dead letters to their groups again, or discard them; return the names of those for which it was done.
+    Deliver dead letters to their groups again, or discard them; return those for which it was done.
 
     One after the other: what is not returned was settled by somebody else before. What is delivered again begins anew: nothing
-    is counted of what its handler did before.
+    is counted of what its handler did before. Each act is written down before it is done, so call this outside of a transaction.
 
     Args:
-        names: of `Letter`s, as `read_letters` gave them.
+        letters: as `read_letters` returned them.
+        by: who does it: a user's name, or a command and who ran it.
+        reason: why, in that person's words.
 
     Raises:
-        BrokerUnavailable: a broker is out of reach; those given so far are settled.
+        BrokerUnavailable: a broker is out of reach; those returned so far are settled.
     """
-    known = groups()
-    by_broker: dict[str, list[str]] = {}
-    for name in names:
-        by_broker.setdefault(json.loads(name)[0], []).append(name)
+    act = LetterAct.DISCARD_ASKED if discard else LetterAct.REPLAY_ASKED
+    by_broker: dict[str, list[Letter]] = {}
+    for one in letters:
+        by_broker.setdefault(one.broker, []).append(one)
     for alias, chosen in by_broker.items():
         with closing(conf.make_broker(alias)) as broker:
             keeper = DeadLetters.of(broker)
             settle = keeper.discard if discard else keeper.replay
-            for name in chosen:
-                _, group, letter_id, message_id = json.loads(name)
-                if group in known:
-                    tries.forget(group, [uuid_of(message_id)], known[group].using)
-                if settle(group, [letter_id]):
-                    yield name
+            for one in chosen:
+                letter, using = one.letter, groups()[one.letter.group].using
+                asked = letter_acts.note_asked(letter, one.last, act=act, by=by, reason=reason, using=using)
+                tries.forget(letter.group, [uuid_of(letter.message_id)], using)
+                if settle(letter.group, [letter.id]):
+                    letter_acts.confirm(asked, act, using)
+                    yield one
+                else:
+                    letter_acts.withdraw(asked, using)
 
 
 def _read(letters: Letters, group: Group, alias: str) -> None:
@@ -102,22 +145,22 @@ def _read(letters: Letters, group: Group, alias: str) -> None:
     except BrokerUnavailable as error:
         letters.troubles.append(f"Group {group.name!r}: {str(error).strip()}")
         return
-    letters.found.extend(Letter(alias, letter) for letter in _with_reasons(group, found))
+    letters.found.extend(_with_tries(group, alias, found))
     if len(found) == READ_AT_ONCE:
         letters.cut.append(group.name)
 
 
-def _with_reasons(group: Group, found: list[DeadLetter]) -> list[DeadLetter]:
-    """Return letters with a reason each: where the broker keeps none, the last try that failed, as we recorded it."""
-    bare = [letter for letter in found if not letter.reason]
-    if not bare:
-        return found
-    ids = [uuid_of(letter.message_id) for letter in bare]
-    failed = FailedDelivery.objects.using(group.using).filter(consumer_group=group.name, message_id__in=ids).order_by("id")
-    last = {(row.message_id, row.topic): row for row in failed.only("message_id", "topic", "nth", "outcome", "error")}
-    return [
-        letter if letter.reason else _explained(letter, last.get((uuid_of(letter.message_id), letter.topic))) for letter in found
-    ]
+def _with_tries(group: Group, alias: str, found: list[DeadLetter]) -> Iterator[Letter]:
+    """Yield letters with their last try on record, and with its reason where the broker keeps none."""
+    rows = FailedDelivery.objects.using(group.using).filter(
+        consumer_group=group.name,
+        message_id__in=[uuid_of(letter.message_id) for letter in found],
+        outcome__in=[Outcome.RETRY, Outcome.DEAD_LETTER],
+    )
+    last = {(row.message_id, row.topic): row for row in rows.defer("traceback").order_by("id")} if found else {}
+    for letter in found:
+        row = last.get((uuid_of(letter.message_id), letter.topic))
+        yield Letter(alias, letter if letter.reason else _explained(letter, row), row)
 
 
 def _explained(letter: DeadLetter, row: FailedDelivery | None) -> DeadLetter:

@@ -87,10 +87,16 @@ def describe(error: BaseException) -> str:
 
 def fingerprint(error: BaseException) -> str:
     """Return a text that is equal for errors that look alike: type, where in the user's code, words without numbers."""
-    words = _raw_text(error).partition("\n")[0]
+    words = without_numbers(_raw_text(error))
+    return storable(f"{type(error).__name__} in {_place(error.__traceback__)}: {words}")[:MAX_FINGERPRINT_CHARACTERS]
+
+
+def without_numbers(text: str) -> str:
+    """Return the first line of a text, with `#` for each id and number in it."""
+    words = text.partition("\n")[0]
     for pattern in (_UUID, _HEX, _DIGITS):
         words = pattern.sub("#", words)
-    return storable(f"{type(error).__name__} in {_place(error.__traceback__)}: {words}")[:MAX_FINGERPRINT_CHARACTERS]
+    return words[:MAX_FINGERPRINT_CHARACTERS]
 
 
 def _place(trace: TracebackType | None) -> str:

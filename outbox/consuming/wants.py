@@ -52,11 +52,11 @@ IGNORE = f"""
 WITH g AS MATERIALIZED (
     SELECT g.*, EXISTS ({_LIVE} AND p.wants && string_to_array(g.answers_to, chr(10))) AS is_wanted
     FROM unnest(%(message_ids)s::uuid[], %(sources)s::text[], %(topics)s::text[], %(lanes)s::smallint[], %(numbers)s::bigint[],
-        %(nths)s::int[], %(answers_to)s::text[])
-        WITH ORDINALITY g (message_id, source, topic, lane, number, nth, answers_to, place)
+        %(answers_to)s::text[])
+        WITH ORDINALITY g (message_id, source, topic, lane, number, answers_to, place)
 ), i AS (
     INSERT INTO outbox_inbox (consumer_group, dedupe_key, message_id, source, topic, lane, number, nth)
-    SELECT %(group)s, message_id::text, message_id, source, topic, lane, number, nth FROM g WHERE NOT is_wanted
+    SELECT %(group)s, message_id::text, message_id, source, topic, lane, number, 0 FROM g WHERE NOT is_wanted
     ON CONFLICT (consumer_group, dedupe_key) DO NOTHING
 )
 SELECT place - 1 FROM g WHERE is_wanted

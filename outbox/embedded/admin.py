@@ -57,6 +57,7 @@ class HalfAdmin(ReadOnlyAdmin):
     list_display = ["id", "shown_state", "topic", "message", "shown_key", "age", "asks", "next_ask"]
     list_display_links = None
     list_filter = [UnresolvedFilter]
+    time = "born_at"
     actions = ["ask"]
 
     def get_queryset(self, request: HttpRequest) -> QuerySet[EmbeddedHalf]:

@@ -58,7 +58,7 @@ class Migration(migrations.Migration):
                 "db_table": "outbox_dead",
                 "permissions": [
                     ("retry_deadmessage", "Can have dead messages sent again"),
-                    ("discard_deadmessage", "Can let dead messages rest"),
+                    ("discard_deadmessage", "Can skip dead messages"),
                 ],
             },
         ),
@@ -85,6 +85,7 @@ class Migration(migrations.Migration):
                 ("message_ids", django.contrib.postgres.fields.ArrayField(base_field=models.UUIDField(), size=None)),
                 ("verdict", models.TextField()),
                 ("reason", models.TextField()),
+                ("acted_by", models.TextField(db_default="")),
                 ("failed_at", models.DateTimeField(db_default=django.db.models.functions.datetime.Now(), db_index=True)),
             ],
             options={
@@ -106,6 +107,7 @@ class Migration(migrations.Migration):
                 ("fingerprint", models.TextField()),
                 ("error", models.TextField()),
                 ("traceback", models.TextField(default="")),
+                ("acted_by", models.TextField(db_default="")),
                 ("failed_at", models.DateTimeField(db_default=django.db.models.functions.datetime.Now(), db_index=True)),
             ],
             options={
@@ -157,6 +159,18 @@ class Migration(migrations.Migration):
                 "constraints": [],
             },
             bases=("outbox.faileddelivery",),
+        ),
+        migrations.CreateModel(
+            name="Overview",
+            fields=[],
+            options={
+                "verbose_name_plural": "overview",
+                "proxy": True,
+                "default_permissions": (),
+                "indexes": [],
+                "constraints": [],
+            },
+            bases=("outbox.topic",),
         ),
         migrations.CreateModel(
             name="Gap",

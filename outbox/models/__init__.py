@@ -3,7 +3,7 @@
 from outbox.models.batch import Batch, DeadMessage, FailedAttempt, Lane, Process, State
 from outbox.models.check_back import CheckBack
 from outbox.models.inbox import DeadLetter, Duplicate, FailedDelivery, Gap, Inbox, InboxRow, Tries
-from outbox.models.message import Dedupe, Delayed, MessageRow, MessageState, Ticket, Topic
+from outbox.models.message import Dedupe, Delayed, MessageRow, MessageState, Overview, Ticket, Topic
 
 __all__ = [
     "Batch",
@@ -21,6 +21,7 @@ __all__ = [
     "Lane",
     "MessageRow",
     "MessageState",
+    "Overview",
     "Process",
     "State",
     "Ticket",

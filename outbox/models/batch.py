@@ -72,7 +72,13 @@ class Batch(models.Model):
 
 
 class FailedAttempt(models.Model):
-    """A send that failed: which positions of a batch, how the broker put it."""
+    """
+    A send that failed: which positions of a batch, how the broker put it.
+
+    Or what an operator did about dead messages: `verdict` retried or skipped, `acted_by` who, `reason` the reason given.
+    """
+
+    RETRIED, SKIPPED = "retried", "skipped"
 
     id = models.BigAutoField(primary_key=True)
     batch_id = models.BigIntegerField(db_index=True)
@@ -80,6 +86,7 @@ class FailedAttempt(models.Model):
     message_ids = ArrayField(models.UUIDField())
     verdict = models.TextField()
     reason = models.TextField()
+    acted_by = models.TextField(db_default="")
     failed_at = models.DateTimeField(db_default=Now(), db_index=True)
 
     class Meta:
@@ -108,7 +115,7 @@ class DeadMessage(models.Model):
         db_table = "outbox_dead"
         permissions = [
             ("retry_deadmessage", "Can have dead messages sent again"),
-            ("discard_deadmessage", "Can let dead messages rest"),
+            ("discard_deadmessage", "Can skip dead messages"),
         ]
 
     def __str__(self) -> str:

@@ -11,7 +11,7 @@ class Inbox(models.Model):
     Says that a group has handled a message; inserted in the handler's transaction.
 
     `dedupe_key` is the message id unless the handler names its own key. Lane and number are NULL where the message
-    carried none. `nth`: which delivery to the group was the one that was handled, from 1.
+    carried none. `nth`: which delivery to the group was the one that was handled, from 1; 0: no handler wanted the message.
     """
 
     pk = models.CompositePrimaryKey("consumer_group", "dedupe_key")
@@ -67,9 +67,10 @@ class InboxRow(models.Model):
 
 class FailedDelivery(models.Model):
     """
-    A try of a handler that failed. `nth`: which delivery to the group it was, from 1.
+    A try of a handler that failed, or what an operator did about the dead letter that came of it.
 
-    Source, lane and number stand here, as in the inbox: a number that is being retried, or became a dead letter, arrived.
+    `nth`: which delivery to the group it was, from 1. Source, lane and number stand here, as in the inbox: a number that is
+    being retried, or became a dead letter, arrived. Of an operator's act, `acted_by` says whose, and `error` the reason given.
     """
 
     id = models.BigAutoField(primary_key=True)
@@ -80,10 +81,11 @@ class FailedDelivery(models.Model):
     source = models.TextField(default="")
     lane = models.SmallIntegerField(null=True)
     number = models.BigIntegerField(null=True)
-    outcome = models.TextField()  # retry, dead letter
+    outcome = models.TextField()  # retry, dead letter; replay asked, replayed, discard asked, discarded
     fingerprint = models.TextField()  # equal for errors that look alike
     error = models.TextField()
     traceback = models.TextField(default="")
+    acted_by = models.TextField(db_default="")
     failed_at = models.DateTimeField(db_default=Now(), db_index=True)
 
     class Meta:

@@ -31,6 +31,15 @@ class Topic(models.Model):
         return self.name
 
 
+class Overview(Topic):
+    """What the admin calls its overview, so that it stands among the pages; whoever may view topics may view it."""
+
+    class Meta:
+        proxy = True
+        default_permissions = ()
+        verbose_name_plural = "overview"
+
+
 class MessageRow(models.Model):
     """One published message: written once by the caller's transaction, dropped with its day."""
 
@@ -114,7 +123,7 @@ class MessageState(models.Model):
         RELEASED = "released"  # given back unsent, claimed again at `due_at`
         RETRYING = "retrying"  # failed, claimed again at `due_at`
         DEAD = "dead"
-        SKIPPED = "skipped"  # dead, and a person let it rest
+        SKIPPED = "skipped"  # dead, and an operator skipped it
         LOST = "lost"  # nothing would ever send it: a row was deleted by hand, or the database was restored in part
 
     id = models.UUIDField(primary_key=True)

@@ -8,7 +8,7 @@ is read with it; a server is asked by `Broker.find`, on demand.
 from __future__ import annotations
 
 import enum
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Sequence, Set
 from dataclasses import dataclass, replace
 from datetime import datetime
 from uuid import UUID
@@ -18,9 +18,11 @@ from psycopg.rows import class_row
 from outbox import conf, database
 from outbox.brokers.base import StoredCopy
 from outbox.brokers.capabilities import StoredInDatabase
+from outbox.consuming.letter_acts import ENDS, GroupEnd, LetterAct
+from outbox.consuming.outcome import Outcome
 from outbox.consuming.register import groups
 from outbox.database import Connection
-from outbox.models import State
+from outbox.models import FailedAttempt, State
 from outbox.models.check_back import show_answer
 
 # Where it stands now.
@@ -41,7 +43,7 @@ FROM (
 """
 
 FAILED_SENDS = """
-SELECT failed_at, verdict, reason, batch_id, attempt FROM outbox_attempt
+SELECT failed_at, verdict, reason, batch_id, attempt, acted_by FROM outbox_attempt
 WHERE batch_id = ANY(%(batches)s) AND %(id)s::uuid = ANY(message_ids) ORDER BY id + 0 DESC LIMIT 50
 """
 
@@ -51,14 +53,14 @@ UNPROVEN = "unproven"  # the verdict on a message that may have been published a
 # the planner from walking all rows by time.
 BOOKS = """
 (SELECT 'check-back' AS book, answered_at AS at, asked_by AS who, nth, answer AS outcome, reason AS text, '' AS traceback,
-    half_id, sent_answer FROM outbox_check_back WHERE message_id = %(id)s::text ORDER BY id + 0 DESC LIMIT 50)
-UNION ALL (SELECT 'inbox', handled_at, consumer_group, nth, '', '', '', '', ''
+    half_id, sent_answer, '' AS acted_by FROM outbox_check_back WHERE message_id = %(id)s::text ORDER BY id + 0 DESC LIMIT 50)
+UNION ALL (SELECT 'inbox', handled_at, consumer_group, nth, '', '', '', '', '', ''
     FROM outbox_inbox WHERE message_id = %(id)s ORDER BY handled_at + interval '0' DESC LIMIT 50)
-UNION ALL (SELECT 'delivery', failed_at, consumer_group, nth, outcome, error, traceback, '', ''
+UNION ALL (SELECT 'delivery', failed_at, consumer_group, nth, outcome, error, traceback, '', '', acted_by
     FROM outbox_delivery WHERE message_id = %(id)s ORDER BY id + 0 DESC LIMIT 50)
-UNION ALL (SELECT 'duplicate', dropped_at, consumer_group, nth, '', '', '', '', ''
+UNION ALL (SELECT 'duplicate', dropped_at, consumer_group, nth, '', '', '', '', '', ''
     FROM outbox_duplicate WHERE message_id = %(id)s ORDER BY id + 0 DESC LIMIT 50)
-UNION ALL SELECT 'dead', died_at, '', 0, '', reason, '', '', '' FROM outbox_dead WHERE message_id = %(id)s
+UNION ALL SELECT 'dead', died_at, '', 0, '', reason, '', '', '', '' FROM outbox_dead WHERE message_id = %(id)s
 """
 
 
@@ -71,6 +73,17 @@ class Severity(enum.StrEnum):
     WAITING = "waiting"
 
 
+# What operators did about dead messages, and about dead letters.
+DEAD_ACTS = {FailedAttempt.RETRIED: "Sent again by hand", FailedAttempt.SKIPPED: "Skipped by hand"}
+LETTER_ACTS: dict[str, tuple[str, Severity]] = {
+    LetterAct.REPLAY_ASKED: ("To be replayed, not confirmed", Severity.WAITING),
+    LetterAct.REPLAYED: ("Replayed", Severity.PLAIN),
+    LetterAct.DISCARD_ASKED: ("To be discarded, not confirmed", Severity.BAD),
+    LetterAct.DISCARDED: ("Discarded", Severity.BAD),
+}
+REPLAYS = (LetterAct.REPLAY_ASKED, LetterAct.REPLAYED)
+
+
 @dataclass(frozen=True, slots=True)
 class TimelineEntry:
     """
@@ -78,6 +91,7 @@ class TimelineEntry:
 
     Args:
         who: the group, broker or door it happened at.
+        by: the person who did it, or the command with who ran it.
     """
 
     at: datetime
@@ -86,6 +100,7 @@ class TimelineEntry:
     who: str = ""
     traceback: str = ""
     tone: Severity = Severity.PLAIN
+    by: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,7 +111,8 @@ class Timeline:
     Args:
         state: as in `outbox_message_state`.
         moments: in order of time.
-        waits_for: groups of this project that want the message and have not handled it.
+        waits_for: groups of this project that want the message, have not handled it and have not given it up.
+        ended: how it ended in the groups that gave it up and have not handled it since.
     """
 
     topic: str
@@ -105,6 +121,7 @@ class Timeline:
     due_at: datetime | None
     moments: list[TimelineEntry]
     waits_for: list[str]
+    ended: list[GroupEnd]
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,6 +152,7 @@ class _Entry:
     traceback: str
     half_id: str
     sent_answer: str
+    acted_by: str
 
 
 def read_timeline(using: str, message_id: UUID, *, type_name: str = "", tag: str = "") -> Timeline | None:
@@ -162,8 +180,18 @@ def read_timeline(using: str, message_id: UUID, *, type_name: str = "", tag: str
     ]
     handled = {entry.who for entry in entries if entry.book == "inbox"}
     wanted = [group.name for group in groups().values() if group.find(topic, type_name, tag)] if state == "sent" else []
-    waits_for = sorted(set(wanted) - handled)
-    return Timeline(topic, broker, state, due_at, sorted(moments, key=lambda moment: moment.at), waits_for)
+    ended = _ends(entries, handled)
+    waits_for = sorted(set(wanted) - handled - {one.group for one in ended if one.outcome not in REPLAYS})
+    return Timeline(topic, broker, state, due_at, sorted(moments, key=lambda moment: moment.at), waits_for, ended)
+
+
+def _ends(entries: Sequence[_Entry], handled: Set[str]) -> list[GroupEnd]:
+    """Return how the message ended in groups that have not handled it; of each book, the newest entries come first."""
+    found: dict[str, GroupEnd] = {}
+    for entry in entries:
+        if entry.book == "delivery" and entry.outcome in ENDS and entry.who not in handled:
+            found.setdefault(entry.who, GroupEnd(entry.who, entry.outcome, entry.acted_by))
+    return [found[group] for group in sorted(found)]
 
 
 def _of_batch(batch: _Batch) -> Iterator[TimelineEntry]:
@@ -192,9 +220,12 @@ def _of_batch(batch: _Batch) -> Iterator[TimelineEntry]:
 
 def _failed_sends(connection: Connection, message_id: UUID, batches: Sequence[int]) -> Iterator[TimelineEntry]:
     if batches:
-        for failed_at, verdict, reason, batch_id, attempt in connection.execute(
+        for failed_at, verdict, reason, batch_id, attempt, acted_by in connection.execute(
             FAILED_SENDS, {"id": message_id, "batches": list(batches)}
         ).fetchall():
+            if verdict in DEAD_ACTS:
+                yield TimelineEntry(failed_at, DEAD_ACTS[verdict], reason, by=acted_by)
+                continue
             text = f"batch {batch_id}, attempt {attempt}: {reason}"
             what = "Not confirmed" if verdict == UNPROVEN else f"Not sent: {verdict}"
             yield TimelineEntry(failed_at, what, text, tone=Severity.BAD)
@@ -210,15 +241,24 @@ def _of_entry(entry: _Entry) -> TimelineEntry:
             answer = show_answer(entry.outcome, entry.sent_answer)
             return replace(moment, what=f"Check-back: {answer}", text=text, tone=tone)
         case "inbox":
+            if entry.nth == 0:
+                return replace(moment, what="Passed over", text="no handler of the group wanted it")
             return replace(moment, what="Handled", text=nth, tone=Severity.GOOD)
         case "delivery":
-            what = "Dead letter" if entry.outcome == "dead letter" else "Failed, to be retried"
-            text = f"delivery {entry.nth}: {entry.text}"
-            return replace(moment, what=what, text=text, traceback=entry.traceback, tone=Severity.BAD)
+            return _of_delivery(entry, moment)
         case "duplicate":
             return replace(moment, what="Dropped as a duplicate", text=nth)
         case _:
             return replace(moment, what="Given up", text=entry.text, tone=Severity.BAD)
+
+
+def _of_delivery(entry: _Entry, moment: TimelineEntry) -> TimelineEntry:
+    if act := LETTER_ACTS.get(entry.outcome):
+        what, tone = act
+        return replace(moment, what=what, text=entry.text, tone=tone, by=entry.acted_by)
+    what = "Dead letter" if entry.outcome == Outcome.DEAD_LETTER else "Failed, to be retried"
+    text = f"delivery {entry.nth}: {entry.text}"
+    return replace(moment, what=what, text=text, traceback=entry.traceback, tone=Severity.BAD)
 
 
 def _stored(message_id: UUID, broker: str, half_ids: set[str]) -> Iterator[TimelineEntry]:

@@ -9,6 +9,7 @@ from uuid import UUID
 from psycopg.rows import class_row
 
 from outbox import conf
+from outbox.consuming.letter_acts import LetterAct
 from outbox.consuming.outcome import Outcome
 from outbox.consuming.register import groups
 from outbox.database import Connection
@@ -44,9 +45,16 @@ AHEAD = "SELECT count(*) FROM (SELECT FROM outbox_ticket WHERE topic_id = %s AND
 # What groups have done with a message, the last failure of each.
 HANDLED = "SELECT consumer_group FROM outbox_inbox WHERE message_id = %s"
 FAILED = """
-SELECT DISTINCT ON (consumer_group) consumer_group, outcome, error FROM outbox_delivery WHERE message_id = %s
+SELECT DISTINCT ON (consumer_group) consumer_group, outcome, error, acted_by FROM outbox_delivery WHERE message_id = %s
 ORDER BY consumer_group, id + 0 DESC
 """
+
+ACTS: dict[str, str] = {
+    LetterAct.REPLAY_ASKED: "to be replayed, which is not confirmed,",
+    LetterAct.REPLAYED: "replayed",
+    LetterAct.DISCARD_ASKED: "to be discarded, which is not confirmed,",
+    LetterAct.DISCARDED: "discarded",
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -156,7 +164,7 @@ def _holder(message: _Message, relays: list[ProcessStatus]) -> str:
 def _of_groups(connection: Connection, message_id: UUID, message: _Message) -> Iterator[str]:
     """Yield a sentence for each group that wants the message and has not handled it."""
     handled = {row[0] for row in connection.execute(HANDLED, [message_id]).fetchall()}
-    failed = {group: (outcome, error) for group, outcome, error in connection.execute(FAILED, [message_id]).fetchall()}
+    failed = {group: row for group, *row in connection.execute(FAILED, [message_id]).fetchall()}
     processes = read_processes(connection)
     headers = read_headers(message.headers)
     said = headers.get(Header.TYPE, ""), headers.get(Header.TAG, "")
@@ -164,13 +172,17 @@ def _of_groups(connection: Connection, message_id: UUID, message: _Message) -> I
     waiting = [one for one in wanting if one.name not in handled]
     yield "It was sent, and every group has handled it." if not waiting else "It was sent."
     for group in waiting:
-        outcome, error = failed.get(group.name, ("", ""))
+        outcome, error, by = failed.get(group.name, ("", "", ""))
         does = "consumer", message.broker, group.name
+        if outcome in ACTS:
+            yield f"The dead letter of group {group.name!r} was {ACTS[outcome]} by {by}."
+        if outcome in (LetterAct.DISCARDED, LetterAct.DISCARD_ASKED):
+            continue
         if outcome == Outcome.DEAD_LETTER:
             yield f"Group {group.name!r} gave it up: {error.rstrip('.')}."
         elif not any(one.does == does and not one.is_silent for one in processes):
             yield f"Group {group.name!r} has no consumer running."
-        elif outcome:
+        elif outcome == Outcome.RETRY:
             yield f"Group {group.name!r} failed and gets it again: {error.rstrip('.')}."
         else:
             yield f"Group {group.name!r} has not handled it yet."

@@ -14,7 +14,7 @@ FAILING = "SELECT message_id FROM outbox_delivery WHERE traceback <> '' ORDER BY
 DEAD = "SELECT coalesce(sum(cardinality(message_ids) - cardinality(split)), 0) FROM outbox_batch WHERE state = 4"
 
 PAGES = {
-    "overview": "/admin/outbox/topic/overview/",
+    "overview": "/admin/outbox/overview/",
     "messages": "/admin/outbox/messagerow/",
     "dead-messages": "/admin/outbox/deadmessage/",
     "dead-letters": "/admin/outbox/deadletter/",
@@ -28,6 +28,12 @@ PAGES = {
     "monitor": "/admin/outbox_pipeline/monitorlane/",
     "archived-days": "/admin/outbox_pipeline/archivedday/",
 }
+
+# What has more in it than fits, and is scrolled.
+CUT_OFF = """() => [...document.querySelectorAll('#content, #content *')].filter(one =>
+    (one.id === 'content' || ['auto', 'scroll'].includes(getComputedStyle(one).overflowX)) && one.clientWidth > 0
+    && one.scrollWidth > one.clientWidth + 1
+).map(one => `${one.tagName}.${one.className}: ${one.scrollWidth} > ${one.clientWidth}`)"""
 
 
 @pytest.fixture(scope="module")
@@ -59,6 +65,15 @@ class TestEachPage:
         wide = [path for path in PAGES.values() if operator.open(path).evaluate("document.documentElement.scrollWidth") > 400]
 
         assert wide == []
+
+    @pytest.mark.parametrize("width", [1280, 800])
+    def test_cuts_no_table_off(self, scheme, width, visit):
+        operator = visit(scheme=scheme)
+        operator.page.set_viewport_size({"width": width, "height": 800})
+
+        cut = {name: operator.open(path).evaluate(CUT_OFF) for name, path in PAGES.items()}
+
+        assert {name: found for name, found in cut.items() if found} == {}
 
     def test_tells_the_life_of_a_message_whose_relay_was_killed(self, scheme, shop, visit):
         operator = visit(scheme=scheme)
@@ -105,7 +120,7 @@ class TestFinding:
 
         page.wait_for_url("**q=536365**")
         page.locator("#result_list tbody tr a").first.click()
-        page.get_by_text("Its life so far").wait_for()
+        page.get_by_text("Timeline").wait_for()
 
 
 class TestDeadMessages:
@@ -117,13 +132,35 @@ class TestDeadMessages:
         page.check("#action-toggle")
         page.select_option("select[name=action]", "discard")
         page.get_by_role("button", name="Go").click()
-        page.get_by_text("Nobody sends them any more").wait_for()
+        page.get_by_text("what is skipped is never sent").wait_for()
         operator.photograph("impact-light")
         page.fill("#id_reason", "Test orders of the warehouse, never meant for us")
-        page.get_by_role("button", name="Let rest").click()
+        page.get_by_role("button", name="Skip").click()
 
-        page.get_by_text(f"Let rest: {before}.").wait_for()
+        page.get_by_text(f"Skipped: {before}.").wait_for()
         assert shop.ask(DEAD) == 0
+
+
+class TestDeadLetters:
+    def test_are_found_by_their_error_and_discarded_with_a_trace_on_the_message(self, shop, visit):
+        operator = visit()
+        page = operator.open(PAGES["dead-letters"])
+
+        page.locator("section td.outbox-number a").first.click()
+        page.get_by_text("Only those with this error").wait_for()
+        page.locator("input[name=letter]").first.check()
+        page.select_option("select[name=action]", "discard")
+        page.get_by_role("button", name="Go").click()
+        page.get_by_text("This is final").wait_for()
+        page.fill("#id_reason", "A test order of the warehouse")
+        page.get_by_role("button", name="Discard 1").click()
+        page.get_by_text("Discarded: 1.").wait_for()
+
+        one = shop.ask("SELECT message_id FROM outbox_delivery WHERE outcome = 'discarded'")
+        page = operator.open(f"/admin/outbox/messagerow/{one}/change/")
+        page.get_by_text("discarded by admin for group points").wait_for()
+        page.get_by_text("A test order of the warehouse").wait_for()
+        operator.photograph("discarded-light")
 
 
 class TestPausing:

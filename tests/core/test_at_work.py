@@ -110,7 +110,7 @@ class TestAPage:
     @pytest.mark.parametrize(
         "view",
         [
-            "outbox_overview",
+            "outbox_overview_changelist",
             *(
                 f"outbox_{model._meta.model_name}_changelist"
                 for model in apps.get_app_config("outbox").get_models()

@@ -1,4 +1,4 @@
-"""List the dead letters of consumer groups, or have them delivered again."""
+"""List the dead letters of consumer groups, have them delivered again, or discard them."""
 
 from __future__ import annotations
 
@@ -6,20 +6,23 @@ import json
 from argparse import ArgumentParser
 from collections.abc import Sequence
 from dataclasses import asdict
+from datetime import datetime
 from typing import Any
 
 import psycopg
 from django.core.management.base import BaseCommand
 
 from outbox import database
-from outbox.brokers.base import DeadLetter
-from outbox.consuming.dead_letters import Letter, Letters, read_letters, settle_letters
+from outbox.consuming.dead_letters import Letter, Letters, group_letters, read_letters, settle_letters
 from outbox.consuming.register import group, groups
 from outbox.errors import OutboxError
+from outbox.management.actor import actor
+from outbox.management.confirm import confirm
 from outbox.management.exits import unable
 from outbox.management.tables import table
+from outbox.management.times import time
 
-REASON_CHARACTERS = 60
+FINAL = "Discarding is final: nobody can deliver them to their groups again."
 
 
 class Command(BaseCommand):
@@ -34,7 +37,12 @@ class Command(BaseCommand):
         parser.add_argument("--all", action="store_true", help="replay all that are listed")
         parser.add_argument("--group", action="append", metavar="NAME", help="only of this group; may be repeated")
         parser.add_argument("--topic", action="append", metavar="NAME", help="only of this topic; may be repeated")
-        parser.add_argument("--discard", action="store_true", help="let them go for good instead")
+        parser.add_argument("--error", metavar="TEXT", help="only those whose error or reason contains this text")
+        parser.add_argument(
+            "--since", type=time, metavar="TIME", help="only those given up since then: 30m, 2h or 7d ago, or ISO 8601"
+        )
+        parser.add_argument("--discard", action="store_true", help="discard them for good instead, after asking")
+        parser.add_argument("--no-input", action="store_true", help="discard without asking")
         parser.add_argument("--json", action="store_true", help="print one line of JSON")
 
     def handle(self, **options: Any) -> None:
@@ -47,7 +55,7 @@ class Command(BaseCommand):
                 group(name)
             _require_databases()
             letters = read_letters()
-            chosen = [one for one in letters.found if _is_chosen(one.letter, options)]
+            chosen = [one for one in letters.found if _is_chosen(one, options)]
             if options["message_id"] or options["all"]:
                 self._settle(chosen, letters, options)
             else:
@@ -57,15 +65,19 @@ class Command(BaseCommand):
 
     def _list(self, chosen: Sequence[Letter], letters: Letters, *, as_json: bool) -> None:
         if as_json:
-            listed = [asdict(one.letter) | {"broker": one.broker} for one in chosen]
+            listed = [asdict(one.letter) | {"broker": one.broker, "error": one.fingerprint} for one in chosen]
             self.stdout.write(json.dumps({"dead_letters": listed, "troubles": letters.troubles}, default=str))
         else:
-            self.stdout.write("\n\n".join([_as_table(chosen) if chosen else "No dead letters.", *letters.troubles]))
+            found = [_as_groups(chosen), _as_table(chosen)] if chosen else ["No dead letters."]
+            self.stdout.write("\n\n".join([*found, *letters.troubles]))
         if letters.troubles:
             raise SystemExit(1)
 
     def _settle(self, chosen: Sequence[Letter], letters: Letters, options: dict[str, Any]) -> None:
-        done = list(settle_letters([one.name for one in chosen], discard=options["discard"]))
+        if options["discard"] and chosen and not options["no_input"]:
+            count = f"{len(chosen)} dead letter{'' if len(chosen) == 1 else 's'}"
+            confirm(f"{_as_groups(chosen)}\n\n{count} will be discarded. {FINAL}")
+        done = list(settle_letters(chosen, by=actor("outbox_replay"), discard=options["discard"]))
         found = {one.letter.message_id for one in chosen}
         missing = [message_id for message_id in options["message_id"] if message_id not in found]
         what = "discarded" if options["discard"] else "replayed"
@@ -88,20 +100,37 @@ def _require_databases() -> None:
             database.ensure_fit(alias, connection)
 
 
-def _is_chosen(letter: DeadLetter, options: dict[str, Any]) -> bool:
+def _is_chosen(one: Letter, options: dict[str, Any]) -> bool:
+    letter = one.letter
     asked = {"group": letter.group, "topic": letter.topic, "message_id": letter.message_id}
-    return all(not options[name] or value in options[name] for name, value in asked.items())
+    if not all(not options[name] or value in options[name] for name, value in asked.items()):
+        return False
+    if options["since"] and letter.died_at < options["since"]:
+        return False
+    return not options["error"] or options["error"].lower() in f"{one.fingerprint}\n{letter.reason}".lower()
+
+
+def _as_groups(letters: Sequence[Letter]) -> str:
+    heads = ["dead letters", "group", "topic", "first", "last", "error"]
+    rows = [
+        [one.count, one.group, one.topic, _moment(one.first_at), _moment(one.last_at), _in_one_line(one.fingerprint)]
+        for one in group_letters(letters)
+    ]
+    return table(heads, rows)
 
 
 def _as_table(letters: Sequence[Letter]) -> str:
     heads = ["message", "group", "topic", "attempts", "given up at", "reason"]
     rows = [
-        [one.message_id, one.group, one.topic, one.attempt, f"{one.died_at:%Y-%m-%d %H:%M:%S %Z}", _shorten(one.reason)]
+        [one.message_id, one.group, one.topic, one.attempt, _moment(one.died_at), _in_one_line(one.reason)]
         for one in (each.letter for each in letters)
     ]
     return table(heads, rows)
 
 
-def _shorten(reason: str) -> str:
-    line = " ".join(reason.split())
-    return line if len(line) <= REASON_CHARACTERS else line[: REASON_CHARACTERS - 1] + "…"
+def _moment(at: datetime) -> str:
+    return f"{at:%Y-%m-%d %H:%M:%S %Z}"
+
+
+def _in_one_line(text: str) -> str:
+    return " ".join(text.split())

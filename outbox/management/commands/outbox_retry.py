@@ -1,4 +1,4 @@
-"""Send dead messages again, or let them rest."""
+"""Send dead messages again, or skip them."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ from django.core.management.base import BaseCommand
 from outbox import database
 from outbox.batches.retry import RetryResult, retry_all, retry_messages
 from outbox.errors import OutboxError
+from outbox.management.actor import actor
 from outbox.management.exits import unable
 from outbox.relay.hosts import databases
 
@@ -31,7 +32,7 @@ class Command(BaseCommand):
         parser.add_argument("message_id", nargs="*", type=_uuid, metavar="MESSAGE_ID", help="these dead messages")
         parser.add_argument("--topic", metavar="NAME", help="all dead messages of a topic")
         parser.add_argument("--all-dead", action="store_true", help="all dead messages")
-        parser.add_argument("--skip", action="store_true", help="let them rest instead; nobody sends them any more")
+        parser.add_argument("--skip", action="store_true", help="skip them for good instead; nobody sends them any more")
         parser.add_argument("--database", default="default", metavar="ALIAS", help="where they are (default: default)")
         parser.add_argument("--json", action="store_true", help="print one line of JSON")
 
@@ -59,10 +60,10 @@ _uuid.__name__ = "message id"  # argparse says: invalid message id value
 
 def _settle(connection: database.Connection, options: dict[str, Any]) -> RetryResult:
     if options["message_id"]:
-        return retry_messages(connection, options["message_id"], skip=options["skip"])
+        return retry_messages(connection, options["message_id"], by=actor("outbox_retry"), skip=options["skip"])
     if options["topic"]:
         _insist_on_topic(connection, options["topic"])
-    return retry_all(connection, topic=options["topic"], skip=options["skip"])
+    return retry_all(connection, by=actor("outbox_retry"), topic=options["topic"], skip=options["skip"])
 
 
 def _insist_on_topic(connection: database.Connection, name: str) -> None:

@@ -20,6 +20,7 @@ from outbox.pipeline.admin.findings import standing_of
 from outbox.pipeline.admin.quick import quick_check_page
 from outbox.pipeline.admin.standing import DRAWN, DRAWN_SHARES, Backlog, standing
 from outbox.pipeline.audit_runs import store, verdict
+from outbox.pipeline.audit_runs.counts import OF_GROUPS, by_group, given_up
 from outbox.pipeline.audit_runs.latency import courses, percentiles
 from outbox.pipeline.models import AuditBacklog, AuditFinding, AuditRun
 
@@ -31,7 +32,6 @@ TONES: dict[str, str] = {
     AuditRun.State.SKIPPED: "waiting",
 }
 HEADS = ("given out", "sent", "explained", "broker", "under way")
-HANDLED_BY = "handled by "
 FINDINGS_SHOWN = 50
 
 QUICK_CHECK = "outbox_quick_check"
@@ -42,6 +42,7 @@ class AuditRunAdmin(ReadOnlyAdmin):
     list_display = ["number", "state_now", "answer", "started", "took", "signed"]
     list_filter = [choice_filter("state", list(AuditRun.State.values))]
     is_small = True
+    time = "started_at"
     pages = ("changelist", "change")
     fields = ()
 
@@ -65,7 +66,11 @@ class AuditRunAdmin(ReadOnlyAdmin):
     def answer(self, row: AuditRun) -> SafeString:
         if row.found is None:
             return shown(store.error_of(row).partition("\n")[0], 200)
-        return badge(f"{row.found} found", "bad") if row.found else badge("nothing is wrong", "good")
+        if row.found:
+            return badge(f"{row.found} found", "bad")
+        return (
+            badge("nothing is lost, some were given up", "waiting") if given_up(row.counts) else badge("nothing is wrong", "good")
+        )
 
     def started(self, row: AuditRun) -> SafeString:
         return moment(row.started_at)
@@ -101,6 +106,13 @@ class AuditRunAdmin(ReadOnlyAdmin):
             "verdict_url": url_of(self.admin_site, "outbox_pipeline_auditrun_verdict", run.pk) if run.verdict else "",
             "heads": HEADS,
             "topics": [_topic(name, counts) for name, counts in sorted(run.counts.items())],
+            "given_up": given_up(run.counts),
+            "group_heads": [*OF_GROUPS],
+            "groups": [
+                (group, name, [*found.values()])
+                for name, counts in sorted(run.counts.items())
+                for group, found in sorted(by_group(counts).items())
+            ],
             **self._findings(request, run),
             **_standing(self, run),
         }
@@ -119,13 +131,8 @@ class AuditRunAdmin(ReadOnlyAdmin):
         return {"findings": found, "more": max(0, (run.found or 0) - len(found)), "findings_url": url}
 
 
-def _topic(name: str, counts: dict[str, int]) -> tuple[str, list[int], str]:
-    handled = {what.removeprefix(HANDLED_BY): count for what, count in counts.items() if what.startswith(HANDLED_BY)}
-    return (
-        name,
-        [counts.get(head, 0) for head in HEADS],
-        ", ".join(f"{group} {count}" for group, count in sorted(handled.items())),
-    )
+def _topic(name: str, counts: dict[str, int]) -> tuple[str, list[int]]:
+    return name, [counts.get(head, 0) for head in HEADS]
 
 
 def _standing(model_admin: AuditRunAdmin, run: AuditRun) -> dict[str, Any]:

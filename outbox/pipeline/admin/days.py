@@ -30,6 +30,7 @@ class ArchivedDayAdmin(ReadOnlyAdmin):
     list_filter = [choice_filter("state", list(Step.values))]
     keyset = "day"
     is_small = True
+    time = "planned_at"
 
     def get_queryset(self, request: HttpRequest) -> QuerySet[Any]:
         return super().get_queryset(request).defer("manifest")  # names each file of the day

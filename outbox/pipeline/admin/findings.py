@@ -99,6 +99,7 @@ class AuditFindingAdmin(ReadOnlyAdmin):
         TopicFilter,
     ]
     list_select_related = ["run"]
+    time = "run__started_at"
     actions = ["retry", "acknowledge"]
     fields = ()
     pages = ("changelist", "change", "history")

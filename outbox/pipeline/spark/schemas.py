@@ -57,7 +57,8 @@ INBOX = _schema(
     at=TimestampType,
 )
 
-# Deliveries that ended otherwise, one row per try. outcome: waiting, retry, dead letter, duplicate.
+# Deliveries that ended otherwise, one row per try. outcome: waiting, retry, dead letter, duplicate; of what operators did about
+# dead letters: replay asked, replayed, discard asked, discarded.
 ATTEMPTS = _schema(
     consumer_group=StringType,
     source=StringType,

@@ -4,15 +4,19 @@ from datetime import timedelta
 
 import pytest
 from django.contrib.admin.models import LogEntry
-from django.urls import reverse
+from django.urls import resolve, reverse
 
 from outbox import conf
 from outbox.brokers.base import Outgoing
 from outbox.brokers.memory.store import forget
 from outbox.consuming import dead_letters as room
-from outbox.consuming.dead_letters import read_letters, settle_letters
+from outbox.consuming.dead_letters import group_letters, read_letters, settle_letters
+from outbox.consuming.delivery_info import uuid_of
+from outbox.consuming.letter_acts import read_ends
 from outbox.errors import BrokerUnavailable
-from tests.factories import MessageRowFactory
+from outbox.models import FailedDelivery, State
+from outbox.testing.factories import FailedDeliveryFactory, InboxFactory
+from tests.factories import BatchFactory, MessageRowFactory, message_id
 
 pytestmark = pytest.mark.django_db
 
@@ -52,8 +56,19 @@ def left(group="cart"):
     return [one.letter.message_id for one in read_letters().found if one.letter.group == group]
 
 
-def names(group="cart"):
-    return [one.name for one in read_letters().found if one.letter.group == group]
+def of_cart():
+    return [one for one in read_letters().found if one.letter.group == "cart"]
+
+
+def names():
+    return [one.name for one in of_cart()]
+
+
+def acts():
+    """What was done by hand: message, outcome, who, why."""
+    known = {uuid_of(text): text for text in "12345"}
+    rows = FailedDelivery.objects.exclude(acted_by="").order_by("id")
+    return [(known[row.message_id], row.outcome, row.acted_by, row.error) for row in rows]
 
 
 def confirm(client, page, **filled):
@@ -97,11 +112,102 @@ class TestReadLetters:
 class TestSettleLetters:
     def test_gives_those_that_were_still_there(self, given_up):
         given_up("1", "2")
-        first, second = names()
-        list(settle_letters([first]))
+        first, second = of_cart()
+        list(settle_letters([first], by="ada"))
 
-        assert list(settle_letters([first, second], discard=True)) == [second]
+        assert list(settle_letters([first, second], by="ada", discard=True)) == [second]
         assert left() == []
+
+    def test_writes_down_who_did_what_and_why(self, given_up):
+        given_up("1", "2")
+        first, second = of_cart()
+
+        list(settle_letters([first], by="ada", reason="mended"))
+        list(settle_letters([second], by="ada", reason="a test order", discard=True))
+
+        assert acts() == [("1", "replayed", "ada", "mended"), ("2", "discarded", "ada", "a test order")]
+
+    def test_writes_down_nothing_where_somebody_was_faster(self, given_up):
+        given_up("1")
+        letters = of_cart()
+        list(settle_letters(letters, by="ada"))
+
+        list(settle_letters(letters, by="bea", discard=True))
+
+        assert [by for _, _, by, _ in acts()] == ["ada"]
+
+    def test_leaves_a_trace_behind_where_it_dies_in_the_act(self, given_up, monkeypatch):
+        given_up("1")
+        letters = of_cart()
+
+        def die(self, group, letters):
+            assert acts() == [("1", "discard asked", "ada", "")]
+            raise SystemExit(137)
+
+        monkeypatch.setattr("outbox.brokers.memory.MemoryBroker.discard", die)
+        with pytest.raises(SystemExit):
+            list(settle_letters(letters, by="ada", discard=True))
+
+        assert acts() == [("1", "discard asked", "ada", "")]
+
+    def test_writes_the_number_down_by_which_the_group_knows_the_message(self, given_up):
+        place = {"source": "urn:shop", "lane": 2, "number": 17}
+        FailedDeliveryFactory(consumer_group="cart", message_id=uuid_of("1"), topic="orders", dead_letter=True, **place)
+        given_up("1")
+
+        list(settle_letters(of_cart(), by="ada", discard=True))
+
+        assert FailedDelivery.objects.filter(outcome="discarded").values("source", "lane", "number").get() == place
+
+    def test_asks_the_outbox_for_the_number_where_no_try_is_on_record(self, given_up, orders):
+        row = MessageRowFactory(topic=orders)
+        BatchFactory(topic=orders, message_ids=[row.id], state=State.SENT, lane=3, first_seq=9)
+        given_up(str(row.id))
+
+        list(settle_letters(of_cart(), by="ada", discard=True))
+
+        assert FailedDelivery.objects.values_list("lane", "number").get() == (3, 9)
+
+
+class TestReadEnds:
+    def test_says_how_a_message_ended_in_groups_that_have_not_handled_it(self):
+        one = message_id()
+        for group, outcomes in {
+            "cart": ["retry", "dead letter", "replayed", "dead letter", "discarded"],
+            "points": ["dead letter", "replayed"],
+            "mail": ["retry"],
+            "stock": ["dead letter", "discarded"],
+        }.items():
+            for outcome in outcomes:
+                FailedDeliveryFactory(consumer_group=group, message_id=one, outcome=outcome)
+        InboxFactory(consumer_group="stock", message_id=one)
+
+        ends = read_ends([one], "default")[one]
+
+        assert [(end.group, end.outcome) for end in ends] == [("cart", "discarded"), ("points", "replayed")]
+
+
+class TestGroupLetters:
+    def test_counts_what_looks_alike(self, given_up):
+        given_up("1", "2", reason="order 17 is not known")
+        given_up("3", reason="order 18 is not known")
+        given_up("4", reason="KeyError: 'total'")
+        given_up("5", group="points", reason="order 19 is not known")
+
+        kinds = group_letters(one for one in read_letters().found if one.letter.message_id in "12345")
+
+        found = [(one.count, one.group, one.fingerprint) for one in kinds if one.reason]
+        assert found[:1] == [(3, "cart", "order # is not known")]
+        assert (1, "cart", "KeyError: 'total'") in found
+        assert kinds[0].first_at < kinds[0].last_at
+
+    def test_goes_by_the_error_of_the_handler_where_it_is_on_record(self, given_up):
+        FailedDeliveryFactory(consumer_group="cart", message_id=uuid_of("1"), topic="orders", dead_letter=True)
+        given_up("1", reason="attempt 3: ValueError: no such customer")
+
+        (kind,) = group_letters(of_cart())
+
+        assert kind.fingerprint == "ValueError in shop.consumers.add_points: no such customer"
 
 
 class TestPage:
@@ -124,6 +230,37 @@ class TestPage:
 
         assert set(shown) == {"points"}
         assert client.get(reverse(LIST), {"topic": "\x00%"}).context["rows"] == []
+
+    def test_counts_them_by_error_and_leads_to_each_kind(self, given_up, operator):
+        given_up("1", "2", reason="order 17 is not known")
+        given_up("3", reason="no total")
+        client = operator(*ALL)
+
+        kinds = client.get(reverse(LIST), {"group": "cart"}).context["kinds"]
+        of_kind = client.get(reverse(LIST) + kinds[0]["url"]).context["rows"]
+
+        assert [kind["count"] for kind in kinds] == [2, 1]
+        assert [row["reason"] for row in of_kind] == ["<bdi>order 17 is not known</bdi>"] * 2
+
+    def test_shows_those_of_a_time(self, given_up, operator):
+        given_up("1")
+        client = operator(*ALL)
+
+        def count(**asked):
+            return client.get(reverse(LIST), {"group": "cart", **asked}).context["count"]
+
+        assert count(since="hour") == count(**{"from": "2020-01-01T00:00"}) == 1
+        assert count(to="2020-01-01T00:00") == count(**{"from": "2920-01-01T00:00"}) == 0
+        assert client.get(reverse(LIST), {"from": "yesterday"}).status_code == 302
+
+    def test_has_pages(self, given_up, operator, monkeypatch):
+        monkeypatch.setattr("outbox.admin.letters.PER_PAGE", 2)
+        given_up("1", "2", "3")
+
+        second = operator(*ALL).get(reverse(LIST), {"group": "cart", "p": "2"})
+
+        assert (len(second.context["rows"]), second.context["count"]) == (1, 3)
+        assert '<a href="?group=cart&amp;p=1">1</a>' in second.text
 
 
 class TestActs:
@@ -153,6 +290,26 @@ class TestActs:
 
         assert left() == []
         assert left("points") != []
+
+    def test_are_about_all_that_match_not_only_those_of_the_page(self, given_up, operator, monkeypatch):
+        monkeypatch.setattr("outbox.admin.letters.PER_PAGE", 1)
+        given_up("1", "2", reason="no total")
+        given_up("3", reason="no customer")
+        client = operator(*ALL)
+        url = f"{reverse(LIST)}?group=cart&error=no+total"
+
+        page = client.post(url, {"action": "discard", "all": "1"})
+        data = {"action": "discard", "all": "1", "reason": "x", "as_of": page.context["form"]["as_of"].value(), "shown": "2"}
+        client.post(url, data)
+
+        assert "This is final" in page.text
+        assert page.context["notes"] == ["2 of group cart: no total"]
+        assert left() == ["3"]
+
+    def test_stay_out_of_the_transaction_of_the_request(self):
+        view = resolve(reverse(LIST)).func
+
+        assert "default" in view._non_atomic_requests
 
     def test_do_nothing_twice(self, given_up, operator):
         given_up("1")

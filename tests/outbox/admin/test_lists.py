@@ -1,6 +1,8 @@
 """What is typed into an address or a search box leads to an empty list or back to the whole one, never to an error."""
 
 import itertools
+from datetime import UTC, datetime
+from uuid import UUID
 
 import pytest
 from django.urls import reverse
@@ -23,7 +25,10 @@ LISTS = [
     "outbox_pipeline_auditfinding_changelist",
 ]
 WILD = ["\x00", "%", "_", "'; DROP TABLE outbox_message; --", '"', "\\", "\u202e", "😀", "x" * 10_000, "-1", "9" * 400]
-PARAMETERS = ["p", "o", "before", "state", "topic", "group", "answer", "settled", "all", "e", "_facets", "id__lt", "x"]
+PARAMETERS = [
+    *("p", "o", "before", "state", "topic", "group", "answer", "settled", "all", "e", "_facets", "id__lt", "x"),
+    *("since", "from", "to"),
+]
 
 
 @pytest.fixture
@@ -111,6 +116,41 @@ class TestAFilterWithoutAnIndex:
         page = admin_client.get(reverse("admin:outbox_checkback_changelist"), {"q": "old", "answer": "COMMIT"})
 
         assert len(page.context["cl"].result_list) == 1
+
+
+class TestATimeFilter:
+    def test_finds_the_rows_of_a_time_however_old(self, rows, admin_client, monkeypatch):
+        monkeypatch.setattr("outbox.admin.lists.LOOKED_AT", 100)
+        CheckBack.objects.filter(request_id="0").update(answered_at="2026-03-01T12:00:30Z")
+        url = reverse("admin:outbox_checkback_changelist")
+
+        def found(**asked):
+            return [row.request_id for row in admin_client.get(url, asked).context["cl"].result_list]
+
+        assert found(**{"from": "2026-03-01T12:00:30Z", "to": "2026-03-01T12:00:31Z"}) == ["0"]
+        assert found(to="2026-03-01T12:00:30Z") == found(**{"from": "2926-03-01T12:00"}) == []
+        assert len(found(since="hour")) == 100
+
+    def test_goes_by_the_time_in_a_message_s_id(self, message, admin_client):
+        old = message(id=UUID(int=int(datetime(2026, 3, 1, 12, tzinfo=UTC).timestamp() * 1000) << 80), batch={"state": 4})
+        new = message(batch={"state": 4})
+        url = reverse("admin:outbox_messagerow_changelist")
+
+        def found(**asked):
+            return admin_client.get(url, asked).context["cl"].result_list
+
+        assert found(since="day") == found(since="day", state="dead") == [new]
+        assert found(to="2026-03-01T12:00:01Z") == found(to="2026-03-01T12:00:01Z", state="dead") == [old]
+        assert found(**{"from": "2026-03-01T11:00Z", "to": "2026-03-01T12:00Z"}) == []
+
+    def test_goes_with_what_else_is_asked_for_and_from_page_to_page(self, rows, admin_client):
+        url = reverse("admin:outbox_checkback_changelist")
+
+        page = admin_client.get(url, {"since": "week", "answer": "COMMIT", "p": "10"})
+
+        assert "since=week" in page.context["cl"].older_url
+        assert '<input type="hidden" name="answer" value="COMMIT">' in page.text
+        assert '<a href="?answer=COMMIT&amp;since=day">The last day</a>' in page.text
 
 
 class TestCheckBacks:

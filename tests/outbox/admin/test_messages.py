@@ -6,6 +6,7 @@ from django.urls import reverse
 
 from outbox.message import Message
 from outbox.models import CheckBack, DeadMessage, FailedDelivery, State
+from outbox.testing.factories import FailedDeliveryFactory, InboxFactory
 from project.shop.models import Order
 from tests.factories import BatchFactory, TicketFactory
 
@@ -49,6 +50,18 @@ class TestList:
 
         for text in ("retrying", "orders", "536365", '<td class="field-attempts">3</td>', "time-out"):
             assert text in page
+
+    def test_does_not_show_what_a_group_gave_up_as_sent_and_well(self, message, admin_client):
+        given_up, handled = (message(key="536365", batch={"state": State.SENT}) for _ in range(2))
+        for row in (given_up, handled):
+            FailedDeliveryFactory(message_id=row.id, consumer_group="points", dead_letter=True)
+            FailedDeliveryFactory(message_id=row.id, consumer_group="points", outcome="discarded", acted_by="anna")
+        InboxFactory(message_id=handled.id, consumer_group="points")
+
+        for page in (admin_client.get(reverse(LIST), {"q": str(given_up.id)}), opened(admin_client, given_up)):
+            assert '<span class="outbox-badge outbox-plain">sent</span>' in page.text
+            assert '<span class="outbox-badge outbox-bad">discarded by anna for group points</span>' in page.text
+        assert '<span class="outbox-badge outbox-good">sent</span>' in opened(admin_client, handled).text
 
     def test_marks_markup_and_direction_in_keys_and_errors(self, message, admin_client):
         message(key="<b>\u202e", batch={"state": State.DEAD, "last_error": "<i>\u2066"})

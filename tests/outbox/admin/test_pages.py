@@ -18,7 +18,7 @@ from tests.factories import BatchFactory, MessageRowFactory, TicketFactory
 pytestmark = pytest.mark.django_db
 
 PAGES = {
-    "outbox_overview": "view_topic",
+    "outbox_overview_changelist": "view_topic",
     "outbox_topic_changelist": "view_topic",
     "outbox_messagerow_changelist": "view_messagerow",
     "outbox_deadmessage_changelist": "view_deadmessage",
@@ -93,16 +93,18 @@ class TestAdmin:
 
         assert not [name for name in names if name.endswith(("_add", "_delete"))]
 
-    def test_leads_to_the_overview(self, admin_client):
-        page = admin_client.get(reverse("admin:app_list", args=["outbox"])).text
+    @pytest.mark.parametrize("view", ["index", "outbox"])
+    def test_leads_to_the_overview(self, view, operator):
+        address = reverse("admin:index") if view == "index" else reverse("admin:app_list", args=[view])
 
-        assert reverse("admin:outbox_overview") in page
+        assert reverse("admin:outbox_overview_changelist") in operator("view_topic").get(address).text
+        assert reverse("admin:outbox_overview_changelist") not in operator("view_inbox", name="bea").get(address).text
 
 
 class TestOverview:
     @pytest.fixture
     def overview(self, admin_client):
-        return lambda: admin_client.get(reverse("admin:outbox_overview"))
+        return lambda: admin_client.get(reverse("admin:outbox_overview_changelist"))
 
     def test_counts_what_waits_and_links_to_it(self, overview, orders):
         TicketFactory.create_batch(3, topic=orders)
@@ -118,7 +120,7 @@ class TestOverview:
     def test_links_to_no_page_that_the_person_may_not_see(self, operator, orders):
         TicketFactory(topic=orders)
 
-        page = operator("view_topic").get(reverse("admin:outbox_overview"))
+        page = operator("view_topic").get(reverse("admin:outbox_overview_changelist"))
 
         assert {card["url"] for card in page.context["cards"]} == {""}
         assert "messagerow" not in page.text

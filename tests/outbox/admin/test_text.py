@@ -18,7 +18,10 @@ class TestShown:
         assert shown("käse\tไทย\n日本") == "<bdi>käse\tไทย\n日本</bdi>"
 
     def test_cuts_before_it_escapes(self):
-        assert shown("<<<<<", 2) == "<bdi>&lt;&lt;…</bdi>"
+        assert shown("<<<<<", 2) == '<bdi title="&lt;&lt;&lt;&lt;&lt;">&lt;&lt;…</bdi>'
+
+    def test_keeps_what_it_cuts_where_the_pointer_finds_it(self):
+        assert shown('a" onclick="x\u202e', 1) == '<bdi title="a&quot; onclick=&quot;x[U+202E]">a…</bdi>'
 
 
 class TestSince:

@@ -106,7 +106,7 @@ class TestFailures:
         (letter,) = read_letters().found
         Tries.objects.create(consumer_group="cart", message_id=letter.letter.message_id, topic="orders", failures=3)
 
-        assert list(settle_letters([letter.name]))
+        assert list(settle_letters([letter], by="ada"))
         at_work.step(NO_WAIT)
 
         assert Tries.objects.get().failures == 1

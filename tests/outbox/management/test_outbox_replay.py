@@ -1,5 +1,7 @@
 import json
+import os
 import uuid
+from contextlib import suppress
 from datetime import timedelta
 from importlib import import_module
 
@@ -10,6 +12,8 @@ from outbox import conf, consumer
 from outbox.brokers.base import Outgoing
 from outbox.brokers.memory import MemoryBroker
 from outbox.errors import BrokerUnavailable
+from outbox.management.actor import actor
+from outbox.models import FailedDelivery
 
 register = import_module("outbox.consuming.register")
 letters = import_module("outbox.consuming.dead_letters")
@@ -60,10 +64,14 @@ class TestOutboxReplay:
     def test_lists_what_the_groups_gave_up(self, broker, capsys):
         assert replay() == 0
 
-        heads, *rows = capsys.readouterr().out.splitlines()
+        kinds, letters = capsys.readouterr().out.split("\n\n")
+        heads, *rows = letters.splitlines()
         assert heads.split() == ["message", "group", "topic", "attempts", "given", "up", "at", "reason"]
         assert sorted(row.split()[0] for row in rows) == dead(broker) == ["b-cart", "b-points", "o-cart", "o-points"]
-        assert all("cannot handle it handle it" in row and row.endswith("…") for row in rows)
+        assert all(row.endswith("cannot" + 20 * " handle it") for row in rows)
+        assert [row.split()[:3] for row in kinds.splitlines()[1:]] == [
+            ["1", group, topic] for group in ("cart", "points") for topic in ("bills", "orders")
+        ]
 
     @pytest.mark.parametrize(
         ("chosen", "found"),
@@ -72,6 +80,9 @@ class TestOutboxReplay:
             (["--topic", "orders"], ["o-cart", "o-points"]),
             (["--group", "points", "--topic", "bills"], ["b-points"]),
             (["--group", "points", "--group", "cart", "--topic", "bills"], ["b-cart", "b-points"]),
+            (["--error", "CART cannot"], ["b-cart", "o-cart"]),
+            (["--error", "cart cannot", "--topic", "bills"], ["b-cart"]),
+            (["--since", "1h", "--topic", "bills"], ["b-cart", "b-points"]),
         ],
     )
     def test_lists_those_of_a_group_or_topic(self, broker, capsys, chosen, found):
@@ -80,6 +91,11 @@ class TestOutboxReplay:
         listed = json.loads(capsys.readouterr().out)["dead_letters"]
         assert sorted(letter["message_id"] for letter in listed) == found
         assert {letter["broker"] for letter in listed} == {"default"}
+
+    @pytest.mark.parametrize("time", ["2920-01-01", "2920-01-01T12:00:00+02:00", "0m"])
+    def test_lists_none_of_before_a_time(self, broker, capsys, time):
+        assert replay("--since", time) == 0
+        assert capsys.readouterr().out == "No dead letters.\n"
 
     def test_says_that_there_are_none(self, broker, capsys):
         assert replay("--all") == 0
@@ -101,12 +117,39 @@ class TestOutboxReplay:
 
         assert dead(broker) == ["b-points", "o-points"]
 
+    def test_writes_down_who_did_it(self, broker):
+        replay("o-cart")
+
+        row = FailedDelivery.objects.get()
+        assert (row.outcome, row.consumer_group, row.topic) == ("replayed", "cart", "orders")
+        assert row.acted_by == actor("outbox_replay")
+
     def test_lets_them_go(self, broker, capsys):
-        assert replay("--all", "--discard") == 0
+        assert replay("--all", "--discard", "--no-input") == 0
 
         assert dead(broker) == []
         assert broker.backlog("cart") == {"orders": 0, "bills": 0}
         assert capsys.readouterr().out == "4 dead letters discarded.\n"
+
+    def test_discards_nothing_unasked_where_there_is_no_terminal(self, broker, capsys):
+        with pytest.raises(CommandError, match="--no-input") as refused:
+            replay("--all", "--discard")
+
+        assert refused.value.returncode == 2
+        assert len(dead(broker)) == 4
+        assert "4 dead letters will be discarded. Discarding is final" in capsys.readouterr().err
+
+    @pytest.mark.parametrize(("answer", "left"), [("yes", 2), ("no", 4), ("", 4)])
+    def test_says_what_it_will_discard_and_asks(self, broker, answer, left):
+        primary, secondary = os.openpty()
+        os.write(primary, f"{answer}\n".encode())
+        with os.fdopen(secondary) as terminal, pytest.MonkeyPatch.context() as patch:
+            patch.setattr("sys.stdin", terminal)
+            with suppress(CommandError):
+                replay("--group", "cart", "--all", "--discard")
+        os.close(primary)
+
+        assert len(dead(broker)) == left
 
     def test_ends_with_1_when_one_was_not_found(self, broker, capsys):
         assert replay("o-cart", "nothing", "--json") == 1

@@ -3,7 +3,8 @@ import json
 import pytest
 from django.core.management import CommandError, call_command
 
-from outbox.models import MessageState, State
+from outbox.management.actor import actor
+from outbox.models import FailedAttempt, MessageState, State
 from tests.factories import BatchFactory, TopicFactory
 
 pytestmark = pytest.mark.django_db(transaction=True)
@@ -33,6 +34,14 @@ class TestOutboxRetry:
 
         assert states(batch) == ["released", "dead"]
         assert capsys.readouterr().out == "1 message will be sent again.\n"
+
+    def test_writes_down_who_did_it(self, batch):
+        retry(batch.message_ids[0])
+        retry("--all-dead", "--skip")
+
+        rows = FailedAttempt.objects.order_by("id").values_list("verdict", "message_ids", "acted_by")
+        by = actor("outbox_retry")
+        assert list(rows) == [("retried", batch.message_ids[:1], by), ("skipped", batch.message_ids[1:], by)]
 
     @pytest.mark.parametrize("which", [["--topic", "broken"], ["--all-dead"]])
     def test_sends_all_again(self, which, batch):

@@ -3,6 +3,8 @@ from uuid import uuid4
 
 import pytest
 
+from outbox import database
+from outbox.batches.retry import retry_messages
 from outbox.embedded.models import EmbeddedHalf, EmbeddedMessage, EmbeddedTopic, HalfState
 from outbox.models import CheckBack, DeadMessage, Duplicate, FailedAttempt, FailedDelivery, Inbox, State, Topic
 from outbox.monitoring.timeline import Severity, read_timeline
@@ -171,6 +173,45 @@ class TestReadTimeline:
         ]
         assert only(message, "Failed, to be retried").traceback == "File ..."
 
+    def test_says_who_replayed_and_discarded_its_dead_letters(self, message):
+        shared = {"consumer_group": "points", "message_id": message.id, "topic": "told", "nth": 1, "fingerprint": ""}
+        FailedDelivery.objects.create(outcome="dead letter", error="Reject", failed_at=at(1), **shared)
+        for second, outcome in enumerate(["replayed", "discard asked", "discarded"], start=2):
+            by = {"acted_by": "ada", "error": "a test order"}
+            FailedDelivery.objects.create(outcome=outcome, failed_at=at(second), **shared, **by)
+
+        timeline = read_timeline("default", message.id)
+
+        assert [(one.what, one.who, one.by) for one in timeline.moments[2:]] == [
+            ("Replayed", "points", "ada"),
+            ("To be discarded, not confirmed", "points", "ada"),
+            ("Discarded", "points", "ada"),
+        ]
+        assert only(message, "Discarded").text == "a test order"
+        assert [(end.group, end.outcome, end.by) for end in timeline.ended] == [("points", "discarded", "ada")]
+
+    def test_says_who_sent_it_again_and_who_skipped_it(self, topic, message):
+        batch = BatchFactory(topic=topic, message_ids=[message.id], state=State.DEAD)
+        retry_messages(database.raw("default"), [message.id], by="ada", reason="the disk is larger")
+        batch.refresh_from_db()
+        batch.state = State.DEAD
+        batch.save()
+        retry_messages(database.raw("default"), [message.id], by="bea", skip=True)
+
+        acts = [one for one in read_timeline("default", message.id).moments if one.by]
+
+        assert [(one.what, one.by, one.text) for one in acts] == [
+            ("Sent again by hand", "ada", "the disk is larger"),
+            ("Skipped by hand", "bea", ""),
+        ]
+
+    def test_tells_what_was_handled_from_what_no_handler_wanted(self, message):
+        shared = {"message_id": message.id, "topic": "told"}
+        Inbox.objects.create(consumer_group="cart", dedupe_key="1", nth=1, handled_at=at(1), **shared)
+        Inbox.objects.create(consumer_group="points", dedupe_key="1", nth=0, handled_at=at(2), **shared)
+
+        assert moments(message)[1:] == [("Handled", "cart"), ("Passed over", "points")]
+
     def test_tells_why_a_message_was_given_up(self, message):
         DeadMessage.objects.create(message_id=message.id, batch_id=1, topic="told", reason="too large", died_at=at(1))
 
@@ -217,6 +258,15 @@ class TestReadTimeline:
         timeline = read_timeline("default", message.id, type_name="OrderPlaced", tag="placed")
 
         assert timeline.waits_for == ["points", "shipment"]
+
+    def test_waits_for_no_group_that_gave_it_up(self):
+        message = MessageRowFactory(topic=Topic.objects.get(name="orders"))
+        BatchFactory(topic_id=message.topic_id, message_ids=[message.id], state=State.SENT, sent_at=at(3))
+        for group, outcome in {"points": "discarded", "cart": "replayed", "shipment": "dead letter"}.items():
+            row = {"consumer_group": group, "topic": "orders", "nth": 1, "outcome": outcome, "fingerprint": "", "error": ""}
+            FailedDelivery.objects.create(message_id=message.id, **row)
+
+        assert read_timeline("default", message.id, type_name="OrderPlaced", tag="placed").waits_for == ["cart"]
 
     def test_keeps_to_the_newest_of_a_thousand_failures(self, message):
         FailedDelivery.objects.bulk_create(

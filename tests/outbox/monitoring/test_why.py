@@ -181,3 +181,18 @@ class TestSent:
         FailedDelivery.objects.create(**about, outcome=outcome, error="ValueError('boom')")
 
         assert ask(message) == f"It was sent. Group 'cart' {says}"
+
+    @pytest.mark.parametrize(
+        ("outcome", "says"),
+        [
+            ("discarded", "was discarded by ada."),
+            ("discard asked", "was to be discarded, which is not confirmed, by ada."),
+            ("replayed", "was replayed by ada. Group 'cart' has no consumer running."),
+        ],
+    )
+    def test_to_a_group_whose_dead_letter_somebody_acted_on(self, message, ask, outcome, says):
+        about = {"consumer_group": "cart", "topic": "orders", "nth": 1, "source": "s", "message_id": message}
+        FailedDelivery.objects.create(**about, outcome="dead letter", error="ValueError('boom')")
+        FailedDelivery.objects.create(**about, outcome=outcome, error="a test order", acted_by="ada")
+
+        assert ask(message) == f"It was sent. The dead letter of group 'cart' {says}"

@@ -245,7 +245,7 @@ class TestWhatNobodyCanTellOf:
     def test_is_sent_when_an_operator_retries_it(self, relay, broker, unproven):
         relay.sweep()
 
-        retry_messages(database.raw("default"), [unproven.message_ids[1]])
+        retry_messages(database.raw("default"), [unproven.message_ids[1]], by="ada")
         relay.drain()
 
         assert broker.copies(str(unproven.message_ids[1])) == 1
@@ -253,7 +253,7 @@ class TestWhatNobodyCanTellOf:
     def test_is_left_when_an_operator_accepts_it_as_published(self, relay, broker, unproven):
         relay.sweep()
 
-        retry_messages(database.raw("default"), [unproven.message_ids[1]], skip=True)
+        retry_messages(database.raw("default"), [unproven.message_ids[1]], by="ada", skip=True)
         relay.drain()
 
         assert broker.copies(str(unproven.message_ids[1])) == 0

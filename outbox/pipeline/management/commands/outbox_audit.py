@@ -16,6 +16,7 @@ from outbox.errors import OutboxError
 from outbox.management.exits import unable
 from outbox.management.tables import table
 from outbox.pipeline.audit_runs import verdict
+from outbox.pipeline.audit_runs.counts import OF_GROUPS, by_group, given_up
 from outbox.pipeline.audit_runs.job import explain, run_job
 from outbox.pipeline.audit_runs.run import run_and_store
 from outbox.pipeline.errors import AuditFailed, VerdictRefused
@@ -126,15 +127,15 @@ def _as_text(report: dict[str, Any]) -> str:
     heads = ["topic", "given out", "sent", "explained", "broker", "under way"]
     rows = [[topic, *(counts.get(head, 0) for head in heads[1:])] for topic, counts in sorted(report["counts"].items())]
     groups = [
-        [what.removeprefix("handled by "), topic, count]
-        for topic, counts in sorted(report["counts"].items())
-        for what, count in sorted(counts.items())
-        if what.startswith("handled by ")
+        [group, topic, *counts.values()]
+        for topic, found in sorted(report["counts"].items())
+        for group, counts in by_group(found).items()
     ]
     begin = f"what was published from {report['since']} on" if report["since"] else "all that was ever published"
-    parts = [f"As of {report['as_of']}: {begin}.", table(heads, rows), table(["group", "topic", "handled"], groups)]
+    parts = [f"As of {report['as_of']}: {begin}.", table(heads, rows), table(["group", "topic", *OF_GROUPS], groups)]
     findings = [_finding(one) for one in report["findings"]]
     parts.append("\n".join(findings) if findings else "Nothing is lost, orphaned, repeated, late or out of order.")
+    parts.append("\n".join(given_up(report["counts"])))
     return "\n\n".join(part for part in parts if part)
 
 

@@ -21,7 +21,7 @@ from outbox.pipeline.spark.history import History
 from outbox.pipeline.spark.scan import may_have_null, scan
 from outbox.pipeline.spark.transforms.columns import Bools, coded, micros_of
 from outbox.pipeline.spark.transforms.roles import COLUMNS as OF_ROLES
-from outbox.pipeline.spark.transforms.roles import NEVER, Roles, Seen
+from outbox.pipeline.spark.transforms.roles import DEAD_LETTERS, DISCARDED, NEVER, Roles, Seen
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -99,9 +99,9 @@ class Saying:
 
 
 def _tried(outcome: str | None, group: str) -> str | None:
-    if outcome is None or outcome == "duplicate":
-        return None
-    return f"dead in {group}" if outcome == "dead letter" else f"waits in {group}"
+    if outcome in ("waiting", "retry"):
+        return f"waits in {group}"
+    return f"dead in {group}" if outcome in (*DEAD_LETTERS, DISCARDED) else None
 
 
 def _rules(config: PipelineConfig) -> list[Column]:

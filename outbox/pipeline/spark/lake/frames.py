@@ -169,7 +169,7 @@ DELIVERY = Frame(
     (
         Column("id", "id", "int"),
         Column("message_id", "message_id::text"),
-        *_text("consumer_group", "source", "topic", "outcome", "fingerprint", "error", "traceback"),
+        *_text("consumer_group", "source", "topic", "outcome", "fingerprint", "error", "traceback", "acted_by"),
         *(Column(name, name, "int") for name in ("nth", "lane", "number")),
         Column("failed_at", "failed_at", "time"),
     ),
@@ -200,7 +200,7 @@ ATTEMPT = Frame(
     (
         *(Column(name, name, "int") for name in ("id", "batch_id", "attempt")),
         Column("message_ids", "array_to_string(message_ids, ' ')"),
-        *_text("verdict", "reason"),
+        *_text("verdict", "reason", "acted_by"),
         Column("failed_at", "failed_at", "time"),
     ),
     "FROM outbox_attempt",

@@ -21,7 +21,13 @@ from outbox.pipeline.spark.transforms.numbers import BUCKET
 Bits: TypeAlias = "npt.NDArray[np.bool_]"
 
 OUTBOX = ""  # in the place of a group
-SEEN_AS = {"sent": "sent", "explained": "explained", "handled": "handled", "dead letter": "given up"}
+SEEN_AS = {
+    "sent": "sent",
+    "explained": "explained",
+    "handled": "handled",
+    "dead letter": "given up",
+    "discarded": "given up",
+}
 FAILED = ("retry", "dead letter")
 
 

@@ -22,6 +22,9 @@ from outbox.pipeline.spark.transforms.roles import BROKERS_OF, PLACES_OF, SENT_O
 MOST_RUNS = 1_000  # holes of a kind in a bucket; if there are more, they are said as one, scattered
 
 HANDLED_BY = "handled by "
+DEAD_LETTERS_OF = "dead letters of "
+DISCARDED_BY = "discarded by operators for "
+UNREAD_BY = "unread by "  # the broker still has them for the group: not read yet, or to be retried
 
 COUNTED = {"outbox": PLACES_OF, "sent": SENT_OF, "explained": {Seen.GONE}, "broker": BROKERS_OF}
 
@@ -104,14 +107,17 @@ def judge(lane: Lane, bucket: int, roles: Mapping[int, Cell]) -> Iterator[Verdic
         yield from runs(Kind.LATE, Stage.BROKER, "", of([Seen.UNREAD]) & ~stored)
     due = of([Seen.STORED]) | (of([Seen.UNSEEN]) & ~of([Seen.STORED_YOUNG])) if lane.is_seen else of([Seen.SENT])
     for group, name in lane.groups.items():
-        explained = handled[group] | of([of_group(group, InGroup.DEAD_LETTER)]) | of([of_group(group, InGroup.NOT_OWED)])
-        waiting = of([of_group(group, InGroup.WAITING)])
+        discarded = of([of_group(group, InGroup.DISCARDED)]) & ~handled[group]
+        dead = of([of_group(group, InGroup.DEAD_LETTER)]) & ~handled[group] & ~discarded
+        explained = handled[group] | dead | discarded | of([of_group(group, InGroup.NOT_OWED)])
+        waiting = of([of_group(group, InGroup.WAITING)]) & ~handled[group] & ~dead & ~discarded
         yield from runs(Kind.ORPHAN, Stage.INBOX, name, handled[group] & ~stored & ~placed)
         yield from runs(Kind.LOST, Stage.INBOX, name, due & ~explained & ~waiting)
         yield from runs(Kind.LATE, Stage.INBOX, name, due & ~explained & waiting)
         begin = roles[of_group(group, InGroup.HANDLED)].lowest if handled[group].any() else 0
         yield Verdict(None, Stage.INBOX, f"{HANDLED_BY}{name}", begin, 0, int(handled[group].sum()))
-        yield _count(Stage.INBOX, f"dead letters of {name}", of([of_group(group, InGroup.DEAD_LETTER)]) & ~handled[group])
+        for what, found in ((DEAD_LETTERS_OF, dead), (DISCARDED_BY, discarded), (UNREAD_BY, waiting)):
+            yield _count(Stage.INBOX, f"{what}{name}", found)
     for stage, what, repeated in _repeats(lane, roles):
         yield from runs(Kind.DUPLICATED, stage, what, repeated & is_audited)
     yield from _from_the_future(lane, roles)

@@ -42,6 +42,7 @@ class InGroup(enum.IntEnum):
     DEAD_LETTER = 1
     WAITING = 2  # being retried, or not yet read: the broker still has it for the group
     NOT_OWED = 3  # not known to have been meant for the group
+    DISCARDED = 4  # an operator let it go
 
 
 # The columns that roles are made of.
@@ -51,6 +52,10 @@ COLUMNS = {
     "inbox": ("consumer_group", "at"),
     "attempts": ("consumer_group", "outcome", "at"),
 }
+
+# Outcomes of attempts. A letter that somebody was about to discard, or to have delivered again, is one as far as is known.
+DEAD_LETTERS = ("dead letter", "discard asked", "replay asked")
+DISCARDED = "discarded"
 
 NONE = -1
 NEVER = np.iinfo(np.int64).max  # the time of what was never written down: young
@@ -155,9 +160,13 @@ class Roles:
 
     def _of_attempts(self, batch: pa.RecordBatch) -> Ints:
         outcome = coded(batch, "outcome")
-        dead, waiting = self._by_group(batch, InGroup.DEAD_LETTER), self._by_group(batch, InGroup.WAITING)
-        waits = outcome.is_("waiting", "retry") & ~self.is_over(batch)
-        roles = np.where(outcome.is_("dead letter"), dead, np.where(waits, waiting, NONE))
+        by_group = {role: self._by_group(batch, role) for role in (InGroup.DEAD_LETTER, InGroup.DISCARDED, InGroup.WAITING)}
+        cases = {
+            InGroup.DEAD_LETTER: outcome.is_(*DEAD_LETTERS),
+            InGroup.DISCARDED: outcome.is_(DISCARDED),
+            InGroup.WAITING: outcome.is_("waiting", "retry") & ~self.is_over(batch),
+        }
+        roles = np.select([*cases.values()], [by_group[role] for role in cases], NONE)
         return np.where(roles == Seen.FOREIGN_GROUP, NONE, roles)
 
     def _by_group(self, batch: pa.RecordBatch, role: InGroup) -> Ints:

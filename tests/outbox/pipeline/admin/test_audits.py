@@ -93,7 +93,15 @@ class TestRuns:
 
         page = client.get(page_of(made)).text
 
-        for said in ("lost: 2 x topic", "given out", "points 8", "sha256:abc", "1.0+abc", "consumption slower", "not signed"):
+        for said in (
+            "lost: 2 x topic",
+            "given out",
+            '<th scope="row">points</th>',
+            "sha256:abc",
+            "1.0+abc",
+            "consumption slower",
+            "not signed",
+        ):
             assert said.lower() in page.lower()
         assert f"{reverse(LIST)}?run={made.pk}" in page
         assert page.count("outbox-chart") == 2

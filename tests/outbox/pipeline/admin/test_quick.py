@@ -82,7 +82,7 @@ class TestThePage:
         assert "answer" not in operator("view_auditrun").get(reverse(PAGE), {"window": "' OR 1"}).context
 
     def test_is_offered_on_the_overview_to_whoever_may(self, operator):
-        overview = reverse("admin:outbox_overview")
+        overview = reverse("admin:outbox_overview_changelist")
 
         assert reverse(PAGE) in operator("view_topic", "view_auditrun").get(overview).text
         assert reverse(PAGE) not in operator("view_topic", name="bob").get(overview).text

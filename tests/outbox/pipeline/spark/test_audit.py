@@ -28,6 +28,10 @@ class TestAWholeHistory:
             "handled by points": 70,
             "dead letters of cart": 0,
             "dead letters of points": 0,
+            "discarded by operators for cart": 0,
+            "discarded by operators for points": 0,
+            "unread by cart": 0,
+            "unread by points": 0,
         }
 
 
@@ -68,6 +72,16 @@ class TestALoss:
         world.frames["attempts"] = [{**dead, "message_id": message_id("orders", 0, 4), "at": START}]
 
         assert said(world.audit(spark)) == []
+
+    def test_is_not_what_an_operator_discarded_which_is_counted_apart(self, spark):
+        world = World().set(groups=[Group("cart", ["orders"])]).add(8).drop("inbox", number=[3, 4])
+        acted = {"consumer_group": "cart", "source": OURS, "topic": "orders", "lane": 0, "outcome": "discarded", "at": START}
+        world.frames["attempts"] = [{**acted, "number": n, "message_id": message_id("orders", 0, n)} for n in (3, 4)]
+
+        report = world.audit(spark)
+
+        assert said(report) == []
+        assert report.counts["orders"]["discarded by operators for cart"] == 2
 
     def test_is_not_what_is_younger_than_the_settle_time(self, spark):
         young = NOW - timedelta(seconds=10)

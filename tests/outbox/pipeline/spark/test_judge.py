@@ -22,6 +22,7 @@ STAGES = {
     "young": Seen.STORED_YOUNG,
     "handled": of_group(0, InGroup.HANDLED),
     "dead": of_group(0, InGroup.DEAD_LETTER),
+    "discarded": of_group(0, InGroup.DISCARDED),
     "waiting": of_group(0, InGroup.WAITING),
 }
 LANE = Lane(FIRST, LAST, is_seen=True, groups={0: "cart"})
@@ -47,7 +48,8 @@ def by_sets(seen):
     placed = sets["sent"] | sets["unseen"] | sets["open"] | sets["gone"]
     stored = sets["stored"] | sets["young"]
     handled = sets["handled"]
-    due = (sets["stored"] | (sets["unseen"] - sets["young"])) - handled - sets["dead"]  # young: hidden at the broker, perhaps
+    due = sets["stored"] | (sets["unseen"] - sets["young"])  # young: hidden at the broker, perhaps
+    due -= handled | sets["dead"] | sets["discarded"]
     found = {
         ("lost", "outbox"): set(range(FIRST, LAST + 1)) - placed - stored - handled,
         ("lost", "broker"): sets["sent"] - stored,
@@ -59,6 +61,28 @@ def by_sets(seen):
         ("beyond the mark", "outbox"): {number for number in placed | stored | handled if number > LAST},
     }
     return {what: numbers for what, numbers in found.items() if numbers}
+
+
+class TestTheCounts:
+    def test_of_a_group_tell_discarded_dead_and_unread_apart(self):
+        seen = {
+            "sent": range(3, 11),
+            "stored": range(3, 11),
+            "handled": [3, 4],
+            "dead": [4, 5, 6],
+            "discarded": [6, 7],
+            "waiting": [4, 7, 8, 9],
+        }
+        roles = {STAGES[name]: role(rows) for name, rows in seen.items()}
+
+        counts = {one.what: one.count for one in judge(LANE, 0, roles) if one.kind is None}
+
+        assert {what: count for what, count in counts.items() if what.endswith(" cart")} == {
+            "handled by cart": 2,
+            "dead letters of cart": 1,
+            "discarded by operators for cart": 2,
+            "unread by cart": 2,
+        }
 
 
 class TestTheVerdict:

@@ -59,6 +59,23 @@ class TestATryThatFailed:
         assert found.tolist() == [WAITING] * 4
 
 
+class TestAnActOnADeadLetter:
+    ROWS = tuple((outcome, LIVE) for outcome in ("dead letter", "replay asked", "replayed", "discard asked", "discarded"))
+
+    def test_says_that_its_message_was_discarded_or_may_be_a_dead_letter_still(self):
+        (found,) = Roles(GROUPS, micros(NOW)).of("attempts", attempts(*self.ROWS))
+
+        dead, discarded = of_group(0, InGroup.DEAD_LETTER), of_group(0, InGroup.DISCARDED)
+        assert found.tolist() == [dead, dead, NONE, dead, discarded]
+
+    def test_says_so_of_a_message_without_a_number(self):
+        saying = Saying(Roles(GROUPS, micros(NOW)), frozenset("s"), micros(NOW))
+
+        (found,) = saying.seen("attempts", attempts(*self.ROWS))
+
+        assert found == ["dead in cart", "dead in cart", None, "dead in cart", "dead in cart"]
+
+
 class TestAMessageOfATopicOfTypeDelay:
     @pytest.mark.parametrize(
         ("sent_at", "role"),

@@ -1,0 +1,164 @@
+"""The time filter of lists: the last hour, day or week, or from one moment to another."""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from functools import cached_property
+from typing import Any
+
+from django.contrib.admin import ListFilter
+from django.contrib.admin.options import IncorrectLookupParameters
+from django.db.models import QuerySet
+from django.http import HttpRequest
+from django.utils import timezone
+from django.utils.dateparse import parse_datetime
+
+from outbox.ids import first_id_at
+
+# Ids are given out before their row's time is written, and may come in another order.
+SLACK = timedelta(minutes=1)
+
+FIRST_YEAR, LAST_YEAR = 1971, 9998  # that ids can hold, and calendars go on behind them
+
+NAMES = ("since", "from", "to")
+SPANS = {"hour": timedelta(hours=1), "day": timedelta(days=1), "week": timedelta(days=7)}
+
+
+class Time(enum.Enum):
+    """How the keyset of a list goes with the time of its rows."""
+
+    ANY = enum.auto()  # nothing is known
+    KEYSET = enum.auto()  # it is that time
+    IN_IDS = enum.auto()  # its ids begin with the time
+    BESIDE_IDS = enum.auto()  # its ids go up with the time, which has an index
+
+
+@dataclass(frozen=True, slots=True)
+class TimeRange:
+    """
+    From when, and up to but not including when; None: without bound.
+
+    Args:
+        texts: what was asked for, by the names of the parameters.
+    """
+
+    begin: datetime | None
+    end: datetime | None
+    texts: Mapping[str, str]
+
+    @classmethod
+    def of(cls, texts: Mapping[str, str]) -> TimeRange:
+        """Read `since` (hour, day, week), `from` and `to`. Raises IncorrectLookupParameters."""
+        begin, end = _time(texts.get("from", "")), _time(texts.get("to", ""))
+        if begin is None and (since := texts.get("since")):
+            if since not in SPANS:
+                raise IncorrectLookupParameters
+            begin = timezone.now() - SPANS[since]
+        return cls(begin, end, texts)
+
+    def lookups(self, column: str) -> dict[str, Any]:
+        """Return the range as lookups of a column of times."""
+        bounds = {f"{column}__gte": self.begin, f"{column}__lt": self.end}
+        return {name: bound for name, bound in bounds.items() if bound is not None}
+
+    def id_lookups(self, column: str) -> dict[str, Any]:
+        """Return the range as lookups of a column of ids that begin with their time."""
+        return {name: first_id_at(at) for name, at in self.lookups(column).items()}
+
+    def holds(self, at: datetime) -> bool:
+        """Return whether a time is in the range."""
+        return (self.begin is None or at >= self.begin) and (self.end is None or at < self.end)
+
+
+def _time(text: str) -> datetime | None:
+    if not text:
+        return None
+    try:
+        at = parse_datetime(text)
+        if at is not None:  # in UTC: PostgreSQL reads no offset of 16 hours or more
+            at = (timezone.make_aware(at) if timezone.is_naive(at) else at).astimezone(UTC)
+    except (ValueError, OverflowError):
+        at = None
+    if at is None or not FIRST_YEAR <= at.year <= LAST_YEAR:
+        raise IncorrectLookupParameters
+    return at
+
+
+class TimeFilter(ListFilter):
+    """
+    By the `time` of a `ReadOnlyAdmin`.
+
+    Where the list is ordered by it, or by ids that begin with it, the list itself takes the range as its bounds.
+    """
+
+    title = "time"
+    template = "admin/outbox/time_filter.html"
+    parameter_names = NAMES
+
+    def __init__(self, request: HttpRequest, params: dict[str, Any], model: Any, model_admin: Any) -> None:
+        super().__init__(request, params, model, model_admin)
+        self.texts = {name: str(params.pop(name)[-1]) for name in NAMES if name in params}
+        self.used_parameters.update(self.texts)
+        self.range = TimeRange.of(self.texts)
+        self.column: str = model_admin.time
+        self.keyset: str = model_admin.keyset
+        self.time_is: Time = model_admin.time_is
+        self.rows: QuerySet[Any] = model_admin.get_queryset(request)
+
+    def has_output(self) -> bool:
+        return True
+
+    def expected_parameters(self) -> list[str | None]:
+        return [*NAMES]
+
+    def value(self) -> str | None:
+        return " ".join(filter(None, self.texts.values())) or None
+
+    @property
+    def is_indexed(self) -> bool:
+        return self.time_is is not Time.ANY
+
+    @cached_property
+    def bounds(self) -> dict[str, Any]:
+        """The range as bounds of the keyset; empty where the keyset knows nothing of the time."""
+        match self.time_is:
+            case Time.KEYSET:
+                return self.range.lookups(self.keyset)
+            case Time.IN_IDS:
+                return self.range.id_lookups(self.keyset)
+            case Time.BESIDE_IDS:
+                return self._find_ids()
+            case _:
+                return {}
+
+    def queryset(self, request: HttpRequest, queryset: QuerySet[Any]) -> QuerySet[Any]:
+        is_exact = self.time_is in (Time.KEYSET, Time.IN_IDS)
+        return queryset if is_exact else queryset.filter(**self.range.lookups(self.column))
+
+    def _find_ids(self) -> dict[str, Any]:
+        """Find ids near both ends of the range, along the index of the time."""
+        bounds: dict[str, Any] = {}
+        for name, at, slack in (("gte", self.range.begin, -SLACK), ("lt", self.range.end, SLACK)):
+            if at is not None:
+                later = self.rows.filter(**{f"{self.column}__gte": at + slack}).order_by(self.column)
+                if (found := later.values_list(self.keyset, flat=True).first()) is not None:
+                    bounds[f"{self.keyset}__{name}"] = found
+                elif name == "gte":
+                    bounds[f"{self.keyset}__in"] = []
+        return bounds
+
+    def choices(self, changelist: Any) -> Iterator[dict[str, Any]]:
+        def link(text: str, since: str | None) -> dict[str, Any]:
+            url = changelist.get_query_string({"since": since}, ["from", "to", "before", "p"])
+            return {"display": text, "query_string": url, "selected": self.value() == since}
+
+        yield link("Any time", None)
+        yield from (link(f"The last {name}", name) for name in SPANS)
+
+    def kept(self) -> list[tuple[str, str]]:
+        """Return the parameters of the other filters, which the form sends along."""
+        gone = {*NAMES, "before", "p"}
+        return [(name, value) for name, values in self.request.GET.lists() if name not in gone for value in values]

@@ -1,0 +1,25 @@
+"""Times in the arguments of commands."""
+
+from __future__ import annotations
+
+import re
+from datetime import UTC, datetime, timedelta
+
+_AGO = re.compile(r"(\d+)([mhd])")
+_UNITS = {"m": timedelta(minutes=1), "h": timedelta(hours=1), "d": timedelta(days=1)}
+
+
+def time(text: str) -> datetime:
+    """
+    Return the time that a text means: so long ago (`30m`, `2h`, `7d`), or ISO 8601; UTC unless it says otherwise.
+
+    Raises:
+        ValueError: it means none.
+    """
+    if ago := _AGO.fullmatch(text):
+        try:
+            return datetime.now(UTC) - int(ago[1]) * _UNITS[ago[2]]
+        except OverflowError as error:
+            raise ValueError(text) from error
+    at = datetime.fromisoformat(text)
+    return at if at.tzinfo else at.replace(tzinfo=UTC)
