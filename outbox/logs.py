@@ -1,8 +1,8 @@
 """
 Loggers of the package. What others sent stays within its line: a message id with a line break in it forges no line of its own.
 
-Every logger of the package comes from `get_logger`. `LimitedLog` is for lines that anybody can cause. Records carry what they are about
-as fields, so that logs as JSON can be searched: `extra=log_fields(topic=..., message_id=...)`.
+Every logger of the package comes from `get_logger`. `LimitedLog` is for lines that anybody can cause. Records name what they
+are about in fields, so that logs as JSON can be searched: `extra=log_fields(topic=..., message_id=...)`.
 """
 
 from __future__ import annotations
