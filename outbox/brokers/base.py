@@ -50,6 +50,7 @@ class Broker(abc.ABC):
         topics: the topics that settings give to it.
     """
 
+    system: ClassVar[str] = "outbox"  # as OpenTelemetry's messaging.system has it
     app: ClassVar[str] = ""  # the Django app that has the broker's tables; a system check asks for it in INSTALLED_APPS
 
     # How it does what every broker does.

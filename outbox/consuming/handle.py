@@ -13,6 +13,7 @@ from django.db import Error as DatabaseError
 from django.db import OperationalError, connections, transaction
 from psycopg.pq import TransactionStatus
 
+from outbox import tracing
 from outbox.brokers.base import Delivery
 from outbox.consuming import failure, inbox, tries, wants
 from outbox.consuming.context import Context
@@ -147,10 +148,12 @@ def _apply_begun(one: _Try, consumer: Consumer, messages: list[Any], entries: li
         mine = [place for place, claim in enumerate(claims) if claim is Claim.MINE]
         if mine:
             contexts = [context_of(one.deliveries[place], entries[place].key, failures) for place in mine]
-            with one.keeper.handler_at_work(connections[consumer.using].connection, consumer):
+            at_work = one.keeper.handler_at_work(connections[consumer.using].connection, consumer)
+            with at_work, tracing.process(consumer.group, one.deliveries):
                 _call(consumer, [messages[place] for place in mine], contexts)
             _check_transaction(consumer)
         failpoint("consumer.after_handler")
+    tracing.note_handled(consumer.group, [one.deliveries[place] for place in mine])
     failpoint("consumer.after_commit")
 
 

@@ -102,7 +102,10 @@ def _troubles(statuses: list[Status]) -> Iterator[Metric]:
     attention = _gauge("outbox_attention", "What needs attention; outbox_status lists it.", "database", "kind")
     missing = _gauge("outbox_missing_numbers", "Messages that a consumer group misses.", "database", "consumer_group", "topic")
     parked = _gauge("outbox_parked_halves", "Half messages nobody asks about any more.", "database", "topic")
+    answers = _gauge("outbox_check_backs", "Check-backs of the last hour, by their answers.", "database", "answer")
     for status in statuses:
+        for answer, number in status.check_backs.items():
+            answers.add_metric([status.database, answer], number)
         found = Counter(one.kind for one in status.attention)
         for kind in Kind:
             attention.add_metric([status.database, kind], found[kind])
@@ -110,7 +113,7 @@ def _troubles(statuses: list[Status]) -> Iterator[Metric]:
             missing.add_metric([status.database, gap.consumer_group, gap.topic], gap.numbers)
         for topic, count in status.parked.items():
             parked.add_metric([status.database, topic], count)
-    return iter((attention, missing, parked))
+    return iter((attention, missing, parked, answers))
 
 
 def _groups(statuses: list[Status]) -> Iterator[Metric]:

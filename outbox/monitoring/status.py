@@ -77,6 +77,11 @@ FROM outbox_delivery WHERE failed_at > clock_timestamp() - %(window)s AND acted_
 GROUP BY 1, 2, 3 ORDER BY deliveries DESC, 1, 2, 3 LIMIT %(limit)s
 """
 
+# Answers to check-backs of the last hour.
+CHECK_BACKS = """
+SELECT answer, count(*) FROM outbox_check_back WHERE answered_at > clock_timestamp() - interval '1 hour' GROUP BY 1 ORDER BY 1
+"""
+
 STRAYS = "SELECT EXISTS (SELECT FROM outbox_message_default)"
 
 
@@ -160,6 +165,7 @@ class Status:
         risks: what the settings of brokers accept to lose, in words.
         differing_groups: groups whose processes have had different code for longer than a deployment takes.
         has_strays: whether messages lie in the partition of no day.
+        check_backs: answer -> check-backs of the last hour.
     """
 
     database: str
@@ -173,6 +179,7 @@ class Status:
     dead_letters: list[DeadLetterCount]
     differing_groups: list[str]
     has_strays: bool
+    check_backs: dict[str, int]
     risks: list[str] = field(default_factory=list)
     attention: list[Attention] = field(default_factory=list)
 
@@ -194,6 +201,7 @@ def read_status(connection: Connection, alias: str) -> Status:
         letters,
         differing_groups(connection),
         connection.execute(STRAYS).fetchone() == (True,),
+        dict(connection.execute(CHECK_BACKS).fetchall()),
         list(_risks()),
     )
     status.attention.extend(find(connection, status))

@@ -11,7 +11,7 @@ from uuid import UUID
 
 import msgspec
 
-from outbox import conf
+from outbox import conf, tracing
 from outbox.errors import InvalidMessage
 from outbox.ids import uuid7
 from outbox.message import Header, Message, TopicType, current_cause, prepare
@@ -143,7 +143,8 @@ def _draft(
             wait = max(NO_TIME, delay - broker.max_delay + CLOCK_MARGIN)
     message_id = uuid7()
     _add_origin(own, message_id)
-    _add_trace(own, headers or {})
+    if not (headers and Header.TRACEPARENT in headers):
+        _add_trace(own, topic, message_id, body)
     written = _encode({**headers, **own} if headers else own).decode()
     return Draft(subject, message_id, topic, settings.broker, is_ordered, key, written, body, wait)
 
@@ -158,11 +159,12 @@ def _add_origin(headers: dict[str, str], message_id: UUID) -> None:
         headers[Header.CAUSATION_ID] = cause.message_id
 
 
-def _add_trace(own: dict[str, str], given: Mapping[str, str]) -> None:
-    """Go on with the trace of the message being handled, unless the caller names another."""
+def _add_trace(own: dict[str, str], topic: str, message_id: UUID, body: bytes) -> None:
+    """Begin a span of the message; where nothing is traced here, go on with the trace of the message being handled."""
     cause = current_cause.get()
-    if cause is not None and cause.traceparent and Header.TRACEPARENT not in given:
-        own[Header.TRACEPARENT] = cause.traceparent
+    traceparent = tracing.create(topic, message_id, len(body)) or (cause.traceparent if cause else "")
+    if traceparent:
+        own[Header.TRACEPARENT] = traceparent
 
 
 def _encode_message(message: Message) -> bytes:

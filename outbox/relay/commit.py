@@ -23,7 +23,7 @@ from dataclasses import dataclass, field
 from datetime import timedelta
 from typing import Any
 
-from outbox import signals
+from outbox import signals, tracing
 from outbox.batches.batch import Batch, BatchSendResult, PreparedBatch, SplitReason, Unaccepted
 from outbox.batches.decide import decide
 from outbox.batches.fence import read_step
@@ -112,6 +112,9 @@ class Committer:
         if not wanted:
             return set()
         marked = mark_sent(self.connection, wanted.values(), state=state)
+        for batch in (wanted[batch_id] for batch_id in marked):
+            ids = (batch.message_ids[position - 1] for position in batch.positions)
+            tracing.note_sent(self.broker.alias, batch.topic, ids)
         return marked | {batch.id for batch in wanted.values() if batch.id not in marked and self._is_mine(batch, "mark")}
 
     def decide(self, result: BatchSendResult) -> Decision | None:

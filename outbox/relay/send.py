@@ -14,7 +14,7 @@ from typing import Any
 
 import msgspec
 
-from outbox import signals
+from outbox import signals, tracing
 from outbox.batches.batch import Batch, BatchSendResult, SplitReason, Unaccepted
 from outbox.brokers.base import Broker, Outgoing, SendResult, SendStatus
 from outbox.brokers.capabilities import HalfMessages
@@ -148,7 +148,8 @@ class Sender:
     def _call(self, messages: list[Outgoing], places: Sequence[Loaded], *, is_half: bool) -> list[SendResult]:
         """Call the broker; an error, or outcomes that do not fit the messages, leave all of them unsure."""
         try:
-            outcomes = HalfMessages.of(self.broker).send_halves(messages) if is_half else self.broker.send(messages)
+            with tracing.send(messages):
+                outcomes = HalfMessages.of(self.broker).send_halves(messages) if is_half else self.broker.send(messages)
         except Exception as error:
             reason = f"Broker {self.broker.alias!r} raised {type(error).__name__}: {error}"
             logger.exception("%s. Batches: %s.", reason, _batch_ids(places), extra=self._fields(places))

@@ -56,6 +56,7 @@ class RocketMQBroker(AsksProducers, DeadLetters):
         now: returns seconds since 1970, by which messages and signatures are stamped.
     """
 
+    system: ClassVar[str] = "rocketmq"
     end_semantics = EndSemantics.STATELESS
     is_thread_safe: ClassVar[bool] = True  # sends and ends of all threads share the connections, in a loop of their own
     supports_order: ClassVar[bool] = True

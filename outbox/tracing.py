@@ -1,0 +1,137 @@
+"""
+Spans and histograms for OpenTelemetry, with the extra `opentelemetry`. Nothing happens where it is not installed or not set up.
+
+Spans follow the messaging conventions: `create` where a message is published, `send` for each call of the relay to the broker,
+`process` around the handler. The message carries the `traceparent` of `create`, which the other two link to. Histograms tell how
+long messages took from publish until they were sent, and until they were handled.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from functools import lru_cache
+from typing import TYPE_CHECKING, Any
+from uuid import UUID
+
+from outbox import conf
+from outbox.message import Header
+
+try:
+    from opentelemetry import metrics, trace
+    from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
+except ImportError:
+    trace = metrics = None  # type: ignore[assignment]
+
+if TYPE_CHECKING:
+    from outbox.brokers.base import Delivery, Outgoing
+
+NAME = "outbox"
+LINKS = 128  # of one span, as most collectors keep them
+SECONDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 300, 3600)
+API_ONLY = ("opentelemetry.trace", "opentelemetry.metrics")  # modules of the providers that do nothing
+
+
+def create(topic: str, message_id: object, size: int) -> str:
+    """Record that a message is published; return its `traceparent`, empty where nothing is traced."""
+    if not _is_set_up(trace and trace.get_tracer_provider()):
+        return ""
+    attributes = _attributes("create", topic)
+    attributes |= {"messaging.message.id": str(message_id), "messaging.message.body.size": size}
+    span = _tracer().start_span(f"create {topic}", kind=trace.SpanKind.PRODUCER, attributes=attributes)
+    span.end()
+    carrier: dict[str, str] = {}
+    TraceContextTextMapPropagator().inject(carrier, context=trace.set_span_in_context(span))
+    return carrier.get(Header.TRACEPARENT, "")
+
+
+@contextmanager
+def send(messages: Sequence[Outgoing]) -> Iterator[None]:
+    """Trace a call to the broker that sends messages."""
+    if not _is_set_up(trace and trace.get_tracer_provider()):
+        yield
+        return
+    topics = sorted({message.topic for message in messages})
+    attributes = _attributes("send", *topics)
+    attributes["messaging.batch.message_count"] = len(messages)
+    links = _links(message.headers.get(Header.TRACEPARENT, "") for message in messages)
+    name = f"send {', '.join(topics)}"
+    with _tracer().start_as_current_span(name, kind=trace.SpanKind.CLIENT, attributes=attributes, links=links):
+        yield
+
+
+@contextmanager
+def process(group: str, deliveries: Sequence[Delivery]) -> Iterator[None]:
+    """Trace a handler; what it raises is recorded."""
+    if not _is_set_up(trace and trace.get_tracer_provider()):
+        yield
+        return
+    one = deliveries[0]
+    attributes = _attributes("process", one.topic)
+    attributes["messaging.consumer.group.name"] = group
+    if len(deliveries) > 1:
+        attributes["messaging.batch.message_count"] = len(deliveries)
+    else:
+        attributes |= {"messaging.message.id": one.message_id, "messaging.message.body.size": len(one.body)}
+    links = _links(delivery.headers.get(Header.TRACEPARENT, "") for delivery in deliveries)
+    name = f"process {one.topic}"
+    with _tracer().start_as_current_span(name, kind=trace.SpanKind.CONSUMER, attributes=attributes, links=links):
+        yield
+
+
+def note_sent(broker: str, topic: str, message_ids: Iterable[str]) -> None:
+    """Record how long messages of a topic took until the broker had them for good."""
+    provider = metrics and metrics.get_meter_provider()
+    if _is_set_up(provider):
+        histogram = _histogram(provider, "outbox.publish_to_sent", "From publish until the broker has the message.")
+        _record(histogram, message_ids, {"topic": topic, "broker": broker})
+
+
+def note_handled(group: str, deliveries: Sequence[Delivery]) -> None:
+    """Record how long messages took until a group had handled them, retries included."""
+    provider = metrics and metrics.get_meter_provider()
+    if _is_set_up(provider):
+        histogram = _histogram(provider, "outbox.publish_to_handled", "From publish until a group has handled the message.")
+        for delivery in deliveries:
+            _record(histogram, [delivery.message_id], {"topic": delivery.topic, "group": group})
+
+
+def _is_set_up(provider: object) -> bool:
+    return provider is not None and not type(provider).__module__.startswith(API_ONLY)
+
+
+def _tracer() -> trace.Tracer:
+    return trace.get_tracer_provider().get_tracer(NAME)
+
+
+@lru_cache(maxsize=8)
+def _histogram(provider: metrics.MeterProvider, name: str, description: str) -> metrics.Histogram:
+    meter = provider.get_meter(NAME)
+    return meter.create_histogram(name, unit="s", description=description, explicit_bucket_boundaries_advisory=SECONDS)
+
+
+def _record(histogram: metrics.Histogram, message_ids: Iterable[str], attributes: dict[str, str]) -> None:
+    now = time.time()
+    for message_id in message_ids:
+        with suppress(ValueError):  # another producer's id may be any text, which tells no time
+            if (made := UUID(message_id)).version == 7:
+                histogram.record(max(0.0, now - (made.int >> 80) / 1000), attributes)
+
+
+def _attributes(operation: str, *topics: str) -> dict[str, Any]:
+    return {
+        "messaging.system": conf.broker_class(conf.topic_settings(topics[0]).broker).system,
+        "messaging.operation.name": operation,
+        "messaging.operation.type": operation,
+        "messaging.destination.name": ", ".join(topics),
+    }
+
+
+def _links(traceparents: Iterator[str]) -> list[trace.Link]:
+    found: list[trace.Link] = []
+    for traceparent in traceparents:
+        context = trace.get_current_span(TraceContextTextMapPropagator().extract({Header.TRACEPARENT: traceparent}))
+        if traceparent and context.get_span_context().is_valid and len(found) < LINKS:
+            found.append(trace.Link(context.get_span_context()))
+    return found
