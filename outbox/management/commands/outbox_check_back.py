@@ -16,6 +16,7 @@ from outbox.check_backs.resolve import Answer
 from outbox.check_backs.sources import connect
 from outbox.database import ensure_fit, outbox_databases
 from outbox.errors import OutboxError
+from outbox.logs import one_line
 from outbox.management.exits import unable
 from outbox.message import UNKNOWN
 
@@ -70,7 +71,7 @@ def _as_text(message_id: str, found: Found, given: Answer) -> str:
     if found.half is not None:
         lines.append(f"half message {found.half.half_id or 'not decided'}, token {found.half.token}")
         lines.append(f"the row it is about: {given.about}")
-    return "\n".join(lines)
+    return "\n".join(map(one_line, lines))
 
 
 def _as_json(message_id: str, found: Found, given: Answer) -> str:

@@ -16,6 +16,7 @@ from outbox import database
 from outbox.consuming.dead_letters import Letter, Letters, group_letters, read_letters, settle_letters
 from outbox.consuming.register import group, groups
 from outbox.errors import OutboxError
+from outbox.logs import one_line
 from outbox.management.actor import actor
 from outbox.management.confirm import confirm
 from outbox.management.exits import unable
@@ -69,7 +70,7 @@ class Command(BaseCommand):
             self.stdout.write(json.dumps({"dead_letters": listed, "troubles": letters.troubles}, default=str))
         else:
             found = [_as_groups(chosen), _as_table(chosen)] if chosen else ["No dead letters."]
-            self.stdout.write("\n\n".join([*found, *letters.troubles]))
+            self.stdout.write("\n\n".join([*found, *map(one_line, letters.troubles)]))
         if letters.troubles:
             raise SystemExit(1)
 
@@ -88,7 +89,7 @@ class Command(BaseCommand):
             lines = [f"{len(done)} dead letter{'' if len(done) == 1 else 's'} {what}."]
             lines += [f"{message_id}: no group gave it up, or it was settled before" for message_id in missing]
             lines += [f"Group {name!r} has more of them: call this again." for name in letters.cut]
-            self.stdout.write("\n".join([*lines, *letters.troubles]))
+            self.stdout.write("\n".join(map(one_line, [*lines, *letters.troubles])))
         if missing or letters.cut or letters.troubles or len(done) < len(chosen):
             raise SystemExit(1)
 

@@ -14,6 +14,7 @@ from django.core.management.base import BaseCommand
 from outbox import database
 from outbox.batches.retry import RetryResult, retry_all, retry_messages
 from outbox.errors import OutboxError
+from outbox.logs import one_line
 from outbox.management.actor import actor
 from outbox.management.exits import unable
 from outbox.relay.hosts import databases
@@ -77,4 +78,4 @@ def _as_text(settled: RetryResult, *, skip: bool) -> str:
         return "No message is dead."
     count = f"{settled.messages} message{'' if settled.messages == 1 else 's'}"
     done = f"{count} skipped." if skip else f"{count} will be sent again."
-    return "\n".join([done, *(f"{message_id}: {reason}" for message_id, reason in settled.refused.items())])
+    return "\n".join([done, *(one_line(f"{message_id}: {reason}") for message_id, reason in settled.refused.items())])

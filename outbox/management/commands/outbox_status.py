@@ -15,6 +15,7 @@ from django.core.management.base import BaseCommand
 from outbox import database
 from outbox.database.heartbeats import silence
 from outbox.errors import OutboxError
+from outbox.logs import one_line
 from outbox.management.exits import unable
 from outbox.management.tables import table
 from outbox.monitoring.groups import GroupStatus
@@ -73,7 +74,7 @@ class Command(BaseCommand):
             found = [_why(alias, message_id) for alias in databases(only)]
         except (OutboxError, psycopg.Error) as error:
             raise unable(error) from error
-        sentence = next(filter(None, found), None)
+        sentence = next((one_line(one) for one in found if one), None)
         self.stdout.write(sentence or "No such message: it was never published here, its transaction was rolled back, or pruned.")
         if sentence is None:
             raise SystemExit(1)
@@ -117,7 +118,7 @@ def _as_text(status: Status) -> str:
         *([_groups(status.groups)] if status.groups else []),
         *([_failures(status.failures)] if status.failures else []),
         *([f"~ {risk}" for risk in status.risks]),
-        "\n".join(["Needs attention:", *(f"! {one}" for one in status.attention)])
+        "\n".join(["Needs attention:", *(f"! {one_line(str(one))}" for one in status.attention)])
         if status.attention
         else "Nothing needs attention.",
     ]

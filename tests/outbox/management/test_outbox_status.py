@@ -12,7 +12,7 @@ from outbox import conf, consumer
 from outbox.brokers.base import Outgoing, Problem
 from outbox.brokers.memory import MemoryBroker
 from outbox.errors import BrokerUnavailable
-from outbox.models import FailedDelivery, Process, State, Topic
+from outbox.models import FailedAttempt, FailedDelivery, Process, State, Topic
 from outbox.monitoring import groups
 from tests.factories import BatchFactory, TicketFactory, TopicFactory
 from tests.outbox.consuming.messages import Placed
@@ -51,6 +51,17 @@ def cart(memory_brokers):
 
 
 class TestOutboxStatus:
+    def test_keeps_what_others_said_within_its_line(self, capsys):
+        topic = TopicFactory(name="orders")
+        batch = BatchFactory(topic=topic, state=State.RELEASED, attempt=2, last_error="No.\n! All is well.\x1b[2J")
+        FailedAttempt.objects.create(batch_id=batch.id, message_ids=batch.message_ids, attempt=2, verdict="misconfigured")
+
+        status()
+
+        said = capsys.readouterr().out
+        assert r"No.\n! All is well.\x1b[2J" in said
+        assert "\n! All" not in said
+
     def test_shows_a_table_for_people(self, capsys):
         topic = TopicFactory(name="orders", type="transaction")
         TicketFactory.create_batch(2, topic=topic)
