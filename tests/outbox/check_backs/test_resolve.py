@@ -353,13 +353,14 @@ class TestResolveOfAHalfFirst:
 
         assert answers == [(COMMIT if is_committed else ROLLBACK, False)]
 
-    def test_does_not_know_where_no_partition_takes_the_row(self, connection):
+    def test_does_not_know_where_no_partition_takes_the_row(self, connection, settings):
+        settings.OUTBOX = {"RETENTION": timedelta(days=400)}
         connection.execute("ALTER TABLE outbox_message DETACH PARTITION outbox_message_default")
-        yesterday = message_id(datetime.now(UTC) - timedelta(days=1))
+        last_year = message_id(datetime.now(UTC) - timedelta(days=365))
 
         with connection.transaction(force_rollback=True):
             connection.execute("SAVEPOINT before")
-            answer = ask(connection, half_first(message_id=str(yesterday)))
+            answer = ask(connection, half_first(message_id=str(last_year)))
             connection.execute("ROLLBACK TO before")
 
         assert answer == (UNKNOWN, True)
