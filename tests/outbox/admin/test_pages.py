@@ -149,4 +149,4 @@ class TestOverview:
 
         overview()
 
-        assert len(asked) <= 20 + len(groups())
+        assert len(asked) <= 22 + len(groups())
