@@ -13,9 +13,9 @@ class TestRetry:
     @pytest.mark.parametrize(
         ("policy", "text"),
         [
-            ({"limit": -1}, r"Retry\(limit=-1, jitter=0.1\) is no policy: limit is 0 or more"),
+            ({"limit": -1}, r"Retry\(limit=-1, jitter=0.1\) is no policy: limit is a number from 0"),
             ({"jitter": 2}, r"Retry\(limit=16, jitter=2\) is no policy: .*jitter from 0 to 1"),
-            ({"delays": []}, "name at least one delay"),
+            ({"delays": []}, "name one timedelta at least"),
             ({"delays": [timedelta(seconds=-1)]}, "none below zero"),
         ],
     )
