@@ -4,7 +4,7 @@ from datetime import timedelta
 
 import pytest
 
-from outbox import Retry
+from outbox import Retry, RetryLater
 from outbox.conf import RETRY_DELAYS
 from outbox.errors import ConfigurationError
 
@@ -44,3 +44,12 @@ class TestRetry:
 
         assert len(waits) > 50
         assert timedelta(seconds=9) <= min(waits) <= max(waits) <= timedelta(seconds=11)
+
+
+class TestRetryLater:
+    def test_takes_seconds_or_a_timedelta(self):
+        assert RetryLater(5).after == RetryLater(timedelta(seconds=5)).after
+
+    def test_says_so_where_it_gets_a_reason_alone(self):
+        with pytest.raises(TypeError, match=r"RetryLater takes seconds or a timedelta, then a reason, not 'busy'\."):
+            RetryLater("busy")  # type: ignore[arg-type]
