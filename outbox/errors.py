@@ -95,5 +95,7 @@ class RetryLater(OutboxError):
     """Raised by a handler: deliver the message again after that time, given in seconds or as a timedelta."""
 
     def __init__(self, after: float | timedelta, reason: str = "") -> None:
+        if not isinstance(after, int | float | timedelta):
+            raise TypeError(f"RetryLater takes seconds or a timedelta, then a reason, not {after!r}.")
         self.after = after if isinstance(after, timedelta) else timedelta(seconds=after)
         super().__init__(reason or f"to be retried after {self.after}")

@@ -15,7 +15,7 @@ from outbox.conf.sections import Section
 
 _PLACE = re.compile(r" - at `\$(.*)`$")
 _STEP = re.compile(r"\.(\w+)|\[(\.\.\.|\d+)\]")
-_NAMES = {"`object`": "a dict", "`array`": "a list", "`duration`": "a duration"}
+_NAMES = {"`object`": "a dict", "`array`": "a list", "`duration`": "a duration", "`null`": "None"}
 
 
 def explain(text: str, raw: Any, kind: type[Section], place: str) -> str:

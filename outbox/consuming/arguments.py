@@ -50,12 +50,19 @@ class Decorator(Protocol[T, U]):
 
 
 def check_limits(time_limit: timedelta | None, batch_size: int | None, *, ordered: bool) -> None:
-    if time_limit is not None and time_limit <= timedelta(0):
-        raise ConfigurationError(f"time_limit is a time greater than zero, not {time_limit}; leave it out for no limit.")
-    if batch_size is not None and not 2 <= batch_size <= MOST_AT_ONCE:
-        raise ConfigurationError(f"batch_size is 2 to {MOST_AT_ONCE}, not {batch_size}; leave it out for one after the other.")
+    if time_limit is not None and not (isinstance(time_limit, timedelta) and time_limit > timedelta(0)):
+        raise ConfigurationError(f"time_limit is a timedelta greater than zero, not {time_limit!r}; leave it out for no limit.")
+    if batch_size is not None and not (isinstance(batch_size, int) and 2 <= batch_size <= MOST_AT_ONCE):
+        raise ConfigurationError(f"batch_size is 2 to {MOST_AT_ONCE}, not {batch_size!r}; leave it out for one after the other.")
     if batch_size is not None and ordered:
         raise ConfigurationError("ordered=True hands out one message of a key after the other; leave batch_size out.")
+
+
+def check_policies(retry: object, dedupe: object) -> None:
+    if not isinstance(retry, Retry):
+        raise ConfigurationError(f"retry is a policy, such as Retry(limit=3), not {retry!r}.")
+    if dedupe is not None and not callable(dedupe):
+        raise ConfigurationError(f"dedupe is a function of the message, such as lambda message: message.id, not {dedupe!r}.")
 
 
 def check_arguments(types: tuple[Any, ...], group: str, topic: str, tags: Collection[str] | None, on_dead: str) -> None:
@@ -64,8 +71,8 @@ def check_arguments(types: tuple[Any, ...], group: str, topic: str, tags: Collec
             raise ConfigurationError(f"@consumer takes message types, not {type_!r}: @consumer(OrderPlaced, group=…).")
         if not type_._meta.topic:
             raise ConfigurationError(f"{type_.__name__} names no topic. Add `topic` to its class Meta.")
-    if not group:
-        raise ConfigurationError('@consumer needs a group: @consumer(OrderPlaced, group="cart").')
+    if not (group and isinstance(group, str)):
+        raise ConfigurationError('@consumer needs the name of a group: @consumer(OrderPlaced, group="cart").')
     if bool(types) == bool(topic):
         raise ConfigurationError(
             'A handler takes message types or a plain topic: @consumer(OrderPlaced, group="cart") or '

@@ -12,7 +12,17 @@ from asgiref.sync import iscoroutinefunction
 from django.db import DEFAULT_DB_ALIAS
 
 from outbox import conf
-from outbox.consuming.arguments import Decorator, Handler, OnDead, Options, check_arguments, check_limits, handler_of, name_of
+from outbox.consuming.arguments import (
+    Decorator,
+    Handler,
+    OnDead,
+    Options,
+    check_arguments,
+    check_limits,
+    check_policies,
+    handler_of,
+    name_of,
+)
 from outbox.consuming.context import Context
 from outbox.consuming.coroutines import driven
 from outbox.consuming.retry import Retry
@@ -161,7 +171,7 @@ def consumer(
 
 def consumer(
     *types: type[Message],
-    group: str,
+    group: str = "",
     topic: str = "",
     retry: Retry = Retry(),  # noqa: B008  (frozen)
     ordered: bool = False,
@@ -224,6 +234,7 @@ def consumer(
 
     check_arguments(types, group, topic, tags, on_dead)
     check_limits(time_limit, batch_size, ordered=ordered)
+    check_policies(retry, dedupe)
     return register
 
 
@@ -239,8 +250,8 @@ def _add(new: Consumer) -> None:
             continue  # the module was imported anew
         if other.subject == new.subject:
             raise ConfigurationError(
-                f"Two consumers of one name: {other.name} and {new.name} both handle {new.subject} in the group "
-                f"{new.group!r}. Give one of them another group: each group sees every message."
+                f"{other.name} and {new.name} both handle {new.subject} in the group {new.group!r}. Give one of them another "
+                "group: each group sees every message."
             )
         if other.using != new.using:
             raise ConfigurationError(

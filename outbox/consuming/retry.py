@@ -31,15 +31,15 @@ class Retry:
     on: tuple[type[Exception], ...] = (Exception,)
 
     def __post_init__(self) -> None:
-        if self.limit < 0 or not 0 <= self.jitter <= 1:
+        if not isinstance(self.limit, int) or self.limit < 0 or not 0 <= self.jitter <= 1:
             raise ConfigurationError(
-                f"Retry(limit={self.limit}, jitter={self.jitter}) is no policy: limit is 0 or more, jitter from 0 to 1."
+                f"Retry(limit={self.limit!r}, jitter={self.jitter}) is no policy: limit is a number from 0, jitter from 0 to 1."
             )
         if not all(isinstance(kind, type) and issubclass(kind, BaseException) for kind in self.on):
             raise ConfigurationError(f"Retry(on={self.on!r}) is no policy: name types of errors.")
         object.__setattr__(self, "on", tuple(self.on))
-        if not self.delays or min(self.delays) < timedelta(0):
-            raise ConfigurationError("Retry(delays=...) is no policy: name at least one delay, and none below zero.")
+        if not self.delays or not all(isinstance(one, timedelta) and one >= timedelta(0) for one in self.delays):
+            raise ConfigurationError("Retry(delays=...) is no policy: name one timedelta at least, and none below zero.")
 
     def allows(self, failures: int) -> bool:
         """Return whether another try may follow so many failures."""

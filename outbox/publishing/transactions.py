@@ -94,8 +94,8 @@ def _home_of(subject: str, about: Model, using: str | None) -> str | None:
         raise InvalidMessage(f"{subject} is about {about!r}, which is no model instance. Pass the row itself.")
     if about.pk is None:
         raise InvalidMessage(
-            f"{subject} is about a {about._meta.label} without a primary key. Publish after it is saved, "
-            "and before it is deleted."
+            f"{subject} is about a row of {about._meta.label} that has no primary key. Publish after it is saved, and before it "
+            "is deleted."
         )
     home = about._state.db
     if using and home and home != using:

@@ -15,6 +15,7 @@ from typing import Any
 
 from django.db import connections, transaction
 from django.test.testcases import DatabaseOperationForbidden  # type: ignore[attr-defined]
+from psycopg.pq import TransactionStatus
 
 from outbox import conf, database
 from outbox.check_backs.answer import answer_on
@@ -77,15 +78,21 @@ def check_deferred(alias: str) -> None:
     """
     Check what PostgreSQL checks at COMMIT, which never comes in a test's own transaction: foreign keys, for one.
 
-    In a savepoint that is rolled back: what is deferred stays deferred, and is checked again.
+    In a savepoint that is rolled back: what is deferred stays deferred, and is checked again. A transaction that is broken
+    already is left to those who say so.
 
     Raises:
         django.db.IntegrityError: a constraint is violated.
     """
-    if connections[alias].in_atomic_block:
+    connection = connections[alias]
+    if connection.in_atomic_block and not connection.needs_rollback and _is_alive(connection):
         with transaction.atomic(using=alias), connections[alias].cursor() as cursor:
             cursor.execute("SET CONSTRAINTS ALL IMMEDIATE")
             transaction.set_rollback(True, using=alias)
+
+
+def _is_alive(connection: Any) -> bool:
+    return connection.connection is not None and connection.connection.info.transaction_status is TransactionStatus.INTRANS
 
 
 def finish_commits(alias: str) -> None:

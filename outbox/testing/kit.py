@@ -233,4 +233,4 @@ def _as_sent(draft: Draft, claims: Mapping[str, str] = {}) -> Outgoing:
 
 def _raise(failure: Failure) -> None:
     hint = "To see it retried instead: run_until_idle(raise_errors=False)."
-    raise AssertionError(f"{failure}. {hint}") from failure.error
+    raise AssertionError(f"{str(failure).rstrip('.')}. {hint}") from failure.error

@@ -12,6 +12,8 @@ from uuid import UUID
 
 import msgspec
 
+from outbox import conf
+from outbox.errors import UnknownTopic
 from outbox.message import Header, Message, message_type
 from outbox.models import Delayed, MessageRow, Topic
 
@@ -63,7 +65,12 @@ def read(databases: Sequence[str]) -> list[Published]:
 
 
 def check_fields(kind: Kind | None, fields: Mapping[str, object]) -> None:
-    """Raise where a field is asked for that the type does not have: nothing could ever match."""
+    """Raise where a topic is asked for that is not in settings, or a field that the type does not have: nothing could match."""
+    if isinstance(kind, str):
+        try:
+            conf.topic_settings(kind)
+        except UnknownTopic as error:
+            raise AssertionError(str(error)) from error
     if kind is None or isinstance(kind, str):
         return
     if not (isinstance(kind, type) and issubclass(kind, Message)):

@@ -71,6 +71,7 @@ class TestSettings:
                 {"CHECK_BACK": {"SECRETS": ["a", 7]}},
                 r'\["CHECK_BACK"\]\["SECRETS"\]\[1\] has a wrong value: Expected `str`, got `int`\.$',
             ),
+            (None, r"^OUTBOX has a wrong value: Expected a dict, got None\.$"),
             ([], r"^OUTBOX has a wrong value: Expected a dict, got a list\.$"),
             ({"RELAY": {"LEASE": 30}}, r"Expected a duration, got `int`\. Write timedelta\(seconds=\.\.\.\)"),
             ({"RELAY": {"LEASE": timedelta(0)}}, r'OUTBOX\["RELAY"\]\["LEASE"\] is 0:00:00; it must be greater than zero'),

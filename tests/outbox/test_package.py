@@ -30,6 +30,16 @@ class TestPublicNames:
 
         assert outcome.returncode == 0, outcome.stderr
 
+    def test_say_that_the_app_is_not_installed(self):
+        program = (
+            "import django; from django.conf import settings; settings.configure(INSTALLED_APPS=[]); django.setup()\n"
+            "from outbox import publish"
+        )
+
+        outcome = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
+
+        assert 'outbox.publish needs the app. Add "outbox" to INSTALLED_APPS' in outcome.stderr.splitlines()[-1]
+
     def test_need_nothing_of_others_to_import_the_package(self):
         program = (
             "import sys; before = set(sys.modules); import outbox; "

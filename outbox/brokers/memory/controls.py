@@ -52,6 +52,8 @@ class Controls:
         if call == LOOK_UP:
             self._store.faults.plan_lookup(_standing(verdict), where, times)
             return
+        if verdict not in list(SendStatus):
+            raise ValueError(f"{verdict!r} is no verdict. There are: {', '.join(SendStatus)}.")
         fate = FaultKind.LATE if late else FaultKind.STORED if stored else FaultKind.LOST
         self._store.faults.plan(call, SendStatus(verdict), reason, fate, where, times)
 
@@ -140,7 +142,8 @@ class Controls:
 def _standing(verdict: SendStatus | HalfStanding | str) -> HalfStanding:
     if verdict in list(HalfStanding):
         return HalfStanding(verdict)
-    SendStatus(verdict)
+    if verdict not in list(SendStatus):
+        raise ValueError(f"{verdict!r} is no verdict. There are: {', '.join([*HalfStanding, *SendStatus])}.")
     return HalfStanding.UNKNOWN
 
 

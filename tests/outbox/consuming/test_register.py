@@ -47,7 +47,7 @@ class TestConsumer:
         with pytest.raises(ConfigurationError) as error:
             consumer(Placed, group="cart")(other_handler)
 
-        assert "test_register.handler" in str(error.value)
+        assert str(error.value).startswith("tests.outbox.consuming.test_register.handler and ")
         assert "test_register.other_handler" in str(error.value)
 
     def test_names_both_functions_when_two_take_one_plain_topic(self):
@@ -71,7 +71,14 @@ class TestConsumer:
     @pytest.mark.parametrize(
         ("arguments", "text"),
         [
-            ({"types": [Placed], "group": ""}, "needs a group"),
+            ({"types": [Placed], "group": ""}, "needs the name of a group"),
+            ({"types": [Placed]}, "needs the name of a group"),
+            ({"types": [Placed], "group": None}, "needs the name of a group"),
+            ({"types": [handler]}, r"takes message types, not <function handler .*: @consumer\(OrderPlaced, group="),
+            ({"types": [Placed], "group": "cart", "time_limit": 5}, "time_limit is a timedelta greater than zero, not 5"),
+            ({"types": [Placed], "group": "cart", "batch_size": "10"}, "batch_size is 2 to 500, not '10'"),
+            ({"types": [Placed], "group": "cart", "retry": 5}, r"retry is a policy, such as Retry\(limit=3\), not 5"),
+            ({"types": [Placed], "group": "cart", "dedupe": "id"}, "dedupe is a function of the message, .* not 'id'"),
             ({"types": [], "group": "cart"}, "message types or a plain topic"),
             ({"types": [Placed], "group": "cart", "topic": "orders"}, "message types or a plain topic"),
             ({"types": ["Placed"], "group": "cart"}, "takes message types"),
@@ -90,7 +97,7 @@ class TestConsumer:
         with pytest.raises(ConfigurationError, match="cannot be called as"):
             consumer(Placed, group="cart")(target)
 
-    @pytest.mark.parametrize("wrong", [{"limit": -1}, {"jitter": 2}, {"delays": []}])
+    @pytest.mark.parametrize("wrong", [{"limit": -1}, {"limit": "3"}, {"jitter": 2}, {"delays": []}, {"delays": [5]}])
     def test_refuses_a_retry_that_is_no_policy(self, wrong):
         with pytest.raises(ConfigurationError, match="no policy"):
             Retry(**wrong)

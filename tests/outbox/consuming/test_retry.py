@@ -4,7 +4,7 @@ from datetime import timedelta
 
 import pytest
 
-from outbox import Retry
+from outbox import Retry, RetryLater
 from outbox.conf import RETRY_DELAYS
 from outbox.errors import ConfigurationError
 
@@ -13,9 +13,9 @@ class TestRetry:
     @pytest.mark.parametrize(
         ("policy", "text"),
         [
-            ({"limit": -1}, r"Retry\(limit=-1, jitter=0.1\) is no policy: limit is 0 or more"),
+            ({"limit": -1}, r"Retry\(limit=-1, jitter=0.1\) is no policy: limit is a number from 0"),
             ({"jitter": 2}, r"Retry\(limit=16, jitter=2\) is no policy: .*jitter from 0 to 1"),
-            ({"delays": []}, "name at least one delay"),
+            ({"delays": []}, "name one timedelta at least"),
             ({"delays": [timedelta(seconds=-1)]}, "none below zero"),
         ],
     )
@@ -44,3 +44,12 @@ class TestRetry:
 
         assert len(waits) > 50
         assert timedelta(seconds=9) <= min(waits) <= max(waits) <= timedelta(seconds=11)
+
+
+class TestRetryLater:
+    def test_takes_seconds_or_a_timedelta(self):
+        assert RetryLater(5).after == RetryLater(timedelta(seconds=5)).after
+
+    def test_says_so_where_it_gets_a_reason_alone(self):
+        with pytest.raises(TypeError, match=r"RetryLater takes seconds or a timedelta, then a reason, not 'busy'\."):
+            RetryLater("busy")  # type: ignore[arg-type]

@@ -43,7 +43,7 @@ class TestOutboxPause:
     def test_names_user_and_host_where_nobody_is_named(self):
         pause("orders")
 
-        assert orders().paused_by.endswith(f" on {socket.gethostname()}")
+        assert orders().paused_by.endswith(f"@{socket.gethostname()}")
 
     def test_resumes_a_topic(self, capsys):
         pause("orders")

@@ -168,7 +168,7 @@ class TestTheRowItIsAbout:
             publish(OrderMade(order_id=1), about=7)  # type: ignore[arg-type]
 
     def test_is_saved(self):
-        with pytest.raises(InvalidMessage, match=r"OrderMade is about a auth\.Group without a primary key"):
+        with pytest.raises(InvalidMessage, match=r"OrderMade is about a row of auth\.Group that has no primary key"):
             publish(OrderMade(order_id=1), about=Group(name="staff"))
 
     def test_has_company_of_one_for_each_of_many(self):

@@ -126,6 +126,9 @@ class TestAssertPublished:
         assert told.splitlines()[0] == "OrderMade(customer='Ann') was published twice, not once."
         assert len(told.splitlines()) == 3
 
+    def test_says_that_there_is_no_such_topic(self, outbox):
+        assert told_by(outbox.assert_published, "maed").endswith("is not in OUTBOX[\"TOPICS\"]. Did you mean 'made'?")
+
     def test_says_that_a_field_is_none_of_the_type(self, outbox):
         told = told_by(outbox.assert_published, OrderMade, oder_id=1)
 

@@ -1,3 +1,4 @@
+from contextlib import suppress
 from datetime import timedelta
 
 import pytest
@@ -89,6 +90,18 @@ class TestRunUntilIdle:
 
         assert isinstance(caught.value.__cause__, IntegrityError)
         assert not Permission.objects.filter(codename="none").exists()
+
+    def test_leaves_it_to_the_consumer_to_name_an_error_that_the_handler_swallowed(self, outbox, handled):
+        def swallow(order):
+            with suppress(IntegrityError):
+                Group.objects.create(name="staff")
+                Group.objects.create(name="staff")
+
+        handled(OrderMade, swallow)
+        commit()
+
+        with pytest.raises(AssertionError, match="returned with its transaction broken: it caught an error of the database"):
+            outbox.run_until_idle()
 
     def test_blames_no_handler_for_what_the_test_itself_could_not_commit(self, outbox, handled):
         handled(OrderMade)

@@ -35,6 +35,11 @@ class TestFail:
         ):
             broker.fail("sent", "refused")
 
+    @pytest.mark.parametrize(("call", "first"), [("send", "accepted"), ("look_up_halves", "")])
+    def test_says_which_verdicts_there_are(self, broker, call, first):
+        with pytest.raises(ValueError, match=rf"'down' is no verdict\. There are: {first}.*refused"):
+            broker.fail(call, "down")
+
 
 class TestShow:
     def test_hands_out_what_nobody_sent(self, broker):
