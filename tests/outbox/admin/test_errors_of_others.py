@@ -10,7 +10,7 @@ from tests.factories import BatchFactory, MessageRowFactory
 
 pytestmark = pytest.mark.django_db
 
-OVERVIEW = reverse("admin:outbox_overview")
+OVERVIEW = reverse("admin:outbox_overview_changelist")
 OTHERS = [
     "view_deadmessage",
     "view_deadletter",
