@@ -46,7 +46,7 @@ DISCARD = Act(
     "Skip dead messages",
     "Skip",
     "Skipped",
-    "This is final: what is skipped is never sent, and no consumer sees it.",
+    "This is final: what is skipped is never sent again.",
 )
 
 

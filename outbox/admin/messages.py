@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from contextlib import closing
 from dataclasses import dataclass
 from typing import Any
+from urllib.parse import urlencode
 from uuid import UUID
 
 from django.contrib import admin
@@ -14,7 +15,6 @@ from django.db import router
 from django.db.models import Q, QuerySet
 from django.db.models.expressions import RawSQL
 from django.http import HttpRequest, HttpResponse, HttpResponseRedirect
-from django.utils.html import format_html_join
 from django.utils.safestring import SafeString
 
 from outbox import conf, database
@@ -22,27 +22,21 @@ from outbox.admin.base import ReadOnlyAdmin
 from outbox.admin.contents import contents, read_beginning
 from outbox.admin.links import about_link, message_link
 from outbox.admin.lists import COUNTED, Filter
-from outbox.admin.pages import topics, url_of
-from outbox.admin.text import badge, moment, plain, shown, since
+from outbox.admin.pages import may_see, topics, url_of
+from outbox.admin.state_badges import state_badges
+from outbox.admin.text import badge, moment, shown, since
 from outbox.admin.times import Time
 from outbox.brokers.base import StoredCopy
 from outbox.brokers.capabilities import Lookups
-from outbox.consuming.letter_acts import GroupEnd, read_ends
+from outbox.consuming.letter_acts import read_ends
+from outbox.consuming.outcome import Outcome
 from outbox.errors import BrokerUnavailable
 from outbox.message import Header, read_headers
-from outbox.models import DeadMessage, Delayed, MessageRow, MessageState, Ticket
-from outbox.monitoring.timeline import REPLAYS, Severity, Timeline, TimelineEntry, read_timeline
+from outbox.models import DeadLetter, DeadMessage, Delayed, MessageRow, MessageState, Ticket
+from outbox.monitoring.timeline import Timeline, TimelineEntry, read_timeline
 from outbox.monitoring.why import why
 
 MessageStatus = MessageState.MessageStatus
-
-TONES: dict[str, str] = {
-    MessageStatus.SENT: Severity.GOOD,
-    MessageStatus.DEAD: Severity.BAD,
-    MessageStatus.LOST: Severity.BAD,
-    MessageStatus.RETRYING: Severity.BAD,
-    MessageStatus.SKIPPED: Severity.PLAIN,
-}
 
 # Messages by where their batch stands: along the index of unfinished batches, or of dead ones. Limited in here: joined to
 # all of a million of them, the planner would compare each with each.
@@ -175,7 +169,7 @@ class MessageAdmin(ReadOnlyAdmin):
         return moment(row.created_at)
 
     def state(self, row: Any) -> SafeString:
-        return _standing(row.standing.state, row.ended) if row.standing else badge("gone", "plain")
+        return state_badges(row.standing.state, row.ended) if row.standing else badge("gone", "plain")
 
     def topic(self, row: Any) -> str:
         return row.standing.topic if row.standing else ""
@@ -240,7 +234,8 @@ class MessageAdmin(ReadOnlyAdmin):
             "title": f"Message {row.id}",
             "timeline": timeline,
             "why": shown(why(database.raw(using), row.id) or "", 1000),
-            "state": _standing(timeline.state, timeline.ended) if timeline else "",
+            "state": state_badges(timeline.state, timeline.ended) if timeline else "",
+            "letters": self._letters(request, timeline) if timeline else [],
             "moments": [_as_told(one) for one in timeline.moments] if timeline else [],
             **contents(request, headers, row.beginning, row.size),
             "key": shown(row.key),
@@ -251,6 +246,14 @@ class MessageAdmin(ReadOnlyAdmin):
             else "",
             **self._asked(request, row, timeline),
         }
+
+    def _letters(self, request: HttpRequest, timeline: Timeline) -> list[tuple[str, str]]:
+        """Return the groups that keep the message as a dead letter, each with the address of its letters of the topic."""
+        if not may_see(self.admin_site, DeadLetter, request):
+            return []
+        url = url_of(self.admin_site, "outbox_deadletter_changelist")
+        dead = [one.group for one in timeline.ended if one.outcome == Outcome.DEAD_LETTER]
+        return [(group, f"{url}?{urlencode({'group': group, 'topic': timeline.topic})}") for group in dead]
 
     def _asked(self, request: HttpRequest, row: MessageRow, timeline: Timeline | None) -> dict[str, Any]:
         """Ask the broker where the message is, when the person wants to know: it may be slow, or away."""
@@ -266,18 +269,6 @@ class MessageAdmin(ReadOnlyAdmin):
         except BrokerUnavailable as error:
             trouble = str(error)
         return {"is_asked": True, "found": found, "trouble": trouble}
-
-
-def _standing(state: str, ended: Sequence[GroupEnd]) -> SafeString:
-    """Return where a message stands, and how it ended in groups that have not handled it: that counts for more than "sent"."""
-    tone = Severity.PLAIN if ended and state == MessageStatus.SENT else TONES.get(state, Severity.WAITING)
-    return format_html_join(" ", "{}", [(badge(state, tone),), *((_end(one),) for one in ended)])
-
-
-def _end(one: GroupEnd) -> SafeString:
-    by = f" by {plain(one.by)}" if one.by else ""
-    tone = Severity.WAITING if one.outcome in REPLAYS else Severity.BAD
-    return badge(f"{one.outcome}{by} for group {plain(one.group)}", tone)
 
 
 def _as_told(one: TimelineEntry) -> dict[str, Any]:

@@ -2,20 +2,16 @@
 
 from __future__ import annotations
 
-import getpass
 import os
+import pwd
 import socket
 
 
 def actor(command: str) -> str:
     """Return the name of a command with the system's user and host."""
-    return f"{command} by {somebody()}"
-
-
-def somebody() -> str:
-    """Return the system's user and host: `ada@shop-1`."""
+    number = os.getuid()
     try:
-        user = getpass.getuser()
-    except (KeyError, OSError):  # a container may run as a number that has no name
-        user = str(os.getuid())
-    return f"{user}@{socket.gethostname()}"
+        name = pwd.getpwuid(number).pw_name
+    except KeyError:  # a container may run as a number that has no name
+        name = str(number)
+    return f"{command} by {name}@{socket.gethostname()}"

@@ -12,7 +12,7 @@ from django.core.management.base import BaseCommand
 
 from outbox import conf, database, topics
 from outbox.errors import OutboxError
-from outbox.management.actor import somebody
+from outbox.management.actor import actor
 from outbox.management.exits import unable
 from outbox.relay.hosts import databases
 from outbox.topics import Pause
@@ -29,7 +29,7 @@ class Command(BaseCommand):
         parser.add_argument("topic", metavar="TOPIC", help="the topic's name")
         parser.add_argument("--resume", action="store_true", help="let it go on")
         parser.add_argument("--reason", default="", metavar="TEXT", help="why, for those who wonder")
-        parser.add_argument("--by", metavar="NAME", help="who pauses it (default: user and host)")
+        parser.add_argument("--by", metavar="NAME", help="who pauses it (default: the command, with the system's user and host)")
         parser.add_argument("--database", action="append", metavar="ALIAS", help="may be repeated (default: all)")
         parser.add_argument("--json", action="store_true", help="print one line of JSON")
 
@@ -77,7 +77,7 @@ def _read(aliases: Sequence[str], topic: str) -> dict[str, Pause | None]:
 def _change(alias: str, topic: str, pause: Pause | None, options: dict[str, Any]) -> bool:
     with database.connect(alias, application_name="outbox pause") as connection:
         if not options["resume"]:
-            return topics.pause(connection, topic, by=options["by"] or somebody(), reason=options["reason"])
+            return topics.pause(connection, topic, by=options["by"] or actor("outbox_pause"), reason=options["reason"])
         return pause is not None and topics.resume(connection, topic, since=pause.at)
 
 

@@ -16,11 +16,22 @@ from outbox.batches.retry import RetryResult, retry_all, retry_messages
 from outbox.errors import OutboxError
 from outbox.logs import one_line
 from outbox.management.actor import actor
+from outbox.management.confirm import confirm
 from outbox.management.exits import unable
+from outbox.management.tables import table
+from outbox.models import State
 from outbox.relay.hosts import databases
 
 # Topics of which messages were or are published; 0 is not one.
 TOPIC_NAMES = "SELECT name FROM outbox_topic WHERE id <> 0 ORDER BY name"
+
+# Dead messages of those ids, or of that topic, or all.
+DEAD = f"""
+SELECT count(*), t.name, (array_agg(b.last_error ORDER BY b.id))[1]
+FROM outbox_batch b JOIN outbox_topic t ON t.id = b.topic_id, unnest(b.message_ids) WITH ORDINALITY u(id, n)
+WHERE b.state = {State.DEAD} AND u.n <> ALL(b.split) AND (%(ids)s::uuid[] IS NULL OR u.id = ANY(%(ids)s))
+    AND (%(topic)s::text IS NULL OR t.name = %(topic)s) GROUP BY t.name ORDER BY t.name
+"""  # noqa: S608  (a number of ours)
 
 
 class Command(BaseCommand):
@@ -33,7 +44,8 @@ class Command(BaseCommand):
         parser.add_argument("message_id", nargs="*", type=_uuid, metavar="MESSAGE_ID", help="these dead messages")
         parser.add_argument("--topic", metavar="NAME", help="all dead messages of a topic")
         parser.add_argument("--all-dead", action="store_true", help="all dead messages")
-        parser.add_argument("--skip", action="store_true", help="skip them for good instead; nobody sends them any more")
+        parser.add_argument("--skip", action="store_true", help="skip them for good instead, after asking")
+        parser.add_argument("--no-input", action="store_true", help="skip without asking")
         parser.add_argument("--database", default="default", metavar="ALIAS", help="where they are (default: default)")
         parser.add_argument("--json", action="store_true", help="print one line of JSON")
 
@@ -44,6 +56,10 @@ class Command(BaseCommand):
             (alias,) = databases([options["database"]])
             with database.connect(alias, application_name="outbox retry") as connection:
                 database.ensure_fit(alias, connection)
+                if options["topic"]:
+                    _insist_on_topic(connection, options["topic"])
+                if options["skip"] and not options["no_input"]:
+                    _confirm_skip(connection, options)
                 settled = _settle(connection, options)
         except (OutboxError, psycopg.Error) as error:
             raise unable(error) from error
@@ -59,11 +75,16 @@ def _uuid(text: str) -> UUID:
 _uuid.__name__ = "message id"  # argparse says: invalid message id value
 
 
+def _confirm_skip(connection: database.Connection, options: dict[str, Any]) -> None:
+    found = connection.execute(DEAD, {"ids": options["message_id"] or None, "topic": options["topic"]}).fetchall()
+    if found:
+        rows = table(["dead messages", "topic", "first reason"], found)
+        confirm(f"{rows}\n\nThey will be skipped. This is final: what is skipped is never sent again.")
+
+
 def _settle(connection: database.Connection, options: dict[str, Any]) -> RetryResult:
     if options["message_id"]:
         return retry_messages(connection, options["message_id"], by=actor("outbox_retry"), skip=options["skip"])
-    if options["topic"]:
-        _insist_on_topic(connection, options["topic"])
     return retry_all(connection, by=actor("outbox_retry"), topic=options["topic"], skip=options["skip"])
 
 

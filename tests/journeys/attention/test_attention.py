@@ -121,7 +121,7 @@ def test_a_dead_letter_is_named_until_it_is_discarded(shop, run, attention):
     cause = wait_until(lambda: attention().get("dead_letters of group 'shipping'"), 60)
 
     assert cause.startswith("1 message of topic 'orders' failed for good. Of late: Reject")
-    run("outbox_replay", "--all", "--discard").communicate(timeout=60)
+    run("outbox_replay", "--all", "--discard", "--no-input").communicate(timeout=60)
     assert attention() == {}
 
 

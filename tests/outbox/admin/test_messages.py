@@ -63,6 +63,15 @@ class TestList:
             assert '<span class="outbox-badge outbox-bad">discarded by anna for group points</span>' in page.text
         assert '<span class="outbox-badge outbox-good">sent</span>' in opened(admin_client, handled).text
 
+    def test_leads_to_the_dead_letters_of_its_groups(self, message, admin_client, operator):
+        row = message(batch={"state": State.SENT})
+        FailedDeliveryFactory(message_id=row.id, consumer_group="points", dead_letter=True)
+        FailedDeliveryFactory(message_id=row.id, consumer_group="cart", outcome="discarded", acted_by="anna")
+        url = f"{reverse('admin:outbox_deadletter_changelist')}?group=points&topic=orders"
+
+        assert opened(admin_client, row).context["letters"] == [("points", url)]
+        assert opened(operator(VIEW), row).context["letters"] == []
+
     def test_marks_markup_and_direction_in_keys_and_errors(self, message, admin_client):
         message(key="<b>\u202e", batch={"state": State.DEAD, "last_error": "<i>\u2066"})
 

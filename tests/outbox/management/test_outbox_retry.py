@@ -37,7 +37,7 @@ class TestOutboxRetry:
 
     def test_writes_down_who_did_it(self, batch):
         retry(batch.message_ids[0])
-        retry("--all-dead", "--skip")
+        retry("--all-dead", "--skip", "--no-input")
 
         rows = FailedAttempt.objects.order_by("id").values_list("verdict", "message_ids", "acted_by")
         by = actor("outbox_retry")
@@ -49,10 +49,20 @@ class TestOutboxRetry:
         assert states(batch) == ["released"] * 2
 
     def test_lets_messages_rest(self, batch, capsys):
-        assert retry("--all-dead", "--skip") == 0
+        assert retry("--all-dead", "--skip", "--no-input") == 0
 
         assert states(batch) == ["skipped"] * 2
         assert capsys.readouterr().out == "2 messages skipped.\n"
+
+    def test_skips_nothing_unasked_where_there_is_no_terminal(self, batch, capsys):
+        with pytest.raises(CommandError, match="--no-input") as refused:
+            retry("--topic", "broken", "--skip")
+
+        assert refused.value.returncode == 2
+        assert states(batch) == ["dead"] * 2
+        asked = capsys.readouterr().err
+        assert "            2  broken" in asked
+        assert "This is final" in asked
 
     def test_says_what_it_did_not_do(self, batch, capsys):
         retry(batch.message_ids[0])

@@ -1,0 +1,35 @@
+"""Where a message stands, in badges: its state, and how it ended in groups that have not handled it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from django.utils.html import format_html_join
+from django.utils.safestring import SafeString
+
+from outbox.admin.text import badge, plain
+from outbox.consuming.letter_acts import GroupEnd
+from outbox.models import MessageState
+from outbox.monitoring.timeline import REPLAYS, Severity
+
+MessageStatus = MessageState.MessageStatus
+
+TONES: dict[str, str] = {
+    MessageStatus.SENT: Severity.GOOD,
+    MessageStatus.DEAD: Severity.BAD,
+    MessageStatus.LOST: Severity.BAD,
+    MessageStatus.RETRYING: Severity.BAD,
+    MessageStatus.SKIPPED: Severity.PLAIN,
+}
+
+
+def state_badges(state: str, ended: Sequence[GroupEnd]) -> SafeString:
+    """Return where a message stands, and how it ended in groups that have not handled it: that counts for more than "sent"."""
+    tone = Severity.PLAIN if ended and state == MessageStatus.SENT else TONES.get(state, Severity.WAITING)
+    return format_html_join(" ", "{}", [(badge(state, tone),), *((_end(one),) for one in ended)])
+
+
+def _end(one: GroupEnd) -> SafeString:
+    by = f" by {plain(one.by)}" if one.by else ""
+    tone = Severity.WAITING if one.outcome in REPLAYS else Severity.BAD
+    return badge(f"{one.outcome}{by} for group {plain(one.group)}", tone)
