@@ -10,9 +10,9 @@ from django.contrib import admin
 from django.core.management import call_command
 from django.urls import reverse
 
-from outbox import Message, database, publish, transaction
+from outbox import Message, conf, database, publish, transaction
 from outbox.consuming import register
-from outbox.database import partitions
+from outbox.database import heartbeats, partitions
 from outbox.models import Batch, CheckBack, Inbox, MessageRow, State
 from outbox.monitoring.health import Health, health, readiness
 from outbox.monitoring.timeline import read_timeline
@@ -142,6 +142,9 @@ class TestTheStatus:
         assert (database["parked"], database["dead_letters"]) == ({}, [])
 
     def test_is_healthy_where_nothing_is_wrong(self):
+        for broker in {topic.broker for topic in conf.settings().topics.values()}:
+            heartbeats.beat(database.raw("default"), "relay", broker=broker)
+
         assert (readiness()["default"], health()["default"]) == (Health.OK, Health.OK)
 
     def test_is_scraped(self, message, client):
