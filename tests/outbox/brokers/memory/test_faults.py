@@ -178,5 +178,5 @@ class TestFailOfALookUp:
         assert broker.look_up_halves([given]) == [HalfStanding.HIDDEN]
 
     def test_refuses_what_no_broker_says(self, broker: MemoryBroker):
-        with pytest.raises(ValueError, match="'lost' is not a valid"):
+        with pytest.raises(ValueError, match="'lost' is no verdict"):
             broker.fail("look_up_halves", "lost")
