@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterator
+from datetime import timedelta
 from typing import Any
 
 from django.core.checks import CheckMessage
@@ -16,6 +17,7 @@ from django.core.checks import Warning as Caution
 from outbox.checks.settings import known_settings
 
 SWEEP = "outbox.tasks.sweep"
+CONSUME = "outbox.tasks.consume"
 FALLBACK = "default"  # what Celery calls the app that it makes where the project has none
 
 OR_NO_NUDGES = 'Where all relays are resident (outbox_relay), set OUTBOX["NUDGE"] = False.'
@@ -60,6 +62,13 @@ def nudged_app() -> Iterator[Any]:
 def beat_entries(task: str) -> list[Any]:
     """Give the entries of Celery's beat for a task; none where the project has no Celery app."""
     return [entry for app in _app() for entry in app.conf.beat_schedule.values() if entry["task"] == task]
+
+
+def seconds_between(schedule: Any) -> float:
+    """Return how often an entry of beat comes, in seconds; of a schedule by the clock, a minute."""
+    if isinstance(schedule, timedelta):
+        return schedule.total_seconds()
+    return float(schedule) if isinstance(schedule, int | float) else 60.0
 
 
 def _app() -> Iterator[Any]:

@@ -15,6 +15,7 @@ from outbox.brokers.capabilities import DeadLetters
 from outbox.consuming.register import Group, groups
 from outbox.database import Connection
 from outbox.errors import BrokerUnavailable, ConfigurationError, UnknownTopic
+from outbox.message import TopicType
 from outbox.monitoring.processes import ProcessStatus
 
 ANSWER_WITHIN_SECONDS = 3.0  # whoever asks for the status has a time-out, too
@@ -104,6 +105,7 @@ def read_groups(
     found = []
     for one, alias in mine:
         topics = sorted(one.topics_of(alias))
+        at_once = [topic for topic in topics if conf.topic_settings(topic).type is not TopicType.DELAY]
         answer, pace = answers[one.name, alias], paces.get(one.name, _Pace())
         consumers = [process for process in processes if process.does == ("consumer", alias, one.name)]
         counted = {kept.topic: kept.letters for kept in letters if kept.consumer_group == one.name and kept.topic in topics}
@@ -117,7 +119,7 @@ def read_groups(
                 consumers=sum(not process.is_silent for process in consumers),
                 silent_seconds=min((process.silent_seconds for process in consumers), default=None),
                 per_minute=pace.per_minute,
-                waits_seconds=max((age for topic, age in sends if topic in topics and age < pace.idle_seconds), default=None),
+                waits_seconds=max((age for topic, age in sends if topic in at_once and age < pace.idle_seconds), default=None),
                 dead_letters=answer.letters or counted,
             )
         )

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from psycopg.rows import class_row
 
+from outbox.checks.celery import CONSUME, SWEEP, beat_entries, seconds_between
 from outbox.database import Connection
 from outbox.database.heartbeats import BY_CELERY, SILENT_AFTER
 
@@ -20,7 +21,12 @@ FROM outbox_process ORDER BY kind, broker, consumer_group, beat_at DESC, host, p
 
 @dataclass(frozen=True, slots=True)
 class ProcessStatus:
-    """A process that sent its last heartbeat `silent_seconds` ago, and its first one `age_seconds` ago."""
+    """
+    A process that sent its last heartbeat `silent_seconds` ago, and its first one `age_seconds` ago.
+
+    Args:
+        beats_within: seconds after which the next heartbeat is missed.
+    """
 
     kind: str
     host: str
@@ -32,6 +38,7 @@ class ProcessStatus:
     note: str
     silent_seconds: float
     age_seconds: float
+    beats_within: float = SILENT_AFTER.total_seconds()
 
     @property
     def does(self) -> tuple[str, str, str]:
@@ -46,12 +53,22 @@ class ProcessStatus:
     @property
     def is_silent(self) -> bool:
         """Whether it should have sent a heartbeat since."""
-        return self.silent_seconds > SILENT_AFTER.total_seconds()
+        return self.silent_seconds > self.beats_within
 
 
 def read_processes(connection: Connection) -> list[ProcessStatus]:
     """Read all processes that have not left; those that do the same together, the newest heartbeat first."""
-    return connection.cursor(row_factory=class_row(ProcessStatus)).execute(PROCESSES).fetchall()
+    found = connection.cursor(row_factory=class_row(ProcessStatus)).execute(PROCESSES).fetchall()
+    return [replace(one, beats_within=_beats_within(one)) if one.note == BY_CELERY else one for one in found]
+
+
+def _beats_within(process: ProcessStatus) -> float:
+    """Return after how many seconds a process of Celery's is missed: when beat has called twice in vain."""
+    task = SWEEP if process.kind == "relay" else CONSUME
+    arguments = (process.consumer_group,) if process.consumer_group else ()
+    entries = [entry for entry in beat_entries(task) if tuple(entry.get("args") or ()) == arguments]
+    every = max((seconds_between(entry["schedule"]) for entry in entries), default=0.0)
+    return SILENT_AFTER.total_seconds() + 2 * every
 
 
 def is_replaced(silent: ProcessStatus, processes: Sequence[ProcessStatus]) -> bool:

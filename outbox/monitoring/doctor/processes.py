@@ -7,14 +7,12 @@ from collections.abc import Iterator
 import psycopg
 
 from outbox import database
-from outbox.checks.celery import beat_entries
+from outbox.checks.celery import CONSUME, beat_entries
 from outbox.consuming.register import groups
 from outbox.database.heartbeats import SILENT_AFTER
 from outbox.monitoring.doctor.databases import CONNECT_SECONDS
 from outbox.monitoring.doctor.finding import Finding, Level
 from outbox.relay.hosts import relay_targets
-
-CONSUME = "outbox.tasks.consume"
 
 HEARD_OF = "SELECT DISTINCT kind, broker, consumer_group FROM outbox_process WHERE beat_at > clock_timestamp() - %s"
 

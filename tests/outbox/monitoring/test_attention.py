@@ -1,6 +1,7 @@
 from datetime import UTC, datetime, timedelta
 from uuid import uuid4
 
+import celery
 import pytest
 
 from outbox import conf, consumer, database
@@ -14,6 +15,7 @@ from outbox.message import Message
 from outbox.models import FailedAttempt, FailedDelivery, Gap, Inbox, Process, State, Topic
 from outbox.monitoring.attention import Kind
 from outbox.monitoring.status import read_status
+from outbox.schedule import beat_schedule
 from tests.factories import BatchFactory, MessageRowFactory, TicketFactory, TopicFactory, message_id
 
 pytestmark = pytest.mark.django_db
@@ -194,6 +196,15 @@ class TestProcesses:
 
         assert read() == []
 
+    @pytest.mark.parametrize(("silent", "found"), [(60, []), (70, [Kind.NO_RELAY])])
+    def test_miss_a_relay_of_celerys_when_beat_has_called_twice(self, read, silent, found, monkeypatch):
+        app = celery.Celery("project", set_as_current=False)
+        app.conf.beat_schedule = beat_schedule(sweep=timedelta(seconds=30))
+        monkeypatch.setattr(celery, "current_app", app)
+        a_process("relay", silent=silent, note="celery")
+
+        assert [one.kind for one in read()] == found
+
     def test_name_a_checker_that_was_killed(self, read, relay):
         a_process("checker", silent=12)
 
@@ -268,6 +279,14 @@ class TestGroups:
         a_backlog("a")
         handled(seconds=3600)
         sent(seconds=2)
+
+        assert read() == []
+
+    def test_need_none_for_what_the_broker_is_to_deliver_later(self, read, settings):
+        settings.OUTBOX = {**settings.OUTBOX, "TOPICS": {"parcels": {"TYPE": "delay"}}}
+        a_process("consumer", consumer_group="cart")
+        a_backlog("a")
+        sent(seconds=100)
 
         assert read() == []
 
