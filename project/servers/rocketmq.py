@@ -16,7 +16,8 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Self
 
@@ -144,6 +145,15 @@ class RocketMQ:
     def kill_broker(self) -> None:
         """End broker and proxy by SIGKILL, as a machine that loses its power would."""
         self.kill("broker")
+
+    @contextmanager
+    def frozen_broker(self) -> Iterator[None]:
+        """Freeze broker and proxy by SIGSTOP for the time of the block."""
+        self._processes["broker"].send_signal(signal.SIGSTOP)
+        try:
+            yield
+        finally:
+            self._processes["broker"].send_signal(signal.SIGCONT)
 
     def set(self, name: str, value: object) -> None:
         """Change a setting of the running broker."""

@@ -6,6 +6,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from typing import TypeVar
 
 from outbox.brokers.rocketmq.client import Client
+from outbox.brokers.rocketmq.remoting.connection import NotConnected
 from outbox.brokers.rocketmq.remoting.frames import RemotingError
 from outbox.errors import BrokerUnavailable
 
@@ -13,10 +14,17 @@ R = TypeVar("R")
 
 
 async def addresses_of_all(client: Client) -> list[str]:
-    """Return host:port of each broker that has a topic of ours. Raises NotConnected where no name server answers."""
+    """
+    Return host:port of each broker that has a topic of ours.
+
+    Raises:
+        NotConnected: no name server answers, or none knows a broker now: they strike out one that is away.
+    """
     found: dict[str, str] = dict(client.options.broker_addresses)
     for topic in client.topics:
         found |= await client.ports.addresses(topic)
+    if not found and not await client.ports.is_any_broker_there():
+        raise NotConnected("No name server knows a broker now.")
     return [found[name] for name in sorted(found)]
 
 
