@@ -13,9 +13,10 @@ yet; the audit over the full history sees that.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from contextlib import closing
 from dataclasses import asdict, dataclass
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from typing import Any
 
 from django.db import connections
@@ -134,6 +135,15 @@ WHERE s.id = %(source)s AND b.first_seq + m.position - 1 BETWEEN %(first)s AND %
 
 LOOKED_UP = 100  # messages of a gap of which the broker is asked whether it has them
 
+# Whether the number behind a gap came so lately that what is missing may be on its way.
+CAME_LATELY = """
+SELECT EXISTS (
+    SELECT FROM outbox_inbox WHERE consumer_group = %s AND topic = %s AND source = %s AND lane = %s AND number = %s + 1
+    AND handled_at > clock_timestamp() - %s)
+"""
+
+LATELY = timedelta(hours=1)
+
 NOT_YET = """
 DELETE FROM outbox_gap WHERE consumer_group = %(group)s AND source = %(source)s AND topic = %(topic)s AND lane = %(lane)s
 AND first_number = %(first)s
@@ -191,25 +201,34 @@ def _still_at_the_broker(group: Group, found: list[Missing], cursor: CursorWrapp
     """
     Return those whose messages the group has before it.
 
-    A broker that cannot tell of a message is asked how much waits: as long as that is as much as is missing, it may be that.
+    A broker that cannot tell of a message is asked how much waits. While that is as much as is missing, it may be that, for an
+    hour: in a busy group something always waits.
     """
-    awaited = []
-    for alias in sorted({conf.topic_settings(missing.topic).broker for missing in found}):
+    topics = conf.settings().topics
+    awaited: list[Missing] = []
+    for alias in sorted({topics[missing.topic].broker for missing in found if missing.topic in topics}):
         with closing(conf.make_broker(alias)) as broker:
-            can_tell = type(broker).may_deliver_again is not Broker.may_deliver_again
-            backlog = {} if can_tell else broker.backlog(group.name)
-            for missing in found:
-                if missing.topic not in broker.topics:
-                    continue
-                if can_tell:
-                    cursor.execute(IDS, {"limit": LOOKED_UP, **asdict(missing)})
-                    ids = [str(row[0]) for row in cursor.fetchall()]
-                    is_there = bool(ids and broker.may_deliver_again(group.name, ids))
-                else:
-                    is_there = backlog.get(missing.topic, 0) > missing.last - missing.first
-                if is_there:
-                    awaited.append(missing)
+            mine = [missing for missing in found if missing.topic in broker.topics]
+            if type(broker).may_deliver_again is not Broker.may_deliver_again:
+                awaited += [missing for missing in mine if _has_any(broker, group, missing, cursor)]
+            else:
+                backlog = broker.backlog(group.name)
+                awaited += [missing for missing in mine if _may_wait(backlog, group, missing, cursor)]
     return awaited
+
+
+def _has_any(broker: Broker, group: Group, missing: Missing, cursor: CursorWrapper) -> bool:
+    cursor.execute(IDS, {"limit": LOOKED_UP, **asdict(missing)})
+    ids = [str(row[0]) for row in cursor.fetchall()]
+    return bool(ids and broker.may_deliver_again(group.name, ids))
+
+
+def _may_wait(backlog: Mapping[str, int], group: Group, missing: Missing, cursor: CursorWrapper) -> bool:
+    if backlog.get(missing.topic, 0) <= missing.last - missing.first:
+        return False
+    values: list[Any] = [group.name, missing.topic, missing.source, missing.lane, missing.last, LATELY]
+    cursor.execute(CAME_LATELY, values)
+    return bool(cursor.fetchone()[0])
 
 
 def _announce(group: Group, missing: Missing) -> None:

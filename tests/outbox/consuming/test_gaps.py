@@ -166,15 +166,26 @@ class TestFindGaps:
 
         assert gaps() == [(2, 2)]
 
-    @pytest.mark.parametrize(("backlog", "found"), [(2, []), (1, [(2, 3)])])
-    def test_waits_while_a_broker_that_cannot_tell_has_as_much_before_it(self, broker, backlog, found, monkeypatch):
+    @pytest.mark.parametrize(
+        ("backlog", "ago", "found"), [(2, LONG_AGO, []), (1, LONG_AGO, [(2, 3)]), (2, timedelta(hours=2), [(2, 3)])]
+    )
+    def test_waits_an_hour_while_a_broker_that_cannot_tell_has_as_much_before_it(self, broker, backlog, ago, found, monkeypatch):
         monkeypatch.setattr(MemoryBroker, "may_deliver_again", Broker.may_deliver_again)
         monkeypatch.setattr(MemoryBroker, "backlog", lambda broker, group: {"orders": backlog})
-        arrived(1, 4)
+        arrived(1, 4, ago=ago)
 
         find_gaps(group("cart"))
 
         assert gaps() == found
+
+    def test_goes_on_with_a_gap_of_a_topic_that_the_settings_had(self):
+        about = {"consumer_group": "cart", "source": SOURCE, "topic": "former", "lane": 1}
+        Gap.objects.create(**about, first_number=2, last_number=5)
+        arrived(3, topic="former")
+
+        find_gaps(group("cart"))
+
+        assert gaps() == [(2, 2), (4, 5)]
 
     def test_looks_for_a_split_position_in_its_own_batch(self):
         topic = Topic.objects.get(name="orders")
