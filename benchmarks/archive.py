@@ -87,7 +87,7 @@ def _archive(config: ArchiveConfig, writer: SparkWriter) -> Archived:
 
 
 def missing() -> str:
-    """Say what Spark needs and is not here; empty: nothing."""
+    """Return what Spark needs and is not here; empty: nothing."""
     if importlib.util.find_spec("pyspark") is None:
         return "pyspark is not installed (make .venv/.spark)"
     try:

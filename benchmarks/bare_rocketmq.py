@@ -25,12 +25,12 @@ METADATA = grpc.aio.Metadata(
 
 
 def send(endpoints: str, topic: str, properties: dict[str, str], body: bytes, count: int) -> float:
-    """Send whole messages; give how many in a second."""
+    """Send whole messages; return how many in a second."""
     return asyncio.run(_run(endpoints, lambda stub: _send(stub, topic, properties, body, is_half=False), count))
 
 
 def send_and_commit(endpoints: str, topic: str, properties: dict[str, str], body: bytes, count: int) -> float:
-    """Store half messages, each committed as soon as it is stored; give how many in a second."""
+    """Store half messages, each committed as soon as it is stored; return how many in a second."""
     return asyncio.run(_run(endpoints, lambda stub: _send_and_commit(stub, topic, properties, body), count))
 
 
@@ -50,7 +50,7 @@ async def _work(stub: Any, act: Callable[[Any], Any], turns: Iterator[int]) -> N
 
 
 async def _send(stub: Any, topic: str, properties: dict[str, str], body: bytes, *, is_half: bool) -> tuple[str, str]:
-    """Give message id and transaction id."""
+    """Return message id and transaction id."""
     message_id = str(uuid.uuid4())
     system = definition.SystemProperties(
         message_id=message_id,

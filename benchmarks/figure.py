@@ -52,7 +52,7 @@ def interleaved(rounds: int, *subjects: Callable[[], float]) -> list[float]:
 
 
 def percentile(values: Sequence[float], share: float) -> float:
-    """Give the value that `share` (0 to 1) of the values do not exceed."""
+    """Return the value that `share` (0 to 1) of the values do not exceed."""
     ordered = sorted(values)
     return ordered[min(len(ordered) - 1, int(share * len(ordered)))]
 

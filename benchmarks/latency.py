@@ -24,7 +24,7 @@ def measure(scale: float) -> list[Figure]:
 
 
 def clock(kind: type[Clocked | ClockedOnRocketMQ], messages: int) -> list[float]:
-    """Give the milliseconds that each message took, while relay and consumer run."""
+    """Return the milliseconds that each message took, while relay and consumer run."""
     with connection.cursor() as cursor:
         cursor.execute(TABLE)
     _round(kind, 20, first=0)  # all connections are open, all code is loaded
@@ -35,7 +35,7 @@ def clock(kind: type[Clocked | ClockedOnRocketMQ], messages: int) -> list[float]
 
 
 def words(taken: list[float]) -> str:
-    """Say what a p50 does not."""
+    """Return what a p50 does not."""
     return f"p95 {percentile(taken, 0.95):.1f} ms, p99 {percentile(taken, 0.99):.1f} ms, {len(taken)} messages"
 
 

@@ -63,7 +63,7 @@ def _celery_files(folder: str) -> Iterator[None]:
 
 
 def wait_until(condition: Callable[[], bool], seconds: float, what: str) -> float:
-    """Wait, looking each millisecond; give the time at which it held."""
+    """Wait, looking each millisecond; return the time at which it held."""
     deadline = time.monotonic() + seconds
     while not condition():
         assert time.monotonic() < deadline, f"{what}: not within {seconds} s"
@@ -72,7 +72,7 @@ def wait_until(condition: Callable[[], bool], seconds: float, what: str) -> floa
 
 
 def count(query: str, *parameters: object) -> int:
-    """Give the number that a query finds."""
+    """Return the number that a query finds."""
     with connection.cursor() as cursor:
         cursor.execute(query, parameters)
         row = cursor.fetchone()

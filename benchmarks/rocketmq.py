@@ -71,7 +71,7 @@ def measure(scale: float) -> list[Figure]:
 
 @contextmanager
 def _server() -> Iterator[tuple[Any, float]]:
-    """Start a node with the checks of production; give it, and the seconds that took once the jars were there."""
+    """Start a node with the checks of production; return it, and the seconds that took once the jars were there."""
     from project.servers.rocketmq import RocketMQ
     from project.servers.rocketmq_jars import fetch_jars
     from project.servers.rocketmq_ports import Ports

@@ -37,7 +37,7 @@ OUTBOX: dict[str, Any] = {
 
 
 def with_rocketmq(options: dict[str, Any]) -> dict[str, Any]:
-    """Give OUTBOX with a RocketMQ, and topics on it."""
+    """Return OUTBOX with a RocketMQ, and topics on it."""
     broker = {"BACKEND": "outbox.brokers.rocketmq.RocketMQBroker", "OPTIONS": options}
     topics = {name: {"TYPE": "transaction", "BROKER": "rocketmq"} for name in ("bench-rocketmq", "bench-rocketmq-bulk")}
     return {**OUTBOX, "BROKERS": {**OUTBOX["BROKERS"], "rocketmq": broker}, "TOPICS": {**OUTBOX["TOPICS"], **topics}}

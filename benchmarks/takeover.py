@@ -24,7 +24,7 @@ def measure(scale: float) -> list[Figure]:
 
 
 def _kill_one() -> float:
-    """Stop the second relay's clock while the first takes the message and dies; give the seconds from there."""
+    """Stop the second relay's clock while the first takes the message and dies; return the seconds from there."""
     doomed = command("outbox_relay", "--broker", "default", OUTBOX_FAILPOINTS="relay.after_half=kill")
     with command("outbox_relay", "--broker", "default") as heir, doomed as first:
         wait_until(lambda: is_up(heir) and is_up(first), 30, "two relays")

@@ -138,7 +138,7 @@ class Watch(threading.Thread):
         return ends_at
 
     def _leave(self) -> None:
-        """Say what does not return, and end the process without it."""
+        """Return what does not return, and end the process without it."""
         telling = threading.Thread(target=self._tell, daemon=True)
         telling.start()
         telling.join(LOG_SECONDS)

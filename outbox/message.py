@@ -179,12 +179,12 @@ registered: dict[str, type[Message]] = {}
 
 
 def message_type(name: str) -> type[Message] | None:
-    """Give the message type of that name on the wire, or None where no module defines it."""
+    """Return the message type of that name on the wire, or None where no module defines it."""
     return registered.get(name)
 
 
 def message_types() -> Mapping[str, type[Message]]:
-    """Give all message types by their name on the wire."""
+    """Return all message types by their name on the wire."""
     return dict(registered)
 
 

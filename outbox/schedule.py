@@ -30,7 +30,7 @@ def beat_schedule(
     queue: str = "outbox",
 ) -> dict[str, dict[str, Any]]:
     """
-    Give the entries of Celery's `beat_schedule` that relay what no nudge reported, and keep the tables in shape.
+    Return the entries of Celery's `beat_schedule` that relay what no nudge reported, and keep the tables in shape.
 
     Args:
         sweep: how long a message may wait when its nudge was lost.

@@ -99,7 +99,7 @@ def write_topic(connection: database.Connection, name: str) -> None:
 
 def topic_id(name: str, using: str) -> int:
     """
-    Give a topic's id, writing its row first where there is none.
+    Return a topic's id, writing its row first where there is none.
 
     The row is written over a connection of its own: the caller's transaction may yet be rolled back. That goes around a pooler,
     all of whose backends may be held by transactions which wait for this.
@@ -135,7 +135,7 @@ def topic_id(name: str, using: str) -> int:
 
 def pause(connection: database.Connection, name: str, *, by: str, reason: str) -> bool:
     """
-    Have relays claim no messages of a topic, and let none go half first. Publishing goes on, and so does what its broker holds.
+    Stop relays from claiming messages of a topic; none goes half first. Publishing goes on, and so does what its broker holds.
 
     Returns:
         False when it was paused before; nothing is changed then.

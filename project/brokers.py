@@ -10,7 +10,7 @@ from django.core.exceptions import ImproperlyConfigured
 
 def broker(environ: Mapping[str, str]) -> dict[str, Any]:
     """
-    Give the entry of `OUTBOX["BROKERS"]` that BROKER names: embedded, or rocketmq.
+    Return the entry of `OUTBOX["BROKERS"]` that BROKER names: embedded, or rocketmq.
 
     Raises:
         ImproperlyConfigured: it names another.

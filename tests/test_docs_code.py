@@ -39,7 +39,7 @@ SETTINGS = ["brokers/rocketmq.md", "how-to/archive.md", "pipeline.md"]
 
 
 def commands() -> Iterator[tuple[str, str]]:
-    """Give each call of a command of ours that a page shows in a console, with its page."""
+    """Return each call of a command of ours that a page shows in a console, with its page."""
     for page in PAGES:
         for block in re.findall(r"```console\n(.*?)```", page.read_text(), re.DOTALL):
             for line in re.findall(r"^\$ .*manage\.py (outbox_\w+[^#\n|&]*)", block, re.MULTILINE):

@@ -25,7 +25,7 @@ OTHERS_PROGRAMS = ("outbox/testing/postgres.py", "outbox/pipeline/spark/")
 
 @cache
 def texts(path: Path) -> list[str]:
-    """Give the texts of a file that are shown to somebody: all but docstrings, with `{}` where a value is written in."""
+    """Return the texts of a file that are shown to somebody: all but docstrings, with `{}` where a value is written in."""
     if path.suffix == ".html":
         return [path.read_text()]
     tree = ast.parse(path.read_text())
@@ -55,12 +55,12 @@ def flags_of(command: str) -> set[str]:
 
 
 def named(text: str) -> set[str]:
-    """Give the commands that a text names."""
+    """Return the commands that a text names."""
     return set(COMMAND.findall(text)) & set(names())
 
 
 def strange_flags(text: str, own: set[str]) -> list[str]:
-    """Give the flags in a text that none of the commands has which it names, or else stands in."""
+    """Return the flags in a text that none of the commands has which it names, or else stands in."""
     known = set().union(*map(flags_of, named(text) | own or names())) | flags_of("migrate")
     return [f"{flag}: {text}" for flag in FLAG.findall(text) if flag not in known]
 

@@ -15,7 +15,7 @@ WAITS_FOR_ME = "SELECT pid FROM pg_locks WHERE NOT granted AND pg_backend_pid() 
 
 
 def wait_until(condition: Callable[[], T], seconds: float = 30) -> T:
-    """Give the first true value of a condition."""
+    """Return the first true value of a condition."""
     deadline = time.monotonic() + seconds
     while not (value := condition()):
         assert time.monotonic() < deadline, f"waited for {seconds} s"
@@ -24,6 +24,6 @@ def wait_until(condition: Callable[[], T], seconds: float = 30) -> T:
 
 
 def wait_until_it_blocks(holder: Connection) -> int:
-    """Wait until somebody waits for a lock of that connection; give the process id of that somebody's backend."""
+    """Wait until somebody waits for a lock of that connection; return the process id of that somebody's backend."""
     (pid,) = wait_until(lambda: holder.execute(WAITS_FOR_ME).fetchone())
     return int(pid)

@@ -65,7 +65,7 @@ def find(path: str) -> Any:
 
 
 def documented() -> set[str]:
-    """Give the public names of `outbox` that this page or that of the errors tells about."""
+    """Return the public names of `outbox` that this page or that of the errors tells about."""
     names = {path.removeprefix("outbox.") for paths in SECTIONS.values() for path in paths}
     return names | ELSEWHERE | {name for name in outbox.__all__ if _is_error(getattr(outbox, name))}
 
@@ -85,7 +85,7 @@ def _entry(path: str, value: Any) -> Iterator[str]:
 
 
 def _methods(value: Any) -> Iterator[tuple[str, Any]]:
-    """Give the public methods and properties of a class that say what they do, in the order of the source."""
+    """Return the public methods and properties of a class that say what they do, in the order of the source."""
     if not inspect.isclass(value):
         return
     for name, member in vars(value).items():
@@ -99,7 +99,7 @@ def _methods(value: Any) -> Iterator[tuple[str, Any]]:
 
 
 def signature(value: Any) -> str:
-    """Give the parameters as the source has them, one a line where they are many; of a property what it gives."""
+    """Return the parameters as the source has them, one a line where they are many; of a property what it gives."""
     [node] = ast.parse(textwrap.dedent(inspect.getsource(value.fget if isinstance(value, property) else value))).body
     if isinstance(node, ast.ClassDef):
         return _in_lines([ast.unparse(one) for one in node.body if isinstance(one, ast.AnnAssign)], "")
@@ -110,7 +110,7 @@ def signature(value: Any) -> str:
 
 
 def _split(parameters: ast.arguments) -> list[str]:
-    """Give each parameter by itself."""
+    """Return each parameter by itself."""
     found = re.split(r", (?![^\[(]*[\])])", ast.unparse(parameters))
     return [re.sub(r"^(\w+: [^=]+)=", r"\1 = ", one) for one in found if one]
 

@@ -64,7 +64,7 @@ def _section(app: str, name: str) -> str:
 
 
 def _actions(command: BaseCommand, name: str) -> Iterator[argparse.Action]:
-    """Give the command's own arguments, not Django's."""
+    """Return the command's own arguments, not Django's."""
     djangos = {action.dest for action in BaseCommand().create_parser("manage.py", name)._actions}
     for action in command.create_parser("manage.py", name)._actions:
         if action.dest not in djangos:

@@ -81,7 +81,7 @@ def _type(one: Attribute) -> str:
 
 
 def _default(one: Attribute) -> str:
-    """Give the default as one writes it; of a section, nothing: its own defaults stand in its table."""
+    """Return the default as one writes it; of a section, nothing: its own defaults stand in its table."""
     if not one.value:
         return "(none)"
     factory = re.fullmatch(r"msgspec\.field\(default_factory=lambda: (.+)\)", one.value)

@@ -26,12 +26,12 @@ class Attribute:
 
 
 def docstring(path: str, name: str) -> str:
-    """Give the docstring of a class."""
+    """Return the docstring of a class."""
     return ast.get_docstring(_class(path, name)) or ""
 
 
 def attributes(path: str, name: str) -> Iterator[Attribute]:
-    """Give the attributes of a class, in order, its inner classes and methods apart."""
+    """Return the attributes of a class, in order, its inner classes and methods apart."""
     comments = _comments(path)
     for node in _class(path, name).body:
         if isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name):
@@ -42,7 +42,7 @@ def attributes(path: str, name: str) -> Iterator[Attribute]:
 
 
 def comments_of_names(path: str) -> Iterator[tuple[str, str]]:
-    """Give what a module assigns to names, each with its comment."""
+    """Return what a module assigns to names, each with its comment."""
     comments = _comments(path)
     for node in _tree(path).body:
         if isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Name):
@@ -73,7 +73,7 @@ def _class(path: str, name: str) -> ast.ClassDef:
 
 @cache
 def _comments(path: str) -> dict[int, tuple[bool, str]]:
-    """Give comments by line, and whether each has the line to itself; what is meant for linters is left out."""
+    """Return comments by line, and whether each has the line to itself; what is meant for linters is left out."""
     found = {}
     for token in tokenize.generate_tokens(io.StringIO((ROOT / path).read_text()).readline):
         if token.type == tokenize.COMMENT:

@@ -55,7 +55,7 @@ class ReadOnlyAdmin(admin.ModelAdmin):
         return False
 
     def may(self, request: HttpRequest, act: str) -> bool:
-        """Say whether the person has the permission `act` for this model, such as "retry"."""
+        """Return whether the person has the permission `act` for this model, such as "retry"."""
         return bool(request.user.has_perm(f"{self.opts.app_label}.{act}_{self.opts.model_name}"))
 
     def lookup_allowed(self, lookup: str, value: str, request: HttpRequest | None = None) -> bool:
@@ -94,7 +94,7 @@ class ReadOnlyAdmin(admin.ModelAdmin):
         return super().changeform_view(request, object_id, form_url, framed)
 
     def told(self, request: HttpRequest, row: Any) -> dict[str, Any]:
-        """Give what the page of a row shows, its title with it."""
+        """Return what the page of a row shows, its title with it."""
         return {}
 
     def render_change_form(

@@ -11,7 +11,7 @@ from outbox.monitoring.throughput import LOOKED_AT, Minute
 
 
 def chart(minutes: Sequence[Minute]) -> dict[str, Any]:
-    """Give what the drawing's template needs."""
+    """Return what the drawing's template needs."""
     published = [minute.published for minute in minutes]
     handled = [minute.handled for minute in minutes]
     known = [count for count in published + handled if count is not None]

@@ -13,7 +13,7 @@ from outbox.admin.text import shown
 
 
 def read_beginning(rows: QuerySet[Any]) -> QuerySet[Any]:
-    """Have rows read with the `size` of their body and, of the body, no more than can be laid out: its `beginning`."""
+    """Load rows with the `size` of their body and, of the body, no more than can be laid out: its `beginning`."""
     size = Func(F("body"), function="octet_length", output_field=IntegerField())
     found: QuerySet[Any] = rows.defer("body").annotate(
         size=size, beginning=Substr("body", 1, READ_BYTES, output_field=BinaryField())
@@ -22,7 +22,7 @@ def read_beginning(rows: QuerySet[Any]) -> QuerySet[Any]:
 
 
 def contents(request: HttpRequest, headers: dict[str, str], beginning: bytes | None, size: int | None) -> dict[str, Any]:
-    """Give what a page needs to show headers and body, masked unless the person may see masked fields."""
+    """Return what a page needs to show headers and body, masked unless the person may see masked fields."""
     if beginning is None or size is None:
         return {"headers": [], "body": None}
     body = readable(bytes(beginning), size=size, headers=headers, unmasked=request.user.has_perm("outbox.view_body"))

@@ -143,7 +143,7 @@ class DeadMessageAdmin(ReadOnlyAdmin):
         return None
 
     def _act(self, request: HttpRequest, chosen: QuerySet[DeadMessage], act: Act, reason: str) -> int:
-        """Settle what was chosen, each part together with its log; give how many were."""
+        """Settle what was chosen, each part together with its log; return how many were."""
         using = router.db_for_write(self.model)
         ids = list(chosen.order_by("message_id").values_list("message_id", flat=True)[:AT_ONCE])
         done = 0

@@ -74,7 +74,7 @@ class ReasonForm(forms.Form):
 
 
 def as_of(request: HttpRequest) -> datetime:
-    """Give the time at which the person saw how many there are: now, on the first page."""
+    """Return the time at which the person saw how many there are: now, on the first page."""
     field = forms.DateTimeField(required=False)
     try:
         return field.clean(request.POST.get("as_of", "")) or timezone.now()
@@ -127,7 +127,7 @@ def impact_page(
 
 
 def tell(model_admin: ModelAdmin, request: HttpRequest, act: Act, *, done: int, wanted: int, limit: int) -> None:
-    """Say what was done, and what was not."""
+    """Return what was done, and what was not."""
     if done:
         model_admin.message_user(request, f"{act.past}: {done}.", messages.SUCCESS)
     if done == limit < wanted:
@@ -156,6 +156,6 @@ def write_log(request: HttpRequest, model: type[Model], names: Mapping[str, str]
 
 
 def chosen_rows(request: HttpRequest) -> list[tuple[str, str]]:
-    """Give what the list sent: the act, and which rows it is about."""
+    """Return what the list sent: the act, and which rows it is about."""
     names = ("action", "select_across", ACTION_CHECKBOX_NAME)
     return [(name, value) for name in names for value in request.POST.getlist(name)]

@@ -40,12 +40,12 @@ class Scale:
         return cls(low, max(low + 1, math.ceil(math.log10(max(known)))), True)
 
     def place(self, value: float) -> float:
-        """Give the height of a value."""
+        """Return the height of a value."""
         scaled = (math.log10(value) if value > 0 else self.low) if self.is_by_decades else value
         return (scaled - self.low) / (self.high - self.low)
 
     def ends(self) -> tuple[float, float]:
-        """Give the values at the bottom and at the top."""
+        """Return the values at the bottom and at the top."""
         return (10**self.low, 10**self.high) if self.is_by_decades else (self.low, self.high)
 
 
@@ -61,7 +61,7 @@ def drawing(
     by_decades: bool = False,
 ) -> dict[str, Any]:
     """
-    Give what the drawing's template needs.
+    Return what the drawing's template needs.
 
     Args:
         name: of this drawing on its page, for references.
@@ -93,7 +93,7 @@ def drawing(
 
 
 def _pieces(values: Sequence[float | None], scale: Scale) -> Any:
-    """Give the corners of each unbroken piece; a value alone is a short dash."""
+    """Return the corners of each unbroken piece; a value alone is a short dash."""
     step = (WIDTH - 2 - LEFT) / max(1, len(values) - 1)
     piece: list[tuple[float, float]] = []
     for n, value in enumerate([*values, None]):
@@ -107,7 +107,7 @@ def _pieces(values: Sequence[float | None], scale: Scale) -> Any:
 
 
 def _rows(lines: Sequence[Line], begins_at: datetime, ends_at: datetime, say: Callable[[float], str]) -> list[Any]:
-    """Give time and values, newest first, where something is known."""
+    """Return time and values, newest first, where something is known."""
     count = max((len(line.values) for line in lines), default=0)
     step = (ends_at - begins_at) / max(1, count)
     rows = [

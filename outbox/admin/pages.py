@@ -44,12 +44,12 @@ def register_page(page: Page) -> None:
 
 
 def url_of(site: AdminSite, view: str, *args: object) -> str:
-    """Give the address of a view of the admin, in the site it belongs to."""
+    """Return the address of a view of the admin, in the site it belongs to."""
     return reverse(f"admin:{view}", args=args, current_app=site.name)
 
 
 def topics(request: HttpRequest) -> list[Topic]:
-    """Give all topics, read once per request."""
+    """Return all topics, read once per request."""
     known: list[Topic] | None = getattr(request, "_outbox_topics", None)
     if known is None:
         known = list(Topic.objects.exclude(id=0).order_by("name"))
@@ -58,7 +58,7 @@ def topics(request: HttpRequest) -> list[Topic]:
 
 
 def frame(site: AdminSite, request: HttpRequest) -> dict[str, Any]:
-    """Give the context that every page of the outbox needs: links to those the person may see, and the paused topics."""
+    """Return the context that every page of the outbox needs: links to those the person may see, and the paused topics."""
     request.current_app = site.name  # where {% url "admin:…" %} leads
     links = []
     for page in _pages:
@@ -69,5 +69,5 @@ def frame(site: AdminSite, request: HttpRequest) -> dict[str, Any]:
 
 
 def may_see(site: AdminSite, model: type[Model], request: HttpRequest) -> bool:
-    """Say whether this admin has a model, and the person may view it there."""
+    """Return whether this admin has a model, and the person may view it there."""
     return site.is_registered(model) and site.get_model_admin(model).has_view_permission(request)

@@ -40,7 +40,7 @@ def _mark(odd: re.Match[str]) -> str:
 
 
 def moment(at: datetime | None) -> SafeString:
-    """Give a time to the second, in one line."""
+    """Return a time to the second, in one line."""
     return format_html('<span class="outbox-time">{}</span>', date_format(timezone.localtime(at), "Y-m-d H:i:s") if at else "")
 
 
@@ -50,5 +50,5 @@ def since(at: datetime | None) -> str:
 
 
 def badge(text: str, tone: str) -> SafeString:
-    """Give a word with a colour. Tones: good, bad, waiting, plain."""
+    """Return a word with a colour. Tones: good, bad, waiting, plain."""
     return format_html('<span class="outbox-badge outbox-{}">{}</span>', tone, text)

@@ -37,7 +37,7 @@ def read_options(kind: type[O], raw: Mapping[str, Any]) -> O:
 
 
 def problems_with(kind: type[Options], raw: Mapping[str, Any]) -> list[Problem]:
-    """Say what `read_options` would raise, with a hint."""
+    """Return what `read_options` would raise, with a hint."""
     prepare(kind)
     try:
         msgspec.convert(dict(raw), kind)

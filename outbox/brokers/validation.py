@@ -13,7 +13,7 @@ TOO_LATE = SendResult(SendStatus.UNAVAILABLE, reason="The time within which it m
 
 
 def objection(message: Outgoing, topics: Mapping[str, TopicSpec], *, is_half: bool, max_body_bytes: int) -> SendResult | None:
-    """Say why a message cannot go, or None: the topic first (a person can mend it), then the message itself."""
+    """Return why a message cannot go, or None: the topic first (a person can mend it), then the message itself."""
     topic = topics.get(message.topic)
     if topic is None:
         return _misconfigured(f"There is no topic {message.topic!r} here. Create it, or correct the name.")
@@ -43,7 +43,7 @@ def _is_text(message: Outgoing) -> bool:
 
 
 def known_topic(topics: Mapping[str, TopicSpec], name: str) -> TopicSpec:
-    """Give a topic that consumers ask for. Raises UnknownTopic when the broker was not given it."""
+    """Return a topic that consumers ask for. Raises UnknownTopic when the broker was not given it."""
     if name not in topics:
         known = ", ".join(sorted(topics)) or "none"
         raise UnknownTopic(f"The broker has no topic {name!r}, only {known}. Correct the name, or add the topic.")

@@ -23,7 +23,7 @@ logger = get_logger("outbox.check_back")
 
 def answer(half: Half, *, asked_by: str, request_id: str = "", using: str = DEFAULT_DB_ALIAS) -> Answer:
     """
-    Say how a half message ends, from the database that its token names.
+    Return how a half message ends, from the database that its token names.
 
     What goes wrong here is UNKNOWN, never an exception: the broker asks again.
 

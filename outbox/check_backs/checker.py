@@ -24,7 +24,7 @@ logger = get_logger(__name__)
 
 
 def brokers_that_ask(aliases: set[str]) -> list[str]:
-    """Give those of the brokers that ask by themselves."""
+    """Return those of the brokers that ask by themselves."""
     return [alias for alias in sorted(aliases) if conf.broker_class(alias).asks_producers]
 
 

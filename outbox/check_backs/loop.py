@@ -36,7 +36,7 @@ def ask_as_set(database: str) -> Ask:
 
 
 def brokers_to_ask_for(aliases: set[str]) -> list[str]:
-    """Give those of the brokers that need a check loop."""
+    """Return those of the brokers that need a check loop."""
     return [alias for alias in sorted(aliases) if conf.broker_class(alias).needs_check_loop]
 
 

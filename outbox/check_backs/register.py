@@ -38,12 +38,12 @@ def check_back(topic: str) -> Callable[[Resolver], Resolver]:
 
 
 def resolvers() -> Mapping[str, Resolver]:
-    """Give all such functions by their topics."""
+    """Return all such functions by their topics."""
     return dict(registered)
 
 
 def resolver_of(topic: str) -> Resolver | None:
-    """Give the function that answers for a topic's half messages without a token, or None."""
+    """Return the function that answers for a topic's half messages without a token, or None."""
     return registered.get(topic)
 
 

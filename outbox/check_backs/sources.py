@@ -16,7 +16,7 @@ _aliases: dict[str, str] = {}
 
 def alias_of(token: str, *, otherwise: str) -> str:
     """
-    Give the alias of the database that a token names.
+    Return the alias of the database that a token names.
 
     Args:
         otherwise: for a token that names none we know. `resolve` finds there that the token is another source's.

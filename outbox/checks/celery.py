@@ -53,14 +53,14 @@ def check_eager(**kwargs: Any) -> list[CheckMessage]:
 
 
 def nudged_app() -> Iterator[Any]:
-    """Give the project's Celery app, if it has one and nudges are sent to it."""
+    """Return the project's Celery app, if it has one and nudges are sent to it."""
     settings = known_settings()
     if settings.nudge and settings.topics:
         yield from _app()
 
 
 def beat_entries(task: str) -> list[Any]:
-    """Give the entries of Celery's beat for a task; none where the project has no Celery app."""
+    """Return the entries of Celery's beat for a task; none where the project has no Celery app."""
     return [entry for app in _app() for entry in app.conf.beat_schedule.values() if entry["task"] == task]
 
 

@@ -142,7 +142,7 @@ def _problems_of_url(url: str) -> list[CheckMessage]:
 
 
 def _endpoints() -> Iterator[View]:
-    """Give the project's views that answer check-backs."""
+    """Return the project's views that answer check-backs."""
     if getattr(django_settings, "ROOT_URLCONF", None):
         for view in _views(get_resolver().url_patterns):
             bases = getattr(getattr(view, "cls", None), "__mro__", ())

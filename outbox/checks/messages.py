@@ -137,7 +137,7 @@ def _problems_of_fields(kind: type[Message]) -> Iterator[CheckMessage]:
 
 
 def _foreign_types(node: object, seen: set[type]) -> Iterator[type]:
-    """Give the types within an annotation of which no value comes out of JSON."""
+    """Return the types within an annotation of which no value comes out of JSON."""
     if isinstance(node, msgspec.inspect.CustomType):
         if not any(issubclass(plain, node.cls) for plain in PLAIN):
             yield node.cls

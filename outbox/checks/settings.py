@@ -83,7 +83,7 @@ def check_topic_types(**kwargs: Any) -> list[CheckMessage]:
 
 
 def known_settings() -> conf.Settings:
-    """Give the settings; empty ones where E001 has said that they are wrong."""
+    """Return the settings; empty ones where E001 has said that they are wrong."""
     try:
         return conf.settings()
     except ConfigurationError:
@@ -91,7 +91,7 @@ def known_settings() -> conf.Settings:
 
 
 def known_topics() -> Iterator[tuple[str, conf.TopicSettings, type[Broker]]]:
-    """Give the topics with their types filled in, but for those whose broker E003 has named."""
+    """Return the topics with their types filled in, but for those whose broker E003 has named."""
     for name in known_settings().topics:
         with suppress(ConfigurationError):
             topic = conf.topic_settings(name)

@@ -66,7 +66,7 @@ def _is_two_phase(topic: conf.TopicSettings, broker: type[Broker]) -> bool:
 
 
 def _brokers_in_use() -> Iterator[tuple[str, type[Broker], Mapping[str, Any]]]:
-    """Give the brokers that have topics, but for those of which E003 or E004 has spoken."""
+    """Return the brokers that have topics, but for those of which E003 or E004 has spoken."""
     classes = {topic.broker: broker for _, topic, broker in known_topics()}
     for alias, broker in sorted(classes.items()):
         options = known_settings().brokers[alias].options

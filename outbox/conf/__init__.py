@@ -52,14 +52,14 @@ RETRY_DELAYS = tuple(
 
 @cache
 def settings() -> Settings:
-    """Give the settings as they are now. Raises ConfigurationError as `read` does."""
+    """Return the settings as they are now. Raises ConfigurationError as `read` does."""
     found = read(getattr(django_settings, "OUTBOX", {}))
     return _change(found) if _change else found
 
 
 def topic_settings(name: str) -> TopicSettings:
     """
-    Give one topic's settings, its type filled in.
+    Return one topic's settings, its type filled in.
 
     Raises:
         UnknownTopic: the topic is not in `OUTBOX["TOPICS"]`.
@@ -85,7 +85,7 @@ def _topic_settings(name: str) -> TopicSettings:
 @cache
 def broker_class(alias: str) -> type[Broker]:
     """
-    Give a broker's class.
+    Return a broker's class.
 
     Raises:
         ConfigurationError: the alias is unknown, or its BACKEND cannot be imported or is no Broker.
@@ -113,7 +113,7 @@ def broker_class(alias: str) -> type[Broker]:
 
 
 def topics_of(alias: str) -> list[TopicSpec]:
-    """Give the topics of a broker, types filled in, sorted by name."""
+    """Return the topics of a broker, types filled in, sorted by name."""
     found = []
     for name in sorted(settings().topics):
         topic = topic_settings(name)
@@ -133,7 +133,7 @@ _change: Callable[[Settings], Settings] | None = None
 
 @contextmanager
 def changed(change: Callable[[Settings], Settings]) -> Iterator[None]:
-    """Have all settings pass through a function, for as long as a test lasts, whatever it does to Django's meanwhile."""
+    """Pass all settings through a function, for as long as a test lasts, whatever it does to Django's meanwhile."""
     global _change
     before, _change = _change, change
     forget()

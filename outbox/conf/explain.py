@@ -20,7 +20,7 @@ _NAMES = {"`object`": "a dict", "`array`": "a list", "`duration`": "a duration",
 
 def explain(text: str, raw: Any, kind: type[Section], place: str) -> str:
     """
-    Say in one sentence what msgspec found in a dict, and in another what to write.
+    Return in one sentence what msgspec found in a dict, and in another what to write.
 
     Args:
         text: the ValidationError's.

@@ -56,7 +56,7 @@ _meeting = threading.Lock()
 
 
 def is_new(error: BaseException) -> bool:
-    """Say whether no error that looks alike was met by this process yet, of the last thousand."""
+    """Return whether no error that looks alike was met by this process yet, of the last thousand."""
     looks = fingerprint(error)
     with _meeting:
         was_met = looks in _met

@@ -14,7 +14,7 @@ from outbox.message import Header, Message, message_type
 
 def find_consumer(group: Group, delivery: Delivery) -> Consumer | None:
     """
-    Give the group's handler of a message; None where it takes others of the topic only.
+    Return the group's handler of a message; None where it takes others of the topic only.
 
     Raises:
         UnknownMessageType: no module defines the type, and no handler takes the topic whatever comes on it.

@@ -126,7 +126,7 @@ class Group:
         return None
 
     def takes_all_of(self, topic: str) -> bool:
-        """Say whether a handler takes a topic whatever the type, its tags apart."""
+        """Return whether a handler takes a topic whatever the type, its tags apart."""
         return plain_subject(topic) in self.consumers
 
 
@@ -134,13 +134,13 @@ registered: dict[str, Group] = {}
 
 
 def groups() -> Mapping[str, Group]:
-    """Give all groups by name."""
+    """Return all groups by name."""
     return dict(registered)
 
 
 def group(name: str) -> Group:
     """
-    Give a group.
+    Return a group.
 
     Raises:
         ConfigurationError: no handler is in that group.

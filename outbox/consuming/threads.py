@@ -47,7 +47,7 @@ class ConsumerThreads:
         return {(worker.group.using, worker.alias, worker.group.name) for worker in self.workers}
 
     def stop(self) -> None:
-        """Have each worker finish its message and end; from any thread."""
+        """Ask each worker to finish its message and end; from any thread."""
         for worker in self.workers:
             worker.stop()
 

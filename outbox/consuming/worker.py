@@ -67,7 +67,7 @@ class Worker:
         self._has_unended = False  # a try may have ended unseen, since the database was away
 
     def stop(self) -> None:
-        """Have `run` return soon; from any thread."""
+        """Ask `run` to return soon; from any thread."""
         self._stop.set()
         if (broker := self._broker) is not None:
             broker.interrupt()

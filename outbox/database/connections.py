@@ -62,7 +62,7 @@ def outbox_databases() -> list[str]:
 
 
 def is_outbox_database(alias: str) -> bool:
-    """Say whether a database may hold messages, by settings and routers."""
+    """Return whether a database may hold messages, by settings and routers."""
     message_row = apps.get_model("outbox", "MessageRow")  # this room is below models
     return connections[alias].vendor == "postgresql" and router.allow_migrate_model(alias, message_row)
 
@@ -217,7 +217,7 @@ def name_direct(alias: str) -> str:
 
 
 def raw(alias: str) -> Connection:
-    """Give the psycopg connection under Django's own, connected; statements on it join the caller's transaction."""
+    """Return the psycopg connection under Django's own, connected; statements on it join the caller's transaction."""
     wrapper = connections[alias]
     wrapper.ensure_connection()
     return wrapper.connection  # type: ignore[no-any-return]

@@ -41,7 +41,7 @@ class OwnConnection(psycopg.Connection[tuple[Any, ...]]):
 
     def set_up(self, settings: Mapping[str, str], *, prepares_pooled: bool) -> None:
         """
-        Have all statements run with these settings.
+        Run all statements with these settings.
 
         Args:
             settings: at least one, as `set_config()` takes them.

@@ -98,7 +98,7 @@ class HalfAdmin(ReadOnlyAdmin):
 
     @admin.action(description="Ask again now", permissions=["ask"])
     def ask(self, request: HttpRequest, queryset: QuerySet[EmbeddedHalf]) -> None:
-        """Have each asked about in this process, recorded as the admin's, and ended as answered."""
+        """Ask about each in this process, record it as the admin's, and end it as answered."""
         alias = _broker()
         chosen = list(queryset.order_by("id").values_list("id", "message_id")[: self.list_per_page])
         if alias is None or not chosen:

@@ -174,7 +174,7 @@ class EmbeddedBroker(NeedsCheckLoop, DeadLetters, StoredInDatabase):
         return self._ask(ask, half) if half else None
 
     def ask_again(self, half_id: str) -> bool:
-        """Have a parked half message asked about again. False: it is not parked."""
+        """Ask about a parked half message again. False: it is not parked."""
         with self._client.translated() as connection:
             return checks.ask_again(connection, int(half_id), now=self._now())
 
@@ -220,7 +220,7 @@ class EmbeddedBroker(NeedsCheckLoop, DeadLetters, StoredInDatabase):
             return settlement.dead_letters(connection, group, limit)
 
     def replay(self, group: str, letters: Sequence[str]) -> int:
-        """Have dead letters delivered to their group again, attempts from 1."""
+        """Deliver dead letters to their group again, attempts from 1."""
         with self._client.translated() as connection:
             return settlement.replay(connection, group, letters, now=self._now())
 
@@ -230,7 +230,7 @@ class EmbeddedBroker(NeedsCheckLoop, DeadLetters, StoredInDatabase):
             return settlement.discard(connection, group, letters)
 
     def deliver_again(self, group: str, message_ids: Sequence[str]) -> set[str]:
-        """Have messages that the group has read delivered to it again, unless it still has them before it."""
+        """Deliver messages that the group has read to it again, unless it still has them before it."""
         with self._client.translated() as connection:
             return settlement.deliver_again(connection, group, message_ids, now=self._now())
 

@@ -50,14 +50,14 @@ ASK_AGAIN = f"UPDATE outbox_embedded_half SET state = 0, asked = 0, ask_at = {NO
 
 
 def take_due(connection: Connection, *, limit: int, check_limit: int, interval: timedelta, now: datetime | None) -> list[Half]:
-    """Give the half messages to be asked about now, this ask counted."""
+    """Return the half messages to be asked about now, this ask counted."""
     parameters = {"limit": limit, "check_limit": check_limit, "interval": interval, "now": now}
     rows = connection.execute(TAKE_DUE_HALVES, parameters).fetchall()
     return [_half(*row) for row in rows]
 
 
 def take_one(connection: Connection, half_id: int, *, interval: timedelta, now: datetime | None) -> Half | None:
-    """Give one half message to be asked about now, due or not, this ask counted; None where it has ended."""
+    """Return one half message to be asked about now, due or not, this ask counted; None where it has ended."""
     row = connection.execute(TAKE_HALF, {"id": half_id, "interval": interval, "now": now}).fetchone()
     return _half(*row) if row else None
 
@@ -90,5 +90,5 @@ def park(connection: Connection, *, check_limit: int, now: datetime | None) -> i
 
 
 def ask_again(connection: Connection, half_id: int, *, now: datetime | None) -> bool:
-    """Have a parked half asked about again, counted from the first. False: it is not parked."""
+    """Ask about a parked half message again, counted from the first. False: it is not parked."""
     return connection.execute(ASK_AGAIN, {"id": half_id, "now": now}).rowcount == 1

@@ -110,7 +110,7 @@ def store(
     check_after: timedelta,
     now: datetime | None,
 ) -> list[int]:
-    """Store half messages; give their ids, in the order of the rows: the one given, or a new one for ""."""
+    """Store half messages; return their ids, in the order of the rows: the one given, or a new one for ""."""
     parameters = {
         **arrays(rows),
         "tokens": list(tokens),

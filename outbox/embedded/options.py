@@ -40,7 +40,7 @@ class EmbeddedOptions(Options, frozen=True):
 
 
 def problems(raw: Mapping[str, Any]) -> list[Problem]:
-    """Say what is wrong with the options: names and types first, then what they point to."""
+    """Return what is wrong with the options: names and types first, then what they point to."""
     if found := problems_with(EmbeddedOptions, raw):
         return found
     options = read_options(EmbeddedOptions, raw)

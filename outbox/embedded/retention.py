@@ -68,7 +68,7 @@ def prune(
     limit: int,
     now: datetime | None,
 ) -> int:
-    """Drop up to about `limit` messages and remembered ends, a slice per statement; give how many."""
+    """Drop up to about `limit` messages and remembered ends, a slice per statement; return how many."""
     dropped = 0
     for topic, retention in topics:
         about = {"topic_id": topic.id, "retention": retention, "keep_since": keep_since, "slice": SLICE, "now": now}

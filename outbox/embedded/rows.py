@@ -62,7 +62,7 @@ def message_row(message: Outgoing, topic: StoredTopic, keyless_queue: int) -> Me
 
 
 def arrays(rows: Sequence[MessageRow]) -> dict[str, list[Any]]:
-    """Give rows as the parameters of MESSAGE_ARRAYS."""
+    """Return rows as the parameters of MESSAGE_ARRAYS."""
     return dict(zip(_ARRAY_NAMES, map(list, zip(*rows, strict=True)), strict=True))
 
 

@@ -126,7 +126,7 @@ def release(connection: Connection, deliveries: Sequence[Delivery], *, now: date
 
 
 def retry(connection: Connection, delivery: Delivery, after: timedelta, *, now: datetime | None) -> bool:
-    """Have the message due again after that time."""
+    """Make the message due again after that time."""
     return _end_one(connection, RETRY, delivery, {"after": after, "now": now})
 
 
@@ -141,18 +141,18 @@ def dead_letters(connection: Connection, group: str, limit: int) -> list[DeadLet
 
 
 def replay(connection: Connection, group: str, letters: Sequence[str], *, now: datetime | None) -> int:
-    """Have dead letters delivered again; give how many were."""
+    """Deliver dead letters again; return how many."""
     row = connection.execute(REPLAY, {"group": group, "ids": [int(one) for one in letters], "now": now}).fetchone()
     return int(row[0]) if row else 0
 
 
 def discard(connection: Connection, group: str, letters: Sequence[str]) -> int:
-    """Delete dead letters; give how many were there."""
+    """Delete dead letters; return how many were there."""
     return connection.execute(DISCARD, {"group": group, "ids": [int(one) for one in letters]}).rowcount
 
 
 def deliver_again(connection: Connection, group: str, message_ids: Sequence[str], *, now: datetime | None) -> set[str]:
-    """Have messages that a group has read delivered to it again, attempts from 1; give the ids of those that will be."""
+    """Deliver messages that a group has read to it again, attempts from 1; return their ids."""
     with connection.transaction():
         connection.execute(HOLD_OFF_PRUNES, {"group": group})
         rows = connection.execute(DELIVER_AGAIN, {"group": group, "message_ids": list(message_ids), "now": now}).fetchall()

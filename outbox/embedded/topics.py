@@ -31,11 +31,11 @@ class StoredTopic:
     queues: int
 
     def queue_of(self, key: str) -> int:
-        """Give the queue a key always goes to."""
+        """Return the queue a key always goes to."""
         return zlib.crc32(key.encode()) % self.queues
 
     def any_queue(self) -> int:
-        """Give a queue for messages without a key."""
+        """Return a queue for messages without a key."""
         return random.randrange(self.queues)  # noqa: S311  (it spreads, it guards nothing)
 
 
@@ -48,7 +48,7 @@ class Topics:
 
     def stored(self, connection: Connection, name: str) -> StoredTopic:
         """
-        Give a topic's row; the first call creates what is missing of all the broker's topics.
+        Return a topic's row; the first call creates what is missing of all the broker's topics.
 
         Raises:
             UnknownTopic: settings do not give this topic to the broker.
@@ -59,7 +59,7 @@ class Topics:
         return self._stored[name]
 
     def difference(self, stored: StoredTopic) -> str:
-        """Say in which type settings and the topic's row differ; empty: in none."""
+        """Return in which type settings and the topic's row differ; empty: in none."""
         return _difference(self._specs[stored.name], stored)
 
 
@@ -79,7 +79,7 @@ def write_topics(connection: Connection, specs: Iterable[TopicSpec]) -> dict[str
 
 
 def differences(connection: Connection, specs: Mapping[str, TopicSpec]) -> list[Problem]:
-    """Say where settings and the topics in the tables differ."""
+    """Return where settings and the topics in the tables differ."""
     found = []
     for stored in write_topics(connection, specs.values()).values():
         spec = specs[stored.name]

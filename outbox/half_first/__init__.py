@@ -89,7 +89,7 @@ def open_transaction(draft: Draft, using: str, *, publish: Callable[[], object],
 
 
 def objection(topic: str) -> str | None:
-    """Say why nothing can go half first to a topic, and what to do; None where it can."""
+    """Return why nothing can go half first to a topic, and what to do; None where it can."""
     settings = conf.topic_settings(topic)
     broker = conf.broker_class(settings.broker)
     if settings.type is not TopicType.TRANSACTION:
@@ -108,7 +108,7 @@ def _new_half_id(broker: Broker, draft: Draft) -> str:
 
 
 def _close_left(draft: Draft, using: str) -> None:
-    """Have a connection that answers: what somebody has left in a transaction of nobody's is closed."""
+    """Open a connection that answers; one that was left in a transaction of nobody's is closed."""
     try:
         refuse_manual(using)
     except BrokenTransaction as error:

@@ -195,7 +195,7 @@ def _ends(entries: Sequence[_Entry], handled: Set[str]) -> list[GroupEnd]:
 
 
 def _of_batch(batch: _Batch) -> Iterator[TimelineEntry]:
-    """Tell what a batch says. One that the message has left says only when it was claimed, and what was decided before."""
+    """Yield what a batch says. One that the message has left says only when it was claimed, and what was decided before."""
     numbered = "" if batch.number is None else f" as number {batch.number} of lane {batch.lane}"
     again = "" if batch.attempt == 1 else f"; it is at attempt {batch.attempt}"
     if batch.claimed_at:

@@ -42,7 +42,7 @@ def archive_config(
     using: str, *, reader: Reader = "jdbc", now: datetime | None = None, master: str = "local[2]", driver_memory: str = "2g"
 ) -> ArchiveConfig:
     """
-    Say what of a database is due, and where it goes.
+    Return what of a database is due, and where it goes.
 
     Raises:
         ConfigurationError: `OUTBOX["PIPELINE"]["ARCHIVE"]` is not set.
@@ -63,7 +63,7 @@ def archive_config(
 
 
 def lake_of(using: str) -> Path:
-    """Give the folder of a database's lake. Raises ConfigurationError where there is none."""
+    """Return the folder of a database's lake. Raises ConfigurationError where there is none."""
     archive = settings().archive
     if archive is None:
         raise ConfigurationError('There is no archive: OUTBOX["PIPELINE"]["ARCHIVE"] is not set.')

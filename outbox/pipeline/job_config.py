@@ -77,7 +77,7 @@ def readable_brokers() -> dict[str, str]:
 
 
 def _recorded(using: str, *, but: Sequence[str]) -> dict[str, float]:
-    """Give the topics that a recorder writes down -> for how many seconds their broker may hide a message."""
+    """Return the topics that a recorder writes down -> for how many seconds their broker may hide a message."""
     names = RecordedTopic.objects.using(using).exclude(topic__in=but).order_by("topic").values_list("topic", flat=True)
     return {name: _hidden_seconds(name) for name in names if name in conf.settings().topics}
 
@@ -93,7 +93,7 @@ def _topics_of(broker: str) -> Sequence[str]:
 
 
 def database_source(alias: str, reader: Reader = "jdbc") -> Source:
-    """Say how jobs reach one of Django's databases; by `python` where it is behind a socket file."""
+    """Return how jobs reach one of Django's databases; by `python` where it is behind a socket file."""
     with database.connect_session(alias, application_name="outbox audit") as connection:
         info = connection.info
         parameters = info.get_parameters()
@@ -153,7 +153,7 @@ def _begins_late(topics: Any) -> bool:
 
 
 def _whole_since(using: str) -> datetime | None:
-    """Say from when on the history is whole; None: it has never been pruned."""
+    """Return from when on the history is whole; None: it has never been pruned."""
     whole_settings = conf.settings()
     now, born, oldest = datetime.now(UTC), _born(using), _oldest_day(using)
     kept = min([whole_settings.retention, *(topic.retention for topic in whole_settings.topics.values())])

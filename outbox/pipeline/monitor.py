@@ -36,7 +36,7 @@ class LaneStatus:
     first_missing_since: datetime | None
 
     def as_json(self) -> dict[str, Any]:
-        """Give the same as JSON knows it."""
+        """Return the same as JSON knows it."""
         since = self.first_missing_since
         return asdict(self) | {"first_missing_since": since.isoformat() if since else None}
 
@@ -70,12 +70,12 @@ def run_monitor(
 
 
 def standings(using: str) -> list[LaneStatus]:
-    """Give how each lane stands, as of the last micro-batch."""
+    """Return how each lane stands, as of the last micro-batch."""
     return [_standing(row) for row in _rows(using)]
 
 
 def late(using: str, settle: timedelta) -> list[LaneStatus]:
-    """Give those where the same number has been missing for longer than the settle time, by the database's clock."""
+    """Return those where the same number has been missing for longer than the settle time, by the database's clock."""
     is_late = Q(missing__gt=0) & Q(first_missing_since__lt=Now() - settle)
     return [_standing(row) for row in _rows(using).filter(is_late)]
 

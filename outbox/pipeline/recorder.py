@@ -227,7 +227,7 @@ class Recorder:
         return self._connection.execute(HAS_READ, [self.topics, moment]).fetchone() == (len(self.topics),)
 
     def _now(self) -> datetime:
-        """Tell the time by the database that says when messages were sent."""
+        """Return the time of the database that says when messages were sent."""
         assert self._connection is not None
         row = self._connection.execute(NOW).fetchone()
         assert row is not None
@@ -236,7 +236,7 @@ class Recorder:
 
 
 def _row(delivery: Delivery, *, is_lasting: bool) -> tuple[object, ...]:
-    """Give a delivery's row. Where a message never leaves its place, each place is a copy, whichever delivery this is."""
+    """Return a delivery's row. Where a message never leaves its place, each place is a copy, whichever delivery this is."""
     one = DeliveryInfo.of(delivery)
     nth = 1 if is_lasting and delivery.pos is not None else one.nth
     place = delivery.queue, delivery.pos, nth, delivery.stored_at

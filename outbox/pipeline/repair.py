@@ -74,7 +74,7 @@ class Again:
 
 
 def plan(finding: AuditFinding, using: str) -> Again:
-    """Say what of a finding could be sent again now; changes nothing."""
+    """Return what of a finding could be sent again now; changes nothing."""
     again = Again(finding)
     connection = database.raw(using)
     if reason := _objection(finding, connection):
@@ -112,7 +112,7 @@ def send(finding_id: int, using: str, *, by: str) -> Again:
 
 
 def _objection(finding: AuditFinding, connection: Connection) -> str:
-    """Say why nothing of a finding can be sent again; empty: something may."""
+    """Return why nothing of a finding can be sent again; empty: something may."""
     if finding.kind != Kind.LOST:
         return NOT_LOST
     if finding.sent_again_at is not None:
@@ -131,14 +131,14 @@ def _objection(finding: AuditFinding, connection: Connection) -> str:
 
 
 def _is_scattered(finding: AuditFinding) -> bool:
-    """Say whether the finding names a range of which only some numbers are lost."""
+    """Return whether the finding names a range of which only some numbers are lost."""
     if finding.first_number is None or finding.last_number is None:
         return False
     return finding.last_number - finding.first_number + 1 != finding.count
 
 
 def _ids(finding: AuditFinding, connection: Connection, again: Again) -> list[UUID]:
-    """Give the messages of a finding: by their numbers, or where they have none by the ids that were named."""
+    """Return the messages of a finding: by their numbers, or where they have none by the ids that were named."""
     if finding.lane is None:
         named = [number for one in finding.message_ids if (number := uuid_of(one))]
         again.refuse(NOT_NAMED, finding.count - len(named))
@@ -160,7 +160,7 @@ def _lost_before(finding: AuditFinding) -> datetime:
 
 
 def _deliver(again: Again) -> set[UUID]:
-    """Have the broker deliver to the one group."""
+    """Ask the broker to deliver to the one group."""
     finding = again.finding
     with closing(conf.make_broker(conf.topic_settings(finding.topic).broker)) as broker:
         done = DeadLetters.of(broker).deliver_again(finding.consumer_group, [str(one) for one in again.ids])
@@ -169,7 +169,7 @@ def _deliver(again: Again) -> set[UUID]:
 
 
 def _send(again: Again, connection: Connection, lost_before: datetime) -> set[UUID]:
-    """Have a relay send."""
+    """Leave it to a relay to send."""
     settled = resend(connection, again.ids, lost_before=lost_before)
     for reason in settled.refused.values():
         again.refuse(reason, 1)
@@ -181,7 +181,7 @@ def _uuids(texts: Iterable[str]) -> set[UUID]:
 
 
 def counts(plans: Sequence[Again]) -> dict[str, int]:
-    """Say of how many messages of which topic and stage these speak."""
+    """Return for how many messages of which topic and stage these speak."""
     found: dict[str, int] = {}
     for one in plans:
         where = f"group {one.finding.consumer_group}" if one.finding.consumer_group else one.finding.stage

@@ -41,12 +41,12 @@ def remember(build: Build, function: Callable[..., Any]) -> None:
 
 
 def part(built: Message | tuple[Message, Model]) -> tuple[Message, Model | None]:
-    """Give a message that was built, and the row it is about where that was named."""
+    """Return a message that was built, and the row it is about where that was named."""
     return built if isinstance(built, tuple) else (built, None)
 
 
 def built_types() -> Iterator[tuple[str, type[Message]]]:
-    """Give the name of each function that builds, and each message type that its annotation says it gives."""
+    """Return the name of each function that builds, and each message type that its annotation says it gives."""
     for build in registered:
         hints: dict[str, Any] = {}
         with suppress(NameError):  # a name for type checkers only

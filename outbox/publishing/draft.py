@@ -150,7 +150,7 @@ def _draft(
 
 
 def _add_origin(headers: dict[str, str], message_id: UUID) -> None:
-    """Say which message caused this one, and which began the story; a message without a cause begins its own."""
+    """Return which message caused this one, and which began the story; a message without a cause begins its own."""
     cause = current_cause.get()
     if cause is None:
         headers[Header.CORRELATION_ID] = str(message_id)

@@ -40,7 +40,7 @@ _UNFIT_TAG = re.compile(rf"[\s|]|{_UNFIT_TEXT.pattern}")
 
 
 def is_topic_name(name: str) -> bool:
-    """Say whether a topic may be called that."""
+    """Return whether a topic may be called that."""
     return _TOPIC.fullmatch(name) is not None
 
 

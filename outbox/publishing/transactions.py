@@ -69,7 +69,7 @@ def _publish(draft: Draft, alias: str, about: str | None) -> None:
 
 def choose_database(subject: str, *, using: str | None, about: Model | None) -> str:
     """
-    Give the database a message goes to: `using`, else that of `about`, else that of the innermost
+    Return the database a message goes to: `using`, else that of `about`, else that of the innermost
     `outbox.transaction()`, else where the routers write messages.
 
     Raises:
@@ -89,7 +89,7 @@ def describe(row: Model) -> str:
 
 
 def _home_of(subject: str, about: Model, using: str | None) -> str | None:
-    """Give the database of a row, None for one that has not been saved. Raises WrongDatabase where it is not `using`."""
+    """Return the database of a row, None for one that has not been saved. Raises WrongDatabase where it is not `using`."""
     if not isinstance(about, Model):
         raise InvalidMessage(f"{subject} is about {about!r}, which is no model instance. Pass the row itself.")
     if about.pk is None:
@@ -107,7 +107,7 @@ def _home_of(subject: str, about: Model, using: str | None) -> str | None:
 
 
 def _explain(subject: str, alias: str) -> str:
-    """Say why nothing was published, and the way out."""
+    """Return why nothing was published, and the way out."""
     text = f"{subject} was published outside a transaction of database {alias!r}, so nothing would tie it to the rows. "
     if connections[alias].in_atomic_block:
         text += "The transaction around this test does not count: in production it is not there. "

@@ -50,7 +50,7 @@ def wake_after_commit(database: str, broker: str) -> None:
 
 @cache
 def _after_commit(nudge: Nudge) -> Callable[[], None]:
-    """Give what runs after the commit: one function for each nudge. (Of other callables Django cannot log the failure.)"""
+    """Return what runs after the commit: one function for each nudge. (Of other callables Django cannot log the failure.)"""
 
     def hand_over() -> None:
         sender.add(nudge)
@@ -75,7 +75,7 @@ class Sender:
         self._thread: threading.Thread | None = None
 
     def add(self, nudge: Nudge) -> None:
-        """Have a nudge sent soon."""
+        """Send a nudge soon."""
         with self._changed:
             self._waiting.add(nudge)
             if self._thread is None:

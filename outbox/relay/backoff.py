@@ -28,6 +28,6 @@ class Backoff:
     random: Random = random
 
     def __call__(self, tries: int) -> timedelta:
-        """Give the wait after one more failure, `tries` having failed before."""
+        """Return the wait after one more failure, `tries` having failed before."""
         longest = min(self.limit, self.base * (1 << min(tries, MAX_DOUBLINGS)))
         return longest * self.random()

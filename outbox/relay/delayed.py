@@ -23,5 +23,5 @@ MOVED_AT_ONCE = 1000
 
 
 def move_due(connection: Connection, *, limit: int = MOVED_AT_ONCE) -> int:
-    """Turn at most `limit` delayed rows that are due into tickets; give how many."""
+    """Turn at most `limit` delayed rows that are due into tickets; return how many."""
     return connection.execute(MOVE_DUE, [limit]).rowcount

@@ -130,7 +130,7 @@ class RelayRunner:
         heartbeats.leave(self._connection, "relay", broker=self.target.broker)
 
     def halt(self) -> None:
-        """Have `run` finish what the broker has been handed, release the rest and return; from any thread."""
+        """Ask `run` to finish what the broker has been handed, release the rest and return; from any thread."""
         self.stop.set()
         self.relay.stop()
 

@@ -87,7 +87,7 @@ class Pruned:
     rows: dict[str, int] = field(default_factory=dict)
 
     def as_json(self) -> dict[str, object]:
-        """Give the same as JSON knows it."""
+        """Return the same as JSON knows it."""
         return asdict(self) | {"days": [str(day) for day in self.days], "kept": {str(k): v for k, v in self.kept.items()}}
 
 

@@ -60,11 +60,11 @@ class Resident(threading.Thread):
                     self.stopped.wait(self._pause)
 
     def stop(self) -> None:
-        """Have the thread end after this turn; from any thread."""
+        """Ask the thread to end after this turn; from any thread."""
         self.stopped.set()
 
     def _explain(self, error: Exception) -> float:
-        """Log what went wrong; give the seconds to wait."""
+        """Log what went wrong; return the seconds to wait."""
         wait = BACKOFF(self._troubles).total_seconds()
         if isinstance(error, NotMigrated | LaneNotHeld):
             if str(error) != self._waits_for:
@@ -89,7 +89,7 @@ class ResidentRelay(Resident):
         self._duty: RelayRunner | None = None
 
     def stop(self) -> None:
-        """Have the relay finish what the broker has been handed, release the rest and leave; from any thread."""
+        """Ask the relay to finish what the broker has been handed, release the rest and leave; from any thread."""
         super().stop()
         if runner := self._duty:
             runner.halt()

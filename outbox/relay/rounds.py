@@ -104,7 +104,7 @@ class Relay:
         self._sender = Sender(connection, broker, self.breakers, source[0], settings.slice_bytes, lambda: self.is_stopping, clock)
 
     def stop(self) -> None:
-        """Have the relay finish what it has handed over and release the rest; safe to call from a signal handler."""
+        """Ask the relay to finish what it has handed over and release the rest; safe to call from a signal handler."""
         self.is_stopping = True
 
     def drain(self, *, at_most: timedelta | None = None) -> RelayResult:

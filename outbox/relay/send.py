@@ -165,7 +165,7 @@ class Sender:
         return log_fields(broker=self.broker.alias, batches=_batch_ids(places), topics=topics)
 
     def _note(self, outcomes: Iterable[tuple[Loaded, SendResult]]) -> dict[str, Unaccepted]:
-        """Tell the breakers; return the topics that got no answer, with what the broker said: the rest of them need not try."""
+        """Notify the breakers; return the topics that got no answer, with what the broker said: the rest of them need not try."""
         topics: dict[str, list[SendResult]] = {}
         for loaded, outcome in outcomes:
             topics.setdefault(loaded.batch.topic, []).append(outcome)
@@ -192,7 +192,7 @@ class Sender:
 
 def in_order(messages: Sequence[Loaded], results: dict[int, BatchSendResult]) -> Iterator[list[Loaded]]:
     """
-    Give messages of ordered topics in waves: the first of each key, then the second of each, and so on.
+    Return messages of ordered topics in waves: the first of each key, then the second of each, and so on.
 
     A key of which a message was not accepted is held: its later ones are not sent either.
     """
@@ -225,7 +225,7 @@ def _batch_ids(places: Sequence[Loaded]) -> list[int]:
 
 
 def _unreadable(loaded: Loaded, error: Exception) -> Unaccepted:
-    """Say that a message can never go as its row stands, and tell a person."""
+    """Report that a message can never go as its row stands, and alert."""
     reason = str(error) if loaded.row is None else f"Its row cannot be read: {error}"
     details = {"batch": loaded.batch.id, "message": loaded.batch.message_ids[loaded.position - 1]}
     extra = log_fields(

@@ -48,12 +48,12 @@ class Waker:
         connection.execute(WITHDRAW, [self._lane])  # the lane's last holder may have died idle
 
     def announce(self) -> None:
-        """Say that this relay is idle."""
+        """Announce that this relay is idle."""
         self._connection.execute(ANNOUNCE, [self._lane])
         self.is_announced = True
 
     def withdraw(self) -> None:
-        """Say that this relay is not idle (any more), so that publishers need not notify."""
+        """Announce that this relay is not idle (any more), so that publishers need not notify."""
         if self.is_announced:
             self._connection.execute(WITHDRAW, [self._lane])
         self.is_announced = False
@@ -68,11 +68,11 @@ class Waker:
         return is_woken
 
     def is_another_idle(self) -> bool:
-        """Say whether another relay waits for publishers."""
+        """Return whether another relay waits for publishers."""
         row = self._connection.execute(IS_ANYBODY_IDLE, [self._lane]).fetchone()
         return row == (True,)
 
 
 def forget_dead(connection: Connection) -> int:
-    """Delete the idle rows of relays that died; give how many."""
+    """Delete the idle rows of relays that died; return how many."""
     return connection.execute(FORGET_DEAD).rowcount

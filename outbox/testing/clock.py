@@ -30,7 +30,7 @@ class Clock:
         return self._still_at or datetime.now(UTC)
 
     def seconds(self) -> float:
-        """Give the time that passes for whoever measures it, a relay's breaker for one."""
+        """Return the time that passes for whoever measures it, a relay's breaker for one."""
         return (self() + self._advanced).timestamp()
 
     def advance(self, by: timedelta) -> None:

@@ -53,7 +53,7 @@ def crash(place: str) -> Iterator[None]:
 
 
 def full_name(place: str) -> str:
-    """Give `relay.after_half` for `after_half`. Places of half first have no short name."""
+    """Return `relay.after_half` for `after_half`. Places of half first have no short name."""
     found = [name for name in PLACES if name in (place, f"relay.{place}", f"consumer.{place}")]
     if len(found) == 1:
         return found[0]

@@ -104,7 +104,7 @@ def finish_commits(alias: str) -> None:
 
 
 def match_topics(alias: str) -> None:
-    """Have topics' rows say what the settings say: a relay sees to that when it comes on duty, this one for its test alone."""
+    """Write what the settings say into the topics' rows, as a relay does when it begins, for this test alone."""
     for broker in conf.settings().brokers:
         for topic in conf.topics_of(broker):
             wanted = {"broker": broker, "type": topic.type, "ordered": topic.type is TopicType.FIFO}
@@ -127,7 +127,7 @@ class Relays:
         self._breakers: dict[tuple[str, str], Breakers] = {}
 
     def turn(self, databases: Sequence[str]) -> RelayResult:
-        """Have each relay work until it has nothing to do."""
+        """Run each relay until it has nothing to do."""
         done = RelayResult()
         for alias in databases:
             finish_commits(alias)
@@ -149,7 +149,7 @@ class Relays:
 
 
 def _longest() -> float:
-    """Give what makes each wait as long as it can be: a test that lets that time pass finds it over."""
+    """Return what makes each wait as long as it can be: a test that lets that time pass finds it over."""
     return 1.0
 
 
@@ -166,7 +166,7 @@ class Consumers:
         self._meant = 0  # retries and dead letters that a handler asked for
 
     def turn(self, databases: Sequence[str]) -> Tally:
-        """Have each group take what it is due, once."""
+        """Let each group take what it is due, once."""
         tally = Tally()
         for group in groups().values():
             if group.using in databases:

@@ -14,7 +14,7 @@ WIDTH = 200
 def miscounted(
     kind: Kind | None, fields: Mapping[str, object], *, times: int, matching: Sequence[Published], others: Sequence[Published]
 ) -> str:
-    """Say that something was published more or less often than expected."""
+    """Explain that something was published more or less often than expected."""
     count = f"published {_times(len(matching))}, not {_times(times)}" if matching else "not published"
     head = f"{_name(kind, fields)} was {count}."
     if len(matching) > times:
@@ -23,7 +23,7 @@ def miscounted(
 
 
 def unexpected(kind: Kind | None, fields: Mapping[str, object], matching: Sequence[Published]) -> str:
-    """Say that something was published where nothing should have been."""
+    """Explain that something was published where nothing should have been."""
     head = f"{len(matching)} messages were published" if len(matching) > 1 else "A message was published"
     what = f", of {_name(kind, fields)}" if kind is not None else ""
     return "\n".join([f"{head}{what}:", *(f"  {one}" for one in _short(matching))])

@@ -36,12 +36,12 @@ def _now() -> datetime:
 
 
 def _now_if(*states: State) -> Any:
-    """Give a declaration: now where the batch is in one of these states, else NULL."""
+    """Return a declaration: now where the batch is in one of these states, else NULL."""
     return factory.LazyAttribute(lambda batch: _now() if batch.state in states else None)
 
 
 def _of_message(name: str, otherwise: Any) -> Any:
-    """Give a declaration: what publishing `of` writes into that column, or a value where there is no `of`."""
+    """Return a declaration: what publishing `of` writes into that column, or a value where there is no `of`."""
     return factory.LazyAttribute(lambda row: getattr(compose(row.of), name) if row.of is not None else otherwise)
 
 

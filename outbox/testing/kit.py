@@ -151,7 +151,7 @@ class Outbox:
         return crash(place)
 
     def advance(self, time: timedelta) -> None:
-        """Have that much time pass for outbox and broker, not for Python's clocks: what is stored grows older."""
+        """Let that much time pass for outbox and broker, not for Python's clocks: what is stored grows older."""
         self._clock.advance(time)
         for alias in self._ready_databases():
             age_rows(alias, time)
@@ -163,7 +163,7 @@ class Outbox:
         return [half for broker in self.brokers.values() for half in broker.undecided()]
 
     def check_back(self) -> list[Resolution]:
-        """Have the brokers ask about all of them now; give the answers."""
+        """Let the brokers ask about all of them now; return the answers."""
         databases = self._ready_databases()
         answers: list[Resolution] = []
 

@@ -41,7 +41,7 @@ def pytest_load_initial_conftests(early_config: pytest.Config) -> Generator[None
 
 
 def pytest_report_header(config: pytest.Config) -> str | None:
-    """Say which server the tests use, where it is ours to say."""
+    """Return which server the tests use, where it is ours to say."""
     server = config.stash.get(SERVER, None)
     return f"PostgreSQL: {server}" if server else None
 

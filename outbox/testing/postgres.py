@@ -85,7 +85,7 @@ class Postgres:
         return self.url_of("postgres")
 
     def url_of(self, database: str) -> str:
-        """Give the URL of another database of this server; it is not made by this."""
+        """Return the URL of another database of this server; it is not made by this."""
         # The folder is not in the place of the host: URL parsers turn that to lower case.
         return f"postgresql://postgres@:{PORT}/{quote(database, safe='')}?host={quote(str(self._socket_folder))}"
 
@@ -177,7 +177,7 @@ class Postgres:
             self._process.wait()
 
     def log_tail(self, lines: int = 20) -> str:
-        """Give the last lines of the server's log."""
+        """Return the last lines of the server's log."""
         return "\n".join((self.home / "log").read_text(errors="replace").splitlines()[-lines:])
 
     def stop(self) -> None:

@@ -97,7 +97,7 @@ def _is_runnable(program: Path, owner: pwd.struct_passwd | None) -> bool:
 
 
 def owner_of_server() -> pwd.struct_passwd | None:
-    """Give the user to run as when we are root, as which PostgreSQL refuses to run."""
+    """Return the user to run as when we are root, as which PostgreSQL refuses to run."""
     if os.geteuid() != 0:
         return None
     for name in ("postgres", "nobody"):
@@ -109,5 +109,5 @@ def owner_of_server() -> pwd.struct_passwd | None:
 
 
 def as_user(owner: pwd.struct_passwd | None) -> dict[str, Any]:
-    """Give the arguments by which `subprocess` runs a program as that user; None: as we ourselves."""
+    """Return the arguments by which `subprocess` runs a program as that user; None: as we ourselves."""
     return {"user": owner.pw_uid, "group": owner.pw_gid, "extra_groups": []} if owner else {}

@@ -46,7 +46,7 @@ class Published:
         return kind is None or (self.topic == kind if isinstance(kind, str) else isinstance(self.message, kind))
 
     def differences(self, fields: Mapping[str, object]) -> list[str]:
-        """Say which of these fields have another value; none: it matches."""
+        """Return which of these fields have another value; none: it matches."""
         values = self.message if isinstance(self.message, Mapping) else _fields(self.message)
         missing = object()
         return [

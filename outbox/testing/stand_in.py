@@ -49,7 +49,7 @@ def memory_brokers(clock: Clock) -> Iterator[None]:
 
 def replace_brokers(settings: conf.Settings, names: dict[str, str], clock: Clock) -> conf.Settings:
     """
-    Give the settings with memory brokers in the place of others, no nudges, and topics that travel as they did before.
+    Return the settings with memory brokers in the place of others, no nudges, and topics that travel as they did before.
 
     Args:
         names: alias -> under which name its memory broker keeps what it holds.
@@ -61,7 +61,7 @@ def replace_brokers(settings: conf.Settings, names: dict[str, str], clock: Clock
 
 
 def _class_of(backend: str) -> type[Broker]:
-    """Give the broker whose place is taken; one that is not installed here passes for a memory broker."""
+    """Return the broker whose place is taken; one that is not installed here passes for a memory broker."""
     try:
         found: type[Broker] = import_string(backend)
     except ImportError:
@@ -78,7 +78,7 @@ def _options(name: str, clock: Clock, kind: type[Broker]) -> dict[str, Any]:
 
 
 def _type_of(topic: conf.TopicSettings, kind: type[Broker]) -> TopicType:
-    """Give the type by which a topic travels: one-phase where its broker has no half messages."""
+    """Return the type by which a topic travels: one-phase where its broker has no half messages."""
     if not kind.supports_half_messages and topic.type in (None, TopicType.TRANSACTION):
         return TopicType.NORMAL
     return topic.type or TopicType.TRANSACTION

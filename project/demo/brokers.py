@@ -46,11 +46,11 @@ class DemoBroker(abc.ABC):
 
     @contextmanager
     def run(self, folder: Path) -> Iterator[None]:
-        """Have it there. Raises DemoError where it cannot be."""
+        """Make it available. Raises DemoError where it cannot be."""
         yield
 
     def environment(self) -> dict[str, str]:
-        """Give what the settings of all processes read."""
+        """Return what the settings of all processes read."""
         return {}
 
     @abc.abstractmethod

@@ -17,7 +17,7 @@ from project.demo.processes import DemoError
 @contextmanager
 def own_database() -> Iterator[str]:
     """
-    Give the URL of an empty database, deleted on leaving.
+    Return the URL of an empty database, deleted on leaving.
 
     It lies on the server that DATABASE_URL names, beside the database named there, which is not touched; else on a server
     that is started for it.

@@ -65,7 +65,7 @@ class Feed:
 
 
 def submission(invoice: Invoice) -> dict[str, Any]:
-    """Give an invoice as the shop's doors take it."""
+    """Return an invoice as the shop's doors take it."""
     return {
         "invoice": invoice.number,
         "invoiced_at": invoice.invoiced_at,

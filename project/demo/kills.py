@@ -68,7 +68,7 @@ class Permits:
         self.folder = folder
 
     def environment(self, process: str) -> dict[str, str]:
-        """Give what makes a process die at its places as soon as it is permitted."""
+        """Return what makes a process die at its places as soon as it is permitted."""
         places = PLACES.get(process, CONSUMER_PLACES)
         return {VARIABLE: ",".join(f"{place}=kill:{self._path(Kill(process, place))}" for place in places)}
 
@@ -87,7 +87,7 @@ class Permits:
         return not self._path(kill).exists()
 
     def done(self) -> Iterator[tuple[Kill, int]]:
-        """Give each kill that happened, with the id of the process: the trace is there and the process is gone."""
+        """Return each kill that happened, with the id of the process: the trace is there and the process is gone."""
         for trace in sorted(self.folder.glob("*.*.*")):
             process, _, rest = trace.name.partition(".")
             place, _, pid = rest.rpartition(".")

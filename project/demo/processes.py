@@ -85,7 +85,7 @@ class Process:
         return has_ended
 
     def last_words(self) -> str:
-        """Give the end of its log."""
+        """Return the end of its log."""
         return "\n".join(self.log.read_text(errors="replace").splitlines()[-LOG_LINES:])
 
 
@@ -160,7 +160,7 @@ class Crew:
         self.tend()
 
     def stop(self) -> list[str]:
-        """End all: ask each, wait for all, end by force what does not listen; give the names of those."""
+        """End all: ask each, wait for all, end by force what does not listen; return the names of those."""
         for process in self._processes.values():
             process.ask_to_stop()
         deadline = time.monotonic() + STOP_SECONDS
@@ -171,7 +171,7 @@ class Crew:
 
 @cache
 def _follow_parent() -> list[str]:
-    """Give the prefix with which Linux ends a process when its parent is killed, where there is the program for it."""
+    """Return the prefix with which Linux ends a process when its parent is killed, where there is the program for it."""
     prefix = ["setpriv", "--pdeathsig", "TERM"]  # BusyBox has a setpriv without it
     if shutil.which(prefix[0]) and not subprocess.run([*prefix, "true"], capture_output=True).returncode:
         return prefix

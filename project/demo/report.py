@@ -156,7 +156,7 @@ class Report:
         return self.lost == self.ghosts == self.applied_twice == 0
 
     def missing(self) -> list[str]:
-        """Say which of the troubles that the demo wants to show did not happen."""
+        """Return which of the troubles that the demo wants to show did not happen."""
         kills, asked = self.kills, self.check_backs
         wanted = [
             ("rolled back orders", self.rolled_back, 3),
@@ -170,7 +170,7 @@ class Report:
         return [f"{what}: {found} instead of {least} or more" for what, found, least in wanted if found < least]
 
     def as_dict(self) -> dict[str, Any]:
-        """Give what `--json` prints; `kills` in all, and by whom."""
+        """Return what `--json` prints; `kills` in all, and by whom."""
         return {**asdict(self), "kills": self.kills.total, "kills_by": asdict(self.kills)}
 
 
@@ -201,7 +201,7 @@ def read(connection: Connection, kills: Kills, doors: Sequence[str]) -> Report:
 
 
 def number(connection: Connection, statement: str) -> int:
-    """Give the number that a statement finds."""
+    """Return the number that a statement finds."""
     row = connection.execute(statement.encode()).fetchone()
     assert row is not None
     return int(row[0])

@@ -25,7 +25,7 @@ class Screen:
 
 
 def table(report: Report) -> str:
-    """Give the report as an aligned table."""
+    """Return the report as an aligned table."""
     kills, asked = report.kills, report.check_backs
     rows = [
         ("orders placed", report.orders, f"{report.cancellations} cancellations"),

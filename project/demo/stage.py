@@ -114,7 +114,7 @@ class Stage:
             return report.read(connection, report.Kills.count(self.permits.done()), self.options.broker.doors)
 
     def add_admin(self, name: str) -> str:
-        """Make a superuser; give its password."""
+        """Make a superuser; return its password."""
         password = secrets.token_urlsafe(9)
         command = [*MANAGE, "createsuperuser", "--noinput", "--username", name, "--email", "admin@shop.example"]
         self.crew.run("createsuperuser", command, {"DJANGO_SUPERUSER_PASSWORD": password})

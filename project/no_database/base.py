@@ -7,7 +7,7 @@ from django.db.backends.postgresql import base
 
 
 class DatabaseWrapper(base.DatabaseWrapper):
-    """Say what to do instead of connecting."""
+    """Return what to do instead of connecting."""
 
     def get_new_connection(self, conn_params: dict[str, Any]) -> NoReturn:
         raise ImproperlyConfigured(

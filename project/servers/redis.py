@@ -22,7 +22,7 @@ STOP_SECONDS = 15
 
 
 def has_redis() -> bool:
-    """Say whether there is a server to start."""
+    """Return whether there is a server to start."""
     return shutil.which("redis-server") is not None
 
 

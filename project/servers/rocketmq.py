@@ -218,7 +218,7 @@ class RocketMQ:
         Path(self.conf("rmq-proxy.json")).write_text(json.dumps(proxy | self._proxy))
 
     def conf(self, name: str) -> str:
-        """Give the path of a configuration file."""
+        """Return the path of a configuration file."""
         return str(self.data / "conf" / name)
 
     def spawn(self, name: str, memory: Sequence[str], arguments: Sequence[str]) -> None:

@@ -17,12 +17,12 @@ class ServerError(Exception):
 
 
 def java() -> str:
-    """Give the path of java. Raises ServerError where there is none."""
+    """Return the path of java. Raises ServerError where there is none."""
     return _program("java")
 
 
 def fetch_jars(folder: Path) -> Path:
-    """Have Maven copy the jars into a folder and give it; at once where it was done with the same pom before."""
+    """Copy the jars into a folder by Maven and return it; at once where it was done with the same pom before."""
     folder.parent.mkdir(parents=True, exist_ok=True)
     with folder.with_suffix(".lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)  # of several who start nodes one fetches, and the others wait for it

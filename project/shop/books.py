@@ -61,7 +61,7 @@ def refuse(what: Refusal.What, submitted: SubmittedInvoice, reason: str) -> None
 
 
 def _head(submitted: SubmittedInvoice, judged: Judged) -> dict[str, Any]:
-    """Give the fields that orders and cancellations share, the customer written."""
+    """Return the fields that orders and cancellations share, the customer written."""
     customer: Customer | None = None
     if submitted.customer:
         customer, _ = Customer.objects.get_or_create(number=submitted.customer, defaults={"country": submitted.country})
@@ -105,6 +105,6 @@ def _take_off_order(cancellation: Cancellation, line: GoodLine) -> OrderLine | N
 
 
 def orders_given_back(cancellation: Cancellation) -> list[str]:
-    """Give the invoices of the orders that a cancellation took goods off."""
+    """Return the invoices of the orders that a cancellation took goods off."""
     found = CancellationLine.objects.filter(cancellation=cancellation, order_line__isnull=False)
     return sorted(found.values_list("order_line__order__invoice", flat=True).distinct())

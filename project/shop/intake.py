@@ -129,7 +129,7 @@ def _read_time(text: str) -> datetime:
 
 
 def _judge_line(line: SubmittedLine, *, cancels: bool) -> GoodLine:
-    """Give the good line. Raises ValueError with the reason to refuse it."""
+    """Return the good line. Raises ValueError with the reason to refuse it."""
     quantity, price = _read_quantity(line.quantity), _read_price(line.unit_price)
     if not line.stock_code:
         raise ValueError("no stock code")

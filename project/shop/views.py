@@ -90,7 +90,7 @@ def place_order(request: HttpRequest, submitted: SubmittedInvoice) -> HttpRespon
 
 
 def announce_order(request: HttpRequest, submitted: SubmittedInvoice) -> OrderPlaced:
-    """Say what the order will be, by what was submitted alone: the invoice number is its key."""
+    """Return what the order will be, by what was submitted alone: the invoice number is its key."""
     judged = judge(submitted, cancels=False)
     if not judged.good:
         raise NotAccepted("No line of this invoice can be accepted.")
@@ -113,7 +113,7 @@ def place_order_half_first(request: HttpRequest, submitted: SubmittedInvoice, me
 @transactional
 def cancel_order(request: HttpRequest, submitted: SubmittedInvoice) -> HttpResponse:
     """
-    Give goods back: write the cancellation, publish it.
+    Return goods back: write the cancellation, publish it.
 
     Goods that none of the customer's orders in our books holds stand against the customer alone.
     """

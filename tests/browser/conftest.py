@@ -46,7 +46,7 @@ class Shop:
     name: str = "admin"
 
     def ask(self, query: str) -> Any:
-        """Give the first value that a query finds."""
+        """Return the first value that a query finds."""
         with psycopg.connect(self.database_url, autocommit=True) as connection:
             row = connection.execute(query.encode()).fetchone()
         assert row is not None, query

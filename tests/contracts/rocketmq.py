@@ -121,7 +121,7 @@ class RocketMQHarness(Harness):
         return timedelta(seconds=time.monotonic() - self._made) / SCALE
 
     def options(self) -> dict[str, Any]:
-        """Give times that a busy machine keeps, too; nobody listens in the contract, so no commit meets a check."""
+        """Return times that a busy machine keeps, too; nobody listens in the contract, so no commit meets a check."""
         return {
             "ENDPOINTS": server().endpoints,
             "NAME_SERVERS": [server().name_server],

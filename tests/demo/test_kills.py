@@ -14,7 +14,7 @@ def permits(tmp_path):
 
 
 def pass_by(permits, process, place):
-    """Run a process of the demo past a failpoint; give its id."""
+    """Run a process of the demo past a failpoint; return its id."""
     program = f"from outbox.failpoints import failpoint; failpoint({place!r})"
     child = subprocess.Popen([sys.executable, "-c", program], env=permits.environment(process))
     child.wait()

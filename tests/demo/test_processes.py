@@ -36,7 +36,7 @@ def crew(tmp_path):
 
 @pytest.fixture
 def start(crew, tmp_path):
-    """Start a process of the crew; give its id once it has said something."""
+    """Start a process of the crew; return its id once it has said something."""
 
     def start(command, name="sleeper"):
         crew.start(name, command)

@@ -52,12 +52,12 @@ def read(**variables: str) -> dict[str, Any]:
 
 @cache
 def services() -> dict[str, dict[str, Any]]:
-    """Give the services by name."""
+    """Return the services by name."""
     return read()["services"]
 
 
 def of_the_shop() -> dict[str, dict[str, Any]]:
-    """Give those that run our image."""
+    """Return those that run our image."""
     return {name: service for name, service in services().items() if service["image"] == "outbox-shop"}
 
 

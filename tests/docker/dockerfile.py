@@ -10,7 +10,7 @@ from tests.docker.compose import DOCKER
 
 
 def stages() -> list[list[tuple[str, str]]]:
-    """Give the instructions of each stage: (name, argument)."""
+    """Return the instructions of each stage: (name, argument)."""
     text = re.sub(r"^\s*#.*\n", "", (DOCKER / "Dockerfile").read_text(), flags=re.MULTILINE)
     found: list[list[tuple[str, str]]] = []
     for line in text.replace("\\\n", " ").splitlines():
@@ -23,20 +23,20 @@ def stages() -> list[list[tuple[str, str]]]:
 
 
 def arguments(name: str, stage: int = -1) -> list[str]:
-    """Give the arguments of an instruction in a stage, the last by default."""
+    """Return the arguments of an instruction in a stage, the last by default."""
     return [argument for found, argument in stages()[stage] if found == name]
 
 
 def environment() -> dict[str, str]:
-    """Give the variables that the image sets."""
+    """Return the variables that the image sets."""
     return dict(pair.split("=", 1) for argument in arguments("ENV") for pair in shlex.split(argument))
 
 
 def command() -> list[str]:
-    """Give what the image runs by itself."""
+    """Return what the image runs by itself."""
     return json.loads(arguments("CMD")[-1])  # type: ignore[no-any-return]
 
 
 def healthcheck() -> list[str]:
-    """Give how the image asks itself."""
+    """Return how the image asks itself."""
     return json.loads(arguments("HEALTHCHECK")[-1].partition("CMD ")[2])  # type: ignore[no-any-return]

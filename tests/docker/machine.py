@@ -77,7 +77,7 @@ class Machine:
             return answer.read().decode()  # type: ignore[no-any-return]
 
     def post(self, path: str, body: str) -> int:
-        """Post JSON to the shop; give the status."""
+        """Post JSON to the shop; return the status."""
         url, headers = f"http://127.0.0.1:{self.port}{path}", {"content-type": "application/json"}
         with urllib.request.urlopen(urllib.request.Request(url, body.encode(), headers), timeout=60) as answer:
             return answer.status  # type: ignore[no-any-return]

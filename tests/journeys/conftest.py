@@ -10,7 +10,7 @@ from django.db import connection
 
 @pytest.fixture
 def fresh_database(db: None) -> Iterator[str]:
-    """Make an empty database on the tests' server, whose commits other processes read; give its URL."""
+    """Make an empty database on the tests' server, whose commits other processes read; return its URL."""
     info = connection.connection.info
     name = f"{info.dbname}_journey"  # others may test on the same server
     with psycopg.connect(info.dsn, password=info.password, dbname="postgres", autocommit=True) as server:

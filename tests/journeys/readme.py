@@ -19,18 +19,18 @@ QUICK_START, TEST = "Put it into a project", "Test"
 
 
 def section(title: str = QUICK_START) -> str:
-    """Give a section's text."""
+    """Return a section's text."""
     _, _, rest = (ROOT / "README.md").read_text().partition(f"\n## {title}\n")
     return rest.partition("\n## ")[0]
 
 
 def blocks(title: str = QUICK_START) -> list[tuple[str, str]]:
-    """Give the files that a section has one write: (name, lines)."""
+    """Return the files that a section has one write: (name, lines)."""
     return re.findall(r"```python\n# (\S+)\n(.*?)```", section(title), re.DOTALL)
 
 
 def commands() -> list[str]:
-    """Give what is typed into a shell."""
+    """Return what is typed into a shell."""
     return [line.removeprefix("$ ") for line in section().splitlines() if line.startswith("$ ")]
 
 

@@ -157,7 +157,7 @@ def _publish_one() -> None:
 
 
 def of_key(rows: list[tuple[Any, ...]], key: str) -> list[str]:
-    """Give the ids of a key's messages on the ordered topic."""
+    """Return the ids of a key's messages on the ordered topic."""
     return [row[2] for row in rows if row[:2] == ("steps", key)]
 
 

@@ -23,7 +23,7 @@ PORT = "8000"  # of the page; the test takes a free one
 
 
 def steps() -> Iterator[tuple[str, str]]:
-    """Give the page's blocks in order: (file to append to, lines) or ("$", commands with their output)."""
+    """Return the page's blocks in order: (file to append to, lines) or ("$", commands with their output)."""
     for language, body in re.findall(r"```(python|console)\n(.*?)```", TUTORIAL, re.DOTALL):
         if language == "console":
             yield "$", body
@@ -33,7 +33,7 @@ def steps() -> Iterator[tuple[str, str]]:
 
 
 def commands(block: str) -> Iterator[tuple[str, str]]:
-    """Give each command of a console block with the output that is shown under it."""
+    """Return each command of a console block with the output that is shown under it."""
     for part in re.split(r"^\$ ", block, flags=re.MULTILINE)[1:]:
         command, _, output = part.partition("\n")
         yield command, output

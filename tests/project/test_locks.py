@@ -24,7 +24,7 @@ ENTRY = re.compile(rf"^([\w.-]+)(?:\[[^\]]*\])?==(\S+)(?: ; (.*?))? \\\n({HASHES
 
 @cache
 def locked(file):
-    """Give a lock file's pins: name -> [(version, marker or None)]."""
+    """Return a lock file's pins: name -> [(version, marker or None)]."""
     found = {}
     for name, version, marker, _hashes in ENTRY.findall((ROOT / file).read_text()):
         found.setdefault(canonicalize_name(name), []).append((Version(version), Marker(marker) if marker else None))
@@ -32,7 +32,7 @@ def locked(file):
 
 
 def group(name):
-    """Give a dependency group with those that it includes."""
+    """Return a dependency group with those that it includes."""
     for entry in PYPROJECT["dependency-groups"][name]:
         if isinstance(entry, dict):
             yield from group(entry["include-group"])
@@ -41,7 +41,7 @@ def group(name):
 
 
 def wanted(file):
-    """Give all that a lock file is made from."""
+    """Return all that a lock file is made from."""
     project = PYPROJECT["project"]
     name = file.removeprefix("requirements").removesuffix(".lock").lstrip("-") or "project"
     yield from map(Requirement, project["dependencies"])

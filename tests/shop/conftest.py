@@ -14,7 +14,7 @@ INVOICE = {
 
 @pytest.fixture
 def submit(client):
-    """Submit an invoice to one of the shop's doors; give the answer. Lines are changes to a good one."""
+    """Submit an invoice to one of the shop's doors; return the answer. Lines are changes to a good one."""
 
     def submit(door, *lines, **changes):
         made = [{**LINE, "line": number, **line} for number, line in enumerate(lines or ({},), 2)]

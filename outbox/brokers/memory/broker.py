@@ -185,7 +185,7 @@ class MemoryBroker(Controls, NeedsCheckLoop, DeadLetters, TransactionalSends):
             return [letter for letter, _ in known.dead.values()][:limit] if known else []
 
     def replay(self, group: str, letters: Sequence[str]) -> int:
-        """Have dead letters delivered to their group again."""
+        """Deliver dead letters to their group again."""
         with self._store.changed:
             known = self._store.groups[group]
             copies = [known.dead.pop(letter)[1] for letter in letters if letter in known.dead]

@@ -37,7 +37,7 @@ class Controls:
         reason: str = "",
     ) -> None:
         """
-        Have messages (or halves) of a call answered with this verdict.
+        Answer messages (or halves) of a call with this verdict.
 
         Args:
             call: send, send_halves, end, send_transaction (which fails as a whole) or look_up_halves.
@@ -68,7 +68,7 @@ class Controls:
         self._store.faults.planned.clear()
 
     def deliver_late(self) -> int:
-        """Have the requests that are still under way arrive now; give how many did."""
+        """Let the requests that are still under way arrive now; return how many did."""
         with self._store.changed:
             under_way, self._store.late[:] = list(self._store.late), []
             for arrive in under_way:
@@ -76,12 +76,12 @@ class Controls:
             return len(under_way)
 
     def undecided(self) -> list[Half]:
-        """Give the half messages that nobody has ended, as their broker will ask about them."""
+        """Return the half messages that nobody has ended, as their broker will ask about them."""
         with self._store.changed:
             return [question(half) for half in self._store.halves.values() if half.ended is None]
 
     def discard_halves(self, where: Where = _all) -> int:
-        """Give undecided halves up, as a broker does that ran out of checks; give how many were."""
+        """Give up undecided half messages, as a broker does that ran out of checks; return how many."""
         with self._store.changed:
             lost = [half for half in self._store.halves.values() if half.ended is None and where(half.message)]
             for half in lost:
@@ -89,7 +89,7 @@ class Controls:
             return len(lost)
 
     def show(self, message: Outgoing) -> None:
-        """Have all groups be handed a message, as if it had been sent and committed."""
+        """Deliver a message to all groups, as if it had been sent and committed."""
         with self._store.changed:
             self._store.show(message, self._now())
 
@@ -106,7 +106,7 @@ class Controls:
             self._store.changed.notify_all()
 
     def repeat_delivery(self, message_id: str) -> int:
-        """Have every group that finished or holds a message be handed it once more; give how many will be."""
+        """Deliver a message once more to every group that finished or holds it; return to how many."""
         with self._store.changed:
             repeated = 0
             for group in self._store.groups.values():
@@ -123,12 +123,12 @@ class Controls:
             return sum(copy.message.message_id == message_id for topic in topics for copy in topic)
 
     def visible(self, topic: str) -> list[Outgoing]:
-        """Give what a topic shows, in storage order."""
+        """Return what a topic shows, in storage order."""
         with self._store.changed:
             return [copy.message for copy in self._store.copies.get(topic, [])]
 
     def halves(self) -> list[HalfRecord]:
-        """Give all half messages ever stored, ended ones too, in storage order."""
+        """Return all half messages ever stored, ended ones too, in storage order."""
         with self._store.changed:
             return list(self._store.halves.values())
 

@@ -49,7 +49,7 @@ class Faults:
         self.planned.append(Fault("look_up_halves", None, FaultKind.LOST, where, times, standing))
 
     def take(self, call: str, message: Handed) -> Fault | None:
-        """Give the first planned fault that meets this message, and count it down."""
+        """Return the first planned fault that meets this message, and count it down."""
         for fault in self.planned:
             if fault.call == call and fault.where(message):
                 if fault.times is not None:

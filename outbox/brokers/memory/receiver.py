@@ -13,7 +13,7 @@ from outbox.message import TopicSpec, TopicType
 
 
 def join(store: Store, name: str, topics: Collection[str], *, at_end: bool) -> Group:
-    """Give a group; where it is new to a topic it starts at the first message, or `at_end` behind the last."""
+    """Return a group; where it is new to a topic it starts at the first message, or `at_end` behind the last."""
     group = store.groups.setdefault(name, Group())
     for topic in topics:
         group.next_number.setdefault(topic, len(store.copies.get(topic, ())) if at_end else 0)

@@ -88,7 +88,7 @@ _stores_lock = threading.Lock()
 
 
 def store(name: str) -> Store:
-    """Give the store of that name; without a name, a new one that nobody shares."""
+    """Return the store of that name; without a name, a new one that nobody shares."""
     if not name:
         return Store()
     with _stores_lock:
@@ -96,6 +96,6 @@ def store(name: str) -> Store:
 
 
 def forget(name: str) -> None:
-    """Have the next broker of that name start empty."""
+    """Forget the store of that name: its next broker starts empty."""
     with _stores_lock:
         _stores.pop(name, None)

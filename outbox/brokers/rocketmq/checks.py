@@ -133,7 +133,7 @@ class Checks:
             return False
 
     def _look_at_clocks(self, half: Half, ahead: float) -> None:
-        """Say once that a sender's clock is wrong: its half messages are asked about at once, beside their commits."""
+        """Log once that a sender's clock is wrong: its half messages are asked about at once, beside their commits."""
         if half.token and abs(ahead) > BORN_EARLIER_SECONDS and not self._has_named_clocks:
             self._has_named_clocks = True
             logger.error(

@@ -117,7 +117,7 @@ class Client:
         return self._loop
 
     def stub(self, endpoint: Endpoint) -> Any:
-        """Give the calls of an endpoint. In the loop's thread only."""
+        """Return the calls of an endpoint. In the loop's thread only."""
         if endpoint.target not in self._stubs:
             if self.options.tls:
                 channel = grpc.aio.secure_channel(endpoint.target, self._credentials(), CHANNEL_OPTIONS)
@@ -175,7 +175,7 @@ class Client:
         return definition.Resource(name=name, resource_namespace=self.options.namespace)
 
     def metadata(self, role: str = "") -> grpc.aio.Metadata:
-        """Give what each request says of its sender, signed by the second. gRPC would make this object for each call."""
+        """Return what each request says of its sender, signed by the second. gRPC would make this object for each call."""
         second = int(self._now())
         known = self._signed.get(role)
         if known is None or known[0] != second:

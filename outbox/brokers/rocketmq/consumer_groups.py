@@ -52,7 +52,7 @@ async def problems_of_groups(client: Client, broker: str, topics: Sequence[Topic
 
 def problems_of_group(broker: str, group: str, topic: str, settings: Mapping[str, Any]) -> Iterator[Problem]:
     """
-    Say which settings of a group do not fit.
+    Return which settings of a group do not fit.
 
     Args:
         topic: one that it reads.

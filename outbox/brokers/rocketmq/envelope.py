@@ -57,7 +57,7 @@ THEIRS = re.compile(r"[A-Z_%]|__")
 
 
 def half_id(message_id: str) -> str:
-    """Give an id to one physical half message."""
+    """Return an id for one physical half message."""
     return f"{message_id}{HALF_MARK}{uuid4().hex[:12]}"
 
 
@@ -115,14 +115,14 @@ def born_at(kind: TopicType, now: float) -> int:
 
 
 def group_of(key: str) -> str:
-    """Give the message group of a key: the key itself, or a digest where RocketMQ would not take it."""
+    """Return the message group of a key: the key itself, or a digest where RocketMQ would not take it."""
     if PLAIN_KEY.fullmatch(key) and len(key.encode()) <= MOST_GROUP_BYTES:
         return key
     return hashlib.sha256(key.encode()).hexdigest()[:32]
 
 
 def _packed(body: bytes, above: int | None) -> tuple[bytes, int]:
-    """Give a body as it travels, and its encoding."""
+    """Return a body as it travels, and its encoding."""
     if above is not None and len(body) > above:
         smaller = zlib.compress(body, COMPRESSION_LEVEL)
         if len(smaller) < len(body):
@@ -131,7 +131,7 @@ def _packed(body: bytes, above: int | None) -> tuple[bytes, int]:
 
 
 def unpacked(body: bytes) -> bytes:
-    """Give a compressed body as it was; as it is where this cannot be told, so that a handler refuses it."""
+    """Return a compressed body as it was; as it is where this cannot be told, so that a handler refuses it."""
     kind = zlib.MAX_WBITS | 16 if body.startswith(GZIP_BEGINS) else zlib.MAX_WBITS
     try:
         return zlib.decompress(body, kind)
@@ -197,12 +197,12 @@ def is_for(message: Any, group: str) -> bool:
 
 
 def message_id_of(properties: Mapping[str, str]) -> str:
-    """Give the id of a message as a broker's log holds it."""
+    """Return the id of a message as a broker's log holds it."""
     return _our_id(properties.get("UNIQ_KEY", ""), _read(properties)[0])
 
 
 def clock_ahead(message: Any) -> float:
-    """Say by how many seconds the clock of whoever sent a half message was ahead of the broker's; below 0: behind it."""
+    """Return by how many seconds the clock of whoever sent a half message was ahead of the broker's; below 0: behind it."""
     system = message.system_properties
     stored_after: float = (system.store_timestamp.ToMilliseconds() - system.born_timestamp.ToMilliseconds()) / 1000
     return BORN_EARLIER_SECONDS - stored_after
@@ -231,7 +231,7 @@ def _body(message: Any) -> bytes:
 
 
 def _read(properties: Mapping[str, str]) -> tuple[dict[str, str], str, str]:
-    """Give headers, key and token."""
+    """Return headers, key and token."""
     headers = {name: value for name, value in properties.items() if not THEIRS.match(name)}
     headers.pop(ADDRESSEE, None)
     token = headers.pop(TOKEN, "") or headers.get(Header.TOKEN, "")

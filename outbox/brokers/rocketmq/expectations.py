@@ -95,7 +95,7 @@ async def _problems_of(client: Client, address: str, topics: Sequence[TopicSpec]
 
 
 def problems_of_settings(broker: str, options: RocketMQOptions, settings: Mapping[str, str]) -> Iterator[Problem]:
-    """Say which settings of a broker do not fit OPTIONS, or cost messages."""
+    """Return which settings of a broker do not fit OPTIONS, or cost messages."""
     timeout, interval, batch = (
         timedelta(milliseconds=int(settings[name]))
         for name in ("transactionTimeOut", "transactionCheckInterval", "transactionOpBatchInterval")
@@ -158,7 +158,7 @@ def _problems_of_the_store(broker: str, settings: Mapping[str, str]) -> Iterator
 
 
 def problems_of_retention(broker: str, settings: Mapping[str, str], topics: Sequence[TopicSpec]) -> Iterator[Problem]:
-    """Say that a broker may hand out messages when consumers have forgotten that they handled them."""
+    """Report that a broker may hand out messages that consumers no longer remember."""
     hours = int(settings["fileReservedTime"])
     needed = timedelta(hours=hours) + CLEAN_UP_INTERVAL + MOST_HIDDEN
     if topics and (remembered := min(topic.remembered for topic in topics)) < needed:
@@ -189,7 +189,7 @@ def _problem_of_a_right(broker: str, need: str, answer: Answer) -> Iterator[Prob
 
 
 def problems_of_clock(broker: str, ahead_seconds: float) -> Iterator[Problem]:
-    """Say that a broker's clock and ours disagree."""
+    """Report that a broker's clock and ours disagree."""
     if abs(ahead_seconds) > MOST_CLOCK_DIFFERENCE.total_seconds():
         yield Problem(
             f"The clock of broker {broker} and this machine's differ by {abs(ahead_seconds):.0f} s: the broker asks about half "
@@ -203,7 +203,7 @@ def _settings(text: str) -> dict[str, str]:
 
 
 def _clock(runtime: Mapping[str, str]) -> float:
-    """Tell the time of a broker by when it started and how long it runs."""
+    """Return the time of a broker by when it started and how long it runs."""
     match = RUNTIME.search(runtime["runtime"])
     assert match is not None, f"a broker says that it runs {runtime['runtime']}"
     days, hours, minutes, seconds = map(int, match.groups())

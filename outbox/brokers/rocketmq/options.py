@@ -43,7 +43,7 @@ class RocketMQOptions(Options, frozen=True):
 
 
 def problems(raw: Mapping[str, Any]) -> list[Problem]:
-    """Say what is wrong with the options: names and types first, then what they say."""
+    """Return what is wrong with the options: names and types first, then what they say."""
     if found := problems_with(RocketMQOptions, raw):
         return found
     options = read_options(RocketMQOptions, raw)

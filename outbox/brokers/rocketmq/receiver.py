@@ -85,7 +85,7 @@ class Reading:
         return self._client.run(self._receive(Wanted(group, topics, limit, invisible_for, wait.total_seconds())))
 
     def interrupt(self) -> None:
-        """Have `receive` return what is there, and wait for nothing; from any thread."""
+        """Ask `receive` to return what is there, and wait for nothing; from any thread."""
         self._is_interrupted = True
         self._client.call_soon(self._interruption.set)
 
@@ -193,7 +193,7 @@ class Reading:
         return taken
 
     def _plan_return(self) -> None:
-        """Have the first of what is kept handed back in time, where nobody takes it."""
+        """Hand what is kept back in time, where nobody takes it."""
         if self._returning is not None:
             self._returning.cancel()
         if self._kept:
@@ -237,7 +237,7 @@ class Reading:
         return found
 
     def close(self) -> None:
-        """Give back what was received and not taken. A second call does nothing."""
+        """Hand back what was received and not taken. A second call does nothing."""
         if self._polls or self._kept:
             self._client.run(self._give_back())
 

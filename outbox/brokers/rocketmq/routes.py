@@ -40,7 +40,7 @@ class Routes:
         self._asking: SharedAttempts[list[Queue]] = SharedAttempts()
 
     async def of(self, topic: str) -> list[Queue]:
-        """Give the queues of a topic; of those who want them at once, one asks."""
+        """Return the queues of a topic; of those who want them at once, one asks."""
         known = self._known.get(topic)
         if known is not None and self._clock() < known[0]:
             return known[1]

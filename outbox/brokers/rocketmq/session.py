@@ -126,7 +126,7 @@ class Session:
 
 
 def settings_of(link: Client, endpoint: Endpoint, client_type: int) -> Any:
-    """Give the part of the settings that all clients announce."""
+    """Return the part of the settings that all clients announce."""
     settings = definition.Settings(client_type=client_type, access_point=endpoint.proto)
     settings.request_timeout.FromNanoseconds(round(link.timeout * 1e9))
     settings.user_agent.language = definition.Language.PYTHON

@@ -69,12 +69,12 @@ class Finishing:
         ]
 
     def retry(self, delivery: Delivery, after: timedelta) -> bool:
-        """Have a delivery come again after that time. Raises BrokerUnavailable."""
+        """Return a delivery to its group, to come again after that time. Raises BrokerUnavailable."""
         [answer] = self._client.run(_answers(partial(self.change, span=after), [delivery]))
         return answer is not None
 
     def dead_letter(self, delivery: Delivery) -> bool:
-        """Have the server move the message to the group's dead letters. Raises BrokerUnavailable."""
+        """Ask the server to move the message to the group's dead letters. Raises BrokerUnavailable."""
         [answer] = self._client.run(_answers(self._forward, [delivery]))
         return answer is True
 

@@ -100,7 +100,7 @@ def status_of_end(answer: Answer, ended: Ended) -> SendResult:
 
 
 def status_of(error: Exception) -> SendResult:
-    """Say what an error at a send means; what is not surely known is UNSURE."""
+    """Return what an error at a send means; what is not surely known is UNSURE."""
     if is_flow_control(error):
         return SendResult(SendStatus.UNAVAILABLE, reason=LESS)
     if isinstance(error, StatusError):
@@ -119,7 +119,7 @@ def status_before_send(error: Exception) -> SendResult:
 
 
 def is_flow_control(error: Exception) -> bool:
-    """Say whether the server asks for less."""
+    """Return whether the server asks for less."""
     return isinstance(error, StatusError) and error.code == FLOW_CONTROL
 
 

@@ -14,7 +14,7 @@ SUBJECT = "configuration"
 
 
 def examine() -> Iterator[Finding]:
-    """Give what the system checks say, but for what the project has silenced."""
+    """Return what the system checks say, but for what the project has silenced."""
     problems = [
         problem
         for problem in checks.run_checks(tags=[TAG, checks.Tags.database], databases=database.outbox_databases())

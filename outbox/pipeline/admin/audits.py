@@ -88,7 +88,7 @@ class AuditRunAdmin(ReadOnlyAdmin):
         return quick_check_page(self, request)
 
     def verdict_view(self, request: HttpRequest, run_id: int) -> HttpResponse:
-        """Give the verdict as `outbox_audit --verify` takes it."""
+        """Return the verdict as `outbox_audit --verify` takes it."""
         if not self.has_view_permission(request):
             raise PermissionDenied
         run = AuditRun.objects.filter(pk=run_id).exclude(verdict="").first()

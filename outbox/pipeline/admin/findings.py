@@ -82,7 +82,7 @@ class StandingFilter(Filter):
 
 
 def standing_of(row: AuditFinding) -> SafeString:
-    """Say what people have done about a finding."""
+    """Return what people have done about a finding."""
     if row.sent_again_at:
         return badge(f"{row.sent_again} sent again", "good")
     return badge("acknowledged", "plain") if row.acknowledged_at else badge("open", "bad")

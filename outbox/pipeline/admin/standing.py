@@ -36,7 +36,7 @@ class Backlog:
 def standing(
     site: AdminSite, *, backlogs: Sequence[Backlog], latencies: Sequence[Percentiles], courses: Sequence[Course]
 ) -> dict[str, Any]:
-    """Give what the template `_standing.html` needs."""
+    """Return what the template `_standing.html` needs."""
     worst = sorted(backlogs, key=lambda one: (-one.backlog, one.group, one.topic))
     return {
         "backlogs": [

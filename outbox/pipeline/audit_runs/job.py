@@ -24,5 +24,5 @@ def run_job(config: PipelineConfig, *, history: str = "", at_most: timedelta | N
 
 
 def explain(ended: process.Ended) -> str:
-    """Say in one line why there is no answer."""
+    """Return in one line why there is no answer."""
     return f"The audit gave no answer{ended.why(NO_ANSWER)}"

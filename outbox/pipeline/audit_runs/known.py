@@ -16,7 +16,7 @@ OF_EACH = (Kind.LOST, Kind.LATE, Kind.ORPHAN)  # true of each message by itself;
 
 def news(run: AuditRun) -> list[AuditFinding]:
     """
-    Give the findings of a run that were not found before, or were thought to be over.
+    Return the findings of a run that were not found before, or were thought to be over.
 
     Found before: by the newest earlier run that looked as far back, or by one since then; or by any, and a person has
     acknowledged it. What was sent again and is found once more is news.
@@ -33,7 +33,7 @@ def news(run: AuditRun) -> list[AuditFinding]:
 
 
 def is_known(one: AuditFinding, before: Sequence[AuditFinding]) -> bool:
-    """Say whether findings of the same place name all that a finding names. Where it is not named, only the same will do."""
+    """Return whether findings of the same place name all that a finding names. Where it is not named, only the same will do."""
     if any(_whole(one) == _whole(other) for other in before):
         return True
     if one.kind not in OF_EACH:
@@ -57,7 +57,7 @@ def _names(one: AuditFinding) -> set[str]:
 
 
 def _has_all(one: AuditFinding, first: int, last: int) -> bool:
-    """Say whether a finding is of each of these numbers, none left out."""
+    """Return whether a finding is of each of these numbers, none left out."""
     if one.first_number is None or one.last_number is None or one.last_number - one.first_number + 1 != one.count:
         return False
     return one.first_number <= first and last <= one.last_number

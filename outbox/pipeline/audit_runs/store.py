@@ -74,14 +74,14 @@ def _bury_dead(using: str) -> None:
 
 
 def state_of(run: AuditRun) -> str:
-    """Say how a run stands: DIED where it says RUNNING and nobody is at work."""
+    """Return how a run stands: DIED where it says RUNNING and nobody is at work."""
     if run.state == AuditRun.State.RUNNING and not is_running(run._state.db or "default"):
         return AuditRun.State.DIED
     return run.state
 
 
 def is_running(using: str) -> bool:
-    """Say whether an audit of that database is at work."""
+    """Return whether an audit of that database is at work."""
     return database.raw(using).execute(IS_LOCKED).fetchone() == (True,)
 
 

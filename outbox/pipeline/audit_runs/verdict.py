@@ -46,13 +46,13 @@ def verdict_of(report: Mapping[str, Any], *, run: int, since: datetime | None, s
 
 
 def write(verdict: Mapping[str, Any]) -> str:
-    """Give the one text that stands for a verdict: names sorted, so that nothing can be moved about unnoticed."""
+    """Return the one text that stands for a verdict: names sorted, so that nothing can be moved about unnoticed."""
     return json.dumps(verdict, sort_keys=True, indent=2, ensure_ascii=False)
 
 
 def keys() -> list[str]:
     """
-    Give the keys in the environment, separated by blanks there: the first signs, all verify. None: nothing is signed.
+    Return the keys in the environment, separated by blanks there: the first signs, all verify. None: nothing is signed.
 
     Raises:
         ConfigurationError: one is too short to be a secret.
@@ -76,7 +76,7 @@ def as_file(text: str, signature: str) -> str:
 
 def verify(content: str) -> dict[str, Any]:
     """
-    Give the verdict in a file, if it is what was signed.
+    Return the verdict in a file, if it is what was signed.
 
     Raises:
         VerdictRefused: it is not.

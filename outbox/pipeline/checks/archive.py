@@ -45,7 +45,7 @@ def check_archive(**kwargs: Any) -> list[CheckMessage]:
 
 
 def _is_wrong(archive: ArchiveSettings) -> str:
-    """Say what is wrong with a catalog; never what is in it, which may be secret."""
+    """Return what is wrong with a catalog; never what is in it, which may be secret."""
     if archive.format != "iceberg":
         return f"is for the format iceberg, and FORMAT is {archive.format!r}"
     return "" if {"uri", "type", "name", "py-catalog-impl"} & archive.catalog.keys() else "names no catalog"

@@ -29,7 +29,7 @@ def check_business_rows(**kwargs: Any) -> list[CheckMessage]:
 
 
 def _problems(entry: AuditSettings) -> Iterator[tuple[str, str]]:
-    """Give what is wrong with an entry, and what to do."""
+    """Return what is wrong with an entry, and what to do."""
     if message_type(entry.expects) is None:
         text = f"expects {entry.expects!r}, and no message type is called that on the wire."
         yield text, "Write the type's name, and see to it that its module is imported."

@@ -127,7 +127,7 @@ def judge(
 
 
 def _to_the_end(minutes: list[Minute], as_of: datetime) -> list[Minute]:
-    """Have the last whole minute be there: a group that nothing happens to stands still."""
+    """Add the last whole minute: a group that nothing happens to stands still."""
     last = int(as_of.timestamp()) // 60 - 1
     return [*minutes, Minute(last)] if minutes[-1].minute < last else minutes
 

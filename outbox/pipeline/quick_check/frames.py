@@ -72,7 +72,7 @@ class Check:
             raise WindowTooLarge("The window takes too long to look at. Choose a shorter one, or run outbox_audit.") from error
 
     def fill(self, frame: str, query: str, arguments: Any) -> int:
-        """Put the rows of a query into a frame; give how many. Raises WindowTooLarge."""
+        """Put the rows of a query into a frame; return how many. Raises WindowTooLarge."""
         count = self.run(f"INSERT INTO {frame} SELECT * FROM ({query}) q LIMIT {self.limit + 1}", arguments).rowcount
         if count > self.limit:
             raise WindowTooLarge(
@@ -83,7 +83,7 @@ class Check:
 
 @contextmanager
 def opened(using: str, *, limit: int, seconds: float) -> Iterator[tuple[Check, datetime]]:
-    """Give a check with empty frames, and the database's time; at the end all of it is gone."""
+    """Return a check with empty frames, and the database's time; at the end all of it is gone."""
     with database.connect(using, application_name="outbox quick check") as connection:
         connection.isolation_level = psycopg.IsolationLevel.REPEATABLE_READ
         with connection.transaction(force_rollback=True):

@@ -192,7 +192,7 @@ def _with_ids(check: Check, findings: list[Finding], limit: int) -> list[Finding
 
 
 def _stages_of(one: Finding) -> str:
-    """Say which stages know the messages of a finding."""
+    """Return which stages know the messages of a finding."""
     if one.kind is Kind.LOST and one.stage is Stage.OUTBOX:
         return ""
     if one.kind is Kind.ORPHAN:

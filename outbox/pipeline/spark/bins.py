@@ -23,7 +23,7 @@ def add(left: Mapping[int, int], right: Mapping[int, int]) -> dict[int, int]:
 
 def percentile(histogram: Mapping[int, int], share: float) -> float | None:
     """
-    Give the latency, in seconds, that a share of the messages did not exceed; None where none is known.
+    Return the latency, in seconds, that a share of the messages did not exceed; None where none is known.
 
     Times that run backwards say nothing, and are left out.
     """

@@ -67,7 +67,7 @@ def until(minutes: Sequence[Minute], last: int) -> list[Minute]:
 
 
 def standings(minutes: Sequence[Minute]) -> list[BacklogState]:
-    """Say how a group stands after each minute, first to last; minutes in which nothing happened included."""
+    """Return how a group stands after each minute, first to last; minutes in which nothing happened included."""
     if not minutes:
         return []
     by_minute = {one.minute: one for one in minutes}

@@ -34,7 +34,7 @@ SUMS = pa.schema({"name": pa.string(), "n": pa.int64(), "once": pa.int64(), "tot
 
 def digest(spark: SparkSession, history: History) -> str:
     """
-    Give the digest of all rows: names, lanes, numbers, ids and states; times left out.
+    Return the digest of all rows: names, lanes, numbers, ids and states; times left out.
 
     Two histories that differ in a row have the same with a probability of about 2^-64. Rows that are there twice count
     twice: the sum sees what the xor does not.

@@ -26,7 +26,7 @@ def opened(file: str) -> Iterator[Any]:
 
 
 def can_be_opened(files: Sequence[str]) -> bool:
-    """Say whether pyarrow knows the file system, has the right to read there, and has what it needs for it."""
+    """Return whether pyarrow knows the file system, has the right to read there, and has what it needs for it."""
     try:
         with opened(files[0]):
             return True

@@ -79,7 +79,7 @@ class Finding:
     about: tuple[str, ...] = field(default=(), compare=False)
 
     def as_dict(self) -> dict[str, Any]:
-        """Give the same as JSON knows it; what does not apply is None."""
+        """Return the same as JSON knows it; what does not apply is None."""
         found = asdict(self)
         for name in ("lane", "first", "last"):
             if self.first < 0 and self.lane < 0:
@@ -87,7 +87,7 @@ class Finding:
         return {**found, "ids": list(self.ids), "about": list(self.about), "text": str(self)}
 
     def __str__(self) -> str:
-        """Say it in one line."""
+        """Return it as one line."""
         where = f"{self.stage} of group {self.group!r}" if self.group else f"{self.stage}"
         what = f"{self.subject!r} " if self.subject else ""
         numbers = ""
@@ -123,7 +123,7 @@ def _merge_neighbours(same: list[Finding]) -> list[Finding]:
 
 
 def clock_has_jumped(tolerance_seconds: float) -> str:
-    """Say it in a finding's detail."""
+    """Return it as a finding's detail."""
     return f"earlier than what they follow, by more than {tolerance_seconds:g} s: a clock has jumped"
 
 

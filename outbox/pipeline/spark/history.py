@@ -69,14 +69,14 @@ class History:
     broken: Sequence[Broken] = ()
 
     def __getattr__(self, name: str) -> DataFrame:
-        """Give a frame by its name."""
+        """Return a frame by its name."""
         try:
             return self.frames[name]
         except KeyError:
             raise AttributeError(name) from None
 
     def marks_list(self) -> list[Mark]:
-        """Give all marks. Raises HistoryError where a lane has two."""
+        """Return all marks. Raises HistoryError where a lane has two."""
         found = [Mark(*row) for row in self.frames["marks"].select("source", "topic", "lane", "first", "last").collect()]
         lanes = {(mark.source, mark.topic, mark.lane) for mark in found}
         if len(lanes) != len(found):

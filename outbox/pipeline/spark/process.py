@@ -47,7 +47,7 @@ class Ended:
     stopped_after: timedelta | None = None
 
     def why(self, mark: str) -> str:
-        """Say in one line how it came to its end; `mark` begins the line in which the job itself says why."""
+        """Return in one line how it came to its end; `mark` begins the line in which the job itself says why."""
         if self.stopped_after is not None:
             return f": it was stopped after {self.stopped_after}."
         if self.exit_code < 0:
@@ -102,7 +102,7 @@ def run_job(
 
 
 def _path(inherited: IO[str]) -> str:
-    """Give the path by which a process opens a file that it has inherited."""
+    """Return the path by which a process opens a file that it has inherited."""
     return f"/dev/fd/{inherited.fileno()}"
 
 

@@ -80,7 +80,7 @@ def scan(
 
 
 def may_have_null(history: History, frames: Iterable[str], column: str) -> bool:
-    """Say whether rows of these frames may have NULL in a column; the statistics of their files tell, without a task."""
+    """Return whether rows of these frames may have NULL in a column; the statistics of their files tell, without a task."""
     if any(name not in history.files for name in frames):
         return True
     files = [file for name in frames for file in history.files[name]]
@@ -104,7 +104,7 @@ def _may_have_null(metadata: Any, group: int, column: str) -> bool:
 
 
 def ddl(schema: pa.Schema) -> str:
-    """Give a schema as Spark takes it."""
+    """Return a schema as Spark takes it."""
     return ", ".join(f"{column.name} {SPARK_TYPES[column.type]}" for column in schema)
 
 

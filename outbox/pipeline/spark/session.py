@@ -26,7 +26,7 @@ LOGGING = Path(__file__).with_name("log4j2.properties")
 
 def find_java() -> Path:
     """
-    Give the java that Spark will start: JAVA_HOME's, else that on PATH.
+    Return the java that Spark will start: JAVA_HOME's, else that on PATH.
 
     Raises:
         JavaMissing: there is none, or it is too old for Spark 4.
@@ -45,7 +45,7 @@ def find_java() -> Path:
 
 def find_jar(given: str = "") -> str:
     """
-    Give the path of the PostgreSQL JDBC driver.
+    Return the path of the PostgreSQL JDBC driver.
 
     Raises:
         PipelineError: it is not where it was said to be, nor where Debian puts it.

@@ -7,5 +7,5 @@ from uuid import UUID
 
 
 def first_id_at(time: datetime) -> str:
-    """Give the smallest uuid7 of that time, as text."""
+    """Return the smallest uuid7 of that time, as text."""
     return str(UUID(int=int(time.timestamp() * 1000) << 80))

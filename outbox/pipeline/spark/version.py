@@ -12,7 +12,7 @@ PACKAGE = "django-transactional-outbox"
 
 
 def code_version() -> str:
-    """Give something like `1.0+3f2a9c0d1b7e`; `unknown+…` where the package was not installed but copied."""
+    """Return something like `1.0+3f2a9c0d1b7e`; `unknown+…` where the package was not installed but copied."""
     try:
         version = metadata.version(PACKAGE)
     except metadata.PackageNotFoundError:

@@ -106,7 +106,7 @@ class Journey:
             cursor.execute("DELETE FROM journey_stuck")
 
     def kills(self, place: str) -> str:
-        """Give the failpoint that kills a process where, and each time, it is permitted."""
+        """Return the failpoint that kills a process where, and each time, it is permitted."""
         return f"{place}=kill:{self.folder / place}"
 
     def permit(self, place: str) -> None:
@@ -117,7 +117,7 @@ class Journey:
         return not (self.folder / place).exists()
 
     def logs(self) -> str:
-        """Give the end of each process's output, for a test that failed."""
+        """Return the end of each process's output, for a test that failed."""
         return "\n".join(f"--- {log.name}\n{log.read_text()[-2000:]}" for log in sorted(self.folder.glob("*.log")))
 
     def close(self) -> None:

@@ -11,12 +11,12 @@ given = json.loads(os.environ.get(VARIABLE, "{}"))
 
 
 def names(unique: str) -> tuple[str, str, str]:
-    """Give a journey's plain topic, its ordered topic and its consumer group."""
+    """Return a journey's plain topic, its ordered topic and its consumer group."""
     return f"work-{unique}", f"steps-{unique}", f"journey-{unique}"
 
 
 def outbox(unique: str, options: dict[str, Any]) -> dict[str, Any]:
-    """Give the setting OUTBOX of a journey. Times are short: what a killed process held comes back soon."""
+    """Return the setting OUTBOX of a journey. Times are short: what a killed process held comes back soon."""
     work, steps, _ = names(unique)
     options = {**options, "CHECK_HORIZON": timedelta(seconds=20)}
     return {

@@ -35,7 +35,7 @@ class TestOrder:
 
 
 def keys_of_other_queues(journey: Journey) -> set[str]:
-    """Give the keys that do not share the queue of a, once all are there: RocketMQ holds back a queue, not a key."""
+    """Return the keys that do not share the queue of a, once all are there: RocketMQ holds back a queue, not a key."""
     broker = server().broker_address
     queues = {
         (stored.properties["__SHARDINGKEY"], queue)
@@ -47,7 +47,7 @@ def keys_of_other_queues(journey: Journey) -> set[str]:
 
 
 def by_key(journey: Journey) -> dict[str, list[int]]:
-    """Give what was handled of each key, in that order."""
+    """Return what was handled of each key, in that order."""
     found: dict[str, list[int]] = {}
     for key, number in journey.effects(journey.steps):
         found.setdefault(key, []).append(number)

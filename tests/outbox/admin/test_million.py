@@ -48,7 +48,7 @@ def messages(request: pytest.FixtureRequest, django_db_setup: None, django_db_bl
 
 @pytest.fixture(scope="module")
 def client(messages: int) -> Client:
-    """Give a member of the staff who may do everything here, and is no superuser: permissions cost queries."""
+    """Return a member of the staff who may do everything here, and is no superuser: permissions cost queries."""
     user = User.objects.create_user("operator", is_staff=True)
     user.user_permissions.set(
         Permission.objects.filter(content_type__app_label__in=["outbox", "outbox_embedded", "outbox_pipeline", "shop"])
@@ -61,7 +61,7 @@ def client(messages: int) -> Client:
 
 @pytest.fixture
 def look(client: Client, asked: list[tuple[Any, Any]], messages: int, monkeypatch: pytest.MonkeyPatch) -> Any:
-    """Open a page; give it after each of its statements was explained."""
+    """Open a page; return it after each of its statements was explained."""
     monkeypatch.setattr("outbox.admin.lists.LOOKED_AT", looked_at(messages))  # of a small table, 10,000 rows are a large part
 
     def look(view: str, *args: Any, **parameters: Any) -> Any:

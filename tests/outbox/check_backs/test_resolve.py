@@ -36,7 +36,7 @@ def soon() -> datetime:
 
 
 def ask(connection: database.Connection, half: Half):
-    """Give (resolution, whether an alarm was raised)."""
+    """Return (resolution, whether an alarm was raised)."""
     answer = resolve(connection, half)
     return answer.resolution, answer.is_alarm
 

@@ -28,7 +28,7 @@ class OwnView(CheckBackView):
 
 @pytest.fixture
 def addresses(settings):
-    """Give the project other addresses."""
+    """Return the project other addresses."""
 
     def addresses(*patterns):
         settings.ROOT_URLCONF = types.ModuleType("addresses")

@@ -44,7 +44,7 @@ def acts(harness: EmbeddedHarness, broker: EmbeddedBroker) -> Acts:
 
 @pytest.fixture
 def connection(db: None) -> Iterator[database.Connection]:
-    """Give a connection beside the broker's, as an operator or another process has one."""
+    """Return a connection beside the broker's, as an operator or another process has one."""
     with database.connect("default") as connection:
         yield connection
 

@@ -21,7 +21,7 @@ MOMENT = timedelta(seconds=0.05)
 
 @pytest.fixture
 def consumer(acts: Acts, harness: EmbeddedHarness):
-    """Start a consumer that waits; give the list of what it received, and when."""
+    """Start a consumer that waits; return the list of what it received, and when."""
     found: list[tuple[float, Delivery]] = []
 
     def work() -> None:

@@ -46,7 +46,7 @@ def make_group(message: GroupMade) -> Group:
 
 
 def shown(broker: Broker) -> list[str]:
-    """Give the ids of the messages that a new consumer group is handed, from the first on."""
+    """Return the ids of the messages that a new consumer group is handed, from the first on."""
     return [delivery.message_id for delivery in _delivered(broker)]
 
 
@@ -60,7 +60,7 @@ def _delivered(broker: Broker) -> list[Delivery]:
 
 
 def stored_half() -> EmbeddedHalf | None:
-    """Give the half message as the embedded broker holds it, over a connection of its own; a committed one has left."""
+    """Return the half message as the embedded broker holds it, over a connection of its own; a committed one has left."""
     return EmbeddedHalf.objects.first()
 
 
@@ -81,7 +81,7 @@ def half_first_token(using: str = "default") -> str:
 
 
 def committed_half() -> Half:
-    """Give the half message of the one batch there is, as a broker asks about it."""
+    """Return the half message of the one batch there is, as a broker asks about it."""
     batch = Batch.objects.get()
     assert batch.half_ids is not None
     return Half("orders", str(MessageRow.objects.get().id), batch.half_ids[0], half_first_token())

@@ -28,14 +28,14 @@ WHERE NOT l.granted AND l.locktype = 'transactionid' AND a.datname = current_dat
 
 
 def asked_about() -> Half:
-    """Give the half message that the broker holds, as it asks about it."""
+    """Return the half message that the broker holds, as it asks about it."""
     half = EmbeddedHalf.objects.get()
     return Half("orders", half.message_id, str(half.id), half.token)
 
 
 @contextmanager
 def in_thread(function: Callable[[], object]) -> Iterator[list[object]]:
-    """Run a function beside the block; give its result, or its error, at the end."""
+    """Run a function beside the block; return its result, or its error, at the end."""
     results: list[object] = []
 
     def run() -> None:

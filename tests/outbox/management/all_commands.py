@@ -31,7 +31,7 @@ CALLS = {
 
 
 def run(command: str) -> dict[str, object]:
-    """Run a command as `manage.py` does; give its exit code, what it said, and the traceback where it failed unexpectedly."""
+    """Run a command as `manage.py` does; return its exit code, what it said, and the traceback where it failed unexpectedly."""
     from django.core.management import CommandError, call_command
 
     out, trace, code = StringIO(), "", 0

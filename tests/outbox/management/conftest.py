@@ -35,7 +35,7 @@ def own() -> Iterator[database.Connection]:
 
 @pytest.fixture
 def publish() -> Callable[[int], list[Any]]:
-    """Publish so many messages, each in a transaction of its own; give their ids."""
+    """Publish so many messages, each in a transaction of its own; return their ids."""
 
     def publish(count: int) -> list[Any]:
         ids = []

@@ -21,7 +21,7 @@ def topic():
 
 
 def ask(message_id):
-    """Give the printed JSON and the exit code."""
+    """Return the printed JSON and the exit code."""
     printed = StringIO()
     try:
         call_command("outbox_check_back", str(message_id), "--json", stdout=printed)

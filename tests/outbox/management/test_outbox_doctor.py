@@ -15,7 +15,7 @@ ERROR = Finding(Level.ERROR, "broker 'default'", "is away", "Start it.")
 
 @pytest.fixture
 def examined(monkeypatch):
-    """Run the command on such findings; give its exit code."""
+    """Run the command on such findings; return its exit code."""
 
     def examined(*findings, arguments=()):
         monkeypatch.setattr(command, "examine", lambda: iter(findings))

@@ -17,7 +17,7 @@ def _topic(db):
 
 
 def pause(*arguments):
-    """Run the command on one database; give its exit code."""
+    """Run the command on one database; return its exit code."""
     try:
         call_command("outbox_pause", "--database", "default", *arguments)
     except SystemExit as end:
@@ -140,7 +140,7 @@ def status(*arguments):
 
 
 def relayed(capsys):
-    """Relay what waits; give how many messages were sent."""
+    """Relay what waits; return how many messages were sent."""
     capsys.readouterr()
     call_command("outbox_relay", "--once", "--json", "--database", "default", "--broker", "default")
     return sum(relay["sent"] for relay in json.loads(capsys.readouterr().out)["relays"])

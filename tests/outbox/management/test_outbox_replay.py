@@ -48,7 +48,7 @@ def broker(settings, monkeypatch):
 
 
 def replay(*arguments):
-    """Run the command; give its exit code."""
+    """Run the command; return its exit code."""
     try:
         call_command("outbox_replay", *arguments)
     except SystemExit as end:

@@ -16,7 +16,7 @@ def batch():
 
 
 def retry(*arguments):
-    """Run the command; give its exit code."""
+    """Run the command; return its exit code."""
     try:
         call_command("outbox_retry", *map(str, arguments))
     except SystemExit as end:

@@ -27,7 +27,7 @@ class CarelessBroker(MemoryBroker):
 
 
 def status(*arguments):
-    """Run the command; give its exit code."""
+    """Run the command; return its exit code."""
     try:
         call_command("outbox_status", "--database", "default", *arguments)
     except SystemExit as end:

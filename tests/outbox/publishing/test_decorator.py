@@ -32,7 +32,7 @@ SHAPES = [
 
 @pytest.fixture
 def get(client):
-    """Ask a view; give the status, or "raised", and whether rows and message are there."""
+    """Ask a view; return the status, or "raised", and whether rows and message are there."""
 
     def get(shape, then="200"):
         try:

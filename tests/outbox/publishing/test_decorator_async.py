@@ -39,7 +39,7 @@ def run(coroutine_function):
 class TestAnAsyncView:
     @pytest.fixture
     def get(self, async_client):
-        """Ask a view; give the status, or "raised", and how many messages there are."""
+        """Ask a view; return the status, or "raised", and how many messages there are."""
 
         def get(shape, then="200"):
             try:

@@ -13,7 +13,7 @@ from tests.factories import BatchFactory
 
 
 def claimed(row: StoredBatch, **changes: Any) -> Batch:
-    """Give a stored batch as the relay that claimed it holds it."""
+    """Return a stored batch as the relay that claimed it holds it."""
     topic = Topic.objects.get(pk=row.topic_id)
     fields = {
         "id": row.id,
@@ -36,7 +36,7 @@ def make_claimed(**fields: Any) -> Batch:
 
 
 def decided(row: StoredBatch, **changes: Any) -> PreparedBatch:
-    """Give a stored batch as the relay that decided it holds it."""
+    """Return a stored batch as the relay that decided it holds it."""
     batch = claimed(row)
     positions = [position for position in batch.positions if row.open is None or position in row.open]
     fields = {
@@ -54,7 +54,7 @@ def decided(row: StoredBatch, **changes: Any) -> PreparedBatch:
 
 
 def result_of(batch: Batch, *, accepted: dict[int, str] | None = None, **fates: int | list[int]) -> BatchSendResult:
-    """Say how the positions of a batch result_of: result_of(batch, accepted={1: "half"}, refused=2, unsure=[3, 4])."""
+    """Return how the positions of a batch result_of: result_of(batch, accepted={1: "half"}, refused=2, unsure=[3, 4])."""
     unaccepted = {}
     for fate, positions in fates.items():
         for position in [positions] if isinstance(positions, int) else positions:
@@ -68,5 +68,5 @@ def split(splitter: Splitter, batch: Batch | PreparedBatch, unaccepted: dict[int
 
 
 def children(batch: Batch | StoredBatch) -> list[StoredBatch]:
-    """Give the batches that were split off, in the order they are claimed again."""
+    """Return the batches that were split off, in the order they are claimed again."""
     return list(StoredBatch.objects.exclude(pk=batch.id).order_by("id"))

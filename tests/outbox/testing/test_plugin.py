@@ -51,7 +51,7 @@ def test_server():
 
 @pytest.fixture
 def run(tmp_path):
-    """Run pytest in a project of a user who has no server; give its outcome."""
+    """Run pytest in a project of a user who has no server; return its outcome."""
 
     def run(*options, settings=SETTINGS, **environment):
         (tmp_path / "settings.py").write_text(settings)

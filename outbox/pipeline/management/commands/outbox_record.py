@@ -94,7 +94,7 @@ def _describe(one: Recorder) -> str:
 
 
 def _catch() -> list[int]:
-    """Give a list that holds SIGTERM or SIGINT once it has come. Only noted: a handler runs in the middle of anything."""
+    """Return a list that holds SIGTERM or SIGINT once it has come. Only noted: a handler runs in the middle of anything."""
     caught: list[int] = []
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda number, _: caught.append(number))

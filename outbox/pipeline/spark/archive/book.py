@@ -100,23 +100,23 @@ def days(connection: Connection, before: date) -> list[date]:
 
 
 def read(connection: Connection, day: date) -> Record | None:
-    """Give what is known of a day."""
+    """Return what is known of a day."""
     row = connection.execute(READ, [day]).fetchone()
     return None if row is None else Record(*row)
 
 
 def deleted(connection: Connection) -> dict[str, int]:
-    """Give the days that the lake alone has -> their attempt."""
+    """Return the days that the lake alone has -> their attempt."""
     return {str(day): attempt for day, attempt in connection.execute(READ_DELETED)}
 
 
 def committed(connection: Connection) -> dict[str, int]:
-    """Give the days that the lake has for good -> their attempt: those, and what is still to be deleted."""
+    """Return the days that the lake has for good -> their attempt: those, and what is still to be deleted."""
     return {str(day): attempt for day, attempt in connection.execute(READ_COMMITTED)}
 
 
 def source(connection: Connection) -> str:
-    """Give the id of this database's outbox."""
+    """Return the id of this database's outbox."""
     row = connection.execute(READ_SOURCE).fetchone()
     assert row is not None
     return str(row[0])
@@ -144,7 +144,7 @@ def mark_deleted(connection: Connection, commit: Commit) -> None:
 
 
 def now(connection: Connection) -> datetime:
-    """Give the database's time."""
+    """Return the database's time."""
     row = connection.execute("SELECT clock_timestamp()").fetchone()
     assert row is not None
     moment: datetime = row[0]

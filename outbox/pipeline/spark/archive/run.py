@@ -64,7 +64,7 @@ class Archived:
     seconds: float = 0.0
 
     def as_dict(self) -> dict[str, Any]:
-        """Give the same as JSON knows it."""
+        """Return the same as JSON knows it."""
         return {**asdict(self), "seconds": round(self.seconds, 2)}
 
 
@@ -112,7 +112,7 @@ class Archiver:
                 book.mark_changed(self.connection, commit)
 
     def _committed(self, span: Span) -> Commit | None:
-        """Give the commit that somebody made and could not finish."""
+        """Return the commit that somebody made and could not finish."""
         record = book.read(self.connection, span.day)
         if record is None or record.state in ("changed", "deleted"):
             return None

@@ -97,7 +97,7 @@ class SparkWriter:
 
 
 def with_fetch_rows(source: Source, row_bytes: int) -> Source:
-    """Have a source fetch no more rows at once than fit."""
+    """Limit how many rows a source fetches at once, so that they fit."""
     return replace(source, fetch_rows=max(1, min(source.fetch_rows, FETCH_BYTES // max(1, row_bytes))))
 
 
@@ -125,13 +125,13 @@ def read_files(spark: SparkSession, frame: Frame, files: Sequence[str]) -> DataF
 
 
 def unreadable_file(error: Exception) -> str:
-    """Give the path of the file that an error of Spark is about; empty: it is about something else."""
+    """Return the path of the file that an error of Spark is about; empty: it is about something else."""
     found = re.search(r"reading file (?:file:(?://)?)?(.+?)\.\s+SQLSTATE", str(error))
     return unquote(found[1]) if found else ""
 
 
 def spark_schema(frame: Frame) -> StructType:
-    """Give a frame's columns as Spark knows them."""
+    """Return a frame's columns as Spark knows them."""
     # Here: a run in which nothing is due starts no Spark, and does not wait for its import.
     from pyspark.sql.types import BinaryType, LongType, StringType, StructField, StructType, TimestampType
 

@@ -90,7 +90,7 @@ def _where(one: Finding) -> tuple[Any, ...]:
 
 
 def _wanted(config: PipelineConfig, findings: Iterable[Finding]) -> tuple[dict[str, Wanted], dict[str, Wanted]]:
-    """Say which numbers to look up in which frame, for their ids and because they repeat."""
+    """Return which numbers to look up in which frame, for their ids and because they repeat."""
     named: dict[str, Wanted] = {}
     again: dict[str, Wanted] = {}
     for one in findings:
@@ -142,7 +142,7 @@ def _telling(ids: int) -> Any:
 
 
 def _tell(table: pa.Table, ids: int) -> pa.Table:
-    """Tell what a bucket's rows say: the message of a number that was asked for, and which numbers repeat."""
+    """Return what a bucket's rows say: the message of a number that was asked for, and which numbers repeat."""
     why = table["why"].to_numpy()
     place = {name: table[name][0].as_py() for name in ("frame", *LANE)}
     found = [{**place, **one} for one in repeats(table.filter(pa.array(why >= AGAIN)), ids=ids)]

@@ -84,7 +84,7 @@ def _verdict(spark: SparkSession, config: PipelineConfig, history: History, mark
 
 
 def cells(spark: SparkSession, config: PipelineConfig, history: History) -> DataFrame:
-    """Give the cells of all stages."""
+    """Return the cells of all stages."""
     latest = micros(history.as_of + timedelta(seconds=config.clock_tolerance_seconds))
     columns = {name: tuple(dict.fromkeys((*numbers.LANE, "number", *wanted))) for name, wanted in COLUMNS.items()}
     return scan(spark, history, columns, _summarize(roles_of(config, history), latest), numbers.CELL)

@@ -10,7 +10,7 @@ from outbox.pipeline.spark.transforms.roles import Reach, Roles
 
 
 def roles_of(config: PipelineConfig, history: History) -> Roles:
-    """Say how rows become roles: by the settle time, and by how far the recorder had come."""
+    """Return how rows become roles: by the settle time, and by how far the recorder had come."""
     cutoff = history.as_of - timedelta(seconds=config.settle_seconds)
     owed = {pair: micros(time) for pair, time in history.owed.items()}
     live = config.archived.live_since if config.archived else None
@@ -18,7 +18,7 @@ def roles_of(config: PipelineConfig, history: History) -> Roles:
 
 
 def reaches(config: PipelineConfig, history: History) -> dict[str, Reach]:
-    """Give the reach of each topic that is not known for all times, by as much narrower as clocks may differ."""
+    """Return the reach of each topic that is not known for all times, by as much narrower as clocks may differ."""
     tolerance = timedelta(seconds=config.clock_tolerance_seconds)
     found = {}
     for topic in {**config.recorded, **history.recorded}:
@@ -31,12 +31,12 @@ def reaches(config: PipelineConfig, history: History) -> dict[str, Reach]:
 
 
 def unread(recorded: Recorded | None) -> str:
-    """Say up to when it is known what the broker has."""
+    """Return up to when it is known what the broker has."""
     if recorded is None or recorded.until is None:
         return "not recorded yet; see that manage.py outbox_record runs"
     return f"recorded up to {recorded.until.isoformat(timespec='seconds')} only; see that manage.py outbox_record runs"
 
 
 def micros(time: datetime) -> int:
-    """Give a time in microseconds since 1970."""
+    """Return a time in microseconds since 1970."""
     return int(time.timestamp() * 1_000_000)

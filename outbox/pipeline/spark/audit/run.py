@@ -45,7 +45,7 @@ class Report:
     seconds: float = 0.0
 
     def as_dict(self) -> dict[str, Any]:
-        """Give the same as JSON knows it."""
+        """Return the same as JSON knows it."""
         return {
             "as_of": self.as_of.isoformat(),
             "findings": [one.as_dict() for one in self.findings],

@@ -64,7 +64,7 @@ class Saying:
     cutoff_micros: int
 
     def of_part(self, frame: str, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        """Say it of a part of a frame."""
+        """Do so for a part of a frame."""
         for batch in batches:
             is_ours = coded(batch, "source").is_(*self.sources)
             mine = batch.filter(pc.and_(batch.column("number").is_null(), pa.array(is_ours)))
@@ -105,7 +105,7 @@ def _tried(outcome: str | None, group: str) -> str | None:
 
 
 def _rules(config: PipelineConfig) -> list[Column]:
-    """Give a struct for each rule that a message breaks, else NULL. Takes topic, seen."""
+    """Return a struct for each rule that a message breaks, else NULL. Takes topic, seen."""
 
     def is_(*names: str) -> Column:
         return reduce(Column.__or__, [F.array_contains("seen", name) for name in names])

@@ -25,7 +25,7 @@ from outbox.pipeline.spark.lake.open import open_lake
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Archive as the arguments say; give the exit code."""
+    """Archive as the arguments say; return the exit code."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--config", type=Path, required=True, metavar="FILE", help="JSON, as ArchiveConfig.to_json writes it")
     parser.add_argument("--output", type=Path, metavar="FILE", help="write the report there, as JSON (default: standard output)")

@@ -25,7 +25,7 @@ from outbox.pipeline.spark.version import code_version
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the audit as the arguments say; give the exit code."""
+    """Run the audit as the arguments say; return the exit code."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--config", type=Path, required=True, metavar="FILE", help="JSON, as PipelineConfig.to_json writes it")
     parser.add_argument("--history", default="", metavar="FOLDER", help="keep the history that was read, as Parquet")

@@ -6,7 +6,7 @@ import traceback
 
 
 def describe(error: Exception) -> str:
-    """Leave the traceback on standard error; give the error in one line."""
+    """Leave the traceback on standard error; return the error in one line."""
     traceback.print_exception(error)
     lines = str(error).strip().splitlines()
     return f"{type(error).__name__}: {lines[0]}" if lines else type(error).__name__

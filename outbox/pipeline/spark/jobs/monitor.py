@@ -41,7 +41,7 @@ OLDEST_SPARK = (4, 2)  # before it, a Python source was not told where its strea
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the monitor as the arguments say; give the exit code."""
+    """Run the monitor as the arguments say; return the exit code."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--config", type=Path, required=True, metavar="FILE", help="JSON, as PipelineConfig.to_json writes it")
     parser.add_argument("--checkpoint", required=True, metavar="FOLDER", help="how far it has come; another one begins anew")
@@ -129,7 +129,7 @@ def _require_version() -> None:
 
 
 def groups_by_topic(config: PipelineConfig) -> dict[str, list[str]]:
-    """Give topic -> the groups that owe each of its messages an inbox row: those that began with the first."""
+    """Return topic -> the groups that owe each of its messages an inbox row: those that began with the first."""
     found: dict[str, list[str]] = {}
     for group in config.groups:
         for topic in group.topics if group.is_from_start else ():

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 def latency_report(spark: SparkSession, config: PipelineConfig, history: History) -> dict[str, Any]:
     """
-    Give histograms (rows of topic, hop, group, minute, bin, n), percentiles of each topic and hop, and findings.
+    Return histograms (rows of topic, hop, group, minute, bin, n), percentiles of each topic and hop, and findings.
 
     A finding of kind `clock` says how many messages arrived before they were sent, by more than the clocks' tolerance.
     """

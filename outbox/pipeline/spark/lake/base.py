@@ -75,7 +75,7 @@ class Lake(Protocol):
         """Make the files of a commit count, for good. Raises AlreadyCommitted, LakeError."""
 
     def committed(self, day: str = "") -> list[Commit]:
-        """Give all commits, or those of a day, oldest first. Raises LakeError where one cannot be read."""
+        """Return all commits, or those of a day, oldest first. Raises LakeError where one cannot be read."""
 
 
 def insist_on_files(lake: Lake, commit: Commit, *frames: str) -> None:

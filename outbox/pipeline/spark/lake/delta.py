@@ -60,7 +60,7 @@ def _table(folder: Path, frame: Frame) -> Any:
 
 
 def _add(folder: Path, table: Any, commit: Commit, written: Written) -> None:
-    """Have the log say that these files count, unless it says so."""
+    """Add these files to the log, unless it has them."""
     application = f"outbox-archive:{commit.day}"
     known = table.transaction_version(application)
     if known is not None and known >= commit.attempt:

@@ -115,7 +115,7 @@ class IcebergLake(ManifestLake):
         return table
 
     def _add(self, table: Any, frame: Frame, commit: Commit) -> None:
-        """Have a table hold the rows of a commit, each once, unless it does."""
+        """Write the rows of a commit into a table, each once, unless it has them."""
         attempt = f"{ATTEMPT}{commit.day}"
         paths = [self.root / file for file in commit.frames[frame.name].files]
         if not paths or int(table.properties.get(attempt, 0)) >= commit.attempt:
@@ -133,7 +133,7 @@ class IcebergLake(ManifestLake):
         failpoint("archive.after_table")
 
     def _replace(self, table: Any, frame: Frame, commit: Commit, paths: list[Path]) -> tuple[list[Any], list[Path]]:
-        """Give files of a table that have rows which come again, and new files with their other rows."""
+        """Return files of a table that have rows which come again, and new files with their other rows."""
         identity = list(frame.identity)
         new = pa.concat_tables(self._checked(path, identity) for path in paths)
         outdated: list[Any] = []
@@ -194,7 +194,7 @@ def _between(name: str, rows: Any) -> Any:
 
 
 def _is_missing(new: Any, rows: Any) -> Any:
-    """Say of each row whether it is not among the new ones."""
+    """Return for each row whether it is not among the new ones."""
     place = pa.array(range(len(rows)))
     others = rows.select(new.column_names).cast(new.schema).append_column("place", place)
     return pc.is_in(place, value_set=others.join(new, new.column_names, join_type="left anti")["place"].combine_chunks())

@@ -31,7 +31,7 @@ class Found:
 
 
 def day_of(message_id: UUID) -> date:
-    """Give the UTC day that a uuid7 names; the last there is for one that names none."""
+    """Return the UTC day that a uuid7 names; the last there is for one that names none."""
     try:
         return (EPOCH + timedelta(milliseconds=message_id.int >> 80)).date()
     except OverflowError:

@@ -58,7 +58,7 @@ class ManifestLake:
             raise LakeError(f"{commit.name} cannot be committed to the lake in {self.root}: {error}.") from error
 
     def committed(self, day: str = "") -> list[Commit]:
-        """Give all commits, or those of a day, oldest first. Raises LakeError where one cannot be read."""
+        """Return all commits, or those of a day, oldest first. Raises LakeError where one cannot be read."""
         try:
             names = [entry.name for entry in os.scandir(self._manifests) if not entry.name.startswith(".")]
         except FileNotFoundError:
@@ -82,7 +82,7 @@ class ManifestLake:
         return self.root / MANIFESTS
 
     def _keep_files(self, commit: Commit) -> None:
-        """Have the disk keep the files and their folders before anything says that they are there."""
+        """Flush the files and their folders to disk before anything names them."""
         files = [self.root / file for written in commit.frames.values() for file in written.files]
         for file in files:
             with file.open("rb") as opened:

@@ -33,7 +33,7 @@ def read_lake(
     spark: SparkSession, lake: Lake, frame: Frame, commits: list[Commit] | None = None, unsettled: Iterable[str] = ()
 ) -> DataFrame:
     """
-    Give a frame of all days that were committed, each row once. Commits that lack the frame are older than it.
+    Return a frame of all days that were committed, each row once. Commits that lack the frame are older than it.
 
     Args:
         unsettled: days that the database may still have, as far as is known. A later day's books have theirs, too.
@@ -56,14 +56,14 @@ def read_lake(
 
 
 def unsettled_days(commits: Iterable[Commit], deleted: Container[str]) -> set[str]:
-    """Give the days of the lake of which the database does not say that they have left it."""
+    """Return the days of the lake of which the database does not say that they have left it."""
     return {commit.day for commit in commits if commit.day not in deleted}
 
 
 @contextmanager
 def everything(spark: SparkSession, source: Source, lake: Lake) -> Iterator[dict[str, DataFrame]]:
     """
-    Give all frames of `lake.frames`, over database and lake; to be used within the block.
+    Return all frames of `lake.frames`, over database and lake; to be used within the block.
 
     Of a row that is in both, the database's counts. While the block lasts, no day can leave the database.
 
@@ -84,7 +84,7 @@ def everything(spark: SparkSession, source: Source, lake: Lake) -> Iterator[dict
 
 @contextmanager
 def _naming_files(lake: Lake) -> Iterator[None]:
-    """Say which file of the lake it is that Spark cannot read."""
+    """Return which file of the lake it is that Spark cannot read."""
     try:
         yield
     except (PySparkException, Py4JError) as error:
@@ -95,7 +95,7 @@ def _naming_files(lake: Lake) -> Iterator[None]:
 
 
 def _latest(spark: SparkSession, lake: Lake, frame: Frame, commits: list[Commit], again: Container[str]) -> DataFrame:
-    """Give the rows of all days; of those that were archived again, the latest attempt's."""
+    """Return the rows of all days; of those that were archived again, the latest attempt's."""
     parts = [_files(spark, lake, frame, [commit for commit in commits if commit.day not in again])]
     several = [
         _files(spark, lake, frame, [commit]).withColumn("commit", F.lit(commit.attempt))

@@ -46,7 +46,7 @@ def whole_since(
     books: Collection[str] = BOOKS,
 ) -> datetime | None:
     """
-    Say from when on nothing was dropped that is not in the lake; None: nothing ever was.
+    Return from when on nothing was dropped that is not in the lake; None: nothing ever was.
 
     What is claimed after the archive began finds its day archived, and each row about it. Of what was there before, rows may
     have been pruned whose day was not. A day that is nowhere was dropped while there was no archive: it begins anew then.
@@ -72,7 +72,7 @@ def whole_since(
 
 
 def _begins_unpruned(commits: Iterable[Commit], books: Collection[str]) -> bool:
-    """Say whether the first of them that has anything has rows of the books: pruning would have taken all up to its day's end."""
+    """Return whether the first that has anything has rows of the books: pruning would have taken all up to its day's end."""
     for commit in commits:
         if any(commit.frames[name].rows for name in books if name in commit.frames):
             return True

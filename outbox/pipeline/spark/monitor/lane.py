@@ -86,7 +86,7 @@ class Lane:
         return found
 
     def missing(self, groups: Iterable[str]) -> Iterator[Missing]:
-        """Say for each bucket that is looked at what is missing to the outbox and to these groups."""
+        """Return for each bucket that is looked at what is missing to the outbox and to these groups."""
         for bucket, roles in self.buckets.items():
             numbers = np.arange(bucket * BUCKET + 1, (bucket + 1) * BUCKET + 1)
 

@@ -46,12 +46,12 @@ class Offset:
 
     @property
     def oldest(self) -> datetime | None:
-        """Give the time before which no row can be that is yet to be read."""
+        """Return the time before which no row can be that is yet to be read."""
         return datetime.fromisoformat(self.since) - IDLE_AT_FIRST if self.since else None
 
 
 def advance(start: Offset, horizon: int, following: int, at: datetime) -> Offset:
-    """Give the offset that follows upon one; the same where there is nothing to be read."""
+    """Return the offset that follows upon one; the same where there is nothing to be read."""
     if horizon <= start.horizon:
         return start
     if horizon == following:  # nothing was running: all that is to come begins after that time

@@ -100,7 +100,7 @@ def hold(connection: Any, archived: Archived, since: datetime | None) -> Held:
 
 
 def known_at_the_broker(config: PipelineConfig, held: Held, recorded: dict[str, Recorded]) -> dict[str, Recorded]:
-    """Say from when on it is known what brokers have: their own tables are pruned and not archived, the recorder's are."""
+    """Return from when on it is known what brokers have: their own tables are pruned and not archived, the recorder's are."""
     live = held.archived.live_since
     if live is None:
         return recorded
@@ -174,19 +174,19 @@ def _but_those_there(spark: SparkSession, folder: str, name: str, rows: DataFram
 
 
 def _messages(rows: DataFrame) -> DataFrame:
-    """Give message rows; a tombstone stands in the place of one that never was."""
+    """Return message rows; a tombstone stands in the place of one that never was."""
     kind = F.get_json_object("headers", "$.ce-type").alias("type")
     columns = ("message_id", _topic(), "key", kind, "about", F.col("created_at").alias("at"))
     return rows.where("state <> 'tombstone'").select(*columns)
 
 
 def _topic() -> Column:
-    """Give the topic; of a message that had none when it was archived, what stands for one."""
+    """Return the topic; of a message that had none when it was archived, what stands for one."""
     return F.when(F.col("topic") == "", F.lit(f"{NO_TOPIC}?")).otherwise(F.col("topic")).alias("topic")
 
 
 def _places(rows: DataFrame) -> DataFrame:
-    """Give where messages stood, as `statements.PLACES` does; one that is lost stood nowhere."""
+    """Return where messages stood, as `statements.PLACES` does; one that is lost stood nowhere."""
     state = F.when(F.col("state") == "retrying", "released").otherwise(F.col("state")).alias("state")
     waited = F.when(F.col("state") == "waiting", F.col("created_at"))
     at = F.coalesce("sent_at", "decided_at", "claimed_at", waited).alias("at")

@@ -24,7 +24,7 @@ def once(rows: DataFrame) -> DataFrame:
 
 def copies(rows: DataFrame) -> DataFrame:
     """
-    Give the rows that stand for copies: of deliveries other than the first, those that no earlier one explains.
+    Return the rows that stand for copies: of deliveries other than the first, those that no earlier one explains.
 
     Takes what `once` gives, and gives the same.
     """

@@ -95,7 +95,7 @@ def copy_history(spark: SparkSession, config: PipelineConfig, folder: str, say: 
 
 
 def _parts(spark: SparkSession, config: PipelineConfig, opened: Opened, *, is_archived: bool) -> dict[str, list[Part]]:
-    """Give what each frame is made of; for an archive to add to: all that lanes ever gave out, what was recorded as it stands."""
+    """Return what each frame is made of; for an archive to add to: all that lanes gave out, what was recorded as it stands."""
     parts: dict[str, list[Part]] = {name: [] for name in FRAMES}
     for source in config.brokers:
         for name, statement in statements.EMBEDDED_BROKER.items():

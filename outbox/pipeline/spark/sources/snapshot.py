@@ -22,7 +22,7 @@ JOIN = "SET TRANSACTION ISOLATION LEVEL REPEATABLE READ, READ ONLY; SET TRANSACT
 @contextmanager
 def exported_snapshot(url: str) -> Iterator[tuple[psycopg.Connection[Any], str]]:
     """
-    Give a connection and the name of its snapshot; both live until the block ends, and so must all reading.
+    Return a connection and the name of its snapshot; both live until the block ends, and so must all reading.
 
     Raises:
         HistoryError: the database cannot be reached.

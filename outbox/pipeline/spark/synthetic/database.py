@@ -126,7 +126,7 @@ def _handled(frame: DataFrame) -> DataFrame:
 
 
 def _text(name: str) -> Column:
-    """Give a time as PostgreSQL reads it: a Python worker would hand it on in its own time zone."""
+    """Return a time as PostgreSQL reads it: a Python worker would hand it on in its own time zone."""
     return F.concat(F.date_format(name, "yyyy-MM-dd HH:mm:ss.SSSSSS"), F.lit("+00"))
 
 

@@ -29,12 +29,12 @@ MISSING_AT = {
 
 
 def as_of(plan: Plan) -> datetime:
-    """Give the moment at which the history is read."""
+    """Return the moment at which the history is read."""
     return START + timedelta(microseconds=plan.messages * plan.each_micros) + AFTER
 
 
 def make_frames(spark: SparkSession, plan: Plan, truth: Truth) -> dict[str, DataFrame]:
-    """Give all frames by name, faults included."""
+    """Return all frames by name, faults included."""
     rows = _messages(spark, plan)
     orphans = truth.of(Kind.ORPHAN, Stage.BROKER)
     inbox_orphans = [n for group in truth.faults.get((Kind.ORPHAN, Stage.INBOX), {}).values() for n in group]
@@ -86,13 +86,13 @@ def _messages(spark: SparkSession, plan: Plan) -> DataFrame:
 
 
 def _business(rows: DataFrame, truth: Truth) -> DataFrame:
-    """Give the orders; some more owe a message that never was."""
+    """Return the orders; some more owe a message that never was."""
     extra = _only(rows, truth.of(Kind.LOST, Stage.BUSINESS)).withColumn("about", F.concat("about", F.lit("-unsaid")))
     return rows.unionAll(extra).withColumn("subject", F.col("topic")).withColumn("at", _time("micros"))
 
 
 def _inbox(rows: DataFrame, everything: DataFrame, plan: Plan, truth: Truth) -> DataFrame:
-    """Give the inbox rows of all groups, in one pass where nothing is missing."""
+    """Return the inbox rows of all groups, in one pass where nothing is missing."""
     lost, twice, orphans = (truth.faults.get((kind, Stage.INBOX), {}) for kind in (Kind.LOST, Kind.DUPLICATED, Kind.ORPHAN))
     groups = [GROUP(group) for group in range(plan.groups)]
     found = rows.withColumn("consumer_group", F.explode(F.array(*map(F.lit, groups))))
@@ -131,7 +131,7 @@ def _again(frame: DataFrame, everything: DataFrame, messages: list[int]) -> Data
 
 
 def _later(least: int, scale: int) -> Column:
-    """Give a moment some milliseconds after the publish: few wait long, as in life."""
+    """Return a moment some milliseconds after the publish: few wait long, as in life."""
     chance = F.pmod(F.xxhash64("n", F.lit(scale)), F.lit(10_000)) / 10_000
     return (F.col("micros") + least - F.log(1 - chance) * 1_000 * scale).cast("bigint")
 

@@ -59,7 +59,7 @@ class Plan:
         return n // self.streams + 1
 
     def last(self, topic: int, lane: int) -> int:
-        """Give the last number of a lane."""
+        """Return the last number of a lane."""
         return (self.messages - 1 - topic - lane * self.topics) // self.streams + 1
 
 
@@ -100,7 +100,7 @@ def _take(plan: Plan, chance: random.Random, taken: set[int], amount: int) -> It
 
 
 def expected(plan: Plan, truth: Truth) -> list[Finding]:
-    """Say what an audit has to find, one finding for each number (`findings.merge` makes them ranges)."""
+    """Return what an audit has to find, one finding for each number (`findings.merge` makes them ranges)."""
     found = []
     for (kind, stage), groups in truth.faults.items():
         for group, messages in groups.items():

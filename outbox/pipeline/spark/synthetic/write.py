@@ -17,7 +17,7 @@ NEVER_PUBLISHED = ((Kind.LOST, Stage.OUTBOX), (Kind.ORPHAN, Stage.BROKER), (Kind
 
 
 def write_history(spark: SparkSession, plan: Plan, folder: str) -> dict[str, Any]:
-    """Write all frames; give the truth: what an audit has to find, and the configuration to find it with."""
+    """Write all frames; return the truth: what an audit has to find, and the configuration to find it with."""
     truth = draw(plan)
     begin_history(spark, folder)
     for name, frame in make_frames(spark, plan, truth).items():
@@ -32,7 +32,7 @@ def write_history(spark: SparkSession, plan: Plan, folder: str) -> dict[str, Any
 
 
 def truth_of(plan: Plan, truth: Truth, config: PipelineConfig, without_message: list[str]) -> dict[str, Any]:
-    """Say what an audit has to find, and the configuration to find it with."""
+    """Return what an audit has to find, and the configuration to find it with."""
     return {
         "messages": plan.messages,
         "findings": [one.as_dict() for one in merge(expected(plan, truth))],
@@ -42,7 +42,7 @@ def truth_of(plan: Plan, truth: Truth, config: PipelineConfig, without_message: 
 
 
 def config_of(plan: Plan, folder: str) -> PipelineConfig:
-    """Give the configuration that audits this history."""
+    """Return the configuration that audits this history."""
     topics = [f"topic-{topic}" for topic in range(plan.topics)]
     return PipelineConfig(
         outbox=Source(folder),

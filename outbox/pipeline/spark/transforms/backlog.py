@@ -52,7 +52,7 @@ def tries(attempts: DataFrame) -> DataFrame:
 
 
 def most_repeated(attempts: DataFrame, *, limit: int) -> DataFrame:
-    """Give consumer_group, topic, message_id, tries of the messages tried most often, at most `limit` of each topic."""
+    """Return consumer_group, topic, message_id, tries of the messages tried most often, at most `limit` of each topic."""
     keys = ["consumer_group", "topic"]
     rank = F.row_number().over(Window.partitionBy(*keys).orderBy(F.desc("tries"), "message_id"))
     return (

@@ -33,15 +33,15 @@ class Coded:
     values: list[str | None]
 
     def each(self, tell: Callable[[Any], Any], kind: Any = np.int64) -> npt.NDArray[Any]:
-        """Give what `tell` says of each row's value."""
+        """Return what `tell` says of each row's value."""
         return np.array([tell(value) for value in self.values], kind)[self.codes]
 
     def is_(self, *wanted: str) -> Bools:
-        """Say of each row whether it has one of these values."""
+        """Return for each row whether it has one of these values."""
         return self.each(wanted.__contains__, np.bool_)
 
     def of(self, rows: Bools) -> Coded:
-        """Give the column of some rows only."""
+        """Return the column of some rows only."""
         return Coded(self.codes[rows], self.values)
 
 
@@ -54,24 +54,24 @@ def coded(batch: pa.RecordBatch, name: str) -> Coded:
 
 
 def constant(value: str, rows: int) -> Coded:
-    """Give a column that says the same of each row."""
+    """Return a column that says the same of each row."""
     return Coded(np.zeros(rows, np.int32), [value, None])
 
 
 def integers(batch: pa.RecordBatch, name: str) -> tuple[Ints, Bools]:
-    """Give the numbers, 0 for NULL, and which rows have one."""
+    """Return the numbers, 0 for NULL, and which rows have one."""
     column = batch.column(name)
     return _filled(column.cast(pa.int64()), 0), _is_there(column)
 
 
 def times_of(batch: pa.RecordBatch, name: str) -> tuple[Ints, Bools]:
-    """Give microseconds since 1970, 0 for NULL, and which rows have one."""
+    """Return microseconds since 1970, 0 for NULL, and which rows have one."""
     times = batch.column(name).cast(pa.timestamp("us", "UTC")).cast(pa.int64())
     return _filled(times, 0), _is_there(times)
 
 
 def micros_of(batch: pa.RecordBatch, *names: str, missing: int = 0) -> Ints:
-    """Give microseconds since 1970 of the first of these columns that is not NULL, else `missing`."""
+    """Return microseconds since 1970 of the first of these columns that is not NULL, else `missing`."""
     found: Ints = np.full(batch.num_rows, missing, np.int64)
     for name in reversed(names):
         times, has_one = times_of(batch, name)
@@ -88,7 +88,7 @@ def _is_there(column: pa.Array) -> Bools:
 
 
 def distinct(codes: Ints) -> tuple[Ints, Ints]:
-    """Give the different ones of these integers, and which of them each row has."""
+    """Return the different ones of these integers, and which of them each row has."""
     if not len(codes):
         return codes, codes
     low = int(codes.min())

@@ -100,7 +100,7 @@ class Digest:
         self._found[pair] = self._found.get(pair, 0) + found
 
     def batches(self) -> Iterator[pa.RecordBatch]:
-        """Give a row for each bucket that has something."""
+        """Return a row for each bucket that has something."""
         for pair, found in self._found.items():
             buckets = np.flatnonzero(found.any(axis=0))
             columns = [np.full(len(buckets), pair, np.int8), buckets.astype(np.int32), *found[:, buckets]]
@@ -120,7 +120,7 @@ class Suspects:
         return _flags(bucket_of(self.hashes))
 
     def has(self, hashes: Hashes) -> npt.NDArray[np.bool_]:
-        """Say which hashes are of keys that may differ."""
+        """Return which hashes are of keys that may differ."""
         bucket = bucket_of(hashes)
         found: npt.NDArray[np.bool_] = self.buckets[bucket]
         near = np.flatnonzero(self.near[bucket])
@@ -130,7 +130,7 @@ class Suspects:
 
 
 def suspects(rows: Iterable[Any]) -> dict[int, Suspects]:
-    """Say where pairs differ. Takes the sums of DIGEST's columns, by pair and bucket."""
+    """Return where pairs differ. Takes the sums of DIGEST's columns, by pair and bucket."""
     hashes: dict[int, list[int]] = {}
     buckets: dict[int, list[int]] = {}
     for row in rows:

@@ -137,7 +137,7 @@ def _no_numbers(roles: Mapping[int, Cell]) -> Iterator[Verdict]:
 
 
 def _repeats(lane: Lane, roles: Mapping[int, Cell]) -> Iterator[tuple[Stage, str, Bools]]:
-    """Say which numbers are there more than once; whether it is one message each time, the rows say."""
+    """Return which numbers are there more than once; whether it is one message each time, the rows say."""
     for stage, what, wanted in (
         (Stage.OUTBOX, "", PLACES_OF),
         (Stage.BROKER, "", BROKERS_OF),
@@ -162,7 +162,7 @@ def _count(stage: Stage, what: str, found: Bools) -> Verdict:
 
 
 def runs_of(wrong: Bools) -> list[tuple[int, int, int]]:
-    """Give neighbouring positions as (first, last, count)."""
+    """Return neighbouring positions as (first, last, count)."""
     places = np.flatnonzero(wrong)
     if len(places) == 0:
         return []

@@ -55,7 +55,7 @@ class Side:
     hashes: Hashes
 
     def rows(self, chosen: npt.NDArray[np.bool_]) -> pa.RecordBatch:
-        """Give some of them as SUSPECT has them."""
+        """Return some of them as SUSPECT has them."""
         mask = pa.array(chosen)
         rows = self.batch.filter(mask)
         ones: Ints = np.ones(len(rows), np.int64)
@@ -88,7 +88,7 @@ class Keys:
     pairs: Collection[int] = (ABOUT, PLACE)
 
     def columns(self) -> dict[str, tuple[str, ...]]:
-        """Say which columns of which frames it is about."""
+        """Return which columns of which frames it is about."""
         found: dict[str, tuple[str, ...]] = {}
         for pair in self.pairs:
             for frame, columns in COLUMNS[pair].items():
@@ -97,7 +97,7 @@ class Keys:
         return found
 
     def digest(self, frame: str, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        """Give the digests of a part of a frame."""
+        """Return the digests of a part of a frame."""
         found = Digest()
         for batch in batches:
             for side in self._sides(frame, batch):
@@ -105,7 +105,7 @@ class Keys:
         yield from found.batches()
 
     def suspects(self, wanted: Mapping[int, Suspects], frame: str, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        """Give the rows of which digests say that they may differ."""
+        """Return the rows of which digests say that they may differ."""
         for batch in batches:
             for side in self._sides(frame, batch):
                 if (chosen := wanted[side.pair].has(side.hashes)).any():
@@ -125,7 +125,7 @@ class Keys:
             yield self._placed(RIGHT, batch)
 
     def _told(self, batch: pa.RecordBatch) -> Side:
-        """Say which entry's message it is, by topic, type and what it is about; the others are nobody's."""
+        """Return which entry's message it is, by topic, type and what it is about; the others are nobody's."""
         topic, kind = coded(batch, "topic"), coded(batch, "type")
         about = batch.column("about")
         entry: Entries = np.full(len(batch), len(self.business), np.int32)
@@ -139,7 +139,7 @@ class Keys:
         return self._about(RIGHT, batch, pa.DictionaryArray.from_arrays(entry, [one.name for one in self.business]))
 
     def _entries(self, label: str, topics: list[str | None], kinds: list[str | None]) -> Entries:
-        """Give for each topic and type the first entry with a label."""
+        """Return for each topic and type the first entry with a label."""
         found: Entries = np.full((len(topics), len(kinds)), len(self.business), np.int32)
         for index, one in reversed(list(enumerate(self.business))):
             if one.about == label and one.topic in topics:

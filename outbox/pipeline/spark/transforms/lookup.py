@@ -47,7 +47,7 @@ class Index:
     ends: Ints
 
     def has(self, lanes: Ints, names: list[LaneName], numbers: Ints) -> Bools:
-        """Say of each row whether it is wanted. lanes: which of `names` a row is of."""
+        """Return for each row whether it is wanted. lanes: which of `names` a row is of."""
         found: Bools = np.zeros(len(numbers), bool)
         codes = np.array([self.codes.get(name, -1) for name in names], np.int64)
         if not len(self.starts) or not len(numbers) or (codes < 0).all():
@@ -60,7 +60,7 @@ class Index:
 
 
 def _apart(spans: Iterable[tuple[int, int]]) -> Iterator[tuple[int, int]]:
-    """Give the ranges in order, those that overlap as one."""
+    """Return the ranges in order, those that overlap as one."""
     first, last = 0, -1
     for a, b in sorted(spans):
         if a > last:
@@ -100,7 +100,7 @@ def repeats(rows: pa.Table, *, ids: int) -> Iterator[dict[str, Any]]:
 
 
 def _spans(found: list[dict[str, Any]]) -> Iterator[tuple[int, int, list[dict[str, Any]]]]:
-    """Give neighbours as one, and all as one where they are scattered; with the rows of each."""
+    """Return neighbours as one, and all as one where they are scattered; with the rows of each."""
     if not found:
         return
     before = (found[0]["number"] - 1) // BUCKET * BUCKET + 1

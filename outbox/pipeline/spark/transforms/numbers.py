@@ -116,7 +116,7 @@ class Cells:
                 self._found[where] = self._found[where] | cell if where in self._found else cell
 
     def batches(self) -> Iterator[pa.RecordBatch]:
-        """Give a row for each cell."""
+        """Return a row for each cell."""
         rows = [
             {
                 **dict(zip(LANE, name, strict=True)),
@@ -135,7 +135,7 @@ class Cells:
 
 
 def lanes_of(batch: pa.RecordBatch) -> tuple[Ints, list[LaneName]]:
-    """Give the lane of each row as an integer, and which lane each integer is."""
+    """Return the lane of each row as an integer, and which lane each integer is."""
     source, topic = coded(batch, "source"), coded(batch, "topic")
     lane, has_lane = integers(batch, "lane")
     numbered = lane + (1 << 15) if has_lane.all() else np.where(has_lane, lane + (1 << 15), 1 << 16)
@@ -151,7 +151,7 @@ def lanes_of(batch: pa.RecordBatch) -> tuple[Ints, list[LaneName]]:
 
 
 def _cells_of(lanes: Ints, roles: Ints, buckets: Ints) -> tuple[list[tuple[int, int, int]], Ints]:
-    """Give the different cells, and which of them each row is of."""
+    """Return the different cells, and which of them each row is of."""
     if not len(lanes):
         return [], lanes
     low, many_roles = int(buckets.min()), int(roles.max()) + 1
@@ -178,7 +178,7 @@ def _ends(flags: Bools, bucket: int) -> tuple[int, int]:
 
 
 def _flags(cells: Ints, positions: Ints, rows: Ints) -> tuple[Bools, Bools]:
-    """Give for each cell which positions are there, and which more than once."""
+    """Return for each cell which positions are there, and which more than once."""
     spots = cells * BUCKET + positions
     flags: Bools = np.zeros((len(rows), BUCKET), bool)
     flags.reshape(-1)[spots] = True

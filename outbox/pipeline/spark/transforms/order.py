@@ -10,7 +10,7 @@ from pyspark.sql import functions as F
 
 def out_of_order(frame: DataFrame, keys: list[str], *orders: list[str]) -> DataFrame:
     """
-    Give the rows that come behind a higher number of the same keys, in each of these orders.
+    Return the rows that come behind a higher number of the same keys, in each of these orders.
 
     Takes number and the columns named. Gives the frame's columns, of those rows, and `overtaken_by`: that number in the first
     order. Rows are spread by key: a key is a customer or an order, so no task gets half of them.

@@ -68,7 +68,7 @@ BROKERS_OF = frozenset({Seen.STORED, Seen.STORED_YOUNG})
 
 
 def of_group(group: int, role: InGroup) -> int:
-    """Give the integer of a group's role; groups count from 0."""
+    """Return the integer of a group's role; groups count from 0."""
     return FIRST_OF_GROUPS + group * len(InGroup) + role
 
 
@@ -105,7 +105,7 @@ class Roles:
     live_micros: int = 0
 
     def of(self, frame: str, batch: pa.RecordBatch) -> Iterator[Ints]:
-        """Give a role for each row of a frame, NONE where it has none; more than once where a row plays several."""
+        """Return a role for each row of a frame, NONE where it has none; more than once where a row plays several."""
         match frame:
             case "places":
                 yield self._of_places(batch)
@@ -119,7 +119,7 @@ class Roles:
                 yield self._of_attempts(batch)
 
     def of_sent(self, batch: pa.RecordBatch) -> Ints:
-        """Give the roles of places, as if all were sent."""
+        """Return the roles of places, as if all were sent."""
         at = micros_of(batch, "at", "claimed_at", missing=NEVER)
         topic = coded(batch, "topic")
         roles = np.where(at <= self.cutoff_micros, Seen.SENT, Seen.SENT_YOUNG)
@@ -135,7 +135,7 @@ class Roles:
         return roles
 
     def not_owed(self, batch: pa.RecordBatch) -> Iterator[tuple[int, Bools]]:
-        """Give a group's index, and which places of a topic are older than what it owes."""
+        """Return a group's index, and which places of a topic are older than what it owes."""
         if not self.owed:
             return
         at, topic = micros_of(batch, "at", "claimed_at", missing=NEVER), coded(batch, "topic")
@@ -145,7 +145,7 @@ class Roles:
                     yield index, found
 
     def is_over(self, batch: pa.RecordBatch) -> Bools:
-        """Say which tries failed so long ago that nobody has the message for another one."""
+        """Return which tries failed so long ago that nobody has the message for another one."""
         return coded(batch, "outcome").is_("retry") & (micros_of(batch, "at", missing=NEVER) < self.live_micros)
 
     def _of_places(self, batch: pa.RecordBatch) -> Ints:

@@ -40,7 +40,7 @@ class Tally:
             self._found[key] += n
 
     def batches(self) -> Iterator[pa.RecordBatch]:
-        """Give the counts."""
+        """Return the counts."""
         if self._found:
             columns = zip(*((*key, n) for key, n in self._found.items()), strict=True)
             arrays = [pa.array(column, kind) for column, kind in zip(columns, self._schema.types, strict=True)]

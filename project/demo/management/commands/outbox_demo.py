@@ -25,7 +25,7 @@ ADMIN = "admin"
 
 
 def _broker(name: str, node: str) -> DemoBroker:
-    """Give the broker that was chosen. Raises DemoError where the node is not named as it should be."""
+    """Return the broker that was chosen. Raises DemoError where the node is not named as it should be."""
     if name == "embedded":
         return Embedded()
     if not node:
@@ -86,7 +86,7 @@ class Command(BaseCommand):
         sys.exit(code)
 
     def _run(self, options: Options, screen: Screen, *, as_json: bool, serve: bool) -> int:
-        """Play the demo and print its report; give the exit code."""
+        """Play the demo and print its report; return the exit code."""
         with open_stage(options, screen, Interrupt()) as stage:
             stage.play()
             if not serve:

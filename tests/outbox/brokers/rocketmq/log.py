@@ -19,7 +19,7 @@ def copies(topic: str, message_id: str) -> int:
 
 
 def seen(topic: str, message_ids: set[str]) -> set[str]:
-    """Give those of the messages that consumers can see."""
+    """Return those of the messages that consumers can see."""
     return {message_id for message_id in message_ids if copies(topic, message_id)}
 
 
@@ -35,7 +35,7 @@ def noted_ends() -> int:
 
 
 def producers(topic: str) -> set[str]:
-    """Give the clients that the server may ask about a topic: a producer group is named as its topic."""
+    """Return the clients that the server may ask about a topic: a producer group is named as its topic."""
     try:
         found = call(server().broker_address, PRODUCERS, {"producerGroup": topic})
     except RemotingError:  # there is none

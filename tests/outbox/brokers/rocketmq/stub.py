@@ -102,11 +102,11 @@ class Stub(service_pb2_grpc.MessagingServiceServicer):
         self._told.pop(name, None)
 
     def asked(self, name: str) -> list[Any]:
-        """Give the requests of a call."""
+        """Return the requests of a call."""
         return [request for one, request in list(self.requests) if one == name]
 
     def sent(self) -> list[Any]:
-        """Give the messages that came in."""
+        """Return the messages that came in."""
         return [request.messages[0] for request in self.asked("SendMessage")]
 
     def ask(self, message: Any, *, transaction_id: str = "t") -> bool:

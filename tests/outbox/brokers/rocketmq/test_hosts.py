@@ -84,7 +84,7 @@ def fast_checks(server: RocketMQ) -> Iterator[None]:
 
 
 def listeners(topic: str) -> set[int]:
-    """Give the processes that the broker may ask about a topic."""
+    """Return the processes that the broker may ask about a topic."""
     return {int(client.split("@")[1]) for client in producers(topic)}
 
 

@@ -84,7 +84,7 @@ class TestKilledServer:
 
 
 def accepted(acts: Acts) -> HalfRef | None:
-    """Send a half message; give it when it is stored."""
+    """Send a half message; return it when it is stored."""
     [outcome] = acts.broker.send_halves([message := acts.message(HALF)])
     half = HalfRef(message.topic, outcome.half_id, message.message_id, outcome.place)
     return half if outcome.status is SendStatus.ACCEPTED else None

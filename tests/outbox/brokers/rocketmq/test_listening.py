@@ -26,7 +26,7 @@ RESOLUTIONS = definition.TransactionResolution
 
 
 def question(half_id: str = "m.1", *, asked: int = 1, ahead: float = 0.0) -> Any:
-    """Give a half message as the server shows it when it asks."""
+    """Return a half message as the server shows it when it asks."""
     message = Outgoing("m", "transaction", b"{}", token="here:1:1:1")
     stored_at = datetime.now(UTC).timestamp()
     topic = definition.Resource(name="transaction")

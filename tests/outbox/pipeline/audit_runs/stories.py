@@ -13,7 +13,7 @@ from outbox.relay import hosts
 
 
 def relay(count: int) -> list[Any]:
-    """Publish so many orders and relay all that waits; give their ids."""
+    """Publish so many orders and relay all that waits; return their ids."""
     ids = []
     for _ in range(count):
         with transaction():

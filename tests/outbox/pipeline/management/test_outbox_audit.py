@@ -13,7 +13,7 @@ pytestmark = pytest.mark.django_db
 
 
 def audit(*arguments):
-    """Give what the command printed, and how it ended."""
+    """Return what the command printed, and how it ended."""
     out = io.StringIO()
     try:
         call_command("outbox_audit", *arguments, stdout=out, stderr=io.StringIO())

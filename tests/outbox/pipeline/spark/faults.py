@@ -18,7 +18,7 @@ def lose(world, gone):
 
 
 def by_sets(gone):
-    """Say what an audit has to find where these numbers are gone: frame (or group) -> numbers."""
+    """Return what an audit has to find where these numbers are gone: frame (or group) -> numbers."""
     never = gone["everywhere"]
     places = set(range(1, COUNT + 1)) - never - gone["places"]
     stored = set(range(1, COUNT + 1)) - never - gone["broker"]

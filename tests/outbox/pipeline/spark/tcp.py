@@ -13,7 +13,7 @@ from psycopg.conninfo import conninfo_to_dict
 
 @contextmanager
 def reached_by_tcp(url: str) -> Iterator[str]:
-    """Give a URL of the same database that names a host and a port."""
+    """Return a URL of the same database that names a host and a port."""
     parts = conninfo_to_dict(url)
     host = str(parts.get("host", ""))
     if not host.startswith("/"):

@@ -21,7 +21,7 @@ def hashes_of(keys):
 
 
 def differing(left, right):
-    """Give the keys, of both sides, that may differ."""
+    """Return the keys, of both sides, that may differ."""
     sums = Counter()
     for sign, keys in (-1, left), (1, right):
         digest = Digest()

@@ -28,7 +28,7 @@ def handlers():
 
 @pytest.fixture
 def run(handlers, tmp_path, monkeypatch):
-    """Run a job whose work is what is given; give the exit code."""
+    """Run a job whose work is what is given; return the exit code."""
 
     def run(job, work, *arguments):
         module = importlib.import_module(f"outbox.pipeline.spark.jobs.{job}")

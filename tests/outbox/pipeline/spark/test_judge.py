@@ -34,7 +34,7 @@ def role(rows, bucket=0):
 
 
 def judged(seen, lane=LANE, bucket=0):
-    """Give the numbers of each finding: (kind, stage) -> set."""
+    """Return the numbers of each finding: (kind, stage) -> set."""
     found = {}
     for one in judge(lane, bucket, {STAGES[name]: role(rows, bucket) for name, rows in seen.items() if rows}):
         if one.kind not in (None, "duplicated"):

@@ -33,7 +33,7 @@ def batch_of(**columns):
 
 
 def found(keys, frame, batch):
-    """Give (pair, subject, key, left, right) of each row."""
+    """Return (pair, subject, key, left, right) of each row."""
     rows = [row for part in keys.suspects({ABOUT: ALL, PLACE: ALL}, frame, iter([batch])) for row in part.to_pylist()]
     return [(row["pair"], row["subject"], row["key"], row["left"], row["right"]) for row in rows]
 

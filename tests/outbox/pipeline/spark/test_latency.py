@@ -25,7 +25,7 @@ PLACES = st.tuples(st.sampled_from(["orders", "shipments"]), st.sampled_from(["s
 
 
 def histograms(frame, names, *batches):
-    """Give topic, hop, group, minute, bin -> count."""
+    """Return topic, hop, group, minute, bin -> count."""
     made = [pa.RecordBatch.from_pylist([dict(zip(names, row, strict=True)) for row in rows], schema(names)) for rows in batches]
     found = [row for batch in Latency(TOLERANCE).histograms(frame, iter(made)) for row in batch.to_pylist()]
     return {tuple(row.values())[:-1]: row["n"] for row in found}

@@ -22,7 +22,7 @@ def add(cells, rows):
 
 
 def read(cells):
-    """Give (lane, role) -> number -> True if it is there more than once."""
+    """Return (lane, role) -> number -> True if it is there more than once."""
     found = {}
     for batch in cells.batches():
         for row in batch.to_pylist():

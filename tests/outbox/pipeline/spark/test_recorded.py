@@ -15,7 +15,7 @@ RECORDED = {"orders": 0.0, "delayed": 0.02, "unread": 0.0}
 
 
 def time_of(number: int) -> datetime:
-    """Give the moment at which the message with that number was sent, as the outbox has it; one each 10 ms."""
+    """Return the moment at which the message with that number was sent, as the outbox has it; one each 10 ms."""
     return START + timedelta(seconds=(number + 1) / 100)
 
 

@@ -100,7 +100,7 @@ class TestReading:
 class TestNulls:
     @pytest.fixture
     def history(self, tmp_path):
-        """Give a history of two frames without NULL, and what writes another file of one."""
+        """Return a history of two frames without NULL, and what writes another file of one."""
         found = History({}, frozenset(), datetime.now(UTC), files={"places": [], "broker": []})
 
         def write(frame, numbers, **options):

@@ -18,7 +18,7 @@ OURS = "urn:uuid:ours"
 
 
 def judged_by_sql(world: World) -> Answer:
-    """Give what SQL finds in a world."""
+    """Return what SQL finds in a world."""
     with filled(world) as check:
         return judge(check, world.config, as_of=world.as_of, since=world.config.since, border=LONGEST_BORDER, sources=[OURS])
 
@@ -37,7 +37,7 @@ def filled(world: World, *, seconds: float = 60) -> Iterator[Check]:
 
 
 def alike(findings: Iterable[Finding]) -> list[tuple[Any, ...]]:
-    """Give all that findings say, so that two answers can be compared. Clocks are Spark's alone, but for latencies."""
+    """Return all that findings say, so that two answers can be compared. Clocks are Spark's alone, but for latencies."""
     return sorted(
         (str(one.kind), str(one.stage), one.topic, one.source, one.lane, one.group, one.subject, *_numbers(one))
         for one in findings

@@ -56,7 +56,7 @@ class World:
         return self
 
     def mark(self, last: int, *, topic: str = "orders", lane: int = 0, first: int = 1) -> World:
-        """Say what the lane has given out."""
+        """Return what the lane has given out."""
         marks = self.frames["marks"]
         marks[:] = [mark for mark in marks if (mark["topic"], mark["lane"]) != (topic, lane)]
         marks.append({"source": OURS, "topic": topic, "lane": lane, "first": first, "last": last})
@@ -69,7 +69,7 @@ class World:
         return self
 
     def change(self, name: str, values: dict[str, Any], **which: Any) -> World:
-        """Give rows of a frame other values."""
+        """Return rows of a frame other values."""
         self.frames[name] = [{**row, **values} if _has(row, which) else row for row in self.frames[name]]
         return self
 
@@ -92,7 +92,7 @@ class World:
         return History(frames, frozenset([OURS]), self.as_of, self.recorded)
 
     def audit(self, spark: Any) -> Report:
-        """Give what Spark finds, when SQL has found the same: it does not judge recorded topics."""
+        """Return what Spark finds, when SQL has found the same: it does not judge recorded topics."""
         from outbox.pipeline.spark.audit.run import audit
 
         report = audit(spark, self.config, self.history(spark))
@@ -103,7 +103,7 @@ class World:
 
 def made_anew() -> World:
     """
-    Give the history of an ordered topic that had fewer queues from number 4 on; its broker was made anew behind it, and
+    Return the history of an ordered topic that had fewer queues from number 4 on; its broker was made anew behind it, and
     put its clock back behind number 9. Number 7 comes behind 8.
     """
     world = World().set(ordered_topics=["orders"]).add(10)
@@ -122,5 +122,5 @@ def _has(row: dict[str, Any], values: dict[str, Any]) -> bool:
 
 
 def said(report: Report) -> list[tuple[Any, ...]]:
-    """Give the findings as kind, stage, group, first, last, count."""
+    """Return the findings as kind, stage, group, first, last, count."""
     return [(str(one.kind), str(one.stage), one.group, one.first, one.last, one.count) for one in report.findings]

@@ -31,7 +31,7 @@ def ask_about_halves(broker: MemoryBroker) -> None:
 
 
 def is_free(lane: int) -> bool:
-    """Say whether nobody holds a lane."""
+    """Return whether nobody holds a lane."""
     row = database.raw("default").execute(
         "SELECT FROM pg_locks WHERE locktype = 'advisory' AND classid = 7707 AND objid = %s"
         " AND database = (SELECT oid FROM pg_database WHERE datname = current_database())",

@@ -32,7 +32,7 @@ def writer(spark, source, lake):
 
 
 def seen(spark, source, lake):
-    """Give the ids of all messages, and of those that were handled, each as often as it is seen."""
+    """Return the ids of all messages, and of those that were handled, each as often as it is seen."""
     with everything(spark, source, lake) as frames:
         messages, inbox = (frames[name].select(F.lit(name), "message_id") for name in ("messages", "inbox"))
         rows = messages.unionAll(inbox).collect()

@@ -15,12 +15,12 @@ LIVE = NOW - 6 * DAY  # what the database alone has
 
 
 def day(n):
-    """Give the day so many days ago."""
+    """Return the day so many days ago."""
     return (NOW - n * DAY).date()
 
 
 def archived(first, last, **rows):
-    """Give the commits of days, each written when it was due."""
+    """Return the commits of days, each written when it was due."""
     return [
         commit(n, datetime.combine(day(n), datetime.min.time(), UTC) + DAY + KEPT, **rows) for n in range(first, last - 1, -1)
     ]

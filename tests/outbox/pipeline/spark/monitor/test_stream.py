@@ -72,7 +72,7 @@ class World:
         self.failed += 1
 
     def expected(self) -> set[tuple[object, ...]]:
-        """Give group, lane, seen, missing, duplicates, highest, failed of each standing."""
+        """Return group, lane, seen, missing, duplicates, highest, failed of each standing."""
         found: set[tuple[object, ...]] = {("cart", -1, 0, None, self.failed, None, 0)}
         for lane, following in self.next.items():
             top, handled = following - 1, self.handled[lane]
