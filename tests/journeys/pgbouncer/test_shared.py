@@ -23,6 +23,7 @@ from outbox import conf, database, publish, publish_raw, transaction
 from outbox.consuming import register
 from outbox.consuming.gaps import find_gaps
 from outbox.consuming.threads import ConsumerThreads
+from outbox.database import heartbeats
 from outbox.models import InboxRow, MessageRow, MessageState, State
 from outbox.monitoring.health import Health, health, readiness
 from outbox.relay import hosts
@@ -178,6 +179,7 @@ class TestThoseWhoLook:
         for _ in range(5):
             maintain("default")
             find_gaps(register.group("cart"))
+            heartbeats.beat(database.raw("default"), "relay", broker="default")
             call_command("outbox_status", database=["default"], stdout=StringIO())
             assert (readiness()["default"], health()["default"]) == (Health.OK, Health.OK)
 
