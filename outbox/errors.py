@@ -51,6 +51,10 @@ class BrokerUnavailable(OutboxError):
     """Raised when a broker cannot be reached by a call that has no outcome to say so: receive, ack, backlog, find."""
 
 
+class BrokerCannotTell(BrokerUnavailable):
+    """Raised when a broker's OPTIONS do not let it be asked what it holds. It carries messages as ever."""
+
+
 class NotMigrated(OutboxError):
     """Raised when a database lacks the tables of the outbox, or of a broker that keeps messages there, or takes no writes."""
 

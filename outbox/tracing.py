@@ -8,14 +8,16 @@ long messages took from publish until they were sent, and until they were handle
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, nullcontext, suppress
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 from uuid import UUID
 
 from outbox import conf
+from outbox.logs import LimitedLog, get_logger
 from outbox.message import Header
 
 try:
@@ -27,6 +29,8 @@ except ImportError:
 if TYPE_CHECKING:
     from outbox.brokers.base import Delivery, Outgoing
 
+_limited = LimitedLog(get_logger(__name__))
+
 NAME = "outbox"
 LINKS = 128  # of one span, as most collectors keep them
 SECONDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 300, 3600)
@@ -35,66 +39,97 @@ API_ONLY = ("opentelemetry.trace", "opentelemetry.metrics")  # modules of the pr
 
 def create(topic: str, message_id: object, size: int) -> str:
     """Record that a message is published; return its `traceparent`, empty where nothing is traced."""
-    if not _is_set_up(trace and trace.get_tracer_provider()):
-        return ""
-    attributes = _attributes("create", topic)
-    attributes |= {"messaging.message.id": str(message_id), "messaging.message.body.size": size}
-    span = _tracer().start_span(f"create {topic}", kind=trace.SpanKind.PRODUCER, attributes=attributes)
-    span.end()
-    carrier: dict[str, str] = {}
-    TraceContextTextMapPropagator().inject(carrier, context=trace.set_span_in_context(span))
-    return carrier.get(Header.TRACEPARENT, "")
+    with _guard():
+        if _is_set_up(trace and trace.get_tracer_provider()):
+            attributes = _attributes("create", topic)
+            attributes |= {"messaging.message.id": str(message_id), "messaging.message.body.size": size}
+            span = _tracer().start_span(f"create {topic}", kind=trace.SpanKind.PRODUCER, attributes=attributes)
+            span.end()
+            carrier: dict[str, str] = {}
+            TraceContextTextMapPropagator().inject(carrier, context=trace.set_span_in_context(span))
+            return carrier.get(Header.TRACEPARENT, "")
+    return ""
 
 
 @contextmanager
 def send(messages: Sequence[Outgoing]) -> Iterator[None]:
     """Trace a call to the broker that sends messages."""
-    if not _is_set_up(trace and trace.get_tracer_provider()):
-        yield
-        return
-    topics = sorted({message.topic for message in messages})
-    attributes = _attributes("send", *topics)
-    attributes["messaging.batch.message_count"] = len(messages)
-    links = _links(message.headers.get(Header.TRACEPARENT, "") for message in messages)
-    name = f"send {', '.join(topics)}"
-    with _tracer().start_as_current_span(name, kind=trace.SpanKind.CLIENT, attributes=attributes, links=links):
+    span: Any = nullcontext()
+    with _guard():
+        if _is_set_up(trace and trace.get_tracer_provider()):
+            topics = sorted({message.topic for message in messages})
+            attributes = _attributes("send", *topics)
+            attributes["messaging.batch.message_count"] = len(messages)
+            links = _links(message.headers.get(Header.TRACEPARENT, "") for message in messages)
+            name = f"send {', '.join(topics)}"
+            span = _tracer().start_as_current_span(name, kind=trace.SpanKind.CLIENT, attributes=attributes, links=links)
+    with _harmless(span):
         yield
 
 
 @contextmanager
 def process(group: str, deliveries: Sequence[Delivery]) -> Iterator[None]:
     """Trace a handler; what it raises is recorded."""
-    if not _is_set_up(trace and trace.get_tracer_provider()):
-        yield
-        return
-    one = deliveries[0]
-    attributes = _attributes("process", one.topic)
-    attributes["messaging.consumer.group.name"] = group
-    if len(deliveries) > 1:
-        attributes["messaging.batch.message_count"] = len(deliveries)
-    else:
-        attributes |= {"messaging.message.id": one.message_id, "messaging.message.body.size": len(one.body)}
-    links = _links(delivery.headers.get(Header.TRACEPARENT, "") for delivery in deliveries)
-    name = f"process {one.topic}"
-    with _tracer().start_as_current_span(name, kind=trace.SpanKind.CONSUMER, attributes=attributes, links=links):
+    span: Any = nullcontext()
+    with _guard():
+        if _is_set_up(trace and trace.get_tracer_provider()):
+            one = deliveries[0]
+            attributes = _attributes("process", one.topic)
+            attributes["messaging.consumer.group.name"] = group
+            if len(deliveries) > 1:
+                attributes["messaging.batch.message_count"] = len(deliveries)
+            else:
+                attributes |= {"messaging.message.id": one.message_id, "messaging.message.body.size": len(one.body)}
+            links = _links(delivery.headers.get(Header.TRACEPARENT, "") for delivery in deliveries)
+            name = f"process {one.topic}"
+            span = _tracer().start_as_current_span(name, kind=trace.SpanKind.CONSUMER, attributes=attributes, links=links)
+    with _harmless(span):
         yield
 
 
 def note_sent(broker: str, topic: str, message_ids: Iterable[str]) -> None:
     """Record how long messages of a topic took until the broker had them for good."""
-    provider = metrics and metrics.get_meter_provider()
-    if _is_set_up(provider):
-        histogram = _histogram(provider, "outbox.publish_to_sent", "From publish until the broker has the message.")
-        _record(histogram, message_ids, {"topic": topic, "broker": broker})
+    with _guard():
+        provider = metrics and metrics.get_meter_provider()
+        if _is_set_up(provider):
+            histogram = _histogram(provider, "outbox.publish_to_sent", "From publish until the broker has the message.")
+            _record(histogram, message_ids, {"topic": topic, "broker": broker})
 
 
 def note_handled(group: str, deliveries: Sequence[Delivery]) -> None:
     """Record how long messages took until a group had handled them, retries included."""
-    provider = metrics and metrics.get_meter_provider()
-    if _is_set_up(provider):
-        histogram = _histogram(provider, "outbox.publish_to_handled", "From publish until a group has handled the message.")
-        for delivery in deliveries:
-            _record(histogram, [delivery.message_id], {"topic": delivery.topic, "group": group})
+    with _guard():
+        provider = metrics and metrics.get_meter_provider()
+        if _is_set_up(provider):
+            histogram = _histogram(provider, "outbox.publish_to_handled", "From publish until a group has handled the message.")
+            for delivery in deliveries:
+                _record(histogram, [delivery.message_id], {"topic": delivery.topic, "group": group})
+
+
+@contextmanager
+def _guard() -> Iterator[None]:
+    """Keep errors of tracing from messages: a processor of spans that raises must fail no publish and no handler."""
+    try:
+        yield
+    except Exception as error:
+        _limited.log(logging.ERROR, "tracing", "OpenTelemetry failed, and nothing was recorded: %r", error, exc_info=error)
+
+
+@contextmanager
+def _harmless(span: Any) -> Iterator[None]:
+    """Enter a span for the time of the block. Only what the block raises is raised."""
+    raised: BaseException | None = None
+    entered = ExitStack()
+    with _guard():
+        entered.enter_context(span)
+    try:
+        yield
+    except BaseException as error:
+        raised = error
+        raise
+    finally:
+        with _guard():
+            entered.__exit__(type(raised) if raised else None, raised, raised.__traceback__ if raised else None)
 
 
 def _is_set_up(provider: object) -> bool:

@@ -27,6 +27,7 @@ from outbox.brokers.base import Broker
 from outbox.consuming.register import Group
 from outbox.database import outermost
 from outbox.database.locks import Lock
+from outbox.errors import BrokerUnavailable
 from outbox.ids import first_id_at
 from outbox.logs import get_logger, log_fields
 from outbox.message import TopicType
@@ -202,18 +203,21 @@ def _still_at_the_broker(group: Group, found: list[Missing], cursor: CursorWrapp
     Return those whose messages the group has before it.
 
     A broker that cannot tell of a message is asked how much waits. While that is as much as is missing, it may be that, for an
-    hour: in a busy group something always waits.
+    hour: in a busy group something always waits. So with a broker that cannot be asked.
     """
     topics = conf.settings().topics
     awaited: list[Missing] = []
     for alias in sorted({topics[missing.topic].broker for missing in found if missing.topic in topics}):
-        with closing(conf.make_broker(alias)) as broker:
-            mine = [missing for missing in found if missing.topic in broker.topics]
-            if type(broker).may_deliver_again is not Broker.may_deliver_again:
-                awaited += [missing for missing in mine if _has_any(broker, group, missing, cursor)]
-            else:
-                backlog = broker.backlog(group.name)
-                awaited += [missing for missing in mine if _may_wait(backlog, group, missing, cursor)]
+        mine = [missing for missing in found if missing.topic in topics and topics[missing.topic].broker == alias]
+        try:
+            with closing(conf.make_broker(alias)) as broker:
+                if type(broker).may_deliver_again is not Broker.may_deliver_again:
+                    awaited += [missing for missing in mine if _has_any(broker, group, missing, cursor)]
+                else:
+                    backlog = broker.backlog(group.name)
+                    awaited += [missing for missing in mine if _may_wait(backlog, group, missing, cursor)]
+        except BrokerUnavailable:
+            awaited += [missing for missing in mine if missing not in awaited and _came_lately(group, missing, cursor)]
     return awaited
 
 
@@ -224,8 +228,10 @@ def _has_any(broker: Broker, group: Group, missing: Missing, cursor: CursorWrapp
 
 
 def _may_wait(backlog: Mapping[str, int], group: Group, missing: Missing, cursor: CursorWrapper) -> bool:
-    if backlog.get(missing.topic, 0) <= missing.last - missing.first:
-        return False
+    return backlog.get(missing.topic, 0) > missing.last - missing.first and _came_lately(group, missing, cursor)
+
+
+def _came_lately(group: Group, missing: Missing, cursor: CursorWrapper) -> bool:
     values: list[Any] = [group.name, missing.topic, missing.source, missing.lane, missing.last, LATELY]
     cursor.execute(CAME_LATELY, values)
     return bool(cursor.fetchone()[0])

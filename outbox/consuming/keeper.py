@@ -214,8 +214,8 @@ class Keeper:
                 self._release(now)
                 self._renew(now, is_given_up=work.is_broken_off)
             if self._beat is not None and now - max(self._beat_at, work.began_at) >= BEAT_SECONDS:
+                self._beat_at = now  # first: a database that is away is asked no more often
                 self._beat()
-                self._beat_at = now
         except (BrokerUnavailable, psycopg.OperationalError) as error:
             logger.warning("What %s holds could not be renewed: %s", self.worker, str(error).strip())
         except Exception:

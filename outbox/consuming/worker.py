@@ -288,7 +288,10 @@ class Worker:
 
     def _beat_beside(self) -> None:
         """Send a heartbeat while a handler runs, over a connection of its own."""
-        with database.connect(self.group.using, application_name="outbox heartbeat") as connection:
+        limits = {"statement_timeout": "1s", "lock_timeout": "1s"}  # what is held is renewed by this thread, too
+        with database.connect(
+            self.group.using, application_name="outbox heartbeat", settings=limits, connect_timeout=1
+        ) as connection:
             wants.beat(self.group, self.alias, note=self._note, over=connection)
 
     def _connected(self) -> Broker:

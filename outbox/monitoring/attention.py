@@ -23,6 +23,8 @@ if TYPE_CHECKING:
     from outbox.monitoring.status import Status, TopicStatus
 
 LATE_AFTER = timedelta(minutes=1)
+STANDS_STILL_AFTER = timedelta(minutes=5)  # where nothing says since when a message waits
+FAILING_AT_LEAST = 3  # messages; a single one that fails is no trouble of its group
 SLOW_AFTER = timedelta(minutes=10)  # a backlog that takes longer at the pace of the last minutes
 
 
@@ -102,16 +104,16 @@ def find(connection: Connection, status: Status) -> Iterator[Attention]:
 
 def _brokers(status: Status) -> Iterator[Attention]:
     """Report each broker once, whoever found it away."""
-    away: dict[str, str] = {}
+    away: dict[str, tuple[str, str]] = {}
     for process in status.processes:
         if process.breaker != "closed" and not process.is_silent:
-            away[process.broker] = f"The relay {process.name} cannot send to it (breaker {process.breaker})."
+            away[process.broker] = f"The relay {process.name} gets no answer: its breaker is {process.breaker}.", ""
     for group in status.groups:
         if group.trouble:
-            away[group.broker] = f"It cannot be asked: {group.trouble.rstrip('.')}."
-    for alias, cause in sorted(away.items()):
+            away[group.broker] = "It cannot be asked.", group.trouble
+    for alias, (cause, error) in sorted(away.items()):
         step = f'Start it, or correct OUTBOX["BROKERS"]["{alias}"]. No message is lost meanwhile.'
-        yield Attention(Kind.BROKER_AWAY, f"broker {alias!r}", cause, step)
+        yield Attention(Kind.BROKER_AWAY, f"broker {alias!r}", cause, step, error=error)
 
 
 def _relays(status: Status) -> Iterator[Attention]:
@@ -170,28 +172,29 @@ def _group(group: GroupStatus, status: Status) -> Iterator[Attention]:
     subject = f"group {group.consumer_group!r}"
     waiting = sum(group.waiting.values())
     wait = f"{count(waiting, 'message')} {'waits' if waiting == 1 else 'wait'}"
-    if not group.consumers and (waiting or (not group.waiting and not group.trouble and _has_sent(group, status))):
-        said = "none has sent a heartbeat" if group.silent_seconds is None else f"silent for {age(group.silent_seconds)}"
-        cause = f"No consumer is running ({said}), and {wait if group.waiting else 'it has never received'}."
+    if group.consumers:
+        yield from _trouble(group, subject, waiting, wait)
+    elif waiting or (not group.waiting and not group.trouble and _has_sent(group, status)):
+        said = "none sends heartbeats" if group.silent_seconds is None else f"silent for {age(group.silent_seconds)}"
+        more = wait if group.waiting else "it has never received" if group.can_tell else "its broker cannot tell what waits"
+        cause = f"No consumer is running ({said}), and {more}."
         yield Attention(Kind.NO_CONSUMER, subject, cause, f"Start outbox_consume --group {group.consumer_group}.")
-    elif waiting:
-        yield from _trouble(group, status, subject, wait)
 
 
-def _trouble(group: GroupStatus, status: Status, subject: str, wait: str) -> Iterator[Attention]:
+def _trouble(group: GroupStatus, subject: str, waiting: int, wait: str) -> Iterator[Attention]:
     """Report why a group that has consumers does not get on."""
-    waiting = sum(group.waiting.values())
-    failures = [one for one in status.failures if one.consumer_group == group.consumer_group and one.topic in group.topics]
-    failing = [one for one in failures if one.newest_seconds < LATE_AFTER.total_seconds()]
-    is_late = (group.waits_seconds or 0) > LATE_AFTER.total_seconds()
-    if is_late and failing:
-        cause = f"{wait}, none was handled for {age(group.waits_seconds)}, and deliveries fail."
-        step = "Correct the handler; what failed is delivered again by itself."
-        yield Attention(Kind.GROUP_FAILS, subject, cause, step, error=failing[0].error)
-    elif is_late and waiting > sum(one.messages for one in failures):  # those may wait for their retry
-        cause = f"{wait}, and {count(group.consumers, 'consumer')} handled none for {age(group.waits_seconds)}."
-        step = "Look for a handler that hangs, and give it a time_limit; and for a key that an earlier message holds back."
-        yield Attention(Kind.GROUP_STUCK, subject, cause, step)
+    late = group.waits_seconds or 0.0
+    if waiting > group.consumers and (group.idle_seconds is None or group.idle_seconds > STANDS_STILL_AFTER.total_seconds()):
+        late = max(late, group.idle_seconds or STANDS_STILL_AFTER.total_seconds())  # not what was sent: it is known of few
+    if late > LATE_AFTER.total_seconds() and waiting:
+        if group.retrying >= waiting / 2 and group.retrying >= FAILING_AT_LEAST:
+            cause = f"{wait}, none was handled for {age(late)}, and {group.retrying} failed and wait for a retry."
+            step = "Correct the handler; what failed is delivered again by itself."
+            yield Attention(Kind.GROUP_FAILS, subject, cause, step, error=group.error)
+        elif waiting > group.retrying:
+            cause = f"{wait}, and {count(group.consumers, 'consumer')} handled none for {age(late)}."
+            step = "Look for a handler that hangs, and give it a time_limit; and for a key that an earlier message holds back."
+            yield Attention(Kind.GROUP_STUCK, subject, cause, step)
     elif group.per_minute and waiting > group.per_minute * SLOW_AFTER.total_seconds() / 60:
         takes = age(60 * waiting / group.per_minute)
         cause = f"{wait}; at {group.per_minute:.0f} a minute, as in the last minutes, that takes {takes}."
@@ -208,7 +211,7 @@ def _dead_letters(status: Status) -> Iterator[Attention]:
     found = {(one.consumer_group, one.topic): one.letters for one in status.dead_letters}
     found |= {(group.consumer_group, topic): number for group in status.groups for topic, number in group.dead_letters.items()}
     for (group, topic), letters in sorted(found.items()):
-        errors = [one.error for one in status.failures if (one.consumer_group, one.topic) == (group, topic)]
+        errors = [one.error for one in status.failures if (one.consumer_group, one.topic) == (group, topic) and one.dead_letters]
         cause = f"{count(letters, 'message')} of topic {topic!r} failed for good."
         step = f"Correct the cause, then outbox_replay --group {group}; or discard them."
         yield Attention(Kind.DEAD_LETTERS, f"group {group!r}", cause, step, error=errors[0] if errors else "")

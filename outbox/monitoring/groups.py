@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
+import threading
+import time
 from collections import Counter
 from collections.abc import Iterable, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextlib import closing
 from dataclasses import dataclass, field
 from datetime import timedelta
 
 from outbox import conf
-from outbox.brokers.base import DeadLetterCount
+from outbox.brokers.base import Broker, DeadLetterCount
 from outbox.brokers.capabilities import DeadLetters
+from outbox.consuming.outcome import Outcome
 from outbox.consuming.register import Group, groups
 from outbox.database import Connection
-from outbox.errors import BrokerUnavailable, ConfigurationError, UnknownTopic
+from outbox.errors import BrokerCannotTell, ConfigurationError, UnknownTopic
 from outbox.message import TopicType
 from outbox.monitoring.processes import ProcessStatus
 
@@ -22,18 +24,30 @@ ANSWER_WITHIN_SECONDS = 3.0  # whoever asks for the status has a time-out, too
 LETTERS_COUNTED = 100  # a broker on a server has to read them to count them
 PACE_WITHIN = timedelta(minutes=5)
 LOOKED_AT = 10_000
+LEAST_SECONDS = 30.0  # a pace of less time says little
 
-# What each group has handled of late, of the newest inbox rows, along the index of their times; in how many seconds; and how long
-# ago the last one was.
+# What each group has handled of late, of the newest inbox rows, along the index of their times: how many in how many seconds, and
+# how long ago the last one was.
 PACES = """
 WITH newest AS MATERIALIZED (
-    SELECT consumer_group, extract(epoch FROM clock_timestamp() - handled_at)::float8 AS seconds
+    SELECT consumer_group, topic, extract(epoch FROM clock_timestamp() - handled_at)::float8 AS seconds
     FROM outbox_inbox ORDER BY handled_at DESC LIMIT %(limit)s
-), span AS (
-    SELECT CASE WHEN count(*) < %(limit)s THEN %(window)s ELSE least(%(window)s, max(seconds)) END AS seconds FROM newest
 )
-SELECT n.consumer_group, count(*) FILTER (WHERE n.seconds <= s.seconds), s.seconds, min(n.seconds)
-FROM newest n, span s GROUP BY n.consumer_group, s.seconds
+SELECT consumer_group, topic, count(*) FILTER (WHERE seconds <= %(window)s),
+    coalesce(max(seconds) FILTER (WHERE seconds <= %(window)s), 0), min(seconds)
+FROM newest GROUP BY 1, 2
+"""
+
+# Messages whose last delivery of late failed, and that the group has not handled since: they wait for their next one.
+RETRYING = """
+SELECT consumer_group, topic, count(DISTINCT message_id), max(fingerprint) FROM (
+    SELECT DISTINCT ON (consumer_group, message_id) consumer_group, topic, message_id, outcome, fingerprint
+    FROM outbox_delivery WHERE failed_at > clock_timestamp() - interval '1 day' AND acted_by = ''
+    ORDER BY consumer_group, message_id, id DESC LIMIT 10000
+) d
+WHERE outcome = %s AND NOT EXISTS (
+    SELECT FROM outbox_inbox i WHERE i.message_id = d.message_id AND i.consumer_group = d.consumer_group)
+GROUP BY 1, 2
 """
 
 # The newest batches that are SENT, and how long ago.
@@ -55,7 +69,11 @@ class GroupStatus:
         consumers: processes that have sent a heartbeat of late.
         silent_seconds: since the newest heartbeat; None where none is known.
         per_minute: messages of all brokers that the group has handled, in the last minutes.
+        idle_seconds: since it handled one of these topics; None where that is too long ago to be looked for.
         waits_seconds: for how long a message was sent and none was handled since; None where that is not known.
+        retrying: messages that wait for a delivery after one that failed.
+        error: what one of these deliveries failed with.
+        can_tell: whether the broker says what waits.
         dead_letters: topic -> messages that the group gave up; of a broker on a server no more than 100 are counted.
     """
 
@@ -67,16 +85,21 @@ class GroupStatus:
     consumers: int = 0
     silent_seconds: float | None = None
     per_minute: float = 0.0
+    idle_seconds: float | None = None
     waits_seconds: float | None = None
+    retrying: int = 0
+    error: str = ""
+    can_tell: bool = True
     dead_letters: dict[str, int] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
 class _Pace:
-    """What a group handles a minute, and since when it has handled nothing."""
+    """What a group handles of a topic: how many of late in how many seconds, and since when nothing."""
 
-    per_minute: float = 0.0
-    idle_seconds: float = float("inf")
+    handled: int
+    seconds: float
+    idle_seconds: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,6 +107,7 @@ class _Answer:
     waiting: dict[str, int] = field(default_factory=dict)
     letters: dict[str, int] = field(default_factory=dict)
     trouble: str = ""
+    can_tell: bool = True
 
 
 def read_groups(
@@ -100,13 +124,16 @@ def read_groups(
         return []
     answers = _ask_brokers({(one.name, alias) for one, alias in mine})
     rows = connection.execute(PACES, {"window": PACE_WITHIN.total_seconds(), "limit": LOOKED_AT}).fetchall()
-    paces = {name: _Pace(60 * handled / seconds if seconds else 0.0, idle) for name, handled, seconds, idle in rows}
+    paces = {(name, topic): _Pace(*row) for name, topic, *row in rows}
+    retrying = {(name, topic): row for name, topic, *row in connection.execute(RETRYING, [Outcome.RETRY]).fetchall()}
     sends = connection.execute(SENDS).fetchall()
     found = []
     for one, alias in mine:
         topics = sorted(one.topics_of(alias))
-        at_once = [topic for topic in topics if conf.topic_settings(topic).type is not TopicType.DELAY]
-        answer, pace = answers[one.name, alias], paces.get(one.name, _Pace())
+        answer = answers[one.name, alias]
+        mine_paces = [paces[one.name, topic] for topic in topics if (one.name, topic) in paces]
+        failing = [retrying[one.name, topic] for topic in topics if (one.name, topic) in retrying]
+        idle = min((pace.idle_seconds for pace in mine_paces), default=None)
         consumers = [process for process in processes if process.does == ("consumer", alias, one.name)]
         counted = {kept.topic: kept.letters for kept in letters if kept.consumer_group == one.name and kept.topic in topics}
         found.append(
@@ -118,12 +145,28 @@ def read_groups(
                 answer.trouble,
                 consumers=sum(not process.is_silent for process in consumers),
                 silent_seconds=min((process.silent_seconds for process in consumers), default=None),
-                per_minute=pace.per_minute,
-                waits_seconds=max((age for topic, age in sends if topic in at_once and age < pace.idle_seconds), default=None),
+                per_minute=_per_minute(mine_paces),
+                idle_seconds=idle,
+                waits_seconds=_waits(sends, topics, idle),
+                retrying=sum(number for number, _ in failing),
+                error=next((error for _, error in failing), ""),
+                can_tell=answer.can_tell,
                 dead_letters=answer.letters or counted,
             )
         )
     return found
+
+
+def _per_minute(paces: Sequence[_Pace]) -> float:
+    """Return the pace since the first message of the last minutes: an idle time before it says nothing."""
+    seconds = max((pace.seconds for pace in paces), default=0.0)
+    return 60 * sum(pace.handled for pace in paces) / max(seconds, LEAST_SECONDS)
+
+
+def _waits(sends: Sequence[tuple[str, float]], topics: Sequence[str], idle: float | None) -> float | None:
+    """Return for how long the oldest message waits that was sent after the group handled its last one; None: not known."""
+    at_once = [topic for topic in topics if conf.topic_settings(topic).type is not TopicType.DELAY]
+    return max((age for topic, age in sends if topic in at_once and (idle is None or age < idle)), default=None)
 
 
 def _brokers_of(group: Group) -> list[str]:
@@ -139,33 +182,41 @@ def _ask_brokers(wanted: Iterable[tuple[str, str]]) -> dict[tuple[str, str], _An
     by_alias: dict[str, list[str]] = {}
     for group, alias in sorted(wanted):
         by_alias.setdefault(alias, []).append(group)
-    pool = ThreadPoolExecutor(max_workers=len(by_alias), thread_name_prefix="outbox status")
-    asked = {alias: pool.submit(_ask, alias, names) for alias, names in by_alias.items()}
-    wait(asked.values(), timeout=ANSWER_WITHIN_SECONDS)
-    pool.shutdown(wait=False, cancel_futures=True)
-    found = {}
-    for alias, future in asked.items():
-        answers = _answers(future)
-        found.update({(name, alias): answers.get(name, _Answer(trouble=_NO_ANSWER)) for name in by_alias[alias]})
-    return found
+    asked = {alias: _Asking(alias, names) for alias, names in by_alias.items()}
+    deadline = time.monotonic() + ANSWER_WITHIN_SECONDS
+    for asking in asked.values():
+        asking.join(max(0.0, deadline - time.monotonic()))
+    return {(name, alias): asked[alias].found.get(name, _NO_ANSWER) for alias, names in by_alias.items() for name in names}
 
 
-_NO_ANSWER = f"no answer within {ANSWER_WITHIN_SECONDS:.0f} s"
+_NO_ANSWER = _Answer(trouble=f"No answer within {ANSWER_WITHIN_SECONDS:.0f} s")
 
 
-def _answers(future: Future[dict[str, _Answer]]) -> dict[str, _Answer]:
-    return future.result() if future.done() else {}
+class _Asking(threading.Thread):
+    """Asks a broker for its groups; what was answered is there however long the rest takes. The process ends without it."""
+
+    def __init__(self, alias: str, names: Sequence[str]) -> None:
+        super().__init__(name=f"outbox status of broker {alias!r}", daemon=True)
+        self.found: dict[str, _Answer] = {}
+        self._alias = alias
+        self._names = names
+        self.start()
+
+    def run(self) -> None:
+        try:
+            with closing(conf.make_broker(self._alias)) as broker:
+                for name in self._names:
+                    self.found[name] = _ask(broker, name)
+        except Exception as error:  # whatever it is, the other brokers are shown
+            trouble = _Answer(trouble=str(error).strip() or repr(error))
+            self.found |= {name: trouble for name in self._names if name not in self.found}
 
 
-def _ask(alias: str, names: Sequence[str]) -> dict[str, _Answer]:
+def _ask(broker: Broker, group: str) -> _Answer:
+    letters: Counter[str] = Counter()
     try:
-        with closing(conf.make_broker(alias)) as broker:
-            found = {}
-            for name in names:
-                letters: Counter[str] = Counter()
-                if broker.supports_replay and not broker.is_stored_in_database:
-                    letters.update(one.topic for one in DeadLetters.of(broker).dead_letters(name, limit=LETTERS_COUNTED))
-                found[name] = _Answer(dict(sorted(broker.backlog(name).items())), dict(letters))
-            return found
-    except BrokerUnavailable as error:
-        return dict.fromkeys(names, _Answer(trouble=str(error).strip()))
+        if broker.supports_replay and not broker.is_stored_in_database:
+            letters.update(one.topic for one in DeadLetters.of(broker).dead_letters(group, limit=LETTERS_COUNTED))
+        return _Answer(dict(sorted(broker.backlog(group).items())), dict(letters))
+    except BrokerCannotTell:
+        return _Answer(can_tell=False)

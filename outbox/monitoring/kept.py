@@ -15,7 +15,8 @@ T = TypeVar("T")
 
 class Kept(Generic[T]):
     """
-    Keeps what a function returns, in this process. Of many threads that ask at once, one reads and the others wait for it.
+    Keeps what a function returns, in this process. Of many threads that ask at once, one reads; the others get the last answer
+    meanwhile, or wait for the first.
 
     What the function raises is raised to the one who read, and not kept. Changed settings end what is kept.
 
@@ -35,11 +36,20 @@ class Kept(Generic[T]):
 
     def __call__(self) -> T:
         """Return the answer: the kept one, or a new one."""
-        with self._lock:
+        kept = self._kept
+        if kept is not None and kept[0] > self._clock():
+            return kept[1]
+        lock = self._lock
+        if not lock.acquire(blocking=kept is None) and kept is not None:
+            return kept[1]
+        try:
             if self._kept is None or self._kept[0] <= self._clock():
                 answer = self._read()
                 self._kept = self._clock() + self._seconds, answer
+                return answer
             return self._kept[1]
+        finally:
+            lock.release()
 
     def forget(self) -> None:
         """Read again at the next call."""

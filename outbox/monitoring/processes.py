@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 
 from psycopg.rows import class_row
 
+from outbox import conf
 from outbox.checks.celery import CONSUME, SWEEP, beat_entries, seconds_between
 from outbox.database import Connection
 from outbox.database.heartbeats import BY_CELERY, SILENT_AFTER
@@ -63,12 +64,18 @@ def read_processes(connection: Connection) -> list[ProcessStatus]:
 
 
 def _beats_within(process: ProcessStatus) -> float:
-    """Return after how many seconds a process of Celery's is missed: when beat has called twice in vain."""
-    task = SWEEP if process.kind == "relay" else CONSUME
+    """
+    Return after how many seconds a process of Celery's is missed: when beat has called twice in vain.
+
+    A task goes from broker to broker, so where there are several another one may have all of its time first.
+    """
+    settings = conf.settings()
+    task, takes = (SWEEP, settings.relay.task_time) if process.kind == "relay" else (CONSUME, settings.consumer.task_time)
     arguments = (process.consumer_group,) if process.consumer_group else ()
     entries = [entry for entry in beat_entries(task) if tuple(entry.get("args") or ()) == arguments]
     every = max((seconds_between(entry["schedule"]) for entry in entries), default=0.0)
-    return SILENT_AFTER.total_seconds() + 2 * every
+    is_shared = len({topic.broker for topic in settings.topics.values()}) > 1
+    return SILENT_AFTER.total_seconds() + 2 * every + takes.total_seconds() * is_shared
 
 
 def is_replaced(silent: ProcessStatus, processes: Sequence[ProcessStatus]) -> bool:

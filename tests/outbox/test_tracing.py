@@ -116,6 +116,28 @@ def test_histograms_tell_how_long_a_message_took(seconds, outbox):
     assert 0 <= found["outbox.publish_to_sent"][2] <= found["outbox.publish_to_handled"][2] < 60
 
 
+class Broken(SimpleSpanProcessor):
+    def on_start(self, span, parent_context=None):
+        raise RuntimeError("no more memory")
+
+    def on_end(self, span):
+        raise RuntimeError("no more memory")
+
+
+def test_a_processor_that_raises_fails_no_publish_no_send_and_no_handler(monkeypatch, outbox, caplog):
+    provider = TracerProvider()
+    provider.add_span_processor(Broken(InMemorySpanExporter()))
+    monkeypatch.setattr(trace, "get_tracer_provider", lambda: provider)
+    handled = []
+    consumer(Placed, group="points")(lambda message, context: handled.append(message.invoice))
+
+    publish()
+    outbox.run_until_idle()
+
+    assert handled == ["A1"]
+    assert "OpenTelemetry failed" in caplog.text
+
+
 def test_nothing_is_added_where_opentelemetry_is_not_set_up(outbox):
     publish()
 

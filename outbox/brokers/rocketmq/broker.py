@@ -41,7 +41,7 @@ from outbox.brokers.rocketmq.stubs import definition
 from outbox.brokers.rocketmq.unanswered import Unanswered
 from outbox.brokers.rocketmq.unconfirmed import UnconfirmedHalves
 from outbox.brokers.validation import known_topic, objection
-from outbox.errors import BrokerUnavailable
+from outbox.errors import BrokerCannotTell, BrokerUnavailable
 from outbox.message import Half, Resolution, TopicType
 
 
@@ -232,7 +232,7 @@ class RocketMQBroker(AsksProducers, DeadLetters):
 
     def _require_ports(self, what: str) -> None:
         if not self._client.ports.are_known:
-            raise BrokerUnavailable(f'{what} needs OPTIONS["NAME_SERVERS"] (host:9876), to ask the brokers\' own ports (10911).')
+            raise BrokerCannotTell(f'{what} needs OPTIONS["NAME_SERVERS"] (host:9876), to ask the brokers\' own ports (10911).')
 
     def _look_and_send(
         self,

@@ -12,9 +12,8 @@ from outbox.consuming.register import groups
 from outbox.database.heartbeats import SILENT_AFTER
 from outbox.monitoring.doctor.databases import CONNECT_SECONDS
 from outbox.monitoring.doctor.finding import Finding, Level
+from outbox.monitoring.processes import read_processes
 from outbox.relay.hosts import relay_targets
-
-HEARD_OF = "SELECT DISTINCT kind, broker, consumer_group FROM outbox_process WHERE beat_at > clock_timestamp() - %s"
 
 Heard = set[tuple[str, str, str]]
 
@@ -51,6 +50,6 @@ def _ask(alias: str) -> Heard | None:
     """Return who has; None where the database cannot be asked, which databases.py reports."""
     try:
         with database.connect(alias, application_name="outbox doctor", connect_timeout=CONNECT_SECONDS) as connection:
-            return {(kind, broker, group) for kind, broker, group in connection.execute(HEARD_OF, [SILENT_AFTER])}
+            return {one.does for one in read_processes(connection) if not one.is_silent}
     except psycopg.Error:
         return None

@@ -12,6 +12,7 @@ from outbox.consuming.gaps import find_gaps, watched_topics
 from outbox.consuming.handle import handle
 from outbox.consuming.register import group
 from outbox.database.locks import Lock
+from outbox.errors import BrokerUnavailable
 from outbox.models import DeadMessage, FailedDelivery, Gap, Inbox, State, Topic
 from tests.factories import BatchFactory, message_id
 from tests.outbox.consuming.deliveries import SOURCE, delivery, numbered
@@ -172,6 +173,19 @@ class TestFindGaps:
     def test_waits_an_hour_while_a_broker_that_cannot_tell_has_as_much_before_it(self, broker, backlog, ago, found, monkeypatch):
         monkeypatch.setattr(MemoryBroker, "may_deliver_again", Broker.may_deliver_again)
         monkeypatch.setattr(MemoryBroker, "backlog", lambda broker, group: {"orders": backlog})
+        arrived(1, 4, ago=ago)
+
+        find_gaps(group("cart"))
+
+        assert gaps() == found
+
+    @pytest.mark.parametrize(("ago", "found"), [(LONG_AGO, []), (timedelta(hours=2), [(2, 3)])])
+    def test_waits_an_hour_for_a_broker_that_cannot_be_asked(self, ago, found, monkeypatch):
+        def refuse(*_: object) -> None:
+            raise BrokerUnavailable("gone")
+
+        monkeypatch.setattr(MemoryBroker, "may_deliver_again", Broker.may_deliver_again)
+        monkeypatch.setattr(MemoryBroker, "backlog", refuse)
         arrived(1, 4, ago=ago)
 
         find_gaps(group("cart"))

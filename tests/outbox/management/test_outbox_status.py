@@ -147,7 +147,7 @@ class TestOutboxStatus:
         assert status() == 1
         is_over.set()
 
-        assert "! Broker 'default': It cannot be asked: no answer within" in capsys.readouterr().out
+        assert "! Broker 'default': It cannot be asked. No answer within" in capsys.readouterr().out
 
     def test_folds_away_processes_that_others_have_replaced(self, capsys):
         Process.objects.create(kind="relay", host="shop", pid=6, broker="default")

@@ -10,7 +10,7 @@ from outbox.brokers.memory import MemoryBroker
 from outbox.consuming import register
 from outbox.database.partitions import make_day
 from outbox.embedded.models import EmbeddedHalf, EmbeddedTopic, HalfState
-from outbox.errors import BrokerUnavailable
+from outbox.errors import BrokerCannotTell, BrokerUnavailable
 from outbox.message import Message
 from outbox.models import FailedAttempt, FailedDelivery, Gap, Inbox, Process, State, Topic
 from outbox.monitoring.attention import Kind
@@ -86,9 +86,8 @@ def sent(seconds):
 
 
 def handled(seconds, number=1):
-    rows = [Inbox(consumer_group="cart", dedupe_key=uuid4().hex, message_id=uuid4(), topic="parcels") for _ in range(number)]
-    Inbox.objects.bulk_create(rows)
-    Inbox.objects.update(handled_at=ago(seconds=seconds))
+    about = {"consumer_group": "cart", "topic": "parcels", "handled_at": ago(seconds=seconds)}
+    Inbox.objects.bulk_create(Inbox(dedupe_key=uuid4().hex, message_id=uuid4(), **about) for _ in range(number))
 
 
 class TestTopics:
@@ -225,7 +224,7 @@ class TestProcesses:
 
         [one] = read()
 
-        assert (one.kind, one.cause) == (Kind.BROKER_AWAY, "It cannot be asked: nobody answers.")
+        assert (one.kind, one.cause, one.error) == (Kind.BROKER_AWAY, "It cannot be asked.", "nobody answers")
 
 
 class TestGroups:
@@ -261,7 +260,7 @@ class TestGroups:
         database.raw("default").execute("INSERT INTO outbox_lane VALUES (%s, 1, 1)", [topic.id])
 
         assert [(one.kind, one.cause) for one in read()] == [
-            (Kind.NO_CONSUMER, "No consumer is running (none has sent a heartbeat), and it has never received.")
+            (Kind.NO_CONSUMER, "No consumer is running (none sends heartbeats), and it has never received.")
         ]
 
     def test_name_one_whose_handler_hangs(self, read):
@@ -299,30 +298,75 @@ class TestGroups:
 
         assert read() == []
 
-    def test_name_one_whose_handler_fails(self, read):
+    def test_name_one_whose_handler_fails_however_far_the_next_delivery_is(self, read):
         a_process("consumer", consumer_group="cart")
-        a_backlog("a")
-        sent(seconds=100)
-        a_failure(fingerprint="ValueError in shop.add_points: boom")
+        a_backlog("a", "b", "c")
+        sent(seconds=900)
+        for _ in range(3):
+            failed = a_failure(fingerprint="ValueError in shop.add_points: boom")
+            FailedDelivery.objects.filter(id=failed.id).update(failed_at=ago(minutes=12))
 
         [one] = read()
 
-        assert one.kind is Kind.GROUP_FAILS
-        assert one.cause.endswith("and deliveries fail.")
-        assert one.error == "ValueError in shop.add_points: boom"
-        assert "fail. ValueError in shop.add_points: boom. Correct" in str(one)
+        assert (one.kind, one.error) == (Kind.GROUP_FAILS, "ValueError in shop.add_points: boom")
+
+    def test_name_one_that_hangs_though_messages_failed_that_were_handled_since(self, read):
+        a_process("consumer", consumer_group="cart")
+        a_backlog("a", "b", "c")
+        handled(seconds=200, number=5)
+        sent(seconds=100)
+        for row in Inbox.objects.all():
+            a_failure(message_id=row.message_id)
+
+        assert [one.kind for one in read()] == [Kind.GROUP_STUCK]
+
+    def test_name_one_that_stands_still_though_nothing_is_known_of_what_was_sent(self, read):
+        a_process("consumer", consumer_group="cart")
+        a_backlog("a", "b", "c")
+        handled(seconds=400)
+
+        [one] = read()
+
+        assert (one.kind, one.cause) == (Kind.GROUP_STUCK, "3 messages wait, and 1 consumer handled none for 7 min.")
 
     def test_name_one_that_is_slow(self, read):
         a_process("consumer", consumer_group="cart")
         a_backlog(*map(str, range(50)))
-        handled(seconds=1, number=10)
+        handled(seconds=250, number=5)
+        handled(seconds=1, number=5)
+
+        [one] = read()
+
+        assert one.kind is Kind.GROUP_SLOW
+        assert one.cause.startswith("50 messages wait; at 2 a minute, as in the last minutes, that takes 2")
+
+    def test_need_none_in_a_burst_after_an_idle_night(self, read):
+        a_process("consumer", consumer_group="cart")
+        a_backlog(*map(str, range(50)))
+        handled(seconds=5, number=10)
+
+        assert read() == []
+
+    def test_name_one_without_a_consumer_though_its_broker_cannot_tell(self, read, monkeypatch):
+        def refuse(broker, group):
+            raise BrokerCannotTell("OPTIONS name no server")
+
+        monkeypatch.setattr(MemoryBroker, "backlog", refuse)
+        sent(seconds=5)
+        topic = Topic.objects.get(name="parcels")
+        database.raw("default").execute("INSERT INTO outbox_lane VALUES (%s, 1, 1)", [topic.id])
 
         [one] = read()
 
         assert (one.kind, one.cause) == (
-            Kind.GROUP_SLOW,
-            "50 messages wait; at 2 a minute, as in the last minutes, that takes 25 min.",
+            Kind.NO_CONSUMER,
+            "No consumer is running (none sends heartbeats), and its broker cannot tell what waits.",
         )
+
+    def test_show_what_is_known_when_a_broker_raises_whatever(self, read, monkeypatch):
+        monkeypatch.setattr(MemoryBroker, "backlog", lambda broker, group: 1 / 0)
+
+        assert [(one.kind, one.error) for one in read()] == [(Kind.BROKER_AWAY, "division by zero")]
 
     def test_name_dead_letters_as_long_as_there_are_any(self, read, relay):
         broker = conf.make_broker("default")

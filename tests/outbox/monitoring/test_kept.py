@@ -62,6 +62,26 @@ class TestKept:
 
         assert [one.result() for one in asked] == [1] * 8
 
+    def test_gives_the_last_answer_while_another_thread_reads(self, gate, now):
+        is_reading = threading.Event()
+
+        def read():
+            if now[0] > 100:
+                is_reading.set()
+                gate.wait(30)
+            return now[0]
+
+        kept = Kept(read, seconds=5, clock=lambda: now[0])
+        kept()
+        now[0] += 6
+        with ThreadPoolExecutor(1) as threads:
+            other = threads.submit(kept)
+            is_reading.wait(30)
+            assert kept() == 100
+            gate.set()
+
+        assert other.result() == 106
+
     def test_does_not_keep_an_error(self, now):
         answers = iter([ValueError("away"), "here"])
 

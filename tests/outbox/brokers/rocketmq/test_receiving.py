@@ -181,7 +181,8 @@ class TestClose:
     @pytest.mark.parametrize("is_used", [True, False])
     def test_leaves_nothing_half_open(self, stub: Stub, broker: Broker, is_used: bool):
         put(stub, NORMAL, b"a")
-        held = receive(broker, NORMAL, FIFO, wait=0.1) if is_used else [Delivery("group", NORMAL, "a", b"a", "0 1")]
+        unused = [Delivery("group", NORMAL, "a", b"a", "0 1")]
+        held = wait_until(lambda: receive(broker, NORMAL, FIFO, wait=0.1)) if is_used else unused
         broker.close()
         broker.close()
         before = len(stub.requests)

@@ -9,7 +9,7 @@ from datetime import UTC, datetime, timedelta
 import pytest
 from django.utils import timezone
 
-from outbox import conf, database, publish_raw
+from outbox import conf, database, publish_raw, transaction
 from outbox.brokers.base import Broker, Delivery
 from outbox.brokers.rocketmq import RocketMQBroker
 from outbox.message import COMMIT, Half, Header, Resolution, TopicSpec, TopicType
@@ -60,7 +60,8 @@ class TestTransactionTopic:
 
     def test_delivers_all_tags_and_says_which(self, acts: Acts, broker: Broker, topic: Topic, connection: database.Connection):
         for tag in ("placed", "cancelled", "placed"):
-            publish_raw(topic.name, tag.encode(), tag=tag)
+            with transaction():
+                publish_raw(topic.name, tag.encode(), tag=tag)
 
         relay(connection, broker).drain()
 
@@ -76,8 +77,9 @@ class TestOnePhaseTopics:
         self, acts: Acts, harness: RocketMQHarness, topic: Topic, connection: database.Connection
     ):
         due_at = timezone.now() + timedelta(seconds=2)
-        publish_raw(acts.harness.topic(NORMAL), b"x" * 10_000, key="4711", tag="placed", headers={"who": "Zoë"})
-        publish_raw(acts.harness.topic(DELAY), b"later", delay=timedelta(seconds=2))
+        with transaction():
+            publish_raw(acts.harness.topic(NORMAL), b"x" * 10_000, key="4711", tag="placed", headers={"who": "Zoë"})
+            publish_raw(acts.harness.topic(DELAY), b"later", delay=timedelta(seconds=2))
 
         options = {**harness.options(), "COMPRESS_ABOVE_BYTES": 4096}
         with closing(RocketMQBroker("default", options, list(harness.topics.values()))) as punctual:
@@ -94,7 +96,8 @@ class TestOnePhaseTopics:
         keys = ["a", "ключ", "two words", "long " * 30]  # the last two are no message groups as they are
         for number in range(4):
             for key in keys:
-                publish_raw(acts.harness.topic(FIFO), b"%d" % number, key=key)
+                with transaction():
+                    publish_raw(acts.harness.topic(FIFO), b"%d" % number, key=key)
 
         drained = relay(connection, broker).drain()
 
