@@ -38,12 +38,13 @@ SELECT consumer_group, topic, count(*) FILTER (WHERE seconds <= %(window)s),
 FROM newest GROUP BY 1, 2
 """
 
-# Messages whose last delivery of late failed, and that the group has not handled since: they wait for their next one.
+# Messages whose last delivery failed, of the newest such deliveries, and that the group has not handled since: they wait for their
+# next one.
 RETRYING = """
-SELECT consumer_group, topic, count(DISTINCT message_id), max(fingerprint) FROM (
+SELECT consumer_group, topic, count(*), max(fingerprint) FROM (
     SELECT DISTINCT ON (consumer_group, message_id) consumer_group, topic, message_id, outcome, fingerprint
-    FROM outbox_delivery WHERE failed_at > clock_timestamp() - interval '1 day' AND acted_by = ''
-    ORDER BY consumer_group, message_id, id DESC LIMIT 10000
+    FROM (SELECT * FROM outbox_delivery WHERE acted_by = '' ORDER BY id DESC LIMIT 10000) newest
+    ORDER BY consumer_group, message_id, id DESC
 ) d
 WHERE outcome = %s AND NOT EXISTS (
     SELECT FROM outbox_inbox i WHERE i.message_id = d.message_id AND i.consumer_group = d.consumer_group)
