@@ -38,7 +38,7 @@ SELECT consumer_group, topic, count(*) FILTER (WHERE seconds <= %(window)s),
 FROM newest GROUP BY 1, 2
 """
 
-# Messages whose last delivery failed, of the newest such deliveries, and that the group has not handled since: they wait for their
+# Messages whose last delivery failed, of the newest such deliveries, and that the group has not handled since: they wait for the
 # next one.
 RETRYING = """
 SELECT consumer_group, topic, count(*), max(fingerprint) FROM (
