@@ -42,8 +42,9 @@ FROM newest GROUP BY 1, 2
 # next one.
 RETRYING = """
 SELECT consumer_group, topic, count(*), max(fingerprint) FROM (
-    SELECT DISTINCT ON (consumer_group, message_id) consumer_group, topic, message_id, outcome, fingerprint
-    FROM (SELECT * FROM outbox_delivery WHERE acted_by = '' ORDER BY id DESC LIMIT 10000) newest
+    SELECT DISTINCT ON (consumer_group, message_id) consumer_group, topic, message_id, outcome, fingerprint FROM (
+        SELECT id, consumer_group, topic, message_id, outcome, fingerprint
+        FROM outbox_delivery WHERE acted_by = '' ORDER BY id DESC LIMIT 10000) newest
     ORDER BY consumer_group, message_id, id DESC
 ) d
 WHERE outcome = %s AND NOT EXISTS (
