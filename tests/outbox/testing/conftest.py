@@ -34,7 +34,7 @@ def own_topics(settings: Any, monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def handled(own_topics: None) -> Callable[..., list[Any]]:
-    """Have a group handle messages of a type; return the list into which they come, once they are handled."""
+    """Let a group handle messages of a type; return the list into which they come, once they are handled."""
 
     def handle(kind: Any, then: Callable[[Any], object] = lambda message: None, **options: Any) -> list[Any]:
         seen: list[Any] = []
