@@ -205,10 +205,12 @@ def _still_at_the_broker(group: Group, found: list[Missing], cursor: CursorWrapp
     A broker that cannot tell of a message is asked how much waits. While that is as much as is missing, it may be that, for an
     hour: in a busy group something always waits. So with a broker that cannot be asked.
     """
-    topics = conf.settings().topics
+    by_broker: dict[str, list[Missing]] = {}
+    for missing in found:
+        if topic := conf.settings().topics.get(missing.topic):
+            by_broker.setdefault(topic.broker, []).append(missing)
     awaited: list[Missing] = []
-    for alias in sorted({topics[missing.topic].broker for missing in found if missing.topic in topics}):
-        mine = [missing for missing in found if missing.topic in topics and topics[missing.topic].broker == alias]
+    for alias, mine in by_broker.items():
         try:
             with closing(conf.make_broker(alias)) as broker:
                 if type(broker).may_deliver_again is not Broker.may_deliver_again:
@@ -217,7 +219,7 @@ def _still_at_the_broker(group: Group, found: list[Missing], cursor: CursorWrapp
                     backlog = broker.backlog(group.name)
                     awaited += [missing for missing in mine if _may_wait(backlog, group, missing, cursor)]
         except BrokerUnavailable:
-            awaited += [missing for missing in mine if missing not in awaited and _came_lately(group, missing, cursor)]
+            awaited += [missing for missing in mine if _came_lately(group, missing, cursor)]
     return awaited
 
 

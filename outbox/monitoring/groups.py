@@ -129,15 +129,16 @@ def read_groups(
     paces = {(name, topic): _Pace(*row) for name, topic, *row in rows}
     retrying = {(name, topic): row for name, topic, *row in connection.execute(RETRYING, [Outcome.RETRY]).fetchall()}
     sends = connection.execute(SENDS).fetchall()
+    counted = {(kept.consumer_group, kept.topic): kept.letters for kept in letters}
     found = []
     for one, alias in mine:
         topics = sorted(one.topics_of(alias))
+        places = [(one.name, topic) for topic in topics]
         answer = answers[one.name, alias]
-        mine_paces = [paces[one.name, topic] for topic in topics if (one.name, topic) in paces]
-        failing = [retrying[one.name, topic] for topic in topics if (one.name, topic) in retrying]
-        idle = min((pace.idle_seconds for pace in mine_paces), default=None)
+        own_paces = [paces[place] for place in places if place in paces]
+        failing = [retrying[place] for place in places if place in retrying]
+        idle = min((pace.idle_seconds for pace in own_paces), default=None)
         consumers = [process for process in processes if process.does == ("consumer", alias, one.name)]
-        counted = {kept.topic: kept.letters for kept in letters if kept.consumer_group == one.name and kept.topic in topics}
         found.append(
             GroupStatus(
                 one.name,
@@ -147,13 +148,13 @@ def read_groups(
                 answer.trouble,
                 consumers=sum(not process.is_silent for process in consumers),
                 silent_seconds=min((process.silent_seconds for process in consumers), default=None),
-                per_minute=_per_minute(mine_paces),
+                per_minute=_per_minute(own_paces),
                 idle_seconds=idle,
                 waits_seconds=_waits(sends, topics, idle),
                 retrying=sum(number for number, _ in failing),
                 error=next((error for _, error in failing), ""),
                 can_tell=answer.can_tell,
-                dead_letters=answer.letters or counted,
+                dead_letters=answer.letters or {place[1]: counted[place] for place in places if place in counted},
             )
         )
     return found
