@@ -12,7 +12,6 @@ import json
 import os
 import shutil
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -27,7 +26,7 @@ from outbox.message import TopicType
 from project.servers.remoting import call
 from project.servers.rocketmq_admin import make_group, make_topic
 from project.servers.rocketmq_jars import ServerError, fetch_jars, java
-from project.servers.rocketmq_ports import HOST, Ports, is_free
+from project.servers.rocketmq_ports import HOST, Ports, is_free, serves_http2
 
 READY_SECONDS = 240
 
@@ -256,11 +255,10 @@ class RocketMQ:
             time.sleep(0.1)
 
     def _is_ready(self) -> bool:
-        is_registered = f":{self.ports.broker}".encode() in call(self._namesrv_address, CLUSTER_INFO)
-        if is_registered:
-            call(self.broker_address, BROKER_INFO, keys=self._keys)
-            socket.create_connection((HOST, self.ports.grpc), 1).close()
-        return is_registered
+        if f":{self.ports.broker}".encode() not in call(self._namesrv_address, CLUSTER_INFO):
+            return False
+        call(self.broker_address, BROKER_INFO, keys=self._keys)
+        return serves_http2(self.ports.grpc)
 
     def kill(self, name: str) -> None:
         """End a program by SIGKILL."""

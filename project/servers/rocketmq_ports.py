@@ -9,6 +9,10 @@ from typing import Self
 
 HOST = "127.0.0.1"
 
+# What a client of HTTP/2 begins with, an empty SETTINGS frame behind it. Source: RFC 9113, sections 3.4 and 6.5.
+PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + b"\0\0\0\4\0\0\0\0\0"
+SETTINGS = 4  # type of a frame
+
 # Sockets at ports that stand for others: until this process ends, no other process finds those free.
 _HOLDERS: list[socket.socket] = []
 
@@ -56,3 +60,16 @@ def is_free(port: int) -> bool:
         except (OSError, OverflowError):
             return False
         return True
+
+
+def serves_http2(port: int) -> bool:
+    """
+    Whether a server behind a port greets a client of HTTP/2: a port that is open may belong to one that is still starting.
+
+    Raises:
+        OSError: nobody listens, or nothing is said for a second.
+    """
+    with socket.create_connection((HOST, port), 1) as client:
+        client.sendall(PREFACE)
+        header = client.recv(9, socket.MSG_WAITALL)
+        return len(header) == 9 and header[3] == SETTINGS

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import json
-import socket
 from pathlib import Path
 from typing import Self
 
 from project.servers.rocketmq import RocketMQ
-from project.servers.rocketmq_ports import HOST, Ports
+from project.servers.rocketmq_ports import HOST, Ports, serves_http2
 
 NAME = "proxy"
 
@@ -39,13 +38,9 @@ class ClusterProxy:
         Path(self._node.conf("rmq-cluster-proxy.json")).write_text(json.dumps(settings | self._settings))
         arguments = ["org.apache.rocketmq.proxy.ProxyStartup", "-pm", "cluster", "-pc", self._node.conf("rmq-cluster-proxy.json")]
         self._node.spawn(NAME, ["-Xms64m", "-Xmx192m", "-XX:MaxDirectMemorySize=128m"], arguments)
-        self._node.wait(NAME, self._is_ready)
+        self._node.wait(NAME, lambda: serves_http2(self._ports.grpc))
         return self
 
     def kill(self) -> None:
         """End it by SIGKILL."""
         self._node.kill(NAME)
-
-    def _is_ready(self) -> bool:
-        socket.create_connection((HOST, self._ports.grpc), 1).close()
-        return True

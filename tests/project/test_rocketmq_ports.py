@@ -1,10 +1,12 @@
 """Where RocketMQ nodes listen that are started side by side."""
 
 import random
+import socket
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from project.servers.rocketmq_ports import Ports
+from project.servers.rocketmq_ports import HOST, Ports, serves_http2
 
 
 class TestFree:
@@ -14,3 +16,17 @@ class TestFree:
         monkeypatch.setattr(random, "randrange", lambda *_: next(chosen))
 
         assert Ports.free() != first
+
+
+class TestServesHttp2:
+    def test_takes_a_port_where_nothing_is_said_for_one_that_is_not_ready(self):
+        with socket.create_server((HOST, 0)) as silent, pytest.raises(TimeoutError):
+            serves_http2(silent.getsockname()[1])
+
+    def test_knows_another_server_from_one(self):
+        with socket.create_server((HOST, 0)) as server, ThreadPoolExecutor() as pool:
+            answer = pool.submit(serves_http2, server.getsockname()[1])
+            client, _ = server.accept()
+            client.sendall(b"HTTP/1.1 400 Bad Request\r\n")
+
+            assert answer.result() is False

@@ -27,6 +27,7 @@ from outbox.relay.rounds import Relay
 from project.servers.remoting import read_all
 from project.servers.rocketmq import RocketMQ
 from tests.factories import TicketFactory
+from tests.outbox.brokers.rocketmq.standing import errors_of
 from tests.waiting import wait_until
 
 # Asked about after a second and given up after two questions: a COMMIT that was lost is lost for good a moment later.
@@ -87,7 +88,7 @@ def play(node: RocketMQ, topic: Topic, kills: int, **options: Any) -> Toll:
     with closing(WatchedBroker("default", options, [spec])) as broker, database.connect("default") as connection:
         relay = Relay(connection, broker, Lane(1), settings=conf.RelaySettings(breaker_threshold=1000))
         for nth in range(kills):
-            wait_until(lambda: all(not one.is_error or "routes" in one.text for one in _problems(broker)), PATIENCE)
+            wait_until(lambda: all("routes" in text for text in errors_of(broker)), PATIENCE)
             toll.committed |= {str(one.message_id) for one in TicketFactory.create_batch(AT_ONCE, topic=topic)}
             broker.is_ending.clear()
             working = threading.Thread(target=relay.step)
@@ -119,10 +120,3 @@ def sweep(options: dict[str, Any], topic: Topic) -> None:
 def copies_in(node: RocketMQ, topic: str, queues: int = QUEUES) -> Counter[str]:
     """Count the copies of each message that consumers can see, in the broker's own log."""
     return Counter(message_id_of(one.properties) for one in read_all(node.broker_address, topic, queues))
-
-
-def _problems(broker: RocketMQBroker) -> list[Any]:
-    try:
-        return broker.check()
-    except Exception:  # the proxy has not heard of the broker yet
-        return [type("Away", (), {"is_error": True, "text": "away"})]

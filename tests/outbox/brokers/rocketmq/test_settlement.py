@@ -15,6 +15,7 @@ from project.servers.rocketmq import RocketMQ
 from project.servers.rocketmq_proxy import ClusterProxy
 from tests.contracts.acts import HELD, INVISIBLE, Acts
 from tests.contracts.rocketmq import RocketMQHarness
+from tests.outbox.brokers.rocketmq.standing import errors_of
 from tests.rocketmq_node import PROXY
 from tests.waiting import wait_until
 
@@ -40,7 +41,7 @@ def broker(request: pytest.FixtureRequest, harness: RocketMQHarness, server: Roc
     if request.param == "local":
         return harness.open()
     broker = harness.open(ENDPOINTS=request.getfixturevalue("cluster_proxy").endpoints)
-    wait_until(lambda: not [problem for problem in broker.check() if problem.is_error], 120)
+    wait_until(lambda: not errors_of(broker), 120)
     return broker
 
 
