@@ -26,7 +26,7 @@ from django.core.management import call_command
 from benchmarks.figure import Figure, table
 from outbox.testing.postgres import Postgres
 
-NAMES = ("publish", "relay", "embedded", "consume", "memory", "latency", "takeover", "rocketmq", "spark", "archive")
+NAMES = ("publish", "relay", "embedded", "consume", "trickle", "memory", "latency", "takeover", "rocketmq", "spark", "archive")
 
 
 def main() -> int:

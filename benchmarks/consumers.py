@@ -21,7 +21,7 @@ def note(message: Clocked | ClockedOnRocketMQ, context: object) -> None:
         cursor.execute(INSERT, [message.number, began])
 
 
-ONE, MANY = "bench-one", "bench-many"
+ONE, OTHER, MANY = "bench-one", "bench-other", "bench-many"
 TABLE = "DROP TABLE IF EXISTS bench_consumed; CREATE TABLE bench_consumed (number int, note text)"
 WRITE = "INSERT INTO bench_consumed (number, note) VALUES (%s, %s)"
 
@@ -30,6 +30,10 @@ WRITE = "INSERT INTO bench_consumed (number, note) VALUES (%s, %s)"
 def consume_one(message: dict[str, int], context: object) -> None:
     """Write a row."""
     write_one(message)
+
+
+consumer(topic="bench-consumed-two-phase", group=ONE)(consume_one)
+consumer(topic="bench-consumed", group=OTHER)(consume_one)
 
 
 @consumer(topic="bench-consumed", group=MANY, batch_size=100)

@@ -24,6 +24,7 @@ OUTBOX: dict[str, Any] = {
         "bench-two-phase": {"TYPE": "transaction"},
         "bench-clocked": {"TYPE": "transaction"},
         "bench-consumed": {"TYPE": "normal"},
+        "bench-consumed-two-phase": {"TYPE": "transaction"},
         "bench-null-one-phase": {"TYPE": "normal", "BROKER": "null"},
         "bench-null-two-phase": {"TYPE": "transaction", "BROKER": "null"},
         "bench-rocketmq": {"TYPE": "transaction", "BROKER": "null"},  # on RocketMQ where one was started; a message type names it
