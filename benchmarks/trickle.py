@@ -1,7 +1,8 @@
 """
 The lone message: a steady 100 a second, one of each transaction, through a relay and a consumer that are processes of their own.
 
-CPU is that of a process, all its threads, and of the backends that its connections have; transactions are what the server counts.
+CPU is that of a process, all its threads, and of the backends of its connections; the backends that serve the embedded broker
+count with the consumer, whoever speaks to it. Transactions are what the server counts, less what is done by the clock.
 """
 
 from __future__ import annotations
@@ -30,9 +31,12 @@ ONE_PHASE, TWO_PHASE = "bench-consumed", "bench-consumed-two-phase"
 RELAY = ("outbox_relay", "--broker", "default")
 HANDLED = "SELECT count(*) FROM bench_consumed"
 PROCESSES = "SELECT count(*) FROM outbox_process WHERE beat_at > clock_timestamp() - interval '3 s'"
-BACKENDS = "SELECT pid FROM pg_stat_activity WHERE backend_type = 'client backend' AND datname = current_database()"
+BACKENDS = """
+SELECT pid FROM pg_stat_activity WHERE backend_type = 'client backend' AND datname = current_database()
+AND (application_name IN ('outbox relay', 'outbox listener')) = %s AND pid <> pg_backend_pid()
+"""
 COMMITS = "SELECT xact_commit FROM pg_stat_database WHERE datname = current_database()"
-TELL = "SELECT pg_stat_force_next_flush()"
+SETTLED_SECONDS = 2.5  # a backend says once a second what it has done
 EMPTY = """
 TRUNCATE bench_consumed, outbox_ticket, outbox_batch, outbox_process, outbox_idle, outbox_inbox, outbox_embedded_half,
     outbox_embedded_message, outbox_embedded_queue, outbox_embedded_offset, outbox_embedded_delivery
@@ -50,7 +54,7 @@ class Cost:
 
 
 def measure(scale: float) -> list[Figure]:
-    """Compare the ways of a lone message with the transaction that publishes it, and with a bare loop of what its handler does."""
+    """Compare the ways of a lone message with the transaction that publishes it, and with a bare loop of its handler's work."""
     seconds = max(2.0, 8 * scale)
     with connection.cursor() as cursor:
         cursor.execute(TABLE)
@@ -88,25 +92,29 @@ def _trickle(topic: str, seconds: float, *, relays: int = 1, groups: Sequence[st
         cursor.execute(EMPTY)
     mine = {database.raw("default").info.backend_pid}
     with ExitStack() as stack:
-        _publish(topic, WARM_UP)  # each relay that begins has something to send, and opens all its connections
+        _publish(topic, WARM_UP)
         hosts = [stack.enter_context(command(*RELAY)) for _ in range(relays)]
-        wait_until(lambda: count(PROCESSES) == relays and not count("SELECT count(*) FROM outbox_ticket"), 30, "the relays")
-        relaying = _Clock([host.pid for host in hosts], lambda: _backends() - mine)
         arguments = [argument for group in groups for argument in ("--group", group)]
         host = stack.enter_context(command("outbox_consume", *arguments))
-        wait_until(lambda: count(HANDLED) == WARM_UP * len(groups), 30, "the consumer")
-        theirs = set(relaying.backends())
-        relaying.backends = lambda: theirs
-        consuming = _Clock([host.pid], lambda: _backends() - mine - theirs)
+        wait_until(lambda: count(PROCESSES) == relays + len(groups), 30, "relays and consumer")
+        wait_until(lambda: count(HANDLED) == WARM_UP * len(groups), 30, "what waited")
         _at_a_pace(lambda _: _publish(topic, 1), A_SECOND)
-        publishing = _Clock([os.getpid()], lambda: mine)
-        clocks = publishing, relaying, consuming
-        before, commits_before = [clock() for clock in clocks], _commits()
-        _at_a_pace(lambda _: _publish(topic, 1), total)
-        cpu = [(clock() - began) / total * 1e6 for clock, began in zip(clocks, before, strict=True)]
+        by_the_clock = _commits_while(lambda: time.sleep(seconds))
+        clocks = [
+            _Clock([os.getpid()], lambda: mine),
+            _Clock([host.pid for host in hosts], lambda: _backends(of_relays=True)),
+            _Clock([host.pid], lambda: _backends(of_relays=False)),
+        ]
+        cpu = []
+
+        def publish() -> None:
+            before = [clock() for clock in clocks]
+            _at_a_pace(lambda _: _publish(topic, 1), total)
+            cpu.extend((clock() - began) / total * 1e6 for clock, began in zip(clocks, before, strict=True))
+
+        commits = _commits_while(publish)
         wait_until(lambda: count(HANDLED) == (WARM_UP + A_SECOND + total) * len(groups), 30, "all messages handled")
-        commits = _commits() - commits_before
-    return Cost(*cpu, transactions=commits / total - 1)
+    return Cost(*cpu, transactions=(commits - by_the_clock) / total - 1)
 
 
 def _bare(seconds: float) -> Cost:
@@ -137,25 +145,26 @@ def _at_a_pace(act: Callable[[int], None], total: int) -> None:
         time.sleep(max(0.0, began + (number + 1) / A_SECOND - time.monotonic()))
 
 
-def _backends() -> set[int]:
+def _backends(*, of_relays: bool) -> set[int]:
     with connection.cursor() as cursor:
-        cursor.execute(BACKENDS)
+        cursor.execute(BACKENDS, [of_relays])
         return {pid for (pid,) in cursor.fetchall()}
 
 
-def _commits() -> int:
-    with connection.cursor() as cursor:
-        cursor.execute(TELL)
-    return count(COMMITS)
+def _commits_while(act: Callable[[], object]) -> int:
+    time.sleep(SETTLED_SECONDS)
+    before = count(COMMITS)
+    act()
+    time.sleep(SETTLED_SECONDS)
+    return count(COMMITS) - before
 
 
 class _Clock:
     """Reads the CPU seconds that processes, all their threads, and backends have used. Linux, server on the same machine."""
 
     def __init__(self, processes: Sequence[int], backends: Callable[[], set[int]]) -> None:
-        self._processes = processes
-        self.backends = backends
+        self._pids = [*processes, *backends()]
 
     def __call__(self) -> float:
-        tasks = [task for pid in (*self._processes, *self.backends()) for task in Path(f"/proc/{pid}/task").iterdir()]
+        tasks = [task for pid in self._pids for task in Path(f"/proc/{pid}/task").iterdir()]
         return sum(int((task / "schedstat").read_text().split()[0]) for task in tasks) / 1e9
