@@ -18,7 +18,7 @@ from outbox.pipeline.spark.archive.config import ArchiveConfig
 from outbox.pipeline.spark.config import PipelineConfig, Reader
 from outbox.pipeline.spark.errors import BUSY
 from outbox.pipeline.spark.lake.lookup import Found, find_message
-from outbox.pipeline.spark.lake.open import open_lake
+from outbox.pipeline.spark.lake.manifest import Lake
 from outbox.pipeline.spark.process import Say, run_job
 
 logger = get_logger(__name__)
@@ -56,9 +56,6 @@ def archive_config(
         PipelineConfig(source, master=master, driver_memory=driver_memory),
         lake=str(lake_of(using)),
         before=((now or datetime.now(UTC)) - after).astimezone(UTC).date(),
-        format=archive.format,
-        catalog=archive.catalog,
-        namespace=f"{archive.namespace}_{using}",
     )
 
 
@@ -78,7 +75,7 @@ def find_archived(using: str, message_id: UUID) -> Found | None:
         ConfigurationError: there is no archive.
         LakeError: the lake cannot be read.
     """
-    return find_message(open_lake(str(lake_of(using))), message_id)
+    return find_message(Lake(lake_of(using)), message_id)
 
 
 def archive_due(using: str) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from datetime import timedelta
-from typing import Literal
 
 from outbox import conf
 from outbox.conf.reading import read_section
@@ -25,9 +24,6 @@ class ArchiveSettings(Section, frozen=True):
     """Where finished days go. With it, a day leaves the database only when the lake has it."""
 
     path: str  # the lake's folder, absolute; each database has a folder in it, by its alias
-    format: Literal["manifest", "delta", "iceberg"] = "manifest"  # the others have tables beside it, by the extra of that name
-    catalog: dict[str, str] = {}  # iceberg: what pyiceberg's `load_catalog` is given; {}: an SQLite file in the lake
-    namespace: str = "outbox"  # iceberg: a database's tables are in the namespace `<NAMESPACE>_<alias>`
     after: timedelta | None = None  # a day is archived when all of it is that old; None: as old as RETENTION
 
 

@@ -21,13 +21,5 @@ class AuditFailed(OutboxError):
     """Raised when an audit gave no answer; its run says the same."""
 
 
-class MonitorFailed(OutboxError):
-    """Raised when the monitor's job could not go on; nothing is counted twice when it is run again."""
-
-
 class VerdictRefused(OutboxError):
     """Raised when a verdict is not, byte for byte, what was signed; or was not signed at all, or by another key."""
-
-
-class WindowTooLarge(OutboxError):
-    """Raised when a window holds more rows, or takes more time, than a quick check may look at."""

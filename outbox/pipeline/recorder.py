@@ -163,7 +163,7 @@ class Recorder:
                 self._doubt()  # so slow that something may have been handed back
         elif begun >= self._sure_at:
             self._say_read(moment, self.topics)
-        self._keep_house()
+        self._maintain()
         return True
 
     def _take_up(self) -> bool:
@@ -189,7 +189,7 @@ class Recorder:
         self._empty.clear()
         self._sure_at = time.monotonic() + (self._hold + RETURNED_WITHIN).total_seconds()
 
-    def _keep_house(self) -> None:
+    def _maintain(self) -> None:
         now = time.monotonic()
         assert self._connection is not None
         if now >= self._beat_at:

@@ -6,18 +6,13 @@ from datetime import timedelta
 
 from celery import shared_task
 
-from outbox.logs import get_logger
 from outbox.pipeline.archive import archive_due
 from outbox.pipeline.audit_runs.run import run_for_beat
-from outbox.pipeline.errors import MonitorFailed
-from outbox.pipeline.monitor import run_monitor
 from outbox.relay.hosts import relay_targets
 from outbox.relay.try_step import try_step
 
-logger = get_logger(__name__)
-
 # A project's time limits for its tasks (`task_time_limit`) are made for tasks of seconds, and would end these, which wait for
-# Spark, in the middle. The audit has a limit of its own; archive and monitor take the time that they take.
+# Spark, in the middle. The audit has a limit of its own; the archive takes the time that it takes.
 NO_LIMIT = 30 * 24 * 3600
 
 
@@ -35,14 +30,5 @@ def archive() -> None:
         try_step(archive_due, database)
 
 
-@shared_task(name="outbox.pipeline.tasks.monitor", ignore_result=True, time_limit=NO_LIMIT, soft_time_limit=NO_LIMIT)
-def monitor(checkpoint: str, database: str = "default") -> None:
-    """Count what was written since the last time, in a process of its own: no JVM stays in the worker."""
-    try:
-        try_step(run_monitor, database, checkpoint, say=logger.info)
-    except MonitorFailed as error:
-        logger.warning("%s", error)
-
-
 def _databases() -> list[str]:
-    return sorted({post.database for post in relay_targets()})
+    return sorted({target.database for target in relay_targets()})

@@ -17,7 +17,6 @@ from outbox.admin.pages import may_see, url_of
 from outbox.admin.text import badge, moment, shown
 from outbox.monitoring.text import age
 from outbox.pipeline.admin.findings import standing_of
-from outbox.pipeline.admin.quick import quick_check_page
 from outbox.pipeline.admin.standing import DRAWN, DRAWN_SHARES, Backlog, standing
 from outbox.pipeline.audit_runs import store, verdict
 from outbox.pipeline.audit_runs.counts import OF_GROUPS, by_group, given_up
@@ -34,8 +33,6 @@ TONES: dict[str, str] = {
 HEADS = ("given out", "sent", "explained", "broker", "under way")
 FINDINGS_SHOWN = 50
 
-QUICK_CHECK = "outbox_quick_check"
-
 
 @admin.register(AuditRun)
 class AuditRunAdmin(ReadOnlyAdmin):
@@ -49,7 +46,6 @@ class AuditRunAdmin(ReadOnlyAdmin):
     def get_urls(self) -> list[URLPattern]:
         wrap = self.admin_site.admin_view
         return [
-            path("quick-check/", wrap(self.quick_check_view), name=QUICK_CHECK),
             path("<int:run_id>/verdict.json", wrap(self.verdict_view), name="outbox_pipeline_auditrun_verdict"),
             *super().get_urls(),
         ]
@@ -81,11 +77,6 @@ class AuditRunAdmin(ReadOnlyAdmin):
     @admin.display(boolean=True)
     def signed(self, row: AuditRun) -> bool | None:
         return bool(row.signature) if row.verdict else None
-
-    def quick_check_view(self, request: HttpRequest) -> HttpResponse:
-        if not self.has_view_permission(request):
-            raise PermissionDenied
-        return quick_check_page(self, request)
 
     def verdict_view(self, request: HttpRequest, run_id: int) -> HttpResponse:
         """Return the verdict as `outbox_audit --verify` takes it."""

@@ -1,4 +1,4 @@
-"""Latency and backlog of an audit or a quick check, as a page shows them: tables, and drawings of the worst."""
+"""Latency and backlog of an audit, as a page shows them: tables, and drawings of the worst."""
 
 from __future__ import annotations
 

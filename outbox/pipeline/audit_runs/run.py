@@ -61,7 +61,7 @@ def run_and_store(
 
 def run_for_beat(using: str, *, at_most: timedelta, archived: bool = False) -> None:
     """
-    Run an audit that nobody waits for: what keeps it from an answer is its run's error, and raises alarm as news do.
+    Run an audit that nobody waits for: what keeps it from an answer is its run's error, and is alerted as new findings are.
 
     Where another one of this database runs, it is skipped, which is written down and logged.
 
@@ -75,18 +75,18 @@ def run_for_beat(using: str, *, at_most: timedelta, archived: bool = False) -> N
         logger.warning("The audit of database %r is skipped. %s", using, error)
         store.skip(using, str(error))
     except AuditFailed as error:
-        _raise_alarm(using, f"The audit of database {using!r} failed. {error}")
+        _send_alert(using, f"The audit of database {using!r} failed. {error}")
     except OutboxError as error:  # settings or key: there is no run yet
         store.fail(store.begin(using, asked_by="beat", since=None, settle_seconds=SETTLE.total_seconds()), str(error), None)
-        _raise_alarm(using, f"The audit of database {using!r} cannot run. {error}")
+        _send_alert(using, f"The audit of database {using!r} cannot run. {error}")
     else:
         _tell_news(using, run, len(report["findings"]))
 
 
 def _tell_news(using: str, run: AuditRun, found: int) -> None:
-    """Raise alarm once for what is found each night."""
+    """Send an alert once for what is found each night."""
     if new := len(known.news(run)):
-        _raise_alarm(using, f"Audit {run.pk} of database {using!r} has {new} new findings, {found} in all: see the admin.")
+        _send_alert(using, f"Audit {run.pk} of database {using!r} has {new} new findings, {found} in all: see the admin.")
     elif found:
         logger.warning("Audit %s of database %r has %s findings, all known before: see the admin.", run.pk, using, found)
 
@@ -99,6 +99,6 @@ def _reader() -> Reader:
     return "jdbc"
 
 
-def _raise_alarm(using: str, reason: str) -> None:
+def _send_alert(using: str, reason: str) -> None:
     logger.error(reason)
-    signals.alarm.send_robust(sender=AuditRun, reason=reason, details={"database": using})
+    signals.alert.send_robust(sender=AuditRun, reason=reason, details={"database": using})

@@ -9,7 +9,6 @@ from django.core.checks import CheckMessage, Error
 
 from outbox.checks.settings import known_settings
 from outbox.pipeline.checks.settings import pipeline_settings
-from outbox.pipeline.conf import ArchiveSettings
 
 
 def check_archive(**kwargs: Any) -> list[CheckMessage]:
@@ -21,11 +20,6 @@ def check_archive(**kwargs: Any) -> list[CheckMessage]:
     E037: `OUTBOX["PIPELINE"]["ARCHIVE"]["AFTER"]` is shorter than `OUTBOX["RETENTION"]`.
 
     An archived day leaves the database. Raise AFTER, or lower RETENTION.
-
-    E039: `OUTBOX["PIPELINE"]["ARCHIVE"]["CATALOG"]` is there without FORMAT "iceberg", or does not say which catalog.
-
-    It is what pyiceberg's `load_catalog` takes, and has at least a `uri`, a `type`, or the `name` of one that pyiceberg's own
-    configuration knows.
     """
     archive, retention = pipeline_settings().archive, known_settings().retention
     if archive is None:
@@ -38,14 +32,4 @@ def check_archive(**kwargs: Any) -> list[CheckMessage]:
     if archive.after is not None and archive.after < retention:
         text = f'OUTBOX["PIPELINE"]["ARCHIVE"]["AFTER"] is {archive.after}, shorter than OUTBOX["RETENTION"], {retention}.'
         found.append(Error(text, hint="Leave AFTER out, or make it as long as RETENTION.", id="outbox.E037"))
-    if archive.catalog and (text := _is_wrong(archive)):
-        hint = 'Write {"type": "rest", "uri": "https://..."} or what your catalog needs, and FORMAT "iceberg".'
-        found.append(Error(f'OUTBOX["PIPELINE"]["ARCHIVE"]["CATALOG"] {text}.', hint=hint, id="outbox.E039"))
     return found
-
-
-def _is_wrong(archive: ArchiveSettings) -> str:
-    """Return what is wrong with a catalog; never what is in it, which may be secret."""
-    if archive.format != "iceberg":
-        return f"is for the format iceberg, and FORMAT is {archive.format!r}"
-    return "" if {"uri", "type", "name", "py-catalog-impl"} & archive.catalog.keys() else "names no catalog"

@@ -13,21 +13,17 @@ from outbox.pipeline import conf
 
 
 def check_settings(**kwargs: Any) -> list[CheckMessage]:
-    """
-    E041: `OUTBOX["PIPELINE"]` holds an unknown name or a wrong value.
-
-    The text names the place, and the nearest known name.
-    """
+    """Report under E001 an unknown name or a wrong value in `OUTBOX["PIPELINE"]`."""
     try:
         read_section(known_settings().pipeline, conf.PipelineSettings, conf.PLACE)
     except ConfigurationError as error:
         hint = "The package's outbox/pipeline/conf.py lists all names, with their types, defaults and units."
-        return [Error(str(error), hint=hint, id="outbox.E041")]
+        return [Error(str(error), hint=hint, id="outbox.E001")]
     return []
 
 
 def pipeline_settings() -> conf.PipelineSettings:
-    """Return the pipeline's settings; default ones where E041 has reported that they are wrong."""
+    """Return the pipeline's settings; default ones where E001 has reported that they are wrong."""
     try:
         return conf.settings()
     except ConfigurationError:

@@ -1,8 +1,7 @@
-"""Tables of the data pipeline: what audits found, which days are archived, what recorder and monitor have seen."""
+"""Tables of the data pipeline: what audits found, which days are archived, what the recorder has seen."""
 
 from outbox.pipeline.models.archive import ArchivedDay
 from outbox.pipeline.models.audit import AuditBacklog, AuditFinding, AuditLatency, AuditRun
-from outbox.pipeline.models.monitor import MonitorBucket, MonitorJob, MonitorLane, MonitorMissing
 from outbox.pipeline.models.recorder import RecordedMessage, RecordedTopic
 
 __all__ = [
@@ -11,10 +10,6 @@ __all__ = [
     "AuditFinding",
     "AuditLatency",
     "AuditRun",
-    "MonitorBucket",
-    "MonitorJob",
-    "MonitorLane",
-    "MonitorMissing",
     "RecordedMessage",
     "RecordedTopic",
 ]

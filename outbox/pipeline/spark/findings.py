@@ -15,7 +15,6 @@ NO_MESSAGE = "no message was published for it"
 NO_ROW = "its business row is gone"
 NOT_SENT = "not sent yet"
 NO_SUCH_TOPIC = "they name topic {number}, whose row in outbox_topic is gone: bring it back from a copy"
-STILL_TO_COME = "their times are still to come: a clock is ahead, or was"
 NUMBERS_WITHOUT_LANE = "they have numbers, and no lane"
 NO_SUCH_LANE = "the outbox knows no such lane; its row in outbox_lane is gone, or it is another database's"
 

@@ -25,7 +25,7 @@ AUDIT_KEY = "OUTBOX_AUDIT_KEY"  # signs verdicts; no job is told it
 
 LAST_WORDS = 40  # lines
 LOOK_SECONDS = 0.2
-GRACE_SECONDS = 60  # to finish a micro-batch, and to put folders and the JVM away
+GRACE_SECONDS = 60  # to put folders and the JVM away
 
 Say = Callable[[str], object]
 
@@ -61,28 +61,25 @@ def run_job(
     module: str,
     config: str,
     *arguments: str,
-    has_report: bool = True,
     at_most: timedelta | None = None,
-    is_stopped: Callable[[], bool] = lambda: False,
     say: Say,
 ) -> Ended:
     """
     Run a job and wait for it.
 
     Args:
-        module: the job's; it takes `--config`, `--with-parent` and, unless it has no report, `--output`.
+        module: the job's; it takes `--config`, `--with-parent` and `--output`.
         config: as JSON, passwords included: it never gets a name on any disk.
         at_most: end the job after that time.
-        is_stopped: end the job as soon as that is so.
         say: is given what the job says, line by line.
     """
     with TemporaryFile("w+") as given, TemporaryFile("w+") as output:  # these have no name, and end with who holds them
         given.write(config)
         given.flush()
         given.seek(0)
-        command = [sys.executable, "-m", module, "--with-parent", "--config", _path(given), *arguments]
+        command = [sys.executable, "-m", module, "--with-parent", "--config", _path(given)]
         process = subprocess.Popen(
-            [*command, "--output", _path(output)] if has_report else command,
+            [*command, "--output", _path(output), *arguments],
             env={name: value for name, value in os.environ.items() if name != AUDIT_KEY} | {"TZ": "UTC"},
             stdin=subprocess.PIPE,
             stderr=subprocess.PIPE,
@@ -92,7 +89,7 @@ def run_job(
             start_new_session=True,
         )
         try:
-            words, stopped_after = _listen(process, at_most, is_stopped, say)
+            words, stopped_after = _listen(process, at_most, say)
         finally:
             _end(process)
         code = process.returncode
@@ -106,17 +103,15 @@ def _path(inherited: IO[str]) -> str:
     return f"/dev/fd/{inherited.fileno()}"
 
 
-def _listen(
-    process: subprocess.Popen[str], at_most: timedelta | None, is_stopped: Callable[[], bool], say: Say
-) -> tuple[str, timedelta | None]:
-    """Pass on what the job says until it ends, is stopped, or its time is over."""
+def _listen(process: subprocess.Popen[str], at_most: timedelta | None, say: Say) -> tuple[str, timedelta | None]:
+    """Pass on what the job says until it ends, or its time is over."""
     assert process.stderr is not None
     last: deque[str] = deque(maxlen=LAST_WORDS)
     listener = threading.Thread(target=_pass_on, args=(process.stderr, last, say), daemon=True)
     listener.start()
     ends_at = None if at_most is None else time.monotonic() + at_most.total_seconds()
     is_over = False
-    while process.poll() is None and not is_over and not is_stopped():
+    while process.poll() is None and not is_over:
         with suppress(subprocess.TimeoutExpired):
             process.wait(LOOK_SECONDS)
         is_over = ends_at is not None and time.monotonic() >= ends_at and process.returncode is None

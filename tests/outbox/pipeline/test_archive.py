@@ -101,9 +101,9 @@ class TestTheHold:
 
         assert [day.day for day in prune("default", now=self.NOW).days] == [3, 12]
 
-    def test_raises_an_alarm_when_nobody_archives_for_days(self, alarms):
+    def test_sends_an_alert_when_nobody_archives_for_days(self, alerts):
         prune("default", now=self.NOW)
 
-        assert len(alarms) == 1
-        assert "2001-02-03 by not archived yet" in alarms[0]["reason"]
-        assert "2001-02-12" not in alarms[0]["reason"]
+        assert len(alerts) == 1
+        assert "2001-02-03 by not archived yet" in alerts[0]["reason"]
+        assert "2001-02-12" not in alerts[0]["reason"]

@@ -18,7 +18,6 @@ from outbox.database.locks import Lock
 from outbox.pipeline.audit_runs.run import run_and_store
 from outbox.pipeline.job_config import pipeline_config
 from outbox.pipeline.models import AuditRun
-from outbox.pipeline.quick_check.frames import opened
 from outbox.pipeline.spark.keep import kept_alive
 from tests.database_url import url_of
 from tests.outbox.pipeline.spark.archive.conftest import SECOND
@@ -40,7 +39,7 @@ ENDED_WITHIN = 5.0  # seconds; a transaction that others wait for
 def archiver(failpoint, lake):
     command = [sys.executable, "-m", "tests.outbox.pipeline.spark.archive.archiver"]
     return subprocess.Popen(
-        [*command, url_of(django_connection.settings_dict), str(lake), str(SECOND), "manifest"],
+        [*command, url_of(django_connection.settings_dict), str(lake), str(SECOND)],
         env={**os.environ, "OUTBOX_FAILPOINTS": f"archive.{failpoint}=hang"},
         stderr=subprocess.PIPE,
         text=True,
@@ -135,14 +134,3 @@ class TestASessionThatLasts:
                 wait_until(lambda: not holds(watcher, Lock.ARCHIVE), seconds=10)
 
                 assert holds(watcher, Lock.AUDIT)
-
-
-class TestAQuickCheckThatStandsStill:
-    def test_is_ended(self):
-        def stand_still():
-            with opened("default", limit=10, seconds=2) as (check, _):
-                check.run("SELECT FROM outbox_message")
-                wait_until(lambda: is_ended(check.connection), seconds=30)
-
-        with pytest.raises(psycopg.OperationalError):
-            stand_still()

@@ -1,7 +1,6 @@
 import subprocess
 import sys
 from datetime import timedelta
-from inspect import signature
 
 from celery import current_app
 from celery.schedules import crontab
@@ -20,7 +19,7 @@ class TestPipelineSchedule:
     def test_stands_beside_the_schedule_of_the_outbox(self):
         schedule = beat_schedule() | pipeline_schedule(audit=NIGHTLY)
 
-        assert set(schedule) == {"outbox-sweep", "outbox-upkeep", "outbox-audit"}
+        assert set(schedule) == {"outbox-sweep", "outbox-maintenance", "outbox-audit"}
 
     def test_audits_when_it_is_told_to(self):
         entry = pipeline_schedule(audit=NIGHTLY, audit_at_most=timedelta(minutes=20), queue="heavy")["outbox-audit"]
@@ -44,19 +43,6 @@ class TestPipelineSchedule:
             "heavy",
         )
         assert "outbox.pipeline.tasks.archive" in current_app.tasks
-
-    def test_monitors_the_databases_that_it_is_given(self):
-        folders = {"default": "/var/lib/shop/monitor", "archive": "/var/lib/shop/other"}
-
-        schedule = pipeline_schedule(monitor=folders, monitor_every=timedelta(minutes=2), queue="heavy")
-
-        entry = schedule["outbox-monitor-archive"]
-        assert (entry["task"], entry["schedule"]) == ("outbox.pipeline.tasks.monitor", timedelta(minutes=2))
-        assert entry["options"] == {"expires": 120, "queue": "heavy", "ignore_result": True}
-        signature(current_app.tasks[entry["task"]].run).bind(*entry["args"])
-        assert entry["args"] == ("/var/lib/shop/other", "archive")
-        assert schedule["outbox-monitor-default"]["args"] == ("/var/lib/shop/monitor", "default")
-        assert pipeline_schedule(monitor=folders)["outbox-monitor-default"]["options"]["queue"] == "outbox"
 
     def test_can_be_imported_by_settings(self):
         code = "import sys; import outbox.pipeline.schedule as s; s.pipeline_schedule(); assert 'django' not in sys.modules"

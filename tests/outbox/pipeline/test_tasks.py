@@ -22,29 +22,29 @@ def _one_database(settings):
 
 
 class TestAudit:
-    def test_stores_what_a_process_of_its_own_found_and_raises_alarm(self, job_that, alarms):
+    def test_stores_what_a_process_of_its_own_found_and_sends_an_alert(self, job_that, alerts):
         job_that("finds")
 
         tasks.audit()
 
         run = AuditRun.objects.get()
         assert (run.state, run.asked_by, run.found) == (AuditRun.State.DONE, "beat", 1)
-        assert [alarm["reason"] for alarm in alarms] == [
+        assert [alert["reason"] for alert in alerts] == [
             f"Audit {run.pk} of database 'default' has 1 new findings, 1 in all: see the admin."
         ]
 
         tasks.audit()
 
-        assert (AuditRun.objects.filter(found=1, exit_code=1).count(), len(alarms)) == (2, 1)  # the same again
+        assert (AuditRun.objects.filter(found=1, exit_code=1).count(), len(alerts)) == (2, 1)  # the same again
 
-    def test_ends_it_when_its_time_is_over(self, job_that, alarms):
+    def test_ends_it_when_its_time_is_over(self, job_that, alerts):
         job_that("waits")
 
         tasks.audit(at_most=1)
 
         run = AuditRun.objects.get()
         assert run.error.startswith("The audit gave no answer: it was stopped after 0:00:01.")
-        assert len(alarms) == 1
+        assert len(alerts) == 1
 
     def test_is_skipped_while_another_one_runs_and_says_so(self, job_that, caplog):
         job_that("is clean")
@@ -60,20 +60,20 @@ class TestAudit:
         (record,) = (record for record in caplog.records if "is skipped" in record.message)
         assert record.levelname == "WARNING"
 
-    def test_stores_what_kept_it_from_beginning(self, settings, alarms):
+    def test_stores_what_kept_it_from_beginning(self, settings, alerts):
         audit = {"orders": {"MODEL": "shop.Odrer", "EXPECTS": "OrderPlaced"}}
         settings.OUTBOX = {**settings.OUTBOX, "PIPELINE": {"AUDIT": audit}}
 
         tasks.audit()
 
         assert "names the model 'shop.Odrer'" in AuditRun.objects.get().error
-        assert len(alarms) == 1
+        assert len(alerts) == 1
 
-    def test_cannot_take_what_was_archived_along_where_there_is_no_archive(self, alarms):
+    def test_cannot_take_what_was_archived_along_where_there_is_no_archive(self, alerts):
         tasks.audit(archived=True)
 
         assert AuditRun.objects.get().error.startswith("There is no archive to be audited")
-        assert len(alarms) == 1
+        assert len(alerts) == 1
 
 
 @pytest.mark.spark
@@ -90,13 +90,6 @@ class TestArchive:
         (record,) = (record for record in caplog.records if "is skipped" in record.message)
         assert record.levelname == "WARNING"
         assert "Another archiver is at work on this database" in record.message
-
-
-class TestMonitor:
-    def test_logs_a_job_that_cannot_begin(self, no_java, tmp_path, caplog):
-        tasks.monitor(str(tmp_path / "checkpoint"))
-
-        assert "The monitor could not go on (exit code 2)" in caplog.text
 
 
 class TestTheModule:

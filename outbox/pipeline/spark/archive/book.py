@@ -13,7 +13,7 @@ import psycopg
 from outbox.database.locks import END_IDLE_SESSION, Lock
 from outbox.pipeline.spark.errors import ArchiverBusy, HistoryError
 from outbox.pipeline.spark.keep import kept_alive
-from outbox.pipeline.spark.lake.base import Commit
+from outbox.pipeline.spark.lake.commit import Commit
 
 if TYPE_CHECKING:
     Connection = psycopg.Connection[tuple[Any, ...]]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass
 from datetime import date
 from pathlib import Path
 
@@ -17,8 +17,6 @@ class ArchiveConfig:
     Args:
         pipeline: where the outbox lies, and how Spark runs.
         lake: the folder of this database's lake.
-        format: `manifest`, `delta` or `iceberg`.
-        catalog, namespace: where Iceberg's tables are, as `lake.iceberg.IcebergLake` says.
         before: days before this one are archived.
         patience_seconds: how long to try for the lock that dropping a day needs.
         rows_per_part: a connection reads about so many rows of a frame.
@@ -27,14 +25,11 @@ class ArchiveConfig:
     pipeline: PipelineConfig
     lake: str
     before: date
-    format: str = "manifest"
-    catalog: dict[str, str] = field(default_factory=dict)
-    namespace: str = "outbox"
     patience_seconds: float = 10.0
     rows_per_part: int = 100_000
 
     def to_json(self) -> str:
-        """Write everything; passwords in URLs and of the catalog included."""
+        """Write everything; passwords in URLs included."""
         return json.dumps({**asdict(self), "pipeline": json.loads(self.pipeline.to_json()), "before": str(self.before)})
 
     @classmethod

@@ -13,7 +13,7 @@ from outbox.database.retention_holds import find_holder
 from outbox.failpoints import failpoint
 from outbox.pipeline.spark.archive import book
 from outbox.pipeline.spark.errors import PipelineError
-from outbox.pipeline.spark.lake.base import Commit
+from outbox.pipeline.spark.lake.commit import Commit
 from outbox.pipeline.spark.lake.frames import BOOKS, MESSAGES, Span, digest_query
 
 if TYPE_CHECKING:
@@ -48,7 +48,7 @@ def delete_day(connection: Connection, span: Span, commit: Commit, *, patience_s
         Changed: rows came, went or became others since they were read.
         Held: something unfinished points into the day again, or open transactions read it.
     """
-    _insist_on_the_same(connection, span, commit)
+    _require_the_same(connection, span, commit)
     with connection.transaction():
         connection.execute(END_IDLE_TRANSACTION)
         connection.execute(WAIT_FOR_ROWS)
@@ -72,7 +72,7 @@ def _delete(connection: Connection, statement: str) -> int:
         raise Held("open transactions") from error
 
 
-def _insist_on_the_same(connection: Connection, span: Span, commit: Commit) -> None:
+def _require_the_same(connection: Connection, span: Span, commit: Commit) -> None:
     """Hold the messages to the lake once more, where no lock keeps anybody waiting."""
     if not _is_there(connection, span):
         return

@@ -17,8 +17,9 @@ from outbox.pipeline.spark.archive.config import ArchiveConfig
 from outbox.pipeline.spark.archive.delete import Changed, Held, delete_day
 from outbox.pipeline.spark.archive.unreadable import find_unreadable
 from outbox.pipeline.spark.errors import LakeError
-from outbox.pipeline.spark.lake.base import Commit, Lake, Written, insist_on_files
+from outbox.pipeline.spark.lake.commit import Commit, Written
 from outbox.pipeline.spark.lake.frames import FRAMES, MESSAGES, Frame, Span, digest_query
+from outbox.pipeline.spark.lake.manifest import Lake
 from outbox.pipeline.spark.lake.whole import insist_on_ours
 from outbox.pipeline.spark.sources.snapshot import exported_snapshot
 
@@ -88,7 +89,7 @@ class Archiver:
             HistoryError: the database cannot be read.
         """
         started = time.monotonic()
-        self.lake.insist_on_writing()
+        self.lake.require_writable()
         ours, committed = book.source(self.connection), book.committed(self.connection)
         insist_on_ours(self.lake, self.lake.committed(), ours, committed)
         for day in book.days(self.connection, self.config.before):
@@ -119,7 +120,7 @@ class Archiver:
         for commit in self._commits(span.day):
             if commit.attempt == record.attempt:
                 self.say(f"{span.day}: committed before, going on from there")
-                insist_on_files(self.lake, commit)
+                self.lake.require_files(commit)
                 return commit
         return None
 

@@ -21,7 +21,7 @@ from outbox.pipeline.spark.archive.spark import SparkWriter
 from outbox.pipeline.spark.errors import BUSY, ArchiverBusy, PipelineError
 from outbox.pipeline.spark.jobs import parent
 from outbox.pipeline.spark.jobs.end import describe
-from outbox.pipeline.spark.lake.open import open_lake
+from outbox.pipeline.spark.lake.manifest import Lake
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -53,7 +53,7 @@ def run(config: ArchiveConfig) -> Archived:
     writer = SparkWriter(config, _say)
     try:
         with turn(config.pipeline.outbox.url) as connection:
-            lake = open_lake(config.lake, config.format, config.catalog, config.namespace)
+            lake = Lake(Path(config.lake))
             return Archiver(config, connection, lake, writer, _say).run()
     except psycopg.Error as error:
         raise PipelineError(f"The database failed: {str(error).strip()}. The next run goes on from there.") from error

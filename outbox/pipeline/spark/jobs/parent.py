@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import signal
 import threading
-from collections.abc import Callable
 
 HELP = "end as soon as standard input does: whoever held it is gone"
 
@@ -14,15 +13,10 @@ def end_with_it() -> None:
     """Interrupt this process when its parent is gone, as Ctrl-C does: it takes its folders and its JVM along."""
     signal.signal(signal.SIGINT, signal.default_int_handler)  # what a shell starts in the background ignores it
     main = threading.main_thread().ident or 0
-    when_it_ends(lambda: signal.pthread_kill(main, signal.SIGINT))
-
-
-def when_it_ends(act: Callable[[], None]) -> None:
-    """Start a thread that calls `act` when standard input ends."""
 
     def wait() -> None:
         while os.read(0, 1024):  # not sys.stdin: a thread that waits in there aborts the interpreter's end
             pass
-        act()
+        signal.pthread_kill(main, signal.SIGINT)
 
     threading.Thread(target=wait, daemon=True).start()

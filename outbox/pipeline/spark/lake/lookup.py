@@ -9,7 +9,8 @@ from typing import Any
 from uuid import UUID
 
 from outbox.pipeline.spark.errors import LakeError
-from outbox.pipeline.spark.lake.base import Commit, Lake, insist_on_files
+from outbox.pipeline.spark.lake.commit import Commit
+from outbox.pipeline.spark.lake.manifest import Lake
 
 EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
@@ -65,7 +66,7 @@ def _rows(lake: Lake, commit: Commit, frame: str, message_id: UUID) -> Iterator[
         from pyarrow import parquet
     except ImportError as error:
         raise LakeError('pyarrow is missing: pip install "django-transactional-outbox[lake]"') from error
-    insist_on_files(lake, commit, frame)
+    lake.require_files(commit, frame)
     for file in commit.frames[frame].files:
         try:
             is_it = [("message_id", "=", str(message_id))]

@@ -1,5 +1,8 @@
 """
-The default lake: a manifest per commit, written whole and put in its place by link(2), which never replaces anything.
+A lake is a folder of Parquet with a manifest for each commit, which is visible at once and as a whole, or not at all.
+
+Files are written first, each attempt into a folder of its own; only a manifest makes them count. It is written whole and put in
+its place by link(2), which never replaces anything. So a writer that died leaves files that nobody reads.
 
     <lake>/messages/2026-11-01/a1/part-….parquet      files of attempt 1
     <lake>/_manifests/2026-11-01.a1.json              they count
@@ -14,18 +17,18 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from outbox.pipeline.spark.errors import AlreadyCommitted, LakeError
-from outbox.pipeline.spark.lake.base import Commit
+from outbox.pipeline.spark.lake.commit import Commit
 
 MANIFESTS = "_manifests"
 
 
 @dataclass
-class ManifestLake:
-    """A lake in a folder of this machine, or one that is mounted and knows hard links."""
+class Lake:
+    """A lake in a folder of this machine, or one that is mounted and knows hard links. The folder need not be there yet."""
 
     root: Path
 
-    def insist_on_writing(self) -> None:
+    def require_writable(self) -> None:
         """Raise LakeError unless it can be written to."""
         try:
             self._manifests.mkdir(parents=True, exist_ok=True)
@@ -67,6 +70,23 @@ class ManifestLake:
             raise LakeError(f"The lake in {self.root} cannot be read: {error.strerror}.") from error
         found = [self._read(self._manifests / name) for name in names if name.startswith(day)]
         return sorted(found, key=lambda commit: (commit.day, commit.attempt))
+
+    def require_files(self, commit: Commit, *frames: str) -> None:
+        """Raise LakeError unless the files of a commit are there in full; with `frames`, only those of these."""
+        for name, written in commit.frames.items():
+            for file, size in written.files.items() if not frames or name in frames else ():
+                try:
+                    found = (self.root / file).stat().st_size
+                except OSError as error:
+                    raise LakeError(
+                        f"The lake in {self.root} has committed {commit.name}, and its file {file} cannot be read: "
+                        f"{error.strerror}. Bring it back from a copy of the lake."
+                    ) from error
+                if found != size:
+                    raise LakeError(
+                        f"The file {file} of {commit.name} in {self.root} has {found} bytes instead of {size}. "
+                        "Bring it back from a copy of the lake."
+                    )
 
     def _read(self, path: Path) -> Commit:
         try:

@@ -18,8 +18,9 @@ from outbox.pipeline.spark.archive import book
 from outbox.pipeline.spark.archive.spark import read_files, read_rows, spark_schema, unreadable_file
 from outbox.pipeline.spark.config import Source
 from outbox.pipeline.spark.errors import LakeError
-from outbox.pipeline.spark.lake.base import Commit, Lake, insist_on_files
+from outbox.pipeline.spark.lake.commit import Commit
 from outbox.pipeline.spark.lake.frames import FRAMES, Frame, Span
+from outbox.pipeline.spark.lake.manifest import Lake
 from outbox.pipeline.spark.sources.snapshot import exported_snapshot
 
 if TYPE_CHECKING:
@@ -43,7 +44,7 @@ def read_lake(
     """
     commits = lake.committed() if commits is None else commits
     for commit in commits:
-        insist_on_files(lake, commit, frame.name)
+        lake.require_files(commit, frame.name)
     times = Counter(commit.day for commit in commits)
     again = {day for day, many in times.items() if many > 1}
     if not frame.time:

@@ -7,8 +7,9 @@ from datetime import UTC, date, datetime, timedelta
 
 from outbox.pipeline.spark.errors import LakeError
 from outbox.pipeline.spark.lake import frames
-from outbox.pipeline.spark.lake.base import Commit, Lake
+from outbox.pipeline.spark.lake.commit import Commit
 from outbox.pipeline.spark.lake.frames import MESSAGES, RECORDED
+from outbox.pipeline.spark.lake.manifest import Lake
 
 DAY = timedelta(days=1)
 BOOKS = frozenset(frames.BOOKS) - {RECORDED.name}  # they were always archived, and pruned alike

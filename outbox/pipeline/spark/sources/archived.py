@@ -11,6 +11,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from datetime import UTC, date, datetime, timedelta
 from functools import partial
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from pyspark.sql import Column, DataFrame
@@ -20,9 +21,9 @@ from outbox.pipeline.spark.archive import book
 from outbox.pipeline.spark.config import Archived, PipelineConfig
 from outbox.pipeline.spark.errors import LakeError
 from outbox.pipeline.spark.history import Recorded
-from outbox.pipeline.spark.lake.base import Commit, Lake, insist_on_files
+from outbox.pipeline.spark.lake.commit import Commit
 from outbox.pipeline.spark.lake.frames import DELIVERY, DUPLICATE, INBOX, MESSAGES, RECORDED, Frame, Span
-from outbox.pipeline.spark.lake.open import open_lake
+from outbox.pipeline.spark.lake.manifest import Lake
 from outbox.pipeline.spark.lake.read import HOLD_DAYS, read_lake, unsettled_days
 from outbox.pipeline.spark.lake.whole import insist_on_ours, whole_since
 from outbox.pipeline.spark.schemas import FRAMES
@@ -83,11 +84,11 @@ def hold(connection: Any, archived: Archived, since: datetime | None) -> Held:
         LakeError: it is another database's lake, it lacks a day or a file, or a manifest cannot be read.
     """
     connection.execute(HOLD_DAYS)
-    lake = open_lake(archived.path)
+    lake = Lake(Path(archived.path))
     commits, deleted = lake.committed(), book.deleted(connection)
     insist_on_ours(lake, commits, book.source(connection), book.committed(connection))
     for commit in commits:
-        insist_on_files(lake, commit, *(frame.name for frame in NEEDED))
+        lake.require_files(commit, *(frame.name for frame in NEEDED))
     days = [*book.days(connection, date.max), *(date.fromisoformat(commit.day) for commit in commits)]
 
     if archived.live_since is None:  # nothing was ever pruned

@@ -180,7 +180,7 @@ class TestSendingAgain:
 
         page = choose(client, "retry", rows)
 
-        assert "<strong>1</strong> is concerned" in page.text
+        assert "<strong>1</strong> is affected" in page.text
         assert "1 are not sent: The outbox does not have it" in page.text
         assert states(sent) == ["sent"] * 8
 

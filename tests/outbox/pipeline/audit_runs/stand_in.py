@@ -61,8 +61,6 @@ def main() -> int:
     parser.add_argument("--config", type=Path)
     parser.add_argument("--output", type=Path)
     parser.add_argument("--history")
-    parser.add_argument("--checkpoint")
-    parser.add_argument("--every")
     parser.add_argument("--with-parent", action="store_true")
     options = parser.parse_args()
     json.loads(options.config.read_text())
@@ -83,9 +81,6 @@ def main() -> int:
             sys.stdin.buffer.read()
             Path(os.environ.get("OUTBOX_TEST_FILE", os.devnull)).touch()
             return 2
-        case "goes on":  # as the monitor does, until it is stopped
-            sys.stdin.buffer.read()
-            return 0
         case "hangs":
             while True:
                 sys.stdin.buffer.read()

@@ -22,28 +22,9 @@ class TestE037:
         assert problems({"PATH": "/srv/lake", "AFTER": timedelta(days=6)}) == ["outbox.E037"]
 
 
-class TestE039:
-    @pytest.mark.parametrize("kind", ["manifest", "delta"])
-    def test_is_a_catalog_for_a_lake_that_has_none(self, kind):
-        assert problems({"PATH": "/srv/lake", "FORMAT": kind, "CATALOG": {"uri": "sqlite:////srv/it"}}) == ["outbox.E039"]
-
-    def test_is_a_catalog_that_is_not_named(self):
-        assert problems({"PATH": "/srv/lake", "FORMAT": "iceberg", "CATALOG": {"warehouse": "s3://it"}}) == ["outbox.E039"]
-
-    def test_tells_no_password(self):
-        with override_settings(OUTBOX={"PIPELINE": {"ARCHIVE": {"PATH": "/srv/lake", "CATALOG": {"credential": "hidden"}}}}):
-            (problem,) = check_archive()
-
-        assert "hidden" not in str(problem)
-
-
 class TestNothing:
     def test_is_wrong_where_there_is_no_archive(self):
         assert problems(None) == []
-
-    @pytest.mark.parametrize("catalog", [{}, {"type": "glue"}, {"uri": "sqlite:////srv/it"}, {"name": "ours"}])
-    def test_is_wrong_with_iceberg_and_a_catalog(self, catalog):
-        assert problems({"PATH": "/srv/lake", "FORMAT": "iceberg", "CATALOG": catalog}) == []
 
     def test_is_wrong_with_an_archive_that_waits_as_long_or_longer(self):
         assert problems({"PATH": "/srv/lake"}) == []

@@ -6,7 +6,6 @@ from io import StringIO
 
 import pytest
 from django.core.management import CommandError, call_command
-from pyiceberg.catalog import load_catalog
 
 from outbox import database
 from outbox.database.locks import Lock
@@ -77,17 +76,6 @@ class TestTheCommand:
             told()
 
         assert failed.value.returncode == 2
-
-    def test_makes_tables_where_they_are_asked_for(self, held, with_archive, settings, tmp_path):
-        catalog = {"type": "sql", "uri": f"sqlite:///{tmp_path}/catalog.db", "warehouse": f"file://{tmp_path}/warehouse"}
-        asked = {"PATH": str(with_archive), "FORMAT": "iceberg", "CATALOG": catalog, "NAMESPACE": "shop"}
-        settings.OUTBOX = {**settings.OUTBOX, "PIPELINE": {"ARCHIVE": asked}}
-
-        told()
-
-        with load_catalog("outbox", **catalog) as made:
-            assert made.list_namespaces() == [("shop_default",)]
-            assert ("shop_default", "messages") in made.list_tables("shop_default")
 
     def test_prints_what_a_cluster_needs(self, ids, with_archive):
         _, text = told("--print-config", "--master", "spark://there:7077")

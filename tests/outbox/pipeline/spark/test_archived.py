@@ -9,6 +9,8 @@ from datetime import UTC, date, datetime, timedelta
 import pytest
 from django.db import connection
 
+from benchmarks.synthetic.database import write_database
+from benchmarks.synthetic.plan import Plan
 from outbox import database
 from outbox.database import partitions
 from outbox.ids import day_of
@@ -22,13 +24,11 @@ from outbox.pipeline.spark.audit.run import audit
 from outbox.pipeline.spark.config import Archived, Business, Group, PipelineConfig, Source
 from outbox.pipeline.spark.errors import LakeError
 from outbox.pipeline.spark.history import open_history
-from outbox.pipeline.spark.lake.open import open_lake
+from outbox.pipeline.spark.lake.manifest import Lake
 from outbox.pipeline.spark.schemas import FRAMES
 from outbox.pipeline.spark.sources.archived import add_archived, hold
 from outbox.pipeline.spark.sources.postgres import copy_history
 from outbox.pipeline.spark.sources.snapshot import exported_snapshot
-from outbox.pipeline.spark.synthetic.database import write_database
-from outbox.pipeline.spark.synthetic.plan import Plan
 from tests.database_url import url_of
 from tests.factories import BatchFactory, MessageRowFactory, TopicFactory, message_id
 from tests.outbox.pipeline.spark.archive.arrow import ArrowWriter
@@ -88,7 +88,7 @@ def url(days):
 
 @pytest.fixture
 def lake(tmp_path):
-    return open_lake(str(tmp_path / "lake"))
+    return Lake(tmp_path / "lake")
 
 
 @pytest.fixture

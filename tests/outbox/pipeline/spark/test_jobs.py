@@ -1,7 +1,6 @@
 """Exit codes of jobs, where no Spark need start."""
 
 import importlib
-import signal
 from datetime import date
 
 import pytest
@@ -13,21 +12,11 @@ CONFIG = PipelineConfig(Source("postgresql://"))
 CONFIGS = {
     "archive": ArchiveConfig(CONFIG, "/srv/lake", date(2001, 2, 3)).to_json(),
     "audit": CONFIG.to_json(),
-    "monitor": CONFIG.to_json(),
 }
 
 
 @pytest.fixture
-def handlers():
-    """The monitor catches signals for good."""
-    before = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)}
-    yield
-    for number, handler in before.items():
-        signal.signal(number, handler)
-
-
-@pytest.fixture
-def run(handlers, tmp_path, monkeypatch):
+def run(tmp_path, monkeypatch):
     """Run a job whose work is what is given; return the exit code."""
 
     def run(job, work, *arguments):
@@ -35,8 +24,7 @@ def run(handlers, tmp_path, monkeypatch):
         monkeypatch.setattr(module, "run", work)
         config = tmp_path / "config.json"
         config.write_text(CONFIGS[job])
-        more = ["--checkpoint", str(tmp_path)] if job == "monitor" else []
-        return module.main(["--config", str(config), *more, *arguments])
+        return module.main(["--config", str(config), *arguments])
 
     return run
 

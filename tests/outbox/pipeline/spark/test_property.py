@@ -1,4 +1,4 @@
-"""Random histories with faults: Spark, SQL and plain Python sets give the same answers. SQL alone: tests/outbox/quick_check."""
+"""Random histories with faults: Spark, SQL and plain Python sets give the same answers. SQL alone: tests/outbox/pipeline/sql."""
 
 from collections import defaultdict
 from datetime import timedelta

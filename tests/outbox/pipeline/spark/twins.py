@@ -1,4 +1,4 @@
-"""A world of `worlds`, judged by SQL: its rows go into the frames of the quick check as they stand."""
+"""A world of `worlds`, judged by SQL: its rows go into the frames as they stand."""
 
 from __future__ import annotations
 
@@ -6,10 +6,9 @@ from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
-from outbox.pipeline.quick_check.check import LONGEST_BORDER, Answer, judge
-from outbox.pipeline.quick_check.frames import Check, opened
-from outbox.pipeline.quick_check.window import describe
 from outbox.pipeline.spark.findings import Finding, Kind
+from tests.outbox.pipeline.sql.frames import Check, opened
+from tests.outbox.pipeline.sql.judge import Answer, judge
 
 if TYPE_CHECKING:
     from tests.outbox.pipeline.spark.worlds import World
@@ -20,14 +19,14 @@ OURS = "urn:uuid:ours"
 def judged_by_sql(world: World) -> Answer:
     """Return what SQL finds in a world."""
     with filled(world) as check:
-        return judge(check, world.config, as_of=world.as_of, since=world.config.since, border=LONGEST_BORDER, sources=[OURS])
+        return judge(check, world.config, as_of=world.as_of, since=world.config.since, sources=[OURS])
 
 
 @contextmanager
-def filled(world: World, *, seconds: float = 60) -> Iterator[Check]:
+def filled(world: World) -> Iterator[Check]:
     """Put a world's rows into the frames."""
-    with opened("default", limit=200_000, seconds=seconds) as (check, _):
-        describe(check, world.config)
+    with opened("default") as check:
+        check.describe(world.config)
         for name, rows in world.frames.items():
             columns = [column.name for column in check.run(f"SELECT * FROM quick_{name} LIMIT 0").description or ()]
             with check.connection.cursor() as cursor, cursor.copy(f"COPY quick_{name} FROM STDIN".encode()) as copy:

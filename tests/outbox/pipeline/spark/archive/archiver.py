@@ -1,19 +1,20 @@
-"""The archiver as a process, without Spark: `python -m tests.outbox.pipeline.spark.archive.archiver URL LAKE BEFORE FORMAT`."""
+"""The archiver as a process, without Spark: `python -m tests.outbox.pipeline.spark.archive.archiver URL LAKE BEFORE`."""
 
 import json
 import sys
 from datetime import date
+from pathlib import Path
 
 from outbox.pipeline.spark.archive.book import turn
 from outbox.pipeline.spark.archive.config import ArchiveConfig
 from outbox.pipeline.spark.archive.run import Archiver
 from outbox.pipeline.spark.config import PipelineConfig, Source
-from outbox.pipeline.spark.lake.open import open_lake
+from outbox.pipeline.spark.lake.manifest import Lake
 from tests.outbox.pipeline.spark.archive.arrow import ArrowWriter
 
 if __name__ == "__main__":
-    url, lake, before, kind = sys.argv[1:]
+    url, lake, before = sys.argv[1:]
     config = ArchiveConfig(PipelineConfig(Source(url)), lake, date.fromisoformat(before), rows_per_part=3)
     with turn(url) as connection:
-        done = Archiver(config, connection, open_lake(lake, kind), ArrowWriter(url)).run()
+        done = Archiver(config, connection, Lake(Path(lake)), ArrowWriter(url)).run()
     sys.stdout.write(json.dumps(done.as_dict()))

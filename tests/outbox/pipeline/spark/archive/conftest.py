@@ -17,7 +17,7 @@ from outbox.pipeline.spark.archive.book import turn
 from outbox.pipeline.spark.archive.config import ArchiveConfig
 from outbox.pipeline.spark.archive.run import Archiver
 from outbox.pipeline.spark.config import PipelineConfig
-from outbox.pipeline.spark.lake.open import open_lake
+from outbox.pipeline.spark.lake.manifest import Lake
 
 collect_ignore_glob = [] if importlib.util.find_spec("pyspark") else ["test_*.py"]
 
@@ -81,7 +81,7 @@ def url(ids):
 
 @pytest.fixture
 def lake(tmp_path):
-    return open_lake(str(tmp_path / "lake"))
+    return Lake(tmp_path / "lake")
 
 
 @pytest.fixture

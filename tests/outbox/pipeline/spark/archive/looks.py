@@ -8,8 +8,8 @@ from pathlib import Path
 import pyarrow.parquet as pq
 from django.db import connection
 
-from outbox.pipeline.spark.lake.base import Lake
 from outbox.pipeline.spark.lake.frames import BOOKS
+from outbox.pipeline.spark.lake.manifest import Lake
 
 
 def in_lake(lake: Lake, frame: str = "messages", column: str = "message_id") -> list:

@@ -19,8 +19,8 @@ ONCE_THE_LAKE_HAS_IT = STEPS[3:]
 DAY = "2001-02-03"
 
 
-def run(url, lake, *, failpoint="", kind="manifest"):
-    command = [sys.executable, "-m", "tests.outbox.pipeline.spark.archive.archiver", url, str(lake.root), str(SECOND), kind]
+def run(url, lake, *, failpoint=""):
+    command = [sys.executable, "-m", "tests.outbox.pipeline.spark.archive.archiver", url, str(lake.root), str(SECOND)]
     environment = {**os.environ, "OUTBOX_FAILPOINTS": f"archive.{failpoint}=kill" if failpoint else ""}
     return subprocess.run(command, capture_output=True, text=True, env=environment, timeout=120)
 

@@ -8,7 +8,6 @@ from outbox.pipeline.models import ArchivedDay
 from outbox.pipeline.spark.errors import LakeError
 from tests.outbox.pipeline.spark.archive.conftest import FIRST, PER_DAY, SECOND
 from tests.outbox.pipeline.spark.archive.looks import in_lake, state_of
-from tests.outbox.pipeline.spark.archive.tables import comes_back
 
 
 @pytest.fixture
@@ -29,6 +28,13 @@ def lose(lake, attempt=1):
 
 def files(lake, attempt):
     return list((lake.root / "messages" / str(FIRST) / f"a{attempt}").iterdir())
+
+
+def comes_back(message):
+    """Let a message that was archived be sent again, years later."""
+    with database.connect("default") as own:
+        partitions.make_day(own, FIRST)
+        own.execute("INSERT INTO outbox_message (id, topic_id, body) VALUES (%s, 0, 'again')", [message])
 
 
 class TestADayWhoseManifestIsLost:

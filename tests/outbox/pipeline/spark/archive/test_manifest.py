@@ -5,13 +5,13 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 
 from outbox.pipeline.spark.errors import AlreadyCommitted, LakeError
-from outbox.pipeline.spark.lake.base import Commit, Written, insist_on_files
-from outbox.pipeline.spark.lake.open import open_lake
+from outbox.pipeline.spark.lake.commit import Commit, Written
+from outbox.pipeline.spark.lake.manifest import Lake
 
 
 @pytest.fixture
 def lake(tmp_path):
-    return open_lake(str(tmp_path / "lake"))
+    return Lake(tmp_path / "lake")
 
 
 def commit_of(lake, attempt=1, day="2001-02-03", content=b"rows"):
@@ -49,14 +49,14 @@ class TestACommit:
                 return None
             return commit
 
-        lake.insist_on_writing()
+        lake.require_writable()
         with ThreadPoolExecutor(8) as pool:
             made = [commit for commit in pool.map(try_it, range(32)) if commit]
 
         assert lake.committed() == made
 
     def test_leaves_no_file_behind_but_its_manifest(self, lake):
-        lake.insist_on_writing()
+        lake.require_writable()
         lake.commit(commit_of(lake))
 
         assert [path.name for path in (lake.root / "_manifests").iterdir()] == ["2001-02-03.a1.json"]
@@ -70,7 +70,7 @@ class TestACommit:
         assert lake.committed() == []
 
     def test_that_somebody_stopped_writing_does_not_count(self, lake):
-        lake.insist_on_writing()
+        lake.require_writable()
         (lake.root / "_manifests" / ".2001-02-03.a1-k3j2").write_text('{"day": "2001-')
 
         assert lake.committed() == []
@@ -90,7 +90,7 @@ class TestAManifest:
         (lake.root / "messages/2001-02-03/a1/part-0.parquet").unlink()
 
         with pytest.raises(LakeError, match=r"has committed 2001-02-03\.a1, and its file .* cannot be read: No such file"):
-            insist_on_files(lake, commit)
+            lake.require_files(commit)
 
     def test_says_which_file_is_cut_short(self, lake):
         commit = commit_of(lake)
@@ -98,4 +98,4 @@ class TestAManifest:
         (lake.root / "messages/2001-02-03/a1/part-0.parquet").write_bytes(b"ro")
 
         with pytest.raises(LakeError, match="has 2 bytes instead of 4"):
-            insist_on_files(lake, commit)
+            lake.require_files(commit)

@@ -14,7 +14,7 @@ from outbox.pipeline.models import ArchivedDay
 from outbox.pipeline.spark.archive import delete
 from outbox.pipeline.spark.errors import ArchiverBusy, LakeError
 from outbox.pipeline.spark.lake.frames import BOOKS
-from outbox.pipeline.spark.lake.open import open_lake
+from outbox.pipeline.spark.lake.manifest import Lake
 from outbox.relay.prune import prune
 from tests.factories import BatchFactory, MessageRowFactory, TicketFactory, message_id
 from tests.outbox.pipeline.spark.archive.arrow import ArrowWriter
@@ -247,6 +247,9 @@ class TestWhatWasWritten:
 
 
 class TestALake:
+    def test_of_a_folder_that_is_not_there_is_empty(self, tmp_path):
+        assert Lake(tmp_path / "nowhere").committed() == []
+
     def test_that_cannot_be_written_is_refused_before_anything_is_read(self, archive, lake, ids):
         lake.root.write_text("a file where the folder should be")
 
@@ -333,12 +336,3 @@ class TestAnArchiver:
 
         assert [commit.name for commit in lake.committed()] == ["2001-02-03.a1", "2001-02-03.a2"]
         assert str(again.id) in in_lake(lake)
-
-
-class TestOpenLake:
-    def test_knows_its_kinds(self, tmp_path):
-        with pytest.raises(LakeError, match="not 'csv'"):
-            open_lake(str(tmp_path), "csv")
-
-    def test_of_a_folder_that_is_not_there_is_empty(self, tmp_path):
-        assert open_lake(str(tmp_path / "nowhere")).committed() == []

@@ -5,7 +5,7 @@ from datetime import UTC, date, datetime, timedelta
 import pytest
 
 from outbox.pipeline.spark.errors import LakeError
-from outbox.pipeline.spark.lake.base import Commit, Written
+from outbox.pipeline.spark.lake.commit import Commit, Written
 from outbox.pipeline.spark.lake.whole import whole_since
 
 DAY = timedelta(days=1)

@@ -1,0 +1,53 @@
+"""Write a made-up history, and say the truth about it."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from benchmarks.synthetic.frames import as_of, make_frames
+from benchmarks.synthetic.plan import GROUP, SOURCE, Plan, Truth, draw, expected
+from outbox.pipeline.spark.config import Business, Group, PipelineConfig, Source
+from outbox.pipeline.spark.findings import Kind, Stage, merge
+from outbox.pipeline.spark.history import begin_history, write_about
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+NEVER_PUBLISHED = ((Kind.LOST, Stage.OUTBOX), (Kind.ORPHAN, Stage.BROKER), (Kind.ORPHAN, Stage.INBOX))
+
+
+def write_history(spark: SparkSession, plan: Plan, folder: str) -> dict[str, Any]:
+    """Write all frames; return the truth: what an audit has to find, and the configuration to find it with."""
+    truth = draw(plan)
+    begin_history(spark, folder)
+    for name, frame in make_frames(spark, plan, truth).items():
+        frame.write.mode("overwrite").parquet(f"{folder}/{name}")
+    write_about(spark, folder, [SOURCE], as_of(plan))
+    without_message = [
+        *(f"shop.order:{n}-unsaid" for n in truth.of(Kind.LOST, Stage.BUSINESS)),
+        *(f"shop.order:{n}" for (kind, stage) in NEVER_PUBLISHED for messages in truth.faults.get((kind, stage), {}).values()
+          for n in messages),
+    ]  # fmt: skip
+    return truth_of(plan, truth, config_of(plan, folder), without_message)
+
+
+def truth_of(plan: Plan, truth: Truth, config: PipelineConfig, without_message: list[str]) -> dict[str, Any]:
+    """Return what an audit has to find, and the configuration to find it with."""
+    return {
+        "messages": plan.messages,
+        "findings": [one.as_dict() for one in merge(expected(plan, truth))],
+        "orders without a message": sorted(without_message),
+        "config": config.to_json(),
+    }
+
+
+def config_of(plan: Plan, folder: str) -> PipelineConfig:
+    """Return the configuration that audits this history."""
+    topics = [f"topic-{topic}" for topic in range(plan.topics)]
+    return PipelineConfig(
+        outbox=Source(folder),
+        business=[Business(topic, topic, "shop.order", "OrderPlaced") for topic in topics],
+        groups=[Group(GROUP(group), list(topics)) for group in range(plan.groups)],
+        seen_topics=topics,
+        ids_per_finding=100,
+    )

@@ -1,0 +1,71 @@
+"""The quick check's page: how far the messages of the last minutes or hours have come, read when a person asks for it."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+from typing import Any
+
+import psycopg
+from django.contrib.admin import ModelAdmin
+from django.db import router
+from django.http import HttpRequest
+from django.template.response import TemplateResponse
+from django.utils import timezone
+
+from outbox import database
+from outbox.admin.pages import frame
+from outbox.admin.text import shown
+from outbox.errors import OutboxError
+from outbox.models import MessageRow
+from outbox.monitoring.quick_check import LOOKED_AT, Progress, read_progress
+from outbox.monitoring.text import age
+
+WINDOWS = {"15min": timedelta(minutes=15), "1h": timedelta(hours=1), "6h": timedelta(hours=6), "24h": timedelta(days=1)}
+STATEMENT_TIMEOUT = {"statement_timeout": "15s"}  # as long as a person waits for a page
+SHARES = ("p50", "p95", "p99")
+
+
+def quick_check(model_admin: ModelAdmin, request: HttpRequest) -> TemplateResponse:
+    """Show which windows there are, or what one holds."""
+    site = model_admin.admin_site
+    context: dict[str, Any] = {
+        **site.each_context(request),
+        **frame(site, request),
+        "title": "Quick check",
+        "opts": model_admin.opts,
+        "media": model_admin.media,
+        "windows": list(WINDOWS),
+        "chosen": request.GET.get("window", ""),
+        "shares": SHARES,
+        "looked_at": f"{LOOKED_AT:,}",
+    }
+    length = WINDOWS.get(context["chosen"])
+    if length is not None:
+        try:
+            context |= _answer(length)
+        except psycopg.errors.QueryCanceled:
+            context["trouble"] = "It takes too long to look at. Choose a shorter window."
+        except (OutboxError, psycopg.Error) as error:
+            context["trouble"] = shown(str(error).strip())
+    return TemplateResponse(request, "admin/outbox/quick_check.html", context)
+
+
+def _answer(length: timedelta) -> dict[str, Any]:
+    using, now = router.db_for_read(MessageRow) or "default", timezone.now()
+    with database.connect(using, application_name="outbox quick check", settings=STATEMENT_TIMEOUT) as connection:
+        found = read_progress(connection, using, now=now, length=length)
+    published = sum(one.messages for one in found if not one.consumer_group)
+    return {
+        "answer": {"as_of": now, "missing": sum(one.missing for one in found), "given_up": sum(one.given_up for one in found)}
+        | {"published": published, "is_cut": published >= LOOKED_AT},
+        "rows": [_row(one) for one in found],
+    }
+
+
+def _row(one: Progress) -> dict[str, Any]:
+    return {"topic": one.topic, "group": one.consumer_group, "messages": one.messages, "done": one.done} | {
+        "under_way": one.under_way,
+        "given_up": one.given_up,
+        "missing": one.missing,
+        "latencies": [age(seconds) for seconds in one.seconds] if one.seconds else [""] * len(SHARES),
+    }

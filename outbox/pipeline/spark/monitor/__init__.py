@@ -1,1 +1,0 @@
-"""The monitor: what is missing and what repeats, moment by moment, from micro-batches of the tables."""

@@ -1,1 +1,0 @@
-"""Histories made up on purpose, with faults, and the truth about them beside: `python -m outbox.pipeline.spark.synthetic`."""

@@ -1,0 +1,58 @@
+"""The rules in SQL, against plain sets on many random histories. That Spark says the same: tests/outbox/pipeline/spark."""
+
+from collections import defaultdict
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from tests.outbox.pipeline.spark.faults import COUNT, NUMBERS, by_sets, lose
+from tests.outbox.pipeline.spark.ids import message_id
+from tests.outbox.pipeline.spark.twins import OURS, judged_by_sql
+from tests.outbox.pipeline.spark.worlds import SECOND, START, World, made_anew
+
+
+def said(answer):
+    return [(str(one.kind), str(one.stage), one.group, one.first, one.last, one.count) for one in answer.findings]
+
+
+@pytest.fixture(autouse=True)
+def _tables(django_db_setup):
+    pass
+
+
+class TestSql:
+    @settings(max_examples=40, deadline=None, suppress_health_check=list(HealthCheck), derandomize=True)
+    @given(gone=st.fixed_dictionaries(dict.fromkeys(("everywhere", "places", "broker", "cart", "points"), NUMBERS)))
+    def test_finds_what_plain_sets_find(self, gone):
+        world = lose(World().set(business=[]).add(COUNT), gone)
+
+        found = defaultdict(set)
+        for kind, stage, group, first, last, count in said(judged_by_sql(world)):
+            assert count == last - first + 1
+            found[kind, stage, group].update(range(first, last + 1))
+
+        assert dict(found) == by_sets(gone)
+
+    def test_finds_nothing_in_a_whole_history(self):
+        answer = judged_by_sql(World().add(40).add(30, lane=1))
+
+        assert said(answer) == []
+        assert [(one.group, one.topic, one.minutes[-1].backlog) for one in answer.backlogs] == [
+            ("cart", "orders", 0),
+            ("points", "orders", 0),
+        ]
+        assert sum(n for _, hop, _, _, _, n in answer.histograms if hop == "store") == 70
+
+    def test_holds_no_position_to_those_of_a_broker_that_was_made_anew(self):
+        assert said(judged_by_sql(made_anew())) == [("out of order", "broker", "", 7, 7, 1)]
+
+    def test_counts_a_dead_letter_once_that_group_and_broker_wrote_down(self):
+        world = World().add(5).drop("inbox", number=5, consumer_group="cart")
+        dead = {"consumer_group": "cart", "source": OURS, "topic": "orders", "lane": 0, "number": 5, "outcome": "dead letter"}
+        times = (START, START + SECOND)
+        world.frames["attempts"] = [{**dead, "message_id": message_id("orders", 0, 5), "nth": 1, "at": at} for at in times]
+
+        (cart, _) = judged_by_sql(world).backlogs
+
+        assert (cart.group, cart.minutes[-1].backlog, cart.again) == ("cart", 0, [])
