@@ -5,6 +5,7 @@ Measure, print a table, write JSON.
     python -m benchmarks publish relay      only these
     python -m benchmarks rocketmq           against a RocketMQ started for it; needs Java, Maven and `make .venv/.rocketmq`
     python -m benchmarks archive spark      the archive and the audit; needs Java, its JDBC driver and `make .venv/.bench`
+    python -m benchmarks peers              other packages beside ours; needs `make .peers/.installed`
     python -m benchmarks --quick            a tenth of the messages: whether it runs, not how fast
 """
 
@@ -26,18 +27,39 @@ from django.core.management import call_command
 from benchmarks.figure import Figure, table
 from outbox.testing.postgres import Postgres
 
-NAMES = ("publish", "relay", "embedded", "consume", "trickle", "memory", "latency", "takeover", "rocketmq", "spark", "archive")
+# Where a measurement stands, if not in a file of its name.
+MODULES = {"peers": "benchmarks.peers.compare"}
+
+# Not among all: it needs an environment of its own.
+EXTRA = ("peers",)
+
+NAMES = (
+    "publish",
+    "relay",
+    "embedded",
+    "consume",
+    "trickle",
+    "memory",
+    "latency",
+    "scale",
+    "takeover",
+    "rocketmq",
+    "spark",
+    "archive",
+)
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m benchmarks", description="Measure the hot path.")
-    parser.add_argument("names", nargs="*", metavar="NAME", help=f"which ones: {', '.join(NAMES)} (default: all)")
+    parser.add_argument(
+        "names", nargs="*", metavar="NAME", help=f"which ones: {', '.join((*NAMES, *EXTRA))} (default: all but the last)"
+    )
     parser.add_argument("--quick", action="store_true", help="a tenth of the messages")
     parser.add_argument("--json", type=Path, default=Path("var/bench.json"), metavar="FILE", help="default: var/bench.json")
     parser.add_argument("--strict", action="store_true", help="exit with 1 when a target is missed")
     options = parser.parse_args()
-    if unknown := set(options.names) - set(NAMES):
-        parser.error(f"no benchmark {', '.join(sorted(unknown))}. There are {', '.join(NAMES)}.")
+    if unknown := set(options.names) - {*NAMES, *EXTRA}:
+        parser.error(f"no benchmark {', '.join(sorted(unknown))}. There are {', '.join((*NAMES, *EXTRA))}.")
 
     with _server() as server:
         if isinstance(server, Postgres):
@@ -62,7 +84,7 @@ def _run(names: tuple[str, ...] | list[str], scale: float) -> list[Figure]:
     figures: list[Figure] = []
     for name in names:
         print(f"{name} ...", file=sys.stderr, flush=True)
-        figures += import_module(f"benchmarks.{name}").measure(scale)
+        figures += import_module(MODULES.get(name, f"benchmarks.{name}")).measure(scale)
     return figures
 
 

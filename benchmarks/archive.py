@@ -11,6 +11,7 @@ import os
 import sys
 import tempfile
 from datetime import UTC, date, datetime, timedelta
+from pathlib import Path
 
 from benchmarks.figure import Figure
 from benchmarks.history import BODY, HEADERS
@@ -23,7 +24,7 @@ from outbox.pipeline.spark.archive.run import Archived, Archiver
 from outbox.pipeline.spark.archive.spark import SparkWriter
 from outbox.pipeline.spark.config import PipelineConfig, Reader
 from outbox.pipeline.spark.errors import PipelineError
-from outbox.pipeline.spark.lake.open import open_lake
+from outbox.pipeline.spark.lake.manifest import Lake
 from outbox.pipeline.spark.session import find_jar, find_java
 
 TARGET = 25_000
@@ -81,7 +82,7 @@ def measure(scale: float = 1.0) -> list[Figure]:
 
 def _archive(config: ArchiveConfig, writer: SparkWriter) -> Archived:
     with turn(config.pipeline.outbox.url) as connection:
-        done = Archiver(config, connection, open_lake(config.lake), writer).run()
+        done = Archiver(config, connection, Lake(Path(config.lake)), writer).run()
     assert not done.kept, done.kept
     return done
 

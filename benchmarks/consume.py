@@ -1,7 +1,9 @@
 """
 Consuming from the embedded broker, message by message and many at once, against a bare loop of the same handler transactions.
 
-CPU is that of this process and of the backend that serves its Django connection; the bare loop's is measured the same way.
+CPU is that of this process, of the backend that serves its Django connection and of the embedded broker's backend; the bare loop,
+which has no broker, is measured the same way. Beside it stands the least that any inbox costs: the bare loop and a plain insert
+of the inbox row.
 """
 
 from __future__ import annotations
@@ -21,6 +23,8 @@ from django.db import connection, transaction
 from benchmarks.consumers import MANY, ONE, TABLE, write_one
 from benchmarks.cpu import CpuClock
 from benchmarks.figure import Figure, interleaved
+from benchmarks.processes import count as count_rows
+from benchmarks.processes import wait_until
 from outbox import conf, database
 from outbox.brokers.base import Outgoing
 from outbox.consuming.register import group
@@ -31,6 +35,8 @@ TOPIC = "bench-consumed"
 EMPTY = """
 TRUNCATE outbox_embedded_message, outbox_embedded_queue, outbox_embedded_offset, outbox_embedded_delivery, outbox_inbox
 """
+INBOX = "INSERT INTO outbox_inbox (consumer_group, dedupe_key, message_id, source, topic) VALUES (%s, %s, %s, '', %s)"
+BROKER = "FROM pg_stat_activity WHERE application_name = 'outbox embedded broker'"
 A_SECOND = 100
 SECONDS = 5
 
@@ -40,10 +46,13 @@ def measure(scale: float) -> list[Figure]:
     count = max(200, int(5_000 * scale))
     with connection.cursor() as cursor:
         cursor.execute(TABLE)
-    bare, one, many = interleaved(5, lambda: _bare(count), lambda: _consume(ONE, count), lambda: _consume(MANY, count))
+    bare, least, one, many = interleaved(
+        5, lambda: _bare(count), lambda: _bare_with_inbox(count), lambda: _consume(ONE, count), lambda: _consume(MANY, count)
+    )
     rates = interleaved(3, lambda: count / _seconds(ONE, count), lambda: count / _seconds(MANY, count))
     calls = _calls_per_message()
     return [
+        Figure("bare loop with an inbox row: CPU per message", least, "us", None, at_most=True, bound=bare),
         Figure("consume one by one: CPU per message", one, "us", 1.5, at_most=True, bound=bare),
         Figure("consume many at once: CPU per message", many, "us", 1.5, at_most=True, bound=bare),
         Figure("consume many at once: messages", rates[1], "/s", 5, at_most=False, bound=rates[0]),
@@ -60,30 +69,58 @@ def _bare(count: int) -> float:
     return (clock() - began) / count * 1e6
 
 
-def _consume(name: str, count: int) -> float:
-    _fill(count)
+def _bare_with_inbox(count: int) -> float:
+    with connection.cursor() as cursor:
+        cursor.execute(EMPTY)
     clock = CpuClock(database.raw("default"))
     began = clock()
-    _drain(name, count)
+    for number in range(count):
+        with transaction.atomic():
+            with database.bound_cursor("default") as cursor:
+                cursor.execute(INBOX, ["bench-bare", str(message_id := uuid.uuid4()), message_id, TOPIC])
+            write_one({"number": number})
     return (clock() - began) / count * 1e6
 
 
+def _consume(name: str, count: int) -> float:
+    with _worker(name) as worker:
+        clock = CpuClock(database.raw("default"), _broker_backend())
+        _send(count)
+        began = clock()
+        _drain(worker, count)
+        return (clock() - began) / count * 1e6
+
+
 def _seconds(name: str, count: int) -> float:
-    _fill(count)
-    began = time.perf_counter()
-    _drain(name, count)
-    return time.perf_counter() - began
+    with _worker(name) as worker:
+        _send(count)
+        began = time.perf_counter()
+        _drain(worker, count)
+        return time.perf_counter() - began
 
 
-def _drain(name: str, count: int) -> None:
-    with closing(Worker(group(name), "default")) as worker:
-        while worker.tally.handled < count:
-            worker.step(timedelta(seconds=1))
-
-
-def _fill(count: int) -> None:
+@contextmanager
+def _worker(name: str) -> Iterator[Worker]:
+    """Open a worker that has found nothing yet."""
     with connection.cursor() as cursor:
         cursor.execute(EMPTY)
+    with closing(Worker(group(name), "default")) as worker:
+        worker.step(timedelta(0))
+        yield worker
+
+
+def _broker_backend() -> int:
+    """Return the process id of the only connection of the embedded broker; those that were closed may take a moment."""
+    wait_until(lambda: count_rows(f"SELECT count(*) {BROKER}") == 1, 10, "the broker's connections closed")
+    return count_rows(f"SELECT pid {BROKER}")
+
+
+def _drain(worker: Worker, count: int) -> None:
+    while worker.tally.handled < count:
+        worker.step(timedelta(seconds=1))
+
+
+def _send(count: int) -> None:
     with closing(conf.make_broker("default")) as broker:
         for first in range(0, count, 500):
             broker.send([_message(number) for number in range(first, min(first + 500, count))])
@@ -96,17 +133,13 @@ def _message(number: int) -> Outgoing:
 
 def _calls_per_message() -> float:
     """Return how often the consumer's thread waits for PostgreSQL for each of the messages that come one by one."""
-    _fill(0)
     total = A_SECOND * SECONDS
     sender = threading.Thread(target=_send_steadily, args=(total,))
-    with closing(Worker(group(ONE), "default")) as worker:
-        worker.step(timedelta(0))
-        with _counted_calls() as calls:
-            sender.start()
-            while worker.tally.handled < total:
-                worker.step(timedelta(seconds=1))
-            sender.join()
-            return calls[0] / total
+    with _worker(ONE) as worker, _counted_calls() as calls:
+        sender.start()
+        _drain(worker, total)
+        sender.join()
+        return calls[0] / total
 
 
 def _send_steadily(total: int) -> None:

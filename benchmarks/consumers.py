@@ -7,14 +7,14 @@ import time
 from django.conf import settings
 from django.db import connection
 
-from benchmarks.messages import Clocked, ClockedOnRocketMQ
+from benchmarks.messages import Clocked, ClockedOnePhase, ClockedOnRocketMQ
 from outbox import consumer
 
 INSERT = "INSERT INTO bench_handled (number, handled_at) VALUES (%s, %s)"
 
 
-@consumer(Clocked, group="bench")
-def note(message: Clocked | ClockedOnRocketMQ, context: object) -> None:
+@consumer(Clocked, ClockedOnePhase, group="bench")
+def note(message: Clocked | ClockedOnePhase | ClockedOnRocketMQ, context: object) -> None:
     """Write down when the handler began."""
     began = time.time()
     with connection.cursor() as cursor:

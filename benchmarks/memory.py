@@ -14,7 +14,7 @@ SENT = "SELECT coalesce(sum(cardinality(message_ids)), 0) FROM outbox_batch WHER
 
 
 def measure(scale: float) -> list[Figure]:
-    """Let a relay move the first tenth of them, and read the peak of its memory."""
+    """Relay the first tenth of them and return the peak of the relay's memory."""
     waiting = int(1_000_000 * scale)
     with database.connect("default") as connection:
         empty(connection)

@@ -23,6 +23,22 @@ class Clocked(Message):
         key = "number"
 
 
+class ClockedOnePhase(Message):
+    number: int
+
+    class Meta:
+        topic = "bench-clocked-one-phase"
+        key = "number"
+
+
+class ClockedAtBroker(Message):
+    number: int
+
+    class Meta:
+        topic = "bench-clocked-at-broker"
+        key = "number"
+
+
 class ClockedOnRocketMQ(Message):
     number: int
 

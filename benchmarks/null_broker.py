@@ -1,17 +1,27 @@
-"""A broker that accepts everything and keeps nothing: what remains is the relay's own cost."""
+"""A broker that reads and accepts everything and keeps nothing: what remains is the relay's own cost."""
 
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
 from datetime import timedelta
+from operator import attrgetter
 
-from outbox.brokers.base import Delivery, Ended, EndSemantics, HalfRef, HalfStanding, Outgoing, SendResult, SendStatus, StoredCopy
+from outbox.brokers.base import Delivery, Ended, EndSemantics, HalfRef, HalfStatus, Outgoing, SendResult, SendStatus, StoredCopy
 from outbox.brokers.capabilities import HalfMessages
 from outbox.message import Resolution
 
 ACCEPTED = SendResult(SendStatus.ACCEPTED)
 AWAY = SendResult(SendStatus.UNAVAILABLE, reason="away")
 COMMITTED = SendResult(SendStatus.ACCEPTED, ended=Ended.COMMITTED)
+
+
+_fields = attrgetter(*Outgoing.__struct_fields__)
+
+
+def _read_all(messages: Sequence[Outgoing]) -> None:
+    """Read each field of each message, as a broker must that sends them: what is made late is made here."""
+    for message in messages:
+        _fields(message)
 
 
 class NullBroker(HalfMessages):
@@ -23,6 +33,7 @@ class NullBroker(HalfMessages):
     away: set[str] = set()  # topics that get no answer
 
     def send(self, messages: Sequence[Outgoing]) -> list[SendResult]:
+        _read_all(messages)
         if self.away:
             return [AWAY if message.topic in self.away else ACCEPTED for message in messages]
         return [ACCEPTED] * len(messages)
@@ -31,13 +42,14 @@ class NullBroker(HalfMessages):
         return message_id
 
     def send_halves(self, messages: Sequence[Outgoing]) -> list[SendResult]:
+        _read_all(messages)
         return [SendResult(SendStatus.ACCEPTED, half_id=message.message_id) for message in messages]
 
     def end(self, halves: Sequence[HalfRef], resolution: Resolution, *, within: timedelta | None = None) -> list[SendResult]:
         return [COMMITTED] * len(halves)
 
-    def look_up_halves(self, halves: Sequence[HalfRef]) -> list[HalfStanding]:
-        return [HalfStanding.VISIBLE] * len(halves)
+    def look_up_halves(self, halves: Sequence[HalfRef]) -> list[HalfStatus]:
+        return [HalfStatus.VISIBLE] * len(halves)
 
     def receive(
         self,

@@ -21,6 +21,11 @@ def command(*arguments: str, **environment: str) -> AbstractContextManager[subpr
     return _run([sys.executable, "manage.py", *arguments], environment)
 
 
+def module(name: str, *arguments: str) -> AbstractContextManager[subprocess.Popen[bytes]]:
+    """Run one of our modules beside us; it is told to stop at the end."""
+    return _run([sys.executable, "-m", name, *arguments], {})
+
+
 @contextmanager
 def celery() -> Iterator[subprocess.Popen[bytes]]:
     """Run a worker with two children, and beat, beside us; nudges reach it, tasks being files in a folder of its own."""
@@ -49,7 +54,7 @@ def _run(arguments: Sequence[str], environment: Mapping[str, str]) -> Iterator[s
 
 @contextmanager
 def _celery_files(folder: str) -> Iterator[None]:
-    """Have this process nudge by files in a folder, and the worker find them there."""
+    """Configure Celery here and in the worker to exchange nudges as files in a folder."""
     from project.celery import app
 
     options = app.conf.broker_transport_options
@@ -79,6 +84,11 @@ def count(query: str, *parameters: object) -> int:
     return int(row[0])
 
 
+def is_stopped(pid: int) -> bool:
+    """Whether all threads of a process stand still after SIGSTOP. Linux."""
+    return all((task / "stat").read_text().rpartition(")")[2].split()[0] == "T" for task in Path(f"/proc/{pid}/task").iterdir())
+
+
 def is_up(relay: subprocess.Popen[bytes]) -> bool:
-    """Whether a relay has said that it is at its post."""
+    """Return whether a relay has reported that it runs."""
     return count("SELECT count(*) FROM outbox_process WHERE kind = 'relay' AND pid = %s", relay.pid) > 0

@@ -132,7 +132,7 @@ def _paced(act: Callable[[], float], count: int) -> bare_port.Pace:
 def _compared(
     name: str, bare: Callable[[], bare_port.Pace], ours: Callable[[], bare_port.Pace], *, at_least: float | None
 ) -> list[Figure]:
-    """Let both run in turn, each once unmeasured; return the rates, and this process's CPU for each message."""
+    """Run both in turn, each once unmeasured first; return the rates, and this process's CPU for each message."""
     bare(), ours()
     pairs = [(bare(), ours()) for _ in range(ROUNDS)]
     ratios = sorted(mine.per_second / best.per_second for best, mine in pairs)

@@ -9,7 +9,9 @@ from typing import Any
 
 from project.settings import *  # noqa: F403  (database, Celery)
 
+DEBUG = False  # with it, Django formats each statement for its log, and every ratio is of that
 INSTALLED_APPS = ["outbox", "outbox.embedded", "outbox.pipeline", "benchmarks"]
+DEBUG = False  # with it Django keeps a copy of every statement, values and all
 ROOT_URLCONF = None  # no pages
 MIDDLEWARE: list[str] = []
 TEMPLATES: list[Any] = []
@@ -19,10 +21,13 @@ OUTBOX: dict[str, Any] = {
     "BROKERS": {
         "default": {"BACKEND": "outbox.embedded.EmbeddedBroker", "OPTIONS": {"DATABASE": "default"}},
         "null": {"BACKEND": "benchmarks.null_broker.NullBroker"},
+        "clocked": {"BACKEND": "benchmarks.clocked_broker.ClockedBroker"},
     },
     "TOPICS": {
         "bench-two-phase": {"TYPE": "transaction"},
         "bench-clocked": {"TYPE": "transaction"},
+        "bench-clocked-one-phase": {"TYPE": "normal"},
+        "bench-clocked-at-broker": {"TYPE": "normal", "BROKER": "clocked"},
         "bench-consumed": {"TYPE": "normal"},
         "bench-consumed-two-phase": {"TYPE": "transaction"},
         "bench-null-one-phase": {"TYPE": "normal", "BROKER": "null"},

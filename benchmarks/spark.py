@@ -25,10 +25,10 @@ import django
 from benchmarks.archive import DAY, EMPTY, fill_day, missing
 from benchmarks.figure import Figure
 from benchmarks.memory import peak_mib
+from benchmarks.synthetic.plan import Plan
 from outbox import database
 from outbox.pipeline.job_config import database_source
 from outbox.pipeline.spark.config import Group, PipelineConfig
-from outbox.pipeline.spark.synthetic.plan import Plan
 
 SIZES = (100_000, 1_000_000, 10_000_000)
 ROWS = 500_000  # in PostgreSQL
@@ -65,7 +65,7 @@ def measure(scale: float = 1.0) -> list[Figure]:
 
 def _parquet(messages: int, *, is_largest: bool) -> list[Figure]:
     """Write a history, start anew, audit it."""
-    from outbox.pipeline.spark.synthetic.write import config_of
+    from benchmarks.synthetic.write import config_of
 
     plan = Plan(messages, lost=2_000, duplicated=200, orphans=200, topics=4, lanes=4, seed=7)
     with tempfile.TemporaryDirectory(prefix="outbox-bench-") as folder:
@@ -93,8 +93,8 @@ def _elsewhere(act: Callable[..., Any], *arguments: Any) -> Any:
 
 
 def _write(plan: Plan, config: PipelineConfig, folder: str) -> dict[str, Any]:
+    from benchmarks.synthetic.write import write_history
     from outbox.pipeline.spark.session import build_session
-    from outbox.pipeline.spark.synthetic.write import write_history
 
     truth = write_history(build_session(config, name="outbox bench"), plan, folder)
     os.sync()  # or the disk is still being written to while the audit runs

@@ -9,7 +9,7 @@ from django.db import transaction
 
 from benchmarks.figure import Figure
 from benchmarks.messages import BenchOrder
-from benchmarks.processes import command, count, is_up, wait_until
+from benchmarks.processes import command, count, is_stopped, is_up, wait_until
 from outbox import publish
 
 UNSENT = "SELECT count(*) FROM outbox_batch WHERE state IN (0, 1, 2)"
@@ -29,6 +29,7 @@ def _kill_one() -> float:
     with command("outbox_relay", "--broker", "default") as heir, doomed as first:
         wait_until(lambda: is_up(heir) and is_up(first), 30, "two relays")
         heir.send_signal(signal.SIGSTOP)
+        wait_until(lambda: is_stopped(heir.pid), 30, "the stop of the second relay")
         with transaction.atomic():
             publish(BenchOrder(order_id=1, customer="17850", total="15.30"))
         died = wait_until(lambda: first.poll() is not None, 30, "the death of the first relay")

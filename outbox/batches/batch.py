@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 import enum
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
 
-from outbox.brokers.base import HalfRef, SendStatus
+from outbox.brokers.base import HalfRef, SendResult, SendStatus
 from outbox.message import TopicType
 from outbox.models import State
 
 UNFINISHED = f"({State.RELEASED}, {State.CLAIMED}, {State.PREPARED})"
 """The states of a batch that is still to be sent: SQL. As literals, or PostgreSQL could not use the partial index on them."""
+
+
+MessageRow = tuple[str, str | None, str | None, bytes]
+"""What a message says: key, headers, about, body. Headers are None where its row is gone, and then no more is known of it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,6 +30,7 @@ class Batch:
         order_keys: one per position on ordered topics.
         split: positions that left for another batch; they are no concern of this one.
         tries: how many sends have failed.
+        messages: what they say, one per position, where it came along with the claim. None: it is yet to be loaded.
     """
 
     id: int
@@ -38,11 +43,13 @@ class Batch:
     order_keys: Sequence[int] | None = None
     split: frozenset[int] = frozenset()
     tries: int = 0
+    messages: Sequence[MessageRow] | None = None
 
     @property
-    def positions(self) -> list[int]:
+    def positions(self) -> Sequence[int]:
         """The positions that are still in the batch."""
-        return [position for position in range(1, len(self.message_ids) + 1) if position not in self.split]
+        every = range(1, len(self.message_ids) + 1)
+        return [position for position in every if position not in self.split] if self.split else every
 
 
 class SplitReason(enum.StrEnum):
@@ -78,7 +85,7 @@ class BatchSendResult:
 
     Args:
         accepted: position -> id of the half message; "" for a whole message.
-        half_places: position -> where the broker stores the half message, as `HalfRef.place` has it.
+        half_places: position -> where the broker stores the half message, as `HalfRef.place` has it, where that is known.
         source: the stable id of the database, which the half messages carry in their tokens.
     """
 
@@ -87,6 +94,19 @@ class BatchSendResult:
     unaccepted: dict[int, Unaccepted] = field(default_factory=dict)
     half_places: dict[int, str] = field(default_factory=dict)
     source: str = ""
+
+    def note(self, positions: Sequence[int], outcomes: Iterable[SendResult]) -> list[SendResult]:
+        """Note what the broker made of the messages at positions; return those outcomes that are not ACCEPTED."""
+        accepted, failed = SendStatus.ACCEPTED, []
+        for position, outcome in zip(positions, outcomes, strict=True):
+            if outcome.status is accepted:
+                self.accepted[position] = outcome.half_id
+                if outcome.place:
+                    self.half_places[position] = outcome.place
+            else:
+                self.unaccepted[position] = Unaccepted(SplitReason(outcome.status), outcome.reason)
+                failed.append(outcome)
+        return failed
 
     def half(self, position: int) -> HalfRef:
         """Name the half message at a position, which nobody has decided yet, to its broker."""
@@ -128,8 +148,13 @@ class PreparedBatch:
         place = self.half_places.get(position, "")
         return HalfRef(self.topic, half_id, self.message_ids[position - 1], place, self.source, self.decided_at)
 
+    def halves(self) -> list[HalfRef]:
+        """Name those whose commit has no answer yet to their broker, in the order of the positions."""
+        return [self.half(position) for position in self.positions]
+
 
 def places_as_stored(places: Mapping[int, str], size: int) -> list[str | None] | None:
     """Return the places of half messages as a batch's row holds them, one per position; None: none is known."""
-    stored = [places.get(position) or None for position in range(1, size + 1)]
-    return stored if any(stored) else None
+    if not any(places.values()):
+        return None
+    return [places.get(position) or None for position in range(1, size + 1)]

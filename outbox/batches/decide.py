@@ -14,7 +14,7 @@ from outbox.database import Connection
 from outbox.models import State
 
 DECIDE = f"""
-UPDATE outbox_batch SET state = {State.PREPARED}, half_ids = %(half_ids)s::text[], half_places = %(half_places)s::text[],
+UPDATE outbox_batch SET state = {State.PREPARED}, half_ids = %(half_ids)b::text[], half_places = %(half_places)b::text[],
     decided_at = clock_timestamp(), ends_until = clock_timestamp() + %(window)s::interval, lease_until = NULL
 WHERE id = %(id)s AND state = {State.CLAIMED} AND attempt = %(attempt)s RETURNING id
 """

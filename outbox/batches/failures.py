@@ -16,7 +16,7 @@ NOTE_FAILURE = """
 INSERT INTO outbox_attempt (batch_id, attempt, message_ids, verdict, reason) VALUES (%s, %s, %s::uuid[], %s, %s)
 """
 
-# Copy the messages of dead batches, so that their day can be dropped without losing them. One that a person had sent
+# Copy the messages of dead batches, so that their day can be dropped without losing them. One that an operator had sent
 # again and that died once more keeps its newest reason.
 COPY_DEAD = f"""
 INSERT INTO outbox_dead AS d (message_id, batch_id, topic, key, headers, about, body, lane, number, reason)

@@ -1,9 +1,9 @@
 """
-Give up: a prepared batch of one of which nobody can tell any more whether its message was published. PREPARED to DEAD.
+The edge from PREPARED to DEAD: a prepared batch of one message, when nobody can prove any more whether it was published.
 
-Its half message is gone and its message is not there, but its broker no longer keeps what is as old, so that this proves
-nothing. Sent again, it might be there twice; taken for sent, it might be lost. An operator decides: retry sends it again,
-skip accepts it as published. Of a larger batch, `split` takes such messages out.
+The broker has neither the half message nor the message, but it no longer keeps messages that old, so this proves nothing.
+Sending the message again might publish it twice; marking it as sent might lose it. An operator decides: retry sends it
+again, skip accepts it as published. `split` takes such messages out of a larger batch first.
 """
 
 from __future__ import annotations

@@ -236,6 +236,22 @@ def bound_cursor(alias: str) -> CursorWrapper:
     return wrapped
 
 
+def kept_cursor(alias: str, statement: str) -> CursorWrapper:
+    """
+    Return a cursor as `bound_cursor` does, kept for one statement as long as the connection lives. It is never closed.
+
+    psycopg then finds out only once how the statement's values are written and its rows are read. The cursor holds the last
+    values, so large ones are not for it.
+    """
+    wrapper = connections[alias]
+    wrapper.ensure_connection()
+    kept = wrapper.connection.__dict__.setdefault("outbox_cursors", {})
+    if (cursor := kept.get(statement)) is None:
+        cursor = kept[statement] = psycopg.Cursor(wrapper.connection)
+    wrapped: CursorWrapper = wrapper._prepare_cursor(cursor)  # type: ignore[attr-defined]
+    return wrapped
+
+
 def drop_if_lost(alias: str) -> None:
     """Close Django's connection where it no longer answers; the next statement opens another."""
     wrapper = connections[alias]

@@ -22,7 +22,6 @@ class Lock(enum.IntEnum):
     PARTITIONS = 7711  # days of the message table, made and dropped; 0
     ARCHIVE = 7712  # archivers of a database; 0
     RECORDER = 7713  # recorders of a broker; its hash
-    MONITOR = 7714  # monitors of a database; 0
     PRUNE = 7715  # prunes of a database; 0
     AUDIT = 7716  # audits of a database; 0
     BROKER_TOPIC = 7724  # of a broker that keeps tables: shared by groups that begin in it, held alone by its prune; its id

@@ -21,9 +21,9 @@ from outbox.errors import BrokenTransaction
 IDLE = TransactionStatus.IDLE
 
 
-class _Standing(NamedTuple):
+class _ConnectionState(NamedTuple):
     """
-    How a connection of Django's stands. A test's own transactions may be open.
+    The state of a Django connection. The transaction around a test does not count.
 
     Args:
         autocommit: None where Django and psycopg differ over it.
@@ -83,18 +83,18 @@ def outermost_transaction(alias: str) -> Iterator[None]:
         RuntimeError: a transaction is open already.
     """
     wrapper = connections[alias]
-    before = _Standing.of(wrapper)
-    if not _is_in_transaction(wrapper) and before != _Standing.clean(wrapper):
+    before = _ConnectionState.of(wrapper)
+    if not _is_in_transaction(wrapper) and before != _ConnectionState.clean(wrapper):
         _close(wrapper)
-        before = _Standing.of(wrapper)
+        before = _ConnectionState.of(wrapper)
     is_sound = False
     try:
         with transaction.atomic(using=alias, durable=True):
             yield
             require_alive(alias, "The transaction")
-        is_sound = wrapper.connection is not None and _Standing.of(wrapper) == before
+        is_sound = wrapper.connection is not None and _ConnectionState.of(wrapper) == before
     finally:
-        if not is_sound and _Standing.of(wrapper) != before:
+        if not is_sound and _ConnectionState.of(wrapper) != before:
             _close(wrapper)
     if not is_sound:
         _close(wrapper)
@@ -152,7 +152,11 @@ def is_in_callers_transaction(using: str) -> bool:
 def close_broken(using: str) -> bool:
     """Close Django's connection where somebody has left it in a transaction that no block ends; return whether it was."""
     wrapper = connections[using]
-    if wrapper.vendor != "postgresql" or _is_in_transaction(wrapper) or _Standing.of(wrapper) == _Standing.clean(wrapper):
+    if (
+        wrapper.vendor != "postgresql"
+        or _is_in_transaction(wrapper)
+        or _ConnectionState.of(wrapper) == _ConnectionState.clean(wrapper)
+    ):
         return False
     _close(wrapper)
     return True

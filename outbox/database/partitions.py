@@ -16,7 +16,7 @@ from uuid import UUID
 
 from psycopg import errors, sql
 
-from outbox import conf, signals
+from outbox import signals
 from outbox.database.connections import Connection, connect
 from outbox.database.locks import END_IDLE_TRANSACTION, LOCK_PARTITIONS
 from outbox.ids import day_of, first_id
@@ -25,6 +25,8 @@ from outbox.logs import get_logger
 logger = get_logger(__name__)
 
 T = TypeVar("T")
+
+DAYS_AHEAD = 7  # made before they come: so long may maintenance stand still
 
 PATIENCE = timedelta(seconds=10)
 
@@ -86,14 +88,14 @@ def make_days(using: str, *, today: date | None = None, patience: timedelta = PA
         The days that were made.
     """
     today = today or datetime.now(UTC).date()
-    last = today + timedelta(days=conf.settings().relay.partition_days)
-    with connect(using, application_name="outbox upkeep") as connection:
+    last = today + timedelta(days=DAYS_AHEAD)
+    with connect(using, application_name="outbox maintenance") as connection:
         existing = set(days(connection))
         ahead = [today + timedelta(days=n) for n in range((last - today).days + 1)]
         strays = _stray_days(connection, last)
         wanted = sorted({*ahead, *(day for day in strays if day <= last)} - existing)
         if strays:
-            _raise_alarm(using, strays)
+            _send_alert(using, strays)
         return [day for day in wanted if make_day(connection, day, patience=patience)]
 
 
@@ -187,10 +189,10 @@ def _stray_days(connection: Connection, last: date) -> list[date]:
     return found
 
 
-def _raise_alarm(using: str, strays: list[date]) -> None:
+def _send_alert(using: str, strays: list[date]) -> None:
     reason = (
         f"Database {using!r} has messages in outbox_message_default, of {', '.join(map(str, strays))}. "
-        "See that outbox upkeep runs each hour and that the clocks of the publishers are right."
+        "See that outbox maintenance runs each hour and that the clocks of the publishers are right."
     )
     logger.warning(reason)
-    signals.alarm.send_robust(sender=make_days, reason=reason, details={"database": using, "days": strays})
+    signals.alert.send_robust(sender=make_days, reason=reason, details={"database": using, "days": strays})

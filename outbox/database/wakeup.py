@@ -1,4 +1,4 @@
-"""Wake an idle relay from anywhere: it says in a row that it waits, and listens."""
+"""Wake idle relays from anywhere: they say in a row that they wait, and listen."""
 
 from __future__ import annotations
 
@@ -10,3 +10,8 @@ WAKE_RELAY = "SELECT pg_notify('outbox', '') FROM outbox_idle LIMIT 1"
 def wake_relay(connection: Connection) -> None:
     """Notify idle relays when the transaction commits; costs nothing where none is idle."""
     connection.execute(WAKE_RELAY)
+
+
+def name_topic(topic_id: int, broker: str) -> str:
+    """Return what a publisher notifies relays of: a topic, and whose it is."""
+    return f"{topic_id}:{broker}"

@@ -17,7 +17,7 @@ from outbox.brokers.base import (
     Delivery,
     EndSemantics,
     HalfRef,
-    HalfStanding,
+    HalfStatus,
     Outgoing,
     Problem,
     SendResult,
@@ -26,7 +26,7 @@ from outbox.brokers.base import (
 )
 from outbox.brokers.capabilities import DeadLetters, NeedsCheckLoop, StoredInDatabase
 from outbox.brokers.options import read_options
-from outbox.brokers.validation import TOO_LATE, objection
+from outbox.brokers.validation import TOO_LATE, validate
 from outbox.database import Connection, raw
 from outbox.embedded import checks, halves, lookup, monitoring, producer, receiver, retention, settlement, wakeup
 from outbox.embedded.attempts import Act, attempt
@@ -36,7 +36,7 @@ from outbox.embedded.rows import delivery
 from outbox.embedded.topics import Topics, differences
 from outbox.errors import BrokerUnavailable
 from outbox.logs import get_logger
-from outbox.message import Half, Header, Resolution
+from outbox.message import Half, Header, Resolution, TopicType
 
 logger = get_logger(__name__)
 
@@ -140,7 +140,7 @@ class EmbeddedBroker(NeedsCheckLoop, DeadLetters, StoredInDatabase):
 
         return attempt(self._client, refs, act)
 
-    def look_up_halves(self, refs: Sequence[HalfRef]) -> list[HalfStanding]:
+    def look_up_halves(self, refs: Sequence[HalfRef]) -> list[HalfStatus]:
         """Look half messages and their messages up, all in one statement."""
         retention = {topic.name: topic.retention for topic in self.topics.values()}
         try:
@@ -148,7 +148,7 @@ class EmbeddedBroker(NeedsCheckLoop, DeadLetters, StoredInDatabase):
                 return halves.look_up(connection, refs, retention, now=self._now())
         except BrokerUnavailable as error:
             logger.warning("Half messages cannot be looked up now: %s", error)
-            return [HalfStanding.UNKNOWN] * len(refs)
+            return [HalfStatus.UNKNOWN] * len(refs)
 
     def check_halves(self, ask: Callable[[Half], Resolution], *, limit: int = 100) -> int:
         """Ask about half messages that are due and end them as answered; an exception of `ask` means UNKNOWN."""
@@ -195,23 +195,27 @@ class EmbeddedBroker(NeedsCheckLoop, DeadLetters, StoredInDatabase):
             return settlement.renew(connection, deliveries, invisible_for, now=self._now())
 
     def release(self, deliveries: Sequence[Delivery]) -> None:
-        """Let go of deliveries: their messages are due at once. Over the connection of `renew`."""
+        """Release deliveries, over the connection of `renew`. Their messages are due at once."""
         with self._renewals.translated() as connection:
             settlement.release(connection, deliveries, now=self._now())
 
     def ack(self, deliveries: Sequence[Delivery]) -> list[bool]:
         """Finish deliveries that are still held."""
         with self._client.translated() as connection:
+            if any(self.topics[one.topic].type is TopicType.FIFO for one in deliveries if one.topic in self.topics):
+                self._client.lull = None  # the next messages of their keys are due
             return settlement.ack(connection, deliveries, now=self._now())
 
     def retry(self, delivery: Delivery, after: timedelta) -> bool:
-        """Let go of a delivery; its message is due again after that time."""
+        """Release a delivery. Its message is due again after the given time."""
         with self._client.translated() as connection:
+            self._client.lull = None
             return settlement.retry(connection, delivery, after, now=self._now())
 
     def dead_letter(self, delivery: Delivery, reason: str) -> bool:
-        """Put the message aside; it stays until it is replayed."""
+        """Store the message as a dead letter, until it is replayed or discarded."""
         with self._client.translated() as connection:
+            self._client.lull = None
             return settlement.dead_letter(connection, delivery, reason, now=self._now())
 
     def dead_letters(self, group: str, *, limit: int = 100) -> list[DeadLetter]:
@@ -225,7 +229,7 @@ class EmbeddedBroker(NeedsCheckLoop, DeadLetters, StoredInDatabase):
             return settlement.replay(connection, group, letters, now=self._now())
 
     def discard(self, group: str, letters: Sequence[str]) -> int:
-        """Let dead letters go; retention drops their messages in its time."""
+        """Delete dead letters. Retention deletes their messages later."""
         with self._client.translated() as connection:
             return settlement.discard(connection, group, letters)
 
@@ -235,7 +239,7 @@ class EmbeddedBroker(NeedsCheckLoop, DeadLetters, StoredInDatabase):
             return settlement.deliver_again(connection, group, message_ids, now=self._now())
 
     def backlog(self, group: str) -> dict[str, int]:
-        """Count, per topic, what waits for a group."""
+        """Return the number of messages that wait for a group, by topic."""
         with self._client.translated() as connection:
             return lookup.backlog(connection, group)
 
@@ -245,7 +249,7 @@ class EmbeddedBroker(NeedsCheckLoop, DeadLetters, StoredInDatabase):
             return lookup.open_ids(connection, group, message_ids)
 
     def find(self, message_id: str, *, half: HalfRef | None = None) -> list[StoredCopy]:
-        """Look a message up."""
+        """Return the stored copies of a message."""
         with self._client.translated() as connection:
             return lookup.find(connection, message_id, now=self._now())
 
@@ -256,7 +260,7 @@ class EmbeddedBroker(NeedsCheckLoop, DeadLetters, StoredInDatabase):
             return retention.prune(connection, topics, keep_since=keep_since, limit=limit, now=self._now())
 
     def forget_group(self, group: str) -> None:
-        """Let go of a group that is gone for good: what it has not read no longer holds retention up."""
+        """Delete what is stored of a group that is no longer used, so that its unread messages no longer delay retention."""
         with self._client.translated() as connection:
             retention.forget_group(connection, group)
         self._joined = {joined for joined in self._joined if joined[0] != group}
@@ -278,10 +282,10 @@ class EmbeddedBroker(NeedsCheckLoop, DeadLetters, StoredInDatabase):
 
     def _look_and_store(self, messages: Sequence[Outgoing], act: Act[Outgoing], *, is_half: bool) -> list[SendResult]:
         limit = self.max_body_bytes
-        objections = [objection(one, self.topics, is_half=is_half, max_body_bytes=limit) for one in messages]
-        good = [one for one, wrong in zip(messages, objections, strict=True) if wrong is None]
+        rejections = [validate(one, self.topics, is_half=is_half, max_body_bytes=limit) for one in messages]
+        good = [one for one, rejection in zip(messages, rejections, strict=True) if rejection is None]
         answers = iter(attempt(self._client, good, act) if good else ())
-        return [wrong or next(answers) for wrong in objections]
+        return [rejection or next(answers) for rejection in rejections]
 
     def _reader(self, connection: Connection, group: str, topics: Collection[str], invisible_for: timedelta) -> receiver.Reader:
         stored = [self._stored.stored(connection, name) for name in topics]

@@ -79,13 +79,13 @@ def answer(ask: Callable[[Half], Resolution], half: Half) -> Resolution:
 
 
 def park(connection: Connection, *, check_limit: int, now: datetime | None) -> int:
-    """Stop asking about halves that were asked about as often as allowed, and call a person for each."""
+    """Stop asking about half messages that were asked about as often as allowed, and send an alert for each."""
     parked = connection.execute(PARK, {"check_limit": check_limit, "now": now}).fetchall()
     for half_id, topic, message_id, token, asked in parked:
         reason = f"Half message {half_id} of topic {topic!r} got no answer in {asked} asks and is parked."
         logger.error("%s Message %s, token %s. Have it asked again with ask_again().", reason, message_id, token)
         details = {"topic": topic, "half_id": str(half_id), "message_id": message_id, "token": token, "asked": asked}
-        signals.alarm.send_robust(sender=park, reason=reason, details=details)
+        signals.alert.send_robust(sender=park, reason=reason, details=details)
     return len(parked)
 
 

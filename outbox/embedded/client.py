@@ -6,13 +6,14 @@ import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from dataclasses import dataclass
 
 import psycopg
 from psycopg import errors
 
 from outbox import database
 from outbox.brokers.base import SendStatus
-from outbox.embedded.options import EmbeddedOptions
+from outbox.embedded.options import CONNECT_TIMEOUT, EmbeddedOptions
 from outbox.errors import BrokerUnavailable, NotMigrated
 
 # Every statement here is served by an index, and its tables fill and empty in seconds: what statistics say of them is
@@ -37,6 +38,20 @@ NO_TABLES = (
 )
 
 
+@dataclass(frozen=True, slots=True)
+class Lull:
+    """
+    A time in which there is nothing for a group but what commits tell of.
+
+    Args:
+        reads: the group, and the ids of the topics it reads.
+        until: seconds of the monotonic clock.
+    """
+
+    reads: tuple[str, tuple[int, ...]]
+    until: float
+
+
 class Client:
     """One connection in autocommit, for one call at a time. Only `close` may come from another thread meanwhile."""
 
@@ -46,6 +61,7 @@ class Client:
         self._is_listening = False
         self._in_call = threading.Lock()
         self.is_registered = False  # commits tell this connection of new messages
+        self.lull: Lull | None = None
         self.is_closing = False  # a call that waits returns soon
 
     @contextmanager
@@ -93,11 +109,12 @@ class Client:
                 options.database,
                 application_name="outbox embedded broker",
                 settings={**SETTINGS, "statement_timeout": str(int(options.statement_timeout.total_seconds() * 1000))},
-                connect_timeout=max(2, round(options.connect_timeout.total_seconds())),
+                connect_timeout=round(CONNECT_TIMEOUT.total_seconds()),
             )
         except psycopg.OperationalError as error:
             raise BrokerUnavailable(f"Database {options.database!r} cannot be reached, it is tried again: {error}") from error
         self._is_listening = self.is_registered = False
+        self.lull = None
         return connection
 
     def register(self) -> bool:
@@ -122,6 +139,7 @@ class Client:
         if self.is_registered and self._connection is not None and not self._connection.closed:
             self._connection.execute(DEREGISTER)
         self.is_registered = False
+        self.lull = None
 
     def deregister_while_idle(self) -> None:
         """
@@ -136,19 +154,16 @@ class Client:
             finally:
                 self._in_call.release()
 
-    def forget_notices(self) -> None:
-        """Forget what was told until now."""
-        if self.is_registered:
-            for _ in self.connection().notifies(timeout=0):
-                pass
+    def notices(self) -> set[str]:
+        """Return what was told until now, each once."""
+        return self.wait(0) if self.is_registered else set()
 
-    def wait(self, seconds: float) -> None:
-        """Wait so long, or until something is told."""
+    def wait(self, seconds: float) -> set[str]:
+        """Wait so long, or until something is told; return what is."""
         if not self.is_registered:
             time.sleep(seconds)
-            return
-        for _ in self.connection().notifies(timeout=seconds, stop_after=1):
-            pass
+            return set()
+        return {notice.payload for notice in self.connection().notifies(timeout=seconds, stop_after=1 if seconds else None)}
 
     def close(self) -> None:
         """Close the connection when the call that is under way has ended. The next use opens another."""

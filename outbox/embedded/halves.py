@@ -13,10 +13,10 @@ from typing import Any
 
 import psycopg
 
-from outbox.brokers.base import Ended, HalfRef, HalfStanding, SendResult, SendStatus
+from outbox.brokers.base import Ended, HalfRef, HalfStatus, SendResult, SendStatus
 from outbox.database import Connection
 from outbox.embedded.clock import NOW
-from outbox.embedded.log import NOTIFY, SHOW
+from outbox.embedded.log import NOTIFY_QUEUE, SHOW
 from outbox.embedded.rows import MESSAGE_ARRAYS, MESSAGE_COLUMNS, MessageRow, arrays
 from outbox.message import Resolution
 
@@ -55,7 +55,7 @@ repeated AS (
     SELECT n, topic_id, queue, message_id, source, key, tag, headers, '', token, born_at, {NOW}, 2, {NOW}
     FROM leaving WHERE n NOT IN (SELECT half_id FROM shown)
 )
-SELECT array_agg(n), {NOTIFY} FROM leaving
+SELECT array_agg(n), (SELECT count({NOTIFY_QUEUE}) FROM numbered) FROM leaving
 """
 
 ROLL_BACK_HALVES = f"""
@@ -145,7 +145,7 @@ def _read_ends(connection: Connection, halves: Sequence[HalfRef]) -> dict[int, E
 
 def look_up(
     connection: Connection, halves: Sequence[HalfRef], retention: Mapping[str, timedelta], *, now: datetime | None
-) -> list[HalfStanding]:
+) -> list[HalfStatus]:
     """
     Return where half messages stand.
 
@@ -154,17 +154,17 @@ def look_up(
     """
     rows = connection.execute(LOOK_UP, {**_given(halves), "topics": [half.topic for half in halves], "now": now})
     return [
-        _standing(is_visible, state, proves_absence=_is_kept(half, retention, time))
+        _status(is_visible, state, proves_absence=_is_kept(half, retention, time))
         for half, (is_visible, state, time) in zip(halves, rows, strict=True)
     ]
 
 
-def _standing(is_visible: bool, state: int | None, *, proves_absence: bool) -> HalfStanding:
+def _status(is_visible: bool, state: int | None, *, proves_absence: bool) -> HalfStatus:
     if is_visible or state == COMMITTED:
-        return HalfStanding.VISIBLE
+        return HalfStatus.VISIBLE
     if state is None:
-        return HalfStanding.GONE if proves_absence else HalfStanding.UNPROVEN
-    return HalfStanding.GONE if state == ROLLED_BACK else HalfStanding.HIDDEN
+        return HalfStatus.GONE if proves_absence else HalfStatus.UNPROVEN
+    return HalfStatus.GONE if state == ROLLED_BACK else HalfStatus.HIDDEN
 
 
 def _is_kept(half: HalfRef, retention: Mapping[str, timedelta], now: datetime) -> bool:

@@ -40,9 +40,12 @@ shown AS (
 )
 """
 
-# Tells consumers that want to be told, once per statement. Where nothing is shown, nobody may be told: who moves what is due
-# listens, too, and would wake itself for ever.
+# Tells consumers that want to be told to look at all they have, once per statement.
 NOTIFY = "(SELECT pg_notify('outbox_embedded', '') FROM outbox_embedded_idle LIMIT 1)"
+
+# Tells them which queue has new messages, once for each that is `numbered`. Where nothing is shown, nobody may be told: who moves
+# what is due listens, too, and would wake itself for ever.
+NOTIFY_QUEUE = "(SELECT pg_notify('outbox_embedded', topic_id || ':' || queue) FROM outbox_embedded_idle LIMIT 1)"
 
 # A one-phase send. A message's place in the arrays is its place in the queue.
 SEND = f"""
@@ -51,7 +54,7 @@ WITH leaving AS (
     FROM unnest({MESSAGE_ARRAYS}) WITH ORDINALITY AS m ({MESSAGE_COLUMNS}, n)
 ),
 {SHOW}
-SELECT {NOTIFY}
+SELECT {NOTIFY_QUEUE} FROM numbered
 """
 
 DELAY = f"""
@@ -59,7 +62,7 @@ INSERT INTO outbox_embedded_delayed ({MESSAGE_COLUMNS}, deliver_at)
 SELECT * FROM unnest({MESSAGE_ARRAYS}, %(times)b::timestamptz[])
 """
 
-# Two consumers that come at once move different messages: the rows are locked, locked ones are passed over.
+# Two consumers that come at once move different messages: the rows are locked, locked ones are skipped.
 MOVE_DELAYED = f"""
 WITH leaving AS (
     DELETE FROM outbox_embedded_delayed WHERE id IN (
@@ -70,7 +73,7 @@ WITH leaving AS (
     RETURNING id AS n, NULL::bigint AS half_id, {MESSAGE_COLUMNS}
 ),
 {SHOW}
-SELECT topic_id, queue, {NOTIFY} FROM numbered
+SELECT topic_id, queue, {NOTIFY_QUEUE} FROM numbered
 """
 
 

@@ -1,4 +1,4 @@
-"""What a person or a test asks the broker: how much waits, where a message is."""
+"""Look-ups for operators and tests: how many messages wait, where a message is."""
 
 from __future__ import annotations
 

@@ -15,7 +15,7 @@ class HalfState(models.IntegerChoices):
     """How a half message stands. A committed half leaves the table: its message stands in the queue."""
 
     UNDECIDED = 0
-    PARKED = 1  # asked about as often as allowed; a person looks at it, an end still works
+    PARKED = 1  # asked about as often as allowed, and needs an operator; it can still be ended
     COMMITTED = 2  # a second half of a message that was visible already: kept only to remember the end
     ROLLED_BACK = 3
 

@@ -12,6 +12,7 @@ from django.db import connections
 from outbox.brokers.base import Problem
 from outbox.brokers.options import Options, problems_with, read_options
 
+CONNECT_TIMEOUT = timedelta(seconds=5)
 MOST_INTERVALS = 16  # as TAKE_DUE_HALVES doubles them
 
 
@@ -24,13 +25,12 @@ class EmbeddedOptions(Options, frozen=True):
     check_interval: timedelta = timedelta(seconds=10)  # before the second ask; doubled each time, at most 16-fold
     check_limit: Annotated[int, msgspec.Meta(ge=1, le=1000)] = 15  # asked so often, a half is parked
     statement_timeout: timedelta = timedelta(seconds=10)  # a batch is stored by two statements at most
-    connect_timeout: timedelta = timedelta(seconds=5)
     clock: Callable[[], datetime] | None = None  # for tests; else the database's
 
     @property
     def max_send_duration(self) -> timedelta:
         """A batch of messages with and without a time is two statements; the connection may have to be opened first."""
-        return self.connect_timeout + 2 * self.statement_timeout
+        return CONNECT_TIMEOUT + 2 * self.statement_timeout
 
     @property
     def max_check_back_age(self) -> timedelta:
@@ -61,7 +61,7 @@ def problems(raw: Mapping[str, Any]) -> list[Problem]:
         )
     found.extend(
         Problem(f'OPTIONS["{name.upper()}"] is {getattr(options, name)}; it must be greater than zero.', "Correct it.")
-        for name in ("check_after", "check_interval", "statement_timeout", "connect_timeout")
+        for name in ("check_after", "check_interval", "statement_timeout")
         if getattr(options, name) <= timedelta()
     )
     return found

@@ -57,7 +57,9 @@ def _rows(
     for message in messages:
         topic = topics.stored(connection, message.topic)
         wrong = topics.difference(topic)
-        queue = keyless.setdefault(topic.name, topic.any_queue())
+        queue = keyless.get(topic.name)
+        if queue is None:
+            queue = keyless[topic.name] = topic.any_queue()
         rows.append(None if wrong else message_row(message, topic, queue))
         outcomes.append(SendResult(SendStatus.MISCONFIGURED, reason=wrong) if wrong else None)
     return rows, outcomes

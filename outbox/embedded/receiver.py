@@ -147,6 +147,11 @@ class Reader:
     turn: int
     now: Callable[[], datetime | None]
 
+    @property
+    def reads(self) -> tuple[str, tuple[int, ...]]:
+        """The group, and the ids of its topics."""
+        return self.group, tuple(topic.id for topic in self.topics)
+
     def parameters(self, **more: object) -> dict[str, object]:
         """Return the parameters that the statements share, and more."""
         shared = {"group": self.group, "topic_ids": [topic.id for topic in self.topics]}
@@ -191,7 +196,7 @@ class Catch:
 
 
 def join(connection: Connection, reader: Reader, *, at_end: bool) -> None:
-    """Let a group begin in topics that are new to it."""
+    """Write a group's offsets in topics that are new to it."""
     connection.execute(JOIN, reader.parameters(at_end=at_end))
 
 

@@ -91,5 +91,5 @@ def _prune_queue(connection: Connection, about: dict[str, object], limit: int) -
 
 
 def forget_group(connection: Connection, group: str) -> None:
-    """Let go of all that a group has not read, holds, or gave up. If it comes back it begins anew."""
+    """Delete a group's offsets, deliveries and dead letters. A group that comes back starts as a new one."""
     connection.execute(FORGET_GROUP, {"group": group})

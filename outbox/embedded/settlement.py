@@ -121,7 +121,7 @@ def renew(
 
 
 def release(connection: Connection, deliveries: Sequence[Delivery], *, now: datetime | None) -> None:
-    """Let go of deliveries that are still held: their messages are due at once."""
+    """Release deliveries that are still held. Their messages are due at once."""
     _change_held(connection, RELEASE, deliveries, {"now": now})
 
 

@@ -25,6 +25,7 @@ CREATE TABLE outbox_topic (
     paused_by text NOT NULL DEFAULT '',
     pause_reason text NOT NULL DEFAULT ''
 );
+CREATE INDEX outbox_topic_ordered ON outbox_topic (broker) WHERE ordered;
 """
 
 MESSAGE = """
@@ -91,6 +92,7 @@ CREATE FUNCTION outbox_newest(ids uuid[]) RETURNS uuid LANGUAGE sql IMMUTABLE ST
 AS 'SELECT id FROM unnest(ids) id ORDER BY id DESC LIMIT 1';
 """
 
+# The ids of a full batch are stored apart, uncompressed: PostgreSQL would try at each claim, in vain, since ids are random.
 BATCH = """
 CREATE TABLE outbox_batch (
     id bigint GENERATED ALWAYS AS IDENTITY PRIMARY KEY,
@@ -116,13 +118,16 @@ CREATE TABLE outbox_batch (
     last_error text,
     CONSTRAINT outbox_batch_ordered_is_one_phase CHECK (order_keys IS NULL OR half_ids IS NULL)
 ) WITH (fillfactor = 50);
+ALTER TABLE outbox_batch ALTER COLUMN message_ids SET STORAGE EXTERNAL;
 CREATE INDEX outbox_batch_unfinished ON outbox_batch (id) WHERE state IN (0, 1, 2);
 CREATE INDEX outbox_batch_dead ON outbox_batch (id) WHERE state = 4;
 CREATE INDEX outbox_batch_newest_message ON outbox_batch (outbox_newest(message_ids));
 """
 
 IDLE = """
-CREATE UNLOGGED TABLE outbox_idle (relay int PRIMARY KEY);
+CREATE UNLOGGED TABLE outbox_idle (
+    broker text PRIMARY KEY, relay int NOT NULL, is_resident boolean NOT NULL DEFAULT true,
+    announced_at timestamptz NOT NULL DEFAULT clock_timestamp());
 """
 
 # One state per message. Ticket first, then delayed row, then the first batch from the message's id on that holds it and has not

@@ -1,4 +1,4 @@
-"""What consumer groups have handled, what failed on the way, and which numbers never came."""
+"""Tables of consumers: handled messages, failures, gaps."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from django.db.models.functions import Now
 
 class Inbox(models.Model):
     """
-    Says that a group has handled a message; inserted in the handler's transaction.
+    A message that a group has handled; inserted in the handler's transaction.
 
     `dedupe_key` is the message id unless the handler names its own key. Lane and number are NULL where the message
     carried none. `nth`: which delivery to the group was the one that was handled, from 1; 0: no handler wanted the message.

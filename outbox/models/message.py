@@ -61,7 +61,7 @@ class MessageRow(models.Model):
 
 
 class Ticket(models.Model):
-    """Says that a message waits to be claimed; the claim deletes it. `pos` is the primary key for Django only."""
+    """A message that waits to be claimed; the claim deletes the row. `pos` is the primary key for Django only."""
 
     pos = models.BigIntegerField(primary_key=True)
     message_id = models.UUIDField()
@@ -76,7 +76,7 @@ class Ticket(models.Model):
 
 
 class Delayed(models.Model):
-    """Says that a message waits for its time; the relay moves it to the tickets when it is due."""
+    """A message that waits for its time; the relay moves it to the tickets when it is due."""
 
     message_id = models.UUIDField(primary_key=True)
     due_at = models.DateTimeField()

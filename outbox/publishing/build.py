@@ -20,10 +20,10 @@ registered: dict[Build, None] = {}  # each once: method_decorator decorates anew
 
 def remember(build: Build, function: Callable[..., Any]) -> None:
     """
-    Have system checks know of a function that builds the message of another one.
+    Register a function that builds the message for a decorated function, so that system checks find it.
 
     Raises:
-        ConfigurationError: it is no plain function, or the other one does not take the message.
+        ConfigurationError: `build` is not a plain function, or `function` has no parameter `message`.
     """
     if not callable(build) or iscoroutinefunction(build):
         raise ConfigurationError(

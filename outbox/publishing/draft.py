@@ -1,12 +1,11 @@
-"""From a message to a draft: rules checked, body encoded, headers written. No database is touched yet."""
+"""Turn a message into a draft: check the rules, encode the body, write the headers. No database is used yet."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from functools import cache
-from typing import Any
+from typing import TYPE_CHECKING, Any
 from uuid import UUID
 
 import msgspec
@@ -17,22 +16,24 @@ from outbox.ids import uuid7
 from outbox.message import Header, Message, TopicType, current_cause, prepare
 from outbox.publishing import rules
 
+if TYPE_CHECKING:
+    from outbox.brokers.base import Broker
+
 CLOCK_MARGIN = timedelta(minutes=1)
-"""How far the database's clock may lag behind ours without a broker hearing of a delay beyond its limit."""
+"""How far the database's clock may lag behind ours before a broker is handed a delay beyond its limit."""
 
 NO_TIME = timedelta(0)
 
 _encode = msgspec.json.Encoder().encode
 
 
-@dataclass(frozen=True, slots=True)
-class Draft:
+class Draft(msgspec.Struct, frozen=True):
     """
-    A message that keeps the rules and has its id; which database it goes to is open.
+    A valid message with its id, before its database is chosen.
 
     Args:
-        subject: what error texts call it.
-        headers: JSON object of texts.
+        subject: its name in error texts.
+        headers: a JSON object of strings.
         wait: how long it waits in the database before it gets its ticket.
     """
 
@@ -45,6 +46,20 @@ class Draft:
     headers: str
     body: bytes
     wait: timedelta
+
+
+class _Route(msgspec.Struct, frozen=True):
+    """Where the messages of a topic go, by these settings. `is_delay`: the broker delays them itself."""
+
+    settings: conf.Settings
+    topic: str
+    broker: str
+    broker_class: type[Broker]
+    is_ordered: bool
+    is_delay: bool
+
+
+_routes: dict[str, _Route] = {}
 
 
 def compose(
@@ -94,7 +109,7 @@ def compose_raw(
     delay: timedelta | None = None,
 ) -> Draft:
     """
-    Make a draft of a body of any kind; a dict is written as JSON.
+    Make a draft of a body without a message type; a dict is encoded as JSON.
 
     Raises:
         InvalidMessage: the message breaks one of the rules, or the body cannot be written as JSON.
@@ -108,6 +123,7 @@ def compose_raw(
         raise InvalidMessage(f"{subject} has a body of type {type(body).__name__}. Pass bytes, or a dict for JSON.")
     if content_type is not None:
         rules.check_content_type(subject, content_type)
+    rules.check_topic(subject, topic)
     own = {Header.CONTENT_TYPE: content_type or default_type}
     return _draft(subject, topic, body, key=key, tag=tag, headers=headers, delay=delay, own=own)
 
@@ -123,52 +139,54 @@ def _draft(
     delay: timedelta | None,
     own: dict[str, str],
 ) -> Draft:
-    rules.check_topic(subject, topic)
-    settings = conf.topic_settings(topic)
-    broker = conf.broker_class(settings.broker)
-    is_ordered = settings.type is TopicType.FIFO
-    rules.check_key(subject, key, topic=topic, is_ordered=is_ordered)
-    rules.check_body(subject, body, topic=topic, limit=broker.max_body_bytes)
+    route = _routes.get(topic)
+    if route is None or route.settings is not conf.settings():
+        route = _find_route(subject, topic)
+    rules.check_key(subject, key, topic=topic, is_ordered=route.is_ordered)
+    rules.check_body(subject, body, topic=topic, limit=route.broker_class.max_body_bytes)
     if tag:
         rules.check_tag(subject, tag)
         own[Header.TAG] = tag
     if headers:
         rules.check_headers(subject, headers)
-    wait = NO_TIME
-    if delay is not None:
-        rules.check_delay(subject, delay, topic=topic, is_ordered=is_ordered)
-        wait = delay
-        if delay and settings.type is TopicType.DELAY:
-            own[Header.DELIVER_AT] = (datetime.now(UTC) + delay).isoformat()
-            wait = max(NO_TIME, delay - broker.max_delay + CLOCK_MARGIN)
+    wait = NO_TIME if delay is None else _wait(subject, delay, route, own)
     message_id = uuid7()
-    _add_origin(own, message_id)
-    if not (headers and Header.TRACEPARENT in headers):
-        _add_trace(own, topic, message_id, body)
-    written = _encode({**headers, **own} if headers else own).decode()
-    return Draft(subject, message_id, topic, settings.broker, is_ordered, key, written, body, wait)
-
-
-def _add_origin(headers: dict[str, str], message_id: UUID) -> None:
-    """Return which message caused this one, and which began the story; a message without a cause begins its own."""
     cause = current_cause.get()
-    if cause is None:
-        headers[Header.CORRELATION_ID] = str(message_id)
+    if cause is None:  # the first of its chain
+        own[Header.CORRELATION_ID] = str(message_id)
     else:
-        headers[Header.CORRELATION_ID] = cause.correlation_id
-        headers[Header.CAUSATION_ID] = cause.message_id
+        own[Header.CORRELATION_ID] = cause.correlation_id
+        own[Header.CAUSATION_ID] = cause.message_id
+    if not (headers and Header.TRACEPARENT in headers):
+        # Where nothing is traced here, the trace of the message being handled goes on.
+        traceparent = tracing.create(topic, message_id, len(body)) or (cause.traceparent if cause else "")
+        if traceparent:
+            own[Header.TRACEPARENT] = traceparent
+    written = _encode({**headers, **own} if headers else own).decode()
+    return Draft(subject, message_id, topic, route.broker, route.is_ordered, key, written, body, wait)
 
 
-def _add_trace(own: dict[str, str], topic: str, message_id: UUID, body: bytes) -> None:
-    """Begin a span of the message; where nothing is traced here, go on with the trace of the message being handled."""
-    cause = current_cause.get()
-    traceparent = tracing.create(topic, message_id, len(body)) or (cause.traceparent if cause else "")
-    if traceparent:
-        own[Header.TRACEPARENT] = traceparent
+def _find_route(subject: str, topic: str) -> _Route:
+    """Return where the messages of a topic go, and remember it while the settings are these."""
+    rules.check_topic(subject, topic)
+    found = conf.topic_settings(topic)
+    is_ordered, is_delay = found.type is TopicType.FIFO, found.type is TopicType.DELAY
+    route = _Route(conf.settings(), topic, found.broker, conf.broker_class(found.broker), is_ordered, is_delay)
+    _routes[topic] = route
+    return route
+
+
+def _wait(subject: str, delay: timedelta, route: _Route, own: dict[str, str]) -> timedelta:
+    """Return how long a message waits here; a broker that delays messages itself is told the time, by a header."""
+    rules.check_delay(subject, delay, topic=route.topic, is_ordered=route.is_ordered)
+    if not (delay and route.is_delay):
+        return delay
+    own[Header.DELIVER_AT] = (datetime.now(UTC) + delay).isoformat()
+    return max(NO_TIME, delay - route.broker_class.max_delay + CLOCK_MARGIN)
 
 
 def _encode_message(message: Message) -> bytes:
-    """Write the body, and read it again as its type: what could not be handled is not published."""
+    """Encode the body, and decode it again as its type, so that no message is published that no handler could read."""
     kind = type(message)
     try:
         body = _encode(message)
@@ -195,7 +213,7 @@ def _encode_mapping(subject: str, body: Mapping[str, Any]) -> bytes:
 
 
 def _name_unwritable(values: Mapping[str, Any], what: str) -> str:
-    """Name the first of a body's values that JSON cannot hold, with its type; nothing where it is none of them alone."""
+    """Return a phrase that names the first value that JSON cannot represent, with its type; empty where there is none."""
     for name, value in values.items():
         try:
             _encode(value)

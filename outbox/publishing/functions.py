@@ -1,24 +1,24 @@
 """
 Publish: write message row and ticket inside the caller's database transaction.
 
-`rules.py` has what a message must keep, `draft.py` makes a draft of it, `transactions.py` finds its database, `statements.py`
-has the statements.
+`rules.py` has the rules for messages, `draft.py` turns a message into a draft, `transactions.py` chooses the database,
+`statements.py` has the SQL.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from datetime import timedelta
 from typing import Any
 
 from asgiref.sync import sync_to_async
 from django.db.models import Model
 
-from outbox.errors import InvalidMessage
 from outbox.message import Message, Receipt
 from outbox.publishing import rules
 from outbox.publishing.draft import Draft, compose, compose_raw
-from outbox.publishing.statements import write, write_many
+from outbox.publishing.envelope import Envelope
+from outbox.publishing.statements import Entry, write, write_many
 from outbox.publishing.transactions import choose_database, describe
 from outbox.publishing.wakeup import wake_after_commit
 
@@ -37,27 +37,28 @@ def publish(
     using: str | None = None,
 ) -> Receipt:
     """
-    Write a message into the open transaction: it travels if that commits, and is gone if that, or its savepoint, is
-    rolled back.
+    Write a message in the open transaction. It is sent if the transaction commits, and not if the transaction, or the savepoint
+    around the call, is rolled back.
 
-    Topics of type fifo keep the order of the commits per key, so a publisher of a key waits for the one before it. Who
-    publishes several keys in one transaction does it in one order everywhere, or by `publish_many()`; else PostgreSQL may
-    find a deadlock and roll one of them back.
+    Topics of type fifo keep the order of commits per key, so a publisher of a key waits until the previous one has committed.
+    Code that publishes several keys in one transaction must use the same order everywhere, or `publish_many()`; otherwise
+    PostgreSQL may detect a deadlock and roll one of the transactions back.
 
     Args:
-        about: the row the message speaks of; the message goes to its database.
-        key, tag: instead of those that the type's Meta names.
-        headers: the caller's own, beside those of the outbox.
-        delay: not before so long from now.
-        dedupe_key: a second message with it, within `DEDUPE_RETENTION`, is not written.
-        using: the database; by default that of `about`, of the innermost `transaction()`, of the routers, in this order.
+        about: the row that the message is about; the message is stored in its database.
+        key, tag: override those of the type's Meta.
+        headers: headers of the caller, in addition to those of the outbox.
+        delay: the message is not delivered earlier than this from now.
+        dedupe_key: a second message with the same key, within `DEDUPE_RETENTION`, is not written.
+        using: the database. By default that of `about`, else of the innermost `transaction()`, else of the routers.
 
     Returns:
-        The receipt. `is_duplicate`: the dedupe key was known, this is the receipt of the first message.
+        The receipt. `is_duplicate`: the dedupe key was used before, and this is the first message's receipt.
 
     Raises:
-        NotInTransaction: the database has no open transaction.
-        WrongDatabase: `about` lives in another database than `using`.
+        NotInTransaction: the database has no open transaction. In a `post_save` receiver the row is committed by then: open the
+            transaction around `save()`.
+        WrongDatabase: `about` is in another database than `using`.
         InvalidMessage: the message breaks a rule (`outbox/publishing/rules.py` lists them).
     """
     draft = compose(message, key=key, tag=tag, headers=headers, delay=delay)
@@ -76,9 +77,9 @@ async def apublish(
     using: str | None = None,
 ) -> Receipt:
     """
-    Publish from a coroutine, in the thread that holds its transaction: that of `@transactional`.
+    Publish from a coroutine, in the thread that holds the transaction of `@transactional`.
 
-    Django has no async transactions. Where no such thread is, this raises NotInTransaction; else as `publish()`.
+    Django has no async transactions. Without such a thread NotInTransaction is raised. Everything else is as in `publish()`.
     """
     return await sync_to_async(publish)(
         message, about=about, key=key, tag=tag, headers=headers, delay=delay, dedupe_key=dedupe_key, using=using
@@ -99,49 +100,46 @@ def publish_raw(
     using: str | None = None,
 ) -> Receipt:
     """
-    Publish a body of any kind, as `publish()` does a message of a declared type.
+    Publish a body without a message type; everything else is as in `publish()`.
 
     Args:
-        body: bytes as they are, or a dict, written as JSON.
+        body: bytes, which are sent unchanged, or a dict, which is encoded as JSON.
         content_type: by default `application/json` for a dict, else `application/octet-stream`.
     """
     draft = compose_raw(topic, body, key=key, tag=tag, headers=headers, content_type=content_type, delay=delay)
     return _publish(draft, about=about, dedupe_key=dedupe_key, using=using)
 
 
-def publish_many(
-    messages: Iterable[Message],
-    *,
-    abouts: Sequence[Model | None] | None = None,
-    headers: Mapping[str, str] | None = None,
-    delay: timedelta | None = None,
-    using: str | None = None,
-) -> list[Receipt]:
+def publish_many(messages: Iterable[Message | Envelope], *, using: str | None = None) -> list[Receipt]:
     """
-    Publish messages by one statement per database, all or none; receipts come in the order given.
+    Publish messages with one statement per database, all or none; return receipts in the order of the messages.
 
     Args:
-        abouts: for each message the row it speaks of, or None.
-        headers, delay: for all of them.
+        messages: each alone, or in an `Envelope` with a key, a row, a delay and whatever else `publish()` takes.
+        using: as for `publish()`.
 
     Raises:
         As `publish()`.
     """
-    drafts = [compose(message, headers=headers, delay=delay) for message in messages]
-    rows = [None] * len(drafts) if abouts is None else list(abouts)
-    if len(rows) != len(drafts):
-        raise InvalidMessage(f"publish_many() got {len(drafts)} messages and {len(rows)} abouts. Give one for each.")
+    envelopes = [one if isinstance(one, Envelope) else Envelope(one) for one in messages]
+    entries = [_entry(one) for one in envelopes]
     homes: dict[str, list[int]] = {}
-    for place, (draft, about) in enumerate(zip(drafts, rows, strict=True)):
-        homes.setdefault(choose_database(draft.subject, using=using, about=about), []).append(place)
+    for place, (entry, envelope) in enumerate(zip(entries, envelopes, strict=True)):
+        homes.setdefault(choose_database(entry.draft.subject, using=using, about=envelope.about), []).append(place)
     receipts: dict[int, Receipt] = {}
     for alias, places in homes.items():
-        texts = [None if (row := rows[place]) is None else describe(row) for place in places]
-        written = write_many([drafts[place] for place in places], alias, abouts=texts)
-        receipts.update(zip(places, written, strict=True))
+        receipts.update(zip(places, write_many([entries[place] for place in places], alias), strict=True))
         for place in places:
-            _nudge_for(drafts[place], alias)
-    return [receipts[place] for place in range(len(drafts))]
+            if not receipts[place].is_duplicate:
+                _nudge_for(entries[place].draft, alias)
+    return [receipts[place] for place in range(len(entries))]
+
+
+def _entry(one: Envelope) -> Entry:
+    draft = compose(one.message, key=one.key, tag=one.tag, headers=one.headers, delay=one.delay)
+    if one.dedupe_key is not None:
+        rules.check_dedupe_key(draft.subject, one.dedupe_key)
+    return Entry(draft, None if one.about is None else describe(one.about), one.dedupe_key)
 
 
 def _publish(draft: Draft, *, about: Model | None, dedupe_key: str | None, using: str | None) -> Receipt:

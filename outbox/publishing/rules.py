@@ -1,17 +1,17 @@
 """
-The rules a message keeps, all of them here. `publish()` checks them in the caller's stack.
+All rules for messages. `publish()` checks them, so that the traceback leads to the caller.
 
 | what | rule | why |
 |---|---|---|
-| topic | 1 to 127 letters, digits, `%`, `_`, `-`; in `OUTBOX["TOPICS"]` | RocketMQ's rule; the others take such names too |
+| topic | 1 to 127 letters, digits, `%`, `_`, `-`; in `OUTBOX["TOPICS"]` | RocketMQ's rule; other brokers accept such names too |
 | key | text up to 255 characters, no control characters; not empty on topics of type fifo | headers; order per key |
 | tag | up to 255 characters, no blank, no `|`, no control character, not `*` | `a || b` and `*` mean sets of tags |
-| headers | text to text, at most 64, names and values together at most 8 KiB | RocketMQ: 128 and 16 KiB, ours included |
+| headers | strings, at most 64, names and values together at most 8 KiB | RocketMQ: 128 and 16 KiB, including the outbox's own |
 | a header's name | up to 128 letters, digits, `.`, `_`, `-`; neither `ce-...` nor `content-type` | those are the outbox's own |
-| a header's value | no control character | travels in HTTP |
-| body | 1 byte up to `max_body_bytes` of the topic's broker | the broker refuses others |
-| delay | a timedelta, not negative, at most 365 days; none on topics of type fifo | order has no gaps to wait in |
-| content type | text of 1 to 255 characters, no control characters | travels in HTTP |
+| a header's value | no control character | may be sent over HTTP |
+| body | 1 byte up to `max_body_bytes` of the topic's broker | the broker rejects others |
+| delay | a timedelta from 0 to 365 days; none on topics of type fifo | it would hold up all later messages of the key |
+| content type | text of 1 to 255 characters, no control characters | may be sent over HTTP |
 | dedupe key | text of 1 to 255 characters, no control characters | part of a primary key |
 
 The types of a message's fields are checked by `draft.py`.
@@ -22,6 +22,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from datetime import timedelta
+from functools import lru_cache
 
 from outbox.errors import BodyTooLarge, InvalidMessage
 from outbox.message import Header
@@ -35,23 +36,24 @@ TOPIC_RULE = "A topic's name is 1 to 127 letters, digits, %, _ and -."
 
 _TOPIC = re.compile(r"[%a-zA-Z0-9_-]{1,127}")
 _HEADER_NAME = re.compile(r"[A-Za-z0-9._-]{1,128}")
-_UNFIT_TEXT = re.compile(r"[\x00-\x1f\x7f-\x9f\ud800-\udfff]")  # control characters; halves of characters have no UTF-8
+_UNFIT_TEXT = re.compile(r"[\x00-\x1f\x7f-\x9f\ud800-\udfff]")  # control characters; lone surrogates, which UTF-8 cannot encode
 _UNFIT_TAG = re.compile(rf"[\s|]|{_UNFIT_TEXT.pattern}")
 
 
+@lru_cache(maxsize=1024)
 def is_topic_name(name: str) -> bool:
-    """Return whether a topic may be called that."""
+    """Return whether a topic may have that name."""
     return _TOPIC.fullmatch(name) is not None
 
 
 def check_topic(subject: str, name: object) -> None:
-    """Raise InvalidMessage unless a topic may be called that. `subject`: what the texts call the message."""
+    """Raise InvalidMessage unless a topic may have that name. `subject`: the name of the message in the text."""
     if not isinstance(name, str) or not is_topic_name(name):
         raise InvalidMessage(f"{subject} cannot go to topic {name!r}. {TOPIC_RULE}")
 
 
 def check_key(subject: str, key: object, *, topic: str, is_ordered: bool) -> None:
-    """Raise InvalidMessage unless the key keeps the rule."""
+    """Raise InvalidMessage unless the key is valid."""
     _check_text(subject, "key", key)
     if is_ordered and not key:
         raise InvalidMessage(
@@ -61,16 +63,16 @@ def check_key(subject: str, key: object, *, topic: str, is_ordered: bool) -> Non
 
 
 def check_tag(subject: str, tag: object) -> None:
-    """Raise InvalidMessage unless the tag keeps the rule."""
+    """Raise InvalidMessage unless the tag is valid."""
     if not isinstance(tag, str) or len(tag) > MAX_TEXT or tag == "*" or _UNFIT_TAG.search(tag):
         raise InvalidMessage(
-            f"{subject} cannot have the tag {tag!r}. A tag is a text of at most {MAX_TEXT} characters "
+            f"{subject} cannot have the tag {tag!r}. A tag is a string of at most {MAX_TEXT} characters "
             "without blanks, | and control characters, and not *."
         )
 
 
 def check_headers(subject: str, headers: Mapping[str, str]) -> None:
-    """Raise InvalidMessage unless the user's headers keep the rules."""
+    """Raise InvalidMessage unless the user's headers are valid."""
     if len(headers) > MAX_HEADERS:
         raise InvalidMessage(f"{subject} has {len(headers)} headers. Pass at most {MAX_HEADERS}.")
     size = 0
@@ -79,28 +81,26 @@ def check_headers(subject: str, headers: Mapping[str, str]) -> None:
         if not isinstance(value, str) or _UNFIT_TEXT.search(value):
             raise InvalidMessage(
                 f"{subject} has the header {name!r} with the value {value!r}. "
-                "A header's value is a text without control characters."
+                "A header's value is a string without control characters."
             )
         size += len(name) + len(value.encode())
     if size > MAX_HEADER_BYTES:
-        raise InvalidMessage(
-            f"{subject} has headers of {size} bytes. At most {MAX_HEADER_BYTES} may travel; put the rest into the body."
-        )
+        raise InvalidMessage(f"{subject} has headers of {size} bytes, more than {MAX_HEADER_BYTES}. Put the rest into the body.")
 
 
 def check_body(subject: str, body: bytes, *, topic: str, limit: int) -> None:
-    """Raise InvalidMessage or BodyTooLarge unless the broker takes a body of that size."""
+    """Raise InvalidMessage or BodyTooLarge unless the broker accepts a body of that size."""
     if not body:
-        raise InvalidMessage(f"{subject} has an empty body. A message has 1 byte at least.")
+        raise InvalidMessage(f"{subject} has an empty body. A body has at least 1 byte.")
     if len(body) > limit:
         raise BodyTooLarge(
-            f"{subject} has a body of {len(body)} bytes; the broker of topic {topic!r} takes at most {limit}. "
-            "Store the content elsewhere and publish where it lies."
+            f"{subject} has a body of {len(body)} bytes; the broker of topic {topic!r} accepts at most {limit}. "
+            "Store the content elsewhere and publish a reference to it."
         )
 
 
 def check_delay(subject: str, delay: object, *, topic: str, is_ordered: bool) -> None:
-    """Raise InvalidMessage unless the delay keeps the rule."""
+    """Raise InvalidMessage unless the delay is valid."""
     if not isinstance(delay, timedelta) or not timedelta(0) <= delay <= MAX_DELAY:
         raise InvalidMessage(f"{subject} cannot be delayed by {delay!r}. A delay is a timedelta from 0 to {MAX_DELAY.days} days.")
     if delay and is_ordered:
@@ -111,23 +111,23 @@ def check_delay(subject: str, delay: object, *, topic: str, is_ordered: bool) ->
 
 
 def check_content_type(subject: str, content_type: object) -> None:
-    """Raise InvalidMessage unless the content type keeps the rule."""
+    """Raise InvalidMessage unless the content type is valid."""
     _check_text(subject, "content type", content_type)
     if not content_type:
         raise InvalidMessage(f"{subject} cannot have the content type ''. Leave content_type= out, or name one.")
 
 
 def check_dedupe_key(subject: str, dedupe_key: object) -> None:
-    """Raise InvalidMessage unless the dedupe key keeps the rule."""
+    """Raise InvalidMessage unless the dedupe key is valid."""
     _check_text(subject, "dedupe key", dedupe_key)
     if not dedupe_key:
-        raise InvalidMessage(f"{subject} has an empty dedupe key. Leave dedupe_key= out, or give it a text.")
+        raise InvalidMessage(f"{subject} has an empty dedupe key. Leave dedupe_key= out, or pass a string.")
 
 
 def _check_text(subject: str, what: str, text: object) -> None:
     if not isinstance(text, str) or len(text) > MAX_TEXT or _UNFIT_TEXT.search(text):
         raise InvalidMessage(
-            f"{subject} cannot have the {what} {text!r}. A {what} is a text of at most {MAX_TEXT} characters "
+            f"{subject} cannot have the {what} {text!r}. A {what} is a string of at most {MAX_TEXT} characters "
             "without control characters."
         )
 

@@ -2,23 +2,29 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+from uuid import UUID
 
 from django.db import connections
+from django.db.backends.utils import CursorWrapper
 
-from outbox import conf, database
+from outbox import database
+from outbox.database.wakeup import name_topic
 from outbox.message import Receipt
+from outbox.publishing.dedupe import take_dedupe_keys
 from outbox.publishing.draft import Draft
 from outbox.publishing.key_locks import lock_key, lock_keys
 from outbox.topics import topic_id
 
-# The message row and its ticket; wakes a resident relay if one said that it is idle. Both take their values from here: a
+KEPT_BODY_BYTES = 64 * 1024  # a longer body is not held until the next publish
+
+# The message row and its ticket; wakes the relay that is on call for the topic's broker. Both take their values from here: a
 # ticket that selected them from the message row would cost a third more.
 INSERT_WAITING = """
 WITH m AS (INSERT INTO outbox_message (id, topic_id, key, headers, about, body) VALUES (%s, %s, %s, %s, %s, %s))
 INSERT INTO outbox_ticket (message_id, topic_id, order_key) VALUES (%s, %s, %s)
-RETURNING (SELECT pg_notify('outbox', '') FROM outbox_idle LIMIT 1)
+RETURNING (SELECT pg_notify('outbox', %s) FROM outbox_idle WHERE broker = %s)
 """
 
 # The message row, and when it is due; the relay gives it its ticket then.
@@ -43,23 +49,18 @@ WITH g AS (
 INSERT INTO outbox_ticket (message_id, topic_id, order_key)
 SELECT id, topic_id, CASE WHEN is_ordered THEN hashtextextended(key, topic_id) END FROM g
 WHERE wait = interval '0' ORDER BY nth
-RETURNING (SELECT pg_notify('outbox', '') FROM outbox_idle LIMIT 1)
+RETURNING (
+    SELECT count(pg_notify('outbox', topic)) FROM outbox_idle
+    JOIN unnest(%s::text[], %s::text[]) n (topic, broker) USING (broker))
 """
 
-# Takes a dedupe key that is new or expired, one row; none if it is taken. A concurrent publisher of the key is waited for.
-TAKE_DEDUPE_KEY = """
-INSERT INTO outbox_dedupe AS d (topic_id, dedupe_key, message_id, expires_at)
-VALUES (%s, %s, %s, clock_timestamp() + %s)
-ON CONFLICT (topic_id, dedupe_key) DO UPDATE SET message_id = excluded.message_id, expires_at = excluded.expires_at
-WHERE d.expires_at <= clock_timestamp()
-"""
 
-# The message that has a dedupe key. A statement of its own: it sees what the one before waited for. The message's day
-# may have been dropped.
-FIND_FIRST = """
-SELECT d.message_id, coalesce(m.key, '') FROM outbox_dedupe d LEFT JOIN outbox_message m ON m.id = d.message_id
-WHERE d.topic_id = %s AND d.dedupe_key = %s
-"""
+class Entry(NamedTuple):
+    """A draft, what its message speaks of (as `describe` has it), and its dedupe key."""
+
+    draft: Draft
+    about: str | None = None
+    dedupe_key: str | None = None
 
 
 def write(draft: Draft, using: str, *, about: str | None, dedupe_key: str | None) -> Receipt:
@@ -70,34 +71,42 @@ def write(draft: Draft, using: str, *, about: str | None, dedupe_key: str | None
         The receipt; that of the first message where the dedupe key is taken.
     """
     topic = topic_id(draft.topic, using)
-    with database.bound_cursor(using) as cursor:
-        if dedupe_key is not None:
-            taken: list[Any] = [topic, dedupe_key, draft.id, conf.settings().dedupe_retention]
-            cursor.execute(TAKE_DEDUPE_KEY, taken)
-            if not cursor.rowcount:
-                cursor.execute(FIND_FIRST, [topic, dedupe_key])
-                first_id, first_key = cursor.fetchone()
-                return Receipt(first_id, draft.topic, first_key, is_duplicate=True)
-        order_key = None
-        if draft.is_ordered:
-            order_key = lock_key(cursor, using, topic, draft.key)
-        row: list[Any] = [draft.id, topic, draft.key, draft.headers, about, draft.body, draft.id, topic]
-        if draft.wait:
-            cursor.execute(INSERT_DELAYED, [*row, draft.wait])  # type: ignore[list-item]  # psycopg takes it
-        else:
-            cursor.execute(INSERT_WAITING, [*row, order_key])
+    order_key = None
+    if dedupe_key is not None or draft.is_ordered:
+        with database.bound_cursor(using) as cursor:
+            if dedupe_key is not None and (first := take_dedupe_keys(cursor, [((topic, dedupe_key), draft)])):
+                return first[draft.id]
+            if draft.is_ordered:
+                order_key = lock_key(cursor, using, topic, draft.key)
+    message_id = draft.id.hex  # as text: psycopg writes uuids in Python
+    row: list[Any] = [message_id, topic, draft.key, draft.headers, about, draft.body, message_id, topic]
+    if draft.wait:
+        statement, row = INSERT_DELAYED, [*row, draft.wait]
+    else:
+        statement, row = INSERT_WAITING, [*row, order_key, name_topic(topic, draft.broker), draft.broker]
+    is_kept = len(draft.body) <= KEPT_BODY_BYTES
+    (database.kept_cursor(using, statement) if is_kept else database.bound_cursor(using)).execute(statement, row)
     return Receipt(draft.id, draft.topic, draft.key)
 
 
-def write_many(drafts: Sequence[Draft], using: str, *, abouts: Sequence[str | None]) -> list[Receipt]:
-    """Write many messages: one statement, and one before it where a topic is ordered."""
-    rows = [
-        (d.id, topic_id(d.topic, using), d.key, d.headers, about, d.body, d.is_ordered, d.wait)
-        for d, about in zip(drafts, abouts, strict=True)
-    ]
+def write_many(entries: Sequence[Entry], using: str) -> list[Receipt]:
+    """Write many messages: one statement, one before it where a topic is ordered, another where there are dedupe keys."""
+    topics = {entry.draft.topic: topic_id(entry.draft.topic, using) for entry in entries}
+    firsts: dict[UUID, Receipt] = {}
     with connections[using].cursor() as cursor:
-        if ordered := [(row[1], row[2]) for row in rows if row[6]]:
-            lock_keys(cursor, using, {topic for topic, _ in ordered}, [key for _, key in ordered])
-        columns: list[Any] = [list(column) for column in zip(*rows, strict=True)]
-        cursor.execute(INSERT_MANY, columns)
-    return [Receipt(draft.id, draft.topic, draft.key) for draft in drafts]
+        if keyed := [((topics[one.draft.topic], one.dedupe_key), one.draft) for one in entries if one.dedupe_key is not None]:
+            firsts = take_dedupe_keys(cursor, keyed)
+        _insert(cursor, using, [entry for entry in entries if entry.draft.id not in firsts], topics)
+    return [firsts.get(one.id) or Receipt(one.id, one.topic, one.key) for one, _, _ in entries]
+
+
+def _insert(cursor: CursorWrapper, using: str, entries: Sequence[Entry], topics: Mapping[str, int]) -> None:
+    if not entries:
+        return
+    rows = [(d.id, topics[d.topic], d.key, d.headers, about, d.body, d.is_ordered, d.wait) for d, about, _ in entries]
+    if ordered := [(row[1], row[2]) for row in rows if row[6]]:
+        lock_keys(cursor, using, {topic for topic, _ in ordered}, [key for _, key in ordered])
+    columns: list[Any] = [list(column) for column in zip(*rows, strict=True)]
+    brokers = {topics[entry.draft.topic]: entry.draft.broker for entry in entries}
+    names = [name_topic(topic, broker) for topic, broker in brokers.items()]
+    cursor.execute(INSERT_MANY, [*columns, names, list(brokers.values())])

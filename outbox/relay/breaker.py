@@ -59,7 +59,7 @@ class Breaker:
         self._failures = self._openings = 0
 
     def end_wait(self) -> None:
-        """Let the next probe pass now, if it is open."""
+        """End the wait of an open breaker, so that the next probe may pass."""
         self.open_until = self._clock()
 
     def note_unavailable(self) -> bool:

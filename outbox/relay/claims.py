@@ -9,6 +9,7 @@ from time import monotonic
 
 from outbox.batches.batch import Batch
 from outbox.batches.claim import TOPICS_PER_CLAIM, Scope, claim, claim_ordered, reclaim
+from outbox.batches.claim_topic import NewOfTopic, claim_topic
 from outbox.database import Connection
 from outbox.relay.lane import Lane
 
@@ -40,6 +41,9 @@ class ScanPositions:
         self.from_zero_at = now + min(self.LONGEST_SECONDS, (now - began) * self.SHARE)
 
 
+MANY_TOPICS = 200  # to look at each of them costs more than to claim a few hundred messages
+
+
 @dataclass(slots=True)
 class Claims:
     """
@@ -48,6 +52,8 @@ class Claims:
     Args:
         lease: other relays leave a batch alone that long, by the database's clock.
         batch_size: so many messages of a topic at most, and twice as many of all topics together.
+        topic_count: the broker's topics. Of many only those are looked at that had tickets in the last look at all of them, as
+            long as these go on having some and the next look at all is not due.
         foreign: names of topics that are not this relay's, whatever their rows say.
     """
 
@@ -56,10 +62,16 @@ class Claims:
     lane: Lane
     lease: timedelta
     batch_size: int
+    topic_count: int = 0
     scan_positions: ScanPositions = field(default_factory=ScanPositions)
+    late_looks: ScanPositions = field(init=False)  # when a topic that is told of may be looked at from 0
     after: int = 0  # the last topic looked at
     ordered_after: int = 0
+    busy: frozenset[int] = frozenset()  # ids of all topics that had tickets, if they were few of many
     foreign: frozenset[str] = frozenset()
+
+    def __post_init__(self) -> None:
+        self.late_looks = ScanPositions(self.scan_positions.clock)
 
     def claim(self, *, without: Collection[str] = (), limit: int | None = None, only: str | None = None) -> list[Batch]:
         """
@@ -70,24 +82,64 @@ class Claims:
             limit: at most this many messages, of one topic; by default as many as the settings say.
             only: the name of the only topic to look at.
         """
+        scope = self._scope(without, only)
+        is_due = self.scan_positions.is_due()
+        if limit is None and self.busy and not is_due and (batches := self._claim(scope, None, among=self.busy)):
+            return batches
         began = self.scan_positions.clock()
-        scan_from = {} if self.scan_positions.is_due() else self.scan_positions.positions
+        batches = self._claim(scope, limit, from_zero=is_due)
+        if is_due and limit is None:
+            self.scan_positions.note_from_zero(began)
+        return batches
+
+    def _claim(
+        self, scope: Scope, limit: int | None, *, from_zero: bool = False, among: frozenset[int] = frozenset()
+    ) -> list[Batch]:
         found = claim(
             self.connection,
-            self._scope(without, only),
+            scope,
             lane=self.lane.number,
             lease=self.lease,
             limit=limit or self.batch_size,
             after=self.after,
             topic_limit=_topic_limit(limit),
-            scan_from=scan_from,
+            scan_from={} if from_zero else self.scan_positions.positions,
+            among=among,
         )
         if found:
             self.after = found[-1].topic_id
         self.scan_positions.positions |= {topic.topic_id: topic.last_pos for topic in found if topic.last_pos is not None}
-        if not scan_from and limit is None:
-            self.scan_positions.note_from_zero(began)
+        if limit is None and not among:
+            are_all = self.topic_count >= MANY_TOPICS and len(found) < TOPICS_PER_CLAIM
+            self.busy = frozenset(topic.topic_id for topic in found) if are_all else frozenset()
         return [topic.batch for topic in found if topic.batch is not None]
+
+    def claim_new(self, topic_ids: Collection[int], *, without: Collection[str] = ()) -> list[Batch]:
+        """
+        Claim the oldest tickets, few of each, of topics that have new messages; of topics without order they come along.
+
+        Where there is nothing behind the last ticket seen, one before it may have been committed late.
+        """
+        batches = []
+        for topic_id in topic_ids:
+            scan_from = self.scan_positions.positions.get(topic_id, 0)
+            found = self._claim_topic(topic_id, scan_from, without)
+            if found.is_empty and scan_from and self.late_looks.is_due():
+                began = self.late_looks.clock()
+                found = self._claim_topic(topic_id, 0, without)
+                self.late_looks.note_from_zero(began)
+            if found.batch is not None:
+                batches.append(found.batch)
+            elif found.topic is not None and found.is_ordered:
+                batches += self.claim_ordered(without=without, only=found.topic)
+        return batches
+
+    def _claim_topic(self, topic_id: int, scan_from: int, without: Collection[str]) -> NewOfTopic:
+        scope = self._scope(without, None)
+        found = claim_topic(self.connection, scope, topic_id, lane=self.lane.number, lease=self.lease, scan_from=scan_from)
+        if found.last_pos is not None:
+            self.scan_positions.positions[topic_id] = found.last_pos
+        return found
 
     def claim_ordered(self, *, without: Collection[str] = (), limit: int | None = None, only: str | None = None) -> list[Batch]:
         """

@@ -10,47 +10,66 @@ from outbox.batches.batch import Batch
 from outbox.brokers.base import Outgoing
 from outbox.ids import published_at
 from outbox.message import Header, Token, TopicType
-from outbox.relay.load import Row
 
 SPEC_VERSION = "1.0"
 
 _headers = msgspec.json.Decoder(dict[str, str])
 
 
-def seal(row: Row, batch: Batch, position: int, *, source: str, is_half: bool) -> Outgoing:
+class Sealer:
     """
-    Make what travels of a message.
+    Makes what travels of the messages of one batch.
 
     Source: CloudEvents 1.0, attributes in headers.
 
     Args:
         source: the stable id of this database.
-        is_half: give it the token by which a check-back finds it again.
-
-    Raises:
-        ValueError: the headers or the time stored with the row cannot be read.
+        is_half: give each message the token by which a check-back finds it again.
     """
-    message_id = batch.message_ids[position - 1]
-    headers = _headers.decode(row.headers)
-    headers |= {
-        Header.ID: message_id,
-        Header.SOURCE: source,
-        Header.TIME: published_at(message_id),
-    }
-    if Header.TYPE in headers:  # a raw message has none, and without one it is no CloudEvent
-        headers[Header.SPEC_VERSION] = SPEC_VERSION
-    if row.key:
-        headers[Header.SUBJECT] = row.key
-    if row.about:
-        headers[Header.ABOUT] = row.about
-    if batch.first_seq is not None:
-        headers[Header.LANE] = str(batch.lane)
-        headers[Header.NUMBER] = str(batch.first_seq + position - 1)
-    token = ""
-    if is_half:
-        headers[Header.TOKEN] = token = str(Token(source, batch.id, batch.attempt, position))
-    deliver_at = None
-    if batch.type is TopicType.DELAY and Header.DELIVER_AT in headers:
-        deliver_at = datetime.fromisoformat(headers[Header.DELIVER_AT])
-    key = row.key or (message_id if batch.type is TopicType.FIFO else "")  # published before the topic kept order
-    return Outgoing(message_id, batch.topic, row.body, key, headers.get(Header.TAG, ""), headers, token, deliver_at)
+
+    __slots__ = ("_batch", "_is_delayed", "_is_half", "_is_ordered", "_lane", "_number", "_source")
+
+    def __init__(self, batch: Batch, *, source: str, is_half: bool) -> None:
+        self._batch = batch
+        self._source = source
+        self._is_half = is_half
+        self._is_ordered = batch.type is TopicType.FIFO
+        self._is_delayed = batch.type is TopicType.DELAY
+        self._lane = str(batch.lane)
+        self._number = None if batch.first_seq is None else batch.first_seq - 1  # of position 0
+
+    def seal(self, position: int, key: str, headers: str, about: str | None, body: bytes, *, half_id: str = "") -> Outgoing:
+        """
+        Make what travels of a message.
+
+        Args:
+            key, headers, about, body: as its row has them.
+            half_id: as `Outgoing` has it.
+
+        Raises:
+            ValueError: the headers or the time stored with the row cannot be read.
+        """
+        batch = self._batch
+        message_id = batch.message_ids[position - 1]
+        sealed = _headers.decode(headers)
+        sealed[Header.ID] = message_id
+        sealed[Header.SOURCE] = self._source
+        sealed[Header.TIME] = published_at(message_id)
+        if Header.TYPE in sealed:  # a raw message has none, and without one it is no CloudEvent
+            sealed[Header.SPEC_VERSION] = SPEC_VERSION
+        if key:
+            sealed[Header.SUBJECT] = key
+        if about:
+            sealed[Header.ABOUT] = about
+        if self._number is not None:
+            sealed[Header.LANE] = self._lane
+            sealed[Header.NUMBER] = str(self._number + position)
+        token = ""
+        if self._is_half:
+            sealed[Header.TOKEN] = token = str(Token(self._source, batch.id, batch.attempt, position))
+        deliver_at = None
+        if self._is_delayed and Header.DELIVER_AT in sealed:
+            deliver_at = datetime.fromisoformat(sealed[Header.DELIVER_AT])
+        if self._is_ordered and not key:
+            key = message_id  # published before the topic kept order
+        return Outgoing(message_id, batch.topic, body, key, sealed.get(Header.TAG, ""), sealed, token, deliver_at, half_id)

@@ -21,6 +21,7 @@ import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from datetime import timedelta
+from itertools import islice
 from typing import Any
 
 from outbox import signals, tracing
@@ -176,15 +177,21 @@ class Committer:
         return left is not None and left <= timedelta(0)
 
     def _commit(self, batches: Sequence[PreparedBatch], *, within: timedelta | None) -> list[CommitResult]:
-        ends = {batch.id: CommitResult(batch) for batch in batches}
-        places = [(batch, position) for batch in batches for position in batch.positions]
-        outcomes = self.end([batch.half(position) for batch, position in places], Resolution.COMMIT, within=within)
-        for (batch, position), outcome in zip(places, outcomes, strict=True):
-            if outcome.status is not SendStatus.ACCEPTED or outcome.ended in (None, Ended.NOT_FOUND):
-                ends[batch.id].unanswered[position] = outcome
-            elif outcome.ended is not Ended.COMMITTED:
-                self._note_otherwise(ends[batch.id], position, outcome)
-        return list(ends.values())
+        outcomes = iter(self.end([half for batch in batches for half in batch.halves()], Resolution.COMMIT, within=within))
+        return [self._read(batch, islice(outcomes, len(batch.positions))) for batch in batches]
+
+    def _read(self, batch: PreparedBatch, outcomes: Iterable[SendResult]) -> CommitResult:
+        """Read how the commits of a batch ended, one outcome per position."""
+        ends = CommitResult(batch)
+        accepted, committed = SendStatus.ACCEPTED, Ended.COMMITTED
+        for position, outcome in zip(batch.positions, outcomes, strict=True):
+            if outcome.status is accepted and outcome.ended is committed:
+                continue
+            if outcome.status is not accepted or outcome.ended in (None, Ended.NOT_FOUND):
+                ends.unanswered[position] = outcome
+            else:
+                self._note_otherwise(ends, position, outcome)
+        return ends
 
     def _note_otherwise(self, ends: CommitResult, position: int, outcome: SendResult) -> None:
         """Only a broker that remembers how a half message ended can say that it ended otherwise."""

@@ -33,7 +33,14 @@ from outbox.topics import match_topics
 logger = get_logger(__name__)
 
 MAINTENANCE_EVERY = 1.0  # seconds
+MANY = 16  # messages in a round: a relay that has so many is busy, and nobody need wake it
+FEW_TOPICS = 4  # with new messages: each is looked at by itself
 MATCH_TOPICS_EVERY = 5.0
+# Each statement here is served by an index, and its tables fill and empty in seconds: what statistics say of them is old. So it
+# is planned once, by its shape alone; planning it each time costs more than running it.
+STATEMENTS = {"plan_cache_mode": "force_generic_plan", "enable_seqscan": "off"}
+# An idle relay looks again so soon, then less and less often, though nobody wakes it.
+IDLE_WAITS = {"shortest": timedelta(milliseconds=20), "longest": timedelta(seconds=1)}
 IDLE_TIMEOUT = timedelta(milliseconds=200)
 NO_IDLE_TIMEOUT = timedelta(0)
 
@@ -56,7 +63,7 @@ def databases(only: Sequence[str] | None = None) -> list[str]:
     Raises:
         ConfigurationError: one of `only` is not in settings.
     """
-    _insist("database", only or (), list(connections))
+    _require_known("database", only or (), list(connections))
     return list(only) if only else database.outbox_databases()
 
 
@@ -68,12 +75,12 @@ def relay_targets(only_databases: Sequence[str] | None = None, only_brokers: Seq
         ConfigurationError: one of `only_...` is not in settings.
     """
     brokers = sorted(conf.settings().brokers)
-    _insist("broker", only_brokers or (), brokers)
+    _require_known("broker", only_brokers or (), brokers)
     chosen = [broker for broker in only_brokers or brokers if conf.topics_of(broker)]
     return [RelayTarget(database, broker) for database in databases(only_databases) for broker in chosen]
 
 
-def _insist(kind: str, given: Sequence[str], known: Sequence[str]) -> None:
+def _require_known(kind: str, given: Sequence[str], known: Sequence[str]) -> None:
     if unknown := [alias for alias in given if alias not in known]:
         raise ConfigurationError(f"There is no {kind} {', '.join(map(repr, unknown))} in settings, but {', '.join(known)}.")
 
@@ -92,16 +99,17 @@ class RelayRunner:
     ) -> None:
         self.target = target
         self.relay = Relay(connection, broker, lane, breakers=_breakers_of(target))
-        self.stop = threading.Event()
+        self.stopped = threading.Event()
         self._connection = connection
         self._note = note
         self._stack = stack
         self._waker: Waker | None = None
-        self._chores_at = 0.0
+        self._is_resident = True
+        self._maintenance_at = 0.0
 
     def run(self, *, at_most: timedelta | None = None, idle_timeout: timedelta | None = None) -> RelayResult:
         """
-        Relay until `stop` is set or time is over.
+        Relay until `stop` is called or time is over.
 
         Args:
             idle_timeout: come to an end when nothing has come for that long; at once if another relay waits for publishers
@@ -110,49 +118,61 @@ class RelayRunner:
         Raises:
             psycopg.Error: the database failed.
         """
+        self._is_resident = idle_timeout is None
         ends_at = time.monotonic() + at_most.total_seconds() if at_most else float("inf")
         idle_since: float | None = None
-        while not self.stop.is_set() and time.monotonic() < ends_at:
-            self._maintain()
-            if self.relay.step().batches:
-                self._be_busy()
+        new: frozenset[int] = frozenset()  # ids of topics
+        while not self.stopped.is_set() and time.monotonic() < ends_at:
+            if self._maintain() or len(new) > FEW_TOPICS:
+                new = frozenset()  # look for all there may be
+            done = self.relay.step(new)
+            if done.batches:
                 idle_since = None
-                continue
-            idle_since = idle_since or time.monotonic()
-            if idle_timeout is not None and self._is_over(idle_since, idle_timeout):
-                break
-            self._be_idle()
-        self._be_busy()
+                if done.claimed >= MANY:
+                    self._withdraw()
+                if not new or done.claimed >= MANY:
+                    new = frozenset()
+                    continue
+            else:
+                idle_since = idle_since or time.monotonic()
+                if idle_timeout is not None and self._is_over(idle_since, idle_timeout):
+                    break
+            new = self._be_idle()
+        self._withdraw()
         return self.relay.total
 
     def deregister(self) -> None:
         """Take the heartbeat away: nobody comes back."""
         heartbeats.leave(self._connection, "relay", broker=self.target.broker)
 
-    def halt(self) -> None:
+    def stop(self) -> None:
         """Ask `run` to finish what the broker has been handed, release the rest and return; from any thread."""
-        self.stop.set()
+        self.stopped.set()
         self.relay.stop()
 
     def _is_over(self, idle_since: float, idle_timeout: timedelta) -> bool:
         if not idle_timeout or self.relay.breakers.state is BreakerState.OPEN:
             return True
-        if self._waker is None or not self._waker.is_announced:
-            return self._listening().is_another_idle()
+        if self._waker is None or not self._waker.is_on_call:
+            return self._listening().is_another_on_call()
         return time.monotonic() - idle_since >= idle_timeout.total_seconds()
 
-    def _be_idle(self) -> None:
-        """Announce it first and claim once more; the next time, wait for a publisher."""
+    def _be_idle(self) -> frozenset[int]:
+        """
+        Go on call first and claim once more; the next time, wait for publishers. While another relay is on call, only wait.
+
+        Returns:
+            As `Waker.wait`.
+        """
         waker = self._listening()
         if self.relay.breakers.state is BreakerState.OPEN:
             waker.withdraw()
-            self.stop.wait(min(self.relay.breakers.seconds_left, MAINTENANCE_EVERY))
-        elif not waker.is_announced:
-            waker.announce()
-        else:
-            waker.wait()
+            self.stopped.wait(min(self.relay.breakers.seconds_left, MAINTENANCE_EVERY))
+        elif waker.is_on_call or not waker.announce():
+            return waker.wait()
+        return frozenset()
 
-    def _be_busy(self) -> None:
+    def _withdraw(self) -> None:
         if self._waker is not None:
             self._waker.withdraw()
 
@@ -160,15 +180,14 @@ class RelayRunner:
         if self._waker is None:
             connection = database.connect_session(self.target.database, application_name="outbox listener")
             listener = self._stack.enter_context(connection)
-            settings = conf.settings().relay
-            self._waker = Waker(listener, self.relay.lane, shortest=settings.idle_wait_min, longest=settings.idle_wait_max)
+            self._waker = Waker(listener, self.relay.lane, self.target.broker, is_resident=self._is_resident, **IDLE_WAITS)
         return self._waker
 
-    def _maintain(self) -> None:
-        """Once a second: what is due by time, not by a publisher."""
-        if time.monotonic() < self._chores_at:
-            return
-        while move_due(self._connection) == MOVED_AT_ONCE and not self.stop.is_set():
+    def _maintain(self) -> bool:
+        """Once a second: what is due by time, not by a publisher. Return whether that was now."""
+        if time.monotonic() < self._maintenance_at:
+            return False
+        while move_due(self._connection) == MOVED_AT_ONCE and not self.stopped.is_set():
             pass
         self.relay.claims.foreign |= _foreign_topics(self.target.database, self._connection)
         self.relay.sweep()
@@ -181,7 +200,10 @@ class RelayRunner:
             breaker=self.relay.breakers.describe(),
             note=self._note,
         )
-        self._chores_at = time.monotonic() + MAINTENANCE_EVERY
+        if self._waker is not None and self._waker.is_on_call:
+            self._waker.announce()
+        self._maintenance_at = time.monotonic() + MAINTENANCE_EVERY
+        return True
 
 
 def require_sessions(aliases: Iterable[str]) -> None:
@@ -210,7 +232,7 @@ def open_runner(target: RelayTarget, *, note: str) -> Iterator[RelayRunner]:
     with ExitStack() as stack:
         lease = conf.settings().relay.lease
         connection = stack.enter_context(
-            database.connect_session(target.database, application_name="outbox relay", patience=lease)
+            database.connect_session(target.database, application_name="outbox relay", patience=lease, settings=STATEMENTS)
         )
         database.ensure_fit(target.database, connection)
         lane = take_lane(connection, lanes=conf.settings().relay.lanes)
@@ -234,7 +256,7 @@ def run_once(
     """
     with open_runner(target, note=note) as runner:
         if ending is not None:
-            ending.when_asked(runner.halt)
+            ending.when_asked(runner.stop)
         return runner.run(at_most=at_most, idle_timeout=idle_timeout)
 
 
@@ -250,7 +272,7 @@ def _breakers_of(target: RelayTarget) -> Breakers:
     settings = conf.settings()
     known = _breakers.get(target)
     if known is None or known[0] is not settings:
-        known = _breakers[target] = settings, make_breakers(settings.relay)
+        known = _breakers[target] = settings, make_breakers()
     return known[1]
 
 

@@ -47,7 +47,7 @@ def take_lane(connection: Connection, *, lanes: int) -> Lane:
 
 
 def leave_lane(connection: Connection, lane: Lane) -> None:
-    """Let go of a lane, so that another relay may take it at once."""
+    """Release a lane, so that another relay can take it at once."""
     _is_taken(connection, UNLOCK, lane.number)
 
 

@@ -31,9 +31,9 @@ def maintain(using: str) -> MaintenanceResult:
 
     Raises:
         NotMigrated: the database has no tables of the outbox, or is a replica.
-        psycopg.Error: the database failed. The next upkeep goes on where this one ended.
+        psycopg.Error: the database failed. The next maintenance goes on where this one ended.
     """
-    with database.connect(using, application_name="outbox upkeep") as connection:
+    with database.connect(using, application_name="outbox maintenance") as connection:
         database.ensure_fit(using, connection)
         forgotten = heartbeats.forget_stale(connection)
     made = make_days(using)
@@ -43,7 +43,7 @@ def maintain(using: str) -> MaintenanceResult:
 
 def prune_brokers(aliases: Iterable[str]) -> dict[str, int]:
     """
-    Let brokers delete what their topics' retention no longer keeps. Return how many rows each deleted.
+    Ask brokers to delete messages that are past their topics' retention. Return how many rows each deleted.
 
     None is asked, and the result is empty, while a database cannot say which half messages have no confirmed end.
 

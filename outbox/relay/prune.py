@@ -110,14 +110,14 @@ def prune(using: str, *, now: datetime | None = None, patience: timedelta = part
     last_kept = (now - max([conf.settings().retention, *holds.values()])).astimezone(UTC).date()
     midnight = datetime.combine(last_kept, time.min, tzinfo=UTC)
     pruned = Pruned()
-    with database.connect_session(using, application_name="outbox upkeep", patience=partitions.PATIENCE) as connection:
+    with database.connect_session(using, application_name="outbox maintenance", patience=partitions.PATIENCE) as connection:
         connection.execute(END_IDLE_SESSION)
         if connection.execute(TRY_LOCK).fetchone() != (True,):
             return pruned
         for day in partitions.days(connection):
             if day < last_kept:
                 _prune_day(connection, day, pruned, patience, holds)
-        _raise_alarm_for_held(using, pruned, {hold.reason: last_kept - hold.grace for hold in holds})
+        _alert_held(using, pruned, {hold.reason: last_kept - hold.grace for hold in holds})
         pruned.rows["outbox_batch"] = prune_batches(
             connection, before=midnight, kept=[_bounds(day) for day in [*pruned.kept, last_kept]]
         )
@@ -144,7 +144,7 @@ def read_keep_since() -> datetime | None:
     found = []
     for alias in database.outbox_databases():
         try:
-            with database.connect(alias, application_name="outbox upkeep") as connection:
+            with database.connect(alias, application_name="outbox maintenance") as connection:
                 row = connection.execute(KEEP_SINCE).fetchone()
         except psycopg.errors.UndefinedTable:  # no outbox there, so it has sent nothing
             continue
@@ -199,7 +199,7 @@ def _bounds(day: date) -> tuple[UUID, UUID]:
     return first_id(day), first_id(day + timedelta(days=1))
 
 
-def _raise_alarm_for_held(using: str, pruned: Pruned, free_by: Mapping[str, date]) -> None:
+def _alert_held(using: str, pruned: Pruned, free_by: Mapping[str, date]) -> None:
     """Raise an alert for days that should be gone. `free_by`: reason of a hold -> the first day that it may still keep."""
 
     def is_harmless(day: date, holder: str) -> bool:
@@ -211,4 +211,4 @@ def _raise_alarm_for_held(using: str, pruned: Pruned, free_by: Mapping[str, date
     said = ", ".join(f"{day} by {holder}" for day, holder in held.items())
     reason = f"Database {using!r} keeps days of messages past their retention: {said}. See manage.py outbox_status."
     logger.warning(reason, extra=log_fields(database=using))
-    signals.alarm.send_robust(sender=prune, reason=reason, details={"database": using, "kept": held})
+    signals.alert.send_robust(sender=prune, reason=reason, details={"database": using, "kept": held})

@@ -80,26 +80,26 @@ class Resident(threading.Thread):
 
 
 class ResidentRelay(Resident):
-    """A relay that stays at its post."""
+    """A relay that runs until it is stopped."""
 
-    def __init__(self, post: RelayTarget) -> None:
-        super().__init__(f"Relay of {post}", self._stay, pause=0)
-        self.post = post
+    def __init__(self, target: RelayTarget) -> None:
+        super().__init__(f"Relay of {target}", self._run_relay, pause=0)
+        self.target = target
         self.total = RelayResult()
-        self._duty: RelayRunner | None = None
+        self._runner: RelayRunner | None = None
 
     def stop(self) -> None:
         """Ask the relay to finish what the broker has been handed, release the rest and leave; from any thread."""
         super().stop()
-        if runner := self._duty:
-            runner.halt()
+        if runner := self._runner:
+            runner.stop()
 
-    def _stay(self) -> bool:
-        with open_runner(self.post, note="resident") as runner:
-            self._duty = runner
+    def _run_relay(self) -> bool:
+        with open_runner(self.target, note="resident") as runner:
+            self._runner = runner
             if self.stopped.is_set():  # before `stop` could see the runner
-                runner.halt()
-            extra = log_fields(database=self.post.database, broker=self.post.broker, lane=runner.relay.lane.number)
+                runner.stop()
+            extra = log_fields(database=self.target.database, broker=self.target.broker, lane=runner.relay.lane.number)
             logger.info("%s runs in lane %s", self.name, runner.relay.lane.number, extra=extra)
             self._troubles = 0
             try:
@@ -107,7 +107,7 @@ class ResidentRelay(Resident):
                 runner.deregister()
             finally:
                 self.total.add(runner.relay.total)
-                self._duty = None
+                self._runner = None
         return True
 
 

@@ -7,7 +7,7 @@ Hosts call it: a Celery task drains it, the resident command does so again and a
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, fields
 from datetime import timedelta
 from random import random
@@ -53,10 +53,22 @@ class RelayResult:
             setattr(self, field.name, getattr(self, field.name) + getattr(other, field.name))
 
 
-def make_breakers(settings: conf.RelaySettings, clock: Callable[[], float] = time.monotonic, random: Random = random) -> Breakers:
-    """Make closed breakers with the thresholds and waits of the settings."""
-    backoff = Backoff(settings.breaker_base, settings.breaker_limit, random)
-    return Breakers(lambda: Breaker(settings.breaker_threshold, backoff, clock))
+# A message that the broker may or may not have taken is sent again within a second, twice as long with each try.
+RETRY_BASE, RETRY_LIMIT = timedelta(seconds=1), timedelta(minutes=5)
+
+# What only an operator can set right is tried as often; outbox_retry tries at once.
+MISCONFIGURED_RETRY = timedelta(seconds=30)
+
+# So many batches in a row without an answer open a breaker, for a second, then for twice as long, but sending goes on soon after
+# the broker is back.
+BREAKER_THRESHOLD = 3
+BREAKER_BASE, BREAKER_LIMIT = timedelta(seconds=1), timedelta(seconds=3)
+
+
+def make_breakers(clock: Callable[[], float] = time.monotonic, random: Random = random) -> Breakers:
+    """Make closed breakers."""
+    backoff = Backoff(BREAKER_BASE, BREAKER_LIMIT, random)
+    return Breakers(lambda: Breaker(BREAKER_THRESHOLD, backoff, clock))
 
 
 class Relay:
@@ -93,15 +105,14 @@ class Relay:
         self.is_stopping = False
         self._clock = clock
         self._lease = settings.lease
-        self.claims = Claims(connection, broker.alias, lane, settings.lease, settings.batch_size)
-        self.breakers = breakers or make_breakers(settings, clock, random)
-        retry = Backoff(settings.retry_base, settings.retry_limit, random)
-        self._splitter = Splitter(connection, retry, settings.misconfigured_retry)
+        self.claims = Claims(connection, broker.alias, lane, settings.lease, settings.batch_size, len(broker.topics))
+        self.breakers = breakers or make_breakers(clock, random)
+        self._splitter = Splitter(connection, Backoff(RETRY_BASE, RETRY_LIMIT, random), MISCONFIGURED_RETRY)
         source = connection.execute(SOURCE).fetchone()
         assert source is not None, "outbox_source is empty; its row is written by the first migration"
         self.committer = Committer(connection, broker, self._splitter, source[0], clock)
         self._sweeper = Sweeper(connection, self.committer, settings.sweep_age)
-        self._sender = Sender(connection, broker, self.breakers, source[0], settings.slice_bytes, lambda: self.is_stopping, clock)
+        self._sender = Sender(connection, broker, self.breakers, source[0], lambda: self.is_stopping, clock)
 
     def stop(self) -> None:
         """Ask the relay to finish what it has handed over and release the rest; safe to call from a signal handler."""
@@ -123,13 +134,18 @@ class Relay:
                 break
         return done
 
-    def step(self) -> RelayResult:
-        """Do one round: claim, send, write down. Nothing is claimed while the breaker is open."""
+    def step(self, new: Collection[int] = ()) -> RelayResult:
+        """
+        Do one round: claim, send, write down. Nothing is claimed while the breaker is open.
+
+        Args:
+            new: ids of topics with new messages; only these few are looked at. By default, all there may be.
+        """
         done = RelayResult()
         lost_before = self.committer.fences_lost
         if self.breakers.state is not BreakerState.OPEN:
             began = self._clock()
-            for batches in self._claim():
+            for batches in self._claim(new):
                 done.add(self._relay(batches, began))
         done.fences_lost = self.committer.fences_lost - lost_before
         self.total.add(done)
@@ -141,7 +157,7 @@ class Relay:
             return SweepResult()
         return self._sweeper.sweep()
 
-    def _claim(self) -> list[list[Batch]]:
+    def _claim(self, new: Collection[int]) -> list[list[Batch]]:
         """Return batches, those together that may be sent together. New messages do not wait until all old ones are gone."""
         away = self.breakers.open_topics
         if self.breakers.state is BreakerState.HALF_OPEN:
@@ -149,6 +165,8 @@ class Relay:
             failed = self.breakers.failed_topics
             probe = self._claim_one(without=failed) or (self._claim_one(only=failed[0]) if failed else [])
             return [[batch] for batch in self._keep_mine(probe)]
+        if new:
+            return [[batch] for batch in self._keep_mine(self.claims.claim_new(new, without=away))]
         old = self.claims.reclaim(without=away)
         claimed = self.claims.claim(without=away)
         ordered = self.claims.claim_ordered(without=away)
@@ -197,7 +215,7 @@ class Relay:
         )
 
     def _return_after_error(self, batches: Sequence[Batch], error: Exception) -> None:
-        """Let batches go that we cannot handle, by a fault of ours: the others shall not wait behind them for ever."""
+        """Return batches to their tickets after an error of our own, so that others do not wait behind them."""
         reason = f"The relay failed over it: {type(error).__name__}: {error}"
         topic, ids = batches[0].topic, [one.id for one in batches]
         logger.error("Batches %s of topic %s: %s", ids, topic, reason, exc_info=error, extra=log_fields(topic=topic, batches=ids))

@@ -20,7 +20,7 @@ from outbox.relay.backoff import Backoff
 
 logger = get_logger(__name__)
 
-ALARM_TRIES = 10  # a batch that failed so often, and each further such number of times, is an operator's concern
+ALERT_TRIES = 10  # a batch that failed so often, and each further such number of times, is an operator's concern
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,7 +39,7 @@ class Splitter:
 
     def return_batch(self, batch: Batch, unaccepted: Mapping[int, Unaccepted]) -> bool:
         """
-        Release or bury a claimed batch as a whole, nothing of it having been accepted.
+        Return the messages of a claimed batch to their tickets, or mark them dead. The broker has accepted none of them.
 
         Returns:
             False when the fence was lost.
@@ -53,7 +53,7 @@ class Splitter:
                 return False
             self._note(batch, leaving)
         notify_dead(dead)
-        _raise_alarm(batch, leaving)
+        _send_alert(batch, leaving)
         return True
 
     def split(
@@ -92,7 +92,7 @@ class Splitter:
                 return False
             self._note(batch, leaving)
         notify_dead(dead)
-        _raise_alarm(batch, leaving)
+        _send_alert(batch, leaving)
         return True
 
     def return_prepared(self, batch: PreparedBatch, gone: Unaccepted) -> bool:
@@ -114,7 +114,7 @@ class Splitter:
                 return False
             self._note(batch, [run])
         notify_dead(dead)
-        _raise_alarm(batch, [run])
+        _send_alert(batch, [run])
         return True
 
     def _wait(self, run: Run, tries: int) -> timedelta:
@@ -131,10 +131,10 @@ class Splitter:
                 note_failure(self.connection, batch.id, batch.attempt, ids, verdict=run.reason, reason=run.text)
 
 
-def _raise_alarm(batch: Batch | PreparedBatch, leaving: Sequence[Run]) -> None:
+def _send_alert(batch: Batch | PreparedBatch, leaving: Sequence[Run]) -> None:
     """Notify an operator of what only an operator can set right, and of what has failed suspiciously often."""
     for run in leaving:
-        has_failed_often = run.is_tried and (batch.tries + 1) % ALARM_TRIES == 0
+        has_failed_often = run.is_tried and (batch.tries + 1) % ALERT_TRIES == 0
         if run.reason is SplitReason.MISCONFIGURED or has_failed_often:
             details = {"batch": batch.id, "topic": batch.topic, "tries": batch.tries + 1}
             extra = log_fields(
@@ -142,4 +142,4 @@ def _raise_alarm(batch: Batch | PreparedBatch, leaving: Sequence[Run]) -> None:
             )
             text = "Batch %(batch)s of topic %(topic)s failed, try %(tries)s: %(reason)s"
             logger.error(text, details | {"reason": run.text}, extra=extra)
-            signals.alarm.send_robust(sender=Splitter, reason=run.text, details=details)
+            signals.alert.send_robust(sender=Splitter, reason=run.text, details=details)

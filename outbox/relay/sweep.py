@@ -20,7 +20,7 @@ from datetime import timedelta
 
 from outbox.batches.batch import PreparedBatch, SplitReason, Unaccepted
 from outbox.batches.take_over import Limit, read_prepared, renew, take_over
-from outbox.brokers.base import Ended, HalfRef, HalfStanding, SendResult, SendStatus
+from outbox.brokers.base import Ended, HalfRef, HalfStatus, SendResult, SendStatus
 from outbox.brokers.capabilities import HalfMessages
 from outbox.database import Connection
 from outbox.logs import get_logger, log_fields
@@ -137,20 +137,20 @@ class Sweeper:
     def _look_up(self, places: Sequence[tuple[CommitResult, int]]) -> list[tuple[CommitResult, int]]:
         """Settle what the broker can tell of half messages. Return those that are hidden still."""
         hidden = []
-        for (one, position), standing in zip(places, self._standings(places), strict=True):
-            match standing:
-                case HalfStanding.VISIBLE:
+        for (one, position), status in zip(places, self._statuses(places), strict=True):
+            match status:
+                case HalfStatus.VISIBLE:
                     del one.unanswered[position]
-                case HalfStanding.HIDDEN:
+                case HalfStatus.HIDDEN:
                     hidden.append((one, position))
-                case HalfStanding.GONE | HalfStanding.UNPROVEN:
+                case HalfStatus.GONE | HalfStatus.UNPROVEN:
                     del one.unanswered[position]
-                    one.gone[position] = GONE if standing is HalfStanding.GONE else UNPROVEN
-                case HalfStanding.UNKNOWN:
+                    one.gone[position] = GONE if status is HalfStatus.GONE else UNPROVEN
+                case HalfStatus.UNKNOWN:
                     pass
         return hidden
 
-    def _standings(self, places: Sequence[tuple[CommitResult, int]]) -> list[HalfStanding]:
+    def _statuses(self, places: Sequence[tuple[CommitResult, int]]) -> list[HalfStatus]:
         """Look half messages up in one call; an error, or an answer that does not fit, says nothing of any of them."""
         halves: list[HalfRef] = [one.batch.half(position) for one, position in places]
         if not halves:
@@ -160,15 +160,15 @@ class Sweeper:
             broker=broker.alias, topics=(half.topic for half in halves), batches=(one.batch.id for one, _ in places)
         )
         try:
-            standings = broker.look_up_halves(halves)
+            statuses = broker.look_up_halves(halves)
         except Exception:
             logger.exception("Broker %r cannot look %s half messages up.", broker.alias, len(halves), extra=extra)
-            return [HalfStanding.UNKNOWN] * len(halves)
-        if len(standings) != len(halves):
+            return [HalfStatus.UNKNOWN] * len(halves)
+        if len(statuses) != len(halves):
             text = "Broker %r told of %s half messages, asked for %s."
-            logger.error(text, broker.alias, len(standings), len(halves), extra=extra)
-            return [HalfStanding.UNKNOWN] * len(halves)
-        return standings
+            logger.error(text, broker.alias, len(statuses), len(halves), extra=extra)
+            return [HalfStatus.UNKNOWN] * len(halves)
+        return statuses
 
 
 def _all_open(batch: PreparedBatch) -> CommitResult:

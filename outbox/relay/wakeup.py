@@ -1,12 +1,14 @@
 """
-Wake-up: an idle relay says so in a row, and publishers notify it as they commit.
+Wake-up: of the idle relays of a broker one is on call. It says so in a row, and publishers notify it as they commit.
 
-A notification may be lost, and one that published before the row was there and committed after it sends none. Both cost
-latency only: the relay claims again when its wait is over.
+The others look now and then, and take its place when it is gone, frozen, or too busy to be on call. A notification may be
+lost, and one that published before the row was there and committed after it sends none. Both cost latency only: the relay
+claims again when its wait is over.
 """
 
 from __future__ import annotations
 
+import time
 from datetime import timedelta
 
 from outbox.database import Connection
@@ -15,11 +17,20 @@ from outbox.relay.lane import Lane
 
 LISTEN = "LISTEN outbox"
 
-ANNOUNCE = "INSERT INTO outbox_idle (relay) VALUES (%s) ON CONFLICT DO NOTHING"
+UNLISTEN = "UNLISTEN outbox"
+
+# One row for each broker. The relay that has it announces itself each second; one that does not is frozen.
+ANNOUNCE = """
+INSERT INTO outbox_idle AS i (broker, relay, is_resident) VALUES (%(broker)s, %(lane)s, %(is_resident)s)
+ON CONFLICT (broker) DO UPDATE
+SET relay = excluded.relay, is_resident = excluded.is_resident, announced_at = clock_timestamp()
+WHERE i.relay = excluded.relay OR i.announced_at < clock_timestamp() - interval '3 s'
+    OR excluded.is_resident AND NOT i.is_resident
+"""
 
 WITHDRAW = "DELETE FROM outbox_idle WHERE relay = %s"
 
-IS_ANYBODY_IDLE = "SELECT EXISTS (SELECT FROM outbox_idle WHERE relay <> %s)"
+IS_ANOTHER_ON_CALL = "SELECT EXISTS (SELECT FROM outbox_idle WHERE broker = %s AND relay <> %s)"
 
 # Rows of relays that died: their lock is free, and each would make every publish notify nobody.
 FORGET_DEAD = f"DELETE FROM outbox_idle i WHERE {IS_LANE_FREE.format(lane='i.relay')}"
@@ -34,42 +45,71 @@ class Waker:
 
     Args:
         connection: autocommit, and this waker's own.
-        shortest, longest: the first wait; each that was in vain doubles the next, up to the longest.
+        broker: the alias of the relay's.
+        is_resident: whether the relay stays. One that comes and goes with its work makes room for one that stays.
+        shortest, longest: the first wait; each one that finds nothing doubles the next, up to the longest.
     """
 
-    def __init__(self, connection: Connection, lane: Lane, *, shortest: timedelta, longest: timedelta) -> None:
+    def __init__(
+        self,
+        connection: Connection,
+        lane: Lane,
+        broker: str,
+        *,
+        is_resident: bool = True,
+        shortest: timedelta,
+        longest: timedelta,
+    ) -> None:
         self._connection = connection
         self._lane = lane.number
+        self._broker = broker
+        self._is_resident = is_resident
         self._shortest = shortest
         self._longest = longest
         self._next_wait = shortest
-        self.is_announced = False
-        connection.execute(LISTEN)
+        self._is_listening = False
+        self.is_on_call = False
         connection.execute(WITHDRAW, [self._lane])  # the lane's last holder may have died idle
 
-    def announce(self) -> None:
-        """Announce that this relay is idle."""
-        self._connection.execute(ANNOUNCE, [self._lane])
-        self.is_announced = True
+    def announce(self) -> bool:
+        """Be on call, unless another relay of the broker is; return whether this one is now. Another may replace it later."""
+        arguments = {"broker": self._broker, "lane": self._lane, "is_resident": self._is_resident}
+        self.is_on_call = self._connection.execute(ANNOUNCE, arguments).rowcount == 1
+        if self.is_on_call is not self._is_listening:
+            self._connection.execute(LISTEN if self.is_on_call else UNLISTEN)
+            self._is_listening = self.is_on_call
+        return self.is_on_call
 
     def withdraw(self) -> None:
-        """Announce that this relay is not idle (any more), so that publishers need not notify."""
-        if self.is_announced:
+        """Be on call no longer, so that publishers need not notify."""
+        if self.is_on_call:
             self._connection.execute(WITHDRAW, [self._lane])
-        self.is_announced = False
+        self.is_on_call = False
         self._next_wait = self._shortest
 
-    def wait(self, at_most: timedelta | None = None) -> bool:
-        """Wait for a publisher, at most that long; say whether one notified."""
-        seconds = min(self._next_wait, at_most or self._next_wait).total_seconds()
-        # All of them: psycopg keeps those that came during another statement, and would keep the rest for the next waits.
-        is_woken = bool(list(self._connection.notifies(timeout=seconds, stop_after=1)))
-        self._next_wait = min(self._next_wait * 2, self._longest)
-        return is_woken
+    def wait(self, at_most: timedelta | None = None) -> frozenset[int]:
+        """
+        Wait to be woken, at most that long.
 
-    def is_another_idle(self) -> bool:
-        """Return whether another relay waits for publishers."""
-        row = self._connection.execute(IS_ANYBODY_IDLE, [self._lane]).fetchone()
+        Returns:
+            Ids of the topics that publishers name. None of them: nobody came, or somebody let messages of any topic go.
+        """
+        seconds = min(self._next_wait, at_most or self._next_wait).total_seconds()
+        deadline = time.monotonic() + seconds
+        while (left := deadline - time.monotonic()) > 0:
+            # All of them: psycopg keeps those that came during another statement, and would keep the rest for the next waits.
+            told = {notice.payload for notice in self._connection.notifies(timeout=left, stop_after=1)}
+            if "" in told:
+                return frozenset()
+            named = (notice.partition(":") for notice in told)
+            if topics := frozenset(int(topic) for topic, _, broker in named if broker == self._broker):
+                return topics
+        self._next_wait = min(self._next_wait * 2, self._longest)
+        return frozenset()
+
+    def is_another_on_call(self) -> bool:
+        """Return whether another relay of the broker waits for publishers."""
+        row = self._connection.execute(IS_ANOTHER_ON_CALL, [self._broker, self._lane]).fetchone()
         return row == (True,)
 
 

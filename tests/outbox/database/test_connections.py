@@ -1,12 +1,15 @@
 """Connections of our own."""
 
+import gc
 import os
 import subprocess
 import sys
+import threading
+import weakref
 
 import pytest
 from django.conf import settings
-from django.db import connections
+from django.db import DataError, connections
 
 from outbox import database
 
@@ -33,6 +36,50 @@ class TestConnect:
 
         with database.connect("default") as connection:
             assert connection.prepare_threshold == 5
+
+
+ADD = "SELECT %(one)s::int + %(other)s::int"
+
+
+@pytest.mark.django_db(transaction=True)
+class TestKeptCursor:
+    def test_is_the_same_for_a_statement_as_long_as_the_connection_lives(self):
+        first = database.kept_cursor("default", ADD)
+
+        again, another = database.kept_cursor("default", ADD), database.kept_cursor("default", "SELECT 1")
+        connections["default"].close()
+        reopened = database.kept_cursor("default", ADD)
+
+        assert again.cursor is first.cursor
+        assert another.cursor is not first.cursor
+        assert reopened.cursor is not first.cursor
+        assert reopened.execute(ADD, {"one": 1, "other": 2}).fetchone() == (3,)
+
+    def test_serves_its_statement_after_an_error(self):
+        with pytest.raises(DataError):
+            database.kept_cursor("default", ADD).execute(ADD, {"one": "one", "other": 2})
+
+        assert database.kept_cursor("default", ADD).execute(ADD, {"one": 1, "other": 2}).fetchone() == (3,)
+
+    def test_ends_with_its_thread(self):
+        found = []
+
+        def ask():
+            database.kept_cursor("default", ADD).execute(ADD, {"one": 1, "other": 2})
+            found.append(weakref.ref(connections["default"].connection))
+            connections["default"].close()
+
+        thread = threading.Thread(target=ask)
+        thread.start()
+        thread.join()
+        gc.collect()
+
+        assert found[0]() is None
+
+    def test_is_logged_as_a_cursor_of_djangos(self, django_assert_num_queries):
+        with django_assert_num_queries(2):
+            for other in (2, 3):
+                database.kept_cursor("default", ADD).execute(ADD, {"one": 1, "other": other})
 
 
 # A test run of a project whose alias "direct" leads around the pooler of "default".

@@ -20,7 +20,7 @@ BRIEFLY = timedelta(milliseconds=150)
 
 UPKEEP_WAITS = """
 SELECT 1 FROM pg_stat_activity
-WHERE datname = current_database() AND application_name = 'outbox upkeep' AND wait_event_type = 'Lock'
+WHERE datname = current_database() AND application_name = 'outbox maintenance' AND wait_event_type = 'Lock'
 """
 
 
@@ -46,8 +46,8 @@ def table_holding(message):
 
 
 class TestMakeDays:
-    def test_makes_today_and_the_days_ahead(self, settings, connection):
-        settings.OUTBOX = {"RELAY": {"PARTITION_DAYS": 2}}
+    def test_makes_today_and_the_days_ahead(self, monkeypatch, connection):
+        monkeypatch.setattr(partitions, "DAYS_AHEAD", 2)
 
         made = partitions.make_days("default", today=DAY)
 
@@ -140,21 +140,21 @@ class TestStrays:
 
         assert table_holding(message) == "outbox_message_20010203"
 
-    def test_stay_when_their_day_is_far_ahead(self, alarms):
+    def test_stay_when_their_day_is_far_ahead(self, alerts):
         message = MessageRowFactory(id=message_id(datetime(2400, 1, 1, tzinfo=UTC)))
 
         partitions.make_days("default", today=DAY)
 
         assert table_holding(message) == "outbox_message_default"
-        assert "2400-01-01" in alarms[0]["reason"]
+        assert "2400-01-01" in alerts[0]["reason"]
 
-    def test_raise_an_alarm(self, alarms):
+    def test_send_an_alert(self, alerts):
         MessageRowFactory(id=message_id(NOON))
 
         partitions.make_days("default", today=DAY)
 
-        assert len(alarms) == 1
-        assert "outbox_message_default, of 2001-02-03" in alarms[0]["reason"]
+        assert len(alerts) == 1
+        assert "outbox_message_default, of 2001-02-03" in alerts[0]["reason"]
 
     def test_are_moved_when_they_commit_while_their_day_is_made(self, connection):
         with database.connect("default") as publisher:

@@ -44,7 +44,7 @@ def half(db):
 
 @pytest.fixture
 def answering(monkeypatch):
-    """Have a check-back function answer for other producers' halves."""
+    """Register a check-back function for other producers' halves."""
     monkeypatch.setattr(sys.modules["outbox.check_backs.register"], "registered", {})  # the package has a function of its name
 
     def answering(resolution):

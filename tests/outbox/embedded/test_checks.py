@@ -85,17 +85,17 @@ class TestCheckHalves:
 
 class TestParkedHalf:
     def test_calls_a_person_once(self, acts: Acts, broker: EmbeddedBroker, harness: EmbeddedHarness):
-        alarms: list[dict[str, Any]] = []
-        signals.alarm.connect(listen := lambda **kwargs: alarms.append(kwargs))
+        alerts: list[dict[str, Any]] = []
+        signals.alert.connect(listen := lambda **kwargs: alerts.append(kwargs))
         half = acts.half()
 
         use_up(broker, harness)
         harness.pass_time(timedelta(days=1))
         broker.check_halves(never)
 
-        signals.alarm.disconnect(listen)
-        assert [alarm["details"]["half_id"] for alarm in alarms] == [half.half_id]
-        assert "parked" in alarms[0]["reason"]
+        signals.alert.disconnect(listen)
+        assert [alert["details"]["half_id"] for alert in alerts] == [half.half_id]
+        assert "parked" in alerts[0]["reason"]
 
     def test_is_asked_about_again_when_a_person_says_so(self, acts: Acts, broker: EmbeddedBroker, harness: EmbeddedHarness):
         half = acts.half()

@@ -4,10 +4,10 @@ import random
 import re
 import string
 import threading
-from dataclasses import replace
 from datetime import timedelta
 
 import pytest
+from msgspec.structs import replace
 
 from outbox.brokers.base import HalfRef, SendResult, SendStatus
 from outbox.database import Connection

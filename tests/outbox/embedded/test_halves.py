@@ -1,10 +1,10 @@
 """What the embedded broker adds to the contract of half messages: its memory, and at most one visible copy."""
 
 import threading
-from dataclasses import replace
 from datetime import timedelta
 
 import pytest
+from msgspec.structs import replace
 
 from outbox.brokers.base import Ended, HalfRef, SendStatus
 from outbox.database import Connection

@@ -1,12 +1,12 @@
 """What the embedded broker can tell of a half message, by its tables alone."""
 
-from dataclasses import replace
 from datetime import timedelta
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
-from outbox.brokers.base import HalfRef, HalfStanding
+from outbox.brokers.base import HalfRef, HalfStatus
 from outbox.database import Connection
 from outbox.embedded import EmbeddedBroker
 from outbox.message import ROLLBACK, UNKNOWN, TopicType
@@ -25,7 +25,7 @@ def half(acts: Acts, harness: EmbeddedHarness) -> HalfRef:
     return replace(half, source=SOURCE, decided_at=harness.now)
 
 
-def look_up(broker: EmbeddedBroker, half: HalfRef) -> HalfStanding:
+def look_up(broker: EmbeddedBroker, half: HalfRef) -> HalfStatus:
     [standing] = broker.look_up_halves([half])
     return standing
 
@@ -39,14 +39,14 @@ class TestVisible:
     def test_is_a_message_whose_half_was_committed(self, acts: Acts, broker: EmbeddedBroker, half: HalfRef):
         acts.end(half)
 
-        assert look_up(broker, half) is HalfStanding.VISIBLE
+        assert look_up(broker, half) is HalfStatus.VISIBLE
 
     def test_is_a_message_that_another_half_of_it_has_shown(self, acts: Acts, broker: EmbeddedBroker):
         message = acts.message(HALF)
         shown, undecided = acts.send_halves(message, message)
         acts.end(shown)
 
-        assert look_up(broker, undecided) is HalfStanding.VISIBLE
+        assert look_up(broker, undecided) is HalfStatus.VISIBLE
 
     def test_is_a_second_half_whose_message_was_pruned_since(
         self, acts: Acts, broker: EmbeddedBroker, harness: EmbeddedHarness, connection: Connection
@@ -57,8 +57,8 @@ class TestVisible:
         connection.execute("TRUNCATE outbox_embedded_message")
 
         assert sorted(broker.look_up_halves([replace(half, decided_at=harness.now) for half in both])) == [
-            HalfStanding.GONE,
-            HalfStanding.VISIBLE,
+            HalfStatus.GONE,
+            HalfStatus.VISIBLE,
         ]
 
     def test_is_a_dead_letter(self, acts: Acts, broker: EmbeddedBroker, half: HalfRef):
@@ -66,13 +66,13 @@ class TestVisible:
         [delivery] = acts.receive(HALF)
         broker.dead_letter(delivery, "no")
 
-        assert look_up(broker, half) is HalfStanding.VISIBLE
+        assert look_up(broker, half) is HalfStatus.VISIBLE
 
     def test_is_not_the_message_of_another_database(self, acts: Acts, broker: EmbeddedBroker, half: HalfRef):
         acts.end(half)
 
-        assert look_up(broker, replace(half, source="urn:uuid:another")) is HalfStanding.GONE
-        assert look_up(broker, replace(half, source="")) is HalfStanding.VISIBLE
+        assert look_up(broker, replace(half, source="urn:uuid:another")) is HalfStatus.GONE
+        assert look_up(broker, replace(half, source="")) is HalfStatus.VISIBLE
 
 
 class TestHidden:
@@ -82,20 +82,20 @@ class TestHidden:
             broker.check_halves(lambda half: UNKNOWN)
             harness.pass_time(CHECK_INTERVAL * 100)
 
-        assert look_up(broker, half) is HalfStanding.HIDDEN
+        assert look_up(broker, half) is HalfStatus.HIDDEN
 
     def test_is_not_the_half_of_another_message_with_its_number(self, broker: EmbeddedBroker, half: HalfRef):
-        assert look_up(broker, replace(half, message_id="another")) is HalfStanding.GONE
+        assert look_up(broker, replace(half, message_id="another")) is HalfStatus.GONE
 
 
 class TestNeither:
     @pytest.mark.parametrize(
         ("ago", "standing"),
         [
-            (timedelta(0), HalfStanding.GONE),
-            (RETENTION - timedelta(minutes=2), HalfStanding.GONE),
-            (RETENTION - timedelta(seconds=30), HalfStanding.UNPROVEN),  # clocks may differ
-            (RETENTION * 2, HalfStanding.UNPROVEN),
+            (timedelta(0), HalfStatus.GONE),
+            (RETENTION - timedelta(minutes=2), HalfStatus.GONE),
+            (RETENTION - timedelta(seconds=30), HalfStatus.UNPROVEN),  # clocks may differ
+            (RETENTION * 2, HalfStatus.UNPROVEN),
         ],
     )
     def test_proves_something_within_the_retention_only(
@@ -105,7 +105,7 @@ class TestNeither:
         connection: Connection,
         half: HalfRef,
         ago: timedelta,
-        standing: HalfStanding,
+        standing: HalfStatus,
     ):
         forget(connection)
 
@@ -117,7 +117,7 @@ class TestNeither:
     ):
         forget(connection)
 
-        assert look_up(broker, replace(half, **unknown)) is HalfStanding.UNPROVEN
+        assert look_up(broker, replace(half, **unknown)) is HalfStatus.UNPROVEN
 
     def test_is_proved_by_a_rollback_however_old(
         self, acts: Acts, broker: EmbeddedBroker, harness: EmbeddedHarness, half: HalfRef
@@ -126,5 +126,5 @@ class TestNeither:
 
         harness.pass_time(RETENTION * 2)
 
-        assert look_up(broker, half) is HalfStanding.GONE
-        assert look_up(broker, replace(half, decided_at=None)) is HalfStanding.GONE
+        assert look_up(broker, half) is HalfStatus.GONE
+        assert look_up(broker, replace(half, decided_at=None)) is HalfStatus.GONE

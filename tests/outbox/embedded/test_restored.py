@@ -30,7 +30,7 @@ def configure(settings, broker):
     settings.OUTBOX = {
         "BROKERS": {"default": {}, "second": {"OPTIONS": {"DATABASE": "other"}}},
         "TOPICS": {"made": {"TYPE": "transaction", "BROKER": broker}},
-        "RELAY": {"SWEEP_AGE": MOMENT, "RETRY_BASE": MOMENT},
+        "RELAY": {"SWEEP_AGE": MOMENT},
         "NUDGE": False,
     }
 
@@ -42,7 +42,8 @@ def restore(alias):
 
 
 @pytest.fixture(autouse=True)
-def _new_brokers(settings):
+def _new_brokers(settings, monkeypatch):
+    monkeypatch.setattr("outbox.relay.rounds.RETRY_BASE", MOMENT)
     configure(settings, "default")
     for alias in ("default", "other"):
         restore(alias)

@@ -4,7 +4,7 @@ from datetime import timedelta
 import pytest
 from django.db import connection, transaction
 
-from outbox import database, publish
+from outbox import Envelope, database, publish, publish_many
 from outbox.errors import InvalidMessage
 from outbox.message import Receipt
 from tests.outbox.publishing.rows import OrderMade, ReminderSet, message_rows, waiting_ids
@@ -69,6 +69,47 @@ class TestADedupeKey:
     def test_is_a_text_of_some_length(self, dedupe_key):
         with pytest.raises(InvalidMessage, match=r"OrderMade .*dedupe key"):
             publish(OrderMade(order_id=1), dedupe_key=dedupe_key)
+
+
+@pytest.mark.usefixtures("in_transaction")
+class TestDedupeKeysOfMany:
+    def test_leave_out_what_was_published(self):
+        first = publish(OrderMade(order_id=1), dedupe_key="a")
+
+        receipts = publish_many(
+            [
+                Envelope(OrderMade(order_id=2), dedupe_key="b"),
+                Envelope(OrderMade(order_id=3), dedupe_key="a"),
+                OrderMade(order_id=4),
+            ]
+        )
+
+        assert receipts[1] == Receipt(first.message_id, "made", "1", is_duplicate=True)
+        assert [receipt.is_duplicate for receipt in receipts] == [False, True, False]
+        assert waiting_ids() == [first.message_id, receipts[0].message_id, receipts[2].message_id]
+
+    def test_leave_out_all_but_the_first_of_them(self):
+        receipts = publish_many([Envelope(OrderMade(order_id=number), dedupe_key="a") for number in range(3)])
+
+        first = receipts[0].message_id
+        assert receipts[1:] == [Receipt(first, "made", "0", is_duplicate=True)] * 2
+        assert waiting_ids() == [first]
+
+    def test_leave_all_out(self):
+        publish(OrderMade(order_id=1), dedupe_key="a")
+
+        assert publish_many([Envelope(OrderMade(order_id=1), dedupe_key="a")])[0].is_duplicate
+
+    def test_belong_to_their_topics(self):
+        receipts = publish_many(
+            [Envelope(OrderMade(order_id=1), dedupe_key="a"), Envelope(ReminderSet(text="tea"), dedupe_key="a")]
+        )
+
+        assert [receipt.is_duplicate for receipt in receipts] == [False, False]
+
+    def test_are_texts_of_some_length(self):
+        with pytest.raises(InvalidMessage, match=r"OrderMade .*dedupe key"):
+            publish_many([Envelope(OrderMade(order_id=1), dedupe_key="")])
 
 
 @pytest.mark.django_db(transaction=True)

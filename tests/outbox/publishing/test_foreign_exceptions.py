@@ -87,7 +87,7 @@ def test_at_every_call_leaves_nothing_out_that_was_answered(work: Callable[[int]
 
 @pytest.fixture
 def slow_commit(transactional_db) -> Iterator[database.Connection]:
-    """Have COMMIT wait for a lock that another connection holds."""
+    """Make COMMIT wait for a lock that another connection holds."""
     with database.connect("default") as own:
         own.execute(SLOW_COMMIT)
         own.execute("SELECT pg_advisory_lock(4711)")

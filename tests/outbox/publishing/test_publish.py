@@ -7,9 +7,10 @@ import pytest
 from django.contrib.auth.models import Group
 from django.db import DatabaseError, connection, transaction
 
-from outbox import database, publish, publish_many, publish_raw
+from outbox import Envelope, database, publish, publish_many, publish_raw
 from outbox.errors import ConfigurationError
 from outbox.message import Cause, Header, Receipt, current_cause
+from outbox.publishing.statements import INSERT_WAITING, KEPT_BODY_BYTES
 from outbox.topics import forget
 from tests.outbox.publishing.rows import (
     OrderMade,
@@ -82,6 +83,14 @@ class TestPublish:
 
         assert receipt.key == message_rows()[0].key == "mine"
         assert headers_of(receipt)[Header.TAG] == "late"
+
+    def test_holds_no_large_body_after_it(self):
+        connection.ensure_connection()
+        connection.connection.__dict__.pop("outbox_cursors", None)
+
+        publish_raw("made", b"x" * (KEPT_BODY_BYTES + 1))
+
+        assert INSERT_WAITING not in connection.connection.__dict__.get("outbox_cursors", {})
 
     def test_gives_errors_of_the_database_as_djangos(self):
         with connection.cursor() as cursor:
@@ -182,7 +191,7 @@ class TestPublishMany:
             headers = headers_of(one)
             transaction.set_rollback(True)
 
-        (many,) = publish_many([OrderMade(order_id=1)], abouts=[group], headers={"a": "b"})
+        (many,) = publish_many([Envelope(OrderMade(order_id=1), about=group, headers={"a": "b"})])
 
         (row,) = message_rows()
         assert (row.topic_id, row.key, row.about, bytes(row.body)) == (first.topic_id, first.key, first.about, bytes(first.body))
@@ -197,11 +206,10 @@ class TestPublishMany:
         assert first == same != other
         assert plain is None
 
-    def test_delays_all_of_them(self):
-        publish_many([OrderMade(order_id=1), OrderMade(order_id=2)], delay=timedelta(hours=1))
+    def test_delays_those_that_say_so(self):
+        publish_many([Envelope(OrderMade(order_id=1), delay=timedelta(hours=1)), OrderMade(order_id=2)])
 
-        assert len(delayed_rows()) == 2
-        assert tickets() == []
+        assert (len(delayed_rows()), len(tickets())) == (1, 1)
 
     def test_does_nothing_with_nothing(self, django_assert_num_queries):
         with django_assert_num_queries(0):
@@ -249,7 +257,7 @@ class TestAnIdleRelay:
     def listener(self):
         with database.connect("default") as connection:
             connection.execute("LISTEN outbox")
-            connection.execute("INSERT INTO outbox_idle VALUES (1)")
+            connection.execute("INSERT INTO outbox_idle VALUES ('default', 1)")
             yield connection
             connection.execute("DELETE FROM outbox_idle")
 

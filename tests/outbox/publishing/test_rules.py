@@ -172,7 +172,7 @@ class TestTheBody:
         monkeypatch.setattr("outbox.brokers.memory.MemoryBroker.max_body_bytes", 10)
 
         publish_raw("made", b"x" * 10)
-        with pytest.raises(BodyTooLarge, match=r"a body of 11 bytes; the broker of topic 'made' takes at most 10"):
+        with pytest.raises(BodyTooLarge, match=r"a body of 11 bytes; the broker of topic 'made' accepts at most 10"):
             publish_raw("made", b"x" * 11)
 
     def test_may_have_4_mib_by_default(self):

@@ -3,9 +3,10 @@ import asyncio
 import pytest
 from django.contrib.auth.models import Group
 from django.db import connections, transaction
+from django.db.models.signals import post_save
 from django.test import TestCase, override_settings
 
-from outbox import apublish, publish, publish_many, publish_raw
+from outbox import Envelope, apublish, publish, publish_many, publish_raw
 from outbox import transaction as outbox_transaction
 from outbox.errors import InvalidMessage, NotInTransaction, WrongDatabase
 from tests.outbox.publishing.conftest import OUTBOX
@@ -74,6 +75,32 @@ class TestOutsideATransaction:
         assert message_rows() == message_rows("other") == []
 
 
+@pytest.mark.django_db(transaction=True)
+class TestPublishingWhenARowIsSaved:
+    @pytest.fixture(autouse=True)
+    def receiver(self):
+        def publish_it(instance: Group, **_: object) -> None:
+            publish(OrderMade(order_id=instance.pk), about=instance)
+
+        post_save.connect(publish_it, sender=Group)
+        yield
+        post_save.disconnect(publish_it, sender=Group)
+
+    def test_raises_without_a_transaction_after_the_row_was_committed(self):
+        with pytest.raises(NotInTransaction):
+            Group.objects.create(name="staff")
+
+        assert Group.objects.filter(name="staff").exists()
+        assert message_rows() == []
+
+    def test_commits_both_in_a_transaction_around_it(self):
+        with outbox_transaction():
+            Group.objects.create(name="staff")
+
+        assert Group.objects.filter(name="staff").exists()
+        assert len(message_rows()) == 1
+
+
 @pytest.mark.django_db(databases=BOTH)
 class TestTheDatabase:
     def test_is_the_one_named(self):
@@ -134,7 +161,7 @@ class TestTheDatabase:
         messages = [OrderMade(order_id=1), OrderMade(order_id=2), OrderMade(order_id=3)]
 
         with transaction.atomic(), transaction.atomic(using="other"):
-            receipts = publish_many(messages, abouts=[here, there, None])
+            receipts = publish_many([Envelope(one, about=row) for one, row in zip(messages, (here, there, None), strict=True)])
 
         assert [body["order_id"] for body in bodies()] == [1, 3]
         assert [body["order_id"] for body in bodies("other")] == [2]
@@ -170,10 +197,6 @@ class TestTheRowItIsAbout:
     def test_is_saved(self):
         with pytest.raises(InvalidMessage, match=r"OrderMade is about a row of auth\.Group that has no primary key"):
             publish(OrderMade(order_id=1), about=Group(name="staff"))
-
-    def test_has_company_of_one_for_each_of_many(self):
-        with pytest.raises(InvalidMessage, match="got 2 messages and 1 abouts"):
-            publish_many([OrderMade(order_id=1), OrderMade(order_id=2)], abouts=[None])
 
 
 @pytest.mark.django_db

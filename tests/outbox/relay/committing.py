@@ -16,7 +16,7 @@ from outbox.relay.send import Sender
 
 def send_halves(broker: MemoryBroker, *batches) -> list[BatchSendResult]:
     breakers = Breakers(lambda: Breaker(3, Backoff(timedelta(0), timedelta(0))))
-    sender = Sender(database.raw("default"), broker, breakers, "urn:uuid:1", 10**6, lambda: False)
+    sender = Sender(database.raw("default"), broker, breakers, "urn:uuid:1", lambda: False)
     return sender.send(batches, is_half=True, shed_at=float("inf"))
 
 

@@ -88,11 +88,11 @@ def clock() -> Clock:
 
 
 @pytest.fixture
-def make_relay(broker: MemoryBroker, clock: Clock) -> Callable[..., Relay]:
+def make_relay(broker: MemoryBroker, clock: Clock, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Relay]:
+    monkeypatch.setattr("outbox.relay.rounds.RETRY_BASE", timedelta(0))
+
     def make(connection: database.Connection | None = None, *, lane: Lane = LANE, **options: Any) -> Relay:
-        settings = conf.RelaySettings(
-            **{"lease": timedelta(seconds=30), "retry_base": timedelta(0), "sweep_age": timedelta(0)} | options
-        )
+        settings = conf.RelaySettings(**{"lease": timedelta(seconds=30), "sweep_age": timedelta(0)} | options)
         connection = connection or database.raw("default")
         return Relay(connection, broker, lane, settings=settings, clock=clock, random=lambda: 0.5)
 
@@ -127,7 +127,7 @@ def committer(make_committer: Callable[..., Committer], broker: MemoryBroker) ->
 
 @pytest.fixture
 def prepare(broker: MemoryBroker, make_topic: Topics, make_relay: Callable[..., Relay]) -> Callable[..., Batch]:
-    """Have a relay decide a batch whose commits are lost, that long ago."""
+    """Decide a batch whose commits are lost, that long ago."""
 
     def prepare(size: int = 2, ago: timedelta = timedelta(hours=1)) -> Batch:
         topic = make_topic("transaction")
@@ -145,7 +145,7 @@ def prepare(broker: MemoryBroker, make_topic: Topics, make_relay: Callable[..., 
 
 @pytest.fixture
 def pages(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
-    """Have a sweep take one batch at once, and stop after so many."""
+    """Make a sweep take one batch at once, and stop after a number of them."""
 
     def pages(batches: int = 1, seconds: float = 0) -> None:
         monkeypatch.setattr(sweep_module, "AT_ONCE", Limit(batches, 2000))

@@ -6,13 +6,13 @@ from outbox.relay.breaker import Breakers, BreakerState
 
 
 def open_for(breakers: Breakers, *topics: str) -> None:
-    """Have topics get no answer till their breakers open; those of three topics open the broker's."""
+    """Leave topics without an answer till their breakers open; those of three topics open the broker's."""
     for topic in topics:
         while not breakers.note_unavailable(topic):
             pass
 
 
 def open_broker(breakers: Breakers) -> None:
-    """Have the broker be away."""
+    """Make the broker unreachable."""
     open_for(breakers, "away-1", "away-2", "away-3")
     assert breakers.state is BreakerState.OPEN

@@ -12,7 +12,7 @@ from django.db import connection as django_connection
 from outbox.batches.claim import CLAIM, Scope
 from outbox.models import Batch, Lane, State, Ticket
 from outbox.relay import claims as claims_module
-from outbox.relay.claims import ScanPositions
+from outbox.relay.claims import MANY_TOPICS, ScanPositions
 from tests.factories import MessageRowFactory, TicketFactory, TopicFactory, stored
 from tests.outbox.relay.claiming import LEASE, claims
 
@@ -175,6 +175,52 @@ class TestTwoRelays:
             for lane in {row.lane for row in rows}:
                 numbers = [row.first_seq + n for row in rows if row.lane == lane for n in range(len(row.message_ids))]
                 assert numbers == list(range(1, len(numbers) + 1))
+
+
+@pytest.mark.django_db
+class TestManyTopics:
+    """Of which few have messages, time and again."""
+
+    @pytest.fixture
+    def mine(self, clock):
+        mine = claims(scan_positions=ScanPositions(clock), topic_count=MANY_TOPICS, batch_size=1)
+        TicketFactory.create_batch(9, topic=TopicFactory(name="busy"))
+        assert self.topics(mine) == ["busy"]
+        mine.scan_positions.from_zero_at = clock.now + 1  # a look at all has just been expensive
+        return mine
+
+    @staticmethod
+    def topics(mine):
+        return sorted(batch.topic for batch in mine.claim())
+
+    def test_are_all_looked_at_now_and_then(self, mine, clock):
+        TicketFactory(topic=TopicFactory(name="new"))
+
+        before = self.topics(mine)
+        clock.now += 1
+
+        assert (before, self.topics(mine)) == (["busy"], ["busy", "new"])
+
+    def test_are_all_looked_at_when_those_that_had_messages_have_none(self, mine):
+        TicketFactory(topic=TopicFactory(name="new"))
+        Ticket.objects.filter(topic_id=next(iter(mine.busy))).delete()
+
+        assert self.topics(mine) == ["new"]
+
+    def test_are_all_looked_at_in_turn_when_many_have_messages(self, mine, clock, monkeypatch):
+        monkeypatch.setattr(claims_module, "TOPICS_PER_CLAIM", 2)
+        for name in ("new", "newer"):
+            TicketFactory(topic=TopicFactory(name=name))
+        clock.now += 1
+
+        assert {*self.topics(mine), *self.topics(mine)} == {"busy", "new", "newer"}
+
+    def test_are_all_looked_at_each_time_where_they_are_few(self, mine):
+        mine.topic_count, mine.busy = MANY_TOPICS - 1, frozenset()
+        mine.claim()
+        TicketFactory(topic=TopicFactory(name="new"))
+
+        assert self.topics(mine) == ["busy", "new"]
 
 
 @pytest.mark.django_db

@@ -103,7 +103,7 @@ class TestDecide:
         assert [(half.place, half.source) for half in refs] == [("0", "urn:uuid:1")]
 
     @pytest.mark.parametrize("state", [State.RELEASED, State.DEAD, State.SKIPPED])
-    def test_rolls_back_when_the_batch_was_let_go_meanwhile(self, committer, broker, make_topic, state):
+    def test_rolls_back_when_the_batch_was_released_meanwhile(self, committer, broker, make_topic, state):
         """A check-back fenced it: it answers ROLLBACK by that very update."""
         batch = make_claimed(topic=make_topic("transaction"))
         (mine,) = send_halves(broker, batch)

@@ -8,7 +8,7 @@ from datetime import UTC, datetime, timedelta
 import pytest
 
 from outbox import database
-from outbox.brokers.base import Ended, EndSemantics, HalfRef, HalfStanding, Outgoing, SendStatus
+from outbox.brokers.base import Ended, EndSemantics, HalfRef, HalfStatus, Outgoing, SendStatus
 from outbox.brokers.memory import MemoryBroker
 from outbox.message import COMMIT, ROLLBACK, Header, Token
 from outbox.models import Batch, DeadMessage, MessageState, State
@@ -123,7 +123,7 @@ class TestTheSweepOfStatelessEnds:
 
     def test_sends_it_again_where_it_is_gone(self, relay, broker, leave):
         batch = leave()
-        broker.fail("look_up_halves", HalfStanding.GONE)
+        broker.fail("look_up_halves", HalfStatus.GONE)
 
         relay.sweep()
         relay.drain()

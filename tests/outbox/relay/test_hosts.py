@@ -1,9 +1,11 @@
+import re
 import threading
 from datetime import timedelta
 
 import pytest
 
 from outbox import database, publish_raw, transaction
+from outbox.batches.claim_topic import CLAIM_TOPIC
 from outbox.brokers.base import SendResult, SendStatus
 from outbox.embedded import EmbeddedBroker
 from outbox.errors import ConfigurationError, LaneNotHeld, NotMigrated
@@ -11,6 +13,7 @@ from outbox.models import Batch, MessageState, Process, State, Topic
 from outbox.relay import hosts
 from outbox.relay.hosts import NO_IDLE_TIMEOUT, RelayTarget
 from outbox.relay.lane import take_lane
+from outbox.relay.load import ROWS
 from outbox.relay.wakeup import Waker
 from tests.factories import BatchFactory, DelayedFactory
 from tests.outbox.relay.outages import open_broker
@@ -18,6 +21,7 @@ from tests.waiting import wait_until
 
 POST = RelayTarget("default", "default")
 LONG = timedelta(seconds=30)
+CLAIM = {"topic": 1, "broker": "default", "without": [], "lane": 1, "lease": LONG, "scan_from": 0}
 
 
 class TestPosts:
@@ -47,6 +51,19 @@ class TestPosts:
     def test_refuse_what_is_not_in_settings(self, databases, brokers):
         with pytest.raises(ConfigurationError, match=r"There is no .* 'nix' in settings"):
             hosts.relay_targets(databases, brokers)
+
+
+@pytest.mark.django_db(transaction=True)
+class TestOpenRunner:
+    @pytest.mark.parametrize(("statement", "arguments"), [(ROWS, [[1], 1, 1000]), (CLAIM_TOPIC, CLAIM)], ids=["rows", "claim"])
+    def test_reads_no_table_as_a_whole_whatever_its_statistics_say(self, statement, arguments):
+        with hosts.open_runner(POST, note="test") as runner:
+            connection = runner.relay.connection
+            connection.execute("VACUUM ANALYZE outbox_message, outbox_batch, outbox_ticket")  # all empty
+
+            plan = connection.execute(f"EXPLAIN {statement}", arguments).fetchall()
+
+        assert not re.search(r"Seq Scan on outbox_(message|batch|ticket)", "\n".join(line for (line,) in plan))
 
 
 class OnlyOther:
@@ -163,7 +180,7 @@ class TestDuty:
         assert state_of(message_id) == "sent"
 
     def test_forgets_idle_relays_that_died(self, own):
-        own.execute("INSERT INTO outbox_idle VALUES (15)")
+        own.execute("INSERT INTO outbox_idle VALUES ('default', 15)")
 
         hosts.run_once(POST, note="test", at_most=LONG, idle_timeout=NO_IDLE_TIMEOUT)
 
@@ -179,9 +196,9 @@ class TestDuty:
         with hosts.open_runner(POST, note="test") as runner:
             step = runner.relay.step
 
-            def step_and_publish():
+            def step_and_publish(new):
                 publish()
-                return step()
+                return step(new)
 
             monkeypatch.setattr(runner.relay, "step", step_and_publish)
             done = runner.run(at_most=timedelta(milliseconds=300), idle_timeout=NO_IDLE_TIMEOUT)
@@ -204,7 +221,7 @@ class TestDuty:
 
     def test_does_not_linger_beside_another_idle_relay(self, own, connect):
         lane = take_lane(connect(), lanes=16)
-        own.execute("INSERT INTO outbox_idle VALUES (%s)", [lane.number])
+        own.execute("INSERT INTO outbox_idle VALUES ('default', %s)", [lane.number])
         visitor = threading.Thread(
             target=hosts.run_once, args=[POST], kwargs={"note": "test", "at_most": LONG, "idle_timeout": timedelta(seconds=20)}
         )
@@ -225,7 +242,7 @@ class TestDuty:
 
             note(runner.relay, "step")
             note(Waker, "announce")
-            monkeypatch.setattr(Waker, "wait", lambda *args: (done.append("wait"), runner.halt()))
+            monkeypatch.setattr(Waker, "wait", lambda *args: (done.append("wait"), runner.stop()))
             runner.run(idle_timeout=LONG)
 
         assert done == ["step", "announce", "step", "wait"]
@@ -235,8 +252,9 @@ class TestDuty:
 
         assert own.execute("SELECT count(*) FROM outbox_idle").fetchone() == (0,)
 
-    def test_finds_the_breaker_as_the_visit_before_left_it(self, settings, monkeypatch):
-        settings.OUTBOX = {**settings.OUTBOX, "RELAY": {"BREAKER_BASE": timedelta(days=99), "BREAKER_LIMIT": timedelta(days=99)}}
+    def test_finds_the_breaker_as_the_visit_before_left_it(self, monkeypatch):
+        monkeypatch.setattr("outbox.relay.rounds.BREAKER_BASE", timedelta(days=99))
+        monkeypatch.setattr("outbox.relay.rounds.BREAKER_LIMIT", timedelta(days=99))
         calls = []
 
         def be_away(self, messages):
@@ -253,13 +271,14 @@ class TestDuty:
     def test_has_a_closed_breaker_when_settings_have_changed(self, settings):
         with hosts.open_runner(POST, note="test") as runner:
             before = runner.relay.breakers
-        settings.OUTBOX = {**settings.OUTBOX, "RELAY": {"BREAKER_THRESHOLD": 5}}
+        settings.OUTBOX = {**settings.OUTBOX, "RELAY": {"BATCH_SIZE": 5}}
 
         with hosts.open_runner(POST, note="test") as runner:
             assert runner.relay.breakers is not before
 
-    def test_claims_nothing_and_is_over_while_the_broker_is_unavailable(self, settings):
-        settings.OUTBOX = {**settings.OUTBOX, "RELAY": {"BREAKER_BASE": timedelta(days=99), "BREAKER_LIMIT": timedelta(days=99)}}
+    def test_claims_nothing_and_is_over_while_the_broker_is_unavailable(self, monkeypatch):
+        monkeypatch.setattr("outbox.relay.rounds.BREAKER_BASE", timedelta(days=99))
+        monkeypatch.setattr("outbox.relay.rounds.BREAKER_LIMIT", timedelta(days=99))
         publish()
         with hosts.open_runner(POST, note="test") as runner:
             open_broker(runner.relay.breakers)

@@ -166,23 +166,23 @@ class TestDays:
         assert 3 in days()
 
 
-class TestAlarm:
-    def test_is_raised_for_days_that_something_holds(self, alarms):
+class TestAlert:
+    def test_is_raised_for_days_that_something_holds(self, alerts):
         TicketFactory(message=message_of())
 
         prune("default", now=NOW)
 
-        assert len(alarms) == 1
-        assert "2001-02-03 by waiting messages" in alarms[0]["reason"]
+        assert len(alerts) == 1
+        assert "2001-02-03 by waiting messages" in alerts[0]["reason"]
 
-    def test_is_not_raised_for_days_that_only_could_not_be_locked(self, alarms):
+    def test_is_not_raised_for_days_that_only_could_not_be_locked(self, alerts):
         with database.connect("default") as publisher, publisher.transaction():
             publisher.execute("INSERT INTO outbox_message (id, topic_id, body) VALUES (%s, 0, '')", [message_id()])
 
             pruned = prune("default", now=NOW, patience=timedelta(0))
 
         assert pruned.kept
-        assert alarms == []
+        assert alerts == []
 
 
 class TestBatches:
@@ -306,7 +306,7 @@ class TestATableOfAnApp:
 
         assert pruned.rows[table] == 2
 
-    def test_is_passed_over_in_a_database_that_lacks_it(self):
+    def test_is_skipped_in_a_database_that_lacks_it(self):
         register_table("outbox_nowhere", "written_at < %(before)s")
 
         pruned = prune("default", now=NOW)
@@ -369,12 +369,12 @@ class TestWithAHold:
 
         assert len(prune("default", now=NOW).days) == 3
 
-    def test_an_alarm_is_raised_when_the_days_of_grace_are_over(self, alarms):
+    def test_an_alert_is_sent_when_the_days_of_grace_are_over(self, alerts):
         prune("default", now=NOW)
 
-        assert len(alarms) == 1
-        assert "2001-02-03 by not copied yet" in alarms[0]["reason"]
-        assert "2001-02-12" not in alarms[0]["reason"]
+        assert len(alerts) == 1
+        assert "2001-02-03 by not copied yet" in alerts[0]["reason"]
+        assert "2001-02-12" not in alerts[0]["reason"]
 
 
 retention_holds.register(

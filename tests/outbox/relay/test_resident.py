@@ -17,7 +17,7 @@ def _short_waits(monkeypatch):
 
 
 class Work:
-    """Gives outcomes one after the other, then nothing to do."""
+    """Returns outcomes one after the other, then nothing to do."""
 
     def __init__(self, *outcomes):
         self.outcomes = list(outcomes)

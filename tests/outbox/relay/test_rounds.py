@@ -10,6 +10,7 @@ from django.utils import timezone
 from outbox.brokers.base import SendStatus
 from outbox.models import Batch, State, Ticket
 from outbox.relay.breaker import BreakerState
+from outbox.relay.claims import Claims
 from tests.factories import BatchFactory, MessageRowFactory, TicketFactory, TopicFactory, stored
 from tests.outbox.relay.outages import open_broker, open_for
 
@@ -149,10 +150,29 @@ class TestDrain:
         send = broker.send
         monkeypatch.setattr(broker, "send", lambda messages: calls.append(len(messages)) or send(messages))
 
-        make_relay(slice_bytes=1200).drain()
+        monkeypatch.setattr("outbox.relay.send.SLICE_BYTES", 1200)
+        make_relay().drain()
 
         assert calls == [2, 1]
         assert Batch.objects.get().state == State.SENT
+
+    @pytest.mark.parametrize("kind", ["normal", "transaction"])
+    def test_sends_nothing_of_a_batch_whose_row_is_gone(self, relay, broker, make_topic, monkeypatch, kind):
+        """It is nobody's any more, as if another relay had taken it over."""
+        topic = make_topic(kind)
+        TicketFactory.create_batch(2, topic=topic)
+        claim = Claims.claim
+
+        def claim_and_lose(*args, **options):
+            batches = claim(*args, **options)
+            Batch.objects.filter(pk__in=[batch.id for batch in batches]).delete()
+            return batches
+
+        monkeypatch.setattr(Claims, "claim", claim_and_lose)
+        done = relay.step()
+
+        assert (done.sent, done.unaccepted, done.fences_lost) == (0, 0, 1)
+        assert (shown(broker, topic), broker.halves()) == ([], [])
 
     def test_sends_a_batch_that_began_half_first_without_numbers(self, relay, broker, make_topic):
         topic = make_topic("transaction")

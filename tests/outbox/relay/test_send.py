@@ -51,8 +51,9 @@ def breakers(clock) -> Breakers:
 
 
 @pytest.fixture
-def sender(broker, breakers, clock) -> Sender:
-    return Sender(database.raw("default"), broker, breakers, "urn:uuid:1", 1000, lambda: False, clock)
+def sender(broker, breakers, clock, monkeypatch) -> Sender:
+    monkeypatch.setattr("outbox.relay.send.SLICE_BYTES", 1000)
+    return Sender(database.raw("default"), broker, breakers, "urn:uuid:1", lambda: False, clock)
 
 
 def send(sender: Sender, *batches, shed_at: float = NEVER, is_half: bool = False) -> BatchSendResult:
@@ -130,7 +131,7 @@ class TestSend:
         row = BatchFactory(topic=make_topic(), size=2)
         MessageRow.objects.filter(pk=row.message_ids[0]).delete()
         heard = []
-        signals.alarm.connect(listen := lambda **kwargs: heard.append(kwargs["details"]))
+        signals.alert.connect(listen := lambda **kwargs: heard.append(kwargs["details"]))
 
         with caplog.at_level(logging.ERROR):
             result = send(sender, claimed(row))

@@ -19,7 +19,7 @@ SLOW = timedelta(hours=1)
 def heard():
     """What was announced: (signal, arguments)."""
     found = []
-    names = {signals.alarm: "alarm", signals.message_dead: "message_dead"}
+    names = {signals.alert: "alert", signals.message_dead: "message_dead"}
 
     def listen(signal, sender, **kwargs) -> None:
         found.append((names[signal], kwargs))
@@ -291,12 +291,12 @@ class TestAnnouncements:
 
         splitter.return_batch(batch, result_of(batch, misconfigured=1).unaccepted)
 
-        assert [(name, kwargs["details"]["topic"]) for name, kwargs in heard] == [("alarm", "parts")]
+        assert [(name, kwargs["details"]["topic"]) for name, kwargs in heard] == [("alert", "parts")]
 
-    @pytest.mark.parametrize(("tries", "alarms"), [(8, 0), (9, 1), (10, 0), (19, 1)])
-    def test_call_a_person_when_a_batch_fails_again_and_again(self, splitter, heard, tries, alarms):
+    @pytest.mark.parametrize(("tries", "alerts"), [(8, 0), (9, 1), (10, 0), (19, 1)])
+    def test_call_a_person_when_a_batch_fails_again_and_again(self, splitter, heard, tries, alerts):
         batch = make_claimed(tries=tries)
 
         splitter.return_batch(batch, result_of(batch, unsure=1).unaccepted)
 
-        assert len(heard) == alarms
+        assert len(heard) == alerts

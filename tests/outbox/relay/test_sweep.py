@@ -7,7 +7,7 @@ from datetime import UTC, datetime, timedelta
 import pytest
 
 from outbox import database
-from outbox.brokers.base import Ended, HalfRef, HalfStanding, SendResult, SendStatus
+from outbox.brokers.base import Ended, HalfRef, HalfStatus, SendResult, SendStatus
 from outbox.message import Resolution
 from outbox.models import Batch, State
 from tests.factories import BatchFactory, TopicFactory, stored
@@ -160,7 +160,7 @@ class TestSweepOfForgottenHalves:
 
     def test_sends_again_at_once_what_surely_never_was_visible(self, relay, broker, prepare):
         batch = prepare(1, ago=timedelta(minutes=1))
-        broker.fail("look_up_halves", HalfStanding.GONE)
+        broker.fail("look_up_halves", HalfStatus.GONE)
         self.forget()
 
         assert relay.sweep().returned == 1
@@ -175,7 +175,7 @@ class TestSweepOfForgottenHalves:
         assert relay.sweep().sent == 1
         assert stored(batch).state == State.SENT
 
-    @pytest.mark.parametrize("standing", [HalfStanding.HIDDEN, HalfStanding.UNKNOWN])
+    @pytest.mark.parametrize("standing", [HalfStatus.HIDDEN, HalfStatus.UNKNOWN])
     def test_comes_back_to_what_it_cannot_settle(self, relay, broker, prepare, standing):
         batch = prepare(1)
         broker.fail("look_up_halves", standing)
@@ -187,7 +187,7 @@ class TestSweepOfForgottenHalves:
 
     def test_gives_up_what_nobody_can_tell_of(self, relay, broker, prepare):
         batch = prepare(1)
-        broker.fail("look_up_halves", HalfStanding.UNPROVEN)
+        broker.fail("look_up_halves", HalfStatus.UNPROVEN)
         self.forget()
 
         assert relay.sweep().dead == 1

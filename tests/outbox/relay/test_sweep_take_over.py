@@ -9,7 +9,7 @@ import pytest
 from outbox import database
 from outbox.batches.retry import retry_messages
 from outbox.batches.take_over import SETTLE
-from outbox.brokers.base import Ended, EndSemantics, HalfRef, HalfStanding, SendResult, SendStatus
+from outbox.brokers.base import Ended, EndSemantics, HalfRef, HalfStatus, SendResult, SendStatus
 from outbox.errors import BrokerUnavailable
 from outbox.message import Resolution
 from outbox.models import Batch, DeadMessage, State
@@ -59,7 +59,7 @@ class TestSweepOfOtherEnds:
     def test_sends_again_what_surely_never_was_visible(self, relay, broker, prepare):
         batch = prepare(2)
         broker.end([half_of(broker, batch)], Resolution.COMMIT)
-        broker.fail("look_up_halves", HalfStanding.GONE, where=lambda half: half.half_id == batch.half_ids[1])
+        broker.fail("look_up_halves", HalfStatus.GONE, where=lambda half: half.half_id == batch.half_ids[1])
 
         assert relay.sweep().returned == 1
         relay.drain()
@@ -68,7 +68,7 @@ class TestSweepOfOtherEnds:
 
     def test_leaves_open_what_the_broker_cannot_tell(self, relay, broker, prepare):
         batch = prepare(3)
-        broker.fail("look_up_halves", HalfStanding.UNKNOWN, where=lambda half: half.half_id == batch.half_ids[1])
+        broker.fail("look_up_halves", HalfStatus.UNKNOWN, where=lambda half: half.half_id == batch.half_ids[1])
 
         relay.sweep()
 
@@ -118,7 +118,7 @@ class TestSweepOfOtherEnds:
     def test_names_place_source_and_time(self, relay, broker, prepare, monkeypatch):
         batch = prepare(1)
         asked = []
-        monkeypatch.setattr(broker, "look_up_halves", lambda halves: asked.extend(halves) or [HalfStanding.UNKNOWN])
+        monkeypatch.setattr(broker, "look_up_halves", lambda halves: asked.extend(halves) or [HalfStatus.UNKNOWN])
 
         relay.sweep()
 
@@ -176,7 +176,7 @@ class TestSweepOfOtherEnds:
 
     def test_leaves_all_open_where_the_look_up_does_not_fit(self, relay, broker, prepare, monkeypatch, caplog):
         batch = prepare(3)
-        monkeypatch.setattr(broker, "look_up_halves", lambda halves: [HalfStanding.GONE])
+        monkeypatch.setattr(broker, "look_up_halves", lambda halves: [HalfStatus.GONE])
 
         relay.sweep()
 
@@ -205,7 +205,7 @@ class TestSweepOfOtherEnds:
     def test_comes_to_the_others_behind_what_stays_stuck(self, relay, broker, prepare, pages):
         pages(1)
         stuck, other = prepare(1), prepare(1)
-        broker.fail("look_up_halves", HalfStanding.UNKNOWN, times=None, where=lambda half: half.half_id == stuck.half_ids[0])
+        broker.fail("look_up_halves", HalfStatus.UNKNOWN, times=None, where=lambda half: half.half_id == stuck.half_ids[0])
 
         relay.sweep()
         relay.sweep()
@@ -222,7 +222,7 @@ class TestWhatNobodyCanTellOf:
     def unproven(self, broker, prepare):
         """A batch of three; of its second message nothing is proved."""
         batch = prepare(3)
-        broker.fail("look_up_halves", HalfStanding.UNPROVEN, where=lambda half: half.half_id == batch.half_ids[1])
+        broker.fail("look_up_halves", HalfStatus.UNPROVEN, where=lambda half: half.half_id == batch.half_ids[1])
         return batch
 
     def test_is_dead_and_says_why(self, relay, unproven):
@@ -235,7 +235,7 @@ class TestWhatNobodyCanTellOf:
 
     def test_is_dead_in_place_in_a_batch_of_one(self, relay, broker, prepare):
         batch = prepare(1)
-        broker.fail("look_up_halves", HalfStanding.UNPROVEN)
+        broker.fail("look_up_halves", HalfStatus.UNPROVEN)
 
         relay.sweep()
 

@@ -3,6 +3,7 @@ from datetime import timedelta
 
 import pytest
 
+from outbox.database.wakeup import name_topic, wake_relay
 from outbox.relay.lane import Lane, take_lane
 from outbox.relay.wakeup import Waker, forget_dead
 
@@ -10,7 +11,9 @@ pytestmark = pytest.mark.django_db(transaction=True)
 
 SHORT = timedelta(milliseconds=20)
 LONG = timedelta(seconds=1)
-PUBLISH = "SELECT pg_notify('outbox', '') FROM outbox_idle LIMIT 1"
+TOPIC = 17
+PUBLISH = f"SELECT pg_notify('outbox', '{name_topic(TOPIC, 'default')}') FROM outbox_idle WHERE broker = 'default'"
+NOBODY = frozenset()
 
 
 @pytest.fixture
@@ -24,8 +27,13 @@ def idle(connection):
     return [relay for (relay,) in connection.execute("SELECT relay FROM outbox_idle ORDER BY relay").fetchall()]
 
 
-def make_waker(connect, number=1, longest=LONG):
-    return Waker(connect(), Lane(number), shortest=SHORT, longest=longest)
+def make_waker(connect, number=1, longest=LONG, broker="default", **options):
+    return Waker(connect(), Lane(number), broker, shortest=SHORT, longest=longest, **options)
+
+
+def let_pass(connection, seconds):
+    """Move the announcements of relays into the past."""
+    connection.execute("UPDATE outbox_idle SET announced_at = announced_at - make_interval(secs => %s)", [seconds])
 
 
 class TestWaker:
@@ -34,7 +42,7 @@ class TestWaker:
         waker.announce()
         connection.execute(PUBLISH)
 
-        assert waker.wait()
+        assert waker.wait() == {TOPIC}
 
     def test_is_woken_once_by_all_that_published_while_it_was_busy(self, connect, connection):
         waker = make_waker(connect)
@@ -43,13 +51,70 @@ class TestWaker:
             connection.execute(PUBLISH)
         waker.withdraw()
 
-        assert (waker.wait(), waker.wait()) == (True, False)
+        assert (waker.wait(), waker.wait()) == ({TOPIC}, NOBODY)
 
     def test_is_not_woken_when_nobody_publishes(self, connect, connection):
         waker = make_waker(connect)
         waker.announce()
 
-        assert not waker.wait()
+        assert waker.wait() == NOBODY
+
+    def test_is_not_woken_for_another_broker(self, connect, connection):
+        waker, other = make_waker(connect, 1), make_waker(connect, 2, broker="other")
+        waker.announce()
+        other.announce()
+        connection.execute(PUBLISH)
+
+        assert (other.wait(), waker.wait()) == (NOBODY, {TOPIC})
+
+    def test_looks_at_all_topics_when_somebody_else_wakes_it(self, connect, connection):
+        waker = make_waker(connect, longest=timedelta(minutes=1))
+        waker.announce()
+        with connection.transaction():
+            connection.execute(PUBLISH)
+            wake_relay(connection)
+
+        assert waker.wait() == NOBODY
+
+    def test_is_not_on_call_beside_another_that_lives(self, connect, connection):
+        waker, other = make_waker(connect, 1), make_waker(connect, 2)
+        waker.announce()
+        let_pass(connection, 2)
+
+        assert not other.announce()
+
+        connection.execute(PUBLISH)
+        assert (other.wait(), waker.wait()) == (NOBODY, {TOPIC})
+
+    def test_takes_the_place_of_one_that_announces_itself_no_longer(self, connect, connection):
+        frozen, waker = make_waker(connect, 1), make_waker(connect, 2)
+        frozen.announce()
+        let_pass(connection, 4)
+
+        assert waker.announce()
+
+        assert not frozen.announce()
+        connection.execute(PUBLISH)
+        assert (frozen.wait(), waker.wait()) == (NOBODY, {TOPIC})
+
+    def test_takes_the_place_of_one_that_comes_and_goes_if_it_stays(self, connect, connection):
+        guest, other_guest = (make_waker(connect, number, is_resident=False) for number in (1, 2))
+        resident = make_waker(connect, 3)
+        guest.announce()
+
+        assert not other_guest.announce()
+        assert resident.announce()
+
+        assert not guest.announce()
+        connection.execute(PUBLISH)
+        assert (guest.wait(), resident.wait()) == (NOBODY, {TOPIC})
+
+    def test_takes_the_place_of_one_that_is_busy(self, connect, connection):
+        busy, waker = make_waker(connect, 1), make_waker(connect, 2)
+        busy.announce()
+        busy.withdraw()
+
+        assert waker.announce()
 
     def test_waits_twice_as_long_each_time_up_to_the_longest(self, connect, connection):
         waker = make_waker(connect, longest=timedelta(milliseconds=60))
@@ -81,27 +146,25 @@ class TestWaker:
         assert connection.execute(PUBLISH).fetchall() == []
 
     def test_forgets_what_the_last_holder_of_its_lane_announced(self, connect, connection):
-        connection.execute("INSERT INTO outbox_idle VALUES (1), (2)")
+        connection.execute("INSERT INTO outbox_idle VALUES ('default', 1), ('other', 2)")
 
         make_waker(connect, 1)
 
         assert idle(connection) == [2]
 
-    def test_knows_whether_another_relay_is_idle(self, connect, connection):
-        waker, other = make_waker(connect, 1), make_waker(connect, 2)
+    def test_knows_whether_another_relay_of_its_broker_is_on_call(self, connect, connection):
+        waker, other, elsewhere = make_waker(connect, 1), make_waker(connect, 2), make_waker(connect, 3, broker="other")
         waker.announce()
-        assert not waker.is_another_idle()
 
-        other.announce()
-
-        assert waker.is_another_idle()
+        assert (waker.is_another_on_call(), other.is_another_on_call()) == (False, True)
+        assert not elsewhere.is_another_on_call()
 
 
 class TestForgetDead:
     def test_deletes_the_rows_of_relays_whose_lane_is_free(self, connect, connection):
         living = connect()
         lane = take_lane(living, lanes=16)
-        connection.execute("INSERT INTO outbox_idle VALUES (%s), (15)", [lane.number])
+        connection.execute("INSERT INTO outbox_idle VALUES ('default', %s), ('other', 15)", [lane.number])
 
         assert forget_dead(connection) == 1
 

@@ -48,7 +48,7 @@ def start(connect, make_relay) -> Callable[..., Relay]:
 
 @pytest.fixture
 def crash_at(at, start) -> Callable[[str], None]:
-    """Have a relay die at a failpoint, as by SIGKILL: its connection is gone, and its lane free."""
+    """Run a relay that dies at a failpoint, as by SIGKILL: its connection is gone, and its lane free."""
 
     def crash_at(name: str) -> None:
         def die() -> None:
@@ -66,7 +66,7 @@ def crash_at(at, start) -> Callable[[str], None]:
 
 @pytest.fixture
 def wait(make_topic) -> Callable[..., list[str]]:
-    """Have messages wait in a topic of their own."""
+    """Publish messages that wait in a topic of their own."""
 
     def wait(kind: str = "transaction", count: int = 2) -> list[str]:
         return [str(ticket.message_id) for ticket in TicketFactory.create_batch(count, topic=make_topic(kind))]

@@ -24,7 +24,7 @@ def end_leases() -> None:
 
 
 def ask_about_halves(broker: MemoryBroker) -> None:
-    """Have the broker ask about each open half, and end it as the real check-back answers."""
+    """Make the broker ask about each open half, and end it as the real check-back answers."""
     for half in broker.halves():
         half.due_at = datetime.now(UTC)
     broker.check_halves(in_process("default"))

@@ -1,0 +1,122 @@
+"""A consumer that has just looked reads what it is told of, and does not look at all there may be for each message."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+
+import pytest
+
+from outbox.database import Connection
+from outbox.embedded import EmbeddedBroker, receiver, settlement
+from outbox.message import TopicType
+from tests.contracts.acts import Acts
+from tests.contracts.harness import EmbeddedHarness
+from tests.outbox.embedded.test_cost import MOMENT, NOTIFY, Statements
+
+LONG = timedelta(seconds=8)
+
+pytestmark = pytest.mark.usefixtures("unpolled")
+
+
+@pytest.fixture
+def broker(harness: EmbeddedHarness) -> EmbeddedBroker:
+    """Return a broker that goes by the server's clock: how another goes on, nobody knows."""
+    broker = harness.open(CLOCK=None)
+    assert isinstance(broker, EmbeddedBroker)
+    return broker
+
+
+@pytest.fixture
+def statements(monkeypatch: pytest.MonkeyPatch) -> Statements:
+    return Statements(monkeypatch)
+
+
+@pytest.fixture
+def other(harness: EmbeddedHarness, acts: Acts) -> Acts:
+    """Another process, which has sent before."""
+    other = Acts(harness, harness.open(CLOCK=None))
+    other.send_bodies(b"before")
+    acts.broker.ack(acts.receive())
+    return other
+
+
+class TestLull:
+    def test_asks_for_the_message_alone_and_finishes_it(
+        self, acts: Acts, other: Acts, broker: EmbeddedBroker, statements: Statements
+    ):
+        acts.receive(wait=MOMENT)
+        for _ in range(3):
+            other.send_bodies(b"a")
+            with statements.counted() as sent:
+                broker.ack(acts.receive(wait=LONG))
+                assert acts.receive(wait=MOMENT) == []
+
+            assert sent == [receiver.READ_ON, settlement.ACK]
+
+    def test_reads_all_queues_it_is_told_of(self, acts: Acts, other: Acts):
+        acts.receive(wait=MOMENT)
+        for key in "abcdefgh":
+            other.send_bodies(key.encode(), key=key)
+
+        assert sorted(one.body for one in acts.receive(wait=LONG)) == sorted(key.encode() for key in "abcdefgh")
+
+    @pytest.mark.parametrize("end", ["retry", "dead_letter", "ack"])
+    def test_ends_when_an_act_of_its_own_makes_a_message_due(
+        self, acts: Acts, other: Acts, broker: EmbeddedBroker, statements: Statements, end: str
+    ):
+        acts.receive(TopicType.FIFO, wait=MOMENT)
+        other.send_bodies(b"first", b"second", kind=TopicType.FIFO, key="k")
+        [first] = acts.receive(TopicType.FIFO, wait=LONG)
+        if end == "retry":
+            broker.retry(first, timedelta())
+        elif end == "dead_letter":
+            broker.dead_letter(first, "no order of that number")
+        else:
+            broker.ack([first])
+
+        with statements.counted() as sent:
+            [delivery] = acts.receive(TopicType.FIFO, wait=LONG)
+
+        assert delivery.body == (b"first" if end == "retry" else b"second")
+        assert sent[0] == receiver.ROUND
+
+    @pytest.mark.parametrize("asked", [{"group": "other group"}, {"kind": TopicType.DELAY}, {"wait": timedelta()}], ids=str)
+    def test_is_of_one_group_and_its_topics_and_of_who_waits(self, acts: Acts, other: Acts, statements: Statements, asked: dict):
+        acts.receive(wait=MOMENT)
+
+        with statements.counted() as sent:
+            acts.receive(**{"wait": MOMENT, **asked})
+
+        assert receiver.ROUND in sent
+
+    def test_ends_when_it_is_told_to_look_at_all_there_is(
+        self, acts: Acts, other: Acts, connection: Connection, statements: Statements
+    ):
+        acts.receive(wait=MOMENT)
+        connection.execute(NOTIFY)
+
+        with statements.counted() as sent:
+            acts.receive(wait=MOMENT)
+
+        assert sent[0] == receiver.ROUND
+
+    def test_lasts_no_longer_than_the_time_to_the_next_message_that_is_due(self, acts: Acts, other: Acts, broker: EmbeddedBroker):
+        other.send_bodies(b"a")
+        [first] = acts.receive()
+        broker.retry(first, timedelta(seconds=0.5))
+
+        [again] = acts.receive(wait=LONG)
+
+        assert again.body == b"a"
+
+    def test_leaves_no_message_behind_that_it_was_not_told_of(
+        self, acts: Acts, other: Acts, connection: Connection, monkeypatch: pytest.MonkeyPatch
+    ):
+        monkeypatch.setattr("outbox.embedded.wakeup.POLL_SECONDS", 0.3)
+        acts.receive(wait=MOMENT)
+        connection.execute("DELETE FROM outbox_embedded_idle")
+        other.send_bodies(b"untold")
+
+        [delivery] = acts.receive(wait=LONG)
+
+        assert delivery.body == b"untold"

@@ -1,0 +1,52 @@
+"""How many statements a round costs: as many for hundreds of messages as for a few."""
+
+from __future__ import annotations
+
+import re
+import tempfile
+from collections.abc import Callable
+
+import pytest
+
+from outbox import database
+from outbox.relay.rounds import Relay
+from tests.factories import TicketFactory
+
+pytestmark = pytest.mark.django_db
+
+ONCE = 5  # re-claim, claim, is an ordered ticket waiting, the messages, the mark
+
+
+def statements_of(work: Callable[[], object]) -> int:
+    """Count the statements that the server is asked to execute meanwhile, as libpq traces them."""
+    connection = database.raw("default").pgconn
+    with tempfile.TemporaryFile("w+") as file:
+        connection.trace(file.fileno())
+        try:
+            work()
+        finally:
+            connection.untrace()
+        file.seek(0)
+        return len(re.findall(r"^[^\t\n]*\tF\t\d+\t(?:Execute|Query)\b", file.read(), re.MULTILINE))
+
+
+class TestARound:
+    @pytest.mark.parametrize(("topics", "each"), [(1, 2), (1, 60), (4, 40)])
+    def test_of_one_phase_is_the_same_few_statements_for_all_messages(self, relay: Relay, make_topic, topics, each):
+        for _ in range(topics):
+            TicketFactory.create_batch(each, topic=make_topic())
+
+        statements = statements_of(relay.step)
+
+        assert relay.total.sent == topics * each
+        assert statements <= ONCE
+
+    @pytest.mark.parametrize(("topics", "each"), [(1, 2), (1, 60), (4, 40)])
+    def test_of_two_phases_is_one_decision_more_for_each_batch(self, relay: Relay, make_topic, topics, each):
+        for _ in range(topics):
+            TicketFactory.create_batch(each, topic=make_topic("transaction"))
+
+        statements = statements_of(relay.step)
+
+        assert relay.total.sent == topics * each
+        assert statements <= ONCE + topics

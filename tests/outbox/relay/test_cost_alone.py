@@ -1,0 +1,93 @@
+"""How many statements a message costs that is sent alone: fewer questions make it cheap, not faster ones."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from datetime import timedelta
+from typing import Any
+
+import psycopg
+import pytest
+
+from outbox import database, publish_raw, transaction
+from outbox.batches.claim import ORDERED_WAITS
+from outbox.batches.claim_topic import CLAIM_TOPIC
+from outbox.batches.decide import DECIDE
+from outbox.batches.sent import MARK_SENT
+from outbox.models import MessageState
+from outbox.relay import hosts
+from outbox.relay.hosts import RelayTarget
+from outbox.relay.wakeup import ANNOUNCE
+from tests.waiting import wait_until
+
+MEMORY = {"default": {"BACKEND": "outbox.brokers.memory.MemoryBroker"}}  # it asks PostgreSQL nothing
+ONE_PHASE = [CLAIM_TOPIC, MARK_SENT]
+TWO_PHASE = [CLAIM_TOPIC, DECIDE, MARK_SENT]
+
+
+@pytest.fixture
+def own() -> Iterator[database.Connection]:
+    with database.connect("default") as own:
+        yield own
+        own.execute("DELETE FROM outbox_idle")
+
+
+@contextmanager
+def on_call(monkeypatch: pytest.MonkeyPatch, own: database.Connection) -> Iterator[list[str]]:
+    """Run a relay that waits for publishers and does nothing by the clock; yield the statements that it sends."""
+    sent: list[str] = []
+    execute = psycopg.Cursor.execute
+
+    def noted(cursor: Any, query: Any, *arguments: Any, **options: Any) -> Any:
+        if threading.current_thread().name == "counted":
+            sent.append(query)
+        return execute(cursor, query, *arguments, **options)
+
+    monkeypatch.setattr(psycopg.Cursor, "execute", noted)
+    monkeypatch.setattr(hosts, "MAINTENANCE_EVERY", 3600.0)
+    with hosts.open_runner(RelayTarget("default", "default"), note="test") as runner:
+        thread = threading.Thread(target=runner.run, name="counted")
+        thread.start()
+        wait_until(lambda: own.execute("SELECT FROM outbox_idle").fetchone() is not None)
+        wait_until(lambda: {ORDERED_WAITS, ANNOUNCE} <= set(sent) and sent[-1] in (ORDERED_WAITS, ANNOUNCE))
+        yield sent
+        runner.stop()
+        thread.join(20)
+
+
+def send_alone() -> None:
+    with transaction():
+        receipt = publish_raw("alone", {})
+    wait_until(lambda: MessageState.objects.get(id=receipt.message_id).state == "sent")
+
+
+@pytest.mark.django_db(transaction=True)
+class TestALoneMessage:
+    @pytest.mark.parametrize(("kind", "statements"), [("normal", ONE_PHASE), ("transaction", TWO_PHASE)])
+    def test_costs_a_relay_few_statements(self, monkeypatch, settings, own, kind, statements):
+        monkeypatch.setattr(hosts, "IDLE_WAITS", {"shortest": timedelta(seconds=3), "longest": timedelta(seconds=3)})
+        settings.OUTBOX = {"BROKERS": MEMORY, "TOPICS": {"alone": {"TYPE": kind}}}
+        with on_call(monkeypatch, own) as sent:
+            send_alone()  # the first one connects
+            sent.clear()
+            for _ in range(3):
+                send_alone()
+
+            assert sent == statements * 3
+
+    def test_wakes_one_relay_of_several(self, monkeypatch, settings, own):
+        monkeypatch.setattr(hosts, "IDLE_WAITS", {"shortest": timedelta(seconds=3), "longest": timedelta(seconds=3)})
+        settings.OUTBOX = {"BROKERS": MEMORY, "TOPICS": {"alone": {"TYPE": "normal"}}}
+        with hosts.open_runner(RelayTarget("default", "default"), note="test") as first:
+            thread = threading.Thread(target=first.run)
+            thread.start()
+            wait_until(lambda: own.execute("SELECT FROM outbox_idle").fetchone() is not None)
+            with on_call(monkeypatch, own) as sent:
+                sent.clear()
+                send_alone()
+
+                assert CLAIM_TOPIC not in sent
+            first.stop()
+            thread.join(20)
