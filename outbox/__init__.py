@@ -12,10 +12,13 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from outbox.check_backs.register import check_back
     from outbox.consuming.context import Context
+    from outbox.consuming.idempotency_key import RedisIdempotencyKey
+    from outbox.consuming.precondition import update_if, update_or_raise
     from outbox.consuming.register import Retry, consumer
     from outbox.errors import HalfNotStored, NotInTransaction, OutboxError, Reject, RetryLater, TimeLimitExceeded
     from outbox.message import COMMIT, ROLLBACK, UNKNOWN, Message, Receipt, Resolution
     from outbox.publishing.decorator import transactional
+    from outbox.publishing.envelope import Envelope
     from outbox.publishing.functions import apublish, publish, publish_many, publish_raw
     from outbox.publishing.transactions import transaction
 
@@ -32,6 +35,7 @@ _HOMES = {
     "Reject": "outbox.errors",
     "RetryLater": "outbox.errors",
     "TimeLimitExceeded": "outbox.errors",
+    "Envelope": "outbox.publishing.envelope",
     "publish": "outbox.publishing.functions",
     "apublish": "outbox.publishing.functions",
     "publish_many": "outbox.publishing.functions",
@@ -41,6 +45,9 @@ _HOMES = {
     "consumer": "outbox.consuming.register",
     "Context": "outbox.consuming.context",
     "Retry": "outbox.consuming.register",
+    "update_if": "outbox.consuming.precondition",
+    "update_or_raise": "outbox.consuming.precondition",
+    "RedisIdempotencyKey": "outbox.consuming.idempotency_key",
     "check_back": "outbox.check_backs.register",
 }
 
@@ -49,11 +56,13 @@ __all__ = [
     "ROLLBACK",
     "UNKNOWN",
     "Context",
+    "Envelope",
     "HalfNotStored",
     "Message",
     "NotInTransaction",
     "OutboxError",
     "Receipt",
+    "RedisIdempotencyKey",
     "Reject",
     "Resolution",
     "Retry",
@@ -67,6 +76,8 @@ __all__ = [
     "publish_raw",
     "transaction",
     "transactional",
+    "update_if",
+    "update_or_raise",
 ]
 
 

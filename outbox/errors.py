@@ -1,4 +1,4 @@
-"""What can go wrong. One family; each text says what happened, to which row or topic, and what to do next."""
+"""The exceptions of this package. Each message says what happened, to which row or topic, and what to do next."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ class OutboxError(Exception):
 
 
 class ConfigurationError(OutboxError, ImproperlyConfigured):
-    """Raised when `OUTBOX` holds a wrong or unknown value, or a decorator contradicts another."""
+    """Raised when `OUTBOX` has a wrong or unknown value, or two decorators contradict each other."""
 
 
 class NotInTransaction(OutboxError):
@@ -20,15 +20,15 @@ class NotInTransaction(OutboxError):
 
 
 class NotOutermost(OutboxError):
-    """Raised when a message is to go half first inside a transaction that is open already."""
+    """Raised when a message is to go half first, but a transaction is already open."""
 
 
 class HalfNotStored(OutboxError):
-    """Raised when a message is to go half first and its broker has not surely stored it. Nothing was done."""
+    """Raised when a message is to go half first, but its broker did not confirm that it has stored it. Nothing was done."""
 
 
 class WrongDatabase(OutboxError):
-    """Raised when a message would go to another database than the rows it speaks of."""
+    """Raised when a message would be stored in another database than the rows it is about."""
 
 
 class InvalidMessage(OutboxError, ValueError):
@@ -36,7 +36,7 @@ class InvalidMessage(OutboxError, ValueError):
 
 
 class BodyTooLarge(InvalidMessage):
-    """Raised by `publish()` when the body is larger than the topic's broker takes."""
+    """Raised by `publish()` when the body is larger than the topic's broker accepts."""
 
 
 class UnknownTopic(InvalidMessage):
@@ -44,19 +44,19 @@ class UnknownTopic(InvalidMessage):
 
 
 class UnsupportedByBroker(OutboxError):
-    """Raised when a broker is asked for what its flags say it does not offer."""
+    """Raised when a broker is asked for something that it does not support, according to its flags."""
 
 
 class BrokerUnavailable(OutboxError):
-    """Raised when a broker cannot be reached by a call that has no outcome to say so: receive, ack, backlog, find."""
+    """Raised when a broker cannot be reached by a call whose result cannot express it: receive, ack, backlog, find."""
 
 
 class BrokerCannotTell(BrokerUnavailable):
-    """Raised when a broker's OPTIONS do not let it be asked what it holds. It carries messages as ever."""
+    """Raised when a broker's OPTIONS do not allow it to look up stored messages. It still carries messages."""
 
 
 class NotMigrated(OutboxError):
-    """Raised when a database lacks the tables of the outbox, or of a broker that keeps messages there, or takes no writes."""
+    """Raised when a database is read-only, or lacks the tables of the outbox or of a broker that stores messages there."""
 
 
 class LaneNotHeld(OutboxError):
@@ -64,39 +64,39 @@ class LaneNotHeld(OutboxError):
 
 
 class UnknownMessageType(OutboxError):
-    """Raised when a received message names a type, or a newer version of one, that no module defines (any more)."""
+    """Raised when a received message has a type, or a newer version of a type, that no module defines."""
 
 
 class BrokenTransaction(OutboxError):
-    """Raised by a transaction that swallowed an error and commits nothing, or whose connection was left in the middle of one."""
+    """Raised when a transaction would not commit since an error inside it was swallowed, or was left open by earlier code."""
 
 
 class ClosedByHandler(BrokenTransaction):
-    """Raised after a handler that has closed the connection of its own transaction."""
+    """Raised after a handler has closed the connection of its own transaction."""
 
 
 class NeverEnded(OutboxError):
-    """Raised instead of calling a handler that was begun with a message five times and has never ended."""
+    """Raised instead of calling a handler that was started five times with a message and never finished."""
 
 
 class StaleRow(OutboxError):
-    """Raised by the precondition helper when the row is no longer in the expected version or state."""
+    """Raised by `update_or_raise` when a row no longer has the expected version or state."""
 
 
 class Reject(OutboxError):
-    """Raised by a handler: this message can never be handled. It becomes a dead letter at once."""
+    """Raised by a handler for a message that can never be handled. The message becomes a dead letter at once."""
 
 
 class UnreadableBody(OutboxError):
-    """Raised when a received body does not fit its type, or is not the JSON it claims to be. It never will."""
+    """Raised when a received body does not fit its type, or is not valid JSON. The message becomes a dead letter at once."""
 
 
-class TimeLimitExceeded(BaseException):  # no `except Exception` of the handler's holds it up
-    """Raised in a handler that has run for longer than its `time_limit`."""
+class TimeLimitExceeded(BaseException):  # so that an `except Exception` in the handler does not catch it
+    """Raised inside a handler that has run for longer than its `time_limit`."""
 
 
 class RetryLater(OutboxError):
-    """Raised by a handler: deliver the message again after that time, given in seconds or as a timedelta."""
+    """Raised by a handler to have the message delivered again after a time, given in seconds or as a timedelta."""
 
     def __init__(self, after: float | timedelta, reason: str = "") -> None:
         if not isinstance(after, int | float | timedelta):

@@ -51,7 +51,7 @@ def _act(name: str, action: str) -> None:
     elif action == "hang":
         time.sleep(3600)
     else:
-        raise ValueError(f"{VARIABLE} gives {name} the action {action!r}. Known are kill, raise and hang.")
+        raise ValueError(f"{VARIABLE} gives {name} the action {action!r}. Choices are: kill, raise and hang.")
 
 
 def _take(permit: Path) -> bool:

@@ -16,6 +16,8 @@ __all__ = ["day_of", "first_id", "first_id_at", "published_at", "uuid7"]
 
 LAST_DAY = date(9999, 12, 30)  # the day after it is still a date
 
+MILLISECONDS = [f".{number:03d}Z" for number in range(1000)]  # how each of them ends a time
+
 
 def first_id_at(moment: datetime) -> UUID:
     """Return the smallest id of a time."""
@@ -35,8 +37,8 @@ def day_of(message_id: UUID) -> date:
 
 def published_at(message_id: str) -> str:
     """Return the time in an id, to the millisecond, as RFC 3339 writes it."""
-    seconds, milliseconds = divmod(int(message_id[:8] + message_id[9:13], 16), 1000)
-    return f"{_second(seconds)}.{milliseconds:03d}Z"
+    seconds, milliseconds = divmod(int(message_id[:13].replace("-", ""), 16), 1000)
+    return _second(seconds) + MILLISECONDS[milliseconds]
 
 
 @lru_cache(maxsize=16)

@@ -8,13 +8,13 @@ are about in fields, so that logs as JSON can be searched: `extra=log_fields(top
 from __future__ import annotations
 
 import logging
-import os
 import textwrap
-import threading
 import time
 from collections.abc import Callable, Iterable, Mapping
 from numbers import Number
 from typing import Any, Protocol
+
+from outbox.forks import ForkSafeLock
 
 PREFIX = "outbox_"  # no attribute of a LogRecord begins so
 
@@ -140,7 +140,7 @@ class LimitedLog:
             cause: one of a few; never what others sent.
             text, args: as of a logger.
         """
-        with _lock:
+        with _lock.current:
             now = self._clock()
             if cause in self._written and now - self._written[cause] < self._interval:
                 self._left_out[cause] += 1
@@ -150,13 +150,4 @@ class LimitedLog:
         self._logger.log(level, text + more, *args, exc_info=exc_info)
 
 
-_lock = threading.Lock()
-
-
-def _renew_lock() -> None:
-    """Another thread of the parent may have held it."""
-    global _lock
-    _lock = threading.Lock()
-
-
-os.register_at_fork(after_in_child=_renew_lock)
+_lock = ForkSafeLock()

@@ -1,5 +1,5 @@
 """
-What travels: message types, the names of its headers, the token of a half message, the receipt of a publish.
+Messages: their types, the names of their headers, the token of a half message, and the receipt that `publish()` returns.
 
 Nothing here touches a database or a broker.
 """
@@ -26,9 +26,9 @@ _preparing = threading.Lock()
 
 def prepare(kind: type[msgspec.Struct]) -> None:
     """
-    Have msgspec study a type, before it decodes or converts to it.
+    Build msgspec's decoder of a type under a lock, before the type is first used.
 
-    It does so at the first use, and has other threads meanwhile use what is half done: the process crashes (seen with 0.22).
+    msgspec builds it at the first use, and another thread that uses the type meanwhile crashes the process (seen with 0.22).
     """
     if kind not in _prepared:
         with _preparing:
@@ -37,7 +37,7 @@ def prepare(kind: type[msgspec.Struct]) -> None:
 
 
 class Resolution(enum.StrEnum):
-    """How a half message ends. UNKNOWN means: ask again later."""
+    """The resolution of a half message. UNKNOWN means: ask again later."""
 
     COMMIT = "COMMIT"
     ROLLBACK = "ROLLBACK"
@@ -50,7 +50,11 @@ UNKNOWN = Resolution.UNKNOWN
 
 
 class TopicType(enum.StrEnum):
-    """What a topic carries; exclusive, as in RocketMQ. Source: apache/rocketmq-apis definition.proto, MessageType."""
+    """
+    The kind of messages that a topic carries. A topic has exactly one type, as in RocketMQ.
+
+    Source: apache/rocketmq-apis definition.proto, MessageType.
+    """
 
     NORMAL = "normal"
     TRANSACTION = "transaction"
@@ -64,9 +68,9 @@ class TopicSpec:
     A topic as a broker creates it.
 
     Args:
-        queues: how many messages without a key may travel side by side.
-        retention: how long the broker keeps its messages.
-        remembered: how long consumers remember which of its messages they have handled.
+        queues: the number of messages without a key that can be in delivery at the same time.
+        retention: how long the broker keeps messages.
+        remembered: how long consumers remember which messages they have handled.
     """
 
     name: str
@@ -80,9 +84,9 @@ class Header:
     """
     Names of the headers that the outbox writes.
 
-    Source: CloudEvents 1.0, HTTP binary mode (`ce-` before the attribute's name); those behind SPEC_VERSION are
-    extension attributes. A raw message has no TYPE and is no CloudEvent, so it has no SPEC_VERSION either. A user's own
-    header is called anything that does not begin with `ce-`, but for `content-type`.
+    Source: CloudEvents 1.0, HTTP binary mode (`ce-` before the attribute's name); those after SPEC_VERSION are extension
+    attributes. A raw message has no TYPE, so it is not a CloudEvent and has no SPEC_VERSION. Headers of the user's own may
+    have any other name that does not begin with `ce-`.
     """
 
     ID = "ce-id"
@@ -108,7 +112,7 @@ class Header:
 
 @dataclass(frozen=True, slots=True)
 class MessageOptions:
-    """What `class Meta` of a message type says."""
+    """The options in `class Meta` of a message type."""
 
     topic: str = ""
     key: str = ""
@@ -120,16 +124,16 @@ class MessageOptions:
 
 @dataclass_transform(frozen_default=True, field_specifiers=(msgspec.field,))
 class _MessageType(msgspec.StructMeta):
-    """Tells type checkers that subclasses of a message type are frozen, too, as msgspec has it."""
+    """Metaclass that makes type checkers treat subclasses as frozen, as msgspec does."""
 
 
 class Message(msgspec.Struct, frozen=True, metaclass=_MessageType):
     """
     Base of message types: frozen, typed, validated when published and when received.
 
-    `class Meta` may name `topic` (needed to publish), `key` (a field: search, order, idempotency scope), `tag`,
-    `version` (a whole number, raised when the shape changes), `type` (the name on the wire, by default the class's) and
-    `mask` (fields that the admin shows only to those who may see them).
+    `class Meta` may set `topic` (required to publish), `key` (the name of a field: for search, order and the scope of
+    idempotency), `tag`, `version` (an integer, increased when the fields change), `type` (the name on the wire, by default
+    the name of the class) and `mask` (fields that the admin shows only to users who have the permission).
     """
 
     _meta: ClassVar[MessageOptions] = MessageOptions()
@@ -143,9 +147,9 @@ class Message(msgspec.Struct, frozen=True, metaclass=_MessageType):
 
     @classmethod
     def upgrade_from(cls, version: int) -> Callable[[Upgrade], Upgrade]:
-        """Take the decorated function as the step that turns a body of `version` (a dict) into one of `version + 1`."""
+        """Register the decorated function, which turns the body (a dict) of `version` into the body of `version + 1`."""
         if not _is_version(version):
-            raise TypeError(f"@{cls.__name__}.upgrade_from takes the older version, a whole number, not {version!r}.")
+            raise TypeError(f"@{cls.__name__}.upgrade_from takes the older version as an integer, not {version!r}.")
 
         def remember(step: Upgrade) -> Upgrade:
             cls._upgrades[version] = step
@@ -156,7 +160,7 @@ class Message(msgspec.Struct, frozen=True, metaclass=_MessageType):
     @classmethod
     def from_body(cls, body: bytes, version: int | None = None) -> Self:
         """
-        Read a message from its JSON body, through the upgrades that lead from `version` to today's.
+        Return the message in a JSON body, upgraded step by step from `version` to the current one.
 
         Raises:
             msgspec.ValidationError: the body does not fit the type; the text names the field.
@@ -193,15 +197,15 @@ def _read_meta(cls: type[Message]) -> MessageOptions:
     given = {name: value for name, value in vars(meta).items() if not name.startswith("__")} if meta else {}
     known = set(MessageOptions.__dataclass_fields__)
     if unknown := sorted(set(given) - known):
-        raise TypeError(f"{cls.__name__}.Meta has unknown options {unknown}. Known are {sorted(known)}.")
+        raise TypeError(f"{cls.__name__}.Meta has unknown options {unknown}. Choices are: {sorted(known)}.")
     if not isinstance(given.get("mask", ()), list | tuple):
-        raise TypeError(f'{cls.__name__}.Meta.mask is a list of fields, such as ["customer"], not {given["mask"]!r}.')
+        raise TypeError(f'{cls.__name__}.Meta.mask must be a list of fields, such as ["customer"], not {given["mask"]!r}.')
     for name in ("topic", "key", "tag", "type"):
         if not isinstance(given.get(name, ""), str):
-            raise TypeError(f"{cls.__name__}.Meta.{name} is a text, not {given[name]!r}.")
+            raise TypeError(f"{cls.__name__}.Meta.{name} must be a string, not {given[name]!r}.")
     version = given.get("version", 1)
     if not _is_version(version):
-        raise TypeError(f"{cls.__name__}.Meta.version is a whole number, not {version!r}.")
+        raise TypeError(f"{cls.__name__}.Meta.version must be an integer, 0 or greater, not {version!r}.")
     return MessageOptions(**{"type": cls.__name__, **given, "mask": tuple(given.get("mask", ()))})
 
 
@@ -222,7 +226,7 @@ def _register(cls: type[Message]) -> None:
 
 @dataclass(frozen=True, slots=True)
 class Receipt:
-    """What `publish()` returns. `is_duplicate`: the dedupe key was known, this is the first message's receipt."""
+    """The result of `publish()`. `is_duplicate`: the dedupe key was used before, and this is the first message's receipt."""
 
     message_id: UUID
     topic: str
@@ -232,7 +236,7 @@ class Receipt:
 
 @dataclass(frozen=True, slots=True)
 class Cause:
-    """The message being handled; what its handler publishes names it as the cause, and goes on with its trace."""
+    """The message being handled. Messages that its handler publishes name it as their cause and continue its trace."""
 
     message_id: str
     correlation_id: str
@@ -242,15 +246,14 @@ class Cause:
 current_cause: ContextVar[Cause | None] = ContextVar("outbox_current_cause", default=None)
 
 
-@dataclass(frozen=True, slots=True)
-class Token:
+class Token(msgspec.Struct, frozen=True):
     """
-    What a half message carries to be found again. One per physical send.
+    The identity of a half message, carried in its headers. Each send has a token of its own.
 
     Args:
         source: the stable id of the database that holds the batch.
-        batch: 0 where the publishing transaction itself sent the half message (half first): nobody could see its batch
-            yet, so the message's id finds it.
+        batch: 0 where the publishing transaction itself sent the half message (half first). Its batch was not visible to
+            others yet, so it is found by the message id.
         position: the message's place in its batch, from 1.
     """
 
@@ -287,9 +290,9 @@ class Half:
     A half message as its broker asks about it.
 
     Args:
-        token: text form of a `Token`; empty when another producer sent the half.
-        asked: how many times the broker has asked, this time included.
-        born_at: when the broker stored the half.
+        token: text form of a `Token`; empty when another producer sent the half message.
+        asked: how many times the broker has asked, including this time.
+        born_at: when the broker stored the half message.
     """
 
     topic: str
@@ -304,7 +307,7 @@ class Half:
 
 
 def read_headers(text: str) -> dict[str, str]:
-    """Return the headers of a message row; none where they are broken."""
+    """Return the headers of a message row; an empty dict where they cannot be read."""
     try:
         headers = json.loads(text)
     except (ValueError, RecursionError):

@@ -25,7 +25,7 @@ CONSUME_EVERY = timedelta(seconds=1)
 def beat_schedule(
     *,
     sweep: timedelta = timedelta(seconds=1),
-    upkeep: timedelta = timedelta(hours=1),
+    maintenance: timedelta = timedelta(hours=1),
     consume: Iterable[str] = (),
     queue: str = "outbox",
 ) -> dict[str, dict[str, Any]]:
@@ -38,13 +38,13 @@ def beat_schedule(
         queue: the same as `OUTBOX["CELERY_QUEUE"]`.
     """
     return {
-        "outbox-sweep": entry("outbox.tasks.sweep", sweep, queue),
-        "outbox-upkeep": entry("outbox.tasks.upkeep", upkeep, queue),
-        **{f"outbox-consume-{group}": entry("outbox.tasks.consume", CONSUME_EVERY, queue, group) for group in consume},
+        "outbox-sweep": _entry("outbox.tasks.sweep", sweep, queue),
+        "outbox-maintenance": _entry("outbox.tasks.maintenance", maintenance, queue),
+        **{f"outbox-consume-{group}": _entry("outbox.tasks.consume", CONSUME_EVERY, queue, group) for group in consume},
     }
 
 
-def entry(task: str, every: timedelta, queue: str, *arguments: str) -> dict[str, Any]:
+def _entry(task: str, every: timedelta, queue: str, *arguments: str) -> dict[str, Any]:
     """Return an entry of Celery's `beat_schedule`."""
     expires = max(every, SHORTEST_EXPIRY).total_seconds()
     options = {"expires": expires, "queue": queue, "ignore_result": True}

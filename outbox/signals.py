@@ -7,4 +7,4 @@ check_back_answered = Signal()  # half, answer: a broker asked and was answered
 dead_lettered = Signal()  # group, message_id, topic, reason: a consumer gave a message up
 gap_found = Signal()  # group, source, topic, lane, first, last: numbers that did not arrive in time
 fence_lost = Signal()  # batch_id, attempt, step: a write-back met another relay's attempt
-alarm = Signal()  # reason, details: what a person should look at
+alert = Signal()  # reason, details: something that needs an operator

@@ -1,5 +1,5 @@
 """
-Celery tasks: a nudge relays one post at once, beat's sweep relays whatever no nudge reported.
+Celery tasks: a nudge relays one target at once, beat's sweep relays whatever no nudge reported.
 
 Celery closes Django's connections around each task and may fork at any time; so each task opens what it needs, and
 nothing of it survives the task; but for the checker of a broker that asks by itself, which stays with its process.
@@ -67,7 +67,7 @@ def _ending() -> Iterator[Watch]:
 
 @shared_task(name="outbox.tasks.relay", ignore_result=True)
 def relay(database: str = "default", broker: str = "default") -> None:
-    """Relay what waits at one post; stay a moment, since one nudge stands for all commits of that moment."""
+    """Relay what waits at one target; stay a moment, since one nudge stands for all commits of that moment."""
     settings = conf.settings().relay
     with _ending() as ending:
         _listen(hosts.RelayTarget(database, broker))
@@ -84,25 +84,25 @@ def relay(database: str = "default", broker: str = "default") -> None:
 @shared_task(name="outbox.tasks.sweep", ignore_result=True)
 def sweep() -> None:
     """Relay what waits anywhere, settle what was left behind, and ask for brokers that do not ask by themselves."""
-    posts = hosts.relay_targets()
+    targets = hosts.relay_targets()
     with _ending() as ending:
-        for alias in brokers_to_ask_for({post.broker for post in posts}):
-            with closing(CheckLoop(alias, posts[0].database)) as loop:
+        for alias in brokers_to_ask_for({target.broker for target in targets}):
+            with closing(CheckLoop(alias, targets[0].database)) as loop:
                 try_step(loop.turn)
-        for post in posts:
-            _listen(post)
-            at_most = conf.settings().relay.task_time / len(posts)
-            try_step(hosts.run_once, post, note=BY_CELERY, at_most=at_most, idle_timeout=hosts.NO_IDLE_TIMEOUT, ending=ending)
+        for target in targets:
+            _listen(target)
+            at_most = conf.settings().relay.task_time / len(targets)
+            try_step(hosts.run_once, target, note=BY_CELERY, at_most=at_most, idle_timeout=hosts.NO_IDLE_TIMEOUT, ending=ending)
 
 
-@shared_task(name="outbox.tasks.upkeep", ignore_result=True)
-def upkeep() -> None:
+@shared_task(name="outbox.tasks.maintenance", ignore_result=True)
+def maintenance() -> None:
     """Make days ahead, prune, and look for numbers that never came."""
-    posts = hosts.relay_targets()
+    targets = hosts.relay_targets()
     with _ending() as ending:
-        for database in sorted({post.database for post in posts}):
+        for database in sorted({target.database for target in targets}):
             _unless_asked(ending, maintain, database)
-        _unless_asked(ending, prune_brokers, {post.broker for post in posts})
+        _unless_asked(ending, prune_brokers, {target.broker for target in targets})
         for group in groups().values():
             _unless_asked(ending, find_gaps, group)
 
@@ -125,7 +125,7 @@ def _unless_asked(ending: Watch, step: Callable[[T], object], subject: T) -> Non
         try_step(step, subject)
 
 
-def _listen(post: hosts.RelayTarget) -> None:
+def _listen(target: hosts.RelayTarget) -> None:
     """Who sends half messages answers for them, too."""
-    for alias in brokers_that_ask({post.broker}):
-        try_step(listen_in_this_process, alias, post.database)
+    for alias in brokers_that_ask({target.broker}):
+        try_step(listen_in_this_process, alias, target.database)

@@ -33,7 +33,7 @@ WHERE (outbox_topic.broker, outbox_topic.type, outbox_topic.ordered)
    IS DISTINCT FROM (excluded.broker, excluded.type, excluded.ordered)
 """
 
-# Who pauses a topic that is paused already changes nothing, nor who resumes it from another pause than the one he saw.
+# Pausing a topic that is paused changes nothing, nor does resuming one whose pause is not the one that the operator saw.
 PAUSE = """
 UPDATE outbox_topic SET paused = true, paused_at = clock_timestamp(), paused_by = %(by)s, pause_reason = %(reason)s
 WHERE name = %(name)s AND id <> 0 AND NOT paused
@@ -43,7 +43,7 @@ UPDATE outbox_topic SET paused = false, paused_at = NULL, paused_by = '', pause_
 WHERE name = %(name)s AND id <> 0 AND paused AND paused_at IS NOT DISTINCT FROM %(since)s
 """
 
-# Where this connection finds the outbox; and its search path, as it is now and as it was when the connection was opened.
+# The schema in which this connection finds the outbox, and its search path, now and when the connection was opened.
 FIND_HOME = """
 SELECT n.nspname, s.setting, s.reset_val, current_user
 FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace, pg_settings s
@@ -52,7 +52,7 @@ WHERE c.oid = to_regclass('outbox_topic') AND s.name = 'search_path'
 
 
 class Pause(NamedTuple):
-    """A topic's pause. `at`: None where it was paused by other means than `pause`."""
+    """A topic's pause. `at`: None where it was not paused by `pause`."""
 
     at: datetime | None
     by: str
@@ -73,8 +73,8 @@ def match_topics(connection: database.Connection) -> set[str]:
     """
     Write the rows of topics that differ from the settings.
 
-    Two releases that run side by side may differ over a topic. Each relay corrects the rows again and again, so that the last one
-    to live has its way, whichever started last.
+    Two releases that run side by side may have different settings for a topic. Each relay corrects the rows repeatedly, so that
+    the release that stays wins, whichever started last.
 
     Returns:
         The names of topics that only the database has.
@@ -101,12 +101,12 @@ def topic_id(name: str, using: str) -> int:
     """
     Return a topic's id, writing its row first where there is none.
 
-    The row is written over a connection of its own: the caller's transaction may yet be rolled back. That goes around a pooler,
-    all of whose backends may be held by transactions which wait for this.
+    The row is written over a connection of its own, since the caller's transaction may be rolled back. That connection bypasses
+    a pooler, whose server connections may all be held by transactions that wait for this row.
 
     Raises:
         UnknownTopic: the topic is not in settings.
-        ConfigurationError: the database was not migrated, or no relay would look where this connection writes.
+        ConfigurationError: the database was not migrated, or this connection writes to a schema that no relay reads.
         django.db.Error: the caller's transaction, or its connection, is broken.
     """
     database_name = str(connections[using].settings_dict["NAME"])
@@ -123,7 +123,7 @@ def topic_id(name: str, using: str) -> int:
         raise ConfigurationError(
             f"Database {using!r} has no outbox tables. Run `manage.py migrate --database {using}`, or name another by using=."
         ) from error
-    _insist_on_home(using)
+    _require_visible_schema(using)
     if row is None:
         with database.connect(database.direct_alias(using)) as own:
             write_topic(own, name)
@@ -135,16 +135,17 @@ def topic_id(name: str, using: str) -> int:
 
 def pause(connection: database.Connection, name: str, *, by: str, reason: str) -> bool:
     """
-    Stop relays from claiming messages of a topic; none goes half first. Publishing goes on, and so does what its broker holds.
+    Stop relays from claiming messages of a topic; none goes half first. Publishing continues, and so do deliveries of messages
+    that the broker has.
 
     Returns:
-        False when it was paused before; nothing is changed then.
+        False when the topic was paused already; nothing is changed then.
     """
     return connection.execute(PAUSE, {"name": name, "by": by, "reason": reason}).rowcount == 1
 
 
 def pauses(connection: database.Connection) -> dict[str, Pause | None]:
-    """Return the pause of each topic that a database knows; None of one that is not paused."""
+    """Return the pause of each topic in a database; None for a topic that is not paused."""
     rows = connection.execute(READ_PAUSES).fetchall()
     return {name: Pause(*pause) if paused else None for name, paused, *pause in rows}
 
@@ -164,7 +165,7 @@ def resume(connection: database.Connection, name: str, *, since: datetime | None
         since: the `paused_at` of that pause.
 
     Returns:
-        False when that pause was over before, or another one has begun; nothing is changed then.
+        False when that pause has ended, or another one has begun; nothing is changed then.
     """
     if connection.execute(RESUME, {"name": name, "since": since}).rowcount == 0:
         return False
@@ -173,14 +174,14 @@ def resume(connection: database.Connection, name: str, *, since: datetime | None
 
 
 def forget(using: str) -> None:
-    """Read the ids of a database again, whatever its aliases; its rows may have been flushed."""
+    """Forget the ids of a database under all its aliases, since its rows may have been flushed."""
     database_name = str(connections[using].settings_dict["NAME"])
     for found in [key for key in _ids if key[1] == database_name]:
         del _ids[found]
 
 
-def _insist_on_home(using: str) -> None:
-    """Raise where the search path was changed, and leads to tables that a relay's own connection does not see."""
+def _require_visible_schema(using: str) -> None:
+    """Raise where the search path was changed and leads to tables that a relay's own connection does not see."""
     home, path, path_of_new, user = database.raw(using).execute(FIND_HOME).fetchone() or ("", "", "", "")
     schemas = [user if part == "$user" else part for part in (part.strip().strip('"') for part in path_of_new.split(","))]
     if path != path_of_new and home not in schemas:
@@ -192,6 +193,6 @@ def _insist_on_home(using: str) -> None:
 
 
 def _wanted(name: str) -> tuple[str, TopicType | None, bool]:
-    """Return what a topic's row says by the settings: broker, type, and whether it keeps order."""
+    """Return a topic's row according to the settings: broker, type, and whether it keeps order."""
     topic = conf.topic_settings(name)
     return topic.broker, topic.type, topic.type is TopicType.FIFO

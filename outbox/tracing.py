@@ -11,7 +11,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager, nullcontext, suppress
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext, suppress
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 from uuid import UUID
@@ -39,16 +39,16 @@ API_ONLY = ("opentelemetry.trace", "opentelemetry.metrics")  # modules of the pr
 
 def create(topic: str, message_id: object, size: int) -> str:
     """Record that a message is published; return its `traceparent`, empty where nothing is traced."""
+    if not _is_traced():
+        return ""
+    carrier: dict[str, str] = {}
     with _guard():
-        if _is_set_up(trace and trace.get_tracer_provider()):
-            attributes = _attributes("create", topic)
-            attributes |= {"messaging.message.id": str(message_id), "messaging.message.body.size": size}
-            span = _tracer().start_span(f"create {topic}", kind=trace.SpanKind.PRODUCER, attributes=attributes)
-            span.end()
-            carrier: dict[str, str] = {}
-            TraceContextTextMapPropagator().inject(carrier, context=trace.set_span_in_context(span))
-            return carrier.get(Header.TRACEPARENT, "")
-    return ""
+        attributes = _attributes("create", topic)
+        attributes |= {"messaging.message.id": str(message_id), "messaging.message.body.size": size}
+        span = _tracer().start_span(f"create {topic}", kind=trace.SpanKind.PRODUCER, attributes=attributes)
+        span.end()
+        TraceContextTextMapPropagator().inject(carrier, context=trace.set_span_in_context(span))
+    return carrier.get(Header.TRACEPARENT, "")
 
 
 @contextmanager
@@ -67,24 +67,23 @@ def send(messages: Sequence[Outgoing]) -> Iterator[None]:
         yield
 
 
-@contextmanager
-def process(group: str, deliveries: Sequence[Delivery]) -> Iterator[None]:
+def process(group: str, deliveries: Sequence[Delivery]) -> AbstractContextManager[None]:
     """Trace a handler; what it raises is recorded."""
+    if not _is_traced():
+        return nullcontext()
     span: Any = nullcontext()
     with _guard():
-        if _is_set_up(trace and trace.get_tracer_provider()):
-            one = deliveries[0]
-            attributes = _attributes("process", one.topic)
-            attributes["messaging.consumer.group.name"] = group
-            if len(deliveries) > 1:
-                attributes["messaging.batch.message_count"] = len(deliveries)
-            else:
-                attributes |= {"messaging.message.id": one.message_id, "messaging.message.body.size": len(one.body)}
-            links = _links(delivery.headers.get(Header.TRACEPARENT, "") for delivery in deliveries)
-            name = f"process {one.topic}"
-            span = _tracer().start_as_current_span(name, kind=trace.SpanKind.CONSUMER, attributes=attributes, links=links)
-    with _harmless(span):
-        yield
+        one = deliveries[0]
+        attributes = _attributes("process", one.topic)
+        attributes["messaging.consumer.group.name"] = group
+        if len(deliveries) > 1:
+            attributes["messaging.batch.message_count"] = len(deliveries)
+        else:
+            attributes |= {"messaging.message.id": one.message_id, "messaging.message.body.size": len(one.body)}
+        links = _links(delivery.headers.get(Header.TRACEPARENT, "") for delivery in deliveries)
+        name = f"process {one.topic}"
+        span = _tracer().start_as_current_span(name, kind=trace.SpanKind.CONSUMER, attributes=attributes, links=links)
+    return _harmless(span)
 
 
 def note_sent(broker: str, topic: str, message_ids: Iterable[str]) -> None:
@@ -98,12 +97,13 @@ def note_sent(broker: str, topic: str, message_ids: Iterable[str]) -> None:
 
 def note_handled(group: str, deliveries: Sequence[Delivery]) -> None:
     """Record how long messages took until a group had handled them, retries included."""
+    if not _is_measured():
+        return
     with _guard():
-        provider = metrics and metrics.get_meter_provider()
-        if _is_set_up(provider):
-            histogram = _histogram(provider, "outbox.publish_to_handled", "From publish until a group has handled the message.")
-            for delivery in deliveries:
-                _record(histogram, [delivery.message_id], {"topic": delivery.topic, "group": group})
+        provider = metrics.get_meter_provider()
+        histogram = _histogram(provider, "outbox.publish_to_handled", "From publish until a group has handled the message.")
+        for delivery in deliveries:
+            _record(histogram, [delivery.message_id], {"topic": delivery.topic, "group": group})
 
 
 @contextmanager
@@ -112,7 +112,11 @@ def _guard() -> Iterator[None]:
     try:
         yield
     except Exception as error:
-        _limited.log(logging.ERROR, "tracing", "OpenTelemetry failed, and nothing was recorded: %r", error, exc_info=error)
+        _log(error)
+
+
+def _log(error: Exception) -> None:
+    _limited.log(logging.ERROR, "tracing", "OpenTelemetry failed, and nothing was recorded: %r", error, exc_info=error)
 
 
 @contextmanager
@@ -130,6 +134,24 @@ def _harmless(span: Any) -> Iterator[None]:
     finally:
         with _guard():
             entered.__exit__(type(raised) if raised else None, raised, raised.__traceback__ if raised else None)
+
+
+def _is_traced() -> bool:
+    """Return whether spans go anywhere. Each message asks: without a provider that costs next to nothing."""
+    try:
+        return _is_set_up(trace and trace.get_tracer_provider())
+    except Exception as error:
+        _log(error)
+        return False
+
+
+def _is_measured() -> bool:
+    """Return whether histograms go anywhere."""
+    try:
+        return _is_set_up(metrics and metrics.get_meter_provider())
+    except Exception as error:
+        _log(error)
+        return False
 
 
 def _is_set_up(provider: object) -> bool:

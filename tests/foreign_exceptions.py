@@ -60,7 +60,7 @@ def is_djangos(connection: Any) -> bool:
 
 @contextmanager
 def planted(is_meant: Callable[[Any], bool] = is_djangos) -> Iterator[Bomb]:
-    """Have all calls to PostgreSQL over certain connections go by a bomb; Django's is a new one behind it."""
+    """Route all calls to PostgreSQL over certain connections through a bomb; Django's connection is a new one behind it."""
     bomb = Bomb()
     wait = psycopg.Connection.wait
 

@@ -26,6 +26,7 @@ ALONE = ["how-to/upgrade-message-types.md", "how-to/deploy.md", "how-to/admin.md
 # Pages whose Python blocks another test runs, or holds to be quotes of code that runs.
 ELSEWHERE = {
     "tutorial.md": "journeys/test_tutorial.py",
+    "how-to/archive.md": "outbox/pipeline/spark/archive/test_page.py",
     "how-to/async.md": "outbox/publishing/test_asgi.py",
     "how-to/half-first.md": "outbox/half_first/test_page.py",
     "how-to/logs.md": "outbox/test_log_fields.py",
@@ -35,7 +36,7 @@ ELSEWHERE = {
 }
 
 # Pages whose Python blocks are the setting OUTBOX.
-SETTINGS = ["brokers/rocketmq.md", "how-to/archive.md", "pipeline.md"]
+SETTINGS = ["brokers/rocketmq.md", "pipeline.md"]
 
 
 def commands() -> Iterator[tuple[str, str]]:

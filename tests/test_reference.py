@@ -11,7 +11,7 @@ import pytest
 from django.db import connection
 
 import outbox
-from docs.generate import api, checks, commands, errors, settings, tables
+from docs.generate import api, checks, commands, errors, reasons, settings, tables
 from docs.generate.__main__ import FOLDER
 from docs.generate.pages import PAGES
 from docs.generate.source import ROOT, attributes
@@ -81,6 +81,31 @@ class TestTheChecks:
         }
 
         assert {number for number, *_ in checks.entries()} - tested == set()
+
+
+class TestTheReasons:
+    """Each setting, command, check and table says in one line why it is there; what is gone has no line left."""
+
+    def test_are_those_of_the_settings(self):
+        sections = [*settings.SECTIONS, *settings.PIPELINE, *(option[:3] for option in settings.OPTIONS)]
+        there = {name: [one.name for one in attributes(path, name)] for _, path, name in sections}
+
+        assert {name: [*lines] for name, lines in reasons.SETTINGS.items()} == there
+
+    def test_are_those_of_the_commands(self):
+        assert set(reasons.COMMANDS) == set(commands.names())
+
+    def test_are_those_of_the_checks(self):
+        assert set(reasons.CHECKS) == {number for number, *_ in checks.entries()}
+
+    def test_are_those_of_the_tables(self):
+        assert set(reasons.TABLES) == {model._meta.db_table for model in tables.all_models()}
+
+    def test_are_one_sentence_each(self):
+        lines = [line for section in reasons.SETTINGS.values() for line in section.values()]
+        lines += [*reasons.COMMANDS.values(), *reasons.CHECKS.values(), *reasons.TABLES.values()]
+
+        assert [line for line in lines if not line.endswith(".") or "\n" in line] == []
 
 
 class TestTheErrors:

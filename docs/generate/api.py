@@ -22,12 +22,11 @@ What a project imports. Nothing else is public: what stands in other modules may
 
 # Beside the names of `outbox` itself: where they are imported from.
 SECTIONS = {
-    "Publish": ["outbox.publish", "outbox.apublish", "outbox.publish_many", "outbox.publish_raw", "outbox.transaction",
-        "outbox.transactional", "outbox.Receipt"],
+    "Publish": ["outbox.publish", "outbox.apublish", "outbox.publish_many", "outbox.Envelope", "outbox.publish_raw",
+        "outbox.transaction", "outbox.transactional", "outbox.Receipt"],
     "Message types": ["outbox.Message"],
     "Consume": ["outbox.consumer", "outbox.Retry", "outbox.Context", "outbox.TimeLimitExceeded",
-        "outbox.consuming.precondition.update_if", "outbox.consuming.precondition.update_or_raise",
-        "outbox.consuming.idempotency_key.RedisIdempotencyKey"],
+        "outbox.update_if", "outbox.update_or_raise", "outbox.RedisIdempotencyKey"],
     "Answer check-backs": ["outbox.check_back", "outbox.Resolution"],
     "Run": ["outbox.schedule.beat_schedule", "outbox.pipeline.schedule.pipeline_schedule"],
     "Test": ["outbox.testing.Outbox", "outbox.testing.OutboxTestMixin"],

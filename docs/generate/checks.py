@@ -7,6 +7,7 @@ from collections.abc import Iterable, Iterator
 from inspect import getdoc
 from typing import Any
 
+from docs.generate import reasons
 from docs.generate.markdown import document, of_app, table
 from outbox import checks
 from outbox.pipeline import checks as pipeline_checks
@@ -53,5 +54,5 @@ def entries(kinds: Kinds | None = None) -> Iterator[tuple[str, str, str, str]]:
 
 def _table(kinds: Kinds) -> str:
     rows = sorted(entries(kinds), key=lambda row: row[0][1:])
-    cells = [[f"`outbox.{number}`", when, what, how] for number, when, what, how in rows]
-    return table(["id", "when", "finds", "what to do"], cells)
+    cells = [[f"`outbox.{number}`", when, what, how, reasons.CHECKS[number]] for number, when, what, how in rows]
+    return table(["id", "when", "finds", "what to do", "without it"], cells)

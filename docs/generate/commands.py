@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from django.core.management import load_command_class
 from django.core.management.base import BaseCommand
 
+from docs.generate import reasons
 from docs.generate.markdown import code, document, flat, of_app, table
 from docs.generate.source import ROOT
 from outbox.management import exits
@@ -28,7 +29,8 @@ def page() -> str:
     """Make the page."""
     _, _, codes = (exits.__doc__ or "").strip().partition("\n\n")
     listed = "\n".join(f"- **{number}** {text}" for number, text in _codes(flat(codes)))
-    parts = [INTRODUCTION.strip().format(codes=listed), *(_section("outbox", name) for name in names_of("outbox"))]
+    overview = table(["command", "what for"], [[code(name), reasons.COMMANDS[name]] for name in names()])
+    parts = [INTRODUCTION.strip().format(codes=listed), overview, *(_section("outbox", name) for name in names_of("outbox"))]
     pipeline = [_section("outbox.pipeline", name) for name in names_of("outbox.pipeline")]
     return document("Commands", " and ".join(FOLDERS.values()), *parts, *pipeline)
 

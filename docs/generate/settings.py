@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 
+from docs.generate import reasons
 from docs.generate.markdown import code, document, flat, of_app, table
 from docs.generate.source import Attribute, attributes, docstring
 
@@ -58,12 +59,15 @@ def page() -> str:
 
 
 def _section(title: str, path: str, name: str, *, level: int = 2, app: str = "") -> str:
-    rows = [[code(one.name.upper()), _type(one), code(_default(one)), one.comment] for one in attributes(path, name)]
+    why = reasons.SETTINGS[name]
+    rows = [
+        [code(one.name.upper()), _type(one), code(_default(one)), one.comment, why[one.name]] for one in attributes(path, name)
+    ]
     return "\n\n".join(
         [
             f"{'#' * level} {title}",
             f"{flat(docstring(path, name))} {of_app(app) if app else ''}".strip(),
-            table(["name", "type", "default", "meaning"], rows),
+            table(["name", "type", "default", "meaning", "change it when"], rows),
         ]
     )
 

@@ -11,6 +11,7 @@ from django.apps import apps
 from django.db import models
 from django.db.backends.postgresql.base import DatabaseWrapper
 
+from docs.generate import reasons
 from docs.generate.markdown import code, document, flat, of_app, table
 from docs.generate.source import ROOT, attributes, docstring
 
@@ -34,7 +35,7 @@ APPS = ("outbox_embedded", "outbox_pipeline")
 WITHOUT_MODEL = {
     "outbox": {
         "outbox_source": "One row: the stable id of this database, which tokens and headers name.",
-        "outbox_idle": "Relays that wait to be woken by a publish. UNLOGGED: gone after a crash.",
+        "outbox_idle": "The relay that publishers wake, one for each broker. UNLOGGED: gone after a crash.",
     },
     "outbox_embedded": {"outbox_embedded_idle": "Consumers of the embedded broker that wait to be woken by a commit."},
 }
@@ -81,7 +82,9 @@ def _table(model: type[models.Model]) -> str:
     comments = {one.name: one.comment for one in attributes(source, model.__name__)}
     rows = [_row(field, comments.get(field.name, "")) for field in _columns(model)]
     package = f"{model._meta.app_config.name}.models"
-    text = f"`{package}.{model.__name__}`. {flat(docstring(source, model.__name__))}"
+    text = (
+        f"`{package}.{model.__name__}`. {flat(docstring(source, model.__name__))} Reason: {reasons.TABLES[model._meta.db_table]}"
+    )
     return "\n\n".join([title, text, table(["column", "type", "meaning"], rows)])
 
 

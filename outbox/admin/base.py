@@ -1,4 +1,4 @@
-"""What all admins of the outbox have in common: they show, nobody adds, changes or deletes a row by hand."""
+"""The base of all admins of the outbox. They are read-only: no row is added, changed or deleted by hand."""
 
 from __future__ import annotations
 
@@ -21,11 +21,12 @@ class ReadOnlyAdmin(admin.ModelAdmin):
 
     Attributes:
         keyset: the column that the list is ordered by, which has an index.
-        older: how to compare it to go on; `lte` where it is not unique: a row may come twice, none is passed over.
-        pages: which of Django's pages there are: "changelist", "change", "history".
-        is_small: the table holds so little that filters may look at all of it.
-        time: the column of the time filter; empty: there is none.
-        time_is: how the keyset goes with that time.
+        older: the lookup for the next page; `lte` where the keyset is not unique, so that a row may be repeated but none is
+            skipped.
+        pages: the available pages of Django's admin: "changelist", "change", "history".
+        is_small: the table is so small that filters may read all of it.
+        time: the column of the time filter; empty for no filter.
+        time_is: the relation of the keyset to that time.
     """
 
     keyset = "id"
@@ -55,11 +56,11 @@ class ReadOnlyAdmin(admin.ModelAdmin):
         return False
 
     def may(self, request: HttpRequest, act: str) -> bool:
-        """Return whether the person has the permission `act` for this model, such as "retry"."""
+        """Return whether the user has a permission for this model, such as "retry"."""
         return bool(request.user.has_perm(f"{self.opts.app_label}.{act}_{self.opts.model_name}"))
 
     def lookup_allowed(self, lookup: str, value: str, request: HttpRequest | None = None) -> bool:
-        """Leave it to the list, which takes its filters' names and no others."""
+        """Return True: the list itself accepts the parameters of its filters only."""
         return True
 
     def get_urls(self) -> list[URLPattern]:
@@ -72,11 +73,11 @@ class ReadOnlyAdmin(admin.ModelAdmin):
         return [*super().get_list_filter(request), *([TimeFilter] if self.time else [])]
 
     def narrow(self, rows: QuerySet[Any], request: HttpRequest, bounds: dict[str, Any]) -> QuerySet[Any]:
-        """Narrow the rows of a list further. `bounds`: those of the keyset, which they keep already."""
+        """Filter the rows of a list further. `bounds`: the lookups of the keyset, which are applied already."""
         return rows
 
     def complete(self, rows: list[Any]) -> None:
-        """Add to the rows of a page what their table does not hold."""
+        """Add values from other tables to the rows of a page."""
 
     def changelist_view(self, request: HttpRequest, extra_context: dict[str, Any] | None = None) -> HttpResponse:
         title = str(self.opts.verbose_name_plural).capitalize()
@@ -94,7 +95,7 @@ class ReadOnlyAdmin(admin.ModelAdmin):
         return super().changeform_view(request, object_id, form_url, framed)
 
     def told(self, request: HttpRequest, row: Any) -> dict[str, Any]:
-        """Return what the page of a row shows, its title with it."""
+        """Return additional context for the page of a row, with its title."""
         return {}
 
     def render_change_form(
@@ -112,7 +113,7 @@ class ReadOnlyAdmin(admin.ModelAdmin):
 
 
 class TopicFilter(Filter):
-    """By the name of a topic, in a table that holds names."""
+    """Filter by topic, in tables with a column for the name."""
 
     title = "topic"
     parameter_name = "topic"
@@ -125,7 +126,7 @@ class TopicFilter(Filter):
 
 
 def choice_filter(column: str, choices: list[str]) -> type[Filter]:
-    """Make a filter by a column that holds one of a few texts."""
+    """Return a filter by a column with few values."""
 
     class ChoiceFilter(Filter):
         title = column.replace("_", " ")

@@ -1,8 +1,8 @@
 """
-A message's body as a person may see it: laid out, cut, and with masked fields hidden.
+The preview of a message's body: formatted, truncated, and with masked fields hidden.
 
-What cannot be told apart is hidden as a whole: whoever may not see masked fields sees no body of a type whose mask
-nobody knows any more.
+A body whose masked fields cannot be determined is hidden completely from users without the permission, for example when no module
+defines its type any more.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ class Kind(enum.StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Readable:
-    """A body to be looked at. `notes`: what a person should know about it, such as that it was cut."""
+    """A formatted body. `notes`: remarks for the user, for example that it was truncated."""
 
     kind: Kind
     text: str
@@ -43,31 +43,31 @@ class Readable:
 
 
 class _MaskUnknownError(Exception):
-    """Raised where a body may hold fields that are to be masked, and they cannot be told from others."""
+    """Raised where a body may have masked fields which cannot be determined."""
 
 
 def readable(body: bytes, *, size: int, headers: Mapping[str, str], unmasked: bool = False) -> Readable:
     """
-    Lay a body out for a person.
+    Format a body.
 
     Args:
-        body: the whole of it, or the first `READ_BYTES`.
-        size: of the whole, in bytes.
-        unmasked: the person may see masked fields.
+        body: the whole body, or its first `READ_BYTES`.
+        size: size of the whole body in bytes.
+        unmasked: the user may see masked fields.
     """
     type_name = headers.get(Header.TYPE, "")
     notes = []
     if type_name and message_type(type_name) is None:
-        notes.append(f"No module defines the type {type_name} (any more).")
+        notes.append(f"No module defines the type {type_name}.")
     try:
         shown = _laid_out(body, size, headers, is_masked=bool(type_name) and not unmasked)
     except _MaskUnknownError as error:
-        return Readable(Kind.HIDDEN, "", (*notes, f"Hidden, {error}. Who may view masked fields sees it."))
+        return Readable(Kind.HIDDEN, "", (*notes, f"Hidden, {error}. Users who may view masked fields can see it."))
     return Readable(shown.kind, shown.text, (*notes, *shown.notes))
 
 
 def size_in_words(size: int) -> str:
-    """Put a size into words: 312 bytes, 4.0 KiB, 3.2 MiB."""
+    """Return a size with its unit: 312 bytes, 4.0 KiB, 3.2 MiB."""
     if size < 1024:
         return f"{size} byte{'' if size == 1 else 's'}"
     return f"{size / 1024:.1f} KiB" if size < 1024 * 1024 else f"{size / 1024 / 1024:.1f} MiB"
@@ -81,20 +81,20 @@ def _laid_out(body: bytes, size: int, headers: Mapping[str, str], *, is_masked: 
     notes: list[str] = []
     if content_type == "application/json" or content_type.endswith("+json"):
         if size > len(body) and not is_masked:
-            notes.append("It is too large to be laid out.")
+            notes.append("It is too large to be formatted.")
         else:
             try:
                 return _cut(Kind.JSON, msgspec.json.format(body, indent=2).decode(), size)
             except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-                notes.append(f"It is not JSON, though its content type says so: {error}.")
+                notes.append(f"It has a JSON content type, but is not valid JSON: {error}.")
     return _as_text_or_hex(body, size, notes)
 
 
 def _masked(body: bytes, size: int, headers: Mapping[str, str]) -> bytes:
-    """Hide the masked fields of a body. Fields that today's type does not know are hidden with them: they had other names."""
+    """Hide the masked fields of a body, and all fields that the current type does not have, since they may have been renamed."""
     kind = message_type(headers[Header.TYPE])
     if kind is None:
-        raise _MaskUnknownError("since nobody knows which of its fields are masked")
+        raise _MaskUnknownError("since it is not known which of its fields are masked")
     if not kind._meta.mask:
         return body
     if size > len(body):
@@ -102,7 +102,7 @@ def _masked(body: bytes, size: int, headers: Mapping[str, str]) -> bytes:
     try:
         fields = msgspec.json.decode(body, type=dict[str, msgspec.Raw])
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-        raise _MaskUnknownError("since its fields cannot be told apart") from error
+        raise _MaskUnknownError("since it cannot be parsed") from error
     shown = set(kind.__struct_encode_fields__) - {
         encoded
         for name, encoded in zip(kind.__struct_fields__, kind.__struct_encode_fields__, strict=True)
@@ -120,14 +120,14 @@ def _as_text_or_hex(body: bytes, size: int, notes: list[str]) -> Readable:
     if is_text:
         return _cut(Kind.TEXT, text, size, notes)
     if size > SHOWN_HEX_BYTES:
-        notes.append(f"Its first {SHOWN_HEX_BYTES} bytes of {size_in_words(size)}.")
+        notes.append(f"Only the first {SHOWN_HEX_BYTES} bytes of {size_in_words(size)} are shown.")
     return Readable(Kind.BINARY, _hex(body[:SHOWN_HEX_BYTES]), tuple(notes))
 
 
 def _cut(kind: Kind, text: str, size: int, notes: list[str] | None = None) -> Readable:
     if len(text) <= SHOWN_CHARACTERS:
         return Readable(kind, text, tuple(notes or ()))
-    cut = f"Cut: the first {SHOWN_CHARACTERS // 1024} KiB of {size_in_words(size)}."
+    cut = f"Truncated: the first {SHOWN_CHARACTERS // 1024} KiB of {size_in_words(size)}."
     return Readable(kind, text[:SHOWN_CHARACTERS], (*(notes or ()), cut))
 
 

@@ -1,4 +1,4 @@
-"""The flow of the last hour as a drawing."""
+"""The chart of messages published and handled in the last hour."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from outbox.monitoring.throughput import LOOKED_AT, Minute
 
 
 def chart(minutes: Sequence[Minute]) -> dict[str, Any]:
-    """Return what the drawing's template needs."""
+    """Return the context for the chart's template."""
     published = [minute.published for minute in minutes]
     handled = [minute.handled for minute in minutes]
     known = [count for count in published + handled if count is not None]
@@ -20,7 +20,7 @@ def chart(minutes: Sequence[Minute]) -> dict[str, Any]:
         f"at most {max(known, default=0):,} in a minute."
     )
     if len(known) < len(published + handled):
-        text = f"{text} Only the newest {LOOKED_AT:,} of each were counted; what is older is not drawn."
+        text = f"{text} Only the newest {LOOKED_AT:,} of each were counted; older ones are not shown."
     return drawing(
         "outbox-flow",
         "Messages published and handled, per minute",

@@ -1,4 +1,4 @@
-"""Check-backs: what brokers asked about half messages, and what they were told."""
+"""Check-backs: the brokers' questions about half messages, and the answers."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class CheckBackAdmin(ReadOnlyAdmin):
     time = "answered_at"
     time_is = Time.BESIDE_IDS
     search_fields = ["message_id"]
-    search_help_text = "A message's id."
+    search_help_text = "A message id."
 
     def get_search_results(
         self, request: HttpRequest, queryset: QuerySet[CheckBack], search_term: str

@@ -1,4 +1,4 @@
-"""What a message says, headers and body, as pages show it."""
+"""Headers and body of a message, as pages show them."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from outbox.admin.text import shown
 
 
 def read_beginning(rows: QuerySet[Any]) -> QuerySet[Any]:
-    """Load rows with the `size` of their body and, of the body, no more than can be laid out: its `beginning`."""
+    """Load rows with the `size` of their body and its `beginning`, which is what can be shown, instead of the whole body."""
     size = Func(F("body"), function="octet_length", output_field=IntegerField())
     found: QuerySet[Any] = rows.defer("body").annotate(
         size=size, beginning=Substr("body", 1, READ_BYTES, output_field=BinaryField())
@@ -22,7 +22,7 @@ def read_beginning(rows: QuerySet[Any]) -> QuerySet[Any]:
 
 
 def contents(request: HttpRequest, headers: dict[str, str], beginning: bytes | None, size: int | None) -> dict[str, Any]:
-    """Return what a page needs to show headers and body, masked unless the person may see masked fields."""
+    """Return the context for headers and body, masked unless the user may see masked fields."""
     if beginning is None or size is None:
         return {"headers": [], "body": None}
     body = readable(bytes(beginning), size=size, headers=headers, unmasked=request.user.has_perm("outbox.view_body"))

@@ -1,4 +1,4 @@
-"""Dead messages: what brokers rejected, sent again or skipped by an operator."""
+"""Dead messages: rejected by a broker, until an operator sends them again or skips them."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from outbox.models import DeadMessage
 AT_ONCE = 10_000  # in one request
 CHUNK = 500  # in one transaction, with its log
 
-# Whether a copy's message is dead still: it stands in a dead batch, and was not taken out of it.
+# Whether the message of a copy is still dead: it is in a dead batch, and was not split from it.
 IS_DEAD = """
 EXISTS (SELECT FROM outbox_batch b WHERE b.id = outbox_dead.batch_id AND b.state = 4
     AND array_position(b.message_ids, outbox_dead.message_id)::smallint <> ALL(b.split))
@@ -39,14 +39,14 @@ RETRY = Act(
     "Send dead messages again",
     "Send again",
     "Released, to be sent again",
-    "A relay sends them again, from their first try.",
+    "A relay sends them again, with tries from 0.",
 )
 DISCARD = Act(
     "discard",
     "Skip dead messages",
     "Skip",
     "Skipped",
-    "This is final: what is skipped is never sent again.",
+    "This cannot be undone: skipped messages are never sent again.",
 )
 
 
@@ -75,7 +75,7 @@ class DeadMessageAdmin(ReadOnlyAdmin):
     list_display = ["message", "state", "topic", "shown_key", "died", "shown_reason"]
     list_filter = [SettledFilter, TopicFilter]
     search_fields = ["message_id", "key"]
-    search_help_text = "A message's id, or its key. All of it, nothing is guessed."
+    search_help_text = "A message id or a key. Exact matches only."
     actions = ["retry", "discard"]
     fields = ()
     keyset = "message_id"
@@ -143,7 +143,7 @@ class DeadMessageAdmin(ReadOnlyAdmin):
         return None
 
     def _act(self, request: HttpRequest, chosen: QuerySet[DeadMessage], act: Act, reason: str) -> int:
-        """Settle what was chosen, each part together with its log; return how many were."""
+        """Settle the chosen messages, each chunk in one transaction with its log; return how many were settled."""
         using = router.db_for_write(self.model)
         ids = list(chosen.order_by("message_id").values_list("message_id", flat=True)[:AT_ONCE])
         done = 0
@@ -156,7 +156,7 @@ class DeadMessageAdmin(ReadOnlyAdmin):
                 write_log(request, self.model, names, f"{act.past}. Reason: {reason}")
                 done += settled.messages
             for message_id, why in list(settled.refused.items())[:10]:
-                self.message_user(request, f"Nothing was done about {message_id}: {why}", messages.WARNING)
+                self.message_user(request, f"{message_id} was not changed: {why}", messages.WARNING)
         return done
 
     def get_object(self, request: HttpRequest, object_id: str, from_field: str | None = None) -> DeadMessage | None:

@@ -1,4 +1,4 @@
-"""The page before an act that is hard to take back: how much it is about, and the reason that is asked for."""
+"""The confirmation page of an act: how many rows it affects, and a form for the reason."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from django.utils import timezone
 from outbox.admin.pages import frame
 from outbox.admin.text import plain
 
-TYPED_OVER = 100  # from more than so many on, their number is to be typed
+TYPED_OVER = 100  # for more rows than this, the user has to type their number
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,11 +45,11 @@ class Act:
 
 
 class ReasonForm(forms.Form):
-    """Who acts says why; who acts on many says on how many."""
+    """The reason for an act, and the number of rows where there are many."""
 
-    reason = forms.CharField(max_length=500, help_text="For the log: why this is right.")
+    reason = forms.CharField(max_length=500, help_text="For the log: why you do this.")
     typed = forms.CharField(max_length=20, required=False)
-    as_of = forms.DateTimeField(widget=forms.HiddenInput)  # what came after the person looked is left alone
+    as_of = forms.DateTimeField(widget=forms.HiddenInput)  # rows that came after the user saw the page are not affected
     shown = forms.IntegerField(widget=forms.HiddenInput)  # how many there were then
 
     def __init__(self, *args: Any, count: int, **kwargs: Any) -> None:
@@ -62,7 +62,7 @@ class ReasonForm(forms.Form):
 
     @property
     def wanted(self) -> int:
-        """How many the person saw, or now sees."""
+        """The number of rows that the user saw, or sees now."""
         seen = self.cleaned_data.get("shown") if self.is_bound and self.is_valid() else None
         return max(seen or 0, self.count)
 
@@ -74,7 +74,7 @@ class ReasonForm(forms.Form):
 
 
 def as_of(request: HttpRequest) -> datetime:
-    """Return the time at which the person saw how many there are: now, on the first page."""
+    """Return the time at which the user saw the number of rows; on the first page, the current time."""
     field = forms.DateTimeField(required=False)
     try:
         return field.clean(request.POST.get("as_of", "")) or timezone.now()
@@ -83,7 +83,7 @@ def as_of(request: HttpRequest) -> datetime:
 
 
 def reason_form(request: HttpRequest, *, count: int, at: datetime) -> ReasonForm:
-    """Make the form: filled in where the person has confirmed, else empty."""
+    """Return the form, bound where the user has confirmed."""
     if "reason" in request.POST:
         return ReasonForm(request.POST, count=count)
     return ReasonForm(initial={"as_of": at.isoformat(), "shown": count}, count=count)
@@ -127,20 +127,20 @@ def impact_page(
 
 
 def tell(model_admin: ModelAdmin, request: HttpRequest, act: Act, *, done: int, wanted: int, limit: int) -> None:
-    """Return what was done, and what was not."""
+    """Show messages about what was done, and what was not."""
     if done:
         model_admin.message_user(request, f"{act.past}: {done}.", messages.SUCCESS)
     if done == limit < wanted:
-        model_admin.message_user(request, f"{wanted - done} are left. Do it again for more.", messages.WARNING)
+        model_admin.message_user(request, f"{wanted - done} are left. Repeat the action for these.", messages.WARNING)
     elif done < wanted:
-        text = f"Nothing was done about {wanted - done}: somebody has settled them before."
+        text = f"{wanted - done} were not changed: another user or command has settled them before."
         model_admin.message_user(request, text, messages.WARNING)
     elif not wanted:
-        model_admin.message_user(request, "Nothing was done: none of them is dead any more.", messages.WARNING)
+        model_admin.message_user(request, "Nothing was changed: none of them is dead any more.", messages.WARNING)
 
 
 def write_log(request: HttpRequest, model: type[Model], names: Mapping[str, str], text: str) -> None:
-    """Note in the admin's log what was done: names of objects by their ids."""
+    """Write an act into the admin's log, for each object by its id."""
     kind = ContentType.objects.get_for_model(model, for_concrete_model=False)
     LogEntry.objects.bulk_create(
         LogEntry(
@@ -156,6 +156,6 @@ def write_log(request: HttpRequest, model: type[Model], names: Mapping[str, str]
 
 
 def chosen_rows(request: HttpRequest) -> list[tuple[str, str]]:
-    """Return what the list sent: the act, and which rows it is about."""
+    """Return the parameters of the action that the list sent: the act, and its rows."""
     names = ("action", "select_across", ACTION_CHECKBOX_NAME)
     return [(name, value) for name in names for value in request.POST.getlist(name)]

@@ -1,4 +1,4 @@
-"""Inbox rows: which group has handled which message."""
+"""Inbox rows: the messages that each group has handled."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from outbox.models import InboxRow
 
 
 class GroupFilter(Filter):
-    """By consumer group, of those that the project has."""
+    """Filter by the project's consumer groups."""
 
     title = "group"
     parameter_name = "group"
@@ -38,7 +38,7 @@ class InboxAdmin(ReadOnlyAdmin):
     list_display_links = None
     list_filter = [GroupFilter, TopicFilter]
     search_fields = ["message_id", "dedupe_key"]
-    search_help_text = "A message's id, or a dedupe key of a group that the project has."
+    search_help_text = "A message id, or a dedupe key of one of the project's groups. Exact matches only."
     keyset = "handled_at"
     older = "lte"
     time = "handled_at"

@@ -1,4 +1,4 @@
-"""Which dead letters a page is about: of a group, topic, error and time."""
+"""The filter of dead letters by group, topic, error and time."""
 
 from __future__ import annotations
 
@@ -30,12 +30,12 @@ class LetterFilter:
 
     @classmethod
     def of(cls, request: HttpRequest) -> LetterFilter:
-        """Read it from the address. Raises IncorrectLookupParameters where a time is none."""
+        """Read the filter from the URL. Raises IncorrectLookupParameters for an invalid time."""
         group, topic, error = (request.GET.get(name, "") for name in ("group", "topic", "error"))
         return cls(group, topic, error, TimeRange.of({name: request.GET.get(name, "") for name in NAMES}))
 
     def takes(self, one: Letter) -> bool:
-        """Return whether a letter is one of those."""
+        """Return whether a letter matches."""
         letter = one.letter
         return (
             self.group in ("", letter.group)
@@ -45,7 +45,7 @@ class LetterFilter:
         )
 
     def kinds(self, letters: Sequence[Letter]) -> list[dict[str, Any]]:
-        """Return the letters counted by what they have in common, with the address of each kind."""
+        """Return the number of letters by group, topic and error, each with a URL."""
         return [
             {
                 "group": one.group,
@@ -67,7 +67,7 @@ class LetterFilter:
 
     @property
     def page_url(self) -> str:
-        """The address of a page but for its number."""
+        """The URL of a page without its number."""
         return f"{self._url()}&p=" if self._url() else "?p="
 
     def _url(self, **more: str) -> str:

@@ -1,4 +1,4 @@
-"""Dead letters: what consumer groups gave up, as their brokers list it; delivered again or discarded by an operator."""
+"""Dead letters: given up by a consumer group, listed by its broker, until an operator replays or discards them."""
 
 from __future__ import annotations
 
@@ -34,20 +34,20 @@ RETRY = Act(
     "Deliver dead letters again",
     "Deliver again",
     "To be delivered again",
-    "Their groups get them, from the first attempt.",
+    "Their groups receive them again, with attempts from 1.",
 )
 DISCARD = Act(
     "discard",
     "Discard dead letters",
     "Discard",
     "Discarded",
-    "This is final: what is discarded is never delivered again.",
+    "This cannot be undone: discarded messages are never delivered again.",
 )
 ACTS = {act.name: act for act in (RETRY, DISCARD)}
 
 
 def _in_no_transaction(view: Callable[..., HttpResponse]) -> Callable[..., HttpResponse]:
-    """Keep a view out of ATOMIC_REQUESTS: what it writes down before an act must not be undone after it."""
+    """Exempt a view from ATOMIC_REQUESTS: the record of an act, written before it, must not be rolled back after it."""
     for alias in settings.DATABASES:
         view = transaction.non_atomic_requests(using=alias)(view)
     return view
@@ -57,7 +57,7 @@ def _in_no_transaction(view: Callable[..., HttpResponse]) -> Callable[..., HttpR
 class DeadLetterAdmin(ReadOnlyAdmin):
     @_in_no_transaction
     def changelist_view(self, request: HttpRequest, extra_context: dict[str, Any] | None = None) -> HttpResponse:
-        """Show dead letters, those that look alike together, or act on some of them."""
+        """Show dead letters, grouped by similar errors, or act on some of them."""
         if not self.has_view_permission(request):
             raise PermissionDenied
         try:
@@ -90,7 +90,7 @@ class DeadLetterAdmin(ReadOnlyAdmin):
         return TemplateResponse(request, "admin/outbox/deadletter/change_list.html", context)
 
     def _act(self, request: HttpRequest, matching: list[Letter]) -> HttpResponse | None:
-        """Ask for the reason, or settle what was chosen; None: there is nothing to do."""
+        """Ask for the reason, or settle the chosen letters; return None where there is nothing to do."""
         act = ACTS.get(request.POST.get("action", ""))
         if act is None:
             return None
@@ -113,14 +113,14 @@ class DeadLetterAdmin(ReadOnlyAdmin):
         return HttpResponseRedirect(request.get_full_path())
 
     def _settle(self, request: HttpRequest, chosen: list[Letter], act: Act, reason: str) -> int:
-        """Settle what was chosen and log it, each letter that was still there; return how many."""
+        """Settle the chosen letters that still exist, and log it; return their number."""
         done: dict[str, str] = {}
         by = request.user.get_username()
         try:
             for one in settle_letters(chosen, by=by, reason=reason, discard=act is DISCARD):
                 done[one.name] = f"{one.letter.message_id} in group {one.letter.group}"
         except BrokerUnavailable as error:
-            self.message_user(request, f"The broker is out of reach: {error}", messages.ERROR)
+            self.message_user(request, f"The broker cannot be reached: {error}", messages.ERROR)
         finally:
             write_log(request, self.model, done, f"{act.past}. Reason: {reason}")
         return len(done)
@@ -146,7 +146,7 @@ class DeadLetterAdmin(ReadOnlyAdmin):
 
 
 def _kinds_named(chosen: list[Letter]) -> list[str]:
-    """Return what the most frequent errors are, and how many letters there are of each."""
+    """Return the most frequent errors with their number of letters."""
     kinds = group_letters(chosen)
     named = [f"{one.count} of group {one.group}: {plain(one.reason)[:300]}" for one in kinds[:KINDS_NAMED]]
     return named + ([f"and {len(kinds) - KINDS_NAMED} more kinds of errors"] if len(kinds) > KINDS_NAMED else [])

@@ -1,4 +1,4 @@
-"""A few lines over time as a drawing: SVG without style or script, and the same numbers as a table."""
+"""Line charts over time: SVG without styles or scripts, and the same numbers as a table."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ LEFT, TOP, BOTTOM = 64, 12, 22  # room for the scale, and for the times below
 
 @dataclass(frozen=True, slots=True)
 class Line:
-    """Values at equal distances; None: nothing is known there, and the line has a hole."""
+    """Values at equal distances; None: unknown, and the line is interrupted."""
 
     name: str
     values: Sequence[float | None]
@@ -32,7 +32,7 @@ class Scale:
 
     @classmethod
     def of(cls, values: Sequence[float], *, by_decades: bool) -> Scale:
-        """Make the scale that fits."""
+        """Return a scale that fits the values."""
         if not by_decades:
             return cls(min(0.0, *values, 0.0), max(1.0, *values, 1.0), False)
         known = [value for value in values if value > 0] or [1.0]
@@ -93,7 +93,7 @@ def drawing(
 
 
 def _pieces(values: Sequence[float | None], scale: Scale) -> Any:
-    """Return the corners of each unbroken piece; a value alone is a short dash."""
+    """Return the points of each uninterrupted segment; a single value is a short dash."""
     step = (WIDTH - 2 - LEFT) / max(1, len(values) - 1)
     piece: list[tuple[float, float]] = []
     for n, value in enumerate([*values, None]):
@@ -107,7 +107,7 @@ def _pieces(values: Sequence[float | None], scale: Scale) -> Any:
 
 
 def _rows(lines: Sequence[Line], begins_at: datetime, ends_at: datetime, say: Callable[[float], str]) -> list[Any]:
-    """Return time and values, newest first, where something is known."""
+    """Return the time and the values of each row with a known value, newest first."""
     count = max((len(line.values) for line in lines), default=0)
     step = (ends_at - begins_at) / max(1, count)
     rows = [

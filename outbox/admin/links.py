@@ -17,7 +17,7 @@ from outbox.admin.text import shown
 
 
 def message_link(site: AdminSite, message_id: object, *, short: bool = True) -> SafeString:
-    """Link to a message, by the ends of its id if `short`; what is no id of ours is shown as it is."""
+    """Return a link to a message, with a shortened id if `short`; an id of another producer is shown without a link."""
     text = str(message_id)
     try:
         url = url_of(site, "outbox_messagerow_change", UUID(text))

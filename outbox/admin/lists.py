@@ -1,8 +1,8 @@
 """
-Lists over tables of any size: newest first, never counted to their end, and each page found by an index.
+Lists over tables of any size: newest first, never counted completely, and with an index for each page.
 
-A list pages through its newest `COUNTED` rows; from the last of them one goes on to the older ones (`?before=`). A filter
-that no index serves looks at the newest `LOOKED_AT` rows only, says so, and can go on from there.
+A list has pages for its newest `COUNTED` rows; a link at the end leads to older ones (`?before=`). A filter without an index
+reads the newest `LOOKED_AT` rows only, says so, and can continue from there.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ class Pages(Paginator):
 
     @cached_property
     def count(self) -> int:
-        """Count the rows, `COUNTED` at most."""
+        """Return the number of rows, at most `COUNTED`."""
         return min(self._found, COUNTED)
 
     @property
@@ -49,10 +49,10 @@ class Pages(Paginator):
 
 
 class Filter(SimpleListFilter):
-    """A filter by some column. `is_indexed`: its rows are found without looking at others."""
+    """A filter by a column. `is_indexed`: an index finds its rows."""
 
     is_indexed = False
-    bounds: Mapping[str, Any] = MappingProxyType({})  # what it says of the keyset
+    bounds: Mapping[str, Any] = MappingProxyType({})  # the resulting lookups of the keyset
 
     @classproperty
     def parameter_names(cls) -> Sequence[str | None]:
@@ -63,10 +63,10 @@ class Newest(ChangeList):
     """The newest rows of a table, by the admin's `keyset`, a column with an index."""
 
     model_admin: Any  # a ReadOnlyAdmin, whose list this is
-    floor: Any = None  # no row older than this was looked at
+    floor: Any = None  # no older row than this was read
 
     def get_filters_params(self, params: dict[str, Any] | None = None) -> dict[str, Any]:
-        """Refuse parameters of others: each would be a look at all rows."""
+        """Reject parameters that are not of a filter, since each could read all rows."""
         found: dict[str, Any] = super().get_filters_params(params)
         found.pop(BEFORE, None)
         if set(found) - {name for one in self.list_filter for name in one.parameter_names}:  # type: ignore[union-attr]
@@ -74,7 +74,7 @@ class Newest(ChangeList):
         return found
 
     def get_ordering(self, request: HttpRequest, queryset: QuerySet[Any]) -> list[Any]:
-        """Order by the keyset, whatever the address says."""
+        """Order by the keyset, whatever the URL says."""
         return [f"-{self.model_admin.keyset}"]
 
     def get_queryset(self, request: HttpRequest, exclude_parameters: list[str | None] | None = None) -> QuerySet[Any]:
@@ -85,7 +85,7 @@ class Newest(ChangeList):
         if self._needs_all_rows and not self.model_admin.is_small:
             self.floor = self._find_floor(bounds)
             if self.floor is not None:
-                bounds[f"{self.model_admin.keyset}__gte"] = self.floor  # of rows within the bounds, so no lower than theirs
+                bounds[f"{self.model_admin.keyset}__gte"] = self.floor  # found within the bounds, so not lower than these
         narrowed: QuerySet[Any] = self.model_admin.narrow(found.filter(**bounds), request, bounds)
         return narrowed
 
@@ -96,7 +96,7 @@ class Newest(ChangeList):
 
     @property
     def before(self) -> Any:
-        """From where on the list goes down; None: from the newest row."""
+        """Where the list begins; None: at the newest row."""
         return self._before
 
     @property
@@ -105,7 +105,7 @@ class Newest(ChangeList):
 
     @property
     def older_url(self) -> str:
-        """Where the list goes on behind what was found; empty where it ends here."""
+        """The URL of older rows; empty where there are none."""
         if self.paginator.is_more and self.page_num == self.paginator.num_pages and self.result_list:
             last = getattr(self.result_list[-1], self.model_admin.keyset)
         elif self.floor is not None and not self.paginator.is_more:
@@ -117,7 +117,7 @@ class Newest(ChangeList):
 
     @property
     def _bounds(self) -> dict[str, Any]:
-        """The keyset's bounds: the time that is asked for, and the page that was left."""
+        """The bounds of the keyset, from the time filter and from `?before=`."""
         found = {name: bound for spec in self.filter_specs for name, bound in spec.bounds.items()}  # type: ignore[attr-defined]
         if self._before is not None:
             older = f"{self.model_admin.keyset}__{self.model_admin.older}"

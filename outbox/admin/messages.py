@@ -1,4 +1,4 @@
-"""Messages: the list, and one message's life."""
+"""Messages: the list, and the timeline of each message."""
 
 from __future__ import annotations
 
@@ -38,8 +38,8 @@ from outbox.monitoring.why import why
 
 MessageStatus = MessageState.MessageStatus
 
-# Messages by where their batch stands: along the index of unfinished batches, or of dead ones. Limited in here: joined to
-# all of a million of them, the planner would compare each with each.
+# Messages by the state of their batch, found with the index of unfinished batches, or of dead ones. The limit is inside: joined
+# with a million rows, the planner would choose a nested loop.
 HELD = """
 SELECT u.id FROM outbox_batch b, unnest(b.message_ids) WITH ORDINALITY u(id, n)
 WHERE {where} AND u.n <> ALL(b.split) AND u.id < %s AND u.id >= %s AND (%s::int[] IS NULL OR b.topic_id = ANY(%s::int[]))
@@ -74,12 +74,12 @@ _archives: list[MessageArchive] = []
 
 
 def register_archive(archive: MessageArchive) -> None:
-    """Show messages from there when the database does not have them."""
+    """Show messages from this place when the database does not have them."""
     _archives.append(archive)
 
 
 class StateFilter(Filter):
-    """By where a message stands. What is unfinished or dead is found from its ticket or batch, however old it is."""
+    """Filter by state. Unfinished and dead messages are found from their ticket or batch, however old they are."""
 
     title = "state"
     parameter_name = "state"
@@ -101,12 +101,12 @@ class StateFilter(Filter):
             case MessageStatus.SKIPPED:
                 skipped = MessageState.objects.filter(state=state, id__in=DeadMessage.objects.values("message_id"))
                 return queryset.filter(id__in=skipped.values("id"))
-            case _:  # all others by `narrow`, which knows the bounds of the list
+            case _:  # the others in `narrow`, which has the bounds of the list
                 return queryset if state is None or state in MessageStatus.values else queryset.none()
 
 
 class TopicIdFilter(Filter):
-    """By topic, in the table of messages, which has no index of it."""
+    """Filter by topic, in the table of messages, which has no index for it."""
 
     title = "topic"
     parameter_name = "topic"
@@ -125,7 +125,7 @@ class MessageAdmin(ReadOnlyAdmin):
     list_display = ["recorded", "state", "topic", "shown_key", "age", "attempts", "reason"]
     list_filter = [StateFilter, TopicIdFilter]
     search_fields = ["id", "key", "about"]
-    search_help_text = "A message's id, its key, or the row it is about, such as shop.order:4711. All of it, nothing is guessed."
+    search_help_text = "A message id, a key, or the row that the message is about, such as shop.order:4711. Exact matches only."
     fields = ()
     time = "created_at"
     time_is = Time.IN_IDS
@@ -146,13 +146,13 @@ class MessageAdmin(ReadOnlyAdmin):
             return queryset.filter(Q(key=term) & ~Q(key="") | Q(about=term)), False
 
     def narrow(self, rows: QuerySet[Any], request: HttpRequest, bounds: dict[str, Any]) -> QuerySet[Any]:
-        """Find messages by their state, no more than are counted."""
+        """Filter messages by their state, at most as many as are counted."""
         state, topic = request.GET.get("state"), request.GET.get("topic")
         if state in BATCHES:
             chosen = [one.id for one in topics(request) if one.name == topic] if topic else None
             arguments = [bounds.get("id__lt", LAST_ID), bounds.get("id__gte", FIRST_ID), chosen, chosen, COUNTED + 1]
             return rows.filter(id__in=RawSQL(HELD.format(where=BATCHES[MessageStatus(state)]), arguments))  # noqa: S611  (constants)
-        if state in (MessageStatus.SENT, MessageStatus.LOST):  # by a walk down the view
+        if state in (MessageStatus.SENT, MessageStatus.LOST):  # by reading the view from its newest rows
             walked = MessageState.objects.filter(state=state, **bounds)
             walked = walked.filter(topic=topic) if topic else walked
             return rows.filter(id__in=walked.order_by("-id").values("id")[: COUNTED + 1])
@@ -160,19 +160,19 @@ class MessageAdmin(ReadOnlyAdmin):
 
     def complete(self, rows: list[MessageRow]) -> None:
         ids = [row.id for row in rows]
-        standing, ended = MessageState.objects.in_bulk(ids), read_ends(ids, router.db_for_read(MessageRow))
+        current, ended = MessageState.objects.in_bulk(ids), read_ends(ids, router.db_for_read(MessageRow))
         for row in rows:
-            row.standing = standing.get(row.id)  # type: ignore[attr-defined]
+            row.current = current.get(row.id)  # type: ignore[attr-defined]
             row.ended = ended.get(row.id, [])  # type: ignore[attr-defined]
 
     def recorded(self, row: MessageRow) -> SafeString:
         return moment(row.created_at)
 
     def state(self, row: Any) -> SafeString:
-        return state_badges(row.standing.state, row.ended) if row.standing else badge("gone", "plain")
+        return state_badges(row.current.state, row.ended) if row.current else badge("gone", "plain")
 
     def topic(self, row: Any) -> str:
-        return row.standing.topic if row.standing else ""
+        return row.current.topic if row.current else ""
 
     @admin.display(description="key")
     def shown_key(self, row: MessageRow) -> SafeString:
@@ -182,13 +182,13 @@ class MessageAdmin(ReadOnlyAdmin):
         return since(row.created_at)
 
     def attempts(self, row: Any) -> str:
-        return row.standing.attempt or "" if row.standing else ""
+        return row.current.attempt or "" if row.current else ""
 
     def reason(self, row: Any) -> SafeString:
-        return shown((row.standing and row.standing.last_error) or "", 120)
+        return shown((row.current and row.current.last_error) or "", 120)
 
     def changelist_view(self, request: HttpRequest, extra_context: dict[str, Any] | None = None) -> HttpResponse:
-        """List messages. Whoever looks for an id that only the archive may have is sent to its page."""
+        """List messages. A search for an id that only the archive may have redirects to its page."""
         _, message_id = self._elsewhere(request, request.GET.get("q", "").strip())
         if message_id and self.has_view_permission(request):
             return HttpResponseRedirect(url_of(self.admin_site, "outbox_messagerow_change", message_id))
@@ -207,7 +207,7 @@ class MessageAdmin(ReadOnlyAdmin):
         return super().changeform_view(request, object_id, form_url, extra_context)
 
     def _elsewhere(self, request: HttpRequest, text: str) -> tuple[MessageArchive | None, UUID | None]:
-        """Return where a message may be that the database does not have, and the id that the text is; else None of both."""
+        """Return the place that may have a message which is not in the database, and the id in the text; else None for both."""
         archive = next((one for one in _archives if one.is_configured()), None)
         if archive is None:
             return None, None
@@ -218,7 +218,7 @@ class MessageAdmin(ReadOnlyAdmin):
         return (None, None) if self.get_queryset(request).filter(pk=message_id).exists() else (archive, message_id)
 
     def get_object(self, request: HttpRequest, object_id: str, from_field: str | None = None) -> MessageRow | None:
-        """Read a message with its body's size, and of the body no more than can be laid out."""
+        """Return a message with the size of its body, and with as much of the body as can be shown."""
         whole = super().get_queryset(request).exclude(topic_id=0).defer("body")
         try:
             row: MessageRow = read_beginning(whole).get(pk=UUID(object_id))
@@ -229,7 +229,7 @@ class MessageAdmin(ReadOnlyAdmin):
     def told(self, request: HttpRequest, row: Any) -> dict[str, Any]:
         headers = read_headers(row.headers)
         using = router.db_for_read(MessageRow)
-        timeline = read_timeline(using, row.id, type_name=headers.get(Header.TYPE, ""), tag=headers.get(Header.TAG, ""))
+        timeline = read_timeline(using, row.id)
         return {
             "title": f"Message {row.id}",
             "timeline": timeline,
@@ -248,7 +248,7 @@ class MessageAdmin(ReadOnlyAdmin):
         }
 
     def _letters(self, request: HttpRequest, timeline: Timeline) -> list[tuple[str, str]]:
-        """Return the groups that keep the message as a dead letter, each with the address of its letters of the topic."""
+        """Return the groups with a dead letter of the message, each with the URL of its dead letters of the topic."""
         if not may_see(self.admin_site, DeadLetter, request):
             return []
         url = url_of(self.admin_site, "outbox_deadletter_changelist")
@@ -256,7 +256,7 @@ class MessageAdmin(ReadOnlyAdmin):
         return [(group, f"{url}?{urlencode({'group': group, 'topic': timeline.topic})}") for group in dead]
 
     def _asked(self, request: HttpRequest, row: MessageRow, timeline: Timeline | None) -> dict[str, Any]:
-        """Ask the broker where the message is, when the person wants to know: it may be slow, or away."""
+        """Look the message up at the broker if the user asked for it, since the broker may be slow, or away."""
         if "broker" not in request.GET or timeline is None:
             return {}
         if not conf.broker_class(timeline.broker).supports_lookups:

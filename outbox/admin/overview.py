@@ -1,4 +1,4 @@
-"""The overview: how everything stands, on one page, read with a bounded number of bounded queries."""
+"""The overview: the state of everything on one page, read with a limited number of limited queries."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ from outbox.monitoring.throughput import read_flow
 
 
 def overview(model_admin: ModelAdmin, request: HttpRequest) -> TemplateResponse:
-    """Show how the database of the messages stands."""
+    """Show the state of the outbox."""
     using = router.db_for_read(MessageRow) or "default"
     connection = database.raw(using)
     status = read_status(connection, using)
     framed = frame(model_admin.admin_site, request)
-    has_errors = may_see(model_admin.admin_site, MessageRow, request)  # what handlers raise may quote a message
+    has_errors = may_see(model_admin.admin_site, MessageRow, request)  # exceptions of handlers may contain data of a message
     urls = {link["name"]: link["url"] for link in framed["outbox_links"]}
     context = {
         **model_admin.admin_site.each_context(request),
@@ -53,7 +53,7 @@ def overview(model_admin: ModelAdmin, request: HttpRequest) -> TemplateResponse:
             for one in status.failures
         ],
         "has_errors": has_errors,
-        "quick_check": urls.get("Quick check", ""),
+        "quick_check": urls["Quick check"],
         "chart": chart(read_flow(connection, now=timezone.now())),
     }
     return TemplateResponse(request, "admin/outbox/overview.html", context)

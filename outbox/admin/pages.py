@@ -1,4 +1,4 @@
-"""What all pages of the outbox share: where else one can go, and which topics are paused."""
+"""The frame of all pages of the outbox: links to the other pages, and the paused topics."""
 
 from __future__ import annotations
 
@@ -13,11 +13,12 @@ from django.urls import reverse
 from outbox.models import CheckBack, DeadLetter, DeadMessage, InboxRow, MessageRow, Overview, Topic
 
 OVERVIEW = "outbox_overview_changelist"
+QUICK_CHECK = "outbox_quick_check"
 
 
 @dataclass(frozen=True, order=True, slots=True)
 class Page:
-    """A link in the frame of all pages. `rank`: where it stands among them; `model`: whoever may view it sees the link."""
+    """A link in the frame of all pages. `rank`: its position; `model`: users who may view the model see the link."""
 
     rank: int
     name: str
@@ -33,6 +34,7 @@ _pages = [
     Page(60, "Check-backs", CheckBack, "outbox_checkback_changelist"),
     Page(70, "Inbox", InboxRow, "outbox_inboxrow_changelist"),
     Page(80, "Topics", Topic, "outbox_topic_changelist"),
+    Page(85, "Quick check", Overview, QUICK_CHECK),
 ]
 
 
@@ -44,7 +46,7 @@ def register_page(page: Page) -> None:
 
 
 def url_of(site: AdminSite, view: str, *args: object) -> str:
-    """Return the address of a view of the admin, in the site it belongs to."""
+    """Return the URL of a view of an admin site."""
     return reverse(f"admin:{view}", args=args, current_app=site.name)
 
 
@@ -58,7 +60,7 @@ def topics(request: HttpRequest) -> list[Topic]:
 
 
 def frame(site: AdminSite, request: HttpRequest) -> dict[str, Any]:
-    """Return the context that every page of the outbox needs: links to those the person may see, and the paused topics."""
+    """Return the context of every page of the outbox: links to the pages that the user may see, and the paused topics."""
     request.current_app = site.name  # where {% url "admin:…" %} leads
     links = []
     for page in _pages:
@@ -69,5 +71,5 @@ def frame(site: AdminSite, request: HttpRequest) -> dict[str, Any]:
 
 
 def may_see(site: AdminSite, model: type[Model], request: HttpRequest) -> bool:
-    """Return whether this admin has a model, and the person may view it there."""
+    """Return whether a model is registered in an admin site, and the user may view it there."""
     return site.is_registered(model) and site.get_model_admin(model).has_view_permission(request)

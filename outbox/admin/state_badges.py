@@ -1,4 +1,4 @@
-"""Where a message stands, in badges: its state, and how it ended in groups that have not handled it."""
+"""Badges of a message's state, and of its last state in groups that have not handled it."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ TONES: dict[str, str] = {
 
 
 def state_badges(state: str, ended: Sequence[GroupEnd]) -> SafeString:
-    """Return where a message stands, and how it ended in groups that have not handled it: that counts for more than "sent"."""
+    """Return badges for a message's state, and for its dead letters, which are more important than "sent"."""
     tone = Severity.PLAIN if ended and state == MessageStatus.SENT else TONES.get(state, Severity.WAITING)
     return format_html_join(" ", "{}", [(badge(state, tone),), *((_end(one),) for one in ended)])
 

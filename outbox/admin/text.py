@@ -1,4 +1,4 @@
-"""Texts of others on our pages: escaped, cut, and with the characters marked that would change how a line reads."""
+"""Texts from messages and errors on our pages: escaped, truncated, and with control characters made visible."""
 
 from __future__ import annotations
 
@@ -14,19 +14,19 @@ from outbox.monitoring.text import age
 
 TITLE_CHARACTERS = 2_000
 
-# Controls, invisible characters, and those that turn the direction of writing.
+# Control characters, invisible characters, and those that change the direction of text.
 _ODD = re.compile(
     "[\x00-\x08\x0b-\x1f\x7f-\x9f\u00ad\u061c\u180e\u200b-\u200f\u2028-\u202e\u2060-\u206f\ufeff\ufff9-\ufffb\U000e0000-\U000e007f]"
 )
 
 
 def plain(text: str) -> str:
-    """Spell out what would change how a line reads, in a text that is escaped elsewhere."""
+    """Return a text with its control characters made visible; it is escaped elsewhere."""
     return _ODD.sub(lambda odd: f"[U+{ord(odd.group()):04X}]", text)
 
 
 def shown(text: str, limit: int | None = None) -> SafeString:
-    """Return a text as HTML; at most so many characters of it, the others where the pointer rests on it. Nothing for none."""
+    """Return a text as HTML, truncated to a number of characters, with more of it as a tooltip."""
     if not text:
         return SafeString("")
     is_cut = limit is not None and len(text) > limit
@@ -45,10 +45,10 @@ def moment(at: datetime | None) -> SafeString:
 
 
 def since(at: datetime | None) -> str:
-    """Put the time since then into words."""
+    """Return the time since then in words."""
     return "" if at is None else age(max(timedelta(), timezone.now() - at).total_seconds())
 
 
 def badge(text: str, tone: str) -> SafeString:
-    """Return a word with a colour. Tones: good, bad, waiting, plain."""
+    """Return a word as a coloured badge. Tones: good, bad, waiting, plain."""
     return format_html('<span class="outbox-badge outbox-{}">{}</span>', tone, text)

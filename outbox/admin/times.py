@@ -1,4 +1,4 @@
-"""The time filter of lists: the last hour, day or week, or from one moment to another."""
+"""The time filter of lists: the last hour, day or week, or a range."""
 
 from __future__ import annotations
 
@@ -18,22 +18,22 @@ from django.utils.dateparse import parse_datetime
 
 from outbox.ids import first_id_at
 
-# Ids are given out before their row's time is written, and may come in another order.
+# Ids are assigned before the time of their row, and may be in another order.
 SLACK = timedelta(minutes=1)
 
-FIRST_YEAR, LAST_YEAR = 1971, 9998  # that ids can hold, and calendars go on behind them
+FIRST_YEAR, LAST_YEAR = 1971, 9998  # the range of times in ids, well inside that of calendars
 
 NAMES = ("since", "from", "to")
 SPANS = {"hour": timedelta(hours=1), "day": timedelta(days=1), "week": timedelta(days=7)}
 
 
 class Time(enum.Enum):
-    """How the keyset of a list goes with the time of its rows."""
+    """The relation of a list's keyset to the time of its rows."""
 
-    ANY = enum.auto()  # nothing is known
-    KEYSET = enum.auto()  # it is that time
-    IN_IDS = enum.auto()  # its ids begin with the time
-    BESIDE_IDS = enum.auto()  # its ids go up with the time, which has an index
+    ANY = enum.auto()  # unrelated
+    KEYSET = enum.auto()  # it is the time
+    IN_IDS = enum.auto()  # ids that begin with the time
+    BESIDE_IDS = enum.auto()  # ids that increase with the time, which has an index
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,7 +123,7 @@ class TimeFilter(ListFilter):
 
     @cached_property
     def bounds(self) -> dict[str, Any]:
-        """The range as bounds of the keyset; empty where the keyset knows nothing of the time."""
+        """The range as bounds of the keyset; empty where the keyset is unrelated to the time."""
         match self.time_is:
             case Time.KEYSET:
                 return self.range.lookups(self.keyset)
@@ -139,7 +139,7 @@ class TimeFilter(ListFilter):
         return queryset if is_exact else queryset.filter(**self.range.lookups(self.column))
 
     def _find_ids(self) -> dict[str, Any]:
-        """Find ids near both ends of the range, along the index of the time."""
+        """Return ids near both ends of the range, found with the index of the time."""
         bounds: dict[str, Any] = {}
         for name, at, slack in (("gte", self.range.begin, -SLACK), ("lt", self.range.end, SLACK)):
             if at is not None:
@@ -159,6 +159,6 @@ class TimeFilter(ListFilter):
         yield from (link(f"The last {name}", name) for name in SPANS)
 
     def kept(self) -> list[tuple[str, str]]:
-        """Return the parameters of the other filters, which the form sends along."""
+        """Return the parameters of the other filters, which the form has to repeat."""
         gone = {*NAMES, "before", "p"}
         return [(name, value) for name, values in self.request.GET.lists() if name not in gone for value in values]

@@ -1,4 +1,4 @@
-"""Topics: which are paused, by whom and why; and the overview of how all of them stand."""
+"""Topics: which are paused, by whom and why; and the overview."""
 
 from __future__ import annotations
 
@@ -21,7 +21,8 @@ from outbox import database
 from outbox.admin.base import ReadOnlyAdmin
 from outbox.admin.impact import write_log
 from outbox.admin.overview import overview
-from outbox.admin.pages import frame, url_of
+from outbox.admin.pages import QUICK_CHECK, frame, url_of
+from outbox.admin.quick_check import quick_check
 from outbox.admin.text import badge, shown, since
 from outbox.database import outermost
 from outbox.models import Overview, Topic
@@ -29,9 +30,9 @@ from outbox.topics import pause, resume
 
 
 class PauseForm(forms.Form):
-    """Why a topic is paused, or goes on. `since`: which pause the person saw."""
+    """The reason for a pause or its end. `since`: identifies the pause that the user saw."""
 
-    reason = forms.CharField(max_length=500, help_text="For the log, and for those who wonder.")
+    reason = forms.CharField(max_length=500, help_text="For the log, and for other operators.")
     since = forms.CharField(required=False, widget=forms.HiddenInput)
 
 
@@ -44,10 +45,20 @@ class OverviewAdmin(ReadOnlyAdmin):
         return self.has_view_permission(request)
 
     def changelist_view(self, request: HttpRequest, extra_context: dict[str, Any] | None = None) -> HttpResponse:
-        """Show how everything stands, in the place of a list."""
+        """Show the overview instead of a list."""
         if not self.has_view_permission(request):
             raise PermissionDenied
         return overview(self, request)
+
+    def get_urls(self) -> list[URLPattern]:
+        view = self.admin_site.admin_view(self.quick_check_view)
+        return [path("quick-check/", view, name=QUICK_CHECK), *super().get_urls()]
+
+    def quick_check_view(self, request: HttpRequest) -> HttpResponse:
+        """Show how far what was published of late has come."""
+        if not self.has_view_permission(request):
+            raise PermissionDenied
+        return quick_check(self, request)
 
 
 @admin.register(Topic)
@@ -67,10 +78,10 @@ class TopicAdmin(ReadOnlyAdmin):
         ]
 
     def get_list_display(self, request: HttpRequest) -> list[Any]:
-        return ["name", "broker", "type", "standing", "who", "why", *(["act"] if self.may(request, "pause") else []), "history"]
+        return ["name", "broker", "type", "state", "who", "why", *(["act"] if self.may(request, "pause") else []), "history"]
 
     @admin.display(description="state")
-    def standing(self, row: Topic) -> SafeString:
+    def state(self, row: Topic) -> SafeString:
         return badge(f"paused for {since(row.paused_at)}".strip(), "waiting") if row.paused else badge("open", "good")
 
     def who(self, row: Topic) -> SafeString:
@@ -90,7 +101,7 @@ class TopicAdmin(ReadOnlyAdmin):
         return format_html('<a href="{}">History</a>', url)
 
     def pause_view(self, request: HttpRequest, topic_id: int) -> HttpResponse:
-        """Pause a topic, after asking why."""
+        """Pause a topic, after a form for the reason."""
         topic = self._topic(request, topic_id)
         form = PauseForm(request.POST if request.method == "POST" else None)
         if not form.is_valid():
@@ -100,10 +111,10 @@ class TopicAdmin(ReadOnlyAdmin):
             done = pause(self._connection(), topic.name, by=request.user.get_username(), reason=reason)
             if done:
                 write_log(request, Topic, {str(topic.pk): topic.name}, f"Paused. Reason: {reason}")
-        return self._back(request, done, f"Topic {topic.name} is paused.", f"Topic {topic.name} was paused before.")
+        return self._back(request, done, f"Topic {topic.name} is paused.", f"Topic {topic.name} was paused already.")
 
     def resume_view(self, request: HttpRequest, topic_id: int) -> HttpResponse:
-        """End the pause that the person saw, after asking why."""
+        """End the pause that the user saw, after a form for the reason."""
         topic = self._topic(request, topic_id)
         shown_since = topic.paused_at.isoformat() if topic.paused_at else ""
         form = PauseForm(request.POST if request.method == "POST" else None, initial={"since": shown_since})
@@ -113,8 +124,8 @@ class TopicAdmin(ReadOnlyAdmin):
             done = resume(self._connection(), topic.name, since=_time(form.cleaned_data["since"]))
             if done:
                 write_log(request, Topic, {str(topic.pk): topic.name}, f"Resumed. Reason: {form.cleaned_data['reason']}")
-        stale = f"Topic {topic.name} is as it was: that pause was over, or another has begun since. Look again."
-        return self._back(request, done, f"Topic {topic.name} goes on.", stale)
+        stale = f"Topic {topic.name} was not changed: that pause has ended, or another one has begun. Reload the page."
+        return self._back(request, done, f"Topic {topic.name} is resumed.", stale)
 
     def _topic(self, request: HttpRequest, topic_id: int) -> Topic:
         if not (self.has_view_permission(request) and self.may(request, "pause")):

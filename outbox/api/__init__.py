@@ -1,1 +1,1 @@
-"""The HTTP door (Django REST framework)."""
+"""The HTTP API: check-backs and health, with Django REST framework."""

@@ -1,5 +1,5 @@
 """
-Who may ask: whoever holds a secret of `OUTBOX["CHECK_BACK"]["SECRETS"]`.
+Authentication of check-backs: requests signed with a secret of `OUTBOX["CHECK_BACK"]["SECRETS"]`.
 
 Source: Standard Webhooks specification 1.0, "Verifying webhook authenticity": HMAC-SHA256 over id, time and raw body.
 """
@@ -7,6 +7,7 @@ Source: Standard Webhooks specification 1.0, "Verifying webhook authenticity": H
 from __future__ import annotations
 
 import time
+from datetime import timedelta
 
 from django.contrib.auth.models import AnonymousUser
 from django.core.exceptions import RequestDataTooBig
@@ -24,13 +25,14 @@ from outbox.errors import ConfigurationError
 HEADERS = ("webhook-id", "webhook-timestamp", "webhook-signature")
 BODY_BYTES = 64 * 1024
 REQUEST_ID_LENGTH = 255
+TOLERANCE = timedelta(minutes=5)  # a signature's time may differ from ours by this, as Standard Webhooks says
 
 
 class NoSecrets(APIException):
-    """Raised when there is nothing to verify with: settings hold no secret, or one that is none. `why` is for the log alone."""
+    """Raised when signatures cannot be verified, since settings have no secret or an invalid one. `why` is for the log only."""
 
     status_code = status.HTTP_503_SERVICE_UNAVAILABLE
-    default_detail = "This endpoint is not set up to answer."
+    default_detail = "This endpoint is not configured."
     default_code = "not_set_up"
 
     def __init__(self, why: str) -> None:
@@ -47,7 +49,7 @@ class RequestTooLarge(APIException):
 
 
 class LengthRequired(APIException):
-    """Raised when a request does not say how long it is."""
+    """Raised when a request has no Content-Length."""
 
     status_code = status.HTTP_411_LENGTH_REQUIRED
     default_detail = "The request needs a Content-Length."
@@ -56,11 +58,11 @@ class LengthRequired(APIException):
 
 class SignedRequest(BaseAuthentication):
     """
-    Lets a request in that is signed, fresh and small; `request.auth` is its id.
+    Accepts requests that are signed, recent and small; `request.auth` is the id of the request.
 
-    A replay of one is let in, too, a few times (throttling.py). Within the tolerance it is what a sender does who heard nothing,
-    and whoever replays somebody else's learns a fact that stays the same and is not told to the broker: the broker takes an
-    answer from its own request only. Its record stays one row (check_backs/record.py).
+    A replayed request is accepted too, a few times (throttling.py): senders that got no answer repeat their request within the
+    tolerance. A captured request that somebody else replays tells them a fact that stays the same, and has no effect on the
+    broker, which reads the response to its own request only. All replays have one row in the record (check_backs/record.py).
     """
 
     def authenticate(self, request: Request) -> tuple[AnonymousUser, str]:
@@ -72,11 +74,11 @@ class SignedRequest(BaseAuthentication):
         _refuse_stale(headers["webhook-timestamp"])
         body = _read_body(request)
         if not any(_is_signed(signer, body, headers) for signer in signers):
-            raise AuthenticationFailed("The signature fits none of this endpoint's secrets.", "wrongly_signed")
+            raise AuthenticationFailed("The signature does not match any of this endpoint's secrets.", "wrongly_signed")
         return AnonymousUser(), headers["webhook-id"]
 
     def authenticate_header(self, request: Request) -> str:
-        """Make a refusal 401 instead of 403."""
+        """Return a value for WWW-Authenticate, so that the status is 401 instead of 403."""
         return "Standard-Webhooks"
 
 
@@ -84,11 +86,11 @@ def _signers() -> list[Webhook]:
     try:
         signers = [make_signer(secret) for secret in conf.settings().check_back.secrets]
     except ConfigurationError as error:
-        raise NoSecrets(f'OUTBOX["CHECK_BACK"]["SECRETS"] holds one that is none. {error}') from error
+        raise NoSecrets(f'OUTBOX["CHECK_BACK"]["SECRETS"] has an invalid secret. {error}') from error
     if not signers:
         raise NoSecrets(
-            'A check-back came, and OUTBOX["CHECK_BACK"]["SECRETS"] is empty: nobody is answered. Put the secret there '
-            "that the broker signs with."
+            'A check-back was rejected, because OUTBOX["CHECK_BACK"]["SECRETS"] is empty. Add the secret with which the '
+            "broker signs."
         )
     return signers
 
@@ -97,23 +99,23 @@ def _refuse_odd_id(request_id: str) -> None:
     if len(request_id) > REQUEST_ID_LENGTH:
         raise AuthenticationFailed(f"The webhook-id is longer than {REQUEST_ID_LENGTH} characters.", "odd_id")
     if not (request_id.isascii() and request_id.isprintable()):
-        raise AuthenticationFailed("The webhook-id is not of printable ASCII characters.", "odd_id")
+        raise AuthenticationFailed("The webhook-id has characters other than printable ASCII.", "odd_id")
 
 
 def _refuse_stale(timestamp: str) -> None:
-    """Refuse by our tolerance; the library has one of its own, 5 minutes, that also holds."""
-    tolerance = conf.settings().check_back.tolerance.total_seconds()
+    """Raise for a timestamp beyond the tolerance, which is also the library's: it does not say by how much a time is off."""
+    tolerance = TOLERANCE.total_seconds()
     try:
-        is_fresh = abs(int(time.time()) - int(timestamp)) <= tolerance  # whole numbers: none is too large
+        is_fresh = abs(int(time.time()) - int(timestamp)) <= tolerance  # integers, since a float could overflow
     except ValueError:
-        raise AuthenticationFailed("The webhook-timestamp is not a whole number of seconds.", "odd_time") from None
+        raise AuthenticationFailed("The webhook-timestamp is not an integer number of seconds.", "odd_time") from None
     if not is_fresh:
         text = f"The webhook-timestamp differs from this server's by more than {tolerance:g} s."
         raise AuthenticationFailed(text, "stale")
 
 
 def _read_body(request: Request) -> bytes:
-    """Read the body as it came, but not one whose length says that it is no check-back, nor one of unknown length."""
+    """Return the raw body. A body that is too large for a check-back, or of unknown length, is not read."""
     length = request.headers.get("content-length", "")
     if not length:
         raise LengthRequired
@@ -123,10 +125,10 @@ def _read_body(request: Request) -> bytes:
         raise RequestTooLarge
     try:
         body: bytes = request.body
-    except RequestDataTooBig as error:  # the project allows less
+    except RequestDataTooBig as error:  # the project's own limit is lower
         raise RequestTooLarge from error
     except UnreadablePostError as error:
-        raise ParseError("The body broke off.", "broke_off") from error
+        raise ParseError("The body is incomplete.", "broke_off") from error
     if len(body) > BODY_BYTES:
         raise RequestTooLarge
     return body

@@ -1,10 +1,10 @@
 """
-Health over HTTP, for anybody: 200 or 503 and one word for each database.
+Health over HTTP, without authentication: 200 or 503, and one word for each database.
 
-A process reads its databases once for all who ask within a second (`health/`) or five (`health/outbox/`).
+A process caches the result for one second (`health/`) or five (`health/outbox/`).
 
-`health/` says whether this process can publish: for load balancers and readiness probes. `health/outbox/` says whether
-anything needs attention, too: for monitors. Never let the second one take a shop off the network.
+`health/` says whether this process can publish, for load balancers and readiness probes. `health/outbox/` also says whether
+anything needs attention, for monitors. Do not use the second one for load balancers: it would take a working site offline.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ kept_health = Kept(health, seconds=5)
 
 
 class ReadinessView(LimitedRefusals):
-    """Answer 200 while this process can publish to all its databases, else 503."""
+    """Return 200 while this process can publish to all its databases, else 503."""
 
     authentication_classes = []
     permission_classes = []
@@ -44,7 +44,7 @@ class ReadinessView(LimitedRefusals):
 
 
 class HealthView(ReadinessView):
-    """Answer 200 while nothing in the outbox needs attention, else 503."""
+    """Return 200 while nothing in the outbox needs attention, else 503."""
 
     def ask(self) -> dict[str, Health]:
         return kept_health()

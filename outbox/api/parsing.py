@@ -1,4 +1,4 @@
-"""From the body of a signed request to what a serializer reads."""
+"""The parser for bodies of signed requests."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from rest_framework.parsers import BaseParser
 
 class QuestionParser(BaseParser):
     """
-    Reads JSON of which there is one reading only.
+    Parses JSON that is unambiguous.
 
-    It is UTF-8 whatever the content type says, which nobody signs. A name comes once, and a number is one of JSON's. Whatever
-    cannot be read is a ParseError.
+    It is decoded as UTF-8, whatever the content type says, which is not signed. Duplicate names and the constants NaN and
+    Infinity are rejected. Everything that cannot be parsed is a ParseError.
     """
 
     media_type = "application/json"
@@ -26,7 +26,7 @@ class QuestionParser(BaseParser):
         except RecursionError:
             raise ParseError("The JSON is nested too deeply.") from None
         except ValueError as error:
-            raise ParseError(f"This is no JSON: {error}") from None
+            raise ParseError(f"This is not valid JSON: {error}") from None
 
 
 def _names_once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
@@ -37,4 +37,4 @@ def _names_once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 
 
 def _refuse_constant(name: str) -> None:
-    raise ValueError(f"{name} is no number of JSON's")
+    raise ValueError(f"{name} is not a number in JSON")

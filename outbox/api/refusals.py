@@ -1,4 +1,4 @@
-"""What is said in the log about requests that were refused. Anybody can send them, so no sender decides how much is written."""
+"""Log lines about rejected requests. Anybody can send these, so their number in the log is limited."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ limited = LimitedLog(logger)
 
 
 def log_limited(level: int, cause: str, text: str, *args: object) -> None:
-    """Write a line, if its cause has not had one for a minute."""
+    """Write a line, unless one with the same cause was written in the last minute."""
     limited.log(level, cause, text, *args)
 
 
 class LimitedRefusals(APIView):
-    """A view that writes one line a minute for each cause of refusal, in place of Django's for each request."""
+    """A view that logs one line per minute and cause of rejection, instead of Django's line for each request."""
 
     def finalize_response(self, request: Request, response: Response, *args: Any, **kwargs: Any) -> Response:
         answer: Response = super().finalize_response(request, response, *args, **kwargs)
@@ -33,10 +33,10 @@ class LimitedRefusals(APIView):
 
 def log_refusal(request: Request, answer: Response, *, by: str) -> None:
     """
-    Write the line, if its cause has not had one for a minute.
+    Log a rejected request, unless one with the same cause was logged in the last minute.
 
     Args:
-        by: the view. No part of the cause is the sender's.
+        by: the name of the view. No part of the cause comes from the sender.
     """
     given: Any = answer.data if isinstance(answer.data, dict) else {}
     detail = given.get("detail", "")
@@ -47,6 +47,6 @@ def log_refusal(request: Request, answer: Response, *, by: str) -> None:
         request.path,
         answer.status_code,
         request.META.get("REMOTE_ADDR"),
-        detail or json.dumps(given),  # without a detail: fields that are wrong, or databases that are not well
+        detail or json.dumps(given),  # without a detail: errors of fields, or the health of databases
     )
-    answer._has_been_logged = True  # type: ignore[attr-defined]  # so Django writes none
+    answer._has_been_logged = True  # type: ignore[attr-defined]  # so that Django does not log it

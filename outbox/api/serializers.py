@@ -1,4 +1,4 @@
-"""The shape of a question."""
+"""The fields of a check-back."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ INT4_MAX = 2**31 - 1
 
 
 class HalfSerializer(serializers.Serializer[dict[str, object]]):
-    """Reads a half message as its broker asks about it; ids travel untouched."""
+    """A half message as its broker asks about it; ids are passed on unchanged."""
 
     topic = serializers.CharField(max_length=ID_LENGTH, trim_whitespace=False)
     message_id = serializers.CharField(max_length=ID_LENGTH, trim_whitespace=False)

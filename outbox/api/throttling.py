@@ -1,9 +1,7 @@
-"""How many answers the endpoint gives in a time."""
+"""The throttle of the check-back endpoint."""
 
 from __future__ import annotations
 
-import os
-import threading
 import time
 from collections.abc import Callable
 from datetime import timedelta
@@ -13,7 +11,9 @@ from rest_framework.throttling import SimpleRateThrottle
 from rest_framework.views import APIView
 
 from outbox import conf
+from outbox.api.authentication import TOLERANCE
 from outbox.check_backs.rate import read_rate
+from outbox.forks import ForkSafeLock
 
 REPEATS = 10
 REMEMBERED = 10_000
@@ -21,21 +21,20 @@ REMEMBERED = 10_000
 
 class Repeats:
     """
-    Counts how often a request came, by its id: of the newest ones that this process has seen, for as long as they are fresh.
+    Counts requests by their id: of the latest ones in this process, for as long as their signatures are valid.
 
     Args:
-        clock: returns seconds that never go back.
+        clock: a monotonic clock, in seconds.
     """
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
-        self._seen: dict[str, tuple[float, int]] = {}  # id -> until when it counts, how often it came; oldest first
-        self._lock = threading.Lock()
-        os.register_at_fork(after_in_child=self._renew_lock)
+        self._seen: dict[str, tuple[float, int]] = {}  # id -> when it expires, how often it came; oldest first
+        self._lock = ForkSafeLock()
 
     def count(self, request_id: str, *, within: timedelta) -> int:
-        """Count a request; return how often it came, 1 for the first time."""
-        with self._lock:
+        """Count a request; return how often it has come, including this time."""
+        with self._lock.current:
             now = self._clock()
             until, count = self._seen.get(request_id, (0.0, 0))
             if until <= now:
@@ -47,18 +46,14 @@ class Repeats:
             return count + 1
 
     def forget(self, request_id: str) -> None:
-        """Take the next request of that id for the first one."""
-        with self._lock:
+        """Forget the requests with an id."""
+        with self._lock.current:
             self._seen.pop(request_id, None)
 
     def clear(self) -> None:
         """Forget all requests."""
-        with self._lock:
+        with self._lock.current:
             self._seen.clear()
-
-    def _renew_lock(self) -> None:
-        """Another thread of the parent may have held it."""
-        self._lock = threading.Lock()
 
 
 repeats = Repeats()
@@ -66,17 +61,17 @@ repeats = Repeats()
 
 class CheckBackThrottle(SimpleRateThrottle):
     """
-    Refuses what goes beyond `OUTBOX["CHECK_BACK"]["THROTTLE"]`; the broker reads that as UNKNOWN and asks later.
+    Rejects requests beyond `OUTBOX["CHECK_BACK"]["THROTTLE"]`; the broker treats this as UNKNOWN and asks later.
 
-    It counts in Django's default cache: over all processes where they share one, in each process where it is local
-    memory. It stands behind the signature, so that nobody else can use the broker's share up. A request that comes again,
-    its sender having heard nothing or somebody having listened, counts once in a process and is answered 10 times there.
+    Requests are counted in Django's default cache: across all processes where they share one, per process where it is local
+    memory. Only signed requests count, so that nobody else can use up the broker's rate. A repeated or replayed request counts
+    once in a process, and is answered 10 times there.
     """
 
-    _wait: float | None = None  # of a request that came too often
+    _wait: float | None = None  # of a request that was repeated too often
 
     def allow_request(self, request: Request, view: APIView) -> bool:
-        fresh_for = 2 * conf.settings().check_back.tolerance  # from the earliest to the latest time that its signature holds
+        fresh_for = 2 * TOLERANCE  # from the earliest to the latest time of a valid signature
         request_id = str(request.auth)
         times = repeats.count(request_id, within=fresh_for)
         if times > 1:

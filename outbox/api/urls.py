@@ -1,4 +1,4 @@
-"""Addresses of the HTTP door: include them where the broker finds them."""
+"""URLs of the HTTP API, for `include()` in the project's URLconf."""
 
 from django.urls import path
 

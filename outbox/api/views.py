@@ -1,4 +1,4 @@
-"""The check-back over HTTP: a broker asks, the database answers."""
+"""The check-back endpoint."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ class CheckBackView(LimitedRefusals):
     """
     Answer `{topic, message_id, half_id, token, asked, born_at, key}` with `{answer, reason, about}`.
 
-    The answer is COMMIT, ROLLBACK or UNKNOWN; any other status than 200 means UNKNOWN. `about` says whether the row
-    that the message is about is there: exists, missing or none.
+    The answer is COMMIT, ROLLBACK or UNKNOWN; any status other than 200 means UNKNOWN. `about` says whether the row that the
+    message is about exists: exists, missing or none.
     """
 
     authentication_classes = [SignedRequest]

@@ -2,11 +2,10 @@
 What every broker must do. A broker carries messages; it knows neither outbox nor inbox rows.
 
 Sends, ends, renewals and acks take a batch, so that a network broker can pipeline. A call that returns `SendResult`
-returns one for each message, in their order, and raises only for a programming error: trouble at the broker is a result
-(`UNAVAILABLE`, `UNSURE`). Every other call raises `BrokerUnavailable` when the broker is out of reach.
+returns one for each message, in their order, and raises only for a programming error: a problem at the broker is a result
+(`UNAVAILABLE`, `UNSURE`). Every other call raises `BrokerUnavailable` when the broker cannot be reached.
 
-What only some brokers offer stands in `capabilities.py`, a small class for each. The values of `types.py` are imported
-from here.
+Features of some brokers only are in `capabilities.py`, a small class for each. Import the types of `types.py` from here.
 """
 
 from __future__ import annotations
@@ -24,7 +23,7 @@ from outbox.brokers.types import (
     Ended,
     EndSemantics,
     HalfRef,
-    HalfStanding,
+    HalfStatus,
     Outgoing,
     Problem,
     SendResult,
@@ -40,28 +39,28 @@ class Broker(abc.ABC):
     """
     Carries messages from relays to consumer groups.
 
-    Create it in the process that uses it, after any fork. One thread makes every call but four: `renew` and `release` may come
-    from a second thread, whatever call the first is in; `interrupt` and `close` may come from any thread, and after `close` a
-    call that is under way returns early or raises `BrokerUnavailable`.
+    A broker is created in the process that uses it, after any fork. One thread makes all calls except four: `renew` and
+    `release` may be called by a second thread, also during a call of the first; `interrupt` and `close` may be called by any
+    thread. After `close`, a call in progress returns early or raises `BrokerUnavailable`.
 
     Args:
         alias: the broker's name in `OUTBOX["BROKERS"]`.
         options: its OPTIONS, as written there.
-        topics: the topics that settings give to it.
+        topics: its topics in the settings.
     """
 
-    system: ClassVar[str] = "outbox"  # as OpenTelemetry's messaging.system has it
-    app: ClassVar[str] = ""  # the Django app that has the broker's tables; a system check asks for it in INSTALLED_APPS
+    system: ClassVar[str] = "outbox"  # OpenTelemetry's messaging.system
+    app: ClassVar[str] = ""  # the Django app with the broker's tables, which a system check requires in INSTALLED_APPS
 
-    # How it does what every broker does.
+    # Properties of the calls below.
     supports_order: ClassVar[bool] = False
     supports_delay: ClassVar[bool] = False
-    deduplicates_sends: ClassVar[bool] = False  # what is sent again is not stored again; see `DeadLetters.deliver_again`
-    is_durable: ClassVar[bool] = True  # False: messages are gone with the process, so it is for tests only
+    deduplicates_sends: ClassVar[bool] = False  # a repeated send is not stored again; see `DeadLetters.deliver_again`
+    is_durable: ClassVar[bool] = True  # False: messages are lost when the process ends, so it is for tests only
     max_body_bytes: int = DEFAULT_MAX_BODY_BYTES
-    max_delay: timedelta = timedelta(days=365)  # `Outgoing.deliver_at` lies no further ahead; the outbox keeps it till then
+    max_delay: timedelta = timedelta(days=365)  # longer delays are spent in the outbox's tables first
 
-    # What it does besides; each is set by its class in `capabilities.py`.
+    # Additional features; each flag is set by its class in `capabilities.py`.
     supports_lookups: ClassVar[bool] = False
     supports_half_messages: ClassVar[bool] = False
     needs_check_loop: ClassVar[bool] = False
@@ -82,21 +81,21 @@ class Broker(abc.ABC):
 
     @classmethod
     def check_topics(cls, options: Mapping[str, Any], topics: Sequence[TopicSpec]) -> list[Problem]:
-        """Return which topics of settings these OPTIONS cannot serve, or not as well, without a connection."""
+        """Return the topics in settings that cannot be served with these OPTIONS, or not well, without a connection."""
         return []
 
     @classmethod
     def max_send_duration(cls, options: Mapping[str, Any]) -> timedelta:
-        """Return how long a send of one batch may take when each request takes its whole time-out. A lease must outlast it."""
+        """Return how long a send of one batch takes if every request takes its full timeout. A lease must be longer."""
         return timedelta()
 
     def check(self) -> list[Problem]:
-        """Return what is wrong with the options, and with the topics as the running broker knows them."""
+        """Return what is wrong with the options, and with the topics on the running broker."""
         return self.check_options(self.options)
 
     @abc.abstractmethod
     def send(self, messages: Sequence[Outgoing]) -> list[SendResult]:
-        """Send one-phase messages and wait for each answer."""
+        """Send one-phase messages and wait for all answers."""
 
     @abc.abstractmethod
     def receive(
@@ -109,78 +108,79 @@ class Broker(abc.ABC):
         wait: timedelta,
     ) -> list[Delivery]:
         """
-        Take messages for a consumer group; they stay invisible to its other members for that long.
+        Receive messages for a consumer group. They are invisible to its other members for the given time.
 
-        Whatever is on the topics comes, of all tags: during a deployment the members of a group want different ones.
+        Messages of all tags are returned: during a deployment, the members of a group want different ones.
 
         Args:
-            topics: their names.
-            limit: at most this many messages (1 or more).
-            wait: return an empty list after this time when nothing comes.
+            topics: names of topics.
+            limit: the maximum number of messages (1 or more).
+            wait: return an empty list after this time if no message comes.
         """
 
     def interrupt(self) -> None:  # noqa: B027  (a broker whose waits are short does without)
         """
-        End the wait of a `receive` under way, and of each later one: it returns what there is. From any thread.
+        End the wait of the current `receive`, and of all later ones: they return what is there. May be called from any thread.
 
-        By default it ends when its wait is over. Where that may take seconds, whoever stops a consumer would wait for it.
+        By default `receive` returns when its wait is over. A broker whose waits take seconds overrides this, since the stop of a
+        consumer waits for it.
         """
 
     @abc.abstractmethod
     def renew(self, deliveries: Sequence[Delivery], invisible_for: timedelta) -> list[Delivery | None]:
         """
-        Keep deliveries invisible for that long from now, and return each as it is named from now on.
+        Keep deliveries invisible for the given time from now, and return them with their new receipts.
 
-        None: the delivery is done, or the message was or may be handed out again. As for `ack`, a delivery whose time is over,
-        and that nobody else was handed, may still be renewed where the broker can tell. Of a delivery that was renewed only the
-        new one may be used: its receipt may be another.
+        None in place of a delivery: it has ended, or the message was or may be delivered again. As for `ack`, an expired delivery
+        may still be renewed if the broker knows that nobody else has the message. After a renewal only the returned delivery may
+        be used, since its receipt may be a new one.
         """
 
     def release(self, deliveries: Sequence[Delivery]) -> None:
-        """Hand back deliveries that are still held: the group's other members may have their messages at once."""
+        """Hand back deliveries that are still held: other members of the group can receive their messages at once."""
         self.renew(deliveries, timedelta(0))
 
     @abc.abstractmethod
     def ack(self, deliveries: Sequence[Delivery]) -> list[bool]:
         """
-        Mark deliveries as done.
+        Acknowledge deliveries.
 
-        False: too late, the message was or may be handed out again. A delivery whose time is over, and that nobody else was
-        handed, may still be ended where the broker can tell.
+        False in place of a delivery: too late, the message was or may be delivered again. An expired delivery may still be
+        acknowledged if the broker knows that nobody else has the message.
         """
 
     @abc.abstractmethod
     def retry(self, delivery: Delivery, after: timedelta) -> bool:
-        """Return a message to its group, to be delivered again after that time. False as for `ack`."""
+        """Return a message to its group, to be delivered again after the given time. False as for `ack`."""
 
     @abc.abstractmethod
     def dead_letter(self, delivery: Delivery, reason: str) -> bool:
-        """Put a message aside for an operator; the group goes on with the next. False as for `ack`."""
+        """Store a message as a dead letter; the group continues with the next one. False as for `ack`."""
 
     @abc.abstractmethod
     def backlog(self, group: str) -> dict[str, int]:
-        """Return, per topic, how many messages wait for a group, those being handled included."""
+        """Return the number of messages that wait for a group, by topic, including those being handled."""
 
     def may_deliver_again(self, group: str, message_ids: Collection[str]) -> set[str]:
         """
-        Return which of these messages may come to a group again, though it has handled them: their deliveries are not ended.
+        Return those of the messages that may be delivered to a group again, because their deliveries have not ended.
 
-        A broker that cannot tell returns none, and forgets a message within a time that `check` compares with the settings.
+        A broker that cannot tell returns none; it must forget a message within a time that `check` compares with the settings.
         """
         return set()
 
     def prune(self, *, keep_since: datetime | None = None) -> int:
         """
-        Delete some of what retention no longer keeps. Return how many messages; 0 when nothing is left to delete.
+        Delete some messages that are past their retention. Return their number; 0 when nothing is left to delete.
 
         Args:
-            keep_since: what was stored since then stays, since the end of a half message of that time is not confirmed yet.
+            keep_since: keep everything stored since then, because the end of a half message of that time is not confirmed yet.
         """
         return 0
 
     @abc.abstractmethod
     def close(self) -> None:
-        """Close what is open; a second call does nothing. The broker is not used afterwards."""
+        """Close all connections. A second call does nothing. The broker is not used afterwards."""
 
 
 __all__ = [
@@ -194,7 +194,7 @@ __all__ = [
     "Ended",
     "Half",
     "HalfRef",
-    "HalfStanding",
+    "HalfStatus",
     "Outgoing",
     "Problem",
     "SendResult",

@@ -1,4 +1,4 @@
-"""OPTIONS of a broker as one typed object: names in capitals, unknown ones refused."""
+"""OPTIONS of a broker as one typed object: names are in capitals, unknown names are rejected."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ O = TypeVar("O", bound=Options)  # noqa: E741
 
 def read_options(kind: type[O], raw: Mapping[str, Any]) -> O:
     """
-    Turn OPTIONS into the broker's own options.
+    Turn OPTIONS into the typed options of a broker.
 
     Raises:
         ConfigurationError: a name is unknown, or a value is wrong; the text names it.
@@ -43,7 +43,7 @@ def problems_with(kind: type[Options], raw: Mapping[str, Any]) -> list[Problem]:
         msgspec.convert(dict(raw), kind)
     except msgspec.ValidationError as error:
         known = ", ".join(name.upper() for name in kind.__struct_fields__)
-        return [Problem(f"OPTIONS: {error}.", _hint(kind, str(error)).strip() or f"Known are {known}.")]
+        return [Problem(f"OPTIONS: {error}.", _hint(kind, str(error)).strip() or f"Choices are: {known}.")]
     return []
 
 

@@ -1,4 +1,4 @@
-"""What a broker can say against a message by looking at it, before it is stored."""
+"""Validation of messages that all brokers share, before anything is stored."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ from outbox.brokers.base import Outgoing, SendResult, SendStatus
 from outbox.errors import UnknownTopic
 from outbox.message import TopicSpec, TopicType
 
-TOO_LATE = SendResult(SendStatus.UNAVAILABLE, reason="The time within which it may be ended was over before its end left.")
-"""Of an end that `within` holds back."""
+TOO_LATE = SendResult(SendStatus.UNAVAILABLE, reason="The time in which it may be ended was over before the end was sent.")
+"""The result of an end that was not sent because of `within`."""
 
 
-def objection(message: Outgoing, topics: Mapping[str, TopicSpec], *, is_half: bool, max_body_bytes: int) -> SendResult | None:
-    """Return why a message cannot go, or None: the topic first (a person can mend it), then the message itself."""
+def validate(message: Outgoing, topics: Mapping[str, TopicSpec], *, is_half: bool, max_body_bytes: int) -> SendResult | None:
+    """Return the result that rejects a message, or None. The topic is checked first, since an operator can correct it."""
     topic = topics.get(message.topic)
     if topic is None:
         return _misconfigured(f"There is no topic {message.topic!r} here. Create it, or correct the name.")
@@ -21,15 +21,15 @@ def objection(message: Outgoing, topics: Mapping[str, TopicSpec], *, is_half: bo
         way = "half messages only" if topic.type is TopicType.TRANSACTION else "no half messages"
         return _misconfigured(f"Topic {topic.name!r} is of type {topic.type}: it takes {way}.")
     if message.deliver_at is not None and topic.type is not TopicType.DELAY:
-        return _misconfigured(f"Topic {topic.name!r} is of type {topic.type}: only a topic of type delay waits.")
+        return _misconfigured(f"Topic {topic.name!r} is of type {topic.type}: only a topic of type delay takes a delivery time.")
     if topic.type is TopicType.FIFO and not message.key:
         return SendResult(SendStatus.REFUSED, reason=f"Topic {topic.name!r} keeps order by key; the message has no key.")
     if not 1 <= len(message.body) <= max_body_bytes:
         return SendResult(
-            SendStatus.REFUSED, reason=f"The body has {len(message.body)} bytes; from 1 to {max_body_bytes} can go."
+            SendStatus.REFUSED, reason=f"The body has {len(message.body)} bytes; 1 to {max_body_bytes} are allowed."
         )
     if not _is_text(message):
-        return SendResult(SendStatus.REFUSED, reason="Id, key or tag holds a NUL, or a text holds half a surrogate pair.")
+        return SendResult(SendStatus.REFUSED, reason="Id, key or tag contains a NUL, or a text contains a lone surrogate.")
     return None
 
 
@@ -43,7 +43,12 @@ def _is_text(message: Outgoing) -> bool:
 
 
 def known_topic(topics: Mapping[str, TopicSpec], name: str) -> TopicSpec:
-    """Return a topic that consumers ask for. Raises UnknownTopic when the broker was not given it."""
+    """
+    Return a topic by its name.
+
+    Raises:
+        UnknownTopic: the broker has no such topic.
+    """
     if name not in topics:
         known = ", ".join(sorted(topics)) or "none"
         raise UnknownTopic(f"The broker has no topic {name!r}, only {known}. Correct the name, or add the topic.")

@@ -1,4 +1,4 @@
-"""The business row that a message is about. It is reported with an answer and never decides one."""
+"""The business row that a message is about. It is reported with an answer, and has no influence on it."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from outbox.database import Connection
 
 READ_ABOUT = "SELECT about FROM outbox_message WHERE id = %s"
 
-# The primary key goes in as a text without a type, so that PostgreSQL reads it as the column's and uses its index.
+# The primary key is passed as untyped text, so that PostgreSQL converts it to the column's type and uses the index.
 IS_THERE = "SELECT EXISTS (SELECT FROM {table} WHERE {key} = %s)"
 
 
 class About(enum.StrEnum):
-    """Whether the business row is there. NONE: the message names no row, or the row cannot be looked up."""
+    """Whether the business row exists. NONE: the message names no row, or the row cannot be looked up."""
 
     EXISTS = "exists"
     MISSING = "missing"
@@ -41,7 +41,7 @@ def look_up(connection: Connection, message_id: str) -> About:
 
 def _look_up_row(connection: Connection, model: type[Model], key: str) -> About:
     primary_key = model._meta.pk
-    if primary_key.column is None:  # several columns: no text of one says which row
+    if primary_key.column is None:  # a composite key: the message names one value only
         return About.NONE
     primary_key.to_python(key)
     query = sql.SQL(IS_THERE).format(table=sql.Identifier(model._meta.db_table), key=sql.Identifier(primary_key.column))

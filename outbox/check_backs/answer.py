@@ -1,4 +1,4 @@
-"""Answer a check-back for any door: the decision, its record, its announcement. Never raises, never waits long."""
+"""Answer a check-back, for endpoint, brokers, command and admin: decide, record, signal. Never raises, never waits long."""
 
 from __future__ import annotations
 
@@ -23,14 +23,14 @@ logger = get_logger("outbox.check_back")
 
 def answer(half: Half, *, asked_by: str, request_id: str = "", using: str = DEFAULT_DB_ALIAS) -> Answer:
     """
-    Return how a half message ends, from the database that its token names.
+    Return the resolution of a half message, from the database that its token names.
 
-    What goes wrong here is UNKNOWN, never an exception: the broker asks again.
+    An error results in UNKNOWN, never in an exception: the broker asks again.
 
     Args:
-        asked_by: the door: endpoint, broker, command or admin.
-        request_id: the question's own id; a fresh one where the door has none.
-        using: the database for halves without a token.
+        asked_by: endpoint, broker, command or admin.
+        request_id: the id of the request; a new one is made where there is none.
+        using: the database for half messages without a token.
     """
     started = time.perf_counter()
     try:
@@ -39,7 +39,7 @@ def answer(half: Half, *, asked_by: str, request_id: str = "", using: str = DEFA
     except Exception as error:
         given = _failed(half, error)
         logger.error(
-            "The check-back about message %s could not be recorded: no database.",
+            "The check-back about message %s could not be recorded: the database cannot be reached.",
             half.message_id,
             extra=fields_of(half),
         )
@@ -48,7 +48,7 @@ def answer(half: Half, *, asked_by: str, request_id: str = "", using: str = DEFA
 
 
 def answer_on(connection: Connection, half: Half, *, asked_by: str, request_id: str = "") -> Answer:
-    """Answer over a connection that is there, in its transaction where it has one; else as `answer`."""
+    """Answer over a given connection, in its open transaction if it has one; everything else is as in `answer`."""
     given = _answer(connection, half, request_id, asked_by, time.perf_counter())
     _announce(half, given)
     return given
@@ -56,10 +56,10 @@ def answer_on(connection: Connection, half: Half, *, asked_by: str, request_id: 
 
 def record_sent(half: Half, resolution: Resolution, *, using: str = DEFAULT_DB_ALIAS) -> None:
     """
-    Record that the broker was sent another answer than was decided. Like `answer`, it never raises.
+    Record that the broker was sent another answer than the decided one. Like `answer`, it never raises.
 
     Args:
-        using: the database for halves without a token.
+        using: the database for half messages without a token.
     """
     try:
         with sources.connect(sources.alias_of(half.token, otherwise=using)) as connection:
@@ -67,20 +67,20 @@ def record_sent(half: Half, resolution: Resolution, *, using: str = DEFAULT_DB_A
     except Exception:
         is_recorded = False
         logger.exception(
-            "What the broker was sent about message %s could not be recorded.",
+            "The answer that the broker was sent about message %s could not be recorded.",
             half.message_id,
             extra=fields_of(half),
         )
     if is_recorded:
         logger.info(
-            "The broker was sent %s about message %s, not what was decided.",
+            "The broker was sent %s about message %s instead of the decided answer.",
             resolution,
             half.message_id,
             extra=fields_of(half),
         )
     else:
         logger.warning(
-            "The broker was sent %s about message %s; no record says so.",
+            "The broker was sent %s about message %s, which could not be recorded.",
             resolution,
             half.message_id,
             extra=fields_of(half),
@@ -112,15 +112,15 @@ def _record(connection: Connection, half: Half, given: Answer, request_id: str, 
         return given
     if is_recorded:
         return given
-    reason = f"The request id {request_id!r} was given to another half message before: an id is for one question."
-    return Answer(UNKNOWN, reason, is_alarm=True)
+    reason = f"The request id {request_id!r} was used for another half message before. Each question needs an id of its own."
+    return Answer(UNKNOWN, reason, is_alert=True)
 
 
 def _failed(half: Half, error: Exception) -> Answer:
-    """Turn an error into UNKNOWN. Its text stays in our log: it may name hosts and tables."""
+    """Turn an error into UNKNOWN. Its text goes to the log only, since it may name hosts and tables."""
     if isinstance(error, psycopg.errors.LockNotAvailable | psycopg.errors.QueryCanceled):
         logger.warning(
-            "The check-back about message %s ran out of time: %s",
+            "The check-back about message %s timed out: %s",
             half.message_id,
             error,
             extra=fields_of(half),
@@ -137,7 +137,7 @@ def _failed(half: Half, error: Exception) -> Answer:
 
 def _announce(half: Half, given: Answer) -> None:
     signals.check_back_answered.send_robust(sender=CheckBack, half=half, answer=given)
-    if given.is_alarm:
+    if given.is_alert:
         logger.error(
             "Check-back about message %s of topic %s: %s",
             half.message_id,
@@ -146,4 +146,4 @@ def _announce(half: Half, given: Answer) -> None:
             extra=fields_of(half),
         )
         details = {name: value for name, value in asdict(half).items() if name not in ("headers", "body")}
-        signals.alarm.send_robust(sender=CheckBack, reason=given.reason, details=details)
+        signals.alert.send_robust(sender=CheckBack, reason=given.reason, details=details)

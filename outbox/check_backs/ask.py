@@ -1,4 +1,4 @@
-"""The asking side: what a broker's check loop calls to learn how a half message ends."""
+"""The callers' side of check-backs: functions that a broker's check loop calls to get the resolution of a half message."""
 
 from __future__ import annotations
 
@@ -25,18 +25,18 @@ NoteSent = Callable[[Half, Resolution], None]
 
 ANSWER_BYTES = 64 * 1024
 
-# Source: RFC 2104, section 3: a key shorter than the hash's output weakens HMAC. That of SHA-256 has so many bytes.
+# Source: RFC 2104, section 3: a key shorter than the hash's output, here that of SHA-256, weakens HMAC.
 SECRET_BYTES = 32
 HOW_TO_MAKE_A_SECRET = 'Make one: echo "whsec_$(openssl rand -base64 32)".'
 
 
 def in_process(alias: str, *, asked_by: str = "broker") -> Ask:
     """
-    Make an `ask` that needs no web server: it reads the database itself.
+    Return an `ask` that needs no web server: it reads the database itself.
 
     Args:
-        alias: the database for halves without a token; others go where their token says.
-        asked_by: the door that asks, for the record.
+        alias: the database for half messages without a token; other tokens name their database.
+        asked_by: who asks, for the record.
     """
 
     def ask(half: Half) -> Resolution:
@@ -48,10 +48,10 @@ def in_process(alias: str, *, asked_by: str = "broker") -> Ask:
 
 def note_in_process(alias: str) -> NoteSent:
     """
-    Make what records that a broker was sent another answer than was decided.
+    Return a function that records that a broker was sent another answer than the decided one.
 
     Args:
-        alias: the database for halves without a token; others go where their token says.
+        alias: the database for half messages without a token; other tokens name their database.
     """
 
     def note(half: Half, resolution: Resolution) -> None:
@@ -61,9 +61,9 @@ def note_in_process(alias: str) -> NoteSent:
 
 
 def log_sent(half: Half, resolution: Resolution) -> None:
-    """Log that a broker was sent another answer than was decided: over HTTP, there is no database to record it in."""
+    """Log that a broker was sent another answer than the decided one. A process that asks over HTTP has no database for it."""
     logger.info(
-        "The broker was sent %s about message %s, not what was decided.",
+        "The broker was sent %s about message %s instead of the decided answer.",
         resolution,
         half.message_id,
         extra=fields_of(half),
@@ -72,13 +72,13 @@ def log_sent(half: Half, resolution: Resolution) -> None:
 
 def over_http(url: str, secret: str, timeout: timedelta = timedelta(seconds=10)) -> Ask:
     """
-    Make an `ask` that calls a check-back endpoint, signed by the Standard Webhooks convention.
+    Return an `ask` that calls a check-back endpoint with requests signed as Standard Webhooks.
 
-    COMMIT and ROLLBACK are taken from an answer 200 that says just that; everything else means UNKNOWN.
+    Only a response with status 200 is read for COMMIT and ROLLBACK; everything else means UNKNOWN.
 
     Args:
-        secret: `whsec_` and base64, one of the endpoint's `SECRETS`.
-        timeout: for the connection, and again for the answer.
+        secret: one of the endpoint's `SECRETS`: `whsec_` and base64.
+        timeout: for the connection, and again for the response.
 
     Raises:
         ConfigurationError: the URL is not http(s), or the secret is not base64.
@@ -96,7 +96,7 @@ def over_http(url: str, secret: str, timeout: timedelta = timedelta(seconds=10))
                 return Resolution(json.loads(response.read(ANSWER_BYTES))["answer"])
         except Exception as error:
             logger.warning(
-                "The check-back endpoint %s gave no answer about message %s: %r",
+                "The check-back endpoint %s did not answer about message %s: %r",
                 url,
                 half.message_id,
                 error,
@@ -109,28 +109,28 @@ def over_http(url: str, secret: str, timeout: timedelta = timedelta(seconds=10))
 
 def make_signer(secret: str) -> Webhook:
     """
-    Make what signs with a secret.
+    Return a signer for a secret.
 
     Raises:
-        ConfigurationError: it is not base64, or too short to be one; the text does not repeat it.
+        ConfigurationError: the secret is not base64, or too short. The text does not contain it.
     """
     encoded = secret.removeprefix("whsec_")
     try:
         key = base64.b64decode(encoded + "=" * (-len(encoded) % 4), validate=True)
     except ValueError as error:
-        raise ConfigurationError(f"A secret is not base64 behind 'whsec_'. {HOW_TO_MAKE_A_SECRET}") from error
+        raise ConfigurationError(f"A secret is not base64 after 'whsec_'. {HOW_TO_MAKE_A_SECRET}") from error
     if len(key) < SECRET_BYTES:
-        raise ConfigurationError(f"A secret has {len(key)} bytes, and needs {SECRET_BYTES} at least. {HOW_TO_MAKE_A_SECRET}")
+        raise ConfigurationError(f"A secret has {len(key)} bytes; at least {SECRET_BYTES} are required. {HOW_TO_MAKE_A_SECRET}")
     return Webhook(key)
 
 
 def make_opener() -> urllib.request.OpenerDirector:
-    """Make what goes straight to the address that settings name: neither an environment's proxy nor a redirect leads away."""
+    """Return an opener that calls the configured URL only: it ignores the environment's proxies and follows no redirects."""
     return urllib.request.build_opener(urllib.request.ProxyHandler({}), _NoRedirect)
 
 
 class _NoRedirect(urllib.request.HTTPRedirectHandler):
-    """Leaves a redirect an error."""
+    """Makes a redirect an error."""
 
     def redirect_request(self, *args: Any, **kwargs: Any) -> None:
         return None
@@ -151,7 +151,7 @@ def _question(half: Half) -> str:
 
 
 def signed_request(url: str, signer: Webhook, body: str) -> urllib.request.Request:
-    """Make a request by the Standard Webhooks convention, signed now."""
+    """Return a request signed as Standard Webhooks with the current time."""
     request_id, now = str(uuid4()), datetime.now(UTC)
     headers = {
         "content-type": "application/json",
@@ -159,4 +159,4 @@ def signed_request(url: str, signer: Webhook, body: str) -> urllib.request.Reque
         "webhook-timestamp": str(int(now.timestamp())),
         "webhook-signature": signer.sign(request_id, now, body),
     }
-    return urllib.request.Request(url, body.encode(), headers, method="POST")  # noqa: S310  (the scheme was looked at)
+    return urllib.request.Request(url, body.encode(), headers, method="POST")  # noqa: S310  (the scheme was checked)

@@ -1,13 +1,12 @@
 """
-Checkers, for brokers that ask by themselves: whoever sends half messages also listens for the questions about them.
+Checkers, for brokers that ask producers: a process that sends half messages also answers the questions about them.
 
-As many as there are share the questions; one that dies leaves its questions to the others, and each comes again.
+All checkers share the questions. If one dies, the broker asks the others again.
 """
 
 from __future__ import annotations
 
 import os
-import threading
 from typing import TYPE_CHECKING, cast
 
 import psycopg
@@ -15,26 +14,27 @@ import psycopg
 from outbox import conf, database
 from outbox.check_backs.ask import Ask, NoteSent, in_process, note_in_process
 from outbox.database import heartbeats
+from outbox.forks import ForkSafeLock
 from outbox.logs import get_logger, log_fields
 
-if TYPE_CHECKING:  # settings make it; this room needs no broker
+if TYPE_CHECKING:  # made from settings; this package imports no broker
     from outbox.brokers.capabilities import AsksProducers
 
 logger = get_logger(__name__)
 
 
 def brokers_that_ask(aliases: set[str]) -> list[str]:
-    """Return those of the brokers that ask by themselves."""
+    """Return those of the brokers that ask producers."""
     return [alias for alias in sorted(aliases) if conf.broker_class(alias).asks_producers]
 
 
 class Checker:
     """
-    Answers what one broker asks, in threads of the broker's, from the first `turn` to `close`.
+    Answers the questions of one broker, in the broker's threads, from the first `turn` until `close`.
 
     Args:
-        using: the database where it says that it lives.
-        note_sent: takes what the broker was sent instead of an answer; by default it is recorded, from `using`.
+        using: the database for its heartbeat.
+        note_sent: called when the broker was sent another answer than the decided one; by default it is recorded in `using`.
     """
 
     def __init__(self, alias: str, using: str, ask: Ask, *, note_sent: NoteSent | None = None) -> None:
@@ -45,7 +45,7 @@ class Checker:
         self._broker: AsksProducers | None = None
 
     def turn(self) -> bool:
-        """Listen, if not yet, and say that this process lives. Nothing more is to be done until the next beat."""
+        """Start listening if it has not begun, and write a heartbeat. Return False: there is no more work at once."""
         if self._broker is None:
             self._broker = cast("AsksProducers", conf.make_broker(self.alias))
             self._broker.listen(self._ask, note_sent=self._note_sent)
@@ -54,7 +54,7 @@ class Checker:
         return False
 
     def close(self) -> None:
-        """Listen no more. Where the database is away, the heartbeat stays until it is stale."""
+        """Stop listening and delete the heartbeat. Where the database is away, the heartbeat stays until it is stale."""
         broker, self._broker = self._broker, None
         if broker is None:
             return
@@ -64,7 +64,7 @@ class Checker:
                 heartbeats.leave(connection, "checker", broker=self.alias)
         except psycopg.OperationalError as error:
             logger.warning(
-                "The heartbeat of the checker of broker %r stays: %s",
+                "The heartbeat of the checker of broker %r could not be deleted: %s",
                 self.alias,
                 str(error).strip(),
                 extra=log_fields(broker=self.alias),
@@ -72,26 +72,17 @@ class Checker:
 
 
 _mine: dict[tuple[int, str], AsksProducers] = {}
-_lock = threading.Lock()
-
-
-def _renew_lock() -> None:
-    """Another thread of the parent may have held it."""
-    global _lock
-    _lock = threading.Lock()
-
-
-os.register_at_fork(after_in_child=_renew_lock)
+_lock = ForkSafeLock()
 
 
 def listen_in_this_process(alias: str, using: str) -> None:
     """
-    Answer in this process what a broker asks, until the process ends; once for each broker, however often it is called.
+    Answer a broker's questions in this process until it ends. Further calls for the same broker do nothing.
 
     Args:
-        using: the database for halves without a token; others go where their token says.
+        using: the database for half messages without a token; other tokens name their database.
     """
-    with _lock:
+    with _lock.current:
         key = os.getpid(), alias  # a child of a fork listens for itself
         if key not in _mine and conf.broker_class(alias).asks_producers:
             broker = cast("AsksProducers", conf.make_broker(alias))

@@ -1,4 +1,4 @@
-"""Find a message's half message without its broker: what a person asks about, who knows the message's id alone."""
+"""Find the half message of a message in the database, for an operator who knows the message id only."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ WHERE s.id = %s
 
 
 @dataclass(frozen=True, slots=True)
-class Found:
+class FoundMessage:
     """
-    A message, as its database knows it.
+    A message in its database.
 
     Args:
         state: as in `outbox_message_state`.
-        half: None where it has no half message: it waits still, or travels in one phase.
+        half: None where it has no half message: it still waits, or is sent in one phase.
     """
 
     topic: str
@@ -36,13 +36,13 @@ class Found:
     half: Half | None
 
 
-def find(connection: Connection, message_id: UUID) -> Found | None:
-    """Find a message and, where it has one, the half message a broker would ask about."""
+def find(connection: Connection, message_id: UUID) -> FoundMessage | None:
+    """Return a message with the half message that a broker would ask about, if any; None where there is no such message."""
     row = connection.execute(FIND, [message_id]).fetchone()
     if row is None:
         return None
     topic, state, key, created_at, source, batch, attempt, position, half_id, has_half = row
     if batch is None or not has_half:
-        return Found(topic, state, None)
+        return FoundMessage(topic, state, None)
     token = Token(source, batch, attempt, position)
-    return Found(topic, state, Half(topic, str(message_id), half_id, str(token), born_at=created_at, key=key))
+    return FoundMessage(topic, state, Half(topic, str(message_id), half_id, str(token), born_at=created_at, key=key))

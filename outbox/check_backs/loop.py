@@ -56,7 +56,7 @@ class CheckLoop:
 
     def turn(self) -> bool:
         """
-        Ask about some half messages; say whether more may be due.
+        Ask about some half messages; return whether more may be due.
 
         Raises:
             BrokerUnavailable: the broker is out of reach. Nothing is lost: what was not answered is asked again.
@@ -69,7 +69,7 @@ class CheckLoop:
             raise
 
     def close(self) -> None:
-        """Let go of the broker."""
+        """Close the broker."""
         broker, self._broker = self._broker, None
         if broker is not None:
             broker.close()

@@ -1,4 +1,4 @@
-"""How many answers in what time: `OUTBOX["CHECK_BACK"]["THROTTLE"]`."""
+"""The format of `OUTBOX["CHECK_BACK"]["THROTTLE"]`: a number of answers per time."""
 
 from __future__ import annotations
 
@@ -11,10 +11,13 @@ SECONDS = {"s": 1, "m": 60, "h": 3600, "d": 86400}
 
 def read_rate(rate: str) -> tuple[int, int]:
     """
-    Read `600/s`, `600/min`, or, beyond REST framework's own, `600/10s`: so many in so many seconds.
+    Parse a rate: `600/s`, `600/min`, or `600/10s`, which REST framework does not know.
+
+    Returns:
+        The number of answers, and the seconds in which they are allowed.
 
     Raises:
-        ConfigurationError: it is written otherwise.
+        ConfigurationError: the rate has another format.
     """
     found = re.fullmatch(r"(\d+)/([1-9]\d*)?([smhd])[a-z]*", rate)
     if found is None:

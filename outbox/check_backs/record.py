@@ -1,4 +1,4 @@
-"""The record of check-backs: each question of a broker, what was decided, and what the broker was sent instead."""
+"""The record of check-backs: each question, the decided answer, and the answer that was sent where that is another one."""
 
 from __future__ import annotations
 
@@ -6,8 +6,8 @@ from outbox.check_backs.resolve import Answer
 from outbox.database import Connection
 from outbox.message import Half, Resolution
 
-# A request that comes again (its sender heard nothing, or somebody replays it) stays one row, with the last answer it
-# got. No row comes back when the request's id was given to another half message before.
+# A repeated request (its sender got no answer, or it is replayed) stays one row, with its last answer. No row is returned when
+# the request id was used for another half message before.
 RECORD = """
 INSERT INTO outbox_check_back AS c
     (request_id, asked_by, topic, message_id, half_id, token, nth, answer, sent_answer, reason, about, milliseconds)
@@ -29,14 +29,14 @@ UPDATE outbox_check_back SET sent_answer = %s WHERE id = (
 
 def record(connection: Connection, half: Half, answer: Answer, *, request_id: str, asked_by: str, milliseconds: float) -> bool:
     """
-    Write down what a broker was told.
+    Record a question and its answer.
 
     Args:
-        request_id: one per question; a repeat of the question carries it again.
-        asked_by: the door it came through: endpoint, broker, command or admin.
+        request_id: the id of the question; a repeated question has the same one.
+        asked_by: endpoint, broker, command or admin.
 
     Returns:
-        False when the id stands for another half message; nothing is written then.
+        False when the id was used for another half message; nothing is written then.
     """
     values = (
         request_id,
@@ -56,7 +56,7 @@ def record(connection: Connection, half: Half, answer: Answer, *, request_id: st
 
 def note_sent(connection: Connection, half: Half, resolution: Resolution) -> bool:
     """
-    Write down that the broker was sent another answer than was decided; the decision stays in its row.
+    Record that the broker was sent another answer than the decided one, which stays in the row.
 
     Returns:
         False when no such question is recorded.

@@ -1,4 +1,4 @@
-"""The user's functions that answer for half messages of other producers, by topic."""
+"""`@check_back`: functions of the project that answer for half messages of other producers, by topic."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ registered: dict[str, Resolver] = {}
 
 def check_back(topic: str) -> Callable[[Resolver], Resolver]:
     """
-    Let the decorated function answer for half messages of a topic that carry no token of ours.
+    Register the decorated function to answer for half messages of a topic that this outbox did not send.
 
-    The function gets the half message (over HTTP without headers and body) and returns COMMIT, ROLLBACK or UNKNOWN, by
-    looking up what the half is about. It must not wait: its broker, and the web server's worker, wait with it.
+    The function receives the half message (without headers and body when asked over HTTP), looks up what it is about and returns
+    COMMIT, ROLLBACK or UNKNOWN. It must not block: the broker and the web server's worker wait for it.
 
     Raises:
         ConfigurationError: the topic has such a function already.
@@ -38,7 +38,7 @@ def check_back(topic: str) -> Callable[[Resolver], Resolver]:
 
 
 def resolvers() -> Mapping[str, Resolver]:
-    """Return all such functions by their topics."""
+    """Return all registered functions by topic."""
     return dict(registered)
 
 

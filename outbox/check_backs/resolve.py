@@ -1,9 +1,9 @@
 """
 The check-back's decision: did the transaction of this half message commit?
 
-COMMIT and ROLLBACK are given only for a fact that cannot change any more. Whatever is not sure is UNKNOWN, and the
-broker asks again. The tables stand in docs/state-machine.md; `_judge` is the rows for a batch that is there,
-`_judge_half_first` those for a message that went half first.
+The answer is COMMIT or ROLLBACK only for a fact that cannot change any more. Everything else is UNKNOWN, and the broker asks
+again. The decision tables are in docs/state-machine.md; `_judge` implements the one for existing batches, `_judge_half_first`
+the one for messages that went half first.
 """
 
 from __future__ import annotations
@@ -27,12 +27,12 @@ from outbox.models import State
 
 logger = get_logger("outbox.check_back")
 
-# `transaction_read_only` is on in recovery, too: a replica answers no check-back.
+# `transaction_read_only` is also on in recovery: a replica answers no check-back.
 READ_DATABASE = """
 SELECT id, current_setting('transaction_read_only')::boolean FROM outbox_source
 """
 
-# The batch that sent the half, and what it says of the half's position. Times are over by the database's clock.
+# The batch that sent the half message, and its data for the position. Times are compared with the database's clock.
 READ_BATCH = """
 SELECT state, attempt, message_ids[%(position)s]::text AS message_id, half_ids[%(position)s] AS half_id,
        %(position)s = ANY(split) AS is_split, coalesce(lease_until < clock_timestamp(), false) AS is_lease_over,
@@ -44,28 +44,28 @@ FROM outbox_batch WHERE id = %(batch)s
 @dataclass(frozen=True, slots=True)
 class Answer:
     """
-    What a broker hears about a half message.
+    The answer to a check-back.
 
     Args:
-        reason: for a person; it decides nothing.
-        about: whether the business row is there; it decides nothing either.
-        is_alarm: a person should look at this.
+        reason: an explanation for operators.
+        about: whether the business row exists, for operators; the resolution does not depend on it.
+        is_alert: this needs an operator.
     """
 
     resolution: Resolution
     reason: str
     about: About = About.NONE
-    is_alarm: bool = False
+    is_alert: bool = False
 
 
 @dataclass(frozen=True, slots=True)
 class _Batch:
     """
-    What the table looks at.
+    The columns of the decision table.
 
     Args:
-        message_id, half_id: those at the token's position, None where it has none.
-        is_being_ended: whoever decided the batch, or took it over, may end its half messages now.
+        message_id, half_id: those at the token's position; None where it has none.
+        is_being_ended: the process that decided the batch, or took it over, may end its half messages now.
     """
 
     state: int
@@ -82,14 +82,14 @@ def resolve(connection: Connection, half: Half) -> Answer:
     Answer a check-back from the primary database.
 
     Args:
-        connection: in autocommit, READ COMMITTED, on the database that the half's token names.
+        connection: to the database that the token names, in autocommit and READ COMMITTED.
 
     Raises:
-        psycopg.Error: the database gave no answer in time; to the broker that is UNKNOWN.
+        psycopg.Error: the database did not answer in time. The caller turns this into UNKNOWN.
     """
     source, is_read_only = connection.execute(READ_DATABASE).fetchone() or (None, True)
     if is_read_only:
-        return _unknown("The database is a replica, in recovery or read-only: only the primary answers.", is_alarm=True)
+        return _unknown("The database is a replica, in recovery or read-only: only the primary answers.", is_alert=True)
     answer = _by_token(connection, half, source) if half.token else _by_function(half)
     return replace(answer, about=look_up(connection, half.message_id))
 
@@ -98,12 +98,12 @@ def _by_token(connection: Connection, half: Half, source: str) -> Answer:
     try:
         token = Token.parse(half.token)
     except ValueError:
-        return _unknown(f"The token {half.token!r} cannot be read.", is_alarm=True)
+        return _unknown(f"The token {half.token!r} cannot be read.", is_alert=True)
     if token.source != source:
-        return _unknown(f"The token is of {token.source}, this database is {source}.", is_alarm=True)
+        return _unknown(f"The token is of {token.source}, this database is {source}.", is_alert=True)
     if token.is_half_first:
         return _by_message(connection, half)
-    while True:  # a lost fence means that another step was committed, and steps only go forward
+    while True:  # a lost fence means that another process moved the batch on; states only go forward, so this ends
         batch = _read_batch(connection, token)
         if batch is None:
             return _judge_missing(token)
@@ -120,28 +120,28 @@ def _read_batch(connection: Connection, token: Token) -> _Batch | None:
 
 
 def _judge(batch: _Batch, half: Half, token: Token) -> Answer | None:
-    """Answer by the table's rows, in their order; None: the lease is over, fence it."""
+    """Answer by the rows of the decision table, in their order; None: the lease is over, and the batch has to be fenced."""
     named = f"Batch {token.batch}"
     if token.attempt > batch.attempt:
-        return _unknown(f"{named} is at attempt {batch.attempt}, the half is of {token.attempt}: restored?", is_alarm=True)
+        return _unknown(f"{named} is at attempt {batch.attempt}, the half message of {token.attempt}: restored?", is_alert=True)
     if batch.message_id != half.message_id:
-        return _unknown(f"{named} holds another message at position {token.position}.", is_alarm=True)
+        return _unknown(f"{named} holds another message at position {token.position}.", is_alert=True)
     if token.attempt < batch.attempt:
-        return _rollback(f"{named} is at attempt {batch.attempt}, the half is of {token.attempt}.")
+        return _rollback(f"{named} is at attempt {batch.attempt}, the half message of {token.attempt}.")
     if batch.state in (State.RELEASED, State.DEAD, State.SKIPPED):
         return _rollback(f"{named} is {State(batch.state).label.lower()}.")
     if batch.state == State.CLAIMED:
-        return None if batch.is_lease_over else _unknown(f"{named} is being sent, its lease is alive.")
+        return None if batch.is_lease_over else _unknown(f"{named} is being sent, and its lease is not over.")
     if batch.is_split:
-        return _rollback(f"Position {token.position} was split from batch {token.batch}: another half carries it.")
+        return _rollback(f"Position {token.position} was split from batch {token.batch}: another half message carries it.")
     if batch.half_id != half.half_id:
         return _rollback(f"{named} was decided with another half message.")
     return _commit(f"{named} was decided with this half message.", is_being_ended=batch.is_being_ended)
 
 
 def _judge_missing(token: Token) -> Answer:
-    """Answer where no batch is: none is pruned whose end is not confirmed, so something is wrong."""
-    return _unknown(f"Batch {token.batch} is missing: wrong database, or one restored to an older state?", is_alarm=True)
+    """Answer where the batch is missing. A batch is pruned only after its end was confirmed, so something is wrong."""
+    return _unknown(f"Batch {token.batch} is missing: wrong database, or one restored to an older state?", is_alert=True)
 
 
 def _by_message(connection: Connection, half: Half) -> Answer:
@@ -149,30 +149,30 @@ def _by_message(connection: Connection, half: Half) -> Answer:
     try:
         message_id = UUID(half.message_id)
     except ValueError:
-        return _unknown(f"The message id {half.message_id!r} cannot be read.", is_alarm=True)
+        return _unknown(f"The message id {half.message_id!r} cannot be read.", is_alert=True)
     try:
         tombstone = write_tombstone(connection, message_id, retention=conf.settings().retention)
     except errors.LockNotAvailable:
         return _unknown("Its transaction is still open.")
     except errors.CheckViolation:
-        return _unknown("No partition takes its message row; there is a default one no more.", is_alarm=True)
+        return _unknown("No partition takes its message row, not even a default one.", is_alert=True)
     if tombstone is Tombstone.WRITTEN:
         return _rollback("Its transaction has not committed, and cannot any more.")
     found = read_half_first(connection, message_id)
     if found is None and tombstone is Tombstone.UNWRITTEN:
         return _unknown(
-            "Nothing is kept of the time in its id: is a clock wrong, or the message older than RETENTION?", is_alarm=True
+            "The time in its id is outside of what is kept: is a clock wrong, or the message older than RETENTION?", is_alert=True
         )
     if found is None:
-        return _unknown("Its message row was there a moment ago, and is not now.", is_alarm=True)
+        return _unknown("Its message row existed a moment ago, and is gone now.", is_alert=True)
     return _judge_half_first(found, half)
 
 
 def _judge_half_first(found: HalfFirstStep, half: Half) -> Answer:
     if found.is_tombstone:
-        return _rollback("Its transaction has not committed, and cannot any more: an earlier check-back saw to that.")
+        return _rollback("Its transaction has not committed, and cannot any more: an earlier check-back wrote its tombstone.")
     if found.batch is None:
-        return _unknown("Its message row is there, and no batch of one holds it.", is_alarm=True)
+        return _unknown("Its message row exists, but no batch of one holds it.", is_alert=True)
     named = f"Batch {found.batch}"
     if found.attempt != 1 or found.state not in (State.PREPARED, State.SENT):
         return _rollback(f"{named} is sent again, or was given up: another half message carries it, if any.")
@@ -183,16 +183,16 @@ def _judge_half_first(found: HalfFirstStep, half: Half) -> Answer:
 
 def _by_function(half: Half) -> Answer:
     """
-    Ask the `@check_back` function of the half's topic: another producer sent the half.
+    Ask the `@check_back` function of the topic: another producer sent the half message.
 
-    It uses Django's connections. One that was left in a transaction would show it what was true when that began, and keep what it
-    writes to itself.
+    The function uses Django's connections. A connection that was left inside a transaction would show it outdated data, and would
+    not commit what it writes.
     """
     function = resolver_of(half.topic)
     if function is None:
         return _unknown(
-            f"The half carries no token, and topic {half.topic!r} has no @check_back function. Write one.",
-            is_alarm=True,
+            f"The half message has no token, and topic {half.topic!r} has no @check_back function. Write one.",
+            is_alert=True,
         )
     close_all_broken()
     try:
@@ -207,21 +207,21 @@ def _by_function(half: Half) -> Answer:
         return _unknown(f"The @check_back function raised {type(error).__name__}.")
     if broken := close_all_broken():
         return _unknown(
-            f"The @check_back function of topic {half.topic!r} left a transaction of {', '.join(broken)} open, which was undone.",
-            is_alarm=True,
+            f"The @check_back function of topic {half.topic!r} left a transaction of {', '.join(broken)} open: rolled back.",
+            is_alert=True,
         )
     if not isinstance(resolution, Resolution):
         return _unknown(
             f"The @check_back function of topic {half.topic!r} returned {resolution!r}, not COMMIT, ROLLBACK or UNKNOWN.",
-            is_alarm=True,
+            is_alert=True,
         )
     return Answer(resolution, f"The @check_back function of topic {half.topic!r} says so.")
 
 
 def _commit(reason: str, *, is_being_ended: bool) -> Answer:
-    """Answer COMMIT, but not beside a commit that may be under way: the two could make two copies."""
+    """Answer COMMIT, or UNKNOWN while a commit may be in progress: the two together could make two copies."""
     if is_being_ended:
-        return _unknown(f"{reason} Its commit may be under way.")
+        return _unknown(f"{reason} Its commit may be in progress.")
     return Answer(COMMIT, reason)
 
 
@@ -229,5 +229,5 @@ def _rollback(reason: str) -> Answer:
     return Answer(ROLLBACK, reason)
 
 
-def _unknown(reason: str, *, is_alarm: bool = False) -> Answer:
-    return Answer(UNKNOWN, reason, is_alarm=is_alarm)
+def _unknown(reason: str, *, is_alert: bool = False) -> Answer:
+    return Answer(UNKNOWN, reason, is_alert=is_alert)

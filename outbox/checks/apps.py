@@ -13,9 +13,9 @@ from outbox.conf.apps import PIPELINE, add_app, is_pipeline_missing
 
 def check_broker_apps(**kwargs: Any) -> list[CheckMessage]:
     """
-    E042: A topic's broker keeps its messages in tables of an app that is not in `INSTALLED_APPS`.
+    E042: A topic's broker, or `OUTBOX["PIPELINE"]`, needs an app that is not in `INSTALLED_APPS`.
 
-    Add the line that the hint shows, and run `manage.py migrate`.
+    Add the line that the hint shows and run `manage.py migrate`, or remove the setting.
     """
     missing: dict[tuple[str, str], list[str]] = {}
     for name, topic, broker in known_topics():
@@ -33,12 +33,8 @@ def check_broker_apps(**kwargs: Any) -> list[CheckMessage]:
 
 
 def check_pipeline_app(**kwargs: Any) -> list[CheckMessage]:
-    """
-    E043: `OUTBOX["PIPELINE"]` is set, and the app that reads it, `outbox.pipeline`, is not in `INSTALLED_APPS`.
-
-    Add the line that the hint shows and run `manage.py migrate`, or remove the setting.
-    """
+    """Report under E042 that nothing reads `OUTBOX["PIPELINE"]`."""
     if not is_pipeline_missing(known_settings()):
         return []
     text = f'OUTBOX["PIPELINE"] is set, and nothing reads it: the app {PIPELINE} is not in INSTALLED_APPS.'
-    return [Error(text, hint=f"{add_app(PIPELINE)} Then run manage.py migrate. Or remove the setting.", id="outbox.E043")]
+    return [Error(text, hint=f"{add_app(PIPELINE)} Then run manage.py migrate. Or remove the setting.", id="outbox.E042")]

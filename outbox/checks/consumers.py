@@ -42,7 +42,7 @@ def check_databases(**kwargs: Any) -> list[CheckMessage]:
         if one.using not in connections.settings:
             known = ", ".join(sorted(connections.settings))
             text = f"{one.name} writes to the database {one.using!r}, which is not in DATABASES."
-            found.append(Error(text, hint=f"Known are {known}.", id="outbox.E017"))
+            found.append(Error(text, hint=f"Choices are: {known}.", id="outbox.E017"))
         elif connections[one.using].vendor == "postgresql" and not database.is_outbox_database(one.using):
             found.append(
                 Error(

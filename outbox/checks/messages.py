@@ -11,7 +11,7 @@ from django.core.checks import Warning as Caution
 
 from outbox import conf
 from outbox.errors import ConfigurationError, UnknownTopic
-from outbox.half_first import objection
+from outbox.half_first import topic_problem
 from outbox.message import Message, TopicType, message_types
 from outbox.publishing.build import built_types
 
@@ -155,11 +155,11 @@ def _foreign_types(node: object, seen: set[type]) -> Iterator[type]:
 
 def _problems_of_half_first(name: str, kind: type[Message]) -> Iterator[CheckMessage]:
     try:
-        wrong = objection(kind._meta.topic) if kind._meta.topic else None
+        problem = topic_problem(kind._meta.topic) if kind._meta.topic else None
     except (UnknownTopic, ConfigurationError):  # E001, E003 or E006 has said it
         return
-    if wrong:
-        text, _, hint = wrong.partition(". ")
+    if problem:
+        text, _, hint = problem.partition(". ")
         text = f"{name} builds {kind.__name__} to go half first, and {text}."
         yield Error(text, hint=f"{hint}, or publish() the message in the transaction.", id="outbox.E035")
 

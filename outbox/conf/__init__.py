@@ -1,8 +1,8 @@
 """
-The one settings object: `OUTBOX` in Django's settings, typed, frozen, read at use.
+`OUTBOX` of Django's settings as one typed, frozen object, read when it is used.
 
-`settings()` gives it; it is read again after `setting_changed`, so `override_settings` works. `conf.sections` has every name
-with its type, default and unit.
+`settings()` returns it. It is read again after the signal `setting_changed`, so that `override_settings` works. `conf.sections`
+has every setting with its type, default and unit.
 """
 
 from __future__ import annotations
@@ -52,7 +52,12 @@ RETRY_DELAYS = tuple(
 
 @cache
 def settings() -> Settings:
-    """Return the settings as they are now. Raises ConfigurationError as `read` does."""
+    """
+    Return the current settings.
+
+    Raises:
+        ConfigurationError: as `read`.
+    """
     found = read(getattr(django_settings, "OUTBOX", {}))
     return _change(found) if _change else found
 
@@ -124,7 +129,7 @@ def topics_of(alias: str) -> list[TopicSpec]:
 
 
 def make_broker(alias: str) -> Broker:
-    """Create a broker from settings: a new one at each call, for the process and thread that uses it."""
+    """Create a broker from settings. Each process and thread needs one of its own."""
     return broker_class(alias)(alias, settings().brokers[alias].options, topics_of(alias))
 
 
@@ -133,7 +138,7 @@ _change: Callable[[Settings], Settings] | None = None
 
 @contextmanager
 def changed(change: Callable[[Settings], Settings]) -> Iterator[None]:
-    """Pass all settings through a function, for as long as a test lasts, whatever it does to Django's meanwhile."""
+    """Pass all settings through a function inside the block, even where a test changes Django's settings meanwhile."""
     global _change
     before, _change = _change, change
     forget()
@@ -145,7 +150,7 @@ def changed(change: Callable[[Settings], Settings]) -> Iterator[None]:
 
 
 def forget() -> None:
-    """Read the settings again at their next use."""
+    """Drop the cached settings; they are read again at their next use."""
     settings.cache_clear()
     _topic_settings.cache_clear()
     broker_class.cache_clear()

@@ -1,4 +1,4 @@
-"""The Django apps that settings need beside the core."""
+"""The Django apps that some settings need in INSTALLED_APPS."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ PIPELINE = "outbox.pipeline"  # reads `OUTBOX["PIPELINE"]`
 
 
 def is_pipeline_missing(settings: Settings) -> bool:
-    """Return whether settings are for the pipeline, and its app is not installed."""
+    """Return whether there are settings for the pipeline, but its app is not installed."""
     return bool(settings.pipeline) and not apps.is_installed(PIPELINE)
 
 
 def add_app(app: str) -> str:
-    """Return the sentence with the line that installs an app."""
+    """Return the sentence that says how to install an app."""
     return f'Add to the settings: INSTALLED_APPS += ["{app}"].'

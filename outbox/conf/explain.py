@@ -1,4 +1,4 @@
-"""What is wrong with a dict of settings, in the words of who wrote it: `OUTBOX["RELAY"]["LEASE"]`, not `$.RELAY.LEASE`."""
+"""Validation errors of settings, in the terms of the settings file: `OUTBOX["RELAY"]["LEASE"]`, not `$.RELAY.LEASE`."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ _NAMES = {"`object`": "a dict", "`array`": "a list", "`duration`": "a duration",
 
 def explain(text: str, raw: Any, kind: type[Section], place: str) -> str:
     """
-    Return in one sentence what msgspec found in a dict, and in another what to write.
+    Return a sentence that says what is wrong in a dict, followed by one that says what to write.
 
     Args:
-        text: the ValidationError's.
-        kind: what the dict was to be.
-        place: how the dict is called.
+        text: the text of msgspec's ValidationError.
+        kind: the type that the dict was converted to.
+        place: the name of the dict in the sentence.
     """
     what = _PLACE.sub("", text)
     where, hint = _walk(_PLACE.search(text), raw, kind, place)
@@ -33,14 +33,14 @@ def explain(text: str, raw: Any, kind: type[Section], place: str) -> str:
     if "unknown field" in what and section is not None:
         return _explain_unknown(what.split("`")[1], where, section, kind, place)
     if "missing required field" in what:
-        return f"{where} lacks {what.split('`')[1]}."
+        return f"{where} has no {what.split('`')[1]}, which is required."
     for name, plain in _NAMES.items():
         what = what.replace(name, plain)
     return f"{where} has a wrong value: {what}.{_advice(what, hint)}"
 
 
 def _walk(found: re.Match[str] | None, raw: Any, hint: Any, where: str) -> tuple[str, Any]:
-    """Follow msgspec's path; return how the place is called, and the type it must be of."""
+    """Follow msgspec's path; return the name of the setting, and its type."""
     for name, place in _STEP.findall(found[1]) if found else ():
         if name:
             hint = get_type_hints(_section_of(hint), include_extras=True)[name.lower()]
@@ -61,7 +61,7 @@ def _fits(value: object, hint: Any) -> bool:
 
 
 def _section_of(hint: Any) -> type[Section] | None:
-    """Return the section that a type is, or is beside None."""
+    """Return the section in a type: the type itself, or the part of an optional one."""
     for one in (hint, *get_args(hint)):
         if inspect.isclass(one) and issubclass(one, Section):
             return one
@@ -77,12 +77,12 @@ def _explain_unknown(unknown: str, where: str, section: type[Section], root: typ
     if close := difflib.get_close_matches(unknown.upper(), _names(section), n=1, cutoff=0.75):
         return f"{text} Did you mean {close[0]}?"
     if homes := [home for home, inner in _sections(root, place) if unknown in _names(inner)]:
-        return f"{text} Its place is {' or '.join(homes)}."
-    return f"{text} Known are {', '.join(_names(section))}."
+        return f"{text} It belongs in {' or '.join(homes)}."
+    return f"{text} Choices are: {', '.join(_names(section))}."
 
 
 def _sections(kind: type[Section], place: str) -> Iterator[tuple[str, type[Section]]]:
-    """Return each section below one, with how it is called."""
+    """Return a section and those below it, each with its name."""
     yield place, kind
     for name, hint in get_type_hints(kind).items():
         if (inner := _section_of(hint)) is not None:
@@ -97,4 +97,4 @@ def _advice(what: str, hint: Any) -> str:
     for one in (hint, *get_args(hint)):
         if inspect.isclass(one) and issubclass(one, enum.Enum):
             known = tuple(map(str, one))
-    return f" It is one of {', '.join(map(repr, known))}." if known else ""
+    return f" Choices are: {', '.join(map(repr, known))}." if known else ""

@@ -1,4 +1,4 @@
-"""From the dict `OUTBOX` to settings, or to an error that names the place."""
+"""Conversion of the dict `OUTBOX` to typed settings, with errors that name the setting."""
 
 from __future__ import annotations
 
@@ -13,18 +13,15 @@ from outbox.errors import ConfigurationError
 from outbox.message import prepare
 
 MAY_BE_ZERO = frozenset({"sweep_age", "wait"})
-"""Durations that may be 0; every other one must be greater."""
-
-LIMITS = {"retry_base": "retry_limit", "breaker_base": "breaker_limit", "idle_wait_min": "idle_wait_max"}
-"""Durations that grow, each with the one it never exceeds."""
+"""Durations that may be 0; all others must be greater."""
 
 
 def read(raw: object) -> Settings:
     """
-    Turn the `OUTBOX` dict into settings.
+    Turn the dict `OUTBOX` into settings.
 
     Raises:
-        ConfigurationError: a name is unknown, or a value is wrong; the text names the place.
+        ConfigurationError: a name is unknown, or a value is wrong; the text names the setting.
     """
     found = read_section(raw, Settings, "OUTBOX")
     for name, topic in found.topics.items():
@@ -41,13 +38,13 @@ S = TypeVar("S", bound=Section)
 
 def read_section(raw: object, kind: type[S], place: str) -> S:
     """
-    Turn a dict into a section, for the whole of `OUTBOX` and for what an app has in it.
+    Turn a dict into a section, which is the whole of `OUTBOX` or the part of it that an app reads.
 
     Args:
-        place: how an error names the dict.
+        place: the name of the dict in errors.
 
     Raises:
-        ConfigurationError: a name is unknown, or a value is wrong; the text names the place.
+        ConfigurationError: a name is unknown, or a value is wrong; the text names the setting.
     """
     prepare(kind)
     try:
@@ -59,17 +56,11 @@ def read_section(raw: object, kind: type[S], place: str) -> S:
 
 
 def _require_durations(section: Section, place: str) -> None:
-    """Raise ConfigurationError for a duration of zero or less, and for one beyond its limit."""
+    """Raise ConfigurationError for a duration of zero or less."""
     durations = {name: value for name in section.__struct_fields__ if isinstance(value := getattr(section, name), timedelta)}
     for name, value in durations.items():
         if value < timedelta() or (not value and name not in MAY_BE_ZERO):
             raise ConfigurationError(f'{place}["{name.upper()}"] is {value}; it must be greater than zero.')
-    for name, limit in LIMITS.items():
-        if name in durations and durations[name] > durations[limit]:
-            raise ConfigurationError(
-                f'{place}["{name.upper()}"] is {durations[name]}, longer than its limit, '
-                f'{place}["{limit.upper()}"] of {durations[limit]}. Lower the one or raise the other.'
-            )
     for name in section.__struct_fields__:
         inner = getattr(section, name)
         for key, entry in inner.items() if isinstance(inner, dict) else [(None, inner)]:

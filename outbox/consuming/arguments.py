@@ -1,4 +1,4 @@
-"""What `@consumer` takes: its types, for type checkers, and what contradicts itself."""
+"""The arguments of `@consumer`: their types, for type checkers, and their validation."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from outbox.consuming.retry import Retry
 from outbox.errors import ConfigurationError
 from outbox.message import Message
 
-Handler = Callable[[Any, Any], object]  # message and context; two lists where it takes many
+Handler = Callable[[Any, Any], object]  # message and context; two lists with batch_size
 OnDead = Literal["block", "skip"]
-MOST_AT_ONCE = 500  # each message is a lock while its transaction lasts: locks.md
+MOST_AT_ONCE = 500  # each message holds a lock until its transaction ends: locks.md
 
 M = TypeVar("M", contravariant=True)
 C = TypeVar("C", contravariant=True)
@@ -23,7 +23,7 @@ Result = TypeVar("Result")
 
 
 class Options(TypedDict, total=False):
-    """The options that say nothing of what the handler is called with."""
+    """The options that do not change the handler's signature."""
 
     retry: Retry
     ordered: bool
@@ -35,13 +35,13 @@ class Options(TypedDict, total=False):
 
 
 class HandlerClass(Protocol[M, C]):
-    """A handler that is a class."""
+    """A class used as a handler."""
 
     def handle(self, message: M, context: C, /) -> object: ...
 
 
 class Decorator(Protocol[T, U]):
-    """Takes what is called with a T (message, or list of messages) and a U (context, or list of contexts)."""
+    """Decorates a callable of a T (message, or list of messages) and a U (context, or list of contexts)."""
 
     @overload
     def __call__(self, target: type[HandlerClass[T, U]], /) -> Any: ...
@@ -51,18 +51,18 @@ class Decorator(Protocol[T, U]):
 
 def check_limits(time_limit: timedelta | None, batch_size: int | None, *, ordered: bool) -> None:
     if time_limit is not None and not (isinstance(time_limit, timedelta) and time_limit > timedelta(0)):
-        raise ConfigurationError(f"time_limit is a timedelta greater than zero, not {time_limit!r}; leave it out for no limit.")
+        raise ConfigurationError(f"time_limit must be a timedelta above zero, not {time_limit!r}; omit it for none.")
     if batch_size is not None and not (isinstance(batch_size, int) and 2 <= batch_size <= MOST_AT_ONCE):
-        raise ConfigurationError(f"batch_size is 2 to {MOST_AT_ONCE}, not {batch_size!r}; leave it out for one after the other.")
+        raise ConfigurationError(f"batch_size must be 2 to {MOST_AT_ONCE}, not {batch_size!r}; omit it for one at a time.")
     if batch_size is not None and ordered:
-        raise ConfigurationError("ordered=True hands out one message of a key after the other; leave batch_size out.")
+        raise ConfigurationError("ordered=True delivers one message of a key at a time; omit batch_size.")
 
 
 def check_policies(retry: object, dedupe: object) -> None:
     if not isinstance(retry, Retry):
-        raise ConfigurationError(f"retry is a policy, such as Retry(limit=3), not {retry!r}.")
+        raise ConfigurationError(f"retry must be a policy, such as Retry(limit=3), not {retry!r}.")
     if dedupe is not None and not callable(dedupe):
-        raise ConfigurationError(f"dedupe is a function of the message, such as lambda message: message.id, not {dedupe!r}.")
+        raise ConfigurationError(f"dedupe must be a function of the message, such as lambda message: message.id, not {dedupe!r}.")
 
 
 def check_arguments(types: tuple[Any, ...], group: str, topic: str, tags: Collection[str] | None, on_dead: str) -> None:
@@ -70,7 +70,7 @@ def check_arguments(types: tuple[Any, ...], group: str, topic: str, tags: Collec
         if not (isinstance(type_, type) and issubclass(type_, Message)):
             raise ConfigurationError(f"@consumer takes message types, not {type_!r}: @consumer(OrderPlaced, group=…).")
         if not type_._meta.topic:
-            raise ConfigurationError(f"{type_.__name__} names no topic. Add `topic` to its class Meta.")
+            raise ConfigurationError(f"{type_.__name__} has no topic. Add `topic` to its class Meta.")
     if not (group and isinstance(group, str)):
         raise ConfigurationError('@consumer needs the name of a group: @consumer(OrderPlaced, group="cart").')
     if bool(types) == bool(topic):
@@ -79,9 +79,9 @@ def check_arguments(types: tuple[Any, ...], group: str, topic: str, tags: Collec
             '@consumer(topic="orders", group="cart").'
         )
     if on_dead not in get_args(OnDead):
-        raise ConfigurationError(f'on_dead is "block" or "skip", not {on_dead!r}.')
+        raise ConfigurationError(f'on_dead must be "block" or "skip", not {on_dead!r}.')
     if isinstance(tags, str) or (tags is not None and not tags):
-        raise ConfigurationError(f'tags is a set of texts, such as {{"placed"}}, not {tags!r}; leave it out for all tags.')
+        raise ConfigurationError(f'tags must be a set of strings, such as {{"placed"}}, not {tags!r}; omit it for all tags.')
 
 
 def handler_of(target: Callable[..., Any]) -> Handler:

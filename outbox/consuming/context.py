@@ -1,4 +1,4 @@
-"""What a handler is told beside the message."""
+"""The context that a handler receives with a message."""
 
 from __future__ import annotations
 
@@ -10,16 +10,16 @@ from datetime import datetime
 @dataclass(frozen=True, slots=True)
 class Context:
     """
-    What a handler is told beside the message.
+    The context that a handler receives with a message.
 
     Args:
-        attempt: which delivery to the group this is, from 1. Deployments and outages make deliveries, too.
+        attempt: the number of this delivery to the group, from 1. Deployments and outages cause deliveries too.
         failures: how often the handler has failed with the message before.
-        idempotency_key: the same at each delivery of the message to the group: hand it to services outside the
-            database, so that they act once.
-        source, lane, number: the message's place among those of one relay, gap-free per source, topic and lane; the
-            numbers are None where it carries none.
-        stored_at: when the broker made the message visible, where it says so.
+        idempotency_key: the same for each delivery of the message to the group. Pass it to services outside the database, so
+            that they act once.
+        source, lane, number: the position of the message among those of one relay, gap-free per source, topic and lane; lane and
+            number are None for messages of other producers.
+        stored_at: when the broker made the message visible; None where the broker does not say.
     """
 
     message_id: str

@@ -1,4 +1,4 @@
-"""Handlers that are coroutine functions, driven by the worker's thread."""
+"""Handlers that are coroutine functions, run by the worker's thread."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ CANCEL_SECONDS = 5.0
 
 
 def driven(handler: Callable[[Any, Any], Any], limit: timedelta | None) -> Callable[[Any, Any], object]:
-    """Return a function that drives a coroutine function, which is broken off where it awaits at its time limit."""
+    """Return a plain function that runs a coroutine function, and cancels it at its time limit."""
 
     async def run(message: Any, context: Any) -> object:
         try:
@@ -32,14 +32,14 @@ def driven(handler: Callable[[Any, Any], Any], limit: timedelta | None) -> Calla
         try:
             return async_to_sync(running.run)(run(message, context))
         except BaseException:
-            running.cancel()  # where only this thread's wait was broken off
+            running.cancel()  # where only this thread's wait was interrupted
             raise
 
     return drive
 
 
 class _Running:
-    """A coroutine that a loop of another thread runs."""
+    """A coroutine that runs in the event loop of another thread."""
 
     def __init__(self) -> None:
         self._task: asyncio.Task[object] | None = None
@@ -53,7 +53,7 @@ class _Running:
             self._is_over.set()
 
     def cancel(self) -> None:
-        """Cancel it where it has not ended, and wait a moment for its end."""
+        """Cancel the coroutine if it has not ended, and wait a moment for its end."""
         if self._task is not None and not self._is_over.is_set():
             self._task.get_loop().call_soon_threadsafe(self._task.cancel)
             self._is_over.wait(CANCEL_SECONDS)

@@ -1,4 +1,4 @@
-"""Dead letters of the project's consumer groups: read from their brokers, delivered again or discarded by a person."""
+"""Dead letters of the project's consumer groups: read from their brokers, replayed or discarded by an operator."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class Letter:
     A dead letter and the broker that keeps it.
 
     Args:
-        last: the group's last try of it that is on record; None: there is none.
+        last: the group's last recorded try; None where none is recorded.
     """
 
     broker: str
@@ -38,7 +38,7 @@ class Letter:
 
     @property
     def name(self) -> str:
-        """What finds it again, in one text."""
+        """A string that identifies the letter."""
         return json.dumps([self.broker, self.letter.group, self.letter.id, self.letter.message_id])
 
     @property
@@ -50,11 +50,11 @@ class Letter:
 @dataclass(slots=True)
 class Letters:
     """
-    What the groups gave up, oldest first.
+    The dead letters of the groups, oldest first.
 
     Args:
-        cut: groups of which only the oldest `READ_AT_ONCE` were read.
-        troubles: why those of a group are not here.
+        cut: groups of which only the oldest `READ_AT_ONCE` letters were read.
+        troubles: why the letters of a group could not be read.
     """
 
     found: list[Letter] = field(default_factory=list)
@@ -75,7 +75,7 @@ class LetterGroup:
     count: int = 0
 
 
-NO_RECORD = "Given up by the broker itself; no try that failed is on record here."
+NO_RECORD = "Given up by the broker itself; no failed try is recorded here."
 
 
 def read_letters() -> Letters:
@@ -89,7 +89,7 @@ def read_letters() -> Letters:
 
 
 def group_letters(letters: Iterable[Letter]) -> list[LetterGroup]:
-    """Put those together that look alike, of one group and topic; the most frequent first."""
+    """Group letters by group, topic and similar errors, the most frequent first."""
     found: dict[tuple[str, str, str], LetterGroup] = {}
     for one in letters:
         letter, key = one.letter, (one.letter.group, one.letter.topic, one.fingerprint)
@@ -101,18 +101,18 @@ def group_letters(letters: Iterable[Letter]) -> list[LetterGroup]:
 
 def settle_letters(letters: Iterable[Letter], *, by: str, reason: str = "", discard: bool = False) -> Iterator[Letter]:
     """
-    Deliver dead letters to their groups again, or discard them; return those for which it was done.
+    Replay or discard dead letters, one after the other; yield each letter that was settled.
 
-    One after the other: what is not returned was settled by somebody else before. What is delivered again begins anew: nothing
-    is counted of what its handler did before. Each act is written down before it is done, so call this outside of a transaction.
+    A letter that is not yielded was settled by another process before. The failures of a replayed message are counted from zero.
+    Each act is recorded before it is done, so call this outside a transaction.
 
     Args:
-        letters: as `read_letters` returned them.
-        by: who does it: a user's name, or a command and who ran it.
-        reason: why, in that person's words.
+        letters: from `read_letters`.
+        by: who does it: a user name, or a command and the user who ran it.
+        reason: why, in the operator's words.
 
     Raises:
-        BrokerUnavailable: a broker is out of reach; those returned so far are settled.
+        BrokerUnavailable: a broker cannot be reached; the letters yielded so far are settled.
     """
     act = LetterAct.DISCARD_ASKED if discard else LetterAct.REPLAY_ASKED
     by_broker: dict[str, list[Letter]] = {}
@@ -151,7 +151,7 @@ def _read(letters: Letters, group: Group, alias: str) -> None:
 
 
 def _with_tries(group: Group, alias: str, found: list[DeadLetter]) -> Iterator[Letter]:
-    """Yield letters with their last try on record, and with its reason where the broker keeps none."""
+    """Yield letters with their last recorded try, and with its reason where the broker keeps none."""
     rows = FailedDelivery.objects.using(group.using).filter(
         consumer_group=group.name,
         message_id__in=[uuid_of(letter.message_id) for letter in found],

@@ -1,4 +1,4 @@
-"""A delivery as the books name it: the message's id as a UUID, and its number."""
+"""A delivery in the form of the tables: the message id as a UUID, and its number."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from outbox.message import Header
 @dataclass(frozen=True, slots=True)
 class DeliveryInfo:
     """
-    What inbox, failures and duplicates write down about a delivery.
+    The columns about a delivery in the tables of the inbox, failures and duplicates.
 
     Args:
-        message_id: as a UUID; another producer's id, any text, becomes one made from that text.
-        lane, number: None where the message carries no number.
+        message_id: a UUID; the id of another producer, which may be any text, is hashed to one.
+        lane, number: None where the message has no number.
     """
 
     group: str
@@ -45,15 +45,20 @@ class DeliveryInfo:
         )
 
     def as_parameters(self) -> dict[str, Any]:
-        """Return the parameters of statements that write about the delivery."""
-        return {name: getattr(self, name) for name in _PARAMETERS}
-
-
-_PARAMETERS = ("group", "topic", "message_id", "nth", "source", "lane", "number")
+        """Return the parameters for statements about the delivery."""
+        return {
+            "group": self.group,
+            "topic": self.topic,
+            "message_id": self.message_id,
+            "nth": self.nth,
+            "source": self.source,
+            "lane": self.lane,
+            "number": self.number,
+        }
 
 
 def context_of(delivery: Delivery, dedupe_key: str, failures: int) -> Context:
-    """Make the context that a handler gets."""
+    """Return the context for a handler."""
     lane, number = _number(delivery.headers)
     return Context(
         message_id=delivery.message_id,
@@ -73,7 +78,7 @@ def context_of(delivery: Delivery, dedupe_key: str, failures: int) -> Context:
 
 
 def fields_of(*deliveries: Delivery) -> dict[str, Any]:
-    """Return the fields of a log record about deliveries to one group, one at least."""
+    """Return the fields of a log record about one or more deliveries to a group."""
     one = deliveries[0]
     if len(deliveries) == 1:
         return log_fields(message_id=one.message_id, topic=one.topic, group=one.group, attempt=one.attempt)
@@ -84,12 +89,12 @@ def _number(headers: Mapping[str, str]) -> tuple[int, int] | tuple[None, None]:
     lane, number = headers.get(Header.LANE, ""), headers.get(Header.NUMBER, "")
     if not (lane.isdecimal() and number.isdecimal()):
         return None, None
-    is_storable = int(lane) < 2**15 and int(number) < 2**63  # another producer's may be anything
+    is_storable = int(lane) < 2**15 and int(number) < 2**63  # another producer's number may be anything
     return (int(lane), int(number)) if is_storable else (None, None)
 
 
 def uuid_of(message_id: str) -> UUID:
-    """Return a message's id as the tables have it."""
+    """Return a message id in the form of the tables."""
     try:
         return UUID(message_id)
     except ValueError:

@@ -1,4 +1,4 @@
-"""What is written down about a try that failed."""
+"""Records of failed tries."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ _NOT_THE_USERS = tuple(
 
 
 def record(arrival: DeliveryInfo, outcome: str, error: BaseException, using: str) -> None:
-    """Write down a try that failed, in the caller's transaction."""
+    """Record a failed try, in the caller's transaction."""
     FailedDelivery.objects.using(using).create(
         consumer_group=arrival.group,
         message_id=arrival.message_id,
@@ -51,12 +51,12 @@ def record(arrival: DeliveryInfo, outcome: str, error: BaseException, using: str
     )
 
 
-_met: dict[str, None] = {}  # fingerprints, the last one met at the end
+_met: dict[str, None] = {}  # fingerprints, the latest one last
 _meeting = threading.Lock()
 
 
 def is_new(error: BaseException) -> bool:
-    """Return whether no error that looks alike was met by this process yet, of the last thousand."""
+    """Return whether this process has not seen a similar error among its last thousand."""
     looks = fingerprint(error)
     with _meeting:
         was_met = looks in _met
@@ -68,7 +68,7 @@ def is_new(error: BaseException) -> bool:
 
 
 def text_of(error: BaseException) -> str:
-    """Return an error's text, as PostgreSQL can store it; where the error cannot say it, that it cannot."""
+    """Return an error's text in a form that PostgreSQL can store; a note where its `__str__` raises."""
     return storable(_raw_text(error))
 
 
@@ -80,13 +80,13 @@ def _raw_text(error: BaseException) -> str:
 
 
 def describe(error: BaseException) -> str:
-    """Return an error as an operator reads it: its type, then its text."""
+    """Return an error for operators: its type, then its text."""
     text = text_of(error)
     return f"{type(error).__name__}: {text}" if text else type(error).__name__
 
 
 def fingerprint(error: BaseException) -> str:
-    """Return a text that is equal for errors that look alike: type, where in the user's code, words without numbers."""
+    """Return a string that is equal for similar errors: type, place in the user's code, text without numbers."""
     words = without_numbers(_raw_text(error))
     return storable(f"{type(error).__name__} in {_place(error.__traceback__)}: {words}")[:MAX_FINGERPRINT_CHARACTERS]
 
@@ -100,7 +100,7 @@ def without_numbers(text: str) -> str:
 
 
 def _place(trace: TracebackType | None) -> str:
-    """Name the innermost function of the user's code, without its line, which the next edit moves."""
+    """Return the innermost function of the user's code, without its line number, which changes with each edit."""
     frames = [frame for frame, _ in traceback.walk_tb(trace)]
     own = [frame for frame in frames if not frame.f_code.co_filename.startswith(_NOT_THE_USERS)]
     if not frames:
@@ -110,5 +110,5 @@ def _place(trace: TracebackType | None) -> str:
 
 
 def storable(text: str) -> str:
-    """Spell out what PostgreSQL's text cannot hold: NUL, and halves of characters."""
+    """Escape what PostgreSQL's text cannot hold: NUL, and lone surrogates."""
     return text.encode(errors="backslashreplace").decode().replace("\x00", "\\x00")

@@ -1,14 +1,14 @@
 """
-Gaps: numbers of a lane that did not reach a group, though later ones did, longer ago than the settle time.
+Gaps: numbers of a lane that have not reached a group, although later ones did longer ago than the settle time.
 
-A relay numbers what it sends gap-free per (source, topic, lane), and each delivery leaves its number in the inbox, or
-beside its failure while it is retried or a dead letter. A number in neither was lost on the way, unless the outbox itself
-explains it: its message is not sent yet, was given up, or was skipped by an operator. That is looked up where the outbox is
-in the same database as the inbox. Nor is it lost while the broker still has it for the group: without a key a later message may
-come long before an earlier one, where a backlog is worked off.
+A relay numbers messages gap-free per (source, topic, lane). Each delivery leaves its number in the inbox, or in the table of
+failures while it is retried or a dead letter. A number in neither table was lost, unless the outbox explains it: its message is
+not sent yet, was given up, or was skipped by an operator. This is looked up where the outbox is in the same database as the
+inbox. A number is not lost either while the broker still has its message for the group: without keys, a later message may arrive
+long before an earlier one while a backlog is worked off.
 
-A gap is closed when its numbers came after all or were explained. What follows the last number that came is nobody's gap
-yet; the audit over the full history sees that.
+A gap is closed when its numbers have arrived or were explained. Numbers after the last one that arrived are not a gap yet; the
+audit of the full history finds those.
 """
 
 from __future__ import annotations
@@ -35,9 +35,9 @@ from outbox.message import TopicType
 logger = get_logger(__name__)
 
 RECENT = 100_000
-"""So many of a lane's last numbers are looked at. More than that within the settle time is left to the audit."""
+"""The number of a lane's last numbers that are checked. More than that within the settle time is left to the audit."""
 
-# One process of a group looks, the others need not.
+# Only one process of a group looks for gaps at a time.
 LOOK_ALONE = f"SELECT pg_try_advisory_xact_lock({Lock.GAPS}, hashtext(%s))"
 
 # Compiling the statement takes longer than it runs.
@@ -134,9 +134,9 @@ CROSS JOIN unnest(b.message_ids) WITH ORDINALITY m (id, position)
 WHERE s.id = %(source)s AND b.first_seq + m.position - 1 BETWEEN %(first)s AND %(last)s LIMIT %(limit)s
 """
 
-LOOKED_UP = 100  # messages of a gap of which the broker is asked whether it has them
+LOOKED_UP = 100  # messages of a gap about which the broker is asked
 
-# Whether the number behind a gap came so lately that what is missing may be on its way.
+# Whether the number after a gap arrived so recently that the missing ones may still arrive.
 CAME_LATELY = """
 SELECT EXISTS (
     SELECT FROM outbox_inbox WHERE consumer_group = %s AND topic = %s AND source = %s AND lane = %s AND number = %s + 1
@@ -153,7 +153,7 @@ AND first_number = %(first)s
 
 @dataclass(frozen=True, slots=True)
 class Missing:
-    """Numbers first to last of a lane did not come."""
+    """The numbers `first` to `last` of a lane, which have not arrived."""
 
     topic: str
     source: str
@@ -163,16 +163,16 @@ class Missing:
 
 
 def watched_topics(group: Group) -> list[str]:
-    """Return the topics whose numbers a group sees without holes: all but those of type delay, where one comes in its time."""
+    """Return the topics whose numbers arrive without gaps: all but those of type delay, where messages arrive out of order."""
     return [topic for topic in group.topics if conf.topic_settings(topic).type is not TopicType.DELAY]
 
 
 def find_gaps(group: Group) -> list[Missing]:
     """
-    Record a group's gaps as they are now: new ones found, others made smaller or closed.
+    Find a group's gaps, and record the new, changed and closed ones.
 
     Returns:
-        Those that are new, or have changed. Empty as well while another process looks.
+        Gaps that are new or have changed. Also empty while another process looks for them.
     """
     settings = conf.settings()
     values: dict[str, Any] = {

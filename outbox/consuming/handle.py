@@ -1,4 +1,4 @@
-"""Deliveries, brought to their outcome in the database. What the broker hears of it is `worker.py`'s."""
+"""Handle deliveries: everything that happens in the database. `worker.py` settles them at the broker."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from outbox.consuming.context import Context
 from outbox.consuming.delivery_info import DeliveryInfo, context_of, fields_of
 from outbox.consuming.inbox import Claim, Entry
 from outbox.consuming.keeper import Keeper
-from outbox.consuming.outcome import BUSY, FOR_ANOTHER, Outcome, Result, causes, is_conflict, judge
+from outbox.consuming.outcome import BUSY, FOR_ANOTHER, HANDLED, Outcome, Result, causes, is_conflict, judge
 from outbox.consuming.read import find_consumer, read
 from outbox.consuming.register import Consumer, Group
 from outbox.consuming.suspects import alone
@@ -36,7 +36,7 @@ logger = get_logger(__name__)
 
 @dataclass(slots=True)
 class _Try:
-    """One try of one message, or of several at once. What stands here is known also where the try raises."""
+    """A try of one message, or of several at once. Its fields are also valid after an exception."""
 
     group: Group
     deliveries: Sequence[Delivery]
@@ -48,9 +48,9 @@ class _Try:
 
 def handle(group: Group, delivery: Delivery, keeper: Keeper | None = None) -> Result:
     """
-    Apply a message once: inbox row, the handler's writes and what it publishes commit together.
+    Handle a message once: inbox row, the handler's writes and the messages it publishes commit together.
 
-    Whatever the handler raises, and a message that cannot be read, is an outcome and does not raise.
+    Exceptions of the handler, and a message that cannot be decoded, result in an outcome; they are not raised.
     """
     if keeper is None:
         with closing(Keeper()) as own:
@@ -73,7 +73,7 @@ def handle(group: Group, delivery: Delivery, keeper: Keeper | None = None) -> Re
 
 def handle_together(group: Group, deliveries: Sequence[Delivery], keeper: Keeper) -> list[Result]:
     """
-    Apply first deliveries of one handler that takes several messages, in one transaction; one by one where that fails.
+    Handle first deliveries of a handler with a batch size in one transaction; each alone where that fails.
     """
     one = _Try(group, deliveries, keeper)
     try:
@@ -87,7 +87,7 @@ def handle_together(group: Group, deliveries: Sequence[Delivery], keeper: Keeper
         if results := _results_despite(one, error):
             return results
         logger.warning(
-            "Group %r failed with %s messages at once, and tries each alone: %s",
+            "Group %r failed with %s messages at once, and now tries each alone: %s",
             group.name,
             len(deliveries),
             failure.describe(error),
@@ -108,10 +108,10 @@ def _one_by_one(group: Group, deliveries: Sequence[Delivery], keeper: Keeper) ->
 
 
 def ignore(group: Group, deliveries: Sequence[Delivery]) -> list[Result]:
-    """Pass deliveries over that no live process of the group wants; hand back what another release of its code wants."""
+    """Ignore deliveries that no live process of the group wants; hand back those that another release of its code wants."""
     with outermost_transaction(group.using):
         wanted = wants.ignore(group, deliveries)
-    return [FOR_ANOTHER if place in wanted else Result(Outcome.PASSED_OVER) for place in range(len(deliveries))]
+    return [FOR_ANOTHER if place in wanted else Result(Outcome.IGNORED) for place in range(len(deliveries))]
 
 
 def _apply(one: _Try, consumer: Consumer) -> None:
@@ -138,8 +138,9 @@ def _apply(one: _Try, consumer: Consumer) -> None:
 
 def _apply_begun(one: _Try, consumer: Consumer, messages: list[Any], entries: list[Entry], *, failures: int) -> None:
     failpoint("consumer.before_handler")
+    connection = connections[consumer.using]
     with outermost_transaction(consumer.using):  # what returns is acknowledged
-        if len(connections[consumer.using].atomic_blocks) == 1:  # a test's own transaction is not committed
+        if len(connection.atomic_blocks) == 1:  # a test's own transaction is not committed
             transaction.on_commit(lambda: setattr(one, "is_committed", True), using=consumer.using)
         claims = _claim(entries, consumer.using)
         one.results = [
@@ -148,8 +149,7 @@ def _apply_begun(one: _Try, consumer: Consumer, messages: list[Any], entries: li
         mine = [place for place, claim in enumerate(claims) if claim is Claim.MINE]
         if mine:
             contexts = [context_of(one.deliveries[place], entries[place].key, failures) for place in mine]
-            at_work = one.keeper.handler_at_work(connections[consumer.using].connection, consumer)
-            with at_work, tracing.process(consumer.group, one.deliveries):
+            with one.keeper.handler_at_work(connection.connection, consumer), tracing.process(consumer.group, one.deliveries):
                 _call(consumer, [messages[place] for place in mine], contexts)
             _check_transaction(consumer)
         failpoint("consumer.after_handler")
@@ -169,24 +169,24 @@ def _claim(entries: list[Entry], using: str) -> list[Claim]:
 
 def _begin(one: _Try, consumer: Consumer, entry: Entry) -> tries.Begun | None:
     """
-    Write down that a message is tried once more. None: another process does so now.
+    Record the beginning of another try; return None where another process handles the message now.
 
     Raises:
-        NeverEnded: too many tries have begun and not ended.
+        NeverEnded: too many tries were begun and never ended.
     """
     with outermost_transaction(consumer.using):
         begun = tries.begin(entry.arrival, entry.key, one.keeper.worker, consumer.using)
     if begun is not None and begun.crashes >= tries.CRASH_LIMIT:
         raise NeverEnded(
-            f"begun {begun.crashes} times, never ended: {consumer.name} was handling the message when its process was killed or "
-            "froze, or has run beyond its time_limit"
+            f"begun {begun.crashes} times, never ended: the process was killed or froze while {consumer.name} handled the "
+            "message, or the handler ran beyond its time_limit"
         )
     return begun
 
 
 def _result_of(claim: Claim, entry: Entry, consumer: Consumer, worker: str) -> Result:
     if claim is Claim.MINE:
-        return Result(Outcome.HANDLED)
+        return HANDLED
     if claim is Claim.HANDLED:
         inbox.drop(entry, consumer.using)
         return Result(Outcome.DUPLICATE)
@@ -216,26 +216,26 @@ def _call(consumer: Consumer, messages: list[Any], contexts: list[Context]) -> N
     if inspect.iscoroutine(result):
         result.close()
         raise TypeError(
-            f"{consumer.name} returned a coroutine, and is not marked as a coroutine function: it was not awaited. Put "
-            "@consumer right above `async def`, or mark what wraps it by asgiref.sync.markcoroutinefunction()."
+            f"{consumer.name} returned a coroutine, but is not marked as a coroutine function, so it was not awaited. Put "
+            "@consumer right above `async def`, or mark the wrapper with asgiref.sync.markcoroutinefunction()."
         )
 
 
 def _check_transaction(consumer: Consumer) -> None:
-    """Raise where the commit would silently be a rollback, on Django's side or on PostgreSQL's."""
+    """Raise where the commit would silently be a rollback, in Django or in PostgreSQL."""
     connection = connections[consumer.using]
-    status = connection.connection.info.transaction_status if connection.connection else TransactionStatus.UNKNOWN
-    if connection.needs_rollback or status is not TransactionStatus.INTRANS:
+    status = connection.connection.pgconn.transaction_status if connection.connection else TransactionStatus.UNKNOWN
+    if connection.needs_rollback or status != TransactionStatus.INTRANS:
         error = BrokenTransaction if not connection.closed_in_transaction else ClosedByHandler
         raise error(
-            f"{consumer.name} returned with its transaction broken: it caught an error of the database, or of an atomic "
-            "block, that its transaction did not survive. Put the statement that may fail into an atomic() of its own "
-            "and catch the error outside that."
+            f"{consumer.name} returned with a broken transaction: it caught an error of the database, or of an atomic "
+            "block, that had aborted the transaction. Put the statement that may fail into an atomic() of its own, "
+            "and catch the error outside of it."
         )
 
 
 def _is_outage(error: BaseException, before: Any) -> bool:
-    """Return whether the database, not the handler, is to blame: the connection that was there before is gone."""
+    """Return whether the database caused an error, not the handler: the connection from before is closed."""
     if isinstance(error, ClosedByHandler):
         return False
     if before is None:  # it could not be opened, or was at its first statement
@@ -244,12 +244,12 @@ def _is_outage(error: BaseException, before: Any) -> bool:
 
 
 def _results_despite(one: _Try, error: BaseException) -> list[Result]:
-    """Return the results of a try that an error does not undo, or whose error is the end of the process; none: it has failed."""
+    """Return the results of a try that is committed despite an error, or interrupted by the end of the process; else none."""
     ends = is_end_of_process(error, is_asked=one.keeper.stop.is_set())
     if one.is_committed:
         ids = ", ".join(delivery.message_id for delivery in one.deliveries)
         logger.error(
-            "Handled, and what was to follow its commit failed: message %s.",
+            "Message %s was handled, but a callback after its commit failed.",
             ids,
             exc_info=error,
             extra=fields_of(*one.deliveries),
@@ -259,13 +259,13 @@ def _results_despite(one: _Try, error: BaseException) -> list[Result]:
 
 
 def _hand_back(one: _Try, error: BaseException) -> Result:
-    """Hand a delivery back that is not to blame; the worker ends."""
+    """Hand back deliveries that were interrupted by the end of the worker."""
     try:
         with outermost_transaction(one.group.using):
             for delivery in one.deliveries:
                 if delivery.attempt > 1:
                     tries.end(DeliveryInfo.of(delivery), one.keeper.worker, one.group.using)
     except Exception:
-        text = "Message %s: its end could not be written down."
+        text = "Message %s: the end of its try could not be recorded."
         logger.warning(text, one.deliveries[0].message_id, exc_info=True, extra=fields_of(one.deliveries[0]))
     return Result(Outcome.HANDED_BACK, ends_with=error)

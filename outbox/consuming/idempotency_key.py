@@ -1,5 +1,5 @@
 """
-Idempotence for effects outside the database: a token in Redis says that an effect was had, or is being had.
+Idempotence for effects outside the database: a key in Redis records that an effect has happened, or is in progress.
 
     once = RedisIdempotencyKey(redis.Redis.from_url(settings.REDIS_URL))
 
@@ -9,9 +9,9 @@ Idempotence for effects outside the database: a token in Redis says that an effe
             if is_first:
                 send_mail(...)
 
-Weaker than the inbox, whose row commits together with the effect. Who dies between the effect and the end of the block
-leaves a token that runs out, and the effect is had again; a Redis that forgets (no fsync, a failover, eviction) has it had
-again, too. Where the other side takes an idempotency key itself, give it `context.idempotency_key` and need no token.
+This is weaker than the inbox, whose row commits together with the effect. If a process dies between the effect and the end of
+the block, the key expires and the effect happens again. The same holds when Redis loses the key (no fsync, a failover, eviction).
+Where the other service accepts an idempotency key itself, pass it `context.idempotency_key` instead.
 """
 
 from __future__ import annotations
@@ -24,29 +24,29 @@ from typing import TYPE_CHECKING
 
 from outbox.errors import RetryLater
 
-if TYPE_CHECKING:  # the extra redis; whoever makes a token has it
+if TYPE_CHECKING:  # the extra redis; the caller passes a client in
     from redis import Redis
 
 DONE = "done"
 
-# Say that the effect was had, unless another took the token over, who is having it again. KEYS: token; ARGV: mine, ms.
+# Record that the effect has happened, unless another holder took the key over. KEYS: key; ARGV: my value, milliseconds.
 FINISH = """
 local held = redis.call('GET', KEYS[1])
 if held == false or held == ARGV[1] then redis.call('SET', KEYS[1], 'done', 'PX', ARGV[2]) return 1 end
 return 0
 """
 
-# Give the token up, if it is still mine.
+# Delete the key if it is still mine.
 RELEASE = "if redis.call('GET', KEYS[1]) == ARGV[1] then return redis.call('DEL', KEYS[1]) end return 0"
 
 
 class RedisIdempotencyKey:
     """
-    Has one of several holders do something; the others pass it by, once it is done.
+    Lets one of several processes have an effect; the others skip it once it is done.
 
     Args:
-        held: a holder that has died is waited for that long. Longer than the effect ever takes.
-        kept: a token of something done is remembered that long. Longer than a message may be redelivered.
+        held: after this time another process may take the key of one that has died. Must be longer than the effect takes.
+        kept: how long a finished effect is remembered. Must be longer than a message may be redelivered.
     """
 
     def __init__(
@@ -65,13 +65,13 @@ class RedisIdempotencyKey:
     @contextmanager
     def __call__(self, key: str) -> Iterator[bool]:
         """
-        Take a token; give whether the effect is the caller's to have. False: it was had.
+        Take a key; yield True if the caller has to do the work, False if it was done before.
 
-        An exception in the block gives the token up: the next delivery takes it.
+        An exception in the block deletes the key, so that the next delivery can take it.
 
         Raises:
-            RetryLater: another holds it. The message comes again, when that one is done or its time is over.
-            redis.RedisError: Redis cannot be asked; the message is retried.
+            RetryLater: another process holds the key. The message comes again when its time is over.
+            redis.RedisError: Redis cannot be reached; the message is retried.
         """
         name, mine = f"{self._prefix}{key}", uuid.uuid4().hex
         if not self._take(name, mine):
@@ -85,19 +85,19 @@ class RedisIdempotencyKey:
         self._client.eval(FINISH, 1, name, mine, _milliseconds(self._kept))
 
     def _take(self, name: str, mine: str) -> bool:
-        """Take the token (SET NX); False where the effect was had."""
+        """Take the key (SET NX); return False where the effect has happened."""
         if self._client.set(name, mine, nx=True, px=_milliseconds(self._held)):
             return True
         held = self._read(name)
-        if held == mine:  # the client repeated a SET whose answer was lost
+        if held == mine:  # the client repeated a SET whose reply was lost
             return True
         if held == DONE:
             return False
         left = timedelta(milliseconds=max(1, self._client.pttl(name)))
-        raise RetryLater(left, f"Token {name} is held by another, for {left.total_seconds():.1f} s at most.")
+        raise RetryLater(left, f"Key {name} is held by another process, for {left.total_seconds():.1f} s at most.")
 
     def _read(self, name: str) -> str | None:
-        """Read a token, whether the client decodes or not."""
+        """Return a key's value, whether the client decodes responses or not."""
         held = self._client.get(name)
         return held.decode() if isinstance(held, bytes) else held
 

@@ -1,9 +1,9 @@
 """
 The inbox: a group handles a message once.
 
-The row goes in first, in the handler's own transaction. Beside it stands an advisory lock, held as long as the transaction: a
-second delivery of the message that comes meanwhile finds it taken, waits for nobody and is tried later. Nor does the
-transaction of a process that is frozen last for ever.
+The row is inserted first, in the handler's own transaction, together with an advisory lock that is held until the transaction
+ends. A second delivery of the message in the meantime finds the lock taken; it does not wait, and is tried later. A timeout for
+idle transactions ends the one of a frozen process.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ import enum
 from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import timedelta
+from functools import cache
 from typing import Any, Self
 
 from django.db import connections
@@ -23,11 +24,11 @@ from outbox.database.locks import Lock
 from outbox.message import TopicType
 from outbox.models import Duplicate
 
-IDLE_SHARE = 0.75  # of INVISIBLE; a handler at work sends a statement in each quarter
+IDLE_SHARE = 0.75  # of INVISIBLE; the keeper sends a statement in each quarter
 
-# Nothing is written where the group has handled what the key stands for, or another process does so now, or works on the same
-# key of an ordered topic (`order`, NULL elsewhere). The transaction may be idle no longer than `idle`, unless the database's own
-# settings say how long.
+# Nothing is written where the group has handled the key, where another process handles it now, or where another process handles a
+# message with the same key of an ordered topic (`order`, NULL elsewhere). Sets the timeout of the idle transaction to `idle`,
+# unless the database has a setting for it.
 CLAIM = f"""
 WITH l AS MATERIALIZED (
     SELECT pg_try_advisory_xact_lock({Lock.INBOX}, hashtext(%(group)s::text || ' ' || %(key)s::text)) AS is_mine,
@@ -45,7 +46,7 @@ WITH l AS MATERIALIZED (
 SELECT is_mine, is_next, EXISTS (SELECT FROM i) FROM l
 """
 
-# The same of many messages on topics without order.
+# The same for many messages of topics without order.
 CLAIM_MANY = f"""
 WITH l AS MATERIALIZED (
     SELECT g.*, pg_try_advisory_xact_lock({Lock.INBOX}, hashtext(%(group)s::text || ' ' || key)) AS is_mine
@@ -65,7 +66,7 @@ SELECT is_mine, i.message_id IS NOT NULL
 FROM t, l LEFT JOIN i ON i.dedupe_key = l.key AND i.message_id = l.message_id ORDER BY place
 """
 
-# Another message was handled under the same dedupe key: write down that this one's number came, too.
+# Another message was handled under the same dedupe key: record that the number of this one has arrived too.
 ARRIVED_TOO = """
 INSERT INTO outbox_inbox (consumer_group, dedupe_key, message_id, source, topic, lane, number)
 SELECT %(group)s, %(message_id)s::text, %(message_id)s, %(source)s, %(topic)s, %(lane)s::smallint, %(number)s::bigint
@@ -78,7 +79,7 @@ ON CONFLICT (consumer_group, dedupe_key) DO NOTHING
 
 
 class Claim(enum.Enum):
-    """What became of a claim."""
+    """The result of a claim."""
 
     MINE = enum.auto()
     HANDLED = enum.auto()  # by an earlier delivery
@@ -92,8 +93,8 @@ class Entry:
     A message that a group is about to handle.
 
     Args:
-        key: what it is dropped by when it comes again: its id, or the handler's own dedupe key.
-        order_key: its key on an ordered topic, else None.
+        key: identifies duplicates: the message id, or the handler's own dedupe key.
+        order_key: the key on an ordered topic; None on others.
     """
 
     arrival: DeliveryInfo
@@ -110,14 +111,14 @@ class Entry:
 
 def claim(entry: Entry, using: str) -> Claim:
     """
-    Write the inbox row in the caller's transaction, which may be idle for less than `INVISIBLE` from now on.
+    Insert the inbox row in the caller's transaction, and limit its idle time to less than `INVISIBLE`.
 
-    It is over then when the message comes again. A test's own transaction, around it, is left as it is.
+    So the transaction has ended when the message is delivered again. The transaction around a test is not limited.
     """
     values = {**entry.arrival.as_parameters(), "key": entry.key, "order": entry.order_key, "idle": _idle(using)}
-    with database.bound_cursor(using) as cursor:
-        cursor.execute(CLAIM, values)
-        is_mine, is_next, is_new = cursor.fetchone()
+    cursor = database.kept_cursor(using, CLAIM)
+    cursor.execute(CLAIM, values)
+    is_mine, is_next, is_new = cursor.cursor.fetchone()  # the result is here already: there is no database error to translate
     if not is_mine:
         return Claim.BUSY
     if not is_next:
@@ -126,7 +127,7 @@ def claim(entry: Entry, using: str) -> Claim:
 
 
 def claim_many(entries: Sequence[Entry], using: str) -> list[Claim]:
-    """Write inbox rows as `claim` does, all in one statement. Of entries with one key one may be MINE."""
+    """Insert inbox rows as `claim` does, in one statement. Of several entries with one key, only one can be MINE."""
     columns = columns_of([entry.arrival for entry in entries])
     keys = [entry.key for entry in entries]
     with database.bound_cursor(using) as cursor:
@@ -142,20 +143,25 @@ def claim_many(entries: Sequence[Entry], using: str) -> list[Claim]:
 
 
 def _idle(using: str) -> str | None:
-    """Return how many milliseconds the transaction may be idle; None within a test's own."""
+    """Return how many milliseconds the transaction may be idle; None inside the transaction of a test."""
     if len(connections[using].atomic_blocks) > 1:
         return None
-    return str(int(max(1, conf.settings().consumer.invisible * IDLE_SHARE // timedelta(milliseconds=1))))
+    return _idle_within(conf.settings().consumer.invisible)
+
+
+@cache
+def _idle_within(invisible: timedelta) -> str:
+    return str(int(max(1, invisible * IDLE_SHARE // timedelta(milliseconds=1))))
 
 
 def columns_of(arrivals: Sequence[DeliveryInfo]) -> dict[str, list[Any]]:
-    """Return what inbox rows say of messages, a list for each column."""
+    """Return the values of inbox rows, a list for each column."""
     names = ("message_id", "source", "topic", "lane", "number", "nth")
     return {f"{name}s": [getattr(arrival, name) for arrival in arrivals] for name in names}
 
 
 def drop(entry: Entry, using: str) -> None:
-    """Write down that a delivery was dropped, because the group has handled what its key stands for."""
+    """Record that a delivery was dropped as a duplicate."""
     arrival = entry.arrival
     Duplicate.objects.using(using).create(
         consumer_group=arrival.group, message_id=arrival.message_id, topic=arrival.topic, nth=arrival.nth

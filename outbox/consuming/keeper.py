@@ -1,9 +1,9 @@
 """
-What a worker holds, and the thread that looks after it while a handler runs.
+The deliveries that a worker holds, and the thread that looks after them while a handler runs.
 
-A handler may take its time: the thread renews the delivery at the broker, keeps the handler's idle transaction alive, hands back
-what waits behind it, and breaks it off at its time limit. The inbox has the server end a transaction that is idle for most of
-`INVISIBLE`, since its process is frozen then; a process that lives sends a statement now and then.
+A handler may be slow: the thread renews its delivery at the broker, keeps its idle transaction alive, hands back the deliveries
+that wait behind it, and interrupts it at its time limit. The inbox sets a timeout of most of `INVISIBLE` for idle transactions,
+so that the server ends that of a frozen process; the thread of a live process sends a statement from time to time.
 """
 
 from __future__ import annotations
@@ -31,24 +31,28 @@ from outbox.logs import get_logger, log_fields
 
 logger = get_logger(__name__)
 
-RELEASE_SECONDS = 1.0  # what waits so long behind a handler is handed back
+RELEASE_SECONDS = 1.0  # deliveries that wait so long behind a handler are handed back
 LOOK_SECONDS = 0.25
-TOUCH_SECONDS = 5.0  # a handler's idle transaction is touched this often, at least
+TOUCH_SECONDS = 5.0  # maximum time between two statements in a handler's idle transaction
 RENEWALS = 3  # in each INVISIBLE
-SLOW = 5  # a handler that runs so many times INVISIBLE is reported
+SLOW = 5  # a handler that runs for this many times INVISIBLE is reported
 
 
 @dataclass(slots=True)
 class Held:
-    """A delivery that a worker holds, as it is named now: a renewal may change its receipt."""
+    """A delivery that a worker holds, with its current receipt, which a renewal may change."""
 
     delivery: Delivery
-    is_lost: bool = False  # its time was over, or somebody else has it
+    is_lost: bool = False  # it has expired, or another worker has it
 
 
 @dataclass(slots=True)
 class _Work:
-    """A handler at work. Whoever ends or touches it holds the lock: a statement behind its COMMIT would open a transaction."""
+    """
+    A running handler.
+
+    The lock is held to end it and to use its connection: a statement after its COMMIT would open a transaction.
+    """
 
     connection: psycopg.Connection[Any]
     consumer: Consumer
@@ -61,12 +65,12 @@ class _Work:
     is_reported: bool = False
 
     def keep_alive(self) -> None:
-        """Send a statement where the connection does nothing; one that is under way needs none."""
+        """Send a statement if the connection is idle."""
         with self.lock:
             if self.is_over or self.connection.lock.locked():
                 return
             if self.connection.info.transaction_status is TransactionStatus.INTRANS:
-                with suppress(psycopg.Error):  # what is wrong is the handler's to hear, at its next statement
+                with suppress(psycopg.Error):  # the handler sees the error at its next statement
                     psycopg.Cursor(self.connection).execute("SELECT 1")
         self.touched_at = time.monotonic()
 
@@ -74,7 +78,7 @@ class _Work:
         """
         Raise `TimeLimitExceeded` in the handler's thread, once, and cancel the statement that it waits for.
 
-        A coroutine has its own way to raise it (`register.py`): its thread waits for a loop.
+        Coroutines raise it themselves (`coroutines.py`), since their thread waits for an event loop.
         """
         with self.lock:
             if not self.is_over and not self.is_broken_off and not self.consumer.is_async:
@@ -86,19 +90,20 @@ class _Work:
 
 
 def affordable(most: int, invisible: timedelta, seconds_per_message: float) -> int:
-    """Return how many messages can be handled before the last of them is handed back: `most` of them, and one at least."""
+    """Return how many messages can be handled before waiting ones are handed back: at least one, and not more than `most`."""
     seconds = min(invisible.total_seconds() / 2, RELEASE_SECONDS)
     return max(1, min(most, int(seconds / max(seconds_per_message, 1e-6))))
 
 
 class Keeper:
     """
-    Keeps what a worker holds. The worker's thread makes every call; a second thread, which begins at the first handler, looks.
+    Keeps the deliveries that a worker holds. The worker's thread makes every call; a second thread, started with the first
+    handler, looks after them.
 
     Args:
-        stop: set when the worker is to end.
-        worker: its name, as tries have it.
-        beat: sends a heartbeat, where nothing else does while a handler runs.
+        stop: set when the worker should end.
+        worker: its name in the table of tries.
+        beat: sends a heartbeat while a handler runs, where nothing else in the process does.
     """
 
     def __init__(self, stop: threading.Event | None = None, worker: str = "", *, beat: Callable[[], None] | None = None) -> None:
@@ -113,47 +118,47 @@ class Keeper:
         self._done: list[Held] = []
         self._taken_at = self._renewed_at = 0.0
         self._work: _Work | None = None
-        self._lock = threading.Lock()  # around what is held: a delivery is renewed or ended, never both at once
+        self._lock = threading.Lock()  # so that a delivery is not renewed and settled at the same time
         self._thread: threading.Thread | None = None
         self._wake, self._closed = threading.Event(), threading.Event()
         self._is_asleep = True
 
     def hold(self, broker: Broker, works: Iterable[Sequence[Delivery]], *, received_at: float) -> None:
-        """Hold what was received; each sequence is taken together."""
+        """Hold received deliveries; each sequence is handled together."""
         with self._lock:
             self._broker = broker
             self._waiting = deque([Held(delivery) for delivery in work] for work in works)
             self._taken, self._done, self._renewed_at = [], [], received_at
 
     def take(self) -> list[Held]:
-        """Take what is to be handled next; an empty list: nothing waits."""
+        """Return the deliveries to handle next; an empty list where none wait."""
         with self._lock:
-            if time.monotonic() - self._renewed_at >= self._invisible:  # it is another's
+            if time.monotonic() - self._renewed_at >= self._invisible:  # others may have them
                 self._waiting.clear()
             self._taken = self._waiting.popleft() if self._waiting else []
             self._taken_at = time.monotonic()
             return self._taken
 
     def end(self, held: Held) -> Delivery:
-        """Look after a delivery no more: it ends now. Return it as the broker names it."""
+        """Stop looking after a delivery that is about to be settled. Return it with its current receipt."""
         with self._lock:
             self._taken = [one for one in self._taken if one is not held]
             return held.delivery
 
     def done(self, held: Held) -> None:
-        """Note that a delivery is to be acknowledged."""
+        """Mark a delivery as handled, to be acknowledged."""
         with self._lock:
             self._taken = [one for one in self._taken if one is not held]
             self._done.append(held)
 
     def end_done(self) -> list[Delivery]:
-        """Look no more after what is to be acknowledged: that happens now."""
+        """Stop looking after handled deliveries, and return them to be acknowledged."""
         with self._lock:
             done, self._done = self._done, []
             return [held.delivery for held in done]
 
     def end_waiting(self) -> list[Delivery]:
-        """Look no more after what waits, and what was taken and not ended: it is handed back now."""
+        """Stop looking after deliveries that are not settled, and return them to be handed back."""
         with self._lock:
             left = [*self._taken, *(held for work in self._waiting for held in work)]
             self._waiting.clear()
@@ -162,20 +167,20 @@ class Keeper:
 
     @contextmanager
     def handler_at_work(self, connection: psycopg.Connection[Any], consumer: Consumer) -> Iterator[None]:
-        """Look after a handler that runs in the block, in this thread, over that connection."""
+        """Look after the handler that runs in the block, in this thread and over this connection."""
         work = self._work = _Work(connection, consumer)
         self._begin()
         try:
             yield
         finally:
-            work.is_over = True  # at once: a time limit may strike in the next line
+            work.is_over = True  # first, since a time limit may interrupt the next line
             with work.lock:
                 pass
             if self._work is work:
                 self._work = None
 
     def close(self) -> None:
-        """End the thread, soon."""
+        """Ask the thread to end."""
         self._closed.set()
         self._wake.set()
 
@@ -189,7 +194,7 @@ class Keeper:
     def _run(self) -> None:
         pause = min(LOOK_SECONDS, self._invisible / 10)
         while not self._closed.is_set():
-            self._is_asleep = True  # before the look: whoever begins after it wakes this thread
+            self._is_asleep = True  # before the check: a handler that begins after it wakes this thread
             if self._work is None:
                 self._wake.wait()
             self._is_asleep = False
@@ -214,12 +219,12 @@ class Keeper:
                 self._release(now)
                 self._renew(now, is_given_up=work.is_broken_off)
             if self._beat is not None and now - max(self._beat_at, work.began_at) >= BEAT_SECONDS:
-                self._beat_at = now  # first: a database that is away is asked no more often
+                self._beat_at = now  # first, so that a database that is away is not asked more often
                 self._beat()
         except (BrokerUnavailable, psycopg.OperationalError) as error:
-            logger.warning("What %s holds could not be renewed: %s", self.worker, str(error).strip())
+            logger.warning("The deliveries of worker %s could not be renewed: %s", self.worker, str(error).strip())
         except Exception:
-            logger.exception("What %s holds could not be renewed.", self.worker)
+            logger.exception("The deliveries of worker %s could not be renewed.", self.worker)
 
     def _release(self, now: float) -> None:
         if self._waiting and self._broker and now - self._taken_at >= min(RELEASE_SECONDS, self._invisible / 4):
@@ -244,7 +249,7 @@ class Keeper:
         name, group = work.consumer.name, work.consumer.group
         text = (
             f"{name} of group {group!r} has been handling a message for more than {SLOW} x OUTBOX['CONSUMER']['INVISIBLE']. "
-            "Give it a time_limit, or look what it waits for."
+            "Find out what it waits for, or set a time_limit."
         )
         logger.error(text, extra=log_fields(group=group, topic=work.consumer.topic))
-        signals.alarm.send_robust(sender=Consumer, reason=text, details={"group": group, "handler": name})
+        signals.alert.send_robust(sender=Consumer, reason=text, details={"group": group, "handler": name})

@@ -1,8 +1,8 @@
 """
-What operators did about dead letters, in the book of failed deliveries: written down before the act, confirmed after it.
+Acts of operators on dead letters, in the table of failed deliveries: recorded before the act, confirmed after it.
 
-A process that dies between the two leaves "asked" behind: who reads it knows that the broker may or may not have done it. An
-act without its row there is not.
+A process that dies in between leaves the state "asked", which means that the broker may or may not have done it. No act is
+without a row.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ from outbox.consuming.delivery_info import uuid_of
 from outbox.consuming.outcome import Outcome
 from outbox.models import FailedDelivery, Inbox
 
-# By which number the outbox sent a message.
+# The number with which the outbox sent a message.
 PLACE = "SELECT o.id, s.lane, s.number FROM outbox_message_state s CROSS JOIN outbox_source o WHERE s.id = %s"
 
 
 class LetterAct(enum.StrEnum):
-    """What an operator did about a dead letter; beside `Outcome` in the same column."""
+    """An operator's act on a dead letter, in the same column as `Outcome`."""
 
     REPLAY_ASKED = "replay asked"
     REPLAYED = "replayed"
@@ -40,11 +40,11 @@ DONE = {LetterAct.REPLAY_ASKED: LetterAct.REPLAYED, LetterAct.DISCARD_ASKED: Let
 @dataclass(frozen=True, slots=True)
 class GroupEnd:
     """
-    How a message ended in a group that has not handled it.
+    The last state of a message in a group that has not handled it.
 
     Args:
-        outcome: the last of "dead letter" and `LetterAct`.
-        by: whose act that was; empty where it was none.
+        outcome: "dead letter", or the last `LetterAct`.
+        by: the operator of that act; empty for a dead letter.
     """
 
     group: str
@@ -54,10 +54,11 @@ class GroupEnd:
 
 def note_asked(letter: DeadLetter, last: FailedDelivery | None, *, act: LetterAct, by: str, reason: str, using: str) -> int:
     """
-    Write down that somebody is about to act on a dead letter; return the row's id.
+    Record that an operator is about to act on a dead letter; return the row's id.
 
     Args:
-        last: the group's last try of it, which knows its number; else the outbox is asked, if it is in this database.
+        last: the group's last try, which has the message's number. Without one the number is read from the outbox, if that is in
+            this database.
         using: the database of the group's inbox.
     """
     message_id = uuid_of(letter.message_id)
@@ -85,17 +86,17 @@ def _read_place(message_id: UUID, using: str) -> tuple[str, int | None, int | No
 
 
 def confirm(row_id: int, act: LetterAct, using: str) -> None:
-    """Write down that it was done."""
+    """Record that the act was done."""
     FailedDelivery.objects.using(using).filter(pk=row_id).update(outcome=DONE[act])
 
 
 def withdraw(row_id: int, using: str) -> None:
-    """Forget an act of which nothing came, because the letter was not there any more."""
+    """Delete the record of an act that had no effect, because the letter was already gone."""
     FailedDelivery.objects.using(using).filter(pk=row_id).delete()
 
 
 def read_ends(message_ids: Iterable[UUID], using: str) -> Mapping[UUID, list[GroupEnd]]:
-    """Return how messages ended in the groups that gave them up and have not handled them since."""
+    """Return the last state of messages in the groups that gave them up and have not handled them since."""
     handled = Inbox.objects.using(using).filter(message_id=OuterRef("message_id"), consumer_group=OuterRef("consumer_group"))
     rows = (
         FailedDelivery.objects.using(using)

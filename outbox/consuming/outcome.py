@@ -1,4 +1,4 @@
-"""What becomes of a delivery that was not handled, and what is counted. Source: docs/explanation/deliveries.md."""
+"""The outcome of deliveries, and what is counted after a failure. Source: docs/explanation/deliveries.md."""
 
 from __future__ import annotations
 
@@ -23,24 +23,24 @@ from outbox.logs import get_logger
 
 logger = get_logger(__name__)
 
-# The code that a message needs may be on its way: from a minute to two hours apart, about 9 hours in all.
+# For messages whose code may be deployed soon: retries from a minute to two hours apart, about 9 hours in all.
 WAIT_FOR_CODE = Retry(limit=16, delays=conf.RETRY_DELAYS[4:])
 
-# A database that went away, or ended a transaction for another's sake, says nothing about the handler. The last delay stays.
+# For outages and conflicts of the database, which are not failures of the handler. The last delay is used for all further ones.
 OUTAGE_DELAYS = tuple(timedelta(seconds=seconds) for seconds in (1, 2, 5, 10, 30))
 AFTER_OUTAGE = timedelta(seconds=5)
 CONFLICT_DELAYS = tuple(timedelta(seconds=seconds) for seconds in (0.1, 0.5, 1, 5))
 CONFLICTS = {"40001", "40P01"}  # serialization_failure, deadlock_detected
 
-LONGEST_WAIT = timedelta(days=365)  # a date beyond that may be none
+LONGEST_WAIT = timedelta(days=365)  # later dates may be out of the database's range
 
 
 class Outcome(enum.StrEnum):
-    """What became of a delivery. The first three are acknowledged."""
+    """The outcome of a delivery. The first three are acknowledged."""
 
     HANDLED = "handled"
     DUPLICATE = "duplicate"  # the group had handled it before
-    PASSED_OVER = "passed over"  # no live process of the group wants it
+    IGNORED = "ignored"  # no live process of the group wants it
     RETRY = "retry"
     HANDED_BACK = "handed back"  # by a worker that did not try, or could not finish the try
     DEAD_LETTER = "dead letter"
@@ -53,8 +53,8 @@ class Result:
         after: with RETRY and HANDED_BACK, deliver it again after that time.
         reason: with DEAD_LETTER, why; with RETRY, why the message blocks its key.
         is_outage: the database went away; the handler is not to blame.
-        is_busy: another process handles the message now. It comes again when INVISIBLE is over, by itself.
-        ends_with: what is to end the worker when the delivery is handed back.
+        is_busy: another process handles the message now. The broker delivers it again when INVISIBLE is over.
+        ends_with: the exception that ends the worker after the delivery was settled.
     """
 
     outcome: Outcome
@@ -65,14 +65,15 @@ class Result:
     ends_with: BaseException | None = None
 
 
-FOR_ANOTHER = Result(Outcome.HANDED_BACK, after=timedelta(seconds=1))  # this worker may not have it now; soon, or another one may
+HANDLED = Result(Outcome.HANDLED)
+FOR_ANOTHER = Result(Outcome.HANDED_BACK, after=timedelta(seconds=1))  # another worker may have it now, or this one soon
 BUSY = Result(Outcome.HANDED_BACK, is_busy=True)
 
 
 def judge(
     group: Group, consumer: Consumer | None, delivery: Delivery, error: BaseException, *, worker: str, is_outage: bool
 ) -> Result:
-    """Decide what becomes of a delivery whose handling raised an error, and write down what counts; never raise."""
+    """Decide the outcome of a delivery whose handling raised an error, and record the failure. Never raises."""
     arrival = DeliveryInfo.of(delivery)
     try:
         database.drop_if_lost(group.using)
@@ -89,7 +90,7 @@ def judge(
             failure.record(arrival, result.outcome, error, group.using)
     except Exception as trouble:
         is_told = isinstance(trouble, DatabaseError | psycopg.Error)
-        text = "Message %s: its failure could not be written down, and is not counted: %s"
+        text = "Message %s: its failure could not be recorded, and is not counted: %s"
         logger.warning(
             text, delivery.message_id, str(trouble).strip(), exc_info=None if is_told else trouble, extra=fields_of(delivery)
         )
@@ -101,7 +102,7 @@ def judge(
 
 
 def _most_crashes(result: Result, error: BaseException) -> int:
-    """Return how many crashes are kept: where a message blocks its key, its next try may begin."""
+    """Return how many crashes stay counted. A message that blocks its key has to be tried again, so one less than the limit."""
     is_blocked = result.outcome is Outcome.RETRY and isinstance(error, NeverEnded)
     return tries.CRASH_LIMIT - is_blocked
 
@@ -109,7 +110,7 @@ def _most_crashes(result: Result, error: BaseException) -> int:
 def _again_uncounted(delivery: Delivery, *, is_outage: bool) -> Result:
     delays = OUTAGE_DELAYS if is_outage else CONFLICT_DELAYS
     after = Retry(delays=delays).delay(delivery.attempt)
-    if is_outage and delivery.attempt > 1:  # this worker writes first that the try has ended, when the database is back
+    if is_outage and delivery.attempt > 1:  # when the database is back, this worker first records that the try has ended
         after = max(after, AFTER_OUTAGE)
     return Result(Outcome.RETRY, after=after, is_outage=is_outage)
 
@@ -117,7 +118,7 @@ def _again_uncounted(delivery: Delivery, *, is_outage: bool) -> Result:
 def _count(
     group: Group, consumer: Consumer | None, delivery: Delivery, arrival: DeliveryInfo, error: BaseException, worker: str
 ) -> Result:
-    """Count a failure where it is one, and decide."""
+    """Count the failure, if it is one, and return the outcome."""
     if isinstance(error, RetryLater):
         return Result(Outcome.RETRY, after=max(timedelta(0), min(error.after, LONGEST_WAIT)))
     if isinstance(error, Reject):
@@ -136,17 +137,17 @@ def _count(
 
 
 def _is_worth_a_retry(error: BaseException, policy: Retry) -> bool:
-    """Return whether a policy retries an error; what is no `Exception`, as `SystemExit`, goes where all exceptions go."""
+    """Return whether a policy retries an error. A `BaseException` such as `SystemExit` is treated as an `Exception`."""
     return isinstance(error, policy.on) or (not isinstance(error, Exception) and Exception in policy.on)
 
 
 def is_conflict(error: BaseException) -> bool:
-    """Return whether the database ended the transaction for the sake of another one."""
+    """Return whether the database aborted the transaction because of a conflict with another one."""
     return any(getattr(one, "sqlstate", None) in CONFLICTS for one in causes(error))
 
 
 def causes(error: BaseException) -> Iterator[BaseException]:
-    """Return an error, what it was raised from or while handling, and the members of a group, each once."""
+    """Yield an error, its causes and contexts, and the members of exception groups, each once."""
     seen: list[BaseException] = []
     todo: list[BaseException | None] = [error]
     while todo:
@@ -159,7 +160,7 @@ def causes(error: BaseException) -> Iterator[BaseException]:
 
 
 def _blocks(group: Group, consumer: Consumer | None, delivery: Delivery) -> bool:
-    """Return whether a message that cannot be handled holds back the later ones of its key."""
+    """Return whether a message that cannot be handled blocks the later ones of its key."""
     concerned = [consumer] if consumer else [one for one in group.consumers.values() if one.topic == delivery.topic]
     return any(one.ordered and one.on_dead == "block" for one in concerned)
 
@@ -171,7 +172,7 @@ def _alert_blocked(group: Group, delivery: Delivery, reason: str) -> None:
         "this message."
     )
     logger.error(text, extra=fields_of(delivery))
-    signals.alarm.send_robust(
+    signals.alert.send_robust(
         sender=Consumer,
         reason=text,
         details={"group": group.name, "message_id": delivery.message_id, "topic": delivery.topic},
@@ -179,7 +180,7 @@ def _alert_blocked(group: Group, delivery: Delivery, reason: str) -> None:
 
 
 def _log(delivery: Delivery, result: Result, error: BaseException) -> None:
-    """Log a failed try: with its traceback when the error is new to this process, and when the message is given up."""
+    """Log a failed try, with a traceback if the error is new to this process or the message becomes a dead letter."""
     is_last = result.outcome is Outcome.DEAD_LETTER
     is_told = isinstance(error, RetryLater | Reject)  # the handler says all there is to say
     is_traced = not is_told and (failure.is_new(error) or is_last)

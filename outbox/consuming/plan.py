@@ -1,4 +1,4 @@
-"""In which order a worker handles what it has received, and what it handles together."""
+"""The order in which a worker handles received messages, and which it handles together."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ from outbox.errors import UnknownMessageType
 
 def plan(group: Group, deliveries: Sequence[Delivery]) -> list[list[Delivery]]:
     """
-    Return what was received in the order of work, in lists of what is handled together.
+    Return deliveries in the order of work, in lists that are handled together.
 
-    First deliveries come first. Of those that come again, the ones that were begun and have not ended come last: whatever one of
-    them does to the process, its fellows are done.
+    First deliveries come first. Redelivered messages whose last try has not ended come last: if one of them kills the process,
+    the others are done.
     """
     first = [delivery for delivery in deliveries if delivery.attempt == 1]
     again = [delivery for delivery in deliveries if delivery.attempt > 1]
@@ -32,7 +32,7 @@ def _by_risk(group: Group, deliveries: list[Delivery]) -> list[Delivery]:
 
 
 def _together(group: Group, deliveries: list[Delivery]) -> Iterator[list[Delivery]]:
-    """Collect what one handler takes at once, and what no handler takes; the rest stays alone."""
+    """Group deliveries of handlers with a batch size, and those without a handler; all others stay alone."""
     collected: dict[str, list[Delivery]] = {}
     for delivery in deliveries:
         try:

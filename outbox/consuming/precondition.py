@@ -1,8 +1,8 @@
 """
-Idempotence the other way: a write that only happens while the row is in the state, or version, it was read in.
+Optimistic locking, another way to idempotence: a row is only updated while it has the state or version in which it was read.
 
-Where the inbox asks "did I handle this message?", a precondition asks "does the row still want it?". It needs no inbox
-row, and it holds against writers that are no consumers: a form in the admin, another service.
+Where the inbox asks "did I handle this message?", a precondition asks "is the row still as expected?". It needs no inbox row, and
+also protects against writers that are not consumers, such as a form in the admin or another service.
 
     if not update_if(order, expect={"status": "new"}, status="paid"):
         return  # paid or cancelled meanwhile; nothing to do
@@ -22,17 +22,16 @@ from outbox.errors import StaleRow
 
 def update_if(target: Model | QuerySet[Any], *, expect: Mapping[str, Any], **changes: Any) -> bool:
     """
-    Update a row, or the rows of a queryset, in one statement, where they are as expected.
+    Update an instance's row, or the rows of a queryset, in one statement, if they meet a condition.
 
-    An instance gets the new values, too, if its row was updated. As with `QuerySet.update`, neither `save()` nor its
-    signals run.
+    The instance has the new values if its row was updated. As with `QuerySet.update()`, neither `save()` nor signals run.
 
     Args:
-        expect: lookups the rows must meet, such as `{"status": "new"}` or `{"version": 3}`.
+        expect: lookups that rows must meet, such as `{"status": "new"}` or `{"version": 3}`.
         changes: field=value, or an expression such as `F("version") + 1`.
 
     Returns:
-        Whether any row was updated. False: another was faster, and nothing was written.
+        Whether any row was updated. False: another process changed the row first, and nothing was written.
     """
     if not expect or not changes:
         raise TypeError("update_if() needs expect={…} and at least one field=value.")
@@ -50,22 +49,22 @@ def update_if(target: Model | QuerySet[Any], *, expect: Mapping[str, Any], **cha
 
 def update_or_raise(target: Model | QuerySet[Any], *, expect: Mapping[str, Any], **changes: Any) -> None:
     """
-    Update as `update_if` does; where no row is as expected, the caller's transaction cannot go on.
+    Update as `update_if()` does, and raise where no row meets the condition.
 
     Raises:
-        StaleRow: no row was as expected; the text says how the row is now.
+        StaleRow: no row met the condition; the text has the current values.
     """
     if update_if(target, expect=expect, **changes):
         return
     wanted = ", ".join(f"{name}={value!r}" for name, value in expect.items())
     if isinstance(target, QuerySet):
-        raise StaleRow(f"No {target.model._meta.label_lower} with {wanted} is left among those asked for.")
+        raise StaleRow(f"No {target.model._meta.label_lower} in the queryset has {wanted} any more.")
     row = f"{target._meta.label_lower} {target.pk}"
     now = _row_of(target).values(*(name.partition("__")[0] for name in expect)).first()
     if now is None:
-        raise StaleRow(f"{row} is gone; it was expected with {wanted}.")
+        raise StaleRow(f"{row} does not exist any more; expected was {wanted}.")
     is_now = ", ".join(f"{name}={value!r}" for name, value in now.items())
-    raise StaleRow(f"{row} is not {wanted} any more, but {is_now}. Read it again and decide anew.")
+    raise StaleRow(f"{row} does not have {wanted} any more, but {is_now}. Read the row again, then decide.")
 
 
 def _row_of(instance: Model) -> QuerySet[Any]:

@@ -1,4 +1,4 @@
-"""From a delivery to the message that its handler takes."""
+"""Decode a delivery to the message that its handler receives."""
 
 from __future__ import annotations
 
@@ -14,17 +14,17 @@ from outbox.message import Header, Message, message_type
 
 def find_consumer(group: Group, delivery: Delivery) -> Consumer | None:
     """
-    Return the group's handler of a message; None where it takes others of the topic only.
+    Return the group's handler of a message; None where its handlers are for other messages of the topic.
 
     Raises:
-        UnknownMessageType: no module defines the type, and no handler takes the topic whatever comes on it.
+        UnknownMessageType: no module defines the type, and no handler takes all messages of the topic.
     """
     type_name = delivery.headers.get(Header.TYPE, "")
     found = group.find(delivery.topic, type_name, delivery.tag)
     if found is None and type_name and message_type(type_name) is None and not group.takes_all_of(delivery.topic):
         raise UnknownMessageType(
-            f"Message {delivery.message_id} on topic {delivery.topic!r} is of the type {type_name!r}, which no module "
-            "here defines. Deploy the code that defines it (is its module called messages.py, its app installed?). "
+            f"Message {delivery.message_id} on topic {delivery.topic!r} has the type {type_name!r}, which no module "
+            "here defines. Deploy the code that defines it (is its module called messages.py, and its app installed?). "
             f"If group {group.name!r} should ignore it, define the type without a handler, or give the group's handlers "
             f'tags. To handle it without a type: @consumer(topic="{delivery.topic}", group="{group.name}").'
         )
@@ -33,15 +33,15 @@ def find_consumer(group: Group, delivery: Delivery) -> Consumer | None:
 
 def read(consumer: Consumer, delivery: Delivery) -> Any:
     """
-    Decode a message as its handler wants it.
+    Decode a message for its handler.
 
-    A body that does not fit its type will never fit it: the dead letter at once, for a person to replay once the type,
-    or an upgrade, was corrected. Not so where its version is newer than ours: then our code is the older half of a
-    deployment under way.
+    A body that does not fit its type never will, so the message becomes a dead letter at once; an operator replays it when the
+    type, or an upgrade, was corrected. A body of a newer version is retried instead: this process may be the older release of a
+    deployment in progress.
 
     Raises:
-        UnreadableBody: the body does not fit the type, or is not the JSON it claims to be; the text names the field.
-        UnknownMessageType: the same of a newer version.
+        UnreadableBody: the body does not fit the type, or is not valid JSON; the text names the field.
+        UnknownMessageType: the body has a newer version and does not fit the type.
     """
     if consumer.type is None:
         return _read_plain(delivery)
@@ -63,7 +63,8 @@ def _read_plain(delivery: Delivery) -> Any:
     try:
         return msgspec.json.decode(delivery.body)
     except msgspec.DecodeError as error:
-        raise UnreadableBody(f"The body of message {delivery.message_id} says that it is JSON and is not: {error}.") from error
+        text = f"The body of message {delivery.message_id} has a JSON content type, but is not valid JSON: {error}."
+        raise UnreadableBody(text) from error
 
 
 def _version(delivery: Delivery) -> int | None:
@@ -73,6 +74,6 @@ def _version(delivery: Delivery) -> int | None:
 
 def _newer(type_: type[Message], version: int, delivery: Delivery, error: Exception) -> str:
     return (
-        f"Message {delivery.message_id} is {type_._meta.type} of version {version}; here it is known up to version "
-        f"{type_._meta.version}, and the body does not fit that: {error}. Deploy the newer code."
+        f"Message {delivery.message_id} is {type_._meta.type} of version {version}; this process knows it up to version "
+        f"{type_._meta.version}, which the body does not fit: {error}. Deploy the newer code."
     )

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
 from datetime import timedelta
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any, TypeVar, Unpack, overload
 
 from asgiref.sync import iscoroutinefunction
@@ -147,7 +147,7 @@ def group(name: str) -> Group:
     """
     if name not in registered:
         known = ", ".join(sorted(registered)) or "none"
-        raise ConfigurationError(f"No @consumer is in the group {name!r}. Known are: {known}.")
+        raise ConfigurationError(f"No @consumer is in the group {name!r}. Choices are: {known}.")
     return registered[name]
 
 
@@ -183,59 +183,70 @@ def consumer(
     batch_size: int | None = None,
 ) -> Callable[..., Any]:
     """
-    Register a function that handles messages: `handler(message, context)`, once per message and group.
+    Register a handler: a function `handler(message, context)` that is called once per message and group.
 
-    The inbox row, what the handler writes to `using` and what it publishes there commit together. A class is taken, too:
-    one instance of it is made, and `handle(message, context)` is called, by several threads if the host has them. The
-    decorated thing itself stays as it is.
+    The inbox row, the handler's writes to `using` and the messages it publishes there commit together. The decorated object
+    is returned unchanged. A class is instantiated once, and its method `handle(message, context)` is called, by several
+    threads where the process has them.
 
     Args:
         types: message types to handle; the topics are theirs.
-        topic: handle what comes on this topic without a handler for its type; the message is then the decoded JSON, or
-            bytes where the content type is another.
-        ordered: insist on a topic of type fifo: one message of a key at a time, a failing one retries in its place.
-        on_dead: what becomes of a key in an ordered topic whose head has used up its retries: `block` keeps it the head,
-            retried at the longest delay, with an alarm; `skip` makes it a dead letter, and the next of the key goes on.
-        dedupe: message -> what makes it the same as another, instead of its id: `lambda message: message.order_id`.
-        tags: only messages with one of these tags.
-        using: the database of the handler's writes; the inbox row goes there.
-        time_limit: raise `outbox.TimeLimitExceeded` in the handler after that time, which is a failure. By default it may
-            take as long as it needs.
-        batch_size: take up to so many messages at once (2 to 500): `handler(messages, contexts)`, two lists, in one
-            transaction; after a failure each comes alone, in lists of one. Not on ordered topics.
+        topic: handle the messages of this topic that have no handler for their type. The message is the decoded JSON, or
+            bytes where the content type is another one.
+        ordered: require a topic of type fifo, which hands out one message of a key at a time and retries it in its place.
+        on_dead: what happens to a key of an ordered topic when its first message has used up its retries. `block`: the message
+            stays first and is retried at the longest delay, with an alert. `skip`: it becomes a dead letter, and the next
+            message of the key is handled.
+        dedupe: function that returns what identifies a message, instead of its id: `lambda message: message.order_id`.
+        tags: handle only messages with one of these tags.
+        using: the database of the handler's writes and of the inbox row.
+        time_limit: raise `outbox.TimeLimitExceeded` in the handler after this time, which counts as a failure. By default
+            there is no limit.
+        batch_size: handle up to this many messages at once (2 to 500), in one transaction: `handler(messages, contexts)`, two
+            lists. After a failure each message is handled alone, in lists of one. Not on ordered topics.
 
     Raises:
-        ConfigurationError: the arguments contradict each other, or another handler of that name is there.
+        ConfigurationError: the arguments contradict each other, or another handler in the group has the same messages.
     """
-
-    def register(target: Decorated) -> Decorated:
-        handler = handler_of(target)
-        is_async = iscoroutinefunction(handler)
-        for type_ in types or (None,):
-            _add(
-                Consumer(
-                    name=name_of(target),
-                    group=group,
-                    topic=topic or (type_._meta.topic if type_ else ""),
-                    handler=driven(handler, time_limit) if is_async else handler,
-                    type=type_,
-                    retry=retry,
-                    ordered=ordered,
-                    on_dead=on_dead,
-                    dedupe=dedupe,
-                    tags=frozenset(tags) if tags is not None else None,
-                    using=using,
-                    time_limit=time_limit,
-                    batch_size=batch_size,
-                    is_async=is_async,
-                )
-            )
-        return target
-
     check_arguments(types, group, topic, tags, on_dead)
     check_limits(time_limit, batch_size, ordered=ordered)
     check_policies(retry, dedupe)
-    return register
+    make = partial(
+        Consumer,
+        group=group,
+        retry=retry,
+        ordered=ordered,
+        on_dead=on_dead,
+        dedupe=dedupe,
+        tags=frozenset(tags) if tags is not None else None,
+        using=using,
+        time_limit=time_limit,
+        batch_size=batch_size,
+    )
+    topics: dict[type[Message] | None, str] = {type_: type_._meta.topic for type_ in types}
+    return partial(_register, make=make, topics=topics or {None: topic}, time_limit=time_limit)
+
+
+def _register(
+    target: Decorated,
+    *,
+    make: Callable[..., Consumer],
+    topics: Mapping[type[Message] | None, str],
+    time_limit: timedelta | None,
+) -> Decorated:
+    """
+    Add the consumers of a decorated handler.
+
+    Args:
+        make: makes a consumer from what depends on the handler and on the message type.
+        topics: the topic of each message type; of None, a plain topic.
+    """
+    handler = handler_of(target)
+    is_async = iscoroutinefunction(handler)
+    called = driven(handler, time_limit) if is_async else handler
+    for type_, topic in topics.items():
+        _add(make(name=name_of(target), topic=topic, handler=called, type=type_, is_async=is_async))
+    return target
 
 
 def plain_subject(topic: str) -> str:

@@ -1,8 +1,8 @@
 """
-Messages that were begun and never ended, of which a process handles one at a time.
+Messages whose last try was begun and never ended. A process handles one of them at a time.
 
-Where one of them kills the process, the others are not to blame. Else those that were killed together would come back together,
-and be killed together again.
+If one of them kills the process, no other is interrupted. Otherwise messages that were interrupted together would come back
+together, and be interrupted again.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from uuid import UUID
 
-EXCLUDES_SECONDS = 60.0  # one that is at work for longer is slow, or stuck, and keeps nobody waiting
+EXCLUDES_SECONDS = 60.0  # a try that takes longer is slow or stuck, and no longer keeps others waiting
 
 _at_work: list[tuple[UUID, float]] = []  # and since when
 _change = threading.Lock()
@@ -21,7 +21,7 @@ _change = threading.Lock()
 
 @contextmanager
 def alone(message_id: UUID) -> Iterator[bool]:
-    """Yield whether no other such message is at work in this process while the block runs; a stuck try of the same is none."""
+    """Yield whether this process handles no other such message while the block runs; a stuck try of the same does not count."""
     me = message_id, time.monotonic()
     with _change:
         is_alone = all(one == message_id or me[1] - since > EXCLUDES_SECONDS for one, since in _at_work)

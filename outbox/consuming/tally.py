@@ -1,4 +1,4 @@
-"""What became of deliveries, counted."""
+"""Counts of deliveries by outcome."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from outbox.consuming.outcome import Outcome
 
 @dataclass(slots=True)
 class Tally:
-    """How many deliveries came to which outcome. `late`: ended too late for the broker, which hands the message out again."""
+    """The number of deliveries by outcome. `late`: settled too late for the broker, which delivers the message again."""
 
     handled: int = 0
     duplicates: int = 0
-    passed_over: int = 0
+    ignored: int = 0
     retried: int = 0
     handed_back: int = 0
     dead_letters: int = 0
@@ -33,7 +33,7 @@ class Tally:
 _TALLIED = {
     Outcome.HANDLED: "handled",
     Outcome.DUPLICATE: "duplicates",
-    Outcome.PASSED_OVER: "passed_over",
+    Outcome.IGNORED: "ignored",
     Outcome.RETRY: "retried",
     Outcome.HANDED_BACK: "handed_back",
     Outcome.DEAD_LETTER: "dead_letters",

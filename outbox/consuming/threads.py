@@ -11,7 +11,7 @@ from outbox.consuming.register import Group
 from outbox.consuming.tally import Tally
 from outbox.consuming.worker import Worker
 
-PATIENCE_SECONDS = 15.0  # who waits for an end hears of trouble after it
+PATIENCE_SECONDS = 15.0  # with --until-idle or --once, an outage that lasts longer ends the command
 
 
 class ConsumerThreads:
@@ -32,9 +32,9 @@ class ConsumerThreads:
 
     def start(self, *, until_idle: bool = False, once: bool = False) -> None:
         """
-        Start the threads; each ends when it is stopped, or idle, or after one batch, where that is asked.
+        Start the threads. Each ends when it is stopped, with `until_idle` when no message comes, with `once` after one batch.
 
-        Where an end is asked for, a database or broker that stays away ends all; else it is outlasted.
+        With `until_idle` or `once`, a longer outage of database or broker ends all threads; otherwise they wait until it is over.
         """
         for worker in self.workers:
             name = f"Consumer of group {worker.group.name!r}, broker {worker.alias!r}"
@@ -42,8 +42,8 @@ class ConsumerThreads:
             self.threads.append(thread)
             thread.start()
 
-    def posts(self) -> set[tuple[str, str, str]]:
-        """Name the database, broker and group of each worker."""
+    def targets(self) -> set[tuple[str, str, str]]:
+        """Return the database, broker and group of each worker."""
         return {(worker.group.using, worker.alias, worker.group.name) for worker in self.workers}
 
     def stop(self) -> None:
@@ -67,7 +67,7 @@ class ConsumerThreads:
             raise failure
 
     def tally(self) -> dict[str, Tally]:
-        """Count outcomes by group."""
+        """Return the counts of outcomes by group."""
         found: dict[str, Tally] = {}
         for worker in self.workers:
             found.setdefault(worker.group.name, Tally()).__iadd__(worker.tally)

@@ -1,8 +1,8 @@
 """
-What a group has tried of a message: failures of its handler, and crashes, which are tries that were begun and never ended.
+A group's tries of a message: failures of its handler, and crashes, which are tries that were begun and never ended.
 
-How often the broker has delivered a message says nothing about it: deployments, outages and slow neighbours make deliveries.
-A first delivery costs no statement here. Source: docs/explanation/deliveries.md.
+The broker's count of deliveries is not used: deployments, outages and slow handlers of other messages cause deliveries too.
+A first delivery needs no statement here. Source: docs/explanation/deliveries.md.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ from outbox.database.locks import Lock
 
 CRASH_LIMIT = 5
 
-# No row where another process handles the message now. Else the try begins; one that was begun before and has not ended is a
-# crash. Committed before the handler begins: it must be there when the process is killed.
+# Returns no row where another process handles the message now. Otherwise a try begins; a try that was begun before and has not
+# ended counts as a crash. Committed before the handler begins, so that it is known when the process is killed.
 BEGIN = f"""
 WITH l AS MATERIALIZED (SELECT pg_try_advisory_xact_lock({Lock.INBOX}, hashtext(%(group)s || ' ' || %(key)s)) AS is_free)
 INSERT INTO outbox_tries AS t (consumer_group, message_id, topic, begun_at, begun_by)
@@ -59,51 +59,51 @@ _serial = itertools.count(1)
 
 @dataclass(frozen=True, slots=True)
 class Begun:
-    """What was counted when a try began."""
+    """The counts at the beginning of a try."""
 
     failures: int
     crashes: int
 
 
 def new_worker_name() -> str:
-    """Return a name for a worker, unique among all that ever wrote down a try: process and a number."""
+    """Return a unique name for a worker: process and a number."""
     return f"{heartbeats.instance()}:{next(_serial)}"
 
 
 def begin(arrival: DeliveryInfo, key: str, worker: str, using: str) -> Begun | None:
-    """Write down that a try begins. None: another process handles the message now."""
+    """Record that a try begins; return None where another process handles the message now."""
     rows = _rows(using, BEGIN, {**arrival.as_parameters(), "key": key, "worker": worker})
     return Begun(*rows[0]) if rows else None
 
 
 def count_failure(arrival: DeliveryInfo, worker: str, using: str) -> int:
-    """Count a failure, which ends the worker's try. Return how many there are."""
+    """Count a failure, which ends the worker's try; return the number of failures."""
     [(failures,)] = _rows(using, COUNT_FAILURE, {**arrival.as_parameters(), "worker": worker})
     return int(failures)
 
 
 def end(arrival: DeliveryInfo, worker: str, using: str, *, most_crashes: int = CRASH_LIMIT) -> None:
-    """Write down that a worker's try has ended, where no other worker has begun one since."""
+    """Record that a worker's try has ended, unless another worker has begun one since."""
     _execute(using, END, {**arrival.as_parameters(), "worker": worker, "most_crashes": most_crashes})
 
 
 def wait_for_nobody(using: str) -> None:
-    """Let statements of the transaction that would wait for another process's handler fail after a second instead."""
+    """Set the transaction's lock timeout to one second: a statement that waits for another process's handler fails."""
     _execute(using, "SELECT set_config('lock_timeout', '1s', true)", [])
 
 
 def end_all_of(worker: str, using: str) -> None:
-    """Write down that all tries of a worker have ended, where that could not be written when they did."""
+    """Record that all tries of a worker have ended, after an outage in which that could not be recorded."""
     _execute(using, END_OF_WORKER, [worker])
 
 
 def forget(group: str, message_ids: Collection[UUID], using: str) -> None:
-    """Begin messages anew."""
+    """Delete the counts of messages."""
     _execute(using, FORGET, [group, list(message_ids)])
 
 
 def unended(group: str, message_ids: Collection[UUID], using: str) -> set[UUID]:
-    """Return which messages were begun and have not ended."""
+    """Return the messages whose last try has not ended."""
     return {message_id for (message_id,) in _rows(using, UNENDED, [group, list(message_ids)])}
 
 

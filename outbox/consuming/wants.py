@@ -1,8 +1,8 @@
 """
-What the code of a group's live processes wants, so that two releases of a group may run side by side.
+The messages that a group's live processes want, so that two releases of a group can run side by side.
 
-Each process writes into its heartbeat which types and tags its code handles. What one process does not know and another one
-wants is handed on; only what no live process wants is passed over for good.
+The heartbeat of each process has the types and tags that its code handles. A message that this process does not know and another
+one wants is handed back; only a message that no live process wants is ignored for good.
 """
 
 from __future__ import annotations
@@ -22,15 +22,17 @@ from outbox.consuming.register import Group, plain_subject
 from outbox.database import heartbeats
 from outbox.message import Header
 
-LIVES_FOR = timedelta(minutes=15)  # since the last heartbeat, where it did not leave: a Celery task beats between two handlers
-REMEMBERED_FOR = timedelta(hours=1)  # for a process that has just begun: after an outage the others may beat a moment later
+# Since the last heartbeat of a process that did not deregister: a Celery task beats between two handlers.
+LIVES_FOR = timedelta(minutes=15)
+REMEMBERED_FOR = timedelta(hours=1)  # for a process that has just started: after an outage the others may beat a moment later
 JUST_BEGUN_SECONDS = 60.0
 DEPLOYED_IN = timedelta(hours=1)
 
-_beats: dict[tuple[str, str], tuple[float, float]] = {}  # database and group -> first and last heartbeat of an unbroken series
+# Database and group -> first and last heartbeat of an uninterrupted series.
+_beats: dict[tuple[str, str], tuple[float, float]] = {}
 
 _ANY = "*"
-_BETWEEN = "\x1f"  # of two parts of a text below; no topic, type or tag has it
+_BETWEEN = "\x1f"  # separates the parts of a text below; no topic, type or tag contains it
 
 _LIVE = """
 SELECT FROM outbox_process p
@@ -39,15 +41,15 @@ WHERE p.kind = 'consumer' AND p.consumer_group = %(group)s AND p.beat_at > clock
 
 IS_WANTED = f"SELECT EXISTS ({_LIVE} AND p.wants && %(answers_to)s::text[])"
 
-# Groups whose live processes have had different code for so long that it is no deployment.
+# Groups whose live processes have had different code for longer than a deployment takes.
 DIFFERING = """
 SELECT consumer_group FROM outbox_process
 WHERE kind = 'consumer' AND beat_at > clock_timestamp() - %(lives_for)s AND started_at < clock_timestamp() - %(deployed_in)s
 GROUP BY consumer_group HAVING count(DISTINCT wants) > 1 ORDER BY consumer_group
 """
 
-# Notes each message that no live process of the group wants, so that its number does not look lost; returns the places of
-# those that one wants.
+# Records each message that no live process of the group wants, so that its number does not look lost; returns the places of
+# those that a process wants.
 IGNORE = f"""
 WITH g AS MATERIALIZED (
     SELECT g.*, EXISTS ({_LIVE} AND p.wants && string_to_array(g.answers_to, chr(10))) AS is_wanted
@@ -64,7 +66,7 @@ SELECT place - 1 FROM g WHERE is_wanted
 
 
 def beat(group: Group, alias: str, *, note: str = "", over: database.Connection | None = None) -> None:
-    """Write down that this process consumes for a group, and what its code wants; by default over Django's connection."""
+    """Write a heartbeat as a consumer of a group, with what this code wants; by default over Django's connection."""
     connection = over or database.raw(group.using)
     heartbeats.beat(connection, "consumer", broker=alias, consumer_group=group.name, note=note, wants=wants_of(group))
     now = time.monotonic()
@@ -73,18 +75,18 @@ def beat(group: Group, alias: str, *, note: str = "", over: database.Connection 
 
 
 def _lives_for(group: Group) -> timedelta:
-    """Return how long a process that is silent still counts, which has not said that it leaves."""
+    """Return how long a silent process that did not deregister still counts as alive."""
     began, _ = _beats.get((group.using, group.name), (float("-inf"), 0.0))
     return REMEMBERED_FOR if time.monotonic() - began < JUST_BEGUN_SECONDS else LIVES_FOR
 
 
 def wants_of(group: Group) -> list[str]:
-    """Return what a group's handlers want, a text for each topic, subject and tag."""
+    """Return what a group's handlers want, one string for each topic, subject and tag."""
     return sorted(_BETWEEN.join((one.topic, one.subject, tag)) for one in group.consumers.values() for tag in one.tags or (_ANY,))
 
 
 def ignore(group: Group, deliveries: Sequence[Delivery]) -> set[int]:
-    """Pass deliveries over that no live process of the group wants. Return the places of the others in the sequence."""
+    """Ignore deliveries that no live process of the group wants. Return the places of the others in the sequence."""
     columns = columns_of([DeliveryInfo.of(one) for one in deliveries])
     answers_to = ["\n".join(_answers_to(one)) for one in deliveries]
     with connections[group.using].cursor() as cursor:
@@ -110,6 +112,6 @@ def _values(group: Group, **more: Any) -> dict[str, Any]:
 
 
 def _answers_to(delivery: Delivery) -> list[str]:
-    """Return each text of `wants_of` that means a delivery."""
+    """Return each string of `wants_of` that matches a delivery."""
     subjects = (delivery.headers.get(Header.TYPE, ""), plain_subject(delivery.topic))
     return [_BETWEEN.join((delivery.topic, one, tag)) for one in subjects for tag in (_ANY, delivery.tag)]

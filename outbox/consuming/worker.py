@@ -1,4 +1,4 @@
-"""A worker: receive, handle, tell the broker; in one thread, for one group and one broker, until it is stopped."""
+"""A worker: receive, handle, settle; in one thread, for one group and one broker, until it is stopped."""
 
 from __future__ import annotations
 
@@ -30,20 +30,20 @@ from outbox.message import TopicType
 
 logger = get_logger(__name__)
 
-ACK_WITHIN_SECONDS = 0.1  # acknowledge together what was handled in this time
-IDLE_SECONDS = 5.0  # a connection idle for longer is looked at before it is used
+ACK_WITHIN_SECONDS = 0.1  # messages handled within this time are acknowledged together
+IDLE_SECONDS = 5.0  # a connection that was idle for longer is checked before it is used
 BACK_OFF_SECONDS = (0.2, 0.5, 1.0, 2.0)  # waits while database or broker are away; the last one stays
-IDLE_WAIT = timedelta(milliseconds=200)  # nothing came in this time: idle
+IDLE_WAIT = timedelta(milliseconds=200)  # no message within this time: idle
 
 
 class Worker:
     """
-    Handles what one broker has for a group, one message after the other, in the thread that calls `run` or `step`.
+    Handles the messages that one broker has for a group, in the thread that calls `run` or `step`.
 
     Args:
-        alias: the broker. It is created here, in the thread that uses it, and again after trouble with it.
-        stop: set it, or call `stop()`, from any thread: the message being handled is finished, the rest handed back.
-        is_task: it runs for the time of a Celery task, and nothing else in the process sends heartbeats while a handler runs.
+        alias: the broker. A client is made in the thread that uses it, and again after an error.
+        stop: set it, or call `stop()`, from any thread: the current message is finished, the rest handed back.
+        is_task: it runs inside a Celery task, where it has to send heartbeats while a handler runs.
 
     Raises:
         UnknownTopic, ConfigurationError: the group's topics contradict the settings.
@@ -62,9 +62,9 @@ class Worker:
         self._keeper = self._new_keeper()
         self._most_at_once = max([self._settings.batch_size, *(one.batch_size or 1 for one in group.consumers.values())])
         self._seconds_per_message = 0.0
-        self._used_at = 0.0  # when the database last answered; 0: in doubt
+        self._used_at = 0.0  # when the database last answered; 0: unknown
         self._announced_at = float("-inf")
-        self._has_unended = False  # a try may have ended unseen, since the database was away
+        self._has_unended = False  # the end of a try may not be recorded, since the database was away
 
     def stop(self) -> None:
         """Ask `run` to return soon; from any thread."""
@@ -76,13 +76,13 @@ class Worker:
         self, *, until_idle: bool = False, once: bool = False, seconds: float | None = None, patience: float | None = None
     ) -> Tally:
         """
-        Handle messages until stopped; outlast trouble with database and broker.
+        Handle messages until stopped. After an error of database or broker, try again.
 
         Args:
-            until_idle: return when nothing comes any more.
-            once: return after one batch, or none.
-            seconds: return after this time at the latest, the message being handled finished.
-            patience: raise what is wrong when it has been wrong for so many seconds; by default outlast it.
+            until_idle: return when no more messages come.
+            once: return after the first receive.
+            seconds: return after this time, when the current message is finished.
+            patience: raise an error that has lasted for this many seconds; by default try again for ever.
         """
         deadline = time.monotonic() + seconds if seconds is not None else float("inf")
         wait = IDLE_WAIT if until_idle or once else self._settings.wait
@@ -107,19 +107,19 @@ class Worker:
 
     def step(self, wait: timedelta) -> int:
         """
-        Receive once and bring all that came to its outcome; return how many came.
+        Receive once and handle all received messages; return their number.
 
         Raises:
-            NotMigrated: the database has no tables of the outbox, or takes no writes.
-            BrokerUnavailable, django.db.OperationalError: the broker or the database is out of reach. Nothing is lost:
-                what was received is handed out again.
+            NotMigrated: the database has no tables of the outbox, or is read-only.
+            BrokerUnavailable, django.db.OperationalError: the broker or the database cannot be reached. Nothing is lost: received
+                messages are delivered again.
         """
         self._check_database()
         self._announce()
         broker = self._connected()
-        if self._stop.is_set():  # perhaps before there was a broker to interrupt
+        if self._stop.is_set():  # `stop` may have come before there was a broker to interrupt
             return 0
-        received_at = time.monotonic()  # before the call, for the broker counts from some moment within it
+        received_at = time.monotonic()  # before the call, since the broker's time begins within it
         invisible = self._settings.invisible
         limit = affordable(self._most_at_once, invisible, self._seconds_per_message)
         deliveries = broker.receive(self.group.name, self._topics, limit=limit, invisible_for=invisible, wait=wait)
@@ -133,12 +133,12 @@ class Worker:
             raise
         self._keeper.hold(broker, works, received_at=received_at)
         handled = self._handle_all(broker)
-        # A slow one is remembered for some receives: what is received beside the next would be handed back.
+        # A slow message is remembered for some receives, so that fewer are received and handed back.
         self._seconds_per_message = max((time.monotonic() - started_at) / max(1, handled), self._seconds_per_message / 2)
         return len(deliveries)
 
     def close(self) -> None:
-        """Close the broker; the next step makes a new one."""
+        """Close the broker; the next step makes a new client."""
         self._keeper.close()
         self._keeper = self._new_keeper()
         self._used_at = 0.0
@@ -147,20 +147,20 @@ class Worker:
             try:
                 broker.close()
             except Exception:
-                logger.warning("Broker %r did not close well.", self.alias, exc_info=True, extra=log_fields(broker=self.alias))
+                logger.warning("Closing the broker %r failed.", self.alias, exc_info=True, extra=log_fields(broker=self.alias))
 
     def _handle_all(self, broker: Broker) -> int:
-        """Handle what the keeper holds; return how many deliveries that were. Whatever ends this hands the rest back."""
+        """Handle the deliveries that the keeper holds; return their number. The rest is handed back, also after an error."""
         acked_at = time.monotonic()
         handled = 0
         try:
             while not self._stop.is_set() and (taken := self._keeper.take()):
                 handled += len(taken)
-                if taken[0].delivery.attempt > 1:  # it may kill this process, and takes nothing with it
+                if taken[0].delivery.attempt > 1:  # it may kill this process: acknowledge the others first
                     self._ack(broker)
                 is_outage = self._handle(broker, taken)
                 if self._is_ordered(taken[0].delivery) or time.monotonic() - acked_at > ACK_WITHIN_SECONDS:
-                    self._ack(broker)  # somebody may wait for the next message of its key
+                    self._ack(broker)  # the next message of its key may be waiting
                     acked_at = time.monotonic()
                 self._used_at = 0.0 if is_outage else time.monotonic()
                 if is_outage:
@@ -170,7 +170,7 @@ class Worker:
         return handled
 
     def _handle(self, broker: Broker, taken: Sequence[Held]) -> bool:
-        """Handle what is taken together and tell the broker; return whether the database went away."""
+        """Handle deliveries together and settle them; return whether the database went away."""
         deliveries = [held.delivery for held in taken]
         if len(deliveries) > 1 and find_consumer(self.group, deliveries[0]) is None:
             results = ignore(self.group, deliveries)
@@ -179,7 +179,7 @@ class Worker:
         else:
             results = [handle(self.group, deliveries[0], self._keeper)]
         is_outage = any(result.is_outage for result in results)
-        self._has_unended |= is_outage  # before the broker is told: it may be away, too
+        self._has_unended |= is_outage  # before settling, since the broker may be away too
         try:
             for held, result in zip(taken, results, strict=True):
                 self._settle(broker, held, result)
@@ -191,7 +191,7 @@ class Worker:
 
     def _settle(self, broker: Broker, held: Held, result: Result) -> None:
         self.tally.count(result.outcome)
-        if result.outcome in (Outcome.HANDLED, Outcome.DUPLICATE, Outcome.PASSED_OVER):
+        if result.outcome in (Outcome.HANDLED, Outcome.DUPLICATE, Outcome.IGNORED):
             self._keeper.done(held)
             return
         delivery = self._keeper.end(held)
@@ -205,7 +205,7 @@ class Worker:
         except BrokerUnavailable:
             raise
         except Exception:
-            text = "Message %s could not be ended; it comes again by itself."
+            text = "Message %s could not be settled; it will be delivered again."
             logger.exception(text, delivery.message_id, extra=fields_of(delivery))
             return
         if not is_ended:
@@ -223,13 +223,13 @@ class Worker:
     def _note_late(self, delivery: Delivery) -> None:
         self.tally.late += 1
         text = (
-            "Message %s was ended too late by group %r: the broker hands it out again, or has done so. Where that is frequent, "
-            'give OUTBOX["CONSUMER"]["INVISIBLE"] more time.'
+            "Message %s was settled too late by group %r: the broker delivers it again. If this happens often, increase "
+            'OUTBOX["CONSUMER"]["INVISIBLE"].'
         )
         logger.warning(text, delivery.message_id, self.group.name, extra=fields_of(delivery))
 
     def _end_all(self, broker: Broker) -> None:
-        """Acknowledge what is done and hand the rest back."""
+        """Acknowledge handled messages and hand the rest back."""
         left = self._keeper.end_waiting()
         try:
             self._ack(broker)
@@ -248,22 +248,22 @@ class Worker:
         return conf.topic_settings(delivery.topic).type is TopicType.FIFO
 
     def _say(self, error: Exception, pause: float) -> None:
-        """Log what went wrong: in a line where database or broker are away, which says all."""
+        """Log an error, without a traceback where database or broker are away."""
         extra = log_fields(group=self.group.name, broker=self.alias, database=self.group.using)
         if isinstance(error, NotMigrated):
             logger.warning("Group %r waits: %s", self.group.name, error, extra=extra)
         elif isinstance(error, BrokerUnavailable | OperationalError | InterfaceError | psycopg.OperationalError):
-            text = "Group %r lost its database or broker %r, again in %s s: %s"
+            text = "Group %r lost its database or broker %r, next try in %s s: %s"
             logger.warning(text, self.group.name, self.alias, pause, str(error).strip(), extra=extra)
         else:
-            text = "Group %r of broker %r failed, again in %s s"
+            text = "Group %r of broker %r failed, next try in %s s"
             logger.error(text, self.group.name, self.alias, pause, exc_info=error, extra=extra)
 
     def _check_database(self) -> None:
         """
-        Take no message while the database is away.
+        Check that the database is there before messages are received.
 
-        The connection is kept, whatever CONN_MAX_AGE says: opening one costs more than most messages.
+        The connection is kept whatever CONN_MAX_AGE is: opening one costs more than handling most messages.
         """
         if time.monotonic() - self._used_at > IDLE_SECONDS:
             database.drop_if_lost(self.group.using)
@@ -277,7 +277,7 @@ class Worker:
             self._has_unended = False
 
     def _announce(self) -> None:
-        """Write down now and then, and before the first message is received, what this process wants."""
+        """Send a heartbeat with the messages that this process wants, before the first receive and then periodically."""
         if time.monotonic() - self._announced_at > heartbeats.BEAT_SECONDS:
             with outermost_transaction(self.group.using):
                 wants.beat(self.group, self.alias, note=self._note)
@@ -288,7 +288,7 @@ class Worker:
 
     def _beat_beside(self) -> None:
         """Send a heartbeat while a handler runs, over a connection of its own."""
-        limits = {"statement_timeout": "1s", "lock_timeout": "1s"}  # what is held is renewed by this thread, too
+        limits = {"statement_timeout": "1s", "lock_timeout": "1s"}  # this thread also renews deliveries
         with database.connect(
             self.group.using, application_name="outbox heartbeat", settings=limits, connect_timeout=1
         ) as connection:

@@ -1,14 +1,14 @@
 """
-Half first: the message goes to its broker, hidden, before the work of its transaction begins.
+Half first: the broker stores the half message before the work of the transaction begins.
 
-THE ORDER. Message row and batch are the first statements of the transaction: the fence. Then the half message is sent,
-then the work is done, then the database commits, then the half message is committed. Whoever asks about the half message
-meanwhile waits for the message row, and so for the transaction: what the database says is what happens.
+THE ORDER. The first statements of the transaction insert the message row and its batch: the fence. Then the half message is
+sent, the work is done, the database commits, and the half message is committed. A check-back in the meantime waits for the
+lock on the message row, and so for the end of the transaction. It therefore answers what the database finally holds.
 
-While its topic is paused a message does not go half first: it waits, as every other does, and a relay sends it after the resume.
+While its topic is paused, a message does not go half first: it is stored like any other, and a relay sends it after the resume.
 
-What this process does not end, because it died, came too late or does not know how its database commit ended, the
-check-back ends (`check_backs/resolve.py`), or the sweep (`relay/sweep.py`): whoever is first.
+A half message that this process does not end, because it died, was too late or does not know the outcome of its database
+commit, is ended by the check-back (`check_backs/resolve.py`) or by the sweep (`relay/sweep.py`), whichever comes first.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from outbox.half_first.producers import acquire
 from outbox.message import TopicType
 from outbox.topics import is_paused, topic_id
 
-if TYPE_CHECKING:  # what publish makes of a message; the room above hands it down
+if TYPE_CHECKING:  # publishing is above this package, and passes the draft in
     from outbox.brokers.base import Broker
     from outbox.publishing.draft import Draft
 
@@ -40,22 +40,22 @@ def open_transaction(draft: Draft, using: str, *, publish: Callable[[], object],
     """
     Open the outermost transaction of a database, with a message that goes half first.
 
-    While the topic is paused, the message is published instead, and the broker is not asked for anything. A pause that comes
-    later finds the half message under way: it is committed with its transaction.
+    While the topic is paused, the message is published as usual and the broker is not called. A pause that begins later has no
+    effect on the half message: it is committed with its transaction.
 
     Args:
-        publish: writes the message into the open transaction as every other, for a relay to send.
-        about: the row the message speaks of, as `outbox_message.about` holds it.
+        publish: writes the message in the open transaction, for a relay to send.
+        about: the row that the message is about, in the form of the column `outbox_message.about`.
 
     Raises:
         ConfigurationError: the message's topic takes no half messages.
         NotOutermost: a transaction is open already; or Django's autocommit was off, and the connection was closed.
-        HalfNotStored: the half message was not surely stored. The work has not begun.
-        BrokenTransaction: the work swallowed an error that its transaction did not survive; or nobody can tell whether it is
-            committed, since its connection was left in the middle of something. The check-back finds out.
+        HalfNotStored: the broker did not confirm that it has stored the half message. The work has not begun.
+        BrokenTransaction: the work swallowed an error that aborted its transaction; or it is unknown whether the transaction was
+            committed, since its connection was left inside a statement or transaction. The check-back finds out.
     """
-    if wrong := objection(draft.topic):
-        raise ConfigurationError(f"{draft.subject} cannot go half first: {wrong}, or publish() it in the transaction.")
+    if problem := topic_problem(draft.topic):
+        raise ConfigurationError(f"{draft.subject} cannot go half first: {problem}, or publish() it in the transaction.")
     _close_left(draft, using)
     topic = topic_id(draft.topic, using)
     if is_paused(topic, using):
@@ -69,7 +69,7 @@ def open_transaction(draft: Draft, using: str, *, publish: Callable[[], object],
         try:
             with ExitStack() as stack:
                 _enter_outermost(stack, draft, using)
-                # Before the work, so that it runs before the work's own and outlives every savepoint of the work.
+                # Registered before the work: it runs before the work's own callbacks, and no rolled back savepoint removes it.
                 django_transaction.on_commit(message.commit, using=using, robust=True)
                 prepared = message.write_fence(topic, about=about)
                 failpoint("half_first.after_fence")
@@ -88,15 +88,15 @@ def open_transaction(draft: Draft, using: str, *, publish: Callable[[], object],
             message.settle()
 
 
-def objection(topic: str) -> str | None:
-    """Return why nothing can go half first to a topic, and what to do; None where it can."""
+def topic_problem(topic: str) -> str | None:
+    """Return why messages of a topic cannot go half first, and what to do; None where they can."""
     settings = conf.topic_settings(topic)
     broker = conf.broker_class(settings.broker)
     if settings.type is not TopicType.TRANSACTION:
-        return f"topic {topic!r} is of type {settings.type}. Make it of type transaction, on a broker with half messages"
+        return f"topic {topic!r} is of type {settings.type}. Use the type transaction, on a broker with half messages"
     if not broker.supports_half_messages:
         place = f"topic {topic!r} is on broker {settings.broker!r} ({broker.__name__})"
-        return f"{place}, which has no half messages. Give the topic another one"
+        return f"{place}, which has no half messages. Use another broker for the topic"
     return None
 
 
@@ -108,7 +108,7 @@ def _new_half_id(broker: Broker, draft: Draft) -> str:
 
 
 def _close_left(draft: Draft, using: str) -> None:
-    """Open a connection that answers; one that was left in a transaction of nobody's is closed."""
+    """Close the connection where it is broken, or was left inside a transaction that no code will end."""
     try:
         refuse_manual(using)
     except BrokenTransaction as error:
@@ -122,6 +122,6 @@ def _enter_outermost(stack: ExitStack, draft: Draft, using: str) -> None:
     except RuntimeError as error:
         raise NotOutermost(
             f"{draft.subject} cannot go half first inside a transaction of database {using!r} that is open already: its half "
-            "message is committed when that transaction is, not before. Take the atomic() around it away; under "
-            "ATOMIC_REQUESTS decorate the view with @non_atomic_requests too."
+            "message is committed when that transaction is, not before. Remove the atomic() around it; with "
+            "ATOMIC_REQUESTS, also decorate the view with @non_atomic_requests."
         ) from error

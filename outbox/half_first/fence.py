@@ -1,4 +1,4 @@
-"""The fence: message row and decided batch, written before the broker hears of the message; and the mark at its end."""
+"""The fence: message row and decided batch, inserted before the half message is sent; and the mark after its commit."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ def write_fence(
     draft: Draft, topic: int, using: str, *, half_id: str, about: str | None, window: timedelta | None = None
 ) -> PreparedRow:
     """
-    Write message row and batch into the open transaction.
+    Insert message row and batch in the open transaction.
 
     Args:
         window: how long this process may end the half message. None: at any time.
 
     Raises:
-        HalfNotStored: a tombstone is there; the transaction is broken.
+        HalfNotStored: the message has a tombstone. The transaction is aborted.
     """
     try:
         with connections[using].cursor() as cursor:
@@ -50,12 +50,12 @@ def write_fence(
 
 
 def note_place(row: PreparedRow, place: str, using: str) -> None:
-    """Note where the half message is stored, in the open transaction: whoever ends it in this process's stead looks there."""
+    """Store the half message's place at the broker, in the open transaction, for the process that may have to end it instead."""
     with connections[using].cursor() as cursor:
         note_half_first_place(cursor, row.batch, place)
 
 
 def mark_sent(row: PreparedRow, using: str) -> None:
-    """Mark the batch SENT, its half message being committed."""
+    """Mark the batch SENT after its half message was committed."""
     with connections[using].cursor() as cursor:
         mark_half_first_sent(cursor, row.batch)

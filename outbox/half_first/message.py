@@ -1,13 +1,14 @@
-"""The story of one half message that its transaction sent: how far it came, and how this process ends it."""
+"""The state of one half message that its transaction sent, and how this process ends it."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import replace
 from datetime import timedelta
 from time import monotonic
 from typing import TYPE_CHECKING, Any
+
+from msgspec.structs import replace
 
 from outbox.batches.batch import Batch
 from outbox.batches.half_first import PreparedRow
@@ -18,8 +19,7 @@ from outbox.failpoints import failpoint
 from outbox.half_first.fence import mark_sent, note_place, write_fence
 from outbox.logs import get_logger, log_fields
 from outbox.message import Resolution, TopicType
-from outbox.relay.cloudevents import seal
-from outbox.relay.load import Row
+from outbox.relay.cloudevents import Sealer
 
 if TYPE_CHECKING:
     from outbox.publishing.draft import Draft
@@ -29,11 +29,11 @@ logger = get_logger(__name__)
 
 class HalfFirstMessage:
     """
-    One half message.
+    A half message that goes half first.
 
-    A half message is committed only behind the database commit, rolled back only where the transaction surely did not
-    commit, and else left to the check-back and the sweep. Where a second end does harm, it is committed only before
-    `ends_until` of its batch: nobody else ends it until then.
+    It is committed only after the database commit, rolled back only if the transaction certainly did not commit, and otherwise
+    left to the check-back and the sweep. On brokers where a second end makes a second copy, it is committed only before
+    `ends_until` of its batch; no other process ends it until then.
 
     Args:
         half_id: the id that the half message will have.
@@ -52,10 +52,10 @@ class HalfFirstMessage:
 
     def write_fence(self, topic: int, *, about: str | None) -> PreparedRow:
         """
-        Write message row and batch into the open transaction. The window for the end begins here.
+        Insert message row and batch in the open transaction. The time in which the half message may be ended begins here.
 
         Raises:
-            HalfNotStored: a tombstone is there; the transaction is broken.
+            HalfNotStored: the message has a tombstone. The transaction is aborted.
         """
         self._began = monotonic()
         window = self._broker.end_window
@@ -68,7 +68,7 @@ class HalfFirstMessage:
         Send the half message.
 
         Raises:
-            HalfNotStored: it is not stored, or not surely. The check-back rolls back what is.
+            HalfNotStored: the broker did not confirm that it is stored. If it is, the check-back rolls it back.
         """
         self._prepared = prepared
         refusal = f"{self._draft.subject} was not sent half first, nothing was done. Broker {self._broker.alias!r}"
@@ -85,7 +85,7 @@ class HalfFirstMessage:
 
     @contextmanager
     def undone_by_an_exception(self) -> Iterator[None]:
-        """Note that what raises in here keeps the transaction from committing."""
+        """Record that an exception from the block keeps the transaction from committing."""
         try:
             yield
         except BaseException:
@@ -93,14 +93,14 @@ class HalfFirstMessage:
             raise
 
     def commit(self) -> None:
-        """Commit the half message, the database having committed, while nobody else may."""
+        """Commit the half message after the database commit, unless the time for it is over."""
         assert self._prepared is not None
         self._is_committed = True
         failpoint("half_first.after_commit")
         within = self._left()
         if within is not None and within <= timedelta(0):
             logger.info(
-                "Message %s was committed late; its half message is left to the check-back.",
+                "The transaction of message %s committed late; its half message is left to the check-back.",
                 self.half.message_id,
                 extra=self._fields(),
             )
@@ -120,7 +120,7 @@ class HalfFirstMessage:
             )
 
     def settle(self) -> None:
-        """Roll the half message back where it is stored and its transaction surely did not commit."""
+        """Roll the half message back if it is stored and its transaction certainly did not commit."""
         if self.is_undone and self._is_stored and not self._is_committed:
             try:
                 self._end(Resolution.ROLLBACK)
@@ -134,14 +134,14 @@ class HalfFirstMessage:
         )
 
     def _seal(self, prepared: PreparedRow, about: str | None) -> Outgoing:
-        """Seal it as a relay does, in a batch of one whose number stands for: half first."""
+        """Return the message as a relay would send it, in a batch of one with the number 0, which means half first."""
         draft = self._draft
         batch = Batch(0, 1, draft.topic, TopicType.TRANSACTION, lane=None, first_seq=None, message_ids=[str(draft.id)])
-        row = Row(draft.key, draft.headers, about, draft.body)
-        return replace(seal(row, batch, 1, source=prepared.source, is_half=True), half_id=self.half.half_id)
+        sealer = Sealer(batch, source=prepared.source, is_half=True)
+        return sealer.seal(1, draft.key, draft.headers, about, draft.body, half_id=self.half.half_id)
 
     def _left(self) -> timedelta | None:
-        """Return what is left of the time in which this process may commit. None: it has no end."""
+        """Return the remaining time in which this process may commit. None: it is not limited."""
         window = self._broker.end_window
         return None if window is None else window - timedelta(seconds=monotonic() - self._began)
 

@@ -1,14 +1,13 @@
 """
-The brokers of this process for half first.
+The pool of broker clients with which this process sends half messages in transactions.
 
-Where a broker says that it is thread-safe, all threads share one. Else there is one for each transaction that is open at
-once, kept for the next. Made at first use, so after any fork; a child of a fork makes its own.
+A thread-safe broker has one client for all threads. Otherwise each open transaction has one of its own, which is kept for the
+next one. Clients are made at first use; a forked child makes its own.
 """
 
 from __future__ import annotations
 
 import os
-import threading
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
@@ -17,14 +16,15 @@ from outbox import conf
 from outbox.brokers.base import Broker
 from outbox.brokers.capabilities import HalfMessages
 from outbox.check_backs.checker import listen_in_this_process
+from outbox.forks import ForkSafeLock
 
-# (process, alias) -> brokers nobody uses, and the settings they were made by. A list's pop and append are atomic.
+# (process, alias) -> idle brokers, and the settings that they were made from. A list's pop and append are atomic.
 _idle: dict[tuple[int, str], tuple[conf.Settings, list[Broker]]] = {}
 
 
 @dataclass(slots=True)
 class _Shared:
-    """A broker that all threads share. Count `users` under the lock; whoever leaves it last, once it is retired, closes it."""
+    """A broker that all threads share. `users` is counted under the lock; the last user of a retired broker closes it."""
 
     broker: Broker
     settings: conf.Settings
@@ -33,25 +33,16 @@ class _Shared:
 
 
 _shared: dict[tuple[int, str], _Shared] = {}
-_lock = threading.Lock()
-
-
-def _renew_lock() -> None:
-    """Another thread of the parent may have held it."""
-    global _lock
-    _lock = threading.Lock()
-
-
-os.register_at_fork(after_in_child=_renew_lock)
+_lock = ForkSafeLock()
 
 
 @contextmanager
 def acquire(alias: str, using: str) -> Iterator[Broker]:
     """
-    Lend a broker that nobody else uses meanwhile, or that is thread-safe.
+    Provide a broker that is thread-safe, or that no other thread uses inside the block.
 
     Args:
-        using: the database that this process answers check-backs from, where the broker asks those who send to it.
+        using: the database from which this process answers check-backs, for brokers that ask producers.
     """
     lend = _lend_shared if HalfMessages.of(conf.broker_class(alias)).is_thread_safe else _lend_own
     with lend(alias, using) as broker:
@@ -59,11 +50,11 @@ def acquire(alias: str, using: str) -> Iterator[Broker]:
 
 
 def close_idle() -> None:
-    """Close the brokers of this process that nobody uses: before a test's database is dropped, say."""
+    """Close the idle brokers of this process, for example before a test database is dropped."""
     for (pid, _), (_, idle) in list(_idle.items()):
         if pid == os.getpid():
             _close(idle)
-    with _lock:
+    with _lock.current:
         unused = [key for key, shared in _shared.items() if key[0] == os.getpid() and not shared.users]
         retired = [_shared.pop(key) for key in unused]
     for shared in retired:
@@ -98,9 +89,9 @@ def _lend_shared(alias: str, using: str) -> Iterator[Broker]:
 
 
 def _join(alias: str) -> _Shared:
-    """Return the broker that all threads share."""
+    """Return the broker that all threads share, and count its user."""
     key, settings = (os.getpid(), alias), conf.settings()
-    with _lock:
+    with _lock.current:
         shared = _shared.get(key)
         if shared is None or shared.settings is not settings:
             old, shared = shared, _Shared(conf.make_broker(alias), settings)
@@ -111,14 +102,14 @@ def _join(alias: str) -> _Shared:
 
 
 def _leave(shared: _Shared) -> None:
-    with _lock:
+    with _lock.current:
         shared.users -= 1
         if shared.is_retired:
             _retire(shared)
 
 
 def _retire(shared: _Shared | None) -> None:
-    """Close a broker that was made by other settings as soon as nobody uses it."""
+    """Close a broker that was made from older settings as soon as it has no users."""
     if shared is not None:
         shared.is_retired = True
         if not shared.users:

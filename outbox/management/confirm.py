@@ -1,4 +1,4 @@
-"""Asking before what cannot be taken back."""
+"""Confirmation of acts that cannot be undone."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ from outbox.management.exits import unable
 
 def confirm(warning: str) -> None:
     """
-    Print what is about to be done, and go on after "yes" only.
+    Print a warning, and return if the user types "yes".
 
     Raises:
-        CommandError: there is no terminal to ask on, or the answer was another one.
+        CommandError: there is no terminal, or the user typed something else.
     """
     sys.stderr.write(f"{warning}\n")
     if not sys.stdin.isatty():
-        raise unable("Nothing was done: there is no terminal to ask on. Scripts give --no-input.")
+        raise unable("Nothing was done: there is no terminal for the confirmation. In scripts, use --no-input.")
     if input("Type 'yes' to continue: ") != "yes":
         raise unable("Nothing was done.")

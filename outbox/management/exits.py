@@ -1,9 +1,9 @@
 """
-What the exit codes of all commands mean.
+The exit codes of all commands.
 
-0: done, and nothing needs attention. 1: something does, or was not done; the output says what. 2: nothing could be asked or
-done, by wrong arguments or settings, or with a database or broker out of reach. 3: ended as told, and left a call that did not
-return; what it held is taken up by others.
+0: done, and nothing needs attention. 1: something needs attention, or was not done; the output says what. 2: nothing could be
+done, because arguments or settings are wrong, or a database or broker cannot be reached. 3: stopped by a signal during a call
+that did not return; other processes continue its work.
 """
 
 from __future__ import annotations
@@ -13,13 +13,13 @@ from django.core.management.base import CommandError
 
 from outbox.ending import UNFINISHED
 
-ENDED_UNFINISHED = f"{UNFINISHED} ended as told in the middle of a call that did not return"
-"""For the help of resident commands."""
+ENDED_UNFINISHED = f"{UNFINISHED} stopped by a signal during a call that did not return"
+"""Part of the help of resident commands."""
 
 
 def unable(reason: object) -> CommandError:
-    """Make the error that ends a command with exit code 2. `reason`: a text, or what was raised."""
+    """Return the error that ends a command with exit code 2. `reason`: a text or an exception."""
     text = str(reason).strip()
     if any(isinstance(one, psycopg.errors.UndefinedTable) for one in (reason, getattr(reason, "__cause__", None))):
-        text = f"A database lacks a table: {text.splitlines()[0]}. Run manage.py migrate, for each database with --database."
+        text = f"A table is missing: {text.splitlines()[0]}. Run manage.py migrate, with --database for each database."
     return CommandError(" ".join([*getattr(reason, "__notes__", ()), text]), returncode=2)

@@ -1,4 +1,4 @@
-"""What a resident command says when it begins."""
+"""The first line that a resident command prints."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from django.core.management.base import BaseCommand
 
 
 def greet(command: BaseCommand, options: Mapping[str, Any], text: str) -> None:
-    """Print what the command serves, at once; not beside JSON, and not with `--verbosity 0`."""
+    """Print and flush a line, except with `--json` or `--verbosity 0`."""
     if not options.get("json") and options["verbosity"]:
         command.stdout.write(text)
         command.stdout.flush()

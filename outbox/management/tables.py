@@ -1,4 +1,4 @@
-"""Text tables for people."""
+"""Tables of text."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from outbox.logs import one_line
 
 
 def table(heads: Sequence[str], rows: Sequence[Sequence[object]]) -> str:
-    """Align rows under their heads; numbers to the right."""
+    """Return rows aligned under their headings, numbers to the right."""
     cells = [[_text(value) for value in row] for row in rows]
     widths = [max(len(head), *(len(row[n]) for row in cells)) if cells else len(head) for n, head in enumerate(heads)]
     is_number = [bool(rows) and all(isinstance(row[n], int | float | None) for row in rows) for n in range(len(heads))]
@@ -17,7 +17,7 @@ def table(heads: Sequence[str], rows: Sequence[Sequence[object]]) -> str:
 
 
 def _text(value: object) -> str:
-    return "" if value is None else one_line(str(value))  # what others sent moves no cursor and begins no line
+    return "" if value is None else one_line(str(value))  # received text must not move the cursor or begin a new line
 
 
 def _line(cells: list[str], widths: list[int], is_number: list[bool]) -> str:

@@ -11,10 +11,10 @@ _UNITS = {"m": timedelta(minutes=1), "h": timedelta(hours=1), "d": timedelta(day
 
 def time(text: str) -> datetime:
     """
-    Return the time that a text means: so long ago (`30m`, `2h`, `7d`), or ISO 8601; UTC unless it says otherwise.
+    Parse a time: an age (`30m`, `2h`, `7d`), or ISO 8601, in UTC if it has no time zone.
 
     Raises:
-        ValueError: it means none.
+        ValueError: the text is neither.
     """
     if ago := _AGO.fullmatch(text):
         try:

@@ -17,7 +17,7 @@ from outbox.database import Connection
 from outbox.monitoring.groups import GroupStatus
 from outbox.monitoring.processes import ProcessStatus, is_replaced
 from outbox.monitoring.text import age, count
-from outbox.relay.splitter import ALARM_TRIES
+from outbox.relay.splitter import ALERT_TRIES
 
 if TYPE_CHECKING:
     from outbox.monitoring.status import Status, TopicStatus
@@ -159,7 +159,7 @@ def _topic(topic: TopicStatus, status: Status) -> Iterator[Attention]:
         step = "Set it right at the broker; then outbox_retry sends at once."
         cause = "The broker is not set up for it."
         yield Attention(Kind.MISCONFIGURED, subject, cause, step, error=status.misconfigured[topic.name])
-    elif topic.tries >= ALARM_TRIES:
+    elif topic.tries >= ALERT_TRIES:
         step = "See the error on the message's page, and correct its cause; it is sent again by itself."
         yield Attention(Kind.SEND_FAILS, subject, f"A message has failed {topic.tries} times.", step)
     if (topic.oldest_seconds or 0) > LATE_AFTER.total_seconds() and not topic.is_paused:
@@ -230,5 +230,5 @@ def _records(status: Status) -> Iterator[Attention]:
         yield Attention(Kind.CODE_DIFFERS, f"group {group!r}", cause, "Deploy the same code to all of them.")
     if status.has_strays:
         cause = "Messages lie in the DEFAULT partition: nobody made the table of their day."
-        step = "See that outbox_relay runs, or beat's entry outbox-upkeep."
+        step = "See that outbox_relay runs, or beat's entry outbox-maintenance."
         yield Attention(Kind.NO_MAINTENANCE, f"database {status.database!r}", cause, step)

@@ -7,16 +7,13 @@ from enum import StrEnum
 
 import psycopg
 
-from outbox import database
 from outbox.database import Connection
 from outbox.errors import NotMigrated
+from outbox.monitoring.connection import connected
 from outbox.monitoring.status import read_status
 from outbox.relay.hosts import databases
 
-CONNECT_SECONDS = 2
-
-# Who asks has a time-out of its own, and asks again.
-NO_LONG_STATEMENT = {"statement_timeout": "3s"}
+STATEMENT_SECONDS = 3  # as long as a load balancer waits
 
 
 class Health(StrEnum):
@@ -40,9 +37,7 @@ def health() -> dict[str, Health]:
 
 def _ask(alias: str, question: Callable[[str, Connection], Health]) -> Health:
     try:
-        with database.connect(
-            alias, application_name="outbox health", settings=NO_LONG_STATEMENT, connect_timeout=CONNECT_SECONDS
-        ) as connection:
+        with connected(alias, "outbox health", statement_seconds=STATEMENT_SECONDS) as connection:
             return question(alias, connection)
     except NotMigrated:
         return Health.UNFIT
@@ -51,10 +46,8 @@ def _ask(alias: str, question: Callable[[str, Connection], Health]) -> Health:
 
 
 def _is_fit(alias: str, connection: Connection) -> Health:
-    database.ensure_fit(alias, connection)
     return Health.OK
 
 
 def _is_well(alias: str, connection: Connection) -> Health:
-    database.ensure_fit(alias, connection)
     return Health.NEEDS_ATTENTION if read_status(connection, alias).attention else Health.OK

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import os
-import threading
 import time
 from collections.abc import Callable
 from typing import Generic, TypeVar
 
 from django.core.signals import setting_changed
+
+from outbox.forks import ForkSafeLock
 
 T = TypeVar("T")
 
@@ -30,8 +30,7 @@ class Kept(Generic[T]):
         self._seconds = seconds
         self._clock = clock
         self._kept: tuple[float, T] | None = None  # until when, and what
-        self._lock = threading.Lock()
-        os.register_at_fork(after_in_child=self._renew_lock)
+        self._lock = ForkSafeLock()
         setting_changed.connect(self._on_setting_changed)
 
     def __call__(self) -> T:
@@ -39,7 +38,7 @@ class Kept(Generic[T]):
         kept = self._kept
         if kept is not None and kept[0] > self._clock():
             return kept[1]
-        lock = self._lock
+        lock = self._lock.current
         if not lock.acquire(blocking=kept is None) and kept is not None:
             return kept[1]
         try:
@@ -54,10 +53,6 @@ class Kept(Generic[T]):
     def forget(self) -> None:
         """Read again at the next call."""
         self._kept = None
-
-    def _renew_lock(self) -> None:
-        """Another thread of the parent may have held it."""
-        self._lock = threading.Lock()
 
     def _on_setting_changed(self, **kwargs: object) -> None:
         self.forget()

@@ -21,16 +21,14 @@ from prometheus_client.core import GaugeMetricFamily, Metric
 from prometheus_client.exposition import CONTENT_TYPE_LATEST, generate_latest
 from prometheus_client.registry import Collector
 
-from outbox import database
 from outbox.database import outside_transactions
 from outbox.errors import NotMigrated
 from outbox.monitoring.attention import Kind
-from outbox.monitoring.health import CONNECT_SECONDS
+from outbox.monitoring.connection import connected
 from outbox.monitoring.status import Status, read_status
 from outbox.relay.hosts import databases
 
-# Prometheus gives up after 10 s by default.
-NO_LONG_STATEMENT = {"statement_timeout": "8s"}
+STATEMENT_SECONDS = 8  # Prometheus gives up after 10 s by default
 
 STATES = ("waiting", "delayed", "released", "claimed", "prepared", "dead")
 
@@ -57,10 +55,7 @@ class OutboxCollector(Collector):
 
 def _read(alias: str) -> Status | None:
     try:
-        with database.connect(
-            alias, application_name="outbox metrics", settings=NO_LONG_STATEMENT, connect_timeout=CONNECT_SECONDS
-        ) as connection:
-            database.ensure_fit(alias, connection)
+        with connected(alias, "outbox metrics", statement_seconds=STATEMENT_SECONDS) as connection:
             return read_status(connection, alias)
     except (NotMigrated, psycopg.Error):
         return None

@@ -65,7 +65,7 @@ def read_processes(connection: Connection) -> list[ProcessStatus]:
 
 def _beats_within(process: ProcessStatus) -> float:
     """
-    Return after how many seconds a process of Celery's is missed: when beat has called twice in vain.
+    Return after how many seconds a process of Celery's counts as missing: after two of beat's calls without a heartbeat.
 
     A task goes from broker to broker, so where there are several another one may have all of its time first.
     """

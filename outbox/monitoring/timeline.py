@@ -8,7 +8,7 @@ is read with it; a server is asked by `Broker.find`, on demand.
 from __future__ import annotations
 
 import enum
-from collections.abc import Iterator, Sequence, Set
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime
 from uuid import UUID
@@ -18,9 +18,8 @@ from psycopg.rows import class_row
 from outbox import conf, database
 from outbox.brokers.base import StoredCopy
 from outbox.brokers.capabilities import StoredInDatabase
-from outbox.consuming.letter_acts import ENDS, GroupEnd, LetterAct
+from outbox.consuming.letter_acts import GroupEnd, LetterAct, read_ends
 from outbox.consuming.outcome import Outcome
-from outbox.consuming.register import groups
 from outbox.database import Connection
 from outbox.models import FailedAttempt, State
 from outbox.models.check_back import show_answer
@@ -111,7 +110,6 @@ class Timeline:
     Args:
         state: as in `outbox_message_state`.
         moments: in order of time.
-        waits_for: groups of this project that want the message, have not handled it and have not given it up.
         ended: how it ended in the groups that gave it up and have not handled it since.
     """
 
@@ -120,7 +118,6 @@ class Timeline:
     state: str
     due_at: datetime | None
     moments: list[TimelineEntry]
-    waits_for: list[str]
     ended: list[GroupEnd]
 
 
@@ -155,13 +152,12 @@ class _Entry:
     acted_by: str
 
 
-def read_timeline(using: str, message_id: UUID, *, type_name: str = "", tag: str = "") -> Timeline | None:
+def read_timeline(using: str, message_id: UUID) -> Timeline | None:
     """
-    Tell the life of a message; None where there is none of that id.
+    Return the timeline of a message; None where no message has that id. What it waits for is in `why`.
 
     Args:
         using: the database that holds it, asked over Django's connection.
-        type_name, tag: the message's, to know which groups want it.
     """
     connection = database.raw(using)
     row = connection.execute(STANDING, [message_id]).fetchone()
@@ -178,20 +174,8 @@ def read_timeline(using: str, message_id: UUID, *, type_name: str = "", tag: str
         *map(_of_entry, entries),
         *_stored(message_id, broker, halves),
     ]
-    handled = {entry.who for entry in entries if entry.book == "inbox"}
-    wanted = [group.name for group in groups().values() if group.find(topic, type_name, tag)] if state == "sent" else []
-    ended = _ends(entries, handled)
-    waits_for = sorted(set(wanted) - handled - {one.group for one in ended if one.outcome not in REPLAYS})
-    return Timeline(topic, broker, state, due_at, sorted(moments, key=lambda moment: moment.at), waits_for, ended)
-
-
-def _ends(entries: Sequence[_Entry], handled: Set[str]) -> list[GroupEnd]:
-    """Return how the message ended in groups that have not handled it; of each book, the newest entries come first."""
-    found: dict[str, GroupEnd] = {}
-    for entry in entries:
-        if entry.book == "delivery" and entry.outcome in ENDS and entry.who not in handled:
-            found.setdefault(entry.who, GroupEnd(entry.who, entry.outcome, entry.acted_by))
-    return [found[group] for group in sorted(found)]
+    ended = read_ends([message_id], using).get(message_id, [])
+    return Timeline(topic, broker, state, due_at, sorted(moments, key=lambda moment: moment.at), ended)
 
 
 def _of_batch(batch: _Batch) -> Iterator[TimelineEntry]:

@@ -38,7 +38,7 @@ class Clock:
 
     @contextmanager
     def still(self) -> Iterator[None]:
-        """Let no time pass."""
+        """Stop the clock inside the block."""
         self._still_at = self()
         try:
             yield

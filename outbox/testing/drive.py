@@ -140,8 +140,7 @@ class Relays:
         return done
 
     def _drain(self, alias: str, broker: str) -> RelayResult:
-        settings = conf.settings().relay
-        breakers = self._breakers.setdefault((alias, broker), make_breakers(settings, self._clock.seconds, _longest))
+        breakers = self._breakers.setdefault((alias, broker), make_breakers(self._clock.seconds, _longest))
         relay = Relay(database.raw(alias), conf.make_broker(broker), LANE, breakers=breakers, random=_longest)
         done = relay.drain()
         relay.sweep()
@@ -166,7 +165,7 @@ class Consumers:
         self._meant = 0  # retries and dead letters that a handler asked for
 
     def turn(self, databases: Sequence[str]) -> Tally:
-        """Let each group take what it is due, once."""
+        """Run the worker of each group once."""
         tally = Tally()
         for group in groups().values():
             if group.using in databases:

@@ -199,7 +199,7 @@ class DeadMessageFactory(factory.django.DjangoModelFactory):
 
 
 class InboxFactory(factory.django.DjangoModelFactory):
-    """Says that a group has handled a message: a second delivery of it is dropped."""
+    """A message that a group has handled; a second delivery of it is dropped."""
 
     class Meta:
         model = models.Inbox

@@ -143,7 +143,7 @@ class Outbox:
 
     def crash(self, place: str) -> AbstractContextManager[None]:
         """
-        Have the relay or consumer that passes a place in this block end there, as if it were killed.
+        Stop the relay or consumer that reaches a place inside the block, as if it were killed there.
 
         Args:
             place: `after_half`, `after_decide`, `consumer.after_commit`, …; `outbox.testing.crash.PLACES` lists them.
@@ -151,7 +151,7 @@ class Outbox:
         return crash(place)
 
     def advance(self, time: timedelta) -> None:
-        """Let that much time pass for outbox and broker, not for Python's clocks: what is stored grows older."""
+        """Advance the time of outbox and brokers by making everything stored older. Python's clocks stay as they are."""
         self._clock.advance(time)
         for alias in self._ready_databases():
             age_rows(alias, time)
@@ -159,11 +159,11 @@ class Outbox:
             broker.age(time)
 
     def pending_check_backs(self) -> list[Half]:
-        """List the half messages that nobody has committed or rolled back: their brokers will ask about them."""
+        """Return the half messages that are neither committed nor rolled back. Their brokers will ask about them."""
         return [half for broker in self.brokers.values() for half in broker.undecided()]
 
     def check_back(self) -> list[Resolution]:
-        """Let the brokers ask about all of them now; return the answers."""
+        """Make the brokers ask about all pending half messages now; return the answers."""
         databases = self._ready_databases()
         answers: list[Resolution] = []
 

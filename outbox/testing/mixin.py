@@ -14,7 +14,7 @@ else:
 
 class OutboxTestMixin(Base):
     """
-    Gives the tests of a `TestCase` or `TransactionTestCase` the outbox, as `self.outbox`::
+    Mixin for `TestCase` and `TransactionTestCase` that provides the outbox as `self.outbox`::
 
         class OrderTests(OutboxTestMixin, TestCase):
             def test_tells_the_others(self):

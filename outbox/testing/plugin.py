@@ -60,7 +60,7 @@ def pytest_configure(config: pytest.Config) -> None:
 @pytest.fixture
 def outbox(db: None) -> Iterator[Outbox]:
     """The outbox in the hands of the test: `docs/how-to/test.md`."""
-    from outbox.testing.kit import Outbox
+    from outbox.testing.kit import Outbox  # it imports models, and pytest loads this plugin before Django
 
     with Outbox() as kit:
         yield kit

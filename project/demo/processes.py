@@ -89,7 +89,7 @@ class Process:
         return "\n".join(self.log.read_text(errors="replace").splitlines()[-LOG_LINES:])
 
 
-class Crew:
+class Processes:
     """
     The demo's processes, as a context manager.
 

@@ -1,4 +1,4 @@
-"""Sets the stage: database, web server, Celery, relay and consumers as processes, and the story between them."""
+"""Sets the stage: database, web server, Celery, relay and consumers as processes, and the scenario."""
 
 from __future__ import annotations
 
@@ -24,9 +24,9 @@ from project.demo.database import own_database
 from project.demo.feed import Feed
 from project.demo.interrupt import Interrupt
 from project.demo.kills import CELERY, RESIDENT, ROUNDS, Permits
-from project.demo.processes import Crew, DemoError
+from project.demo.processes import DemoError, Processes
+from project.demo.scenario import Scenario
 from project.demo.screen import Screen
-from project.demo.story import Story
 from project.shop.orders_file import Invoice
 
 GROUPS = ("cart", "points", "shipment", "letters")
@@ -72,21 +72,21 @@ class Stage:
         self.listener = listener
         self.address = "http://{}:{}".format(*listener.getsockname())
         self.permits = Permits(folder)
-        self.crew = Crew(folder, self._environment(), interrupt.check)
+        self.processes = Processes(folder, self._environment(), interrupt.check)
 
     def start(self) -> None:
         """Migrate, start all processes, wait until the shop answers."""
-        self.crew.run("migrate", [*MANAGE, "migrate", "--verbosity", "0"])
+        self.processes.run("migrate", [*MANAGE, "migrate", "--verbosity", "0"])
         self.screen.say("the database is ready")
         # DEBUG: it hands out the admin's stylesheets, too.
-        self.crew.start("web", self._web_server(), {"DEBUG": "1"}, inherits=[self.listener.fileno()])
-        self.crew.start(CELERY, self._celery(), self.permits.environment(CELERY))
-        self.crew.start(RESIDENT, [*MANAGE, "outbox_relay"], self.permits.environment(RESIDENT))
+        self.processes.start("web", self._web_server(), {"DEBUG": "1"}, inherits=[self.listener.fileno()])
+        self.processes.start(CELERY, self._celery(), self.permits.environment(CELERY))
+        self.processes.start(RESIDENT, [*MANAGE, "outbox_relay"], self.permits.environment(RESIDENT))
         for group in GROUPS:
             command = [*MANAGE, "outbox_consume", "--group", group]
-            self.crew.start(group, command, self.permits.environment(group))
+            self.processes.start(group, command, self.permits.environment(group))
         for name, command_name in self.options.broker.commands.items():
-            self.crew.start(name, [*MANAGE, command_name])
+            self.processes.start(name, [*MANAGE, command_name])
         self._wait_for_shop()
         self.screen.say(f"web server, Celery with beat, relay and {len(GROUPS)} consumers run")
 
@@ -99,12 +99,12 @@ class Stage:
             def count_open() -> int:
                 return broker.count_open(connection, report.Kills.count(self.permits.done()))
 
-            story = Story(self.crew, self.permits, feed, count_open, self.screen, broker.settle_seconds)
-            story.play(ROUNDS if self.options.with_kills else ())
+            scenario = Scenario(self.processes, self.permits, feed, count_open, self.screen, broker.settle_seconds)
+            scenario.play(ROUNDS if self.options.with_kills else ())
 
     def stop(self) -> None:
         """Stop all processes but the database."""
-        for name in self.crew.stop():
+        for name in self.processes.stop():
             self.screen.say(f"{name} did not stop when asked, and was killed")
         self.screen.say("all processes have ended")
 
@@ -117,13 +117,13 @@ class Stage:
         """Make a superuser; return its password."""
         password = secrets.token_urlsafe(9)
         command = [*MANAGE, "createsuperuser", "--noinput", "--username", name, "--email", "admin@shop.example"]
-        self.crew.run("createsuperuser", command, {"DJANGO_SUPERUSER_PASSWORD": password})
+        self.processes.run("createsuperuser", command, {"DJANGO_SUPERUSER_PASSWORD": password})
         return password
 
     def stay(self) -> None:
         """Keep everything running until Interrupted is raised."""
         while True:
-            self.crew.tend()
+            self.processes.tend()
             time.sleep(0.5)
 
     def _environment(self) -> dict[str, str]:
@@ -133,6 +133,7 @@ class Stage:
             "DEBUG": "0",
             "SECRET_KEY": secrets.token_urlsafe(32),
             "SHOP_VAR_DIR": str(self.folder),
+            "TMPDIR": str(self.folder),  # what a killed process leaves there goes with the folder
             "DEMO_CHECK_BACK_URL": f"{self.address}/outbox/check-back/",
             "DEMO_SECRET": f"whsec_{base64.b64encode(secrets.token_bytes(32)).decode()}",
             "PYTHONUNBUFFERED": "1",
@@ -154,7 +155,7 @@ class Stage:
     def _wait_for_shop(self) -> None:
         deadline = time.monotonic() + START_SECONDS
         while not _answers(self.address):
-            self.crew.tend()
+            self.processes.tend()
             if time.monotonic() > deadline:
                 raise DemoError(f"The shop did not answer at {self.address} within {START_SECONDS} s.")
             time.sleep(0.05)
@@ -171,7 +172,7 @@ def open_stage(options: Options, screen: Screen, interrupt: Interrupt) -> Iterat
                 screen.say(options.broker.opening)
             with own_database() as url, options.broker.run(folder), listen(options.port) as listener:
                 stage = Stage(options, url, folder, listener, screen, interrupt)
-                with stage.crew:
+                with stage.processes:
                     stage.start()
                     yield stage
         except Exception:

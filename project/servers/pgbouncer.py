@@ -11,25 +11,18 @@ import os
 import shutil
 import signal
 import socket
-import subprocess
 import sys
 import tempfile
-import time
+from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
-from types import TracebackType
-from typing import Self
 from urllib.parse import quote
 
 from psycopg.conninfo import conninfo_to_dict
 
 from outbox.testing.programs import owner_of_server
-from project.servers.redis import free_port
+from project.servers.program import HOST, Program
 from project.servers.rocketmq_jars import ServerError
-
-HOST = "127.0.0.1"
-START_SECONDS = 10
-STOP_SECONDS = 15
 
 # Whoever reaches the port is the user of the URL, as whoever reaches the socket of a throw-away PostgreSQL is.
 CONFIG = """
@@ -47,12 +40,7 @@ max_client_conn = 500
 """
 
 
-def has_pgbouncer() -> bool:
-    """Return whether there is a pooler to start."""
-    return shutil.which("pgbouncer") is not None
-
-
-class PgBouncer:
+class PgBouncer(Program):
     """
     One pooler before one server, for all of its databases; leave the block to stop it.
 
@@ -62,12 +50,14 @@ class PgBouncer:
         mode: how long a connection keeps its backend: "transaction" or "session".
     """
 
+    command = package = "pgbouncer"
+    last_signal = "INT"
+
     def __init__(self, server: str, *, pool_size: int = 4, mode: str = "transaction") -> None:
+        super().__init__()
         self.pool_size = pool_size
         self.mode = mode
-        self.port = free_port()
         self._server = conninfo_to_dict(server)
-        self._process: subprocess.Popen[bytes] | None = None
         self._home: Path | None = None
 
     def url_of(self, database: str) -> str:
@@ -79,56 +69,30 @@ class PgBouncer:
         """The URL of the database that was named, through the pooler."""
         return self.url_of(str(self._server["dbname"]))
 
-    def __enter__(self) -> Self:
-        return self.start()
-
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
-        self.stop()
-
-    def start(self) -> Self:
-        """Start it and wait until it answers. Raises ServerError."""
-        if not has_pgbouncer():
-            raise ServerError("There is no pgbouncer here. Install it: apt-get install pgbouncer.")
-        self._home = Path(tempfile.mkdtemp(prefix="outbox-pgbouncer-"))
-        owner = owner_of_server()  # it refuses to run as root, as PostgreSQL does
-        config, log = self._home / "pgbouncer.ini", self._home / "log"
-        config.write_text(self._config())
-        tie = ["setpriv", "--pdeathsig", "INT"] if shutil.which("setpriv") else []  # a killed parent leaves none behind
-        if owner:
-            for path in (self._home, config):
-                os.chown(path, owner.pw_uid, owner.pw_gid)
-            tie = [*(tie or ["setpriv"]), f"--reuid={owner.pw_uid}", f"--regid={owner.pw_gid}", "--clear-groups"]
-        with log.open("ab") as output:
-            self._process = subprocess.Popen(
-                [*tie, "pgbouncer", config], stdin=subprocess.DEVNULL, stdout=output, stderr=output, start_new_session=True
-            )
-        deadline = time.monotonic() + START_SECONDS
-        while not self._answers():
-            if self._process.poll() is not None or time.monotonic() > deadline:
-                said = log.read_text()
-                self.stop()
-                raise ServerError(f"PgBouncer did not start. It said:\n{said}")
-            time.sleep(0.02)
-        return self
-
-    def wait(self) -> None:
-        """Wait until it ends without being stopped here."""
-        if self._process is not None:
-            self._process.wait()
-
     def stop(self) -> None:
         """End all connections and the pooler, and delete its folder."""
-        process, self._process = self._process, None
-        if process is not None:
-            process.terminate()
-            with suppress(subprocess.TimeoutExpired):
-                process.wait(STOP_SECONDS)
-            with suppress(ProcessLookupError, PermissionError):
-                os.killpg(process.pid, signal.SIGKILL)
-            process.wait()
+        super().stop()
         home, self._home = self._home, None
         if home is not None:
             shutil.rmtree(home, ignore_errors=True)
+
+    def _make_home(self) -> Path:
+        self._home = Path(tempfile.mkdtemp(prefix="outbox-pgbouncer-"))
+        return self._home
+
+    def _arguments(self, home: Path) -> Sequence[str | Path]:
+        config = home / "pgbouncer.ini"
+        config.write_text(self._config())
+        if owner := owner_of_server():
+            for path in (home, config):
+                os.chown(path, owner.pw_uid, owner.pw_gid)
+        return [config]
+
+    def _as_owner(self, tie: list[str]) -> list[str]:
+        owner = owner_of_server()  # it refuses to run as root, as PostgreSQL does
+        if owner is None:
+            return tie
+        return [*(tie or ["setpriv"]), f"--reuid={owner.pw_uid}", f"--regid={owner.pw_gid}", "--clear-groups"]
 
     def _config(self) -> str:
         names = ("host", "port", "user", "password")

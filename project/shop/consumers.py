@@ -40,7 +40,7 @@ def ship(message: OrderPlaced, context: Context) -> None:
 
 @consumer(OrderShipped, group="letters", retry=RETRY)
 def write_letter(message: OrderShipped, context: Context) -> None:
-    """Tell the customer that the parcel is on its way."""
+    """Send the customer a note that the parcel is on its way."""
     Letter.objects.create(
         invoice=message.invoice,
         text=f"Dear {message.customer or 'guest'}, your order {message.invoice} is on its way.",

@@ -94,7 +94,7 @@ def shop(browser: Browser) -> Iterator[Shop]:
         with demo.listen(8500) as listener:
             command = [sys.executable, "-m", "gunicorn", "project.wsgi", "--bind", f"fd://{listener.fileno()}", "--threads", "4"]
             environment = {"DEBUG": "1", "DJANGO_SETTINGS_MODULE": "tests.browser.settings"}
-            stage.crew.start("admin", [*command, "--no-control-socket"], environment, inherits=[listener.fileno()])
+            stage.processes.start("admin", [*command, "--no-control-socket"], environment, inherits=[listener.fileno()])
             address = "http://{}:{}".format(*listener.getsockname())
             yield Shop(address, stage.database_url, stage.add_admin("admin"))
 

@@ -24,8 +24,7 @@ PAGES = {
     "topics": "/admin/outbox/topic/",
     "audits": "/admin/outbox_pipeline/auditrun/",
     "findings": "/admin/outbox_pipeline/auditfinding/",
-    "quick-check": "/admin/outbox_pipeline/auditrun/quick-check/?window=1h",
-    "monitor": "/admin/outbox_pipeline/monitorlane/",
+    "quick-check": "/admin/outbox/overview/quick-check/?window=1h",
     "archived-days": "/admin/outbox_pipeline/archivedday/",
 }
 
@@ -132,7 +131,7 @@ class TestDeadMessages:
         page.check("#action-toggle")
         page.select_option("select[name=action]", "discard")
         page.get_by_role("button", name="Go").click()
-        page.get_by_text("what is skipped is never sent").wait_for()
+        page.get_by_text("skipped messages are never sent again").wait_for()
         operator.photograph("impact-light")
         page.fill("#id_reason", "Test orders of the warehouse, never meant for us")
         page.get_by_role("button", name="Skip").click()
@@ -151,7 +150,7 @@ class TestDeadLetters:
         page.locator("input[name=letter]").first.check()
         page.select_option("select[name=action]", "discard")
         page.get_by_role("button", name="Go").click()
-        page.get_by_text("This is final").wait_for()
+        page.get_by_text("This cannot be undone").wait_for()
         page.fill("#id_reason", "A test order of the warehouse")
         page.get_by_role("button", name="Discard 1").click()
         page.get_by_text("Discarded: 1.").wait_for()
@@ -179,7 +178,7 @@ class TestPausing:
         page.fill("#id_reason", "Counted")
         page.get_by_role("button", name="Resume order-cancellations").click()
 
-        page.get_by_text("Topic order-cancellations goes on.").wait_for()
+        page.get_by_text("Topic order-cancellations is resumed.").wait_for()
         assert page.get_by_text("is paused").count() == 0
 
 

@@ -1,8 +1,10 @@
 """What tests of the contract do all the time, said shortly."""
 
 import uuid
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from datetime import datetime, timedelta
+
+from msgspec.structs import replace
 
 from outbox.brokers.base import (
     Broker,
@@ -10,7 +12,7 @@ from outbox.brokers.base import (
     Delivery,
     Ended,
     HalfRef,
-    HalfStanding,
+    HalfStatus,
     Outgoing,
     SendStatus,
     StoredCopy,
@@ -25,7 +27,7 @@ NO_TIME = timedelta()
 
 
 @dataclass(frozen=True, slots=True)
-class Arrival:
+class AgedDelivery:
     """A delivery, and how old the harness was when it came."""
 
     delivery: Delivery
@@ -91,11 +93,11 @@ class Acts:
         message_id = str(uuid.uuid4())
         return self.decide(HalfRef(topic, HalfMessages.of(self.broker).new_half_id(message_id), message_id, place))
 
-    def look_up(self, half: HalfRef) -> HalfStanding:
+    def look_up(self, half: HalfRef) -> HalfStatus:
         """Return where a half message stands; again while the broker cannot tell yet."""
         for _ in self.harness.tries():
             [standing] = self.broker.look_up_halves([half])
-            if standing is not HalfStanding.UNKNOWN:
+            if standing is not HalfStatus.UNKNOWN:
                 break
         return standing
 
@@ -127,12 +129,12 @@ class Acts:
         """Receive what is due again by now."""
         return self.receive(kind, group=group, count=count)
 
-    def receive_while_time_passes(self, span: timedelta, kind: TopicType = TopicType.NORMAL, *, count: int) -> list[Arrival]:
+    def receive_while_time_passes(self, span: timedelta, kind: TopicType = TopicType.NORMAL, *, count: int) -> list[AgedDelivery]:
         """Receive again and again, and after that time until there are so many."""
-        found: list[Arrival] = []
+        found: list[AgedDelivery] = []
 
         def receive(count: int = 0) -> None:
-            found.extend(Arrival(delivery, self.harness.age()) for delivery in self.receive(kind, count=count))
+            found.extend(AgedDelivery(delivery, self.harness.age()) for delivery in self.receive(kind, count=count))
 
         for _ in range(10):
             receive()

@@ -4,14 +4,14 @@ import time
 import uuid
 from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from functools import partial
 from typing import Any, ClassVar
 
 import pytest
+from msgspec.structs import replace
 
-from outbox.brokers.base import Broker, DeadLetter, Delivery, HalfRef, HalfStanding, Outgoing, SendResult
+from outbox.brokers.base import Broker, DeadLetter, Delivery, HalfRef, HalfStatus, Outgoing, SendResult
 from outbox.brokers.rocketmq import RocketMQBroker
 from outbox.brokers.rocketmq.remoting.connection import NoAnswer
 from outbox.brokers.rocketmq.remoting.frames import Answer, Request, Stored
@@ -68,7 +68,7 @@ class PatientRocketMQ(RocketMQBroker):
         self._wait_until_all_is_queued()
         return super().discard(group, letters)
 
-    def look_up_halves(self, halves: Sequence[HalfRef]) -> list[HalfStanding]:
+    def look_up_halves(self, halves: Sequence[HalfRef]) -> list[HalfStatus]:
         """The sweep lets 10 s pass behind the last end, which the contract has sent a moment ago."""
         self._wait_until_all_is_queued()
         return super().look_up_halves(halves)

@@ -10,7 +10,7 @@ import pytest
 from django.conf import settings
 from django.db import connections
 
-from outbox.brokers.base import Broker, Ended, HalfRef, HalfStanding, SendStatus
+from outbox.brokers.base import Broker, Ended, HalfRef, HalfStatus, SendStatus
 from outbox.message import COMMIT, ROLLBACK, TopicType
 from tests.contracts.acts import INVISIBLE, Acts
 from tests.contracts.harness import Harness
@@ -107,7 +107,7 @@ class TestKilledProducer:
         producer.wait(30)
 
         assert told == "accepted"
-        assert acts.look_up(acts.decide(HalfRef(harness.topic(HALF), half_id, "m"))) is HalfStanding.VISIBLE
+        assert acts.look_up(acts.decide(HalfRef(harness.topic(HALF), half_id, "m"))) is HalfStatus.VISIBLE
         assert [delivery.body for delivery in acts.receive(HALF)] == [b"a"]
 
 
@@ -119,7 +119,7 @@ class TestRestart:
         harness.restart()
         later = Acts(harness, harness.open())
 
-        assert [later.look_up(half) for half in (one, other)] == [HalfStanding.HIDDEN] * 2
+        assert [later.look_up(half) for half in (one, other)] == [HalfStatus.HIDDEN] * 2
         assert later.end(one) == [Ended.COMMITTED]
         assert later.end(other, resolution=ROLLBACK) == [Ended.ROLLED_BACK]
         assert [delivery.message_id for delivery in later.receive(HALF, count=1)] == [one.message_id]
@@ -132,7 +132,7 @@ class TestRestart:
         harness.restart()
         later = Acts(harness, harness.open())
 
-        assert [later.look_up(half) for half in halves] == [HalfStanding.VISIBLE] * 5
+        assert [later.look_up(half) for half in halves] == [HalfStatus.VISIBLE] * 5
         assert len(later.receive(HALF, count=5)) == 5
 
     def test_finds_nothing_of_what_was_rolled_back(self, acts: Acts, harness: Harness):
@@ -142,7 +142,7 @@ class TestRestart:
         harness.restart()
         later = Acts(harness, harness.open())
 
-        assert later.look_up(half) is not HalfStanding.VISIBLE
+        assert later.look_up(half) is not HalfStatus.VISIBLE
         assert later.receive(HALF) == []
 
     def test_lets_a_broker_go_on_that_was_open(self, acts: Acts, broker: Broker, harness: Harness):
@@ -151,8 +151,8 @@ class TestRestart:
         harness.restart()
         [first] = broker.end([half], COMMIT)
 
-        if acts.look_up(half) is HalfStanding.HIDDEN:
+        if acts.look_up(half) is HalfStatus.HIDDEN:
             assert first.status in (SendStatus.UNSURE, SendStatus.UNAVAILABLE)
             assert acts.end(half) == [Ended.COMMITTED]
-        assert acts.look_up(half) is HalfStanding.VISIBLE
+        assert acts.look_up(half) is HalfStatus.VISIBLE
         assert len(acts.receive(HALF, count=1)) == 1

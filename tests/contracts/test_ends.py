@@ -1,9 +1,9 @@
 """Ends of half messages: the first, repeated ones, what an accepted one is worth, and which half message it names."""
 
 import threading
-from dataclasses import replace
 
 import pytest
+from msgspec.structs import replace
 
 from outbox.brokers.base import Broker, Ended, EndSemantics, HalfRef, SendStatus
 from outbox.message import COMMIT, ROLLBACK, UNKNOWN, Resolution, TopicType

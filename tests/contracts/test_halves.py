@@ -1,9 +1,9 @@
 """Half messages: hidden until they are ended, ended once."""
 
 import threading
-from dataclasses import replace
 
 import pytest
+from msgspec.structs import replace
 
 from outbox.brokers.base import Broker, Ended, HalfRef, SendStatus
 from outbox.message import COMMIT, ROLLBACK, UNKNOWN, Half, Resolution, TopicType

@@ -1,17 +1,17 @@
 """Where half messages stand: after ends whose answers were lost, that never arrived or that came too late."""
 
-from dataclasses import replace
 from datetime import timedelta
 
 import pytest
+from msgspec.structs import replace
 
-from outbox.brokers.base import Broker, Ended, EndSemantics, HalfRef, HalfStanding, SendStatus
+from outbox.brokers.base import Broker, Ended, EndSemantics, HalfRef, HalfStatus, SendStatus
 from outbox.message import COMMIT, ROLLBACK, Resolution, TopicType
 from tests.contracts.acts import Acts
 from tests.contracts.harness import Harness
 
 HALF = TopicType.TRANSACTION
-NEITHER = (HalfStanding.GONE, HalfStanding.UNPROVEN)
+NEITHER = (HalfStatus.GONE, HalfStatus.UNPROVEN)
 
 pytestmark = pytest.mark.needs("supports_half_messages")
 
@@ -20,12 +20,12 @@ class TestLookUp:
     def test_answers_in_the_order_of_the_halves(self, acts: Acts, broker: Broker):
         hidden, committed, lost = acts.decided_half(), acts.decided_half(), acts.unknown_half()
         acts.end(committed)
-        assert acts.look_up(committed) is HalfStanding.VISIBLE  # by now a server that is late tells all of them
+        assert acts.look_up(committed) is HalfStatus.VISIBLE  # by now a server that is late tells all of them
         assert acts.look_up(lost) in NEITHER
 
         standings = broker.look_up_halves([lost, committed, hidden, lost])
 
-        assert standings[1:3] == [HalfStanding.VISIBLE, HalfStanding.HIDDEN]
+        assert standings[1:3] == [HalfStatus.VISIBLE, HalfStatus.HIDDEN]
         assert standings[0] is standings[3]
         assert standings[0] in NEITHER
 
@@ -35,7 +35,7 @@ class TestLookUp:
     def test_changes_nothing(self, acts: Acts):
         half = acts.decided_half()
 
-        assert [acts.look_up(half) for _ in range(3)] == [HalfStanding.HIDDEN] * 3
+        assert [acts.look_up(half) for _ in range(3)] == [HalfStatus.HIDDEN] * 3
 
         assert acts.receive(HALF) == []
         assert acts.end(half) == [Ended.COMMITTED]
@@ -44,8 +44,8 @@ class TestLookUp:
         hidden, committed = acts.decided_half(), acts.decided_half()
         acts.end(committed)
 
-        assert acts.look_up(replace(hidden, place="")) is HalfStanding.HIDDEN
-        assert acts.look_up(replace(committed, place="")) is HalfStanding.VISIBLE
+        assert acts.look_up(replace(hidden, place="")) is HalfStatus.HIDDEN
+        assert acts.look_up(replace(committed, place="")) is HalfStatus.VISIBLE
 
     def test_of_a_half_that_never_was_finds_neither(self, acts: Acts):
         assert acts.look_up(acts.unknown_half()) in NEITHER
@@ -58,7 +58,7 @@ class TestLookUp:
 
         assert acts.look_up(acts.unknown_half(place=other.place)) in NEITHER
 
-        assert acts.look_up(acts.decide(other)) is HalfStanding.HIDDEN
+        assert acts.look_up(acts.decide(other)) is HalfStatus.HIDDEN
 
     def test_is_not_misled_by_another_message(self, acts: Acts):
         acts.end(acts.half())
@@ -72,7 +72,7 @@ class TestLookUp:
         standing = acts.look_up(half)
 
         is_stateless = broker.end_semantics is EndSemantics.STATELESS
-        assert standing is (HalfStanding.HIDDEN if is_stateless else HalfStanding.GONE)
+        assert standing is (HalfStatus.HIDDEN if is_stateless else HalfStatus.GONE)
         assert len(acts.receive(HALF)) == 0
         acts.end(half)
         assert len(acts.receive(HALF, count=1 if is_stateless else 0)) == (1 if is_stateless else 0)
@@ -81,7 +81,7 @@ class TestLookUp:
         halves = [acts.decided_half(), acts.unknown_half()]
         away = harness.open_unreachable()
 
-        assert away.look_up_halves(halves) == [HalfStanding.UNKNOWN] * 2
+        assert away.look_up_halves(halves) == [HalfStatus.UNKNOWN] * 2
 
 
 @pytest.mark.needs("can_lose_ends")
@@ -97,7 +97,7 @@ class TestEndWithoutAnswer:
         status = self.end_unheard(acts, half, COMMIT, arrive=True)
 
         assert status is SendStatus.UNSURE
-        assert acts.look_up(half) is HalfStanding.VISIBLE
+        assert acts.look_up(half) is HalfStatus.VISIBLE
         assert len(acts.receive(HALF, count=1)) == 1
 
     def test_is_done_later_where_it_never_arrived(self, acts: Acts):
@@ -106,10 +106,10 @@ class TestEndWithoutAnswer:
         status = self.end_unheard(acts, half, COMMIT, arrive=False)
 
         assert status in (SendStatus.UNSURE, SendStatus.UNAVAILABLE)
-        assert acts.look_up(half) is HalfStanding.HIDDEN
+        assert acts.look_up(half) is HalfStatus.HIDDEN
         assert acts.receive(HALF) == []
         assert acts.end(half) == [Ended.COMMITTED]
-        assert acts.look_up(half) is HalfStanding.VISIBLE
+        assert acts.look_up(half) is HalfStatus.VISIBLE
         assert len(acts.receive(HALF, count=1)) == 1
 
     def test_does_not_make_a_message_visible_that_was_rolled_back(self, acts: Acts):
@@ -118,7 +118,7 @@ class TestEndWithoutAnswer:
         status = self.end_unheard(acts, half, ROLLBACK, arrive=True)
 
         assert status is SendStatus.UNSURE
-        assert acts.look_up(half) is not HalfStanding.VISIBLE
+        assert acts.look_up(half) is not HalfStatus.VISIBLE
         assert acts.receive(HALF) == []
 
     def test_says_nothing_of_other_halves(self, acts: Acts):
@@ -127,7 +127,7 @@ class TestEndWithoutAnswer:
 
         self.end_unheard(acts, unheard, COMMIT, arrive=True)
 
-        assert [acts.look_up(half) for half in (hidden, committed)] == [HalfStanding.HIDDEN, HalfStanding.VISIBLE]
+        assert [acts.look_up(half) for half in (hidden, committed)] == [HalfStatus.HIDDEN, HalfStatus.VISIBLE]
 
     @pytest.mark.needs("remembers_ends")
     @pytest.mark.parametrize("arrive", [True, False])
@@ -148,15 +148,15 @@ class TestEndWithin:
 
         is_done = result.status is SendStatus.ACCEPTED
         assert is_done or result.status is SendStatus.UNAVAILABLE
-        assert acts.look_up(half) is (HalfStanding.VISIBLE if is_done else HalfStanding.HIDDEN)
+        assert acts.look_up(half) is (HalfStatus.VISIBLE if is_done else HalfStatus.HIDDEN)
 
     def test_may_be_asked_for_again(self, acts: Acts, broker: Broker):
         half = acts.decided_half()
         broker.end([half], COMMIT, within=timedelta(seconds=-1))
-        if acts.look_up(half) is HalfStanding.HIDDEN:
+        if acts.look_up(half) is HalfStatus.HIDDEN:
             acts.end(half)
 
-        assert acts.look_up(half) is HalfStanding.VISIBLE
+        assert acts.look_up(half) is HalfStatus.VISIBLE
         assert len(acts.receive(HALF, count=1)) == 1
 
     def test_ends_as_ever_before(self, acts: Acts, broker: Broker):

@@ -1,10 +1,10 @@
 """What a broker answers to messages that are handed to it."""
 
-from dataclasses import replace
 from datetime import timedelta
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
 from outbox.brokers.base import Broker, SendStatus
 from outbox.brokers.capabilities import (

@@ -39,7 +39,7 @@ class TestTables:
             found = {name for (name,) in cursor.fetchall()}
 
         assert {"outbox_message", "outbox_batch", "outbox_inbox"} <= found
-        theirs = ("outbox_embedded", "outbox_audit", "outbox_archived", "outbox_monitor", "outbox_recorded")
+        theirs = ("outbox_embedded", "outbox_audit", "outbox_archived", "outbox_recorded")
         assert [name for name in found if name.startswith(theirs)] == []
 
     def test_are_no_more_where_somebody_imports_models_of_an_app(self):
@@ -83,7 +83,7 @@ class TestChecks:
 
         [problem] = [one for one in run_checks() if str(one.id).startswith("outbox.E")]
 
-        assert problem.id == "outbox.E043"
+        assert problem.id == "outbox.E042"
         assert 'INSTALLED_APPS += ["outbox.pipeline"]' in problem.hint
 
 
@@ -92,7 +92,7 @@ class TestCommands:
         ours = {name: app for name, app in get_commands().items() if name.startswith("outbox_")}
 
         assert set(ours.values()) == {"outbox"}
-        assert not {"outbox_audit", "outbox_archive", "outbox_monitor", "outbox_record"} & ours.keys()
+        assert not {"outbox_audit", "outbox_archive", "outbox_record"} & ours.keys()
 
 
 class TestTheSchedule:

@@ -4,7 +4,7 @@ import sys
 
 import pytest
 
-from project.demo.processes import Crew, DemoError
+from project.demo.processes import DemoError, Processes
 from tests.waiting import wait_until
 
 SLEEP = [sys.executable, "-c", "print('here', flush=True); import time; time.sleep(60)"]
@@ -29,71 +29,71 @@ def is_alive(pid):
 
 
 @pytest.fixture
-def crew(tmp_path):
-    with Crew(tmp_path, {}) as crew:
-        yield crew
+def processes(tmp_path):
+    with Processes(tmp_path, {}) as processes:
+        yield processes
 
 
 @pytest.fixture
-def start(crew, tmp_path):
-    """Start a process of the crew; return its id once it has said something."""
+def start(processes, tmp_path):
+    """Start a process; return its id once it has said something."""
 
     def start(command, name="sleeper"):
-        crew.start(name, command)
+        processes.start(name, command)
         wait_until((tmp_path / f"{name}.log").read_text)
-        return crew.pid(name)
+        return processes.pid(name)
 
     return start
 
 
 class TestCrew:
-    def test_starts_again_what_was_killed(self, crew, start):
+    def test_starts_again_what_was_killed(self, processes, start):
         pid = start(SLEEP)
         os.kill(pid, signal.SIGKILL)
 
-        wait_until(lambda: crew.tend() or crew.pid("sleeper") != pid)
+        wait_until(lambda: processes.tend() or processes.pid("sleeper") != pid)
 
-        assert is_alive(crew.pid("sleeper"))
+        assert is_alive(processes.pid("sleeper"))
 
-    def test_leaves_dead_what_is_held_until_it_is_released(self, crew, start):
+    def test_leaves_dead_what_is_held_until_it_is_released(self, processes, start):
         pid = start(SLEEP)
-        crew.hold("sleeper")
+        processes.hold("sleeper")
         os.kill(pid, signal.SIGKILL)
 
-        wait_until(lambda: crew.tend() or not is_alive(pid))
-        assert crew.pid("sleeper") == pid
+        wait_until(lambda: processes.tend() or not is_alive(pid))
+        assert processes.pid("sleeper") == pid
 
-        crew.release("sleeper")
-        assert crew.pid("sleeper") != pid
+        processes.release("sleeper")
+        assert processes.pid("sleeper") != pid
 
-    def test_says_what_a_process_said_that_ended_by_itself(self, crew):
-        crew.start("broken", [sys.executable, "-c", "import sys; sys.exit('no such table')"])
+    def test_says_what_a_process_said_that_ended_by_itself(self, processes):
+        processes.start("broken", [sys.executable, "-c", "import sys; sys.exit('no such table')"])
 
         with pytest.raises(DemoError, match="broken ended with exit code 1:\nno such table"):
-            wait_until(crew.tend)
+            wait_until(processes.tend)
 
-    def test_stops_all(self, crew, start):
+    def test_stops_all(self, processes, start):
         pids = [start(SLEEP, name) for name in ("one", "two")]
 
-        deaf = crew.stop()
+        deaf = processes.stop()
 
         assert deaf == []
         assert not any(map(is_alive, pids))
 
-    def test_stops_what_does_not_listen(self, crew, start, monkeypatch):
+    def test_stops_what_does_not_listen(self, processes, start, monkeypatch):
         monkeypatch.setattr("project.demo.processes.STOP_SECONDS", 0.2)
         pid = start(DEAF)
 
-        deaf = crew.stop()
+        deaf = processes.stop()
 
         assert deaf == ["sleeper"]
         assert not is_alive(pid)
 
-    def test_stops_the_children_that_a_process_leaves_behind(self, crew, start, tmp_path):
+    def test_stops_the_children_that_a_process_leaves_behind(self, processes, start, tmp_path):
         start(PARENT)
         child = int((tmp_path / "sleeper.log").read_text())
 
-        crew.stop()
+        processes.stop()
 
         wait_until(lambda: not is_alive(child))
 
@@ -101,15 +101,15 @@ class TestCrew:
         pids = []
 
         def interrupted():
-            with Crew(tmp_path, {}) as crew:
-                crew.start("sleeper", SLEEP)
-                pids.append(crew.pid("sleeper"))
+            with Processes(tmp_path, {}) as processes:
+                processes.start("sleeper", SLEEP)
+                pids.append(processes.pid("sleeper"))
                 raise KeyboardInterrupt
 
         with pytest.raises(KeyboardInterrupt):
             interrupted()
         assert not is_alive(pids[0])
 
-    def test_says_why_a_run_failed(self, crew):
+    def test_says_why_a_run_failed(self, processes):
         with pytest.raises(DemoError, match="migrate ended with exit code 1:\nno database"):
-            crew.run("migrate", [sys.executable, "-c", "import sys; sys.exit('no database')"])
+            processes.run("migrate", [sys.executable, "-c", "import sys; sys.exit('no database')"])

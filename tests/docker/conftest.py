@@ -9,7 +9,7 @@ import psycopg
 import pytest
 from django.db import connection
 
-from project.servers.redis import Redis, has_redis
+from project.servers.redis import Redis
 
 collect_ignore_glob = [] if importlib.util.find_spec("rocketmq") else ["test_*rocketmq*.py"]
 
@@ -47,7 +47,7 @@ def books(database_url):
 
 @pytest.fixture(scope="module")
 def redis_url(folder):
-    if not has_redis():
+    if not Redis.is_here():
         pytest.skip("There is no redis-server: apt-get install redis-server.")
     with Redis(folder) as server:
         yield server.url

@@ -12,14 +12,14 @@ import redis
 from django.db import connection
 
 from outbox.models import MessageState, Process
-from project.servers.redis import Redis, has_redis
+from project.servers.redis import Redis
 from tests.database_url import url_of
 from tests.waiting import wait_until
 
 pytestmark = [
     pytest.mark.redis,
     pytest.mark.django_db(transaction=True),
-    pytest.mark.skipif(not has_redis(), reason="There is no redis-server: apt-get install redis-server."),
+    pytest.mark.skipif(not Redis.is_here(), reason="There is no redis-server: apt-get install redis-server."),
 ]
 
 PUBLISH = """

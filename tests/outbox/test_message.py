@@ -40,27 +40,27 @@ class TestAMessageType:
 
     @pytest.mark.parametrize("version", ["2", -1, 1.5, True, None])
     def test_refuses_a_version_that_is_no_whole_number(self, version):
-        with pytest.raises(TypeError, match=r"Order\.Meta\.version is a whole number, not "):
+        with pytest.raises(TypeError, match=r"Order\.Meta\.version must be an integer, 0 or greater, not "):
             make(version=version)
 
     def test_refuses_an_upgrade_from_a_version_that_is_no_whole_number(self):
-        with pytest.raises(TypeError, match=r"@Order\.upgrade_from takes the older version, a whole number, not '1'\."):
+        with pytest.raises(TypeError, match=r"@Order\.upgrade_from takes the older version as an integer, not '1'\."):
             make(version=2).upgrade_from("1")
 
     @pytest.mark.parametrize("name", ["topic", "key", "tag", "type"])
     def test_refuses_a_name_that_is_no_text(self, name):
-        with pytest.raises(TypeError, match=rf"Order\.Meta\.{name} is a text, not 7\."):
+        with pytest.raises(TypeError, match=rf"Order\.Meta\.{name} must be a string, not 7\."):
             make(**{name: 7})
 
     def test_takes_a_list_of_fields_to_mask(self):
         assert make(mask=["total"])._meta.mask == ("total",)
 
     def test_refuses_a_mask_that_is_one_text(self):
-        with pytest.raises(TypeError, match=r'Order\.Meta\.mask is a list of fields, such as \["customer"\], not \'total\''):
+        with pytest.raises(TypeError, match=r'Order\.Meta\.mask must be a list of fields, such as \["customer"\], not \'total\''):
             make(mask="total")
 
     def test_refuses_an_unknown_option(self):
-        known = r"Order\.Meta has unknown options \['topics'\]\. Known are \['key', 'mask', 'tag', 'topic'"
+        known = r"Order\.Meta has unknown options \['topics'\]\. Choices are: \['key', 'mask', 'tag', 'topic'"
         with pytest.raises(TypeError, match=known):
             make(topics="orders")
 

@@ -12,13 +12,13 @@ class TestBeatSchedule:
     def test_names_tasks_that_exist(self):
         tasks = {entry["task"] for entry in beat_schedule().values()}
 
-        assert tasks == {"outbox.tasks.sweep", "outbox.tasks.upkeep"}
+        assert tasks == {"outbox.tasks.sweep", "outbox.tasks.maintenance"}
         assert tasks <= set(current_app.tasks)
 
     def test_sweeps_each_second_and_keeps_up_hourly(self):
         every = {entry["task"]: entry["schedule"] for entry in beat_schedule().values()}
 
-        assert every == {"outbox.tasks.sweep": timedelta(seconds=1), "outbox.tasks.upkeep": timedelta(hours=1)}
+        assert every == {"outbox.tasks.sweep": timedelta(seconds=1), "outbox.tasks.maintenance": timedelta(hours=1)}
 
     def test_has_celery_serve_the_groups_it_is_given(self):
         schedule = beat_schedule(consume=["cart", "points"])

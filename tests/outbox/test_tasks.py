@@ -140,17 +140,17 @@ class TestSweep:
         assert sent() == 1
 
 
-class TestUpkeep:
+class TestMaintenance:
     def test_keeps_each_database_and_broker_in_shape(self, monkeypatch):
         kept, pruned = [], []
         monkeypatch.setattr(tasks, "maintain", kept.append)
         monkeypatch.setattr(tasks, "prune_brokers", pruned.append)
 
-        tasks.upkeep()
+        tasks.maintenance()
 
         assert (kept, pruned) == (["default"], [{"default"}])
 
     def test_runs_over_the_real_tables(self, caplog):
-        tasks.upkeep()
+        tasks.maintenance()
 
         assert [record.message for record in caplog.records if record.levelname == "ERROR"] == []

@@ -138,6 +138,21 @@ def test_a_processor_that_raises_fails_no_publish_no_send_and_no_handler(monkeyp
     assert "OpenTelemetry failed" in caplog.text
 
 
+def test_providers_that_cannot_be_loaded_fail_no_publish_no_send_and_no_handler(monkeypatch, outbox):
+    def fail():
+        raise RuntimeError("no such entry point")
+
+    monkeypatch.setattr(trace, "get_tracer_provider", fail)
+    monkeypatch.setattr(metrics, "get_meter_provider", fail)
+    handled = []
+    consumer(Placed, group="points")(lambda message, context: handled.append(message.invoice))
+
+    publish()
+    outbox.run_until_idle()
+
+    assert handled == ["A1"]
+
+
 def test_nothing_is_added_where_opentelemetry_is_not_set_up(outbox):
     publish()
 

@@ -13,7 +13,7 @@ from outbox.brokers.base import (
     DeadLetter,
     Delivery,
     HalfRef,
-    HalfStanding,
+    HalfStatus,
     Outgoing,
     Problem,
     SendResult,
@@ -29,7 +29,7 @@ from outbox.brokers.memory.faults import Fault, FaultKind, Handed
 from outbox.brokers.memory.options import MemoryOptions
 from outbox.brokers.memory.store import Group, HalfRecord, Place, store
 from outbox.brokers.options import problems_with, read_options
-from outbox.brokers.validation import TOO_LATE, known_topic, objection
+from outbox.brokers.validation import TOO_LATE, known_topic, validate
 from outbox.message import Half, Header, Resolution
 
 POLL_SECONDS = 0.02  # a time handed in moves without telling those who wait
@@ -87,12 +87,12 @@ class MemoryBroker(Controls, NeedsCheckLoop, DeadLetters, TransactionalSends):
         with self._store.changed:
             return [self._with_fault("end", half, partial(self._end_one, half, resolution)) for half in halves]
 
-    def look_up_halves(self, halves: Sequence[HalfRef]) -> list[HalfStanding]:
+    def look_up_halves(self, halves: Sequence[HalfRef]) -> list[HalfStatus]:
         """Look half messages up among copies and half messages."""
         with self._store.changed:
             planned = [self._store.faults.take("look_up_halves", half) for half in halves]
             return [
-                (fault and fault.standing) or lookup.stand(self._store, half, self.end_semantics)
+                (fault and fault.status) or lookup.stand(self._store, half, self.end_semantics)
                 for half, fault in zip(halves, planned, strict=True)
             ]
 
@@ -105,8 +105,8 @@ class MemoryBroker(Controls, NeedsCheckLoop, DeadLetters, TransactionalSends):
         """Show messages and set the lane's marker, all at once. A planned fault that meets one message meets them all."""
 
         def arrive() -> list[SendResult]:
-            objections = [self._objection(message, is_half=False) for message in messages]
-            return transactions.commit(self._store, lane, self, messages, objections, marker, self._now())
+            rejections = [self._validate(message, is_half=False) for message in messages]
+            return transactions.commit(self._store, lane, self, messages, rejections, marker, self._now())
 
         with self._store.changed:
             for message in messages:
@@ -153,10 +153,10 @@ class MemoryBroker(Controls, NeedsCheckLoop, DeadLetters, TransactionalSends):
             return [receiver.renew(self._store, one, self._now() + invisible_for) for one in deliveries]
 
     def release(self, deliveries: Sequence[Delivery]) -> None:
-        """Let go of deliveries; their messages are due at once, to those who wait, too."""
+        """Release deliveries. Their messages are due at once, also for consumers that already wait."""
         with self._store.changed:
             for delivery in deliveries:
-                receiver.let_go(self._store, delivery, self._now())
+                receiver.release(self._store, delivery, self._now())
             self._store.changed.notify_all()
 
     def ack(self, deliveries: Sequence[Delivery]) -> list[bool]:
@@ -165,12 +165,12 @@ class MemoryBroker(Controls, NeedsCheckLoop, DeadLetters, TransactionalSends):
             return [self._finish(delivery) is not None for delivery in deliveries]
 
     def retry(self, delivery: Delivery, after: timedelta) -> bool:
-        """Let go of a delivery; its message is due again after that time."""
+        """Release a delivery. Its message is due again after the given time."""
         with self._store.changed:
-            return receiver.let_go(self._store, delivery, self._now() + after)
+            return receiver.release(self._store, delivery, self._now() + after)
 
     def dead_letter(self, delivery: Delivery, reason: str) -> bool:
-        """Put the message aside."""
+        """Store the message as a dead letter."""
         with self._store.changed:
             place = self._finish(delivery)
             if place is not None:
@@ -193,7 +193,7 @@ class MemoryBroker(Controls, NeedsCheckLoop, DeadLetters, TransactionalSends):
             return len(copies)
 
     def discard(self, group: str, letters: Sequence[str]) -> int:
-        """Let dead letters go."""
+        """Delete dead letters."""
         with self._store.changed:
             dead = self._store.groups[group].dead
             return len([dead.pop(letter) for letter in letters if letter in dead])
@@ -244,12 +244,12 @@ class MemoryBroker(Controls, NeedsCheckLoop, DeadLetters, TransactionalSends):
             arrive()
         return answer
 
-    def _objection(self, message: Outgoing, *, is_half: bool) -> SendResult | None:
-        return objection(message, self.topics, is_half=is_half, max_body_bytes=self.max_body_bytes)
+    def _validate(self, message: Outgoing, *, is_half: bool) -> SendResult | None:
+        return validate(message, self.topics, is_half=is_half, max_body_bytes=self.max_body_bytes)
 
     def _send_one(self, message: Outgoing) -> SendResult:
-        if wrong := self._objection(message, is_half=False):
-            return wrong
+        if rejection := self._validate(message, is_half=False):
+            return rejection
         name = (message.headers.get(Header.SOURCE, ""), message.message_id)
         if not (self._settings.drop_repeats and name in self._store.sent):
             self._store.sent.add(name)
@@ -257,8 +257,8 @@ class MemoryBroker(Controls, NeedsCheckLoop, DeadLetters, TransactionalSends):
         return SendResult(SendStatus.ACCEPTED)
 
     def _store_half(self, message: Outgoing) -> SendResult:
-        if wrong := self._objection(message, is_half=True):
-            return wrong
+        if rejection := self._validate(message, is_half=True):
+            return rejection
         now = self._now()
         half_id = message.half_id or self.new_half_id(message.message_id)
         known = self._store.halves.get(half_id)  # the request came twice: it lies where it lay

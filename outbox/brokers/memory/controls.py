@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from datetime import datetime, timedelta
 
-from outbox.brokers.base import Ended, HalfStanding, Outgoing, SendStatus
+from outbox.brokers.base import Ended, HalfStatus, Outgoing, SendStatus
 from outbox.brokers.memory.faults import FaultKind, Handed, Where
 from outbox.brokers.memory.store import HalfRecord, Place, Store
 from outbox.message import Half
@@ -28,7 +28,7 @@ class Controls:
     def fail(
         self,
         call: str,
-        verdict: SendStatus | HalfStanding | str,
+        verdict: SendStatus | HalfStatus | str,
         *,
         times: int | None = 1,
         where: Where = _all,
@@ -50,7 +50,7 @@ class Controls:
         if call not in CALLS:
             raise ValueError(f"{call!r} cannot fail. What can: {', '.join(CALLS)}.")
         if call == LOOK_UP:
-            self._store.faults.plan_lookup(_standing(verdict), where, times)
+            self._store.faults.plan_lookup(_status(verdict), where, times)
             return
         if verdict not in list(SendStatus):
             raise ValueError(f"{verdict!r} is no verdict. There are: {', '.join(SendStatus)}.")
@@ -68,7 +68,7 @@ class Controls:
         self._store.faults.planned.clear()
 
     def deliver_late(self) -> int:
-        """Let the requests that are still under way arrive now; return how many did."""
+        """Deliver the requests that are still in flight; return their number."""
         with self._store.changed:
             under_way, self._store.late[:] = list(self._store.late), []
             for arrive in under_way:
@@ -81,7 +81,7 @@ class Controls:
             return [question(half) for half in self._store.halves.values() if half.ended is None]
 
     def discard_halves(self, where: Where = _all) -> int:
-        """Give up undecided half messages, as a broker does that ran out of checks; return how many."""
+        """Discard undecided half messages, as a broker does after its last check; return their number."""
         with self._store.changed:
             lost = [half for half in self._store.halves.values() if half.ended is None and where(half.message)]
             for half in lost:
@@ -139,12 +139,12 @@ class Controls:
             return known.handed_out.count(message_id) if known else 0
 
 
-def _standing(verdict: SendStatus | HalfStanding | str) -> HalfStanding:
-    if verdict in list(HalfStanding):
-        return HalfStanding(verdict)
+def _status(verdict: SendStatus | HalfStatus | str) -> HalfStatus:
+    if verdict in list(HalfStatus):
+        return HalfStatus(verdict)
     if verdict not in list(SendStatus):
-        raise ValueError(f"{verdict!r} is no verdict. There are: {', '.join([*HalfStanding, *SendStatus])}.")
-    return HalfStanding.UNKNOWN
+        raise ValueError(f"{verdict!r} is no verdict. There are: {', '.join([*HalfStatus, *SendStatus])}.")
+    return HalfStatus.UNKNOWN
 
 
 def question(half: HalfRecord) -> Half:

@@ -6,7 +6,7 @@ import enum
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from outbox.brokers.base import HalfRef, HalfStanding, Outgoing, SendResult, SendStatus
+from outbox.brokers.base import HalfRef, HalfStatus, Outgoing, SendResult, SendStatus
 
 Handed = Outgoing | HalfRef
 Where = Callable[[Handed], bool]
@@ -30,7 +30,7 @@ class Fault:
     fate: FaultKind
     where: Where
     times: int | None
-    standing: HalfStanding | None = None  # what a look-up says
+    status: HalfStatus | None = None  # what a look-up says
 
 
 @dataclass(slots=True)
@@ -44,9 +44,9 @@ class Faults:
         outcome = None if verdict is None else SendResult(verdict, reason=reason or f"{verdict} on demand")
         self.planned.append(Fault(call, outcome, fate, where, times))
 
-    def plan_lookup(self, standing: HalfStanding, where: Where, times: int | None) -> None:
+    def plan_lookup(self, status: HalfStatus, where: Where, times: int | None) -> None:
         """Add a fault of look-ups behind those already planned."""
-        self.planned.append(Fault("look_up_halves", None, FaultKind.LOST, where, times, standing))
+        self.planned.append(Fault("look_up_halves", None, FaultKind.LOST, where, times, status))
 
     def take(self, call: str, message: Handed) -> Fault | None:
         """Return the first planned fault that meets this message, and count it down."""

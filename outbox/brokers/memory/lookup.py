@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from datetime import datetime
 
-from outbox.brokers.base import Ended, EndSemantics, HalfRef, HalfStanding, StoredCopy
+from outbox.brokers.base import Ended, EndSemantics, HalfRef, HalfStatus, StoredCopy
 from outbox.brokers.memory.ends import half_of, takes_end
 from outbox.brokers.memory.store import Copy, Store
 from outbox.message import COMMIT, Header
@@ -24,12 +24,12 @@ def find(store: Store, message_id: str, now: datetime) -> list[StoredCopy]:
     return hidden + shown
 
 
-def stand(store: Store, ref: HalfRef, semantics: EndSemantics) -> HalfStanding:
+def stand(store: Store, ref: HalfRef, semantics: EndSemantics) -> HalfStatus:
     """Return where a half message stands. Nothing is ever dropped here, so what is not found never was visible."""
     if any(_is_of(copy, ref) for copy in store.copies.get(ref.topic, ())):
-        return HalfStanding.VISIBLE
+        return HalfStatus.VISIBLE
     half = half_of(store, ref)
-    return HalfStanding.HIDDEN if half and takes_end(half, COMMIT, semantics) else HalfStanding.GONE
+    return HalfStatus.HIDDEN if half and takes_end(half, COMMIT, semantics) else HalfStatus.GONE
 
 
 def _is_of(copy: Copy, ref: HalfRef) -> bool:

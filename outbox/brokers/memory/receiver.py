@@ -104,7 +104,7 @@ def open_ids(store: Store, name: str) -> set[str]:
     return {copy.message.message_id for copy in [*unread, *unfinished, *dead]}
 
 
-def let_go(store: Store, delivery: Delivery, due_at: datetime) -> bool:
+def release(store: Store, delivery: Delivery, due_at: datetime) -> bool:
     """End a delivery; its message is due at that time. Return whether it was held."""
     place = held_by(store, delivery)
     if place is not None:

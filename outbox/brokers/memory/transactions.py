@@ -21,7 +21,7 @@ def commit(
     number: int,
     holder: object,
     messages: Sequence[Outgoing],
-    objections: Sequence[SendResult | None],
+    rejections: Sequence[SendResult | None],
     marker: str,
     now: datetime,
 ) -> list[SendResult]:
@@ -29,9 +29,9 @@ def commit(
     lane = store.lanes.get(number)
     if lane is None or lane.holder is not holder:
         return _unavailable(messages, f"Lane {number} is not open here, or was taken over. Open it again.")
-    if any(objections):
+    if any(rejections):
         others = _unavailable(messages, "Another message of its transaction cannot be sent. It goes again.")
-        return [wrong or other for wrong, other in zip(objections, others, strict=True)]
+        return [rejection or other for rejection, other in zip(rejections, others, strict=True)]
     for message in messages:
         store.show(message, now)
     lane.marker = marker

@@ -14,7 +14,7 @@ from outbox.brokers.base import (
     Delivery,
     EndSemantics,
     HalfRef,
-    HalfStanding,
+    HalfStatus,
     Outgoing,
     Problem,
     SendResult,
@@ -40,7 +40,7 @@ from outbox.brokers.rocketmq.statuses import status_of
 from outbox.brokers.rocketmq.stubs import definition
 from outbox.brokers.rocketmq.unanswered import Unanswered
 from outbox.brokers.rocketmq.unconfirmed import UnconfirmedHalves
-from outbox.brokers.validation import known_topic, objection
+from outbox.brokers.validation import known_topic, validate
 from outbox.errors import BrokerCannotTell, BrokerUnavailable
 from outbox.message import Half, Resolution, TopicType
 
@@ -141,7 +141,7 @@ class RocketMQBroker(AsksProducers, DeadLetters):
             raise ValueError("A half message ends by COMMIT or ROLLBACK.")
         return self._halves.end(halves, resolution, within)
 
-    def look_up_halves(self, halves: Sequence[HalfRef]) -> list[HalfStanding]:
+    def look_up_halves(self, halves: Sequence[HalfRef]) -> list[HalfStatus]:
         """Return where half messages stand, as far as can be asked."""
         return self._halves.look_up(halves)
 
@@ -180,7 +180,7 @@ class RocketMQBroker(AsksProducers, DeadLetters):
         return self._finishing.ack(deliveries)
 
     def retry(self, delivery: Delivery, after: timedelta) -> bool:
-        """Let go of a delivery; its message is due again after that time, or after 12 hours."""
+        """Release a delivery. Its message is due again after the given time, at most 12 hours."""
         return self._finishing.retry(delivery, after)
 
     def dead_letter(self, delivery: Delivery, reason: str) -> bool:
@@ -242,10 +242,10 @@ class RocketMQBroker(AsksProducers, DeadLetters):
         is_half: bool,
     ) -> list[SendResult]:
         limit = self.max_body_bytes
-        objections = [objection(one, self.topics, is_half=is_half, max_body_bytes=limit) for one in messages]
-        good = [one for one, wrong in zip(messages, objections, strict=True) if wrong is None]
+        rejections = [validate(one, self.topics, is_half=is_half, max_body_bytes=limit) for one in messages]
+        good = [one for one, rejection in zip(messages, rejections, strict=True) if rejection is None]
         answers = iter(act(good, [self.topics[one.topic] for one in good]) if good else ())
-        return [wrong or next(answers) for wrong in objections]
+        return [rejection or next(answers) for rejection in rejections]
 
     def _problem_of(self, topic: TopicSpec) -> Problem | None:
         hint = f"Create it: mqadmin updateTopic -t {topic.name} -a +message.type={topic.type.upper()}"

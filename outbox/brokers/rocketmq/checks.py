@@ -28,6 +28,7 @@ from outbox.message import Half, Resolution
 
 logger = get_logger(__name__)
 
+THREADS = 4  # answer at once, each with a statement of its own
 LOOK_SECONDS = 2.0  # till every topic's proxies are known
 
 Ask = Callable[[Half], Resolution]
@@ -49,7 +50,7 @@ class Checks:
         self._sessions: dict[str, Session] = {}
         self._answering: dict[str, asyncio.Task[None]] = {}
         self._troubles: dict[str, str] = {}
-        self._threads = ThreadPoolExecutor(link.options.checker_threads, thread_name_prefix="outbox-check-back")
+        self._threads = ThreadPoolExecutor(THREADS, thread_name_prefix="outbox-check-back")
         self._finder = asyncio.run_coroutine_threadsafe(self._find_proxies(), link.loop())
 
     def close(self) -> None:

@@ -1,8 +1,8 @@
 """
-What groups gave up, asked of the brokers' own ports, and sent again for the one group that a person names.
+Dead letters of groups, read at the brokers' own ports, and sent again for the one group that an operator names.
 
 RocketMQ keeps dead letters in a topic for each group, `%DLQ%<group>`, as long as its log (`fileReservedTime`). Reading them
-moves no offset: a letter stays until a person acts. Nothing can be taken out of the log; so acting is adding to it:
+moves no offset: a letter stays until an operator acts. Nothing can be taken out of the log; so acting is adding to it:
 - a replay is a copy on the topic that the letter came from, addressed to its group: the adapter passes it over in others;
 - a mark among the dead letters says that one was replayed or discarded.
 Copy and mark have the letter's id among their keys. The copy comes first: whoever dies before the mark leaves a letter that

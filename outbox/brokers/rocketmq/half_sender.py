@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable, Sequence
 from datetime import timedelta
 
-from outbox.brokers.base import Ended, HalfRef, HalfStanding, Outgoing, SendResult
+from outbox.brokers.base import Ended, HalfRef, HalfStatus, Outgoing, SendResult
 from outbox.brokers.rocketmq.client import Client
 from outbox.brokers.rocketmq.envelope import half_id
 from outbox.brokers.rocketmq.pipelines import pipelined
@@ -52,7 +52,7 @@ class HalfSender(abc.ABC):
         return self._client.run(pipelined(halves, end_one, at_once=self._client.options.in_flight))
 
     @abc.abstractmethod
-    def look_up(self, halves: Sequence[HalfRef]) -> list[HalfStanding]:
+    def look_up(self, halves: Sequence[HalfRef]) -> list[HalfStatus]:
         """Return where each half message stands; what cannot be asked is UNKNOWN."""
 
     @abc.abstractmethod

@@ -10,7 +10,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Sequence
 
-from outbox.brokers.base import Ended, HalfRef, HalfStanding, Outgoing, SendResult, SendStatus
+from outbox.brokers.base import Ended, HalfRef, HalfStatus, Outgoing, SendResult, SendStatus
 from outbox.brokers.rocketmq.half_sender import ENDED, HalfSender
 from outbox.brokers.rocketmq.places import Place
 from outbox.brokers.rocketmq.port_sender import PortSender
@@ -40,7 +40,7 @@ class Halves(HalfSender):
         self._sender = sender
         self._unanswered = unanswered
 
-    def look_up(self, halves: Sequence[HalfRef]) -> list[HalfStanding]:
+    def look_up(self, halves: Sequence[HalfRef]) -> list[HalfStatus]:
         """Return where each half message stands, as the brokers' own ports say."""
         return self._unanswered.look_up(halves)
 

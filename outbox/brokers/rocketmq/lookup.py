@@ -1,4 +1,4 @@
-"""What a person or a test asks: where a message is, what waits for a group. Asked of the brokers' own ports."""
+"""Look-ups for operators and tests, at the brokers' own ports: where a message is, how many wait for a group."""
 
 from __future__ import annotations
 

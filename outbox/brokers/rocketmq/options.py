@@ -39,7 +39,6 @@ class RocketMQOptions(Options, frozen=True):
     in_flight: Annotated[int, msgspec.Meta(ge=1, le=1024)] = 64  # requests that wait for their answers at once
     commit_window: timedelta = timedelta(seconds=2)  # half messages are ended that long after the decision, or taken over first
     check_horizon: timedelta = timedelta(minutes=10)  # transactionTimeOut + transactionCheckMax x transactionCheckInterval
-    checker_threads: Annotated[int, msgspec.Meta(ge=1, le=64)] = 4
 
 
 def problems(raw: Mapping[str, Any]) -> list[Problem]:

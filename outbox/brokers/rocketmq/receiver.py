@@ -232,7 +232,7 @@ class Reading:
             elif answer.HasField("status") and answer.status.code not in (Code.OK, Code.MESSAGE_NOT_FOUND):
                 raise StatusError(answer.status)
         for delivery in others:
-            with suppress(grpc.aio.AioRpcError, StatusError):  # else it comes again, and is passed over again
+            with suppress(grpc.aio.AioRpcError, StatusError):  # otherwise it is received again, and ignored again
                 await self._finishing.finish(delivery)
         return found
 

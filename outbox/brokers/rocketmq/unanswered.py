@@ -16,7 +16,7 @@ from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime, timedelta
 from functools import partial
 
-from outbox.brokers.base import HalfRef, HalfStanding
+from outbox.brokers.base import HalfRef, HalfStatus
 from outbox.brokers.rocketmq.client import Client
 from outbox.brokers.rocketmq.pipelines import pipelined
 from outbox.brokers.rocketmq.places import HALVES, Place
@@ -60,7 +60,7 @@ class Unanswered:
         self._reader = Reader(client.ports, most_read)
         self.found: dict[str, Place] = {}  # of half messages that were looked up
 
-    def look_up(self, halves: Sequence[HalfRef]) -> list[HalfStanding]:
+    def look_up(self, halves: Sequence[HalfRef]) -> list[HalfStatus]:
         """Return where each stands; what cannot be asked is UNKNOWN."""
         return self._client.run(self._look_up(halves))
 
@@ -87,45 +87,45 @@ class Unanswered:
             raise trouble
         return False
 
-    async def _look_up(self, halves: Sequence[HalfRef]) -> list[HalfStanding]:
+    async def _look_up(self, halves: Sequence[HalfRef]) -> list[HalfStatus]:
         if len(self.found) > MOST_FOUND:
             self.found.clear()
-        standings = await pipelined(halves, self._by_id, at_once=self._client.options.in_flight)
-        for topic in {half.topic for half, known in zip(halves, standings, strict=True) if known is None}:
-            lost = [half for half, known in zip(halves, standings, strict=True) if known is None and half.topic == topic]
+        statuses = await pipelined(halves, self._by_id, at_once=self._client.options.in_flight)
+        for topic in {half.topic for half, known in zip(halves, statuses, strict=True) if known is None}:
+            lost = [half for half, known in zip(halves, statuses, strict=True) if known is None and half.topic == topic]
             read = await self._by_reading(topic, lost)
-            standings = [known or read.get(half.half_id) for half, known in zip(halves, standings, strict=True)]
-        return [known or HalfStanding.UNKNOWN for known in standings]
+            statuses = [known or read.get(half.half_id) for half, known in zip(halves, statuses, strict=True)]
+        return [known or HalfStatus.UNKNOWN for known in statuses]
 
-    async def _by_id(self, half: HalfRef) -> HalfStanding | None:
+    async def _by_id(self, half: HalfRef) -> HalfStatus | None:
         """Return where a half message stands as the index has it; None: the index does not have it."""
         try:
             brokers = await self._brokers_of(half)
             if brokers is None:
-                return HalfStanding.UNKNOWN
+                return HalfStatus.UNKNOWN
             is_settled = True
             for address in brokers.values():
                 if await self._find(address, half.topic, half.half_id):
-                    return HalfStanding.VISIBLE
+                    return HalfStatus.VISIBLE
                 is_settled = is_settled and self._client.ports.answering_for(address) >= self._settle_seconds
             if not is_settled:
-                return HalfStanding.UNKNOWN
+                return HalfStatus.UNKNOWN
             for name, address in brokers.items():
                 for stored in await self._find(address, HALVES, half.half_id):
                     self.found[half.half_id] = Place.of_stored(name, stored)
                     if _is_first(half, stored):
-                        return HalfStanding.HIDDEN
+                        return HalfStatus.HIDDEN
         except Exception as error:  # whatever it is, it says nothing of the others
             logger.warning("Half message %s of topic %s cannot be looked up: %r", half.half_id, half.topic, error)
-            return HalfStanding.UNKNOWN
+            return HalfStatus.UNKNOWN
         return None
 
-    async def _by_reading(self, topic: str, halves: Sequence[HalfRef]) -> dict[str, HalfStanding]:
+    async def _by_reading(self, topic: str, halves: Sequence[HalfRef]) -> dict[str, HalfStatus]:
         """Return where half messages stand that the index does not have, all of one topic; what is left out is not known."""
         try:
             hidden, unread = await self._hidden(topic, halves)
             halves = [half for half in halves if half.half_id not in unread]
-            found: dict[str, HalfStanding] = {}
+            found: dict[str, HalfStatus] = {}
             read: dict[str, int] = dict.fromkeys((half.half_id for half in halves), 0)
             addresses = await self._client.ports.addresses(topic)
             for name, address in addresses.items():
@@ -134,14 +134,14 @@ class Unanswered:
                     continue
                 queues = await self._queues(topic, name)
                 known, visible = await self._reader.read(address, topic, queues, there, min(there.values()))
-                found |= {half_id: HalfStanding.VISIBLE for half_id in visible if half_id in there}
+                found |= {half_id: HalfStatus.VISIBLE for half_id in visible if half_id in there}
                 for half_id in known & there.keys():
                     read[half_id] += 1
             for half in halves:
                 needed = 1 if half.half_id in hidden or half.place else len(addresses)
                 if half.half_id not in found and read[half.half_id] >= needed > 0:
                     is_there = half.half_id in hidden
-                    found[half.half_id] = HalfStanding.HIDDEN if is_there else await self._what_is_proved(half, addresses)
+                    found[half.half_id] = HalfStatus.HIDDEN if is_there else await self._what_is_proved(half, addresses)
         except Exception as error:  # it comes again with the next look
             logger.warning("Topic %s cannot be read for half messages that were not ended: %r", topic, error)
             return {}
@@ -179,13 +179,13 @@ class Unanswered:
         stored = await self._client.ports.view(addresses[place.broker], place.log_offset, half.half_id)
         return None if stored is None else (place.broker, stored.stored_at)
 
-    async def _what_is_proved(self, half: HalfRef, addresses: Mapping[str, str]) -> HalfStanding:
+    async def _what_is_proved(self, half: HalfRef, addresses: Mapping[str, str]) -> HalfStatus:
         """Return what it proves that neither half message nor message is there."""
         place = Place.read(half.place)
         if place is None or half.decided_at is None:  # another broker may have it, of which nobody told this process
-            return HalfStanding.UNPROVEN
+            return HalfStatus.UNPROVEN
         oldest = await self._oldest(addresses[place.broker])
-        return HalfStanding.UNPROVEN if half.decided_at < oldest else HalfStanding.GONE
+        return HalfStatus.UNPROVEN if half.decided_at < oldest else HalfStatus.GONE
 
     async def _queues(self, topic: str, broker: str) -> int:
         """Return how many queues a broker has of a topic. Raises NotConnected where the route has none yet."""

@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 
-from outbox.brokers.base import Ended, HalfRef, HalfStanding, Outgoing, SendResult, SendStatus
+from outbox.brokers.base import Ended, HalfRef, HalfStatus, Outgoing, SendResult, SendStatus
 from outbox.brokers.rocketmq.endpoints import Endpoint
 from outbox.brokers.rocketmq.errors import StatusError
 from outbox.brokers.rocketmq.half_sender import ENDED, HalfSender
@@ -52,7 +52,7 @@ class UnconfirmedHalves(HalfSender):
         self._sender = sender
         self._sent: dict[str, Sent] = {}
 
-    def look_up(self, halves: Sequence[HalfRef]) -> list[HalfStanding]:
+    def look_up(self, halves: Sequence[HalfRef]) -> list[HalfStatus]:
         """
         Return where half messages stand: nothing can be asked, so the check-back has the word as long as it may be asked.
 
@@ -60,8 +60,7 @@ class UnconfirmedHalves(HalfSender):
         """
         before = datetime.now(UTC) - self._client.options.check_horizon
         return [
-            HalfStanding.GONE if half.decided_at is not None and half.decided_at < before else HalfStanding.UNKNOWN
-            for half in halves
+            HalfStatus.GONE if half.decided_at is not None and half.decided_at < before else HalfStatus.UNKNOWN for half in halves
         ]
 
     async def _send(self, message: Outgoing, topic: TopicSpec, wire_id: str) -> SendResult:

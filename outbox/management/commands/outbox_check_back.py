@@ -1,4 +1,4 @@
-"""Ask about one message what a broker would ask, and say what it would hear."""
+"""Answer a check-back about one message, as for a broker."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import psycopg
 from django.core.management.base import BaseCommand
 
 from outbox.check_backs.answer import answer
-from outbox.check_backs.find import Found, find
+from outbox.check_backs.find import FoundMessage, find
 from outbox.check_backs.resolve import Answer
 from outbox.check_backs.sources import connect
 from outbox.database import ensure_fit, outbox_databases
@@ -23,13 +23,13 @@ from outbox.message import UNKNOWN
 
 class Command(BaseCommand):
     help = (
-        "Ask about one message what a broker would ask, and print what it would hear. As for a broker, the answer is "
-        "recorded, and a batch whose lease is over is taken back from its relay. Exit code: 0 COMMIT or ROLLBACK, "
-        "1 UNKNOWN, 2 no such message, or a database cannot be asked."
+        "Print the answer to a check-back about one message. As for a broker, the answer is recorded, and a batch whose lease "
+        "is over is taken back from its relay. Exit code: 0 COMMIT or ROLLBACK, 1 UNKNOWN, 2 there is no such message, or a "
+        "database cannot be reached."
     )
 
     def add_arguments(self, parser: ArgumentParser) -> None:
-        parser.add_argument("message_id", metavar="MESSAGE_ID", help="ask about this one")
+        parser.add_argument("message_id", metavar="MESSAGE_ID", help="id of the message")
         parser.add_argument("--json", action="store_true", help="print one line of JSON")
 
     def handle(self, *, message_id: str, json: bool, **options: Any) -> None:
@@ -40,11 +40,11 @@ class Command(BaseCommand):
             raise SystemExit(1)
 
 
-def _find(message_id: str) -> tuple[Found, str]:
+def _find(message_id: str) -> tuple[FoundMessage, str]:
     try:
         number = UUID(message_id)
     except ValueError:
-        raise unable(f"{message_id!r} is not a message id: a uuid.") from None
+        raise unable(f"{message_id!r} is not a message id, which is a UUID.") from None
     for alias in outbox_databases():
         try:
             with connect(alias) as connection:
@@ -53,20 +53,20 @@ def _find(message_id: str) -> tuple[Found, str]:
         except OutboxError as error:
             raise unable(error) from error
         except psycopg.Error as error:
-            raise unable(f"Database {alias!r} cannot be asked: {error}") from error
+            raise unable(f"Database {alias!r} cannot be reached: {error}") from error
         if found is not None:
             return found, alias
     searched = ", ".join(outbox_databases()) or "none"
     raise unable(f"No message {number} in the databases with an outbox ({searched}).")
 
 
-def _ask(found: Found, alias: str) -> Answer:
+def _ask(found: FoundMessage, alias: str) -> Answer:
     if found.half is None:
         return Answer(UNKNOWN, f"It has no half message that a broker could ask about; it is {found.state}.")
     return answer(found.half, asked_by="command", using=alias)
 
 
-def _as_text(message_id: str, found: Found, given: Answer) -> str:
+def _as_text(message_id: str, found: FoundMessage, given: Answer) -> str:
     lines = [f"{given.resolution}: {given.reason}", f"message {message_id} of topic {found.topic}, {found.state}"]
     if found.half is not None:
         lines.append(f"half message {found.half.half_id or 'not decided'}, token {found.half.token}")
@@ -74,7 +74,7 @@ def _as_text(message_id: str, found: Found, given: Answer) -> str:
     return "\n".join(map(one_line, lines))
 
 
-def _as_json(message_id: str, found: Found, given: Answer) -> str:
+def _as_json(message_id: str, found: FoundMessage, given: Answer) -> str:
     return json.dumps(
         {
             "message_id": message_id,

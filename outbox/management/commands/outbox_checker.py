@@ -22,14 +22,14 @@ from outbox.relay.resident import Resident, run_until_asked
 
 class Command(BaseCommand):
     help = (
-        "Answer the check-backs of brokers that ask by themselves. Every relay does so, too; this is for hours without one. "
-        "Start it as often as you like: checkers share the questions. Ends cleanly on SIGTERM and SIGINT, "
-        f"within 5 s. Exit code: 0 ended as told, 1 it ended by itself, 2 it cannot begin, {ENDED_UNFINISHED}."
+        "Answer the check-backs of brokers that ask producers. Every relay does this too; use this command where no relay runs "
+        "all the time. You can start any number of checkers; they share the questions. Ends cleanly on SIGTERM and SIGINT, "
+        f"within 5 s. Exit code: 0 stopped by a signal, 1 failed, 2 could not start, {ENDED_UNFINISHED}."
     )
 
     def add_arguments(self, parser: ArgumentParser) -> None:
         parser.add_argument("--broker", action="append", metavar="ALIAS", help="may be repeated (default: all that ask)")
-        parser.add_argument("--database", metavar="ALIAS", help="for half messages without a token (default: the first)")
+        parser.add_argument("--database", metavar="ALIAS", help="database for half messages without a token (default: the first)")
         parser.add_argument(
             "--over-http", action="store_true", help='ask the endpoint OUTBOX["CHECK_BACK"]["URL"], for hosts without a database'
         )
@@ -39,7 +39,7 @@ class Command(BaseCommand):
             using = hosts.databases([options["database"]] if options["database"] else None)[0]
             aliases = brokers_that_ask(set(options["broker"] or conf.settings().brokers))
             if not aliases:
-                raise unable("No broker asks by itself. Where one needs a check loop, every relay runs it.")
+                raise unable("No broker asks producers. The check loop that other brokers need runs in every relay.")
             is_over_http = options["over_http"]
             ask, note_sent = (ask_as_set(using), log_sent) if is_over_http else (in_process(using), None)
         except OutboxError as error:

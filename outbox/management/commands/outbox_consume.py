@@ -1,4 +1,4 @@
-"""Hand messages to the project's consumers, resident or until nothing waits."""
+"""Run the project's consumers, until stopped or until no message waits."""
 
 from __future__ import annotations
 
@@ -34,56 +34,56 @@ T = TypeVar("T")
 
 class Command(BaseCommand):
     help = (
-        "Receive messages for consumer groups and apply each one once. Ends cleanly on SIGTERM and SIGINT, within 5 s of the "
-        "last handler's return: the message being handled is finished, the rest handed back. A second signal, when handlers "
-        "take longer, ends it at once. Exit code: 0 ended as told, 1 it failed, 2 it cannot begin, or database or broker stay "
-        f"away with --once or --until-idle, {ENDED_UNFINISHED}."
+        "Receive messages for consumer groups and handle each one once. Ends cleanly on SIGTERM and SIGINT, within 5 s of the "
+        "last handler's return: the current message is finished, the others are handed back. A second signal ends it at once. "
+        "Exit code: 0 stopped by a signal or by an option, 1 failed, 2 could not start, or database or broker cannot be reached "
+        f"with --once or --until-idle, {ENDED_UNFINISHED}."
     )
 
     def add_arguments(self, parser: ArgumentParser) -> None:
         parser.add_argument("--group", action="append", metavar="NAME", help="may be repeated (default: all groups)")
         parser.add_argument("--threads", type=_count, default=1, metavar="N", help="for each group and broker (default: 1)")
-        parser.add_argument("--until-idle", action="store_true", help="end when nothing waits any more")
-        parser.add_argument("--once", action="store_true", help="end after one batch for each group")
+        parser.add_argument("--until-idle", action="store_true", help="end when no more messages wait")
+        parser.add_argument("--once", action="store_true", help="end after one receive for each group and broker")
         parser.add_argument("--json", action="store_true", help="print the summary as one line of JSON")
 
     def handle(self, **options: Any) -> None:
         try:
             chosen = _choose(options["group"])
-            crew = ConsumerThreads(chosen, threads=options["threads"])
+            consumers = ConsumerThreads(chosen, threads=options["threads"])
         except OutboxError as error:
             raise unable(error) from error
         greet(self, options, f"Consuming {'; '.join(map(_describe, chosen))}.")
-        with Ending(crew.threads) as ending:
-            crew.start(until_idle=options["until_idle"], once=options["once"])
-            beside = _beside(crew, chosen)
+        with Ending(consumers.threads) as ending:
+            consumers.start(until_idle=options["until_idle"], once=options["once"])
+            beside = _beside(consumers, chosen)
             for resident in beside:
                 resident.start()
-            ending.wait(crew.is_working)
-            crew.stop()
+            ending.wait(consumers.is_working)
+            consumers.stop()
             for resident in beside:
                 resident.stop()
             try:
-                crew.join()
+                consumers.join()
             except (OutboxError, DatabaseError, psycopg.Error) as error:
                 raise unable(error) from error
             finally:
-                _leave(crew)
-        self._report(crew, as_json=options["json"])
+                _leave(consumers)
+        self._report(consumers, as_json=options["json"])
 
-    def _report(self, crew: ConsumerThreads, *, as_json: bool) -> None:
-        summary = {name: asdict(tally) for name, tally in crew.tally().items()}
+    def _report(self, consumers: ConsumerThreads, *, as_json: bool) -> None:
+        summary = {name: asdict(tally) for name, tally in consumers.tally().items()}
         if as_json:
             self.stdout.write(json.dumps(summary))
             return
         for name, counts in summary.items():
             said = ", ".join(f"{count} {what.replace('_', ' ')}" for what, count in counts.items() if count)
-            self.stdout.write(f"{name}: {said or 'nothing came'}")
+            self.stdout.write(f"{name}: {said or 'no messages'}")
 
 
 def _count(text: str) -> int:
     if not text.isdecimal() or int(text) < 1:
-        raise ArgumentTypeError(f"{text!r} is no count, 1 or more")
+        raise ArgumentTypeError(f"{text!r} is not a number of 1 or more")
     return int(text)
 
 
@@ -91,7 +91,7 @@ def _choose(names: list[str] | None) -> list[Group]:
     if names:
         return [group(name) for name in names]
     if not groups():
-        raise ConfigurationError("No @consumer is defined. Put one into the consumers.py of an installed app.")
+        raise ConfigurationError("No @consumer is defined. Define one in consumers.py of an installed app.")
     return list(groups().values())
 
 
@@ -99,17 +99,17 @@ def _describe(one: Group) -> str:
     return f"group {one.name!r}, topics {', '.join(one.topics)}"
 
 
-def _beside(crew: ConsumerThreads, chosen: list[Group]) -> list[Resident]:
-    """Make what works beside the consumers: says that they live, and looks for gaps. They work on without it."""
+def _beside(consumers: ConsumerThreads, chosen: list[Group]) -> list[Resident]:
+    """Return the threads beside the consumers: heartbeats, and the search for gaps. Consumers do not depend on them."""
     settle_seconds = conf.settings().consumer.settle.total_seconds()
     return [
-        Resident("Heartbeat of consumers", partial(_again, _beat, crew), pause=heartbeats.BEAT_SECONDS),
+        Resident("Heartbeat of consumers", partial(_again, _beat, consumers), pause=heartbeats.BEAT_SECONDS),
         Resident("Look for gaps", partial(_again, _look, chosen), pause=settle_seconds, begins_after=settle_seconds),
     ]
 
 
 def _again(step: Callable[[T], object], subject: T) -> bool:
-    """Do a chore on Django's connections, which are opened anew after a failure."""
+    """Run a step on Django's connections, which are closed after an error, to be opened again by the next step."""
     try:
         step(subject)
     except BaseException:
@@ -123,19 +123,19 @@ def _look(chosen: list[Group]) -> None:
         find_gaps(one)
 
 
-def _beat(crew: ConsumerThreads) -> None:
-    for using, alias, name in crew.posts():
+def _beat(consumers: ConsumerThreads) -> None:
+    for using, alias, name in consumers.targets():
         database.ensure_fit(using, database.raw(using))
         wants.beat(group(name), alias)
 
 
-def _leave(crew: ConsumerThreads) -> None:
-    """Take the heartbeats away; where a database is away, they stay until they are stale."""
+def _leave(consumers: ConsumerThreads) -> None:
+    """Delete the heartbeats. Where a database is away, they stay until they are stale."""
     try:
-        for using, alias, name in crew.posts():
+        for using, alias, name in consumers.targets():
             heartbeats.leave(database.raw(using), "consumer", broker=alias, consumer_group=name)
-    except psycopg.errors.UndefinedTable:  # they never had one
+    except psycopg.errors.UndefinedTable:  # there never was a heartbeat
         connections.close_all()
     except (DatabaseError, psycopg.Error) as error:
-        logger.warning("The heartbeat of the consumers stays: %s", str(error).strip())
+        logger.warning("The heartbeats of the consumers could not be deleted: %s", str(error).strip())
         connections.close_all()

@@ -1,4 +1,4 @@
-"""Look at everything that must be there for messages to travel."""
+"""Check everything that is needed for messages to be delivered."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ SIGNS = {Level.OK: "ok", Level.WARNING: "!", Level.ERROR: "!!"}
 
 class Command(BaseCommand):
     help = (
-        "Look at the configuration, databases and their clocks, brokers, processes, and the check-back endpoint; say what to "
-        "do about what is not as it should be. Nothing is sent. "
-        "Exit code: 0 all is well, 1 a person should see to something, 2 something cannot be asked, or cannot work."
+        "Check the configuration, databases and their clocks, brokers, processes, and the check-back endpoint, and print what to "
+        "do about problems. No message is sent. "
+        "Exit code: 0 no problems, 1 something needs attention, 2 something cannot be reached, or cannot work."
     )
-    requires_system_checks: list[str] = []  # it runs them itself, and goes on
+    requires_system_checks: list[str] = []  # it runs them itself, and continues after errors
 
     def add_arguments(self, parser: ArgumentParser) -> None:
         parser.add_argument("--json", action="store_true", help="print one line of JSON")

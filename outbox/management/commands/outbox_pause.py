@@ -1,4 +1,4 @@
-"""Pause topics, or let them go on."""
+"""Pause and resume topics."""
 
 from __future__ import annotations
 
@@ -20,16 +20,16 @@ from outbox.topics import Pause
 
 class Command(BaseCommand):
     help = (
-        "Pause a topic, as the admin does: relays claim no more of its messages, which are published as ever and wait. "
-        "What its broker holds is delivered. Exit code: 0 done, 1 it was so before, 2 there is no such topic, or a database "
-        "cannot be asked."
+        "Pause a topic, as the admin does: relays claim no more of its messages. Publishing continues, and the messages wait. "
+        "Messages that the broker already has are delivered. Exit code: 0 done, 1 nothing changed, 2 there is no such topic, or "
+        "a database cannot be reached."
     )
 
     def add_arguments(self, parser: ArgumentParser) -> None:
         parser.add_argument("topic", metavar="TOPIC", help="the topic's name")
-        parser.add_argument("--resume", action="store_true", help="let it go on")
-        parser.add_argument("--reason", default="", metavar="TEXT", help="why, for those who wonder")
-        parser.add_argument("--by", metavar="NAME", help="who pauses it (default: the command, with the system's user and host)")
+        parser.add_argument("--resume", action="store_true", help="resume the topic")
+        parser.add_argument("--reason", default="", metavar="TEXT", help="why, for other operators")
+        parser.add_argument("--by", metavar="NAME", help="who pauses it (default: the command with the system's user and host)")
         parser.add_argument("--database", action="append", metavar="ALIAS", help="may be repeated (default: all)")
         parser.add_argument("--json", action="store_true", help="print one line of JSON")
 
@@ -53,10 +53,10 @@ class Command(BaseCommand):
 
 def _read(aliases: Sequence[str], topic: str) -> dict[str, Pause | None]:
     """
-    Return the topic's pause in each database that knows the topic; nothing is changed before all have been asked.
+    Return the topic's pause in each database that has the topic. All are read before any is changed.
 
     Raises:
-        CommandError: none of them knows it.
+        CommandError: no database has the topic.
     """
     found: dict[str, Pause | None] = {}
     known: set[str] = set(conf.settings().topics)
@@ -84,7 +84,7 @@ def _change(alias: str, topic: str, pause: Pause | None, options: dict[str, Any]
 def _as_text(alias: str, topic: str, pause: Pause | None, *, is_changed: bool) -> str:
     place = f"Database {alias!r}: topic {topic!r}"
     if pause is None:
-        return f"{place} goes on." if is_changed else f"{place} was not paused."
+        return f"{place} is resumed." if is_changed else f"{place} was not paused."
     what = "is paused" if is_changed else "was paused before"
     by = f" by {pause.by}" if pause.by else ""
     since = f" since {pause.at:%Y-%m-%d %H:%M:%S %Z}" if pause.at else ""

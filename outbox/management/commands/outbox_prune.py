@@ -1,4 +1,4 @@
-"""Prune what is past its retention."""
+"""Delete messages and rows that are past their retention."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ from outbox.relay.prune import Pruned, prune
 
 class Command(BaseCommand):
     help = (
-        "Drop days of messages and delete rows that are past OUTBOX['RETENTION'], as the hourly upkeep does. "
-        "Exit code: 0 done, 1 something was kept that is past its time, 2 a database cannot be asked."
+        "Drop days of messages and delete rows that are past OUTBOX['RETENTION'], as the hourly maintenance does. "
+        "Exit code: 0 done, 1 something past its retention was kept, 2 a database cannot be reached."
     )
 
     def add_arguments(self, parser: ArgumentParser) -> None:
@@ -51,4 +51,4 @@ def _as_text(alias: str, pruned: Pruned) -> str:
     lines += [f"  {day} dropped" for day in pruned.days]
     lines += [f"  {day} kept: {holder}" for day, holder in pruned.kept.items()]
     lines += [f"  {table}: {count} rows deleted" for table, count in pruned.rows.items() if count]
-    return "\n".join(lines if len(lines) > 1 else [*lines, "  nothing is past its time"])
+    return "\n".join(lines if len(lines) > 1 else [*lines, "  nothing is past its retention"])

@@ -1,4 +1,4 @@
-"""List the dead letters of consumer groups, have them delivered again, or discard them."""
+"""List, replay and discard the dead letters of consumer groups."""
 
 from __future__ import annotations
 
@@ -23,34 +23,34 @@ from outbox.management.exits import unable
 from outbox.management.tables import table
 from outbox.management.times import time
 
-FINAL = "Discarding is final: nobody can deliver them to their groups again."
+FINAL = "This cannot be undone: they can never be delivered to their groups again."
 
 
 class Command(BaseCommand):
     help = (
-        "List the messages that consumer groups gave up; with MESSAGE_ID or --all, have them delivered to their groups again, "
-        "attempts from 1. (What a relay gave up is sent again by outbox_retry.) "
-        "Exit code: 0 done, 1 something was not done, 2 a broker cannot be asked."
+        "List the dead letters of consumer groups; with MESSAGE_ID or --all, deliver them to their groups again, with attempts "
+        "from 1. (Use outbox_retry for messages that a relay gave up.) "
+        "Exit code: 0 done, 1 something was not done, 2 a broker cannot be reached."
     )
 
     def add_arguments(self, parser: ArgumentParser) -> None:
         parser.add_argument("message_id", nargs="*", metavar="MESSAGE_ID", help="replay these")
-        parser.add_argument("--all", action="store_true", help="replay all that are listed")
+        parser.add_argument("--all", action="store_true", help="replay all listed dead letters")
         parser.add_argument("--group", action="append", metavar="NAME", help="only of this group; may be repeated")
         parser.add_argument("--topic", action="append", metavar="NAME", help="only of this topic; may be repeated")
         parser.add_argument("--error", metavar="TEXT", help="only those whose error or reason contains this text")
         parser.add_argument(
-            "--since", type=time, metavar="TIME", help="only those given up since then: 30m, 2h or 7d ago, or ISO 8601"
+            "--since", type=time, metavar="TIME", help="only those given up since this time: 30m, 2h or 7d ago, or ISO 8601"
         )
-        parser.add_argument("--discard", action="store_true", help="discard them for good instead, after asking")
-        parser.add_argument("--no-input", action="store_true", help="discard without asking")
+        parser.add_argument("--discard", action="store_true", help="discard them instead, after a confirmation")
+        parser.add_argument("--no-input", action="store_true", help="discard without a confirmation")
         parser.add_argument("--json", action="store_true", help="print one line of JSON")
 
     def handle(self, **options: Any) -> None:
         if options["message_id"] and options["all"]:
-            raise unable("Say which: MESSAGE_ID... or --all.")
+            raise unable("Choose either MESSAGE_ID... or --all.")
         if options["discard"] and not (options["message_id"] or options["all"]):
-            raise unable("Say which to discard: MESSAGE_ID... or --all.")
+            raise unable("Choose the dead letters to discard: MESSAGE_ID... or --all.")
         try:
             for name in options["group"] or ():
                 group(name)
@@ -87,15 +87,15 @@ class Command(BaseCommand):
             self.stdout.write(json.dumps(said))
         else:
             lines = [f"{len(done)} dead letter{'' if len(done) == 1 else 's'} {what}."]
-            lines += [f"{message_id}: no group gave it up, or it was settled before" for message_id in missing]
-            lines += [f"Group {name!r} has more of them: call this again." for name in letters.cut]
+            lines += [f"{message_id}: not a dead letter of any group, or settled before" for message_id in missing]
+            lines += [f"Group {name!r} has more dead letters: run the command again." for name in letters.cut]
             self.stdout.write("\n".join(map(one_line, [*lines, *letters.troubles])))
         if missing or letters.cut or letters.troubles or len(done) < len(chosen):
             raise SystemExit(1)
 
 
 def _require_databases() -> None:
-    """Raise where the database of a group has no tables, or is away: the broker's answer would say something else."""
+    """Raise where the database of a group has no tables or cannot be reached, since the broker's answer would hide that."""
     for alias in sorted({one.using for one in groups().values()}):
         with database.connect(alias, application_name="outbox replay") as connection:
             database.ensure_fit(alias, connection)

@@ -22,10 +22,10 @@ from outbox.management.tables import table
 from outbox.models import State
 from outbox.relay.hosts import databases
 
-# Topics of which messages were or are published; 0 is not one.
+# All topics; the row with id 0 is not a topic.
 TOPIC_NAMES = "SELECT name FROM outbox_topic WHERE id <> 0 ORDER BY name"
 
-# Dead messages of those ids, or of that topic, or all.
+# Dead messages by ids, by topic, or all.
 DEAD = f"""
 SELECT count(*), t.name, (array_agg(b.last_error ORDER BY b.id))[1]
 FROM outbox_batch b JOIN outbox_topic t ON t.id = b.topic_id, unnest(b.message_ids) WITH ORDINALITY u(id, n)
@@ -36,28 +36,28 @@ WHERE b.state = {State.DEAD} AND u.n <> ALL(b.split) AND (%(ids)s::uuid[] IS NUL
 
 class Command(BaseCommand):
     help = (
-        "Have dead messages sent again, their tries forgotten. Exit code: 0 done, 1 something was not done, "
-        "2 the database cannot be asked."
+        "Send dead messages again, with tries from 0. Exit code: 0 done, 1 something was not done, "
+        "2 the database cannot be reached."
     )
 
     def add_arguments(self, parser: ArgumentParser) -> None:
-        parser.add_argument("message_id", nargs="*", type=_uuid, metavar="MESSAGE_ID", help="these dead messages")
+        parser.add_argument("message_id", nargs="*", type=_uuid, metavar="MESSAGE_ID", help="ids of dead messages")
         parser.add_argument("--topic", metavar="NAME", help="all dead messages of a topic")
         parser.add_argument("--all-dead", action="store_true", help="all dead messages")
-        parser.add_argument("--skip", action="store_true", help="skip them for good instead, after asking")
-        parser.add_argument("--no-input", action="store_true", help="skip without asking")
-        parser.add_argument("--database", default="default", metavar="ALIAS", help="where they are (default: default)")
+        parser.add_argument("--skip", action="store_true", help="skip them instead, after a confirmation")
+        parser.add_argument("--no-input", action="store_true", help="skip without a confirmation")
+        parser.add_argument("--database", default="default", metavar="ALIAS", help="their database (default: default)")
         parser.add_argument("--json", action="store_true", help="print one line of JSON")
 
     def handle(self, **options: Any) -> None:
         if [bool(options["message_id"]), bool(options["topic"]), options["all_dead"]].count(True) != 1:
-            raise unable("Say which: MESSAGE_ID..., or --topic NAME, or --all-dead.")
+            raise unable("Choose one of MESSAGE_ID..., --topic NAME and --all-dead.")
         try:
             (alias,) = databases([options["database"]])
             with database.connect(alias, application_name="outbox retry") as connection:
                 database.ensure_fit(alias, connection)
                 if options["topic"]:
-                    _insist_on_topic(connection, options["topic"])
+                    _require_topic(connection, options["topic"])
                 if options["skip"] and not options["no_input"]:
                     _confirm_skip(connection, options)
                 settled = _settle(connection, options)
@@ -79,7 +79,7 @@ def _confirm_skip(connection: database.Connection, options: dict[str, Any]) -> N
     found = connection.execute(DEAD, {"ids": options["message_id"] or None, "topic": options["topic"]}).fetchall()
     if found:
         rows = table(["dead messages", "topic", "first reason"], found)
-        confirm(f"{rows}\n\nThey will be skipped. This is final: what is skipped is never sent again.")
+        confirm(f"{rows}\n\nThey will be skipped. This cannot be undone: skipped messages are never sent again.")
 
 
 def _settle(connection: database.Connection, options: dict[str, Any]) -> RetryResult:
@@ -88,7 +88,7 @@ def _settle(connection: database.Connection, options: dict[str, Any]) -> RetryRe
     return retry_all(connection, by=actor("outbox_retry"), topic=options["topic"], skip=options["skip"])
 
 
-def _insist_on_topic(connection: database.Connection, name: str) -> None:
+def _require_topic(connection: database.Connection, name: str) -> None:
     known = [topic for (topic,) in connection.execute(TOPIC_NAMES).fetchall()]
     if name not in known:
         raise unable(f"There is no topic {name!r} in this database, but {', '.join(known) or 'none'}.")

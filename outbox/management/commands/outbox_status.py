@@ -1,4 +1,4 @@
-"""How the outbox stands."""
+"""Show the state of the outbox."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from uuid import UUID
 import psycopg
 from django.core.management.base import BaseCommand
 
-from outbox import database
 from outbox.database.heartbeats import silence
 from outbox.errors import OutboxError
 from outbox.logs import one_line
 from outbox.management.exits import unable
 from outbox.management.tables import table
+from outbox.monitoring.connection import connected
 from outbox.monitoring.groups import GroupStatus
 from outbox.monitoring.processes import ProcessStatus, is_replaced
 from outbox.monitoring.status import FailureStatus, Status, read_status
@@ -25,13 +25,13 @@ from outbox.monitoring.text import age
 from outbox.monitoring.why import why
 from outbox.relay.hosts import databases
 
-PROBE_SECONDS = 30.0  # a process that is busy with one thing for less is not to be killed
+PROBE_SECONDS = 30.0  # a live process may be busy with one step for this time
 
 
 class Command(BaseCommand):
     help = (
-        "Show what waits, what failed, who is at work and what needs attention. Exit code: 0 nothing needs attention, "
-        "1 something does, 2 a database cannot be asked."
+        "Show waiting messages, failures, running processes, and what needs attention. Exit code: 0 nothing needs attention, "
+        "1 something does, 2 a database cannot be reached."
     )
 
     def add_arguments(self, parser: ArgumentParser) -> None:
@@ -40,14 +40,14 @@ class Command(BaseCommand):
         parser.add_argument(
             "--alive",
             choices=["relay", "consumer", "checker"],
-            help="only say whether one on this host has sent a heartbeat in the last 30 s, with exit code 1 if not: for probes",
+            help="for probes: only check for its heartbeat on this host in the last 30 s, exit code 1 if there is none",
         )
 
         parser.add_argument(
             "--message",
             type=UUID,
             metavar="ID",
-            help="only say what that message waits for, with exit code 1 where no database has it",
+            help="only explain what this message waits for, exit code 1 where no database has it",
         )
 
     def handle(self, **options: Any) -> None:
@@ -75,7 +75,7 @@ class Command(BaseCommand):
         except (OutboxError, psycopg.Error) as error:
             raise unable(error) from error
         sentence = next((one_line(one) for one in found if one), None)
-        self.stdout.write(sentence or "No such message: it was never published here, its transaction was rolled back, or pruned.")
+        self.stdout.write(sentence or "No such message: never published here, rolled back with its transaction, or pruned.")
         if sentence is None:
             raise SystemExit(1)
 
@@ -93,20 +93,17 @@ class Command(BaseCommand):
 
 
 def _read(alias: str) -> Status:
-    with database.connect(alias, application_name="outbox status") as connection:
-        database.ensure_fit(alias, connection)
+    with connected(alias, "outbox status") as connection:
         return read_status(connection, alias)
 
 
 def _why(alias: str, message_id: UUID) -> str | None:
-    with database.connect(alias, application_name="outbox status") as connection:
-        database.ensure_fit(alias, connection)
+    with connected(alias, "outbox status") as connection:
         return why(connection, message_id)
 
 
 def _silence(alias: str, kind: str) -> float | None:
-    with database.connect(alias, application_name="outbox status") as connection:
-        database.ensure_fit(alias, connection)
+    with connected(alias, "outbox status") as connection:
         return silence(connection, kind)
 
 

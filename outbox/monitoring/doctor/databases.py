@@ -61,8 +61,8 @@ def _examine(subject: str, alias: str, connection: Connection) -> Iterator[Findi
         text = f"{name} is {setting}: a crash may lose committed messages, with the rows they speak of"
         yield Finding(Level.WARNING, subject, text, f"Set {name} = on, unless this server is for tests.")
     if datetime.now(UTC).date() + timedelta(days=1) not in partitions.days(connection):
-        hint = "See that outbox_relay runs, or beat's entry outbox-upkeep."
-        yield Finding(Level.WARNING, subject, "the message table of tomorrow is not made: upkeep does not run", hint)
+        hint = "See that outbox_relay runs, or beat's entry outbox-maintenance."
+        yield Finding(Level.WARNING, subject, "the message table of tomorrow is not made: maintenance does not run", hint)
 
 
 def _missing_migrations(alias: str) -> dict[str, list[str]]:

@@ -1,4 +1,4 @@
-"""Processes: a relay for each post, consumers for each group, a checker where the broker asks by itself."""
+"""Processes: a relay for each target, consumers for each group, a checker where the broker asks by itself."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ Heard = set[tuple[str, str, str]]
 def examine() -> Iterator[Finding]:
     """Look at who has sent a heartbeat of late."""
     heard: dict[str, Heard] = {alias: found for alias in database.outbox_databases() if (found := _ask(alias)) is not None}
-    for post in relay_targets():
-        if post.database in heard:
-            yield _relay(f"relay of {post}", ("relay", post.broker, "") in heard[post.database])
+    for target in relay_targets():
+        if target.database in heard:
+            yield _relay(f"relay of {target}", ("relay", target.broker, "") in heard[target.database])
     by_beat = {str(argument) for entry in beat_entries(CONSUME) for argument in entry.get("args") or ()}
     for group in groups().values():
         for alias in group.brokers:

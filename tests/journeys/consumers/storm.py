@@ -95,7 +95,7 @@ class Storm:
         except AssertionError:
             open_ones = self.sent.keys() - self._settled()
             kinds = Counter(self.sent[one][:2] for one in open_ones)
-            passed_over = Counter(
+            ignored = Counter(
                 self.sent[str(one)][0]
                 for one in Inbox.objects.filter(message_id__in=open_ones).values_list("message_id", flat=True)
             )
@@ -103,7 +103,7 @@ class Storm:
                 Tries.objects.filter(message_id__in=list(open_ones)[:9]).values("message_id", "failures", "crashes", "begun_at")
             )
             raise AssertionError(
-                f"not settled: {kinds}, of these passed over: {passed_over}, backlog {self.broker.backlog(self.group)}, {tried}"
+                f"not settled: {kinds}, of these passed over: {ignored}, backlog {self.broker.backlog(self.group)}, {tried}"
             ) from None
 
     def close(self) -> None:

@@ -15,7 +15,7 @@ class Node(RocketMQ):
 
     @contextmanager
     def frozen(self, *names: str) -> Iterator[None]:
-        """Have programs answer nothing for a while. Connections stay, and new ones wait."""
+        """Freeze programs for a while. Connections stay, and new ones wait."""
         pids = [self._processes[name].pid for name in names]
         for pid in pids:
             os.kill(pid, signal.SIGSTOP)
@@ -27,7 +27,7 @@ class Node(RocketMQ):
 
     @contextmanager
     def killed(self) -> Iterator[None]:
-        """Have broker and proxy away for a while."""
+        """Stop broker and proxy for a while."""
         self.kill_broker()
         try:
             yield

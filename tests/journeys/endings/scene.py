@@ -47,7 +47,7 @@ class Server:
         self._server.start()
 
     def freeze(self) -> None:
-        """Have it answer nothing. Connections stay, and new ones wait."""
+        """Freeze it. Connections stay, and new ones wait."""
         self._frozen = self._pids()
         for pid in self._frozen:
             with suppress(ProcessLookupError):
@@ -116,7 +116,7 @@ class Scene:
         assert self.publisher.stdout.readline() == f"{count}\n", self.said(self.publisher)
 
     def order(self, count: int = 1, **body: object) -> None:
-        """Have messages published as soon as that is possible."""
+        """Publish messages as soon as that is possible."""
         assert self.publisher.stdin is not None
         self.publisher.stdin.write(f"{json.dumps([count, body])}\n")
         self.publisher.stdin.flush()
@@ -161,7 +161,7 @@ class Scene:
 
 
 def end(process: subprocess.Popen[str], number: int = signal.SIGTERM) -> float:
-    """Tell a process to end; return the seconds until it did."""
+    """Ask a process to end; return the seconds until it did."""
     began = time.monotonic()
     process.send_signal(number)
     process.wait(30)
@@ -169,7 +169,7 @@ def end(process: subprocess.Popen[str], number: int = signal.SIGTERM) -> float:
 
 
 def wait(seconds: float, *processes: subprocess.Popen[str]) -> None:
-    """Let time pass for processes, which must outlast it."""
+    """Wait while processes run, which must outlast it."""
     ends_at = time.monotonic() + seconds
     wait_until(lambda: time.monotonic() >= ends_at or any(process.poll() is not None for process in processes), seconds + 5)
     assert [process.poll() for process in processes] == [None] * len(processes)

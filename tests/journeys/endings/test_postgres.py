@@ -119,12 +119,12 @@ class TestHandlerThatTakesLong:
         return consumer, gate.unlink
 
     def test_is_waited_for(self, scene: Scene, handling: tuple[subprocess.Popen[str], Callable[[], None]]):
-        consumer, let_go = handling
+        consumer, open_gate = handling
         consumer.send_signal(signal.SIGTERM)
         wait_until(lambda: "is waited for" in scene.said(consumer))
         assert consumer.poll() is None
 
-        let_go()
+        open_gate()
 
         assert consumer.wait(LIMIT) == 0
         assert scene.handled() == 1

@@ -17,7 +17,7 @@ OUTBOX = {
     **OUTBOX,
     "BROKERS": {"default": {"BACKEND": "outbox.embedded.EmbeddedBroker", "OPTIONS": {"CHECK_AFTER": timedelta(0)}}},
     "TOPICS": {name: {"TYPE": kind} for name, kind in TOPICS.items()},
-    "RELAY": {"LEASE": SECOND, "SWEEP_AGE": SECOND, "RETRY_BASE": timedelta(milliseconds=100)},
+    "RELAY": {"LEASE": SECOND, "SWEEP_AGE": SECOND},
     "CONSUMER": {"INVISIBLE": SECOND, "WAIT": timedelta(milliseconds=100)},
     "CHECK_BACK": {"LOCK_TIMEOUT": timedelta(milliseconds=200)},
     "NUDGE": False,

@@ -13,7 +13,8 @@ from django.db import connections
 from outbox import topics
 from outbox.check_backs import sources
 from outbox.half_first.producers import close_idle
-from project.servers.pgbouncer import HOST, PgBouncer, has_pgbouncer
+from project.servers.pgbouncer import PgBouncer
+from project.servers.program import HOST
 from tests.database_url import url_of
 
 POOL_SIZE = 4
@@ -34,7 +35,7 @@ UNION ALL SELECT 'temporary table ' || relname FROM pg_class WHERE relnamespace 
 
 @pytest.fixture(scope="module")
 def pooler(django_db_setup: None) -> Iterator[PgBouncer]:
-    if not has_pgbouncer():
+    if not PgBouncer.is_here():
         pytest.skip("There is no pgbouncer: apt-get install pgbouncer.")
     with PgBouncer(url_of(connections["default"].settings_dict), pool_size=POOL_SIZE) as pooler:
         yield pooler
@@ -47,7 +48,7 @@ def direct_url(transactional_db: None) -> str:
 
 @pytest.fixture
 def pooled(direct_url: str, pooler: PgBouncer, monkeypatch: pytest.MonkeyPatch, settings: Any) -> Iterator[None]:
-    """Have "default" lead through the pooler, and "direct" around it."""
+    """Lead "default" through the pooler, and "direct" around it."""
     connections.close_all()
     default = connections["default"].settings_dict
     DIRECT.update(default, OPTIONS={**default["OPTIONS"]})

@@ -39,7 +39,7 @@ def without_direct(pooled: None, settings: Any) -> None:
 
 @pytest.fixture
 def direct_is_pooled(pooled: None, pooler: PgBouncer, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Have "direct" lead through the pooler, too."""
+    """Lead "direct" through the pooler, too."""
     for name in ("HOST", "PORT"):
         monkeypatch.setitem(connections.settings["direct"], name, connections.settings["default"][name])
 

@@ -28,7 +28,8 @@ from outbox.models import InboxRow, MessageRow, MessageState, State
 from outbox.monitoring.health import Health, health, readiness
 from outbox.relay import hosts
 from outbox.relay.maintenance import maintain
-from project.servers.pgbouncer import HOST, PgBouncer
+from project.servers.pgbouncer import PgBouncer
+from project.servers.program import HOST
 from project.shop.messages import OrderPlaced
 from project.shop.models import CartEntry
 from tests.check_back_secrets import SECRET

@@ -97,7 +97,7 @@ class Journey:
             return cursor.fetchall()
 
     def stick(self, key: str) -> None:
-        """Have the handler of the ordered topic fail over a key."""
+        """Make the handler of the ordered topic fail for a key."""
         with connection.cursor() as cursor:
             cursor.execute("INSERT INTO journey_stuck VALUES (%s)", [key])
 

@@ -78,7 +78,7 @@ def count(batches: QuerySet[Batch]) -> int:
 
 
 def sent_again(journey: Journey, topic: str, number: int) -> None:
-    """Have the server store one of a transaction topic's messages a second time, as a relay does that was not sure."""
+    """Store one of a transaction topic's messages a second time, as a relay does that was not sure."""
     broker = conf.make_broker("default")
     server().make_group(f"copier-{journey.unique}")
 

@@ -43,7 +43,7 @@ class TestReadable:
 
         assert shown.kind is Kind.TEXT
         assert shown.text == body.decode()[:SHOWN_CHARACTERS]
-        assert shown.notes[0].startswith("It is not JSON, though its content type says so: ")
+        assert shown.notes[0].startswith("It has a JSON content type, but is not valid JSON: ")
 
     @pytest.mark.parametrize("body", [b"\x00\xff{", b'{"a": "\xff"}'])
     def test_shows_what_is_no_text_in_hex(self, body):
@@ -60,24 +60,24 @@ class TestReadable:
 
         assert shown.kind is Kind.JSON
         assert len(shown.text) == SHOWN_CHARACTERS
-        assert shown.notes == ("Cut: the first 64 KiB of 4.0 MiB.",)
+        assert shown.notes == ("Truncated: the first 64 KiB of 4.0 MiB.",)
 
     def test_cuts_binary_bodies_shorter(self):
         shown = read(b"\x00" * 5000, {})
 
         assert len(shown.text.splitlines()) == 64
-        assert shown.notes == ("Its first 1024 bytes of 4.9 KiB.",)
+        assert shown.notes == ("Only the first 1024 bytes of 4.9 KiB are shown.",)
 
     def test_lays_out_nothing_of_which_only_the_beginning_was_read(self):
         shown = readable(b'{"a": "', size=READ_BYTES + 1, headers=JSON)
 
-        assert (shown.kind, shown.notes) == (Kind.TEXT, ("It is too large to be laid out.",))
+        assert (shown.kind, shown.notes) == (Kind.TEXT, ("It is too large to be formatted.",))
 
     def test_names_a_type_that_is_gone(self):
         shown = read(b'{"a": 1}', {**JSON, "ce-type": "OrderPaid"}, unmasked=True)
 
         assert shown.kind is Kind.JSON
-        assert shown.notes == ("No module defines the type OrderPaid (any more).",)
+        assert shown.notes == ("No module defines the type OrderPaid.",)
 
 
 class TestMask:
@@ -103,13 +103,13 @@ class TestMask:
         shown = read(body, headers)
 
         assert (shown.kind, shown.text) == (Kind.HIDDEN, "")
-        assert shown.notes == ("Hidden, since its fields cannot be told apart. Who may view masked fields sees it.",)
+        assert shown.notes == ("Hidden, since it cannot be parsed. Users who may view masked fields can see it.",)
 
     def test_hides_the_whole_body_of_a_type_that_is_gone(self):
         shown = read(b'{"customer": "Ada"}', {**JSON, "ce-type": "OrderPaid"})
 
         assert (shown.kind, shown.text) == (Kind.HIDDEN, "")
-        assert shown.notes[0] == "No module defines the type OrderPaid (any more)."
+        assert shown.notes[0] == "No module defines the type OrderPaid."
 
     def test_hides_the_whole_body_of_which_only_the_beginning_was_read(self, headers):
         assert readable(b'{"customer": "Ada', size=READ_BYTES + 1, headers=headers).kind is Kind.HIDDEN

@@ -69,7 +69,7 @@ class TestImpactPage:
         assert states(rows) == ["dead"] * 3
         assert LogEntry.objects.count() == 0
 
-    def test_insists_on_a_reason(self, dead, client):
+    def test_requires_a_reason(self, dead, client):
         rows = dead()
 
         page = confirm(client, choose(client, "retry", rows), reason=" ")
@@ -132,7 +132,7 @@ class TestRetry:
         page = confirm(client, choose(client, "retry", rows))
 
         assert sorted(states(rows)) == ["dead", "released", "released"]
-        assert "1 are left. Do it again for more." in page.text
+        assert "1 are left. Repeat the action for these." in page.text
 
     def test_tells_the_message_s_page_who_did_it_and_why(self, dead, client, admin_client):
         (row,) = dead()
@@ -163,7 +163,7 @@ class TestTwoOperators:
         stale = confirm(client, page)
 
         assert states(rows) == ["sent"] * 2
-        assert "Nothing was done about 2: somebody has settled them before." in stale.text
+        assert "2 were not changed: another user or command has settled them before." in stale.text
         assert LogEntry.objects.count() == 2
 
     def test_hear_of_what_the_other_was_faster_with(self, dead, client):
@@ -175,7 +175,7 @@ class TestTwoOperators:
 
         assert states([one, other]) == ["released", "skipped"]
         assert "Skipped: 1." in answer.text
-        assert "Nothing was done about 1: somebody has settled them before." in answer.text
+        assert "1 were not changed: another user or command has settled them before." in answer.text
 
     @pytest.mark.parametrize("query", ["", "?settled=all"])
     def test_hear_at_once_when_nothing_is_dead_any_more(self, query, dead, client):
@@ -185,7 +185,7 @@ class TestTwoOperators:
 
         answer = client.post(reverse(LIST) + query, data, follow=True)
 
-        assert "Nothing was done: none of them is dead any more." in answer.text
+        assert "Nothing was changed: none of them is dead any more." in answer.text
 
 
 class TestPermissions:

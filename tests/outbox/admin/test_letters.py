@@ -40,7 +40,7 @@ def broker():
 
 @pytest.fixture
 def given_up(broker):
-    """Have groups give messages up."""
+    """Make groups give messages up."""
 
     def given_up(*message_ids, group="cart", topic="orders", reason="KeyError"):
         options = {"limit": 100, "invisible_for": timedelta(minutes=1), "wait": timedelta(0)}
@@ -302,7 +302,7 @@ class TestActs:
         data = {"action": "discard", "all": "1", "reason": "x", "as_of": page.context["form"]["as_of"].value(), "shown": "2"}
         client.post(url, data)
 
-        assert "This is final" in page.text
+        assert "This cannot be undone" in page.text
         assert page.context["notes"] == ["2 of group cart: no total"]
         assert left() == ["3"]
 
@@ -319,7 +319,7 @@ class TestActs:
 
         stale = confirm(client, page)
 
-        assert "Nothing was done about 1: somebody has settled them before." in stale.text
+        assert "1 were not changed: another user or command has settled them before." in stale.text
         assert LogEntry.objects.count() == 1
 
     def test_note_what_was_done_before_the_broker_went_away(self, given_up, operator, monkeypatch):
@@ -339,7 +339,7 @@ class TestActs:
 
         answer = confirm(client, page)
 
-        assert "The broker is out of reach: nobody answers" in answer.text
+        assert "The broker cannot be reached: nobody answers" in answer.text
         assert LogEntry.objects.count() == 1
         assert len(left()) == 1
 

@@ -19,7 +19,6 @@ LISTS = [
     "outbox_inboxrow_changelist",
     "outbox_embedded_embeddedhalf_changelist",
     "outbox_topic_changelist",
-    "outbox_pipeline_monitorlane_changelist",
     "outbox_pipeline_archivedday_changelist",
     "outbox_pipeline_auditrun_changelist",
     "outbox_pipeline_auditfinding_changelist",

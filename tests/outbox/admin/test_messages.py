@@ -204,7 +204,7 @@ class TestPage:
 
         page = opened(admin_client, row)
 
-        assert "Cut: the first 64 KiB of 4.0 MiB." in page.text
+        assert "Truncated: the first 64 KiB of 4.0 MiB." in page.text
         assert len(page.content) < 100_000
 
     def test_asks_the_broker_only_when_told(self, message, admin_client):
@@ -231,7 +231,7 @@ class TestMask:
     def test_names_a_type_that_is_gone_and_hides_its_body(self, message, operator):
         page = opened(operator(VIEW), message(body=self.BODY, headers='{"ce-type": "OrderGone"}')).text
 
-        assert "No module defines the type OrderGone (any more)." in page
+        assert "No module defines the type OrderGone." in page
         assert "Ada Lovelace" not in page
 
     def test_holds_for_the_copy_of_a_dead_message_too(self, masked, message, operator):

@@ -134,7 +134,7 @@ class TestMessages:
 
         rows = page.context["cl"].result_list
         assert rows
-        assert {row.standing.state for row in rows} == {state}
+        assert {row.current.state for row in rows} == {state}
 
     @pytest.mark.parametrize("state", ["released", "skipped", "lost"])
     def test_are_looked_for_by_a_state_that_none_has(self, state, look, messages):
@@ -143,7 +143,7 @@ class TestMessages:
     def test_of_a_topic_are_found_by_their_state(self, look, messages):
         rows = look("messagerow_changelist", state="sent", topic="orders").context["cl"].result_list
 
-        assert {(row.standing.state, row.standing.topic) for row in rows} == {("sent", "orders")}
+        assert {(row.current.state, row.current.topic) for row in rows} == {("sent", "orders")}
 
     def test_of_a_rare_topic_are_looked_for_among_the_newest(self, look, messages):
         page = look("messagerow_changelist", topic="rare")

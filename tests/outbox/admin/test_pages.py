@@ -8,6 +8,7 @@ from django.test import Client
 from django.urls import reverse
 
 from outbox import database
+from outbox.admin import pages
 from outbox.consuming.register import groups
 from outbox.embedded.models import EmbeddedHalf
 from outbox.models import CheckBack, DeadLetter, DeadMessage, InboxRow, MessageRow, Process, State, Topic
@@ -27,7 +28,7 @@ PAGES = {
     "outbox_checkback_changelist": "view_checkback",
     "outbox_inboxrow_changelist": "view_inbox",
     "outbox_pipeline_auditrun_changelist": "view_auditrun",
-    "outbox_quick_check": "view_auditrun",
+    "outbox_quick_check": "view_topic",
     "outbox_pipeline_auditfinding_changelist": "view_auditfinding",
 }
 
@@ -70,6 +71,11 @@ def ours():
 
 
 class TestTheDocument:
+    def test_says_of_each_page_what_it_answers(self):
+        rows = Path("docs/how-to/admin.md").read_text()
+
+        assert [page.name for page in pages._pages if f"| {page.name} | " not in rows] == []
+
     def test_names_each_permission(self):
         page = Path("docs/how-to/admin.md").read_text()
         given = {codename for model in ours() for codename, _ in model._meta.permissions}

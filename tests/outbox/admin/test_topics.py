@@ -37,7 +37,7 @@ class TestPause:
         assert "Topic orders is paused" in page.text
         assert LogEntry.objects.get().get_change_message() == "Paused. Reason: the warehouse moves"
 
-    def test_insists_on_a_reason(self, orders, operator):
+    def test_requires_a_reason(self, orders, operator):
         page = operator(*ALL).post(at("pause", orders), {"reason": ""})
 
         orders.refresh_from_db()
@@ -50,7 +50,7 @@ class TestPause:
         page = operator(*ALL).post(at("pause", orders), {"reason": "x"}, follow=True)
 
         orders.refresh_from_db()
-        assert "Topic orders was paused before." in page.text
+        assert "Topic orders was paused already." in page.text
         assert orders.paused_by == "bob"
         assert not LogEntry.objects.exists()
 
@@ -98,7 +98,7 @@ class TestResume:
 
         orders.refresh_from_db()
         assert orders.paused_by == "eve"
-        assert "that pause was over, or another has begun since" in page.text
+        assert "that pause has ended, or another one has begun" in page.text
 
     @pytest.mark.parametrize("wild", ["abc", "2026-99-99T00:00", "x" * 1000])
     def test_takes_a_wild_time_for_none(self, wild, orders, operator):

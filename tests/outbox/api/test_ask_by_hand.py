@@ -50,7 +50,7 @@ class TestTheRecipe:
     def test_is_refused_with_a_secret_that_is_not_the_endpoints(self, page, live_server):
         outcome = run_the_recipe(page, URL=live_server.url + reverse("outbox:check-back"), SECRET=OTHER_SECRET)
 
-        assert "fits none" in json.loads(outcome.stdout)["detail"]
+        assert "does not match any" in json.loads(outcome.stdout)["detail"]
 
     def test_says_which_variable_it_needs(self, page):
         outcome = run_the_recipe(page, SECRET="")

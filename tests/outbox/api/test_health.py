@@ -31,7 +31,7 @@ def get():
 
 @pytest.fixture
 def connect_with(monkeypatch):
-    """Have connections to one database opened with other parameters."""
+    """Open connections to one database with other parameters."""
 
     def connect_with(alias, **parameters):
         known = connections[alias].get_connection_params()

@@ -37,7 +37,7 @@ class TestTheLogOfWhatWasRefused:
         assert [line.partition(" to 127.0.0.1: ")[2][:30] for line in lines(caplog)] == [
             "The request is not signed: it ",
             "The webhook-timestamp differs ",
-            "The signature fits none of thi",
+            "The signature does not match a",
             '{"topic": ["This field is requ',
             "Not found.",
         ]
@@ -51,8 +51,8 @@ class TestTheLogOfWhatWasRefused:
             Client().post(CHECK_BACK, b"{}", content_type="application/json")
 
         assert [line[:70] for line in lines(caplog)] == [
-            'ERROR A check-back came, and OUTBOX["CHECK_BACK"]["SECRETS"] is empty:'[:70],
-            f"WARNING {CHECK_BACK} answers 503 to 127.0.0.1: This endpoint is not set up"[:70],
+            'ERROR A check-back was rejected, because OUTBOX["CHECK_BACK"]["SECRETS"]'[:70],
+            f"WARNING {CHECK_BACK} answers 503 to 127.0.0.1: This endpoint is not configured"[:70],
         ]
         assert mail.outbox == []
 

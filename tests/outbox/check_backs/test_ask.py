@@ -104,7 +104,7 @@ class TestOverHttp:
 
     @pytest.mark.parametrize("length", [1, 24, 31])
     def test_refuses_a_secret_that_is_short(self, length):
-        with pytest.raises(ConfigurationError, match=f"has {length} bytes, and needs 32"):
+        with pytest.raises(ConfigurationError, match=f"has {length} bytes; at least 32 are required"):
             over_http("http://127.0.0.1/", f"whsec_{b64encode(bytes(length)).decode()}")
 
     def test_takes_a_secret_without_prefix_and_padding(self):

@@ -25,7 +25,7 @@ class TestAskAsSet:
 
         assert ask_as_set("other")(HALF) == ("https://shop.example/check-back/", SECRET)
 
-    def test_insists_on_a_secret_for_a_url(self, settings):
+    def test_requires_a_secret_for_a_url(self, settings):
         settings.OUTBOX = {"CHECK_BACK": {"URL": "https://shop.example/check-back/"}}
 
         with pytest.raises(ConfigurationError, match=r'OUTBOX\["CHECK_BACK"\]\["SECRETS"\]'):

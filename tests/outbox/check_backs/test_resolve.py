@@ -36,9 +36,9 @@ def soon() -> datetime:
 
 
 def ask(connection: database.Connection, half: Half):
-    """Return (resolution, whether an alarm was raised)."""
+    """Return (resolution, whether an alert was sent)."""
     answer = resolve(connection, half)
-    return answer.resolution, answer.is_alarm
+    return answer.resolution, answer.is_alert
 
 
 class TestResolve:
@@ -129,8 +129,8 @@ class TestResolve:
 
         answer = resolve(connection, half_of(batch))
 
-        assert (answer.resolution, answer.is_alarm) == (UNKNOWN, False)
-        assert "may be under way" in answer.reason
+        assert (answer.resolution, answer.is_alert) == (UNKNOWN, False)
+        assert "may be in progress" in answer.reason
 
     @pytest.mark.parametrize("state", [State.PREPARED, State.SENT])
     def test_commits_when_its_deciders_time_is_over(self, connection, state):
@@ -198,7 +198,7 @@ class TestResolveOfAHalfWithoutToken:
         assert ask(connection, self.HALF) == (resolution, False)
         assert asked == [self.HALF]
 
-    def test_raises_an_alarm_where_the_topic_has_none(self, connection):
+    def test_sends_an_alert_where_the_topic_has_none(self, connection):
         @check_back("invoices")
         def did_it_commit(half):
             return COMMIT
@@ -421,7 +421,7 @@ class TestResolveBesideThePrimary:
         with psycopg.connect(standby_url, autocommit=True) as connection:
             answer = resolve(connection, half)
 
-        assert (answer.resolution, answer.is_alarm) == (UNKNOWN, True)
+        assert (answer.resolution, answer.is_alert) == (UNKNOWN, True)
         assert "in recovery" in answer.reason
 
     @pytest.fixture

@@ -51,11 +51,9 @@ class TestAliasOf:
 
 
 class TestConnect:
-    @pytest.mark.parametrize(("limit", "seen"), [("lock_timeout", "123ms"), ("statement_timeout", "456ms")])
+    @pytest.mark.parametrize(("limit", "seen"), [("lock_timeout", "123ms"), ("statement_timeout", "5s")])
     def test_bounds_every_statement(self, settings, limit, seen):
-        settings.OUTBOX = {
-            "CHECK_BACK": {"LOCK_TIMEOUT": timedelta(seconds=0.123), "STATEMENT_TIMEOUT": timedelta(seconds=0.456)}
-        }
+        settings.OUTBOX = {"CHECK_BACK": {"LOCK_TIMEOUT": timedelta(seconds=0.123)}}
 
         with sources.connect("default") as connection:
             assert connection.execute(f"SHOW {limit}").fetchone() == (seen,)
@@ -66,8 +64,8 @@ class TestConnect:
         with sources.connect("default") as connection:
             assert connection.execute("SHOW lock_timeout").fetchone() == ("1ms",)
 
-    def test_gives_up_on_a_server_that_never_answers(self, settings, monkeypatch, silent_port):
-        settings.OUTBOX = {"CHECK_BACK": {"STATEMENT_TIMEOUT": timedelta(seconds=1)}}
+    def test_gives_up_on_a_server_that_never_answers(self, monkeypatch, silent_port):
+        monkeypatch.setattr(sources, "STATEMENT_TIMEOUT", timedelta(seconds=1))
         monkeypatch.setitem(connections["default"].settings_dict, "HOST", "127.0.0.1")
         monkeypatch.setitem(connections["default"].settings_dict, "PORT", silent_port)
 

@@ -27,7 +27,7 @@ def _own_definitions(own_definitions: None) -> None:
 
 @pytest.fixture
 def routed(settings: Any) -> Callable[[object], None]:
-    """Have one router decide; it is asked what it has methods for."""
+    """Use one router, which is asked what it has methods for."""
 
     def routed(router: object) -> None:
         settings.DATABASE_ROUTERS = [router]

@@ -58,12 +58,12 @@ class TestE042:
         assert found() == []
 
 
-class TestE043:
+class TestE042OfThePipeline:
     def test_names_the_line_that_the_pipelines_settings_need(self, settings, without, found):
         without("outbox.pipeline")
         settings.OUTBOX = {"BROKERS": BROKERS, "PIPELINE": {"ARCHIVE": {"PATH": "/srv/lake"}}}
 
-        (problem,) = [one for one in found() if one.id == "outbox.E043"]
+        (problem,) = [one for one in found() if one.id == "outbox.E042"]
 
         assert problem.msg == 'OUTBOX["PIPELINE"] is set, and nothing reads it: the app outbox.pipeline is not in INSTALLED_APPS.'
         assert problem.hint.startswith('Add to the settings: INSTALLED_APPS += ["outbox.pipeline"].')

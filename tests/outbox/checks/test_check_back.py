@@ -68,7 +68,7 @@ class TestE011:
         (problem,) = found()
 
         assert problem.id == "outbox.E011"
-        assert f"number 2: A secret has {length} bytes, and needs 32" in problem.msg
+        assert f"number 2: A secret has {length} bytes; at least 32 are required" in problem.msg
 
     def test_takes_a_secret_of_32_bytes(self, settings, found):
         settings.OUTBOX = {"BROKERS": BROKERS, "CHECK_BACK": {"SECRETS": [f"whsec_{b64encode(bytes(32)).decode()}"]}}

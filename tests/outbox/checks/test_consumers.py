@@ -57,7 +57,7 @@ class TestE017:
 
         assert problem.id == "outbox.E017"
         assert "'elsewhere', which is not in DATABASES" in problem.msg
-        assert problem.hint == "Known are default, other."
+        assert problem.hint == "Choices are: default, other."
 
     def test_finds_a_database_without_inbox(self, found, routed):
         routed(NoOutboxInOther())

@@ -104,7 +104,7 @@ class TestKilled:
         wait_until(Inbox.objects.exists)
 
         assert json.loads(stop(successor))["cart"] | {"late": 0} == {
-            "handled": 1, "duplicates": 0, "passed_over": 0, "retried": 0, "handed_back": 0, "dead_letters": 0, "late": 0,
+            "handled": 1, "duplicates": 0, "ignored": 0, "retried": 0, "handed_back": 0, "dead_letters": 0, "late": 0,
         }  # fmt: skip
         assert CartEntry.objects.count() == 1
 
@@ -116,7 +116,7 @@ class TestConsume:
 
         output = stop(process)
 
-        assert output == "Consuming group 'cart', topics orders.\ncart: nothing came\n"
+        assert output == "Consuming group 'cart', topics orders.\ncart: no messages\n"
         assert not Process.objects.exists()
 
     def test_ends_when_nothing_waits(self, start, embedded):
@@ -165,7 +165,7 @@ class TestConsume:
     def test_names_the_known_groups_when_one_is_unknown(self):
         consumer(Placed, group="cart")(lambda message, context: None)
 
-        with pytest.raises(CommandError, match="Known are: cart"):
+        with pytest.raises(CommandError, match="Choices are: cart"):
             call_command("outbox_consume", "--group", "card")
 
     def test_says_where_consumers_belong_when_there_are_none(self):
@@ -174,5 +174,5 @@ class TestConsume:
 
     @pytest.mark.parametrize("threads", ["0", "-1", "many"])
     def test_wants_a_thread_at_least(self, threads):
-        with pytest.raises(CommandError, match=f"--threads: '{threads}' is no count, 1 or more"):
+        with pytest.raises(CommandError, match=f"--threads: '{threads}' is not a number of 1 or more"):
             call_command("outbox_consume", f"--threads={threads}")

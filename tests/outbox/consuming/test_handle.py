@@ -188,7 +188,7 @@ class TestPassedOver:
 
         results = [handle(group("cart"), delivery(Ignored(), headers=numbered(5))) for _ in range(2)]
 
-        assert {result.outcome for result in results} == {Outcome.PASSED_OVER}
+        assert {result.outcome for result in results} == {Outcome.IGNORED}
         assert set(Inbox.objects.values_list("number", flat=True)) == {5}
 
     def test_leaves_other_tags_alone(self):
@@ -196,7 +196,7 @@ class TestPassedOver:
 
         result = handle(group("cart"), delivery(Placed("A1")))
 
-        assert result.outcome is Outcome.PASSED_OVER
+        assert result.outcome is Outcome.IGNORED
         assert not CartEntry.objects.exists()
 
 
@@ -316,14 +316,14 @@ class TestFailure:
 
 
 class TestOrdered:
-    def test_blocks_its_key_with_an_alarm_once_the_retries_are_used_up(self):
+    def test_blocks_its_key_with_an_alert_once_the_retries_are_used_up(self):
         heard = []
-        signals.alarm.connect(lambda **said: heard.append(said), weak=False, dispatch_uid="test")
+        signals.alert.connect(lambda **said: heard.append(said), weak=False, dispatch_uid="test")
         fails_with(ValueError("no"), ordered=True, retry=Retry(limit=0, delays=[timedelta(minutes=5)]))
 
         result = handle(group("cart"), delivery(Placed("A1"), key="A1"))
 
-        signals.alarm.disconnect(dispatch_uid="test")
+        signals.alert.disconnect(dispatch_uid="test")
         assert (result.outcome, result.after) == (Outcome.RETRY, timedelta(minutes=5))
         assert "holds back all later messages of the key 'A1'" in heard[0]["reason"]
 

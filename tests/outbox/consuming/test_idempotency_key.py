@@ -8,19 +8,18 @@ from datetime import timedelta
 import pytest
 import redis
 
-from outbox import RetryLater, consumer
+from outbox import RedisIdempotencyKey, RetryLater, consumer
 from outbox.consuming.handle import handle
-from outbox.consuming.idempotency_key import RedisIdempotencyKey
 from outbox.consuming.outcome import Outcome
 from outbox.consuming.register import group
-from project.servers.redis import Redis, has_redis
+from project.servers.redis import Redis
 from tests.outbox.consuming.deliveries import delivery
 from tests.outbox.consuming.messages import Placed
 from tests.waiting import wait_until
 
 pytestmark = [
     pytest.mark.redis,
-    pytest.mark.skipif(not has_redis(), reason="There is no redis-server: apt-get install redis-server."),
+    pytest.mark.skipif(not Redis.is_here(), reason="There is no redis-server: apt-get install redis-server."),
 ]
 
 SOON = timedelta(milliseconds=100)

@@ -125,7 +125,7 @@ class TestSlowHandler:
     def test_is_reported_when_it_runs_for_very_long(self, broker, monkeypatch, caplog):
         monkeypatch.setattr(keeper_module, "SLOW", 1)
         heard = []
-        signals.alarm.connect(lambda **said: heard.append(said), weak=False, dispatch_uid="test")
+        signals.alert.connect(lambda **said: heard.append(said), weak=False, dispatch_uid="test")
 
         @consumer(Placed, group="slow")
         def work(message, context):
@@ -136,8 +136,8 @@ class TestSlowHandler:
         worker.step(NO_WAIT)
         worker.close()
 
-        signals.alarm.disconnect(dispatch_uid="test")
-        assert "Give it a time_limit" in heard[0]["reason"]
+        signals.alert.disconnect(dispatch_uid="test")
+        assert "set a time_limit" in heard[0]["reason"]
         assert worker.tally.handled == 1
 
     def test_keeps_what_is_done_and_not_yet_acknowledged(self, broker):

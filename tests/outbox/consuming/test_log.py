@@ -24,7 +24,7 @@ def _met_none(monkeypatch):
 
 @pytest.fixture
 def records(caplog):
-    """Have a handler raise at each of so many attempts; give what was logged of them."""
+    """Run a handler that raises at each of some attempts; return what was logged of them."""
 
     def records(error, *, attempts):
         @consumer(Placed, group="cart", retry=Retry(limit=2, delays=[timedelta(seconds=30)], jitter=0))

@@ -47,7 +47,7 @@ class TestForeignProducer:
         consumer(Placed, group="cart")(write)
 
         assert handle(group("cart"), delivery(Placed("A1"), headers=headers)).outcome is Outcome.HANDLED
-        assert handle(group("cart"), delivery(Ignored(), headers=headers)).outcome is Outcome.PASSED_OVER
+        assert handle(group("cart"), delivery(Ignored(), headers=headers)).outcome is Outcome.IGNORED
 
 
 class TestPolicy:
@@ -55,7 +55,7 @@ class TestPolicy:
         assert Retry(on=[KeyError, ValueError]).on == (KeyError, ValueError)
 
     def test_refuses_what_is_no_error(self):
-        with pytest.raises(ConfigurationError, match="name types of errors"):
+        with pytest.raises(ConfigurationError, match="pass exception classes"):
             Retry(on=("ValueError",))
 
 
@@ -132,11 +132,11 @@ class TestAlert:
         def fail(message, context):
             raise ValueError("no")
 
-        signals.alarm.connect(break_database, weak=False, dispatch_uid="test")
+        signals.alert.connect(break_database, weak=False, dispatch_uid="test")
         try:
             result = handle(group("cart"), delivery(Placed("A1"), key="A"))
         finally:
-            signals.alarm.disconnect(dispatch_uid="test")
+            signals.alert.disconnect(dispatch_uid="test")
 
         assert (result.outcome, result.after) == (Outcome.RETRY, timedelta(hours=1))
         assert Tries.objects.get().failures == FailedDelivery.objects.count() == 1

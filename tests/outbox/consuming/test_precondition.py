@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 from django.db.models import F
 
-from outbox.consuming.precondition import update_if, update_or_raise
+from outbox import update_if, update_or_raise
 from outbox.errors import StaleRow
 from project.shop.models import CartEntry
 
@@ -49,7 +49,7 @@ class TestUpdateIf:
         assert outcomes == [True, False]
 
     @pytest.mark.parametrize("arguments", [{"expect": {}, "change": 1}, {"expect": {"change": 1}}])
-    def test_insists_on_an_expectation_and_a_change(self, row, arguments):
+    def test_requires_an_expectation_and_a_change(self, row, arguments):
         with pytest.raises(TypeError, match="needs expect"):
             update_if(row, **arguments)
 
@@ -65,13 +65,13 @@ class TestUpdateOrRaise:
     def test_says_how_the_row_is_now(self, row):
         CartEntry.objects.update(change=5)
 
-        with pytest.raises(StaleRow, match=rf"shop.cartentry {row.pk} is not change=1 any more, but change=5"):
+        with pytest.raises(StaleRow, match=rf"shop.cartentry {row.pk} does not have change=1 any more, but change=5"):
             update_or_raise(row, expect={"change": 1}, change=2)
 
     def test_says_that_the_row_is_gone(self, row):
         CartEntry.objects.all().delete()
 
-        with pytest.raises(StaleRow, match="is gone"):
+        with pytest.raises(StaleRow, match="does not exist any more"):
             update_or_raise(row, expect={"change": 1}, change=2)
 
     def test_goes_on_when_the_row_is_as_expected(self, row):

@@ -13,9 +13,9 @@ class TestRetry:
     @pytest.mark.parametrize(
         ("policy", "text"),
         [
-            ({"limit": -1}, r"Retry\(limit=-1, jitter=0.1\) is no policy: limit is a number from 0"),
-            ({"jitter": 2}, r"Retry\(limit=16, jitter=2\) is no policy: .*jitter from 0 to 1"),
-            ({"delays": []}, "name one timedelta at least"),
+            ({"limit": -1}, r"Retry\(limit=-1, jitter=0.1\) is not valid: limit must be an integer from 0"),
+            ({"jitter": 2}, r"Retry\(limit=16, jitter=2\) is not valid: .*jitter a number from 0 to 1"),
+            ({"delays": []}, "pass at least one timedelta"),
             ({"delays": [timedelta(seconds=-1)]}, "none below zero"),
         ],
     )

@@ -64,5 +64,5 @@ class TestConsume:
         assert len(closed) == 1
 
     def test_names_the_known_groups(self):
-        with pytest.raises(ConfigurationError, match="Known are: cart"):
+        with pytest.raises(ConfigurationError, match="Choices are: cart"):
             consume("card")

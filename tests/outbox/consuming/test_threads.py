@@ -17,7 +17,7 @@ from tests.waiting import wait_until
 pytestmark = pytest.mark.django_db(transaction=True)
 
 
-class TestCrew:
+class TestConsumerThreads:
     def test_handles_side_by_side(self, broker, settings):
         settings.OUTBOX = {**settings.OUTBOX, "CONSUMER": {"BATCH_SIZE": 1}}
         both = threading.Barrier(2, timeout=10)
@@ -28,12 +28,12 @@ class TestCrew:
             CartEntry.objects.create(invoice=message.invoice, change=1)
 
         broker.send([outgoing(Placed("A1")), outgoing(Placed("A2"))])
-        crew = ConsumerThreads(list(groups().values()), threads=2)
+        consumers = ConsumerThreads(list(groups().values()), threads=2)
 
-        crew.start(until_idle=True)
-        crew.join()
+        consumers.start(until_idle=True)
+        consumers.join()
 
-        assert crew.tally()["cart"].handled == 2
+        assert consumers.tally()["cart"].handled == 2
         assert CartEntry.objects.count() == 2
 
     def test_serves_each_group_and_broker(self, broker):
@@ -42,15 +42,15 @@ class TestCrew:
         consumer(Placed, group="points")(lambda message, context: None)
         broker.send([outgoing(Placed("A1"))])
         conf.make_broker("second").send([outgoing(Placed("A2"), topic="elsewhere")])
-        crew = ConsumerThreads(list(groups().values()))
+        consumers = ConsumerThreads(list(groups().values()))
 
-        crew.start()
+        consumers.start()
         wait_until(lambda: Inbox.objects.count() == 3)
-        crew.stop()
-        crew.join()
+        consumers.stop()
+        consumers.join()
 
-        assert {name: tally.handled for name, tally in crew.tally().items()} == {"cart": 2, "points": 1}
-        assert crew.posts() == {
+        assert {name: tally.handled for name, tally in consumers.tally().items()} == {"cart": 2, "points": 1}
+        assert consumers.targets() == {
             ("default", "default", "cart"), ("default", "second", "cart"), ("default", "default", "points"),
         }  # fmt: skip
 
@@ -65,10 +65,10 @@ class TestCrew:
             return receive(self, group, topics, **arguments)
 
         monkeypatch.setattr(MemoryBroker, "receive", break_off)
-        crew = ConsumerThreads(list(groups().values()))
+        consumers = ConsumerThreads(list(groups().values()))
 
-        crew.start()
+        consumers.start()
 
         with pytest.raises(SystemExit):
-            crew.join()
-        assert not crew.is_working()
+            consumers.join()
+        assert not consumers.is_working()

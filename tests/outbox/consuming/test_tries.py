@@ -210,7 +210,7 @@ class TestHook:
 
         assert result.outcome is Outcome.HANDLED
         assert CartEntry.objects.count() == Inbox.objects.count() == 1
-        assert "what was to follow its commit failed" in caplog.text
+        assert "a callback after its commit failed" in caplog.text
         assert not FailedDelivery.objects.exists()
 
 

@@ -59,7 +59,7 @@ class TestOtherRelease:
         assert result.outcome is Outcome.HANDED_BACK
         assert not FailedDelivery.objects.exists()
 
-    @pytest.mark.parametrize(("tag", "outcome"), [("placed", Outcome.HANDED_BACK), ("returned", Outcome.PASSED_OVER)])
+    @pytest.mark.parametrize(("tag", "outcome"), [("placed", Outcome.HANDED_BACK), ("returned", Outcome.IGNORED)])
     def test_wants_other_tags(self, monkeypatch, tag, outcome):
         takes(Placed, tags={"wholesale"})
         other_release(monkeypatch, Placed, tags={"wholesale", "placed"})
@@ -76,7 +76,7 @@ class TestOtherRelease:
         takes(Placed)
         other_release(monkeypatch, Cancelled)
 
-        assert handle(group("cart"), delivery(Cancelled("A1"), topic="elsewhere")).outcome is Outcome.PASSED_OVER
+        assert handle(group("cart"), delivery(Cancelled("A1"), topic="elsewhere")).outcome is Outcome.IGNORED
 
     def test_has_been_silent_for_minutes_since_its_handler_is_at_work(self, monkeypatch):
         takes(Placed)
@@ -90,7 +90,7 @@ class TestOtherRelease:
         other_release(monkeypatch, Placed, Cancelled)
         Process.objects.update(beat_at=now() - timedelta(minutes=40), host="elsewhere")
         monkeypatch.setattr(wants, "_beats", {})
-        assert handle(group("cart"), delivery(Cancelled("A1"))).outcome is Outcome.PASSED_OVER
+        assert handle(group("cart"), delivery(Cancelled("A1"))).outcome is Outcome.IGNORED
 
         wants.beat(group("cart"), "default")
 
@@ -101,14 +101,14 @@ class TestOtherRelease:
         other_release(monkeypatch, Placed, Cancelled)
         Process.objects.update(beat_at="2020-01-01T00:00:00Z")
 
-        assert handle(group("cart"), delivery(Cancelled("A1"))).outcome is Outcome.PASSED_OVER
+        assert handle(group("cart"), delivery(Cancelled("A1"))).outcome is Outcome.IGNORED
 
     def test_is_of_another_group(self, monkeypatch):
         takes(Placed)
         other_release(monkeypatch, Placed, Cancelled)
         Process.objects.update(consumer_group="points")
 
-        assert handle(group("cart"), delivery(Cancelled("A1"))).outcome is Outcome.PASSED_OVER
+        assert handle(group("cart"), delivery(Cancelled("A1"))).outcome is Outcome.IGNORED
 
 
 class TestWorker:
@@ -132,7 +132,7 @@ class TestWorker:
         worker.step(timedelta(0))
 
         tally = worker.tally
-        assert (tally.handled, tally.passed_over, tally.handed_back) == (1, 3, 1)
+        assert (tally.handled, tally.ignored, tally.handed_back) == (1, 3, 1)
         assert broker.backlog("cart") == {"orders": 1}
         assert set(Inbox.objects.exclude(number=None).values_list("number", flat=True)) == {0, 1, 2}
 

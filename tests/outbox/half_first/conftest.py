@@ -32,7 +32,7 @@ OUTBOX: dict[str, Any] = {
         "notes": {"TYPE": "normal"},
         "letters": {"TYPE": "transaction", "BROKER": "one-phase"},
     },
-    "RELAY": {"SWEEP_AGE": SOON, "RETRY_BASE": SOON},
+    "RELAY": {"SWEEP_AGE": SOON},
     "CHECK_BACK": {"LOCK_TIMEOUT": timedelta(milliseconds=300)},
     "NUDGE": False,
 }
@@ -49,8 +49,9 @@ class SharedBroker(MemoryBroker):
 
 
 @pytest.fixture(autouse=True)
-def _half_first(transactional_db: None, settings: Any) -> Iterator[None]:
+def _half_first(transactional_db: None, settings: Any, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     settings.OUTBOX = OUTBOX
+    monkeypatch.setattr("outbox.relay.rounds.RETRY_BASE", SOON)
     topics.forget("default")
     yield
     close_idle()

@@ -18,7 +18,6 @@ CALLS = {
     "outbox_checker": [],
     "outbox_consume": ["--once"],
     "outbox_doctor": [],
-    "outbox_monitor": ["--once", "--checkpoint", "/nowhere"],
     "outbox_pause": ["orders"],
     "outbox_prune": [],
     "outbox_record": [],

@@ -127,7 +127,7 @@ class TestOutboxCheckBack:
     def test_says_in_one_line_that_a_database_is_away(self, monkeypatch):
         with monkeypatch.context() as patch:
             patch.setitem(connections["default"].settings_dict, "PORT", 1)
-            with pytest.raises(CommandError, match="'default' cannot be asked") as refused:
+            with pytest.raises(CommandError, match="'default' cannot be reached") as refused:
                 ask(uuid4())
 
         assert refused.value.returncode == 2
@@ -138,4 +138,4 @@ class TestOutboxCheckBack:
         outcome = subprocess.run(command, capture_output=True, text=True)
 
         assert outcome.returncode == 2
-        assert outcome.stderr == "CommandError: '4711' is not a message id: a uuid.\n"
+        assert outcome.stderr == "CommandError: '4711' is not a message id, which is a UUID.\n"

@@ -52,7 +52,7 @@ class TestOutboxPause:
         assert pause("orders", "--resume") == 0
 
         assert (orders().paused, orders().paused_by) == (False, "")
-        assert capsys.readouterr().out == "Database 'default': topic 'orders' goes on.\n"
+        assert capsys.readouterr().out == "Database 'default': topic 'orders' is resumed.\n"
 
     def test_leaves_another_ones_pause_as_it_is(self, capsys):
         pause("orders", "--by", "ada", "--reason", "the warehouse moves")

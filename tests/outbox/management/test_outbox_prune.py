@@ -42,7 +42,7 @@ class TestOutboxPrune:
     def test_says_when_there_is_nothing_to_do(self, capsys):
         call_command("outbox_prune", "--database", "default")
 
-        assert capsys.readouterr().out == "Database 'default'\n  nothing is past its time\n"
+        assert capsys.readouterr().out == "Database 'default'\n  nothing is past its retention\n"
 
     def test_ends_with_2_when_it_cannot_ask(self):
         with pytest.raises(CommandError) as error:

@@ -90,7 +90,7 @@ class TestOutboxRelay:
         wait_until(lambda: is_idle(own))
         for number in range(1, 4):
             publish(100)
-            assert own.execute(f"SELECT pg_terminate_backend(pid) FROM ({RELAY_BACKENDS}) b").fetchall()
+            wait_until(lambda: own.execute(f"SELECT pg_terminate_backend(pid) FROM ({RELAY_BACKENDS}) b").fetchall())
             wait_until(lambda sent=100 * number: MessageState.objects.filter(state="sent").count() == sent, seconds=20)
 
         assert relay.poll() is None
@@ -132,7 +132,7 @@ class TestOutboxRelay:
 
         assert capsys.readouterr().out == (
             "Relaying database 'default', broker 'default'.\n"
-            "database 'default', broker 'default': 2 sent in 1 batches, 0 to be tried again or dead\n"
+            "database 'default', broker 'default': 2 sent in 1 batches, 0 to be retried or dead\n"
         )
 
     def test_refuses_an_unknown_broker(self):

@@ -137,7 +137,7 @@ class TestOutboxReplay:
 
         assert refused.value.returncode == 2
         assert len(dead(broker)) == 4
-        assert "4 dead letters will be discarded. Discarding is final" in capsys.readouterr().err
+        assert "4 dead letters will be discarded. This cannot be undone" in capsys.readouterr().err
 
     @pytest.mark.parametrize(("answer", "left"), [("yes", 2), ("no", 4), ("", 4)])
     def test_says_what_it_will_discard_and_asks(self, broker, answer, left):
@@ -160,7 +160,7 @@ class TestOutboxReplay:
         monkeypatch.setattr(letters, "READ_AT_ONCE", 1)
 
         assert replay("--all", "--group", "cart") == 1
-        assert "Group 'cart' has more of them: call this again." in capsys.readouterr().out
+        assert "Group 'cart' has more dead letters: run the command again." in capsys.readouterr().out
 
     def test_ends_with_1_when_a_broker_does_not_say(self, broker, capsys, monkeypatch):
         def away(self, group, *, limit):
@@ -185,9 +185,9 @@ class TestOutboxReplay:
     @pytest.mark.parametrize(
         ("arguments", "text"),
         [
-            (["o-cart", "--all"], "Say which"),
-            (["--discard"], "Say which to discard"),
-            (["--group", "card"], "Known are: cart, points"),
+            (["o-cart", "--all"], "Choose either"),
+            (["--discard"], "Choose the dead letters to discard"),
+            (["--group", "card"], "Choices are: cart, points"),
         ],
     )
     def test_ends_with_2_when_it_is_asked_wrongly(self, broker, arguments, text):

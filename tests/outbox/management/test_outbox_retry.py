@@ -62,7 +62,7 @@ class TestOutboxRetry:
         assert states(batch) == ["dead"] * 2
         asked = capsys.readouterr().err
         assert "            2  broken" in asked
-        assert "This is final" in asked
+        assert "This cannot be undone" in asked
 
     def test_says_what_it_did_not_do(self, batch, capsys):
         retry(batch.message_ids[0])
@@ -87,7 +87,7 @@ class TestOutboxRetry:
 
     @pytest.mark.parametrize("which", [[], ["--all-dead", "--topic", "broken"]])
     def test_wants_to_know_which(self, which):
-        with pytest.raises(CommandError, match="Say which") as error:
+        with pytest.raises(CommandError, match="Choose one of") as error:
             call_command("outbox_retry", *which)
 
         assert error.value.returncode == 2

@@ -101,7 +101,7 @@ class TestKept:
         kept = Kept(lambda: gate.wait(30), seconds=5)
         reader = threading.Thread(target=kept)
         reader.start()
-        wait_until(kept._lock.locked)
+        wait_until(kept._lock.current.locked)
 
         child = os.fork()
         if not child:

@@ -6,7 +6,7 @@ import pytest
 from outbox import database
 from outbox.batches.retry import retry_messages
 from outbox.embedded.models import EmbeddedHalf, EmbeddedMessage, EmbeddedTopic, HalfState
-from outbox.models import CheckBack, DeadMessage, Duplicate, FailedAttempt, FailedDelivery, Inbox, State, Topic
+from outbox.models import CheckBack, DeadMessage, Duplicate, FailedAttempt, FailedDelivery, Inbox, State
 from outbox.monitoring.timeline import Severity, read_timeline
 from tests.factories import BatchFactory, DelayedFactory, MessageRowFactory, TicketFactory, TopicFactory
 
@@ -29,8 +29,8 @@ def message(topic):
     return MessageRowFactory(topic=topic, created_at=at(0))
 
 
-def moments(message, **options):
-    return [(moment.what, moment.who) for moment in read_timeline("default", message.id, **options).moments]
+def moments(message):
+    return [(moment.what, moment.who) for moment in read_timeline("default", message.id).moments]
 
 
 def only(message, what):
@@ -249,24 +249,6 @@ class TestReadTimeline:
         )
 
         assert [what for what, _ in moments(message)[1:]] == ["Half stored", "Check-back: ROLLBACK", "Half rolled back"]
-
-    def test_names_the_groups_that_have_not_handled_it(self):
-        message = MessageRowFactory(topic=Topic.objects.get(name="orders"))
-        BatchFactory(topic_id=message.topic_id, message_ids=[message.id], state=State.SENT, sent_at=at(3))
-        Inbox.objects.create(consumer_group="cart", dedupe_key="1", message_id=message.id, topic="orders")
-
-        timeline = read_timeline("default", message.id, type_name="OrderPlaced", tag="placed")
-
-        assert timeline.waits_for == ["points", "shipment"]
-
-    def test_waits_for_no_group_that_gave_it_up(self):
-        message = MessageRowFactory(topic=Topic.objects.get(name="orders"))
-        BatchFactory(topic_id=message.topic_id, message_ids=[message.id], state=State.SENT, sent_at=at(3))
-        for group, outcome in {"points": "discarded", "cart": "replayed", "shipment": "dead letter"}.items():
-            row = {"consumer_group": group, "topic": "orders", "nth": 1, "outcome": outcome, "fingerprint": "", "error": ""}
-            FailedDelivery.objects.create(message_id=message.id, **row)
-
-        assert read_timeline("default", message.id, type_name="OrderPlaced", tag="placed").waits_for == ["cart"]
 
     def test_keeps_to_the_newest_of_a_thousand_failures(self, message):
         FailedDelivery.objects.bulk_create(

@@ -34,7 +34,7 @@ def own_topics(settings: Any, monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def handled(own_topics: None) -> Callable[..., list[Any]]:
-    """Let a group handle messages of a type; return the list into which they come, once they are handled."""
+    """Register a handler for messages of a type; return the list to which it adds them."""
 
     def handle(kind: Any, then: Callable[[Any], object] = lambda message: None, **options: Any) -> list[Any]:
         seen: list[Any] = []

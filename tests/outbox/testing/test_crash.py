@@ -8,7 +8,7 @@ import outbox as package
 from outbox.failpoints import VARIABLE, FailpointReached, failpoint
 from outbox.testing.crash import PLACES, crash
 
-OF_COMMANDS = {"archive", "monitor", "recorder"}  # which a user's tests do not run in their own thread
+OF_COMMANDS = {"archive", "recorder"}  # which a user's tests do not run in their own thread
 
 
 class TestPlaces:

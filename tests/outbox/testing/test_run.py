@@ -100,7 +100,7 @@ class TestRunUntilIdle:
         handled(OrderMade, swallow)
         commit()
 
-        with pytest.raises(AssertionError, match="returned with its transaction broken: it caught an error of the database"):
+        with pytest.raises(AssertionError, match="returned with a broken transaction: it caught an error of the database"):
             outbox.run_until_idle()
 
     def test_blames_no_handler_for_what_the_test_itself_could_not_commit(self, outbox, handled):

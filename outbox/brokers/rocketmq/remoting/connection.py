@@ -38,7 +38,7 @@ class Connection(asyncio.Protocol):
         self._numbers = count(1)
         self._waiting: dict[int, asyncio.Future[Answer]] = {}
         self._deadlines: deque[tuple[float, int]] = deque()  # in order: all requests have the same time
-        self._alarm: asyncio.TimerHandle | None = None
+        self._timer: asyncio.TimerHandle | None = None
         self._leaving: list[bytes] = []  # frames that are written together, as soon as the loop has nothing else to do
         self._data = bytearray()
         self._transport: asyncio.Transport | None = None
@@ -76,8 +76,8 @@ class Connection(asyncio.Protocol):
         future: asyncio.Future[Answer] = self._loop.create_future()
         self._waiting[number] = future
         self._deadlines.append((self._loop.time() + self._seconds, number))
-        if self._alarm is None:
-            self._alarm = self._loop.call_at(self._deadlines[0][0], self._look_at_time)
+        if self._timer is None:
+            self._timer = self._loop.call_at(self._deadlines[0][0], self._look_at_time)
         if not self._leaving:
             self._loop.call_soon(self._flush)
         self._leaving.append(frame)
@@ -118,7 +118,7 @@ class Connection(asyncio.Protocol):
             self._transport.write(b"".join(frames))
 
     def _look_at_time(self) -> None:
-        self._alarm = None
+        self._timer = None
         while self._deadlines and self._deadlines[0][1] not in self._waiting:
             self._deadlines.popleft()
         if not self._deadlines:
@@ -128,12 +128,12 @@ class Connection(asyncio.Protocol):
                 self._transport.abort()
             self._end(f"There was no answer in {self._seconds:g} s.")
         else:
-            self._alarm = self._loop.call_at(self._deadlines[0][0], self._look_at_time)
+            self._timer = self._loop.call_at(self._deadlines[0][0], self._look_at_time)
 
     def _end(self, reason: str) -> None:
-        if self._alarm is not None:
-            self._alarm.cancel()
-            self._alarm = None
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
         waiting, self._waiting = self._waiting, {}
         self._deadlines.clear()
         for future in waiting.values():

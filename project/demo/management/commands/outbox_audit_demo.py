@@ -73,7 +73,7 @@ def _audit_twice(stage: Stage, screen: Screen, reader: str) -> dict[str, Any]:
 def _audit(stage: Stage, reader: str) -> dict[str, Any]:
     """Run `outbox_audit` as a person would, on the demo's database."""
     command = [*MANAGE, "outbox_audit", "--json", "--settle", str(SETTLE_SECONDS), "--reader", reader]
-    outcome = subprocess.run(command, env={**os.environ, **stage.crew.environment}, stdout=subprocess.PIPE, text=True)
+    outcome = subprocess.run(command, env={**os.environ, **stage.processes.environment}, stdout=subprocess.PIPE, text=True)
     if outcome.returncode not in (0, 1):
         raise DemoError(f"The audit gave no answer: exit code {outcome.returncode}.")
     report: dict[str, Any] = json.loads(outcome.stdout)

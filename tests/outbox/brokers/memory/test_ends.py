@@ -1,18 +1,18 @@
 """The four end semantics, as docs/guarantees.md and protocol BI, BF, BD, BS name them."""
 
-from dataclasses import replace
 from datetime import timedelta
 
 import pytest
+from msgspec.structs import replace
 
-from outbox.brokers.base import Ended, EndSemantics, HalfRef, HalfStanding, Outgoing, SendStatus
+from outbox.brokers.base import Ended, EndSemantics, HalfRef, HalfStatus, Outgoing, SendStatus
 from outbox.brokers.memory import MemoryBroker
 from outbox.message import COMMIT, ROLLBACK, Resolution, TopicSpec, TopicType
 
 IDEMPOTENT, FORGETFUL = EndSemantics.IDEMPOTENT, EndSemantics.FORGETFUL
 DUPLICATING, STATELESS = EndSemantics.DUPLICATING, EndSemantics.STATELESS
 COMMITTED, ROLLED_BACK, DISCARDED, NOT_FOUND = Ended.COMMITTED, Ended.ROLLED_BACK, Ended.DISCARDED, Ended.NOT_FOUND
-GONE, HIDDEN = HalfStanding.GONE, HalfStanding.HIDDEN
+GONE, HIDDEN = HalfStatus.GONE, HalfStatus.HIDDEN
 
 
 def broker_with_half(semantics: EndSemantics) -> tuple[MemoryBroker, HalfRef]:
@@ -71,7 +71,7 @@ class TestStanding:
     )
     @pytest.mark.parametrize("is_discarded", [True, False])
     def test_of_what_was_not_committed_is_what_an_end_can_still_do(
-        self, semantics: EndSemantics, after_rollback: HalfStanding, is_discarded: bool
+        self, semantics: EndSemantics, after_rollback: HalfStatus, is_discarded: bool
     ):
         broker, half = broker_with_half(semantics)
         if is_discarded:
@@ -90,7 +90,7 @@ class TestStanding:
         broker, half = broker_with_half(semantics)
         broker.end([half], COMMIT)
 
-        assert broker.look_up_halves([half]) == [HalfStanding.VISIBLE]
+        assert broker.look_up_halves([half]) == [HalfStatus.VISIBLE]
 
     def test_is_not_that_of_another_database(self):
         broker, half = broker_with_half(IDEMPOTENT)

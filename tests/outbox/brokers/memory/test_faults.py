@@ -1,11 +1,11 @@
 """Faults of the memory broker: what the caller is told, and what became of the message."""
 
-from dataclasses import replace
 from datetime import timedelta
 
 import pytest
+from msgspec.structs import replace
 
-from outbox.brokers.base import Ended, HalfRef, HalfStanding, Outgoing, SendStatus
+from outbox.brokers.base import Ended, HalfRef, HalfStatus, Outgoing, SendStatus
 from outbox.brokers.memory import MemoryBroker
 from outbox.message import COMMIT, ROLLBACK, TopicSpec, TopicType
 
@@ -161,21 +161,21 @@ class TestName:
 
 
 class TestFailOfALookUp:
-    @pytest.mark.parametrize("verdict", [HalfStanding.UNKNOWN, HalfStanding.UNPROVEN, HalfStanding.GONE])
-    def test_says_as_planned(self, broker: MemoryBroker, verdict: HalfStanding):
+    @pytest.mark.parametrize("verdict", [HalfStatus.UNKNOWN, HalfStatus.UNPROVEN, HalfStatus.GONE])
+    def test_says_as_planned(self, broker: MemoryBroker, verdict: HalfStatus):
         given = ref(broker)
         broker.fail("look_up_halves", verdict)
 
-        assert broker.look_up_halves([given, given]) == [verdict, HalfStanding.HIDDEN]
+        assert broker.look_up_halves([given, given]) == [verdict, HalfStatus.HIDDEN]
 
     @pytest.mark.parametrize("verdict", ["unavailable", SendStatus.UNSURE])
     def test_tells_nothing_in_trouble(self, broker: MemoryBroker, verdict: str):
         given = ref(broker)
         broker.fail("look_up_halves", verdict, times=None)
 
-        assert broker.look_up_halves([given]) == [HalfStanding.UNKNOWN]
+        assert broker.look_up_halves([given]) == [HalfStatus.UNKNOWN]
         broker.heal()
-        assert broker.look_up_halves([given]) == [HalfStanding.HIDDEN]
+        assert broker.look_up_halves([given]) == [HalfStatus.HIDDEN]
 
     def test_refuses_what_no_broker_says(self, broker: MemoryBroker):
         with pytest.raises(ValueError, match="'lost' is no verdict"):

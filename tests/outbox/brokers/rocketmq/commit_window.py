@@ -16,12 +16,14 @@ from dataclasses import dataclass, field
 from datetime import timedelta
 from typing import Any
 
-from outbox import conf, database
+from outbox import database
 from outbox.brokers.base import Ended, HalfRef, SendResult
 from outbox.brokers.rocketmq import RocketMQBroker
 from outbox.brokers.rocketmq.envelope import message_id_of
 from outbox.message import Resolution, TopicSpec, TopicType
 from outbox.models import Batch, State, Topic
+from outbox.relay.backoff import Backoff
+from outbox.relay.breaker import Breaker, Breakers
 from outbox.relay.lane import Lane
 from outbox.relay.rounds import Relay
 from project.servers.remoting import read_all
@@ -40,7 +42,7 @@ QUEUES = 4
 
 
 class WatchedBroker(RocketMQBroker):
-    """Tells when ends begin, and remembers which were answered."""
+    """Signals when ends begin, and remembers which were answered."""
 
     def __init__(self, *arguments: Any) -> None:
         super().__init__(*arguments)
@@ -86,7 +88,7 @@ def play(node: RocketMQ, topic: Topic, kills: int, **options: Any) -> Toll:
     toll = Toll()
     spec = TopicSpec(topic.name, TopicType.TRANSACTION)
     with closing(WatchedBroker("default", options, [spec])) as broker, database.connect("default") as connection:
-        relay = Relay(connection, broker, Lane(1), settings=conf.RelaySettings(breaker_threshold=1000))
+        relay = Relay(connection, broker, Lane(1), breakers=Breakers(lambda: Breaker(1000, Backoff(timedelta(0), timedelta(0)))))
         for nth in range(kills):
             wait_until(lambda: all("routes" in text for text in errors_of(broker)), PATIENCE)
             toll.committed |= {str(one.message_id) for one in TicketFactory.create_batch(AT_ONCE, topic=topic)}

@@ -79,7 +79,7 @@ def checker(topic) -> Iterator[Checker]:
 
 @pytest.fixture
 def die(monkeypatch: pytest.MonkeyPatch) -> Callable[[Relay, str], None]:
-    """Have a relay claim and send, and end at a failpoint."""
+    """Run a relay that claims and sends, and ends at a failpoint."""
 
     def die(relay: Relay, place: str) -> None:
         monkeypatch.setenv(VARIABLE, f"{place}=raise")

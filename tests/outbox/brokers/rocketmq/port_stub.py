@@ -143,7 +143,7 @@ class PortStub:
             connection.sendall(_frame({"code": 39, "flag": 0, "opaque": number}, b""))
 
     def recover(self) -> None:
-        """Let all go well again."""
+        """Remove all faults."""
         self._told.clear()
 
     def asked(self, code: int) -> list[Request]:

@@ -98,7 +98,7 @@ class Stub(service_pb2_grpc.MessagingServiceServicer):
         self._tell("SendMessage", look, float("inf"))
 
     def recover(self, name: str) -> None:
-        """Let a call go well again."""
+        """Remove the faults of a call."""
         self._told.pop(name, None)
 
     def asked(self, name: str) -> list[Any]:

@@ -11,7 +11,6 @@ import pytest
 
 from outbox.brokers.base import Broker
 from outbox.brokers.rocketmq import RocketMQBroker
-from outbox.brokers.rocketmq.stubs import CLIENT_LOGGER
 from outbox.errors import BrokerUnavailable
 from outbox.message import TopicSpec, TopicType
 from project.servers.rocketmq import RocketMQ
@@ -107,4 +106,4 @@ class TestProcess:
         assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
 
     def test_writes_no_log_into_the_users_home(self):
-        assert logging.getLogger(CLIENT_LOGGER).handlers == []
+        assert logging.getLogger("rocketmq-python-client").handlers == []

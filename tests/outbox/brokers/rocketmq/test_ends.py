@@ -63,7 +63,7 @@ LAST = "the last"
 
 
 @dataclass
-class Story:
+class Outcome:
     """What was done to half messages, by the name that is their body, and what the server asked."""
 
     topic: str
@@ -106,38 +106,38 @@ def server() -> Iterator[RocketMQ]:
 
 
 @pytest.fixture(scope="module")
-def story(server: RocketMQ) -> Iterator[Story]:
+def outcome(server: RocketMQ) -> Iterator[Outcome]:
     harness = RocketMQHarness()
     noted_before = noted_ends()
     acts = Acts(harness, harness.open())
-    story = begin(harness, acts)
-    story.halves |= send(acts, [LATE])
+    outcome = begin(harness, acts)
+    outcome.halves |= send(acts, [LATE])
     for name, seconds in OFF.items():
-        send_off(harness, story, name, seconds)
-    ends = [end for ends in story.ends.values() for end in ends if end.ended in (Ended.COMMITTED, Ended.ROLLED_BACK)]
+        send_off(harness, outcome, name, seconds)
+    ends = [end for ends in outcome.ends.values() for end in ends if end.ended in (Ended.COMMITTED, Ended.ROLLED_BACK)]
     wait_until(lambda: noted_ends() - noted_before >= len(ends), 60)
     server.set("transactionTimeOut", 500)
-    wait_until(lambda: rounds(story.halves["commit in check"].message_id) >= 2, 60)  # they find nobody
-    story.seen_before_anybody_listened = story.seen()
+    wait_until(lambda: rounds(outcome.halves["commit in check"].message_id) >= 2, 60)  # they find nobody
+    outcome.seen_before_anybody_listened = outcome.seen()
     server.set("transactionTimeOut", 600_000)  # nothing is asked until both listen
-    listen(harness, story)
-    wait_until(lambda: len(producers(story.topic)) == 2, 60)
+    listen(harness, outcome)
+    wait_until(lambda: len(producers(outcome.topic)) == 2, 60)
     server.set("transactionTimeOut", 500)
-    wait_until(lambda: set(ANSWERED) | {LATE} <= set(story.questions), 60)
+    wait_until(lambda: set(ANSWERED) | {LATE} <= set(outcome.questions), 60)
     wanted = {name for name, answers in ANSWERED.items() if answers[-1] is COMMIT} | {LATE}
     wanted |= {text.format(name) for text in (COMMITTED, LEFT) for name in OFF}
-    wait_until(lambda: wanted <= story.seen(), 60)
-    story.halves |= send(acts, [LAST])
-    wait_until(lambda: story.is_over, 60)  # what is to be asked again was, and what should not come has come
-    yield story
+    wait_until(lambda: wanted <= outcome.seen(), 60)
+    outcome.halves |= send(acts, [LAST])
+    wait_until(lambda: outcome.is_over, 60)  # what is to be asked again was, and what should not come has come
+    yield outcome
     harness.close()
 
 
-def begin(harness: RocketMQHarness, acts: Acts) -> Story:
+def begin(harness: RocketMQHarness, acts: Acts) -> Outcome:
     halves = send(acts, [*SAID, *ANSWERED])
     another = harness.open()
     ends = {name: [another.end([halves[name]], one)[0] for one in said] for name, said in SAID.items()}
-    return Story(harness.topic(HALF), halves, ends)
+    return Outcome(harness.topic(HALF), halves, ends)
 
 
 def send(acts: Acts, names: list[str]) -> dict[str, HalfRef]:
@@ -147,73 +147,73 @@ def send(acts: Acts, names: list[str]) -> dict[str, HalfRef]:
     return dict(zip(names, acts.send_halves(*messages), strict=True))
 
 
-def send_off(harness: RocketMQHarness, story: Story, name: str, seconds: float) -> None:
+def send_off(harness: RocketMQHarness, outcome: Outcome, name: str, seconds: float) -> None:
     known = harness.open()
     broker = RocketMQBroker(known.alias, known.options, list(known.topics.values()), now=lambda: time.time() + seconds)
     with closing(broker):
-        story.halves |= send(Acts(harness, broker), [COMMITTED.format(name), LEFT.format(name)])
-        story.ends[COMMITTED.format(name)] = broker.end([story.halves[COMMITTED.format(name)]], COMMIT)
+        outcome.halves |= send(Acts(harness, broker), [COMMITTED.format(name), LEFT.format(name)])
+        outcome.ends[COMMITTED.format(name)] = broker.end([outcome.halves[COMMITTED.format(name)]], COMMIT)
 
 
-def listen(harness: RocketMQHarness, story: Story) -> None:
-    """Have two listen. Whoever hears of the late half first commits it, and answers when it is visible."""
-    story.askers = [set(), set()]
+def listen(harness: RocketMQHarness, outcome: Outcome) -> None:
+    """Listen with two brokers. The one that is asked about the late half first commits it, and answers when it is visible."""
+    outcome.askers = [set(), set()]
     another = harness.open()
     of_the_late = threading.Lock()
 
     def ask(half: Half, listener: int) -> Resolution:
         if half.body == LATE.encode():
             with of_the_late:
-                if LATE not in story.ends:
-                    story.ends[LATE] = another.end([story.halves[LATE]], COMMIT)
-                    wait_until(lambda: story.copies(LATE))
-        return story.take(half, listener)
+                if LATE not in outcome.ends:
+                    outcome.ends[LATE] = another.end([outcome.halves[LATE]], COMMIT)
+                    wait_until(lambda: outcome.copies(LATE))
+        return outcome.take(half, listener)
 
     for listener in range(2):
         harness.open().listen(
             lambda half, listener=listener: ask(half, listener),
-            note_sent=lambda half, resolution: story.sent_instead.append((half.body.decode(), resolution)),
+            note_sent=lambda half, resolution: outcome.sent_instead.append((half.body.decode(), resolution)),
         )
 
 
 class TestCommit:
-    def test_delivers_once_and_is_never_asked_about(self, story: Story):
-        assert [end.ended for end in story.ends["commit"]] == [Ended.COMMITTED]
-        assert story.copies("commit") == 1
-        assert "commit" not in story.questions
+    def test_delivers_once_and_is_never_asked_about(self, outcome: Outcome):
+        assert [end.ended for end in outcome.ends["commit"]] == [Ended.COMMITTED]
+        assert outcome.copies("commit") == 1
+        assert "commit" not in outcome.questions
 
-    def test_makes_a_copy_each_time_it_is_said(self, story: Story):
+    def test_makes_a_copy_each_time_it_is_said(self, outcome: Outcome):
         """So nobody but the one who has decided, or took over, says it."""
-        assert [end.ended for end in story.ends["commit twice"]] == [Ended.COMMITTED, Ended.COMMITTED]
-        assert story.copies("commit twice") == 2
+        assert [end.ended for end in outcome.ends["commit twice"]] == [Ended.COMMITTED, Ended.COMMITTED]
+        assert outcome.copies("commit twice") == 2
 
-    def test_stands_when_a_rollback_follows(self, story: Story):
-        assert story.copies("commit, then rollback") == 1
+    def test_stands_when_a_rollback_follows(self, outcome: Outcome):
+        assert outcome.copies("commit, then rollback") == 1
 
-    def test_makes_no_copy_beside_the_answer_to_a_check_that_is_outstanding(self, story: Story):
-        [end] = story.ends[LATE]
+    def test_makes_no_copy_beside_the_answer_to_a_check_that_is_outstanding(self, outcome: Outcome):
+        [end] = outcome.ends[LATE]
 
         assert end.ended is Ended.COMMITTED
-        assert (LATE, ROLLBACK) in story.sent_instead
-        assert story.copies(LATE) == 1
+        assert (LATE, ROLLBACK) in outcome.sent_instead
+        assert outcome.copies(LATE) == 1
 
 
 class TestRollback:
-    def test_delivers_nothing_and_is_never_asked_about(self, story: Story):
-        assert [end.ended for end in story.ends["rollback"]] == [Ended.ROLLED_BACK]
-        assert story.copies("rollback") == 0
-        assert "rollback" not in story.questions
+    def test_delivers_nothing_and_is_never_asked_about(self, outcome: Outcome):
+        assert [end.ended for end in outcome.ends["rollback"]] == [Ended.ROLLED_BACK]
+        assert outcome.copies("rollback") == 0
+        assert "rollback" not in outcome.questions
 
-    def test_does_not_stand_when_a_commit_follows(self, story: Story):
+    def test_does_not_stand_when_a_commit_follows(self, outcome: Outcome):
         """The server remembers no end: what lies in its log can be committed."""
-        assert [end.ended for end in story.ends["rollback, then commit"]] == [Ended.ROLLED_BACK, Ended.COMMITTED]
-        assert story.copies("rollback, then commit") == 1
+        assert [end.ended for end in outcome.ends["rollback, then commit"]] == [Ended.ROLLED_BACK, Ended.COMMITTED]
+        assert outcome.copies("rollback, then commit") == 1
 
 
 class TestCheck:
-    def test_shows_the_half_as_it_was_sent(self, story: Story):
-        half = story.halves["commit in check"]
-        question = story.questions["commit in check"][0]
+    def test_shows_the_half_as_it_was_sent(self, outcome: Outcome):
+        half = outcome.halves["commit in check"]
+        question = outcome.questions["commit in check"][0]
 
         assert (question.half_id, question.message_id, question.topic) == (half.half_id, half.message_id, half.topic)
         assert question.token.startswith("here:1:1:")
@@ -221,37 +221,37 @@ class TestCheck:
         assert question.asked >= 1
         assert question.born_at is not None
 
-    def test_commits(self, story: Story):
-        assert story.copies("commit in check") >= 1
+    def test_commits(self, outcome: Outcome):
+        assert outcome.copies("commit in check") >= 1
 
-    def test_rolls_back_and_asks_no_more(self, story: Story):
-        assert story.copies("rollback in check") == 0
-        assert story.is_over
+    def test_rolls_back_and_asks_no_more(self, outcome: Outcome):
+        assert outcome.copies("rollback in check") == 0
+        assert outcome.is_over
 
     @pytest.mark.parametrize("name", ["unknown, then commit", "error, then commit"])
-    def test_is_repeated_while_nothing_is_known(self, story: Story, name: str):
-        first, second = [half.asked for half in story.questions[name]][:2]
+    def test_is_repeated_while_nothing_is_known(self, outcome: Outcome, name: str):
+        first, second = [half.asked for half in outcome.questions[name]][:2]
 
         assert second > first
-        assert story.copies(name) >= 1
+        assert outcome.copies(name) >= 1
 
-    def test_rolls_back_what_was_unknown_before(self, story: Story):
-        assert len(story.questions["unknown, then rollback"]) >= 2
-        assert story.copies("unknown, then rollback") == 0
+    def test_rolls_back_what_was_unknown_before(self, outcome: Outcome):
+        assert len(outcome.questions["unknown, then rollback"]) >= 2
+        assert outcome.copies("unknown, then rollback") == 0
 
-    def test_ends_each_of_a_batch_in_its_own_way(self, story: Story):
-        assert [story.copies(f"of five: {number}") > 0 for number in range(1, 6)] == [True, False, True, False, True]
+    def test_ends_each_of_a_batch_in_its_own_way(self, outcome: Outcome):
+        assert [outcome.copies(f"of five: {number}") > 0 for number in range(1, 6)] == [True, False, True, False, True]
 
-    def test_waits_for_somebody_to_listen(self, story: Story):
-        assert not story.seen_before_anybody_listened & (set(ANSWERED) | {LATE})
+    def test_waits_for_somebody_to_listen(self, outcome: Outcome):
+        assert not outcome.seen_before_anybody_listened & (set(ANSWERED) | {LATE})
 
-    def test_is_shared_between_two(self, story: Story):
-        assert all(story.askers)
-        assert all(story.copies(f"shared: {number}") for number in range(20))
+    def test_is_shared_between_two(self, outcome: Outcome):
+        assert all(outcome.askers)
+        assert all(outcome.copies(f"shared: {number}") for number in range(20))
 
 
 class TestClockThatIsOff:
     @pytest.mark.parametrize("text", [COMMITTED, LEFT])
     @pytest.mark.parametrize("name", OFF)
-    def test_loses_nothing(self, story: Story, name: str, text: str):
-        assert story.copies(text.format(name)) >= 1
+    def test_loses_nothing(self, outcome: Outcome, name: str, text: str):
+        assert outcome.copies(text.format(name)) >= 1

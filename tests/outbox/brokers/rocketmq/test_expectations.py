@@ -141,7 +141,7 @@ class TestGroups:
         assert right in problem.text
         assert not problem.is_error
 
-    def test_that_are_gone_meanwhile_are_passed_over(self, port: PortStub, check: Any):
+    def test_that_are_gone_meanwhile_are_ignored(self, port: PortStub, check: Any):
         port.groups = {"normal": {"cart": {**self.WELL, "retryMaxTimes": 16}}}
         port.say(requests.GET_GROUP_CONFIG, requests.NO_SUCH_GROUP, "no such group")
 

@@ -8,15 +8,15 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from functools import partial
 from typing import Any
 
 import grpc
 import pytest
+from msgspec.structs import replace
 
-from outbox.brokers.base import Broker, Ended, HalfRef, HalfStanding, Outgoing, SendResult, SendStatus
+from outbox.brokers.base import Broker, Ended, HalfRef, HalfStatus, Outgoing, SendResult, SendStatus
 from outbox.brokers.rocketmq.stubs import Code
 from outbox.message import COMMIT, TopicType
 from tests.outbox.brokers.rocketmq.stub import Stub, Wire
@@ -167,7 +167,7 @@ class TestEnd:
             [replace(half, decided_at=at) for at in (None, now - timedelta(minutes=9), now - timedelta(minutes=11))]
         )
 
-        assert standings == [HalfStanding.UNKNOWN, HalfStanding.UNKNOWN, HalfStanding.GONE]
+        assert standings == [HalfStatus.UNKNOWN, HalfStatus.UNKNOWN, HalfStatus.GONE]
 
 
 class TestFlowControl:

@@ -59,7 +59,7 @@ def outbox(server: Any, settings: Any, monkeypatch: pytest.MonkeyPatch) -> Itera
 
 @pytest.fixture
 def listen() -> Iterator[Callable[[Ask], None]]:
-    """Have this process answer the server's questions."""
+    """Answer the server's questions in this process."""
     checkers: list[Checker] = []
 
     def listen(ask: Ask) -> None:

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import replace
 from datetime import timedelta
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
 from outbox.brokers.base import Broker, Ended, HalfRef, Outgoing, SendStatus
 from outbox.brokers.rocketmq.remoting import requests

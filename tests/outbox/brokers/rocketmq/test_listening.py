@@ -54,7 +54,9 @@ class TestAnswer:
         assert (end.message_id, end.transaction_id, end.resolution) == ("m.1", "t7", resolution)
         assert end.source == definition.TransactionSource.SOURCE_SERVER_CHECK
 
-    def test_is_nothing_where_nothing_is_known(self, stub: Stub, open_at: OpenAt, caplog: pytest.LogCaptureFixture):
+    def test_is_nothing_where_nothing_is_known(
+        self, stub: Stub, open_at: OpenAt, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+    ):
         answers: list[Resolution | Exception] = [UNKNOWN, ConnectionError("no database"), COMMIT]
 
         def ask(half: Half) -> Resolution:
@@ -63,7 +65,8 @@ class TestAnswer:
                 raise answer
             return answer
 
-        open_at(stub.endpoints, CHECKER_THREADS=1).listen(ask)
+        monkeypatch.setattr("outbox.brokers.rocketmq.checks.THREADS", 1)
+        open_at(stub.endpoints).listen(ask)
         for number in range(3):
             wait_until(lambda n=number: stub.ask(question(f"m.{n}")))
 
@@ -97,7 +100,7 @@ class TestAnswerAboutWhatIsVisible:
 
     @pytest.fixture
     def sent(self, stub: Stub) -> Callable[..., tuple[list[int], list[Resolution]]]:
-        """Have a broker listen and ask it once; return what the server was sent, and what of it was noted."""
+        """Listen with a broker and ask it once; return what the server was sent, and what of it was noted."""
 
         def sent(broker: Broker, answer: Resolution = COMMIT) -> tuple[list[int], list[Resolution]]:
             noted: list[Resolution] = []

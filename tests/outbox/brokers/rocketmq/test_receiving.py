@@ -28,7 +28,7 @@ AWAY = (grpc.StatusCode.DEADLINE_EXCEEDED, "no time left")
 
 
 def put(stub: Stub, topic: TopicType, body: bytes, tag: str = "") -> None:
-    """Have a message waiting on a topic."""
+    """Store a message that waits on a topic."""
     message = seal(
         Outgoing(body.decode(), topic, body, tag=tag, key="k"),
         topic,

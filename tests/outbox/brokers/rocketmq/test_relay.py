@@ -238,7 +238,7 @@ def swept(relay: Relay, what: str) -> SweepResult:
 def decided(
     broker: Broker, topic: Topic, connection: database.Connection, die: Callable[[Relay, str], None]
 ) -> Callable[[], str]:
-    """Let a relay die between its decision and its commit; return the message's id."""
+    """Kill a relay between its decision and its commit; return the message's id."""
 
     def publish_and_die() -> str:
         ticket = TicketFactory(topic=topic)

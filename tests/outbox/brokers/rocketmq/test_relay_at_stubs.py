@@ -7,7 +7,7 @@ from datetime import timedelta
 
 import pytest
 
-from outbox import conf, database
+from outbox import database
 from outbox.brokers.base import Broker
 from outbox.brokers.rocketmq.remoting.requests import COMMIT_TYPE, END_TRANSACTION, SEND_MESSAGE_V2
 from outbox.brokers.rocketmq.stubs import Code
@@ -31,9 +31,14 @@ def connection() -> database.Connection:
     return database.raw("default")
 
 
+@pytest.fixture(autouse=True)
+def _retries_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("outbox.relay.rounds.RETRY_BASE", timedelta(0))
+
+
 def relay(connection: database.Connection, broker: Broker) -> Relay:
     TicketFactory.create_batch(5, topic=TopicFactory(name="transaction", type="transaction"))
-    return Relay(connection, broker, Lane(1), settings=conf.RelaySettings(retry_base=timedelta(0)))
+    return Relay(connection, broker, Lane(1))
 
 
 class TestAtThePort:

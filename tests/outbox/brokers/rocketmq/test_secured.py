@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from outbox.brokers.base import Broker, Ended, HalfRef, HalfStanding, Outgoing, SendResult, SendStatus
+from outbox.brokers.base import Broker, Ended, HalfRef, HalfStatus, Outgoing, SendResult, SendStatus
 from outbox.brokers.rocketmq import RocketMQBroker
 from outbox.message import COMMIT, TopicSpec, TopicType
 from project.servers.rocketmq import RocketMQ
@@ -122,7 +122,7 @@ class TestASecuredNode:
         [plain] = broker.send([Outgoing(str(uuid.uuid4()), "plain", b"{}")])
 
         assert (sent.status, ended.ended, plain.status) == (SendStatus.ACCEPTED, Ended.COMMITTED, SendStatus.ACCEPTED)
-        wait_until(lambda: broker.look_up_halves([half]) == [HalfStanding.VISIBLE])
+        wait_until(lambda: broker.look_up_halves([half]) == [HalfStatus.VISIBLE])
         assert [found.state for found in broker.find(half.message_id)] == ["visible"]
         assert broker.backlog("cart") == {}
         assert not [problem for problem in broker.check() if problem.is_error]

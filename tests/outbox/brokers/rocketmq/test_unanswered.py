@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from outbox.brokers.base import HalfRef, HalfStanding
+from outbox.brokers.base import HalfRef, HalfStatus
 from outbox.brokers.options import read_options
 from outbox.brokers.rocketmq.client import Client
 from outbox.brokers.rocketmq.options import RocketMQOptions
@@ -19,14 +19,14 @@ from outbox.brokers.rocketmq.unanswered import Unanswered
 from tests.outbox.brokers.rocketmq.port_stub import PortStub
 from tests.outbox.brokers.rocketmq.stub import Stub
 
-VISIBLE, HIDDEN, GONE, UNPROVEN, UNKNOWN = HalfStanding
+VISIBLE, HIDDEN, GONE, UNPROVEN, UNKNOWN = HalfStatus
 
 OFFSET_AT = requests.SEARCH_OFFSET_BY_TIMESTAMP
 
 TOPIC = "transaction"
 QUERY, VIEW, PULL = requests.QUERY_MESSAGE, requests.VIEW_MESSAGE, requests.PULL_MESSAGE
 
-LookUp = Callable[..., list[HalfStanding]]
+LookUp = Callable[..., list[HalfStatus]]
 
 
 def ref(half: Stored, broker: str = "broker-a", *, place: str | None = None, after: float = 0.1) -> HalfRef:

@@ -102,4 +102,4 @@ class TestDatabases:
     def test_are_named_when_no_day_is_made_ahead(self, concerns, monkeypatch):
         monkeypatch.setattr(partitions, "days", lambda connection: [])
 
-        assert concerns() == [(Level.WARNING, "the message table of tomorrow is not made: upkeep does not run")]
+        assert concerns() == [(Level.WARNING, "the message table of tomorrow is not made: maintenance does not run")]

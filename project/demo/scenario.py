@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable
 
 from project.demo.feed import Feed
 from project.demo.kills import RESIDENT, ROUNDS, Kill, Permits, Round
-from project.demo.processes import Crew
+from project.demo.processes import Processes
 from project.demo.screen import Screen
 
 PACE_SECONDS = 0.08  # between two orders, while somebody is to die
@@ -16,7 +16,7 @@ SAY_EVERY = 250  # invoices
 KILL_SECONDS = 60  # to wait for somebody's death
 
 
-class Story:
+class Scenario:
     """
     Plays the demo.
 
@@ -27,14 +27,14 @@ class Story:
 
     def __init__(
         self,
-        crew: Crew,
+        processes: Processes,
         permits: Permits,
         feed: Feed,
         count_open: Callable[[], int],
         screen: Screen,
         settle_seconds: float = 40,
     ) -> None:
-        self.crew = crew
+        self.processes = processes
         self.permits = permits
         self.feed = feed
         self.count_open = count_open
@@ -55,19 +55,19 @@ class Story:
     def _play_round(self, round_: Round, until_sent: int) -> None:
         for kill in round_.consumers:
             self.permits.grant(kill)
-        self.crew.hold(RESIDENT)  # so that Celery's relay has the work while it is dead
+        self.processes.hold(RESIDENT)  # so that Celery's relay has the work while it is dead
         self.permits.grant(round_.resident)
         self._feed_until_dead([round_.resident], until_sent)
         self.permits.grant(round_.celery)
         self._feed_until_dead([round_.celery], until_sent)
-        self.crew.release(RESIDENT)
+        self.processes.release(RESIDENT)
         self._feed_until_dead(round_.consumers, until_sent)
         self._feed_until(until_sent)
 
     def _feed_until(self, sent: int) -> None:
         """Send orders until so many are sent, as fast as the shop takes them."""
         while self.feed.sent < sent:
-            self.crew.tend()
+            self.processes.tend()
             self.feed.send_next()
             if self.feed.sent % SAY_EVERY == 0:
                 self.screen.say(f"{self.feed.sent} invoices sent")
@@ -77,7 +77,7 @@ class Story:
         kills = list(kills)
         deadline = time.monotonic() + KILL_SECONDS
         while not all(map(self.permits.is_used, kills)) and time.monotonic() < deadline:
-            self.crew.tend()
+            self.processes.tend()
             if not self.feed.is_empty:
                 self.feed.send_next()
             time.sleep(PACE_SECONDS if self.feed.sent < until_sent else SLOW_PACE_SECONDS)
@@ -91,7 +91,7 @@ class Story:
         """Wait until nothing is under way. What is not done by the deadline, the report counts as lost."""
         deadline = time.monotonic() + self.settle_seconds
         while self.count_open() and time.monotonic() < deadline:
-            self.crew.tend()
+            self.processes.tend()
             time.sleep(0.1)
         left = self.count_open()
         self.screen.say(f"{left} things are still under way after {self.settle_seconds} s" if left else "nothing is under way")
