@@ -28,7 +28,7 @@ def module(name: str, *arguments: str) -> AbstractContextManager[subprocess.Pope
 
 @contextmanager
 def celery() -> Iterator[subprocess.Popen[bytes]]:
-    """Run a worker with two children, and beat, beside us; nudges reach it, tasks being files in a folder of its own."""
+    """Run a worker with two children, and beat, beside us; wakeups reach it, tasks being files in a folder of its own."""
     with tempfile.TemporaryDirectory(prefix="outbox-bench-") as folder:
         worker = [sys.executable, "-m", "celery", "-A", "project", "worker", "--queues", "outbox,shop", "--concurrency", "2"]
         worker += ["--loglevel", "WARNING", "--beat", "--schedule", f"{folder}/beat"]
@@ -54,7 +54,7 @@ def _run(arguments: Sequence[str], environment: Mapping[str, str]) -> Iterator[s
 
 @contextmanager
 def _celery_files(folder: str) -> Iterator[None]:
-    """Configure Celery here and in the worker to exchange nudges as files in a folder."""
+    """Configure Celery here and in the worker to exchange wakeups as files in a folder."""
     from project.celery import app
 
     options = app.conf.broker_transport_options

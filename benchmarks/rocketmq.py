@@ -180,7 +180,7 @@ def _hosts(server: Any, scale: float) -> list[Figure]:
     options = {"ENDPOINTS": server.endpoints, "NAME_SERVERS": [server.name_server]}
     os.environ["BENCH_ROCKETMQ"] = json.dumps(options)  # for the processes
     try:
-        with override_settings(OUTBOX={**with_rocketmq(options), "NUDGE": True}):
+        with override_settings(OUTBOX={**with_rocketmq(options), "CELERY_WAKEUP": True}):
             return [*_resident(scale), *_celery(scale)]
     finally:
         del os.environ["BENCH_ROCKETMQ"]

@@ -38,7 +38,7 @@ OUTBOX: dict[str, Any] = {
         "bench-null-paused": {"TYPE": "normal", "BROKER": "null"},
         **{f"bench-skewed-{n}": {"TYPE": "normal", "BROKER": "null"} for n in range(200)},
     },
-    "NUDGE": "BENCH_NUDGE" in os.environ,
+    "CELERY_WAKEUP": "BENCH_CELERY_WAKEUP" in os.environ,
 }
 
 

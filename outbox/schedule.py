@@ -1,5 +1,5 @@
 """
-The beat schedule that the outbox needs.
+The schedule of Celery's beat that the outbox needs.
 
 In settings, beside the project's own entries::
 
@@ -7,7 +7,7 @@ In settings, beside the project's own entries::
 
     CELERY_BEAT_SCHEDULE = beat_schedule()
 
-Two beats at once do no harm: every task here may run any number of times, and side by side.
+Two beats at once do no harm: every task here may run any number of times, also concurrently.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from collections.abc import Iterable
 from datetime import timedelta
 from typing import Any
 
-# Ticks that nobody took do not pile up. Not shorter: a worker whose clock goes ahead of beat's would drop every tick.
+# Tasks that no worker takes expire instead of piling up. Not sooner: a worker whose clock is ahead of beat's would drop each one.
 SHORTEST_EXPIRY = timedelta(seconds=10)
 
 CONSUME_EVERY = timedelta(seconds=1)
@@ -30,10 +30,11 @@ def beat_schedule(
     queue: str = "outbox",
 ) -> dict[str, dict[str, Any]]:
     """
-    Return the entries of Celery's `beat_schedule` that relay what no nudge reported, and keep the tables in shape.
+    Return entries for Celery's `beat_schedule`: the sweep, the hourly maintenance, and the consumers given.
 
     Args:
-        sweep: how long a message may wait when its nudge was lost.
+        sweep: its interval: how long a message may wait when its wakeup is lost.
+        maintenance: the interval of the maintenance.
         consume: consumer groups that Celery's workers serve, each second; none where `outbox_consume` runs.
         queue: the same as `OUTBOX["CELERY_QUEUE"]`.
     """

@@ -1,11 +1,11 @@
 """
-Celery tasks: a nudge relays one target at once, beat's sweep relays whatever no nudge reported.
+Celery tasks: `relay` runs on each wakeup, `sweep` relays messages whose wakeup was lost, the others run on beat's schedule.
 
-Celery closes Django's connections around each task and may fork at any time; so each task opens what it needs, and
-nothing of it survives the task; but for the checker of a broker that asks by itself, which stays with its process.
+Celery closes Django's connections around each task and may fork at any time. So each task opens what it needs and closes it
+at its end. Only the checker of a broker that sends check-backs itself stays open as long as its process.
 
-A worker that shuts down waits for its tasks, and tells them nothing: `worker_shutting_down` is sent in the main process only,
-and the children of a prefork pool get no signal. So the main process writes it into memory that it shares with the children
+A worker that shuts down waits for its tasks without telling them: `worker_shutting_down` is sent in the main process only,
+and the children of a prefork pool get no signal. So the main process sets a flag in memory that it shares with the children
 that it forks.
 """
 
@@ -36,7 +36,7 @@ from outbox.relay.try_step import try_step
 T = TypeVar("T")
 
 _main_process = os.getpid()
-_is_shutting_down = mmap.mmap(-1, 1)  # shared with whom this process forks
+_is_shutting_down = mmap.mmap(-1, 1)  # shared with the processes that this one forks
 
 
 @signals.worker_init.connect
@@ -52,9 +52,9 @@ def _shut_down(**_: object) -> None:
 @contextmanager
 def _ending() -> Iterator[Watch]:
     """
-    Watch over a task's end when its worker shuts down.
+    Yield a watch that stops the task when its worker shuts down.
 
-    Only a child of a prefork pool is left in the middle of a call: in other pools the process has more to do.
+    Only a child of a prefork pool may exit in the middle of a call: in other pools the process runs other tasks, too.
     """
     task = threading.current_thread()
     watch = Watch(lambda: _is_shutting_down[0], lambda: [task], may_exit=os.getpid() != _main_process)
@@ -67,7 +67,7 @@ def _ending() -> Iterator[Watch]:
 
 @shared_task(name="outbox.tasks.relay", ignore_result=True)
 def relay(database: str = "default", broker: str = "default") -> None:
-    """Relay what waits at one target; stay a moment, since one nudge stands for all commits of that moment."""
+    """Relay the messages of one target; stay a moment, since one wakeup stands for all commits of that moment."""
     settings = conf.settings().relay
     with _ending() as ending:
         _listen(hosts.RelayTarget(database, broker))
@@ -83,7 +83,7 @@ def relay(database: str = "default", broker: str = "default") -> None:
 
 @shared_task(name="outbox.tasks.sweep", ignore_result=True)
 def sweep() -> None:
-    """Relay what waits anywhere, settle what was left behind, and ask for brokers that do not ask by themselves."""
+    """Relay the messages of all targets, settle open commits, and do the check-backs of brokers that send none."""
     targets = hosts.relay_targets()
     with _ending() as ending:
         for alias in brokers_to_ask_for({target.broker for target in targets}):
@@ -97,7 +97,7 @@ def sweep() -> None:
 
 @shared_task(name="outbox.tasks.maintenance", ignore_result=True)
 def maintenance() -> None:
-    """Make days ahead, prune, and look for numbers that never came."""
+    """Create the partitions of coming days, prune, and look for gaps in what consumer groups have seen."""
     targets = hosts.relay_targets()
     with _ending() as ending:
         for database in sorted({target.database for target in targets}):
@@ -109,7 +109,7 @@ def maintenance() -> None:
 
 @shared_task(name="outbox.tasks.consume", ignore_result=True)
 def consume(group: str) -> None:
-    """Hand what waits for a consumer group to its handlers, where no resident consumer does; beat calls it again."""
+    """Handle the messages of a consumer group, where no resident consumer does; beat calls it again."""
     chosen = find_group(group)
     with _ending() as ending:
         for alias in chosen.brokers:
@@ -120,12 +120,12 @@ def consume(group: str) -> None:
 
 
 def _unless_asked(ending: Watch, step: Callable[[T], object], subject: T) -> None:
-    """Do a step, unless the worker shuts down: another one goes on."""
+    """Do a step, unless the worker shuts down: another worker will do it."""
     if not ending.asked.is_set():
         try_step(step, subject)
 
 
 def _listen(target: hosts.RelayTarget) -> None:
-    """Who sends half messages answers for them, too."""
+    """Answer check-backs in this process, since it sends half messages."""
     for alias in brokers_that_ask({target.broker}):
         try_step(listen_in_this_process, alias, target.database)

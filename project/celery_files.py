@@ -7,7 +7,7 @@ another name and renamed when it is whole, and a worker takes a file by renaming
 happens wholly or not at all.
 
 A worker that is killed takes its running tasks with it, whatever `acks_late` says: nobody gives them back. That suits
-nudges, which may be lost. What may not be lost belongs on Redis or RabbitMQ (`CELERY_BROKER_URL`).
+wakeups, which may be lost. What may not be lost belongs on Redis or RabbitMQ (`CELERY_BROKER_URL`).
 """
 
 import fcntl

@@ -8,7 +8,7 @@ SETTINGS = {
     "OUTBOX": {
         "BROKERS": {"default": {"BACKEND": "benchmarks.peers.sink_broker.SinkBroker"}},
         "TOPICS": {"bench-two-phase": {"TYPE": "normal"}, "bench-clocked": {}, "bench-consumed": {}, "bench-rocketmq": {}},
-        "NUDGE": False,
+        "CELERY_WAKEUP": False,
     },
     "ROOT_URLCONF": None,
     "SILENCED_SYSTEM_CHECKS": ["outbox.E027"],  # nobody answers the sink's questions, and it asks none

@@ -1,7 +1,7 @@
 """
-Celery, where the project uses it for relays.
+Check the Celery app of the project, where relays use it.
 
-Nothing here imports it: a project that has a Celery app has imported it, and one without is told nothing.
+This module does not import Celery: a project with a Celery app has imported it already, and one without it gets no warning.
 """
 
 from __future__ import annotations
@@ -18,44 +18,44 @@ from outbox.checks.settings import known_settings
 
 SWEEP = "outbox.tasks.sweep"
 CONSUME = "outbox.tasks.consume"
-FALLBACK = "default"  # what Celery calls the app that it makes where the project has none
+FALLBACK = "default"  # the name of the app that Celery creates where the project has none
 
-OR_NO_NUDGES = 'Where all relays are resident (outbox_relay), set OUTBOX["NUDGE"] = False.'
+OR_NO_WAKEUPS = 'Where all relays are resident (outbox_relay), set OUTBOX["CELERY_WAKEUP"] = False.'
 
 
 def check_beat(**kwargs: Any) -> list[CheckMessage]:
     """
-    W030: Celery is nudged, and its beat has no entry for the sweep, or one on another queue than nudges go to.
+    W030: Wakeups go to Celery, and its beat has no entry for the sweep, or one on another queue than the wakeups.
 
-    A nudge may be lost; the sweep finds what it was about. `CELERY_BEAT_SCHEDULE = beat_schedule()`, from
-    `outbox.schedule`. Where all relays are resident, set `OUTBOX["NUDGE"] = False`. A scheduler that keeps its entries in
-    a database is not looked at.
+    A wakeup may be lost; the sweep finds its messages. `CELERY_BEAT_SCHEDULE = beat_schedule()`, from `outbox.schedule`.
+    Where all relays are resident, set `OUTBOX["CELERY_WAKEUP"] = False`. Schedulers that keep their entries in a database are
+    not checked.
     """
-    return [problem for app in nudged_app() for problem in _problems_of_beat(app)]
+    return [problem for app in wakeup_app() for problem in _problems_of_beat(app)]
 
 
 def check_eager(**kwargs: Any) -> list[CheckMessage]:
     """
-    W031: Celery's `task_always_eager` is on, and nudges are sent.
+    W031: Celery's `task_always_eager` is on, and wakeups are sent.
 
-    Nudges go by the task's name, which Celery never runs eagerly: they reach for a server. Set `OUTBOX["NUDGE"] = False`
-    beside it.
+    Wakeups are sent by task name, which Celery never runs eagerly: they need a server. Set
+    `OUTBOX["CELERY_WAKEUP"] = False` beside it.
     """
     return [
         Caution(
-            "Celery's task_always_eager is on, and the outbox sends nudges to its server all the same.",
-            hint='Set OUTBOX["NUDGE"] = False where tasks run eagerly.',
+            "Celery's task_always_eager is on, but the outbox still sends wakeups to Celery's server.",
+            hint='Set OUTBOX["CELERY_WAKEUP"] = False where tasks run eagerly.',
             id="outbox.W031",
         )
-        for app in nudged_app()
+        for app in wakeup_app()
         if app.conf.task_always_eager
     ]
 
 
-def nudged_app() -> Iterator[Any]:
-    """Return the project's Celery app, if it has one and nudges are sent to it."""
+def wakeup_app() -> Iterator[Any]:
+    """Yield the project's Celery app, if it has one and wakeups are sent to it."""
     settings = known_settings()
-    if settings.nudge and settings.topics:
+    if settings.celery_wakeup and settings.topics:
         yield from _app()
 
 
@@ -65,7 +65,7 @@ def beat_entries(task: str) -> list[Any]:
 
 
 def seconds_between(schedule: Any) -> float:
-    """Return how often an entry of beat comes, in seconds; of a schedule by the clock, a minute."""
+    """Return the interval of a beat entry in seconds; a crontab or solar schedule counts as a minute."""
     if isinstance(schedule, timedelta):
         return schedule.total_seconds()
     return float(schedule) if isinstance(schedule, int | float) else 60.0
@@ -83,14 +83,14 @@ def _problems_of_beat(app: Any) -> Iterator[CheckMessage]:
     entries = beat_entries(SWEEP)
     if not entries:
         yield Caution(
-            f"Celery's beat has no entry for {SWEEP}: a message whose nudge is lost waits for the next one.",
-            hint=f"CELERY_BEAT_SCHEDULE = beat_schedule(), from outbox.schedule. {OR_NO_NUDGES}",
+            f"Celery's beat has no entry for {SWEEP}: a message whose wakeup is lost waits for the next wakeup.",
+            hint=f"CELERY_BEAT_SCHEDULE = beat_schedule(), from outbox.schedule. {OR_NO_WAKEUPS}",
             id="outbox.W030",
         )
     wanted = known_settings().celery_queue
     for queue in {entry.get("options", {}).get("queue", wanted) for entry in entries} - {wanted}:
         yield Caution(
-            f"Celery's beat sends the sweep to the queue {queue!r}, and nudges go to {wanted!r}.",
+            f"Celery's beat sends the sweep to the queue {queue!r}, and wakeups go to {wanted!r}.",
             hint=f'Write beat_schedule(queue={wanted!r}), or OUTBOX["CELERY_QUEUE"] = {queue!r}.',
             id="outbox.W030",
         )

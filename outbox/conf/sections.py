@@ -74,7 +74,7 @@ class Settings(Section, frozen=True):
     check_back: CheckBackSettings = CheckBackSettings()  # below
     direct_databases: dict[str, str] = {}  # alias behind a pooler -> alias that bypasses it, where a session is needed
     pipeline: dict[str, Any] = {}  # read by the app `outbox.pipeline`
-    nudge: bool = True  # False: publishers wake no relay; relays find messages by polling
+    celery_wakeup: bool = True  # whether each commit that publishes sends the Celery task `outbox.tasks.relay`
     celery_queue: str = "outbox"  # Celery queue of the tasks that wake relays
     retention: timedelta = timedelta(days=7)  # minimum time for which sent messages, inbox rows and records are kept
     dedupe_retention: timedelta = timedelta(days=7)  # how long a dedupe key is remembered

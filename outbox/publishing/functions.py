@@ -131,7 +131,7 @@ def publish_many(messages: Iterable[Message | Envelope], *, using: str | None = 
         receipts.update(zip(places, write_many([entries[place] for place in places], alias), strict=True))
         for place in places:
             if not receipts[place].is_duplicate:
-                _nudge_for(entries[place].draft, alias)
+                _wake_for(entries[place].draft, alias)
     return [receipts[place] for place in range(len(entries))]
 
 
@@ -148,10 +148,10 @@ def _publish(draft: Draft, *, about: Model | None, dedupe_key: str | None, using
     alias = choose_database(draft.subject, using=using, about=about)
     receipt = write(draft, alias, about=None if about is None else describe(about), dedupe_key=dedupe_key)
     if not receipt.is_duplicate:
-        _nudge_for(draft, alias)
+        _wake_for(draft, alias)
     return receipt
 
 
-def _nudge_for(draft: Draft, alias: str) -> None:
+def _wake_for(draft: Draft, alias: str) -> None:
     if not draft.wait:
         wake_after_commit(alias, draft.broker)

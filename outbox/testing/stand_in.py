@@ -49,7 +49,7 @@ def memory_brokers(clock: Clock) -> Iterator[None]:
 
 def replace_brokers(settings: conf.Settings, names: dict[str, str], clock: Clock) -> conf.Settings:
     """
-    Return the settings with memory brokers in the place of others, no nudges, and topics that travel as they did before.
+    Return the settings with memory brokers in the place of others, no wakeups, and topics that travel as they did before.
 
     Args:
         names: alias -> under which name its memory broker keeps what it holds.
@@ -57,7 +57,7 @@ def replace_brokers(settings: conf.Settings, names: dict[str, str], clock: Clock
     kinds = {alias: _class_of(broker.backend) for alias, broker in settings.brokers.items()}
     brokers = {alias: conf.BrokerSettings(BACKEND, _options(names[alias], clock, kind)) for alias, kind in kinds.items()}
     topics = {name: replace(topic, type=_type_of(topic, kinds[topic.broker])) for name, topic in settings.topics.items()}
-    return replace(settings, brokers=brokers, topics=topics, nudge=False)
+    return replace(settings, brokers=brokers, topics=topics, celery_wakeup=False)
 
 
 def _class_of(backend: str) -> type[Broker]:

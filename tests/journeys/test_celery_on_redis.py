@@ -1,4 +1,4 @@
-"""A nudge over a real Redis: publish, and Celery's worker relays at once. No beat runs, so nothing else could."""
+"""A wakeup over a real Redis: publish, and Celery's worker relays at once. No beat runs, so nothing else could."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ def worker(environment, tmp_path) -> Iterator[subprocess.Popen[bytes]]:
         process.wait()
 
 
-class TestANudgeOverRedis:
+class TestAWakeupOverRedis:
     def test_has_celerys_worker_relay_at_once(self, worker, environment):
         command = [sys.executable, "-m", "django", "shell", "--no-imports", "-c", PUBLISH]
 

@@ -44,7 +44,7 @@ OUTBOX = {
     },
     "TOPICS": {"orders": {"TYPE": "transaction"}, "steps": {"TYPE": "fifo"}, "notes": {"TYPE": "normal"}},
     "RELAY": {"BATCH_SIZE": 20, "LEASE": SOON * 20, "SWEEP_AGE": SOON},
-    "NUDGE": False,
+    "CELERY_WAKEUP": False,
 }
 
 # Written in the transaction that publishes, behind the publish.

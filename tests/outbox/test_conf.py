@@ -23,7 +23,7 @@ class TestSettings:
 
         assert found.brokers["default"].backend == "outbox.embedded.EmbeddedBroker"
         assert found.relay.batch_size == 500
-        assert found.nudge
+        assert found.celery_wakeup
 
     def test_are_read_again_when_they_change(self, settings):
         settings.OUTBOX = {"BROKERS": {"default": MEMORY}, "TOPICS": {"orders": {}}}
@@ -34,7 +34,7 @@ class TestSettings:
 
     def test_cannot_be_changed(self):
         with pytest.raises(AttributeError):
-            conf.settings().nudge = False
+            conf.settings().celery_wakeup = False
 
     @pytest.mark.parametrize(
         ("outbox", "text"),

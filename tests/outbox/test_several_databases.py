@@ -33,7 +33,7 @@ def _outbox(settings, monkeypatch):
     settings.OUTBOX = {
         "BROKERS": {"default": {"OPTIONS": {"CHECK_AFTER": timedelta(milliseconds=1)}}},
         "TOPICS": {"made": {"TYPE": "transaction"}},
-        "NUDGE": False,
+        "CELERY_WAKEUP": False,
     }
     monkeypatch.setattr(register, "registered", {})
 

@@ -19,8 +19,8 @@ pytestmark = pytest.mark.django_db(transaction=True)
 
 
 @pytest.fixture(autouse=True)
-def _no_nudge_and_one_database(settings):
-    settings.OUTBOX = {**settings.OUTBOX, "NUDGE": False}
+def _no_wakeup_and_one_database(settings):
+    settings.OUTBOX = {**settings.OUTBOX, "CELERY_WAKEUP": False}
     settings.DATABASE_ROUTERS = ["tests.outbox.test_tasks.OnlyDefault"]
     yield
     with database.connect("default") as own:
@@ -51,7 +51,7 @@ def sent():
 
 
 class TestRelay:
-    def test_is_called_as_the_nudge_calls_it(self):
+    def test_is_called_as_the_wakeup_calls_it(self):
         assert "outbox.tasks.relay" in current_app.tasks
         publish()
 
@@ -84,7 +84,7 @@ class TestRelay:
 
 
 class TestSweep:
-    def test_relays_what_no_nudge_reported(self):
+    def test_relays_what_no_wakeup_reported(self):
         publish(3)
 
         tasks.sweep()

@@ -50,10 +50,10 @@ class TestChannel:
     def test_leaves_no_files_of_tasks_it_gave(self, folder):
         with connect(folder) as connection:
             queue = connection.SimpleQueue("outbox")
-            queue.put("nudge")
+            queue.put("wakeup")
             queue.get(timeout=5).ack()
 
-        assert [path for path in folder.rglob("*nudge*") if path.is_file()] == []
+        assert [path for path in folder.rglob("*wakeup*") if path.is_file()] == []
         assert list((folder / "tasks").iterdir()) == list((folder / "taken").iterdir()) == []
 
     def test_gives_each_task_whole_to_one_reader_while_processes_write_and_read_at_once(self, folder):

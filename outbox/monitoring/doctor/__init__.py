@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from outbox.monitoring.doctor import brokers, configuration, databases, endpoint, nudges, processes
+from outbox.monitoring.doctor import brokers, configuration, databases, endpoint, processes, wakeups
 from outbox.monitoring.doctor.finding import Finding, Level
 
 __all__ = ["Finding", "Level", "examine"]
@@ -20,5 +20,5 @@ def examine() -> Iterator[Finding]:
     yield from found
     if any(one.level is Level.ERROR for one in found):  # nothing below could be named
         return
-    for room in (databases, brokers, processes, nudges, endpoint):
+    for room in (databases, brokers, processes, wakeups, endpoint):
         yield from room.examine()

@@ -19,7 +19,7 @@ def outbox(storm: dict[str, Any]) -> dict[str, Any]:
         "BROKERS": {"default": {"BACKEND": storm["backend"], "OPTIONS": storm["options"]}},
         "TOPICS": {work: {"TYPE": "normal"}, steps: {"TYPE": "fifo"}},
         "CONSUMER": {"INVISIBLE": INVISIBLE, "BATCH_SIZE": 8},
-        "NUDGE": False,
+        "CELERY_WAKEUP": False,
     }
 
 

@@ -18,5 +18,5 @@ OUTBOX = {
     "BROKERS": {"default": ROCKETMQ if options else {"BACKEND": "outbox.embedded.EmbeddedBroker"}},
     "TOPICS": {"work": {"TYPE": "transaction"}},
     "CONSUMER": {"INVISIBLE": timedelta(seconds=float(os.environ.get(INVISIBLE, "5")))},
-    "NUDGE": False,
+    "CELERY_WAKEUP": False,
 }

@@ -20,5 +20,5 @@ OUTBOX = {
     "RELAY": {"LEASE": SECOND, "SWEEP_AGE": SECOND},
     "CONSUMER": {"INVISIBLE": SECOND, "WAIT": timedelta(milliseconds=100)},
     "CHECK_BACK": {"LOCK_TIMEOUT": timedelta(milliseconds=200)},
-    "NUDGE": False,
+    "CELERY_WAKEUP": False,
 }

@@ -9,7 +9,7 @@ from project.settings import DATABASES, OUTBOX
 
 DATABASES["default"]["DISABLE_SERVER_SIDE_CURSORS"] = True
 del DATABASES["default"]["OPTIONS"]["prepare_threshold"]
-OUTBOX = {**OUTBOX, "NUDGE": False}
+OUTBOX = {**OUTBOX, "CELERY_WAKEUP": False}
 if "DIRECT_DATABASE_URL" in os.environ:
     DATABASES["direct"] = dj_database_url.config("DIRECT_DATABASE_URL")
     DATABASES["direct"]["HOST"] = DATABASES["direct"]["OPTIONS"].pop("host")

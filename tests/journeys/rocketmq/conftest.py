@@ -141,7 +141,7 @@ def journey(tmp_path: Path, transactional_db: None, settings: Any) -> Iterator[J
     settings.OUTBOX = outbox(found.unique, found.options)
     files = app.conf.broker_transport_options
     before = files["folder"]
-    files["folder"] = str(tmp_path / "celery")  # nudges of this process, too
+    files["folder"] = str(tmp_path / "celery")  # wakeups of this process, too
     with connection.cursor() as cursor:
         cursor.execute(TABLES)
     yield found

@@ -24,5 +24,5 @@ def outbox(unique: str, options: dict[str, Any]) -> dict[str, Any]:
         "TOPICS": {work: {"TYPE": "transaction"}, steps: {"TYPE": "fifo"}},
         "CONSUMER": {"INVISIBLE": timedelta(seconds=3)},
         "RELAY": {"SWEEP_AGE": timedelta(seconds=5), "BATCH_SIZE": 50},
-        "NUDGE": True,
+        "CELERY_WAKEUP": True,
     }

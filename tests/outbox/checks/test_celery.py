@@ -9,7 +9,7 @@ from tests.outbox.checks.conftest import BROKERS
 
 @pytest.fixture
 def app(settings, monkeypatch):
-    """The project's Celery app, nudged, with a complete beat."""
+    """The project's Celery app, which gets wakeups, with a complete beat."""
     settings.OUTBOX = {"BROKERS": BROKERS, "TOPICS": {"orders": {}}}
     app = celery.Celery("project", set_as_current=False)
     app.conf.beat_schedule = beat_schedule()
@@ -29,7 +29,7 @@ class TestW030:
         assert problem.id == "outbox.W030"
         assert "no entry for outbox.tasks.sweep" in problem.msg
         assert "beat_schedule()" in problem.hint
-        assert '["NUDGE"] = False' in problem.hint
+        assert '["CELERY_WAKEUP"] = False' in problem.hint
 
     def test_warns_of_two_queues(self, app, found, settings):
         settings.OUTBOX = {**settings.OUTBOX, "CELERY_QUEUE": "relays"}
@@ -37,11 +37,11 @@ class TestW030:
         (problem,) = found()
 
         assert problem.id == "outbox.W030"
-        assert problem.msg == "Celery's beat sends the sweep to the queue 'outbox', and nudges go to 'relays'."
+        assert problem.msg == "Celery's beat sends the sweep to the queue 'outbox', and wakeups go to 'relays'."
         assert "beat_schedule(queue='relays')" in problem.hint
 
-    @pytest.mark.parametrize("outbox", [{"NUDGE": False}, {"TOPICS": {}}])
-    def test_is_quiet_where_nobody_is_nudged(self, app, found, settings, outbox):
+    @pytest.mark.parametrize("outbox", [{"CELERY_WAKEUP": False}, {"TOPICS": {}}])
+    def test_is_quiet_where_no_wakeup_is_sent(self, app, found, settings, outbox):
         app.conf.beat_schedule = {}
         settings.OUTBOX = {**settings.OUTBOX, **outbox}
 
@@ -60,11 +60,11 @@ class TestW030:
 
 
 class TestW031:
-    def test_warns_of_nudges_where_tasks_run_eagerly(self, app, found):
+    def test_warns_of_wakeups_where_tasks_run_eagerly(self, app, found):
         app.conf.task_always_eager = True
 
         (problem,) = found()
 
         assert problem.id == "outbox.W031"
         assert "task_always_eager" in problem.msg
-        assert '["NUDGE"] = False' in problem.hint
+        assert '["CELERY_WAKEUP"] = False' in problem.hint

@@ -30,7 +30,7 @@ class TestE001:
         ("outbox", "text"),
         [
             ({"TOPIKS": {}}, "OUTBOX has an unknown setting 'TOPIKS'.*Did you mean TOPICS?"),
-            ({"NUDGE": "no"}, r'OUTBOX\["NUDGE"\] has a wrong value: Expected `bool`, got `str`\.'),
+            ({"CELERY_WAKEUP": "no"}, r'OUTBOX\["CELERY_WAKEUP"\] has a wrong value: Expected `bool`, got `str`\.'),
             ({"RELAY": {"LANES": "many"}}, r'OUTBOX\["RELAY"\]\["LANES"\] has a wrong value: Expected `int`, got `str`\.'),
             ({"TOPICS": {"orders": {"TYPE": "queue"}}}, "Invalid enum value 'queue'"),
             ({"TOPICS": {"orders": {"BROKER": "nowhere"}}}, r'\["orders"\] names the broker \'nowhere\', which is not in'),

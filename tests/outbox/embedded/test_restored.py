@@ -31,7 +31,7 @@ def configure(settings, broker):
         "BROKERS": {"default": {}, "second": {"OPTIONS": {"DATABASE": "other"}}},
         "TOPICS": {"made": {"TYPE": "transaction", "BROKER": broker}},
         "RELAY": {"SWEEP_AGE": MOMENT},
-        "NUDGE": False,
+        "CELERY_WAKEUP": False,
     }
 
 

@@ -32,7 +32,7 @@ def _points(settings, monkeypatch):
         "BROKERS": {"default": {}},
         "TOPICS": {"made": {"TYPE": "transaction"}},
         "RELAY": {"SWEEP_AGE": timedelta(milliseconds=1)},
-        "NUDGE": False,
+        "CELERY_WAKEUP": False,
     }
     monkeypatch.setattr(register, "registered", {})
 

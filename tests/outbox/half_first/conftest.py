@@ -34,7 +34,7 @@ OUTBOX: dict[str, Any] = {
     },
     "RELAY": {"SWEEP_AGE": SOON},
     "CHECK_BACK": {"LOCK_TIMEOUT": timedelta(milliseconds=300)},
-    "NUDGE": False,
+    "CELERY_WAKEUP": False,
 }
 
 

@@ -18,7 +18,7 @@ from tests.waiting import wait_until
 OUTBOX = {
     "BROKERS": {"default": {"OPTIONS": {"CHECK_AFTER": "PT0.001S"}}},
     "TOPICS": {"orders": {"TYPE": "transaction"}},
-    "NUDGE": False,
+    "CELERY_WAKEUP": False,
 }
 
 

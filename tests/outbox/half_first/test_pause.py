@@ -94,15 +94,15 @@ class TestWhileATopicIsPaused:
         with transaction.atomic(), pytest.raises(NotOutermost):
             make_group()
 
-    def test_a_nudge_is_sent_for_what_a_resume_may_have_missed(self, settings, switch, monkeypatch):
+    def test_a_wakeup_is_sent_for_what_a_resume_may_have_missed(self, settings, switch, monkeypatch):
         switch("pause")
-        settings.OUTBOX = {**settings.OUTBOX, "NUDGE": True}
+        settings.OUTBOX = {**settings.OUTBOX, "CELERY_WAKEUP": True}
         heard = []
         monkeypatch.setattr("outbox.publishing.wakeup.sender.add", heard.append)
 
         make_group()
 
-        assert [(nudge.database, nudge.broker) for nudge in heard] == [("default", "default")]
+        assert [(wakeup.database, wakeup.broker) for wakeup in heard] == [("default", "default")]
 
 
 class TestWhatWasUnderWayWhenItsTopicWasPaused:

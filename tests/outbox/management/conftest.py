@@ -21,8 +21,8 @@ SETTINGS = "tests.outbox.management.settings"
 
 
 @pytest.fixture(autouse=True)
-def _no_nudge(settings: Any) -> None:
-    settings.OUTBOX = {**settings.OUTBOX, "NUDGE": False}
+def _no_wakeup(settings: Any) -> None:
+    settings.OUTBOX = {**settings.OUTBOX, "CELERY_WAKEUP": False}
 
 
 @pytest.fixture

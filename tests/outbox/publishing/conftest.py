@@ -10,7 +10,7 @@ OUTBOX = {
         "moved": {"TYPE": "fifo"},
         "due": {"TYPE": "delay"},
     },
-    "NUDGE": False,
+    "CELERY_WAKEUP": False,
 }
 
 

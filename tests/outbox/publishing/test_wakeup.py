@@ -10,7 +10,7 @@ from django.db import transaction
 from outbox import publish, publish_many
 from outbox.message import Message
 from outbox.publishing import wakeup
-from outbox.publishing.wakeup import Nudge, Sender, wake_after_commit
+from outbox.publishing.wakeup import Sender, Wakeup, wake_after_commit
 from tests.waiting import wait_until
 
 OUTBOX = {
@@ -19,7 +19,7 @@ OUTBOX = {
         "spare": {"BACKEND": "outbox.brokers.memory.MemoryBroker"},
     },
     "TOPICS": {"made": {}, "spared": {"BROKER": "spare"}},
-    "CELERY_QUEUE": "nudges",
+    "CELERY_QUEUE": "wakeups",
 }
 
 
@@ -44,7 +44,7 @@ def _topics(settings):
 
 @pytest.fixture
 def calls(monkeypatch):
-    """The nudges of committed transactions, instead of their sending."""
+    """The wakeups of committed transactions, instead of their sending."""
     seen = []
     monkeypatch.setattr(wakeup.sender, "add", seen.append)
     return seen
@@ -53,7 +53,7 @@ def calls(monkeypatch):
 @pytest.fixture
 def app(monkeypatch):
     """A Celery app whose tasks stay in memory: `app.sent()` takes what came, `app.fail` says that the broker is down."""
-    app = Recorder("nudged", broker="memory://", set_as_current=False)
+    app = Recorder("woken", broker="memory://", set_as_current=False)
     monkeypatch.setattr(celery, "current_app", app)
     monkeypatch.setattr(wakeup, "PAUSE_SECONDS", 0.0)
     monkeypatch.setattr(wakeup, "BACK_OFF_SECONDS", 0.0)
@@ -79,14 +79,14 @@ class Recorder(celery.Celery):
             self.came.release()
 
 
-class TestTheNudgeOfATransaction:
+class TestTheWakeupOfATransaction:
     @pytest.mark.django_db(transaction=True)
     def test_comes_after_the_commit(self, calls):
         with transaction.atomic():
             publish(Nudging())
             assert calls == []
 
-        assert calls == [Nudge("default", "default")]
+        assert calls == [Wakeup("default", "default")]
 
     @pytest.mark.django_db(transaction=True)
     def test_does_not_come_after_a_rollback(self, calls):
@@ -113,7 +113,7 @@ class TestTheNudgeOfATransaction:
                 transaction.set_rollback(True)
             publish(Nudging())
 
-        assert calls == [Nudge("default", "default")]
+        assert calls == [Wakeup("default", "default")]
 
     @pytest.mark.django_db
     def test_is_registered_once(self, django_capture_on_commit_callbacks):
@@ -126,7 +126,7 @@ class TestTheNudgeOfATransaction:
 
     @pytest.mark.django_db
     def test_is_not_registered_where_settings_say_so(self, settings, django_capture_on_commit_callbacks):
-        settings.OUTBOX = {**OUTBOX, "NUDGE": False}
+        settings.OUTBOX = {**OUTBOX, "CELERY_WAKEUP": False}
 
         with django_capture_on_commit_callbacks() as callbacks, transaction.atomic():
             publish(Nudging())
@@ -142,7 +142,7 @@ class TestTheNudgeOfATransaction:
 
     @pytest.mark.django_db(transaction=True)
     def test_hurts_nobody_when_it_cannot_be_handed_over(self, monkeypatch, caplog):
-        def fail(nudge):
+        def fail(wakeup):
             raise RuntimeError("can't start new thread")
 
         monkeypatch.setattr(wakeup.sender, "add", fail)
@@ -160,13 +160,13 @@ class TestTheSender:
     def test_sends_the_relays_task_by_name(self, app):
         sender = Sender()
 
-        sender.add(Nudge("default", "spare"))
+        sender.add(Wakeup("default", "spare"))
         assert app.came.acquire(timeout=10)
 
         ((name, options, _),) = app.seen
         assert name == "outbox.tasks.relay"
         assert options["kwargs"] == {"database": "default", "broker": "spare"}
-        assert options["queue"] == "nudges"
+        assert options["queue"] == "wakeups"
         assert options["retry"] is False
         assert options["expires"] > 0
         wait_until(lambda: (sender.sent, sender.failed) == (1, 0))
@@ -174,7 +174,7 @@ class TestTheSender:
     def test_does_not_make_the_caller_wait(self, app):
         sender = Sender()
 
-        sender.add(Nudge("default", "default"))
+        sender.add(Wakeup("default", "default"))
         assert app.came.acquire(timeout=10)
 
         assert app.seen[0][2] is not threading.current_thread()
@@ -188,8 +188,8 @@ class TestTheSender:
         sender = Sender()
 
         for _ in range(1000):
-            sender.add(Nudge("default", "default"))
-        sender.add(Nudge("default", "last"))
+            sender.add(Wakeup("default", "default"))
+        sender.add(Wakeup("default", "last"))
         wait_until(lambda: sent_to("last"))
 
         assert 1 <= len(sent_to("default")) <= 2
@@ -197,10 +197,10 @@ class TestTheSender:
     def test_sends_what_came_in_the_pause_after_it(self, app, monkeypatch):
         monkeypatch.setattr(wakeup, "PAUSE_SECONDS", 0.1)
         sender = Sender()
-        sender.add(Nudge("default", "default"))
+        sender.add(Wakeup("default", "default"))
         assert app.came.acquire(timeout=10)
 
-        sender.add(Nudge("default", "default"))
+        sender.add(Wakeup("default", "default"))
 
         assert app.came.acquire(timeout=10)
         assert len(app.seen) == 2
@@ -210,27 +210,27 @@ class TestTheSender:
         sender = Sender()
         app.error = OSError("the broker is down")
         for failed in (1, 2, 3):
-            sender.add(Nudge("default", "default"))
+            sender.add(Wakeup("default", "default"))
             wait_until(lambda: sender.failed == failed)  # noqa: B023
 
         app.error = None
-        sender.add(Nudge("default", "default"))
+        sender.add(Wakeup("default", "default"))
         wait_until(lambda: sender.sent == 1)
 
         assert [record.levelname for record in caplog.records] == ["WARNING", "INFO"]
         assert "the broker is down" in caplog.text
-        assert "a resident relay sends them as ever" in caplog.text
-        assert 'set OUTBOX["NUDGE"] = False' in caplog.text
+        assert "resident relays are not affected" in caplog.text
+        assert 'set OUTBOX["CELERY_WAKEUP"] = False' in caplog.text
 
     def test_begins_afresh_in_a_forked_process(self, app):
-        wakeup.sender.add(Nudge("default", "default"))
+        wakeup.sender.add(Wakeup("default", "default"))
         assert app.came.acquire(timeout=10)
         reader, writer = os.pipe()
 
         child = os.fork()
         if child == 0:
             app.came = threading.Semaphore(0)
-            wakeup.sender.add(Nudge("default", "default"))
+            wakeup.sender.add(Wakeup("default", "default"))
             os.write(writer, b"sent" if app.came.acquire(timeout=10) else b"lost")
             os._exit(0)
         os.waitpid(child, 0)

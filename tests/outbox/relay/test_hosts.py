@@ -79,8 +79,8 @@ def own():
 
 
 @pytest.fixture(autouse=True)
-def _no_nudge(settings):
-    settings.OUTBOX = {**settings.OUTBOX, "NUDGE": False}
+def _no_wakeup(settings):
+    settings.OUTBOX = {**settings.OUTBOX, "CELERY_WAKEUP": False}
 
 
 def publish():

@@ -25,7 +25,7 @@ EMBEDDED = {"BACKEND": "outbox.embedded.EmbeddedBroker"}
 
 def release(**topics: dict[str, Any]) -> dict[str, Any]:
     """Make the settings of a release with two brokers."""
-    return {"BROKERS": {"old": EMBEDDED, "new": EMBEDDED}, "TOPICS": topics, "NUDGE": False}
+    return {"BROKERS": {"old": EMBEDDED, "new": EMBEDDED}, "TOPICS": topics, "CELERY_WAKEUP": False}
 
 
 class Releases:

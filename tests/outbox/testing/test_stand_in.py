@@ -73,11 +73,11 @@ class TestTheStandIn:
 
         assert result.status is SendStatus.ACCEPTED
 
-    def test_sends_no_nudges(self, settings):
-        settings.OUTBOX = {**outbox_of(EMBEDDED), "NUDGE": True}
+    def test_sends_no_wakeups(self, settings):
+        settings.OUTBOX = {**outbox_of(EMBEDDED), "CELERY_WAKEUP": True}
 
         with Outbox():
-            assert not conf.settings().nudge
+            assert not conf.settings().celery_wakeup
 
     def test_stays_when_the_test_changes_settings(self, settings):
         settings.OUTBOX = outbox_of(EMBEDDED, plain="normal", old="normal")
@@ -88,7 +88,7 @@ class TestTheStandIn:
 
             assert len(outbox.broker.visible("plain")) == 1
             assert set(outbox.broker.topics) == {"plain", "news"}
-            assert not conf.settings().nudge
+            assert not conf.settings().celery_wakeup
 
     @pytest.mark.parametrize("is_settings_first", [True, False])
     def test_leaves_no_trace_of_a_test_that_changed_settings(self, is_settings_first):

@@ -48,7 +48,7 @@ def outbox(server: Any, settings: Any, monkeypatch: pytest.MonkeyPatch) -> Itera
     settings.OUTBOX = {
         "BROKERS": {"default": {"BACKEND": BACKEND, "OPTIONS": options}},
         "TOPICS": {"orders": {"TYPE": "transaction"}},
-        "NUDGE": False,
+        "CELERY_WAKEUP": False,
     }
     topics.forget("default")
     yield settings.OUTBOX

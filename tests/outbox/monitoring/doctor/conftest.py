@@ -13,7 +13,7 @@ MEMORY = {"BACKEND": "outbox.brokers.memory.MemoryBroker"}
 @pytest.fixture(autouse=True)
 def _outbox(settings: Any, only_the_shops_types: None) -> None:
     topics = {name: {"TYPE": "transaction"} for name in settings.OUTBOX["TOPICS"]}
-    settings.OUTBOX = {"BROKERS": {"default": MEMORY}, "TOPICS": topics, "NUDGE": False}
+    settings.OUTBOX = {"BROKERS": {"default": MEMORY}, "TOPICS": topics, "CELERY_WAKEUP": False}
 
 
 @pytest.fixture

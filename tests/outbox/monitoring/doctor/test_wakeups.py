@@ -1,20 +1,20 @@
 import celery
 import pytest
 
-from outbox.monitoring.doctor import Level, nudges
+from outbox.monitoring.doctor import Level, wakeups
 
 
 @pytest.fixture
 def app(settings, monkeypatch):
-    settings.OUTBOX = {**settings.OUTBOX, "NUDGE": True}
+    settings.OUTBOX = {**settings.OUTBOX, "CELERY_WAKEUP": True}
     app = celery.Celery("project", broker="memory://", set_as_current=False)
     monkeypatch.setattr(celery, "current_app", app)
     return app
 
 
-class TestNudges:
+class TestWakeups:
     def test_are_well_when_their_server_can_be_reached(self, app, about):
-        ((level, text),) = about(nudges, "nudges")
+        ((level, text),) = about(wakeups, "wakeups")
 
         assert level is Level.OK
         assert text.startswith("Celery's server memory://")
@@ -22,12 +22,12 @@ class TestNudges:
     def test_are_named_when_it_cannot(self, app, about):
         app.conf.broker_url = "amqp://127.0.0.1:1//"
 
-        ((level, text),) = about(nudges, "nudges")
+        ((level, text),) = about(wakeups, "wakeups")
 
         assert level is Level.WARNING
         assert text.startswith("Celery's server cannot be reached: ConnectionRefusedError")
 
     def test_are_not_looked_at_where_none_are_sent(self, app, about, settings):
-        settings.OUTBOX = {**settings.OUTBOX, "NUDGE": False}
+        settings.OUTBOX = {**settings.OUTBOX, "CELERY_WAKEUP": False}
 
-        assert about(nudges, "nudges") == []
+        assert about(wakeups, "wakeups") == []
