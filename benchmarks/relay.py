@@ -13,7 +13,7 @@ from benchmarks.figure import Figure, interleaved
 from benchmarks.history import empty, fill
 from outbox import conf, database
 from outbox.database import Connection
-from outbox.relay.hosts import STATEMENTS
+from outbox.relay.hosts import PLANNER_SETTINGS
 from outbox.relay.lane import take_lane
 from outbox.relay.rounds import Relay
 from outbox.topics import topic_id
@@ -57,7 +57,7 @@ def measure(scale: float) -> list[Figure]:
 
 @contextmanager
 def _relay() -> Iterator[Relay]:
-    with database.connect("default", settings=STATEMENTS) as connection:
+    with database.connect("default", settings=PLANNER_SETTINGS) as connection:
         yield Relay(connection, conf.make_broker("null"), take_lane(connection, lanes=16))
 
 

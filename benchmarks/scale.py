@@ -20,7 +20,7 @@ from benchmarks.figure import Figure, interleaved
 from benchmarks.history import fill, fill_sent
 from outbox import conf, database
 from outbox.database import Connection
-from outbox.relay.hosts import STATEMENTS
+from outbox.relay.hosts import PLANNER_SETTINGS
 from outbox.relay.lane import leave_lane, take_lane
 from outbox.relay.rounds import Relay
 from outbox.topics import match_topics, topic_id
@@ -83,7 +83,7 @@ def _settle(connection: Connection) -> None:
 
 @contextmanager
 def _relay(alias: str) -> Iterator[Relay]:
-    with database.connect(alias, settings=STATEMENTS) as connection:
+    with database.connect(alias, settings=PLANNER_SETTINGS) as connection:
         lane = take_lane(connection, lanes=16)
         try:
             yield Relay(connection, conf.make_broker("null"), lane)

@@ -38,7 +38,7 @@ AND (application_name IN ('outbox relay', 'outbox listener')) = %s AND pid <> pg
 COMMITS = "SELECT xact_commit FROM pg_stat_database WHERE datname = current_database()"
 SETTLED_SECONDS = 2.5  # a backend says once a second what it has done
 EMPTY = """
-TRUNCATE bench_consumed, outbox_ticket, outbox_batch, outbox_process, outbox_idle, outbox_inbox, outbox_embedded_half,
+TRUNCATE bench_consumed, outbox_ticket, outbox_batch, outbox_process, outbox_wakeup, outbox_inbox, outbox_embedded_half,
     outbox_embedded_message, outbox_embedded_queue, outbox_embedded_offset, outbox_embedded_delivery
 """
 

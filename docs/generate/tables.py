@@ -35,9 +35,9 @@ APPS = ("outbox_embedded", "outbox_pipeline")
 WITHOUT_MODEL = {
     "outbox": {
         "outbox_source": "One row: the stable id of this database, which tokens and headers name.",
-        "outbox_idle": "The relay that publishers wake, one for each broker. UNLOGGED: gone after a crash.",
+        "outbox_wakeup": "The relay that publishers wake, one for each broker. UNLOGGED: gone after a crash.",
     },
-    "outbox_embedded": {"outbox_embedded_idle": "Consumers of the embedded broker that wait to be woken by a commit."},
+    "outbox_embedded": {"outbox_embedded_wakeup": "Consumers of the embedded broker that wait to be woken by a commit."},
 }
 
 

@@ -34,7 +34,7 @@ WAITS = ("lock_timeout", "idle_in_transaction_session_timeout")
 HAS_TABLES = "SELECT to_regclass('outbox_topic') IS NOT NULL AND to_regclass('outbox_message') IS NOT NULL"
 
 # Is the database a replica, and has it our tables?
-IS_FIT = "SELECT pg_is_in_recovery(), to_regclass('outbox_idle') IS NOT NULL"
+IS_FIT = "SELECT pg_is_in_recovery(), to_regclass('outbox_wakeup') IS NOT NULL"
 
 # A host that vanished is noticed in seconds, not in hours: within 5 s of its return there is a new connection.
 OUTAGE_OPTIONS = {

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from outbox.database.connections import Connection
 
-WAKE_RELAY = "SELECT pg_notify('outbox', '') FROM outbox_idle LIMIT 1"
+WAKE_RELAY = "SELECT pg_notify('outbox', '') FROM outbox_wakeup LIMIT 1"
 
 
 def wake_relay(connection: Connection) -> None:

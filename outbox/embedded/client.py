@@ -22,12 +22,12 @@ from outbox.errors import BrokerUnavailable, NotMigrated
 SETTINGS = {"plan_cache_mode": "force_generic_plan", "enable_seqscan": "off", "idle_in_transaction_session_timeout": "1s"}
 
 LISTEN = "LISTEN outbox_embedded"
-REGISTER = "INSERT INTO outbox_embedded_idle (pid) VALUES (pg_backend_pid()) ON CONFLICT DO NOTHING"
-DEREGISTER = "DELETE FROM outbox_embedded_idle WHERE pid = pg_backend_pid()"
+REGISTER = "INSERT INTO outbox_embedded_wakeup (pid) VALUES (pg_backend_pid()) ON CONFLICT DO NOTHING"
+DEREGISTER = "DELETE FROM outbox_embedded_wakeup WHERE pid = pg_backend_pid()"
 
 # Consumers that died while they waited would have every commit notify for ever.
 FORGET_DEAD_WAITERS = """
-DELETE FROM outbox_embedded_idle i
+DELETE FROM outbox_embedded_wakeup i
 WHERE NOT EXISTS (SELECT FROM pg_stat_activity a WHERE a.pid = i.pid) OR i.pid = pg_backend_pid()
 """
 

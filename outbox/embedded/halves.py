@@ -91,7 +91,7 @@ ORDER BY g.n
 COMMITTED, ROLLED_BACK = 2, 3  # as models.HalfState has them
 ENDS = {COMMITTED: Ended.COMMITTED, ROLLED_BACK: Ended.ROLLED_BACK}
 
-CLOCKS_DIFFER = timedelta(minutes=1)  # the clock that decided is another than the broker's
+CLOCK_DIFFERENCE = timedelta(minutes=1)  # the clock that decided is another than the broker's
 
 
 def new_id(connection: Connection) -> str:
@@ -171,7 +171,7 @@ def _is_kept(half: HalfRef, retention: Mapping[str, timedelta], now: datetime) -
     """Return whether a message of that half, once visible, would still be there for sure."""
     if half.decided_at is None or half.topic not in retention:
         return False
-    return half.decided_at > now - retention[half.topic] + CLOCKS_DIFFER
+    return half.decided_at > now - retention[half.topic] + CLOCK_DIFFERENCE
 
 
 def _given(halves: Sequence[HalfRef]) -> dict[str, list[Any]]:

@@ -41,11 +41,11 @@ shown AS (
 """
 
 # Tells consumers that want to be told to look at all they have, once per statement.
-NOTIFY = "(SELECT pg_notify('outbox_embedded', '') FROM outbox_embedded_idle LIMIT 1)"
+NOTIFY = "(SELECT pg_notify('outbox_embedded', '') FROM outbox_embedded_wakeup LIMIT 1)"
 
 # Tells them which queue has new messages, once for each that is `numbered`. Where nothing is shown, nobody may be told: who moves
 # what is due listens, too, and would wake itself for ever.
-NOTIFY_QUEUE = "(SELECT pg_notify('outbox_embedded', topic_id || ':' || queue) FROM outbox_embedded_idle LIMIT 1)"
+NOTIFY_QUEUE = "(SELECT pg_notify('outbox_embedded', topic_id || ':' || queue) FROM outbox_embedded_wakeup LIMIT 1)"
 
 # A one-phase send. A message's place in the arrays is its place in the queue.
 SEND = f"""

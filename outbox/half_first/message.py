@@ -19,7 +19,7 @@ from outbox.failpoints import failpoint
 from outbox.half_first.fence import mark_sent, note_place, write_fence
 from outbox.logs import get_logger, log_fields
 from outbox.message import Resolution, TopicType
-from outbox.relay.cloudevents import Sealer
+from outbox.relay.cloudevents import OutgoingBuilder
 
 if TYPE_CHECKING:
     from outbox.publishing.draft import Draft
@@ -137,8 +137,8 @@ class HalfFirstMessage:
         """Return the message as a relay would send it, in a batch of one with the number 0, which means half first."""
         draft = self._draft
         batch = Batch(0, 1, draft.topic, TopicType.TRANSACTION, lane=None, first_seq=None, message_ids=[str(draft.id)])
-        sealer = Sealer(batch, source=prepared.source, is_half=True)
-        return sealer.seal(1, draft.key, draft.headers, about, draft.body, half_id=self.half.half_id)
+        builder = OutgoingBuilder(batch, source=prepared.source, is_half=True)
+        return builder.build(1, draft.key, draft.headers, about, draft.body, half_id=self.half.half_id)
 
     def _left(self) -> timedelta | None:
         """Return the remaining time in which this process may commit. None: it is not limited."""

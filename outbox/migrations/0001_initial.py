@@ -124,8 +124,8 @@ CREATE INDEX outbox_batch_dead ON outbox_batch (id) WHERE state = 4;
 CREATE INDEX outbox_batch_newest_message ON outbox_batch (outbox_newest(message_ids));
 """
 
-IDLE = """
-CREATE UNLOGGED TABLE outbox_idle (
+WAKEUP = """
+CREATE UNLOGGED TABLE outbox_wakeup (
     broker text PRIMARY KEY, relay int NOT NULL, is_resident boolean NOT NULL DEFAULT true,
     announced_at timestamptz NOT NULL DEFAULT clock_timestamp());
 """
@@ -183,7 +183,7 @@ class Migration(migrations.Migration):
                 table("outbox_lane", LANE),
                 migrations.RunSQL(NEWEST, "DROP FUNCTION outbox_newest;"),
                 table("outbox_batch", BATCH),
-                table("outbox_idle", IDLE),
+                table("outbox_wakeup", WAKEUP),
             ],
             state_operations=[
                 migrations.CreateModel(

@@ -24,7 +24,7 @@ KEPT_BODY_BYTES = 64 * 1024  # a longer body is not held until the next publish
 INSERT_WAITING = """
 WITH m AS (INSERT INTO outbox_message (id, topic_id, key, headers, about, body) VALUES (%s, %s, %s, %s, %s, %s))
 INSERT INTO outbox_ticket (message_id, topic_id, order_key) VALUES (%s, %s, %s)
-RETURNING (SELECT pg_notify('outbox', %s) FROM outbox_idle WHERE broker = %s)
+RETURNING (SELECT pg_notify('outbox', %s) FROM outbox_wakeup WHERE broker = %s)
 """
 
 # The message row, and when it is due; the relay gives it its ticket then.
@@ -50,7 +50,7 @@ INSERT INTO outbox_ticket (message_id, topic_id, order_key)
 SELECT id, topic_id, CASE WHEN is_ordered THEN hashtextextended(key, topic_id) END FROM g
 WHERE wait = interval '0' ORDER BY nth
 RETURNING (
-    SELECT count(pg_notify('outbox', topic)) FROM outbox_idle
+    SELECT count(pg_notify('outbox', topic)) FROM outbox_wakeup
     JOIN unnest(%s::text[], %s::text[]) n (topic, broker) USING (broker))
 """
 

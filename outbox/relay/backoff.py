@@ -1,4 +1,4 @@
-"""How long to wait before the next try."""
+"""Exponential back-off with jitter."""
 
 from __future__ import annotations
 
@@ -9,18 +9,18 @@ from random import random
 
 Random = Callable[[], float]
 
-MAX_DOUBLINGS = 32  # far behind every limit, and no overflow before it
+MAX_DOUBLINGS = 32  # beyond every limit in use, and small enough not to overflow
 
 
 @dataclass(frozen=True, slots=True)
 class Backoff:
     """
-    Exponential back-off with full jitter: anything from nothing to base x 2^tries, so that retries spread out.
+    Exponential back-off with full jitter: a random wait between 0 and base x 2^tries, so that retries spread out.
 
     Args:
         base: the longest wait after the first failure.
-        limit: no wait is longer.
-        random: gives a number from 0 to below 1.
+        limit: the longest wait after any failure.
+        random: returns a number from 0 to below 1.
     """
 
     base: timedelta
@@ -28,6 +28,6 @@ class Backoff:
     random: Random = random
 
     def __call__(self, tries: int) -> timedelta:
-        """Return the wait after one more failure, `tries` having failed before."""
+        """Return the wait after a failure that `tries` others preceded."""
         longest = min(self.limit, self.base * (1 << min(tries, MAX_DOUBLINGS)))
         return longest * self.random()

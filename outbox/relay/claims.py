@@ -1,4 +1,4 @@
-"""What one relay claims of one broker: how much at once, and which topics next."""
+"""Choose what a relay claims next: from which topics, and how many messages."""
 
 from __future__ import annotations
 
@@ -15,45 +15,49 @@ from outbox.relay.lane import Lane
 
 
 @dataclass(slots=True)
-class ScanPositions:
+class FullScanTimer:
     """
-    Where to look for a topic's oldest ticket.
+    When the next scan for tickets starts at position 0.
 
-    Dead tickets that an old snapshot keeps alive stand before the living ones, and each look from the start passes them
-    all. So a claim starts at the last position seen. A ticket committed late may stand before it: now and then one
-    starts at 0, once a second, or more often while that takes next to no time.
+    Dead tuples of claimed tickets, which an old snapshot keeps from being vacuumed, come before the live ones, and a scan
+    from 0 passes all of them. So a scan starts at the last position seen. A ticket that was committed late may come before
+    that position, so a scan starts at 0 once a second, or more often while such scans are fast.
     """
 
     clock: Callable[[], float] = monotonic
-    positions: dict[int, int] = field(default_factory=dict)
-    from_zero_at: float = 0.0
+    due_at: float = 0.0
 
     LONGEST_SECONDS = 1.0
-    SHARE = 20  # looks from 0 take at most a twentieth of the time
+    SHARE = 20  # scans from 0 take at most a twentieth of the time
 
     def is_due(self) -> bool:
-        """Whether the next look shall start at 0."""
-        return self.clock() >= self.from_zero_at
+        """Return whether the next scan starts at 0."""
+        return self.clock() >= self.due_at
 
-    def note_from_zero(self, began: float) -> None:
-        """Plan the next look from 0 after one that began at that time."""
+    def note_full_scan(self, began: float) -> None:
+        """Schedule the next scan from 0 after one that began at that time of the clock and has just ended."""
         now = self.clock()
-        self.from_zero_at = now + min(self.LONGEST_SECONDS, (now - began) * self.SHARE)
+        self.due_at = now + min(self.LONGEST_SECONDS, (now - began) * self.SHARE)
 
 
-MANY_TOPICS = 200  # to look at each of them costs more than to claim a few hundred messages
+MANY_TOPICS = 200  # a scan of all of them costs more than claiming a few hundred messages
 
 
 @dataclass(slots=True)
 class Claims:
     """
-    What one relay claims of one broker.
+    The claims of one relay, for one broker.
 
     Args:
-        lease: other relays leave a batch alone that long, by the database's clock.
-        batch_size: so many messages of a topic at most, and twice as many of all topics together.
-        topic_count: the broker's topics. Of many only those are looked at that had tickets in the last look at all of them, as
-            long as these go on having some and the next look at all is not due.
+        lease: how long other relays leave a batch alone, by the database's clock.
+        batch_size: the most messages per topic; twice as many for all topics together.
+        topic_count: how many topics the broker has. From `MANY_TOPICS` on, a claim looks only at the topics that had tickets in
+            the last full scan, while they still have some and the next full scan is not due.
+        scan_positions: topic id -> the ticket position at which the next scan starts.
+        full_scans: when `claim` starts at position 0.
+        late_scans: when `claim_new` starts at position 0, after it has found nothing.
+        after: id of the last topic looked at.
+        busy: ids of the topics that had tickets in the last full scan. Empty: look at all topics.
         foreign: names of topics that are not this relay's, whatever their rows say.
     """
 
@@ -63,37 +67,40 @@ class Claims:
     lease: timedelta
     batch_size: int
     topic_count: int = 0
-    scan_positions: ScanPositions = field(default_factory=ScanPositions)
-    late_looks: ScanPositions = field(init=False)  # when a topic that is told of may be looked at from 0
-    after: int = 0  # the last topic looked at
+    clock: Callable[[], float] = monotonic
+    scan_positions: dict[int, int] = field(default_factory=dict)
+    full_scans: FullScanTimer = field(init=False)
+    late_scans: FullScanTimer = field(init=False)
+    after: int = 0
     ordered_after: int = 0
-    busy: frozenset[int] = frozenset()  # ids of all topics that had tickets, if they were few of many
+    busy: frozenset[int] = frozenset()
     foreign: frozenset[str] = frozenset()
 
     def __post_init__(self) -> None:
-        self.late_looks = ScanPositions(self.scan_positions.clock)
+        self.full_scans = FullScanTimer(self.clock)
+        self.late_scans = FullScanTimer(self.clock)
 
     def claim(self, *, without: Collection[str] = (), limit: int | None = None, only: str | None = None) -> list[Batch]:
         """
-        Claim the oldest tickets of the broker's topics without order.
+        Claim the oldest tickets of the broker's unordered topics.
 
         Args:
             without: names of topics to leave out.
-            limit: at most this many messages, of one topic; by default as many as the settings say.
+            limit: at most this many messages, of one topic; by default, `batch_size` applies.
             only: the name of the only topic to look at.
         """
         scope = self._scope(without, only)
-        is_due = self.scan_positions.is_due()
+        is_due = self.full_scans.is_due()
         if limit is None and self.busy and not is_due and (batches := self._claim(scope, None, among=self.busy)):
             return batches
-        began = self.scan_positions.clock()
-        batches = self._claim(scope, limit, from_zero=is_due)
+        began = self.clock()
+        batches = self._claim(scope, limit, is_full_scan=is_due)
         if is_due and limit is None:
-            self.scan_positions.note_from_zero(began)
+            self.full_scans.note_full_scan(began)
         return batches
 
     def _claim(
-        self, scope: Scope, limit: int | None, *, from_zero: bool = False, among: frozenset[int] = frozenset()
+        self, scope: Scope, limit: int | None, *, is_full_scan: bool = False, among: frozenset[int] = frozenset()
     ) -> list[Batch]:
         found = claim(
             self.connection,
@@ -103,31 +110,31 @@ class Claims:
             limit=limit or self.batch_size,
             after=self.after,
             topic_limit=_topic_limit(limit),
-            scan_from={} if from_zero else self.scan_positions.positions,
+            scan_from={} if is_full_scan else self.scan_positions,
             among=among,
         )
         if found:
             self.after = found[-1].topic_id
-        self.scan_positions.positions |= {topic.topic_id: topic.last_pos for topic in found if topic.last_pos is not None}
+        self.scan_positions |= {topic.topic_id: topic.last_pos for topic in found if topic.last_pos is not None}
         if limit is None and not among:
-            are_all = self.topic_count >= MANY_TOPICS and len(found) < TOPICS_PER_CLAIM
-            self.busy = frozenset(topic.topic_id for topic in found) if are_all else frozenset()
+            are_few_of_many = self.topic_count >= MANY_TOPICS and len(found) < TOPICS_PER_CLAIM
+            self.busy = frozenset(topic.topic_id for topic in found) if are_few_of_many else frozenset()
         return [topic.batch for topic in found if topic.batch is not None]
 
     def claim_new(self, topic_ids: Collection[int], *, without: Collection[str] = ()) -> list[Batch]:
         """
-        Claim the oldest tickets, few of each, of topics that have new messages; of topics without order they come along.
+        Claim a few of the oldest tickets of each topic that has new messages; loads the messages of unordered topics, too.
 
-        Where there is nothing behind the last ticket seen, one before it may have been committed late.
+        Where no ticket follows the last one seen, a ticket before it may have been committed late: look again from 0.
         """
         batches = []
         for topic_id in topic_ids:
-            scan_from = self.scan_positions.positions.get(topic_id, 0)
+            scan_from = self.scan_positions.get(topic_id, 0)
             found = self._claim_topic(topic_id, scan_from, without)
-            if found.is_empty and scan_from and self.late_looks.is_due():
-                began = self.late_looks.clock()
+            if found.is_empty and scan_from and self.late_scans.is_due():
+                began = self.clock()
                 found = self._claim_topic(topic_id, 0, without)
-                self.late_looks.note_from_zero(began)
+                self.late_scans.note_full_scan(began)
             if found.batch is not None:
                 batches.append(found.batch)
             elif found.topic is not None and found.is_ordered:
@@ -138,15 +145,15 @@ class Claims:
         scope = self._scope(without, None)
         found = claim_topic(self.connection, scope, topic_id, lane=self.lane.number, lease=self.lease, scan_from=scan_from)
         if found.last_pos is not None:
-            self.scan_positions.positions[topic_id] = found.last_pos
+            self.scan_positions[topic_id] = found.last_pos
         return found
 
     def claim_ordered(self, *, without: Collection[str] = (), limit: int | None = None, only: str | None = None) -> list[Batch]:
         """
         Claim the oldest tickets of ordered topics whose keys are free; arguments as for `claim`.
 
-        Topics whose waiting keys are all held give nothing, and the next ones shall not wait behind them: the look goes on till
-        it meets a topic again. Topics may come and go meanwhile.
+        Topics whose waiting keys are all held yield no batch and must not keep others waiting: the search goes on until it
+        meets a topic for the second time. Topics may be added and removed meanwhile.
         """
         seen: set[int] = set()
         while True:
@@ -169,7 +176,7 @@ class Claims:
             seen |= ids
 
     def reclaim(self, *, without: Collection[str] = (), only: str | None = None) -> Batch | None:
-        """Take up the oldest batch that is due, or that its relay left behind."""
+        """Claim again the oldest batch that is due, or that its relay left behind."""
         return reclaim(self.connection, self._scope(without, only), lane=self.lane.number, lease=self.lease)
 
     def _scope(self, without: Collection[str], only: str | None) -> Scope:

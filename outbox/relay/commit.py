@@ -1,18 +1,17 @@
 """
-The decision, the commit of half messages, and the mark.
+Decide to commit half messages, commit them, and mark their batches SENT.
 
-THE FENCE. Each write names the batch's state and attempt. When it matches nothing, the batch was taken over, or this
-very write had happened before and its answer was lost. So the row is read again: decided under my attempt, my decision
-stands and I go on; in any other state my half messages are rolled back; where there is no row, or the database
-does not answer, nothing is sent, and the check-back settles it.
+THE FENCE. Each write names the batch's state and attempt. When it matches no row, another process has taken the batch
+over, or this write was done before and its answer was lost. So the row is read again. Decided under this attempt: the
+decision stands, and its half messages are committed. In any other state: the half messages of this attempt are rolled
+back. Without a row, or without an answer of the database: nothing is sent, and the check-back settles it.
 
-THE ORDER. Half messages are stored, then the decision is written, then they are committed. Nothing is committed that
-is not decided, and nothing that is decided is ever undone but by a resend after discard, or by an operator where
-nothing can be proved any more.
+THE ORDER. Half messages are stored, then the decision is written, then they are committed. Nothing is committed before
+it is decided. A decision is undone only by a resend after discard, or by an operator where nothing can be proved.
 
-THE WINDOW. Where a second end makes a second copy, only the one who wrote the decision, or took the batch over, sends
-ends, and none of them leaves when the broker's window is over. It is measured from just before that write, and
-`ends_until` from within it, so that the database's end comes last. What has no answer by then stays decided.
+THE WINDOW. Where a second end makes a second copy, only the process that wrote the decision, or took the batch over,
+sends ends, and it sends none after the broker's window is over. It measures the window from just before that write; the
+database measures `ends_until` from within it, and so ends later. Commits without an answer by then stay open.
 """
 
 from __future__ import annotations
@@ -43,7 +42,12 @@ logger = get_logger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class Decision:
-    """What may be committed of a batch. `is_fresh`: this call wrote it, so no earlier one can have committed it."""
+    """
+    The part of a batch that may be committed.
+
+    Args:
+        is_fresh: this call wrote the decision, so nothing of it can have been committed before.
+    """
 
     batch: PreparedBatch
     is_fresh: bool
@@ -52,11 +56,11 @@ class Decision:
 @dataclass(frozen=True, slots=True)
 class CommitResult:
     """
-    How the commits of a batch ended; positions in neither are committed.
+    How the commits of a batch ended. Positions that are in neither dict are committed.
 
     Args:
-        gone: position -> why its half message is no more: discarded, or unproven.
-        unanswered: positions whose commit stays open, with what the broker said.
+        gone: position -> why its half message does not exist any more: discarded, or unproven.
+        unanswered: position -> the broker's result, where the commit stays open.
     """
 
     batch: PreparedBatch
@@ -67,11 +71,11 @@ class CommitResult:
 @dataclass(slots=True)
 class Committer:
     """
-    Writes decisions and marks of one relay, and ends half messages at its broker.
+    Decides, commits and marks the batches of one relay.
 
     Args:
         source: the stable id of the database.
-        clock: gives seconds; it never goes back.
+        clock: a monotonic clock, in seconds.
     """
 
     connection: Connection
@@ -93,22 +97,22 @@ class Committer:
 
     def return_unaccepted(self, result: BatchSendResult) -> bool:
         """
-        Return what was not accepted, nothing being left to decide: the positions leave a batch that is then SENT.
+        Return the messages that were not accepted, where no half message is left to decide; the rest of the batch is SENT.
 
-        Where nothing was accepted, and not some of it dead and some not, the batch itself is released or dead instead.
+        Where no message was accepted, and all or none of them are dead, the batch itself becomes dead or is released.
 
         Returns:
             False when the fence was lost.
         """
         leaving = runs(result.unaccepted)
         if not result.accepted and (len(leaving) == 1 or not any(run.is_dead for run in leaving)):
-            held = self.splitter.return_batch(result.batch, result.unaccepted)
+            is_written = self.splitter.return_batch(result.batch, result.unaccepted)
         else:
-            held = self.splitter.split(result.batch, result.unaccepted, state=State.CLAIMED, next_state=State.SENT)
-        return held or self._is_mine(result.batch, "part")
+            is_written = self.splitter.split(result.batch, result.unaccepted, state=State.CLAIMED, next_state=State.SENT)
+        return is_written or self._is_mine(result.batch, "split")
 
     def mark(self, batches: Iterable[Batch | PreparedBatch], *, state: State) -> set[int]:
-        """Mark batches SENT that were in a state; return the ids of those that are, by this or an earlier call of ours."""
+        """Mark batches in a state SENT; return the ids of those that this relay has marked, now or in an earlier call."""
         wanted = {batch.id: batch for batch in batches}
         if not wanted:
             return set()
@@ -123,7 +127,7 @@ class Committer:
         Decide to commit the half messages that were accepted; the other positions leave the batch.
 
         Returns:
-            None when nothing is to be committed: the fence was lost, and my half messages are rolled back.
+            None when the fence was lost: nothing may be committed, and these half messages are rolled back.
         """
         batch, unaccepted = result.batch, result.unaccepted
         half_ids = [result.accepted.get(position) for position in range(1, len(batch.message_ids) + 1)]
@@ -148,14 +152,14 @@ class Committer:
 
     def commit(self, decisions: Sequence[Decision], *, since: float) -> list[CommitResult]:
         """
-        Commit the half messages that this relay has decided to commit, as far as it may.
+        Commit the half messages that this relay has decided to commit and may still end.
 
         Args:
             since: the clock's time just before the first of these decisions was written.
 
         Returns:
-            Nothing of those that are left to others: the window is over, or the decision was found written, and whoever
-            wrote it may have committed.
+            The results; none for batches that are left to the sweep, because the window is over, or because an earlier call
+            wrote the decision and may have committed them.
         """
         if self.may_repeat_ends:
             return self.commit_again([decision.batch for decision in decisions])
@@ -168,7 +172,7 @@ class Committer:
         return self._commit(batches, within=None)
 
     def left(self, since: float) -> timedelta | None:
-        """Return what is left of the window that began at a time of the clock. None: it has no end."""
+        """Return the rest of the window that began at a time of the clock. None: it has no end."""
         return None if self.window is None else self.window - timedelta(seconds=self.clock() - since)
 
     def is_over(self, since: float) -> bool:
@@ -181,32 +185,32 @@ class Committer:
         return [self._read(batch, islice(outcomes, len(batch.positions))) for batch in batches]
 
     def _read(self, batch: PreparedBatch, outcomes: Iterable[SendResult]) -> CommitResult:
-        """Read how the commits of a batch ended, one outcome per position."""
-        ends = CommitResult(batch)
+        """Return the result of a batch's commits from their outcomes, one per position."""
+        result = CommitResult(batch)
         accepted, committed = SendStatus.ACCEPTED, Ended.COMMITTED
         for position, outcome in zip(batch.positions, outcomes, strict=True):
             if outcome.status is accepted and outcome.ended is committed:
                 continue
             if outcome.status is not accepted or outcome.ended in (None, Ended.NOT_FOUND):
-                ends.unanswered[position] = outcome
+                result.unanswered[position] = outcome
             else:
-                self._note_otherwise(ends, position, outcome)
-        return ends
+                self._note_other_end(result, position, outcome)
+        return result
 
-    def _note_otherwise(self, ends: CommitResult, position: int, outcome: SendResult) -> None:
-        """Only a broker that remembers how a half message ended can say that it ended otherwise."""
+    def _note_other_end(self, result: CommitResult, position: int, outcome: SendResult) -> None:
+        """Note another end than a commit; only a broker that remembers ends is believed."""
         if self.may_repeat_ends:
             reason = f"The broker has {outcome.ended} its half message. {outcome.reason}".strip()
-            ends.gone[position] = Unaccepted(SplitReason.DISCARDED, reason)
+            result.gone[position] = Unaccepted(SplitReason.DISCARDED, reason)
         else:
-            ends.unanswered[position] = outcome
+            result.unanswered[position] = outcome
 
     def end(self, halves: Sequence[HalfRef], resolution: Resolution, *, within: timedelta | None = None) -> list[SendResult]:
         """
-        End half messages; an error, or outcomes that do not fit, leave all of them unsure.
+        End half messages. After an error, or a wrong number of outcomes, all of them are UNSURE.
 
         Args:
-            within: none leaves later than that from now. None: no limit.
+            within: no end is sent later than that from now. None: no limit.
         """
         if not halves:
             return []
@@ -214,63 +218,63 @@ class Committer:
             outcomes = HalfMessages.of(self.broker).end(halves, resolution, within=within)
         except Exception as error:
             reason = f"Broker {self.broker.alias!r} raised {type(error).__name__} at {resolution}: {error}"
-            logger.exception("%s Topics: %s.", reason, sorted({half.topic for half in halves}), extra=self._fields(halves))
+            logger.exception("%s Topics: %s.", reason, sorted({half.topic for half in halves}), extra=self._log_fields(halves))
             return [SendResult(SendStatus.UNSURE, reason=reason)] * len(halves)
         if len(outcomes) != len(halves):
-            reason = f"Broker {self.broker.alias!r} gave {len(outcomes)} outcomes for {len(halves)} half messages."
-            logger.error("%s", reason, extra=self._fields(halves))
+            reason = f"Broker {self.broker.alias!r} returned {len(outcomes)} results for {len(halves)} half messages."
+            logger.error("%s", reason, extra=self._log_fields(halves))
             return [SendResult(SendStatus.UNSURE, reason=reason)] * len(halves)
         return outcomes
 
-    def _fields(self, halves: Sequence[HalfRef]) -> dict[str, Any]:
+    def _log_fields(self, halves: Sequence[HalfRef]) -> dict[str, Any]:
         topics, message_ids = (half.topic for half in halves), (half.message_id for half in halves)
         return log_fields(broker=self.broker.alias, topics=topics, message_ids=message_ids)
 
-    def conclude(self, ends: Sequence[CommitResult]) -> set[int]:
+    def conclude(self, results: Sequence[CommitResult]) -> set[int]:
         """
-        Write down how commits ended: SENT, still open, or a resend of half messages that the broker has discarded.
+        Record how commits ended: batches are SENT, stay open, or are sent again where the broker discarded half messages.
 
         Returns:
             The ids of the batches that are SENT now.
         """
         complete = []
-        for one in ends:
-            if one.gone:
-                self._return_gone(one)
-            elif one.unanswered:
-                self._leave_open(one)
+        for result in results:
+            if result.gone:
+                self._return_gone(result)
+            elif result.unanswered:
+                self._leave_open(result)
             else:
-                complete.append(one.batch)
+                complete.append(result.batch)
         return self.mark(complete, state=State.PREPARED)
 
-    def _return_gone(self, ends: CommitResult) -> None:
-        """Send decided messages again under a new token (resend after discard), or give up what nobody can prove."""
-        batch, gone = ends.batch, ends.gone
+    def _return_gone(self, result: CommitResult) -> None:
+        """Send decided messages again under a new token (resend after discard), or give up those that cannot be proved."""
+        batch, gone = result.batch, result.gone
         if len(batch.message_ids) == 1:
-            held = self.splitter.return_prepared(batch, gone[1])
+            is_written = self.splitter.return_prepared(batch, gone[1])
         else:
-            held = self.splitter.split(
+            is_written = self.splitter.split(
                 batch,
                 gone,
                 state=State.PREPARED,
-                next_state=State.PREPARED if ends.unanswered else State.SENT,
+                next_state=State.PREPARED if result.unanswered else State.SENT,
                 half_ids=[None if p in gone else half for p, half in enumerate(batch.half_ids, 1)],
                 half_places={p: place for p, place in batch.half_places.items() if p not in gone},
-                open_positions=list(ends.unanswered) or None,
+                open_positions=list(result.unanswered) or None,
             )
-        if not held:
+        if not is_written:
             self._is_mine(batch, "resend after discard")
 
-    def _leave_open(self, ends: CommitResult) -> None:
-        """Note which commits are open, where that is news: a batch that stays stuck is looked at again and again."""
-        batch = ends.batch
-        if set(ends.unanswered) == set(batch.positions):
+    def _leave_open(self, result: CommitResult) -> None:
+        """Store which commits are open, if that has changed: the sweep comes back to a stuck batch again and again."""
+        batch = result.batch
+        if set(result.unanswered) == set(batch.positions):
             return
-        if not leave_open(self.connection, batch, sorted(ends.unanswered)):
+        if not leave_open(self.connection, batch, sorted(result.unanswered)):
             self._is_mine(batch, "open")
 
     def _decided_before(self, result: BatchSendResult) -> list[int]:
-        """Return what an earlier write of this decision made mine; else roll my half messages back."""
+        """Return the positions that an earlier write of this decision contains; without one, roll the half messages back."""
         batch = result.batch
         step = read_step(self.connection, batch.id)
         if step is not None and step.half_ids is not None and step.is_decided_by(batch.attempt):
@@ -282,7 +286,7 @@ class Committer:
         return []
 
     def _is_mine(self, batch: Batch | PreparedBatch, step: str) -> bool:
-        """Read the row again after a write that matched nothing; return whether this attempt wrote it before."""
+        """Read the row again after a write that matched no row; return whether this attempt wrote it before."""
         found = read_step(self.connection, batch.id)
         if found is not None and found.is_decided_by(batch.attempt):
             return True

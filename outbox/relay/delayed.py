@@ -1,11 +1,11 @@
-"""Messages published with a delay: they get their ticket when they are due."""
+"""Delayed messages: each gets its ticket when it is due."""
 
 from __future__ import annotations
 
 from outbox.database import Connection
 
-# In the order of their times, which the tickets' positions then have. The time stands in a subquery: an index is searched
-# by a value, not by a volatile function.
+# In the order of `due_at`, so that the tickets' positions follow it. clock_timestamp() is in a subquery, because an index scan
+# needs a value, not a volatile function.
 MOVE_DUE = """
 WITH due AS (
     SELECT message_id FROM outbox_delayed WHERE due_at <= (SELECT clock_timestamp())
@@ -19,9 +19,9 @@ SELECT message_id, topic_id, order_key FROM moved ORDER BY due_at, message_id
 """
 
 
-MOVED_AT_ONCE = 1000
+MOVE_LIMIT = 1000  # rows in one statement
 
 
-def move_due(connection: Connection, *, limit: int = MOVED_AT_ONCE) -> int:
+def move_due(connection: Connection, *, limit: int = MOVE_LIMIT) -> int:
     """Turn at most `limit` delayed rows that are due into tickets; return how many."""
     return connection.execute(MOVE_DUE, [limit]).rowcount

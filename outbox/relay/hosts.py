@@ -1,8 +1,8 @@
 """
-What both hosts of a relay share: a Celery task runs one for a while, the resident command until it is stopped.
+Run a relay for a target, as both hosts do: a Celery task for a while, the command `outbox_relay` until it is stopped.
 
-A target is one database and one broker. All that a relay needs is opened with its runner and closed with it; a database
-that goes away in between ends the run with psycopg's error, and loses nothing.
+A target is one database and one broker. The runner opens and closes everything that the relay needs. When the database
+fails in between, the run ends with psycopg's error, and no message is lost.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from outbox.ending import Watch
 from outbox.errors import ConfigurationError
 from outbox.logs import get_logger
 from outbox.relay.breaker import Breakers, BreakerState
-from outbox.relay.delayed import MOVED_AT_ONCE, move_due
+from outbox.relay.delayed import MOVE_LIMIT, move_due
 from outbox.relay.lane import Lane, take_lane
 from outbox.relay.rounds import Relay, RelayResult, make_breakers
 from outbox.relay.wakeup import Waker, forget_dead
@@ -32,14 +32,14 @@ from outbox.topics import match_topics
 
 logger = get_logger(__name__)
 
-MAINTENANCE_EVERY = 1.0  # seconds
-MANY = 16  # messages in a round: a relay that has so many is busy, and nobody need wake it
-FEW_TOPICS = 4  # with new messages: each is looked at by itself
-MATCH_TOPICS_EVERY = 5.0
-# Each statement here is served by an index, and its tables fill and empty in seconds: what statistics say of them is old. So it
-# is planned once, by its shape alone; planning it each time costs more than running it.
-STATEMENTS = {"plan_cache_mode": "force_generic_plan", "enable_seqscan": "off"}
-# An idle relay looks again so soon, then less and less often, though nobody wakes it.
+MAINTENANCE_SECONDS = 1.0
+BUSY_MESSAGES = 16  # a relay with so many messages in a round is busy, and needs no wakeup
+FEW_TOPICS = 4  # up to so many topics with new messages are claimed one by one
+MATCH_TOPICS_SECONDS = 5.0
+# Each statement of the relay uses an index, and its tables fill and empty within seconds, so that their statistics are outdated.
+# A generic plan is made once; planning each time would cost more than running the statement.
+PLANNER_SETTINGS = {"plan_cache_mode": "force_generic_plan", "enable_seqscan": "off"}
+# How long an idle relay waits for a wakeup before it claims again: each wait is longer than the one before.
 IDLE_WAITS = {"shortest": timedelta(milliseconds=20), "longest": timedelta(seconds=1)}
 IDLE_TIMEOUT = timedelta(milliseconds=200)
 NO_IDLE_TIMEOUT = timedelta(0)
@@ -58,10 +58,10 @@ class RelayTarget:
 
 def databases(only: Sequence[str] | None = None) -> list[str]:
     """
-    List the databases that may hold messages, or those of them that were chosen.
+    Return the aliases of databases that may hold messages, or the chosen ones.
 
     Raises:
-        ConfigurationError: one of `only` is not in settings.
+        ConfigurationError: settings do not have one of `only`.
     """
     _require_known("database", only or (), list(connections))
     return list(only) if only else database.outbox_databases()
@@ -69,10 +69,10 @@ def databases(only: Sequence[str] | None = None) -> list[str]:
 
 def relay_targets(only_databases: Sequence[str] | None = None, only_brokers: Sequence[str] | None = None) -> list[RelayTarget]:
     """
-    List where relays are needed: each database that may hold messages, with each broker that has topics.
+    Return where relays are needed: each database that may hold messages, with each broker that has topics.
 
     Raises:
-        ConfigurationError: one of `only_...` is not in settings.
+        ConfigurationError: settings do not have one of `only_databases` or `only_brokers`.
     """
     brokers = sorted(conf.settings().brokers)
     _require_known("broker", only_brokers or (), brokers)
@@ -87,11 +87,12 @@ def _require_known(kind: str, given: Sequence[str], known: Sequence[str]) -> Non
 
 class RelayRunner:
     """
-    A relay of a target, in the thread that made it.
+    Runs the relay of a target, in the thread that made it.
 
     Args:
         connection: the relay's; it holds the lane.
-        note: who hosts it, for people.
+        note: what hosts the relay, for operators to read.
+        stack: closes the connections of the relay.
     """
 
     def __init__(
@@ -109,11 +110,12 @@ class RelayRunner:
 
     def run(self, *, at_most: timedelta | None = None, idle_timeout: timedelta | None = None) -> RelayResult:
         """
-        Relay until `stop` is called or time is over.
+        Relay until `stop` is called or the time is over.
 
         Args:
-            idle_timeout: come to an end when nothing has come for that long; at once if another relay waits for publishers
-                already. None: stay.
+            at_most: the longest time to run. None: no limit.
+            idle_timeout: how long to wait for new messages before returning; no time if another relay waits for them already.
+                None: keep waiting.
 
         Raises:
             psycopg.Error: the database failed.
@@ -124,50 +126,52 @@ class RelayRunner:
         new: frozenset[int] = frozenset()  # ids of topics
         while not self.stopped.is_set() and time.monotonic() < ends_at:
             if self._maintain() or len(new) > FEW_TOPICS:
-                new = frozenset()  # look for all there may be
+                new = frozenset()  # look at all topics
             done = self.relay.step(new)
             if done.batches:
                 idle_since = None
-                if done.claimed >= MANY:
+                if done.claimed >= BUSY_MESSAGES:
                     self._withdraw()
-                if not new or done.claimed >= MANY:
+                if not new or done.claimed >= BUSY_MESSAGES:
                     new = frozenset()
                     continue
             else:
                 idle_since = idle_since or time.monotonic()
-                if idle_timeout is not None and self._is_over(idle_since, idle_timeout):
+                if idle_timeout is not None and self._has_timed_out(idle_since, idle_timeout):
                     break
-            new = self._be_idle()
+            new = self._wait()
         self._withdraw()
         return self.relay.total
 
     def deregister(self) -> None:
-        """Take the heartbeat away: nobody comes back."""
+        """Delete the heartbeat, since this relay does not come back."""
         heartbeats.leave(self._connection, "relay", broker=self.target.broker)
 
     def stop(self) -> None:
-        """Ask `run` to finish what the broker has been handed, release the rest and return; from any thread."""
+        """Ask `run` to finish the sends under way, release the rest and return; may be called from any thread."""
         self.stopped.set()
         self.relay.stop()
 
-    def _is_over(self, idle_since: float, idle_timeout: timedelta) -> bool:
+    def _has_timed_out(self, idle_since: float, idle_timeout: timedelta) -> bool:
         if not idle_timeout or self.relay.breakers.state is BreakerState.OPEN:
             return True
         if self._waker is None or not self._waker.is_on_call:
-            return self._listening().is_another_on_call()
+            return self._open_waker().is_another_on_call()
         return time.monotonic() - idle_since >= idle_timeout.total_seconds()
 
-    def _be_idle(self) -> frozenset[int]:
+    def _wait(self) -> frozenset[int]:
         """
-        Go on call first and claim once more; the next time, wait for publishers. While another relay is on call, only wait.
+        Go on call and return at once, so that the caller claims once more; the next time, wait for a wakeup.
+
+        While another relay is on call, or the breaker is open, only wait.
 
         Returns:
             As `Waker.wait`.
         """
-        waker = self._listening()
+        waker = self._open_waker()
         if self.relay.breakers.state is BreakerState.OPEN:
             waker.withdraw()
-            self.stopped.wait(min(self.relay.breakers.seconds_left, MAINTENANCE_EVERY))
+            self.stopped.wait(min(self.relay.breakers.seconds_left, MAINTENANCE_SECONDS))
         elif waker.is_on_call or not waker.announce():
             return waker.wait()
         return frozenset()
@@ -176,7 +180,7 @@ class RelayRunner:
         if self._waker is not None:
             self._waker.withdraw()
 
-    def _listening(self) -> Waker:
+    def _open_waker(self) -> Waker:
         if self._waker is None:
             connection = database.connect_session(self.target.database, application_name="outbox listener")
             listener = self._stack.enter_context(connection)
@@ -184,10 +188,10 @@ class RelayRunner:
         return self._waker
 
     def _maintain(self) -> bool:
-        """Once a second: what is due by time, not by a publisher. Return whether that was now."""
+        """Do what is due once a second, if a second has passed; return whether it was done."""
         if time.monotonic() < self._maintenance_at:
             return False
-        while move_due(self._connection) == MOVED_AT_ONCE and not self.stopped.is_set():
+        while move_due(self._connection) == MOVE_LIMIT and not self.stopped.is_set():
             pass
         self.relay.claims.foreign |= _foreign_topics(self.target.database, self._connection)
         self.relay.sweep()
@@ -202,13 +206,13 @@ class RelayRunner:
         )
         if self._waker is not None and self._waker.is_on_call:
             self._waker.announce()
-        self._maintenance_at = time.monotonic() + MAINTENANCE_EVERY
+        self._maintenance_at = time.monotonic() + MAINTENANCE_SECONDS
         return True
 
 
 def require_sessions(aliases: Iterable[str]) -> None:
     """
-    Raise where a pooler gives the session of a connection to others. A database that is away is outlasted later.
+    Raise an error where a pooler shares the session of a connection among clients. A database that is down is ignored here.
 
     Raises:
         ConfigurationError: as `database.connect_session`.
@@ -221,18 +225,18 @@ def require_sessions(aliases: Iterable[str]) -> None:
 @contextmanager
 def open_runner(target: RelayTarget, *, note: str) -> Iterator[RelayRunner]:
     """
-    Connect, take the lowest free lane and make the broker's client; close all of it at the end.
+    Connect, take the lowest free lane and open the broker's client; close all of them at the end.
 
     Raises:
         LaneNotHeld: other relays hold all lanes.
-        ConfigurationError: a pooler in transaction mode stands before the database.
+        ConfigurationError: the connection goes through a pooler in transaction mode.
         NotMigrated: the database has no tables of the outbox, or is a replica.
         psycopg.OperationalError: the database cannot be reached.
     """
     with ExitStack() as stack:
         lease = conf.settings().relay.lease
         connection = stack.enter_context(
-            database.connect_session(target.database, application_name="outbox relay", patience=lease, settings=STATEMENTS)
+            database.connect_session(target.database, application_name="outbox relay", patience=lease, settings=PLANNER_SETTINGS)
         )
         database.ensure_fit(target.database, connection)
         lane = take_lane(connection, lanes=conf.settings().relay.lanes)
@@ -246,10 +250,11 @@ def run_once(
     target: RelayTarget, *, note: str, at_most: timedelta, idle_timeout: timedelta, ending: Watch | None = None
 ) -> RelayResult:
     """
-    Relay what waits for a target, and close everything.
+    Relay the messages that wait at a target, then close everything.
 
     Args:
-        ending: stops the relay when it is asked for.
+        note, at_most, idle_timeout: as for `RelayRunner` and its `run`.
+        ending: stops the relay when the process is asked to end.
 
     Raises:
         LaneNotHeld, NotMigrated, psycopg.Error: as `open_runner` and `RelayRunner.run`.
@@ -265,9 +270,9 @@ _breakers: dict[RelayTarget, tuple[conf.Settings, Breakers]] = {}
 
 def _breakers_of(target: RelayTarget) -> Breakers:
     """
-    Return the breakers that this process keeps for a target, new ones when settings have changed.
+    Return the breakers that this process keeps for a target; new ones when settings have changed.
 
-    Else each Celery task would begin with closed ones, and an outage cost as many tries as if there were none.
+    Breakers made anew by each Celery task would begin closed, and not save a single try in an outage.
     """
     settings = conf.settings()
     known = _breakers.get(target)
@@ -278,7 +283,13 @@ def _breakers_of(target: RelayTarget) -> Breakers:
 
 @dataclass(frozen=True, slots=True)
 class _Matched:
-    """When this process last compared the topic rows of a database with which settings, and which topics only the rows have."""
+    """
+    The last comparison of a database's topic rows with settings.
+
+    Args:
+        at: a time of `time.monotonic()`.
+        foreign: the topics that have a row but are not in settings.
+    """
 
     settings: conf.Settings
     at: float
@@ -289,10 +300,10 @@ _matched: dict[tuple[str, str], _Matched] = {}
 
 
 def _foreign_topics(alias: str, connection: Connection) -> frozenset[str]:
-    """Return the topics that the settings do not have; the rows of the others are corrected, each process now and then."""
-    place = alias, str(connections[alias].settings_dict["NAME"])  # of one database, aliases may lead to several schemas
-    last = _matched.get(place)
-    if last is None or last.settings is not conf.settings() or time.monotonic() - last.at > MATCH_TOPICS_EVERY:
+    """Return the topics that settings do not have. Every few seconds, correct the rows of the others first."""
+    key = alias, str(connections[alias].settings_dict["NAME"])  # both: aliases may use several schemas of one database
+    last = _matched.get(key)
+    if last is None or last.settings is not conf.settings() or time.monotonic() - last.at > MATCH_TOPICS_SECONDS:
         foreign = frozenset(match_topics(connection))
-        last = _matched[place] = _Matched(conf.settings(), time.monotonic(), foreign)
+        last = _matched[key] = _Matched(conf.settings(), time.monotonic(), foreign)
     return last.foreign

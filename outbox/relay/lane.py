@@ -1,8 +1,8 @@
 """
-Lanes: a relay holds a small number alone, by a session lock, and numbers its messages under it.
+Lanes: each relay holds a small number exclusively, by a session lock, and numbers its messages in that lane.
 
-The same lock tells the others at once that a relay died. It needs a direct connection: behind a pooler in transaction
-mode a session lock belongs to nobody.
+The same lock shows other relays at once that a relay has died. It needs a direct connection: a pooler in transaction mode
+shares a session, and its locks, among clients.
 """
 
 from __future__ import annotations
@@ -21,20 +21,20 @@ UNLOCK = f"SELECT pg_advisory_unlock({Lock.LANE}, %s)"
 
 @dataclass(frozen=True, slots=True)
 class Lane:
-    """A lane that a connection holds until it lets go or closes."""
+    """A lane that a connection holds until it releases the lane or closes."""
 
     number: int
 
 
 def take_lane(connection: Connection, *, lanes: int) -> Lane:
     """
-    Take the lowest free lane for this connection, and release what its last holder left.
+    Take the lowest free lane for this connection, and release the batches that its last holder left behind.
 
     Args:
-        lanes: so many there are; they are numbered from 1.
+        lanes: how many there are; they are numbered from 1.
 
     Raises:
-        LaneNotHeld: other relays hold them all.
+        LaneNotHeld: other relays hold all of them.
     """
     for number in range(1, lanes + 1):
         if _is_taken(connection, TRY_LOCK, number):

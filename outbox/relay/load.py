@@ -1,4 +1,4 @@
-"""Loads what the messages of claimed batches say, no more of it at once than fits."""
+"""Load the messages of claimed batches, in slices of limited size."""
 
 from __future__ import annotations
 
@@ -14,29 +14,29 @@ from psycopg.rows import tuple_row
 from outbox.batches.batch import Batch
 from outbox.database import Connection
 
-# The messages of batches, from a position of the first one on: as many as have bodies that fit together, the very first even
-# if it alone does not. The server reads the ids where it has them: as an array in the question they cost more than the
-# answer. Behind a SELECT, the list of batches has no length that the planner knows, so that it plans once for all lengths.
-# A message whose row is gone comes with NULLs. octet_length() reads no body that is stored apart.
+# The messages of batches, from a position of the first batch on, until their bodies reach the limit; the first message even
+# if it alone is larger. Message ids are read from the batches: sent as parameters they would cost more than the result. The
+# sub-SELECT hides the number of batches from the planner, so that one plan serves any number. A message whose row is gone
+# has NULLs. octet_length() does not read a body that is TOASTed.
 ROWS = """
 SELECT batch_id, position, key, headers, about, body FROM (
-    SELECT g.n, b.id AS batch_id, u.position, m.key, m.headers, m.about, m.body,
-        sum(octet_length(m.body)) OVER in_order AS size, row_number() OVER in_order AS nth
-    FROM unnest((SELECT %s::bigint[])) WITH ORDINALITY g(id, n)
-    JOIN outbox_batch b ON b.id = g.id,
-    unnest(b.message_ids) WITH ORDINALITY u(id, position)
-    LEFT JOIN outbox_message m ON m.id = u.id
-    WHERE g.n > 1 OR u.position >= %s
-    WINDOW in_order AS (ORDER BY g.n, u.position ROWS UNBOUNDED PRECEDING)) s
+    SELECT given.n, batch.id AS batch_id, message_id.position, message.key, message.headers, message.about, message.body,
+        sum(octet_length(message.body)) OVER in_order AS size, row_number() OVER in_order AS nth
+    FROM unnest((SELECT %s::bigint[])) WITH ORDINALITY given(id, n)
+    JOIN outbox_batch batch ON batch.id = given.id,
+    unnest(batch.message_ids) WITH ORDINALITY message_id(id, position)
+    LEFT JOIN outbox_message message ON message.id = message_id.id
+    WHERE given.n > 1 OR message_id.position >= %s
+    WINDOW in_order AS (ORDER BY given.n, message_id.position ROWS UNBOUNDED PRECEDING)) sized
 WHERE nth = 1 OR coalesce(size, 0) <= %s
 ORDER BY n, position
 """
 
 Row: TypeAlias = tuple[int, int, str, str | None, str | None, bytes]
 """
-A message: the id of its batch, the position there, key, headers, about and body.
+A message: the id of its batch, its position, key, headers, about and body.
 
-Headers are None where its message row is gone, and then no more is known of it.
+All but the first two are None where the message row is gone.
 """
 
 _batch_id = itemgetter(0)
@@ -52,20 +52,20 @@ class Loaded:
 
 def slices(connection: Connection, batches: Sequence[Batch], *, slice_bytes: int) -> Iterator[list[Loaded]]:
     """
-    Load the messages of batches, in order, as far as they did not come along with the claim.
+    Yield the messages of batches in order, slice by slice; reads those that the claim has not loaded.
 
-    A batch whose row is gone, which is nobody's any more, has none.
+    A batch whose row is gone yields nothing.
 
     Args:
-        slice_bytes: the bodies of one slice are together no larger, unless a single one is.
+        slice_bytes: the most bytes of bodies in a slice; a larger body is a slice of its own.
     """
     if all(batch.messages is not None for batch in batches):
-        along = [(batch.id, n, *row) for batch in batches for n, row in enumerate(batch.messages or (), 1)]
-        if sum(len(body or b"") for *_, body in along) <= slice_bytes:
-            yield list(by_batch(along, batches))
+        rows = [(batch.id, n, *message) for batch in batches for n, message in enumerate(batch.messages or (), 1)]
+        if sum(len(body or b"") for *_, body in rows) <= slice_bytes:
+            yield list(by_batch(rows, batches))
             return
     waiting, begin = list(batches), 1
-    # A class of its own: Django's cursors, which a test may hand in, cannot read bodies in binary.
+    # Not connection.cursor(): in tests that is Django's, which cannot read bodies in binary format.
     with psycopg.Cursor(connection, row_factory=tuple_row) as cursor:
         while waiting:
             arguments = [[batch.id for batch in waiting], begin, slice_bytes]
@@ -83,7 +83,7 @@ def slices(connection: Connection, batches: Sequence[Batch], *, slice_bytes: int
 
 
 def by_batch(rows: Iterable[Row], batches: Iterable[Batch]) -> Iterator[Loaded]:
-    """Put rows that come batch by batch to their batches, without the positions that were split off."""
+    """Group rows, sorted by batch, by their batches; leave out positions that were split off."""
     by_id = {batch.id: batch for batch in batches}
     for batch_id, group in groupby(rows, _batch_id):
         batch, found = by_id[batch_id], list(group)

@@ -1,4 +1,4 @@
-"""Maintenance of a database and its brokers, hourly: days made ahead, what is past its time pruned."""
+"""Hourly maintenance of a database and its brokers: create partitions ahead, prune what is past its retention."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ MAINTENANCE_INTERVAL = 3600.0  # seconds
 
 @dataclass(frozen=True, slots=True)
 class MaintenanceResult:
-    """What was done: days made, what was pruned, rows of silent processes deleted."""
+    """What was done: the days whose partitions were created, what was pruned, and how many stale heartbeats were deleted."""
 
     made: list[date]
     pruned: Pruned
@@ -27,11 +27,11 @@ class MaintenanceResult:
 
 def maintain(using: str) -> MaintenanceResult:
     """
-    Make days ahead and prune, in a database that has the outbox.
+    Create the partitions of coming days and prune, in a database that has the outbox.
 
     Raises:
         NotMigrated: the database has no tables of the outbox, or is a replica.
-        psycopg.Error: the database failed. The next maintenance goes on where this one ended.
+        psycopg.Error: the database failed. The next maintenance continues where this one ended.
     """
     with database.connect(using, application_name="outbox maintenance") as connection:
         database.ensure_fit(using, connection)
@@ -43,12 +43,12 @@ def maintain(using: str) -> MaintenanceResult:
 
 def prune_brokers(aliases: Iterable[str]) -> dict[str, int]:
     """
-    Ask brokers to delete messages that are past their topics' retention. Return how many rows each deleted.
+    Delete messages that are past their topics' retention from brokers; return how many rows each deleted.
 
-    None is asked, and the result is empty, while a database cannot say which half messages have no confirmed end.
+    Does nothing, and returns an empty dict, while a database cannot be asked which half messages have no confirmed end.
 
     Raises:
-        BrokerUnavailable: one of them is out of reach.
+        BrokerUnavailable: a broker cannot be reached.
     """
     keep_since = read_keep_since()
     if keep_since is None:

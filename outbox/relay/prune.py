@@ -1,11 +1,12 @@
 """
-Pruning: whole days of messages are dropped, everything else is deleted in bounded slices, in autocommit.
+Prune a database: drop the partitions of whole days of messages, and delete other rows in slices, in autocommit.
 
-Never in the relay's transaction; one pruner at a time per database. What is unfinished stays, however old: a day with a
-ticket, a delayed row, an unfinished batch, or a dead one whose messages have no copy. So does an inbox row whose message may come
-again (`prune_inbox.py`).
+One process at a time prunes a database. Unfinished work is kept, however old: a day with a ticket, a delayed row, an
+unfinished batch, or a dead batch whose messages have no copy; and an inbox row whose message may be delivered again
+(`prune_inbox.py`).
 
-An app may hold days back (`RetentionHold`), as the archive does: then it drops them, and deletes the rows it takes along.
+An app may hold days back (`RetentionHold`), as the archive does. Then that app drops the days, and deletes the rows that
+belong to them.
 """
 
 from __future__ import annotations
@@ -36,11 +37,11 @@ SLICE = 1000
 INBOX = "outbox_inbox"
 NOT_LOCKED = "open transactions"  # the next prune will find the day free
 
-# One pruner at a time; others have nothing to do.
+# One process prunes at a time; a second one has nothing to do.
 TRY_LOCK = f"SELECT pg_try_advisory_lock({Lock.PRUNE}, 0)"
 
-# Records: rows past their time, a slice at a time along an index. A copy of a dead message stays as long as the message
-# is dead or on its way again.
+# Records past their retention are deleted in slices, by index. The copy of a dead message is kept while the message is dead,
+# or sent again.
 DELETE_FROM = "DELETE FROM {table} WHERE ctid = ANY(ARRAY(SELECT ctid FROM {table} WHERE {old} LIMIT %(limit)s))"
 OLD = {
     "outbox_delivery": "failed_at < %(before)s",
@@ -56,10 +57,10 @@ OLD = {
             WHERE (b.state IN {UNFINISHED} OR b.state = {State.DEAD}) AND outbox_dead.message_id = ANY(b.message_ids))""",
 }
 
-# Since when brokers keep everything: the first decision whose half messages have no confirmed end, or now.
+# The time from which brokers keep all messages: the first decision whose half messages have no confirmed end, or now.
 KEEP_SINCE = f"SELECT least(min(decided_at), clock_timestamp()) FROM outbox_batch WHERE state = {State.PREPARED}"
 
-CLOCKS_DIFFER = timedelta(minutes=1)  # at most so much, a broker's from that of the database which decided
+CLOCK_DIFFERENCE = timedelta(minutes=1)  # the largest expected between a broker and the database that wrote the decision
 
 IS_THERE = "SELECT to_regclass(%s) IS NOT NULL"
 
@@ -67,19 +68,24 @@ _old_of_apps: dict[str, str] = {}
 
 
 def register_table(table: str, old: str) -> None:
-    """Add a table of an app to what is pruned, where a database has it. `old`: SQL for its rows that are past `%(before)s`."""
+    """
+    Prune a table of an app, too, in databases that have it.
+
+    Args:
+        old: the SQL condition of rows past their retention; it may use `%(before)s`.
+    """
     _old_of_apps[table] = old
 
 
 @dataclass(slots=True)
 class Pruned:
     """
-    What a prune did.
+    The result of a prune.
 
     Args:
-        days: dropped, oldest first.
-        kept: days that are past their time and were kept -> what holds them.
-        rows: table -> rows deleted.
+        days: the days that were dropped, oldest first.
+        kept: day past its retention that was kept -> what holds it.
+        rows: table -> number of rows deleted.
     """
 
     days: list[date] = field(default_factory=list)
@@ -87,7 +93,7 @@ class Pruned:
     rows: dict[str, int] = field(default_factory=dict)
 
     def as_json(self) -> dict[str, object]:
-        """Return the same as JSON knows it."""
+        """Return the result as a dict that can be encoded as JSON."""
         return asdict(self) | {"days": [str(day) for day in self.days], "kept": {str(k): v for k, v in self.kept.items()}}
 
 
@@ -95,14 +101,14 @@ def prune(using: str, *, now: datetime | None = None, patience: timedelta = part
     """
     Drop days and delete rows that are past `OUTBOX["RETENTION"]`.
 
-    A day is past it when all of it is; what belongs to its messages goes at the same midnight. An app that holds days back may
-    keep them longer, and drops them itself.
+    A day is past its retention when all of it is; rows that belong to its messages are deleted with it. An app that holds days
+    back may keep them longer, and drops them itself.
 
     Args:
         patience: how long to try for the lock that dropping one day needs.
 
     Raises:
-        ConfigurationError: settings name the pipeline, whose app is not installed.
+        ConfigurationError: settings configure the pipeline, whose app is not installed.
     """
     _require_apps()
     now = now or datetime.now(UTC)
@@ -133,13 +139,13 @@ def prune(using: str, *, now: datetime | None = None, patience: timedelta = part
 
 def read_keep_since() -> datetime | None:
     """
-    Return since when brokers keep what they have stored, because some of its ends may not be confirmed yet.
+    Return the time from which brokers keep their messages, because ends of newer half messages may not be confirmed yet.
 
-    A broker is looked up for half messages whose end had no answer. What it prunes it cannot show, and what it does not show
-    is sent again. Every database of the settings is asked: each may have sent to each broker.
+    A half message whose end had no answer is looked up at its broker, and sent again where the broker does not have it. So a
+    broker must not prune it before. All databases of the settings are read: each may have sent to each broker.
 
     Returns:
-        None where a database cannot be read: then nobody can tell, and no broker may prune.
+        None where a database cannot be read: then the time is unknown, and no broker may prune.
     """
     found = []
     for alias in database.outbox_databases():
@@ -150,22 +156,22 @@ def read_keep_since() -> datetime | None:
             continue
         except psycopg.Error as error:
             logger.warning(
-                "Brokers are not pruned now: nobody can tell which ends are unconfirmed, since database %r cannot be read. %s",
+                "Brokers are not pruned now: unconfirmed ends are unknown, because database %r cannot be read. %s",
                 *(alias, error),
                 extra=log_fields(database=alias),
             )
             return None
         assert row is not None
         found.append(row[0])
-    return min(found, default=datetime.now(UTC)) - CLOCKS_DIFFER
+    return min(found, default=datetime.now(UTC)) - CLOCK_DIFFERENCE
 
 
 def _require_apps() -> None:
-    """Raise where settings may hold days back for an app that is not there to say so."""
+    """Raise an error where settings configure the pipeline, which may hold days back, and its app is not installed."""
     if is_pipeline_missing(conf.settings()):
         raise ConfigurationError(
-            f'OUTBOX["PIPELINE"] is set, and the app that reads it is not installed: days that it would archive are not pruned. '
-            f"{add_app(PIPELINE)} Or remove the setting."
+            f'OUTBOX["PIPELINE"] is set, but its app is not installed: nothing is pruned, since the app might have to archive it '
+            f"first. {add_app(PIPELINE)} Or remove the setting."
         )
 
 
@@ -176,7 +182,7 @@ def _prune_day(connection: Connection, day: date, pruned: Pruned, patience: time
             pruned.kept[day] = holder
         return holder is not None
 
-    # Asked before any lock is taken, so that a day that is held stops nobody, not even briefly.
+    # Before any lock is taken, so that a day that is held blocks no other transaction, not even briefly.
     if is_held():
         return
     if partitions.drop_day(connection, day, unless=is_held, patience=patience):
@@ -200,7 +206,12 @@ def _bounds(day: date) -> tuple[UUID, UUID]:
 
 
 def _alert_held(using: str, pruned: Pruned, free_by: Mapping[str, date]) -> None:
-    """Raise an alert for days that should be gone. `free_by`: reason of a hold -> the first day that it may still keep."""
+    """
+    Alert to days that are kept past their retention.
+
+    Args:
+        free_by: reason of a hold -> the first day that it may still keep.
+    """
 
     def is_harmless(day: date, holder: str) -> bool:
         return holder == NOT_LOCKED or (holder in free_by and day >= free_by[holder])
@@ -208,7 +219,7 @@ def _alert_held(using: str, pruned: Pruned, free_by: Mapping[str, date]) -> None
     held = {day: holder for day, holder in pruned.kept.items() if not is_harmless(day, holder)}
     if not held:
         return
-    said = ", ".join(f"{day} by {holder}" for day, holder in held.items())
-    reason = f"Database {using!r} keeps days of messages past their retention: {said}. See manage.py outbox_status."
+    days = ", ".join(f"{day} by {holder}" for day, holder in held.items())
+    reason = f"Database {using!r} keeps days of messages past their retention: {days}. See manage.py outbox_status."
     logger.warning(reason, extra=log_fields(database=using))
     signals.alert.send_robust(sender=prune, reason=reason, details={"database": using, "kept": held})

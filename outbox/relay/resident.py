@@ -1,4 +1,4 @@
-"""Residents: threads that do one thing until they are stopped, whatever becomes of database and broker meanwhile."""
+"""Residents: threads that repeat one step until they are stopped, and outlast failures of database and broker."""
 
 from __future__ import annotations
 
@@ -18,31 +18,31 @@ from outbox.relay.rounds import RelayResult
 
 logger = get_logger(__name__)
 
-# After an outage no wait may be much of the 5 s in which the first message goes.
+# Short: the first message after an outage is to be sent within 5 s.
 BACKOFF = Backoff(timedelta(milliseconds=200), timedelta(seconds=2))
-UNFIT_SECONDS = 3.0  # a database without tables, or one that is not the primary yet, is looked at again so often
-ALL_LANES_HELD_SECONDS = 1.0
+NOT_MIGRATED_SECONDS = 3.0  # wait for a database without tables, or one that is not the primary yet
+LANES_HELD_SECONDS = 1.0
 
 OUTAGES = (psycopg.OperationalError, psycopg.InterfaceError, OperationalError, InterfaceError, BrokerUnavailable)
 
 
 class Resident(threading.Thread):
     """
-    Does `turn` again and again; an error is logged, and the next turn comes after a back-off.
+    A thread that repeats a step. After an error, which it logs, it waits with exponential back-off.
 
     Args:
-        turn: one turn of the work; says whether there is more to do at once.
-        pause: seconds between turns.
-        begins_after: seconds before the first one.
+        step: one step of the work; returns whether there is more to do at once.
+        pause: seconds between steps.
+        begins_after: seconds before the first step.
     """
 
-    def __init__(self, name: str, turn: Callable[[], bool], *, pause: float, begins_after: float = 0) -> None:
-        super().__init__(name=name, daemon=True)  # the process may end in the middle of a turn
+    def __init__(self, name: str, step: Callable[[], bool], *, pause: float, begins_after: float = 0) -> None:
+        super().__init__(name=name, daemon=True)  # the process may end in the middle of a step
         self.stopped = threading.Event()
-        self._turn = turn
+        self._step = step
         self._pause = pause
         self._begins_after = begins_after
-        self._troubles = 0
+        self._failures = 0
         self._waits_for = ""
 
     def run(self) -> None:
@@ -50,32 +50,32 @@ class Resident(threading.Thread):
         self.stopped.wait(self._begins_after)
         while not self.stopped.is_set():
             try:
-                has_more = self._turn()
+                has_more = self._step()
             except Exception as error:
-                self.stopped.wait(self._explain(error))
-                self._troubles += 1
+                self.stopped.wait(self._log(error))
+                self._failures += 1
             else:
-                self._troubles = 0
+                self._failures = 0
                 if not has_more:
                     self.stopped.wait(self._pause)
 
     def stop(self) -> None:
-        """Ask the thread to end after this turn; from any thread."""
+        """Ask the thread to end after this step; may be called from any thread."""
         self.stopped.set()
 
-    def _explain(self, error: Exception) -> float:
-        """Log what went wrong; return the seconds to wait."""
-        wait = BACKOFF(self._troubles).total_seconds()
+    def _log(self, error: Exception) -> float:
+        """Log an error; return the seconds to wait."""
+        wait = BACKOFF(self._failures).total_seconds()
         if isinstance(error, NotMigrated | LaneNotHeld):
             if str(error) != self._waits_for:
                 logger.warning("%s waits: %s", self.name, error)
             self._waits_for = str(error)
-            return UNFIT_SECONDS if isinstance(error, NotMigrated) else ALL_LANES_HELD_SECONDS
+            return NOT_MIGRATED_SECONDS if isinstance(error, NotMigrated) else LANES_HELD_SECONDS
         self._waits_for = ""
         if isinstance(error, OUTAGES):
-            logger.warning("%s goes on in %.1f s: %s", self.name, wait, str(error).strip())
+            logger.warning("%s retries in %.1f s: %s", self.name, wait, str(error).strip())
         else:
-            logger.error("%s failed and goes on in %.1f s", self.name, wait, exc_info=error)
+            logger.error("%s failed and retries in %.1f s", self.name, wait, exc_info=error)
         return wait
 
 
@@ -89,7 +89,7 @@ class ResidentRelay(Resident):
         self._runner: RelayRunner | None = None
 
     def stop(self) -> None:
-        """Ask the relay to finish what the broker has been handed, release the rest and leave; from any thread."""
+        """Ask the relay to finish the sends under way, release the rest and end; may be called from any thread."""
         super().stop()
         if runner := self._runner:
             runner.stop()
@@ -101,7 +101,7 @@ class ResidentRelay(Resident):
                 runner.stop()
             extra = log_fields(database=self.target.database, broker=self.target.broker, lane=runner.relay.lane.number)
             logger.info("%s runs in lane %s", self.name, runner.relay.lane.number, extra=extra)
-            self._troubles = 0
+            self._failures = 0
             try:
                 runner.run()
                 runner.deregister()
@@ -112,7 +112,7 @@ class ResidentRelay(Resident):
 
 
 def run_until_asked(residents: Sequence[Resident], ending: Ending) -> bool:
-    """Run residents until the end is asked for, or one ends by itself; stop all, and return whether it was asked for."""
+    """Run residents until the process is asked to end, or one ends by itself; stop all; return whether it was asked."""
     for resident in residents:
         resident.start()
     is_asked = ending.wait(lambda: all(resident.is_alive() for resident in residents))

@@ -1,7 +1,7 @@
 """
-The relay: moves the messages of one database to one broker.
+The relay: moves the messages of one database to one broker, round by round.
 
-Hosts call it: a Celery task drains it, the resident command does so again and again.
+`hosts.py` calls it, for Celery tasks and for the command `outbox_relay`.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ SOURCE = "SELECT id FROM outbox_source"
 
 @dataclass(slots=True)
 class RelayResult:
-    """What was done: batches and messages claimed, messages sent and not accepted, fences lost."""
+    """Counts of batches and messages claimed, messages sent and not accepted, and fences lost."""
 
     batches: int = 0
     claimed: int = 0
@@ -48,42 +48,42 @@ class RelayResult:
     fences_lost: int = 0
 
     def add(self, other: RelayResult) -> None:
-        """Add what another round did."""
+        """Add the counts of another round."""
         for field in fields(self):
             setattr(self, field.name, getattr(self, field.name) + getattr(other, field.name))
 
 
-# A message that the broker may or may not have taken is sent again within a second, twice as long with each try.
+# A message that the broker may or may not have accepted is sent again within a second; the limit doubles with each try.
 RETRY_BASE, RETRY_LIMIT = timedelta(seconds=1), timedelta(minutes=5)
 
-# What only an operator can set right is tried as often; outbox_retry tries at once.
+# The interval of tries where an operator has to correct something; outbox_retry tries at once.
 MISCONFIGURED_RETRY = timedelta(seconds=30)
 
-# So many batches in a row without an answer open a breaker, for a second, then for twice as long, but sending goes on soon after
-# the broker is back.
+# A breaker opens after so many batches in a row without an answer. Its wait begins at a second and doubles; the low limit lets
+# sending resume soon after the broker is back.
 BREAKER_THRESHOLD = 3
 BREAKER_BASE, BREAKER_LIMIT = timedelta(seconds=1), timedelta(seconds=3)
 
 
 def make_breakers(clock: Callable[[], float] = time.monotonic, random: Random = random) -> Breakers:
-    """Make closed breakers."""
+    """Return new, closed breakers."""
     backoff = Backoff(BREAKER_BASE, BREAKER_LIMIT, random)
     return Breakers(lambda: Breaker(BREAKER_THRESHOLD, backoff, clock))
 
 
 class Relay:
     """
-    Claims, sends and marks; for one broker, over one connection, under one lane.
+    Claims, sends and marks messages, for one broker, over one connection, in one lane.
 
-    Safe to kill at any point: what it holds is taken up by others as soon as its connection is gone.
+    A relay may be killed at any point: other relays claim its batches as soon as its connection is gone.
 
     Args:
-        connection: in autocommit, of its own, holding the lane. A test may hand in Django's; statements then join its
+        connection: the relay's own, in autocommit, holding the lane. A test may pass Django's; statements then join its
             transaction.
         settings: by default `OUTBOX["RELAY"]`.
-        breakers: some that have seen the broker before; by default new ones, closed.
-        clock: gives seconds; it never goes back.
-        random: gives a number from 0 to below 1.
+        breakers: those of earlier relays in this process; by default new ones, closed.
+        clock: a monotonic clock, in seconds.
+        random: returns a number from 0 to below 1.
     """
 
     def __init__(
@@ -115,15 +115,15 @@ class Relay:
         self._sender = Sender(connection, broker, self.breakers, source[0], lambda: self.is_stopping, clock)
 
     def stop(self) -> None:
-        """Ask the relay to finish what it has handed over and release the rest; safe to call from a signal handler."""
+        """Ask the relay to finish the sends under way and release the rest; may be called from a signal handler."""
         self.is_stopping = True
 
     def drain(self, *, at_most: timedelta | None = None) -> RelayResult:
         """
-        Work until nothing can be claimed, the breaker opens, the relay is told to stop, or that time is over.
+        Relay until nothing can be claimed, the breaker opens, `stop` is called, or the time is over.
 
         Raises:
-            psycopg.Error: the database failed. Nothing more is sent; what is under way is settled by others.
+            psycopg.Error: the database failed. Nothing more is sent; other relays settle what is under way.
         """
         deadline = None if at_most is None else self._clock() + at_most.total_seconds()
         done = RelayResult()
@@ -139,7 +139,7 @@ class Relay:
         Do one round: claim, send, write down. Nothing is claimed while the breaker is open.
 
         Args:
-            new: ids of topics with new messages; only these few are looked at. By default, all there may be.
+            new: ids of topics with new messages; only these few are looked at. By default, all topics.
         """
         done = RelayResult()
         lost_before = self.committer.fences_lost
@@ -152,16 +152,16 @@ class Relay:
         return done
 
     def sweep(self) -> SweepResult:
-        """Settle batches whose commits are open since long. Does nothing while the breaker is open."""
+        """Settle batches whose commits have been open for long. Does nothing while the breaker is open."""
         if not self.broker.supports_half_messages or self.breakers.state is BreakerState.OPEN:
             return SweepResult()
         return self._sweeper.sweep()
 
     def _claim(self, new: Collection[int]) -> list[list[Batch]]:
-        """Return batches, those together that may be sent together. New messages do not wait until all old ones are gone."""
+        """Return claimed batches, in groups that may be sent together; new messages do not wait until old batches are done."""
         away = self.breakers.open_topics
         if self.breakers.state is BreakerState.HALF_OPEN:
-            # Of a topic that had not failed, if any waits: those that had may be away on their own.
+            # First try a topic that has not failed: a failed one may be unavailable for a reason of its own.
             failed = self.breakers.failed_topics
             probe = self._claim_one(without=failed) or (self._claim_one(only=failed[0]) if failed else [])
             return [[batch] for batch in self._keep_mine(probe)]
@@ -174,18 +174,18 @@ class Relay:
         return [batches for batches in map(self._keep_mine, found) if batches]
 
     def _claim_one(self, **scope: Any) -> list[Batch]:
-        """Claim a batch that waits, or one message, to find out whether the broker answers again."""
+        """Claim a released batch, or else one message, to find out whether the broker answers again."""
         if old := self.claims.reclaim(**scope):
             return [old]
         return self.claims.claim(limit=1, **scope) or self.claims.claim_ordered(limit=1, **scope)
 
     def _keep_mine(self, batches: list[Batch]) -> list[Batch]:
-        """Return batches of topics that the settings give to this broker; others go back, for the relay whose they are."""
+        """Return the batches whose topics settings assign to this broker; release the others for another relay."""
         mine = [batch for batch in batches if batch.topic in self.broker.topics]
         for batch in batches:
             if batch.topic not in self.broker.topics:
                 self.claims.foreign |= {batch.topic}
-                reason = f"The settings of this relay do not give topic {batch.topic!r} to broker {self.broker.alias!r}."
+                reason = f"The settings of this relay do not assign topic {batch.topic!r} to broker {self.broker.alias!r}."
                 self._splitter.return_batch(batch, dict.fromkeys(batch.positions, Unaccepted(SplitReason.SHED, reason)))
         return mine
 
@@ -215,8 +215,8 @@ class Relay:
         )
 
     def _return_after_error(self, batches: Sequence[Batch], error: Exception) -> None:
-        """Return batches to their tickets after an error of our own, so that others do not wait behind them."""
-        reason = f"The relay failed over it: {type(error).__name__}: {error}"
+        """Release batches after an error of the relay itself, so that they do not keep others waiting."""
+        reason = f"The relay failed: {type(error).__name__}: {error}"
         topic, ids = batches[0].topic, [one.id for one in batches]
         logger.error("Batches %s of topic %s: %s", ids, topic, reason, exc_info=error, extra=log_fields(topic=topic, batches=ids))
         for batch in batches:
@@ -224,7 +224,7 @@ class Relay:
                 self._splitter.return_batch(batch, dict.fromkeys(positions, Unaccepted(SplitReason.UNSURE, reason)))
 
     def _relay_one_phase(self, batches: Sequence[Batch], shed_at: float) -> tuple[list[BatchSendResult], set[int]]:
-        """One-phase: send, then mark."""
+        """Send messages, then mark their batches SENT."""
         results = self._sender.send(batches, is_half=False, shed_at=shed_at)
         failpoint("relay.after_send")
         sent = self.committer.mark([one.batch for one in results if not one.unaccepted], state=State.CLAIMED)
@@ -234,7 +234,7 @@ class Relay:
         return results, sent
 
     def _relay_two_phase(self, batches: Sequence[Batch], shed_at: float) -> tuple[list[BatchSendResult], set[int]]:
-        """Two-phase: send half messages, decide, commit, mark."""
+        """Send half messages, decide, commit them, then mark their batches SENT."""
         failpoint("relay.before_half")
         results = self._sender.send(batches, is_half=True, shed_at=shed_at)
         failpoint("relay.after_half")
@@ -246,6 +246,6 @@ class Relay:
             elif decision := self.committer.decide(one):
                 decisions.append(decision)
         failpoint("relay.after_decide")
-        ends = self.committer.commit(decisions, since=began)
+        committed = self.committer.commit(decisions, since=began)
         failpoint("relay.after_commit")
-        return results, self.committer.conclude(ends)
+        return results, self.committer.conclude(committed)

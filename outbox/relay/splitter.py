@@ -1,4 +1,4 @@
-"""When what was not accepted may be claimed again, and which failures an operator must know of."""
+"""Return messages that were not accepted: after which wait, and with which alerts."""
 
 from __future__ import annotations
 
@@ -20,17 +20,17 @@ from outbox.relay.backoff import Backoff
 
 logger = get_logger(__name__)
 
-ALERT_TRIES = 10  # a batch that failed so often, and each further such number of times, is an operator's concern
+ALERT_TRIES = 10  # a batch that fails so often, or a multiple of it, raises an alert
 
 
 @dataclass(frozen=True, slots=True)
 class Splitter:
     """
-    Writes down what was not accepted, with the waits that the settings give.
+    Returns, splits and records messages that were not accepted.
 
     Args:
-        retry: back-off of what the broker left unsure.
-        misconfigured: wait of what only an operator can set right.
+        retry: the back-off where the result of a send is unknown.
+        misconfigured: the wait where an operator has to correct something.
     """
 
     connection: Connection
@@ -39,7 +39,7 @@ class Splitter:
 
     def return_batch(self, batch: Batch, unaccepted: Mapping[int, Unaccepted]) -> bool:
         """
-        Return the messages of a claimed batch to their tickets, or mark them dead. The broker has accepted none of them.
+        Release a claimed batch of which the broker has accepted no message, or mark it dead.
 
         Returns:
             False when the fence was lost.
@@ -69,7 +69,7 @@ class Splitter:
         open_positions: Sequence[int] | None = None,
     ) -> bool:
         """
-        Split positions off a batch, as `batches.split.split` says.
+        Split positions off a batch; arguments as for `batches.split.split`.
 
         Returns:
             False when the fence was lost, or a position had been split off before.
@@ -97,7 +97,7 @@ class Splitter:
 
     def return_prepared(self, batch: PreparedBatch, gone: Unaccepted) -> bool:
         """
-        Release a decided batch of one whose half message is no more; give it up where nobody can tell what became of it.
+        Release a decided batch of one whose half message does not exist any more, or mark it dead where its end is unproven.
 
         Returns:
             False when the fence was lost.
@@ -120,7 +120,7 @@ class Splitter:
     def _wait(self, run: Run, tries: int) -> timedelta:
         if run.reason is SplitReason.MISCONFIGURED:
             return self.misconfigured
-        # A half message that the broker dropped is sent again at once, but not round and round.
+        # A half message that the broker discarded is sent again at once, but only the first time.
         is_repeated = run.reason is SplitReason.UNSURE or (run.reason is SplitReason.DISCARDED and tries > 0)
         return self.retry(tries) if is_repeated else timedelta(0)
 
@@ -132,7 +132,7 @@ class Splitter:
 
 
 def _send_alert(batch: Batch | PreparedBatch, leaving: Sequence[Run]) -> None:
-    """Notify an operator of what only an operator can set right, and of what has failed suspiciously often."""
+    """Alert to messages that need an operator's correction, and to batches that have failed often."""
     for run in leaving:
         has_failed_often = run.is_tried and (batch.tries + 1) % ALERT_TRIES == 0
         if run.reason is SplitReason.MISCONFIGURED or has_failed_often:

@@ -1,15 +1,15 @@
 """
-The sweep: what was decided long ago and still has open commits.
+The sweep: settle batches that were decided long ago and still have open commits.
 
-Where a second end does no harm, the commit is simply repeated; what the broker then knows no half message of is looked up.
-Elsewhere a half message is ended once at most, so the batch is taken over first (`batches/take_over.py`), and its half
+Where a second end does no harm, the commit is repeated; half messages that the broker then does not find are looked up.
+Elsewhere a half message may be ended only once, so the batch is taken over first (`batches/take_over.py`), and its half
 messages are looked up before any of them is ended:
 
-- visible: it was sent;
-- hidden: it is committed now, and sent when that is confirmed;
-- gone, and the broker keeps all that is as old: it was never published, and is sent again (resend after discard);
-- gone, and the broker does not keep what is as old: nothing is proved. It is DEAD, and an operator decides;
-- not known: it stays open, and the sweep comes back to it.
+- visible: it was committed;
+- hidden: it is committed now, and counts as sent when that is confirmed;
+- gone, and the broker still keeps messages that old: it was never published, and is sent again (resend after discard);
+- gone, and the broker no longer keeps messages that old: nothing is proved. It is DEAD, and an operator decides;
+- unknown: it stays open for the next sweep.
 """
 
 from __future__ import annotations
@@ -29,34 +29,34 @@ from outbox.relay.commit import CommitResult, Committer
 
 logger = get_logger(__name__)
 
-# Taken at once, and handed to the broker in one call.
-AT_ONCE = Limit(batches=500, messages=2000)
+# Read in one statement, and ended in one call to the broker.
+PAGE_LIMIT = Limit(batches=500, messages=2000)
 
-# One look goes on that long while there is anything to settle: an outage leaves thousands of batches open. A relay looks
-# once a second, and relays in between.
-LOOK_SECONDS = 1.0
+# One sweep takes at most that long: an outage leaves thousands of batches open. A relay sweeps once a second, and relays
+# in between.
+SWEEP_SECONDS = 1.0
 
-OPEN = SendResult(SendStatus.UNSURE, reason="Its commit has no answer yet.")
+UNANSWERED = SendResult(SendStatus.UNSURE, reason="Its commit has no answer yet.")
 
 GONE = Unaccepted(SplitReason.DISCARDED, "The broker has neither its half message nor the message.")
 
 UNPROVEN = Unaccepted(
     SplitReason.UNPROVEN,
-    "The broker has neither its half message nor the message, and no longer keeps what is that old: nobody can tell whether "
-    "it was published. Retry sends it, perhaps again; skip accepts it as published.",
+    "The broker has neither its half message nor the message, and no longer keeps messages that old: whether it was published "
+    "is unknown. Retry sends it, perhaps a second time; skip accepts it as published.",
 )
 
 
 @dataclass(slots=True)
 class SweepResult:
     """
-    What a sweep did.
+    The counts of a sweep.
 
     Args:
-        batches: looked at.
+        batches: batches looked at.
         sent: messages in batches that are SENT now.
         returned: messages that are sent again (resend after discard).
-        dead: messages of which nobody can tell whether they were published.
+        dead: messages of which it is unknown whether they were published.
     """
 
     batches: int = 0
@@ -65,7 +65,7 @@ class SweepResult:
     dead: int = 0
 
     def add(self, other: SweepResult) -> None:
-        """Add what was done to more batches."""
+        """Add the counts of more batches."""
         for field in fields(self):
             setattr(self, field.name, getattr(self, field.name) + getattr(other, field.name))
 
@@ -73,10 +73,11 @@ class SweepResult:
 @dataclass(slots=True)
 class Sweeper:
     """
-    Goes through the decided batches of one broker, oldest first.
+    Settles the decided batches of one broker, oldest first.
 
     Args:
-        age: where a second end does no harm, a batch decided more recently is still its relay's.
+        age: where a second end does no harm, a batch decided more recently is left to its relay.
+        after: id of the last batch looked at.
     """
 
     connection: Connection
@@ -85,59 +86,59 @@ class Sweeper:
     after: int = 0
 
     def sweep(self) -> SweepResult:
-        """Settle decided batches until none is left or a second is over; the next call goes on there."""
+        """Settle decided batches until none is left or a second is over; the next call continues there."""
         clock = self.committer.clock
-        ends_at = clock() + LOOK_SECONDS
+        ends_at = clock() + SWEEP_SECONDS
         settle = self._repeat_ends if self.committer.may_repeat_ends else self._take_over
         done = SweepResult()
-        while ends := settle():
-            done.add(self._conclude(ends))
+        while results := settle():
+            done.add(self._conclude(results))
             if clock() >= ends_at:
                 break
         return done
 
-    def _conclude(self, ends: Sequence[CommitResult]) -> SweepResult:
-        sent = self.committer.conclude(ends)
-        gone = [one.reason for end in ends for one in end.gone.values()]
+    def _conclude(self, results: Sequence[CommitResult]) -> SweepResult:
+        sent = self.committer.conclude(results)
+        gone = [one.reason for result in results for one in result.gone.values()]
         return SweepResult(
-            batches=len(ends),
-            sent=sum(len(one.batch.positions) for one in ends if one.batch.id in sent),
+            batches=len(results),
+            sent=sum(len(result.batch.positions) for result in results if result.batch.id in sent),
             returned=gone.count(SplitReason.DISCARDED),
             dead=gone.count(SplitReason.UNPROVEN),
         )
 
     def _repeat_ends(self) -> list[CommitResult]:
-        """Commit the next batches again, where a second end does no harm; look up what the broker knows nothing of."""
+        """Commit the next batches again, where a second end does no harm; look up half messages that the broker does not find."""
         alias = self.committer.broker.alias
-        batches = read_prepared(self.connection, broker=alias, age=self.age, after=self.after, limit=AT_ONCE)
-        self.after = batches[-1].id if batches else 0  # those that stay stuck are looked at again when all others were
-        ends = self.committer.commit_again(batches)
-        unknown = [(one, p) for one in ends for p, end in one.unanswered.items() if end.ended is Ended.NOT_FOUND]
-        self._look_up(unknown)
-        return ends
+        batches = read_prepared(self.connection, broker=alias, age=self.age, after=self.after, limit=PAGE_LIMIT)
+        self.after = batches[-1].id if batches else 0  # batches that stay stuck come again after all others
+        results = self.committer.commit_again(batches)
+        not_found = [(one, p) for one in results for p, end in one.unanswered.items() if end.ended is Ended.NOT_FOUND]
+        self._look_up(not_found)
+        return results
 
     def _take_over(self) -> list[CommitResult]:
-        """Take the next batches over whose deciders' time is over, and commit what is hidden still."""
+        """Take over the next batches whose deciders' time is over, and commit half messages that are still hidden."""
         broker = HalfMessages.of(self.committer.broker)
         window = broker.commit_window or self.age
-        batches = take_over(self.connection, broker=broker.alias, window=window, limit=AT_ONCE)
-        ends = [_all_open(batch) for batch in batches]
-        hidden = self._look_up([(one, position) for one in ends for position in one.batch.positions])
+        batches = take_over(self.connection, broker=broker.alias, window=window, limit=PAGE_LIMIT)
+        results = [_all_open(batch) for batch in batches]
+        hidden = self._look_up([(one, position) for one in results for position in one.batch.positions])
         if hidden:
-            began = self.committer.clock()  # looking up may have taken longer than the window
+            began = self.committer.clock()  # the look-up may have taken longer than the window
             held = renew(self.connection, {one.batch.id: one.batch for one, _ in hidden}.values(), window=window)
             hidden = [(one, position) for one, position in hidden if one.batch.id in held]
             halves = [one.batch.half(position) for one, position in hidden]
-            results = self.committer.end(halves, Resolution.COMMIT, within=self.committer.left(began))
-            for (one, position), result in zip(hidden, results, strict=True):
-                if result.status is SendStatus.ACCEPTED and result.ended is Ended.COMMITTED:
+            ends = self.committer.end(halves, Resolution.COMMIT, within=self.committer.left(began))
+            for (one, position), end in zip(hidden, ends, strict=True):
+                if end.status is SendStatus.ACCEPTED and end.ended is Ended.COMMITTED:
                     del one.unanswered[position]
-        return ends
+        return results
 
-    def _look_up(self, places: Sequence[tuple[CommitResult, int]]) -> list[tuple[CommitResult, int]]:
-        """Settle what the broker can tell of half messages. Return those that are hidden still."""
+    def _look_up(self, wanted: Sequence[tuple[CommitResult, int]]) -> list[tuple[CommitResult, int]]:
+        """Look up half messages, and note in their results those that are visible or gone; return those still hidden."""
         hidden = []
-        for (one, position), status in zip(places, self._statuses(places), strict=True):
+        for (one, position), status in zip(wanted, self._statuses(wanted), strict=True):
             match status:
                 case HalfStatus.VISIBLE:
                     del one.unanswered[position]
@@ -150,14 +151,14 @@ class Sweeper:
                     pass
         return hidden
 
-    def _statuses(self, places: Sequence[tuple[CommitResult, int]]) -> list[HalfStatus]:
-        """Look half messages up in one call; an error, or an answer that does not fit, says nothing of any of them."""
-        halves: list[HalfRef] = [one.batch.half(position) for one, position in places]
+    def _statuses(self, wanted: Sequence[tuple[CommitResult, int]]) -> list[HalfStatus]:
+        """Look up half messages in one call. After an error, or a wrong number of answers, all of them are UNKNOWN."""
+        halves: list[HalfRef] = [one.batch.half(position) for one, position in wanted]
         if not halves:
             return []
         broker = HalfMessages.of(self.committer.broker)
         extra = log_fields(
-            broker=broker.alias, topics=(half.topic for half in halves), batches=(one.batch.id for one, _ in places)
+            broker=broker.alias, topics=(half.topic for half in halves), batches=(one.batch.id for one, _ in wanted)
         )
         try:
             statuses = broker.look_up_halves(halves)
@@ -165,11 +166,11 @@ class Sweeper:
             logger.exception("Broker %r cannot look %s half messages up.", broker.alias, len(halves), extra=extra)
             return [HalfStatus.UNKNOWN] * len(halves)
         if len(statuses) != len(halves):
-            text = "Broker %r told of %s half messages, asked for %s."
+            text = "Broker %r returned %s statuses for %s half messages."
             logger.error(text, broker.alias, len(statuses), len(halves), extra=extra)
             return [HalfStatus.UNKNOWN] * len(halves)
         return statuses
 
 
 def _all_open(batch: PreparedBatch) -> CommitResult:
-    return CommitResult(batch, unanswered=dict.fromkeys(batch.positions, OPEN))
+    return CommitResult(batch, unanswered=dict.fromkeys(batch.positions, UNANSWERED))

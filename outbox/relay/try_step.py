@@ -1,4 +1,4 @@
-"""One step of a periodic task: what may go wrong without anybody's fault is a line in the log."""
+"""One step of a periodic task: an outage is logged, and the next run does the step again."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ EXPECTED = (psycopg.OperationalError, psycopg.InterfaceError, OperationalError, 
 
 
 def try_step(step: Callable[..., object], *args: Any, **options: Any) -> None:
-    """Run a step; log an outage of database or broker. The next task does the step again."""
+    """Run a step; log an outage of database or broker."""
     try:
         step(*args, **options)
     except LaneNotHeld as error:
-        logger.debug("%s", error)  # others are at work
+        logger.debug("%s", error)  # other relays are at work
     except NotMigrated as error:
         logger.info("%s", error)
     except EXPECTED as error:
-        logger.warning("%s does not succeed now: %s", step.__qualname__, str(error).strip())
+        logger.warning("%s failed for now: %s", step.__qualname__, str(error).strip())

@@ -1,9 +1,9 @@
 """
-Wake-up: of the idle relays of a broker one is on call. It says so in a row, and publishers notify it as they commit.
+Wakeup: one of the idle relays of a broker is on call. It announces itself in a row, and publishers notify it on commit.
 
-The others look now and then, and take its place when it is gone, frozen, or too busy to be on call. A notification may be
-lost, and one that published before the row was there and committed after it sends none. Both cost latency only: the relay
-claims again when its wait is over.
+The other relays poll, and take its place when it is gone, frozen, or busy. A notification may be lost, and a transaction
+that published before the row was written, and commits after it, sends none. Both cost latency only: the relay claims
+again when its wait is over.
 """
 
 from __future__ import annotations
@@ -19,35 +19,36 @@ LISTEN = "LISTEN outbox"
 
 UNLISTEN = "UNLISTEN outbox"
 
-# One row for each broker. The relay that has it announces itself each second; one that does not is frozen.
+# One row per broker. The relay on call updates it each second; after 3 s without an update it counts as frozen.
 ANNOUNCE = """
-INSERT INTO outbox_idle AS i (broker, relay, is_resident) VALUES (%(broker)s, %(lane)s, %(is_resident)s)
+INSERT INTO outbox_wakeup AS on_call (broker, relay, is_resident) VALUES (%(broker)s, %(lane)s, %(is_resident)s)
 ON CONFLICT (broker) DO UPDATE
 SET relay = excluded.relay, is_resident = excluded.is_resident, announced_at = clock_timestamp()
-WHERE i.relay = excluded.relay OR i.announced_at < clock_timestamp() - interval '3 s'
-    OR excluded.is_resident AND NOT i.is_resident
+WHERE on_call.relay = excluded.relay OR on_call.announced_at < clock_timestamp() - interval '3 s'
+    OR excluded.is_resident AND NOT on_call.is_resident
 """
 
-WITHDRAW = "DELETE FROM outbox_idle WHERE relay = %s"
+WITHDRAW = "DELETE FROM outbox_wakeup WHERE relay = %s"
 
-IS_ANOTHER_ON_CALL = "SELECT EXISTS (SELECT FROM outbox_idle WHERE broker = %s AND relay <> %s)"
+IS_ANOTHER_ON_CALL = "SELECT EXISTS (SELECT FROM outbox_wakeup WHERE broker = %s AND relay <> %s)"
 
-# Rows of relays that died: their lock is free, and each would make every publish notify nobody.
-FORGET_DEAD = f"DELETE FROM outbox_idle i WHERE {IS_LANE_FREE.format(lane='i.relay')}"
+# Rows of relays that died, whose lane's lock is free. Each would cost every publisher a notification in vain.
+FORGET_DEAD = f"DELETE FROM outbox_wakeup WHERE {IS_LANE_FREE.format(lane='relay')}"
 
 
 class Waker:
     """
-    Waits for publishers on behalf of the relay of a lane.
+    Waits for publishers on behalf of a relay.
 
-    Nothing claimed: `announce()`, claim again, and only then `wait()`. What committed before the announcement is found
-    by that claim, what commits later notifies.
+    A relay that has claimed nothing calls `announce()`, claims again, and only then calls `wait()`. That claim finds what
+    was committed before the announcement; later commits notify the relay.
 
     Args:
-        connection: autocommit, and this waker's own.
-        broker: the alias of the relay's.
-        is_resident: whether the relay stays. One that comes and goes with its work makes room for one that stays.
-        shortest, longest: the first wait; each one that finds nothing doubles the next, up to the longest.
+        connection: this waker's own, in autocommit.
+        lane: the relay's lane.
+        broker: the alias of the relay's broker.
+        is_resident: whether the relay keeps running. A relay that ends with its work makes room for a resident one.
+        shortest, longest: the first wait; each wait without a notification doubles the next, up to the longest.
     """
 
     def __init__(
@@ -72,7 +73,7 @@ class Waker:
         connection.execute(WITHDRAW, [self._lane])  # the lane's last holder may have died idle
 
     def announce(self) -> bool:
-        """Be on call, unless another relay of the broker is; return whether this one is now. Another may replace it later."""
+        """Go on call, unless another relay of the broker is; return whether this relay is on call now."""
         arguments = {"broker": self._broker, "lane": self._lane, "is_resident": self._is_resident}
         self.is_on_call = self._connection.execute(ANNOUNCE, arguments).rowcount == 1
         if self.is_on_call is not self._is_listening:
@@ -81,7 +82,7 @@ class Waker:
         return self.is_on_call
 
     def withdraw(self) -> None:
-        """Be on call no longer, so that publishers need not notify."""
+        """Go off call, so that publishers send no notifications."""
         if self.is_on_call:
             self._connection.execute(WITHDRAW, [self._lane])
         self.is_on_call = False
@@ -89,19 +90,22 @@ class Waker:
 
     def wait(self, at_most: timedelta | None = None) -> frozenset[int]:
         """
-        Wait to be woken, at most that long.
+        Wait for a notification.
+
+        Args:
+            at_most: the longest wait, if it is shorter than the next one in line.
 
         Returns:
-            Ids of the topics that publishers name. None of them: nobody came, or somebody let messages of any topic go.
+            Ids of the topics that publishers named. Empty: there was no notification, or one that names no topic.
         """
         seconds = min(self._next_wait, at_most or self._next_wait).total_seconds()
         deadline = time.monotonic() + seconds
         while (left := deadline - time.monotonic()) > 0:
-            # All of them: psycopg keeps those that came during another statement, and would keep the rest for the next waits.
-            told = {notice.payload for notice in self._connection.notifies(timeout=left, stop_after=1)}
-            if "" in told:
+            # The whole backlog: psycopg keeps notifications that came during another statement, and would keep the rest.
+            payloads = {notice.payload for notice in self._connection.notifies(timeout=left, stop_after=1)}
+            if "" in payloads:
                 return frozenset()
-            named = (notice.partition(":") for notice in told)
+            named = (payload.partition(":") for payload in payloads)
             if topics := frozenset(int(topic) for topic, _, broker in named if broker == self._broker):
                 return topics
         self._next_wait = min(self._next_wait * 2, self._longest)
@@ -114,5 +118,5 @@ class Waker:
 
 
 def forget_dead(connection: Connection) -> int:
-    """Delete the idle rows of relays that died; return how many."""
+    """Delete the rows of relays that died on call; return how many."""
     return connection.execute(FORGET_DEAD).rowcount

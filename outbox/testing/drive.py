@@ -30,7 +30,7 @@ from outbox.half_first.message import HalfFirstMessage
 from outbox.message import Half, Resolution, TopicType
 from outbox.models import FailedDelivery, Topic
 from outbox.relay.breaker import Breakers
-from outbox.relay.delayed import MOVED_AT_ONCE, move_due
+from outbox.relay.delayed import MOVE_LIMIT, move_due
 from outbox.relay.lane import Lane
 from outbox.relay.rounds import Relay, RelayResult, make_breakers
 from outbox.testing.clock import Clock
@@ -132,7 +132,7 @@ class Relays:
         for alias in databases:
             finish_commits(alias)
             match_topics(alias)
-            while move_due(database.raw(alias)) == MOVED_AT_ONCE:
+            while move_due(database.raw(alias)) == MOVE_LIMIT:
                 pass
             for broker in conf.settings().brokers:
                 if conf.topics_of(broker):

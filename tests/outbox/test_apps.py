@@ -8,7 +8,7 @@ from django.db import connection
 RELATIONS = r"SELECT relname FROM pg_class WHERE relname LIKE 'outbox\_%' AND relkind IN ('r', 'p', 'v', 'S', 'i')"
 
 
-WITHOUT_MODEL = {"outbox_embedded": {"outbox_embedded_idle"}, "outbox_pipeline": set()}
+WITHOUT_MODEL = {"outbox_embedded": {"outbox_embedded_wakeup"}, "outbox_pipeline": set()}
 
 
 def relations():

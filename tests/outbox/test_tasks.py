@@ -24,7 +24,7 @@ def _no_wakeup_and_one_database(settings):
     settings.DATABASE_ROUTERS = ["tests.outbox.test_tasks.OnlyDefault"]
     yield
     with database.connect("default") as own:
-        own.execute("DELETE FROM outbox_idle")
+        own.execute("DELETE FROM outbox_wakeup")
 
 
 class OnlyDefault:
@@ -80,7 +80,7 @@ class TestRelay:
             patched.setitem(connections["default"].settings_dict, "PORT", 1)
             tasks.relay()
 
-        assert "run_once does not succeed now: connection" in caplog.text
+        assert "run_once failed for now: connection" in caplog.text
 
 
 class TestSweep:

@@ -120,11 +120,11 @@ class TestResume:
         pause(database.raw("default"), "drawn", by="ada", reason="the warehouse moves")
         with database.connect("default") as relay:
             relay.execute("LISTEN outbox")
-            relay.execute("INSERT INTO outbox_idle VALUES ('default', -1)")
+            relay.execute("INSERT INTO outbox_wakeup VALUES ('default', -1)")
             with database.connect("default") as own:
                 own.execute("INSERT INTO outbox_topic (name, type, paused) VALUES ('woken', 'normal', true)")
                 resume(own, "woken", since=None)
                 own.execute("DELETE FROM outbox_topic WHERE name = 'woken'")
-                own.execute("DELETE FROM outbox_idle WHERE relay = -1")
+                own.execute("DELETE FROM outbox_wakeup WHERE relay = -1")
 
             assert list(relay.notifies(timeout=5, stop_after=1)) != []

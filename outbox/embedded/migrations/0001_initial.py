@@ -115,8 +115,8 @@ CREATE INDEX outbox_embedded_delivery_dead ON outbox_embedded_delivery (consumer
 """
 
 # Consumers that wait to be told, by their server process.
-IDLE = """
-CREATE UNLOGGED TABLE outbox_embedded_idle (pid int PRIMARY KEY);
+WAKEUP = """
+CREATE UNLOGGED TABLE outbox_embedded_wakeup (pid int PRIMARY KEY);
 """
 
 
@@ -139,7 +139,7 @@ class Migration(migrations.Migration):
                 table("outbox_embedded_delayed", DELAYED),
                 table("outbox_embedded_offset", OFFSET),
                 table("outbox_embedded_delivery", DELIVERY),
-                table("outbox_embedded_idle", IDLE),
+                table("outbox_embedded_wakeup", WAKEUP),
             ],
             state_operations=[
                 migrations.CreateModel(

@@ -16,7 +16,7 @@ from outbox.errors import ConfigurationError, NotMigrated
 from outbox.monitoring.doctor.finding import Finding, Level
 
 CONNECT_SECONDS = 5
-CLOCKS_DIFFER = timedelta(seconds=5)  # ids begin with this host's time, leases go by the database's
+CLOCK_DIFFERENCE = timedelta(seconds=5)  # ids begin with this host's time, leases go by the database's
 
 ABOUT = "SELECT current_setting('server_version'), clock_timestamp()"
 
@@ -51,7 +51,7 @@ def _examine(subject: str, alias: str, connection: Connection) -> Iterator[Findi
     took = time.monotonic() - began
     apart = abs(its_time - now - timedelta(seconds=took / 2))
     yield Finding(Level.OK, subject, f"PostgreSQL {version}, answers in {took * 1000:.0f} ms")
-    if apart > CLOCKS_DIFFER:
+    if apart > CLOCK_DIFFERENCE:
         text = f"its clock and this host's are {apart.total_seconds():.0f} s apart"
         yield Finding(Level.WARNING, subject, text, "Have both follow a time server (NTP).")
     for label, missing in _missing_migrations(alias).items():

@@ -114,7 +114,7 @@ class TestLull:
     ):
         monkeypatch.setattr("outbox.embedded.wakeup.POLL_SECONDS", 0.3)
         acts.receive(wait=MOMENT)
-        connection.execute("DELETE FROM outbox_embedded_idle")
+        connection.execute("DELETE FROM outbox_embedded_wakeup")
         other.send_bodies(b"untold")
 
         [delivery] = acts.receive(wait=LONG)

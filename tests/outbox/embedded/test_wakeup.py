@@ -15,7 +15,7 @@ from tests.contracts.acts import INVISIBLE, Acts
 from tests.contracts.harness import EmbeddedHarness
 from tests.waiting import wait_until
 
-IDLE = "SELECT pid FROM outbox_embedded_idle"
+REGISTERED = "SELECT pid FROM outbox_embedded_wakeup"
 MOMENT = timedelta(seconds=0.05)
 
 
@@ -36,7 +36,7 @@ def consumer(acts: Acts, harness: EmbeddedHarness):
 
 class TestWaitingConsumer:
     def test_is_told_of_a_message(self, acts: Acts, connection: Connection, consumer: list):
-        wait_until(lambda: connection.execute(IDLE).fetchone())
+        wait_until(lambda: connection.execute(REGISTERED).fetchone())
         sent_at = time.monotonic()
 
         acts.send_bodies(b"a")
@@ -48,8 +48,8 @@ class TestWaitingConsumer:
         self, acts: Acts, connection: Connection, consumer: list, broker: EmbeddedBroker
     ):
         broker.backlog("group")
-        wait_until(lambda: connection.execute(IDLE).fetchone())
-        connection.execute("DELETE FROM outbox_embedded_idle")
+        wait_until(lambda: connection.execute(REGISTERED).fetchone())
+        connection.execute("DELETE FROM outbox_embedded_wakeup")
 
         acts.send_bodies(b"a")
 
@@ -59,22 +59,22 @@ class TestWaitingConsumer:
     def test_stays_registered_while_its_receives_bring_less_than_they_may(
         self, acts: Acts, connection: Connection, consumer: list
     ):
-        before = wait_until(lambda: connection.execute(IDLE).fetchall())
+        before = wait_until(lambda: connection.execute(REGISTERED).fetchall())
 
         acts.send_bodies(b"a")
 
         wait_until(lambda: list(consumer))
-        assert connection.execute(IDLE).fetchall() == before
+        assert connection.execute(REGISTERED).fetchall() == before
 
     def test_is_told_nothing_more_when_a_receive_brings_all_it_may(self, acts: Acts, connection: Connection):
         acts.receive(wait=MOMENT)
         acts.send_bodies(b"a", b"b")
-        was_registered = connection.execute(IDLE).fetchall() != []
+        was_registered = connection.execute(REGISTERED).fetchall() != []
 
         acts.receive(limit=2)
 
         assert was_registered
-        assert connection.execute(IDLE).fetchall() == []
+        assert connection.execute(REGISTERED).fetchall() == []
 
     @pytest.mark.usefixtures("unpolled")
     def test_is_told_again_when_it_has_caught_up(self, acts: Acts, harness: EmbeddedHarness, connection: Connection):
@@ -82,7 +82,7 @@ class TestWaitingConsumer:
         acts.send_bodies(b"a")
         acts.receive(limit=1)
         sender = threading.Thread(
-            target=lambda: wait_until(lambda: connection.execute(IDLE).fetchone()) and harness.open().send([acts.message()])
+            target=lambda: wait_until(lambda: connection.execute(REGISTERED).fetchone()) and harness.open().send([acts.message()])
         )
         sender.start()
         started = time.monotonic()
@@ -99,12 +99,12 @@ class TestWaitingConsumer:
         acts.send_bodies(b"a")
         held = acts.receive()
         acts.receive(wait=MOMENT)
-        was_registered = connection.execute(IDLE).fetchall() != []
+        was_registered = connection.execute(REGISTERED).fetchall() != []
 
         broker.renew(held, INVISIBLE)
 
         assert was_registered
-        assert connection.execute(IDLE).fetchall() == []
+        assert connection.execute(REGISTERED).fetchall() == []
 
     def test_is_told_though_another_thread_renews(
         self, acts: Acts, connection: Connection, broker: EmbeddedBroker, harness: EmbeddedHarness
@@ -113,10 +113,10 @@ class TestWaitingConsumer:
         held = acts.receive()
         waiting = threading.Thread(target=acts.receive, kwargs={"wait": timedelta(seconds=20)})
         waiting.start()
-        wait_until(lambda: connection.execute(IDLE).fetchone())
+        wait_until(lambda: connection.execute(REGISTERED).fetchone())
 
         broker.renew(held, INVISIBLE)
-        is_registered = connection.execute(IDLE).fetchall() != []
+        is_registered = connection.execute(REGISTERED).fetchall() != []
 
         harness.open().send([acts.message()])
         waiting.join(20)
@@ -124,23 +124,23 @@ class TestWaitingConsumer:
 
     def test_is_registered_until_it_closes(self, acts: Acts, connection: Connection, broker: EmbeddedBroker):
         acts.receive(wait=MOMENT)
-        was_registered = connection.execute(IDLE).fetchall() != []
+        was_registered = connection.execute(REGISTERED).fetchall() != []
 
         broker.close()
 
         assert was_registered
-        assert connection.execute(IDLE).fetchall() == []
+        assert connection.execute(REGISTERED).fetchall() == []
 
     def test_is_registered_anew_when_its_connection_broke(self, acts: Acts, harness: EmbeddedHarness, connection: Connection):
         acts.receive(wait=MOMENT)
-        before = connection.execute(IDLE).fetchall()
+        before = connection.execute(REGISTERED).fetchall()
         harness.restart()
 
         with suppress(BrokerUnavailable):
             acts.receive(wait=MOMENT)
         acts.receive(wait=MOMENT)
 
-        [now] = connection.execute(IDLE).fetchall()
+        [now] = connection.execute(REGISTERED).fetchall()
         assert now not in before
 
     @pytest.mark.usefixtures("unpolled")
@@ -174,11 +174,11 @@ class TestWaitingConsumer:
         assert time.monotonic() - started < wakeup.POLL_SECONDS
 
     def test_that_died_is_forgotten_by_the_next(self, acts: Acts, connection: Connection):
-        connection.execute("INSERT INTO outbox_embedded_idle VALUES (0)")
+        connection.execute("INSERT INTO outbox_embedded_wakeup VALUES (0)")
 
         acts.receive(wait=MOMENT)
 
-        assert (0,) not in connection.execute(IDLE).fetchall()
+        assert (0,) not in connection.execute(REGISTERED).fetchall()
 
 
 class TestNotify:

@@ -28,9 +28,9 @@ def _no_wakeup(settings: Any) -> None:
 @pytest.fixture
 def own() -> Iterator[database.Connection]:
     with database.connect("default") as own:
-        own.execute("DELETE FROM outbox_idle")
+        own.execute("DELETE FROM outbox_wakeup")
         yield own
-        own.execute("DELETE FROM outbox_idle")
+        own.execute("DELETE FROM outbox_wakeup")
 
 
 @pytest.fixture
@@ -52,7 +52,7 @@ def start(own: database.Connection) -> Iterator[Start]:
     """
     Start `manage.py outbox_relay`; whatever still runs at the end of the test is killed.
 
-    Before `own` clears the idle rows: a relay that lived on wrote one again, and the next test took it for its own relay's.
+    Before `own` clears the wakeup rows: a relay that lived on wrote one again, and the next test took it for its own relay's.
     """
     started: list[subprocess.Popen[str]] = []
 

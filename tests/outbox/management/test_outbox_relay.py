@@ -30,7 +30,7 @@ def visible():
 
 
 def is_idle(own):
-    return own.execute("SELECT EXISTS (SELECT FROM outbox_idle)").fetchone()[0]
+    return own.execute("SELECT EXISTS (SELECT FROM outbox_wakeup)").fetchone()[0]
 
 
 class TestOutboxRelay:
@@ -44,7 +44,7 @@ class TestOutboxRelay:
         assert visible() == (3, 0)
 
     def test_finds_everything_without_being_notified(self, start, publish, own):
-        own.execute("CREATE RULE no_idle AS ON INSERT TO outbox_idle DO INSTEAD NOTHING")
+        own.execute("CREATE RULE no_wakeup AS ON INSERT TO outbox_wakeup DO INSTEAD NOTHING")
         try:
             start()
             wait_until(lambda: Process.objects.filter(kind="relay").exists())
@@ -53,7 +53,7 @@ class TestOutboxRelay:
 
             wait_until(lambda: are_sent(ids))
         finally:
-            own.execute("DROP RULE no_idle ON outbox_idle")
+            own.execute("DROP RULE no_wakeup ON outbox_wakeup")
 
     def test_ends_on_sigterm_with_nothing_left_claimed(self, start, publish, own):
         relay = start()

@@ -257,9 +257,9 @@ class TestAnIdleRelay:
     def listener(self):
         with database.connect("default") as connection:
             connection.execute("LISTEN outbox")
-            connection.execute("INSERT INTO outbox_idle VALUES ('default', 1)")
+            connection.execute("INSERT INTO outbox_wakeup VALUES ('default', 1)")
             yield connection
-            connection.execute("DELETE FROM outbox_idle")
+            connection.execute("DELETE FROM outbox_wakeup")
 
     @pytest.mark.django_db(transaction=True)
     @pytest.mark.parametrize("call", [lambda m: publish(m), lambda m: publish_many([m])], ids=["publish", "publish_many"])
@@ -271,7 +271,7 @@ class TestAnIdleRelay:
 
     @pytest.mark.django_db(transaction=True)
     def test_is_woken_by_nobody_when_none_is_idle(self, listener):
-        listener.execute("DELETE FROM outbox_idle")
+        listener.execute("DELETE FROM outbox_wakeup")
         with transaction.atomic():
             publish(OrderMade(order_id=1))
 

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from datetime import timedelta
 from typing import Any
 
 from outbox import database
+from outbox.models import MessageRow, Topic
 from outbox.relay import lane as lanes
 from outbox.relay.claims import Claims
+from tests.factories import MessageRowFactory
 
 LEASE = timedelta(seconds=30)
 
@@ -17,3 +21,12 @@ def claims(connection: database.Connection | None = None, lane: int = 1, **optio
     return Claims(
         connection or database.raw("default"), "default", lanes.Lane(lane), LEASE, options.pop("batch_size", 500), **options
     )
+
+
+@contextmanager
+def late_ticket(connection: database.Connection, topic: Topic) -> Iterator[MessageRow]:
+    """Yield a message whose ticket is written before the block begins, and committed after it ends."""
+    with connection.transaction():
+        message = MessageRowFactory(topic=topic)
+        connection.execute("INSERT INTO outbox_ticket (message_id, topic_id) VALUES (%s, %s)", [message.id, topic.id])
+        yield message

@@ -148,7 +148,7 @@ def pages(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
     """Make a sweep take one batch at once, and stop after a number of them."""
 
     def pages(batches: int = 1, seconds: float = 0) -> None:
-        monkeypatch.setattr(sweep_module, "AT_ONCE", Limit(batches, 2000))
-        monkeypatch.setattr(sweep_module, "LOOK_SECONDS", seconds)
+        monkeypatch.setattr(sweep_module, "PAGE_LIMIT", Limit(batches, 2000))
+        monkeypatch.setattr(sweep_module, "SWEEP_SECONDS", seconds)
 
     return pages

@@ -12,7 +12,7 @@ from django.db import connection as django_connection
 from outbox.batches.claim import CLAIM, Scope
 from outbox.models import Batch, Lane, State, Ticket
 from outbox.relay import claims as claims_module
-from outbox.relay.claims import MANY_TOPICS, ScanPositions
+from outbox.relay.claims import MANY_TOPICS, FullScanTimer
 from tests.factories import MessageRowFactory, TicketFactory, TopicFactory, stored
 from tests.outbox.relay.claiming import LEASE, claims
 
@@ -183,10 +183,10 @@ class TestManyTopics:
 
     @pytest.fixture
     def mine(self, clock):
-        mine = claims(scan_positions=ScanPositions(clock), topic_count=MANY_TOPICS, batch_size=1)
+        mine = claims(clock=clock, topic_count=MANY_TOPICS, batch_size=1)
         TicketFactory.create_batch(9, topic=TopicFactory(name="busy"))
         assert self.topics(mine) == ["busy"]
-        mine.scan_positions.from_zero_at = clock.now + 1  # a look at all has just been expensive
+        mine.full_scans.due_at = clock.now + 1  # a scan of all topics has just been expensive
         return mine
 
     @staticmethod
@@ -224,53 +224,30 @@ class TestManyTopics:
 
 
 @pytest.mark.django_db
-class TestFloors:
+class TestScanPositions:
     def test_start_a_claim_at_the_last_position_seen(self, clock):
-        mine = claims(scan_positions=ScanPositions(clock))
+        mine = claims(clock=clock)
         late, *tickets = TicketFactory.create_batch(3, topic=TopicFactory())
         Ticket.objects.filter(pos=late.pos).delete()
         mine.claim()
-        mine.scan_positions.from_zero_at = clock.now + 1  # a look from 0 has just been expensive
+        mine.full_scans.due_at = clock.now + 1  # a scan from 0 has just been expensive
 
         self.commit_late(late)
 
         assert mine.claim() == []
-        assert mine.scan_positions.positions == {tickets[-1].topic_id: tickets[-1].pos}
+        assert mine.scan_positions == {tickets[-1].topic_id: tickets[-1].pos}
 
     def test_find_a_ticket_that_was_committed_late_within_a_second(self, clock):
-        mine = claims(scan_positions=ScanPositions(clock))
+        mine = claims(clock=clock)
         late, *_ = TicketFactory.create_batch(3, topic=TopicFactory())
         Ticket.objects.filter(pos=late.pos).delete()
         mine.claim()
-        mine.scan_positions.from_zero_at = clock.now + 1
+        mine.full_scans.due_at = clock.now + 1
         self.commit_late(late)
 
         clock.now += 1
 
         assert [batch.message_ids for batch in mine.claim()] == [ids([late])]
-
-    def test_look_from_zero_once_a_second_at_least(self, clock):
-        scan_positions = ScanPositions(clock)
-        began = clock.now
-
-        clock.now += 60  # it took a minute
-        scan_positions.note_from_zero(began)
-
-        assert not scan_positions.is_due()
-        clock.now += 1
-        assert scan_positions.is_due()
-
-    def test_spend_a_twentieth_of_the_time_on_it_at_most(self, clock):
-        scan_positions = ScanPositions(clock)
-        began = clock.now
-
-        clock.now += 0.01
-        scan_positions.note_from_zero(began)
-
-        clock.now += 0.18
-        assert not scan_positions.is_due()
-        clock.now += 0.03
-        assert scan_positions.is_due()
 
     @staticmethod
     def commit_late(ticket: Ticket) -> None:
@@ -279,3 +256,28 @@ class TestFloors:
                 "INSERT INTO outbox_ticket (pos, message_id, topic_id) OVERRIDING SYSTEM VALUE VALUES (%s, %s, %s)",
                 [ticket.pos, ticket.message_id, ticket.topic_id],
             )
+
+
+class TestFullScanTimer:
+    def test_is_due_a_second_after_a_slow_scan(self, clock):
+        timer = FullScanTimer(clock)
+        began = clock.now
+
+        clock.now += 60  # it took a minute
+        timer.note_full_scan(began)
+
+        assert not timer.is_due()
+        clock.now += 1
+        assert timer.is_due()
+
+    def test_is_due_when_a_scan_has_taken_a_twentieth_of_the_time(self, clock):
+        timer = FullScanTimer(clock)
+        began = clock.now
+
+        clock.now += 0.01
+        timer.note_full_scan(began)
+
+        clock.now += 0.18
+        assert not timer.is_due()
+        clock.now += 0.03
+        assert timer.is_due()

@@ -1,4 +1,4 @@
-"""Claims of the few new messages of a topic: what they say comes along, and whatever holds of other claims holds of these."""
+"""Claims of the few new messages of a topic, which load the messages, too."""
 
 from __future__ import annotations
 
@@ -7,10 +7,9 @@ import pytest
 from outbox import database
 from outbox.batches.claim_topic import FEW, SMALL
 from outbox.models import Batch, Lane, MessageRow, State, Ticket, Topic
-from outbox.relay.claims import ScanPositions
 from outbox.relay.load import slices
 from tests.factories import MessageRowFactory, TicketFactory, TopicFactory, stored
-from tests.outbox.relay.claiming import claims
+from tests.outbox.relay.claiming import claims, late_ticket
 
 SLICE_BYTES = 1 << 20
 
@@ -139,13 +138,10 @@ class TestTwoRelays:
         assert one.message_ids == ids(tickets)
         assert meanwhile == []
 
-    def test_find_a_message_that_was_committed_late_behind_another(self, connect):
+    def test_find_a_message_that_was_committed_late(self, connect):
         topic = TopicFactory()
         mine = claims(connect(), 1)
-        late = connect()
-        with late.transaction():
-            message = MessageRowFactory(topic=topic)
-            late.execute("INSERT INTO outbox_ticket (message_id, topic_id) VALUES (%s, %s)", [message.id, topic.id])
+        with late_ticket(connect(), topic) as message:
             TicketFactory(topic=topic)
             mine.claim_new([topic.id])
 
@@ -153,14 +149,11 @@ class TestTwoRelays:
 
         assert batch.message_ids == [str(message.id)]
 
-    def test_leave_what_was_committed_late_to_the_next_full_look_while_such_looks_are_expensive(self, connect, clock):
+    def test_leave_a_message_that_was_committed_late_to_the_next_full_scan_while_scans_are_expensive(self, connect, clock):
         topic = TopicFactory()
-        mine = claims(connect(), 1, scan_positions=ScanPositions(clock))
-        mine.late_looks.from_zero_at = clock.now + 1
-        late = connect()
-        with late.transaction():
-            message = MessageRowFactory(topic=topic)
-            late.execute("INSERT INTO outbox_ticket (message_id, topic_id) VALUES (%s, %s)", [message.id, topic.id])
+        mine = claims(connect(), 1, clock=clock)
+        mine.late_scans.due_at = clock.now + 1
+        with late_ticket(connect(), topic) as message:
             TicketFactory(topic=topic)
             mine.claim_new([topic.id])
 

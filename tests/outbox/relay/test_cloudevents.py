@@ -9,7 +9,7 @@ import pytest
 
 from outbox.batches.batch import Batch
 from outbox.message import TopicType
-from outbox.relay.cloudevents import Sealer
+from outbox.relay.cloudevents import OutgoingBuilder
 from tests.factories import message_id
 
 PUBLISHED_AT = datetime(2010, 12, 1, 8, 26, 0, 7000, UTC)
@@ -23,7 +23,7 @@ def batch(**fields) -> Batch:
 
 
 def sealed(headers: str = "{}", *, key: str = "", about: str | None = None, is_half: bool = False, **fields):
-    return Sealer(batch(**fields), source="urn:uuid:1", is_half=is_half).seal(2, key, headers, about, b"body")
+    return OutgoingBuilder(batch(**fields), source="urn:uuid:1", is_half=is_half).build(2, key, headers, about, b"body")
 
 
 class TestSeal:

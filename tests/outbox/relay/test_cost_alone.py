@@ -31,7 +31,7 @@ TWO_PHASE = [CLAIM_TOPIC, DECIDE, MARK_SENT]
 def own() -> Iterator[database.Connection]:
     with database.connect("default") as own:
         yield own
-        own.execute("DELETE FROM outbox_idle")
+        own.execute("DELETE FROM outbox_wakeup")
 
 
 @contextmanager
@@ -46,11 +46,11 @@ def on_call(monkeypatch: pytest.MonkeyPatch, own: database.Connection) -> Iterat
         return execute(cursor, query, *arguments, **options)
 
     monkeypatch.setattr(psycopg.Cursor, "execute", noted)
-    monkeypatch.setattr(hosts, "MAINTENANCE_EVERY", 3600.0)
+    monkeypatch.setattr(hosts, "MAINTENANCE_SECONDS", 3600.0)
     with hosts.open_runner(RelayTarget("default", "default"), note="test") as runner:
         thread = threading.Thread(target=runner.run, name="counted")
         thread.start()
-        wait_until(lambda: own.execute("SELECT FROM outbox_idle").fetchone() is not None)
+        wait_until(lambda: own.execute("SELECT FROM outbox_wakeup").fetchone() is not None)
         wait_until(lambda: {ORDERED_WAITS, ANNOUNCE} <= set(sent) and sent[-1] in (ORDERED_WAITS, ANNOUNCE))
         yield sent
         runner.stop()
@@ -83,7 +83,7 @@ class TestALoneMessage:
         with hosts.open_runner(RelayTarget("default", "default"), note="test") as first:
             thread = threading.Thread(target=first.run)
             thread.start()
-            wait_until(lambda: own.execute("SELECT FROM outbox_idle").fetchone() is not None)
+            wait_until(lambda: own.execute("SELECT FROM outbox_wakeup").fetchone() is not None)
             with on_call(monkeypatch, own) as sent:
                 sent.clear()
                 send_alone()

@@ -75,7 +75,7 @@ class OnlyOther:
 def own():
     with database.connect("default") as own:
         yield own
-        own.execute("DELETE FROM outbox_idle")
+        own.execute("DELETE FROM outbox_wakeup")
 
 
 @pytest.fixture(autouse=True)
@@ -134,12 +134,12 @@ class TestOnDuty:
             assert Topic.objects.filter(name="orders").exists()
 
     def test_refuses_a_database_without_tables(self, own):
-        own.execute("ALTER TABLE outbox_idle RENAME TO elsewhere")
+        own.execute("ALTER TABLE outbox_wakeup RENAME TO elsewhere")
         try:
             with pytest.raises(NotMigrated, match=r"manage\.py migrate --database default"), hosts.open_runner(POST, note="test"):
                 pass
         finally:
-            own.execute("ALTER TABLE elsewhere RENAME TO outbox_idle")
+            own.execute("ALTER TABLE elsewhere RENAME TO outbox_wakeup")
 
 
 @pytest.mark.django_db(transaction=True)
@@ -180,11 +180,11 @@ class TestDuty:
         assert state_of(message_id) == "sent"
 
     def test_forgets_idle_relays_that_died(self, own):
-        own.execute("INSERT INTO outbox_idle VALUES ('default', 15)")
+        own.execute("INSERT INTO outbox_wakeup VALUES ('default', 15)")
 
         hosts.run_once(POST, note="test", at_most=LONG, idle_timeout=NO_IDLE_TIMEOUT)
 
-        assert own.execute("SELECT count(*) FROM outbox_idle").fetchone() == (0,)
+        assert own.execute("SELECT count(*) FROM outbox_wakeup").fetchone() == (0,)
 
     def test_says_that_it_lives(self):
         hosts.run_once(POST, note="test", at_most=LONG, idle_timeout=NO_IDLE_TIMEOUT)
@@ -213,7 +213,7 @@ class TestDuty:
 
         visitor = threading.Thread(target=visit)
         visitor.start()
-        wait_until(lambda: own.execute("SELECT EXISTS (SELECT FROM outbox_idle)").fetchone()[0])
+        wait_until(lambda: own.execute("SELECT EXISTS (SELECT FROM outbox_wakeup)").fetchone()[0])
         publish()
         visitor.join()
 
@@ -221,7 +221,7 @@ class TestDuty:
 
     def test_does_not_linger_beside_another_idle_relay(self, own, connect):
         lane = take_lane(connect(), lanes=16)
-        own.execute("INSERT INTO outbox_idle VALUES ('default', %s)", [lane.number])
+        own.execute("INSERT INTO outbox_wakeup VALUES ('default', %s)", [lane.number])
         visitor = threading.Thread(
             target=hosts.run_once, args=[POST], kwargs={"note": "test", "at_most": LONG, "idle_timeout": timedelta(seconds=20)}
         )
@@ -250,7 +250,7 @@ class TestDuty:
     def test_is_not_idle_any_more_when_it_is_over(self, own):
         hosts.run_once(POST, note="test", at_most=LONG, idle_timeout=timedelta(milliseconds=50))
 
-        assert own.execute("SELECT count(*) FROM outbox_idle").fetchone() == (0,)
+        assert own.execute("SELECT count(*) FROM outbox_wakeup").fetchone() == (0,)
 
     def test_finds_the_breaker_as_the_visit_before_left_it(self, monkeypatch):
         monkeypatch.setattr("outbox.relay.rounds.BREAKER_BASE", timedelta(days=99))

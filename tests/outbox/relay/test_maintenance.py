@@ -32,12 +32,12 @@ class TestKeepUp:
 
     def test_refuses_a_database_without_tables(self):
         with database.connect("default") as own:
-            own.execute("ALTER TABLE outbox_idle RENAME TO elsewhere")
+            own.execute("ALTER TABLE outbox_wakeup RENAME TO elsewhere")
             try:
                 with pytest.raises(NotMigrated):
                     maintain("default")
             finally:
-                own.execute("ALTER TABLE elsewhere RENAME TO outbox_idle")
+                own.execute("ALTER TABLE elsewhere RENAME TO outbox_wakeup")
 
 
 LONG_AGO = datetime(2020, 2, 3, 12, tzinfo=UTC)

@@ -90,7 +90,7 @@ class TestResident:
         ]
 
     def test_waits_for_a_lane_and_says_so_once(self, start, caplog, monkeypatch):
-        monkeypatch.setattr(resident, "ALL_LANES_HELD_SECONDS", 0.01)
+        monkeypatch.setattr(resident, "LANES_HELD_SECONDS", 0.01)
         work = Work(LaneNotHeld("all held"), LaneNotHeld("all held"), False)
 
         start(work)
@@ -99,7 +99,7 @@ class TestResident:
         assert caplog.text.count("all held") == 1
 
     def test_looks_again_at_a_database_that_was_not_ready(self, start, caplog, monkeypatch):
-        monkeypatch.setattr(resident, "UNFIT_SECONDS", 0.01)
+        monkeypatch.setattr(resident, "NOT_MIGRATED_SECONDS", 0.01)
         work = Work(NotMigrated("no tables"), False)
 
         start(work)
@@ -118,7 +118,7 @@ class TestResident:
         assert not worker.is_alive()
 
     def test_ends_when_it_is_stopped_in_a_back_off(self, start, monkeypatch):
-        monkeypatch.setattr(resident, "UNFIT_SECONDS", 60.0)
+        monkeypatch.setattr(resident, "NOT_MIGRATED_SECONDS", 60.0)
         work = Work(NotMigrated("no tables"))
         worker = start(work)
         wait_until(lambda: work.turns)

@@ -58,7 +58,7 @@ class TestDrain:
         assert shown(broker, fine) == ids([new])
         left = stored(batch)
         assert (left.state, left.tries) == (State.RELEASED, 1)
-        assert "The relay failed over it: IndexError" in left.last_error
+        assert "The relay failed: IndexError" in left.last_error
         assert left.last_error in caplog.text
 
     def test_sends_ordered_topics(self, relay, broker, make_topic):
@@ -238,7 +238,7 @@ class TestOutage:
 
         batch = Batch.objects.get()
         assert (batch.state, batch.tries) == (State.RELEASED, 0)
-        assert "do not give topic" in batch.last_error
+        assert "do not assign topic" in batch.last_error
         assert relay.breakers.state is not BreakerState.CLOSED
 
     def test_probes_with_a_topic_that_had_not_failed(self, relay, broker, make_topic, clock):

@@ -125,7 +125,7 @@ class TestSend:
         result = send(sender, batch)
 
         assert reasons(result) == {1: SplitReason.UNSURE, 2: SplitReason.UNSURE}
-        assert f"{count} outcomes for 2 messages. Batches: [{batch.id}]" in caplog.text
+        assert f"{count} results for 2 messages. Batches: [{batch.id}]" in caplog.text
 
     def test_refuses_a_message_whose_row_is_gone_and_tells_a_person(self, sender, make_topic, caplog):
         row = BatchFactory(topic=make_topic(), size=2)

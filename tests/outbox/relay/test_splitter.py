@@ -101,7 +101,7 @@ class TestSplit:
         split(splitter, decided(row), gone, state=State.PREPARED, next_state=State.SENT)
 
         again, dead = children(row)
-        assert (again.state, dead.state, dead.last_error) == (State.RELEASED, State.DEAD, "nobody can tell")
+        assert (again.state, dead.state, dead.last_error) == (State.RELEASED, State.DEAD, "not proved")
         assert stored(row).half_places == ["a:1", "a:2", "a:3"]  # none were given
         assert set(DeadMessage.objects.values_list("message_id", flat=True)) == set(row.message_ids[1:])
 
@@ -202,7 +202,7 @@ class TestInPlace:
 
 
 DISCARDED = Unaccepted(SplitReason.DISCARDED, "the broker dropped it")
-UNPROVEN = Unaccepted(SplitReason.UNPROVEN, "nobody can tell")
+UNPROVEN = Unaccepted(SplitReason.UNPROVEN, "not proved")
 
 
 class TestReturnPrepared:
@@ -231,9 +231,9 @@ class TestReturnPrepared:
         assert splitter.return_prepared(decided(row), UNPROVEN)
 
         dead = DeadMessage.objects.get()
-        assert (stored(row).state, stored(row).last_error) == (State.DEAD, "nobody can tell")
-        assert (dead.message_id, dead.reason) == (row.message_ids[0], "nobody can tell")
-        assert [(name, kwargs["reason"]) for name, kwargs in heard] == [("message_dead", "nobody can tell")]
+        assert (stored(row).state, stored(row).last_error) == (State.DEAD, "not proved")
+        assert (dead.message_id, dead.reason) == (row.message_ids[0], "not proved")
+        assert [(name, kwargs["reason"]) for name, kwargs in heard] == [("message_dead", "not proved")]
         assert FailedAttempt.objects.get().verdict == "unproven"
 
     @pytest.mark.parametrize("gone", [DISCARDED, UNPROVEN])

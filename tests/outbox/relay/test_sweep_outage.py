@@ -81,7 +81,7 @@ class TestAnOutage:
         assert len(broker.visible(broker.halves()[0].message.topic)) == 3000
 
     def test_is_taken_up_by_so_many_messages_at_once(self, relay, broker, leave_open, monkeypatch):
-        monkeypatch.setattr(sweep_module, "AT_ONCE", Limit(500, 5))
+        monkeypatch.setattr(sweep_module, "PAGE_LIMIT", Limit(500, 5))
         leave_open(4, 3, 1, 9)
         calls = []
         end = broker.end

@@ -181,7 +181,7 @@ class TestSweepOfOtherEnds:
         relay.sweep()
 
         assert stored(batch).state == State.PREPARED
-        assert "told of 1 half messages, asked for 3" in caplog.text
+        assert "returned 1 statuses for 3 half messages" in caplog.text
 
     def test_looks_up_what_it_takes_over_in_one_call(self, relay, broker, prepare, monkeypatch):
         prepare(2), prepare(1)
@@ -230,7 +230,7 @@ class TestWhatNobodyCanTellOf:
 
         dead = DeadMessage.objects.get()
         assert dead.message_id == unproven.message_ids[1]
-        assert "nobody can tell whether it was published" in dead.reason
+        assert "whether it was published is unknown" in dead.reason
         assert (stored(unproven).state, stored(unproven).split) == (State.SENT, [2])
 
     def test_is_dead_in_place_in_a_batch_of_one(self, relay, broker, prepare):

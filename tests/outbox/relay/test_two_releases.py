@@ -55,7 +55,7 @@ class Releases:
 
 @pytest.fixture
 def releases(settings: Any, monkeypatch: pytest.MonkeyPatch) -> Iterator[Releases]:
-    monkeypatch.setattr(hosts, "MATCH_TOPICS_EVERY", 0.0)
+    monkeypatch.setattr(hosts, "MATCH_TOPICS_SECONDS", 0.0)
     monkeypatch.setattr(hosts, "_matched", {})
     yield Releases(settings)
     forget("default")
@@ -100,7 +100,7 @@ class TestATopicThatIsMovedToAnotherBroker:
 
         batch = Batch.objects.get()
         assert (batch.state, batch.tries) == (State.RELEASED, 0)
-        assert "do not give topic 'orders' to broker 'old'" in batch.last_error
+        assert "do not assign topic 'orders' to broker 'old'" in batch.last_error
         assert batch.attempt == 1  # and is claimed no more
 
         monkeypatch.setattr(hosts, "match_topics", match_topics)

@@ -12,7 +12,7 @@ pytestmark = pytest.mark.django_db(transaction=True)
 SHORT = timedelta(milliseconds=20)
 LONG = timedelta(seconds=1)
 TOPIC = 17
-PUBLISH = f"SELECT pg_notify('outbox', '{name_topic(TOPIC, 'default')}') FROM outbox_idle WHERE broker = 'default'"
+PUBLISH = f"SELECT pg_notify('outbox', '{name_topic(TOPIC, 'default')}') FROM outbox_wakeup WHERE broker = 'default'"
 NOBODY = frozenset()
 
 
@@ -20,11 +20,11 @@ NOBODY = frozenset()
 def connection(connect):
     connection = connect()
     yield connection
-    connection.execute("DELETE FROM outbox_idle")
+    connection.execute("DELETE FROM outbox_wakeup")
 
 
 def idle(connection):
-    return [relay for (relay,) in connection.execute("SELECT relay FROM outbox_idle ORDER BY relay").fetchall()]
+    return [relay for (relay,) in connection.execute("SELECT relay FROM outbox_wakeup ORDER BY relay").fetchall()]
 
 
 def make_waker(connect, number=1, longest=LONG, broker="default", **options):
@@ -33,7 +33,7 @@ def make_waker(connect, number=1, longest=LONG, broker="default", **options):
 
 def let_pass(connection, seconds):
     """Move the announcements of relays into the past."""
-    connection.execute("UPDATE outbox_idle SET announced_at = announced_at - make_interval(secs => %s)", [seconds])
+    connection.execute("UPDATE outbox_wakeup SET announced_at = announced_at - make_interval(secs => %s)", [seconds])
 
 
 class TestWaker:
@@ -146,7 +146,7 @@ class TestWaker:
         assert connection.execute(PUBLISH).fetchall() == []
 
     def test_forgets_what_the_last_holder_of_its_lane_announced(self, connect, connection):
-        connection.execute("INSERT INTO outbox_idle VALUES ('default', 1), ('other', 2)")
+        connection.execute("INSERT INTO outbox_wakeup VALUES ('default', 1), ('other', 2)")
 
         make_waker(connect, 1)
 
@@ -164,7 +164,7 @@ class TestForgetDead:
     def test_deletes_the_rows_of_relays_whose_lane_is_free(self, connect, connection):
         living = connect()
         lane = take_lane(living, lanes=16)
-        connection.execute("INSERT INTO outbox_idle VALUES ('default', %s), ('other', 15)", [lane.number])
+        connection.execute("INSERT INTO outbox_wakeup VALUES ('default', %s), ('other', 15)", [lane.number])
 
         assert forget_dead(connection) == 1
 

@@ -53,7 +53,7 @@ class TestDatabases:
         assert "\n" not in text
 
     def test_are_named_when_they_have_no_tables(self, about):
-        with changed("ALTER TABLE outbox_idle RENAME TO was_idle", "ALTER TABLE was_idle RENAME TO outbox_idle"):
+        with changed("ALTER TABLE outbox_wakeup RENAME TO was_wakeup", "ALTER TABLE was_wakeup RENAME TO outbox_wakeup"):
             found = about(databases, OTHER)
 
         assert found == [(Level.ERROR, "has no tables of the outbox")]
