@@ -1,4 +1,4 @@
-"""What the relay holds in memory of a batch, and of how its messages fared."""
+"""A batch in the memory of a relay, and the results of its sends."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from outbox.message import TopicType
 from outbox.models import State
 
 UNFINISHED = f"({State.RELEASED}, {State.CLAIMED}, {State.PREPARED})"
-"""The states of a batch that is still to be sent: SQL. As literals, or PostgreSQL could not use the partial index on them."""
+"""The states of an unfinished batch, in SQL. As literals, since PostgreSQL cannot use their partial index for parameters."""
 
 
 MessageRow = tuple[str, str | None, str | None, bytes]
-"""What a message says: key, headers, about, body. Headers are None where its row is gone, and then no more is known of it."""
+"""The content of a message: key, headers, about, body. All are None where the message row is gone."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,12 +25,12 @@ class Batch:
     A batch under this relay's lease.
 
     Args:
-        lane: None, like `first_seq`, for a batch that began half first; it has no numbers.
+        lane: None, like `first_seq`, for a batch that was written half first; it has no numbers.
         message_ids: the message at position p (from 1) is `message_ids[p - 1]`, its number `first_seq + p - 1`.
         order_keys: one per position on ordered topics.
-        split: positions that left for another batch; they are no concern of this one.
+        split: positions that have left this batch for another one.
         tries: how many sends have failed.
-        messages: what they say, one per position, where it came along with the claim. None: it is yet to be loaded.
+        messages: one per position, where the claim has loaded them. None: they are loaded later.
     """
 
     id: int
@@ -53,26 +53,26 @@ class Batch:
 
 
 class SplitReason(enum.StrEnum):
-    """Why a message leaves its batch. The first four are outcomes of a send, as the broker or the relay has them."""
+    """Why a message leaves its batch. The first four are statuses of a send."""
 
     REFUSED = SendStatus.REFUSED.value
     MISCONFIGURED = SendStatus.MISCONFIGURED.value
     UNAVAILABLE = SendStatus.UNAVAILABLE.value
     UNSURE = SendStatus.UNSURE.value
     HELD = "held"  # an earlier message of its key was not accepted
-    SHED = "shed"  # not handed over: the lease was half gone, or the relay was told to stop
+    SHED = "shed"  # not sent: half of the lease was over, or the relay stopped
     DISCARDED = "discarded"  # decided, but the broker has rolled the half message back or discarded it
-    UNPROVEN = "unproven"  # decided, and the broker no longer keeps what would prove whether it was published
+    UNPROVEN = "unproven"  # decided, but the broker no longer keeps what would prove whether it was published
 
     @property
     def is_failure(self) -> bool:
-        """Whether the message was handed over and failed, so that it is written down and its try is counted."""
+        """Whether the send was tried and failed, so that the failure is recorded."""
         return self not in (SplitReason.HELD, SplitReason.SHED)
 
 
 @dataclass(frozen=True, slots=True)
 class Unaccepted:
-    """Why one message was not accepted. `text`: what an operator should read."""
+    """Why one message was not accepted. `text` is for operators."""
 
     reason: SplitReason
     text: str
@@ -81,10 +81,10 @@ class Unaccepted:
 @dataclass(frozen=True, slots=True)
 class BatchSendResult:
     """
-    What the broker made of the messages of a batch. Each position of the batch is in one of the two.
+    The result of sending a batch. Each position is in either `accepted` or `unaccepted`.
 
     Args:
-        accepted: position -> id of the half message; "" for a whole message.
+        accepted: position -> id of the half message; "" for a one-phase message.
         half_places: position -> where the broker stores the half message, as `HalfRef.place` has it, where that is known.
         source: the stable id of the database, which the half messages carry in their tokens.
     """
@@ -96,7 +96,7 @@ class BatchSendResult:
     source: str = ""
 
     def note(self, positions: Sequence[int], outcomes: Iterable[SendResult]) -> list[SendResult]:
-        """Note what the broker made of the messages at positions; return those outcomes that are not ACCEPTED."""
+        """Add the results of the messages at positions; return the results that are not ACCEPTED."""
         accepted, failed = SendStatus.ACCEPTED, []
         for position, outcome in zip(positions, outcomes, strict=True):
             if outcome.status is accepted:
@@ -109,7 +109,7 @@ class BatchSendResult:
         return failed
 
     def half(self, position: int) -> HalfRef:
-        """Name the half message at a position, which nobody has decided yet, to its broker."""
+        """Return the reference to the half message at a position, which is not decided yet."""
         batch = self.batch
         place = self.half_places.get(position, "")
         return HalfRef(batch.topic, self.accepted[position], batch.message_ids[position - 1], place, self.source)
@@ -125,8 +125,8 @@ class PreparedBatch:
         positions: those whose commit has no answer yet.
         half_places: position -> where the broker stores the half message, where that is known.
         source: the stable id of the database.
-        decided_at: None in the process that has just decided it, and needs no look-up.
-        ends_until: as it was read; whoever takes the batch over later changes it.
+        decided_at: None in the process that has just decided it, which needs no look-up.
+        ends_until: as it was read; taking the batch over changes it.
     """
 
     id: int
@@ -142,19 +142,19 @@ class PreparedBatch:
     ends_until: datetime | None = None
 
     def half(self, position: int) -> HalfRef:
-        """Name the half message at a position to its broker."""
+        """Return the reference to the half message at a position."""
         half_id = self.half_ids[position - 1]
         assert half_id is not None, f"position {position} of batch {self.id} was split off"
         place = self.half_places.get(position, "")
         return HalfRef(self.topic, half_id, self.message_ids[position - 1], place, self.source, self.decided_at)
 
     def halves(self) -> list[HalfRef]:
-        """Name those whose commit has no answer yet to their broker, in the order of the positions."""
+        """Return references to the half messages whose commit has no answer yet, in the order of the positions."""
         return [self.half(position) for position in self.positions]
 
 
 def places_as_stored(places: Mapping[int, str], size: int) -> list[str | None] | None:
-    """Return the places of half messages as a batch's row holds them, one per position; None: none is known."""
+    """Return the places of half messages as a list, as a batch's row stores them; None if no place is known."""
     if not any(places.values()):
         return None
     return [places.get(position) or None for position in range(1, size + 1)]

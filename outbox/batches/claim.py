@@ -1,7 +1,7 @@
 """
-Claim and re-claim: tickets become batches, and batches that wait or were left behind are taken up again.
+Claim and reclaim: tickets become batches, and batches that wait or were left behind are claimed again.
 
-Both return the batches' shape only; `relay/load.py` loads what the messages say, in slices.
+The messages of the batches are loaded later, in slices, by `relay/load.py`.
 """
 
 from __future__ import annotations
@@ -22,122 +22,130 @@ from outbox.models import State
 
 TOPICS_PER_CLAIM = 16
 
-# The oldest tickets of each topic, but for those that somebody else has locked.
+# The oldest tickets of each topic, except those that another transaction has locked.
 OLDEST = """
-p AS (
-    SELECT k.c FROM w, LATERAL (
-        SELECT ctid AS c FROM outbox_ticket WHERE topic_id = w.id AND pos >= w.pos
-        ORDER BY pos LIMIT (SELECT per_topic FROM n) FOR UPDATE SKIP LOCKED) k)"""
+picked AS (
+    SELECT ticket.ctid FROM looked_at, LATERAL (
+        SELECT ctid FROM outbox_ticket WHERE topic_id = looked_at.id AND pos >= looked_at.scan_from
+        ORDER BY pos LIMIT (SELECT per_topic FROM share) FOR UPDATE SKIP LOCKED) ticket)"""
 
-# The oldest tickets of each topic whose keys are free. A key that has a message in an unfinished or dead batch waits for it,
-# and so does one whose earlier ticket somebody else has locked. A ticket without a key is from before the topic was ordered;
-# one NULL on the right of a NOT IN would claim nothing for ever.
+# The oldest tickets of each topic whose keys are free. A key that has a message in an unfinished or dead batch waits for that
+# batch, and for an earlier ticket of the key that another transaction has locked. A ticket without a key was written before the
+# topic was ordered. NULL keys are left out: with one NULL in its list, NOT IN is never true.
 OLDEST_OF_FREE_KEYS = f"""
-s AS (
-    SELECT w.id AS topic_id, k.* FROM w, LATERAL (
-        SELECT ctid AS c, pos, order_key FROM outbox_ticket WHERE topic_id = w.id AND pos >= w.pos
+candidate AS (
+    SELECT looked_at.id AS topic_id, ticket.* FROM looked_at, LATERAL (
+        SELECT ctid AS row_id, pos, order_key FROM outbox_ticket WHERE topic_id = looked_at.id AND pos >= looked_at.scan_from
         AND (order_key IS NULL OR order_key NOT IN (
             SELECT key FROM outbox_batch, unnest(order_keys) key WHERE state IN {UNFINISHED} AND key IS NOT NULL
             UNION ALL
             SELECT key FROM outbox_batch, unnest(order_keys) key WHERE state = {State.DEAD} AND key IS NOT NULL))
-        ORDER BY pos LIMIT (SELECT per_topic FROM n)) k),
-l AS (SELECT ctid AS c FROM outbox_ticket WHERE ctid = ANY(ARRAY(SELECT c FROM s)) FOR UPDATE SKIP LOCKED),
-p AS (
-    SELECT c FROM (
-        SELECT s.c, l.c IS NOT NULL AS is_mine, s.pos,
-            min(s.pos) FILTER (WHERE l.c IS NULL) OVER (PARTITION BY s.topic_id, s.order_key) AS not_mine
-        FROM s LEFT JOIN l ON l.c = s.c) f
+        ORDER BY pos LIMIT (SELECT per_topic FROM share)) ticket),
+locked AS (
+    SELECT ctid AS row_id FROM outbox_ticket WHERE ctid = ANY(ARRAY(SELECT row_id FROM candidate)) FOR UPDATE SKIP LOCKED),
+picked AS (
+    SELECT row_id AS ctid FROM (
+        SELECT candidate.row_id, locked.row_id IS NOT NULL AS is_mine, candidate.pos,
+            min(candidate.pos) FILTER (WHERE locked.row_id IS NULL)
+                OVER (PARTITION BY candidate.topic_id, candidate.order_key) AS not_mine
+        FROM candidate LEFT JOIN locked ON locked.row_id = candidate.row_id) marked
     WHERE is_mine AND (not_mine IS NULL OR pos < not_mine))"""
 
 
 def _claim_statement(*, tickets: str, order_keys: str, among: str = "") -> str:
     """
-    Return the claim: the tickets of up to 16 topics become one batch per topic, numbered in the lane.
+    Return the SQL of a claim: the tickets of up to 16 topics become one batch per topic, numbered in the lane.
 
-    It returns one row for each topic looked at. The LATERAL probe touches one ticket per topic; EXISTS would join over all of
-    them. `limit` is shared out among the topics, so that the answer fits into a socket's buffer: a relay that is frozen before
-    it reads would hold the locks of a statement that cannot end.
+    It returns one row for each topic looked at. The LATERAL probe reads one ticket per topic; EXISTS would join all of them.
+    The topics share `limit`, so that the result fits into a socket's buffer: if a relay froze before reading a larger one, the
+    statement could not end and would keep its locks.
     """
     return f"""
-WITH w AS (
-    SELECT t.id, t.name, t.type, f.pos
-    FROM outbox_topic t,
-    LATERAL (SELECT coalesce((%(scan_from)s::jsonb ->> t.id::text)::bigint, 0) AS pos) f,
-    LATERAL (SELECT 1 FROM outbox_ticket WHERE topic_id = t.id AND pos >= f.pos ORDER BY pos LIMIT 1) x
-    WHERE NOT t.paused AND t.broker = %(broker)s AND t.ordered = %(ordered)s AND t.name <> ALL(%(without)s::text[])
-    AND (%(only)s::text IS NULL OR t.name = %(only)s) {among}
-    ORDER BY t.id <= %(after)s, t.id LIMIT %(topic_limit)s),
-n AS (SELECT least(%(limit)s, greatest(1, 2 * %(limit)s / greatest(1, count(*)))) AS per_topic FROM w),{tickets},
-t AS (
-    DELETE FROM outbox_ticket WHERE ctid = ANY(ARRAY(SELECT c FROM p)) RETURNING topic_id, pos, message_id, order_key),
-a AS (
-    SELECT topic_id, array_agg(message_id ORDER BY pos) AS ids, count(*) AS n, max(pos) AS last_pos, {order_keys} AS order_keys
-    FROM t GROUP BY topic_id),
-k AS (
-    INSERT INTO outbox_lane AS l (topic_id, lane, last_seq) SELECT topic_id, %(lane)s, n FROM a ORDER BY topic_id
-    ON CONFLICT (topic_id, lane) DO UPDATE SET last_seq = l.last_seq + excluded.last_seq
-    RETURNING l.topic_id, l.last_seq),
-b AS (
+WITH looked_at AS (
+    SELECT topic.id, topic.name, topic.type, start.scan_from
+    FROM outbox_topic topic,
+    LATERAL (SELECT coalesce((%(scan_from)s::jsonb ->> topic.id::text)::bigint, 0) AS scan_from) start,
+    LATERAL (SELECT 1 FROM outbox_ticket WHERE topic_id = topic.id AND pos >= start.scan_from ORDER BY pos LIMIT 1) probe
+    WHERE NOT topic.paused AND topic.broker = %(broker)s AND topic.ordered = %(ordered)s
+    AND topic.name <> ALL(%(without)s::text[]) AND (%(only)s::text IS NULL OR topic.name = %(only)s) {among}
+    ORDER BY topic.id <= %(after)s, topic.id LIMIT %(topic_limit)s),
+share AS (SELECT least(%(limit)s, greatest(1, 2 * %(limit)s / greatest(1, count(*)))) AS per_topic FROM looked_at),{tickets},
+taken AS (
+    DELETE FROM outbox_ticket WHERE ctid = ANY(ARRAY(SELECT ctid FROM picked))
+    RETURNING topic_id, pos, message_id, order_key),
+grouped AS (
+    SELECT topic_id, array_agg(message_id ORDER BY pos) AS ids, count(*) AS size, max(pos) AS last_pos,
+        {order_keys} AS order_keys
+    FROM taken GROUP BY topic_id),
+numbered AS (
+    INSERT INTO outbox_lane AS lane (topic_id, lane, last_seq) SELECT topic_id, %(lane)s, size FROM grouped ORDER BY topic_id
+    ON CONFLICT (topic_id, lane) DO UPDATE SET last_seq = lane.last_seq + excluded.last_seq
+    RETURNING lane.topic_id, lane.last_seq),
+batch AS (
     INSERT INTO outbox_batch (topic_id, lane, first_seq, message_ids, order_keys, state, owner, lease_until)
-    SELECT a.topic_id, %(lane)s, k.last_seq - a.n + 1, a.ids, a.order_keys, {State.CLAIMED}, %(lane)s,
-        clock_timestamp() + %(lease)s
-    FROM a JOIN k USING (topic_id)
+    SELECT grouped.topic_id, %(lane)s, numbered.last_seq - grouped.size + 1, grouped.ids, grouped.order_keys, {State.CLAIMED},
+        %(lane)s, clock_timestamp() + %(lease)s
+    FROM grouped JOIN numbered USING (topic_id)
     RETURNING id, attempt, topic_id, lane, first_seq, message_ids, order_keys)
-SELECT w.id, a.last_pos, b.id, b.attempt, w.name, w.type, b.lane, b.first_seq, b.message_ids::text[], b.order_keys,
-       '{{}}'::smallint[], 0
-FROM w LEFT JOIN b ON b.topic_id = w.id LEFT JOIN a ON a.topic_id = w.id
-ORDER BY w.id <= %(after)s, w.id
+SELECT looked_at.id, grouped.last_pos, batch.id, batch.attempt, looked_at.name, looked_at.type, batch.lane, batch.first_seq,
+    batch.message_ids::text[], batch.order_keys, '{{}}'::smallint[], 0
+FROM looked_at LEFT JOIN batch ON batch.topic_id = looked_at.id LEFT JOIN grouped ON grouped.topic_id = looked_at.id
+ORDER BY looked_at.id <= %(after)s, looked_at.id
 """
 
 
 CLAIM = _claim_statement(tickets=OLDEST, order_keys="NULL::bigint[]")
 
-# Of these topics only: each probe costs a microsecond, which thousands of topics feel.
-CLAIM_AMONG = _claim_statement(tickets=OLDEST, order_keys="NULL::bigint[]", among="AND t.id = ANY(%(among)s)")
+# Of these topics only: each probe costs a microsecond, which adds up over thousands of topics.
+CLAIM_AMONG = _claim_statement(tickets=OLDEST, order_keys="NULL::bigint[]", among="AND topic.id = ANY(%(among)s)")
 
 CLAIM_ORDERED = _claim_statement(tickets=OLDEST_OF_FREE_KEYS, order_keys="array_agg(order_key ORDER BY pos)")
 
-# Claims of ordered topics come one after the other. A statement of its own: the snapshot of the claim that follows
-# is then newer than the commit of the claim before.
+# Claims of ordered topics run one after the other. The lock is a statement of its own, so that the snapshot of the claim that
+# follows is newer than the commit of the previous claim.
 LOCK_ORDER = f"SELECT pg_advisory_xact_lock({Lock.ORDERED_CLAIM}, 0)"
 
-# Does a ticket wait in an ordered topic? Spares the lock where there is none.
+# Whether a ticket waits in an ordered topic. Where there is none, no lock is taken.
 ORDERED_WAITS = """
-SELECT 1 FROM outbox_topic t, LATERAL (SELECT 1 FROM outbox_ticket WHERE topic_id = t.id ORDER BY pos LIMIT 1) x
-WHERE t.ordered AND NOT t.paused AND t.broker = %(broker)s AND t.name <> ALL(%(without)s::text[])
-AND (%(only)s::text IS NULL OR t.name = %(only)s) LIMIT 1
+SELECT 1 FROM outbox_topic topic,
+LATERAL (SELECT 1 FROM outbox_ticket WHERE topic_id = topic.id ORDER BY pos LIMIT 1) probe
+WHERE topic.ordered AND NOT topic.paused AND topic.broker = %(broker)s AND topic.name <> ALL(%(without)s::text[])
+AND (%(only)s::text IS NULL OR topic.name = %(only)s) LIMIT 1
 """
 
-# The oldest batch that is due, or whose lease is over, or whose owner's lane nobody holds any more: attempt + 1. One
-# with order keys waits for all unfinished and dead batches before it that share a key. Before it is by number, not by id: a
-# batch split off late holds earlier messages. Batches that share a key were one once, so their numbers are of one lane.
+# The oldest batch that is due, or whose lease is over, or whose owner's lane is free: attempt + 1. A batch with order keys waits
+# for all unfinished and dead batches before it that share a key. "Before" compares numbers, not ids: a batch that was split off
+# late holds earlier messages. Batches that share a key were one batch once, so their numbers are of one lane.
 RECLAIM = f"""
-WITH b AS (
+WITH reclaimed AS (
     UPDATE outbox_batch SET state = {State.CLAIMED}, attempt = attempt + 1, owner = %(lane)s, due_at = NULL,
         lease_until = clock_timestamp() + %(lease)s, claimed_at = clock_timestamp()
     WHERE id = (
-        SELECT b.id FROM outbox_batch b JOIN outbox_topic o ON o.id = b.topic_id AND NOT o.paused AND o.broker = %(broker)s
-            AND o.name <> ALL(%(without)s::text[]) AND (%(only)s::text IS NULL OR o.name = %(only)s)
-        WHERE b.state IN {UNFINISHED}
-        AND (b.state = {State.RELEASED} AND b.due_at <= clock_timestamp()
-            OR b.state = {State.CLAIMED} AND (b.lease_until < clock_timestamp() OR {IS_LANE_FREE.format(lane="b.owner")}))
-        AND (b.order_keys IS NULL OR NOT EXISTS (
-            SELECT 1 FROM outbox_batch e
-            WHERE (e.state IN {UNFINISHED} OR e.state = {State.DEAD}) AND e.topic_id = b.topic_id AND e.first_seq < b.first_seq
-            AND e.order_keys && b.order_keys))
-        ORDER BY b.id LIMIT 1 FOR UPDATE OF b SKIP LOCKED)
+        SELECT batch.id FROM outbox_batch batch
+        JOIN outbox_topic topic ON topic.id = batch.topic_id AND NOT topic.paused AND topic.broker = %(broker)s
+            AND topic.name <> ALL(%(without)s::text[]) AND (%(only)s::text IS NULL OR topic.name = %(only)s)
+        WHERE batch.state IN {UNFINISHED}
+        AND (batch.state = {State.RELEASED} AND batch.due_at <= clock_timestamp()
+            OR batch.state = {State.CLAIMED}
+                AND (batch.lease_until < clock_timestamp() OR {IS_LANE_FREE.format(lane="batch.owner")}))
+        AND (batch.order_keys IS NULL OR NOT EXISTS (
+            SELECT 1 FROM outbox_batch earlier
+            WHERE (earlier.state IN {UNFINISHED} OR earlier.state = {State.DEAD}) AND earlier.topic_id = batch.topic_id
+            AND earlier.first_seq < batch.first_seq AND earlier.order_keys && batch.order_keys))
+        ORDER BY batch.id LIMIT 1 FOR UPDATE OF batch SKIP LOCKED)
     RETURNING *)
-SELECT b.id, b.attempt, o.name, o.type, b.lane, b.first_seq, b.message_ids::text[], b.order_keys, b.split, b.tries
-FROM b JOIN outbox_topic o ON o.id = b.topic_id
+SELECT reclaimed.id, attempt, topic.name, topic.type, lane, first_seq, message_ids::text[], order_keys, split, tries
+FROM reclaimed JOIN outbox_topic topic ON topic.id = reclaimed.topic_id
 """
 
 
 @dataclass(frozen=True, slots=True)
 class Scope:
     """
-    Which topics a claim looks at: those that their rows give to a broker.
+    Which topics a claim looks at: those of a broker, as their rows say.
 
     Args:
+        broker: its alias.
         without: names of topics to leave out.
         only: the name of the only topic to look at. None: all of them.
     """
@@ -147,7 +155,7 @@ class Scope:
     only: str | None = None
 
     def arguments(self) -> dict[str, Any]:
-        """Return it as arguments of the statements."""
+        """Return the parameters of the statements."""
         return {"broker": self.broker, "without": list(self.without), "only": self.only}
 
 
@@ -157,8 +165,8 @@ class ClaimedTopic:
     A topic that a claim has looked at.
 
     Args:
-        last_pos: position of the last ticket that the claim took.
-        batch: None where no ticket could be taken: all are locked, or their keys are held.
+        last_pos: position of the last ticket that was claimed.
+        batch: None where no ticket could be claimed: all are locked, or their keys are held.
     """
 
     topic_id: int
@@ -179,19 +187,19 @@ def claim(
     among: Collection[int] = (),
 ) -> list[ClaimedTopic]:
     """
-    Turn the oldest tickets of topics without order into batches, one per topic.
+    Turn the oldest tickets of unordered topics into batches, one per topic.
 
     Args:
-        lane: the lane this relay holds; its next numbers go to the messages.
-        lease: other relays leave the batches alone that long, by the database's clock.
-        limit: at most this many messages per topic, and twice as many of all topics together.
-        after: id of the topic behind which to begin; the look goes round.
-        topic_limit: at most this many topics.
-        scan_from: topic id -> the ticket position to begin at.
-        among: ids of the only topics to look at. None of them: all.
+        lane: the lane that this relay holds; its next numbers go to the messages.
+        lease: how long other relays leave the batches alone, by the database's clock.
+        limit: the most messages per topic; twice as many for all topics together.
+        after: id of the topic after which to begin; topics are looked at in a circle.
+        topic_limit: the most topics to look at.
+        scan_from: topic id -> the ticket position at which to begin.
+        among: ids of the only topics to look at. Empty: all topics.
 
     Returns:
-        The topics looked at, in the order of the look.
+        The topics that had tickets, in the order in which they were looked at.
     """
     arguments = {"scan_from": Jsonb(scan_from or {}), "ordered": False, **scope.arguments()}
     arguments |= {"lane": lane, "lease": lease, "limit": limit, "after": after, "topic_limit": topic_limit}
@@ -213,14 +221,14 @@ def claim_ordered(
     Turn the oldest tickets of ordered topics whose keys are free into batches, one per topic; arguments as for `claim`.
 
     Returns:
-        The topics looked at, in the order of the look. None: no ticket waits in an ordered topic.
+        The topics that had tickets, in the order in which they were looked at. None: no ticket waits in an ordered topic.
     """
     if not connection.execute(ORDERED_WAITS, scope.arguments()).fetchone():
         return None
     arguments = {"scan_from": Jsonb({}), "ordered": True, "lane": lane, "lease": lease, **scope.arguments()}
     arguments |= {"limit": limit, "after": after, "topic_limit": topic_limit}
-    # One message to the server, which it takes as one transaction: a relay can be frozen before the server begins, or when it
-    # is done. Frozen between two statements, it would keep the lock and stop every other relay.
+    # Both statements in one message to the server, which runs them as one transaction. A relay that froze between two messages
+    # would keep the lock and block every other relay.
     with psycopg.ClientCursor(connection) as cursor:
         cursor.execute(f"{LOCK_ORDER};{CLAIM_ORDERED}", arguments)
         cursor.nextset()
@@ -228,7 +236,7 @@ def claim_ordered(
 
 
 def reclaim(connection: Connection, scope: Scope, *, lane: int, lease: timedelta) -> Batch | None:
-    """Take up the oldest batch that is due, or that its relay left behind; attempt + 1."""
+    """Claim again the oldest batch that is due, or that its relay left behind; attempt + 1."""
     row = connection.execute(RECLAIM, {"lane": lane, "lease": lease, **scope.arguments()}).fetchone()
     return None if row is None else _batch(row)
 

@@ -1,7 +1,7 @@
 """
-The claim of a message that was sent alone: the few new tickets of one topic become a batch that brings along what they say.
+Claim the few new tickets of one topic, and load their messages with the same statement.
 
-Ordered topics are claimed as always (`claim.py`): their keys may be held.
+Ordered topics are claimed by `claim.py`, because their keys may be held.
 """
 
 from __future__ import annotations
@@ -18,47 +18,52 @@ from outbox.database import Connection
 from outbox.message import TopicType
 from outbox.models import State
 
-FEW = 16  # messages, and none of them larger than:
-SMALL = 4096  # bytes
+FEW = 16  # messages in one claim
+SMALL = 4096  # bytes of body; a batch with a larger one is loaded later
 
-# The oldest tickets of one topic without order become a batch of few messages, which come along. As small a plan as it can be:
-# where each message comes alone, to start a plan costs more than what it does.
+# The oldest tickets of one unordered topic become a batch of few messages, which are returned with it. The plan is as small as
+# possible: where messages come one by one, starting a plan costs more than running it.
 CLAIM_TOPIC = f"""
-WITH w AS (
+WITH topic AS (
     SELECT name, type, ordered FROM outbox_topic
     WHERE id = %(topic)s AND NOT paused AND broker = %(broker)s AND name <> ALL(%(without)s::text[])),
-t AS (
+taken AS (
     DELETE FROM outbox_ticket WHERE ctid = ANY(ARRAY(
         SELECT ctid FROM outbox_ticket
-        WHERE topic_id = %(topic)s AND pos >= %(scan_from)s AND EXISTS (SELECT FROM w WHERE NOT ordered)
+        WHERE topic_id = %(topic)s AND pos >= %(scan_from)s AND EXISTS (SELECT FROM topic WHERE NOT ordered)
         ORDER BY pos LIMIT {FEW} FOR UPDATE SKIP LOCKED))
     RETURNING pos, message_id),
-a AS (SELECT array_agg(message_id ORDER BY pos) AS ids, count(*) AS n, max(pos) AS last_pos FROM t HAVING count(*) > 0),
-k AS (
-    INSERT INTO outbox_lane AS l (topic_id, lane, last_seq) SELECT %(topic)s, %(lane)s, n FROM a
-    ON CONFLICT (topic_id, lane) DO UPDATE SET last_seq = l.last_seq + excluded.last_seq
-    RETURNING l.last_seq),
-b AS (
+grouped AS (
+    SELECT array_agg(message_id ORDER BY pos) AS ids, count(*) AS size, max(pos) AS last_pos FROM taken HAVING count(*) > 0),
+numbered AS (
+    INSERT INTO outbox_lane AS lane (topic_id, lane, last_seq) SELECT %(topic)s, %(lane)s, size FROM grouped
+    ON CONFLICT (topic_id, lane) DO UPDATE SET last_seq = lane.last_seq + excluded.last_seq
+    RETURNING lane.last_seq),
+batch AS (
     INSERT INTO outbox_batch (topic_id, lane, first_seq, message_ids, state, owner, lease_until)
-    SELECT %(topic)s, %(lane)s, k.last_seq - a.n + 1, a.ids, {State.CLAIMED}, %(lane)s, clock_timestamp() + %(lease)s FROM a, k
+    SELECT %(topic)s, %(lane)s, numbered.last_seq - grouped.size + 1, grouped.ids, {State.CLAIMED}, %(lane)s,
+        clock_timestamp() + %(lease)s
+    FROM grouped, numbered
     RETURNING id, attempt, first_seq, message_ids)
-SELECT w.name, w.type, w.ordered, a.last_pos, b.id, b.attempt, b.first_seq, b.message_ids::text[],
-    m.key, m.headers, m.about, CASE WHEN octet_length(m.body) <= {SMALL} THEN m.body END
-FROM w LEFT JOIN (a CROSS JOIN b CROSS JOIN unnest(b.message_ids) WITH ORDINALITY u(id, n)) ON true
-LEFT JOIN outbox_message m ON m.id = u.id
-ORDER BY u.n
+SELECT topic.name, topic.type, topic.ordered, grouped.last_pos, batch.id, batch.attempt, batch.first_seq,
+    batch.message_ids::text[], message.key, message.headers, message.about,
+    CASE WHEN octet_length(message.body) <= {SMALL} THEN message.body END
+FROM topic LEFT JOIN (
+    grouped CROSS JOIN batch CROSS JOIN unnest(batch.message_ids) WITH ORDINALITY member(id, position)) ON true
+LEFT JOIN outbox_message message ON message.id = member.id
+ORDER BY member.position
 """
 
 
 @dataclass(frozen=True, slots=True)
-class NewOfTopic:
+class TopicClaim:
     """
-    What a claim of one topic found.
+    The result of a claim of one topic.
 
     Args:
         topic: its name. None: it is paused, left out, or another broker's.
-        last_pos: position of the last ticket that the claim took.
-        batch: None where no ticket could be taken, and on ordered topics.
+        last_pos: position of the last ticket that was claimed.
+        batch: None where no ticket could be claimed, and on ordered topics.
     """
 
     topic: str | None = None
@@ -68,31 +73,31 @@ class NewOfTopic:
 
     @property
     def is_empty(self) -> bool:
-        """Whether a topic that could be claimed by this had nothing."""
+        """Whether this is an unordered topic of which no ticket could be claimed."""
         return self.topic is not None and not self.is_ordered and self.batch is None
 
 
 def claim_topic(
     connection: Connection, scope: Scope, topic_id: int, *, lane: int, lease: timedelta, scan_from: int = 0
-) -> NewOfTopic:
+) -> TopicClaim:
     """
-    Turn the oldest tickets of one topic without order, few of them, into a batch that brings along what its messages say.
+    Turn a few of the oldest tickets of one unordered topic into a batch, loaded with its messages.
 
     Args:
-        scan_from: the ticket position to begin at.
+        scan_from: the ticket position at which to begin.
     """
     arguments = {"topic": topic_id, "broker": scope.broker, "without": list(scope.without), "lane": lane, "lease": lease}
-    # A class of its own: Django's cursors, which a test may hand in, cannot read bodies in binary.
+    # Not connection.cursor(): in tests that is Django's, which cannot read bodies in binary format.
     with psycopg.Cursor(connection, row_factory=tuple_row) as cursor:
         rows = cursor.execute(CLAIM_TOPIC, {**arguments, "scan_from": scan_from}, binary=True).fetchall()
     if not rows:
-        return NewOfTopic()
+        return TopicClaim()
     topic, kind, is_ordered, last_pos, batch_id, attempt, first_seq, message_ids = rows[0][:8]
     if batch_id is None:
-        return NewOfTopic(topic, is_ordered)
+        return TopicClaim(topic, is_ordered)
     messages = [row[8:] for row in rows]
-    are_whole = all(message[0] is None or message[3] is not None for message in messages)
+    are_all_small = all(message[0] is None or message[3] is not None for message in messages)
     batch = Batch(
-        batch_id, attempt, topic, TopicType(kind), lane, first_seq, message_ids, messages=messages if are_whole else None
+        batch_id, attempt, topic, TopicType(kind), lane, first_seq, message_ids, messages=messages if are_all_small else None
     )
-    return NewOfTopic(topic, is_ordered, last_pos, batch)
+    return TopicClaim(topic, is_ordered, last_pos, batch)

@@ -1,7 +1,7 @@
 """
-Decide: a claimed batch whose half messages are stored becomes PREPARED. This row is the decision to commit them.
+Decide: a claimed batch whose half messages are stored becomes PREPARED. This update is the decision to commit them.
 
-With it stands until when its decider may end them (`ends_until`), and where the broker stores them.
+It also stores until when the decider may end them (`ends_until`), and where the broker stores them.
 """
 
 from __future__ import annotations

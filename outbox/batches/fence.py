@@ -1,8 +1,8 @@
 """
-The fence: each step names the batch's state and attempt, and who comes with an older attempt changes nothing.
+The fence: each step names the batch's state and attempt, so that a relay with an older attempt changes nothing.
 
-A step that matched nothing was taken over by another process, or it was written before and its answer was lost. `read_step`
-reads the row again to tell the two apart.
+When a step matches no row, another process has the batch, or the step was written before and its answer was lost.
+`read_step` reads the row again to tell the two apart.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from outbox.models import State
 
 READ_STEP = "SELECT state, attempt, half_ids, split FROM outbox_batch WHERE id = %s"
 
-# Takes a batch from a relay that let its lease run out. One row: that relay can decide it no more. No row: it just did.
+# Takes a batch from a relay whose lease is over. One row: that relay can no longer decide it. No row: it has just done so.
 FENCE = f"""
 UPDATE outbox_batch SET state = {State.RELEASED}, due_at = clock_timestamp(), lease_until = NULL
 WHERE id = %s AND state = {State.CLAIMED} AND attempt = %s AND lease_until < clock_timestamp() RETURNING id
@@ -26,7 +26,7 @@ WHERE id = %s AND state = {State.CLAIMED} AND attempt = %s AND lease_until < clo
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """Where a batch stands."""
+    """The last step of a batch: its state and attempt."""
 
     state: int
     attempt: int
@@ -34,12 +34,12 @@ class Step:
     split: Sequence[int]
 
     def is_decided_by(self, attempt: int) -> bool:
-        """Return whether that attempt has decided the batch, so that its decision stands."""
+        """Return whether that attempt has decided the batch."""
         return self.attempt == attempt and self.state in (State.PREPARED, State.SENT)
 
 
 def read_step(connection: Connection, batch_id: int) -> Step | None:
-    """Return where a batch stands now; None: it is gone."""
+    """Return the last step of a batch; None if its row is gone."""
     return connection.cursor(row_factory=class_row(Step)).execute(READ_STEP, [batch_id]).fetchone()
 
 
@@ -48,6 +48,6 @@ def fence(connection: Connection, batch_id: int, attempt: int) -> bool:
     Release a claimed batch whose lease is over, so that the relay of that attempt can no longer decide it.
 
     Returns:
-        False when another step was written first.
+        False if another step was written first.
     """
     return connection.execute(FENCE, [batch_id, attempt]).fetchone() is not None

@@ -1,5 +1,5 @@
 """
-The edge from PREPARED to DEAD: a prepared batch of one message, when nobody can prove any more whether it was published.
+Give up (PREPARED to DEAD): a batch of one message of which nothing can prove any more whether it was published.
 
 The broker has neither the half message nor the message, but it no longer keeps messages that old, so this proves nothing.
 Sending the message again might publish it twice; marking it as sent might lose it. An operator decides: retry sends it
@@ -25,7 +25,7 @@ def give_up_unproven(connection: Connection, batch: PreparedBatch, *, error: str
     Mark a prepared batch of one DEAD.
 
     Returns:
-        The message that is dead now; None when the fence was lost.
+        The message that has become dead; None when the fence was lost.
     """
     arguments = {"id": batch.id, "attempt": batch.attempt, "error": error}
     if connection.execute(GIVE_UP, arguments).fetchone() is None:

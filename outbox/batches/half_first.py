@@ -1,8 +1,8 @@
 """
-Half first: the transaction that publishes writes message row and decided batch itself, before the broker hears of the message.
+Half first: the publisher's transaction writes the message row and the decided batch itself.
 
-The batch of one is PREPARED from the database commit on, with attempt 1 and without lane and number. Whoever writes the message
-row decides: a tombstone (topic 0) in its place keeps the transaction from ever committing.
+The batch of one message is PREPARED from the database commit on, with attempt 1, and without lane and number. The message row is
+the decision: where a check-back has written a tombstone (topic 0) in its place, the transaction can never commit.
 """
 
 from __future__ import annotations
@@ -19,17 +19,17 @@ from psycopg.rows import class_row
 from outbox.database import Connection
 from outbox.models import State
 
-# A plain INSERT, whose conflict nobody may catch: where the check-back has put a tombstone, this transaction must not commit.
+# Without ON CONFLICT: where the check-back has written a tombstone, this transaction must fail.
 INSERT_PREPARED = f"""
-WITH m AS (INSERT INTO outbox_message (id, topic_id, key, headers, about, body) VALUES (%s, %s, %s, %s, %s, %s)),
-b AS (
+WITH message AS (INSERT INTO outbox_message (id, topic_id, key, headers, about, body) VALUES (%s, %s, %s, %s, %s, %s)),
+batch AS (
     INSERT INTO outbox_batch (topic_id, message_ids, half_ids, state, decided_at, ends_until)
     VALUES (%s, ARRAY[%s]::uuid[], ARRAY[%s], {State.PREPARED}, clock_timestamp(), clock_timestamp() + %s::interval)
     RETURNING id)
-SELECT b.id, source.id FROM b, outbox_source source
+SELECT batch.id, source.id FROM batch, outbox_source source
 """
 
-# In the transaction that has written the batch, so that every one that is committed has it.
+# In the transaction that has written the batch, so that every committed batch has its place.
 NOTE_PLACE = f"UPDATE outbox_batch SET half_places = ARRAY[%s] WHERE id = %s AND state = {State.PREPARED} AND attempt = 1"
 
 MARK_SENT = f"""
@@ -37,7 +37,7 @@ UPDATE outbox_batch SET state = {State.SENT}, sent_at = clock_timestamp(), open 
 WHERE id = %s AND state = {State.PREPARED} AND attempt = 1
 """
 
-# Waits for a transaction that has written the message row already. The first 48 bits of an id are its time in milliseconds.
+# Waits for an open transaction that has written the message row. The first 48 bits of an id are its time in milliseconds.
 WRITE_TOMBSTONE = """
 WITH asked AS (
     SELECT id, at BETWEEN date_trunc('day', clock_timestamp() - %(retention)s::interval, 'UTC')
@@ -51,24 +51,24 @@ SELECT is_kept, EXISTS (SELECT FROM written) FROM asked
 """
 
 CLOCK_AHEAD = timedelta(hours=1)
-"""How far a publisher's clock may be ahead of the database's for a tombstone to be written in its message's place."""
+"""How far a publisher's clock may be ahead of the database's; for messages further ahead no tombstone is written."""
 
-# Its own statement: what the one before has waited for is seen by a later snapshot only. A batch of one has its only
-# message's id for the newest.
+# A statement of its own, because only a later snapshot sees the row for which the statement before has waited. The newest
+# message of a batch of one is its only one.
 READ_STEP = """
-SELECT m.topic_id = 0 AS is_tombstone, b.id AS batch, b.state, b.attempt, b.half_ids[1] AS half_id,
-    coalesce(b.ends_until > clock_timestamp(), false) AS is_being_ended
-FROM outbox_message m
-LEFT JOIN outbox_batch b ON outbox_newest(b.message_ids) = %(id)s AND cardinality(b.message_ids) = 1
-WHERE m.id = %(id)s
+SELECT message.topic_id = 0 AS is_tombstone, batch.id AS batch, batch.state, batch.attempt, batch.half_ids[1] AS half_id,
+    coalesce(batch.ends_until > clock_timestamp(), false) AS is_being_ended
+FROM outbox_message message
+LEFT JOIN outbox_batch batch ON outbox_newest(batch.message_ids) = %(id)s AND cardinality(batch.message_ids) = 1
+WHERE message.id = %(id)s
 """
 
 
 class Tombstone(enum.Enum):
     """
-    What became of a tombstone.
+    The result of writing a tombstone.
 
-    UNWRITTEN: the time in the message's id is one of which nothing is kept, so that a missing row proves nothing.
+    UNWRITTEN: the time in the message's id is outside of the retention, so that a missing row proves nothing.
     """
 
     WRITTEN = enum.auto()
@@ -78,7 +78,7 @@ class Tombstone(enum.Enum):
 
 @dataclass(frozen=True, slots=True)
 class PreparedRow:
-    """The batch that a transaction has written. `source`: the stable id of its database."""
+    """The id of the batch that a transaction has written, and the stable id of its database (`source`)."""
 
     batch: int
     source: str
@@ -87,10 +87,10 @@ class PreparedRow:
 @dataclass(frozen=True, slots=True)
 class HalfFirstStep:
     """
-    Where a message stands that went half first. The batch's fields are None where it has none.
+    The state of a message that was sent half first. The batch's fields are None where it has no batch.
 
     Args:
-        is_being_ended: whoever decided it, or took it over, may end its half message now.
+        is_being_ended: whether its decider, or the sweep that took it over, may still end its half message.
     """
 
     is_tombstone: bool
@@ -114,14 +114,14 @@ def insert_prepared(
     window: timedelta | None,
 ) -> PreparedRow:
     """
-    Write message row and batch into the open transaction.
+    Write the message row and its batch in the caller's transaction.
 
     Args:
-        cursor: Django's, so that the caller's transaction, its logs and its errors are the caller's own.
+        cursor: Django's, so that transaction, logs and errors are the caller's.
         window: how long the caller may end the half message. None: at any time.
 
     Raises:
-        django.db.IntegrityError: a tombstone is there; the transaction is broken.
+        django.db.IntegrityError: there is a tombstone; the transaction is aborted.
     """
     values: list[Any] = [message_id, topic_id, key, headers, about, body, topic_id, message_id, half_id, window]
     cursor.execute(INSERT_PREPARED, values)
@@ -131,16 +131,16 @@ def insert_prepared(
 
 
 def note_half_first_place(cursor: CursorWrapper, batch_id: int, place: str) -> None:
-    """Note where the broker has stored the half message, in the transaction that has written the batch."""
+    """Store the place of the half message, in the transaction that has written the batch."""
     cursor.execute(NOTE_PLACE, [place, batch_id])
 
 
 def mark_half_first_sent(cursor: CursorWrapper, batch_id: int) -> bool:
     """
-    Mark the batch SENT, its half message being committed.
+    Mark the batch SENT, after its half message was committed.
 
     Returns:
-        False where the sweep was first: it has marked the batch, or sends the message again.
+        False if the sweep was first: it has marked the batch, or sends the message again.
     """
     cursor.execute(MARK_SENT, [batch_id])
     return bool(cursor.rowcount)
@@ -151,11 +151,11 @@ def write_tombstone(connection: Connection, message_id: UUID, *, retention: time
     Write a tombstone in the place of a message row, so that its transaction can never commit.
 
     Args:
-        retention: messages are kept that long, and to the end of their UTC day.
+        retention: how long messages are kept; they stay until the end of their UTC day.
 
     Raises:
         psycopg.errors.LockNotAvailable: a transaction has written the row and is still open.
-        psycopg.errors.CheckViolation: no partition takes the row.
+        psycopg.errors.CheckViolation: there is no partition for the row.
     """
     values = {"id": message_id, "retention": retention, "ahead": CLOCK_AHEAD}
     is_kept, is_written = connection.execute(WRITE_TOMBSTONE, values).fetchone() or (False, False)
@@ -165,5 +165,5 @@ def write_tombstone(connection: Connection, message_id: UUID, *, retention: time
 
 
 def read_half_first(connection: Connection, message_id: UUID) -> HalfFirstStep | None:
-    """Return where a message stands that went half first; None: its row is gone."""
+    """Return the state of a message that was sent half first; None if its row is gone."""
     return connection.cursor(row_factory=class_row(HalfFirstStep)).execute(READ_STEP, {"id": message_id}).fetchone()

@@ -1,4 +1,4 @@
-"""Prune: batches that are sent or skipped, and past their retention, go."""
+"""Prune: delete sent and skipped batches that are past their retention."""
 
 from __future__ import annotations
 
@@ -11,20 +11,20 @@ from outbox.models import State
 
 SLICE = 1000
 
-# A slice of batches by id, which grows with the time of the claim. Old sent and skipped batches are deleted, unless a
-# message of theirs is in a day that was kept, or in the first young one: a publisher's clock may have been ahead. The
-# walk ends at the first slice that holds a young batch.
+# A slice of batches by id, in the order in which they were claimed. Old sent and skipped batches are deleted, unless one of
+# their messages is in a day that was kept, or in the first day within the retention: a publisher's clock may have been ahead.
+# The last slice is the first that has a batch within the retention.
 PRUNE = f"""
 WITH slice AS (
     SELECT id, state, message_ids, coalesce(sent_at, claimed_at) < %(before)s AS is_old
     FROM outbox_batch WHERE id > %(after)s ORDER BY id LIMIT %(limit)s
-), gone AS (
+), deleted AS (
     DELETE FROM outbox_batch WHERE state IN ({State.SENT}, {State.SKIPPED}) AND id = ANY(ARRAY(
         SELECT id FROM slice WHERE is_old AND NOT EXISTS (
-            SELECT FROM unnest(message_ids) m(id), unnest(%(firsts)s::uuid[], %(ends)s::uuid[]) kept(first, "end")
-            WHERE m.id >= kept.first AND m.id < kept."end"))) RETURNING 1
+            SELECT FROM unnest(message_ids) member(id), unnest(%(firsts)s::uuid[], %(ends)s::uuid[]) kept(first, "end")
+            WHERE member.id >= kept.first AND member.id < kept."end"))) RETURNING 1
 )
-SELECT max(id), bool_and(is_old), (SELECT count(*) FROM gone) FROM slice
+SELECT max(id), bool_and(is_old), (SELECT count(*) FROM deleted) FROM slice
 """
 
 
@@ -34,8 +34,8 @@ def prune(connection: Connection, *, before: datetime, kept: Sequence[tuple[UUID
 
     Args:
         connection: in autocommit.
-        before: those that ended earlier.
-        kept: bounds of ids (the second one excluded); a batch with a message in one of them stays.
+        before: the end of the retention; batches that were sent or claimed earlier are deleted.
+        kept: ranges of message ids (the second bound excluded); batches with a message in one of them are kept.
     """
     bounds = {"firsts": [first for first, _ in kept], "ends": [end for _, end in kept]}
     after = 0
@@ -45,6 +45,6 @@ def prune(connection: Connection, *, before: datetime, kept: Sequence[tuple[UUID
         assert row is not None
         last_id, is_all_old, count = row
         deleted += count
-        if not is_all_old:  # NULL: there were none
+        if not is_all_old:  # None: there were no batches
             return deleted
         after = last_id

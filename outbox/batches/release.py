@@ -1,6 +1,6 @@
 """
-Return and release: a claimed batch of which nothing was accepted goes back to the queue, or is dead where all of it was
-rejected; and what the dead holder of a lane had claimed goes back.
+Return and release: a claimed batch of which no message was accepted is released, or DEAD where all of it was rejected; the
+batches that a lane's dead holder had claimed are released.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ UPDATE outbox_batch SET state = CASE WHEN %(dead)s THEN {State.DEAD} ELSE {State
 WHERE id = %(id)s AND state = {State.CLAIMED} AND attempt = %(attempt)s RETURNING id
 """
 
-# What a lane's last holder left behind. Whoever takes the lane holds the lock that its last holder held, so that relay is gone.
+# Batches that a lane's last holder left behind. The caller holds the lock of the lane, so that relay is gone.
 RELEASE_LEFT = f"""
 UPDATE outbox_batch SET state = {State.RELEASED}, due_at = clock_timestamp(), lease_until = NULL
 WHERE state = {State.CLAIMED} AND owner = %s
@@ -29,15 +29,15 @@ def return_batch(
     connection: Connection, batch: Batch, *, wait: timedelta, error: str, is_tried: bool, is_dead: bool
 ) -> list[DeadNotice] | None:
     """
-    Return a claimed batch to the queue as it is, or mark it DEAD.
+    Release a claimed batch, or mark it DEAD.
 
     Args:
         wait: how long until it may be claimed again.
         is_tried: whether the try counts.
-        is_dead: the broker rejected every message of it.
+        is_dead: whether the broker rejected all its messages.
 
     Returns:
-        The messages that are dead now; None when the fence was lost.
+        The messages that have become dead; None when the fence was lost.
     """
     arguments = {"id": batch.id, "attempt": batch.attempt, "dead": is_dead, "tried": is_tried, "wait": wait, "error": error}
     if connection.execute(RETURN_BATCH, arguments).fetchone() is None:

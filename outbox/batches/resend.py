@@ -1,10 +1,10 @@
 """
-Resend: what was decided or sent goes out again under a new token, because its broker does not have it.
+Resend: send decided or sent messages again, under a new token, because their broker does not have them.
 
-After a discard (PREPARED to RELEASED): the broker says that this very half message was rolled back or discarded. After an audit
-(SENT to RELEASED): an operator lets messages go again that an audit found lost behind the outbox. A message leaves its batch for
-a batch of one, same lane and number, so that what was missing is there again under the number it was missed by; a batch of one
-goes back itself. A message row that nothing would ever send gets a ticket.
+After a discard (PREPARED to RELEASED): the broker reports that it rolled back or discarded the half message. After an audit
+(SENT to RELEASED): an operator resends messages that an audit found lost after the outbox had sent them. A message leaves its
+batch for a batch of one, with the same lane and number, so that consumers and audit find the missing number; a batch of one is
+released itself. A message row without ticket or batch, which would never be sent, gets a ticket.
 """
 
 from __future__ import annotations
@@ -26,29 +26,29 @@ from outbox.models import State
 
 logger = get_logger(__name__)
 
-# A batch of one. Of a larger one, `split` takes the discarded half messages out.
+# A batch of one message. `split` takes discarded half messages out of a larger batch first.
 RESEND_DISCARDED = f"""
 UPDATE outbox_batch SET state = {State.RELEASED}, due_at = clock_timestamp() + %(wait)s, half_ids = NULL, open = NULL,
     half_places = NULL, ends_until = NULL, tries = tries + 1, last_error = %(error)s
 WHERE id = %(id)s AND state = {State.PREPARED} AND attempt = %(attempt)s AND cardinality(message_ids) = 1 RETURNING id
 """
 
-# One at a time: who comes second sees what the first has done.
+# One resend at a time: the second sees what the first has done.
 LOCK = f"SELECT pg_advisory_xact_lock({Lock.RESEND}, 0)"
 
-# Where messages stand now, and when they were last sent.
+# The current states of messages, and when they were last sent.
 READ_STATE = "SELECT id, state, batch_id, position, sent_at FROM outbox_message_state WHERE id = ANY(%s)"
 
 RESEND_ONE = f"""
-WITH b AS (
+WITH batch AS (
     UPDATE outbox_batch SET split = split || %(position)s::smallint
     WHERE id = %(batch)s AND state = {State.SENT} AND %(position)s::smallint <> ALL(split) AND cardinality(message_ids) > 1
     RETURNING *
 )
 INSERT INTO outbox_batch (topic_id, lane, first_seq, message_ids, order_keys, state, attempt, due_at)
-SELECT b.topic_id, b.lane, b.first_seq + %(position)s - 1, b.message_ids[%(position)s:%(position)s],
-    b.order_keys[%(position)s:%(position)s], {State.RELEASED}, b.attempt, clock_timestamp()
-FROM b
+SELECT topic_id, lane, first_seq + %(position)s - 1, message_ids[%(position)s:%(position)s],
+    order_keys[%(position)s:%(position)s], {State.RELEASED}, attempt, clock_timestamp()
+FROM batch
 """
 
 RESEND_BATCH = f"""
@@ -57,16 +57,16 @@ UPDATE outbox_batch SET state = {State.RELEASED}, tries = 0, due_at = clock_time
 WHERE id = %(batch)s AND state = {State.SENT} AND cardinality(message_ids) = 1
 """
 
-GIVE_TICKET = """
+INSERT_TICKET = """
 INSERT INTO outbox_ticket (message_id, topic_id, order_key)
-SELECT m.id, m.topic_id, CASE WHEN t.ordered THEN hashtextextended(m.key, m.topic_id) END
-FROM outbox_message m JOIN outbox_topic t ON t.id = m.topic_id WHERE m.id = %s
+SELECT message.id, topic.id, CASE WHEN topic.ordered THEN hashtextextended(message.key, topic.id) END
+FROM outbox_message message JOIN outbox_topic topic ON topic.id = message.topic_id WHERE message.id = %s
 """
 
-GONE = "The outbox does not have it: it was pruned, or never recorded."
-SENT_SINCE = "It was sent again since that audit looked."
+GONE = "The outbox does not have it: it was pruned, or never published."
+SENT_SINCE = "It was sent again after that audit."
 REFUSED = {
-    "dead": "It is dead: send it again from the dead messages.",
+    "dead": "It is dead: retry it with the other dead messages.",
     "skipped": "It was dead, and an operator skipped it.",
 }
 
@@ -82,7 +82,7 @@ class _MessageState:
 
 def resend_discarded(connection: Connection, batch: PreparedBatch, *, wait: timedelta, error: str) -> bool:
     """
-    Release a prepared batch of one whose half message is no more.
+    Release a prepared batch of one whose half message was rolled back or discarded.
 
     Args:
         wait: how long until it may be claimed again.
@@ -96,11 +96,11 @@ def resend_discarded(connection: Connection, batch: PreparedBatch, *, wait: time
 
 def resend(connection: Connection, message_ids: Sequence[UUID], *, lost_before: datetime) -> RetryResult:
     """
-    Send sent messages once more, and stranded ones for the first time; what is on its way stays as it is.
+    Resend messages that were sent, and send those that have no ticket; messages that are on their way are refused.
 
     Args:
         connection: in a transaction, READ COMMITTED.
-        lost_before: when they were seen to be lost; what was sent later is left alone.
+        lost_before: when the audit found them lost; messages that were sent later are refused.
     """
     result = RetryResult()
     connection.execute(LOCK)
@@ -114,13 +114,13 @@ def resend(connection: Connection, message_ids: Sequence[UUID], *, lost_before: 
             _resend_one(connection, row)
             result.messages += 1
     if result.messages:
-        logger.info("%s messages that were lost are sent again by hand", result.messages)
+        logger.info("%s lost messages were resent by an operator", result.messages)
         wake_relay(connection)
     return result
 
 
 def _why_not(row: _MessageState, lost_before: datetime) -> str:
-    """Return why a message is not sent again; empty: it is."""
+    """Return why a message is not resent; "" if it is."""
     if row.state not in ("sent", "lost"):
         return REFUSED.get(row.state, f"It is on its way: {row.state}.")
     return SENT_SINCE if row.sent_at is not None and row.sent_at > lost_before else ""
@@ -129,6 +129,6 @@ def _why_not(row: _MessageState, lost_before: datetime) -> str:
 def _resend_one(connection: Connection, row: _MessageState) -> None:
     place = {"batch": row.batch_id, "position": row.position}
     if row.state == "lost":
-        connection.execute(GIVE_TICKET, [row.id])
+        connection.execute(INSERT_TICKET, [row.id])
     elif not connection.execute(RESEND_ONE, place).rowcount:
         connection.execute(RESEND_BATCH, place)

@@ -1,8 +1,8 @@
 """
-Retry and skip: what an operator does about dead messages. DEAD to RELEASED, or DEAD to SKIPPED.
+Retry and skip: an operator sends dead messages again (DEAD to RELEASED), or gives them up (DEAD to SKIPPED).
 
-One message of a dead batch leaves for a batch of its own; the last one that is left takes the batch itself. A message whose day
-was dropped gets its row back from its copy. Who did it and why stands among the failed sends, written by the same statement.
+One message of a dead batch leaves it for a batch of one; for the last one left, the batch itself changes. A message whose day was
+dropped gets its row back from its copy. The same statement records who did it and why, among the failed sends.
 """
 
 from __future__ import annotations
@@ -23,98 +23,101 @@ logger = get_logger(__name__)
 BATCHES_AT_ONCE = 100
 MESSAGES_AT_ONCE = 500
 
-# The dead batches that hold some messages: how many are left in each, which of them are asked for, and where they stand.
+# The dead batches of some messages: how many messages each still has, which of them are wanted, and their positions.
 FIND_DEAD = f"""
-SELECT b.id, cardinality(b.message_ids) - cardinality(b.split), array_agg(u.id ORDER BY u.n), array_agg(u.n ORDER BY u.n)
-FROM outbox_batch b, unnest(b.message_ids) WITH ORDINALITY u(id, n)
-WHERE b.state = {State.DEAD} AND u.id = ANY(%s::uuid[]) AND u.n <> ALL(b.split) GROUP BY b.id ORDER BY b.id
+SELECT batch.id, cardinality(message_ids) - cardinality(split), array_agg(member.id ORDER BY position),
+    array_agg(position ORDER BY position)
+FROM outbox_batch batch, unnest(message_ids) WITH ORDINALITY member(id, position)
+WHERE state = {State.DEAD} AND member.id = ANY(%s::uuid[]) AND position <> ALL(split) GROUP BY batch.id ORDER BY batch.id
 """
 
 DEAD_BATCHES = f"""
-SELECT b.id, b.message_ids FROM outbox_batch b JOIN outbox_topic t ON t.id = b.topic_id
-WHERE b.state = {State.DEAD} AND b.id > %s AND (%s::text IS NULL OR t.name = %s) ORDER BY b.id LIMIT %s
+SELECT batch.id, batch.message_ids FROM outbox_batch batch JOIN outbox_topic topic ON topic.id = batch.topic_id
+WHERE batch.state = {State.DEAD} AND batch.id > %s AND (%s::text IS NULL OR topic.name = %s) ORDER BY batch.id LIMIT %s
 """
 
-NOTE = """
+RECORD = """
 INSERT INTO outbox_attempt (batch_id, attempt, message_ids, verdict, reason, acted_by)
 SELECT id, attempt, {message_ids}, %(verdict)s::text, %(reason)s::text, %(by)s::text FROM {batches}
 """
 
-# Whole batches: released from the first try on, or skipped. Returns the messages that were left in each.
+# Whole batches are released, with no tries counted, or skipped. Returns the messages that were left in each.
 RETRY = f"""
 WITH done AS (
     UPDATE outbox_batch SET state = %(next)s, tries = 0,
         due_at = CASE WHEN %(next)s = {State.RELEASED} THEN clock_timestamp() END
     WHERE id = ANY(%(ids)s) AND state = {State.DEAD}
     RETURNING id, attempt,
-        ARRAY(SELECT u.id FROM unnest(message_ids) WITH ORDINALITY u(id, n) WHERE u.n <> ALL(split)) AS left_in_it
-), noted AS ({NOTE.format(message_ids="left_in_it", batches="done")})
+        ARRAY(SELECT member.id FROM unnest(message_ids) WITH ORDINALITY member(id, position) WHERE position <> ALL(split))
+            AS left_in_it
+), recorded AS ({RECORD.format(message_ids="left_in_it", batches="done")})
 SELECT left_in_it FROM done
 """
 
-# One message of a dead batch leaves it. Its order key goes with it: the batch stays dead and holds only the others' keys.
-# A batch without order stays without: NULL || NULL would be an array of one.
+# One message leaves a dead batch. Its order key leaves with it: the batch stays dead and holds only the keys of the others.
+# Unordered batches keep NULL: NULL || NULL would be an array with one element.
 RETRY_ONE = f"""
-WITH b AS (
+WITH batch AS (
     UPDATE outbox_batch SET split = split || %(position)s::smallint,
         order_keys = CASE WHEN order_keys IS NOT NULL
             THEN order_keys[:%(position)s - 1] || NULL::bigint || order_keys[%(position)s + 1:] END
     WHERE id = %(id)s AND state = {State.DEAD} AND %(position)s::smallint <> ALL(split)
     AND cardinality(message_ids) - cardinality(split) > 1
     RETURNING *
-), noted AS ({NOTE.format(message_ids="message_ids[%(position)s:%(position)s]", batches="b")})
+), recorded AS ({RECORD.format(message_ids="message_ids[%(position)s:%(position)s]", batches="batch")})
 INSERT INTO outbox_batch (topic_id, lane, first_seq, message_ids, order_keys, state, attempt, due_at, last_error)
-SELECT b.topic_id, b.lane, b.first_seq + %(position)s - 1, b.message_ids[%(position)s:%(position)s],
-    (SELECT o.order_keys[%(position)s:%(position)s] FROM outbox_batch o WHERE o.id = b.id),
-    %(next)s, b.attempt, CASE WHEN %(next)s = {State.RELEASED} THEN clock_timestamp() END, b.last_error
-FROM b
+SELECT topic_id, lane, first_seq + %(position)s - 1, message_ids[%(position)s:%(position)s],
+    (SELECT before.order_keys[%(position)s:%(position)s] FROM outbox_batch before WHERE before.id = batch.id),
+    %(next)s, attempt, CASE WHEN %(next)s = {State.RELEASED} THEN clock_timestamp() END, last_error
+FROM batch
 """
 
-# Messages without a row, and whether a copy is kept.
+# Messages without a row, and whether there is a copy.
 WITHOUT_ROW = """
-SELECT u.id, EXISTS (SELECT FROM outbox_dead d WHERE d.message_id = u.id AND d.body IS NOT NULL)
-FROM unnest(%s::uuid[]) u(id) WHERE NOT EXISTS (SELECT FROM outbox_message m WHERE m.id = u.id)
+SELECT wanted.id, EXISTS (SELECT FROM outbox_dead dead WHERE dead.message_id = wanted.id AND dead.body IS NOT NULL)
+FROM unnest(%s::uuid[]) wanted(id) WHERE NOT EXISTS (SELECT FROM outbox_message message WHERE message.id = wanted.id)
 """
 
 RESTORE = """
 INSERT INTO outbox_message (id, topic_id, key, headers, about, body)
-SELECT d.message_id, t.id, d.key, d.headers, d.about, d.body FROM outbox_dead d JOIN outbox_topic t ON t.name = d.topic
-WHERE d.message_id = ANY(%s) ON CONFLICT DO NOTHING
+SELECT dead.message_id, topic.id, dead.key, dead.headers, dead.about, dead.body
+FROM outbox_dead dead JOIN outbox_topic topic ON topic.name = dead.topic
+WHERE dead.message_id = ANY(%s) ON CONFLICT DO NOTHING
 """
 
-TOO_LATE = "Another process changed it first. Look again."
+TOO_LATE = "Another process changed this message first. Reload and try again."
 
 
 @dataclass(slots=True)
 class RetryResult:
     """
-    What was done about dead messages.
+    The result of retrying or skipping messages.
 
     Args:
-        messages: how many are sent again, or were skipped.
-        refused: message id -> why nothing was done about it.
+        messages: how many were released or skipped.
+        refused: message id -> why it was neither.
     """
 
     messages: int = 0
     refused: dict[str, str] = field(default_factory=dict)
 
     def refuse(self, message_ids: Iterable[UUID], reason: str) -> None:
-        """Note why nothing was done about these."""
+        """Add messages that were neither released nor skipped, with the reason."""
         self.refused.update({str(message_id): reason for message_id in message_ids})
 
 
 @dataclass(frozen=True, slots=True)
 class _Act:
-    """What is done about dead messages, by whom and why."""
+    """Whether messages are retried or skipped, by whom and why."""
 
     skip: bool
     by: str
     reason: str
 
     def arguments(self) -> dict[str, object]:
-        """Return what the statements take of it."""
-        following, verdict = (State.SKIPPED, FailedAttempt.SKIPPED) if self.skip else (State.RELEASED, FailedAttempt.RETRIED)
-        return {"next": following, "verdict": verdict, "by": self.by, "reason": self.reason}
+        """Return the parameters of the statements."""
+        next_state, verdict = (State.SKIPPED, FailedAttempt.SKIPPED) if self.skip else (State.RELEASED, FailedAttempt.RETRIED)
+        return {"next": next_state, "verdict": verdict, "by": self.by, "reason": self.reason}
 
 
 def retry_messages(
@@ -124,10 +127,10 @@ def retry_messages(
     Send dead messages again, or skip them.
 
     Args:
-        connection: in autocommit, or in a transaction that shall do all of it or nothing.
-        by: who does it: a user's name, or a command and who ran it.
-        reason: why, in that person's words.
-        skip: mark them SKIPPED; they are never sent.
+        connection: in autocommit, or in a transaction that does all of it or nothing.
+        by: the user's name, or a command and the name of the user who ran it.
+        reason: the user's reason.
+        skip: mark them SKIPPED, so that they are never sent.
     """
     result, act = RetryResult(), _Act(skip, by, reason)
     for start in range(0, len(message_ids), MESSAGES_AT_ONCE):
@@ -138,11 +141,12 @@ def retry_messages(
 
 def retry_all(connection: Connection, *, by: str, reason: str = "", topic: str | None = None, skip: bool = False) -> RetryResult:
     """
-    Send all dead messages, of a topic or at all, again, or skip them.
+    Send all dead messages again, or skip them.
 
     Args:
         connection: in autocommit.
-        by, reason, skip: as of `retry_messages`.
+        topic: only messages of this topic. None: of all topics.
+        by, reason, skip: as for `retry_messages`.
     """
     result, act = RetryResult(), _Act(skip, by, reason)
     after = 0
@@ -161,10 +165,10 @@ def _retry_some(connection: Connection, message_ids: Sequence[UUID], result: Ret
     found = [message_id for _, _, ids, _ in dead for message_id in ids]
     result.refuse(set(message_ids) - set(found), "It is not dead.")
     bare = set() if act.skip else set(_restore(connection, found))
-    result.refuse(bare, "Its message row is gone, and no copy is kept. Skip it.")
+    result.refuse(bare, "Its message row is gone, and there is no copy. Skip it.")
     whole: dict[int, set[UUID]] = {}
     for batch_id, left, ids, positions in dead:
-        chosen = {message_id: place for message_id, place in zip(ids, positions, strict=True) if message_id not in bare}
+        chosen = {message_id: position for message_id, position in zip(ids, positions, strict=True) if message_id not in bare}
         if len(chosen) == left:
             whole[batch_id] = set(chosen)
         else:
@@ -175,9 +179,9 @@ def _retry_some(connection: Connection, message_ids: Sequence[UUID], result: Ret
     result.refuse({message_id for ids in whole.values() for message_id in ids} - done, TOO_LATE)
 
 
-def _retry_each(connection: Connection, batch_id: int, places: Mapping[UUID, int], result: RetryResult, act: _Act) -> None:
-    """Take some messages out of a dead batch in which others stay."""
-    for message_id, position in places.items():
+def _retry_each(connection: Connection, batch_id: int, positions: Mapping[UUID, int], result: RetryResult, act: _Act) -> None:
+    """Retry or skip some messages of a dead batch; the others stay in it."""
+    for message_id, position in positions.items():
         arguments = act.arguments() | {"id": batch_id, "position": position}
         if connection.execute(RETRY_ONE, arguments).rowcount:
             result.messages += 1
@@ -186,7 +190,7 @@ def _retry_each(connection: Connection, batch_id: int, places: Mapping[UUID, int
 
 
 def _restore(connection: Connection, message_ids: Sequence[UUID]) -> list[UUID]:
-    """Write message rows that are gone again from their copies; return those that have none."""
+    """Restore message rows that are gone from their copies; return the messages that have no copy."""
     gone = connection.execute(WITHOUT_ROW, [list(message_ids)]).fetchall()
     kept = [message_id for message_id, has_copy in gone if has_copy]
     for day in sorted({day_of(message_id) for message_id in kept}):
@@ -198,5 +202,5 @@ def _restore(connection: Connection, message_ids: Sequence[UUID]) -> list[UUID]:
 
 def _wake(connection: Connection, result: RetryResult, *, skip: bool) -> None:
     if result.messages:
-        logger.info("%s dead messages were %s by hand", result.messages, "skipped" if skip else "released")
+        logger.info("%s dead messages were %s by an operator", result.messages, "skipped" if skip else "released")
         wake_relay(connection)

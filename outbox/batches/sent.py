@@ -1,4 +1,4 @@
-"""Sent: every message of a batch is confirmed by its broker; or some commits are, and the others stay open."""
+"""Sent: mark batches whose broker has confirmed all messages; store which commits of the others stay open."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from outbox.batches.batch import Batch, PreparedBatch
 from outbox.database import Connection
 from outbox.models import State
 
-# Many batches at once; a row count would not say which.
+# Returns ids, because a row count would not say which batches were marked.
 MARK_SENT = f"""
 UPDATE outbox_batch b SET state = {State.SENT}, sent_at = clock_timestamp(), lease_until = NULL, open = NULL
 FROM unnest(%s::bigint[], %s::bigint[]) s(id, attempt)
@@ -25,10 +25,10 @@ def mark_sent(connection: Connection, batches: Iterable[Batch | PreparedBatch], 
     Mark batches SENT.
 
     Args:
-        state: what they were before: CLAIMED when sent in one phase, PREPARED when sent in two.
+        state: their state before: CLAIMED when sent in one phase, PREPARED when sent in two.
 
     Returns:
-        The ids of those that this call has marked; the fence of the others was lost.
+        The ids of the batches that this call has marked; the fence of the others was lost.
     """
     chosen = list(batches)
     arguments = [[batch.id for batch in chosen], [batch.attempt for batch in chosen], state]
@@ -37,7 +37,7 @@ def mark_sent(connection: Connection, batches: Iterable[Batch | PreparedBatch], 
 
 def leave_open(connection: Connection, batch: PreparedBatch, positions: Sequence[int]) -> bool:
     """
-    Note which commits of a prepared batch have no answer yet.
+    Store which commits of a prepared batch have no answer yet.
 
     Returns:
         False when the fence was lost.

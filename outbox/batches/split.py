@@ -1,7 +1,7 @@
 """
-Split: messages that fare differently from their batch leave it for batches of their own.
+Split: messages whose send ended differently from the rest of their batch leave it for batches of their own.
 
-They leave as runs of neighbours, with the same lane and numbers. A position is decided or split, never both and never neither.
+They leave in runs of adjacent positions, with the same lane and numbers. Each position is either decided or split, never both.
 """
 
 from __future__ import annotations
@@ -15,9 +15,9 @@ from outbox.batches.failures import DeadNotice, copy_dead
 from outbox.database import Connection
 from outbox.models import State
 
-# Positions leave as runs lo..hi. `NOT split &&`: a repeat, or a second sweeper, splits nothing off twice.
+# Positions leave in runs lo..hi. `NOT split &&`: a repeated call, or a second sweep, splits nothing off twice.
 SPLIT = f"""
-WITH b AS (
+WITH batch AS (
     UPDATE outbox_batch SET state = %(next)s, sent_at = CASE WHEN %(next)s = {State.SENT} THEN clock_timestamp() END,
         decided_at = coalesce(decided_at, CASE WHEN %(next)s = {State.PREPARED} THEN clock_timestamp() END),
         ends_until = CASE WHEN state = {State.PREPARED} THEN ends_until
@@ -27,22 +27,22 @@ WITH b AS (
     WHERE id = %(id)s AND state = %(state)s AND attempt = %(attempt)s
     AND NOT split && %(positions)s::smallint[] AND cardinality(message_ids) > 1
     RETURNING *),
-s AS (
+split_off AS (
     INSERT INTO outbox_batch (topic_id, lane, first_seq, message_ids, order_keys, state, attempt, tries, due_at, last_error)
-    SELECT b.topic_id, b.lane, b.first_seq + r.lo - 1, b.message_ids[r.lo:r.hi], b.order_keys[r.lo:r.hi],
-        CASE WHEN r.dead THEN {State.DEAD} ELSE {State.RELEASED} END, b.attempt, b.tries + r.tried::int,
-        clock_timestamp() + r.wait, r.error
-    FROM b, unnest(%(lo)s::smallint[], %(hi)s::smallint[], %(dead)s::boolean[], %(tried)s::boolean[], %(wait)s::interval[],
-        %(errors)s::text[]) r(lo, hi, dead, tried, wait, error)
-    ORDER BY r.lo
+    SELECT topic_id, lane, first_seq + run.lo - 1, message_ids[run.lo:run.hi], order_keys[run.lo:run.hi],
+        CASE WHEN run.dead THEN {State.DEAD} ELSE {State.RELEASED} END, attempt, tries + run.tried::int,
+        clock_timestamp() + run.wait, run.error
+    FROM batch, unnest(%(lo)s::smallint[], %(hi)s::smallint[], %(dead)s::boolean[], %(tried)s::boolean[], %(wait)s::interval[],
+        %(errors)s::text[]) run(lo, hi, dead, tried, wait, error)
+    ORDER BY run.lo
     RETURNING id, state)
-SELECT array(SELECT id FROM s WHERE state = {State.DEAD}) FROM b
+SELECT array(SELECT id FROM split_off WHERE state = {State.DEAD}) FROM batch
 """
 
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """Neighbours (lo to hi) that leave for the same reason."""
+    """Adjacent positions (lo to hi) that leave for the same reason."""
 
     lo: int
     hi: int
@@ -52,20 +52,21 @@ class Run:
     @property
     def is_dead(self) -> bool:
         """
-        Only a rejection of this very message ends in DEAD, and a commit that nobody can prove any more.
+        Whether the messages become DEAD.
 
-        An outage or a time-out never does.
+        Only a message that the broker refuses does, and one whose commit can no longer be proved; an outage or a time-out never
+        makes a message DEAD.
         """
         return self.reason in (SplitReason.REFUSED, SplitReason.UNPROVEN)
 
     @property
     def is_tried(self) -> bool:
-        """Whether the try counts: neither an outage nor what an operator has to set right says anything of the message."""
+        """Whether the try is counted. An outage, or a configuration that an operator has to correct, is not counted."""
         return self.reason.is_failure and self.reason not in (SplitReason.UNAVAILABLE, SplitReason.MISCONFIGURED)
 
 
 def runs(unaccepted: Mapping[int, Unaccepted]) -> list[Run]:
-    """Join neighbours that leave for the same reason."""
+    """Join adjacent positions that leave for the same reason."""
     found: list[Run] = []
     for position, one in sorted(unaccepted.items()):
         last = found[-1] if found else None
@@ -93,7 +94,7 @@ def split(
     Split positions off a batch in a state; the rest of the batch goes on to `next_state`.
 
     Args:
-        leaving: each run becomes a batch, RELEASED or DEAD.
+        leaving: runs that each become a batch, RELEASED or DEAD.
         waits: for each run, how long until it may be claimed again.
         half_ids: one per position, None where it is split off; None leaves the stored ones.
         half_places: position -> where the broker stores the half message; None leaves the stored ones.
@@ -101,7 +102,7 @@ def split(
         open_positions: decided positions whose commit has no answer; None means all.
 
     Returns:
-        The messages that are dead now. None when the fence was lost, or a position had been split off before.
+        The messages that have become dead. None when the fence was lost, or a position had been split off before.
     """
     arguments = {
         "id": batch.id,

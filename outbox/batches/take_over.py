@@ -1,11 +1,11 @@
 """
-Take over: who finds a decided batch whose decider's time is over ends its half messages in the decider's place.
+Take over: a sweep ends the half messages of a decided batch in its decider's place, when the decider's time is over.
 
-Where a second COMMIT makes a second copy, only one process may end a half message, and only before `ends_until`. So this
-renews `ends_until`, in one statement: two sweepers never get one batch, its decider sends no more ends, and check-backs
-about it are UNKNOWN meanwhile.
+Where a second COMMIT makes a second copy, only one process may end a half message, and only before `ends_until`. So taking
+over renews `ends_until`, in one statement: two sweeps never get the same batch, its decider sends no more ends, and the
+answer to check-backs about it is UNKNOWN meanwhile.
 
-Where a second end does no harm, nobody needs to: `read_prepared` returns the batches as they are.
+Where a second end does no harm, no batch is taken over: `read_prepared` returns the batches unchanged.
 """
 
 from __future__ import annotations
@@ -19,53 +19,57 @@ from outbox.batches.batch import PreparedBatch
 from outbox.database import Connection
 from outbox.models import State
 
-# So long after the last end may have left, none is done any more. A broker that was frozen performs the ends that waited at
-# its port when it goes on: after 8 s it did 40 of 40. What is looked up sooner may be published a moment later.
+# A broker may still perform an end that was sent just before `ends_until`: one that was frozen for 8 s performed 40 of 40 ends
+# waiting at its port when it continued. So a batch is taken over this long after `ends_until`; a message looked up sooner might
+# be published a moment later.
 SETTLE = timedelta(seconds=10)
 
-COLUMNS = """b.id, b.attempt, o.name, b.message_ids::text[], b.half_ids, b.half_places, b.open, b.split, b.tries, b.decided_at,
-    b.ends_until, (SELECT id FROM outbox_source)"""
+COLUMNS = """batch.id, batch.attempt, topic.name, batch.message_ids::text[], batch.half_ids, batch.half_places, batch.open,
+    batch.split, batch.tries, batch.decided_at, batch.ends_until, (SELECT id FROM outbox_source)"""
 
-# Batches of one message and of 500 alike: oldest first, until so many messages are reached; the very first in any case.
+# The oldest batches until their messages reach the limit, whether a batch has one message or 500; at least the first one.
 PAGE = """
-    SELECT id FROM (SELECT id, sum(messages) OVER (ORDER BY id) - messages AS before FROM waiting) w
+    SELECT id FROM (SELECT id, sum(messages) OVER (ORDER BY id) - messages AS before FROM waiting) counted
     WHERE before < %(messages)s"""
 
 TAKE_OVER = f"""
 WITH waiting AS (
-    SELECT b.id, cardinality(b.message_ids) AS messages
-    FROM outbox_batch b JOIN outbox_topic o ON o.id = b.topic_id AND o.broker = %(broker)s
-    WHERE b.state = {State.PREPARED}
-    AND coalesce(b.ends_until, b.decided_at + %(window)s) < clock_timestamp() - %(settle)s
-    ORDER BY b.id LIMIT %(batches)s FOR UPDATE OF b SKIP LOCKED),
+    SELECT batch.id, cardinality(batch.message_ids) AS messages
+    FROM outbox_batch batch JOIN outbox_topic topic ON topic.id = batch.topic_id AND topic.broker = %(broker)s
+    WHERE batch.state = {State.PREPARED}
+    AND coalesce(batch.ends_until, batch.decided_at + %(window)s) < clock_timestamp() - %(settle)s
+    ORDER BY batch.id LIMIT %(batches)s FOR UPDATE OF batch SKIP LOCKED),
 page AS ({PAGE}),
-b AS (
-    UPDATE outbox_batch t SET ends_until = clock_timestamp() + %(window)s FROM page WHERE t.id = page.id RETURNING t.*)
-SELECT {COLUMNS} FROM b JOIN outbox_topic o ON o.id = b.topic_id ORDER BY b.id
+batch AS (
+    UPDATE outbox_batch taken SET ends_until = clock_timestamp() + %(window)s FROM page
+    WHERE taken.id = page.id RETURNING taken.*)
+SELECT {COLUMNS} FROM batch JOIN outbox_topic topic ON topic.id = batch.topic_id ORDER BY batch.id
 """
 
-# Whoever took a batch over later has changed `ends_until`.
+# A batch that another sweep took over meanwhile has another `ends_until`.
 RENEW = f"""
-UPDATE outbox_batch b SET ends_until = clock_timestamp() + %s
-FROM unnest(%s::bigint[], %s::bigint[], %s::timestamptz[]) s(id, attempt, ends_until)
-WHERE b.id = s.id AND b.state = {State.PREPARED} AND b.attempt = s.attempt AND b.ends_until = s.ends_until RETURNING b.id
+UPDATE outbox_batch batch SET ends_until = clock_timestamp() + %s
+FROM unnest(%s::bigint[], %s::bigint[], %s::timestamptz[]) held(id, attempt, ends_until)
+WHERE batch.id = held.id AND batch.state = {State.PREPARED} AND batch.attempt = held.attempt
+AND batch.ends_until = held.ends_until RETURNING batch.id
 """
 
-# `after`: those that stay open starve nobody.
+# `after`: batches that stay open do not starve the others.
 READ_PREPARED = f"""
 WITH waiting AS (
-    SELECT b.id, cardinality(b.message_ids) AS messages
-    FROM outbox_batch b JOIN outbox_topic o ON o.id = b.topic_id AND o.broker = %(broker)s
-    WHERE b.state = {State.PREPARED} AND b.decided_at < clock_timestamp() - %(age)s AND b.id > %(after)s
-    ORDER BY b.id LIMIT %(batches)s),
+    SELECT batch.id, cardinality(batch.message_ids) AS messages
+    FROM outbox_batch batch JOIN outbox_topic topic ON topic.id = batch.topic_id AND topic.broker = %(broker)s
+    WHERE batch.state = {State.PREPARED} AND batch.decided_at < clock_timestamp() - %(age)s AND batch.id > %(after)s
+    ORDER BY batch.id LIMIT %(batches)s),
 page AS ({PAGE})
-SELECT {COLUMNS} FROM outbox_batch b JOIN page USING (id) JOIN outbox_topic o ON o.id = b.topic_id ORDER BY b.id
+SELECT {COLUMNS} FROM outbox_batch batch JOIN page USING (id) JOIN outbox_topic topic ON topic.id = batch.topic_id
+ORDER BY batch.id
 """
 
 
 @dataclass(frozen=True, slots=True)
 class Limit:
-    """How much is taken at once, whichever is reached first; the last batch may go beyond `messages`."""
+    """The size of a page: it ends when either limit is reached; its last batch may exceed `messages`."""
 
     batches: int
     messages: int
@@ -73,10 +77,10 @@ class Limit:
 
 def take_over(connection: Connection, *, broker: str, window: timedelta, limit: Limit) -> list[PreparedBatch]:
     """
-    Take prepared batches over whose decider's time is over, oldest first.
+    Take over prepared batches whose decider's time is over, oldest first.
 
     Args:
-        window: how long the caller may end their half messages, from before this call on.
+        window: how long the caller may end their half messages, counted from before this call.
     """
     arguments = {"broker": broker, "window": window, "settle": SETTLE, "batches": limit.batches, "messages": limit.messages}
     return [_prepared(row) for row in connection.execute(TAKE_OVER, arguments).fetchall()]
@@ -84,26 +88,26 @@ def take_over(connection: Connection, *, broker: str, window: timedelta, limit: 
 
 def renew(connection: Connection, batches: Iterable[PreparedBatch], *, window: timedelta) -> set[int]:
     """
-    Renew the time in which the caller may end batches that it took over: looking half messages up may take as long.
+    Renew the time in which the caller may end batches that it took over, since looking their half messages up takes time.
 
     Args:
-        window: how long the caller may end their half messages, from before this call on.
+        window: how long the caller may end their half messages, counted from before this call.
 
     Returns:
-        The ids of those that nobody else has taken over meanwhile.
+        The ids of the batches that no other process has taken over meanwhile.
     """
     chosen = list(batches)
-    seen = [[one.id for one in chosen], [one.attempt for one in chosen], [one.ends_until for one in chosen]]
-    return {row[0] for row in connection.execute(RENEW, [window, *seen]).fetchall()}
+    held = [[one.id for one in chosen], [one.attempt for one in chosen], [one.ends_until for one in chosen]]
+    return {row[0] for row in connection.execute(RENEW, [window, *held]).fetchall()}
 
 
 def read_prepared(connection: Connection, *, broker: str, age: timedelta, after: int, limit: Limit) -> list[PreparedBatch]:
     """
-    Return prepared batches that anybody may end, since a second end does no harm; oldest first.
+    Return prepared batches, oldest first. The caller may end them where a second end does no harm.
 
     Args:
-        age: those that were decided more recently are still their relay's.
-        after: the batch behind which to begin.
+        age: batches decided more recently are left to their relay.
+        after: id of the batch after which to begin.
     """
     arguments = {"broker": broker, "age": age, "after": after, "batches": limit.batches, "messages": limit.messages}
     return [_prepared(row) for row in connection.execute(READ_PREPARED, arguments).fetchall()]

@@ -9,7 +9,7 @@ from time import monotonic
 
 from outbox.batches.batch import Batch
 from outbox.batches.claim import TOPICS_PER_CLAIM, Scope, claim, claim_ordered, reclaim
-from outbox.batches.claim_topic import NewOfTopic, claim_topic
+from outbox.batches.claim_topic import TopicClaim, claim_topic
 from outbox.database import Connection
 from outbox.relay.lane import Lane
 
@@ -141,7 +141,7 @@ class Claims:
                 batches += self.claim_ordered(without=without, only=found.topic)
         return batches
 
-    def _claim_topic(self, topic_id: int, scan_from: int, without: Collection[str]) -> NewOfTopic:
+    def _claim_topic(self, topic_id: int, scan_from: int, without: Collection[str]) -> TopicClaim:
         scope = self._scope(without, None)
         found = claim_topic(self.connection, scope, topic_id, lane=self.lane.number, lease=self.lease, scan_from=scan_from)
         if found.last_pos is not None:

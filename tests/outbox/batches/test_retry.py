@@ -145,7 +145,7 @@ class TestSettleMessages:
 
         result = retry_messages(overtaken, [batch.message_ids[0]], by="ada")
 
-        assert result.refused == {str(batch.message_ids[0]): "Another process changed it first. Look again."}
+        assert result.refused == {str(batch.message_ids[0]): "Another process changed this message first. Reload and try again."}
         assert Batch.objects.get().state == change.get("state", State.DEAD)
 
     def test_takes_no_message_that_another_process_took_out_of_the_batch_meanwhile(self, connection):
@@ -155,7 +155,7 @@ class TestSettleMessages:
         result = retry_messages(overtaken, batch.message_ids, by="ada")
 
         assert result.messages == 2
-        assert result.refused == {str(batch.message_ids[1]): "Another process changed it first. Look again."}
+        assert result.refused == {str(batch.message_ids[1]): "Another process changed this message first. Reload and try again."}
 
     def test_asks_the_database_the_same_few_times_for_many_messages(self, connection):
         many = [message_id for _ in range(20) for message_id in dead().message_ids]

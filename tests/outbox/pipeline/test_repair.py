@@ -130,7 +130,7 @@ class TestSend:
 
         second = repair.send(older.pk, "default", by="bob")
 
-        assert (second.ids, list(second.refused)) == ([], ["It was sent again since that audit looked."])
+        assert (second.ids, list(second.refused)) == ([], ["It was sent again after that audit."])
 
     def test_does_not_deliver_what_the_broker_still_has_for_the_group(self, finding):
         relay(1)
