@@ -25,7 +25,7 @@ STATES = [
     ("A batch", "outbox/models/batch.py", "State"),
     ("A message, as people see it", "outbox/models/message.py", "MessageStatus"),
     ("What a broker answers to a send", "outbox/brokers/types.py", "SendStatus"),
-    ("A half message of the embedded broker", "outbox/embedded/models.py", "HalfState"),
+    ("A half message of the embedded broker", "outbox/embedded/half_state.py", "HalfState"),
     ("The answer to a check-back", "outbox/message.py", "Resolution"),
     ("A delivery to a handler", "outbox/consuming/outcome.py", "Outcome"),
 ]

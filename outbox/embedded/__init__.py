@@ -1,7 +1,7 @@
 """
-The embedded broker: tables in PostgreSQL, written over a connection of its own, each statement a transaction.
+The embedded broker keeps messages in tables of PostgreSQL. It has its own connection; each statement is a transaction.
 
-`log.py` holds the one invariant everything else leans on: a queue's positions become visible in their order.
+`log.py` has the invariant that everything else relies on: the positions of a queue become visible in order.
 """
 
 from outbox.embedded.broker import EmbeddedBroker

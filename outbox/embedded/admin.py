@@ -1,4 +1,4 @@
-"""Half messages of the embedded broker that nobody has ended: how old, how often asked about, and asking now."""
+"""Admin of the embedded broker's half messages: their age and check-backs, and an action that checks back now."""
 
 from __future__ import annotations
 
@@ -20,7 +20,8 @@ from outbox.admin.pages import Page, register_page
 from outbox.admin.text import badge, moment, plain, shown, since
 from outbox.check_backs.ask import in_process
 from outbox.embedded import EmbeddedBroker
-from outbox.embedded.models import EmbeddedHalf, EmbeddedTopic, HalfState
+from outbox.embedded.half_state import HalfState
+from outbox.embedded.models import EmbeddedHalf, EmbeddedTopic
 from outbox.errors import BrokerUnavailable
 
 register_page(Page(50, "Half messages", EmbeddedHalf, "outbox_embedded_embeddedhalf_changelist"))
@@ -29,7 +30,7 @@ TONES = {HalfState.UNDECIDED: "waiting", HalfState.PARKED: "bad"}
 
 
 class UnresolvedFilter(Filter):
-    """Those without an end, unless the person asks for others. Their indexes hold nothing else."""
+    """Filter by state; by default half messages without an end, which partial indexes find."""
 
     title = "state"
     parameter_name = "state"
@@ -96,13 +97,13 @@ class HalfAdmin(ReadOnlyAdmin):
     def next_ask(self, row: EmbeddedHalf) -> SafeString:
         return moment(row.ask_at if row.state == HalfState.UNDECIDED else None)
 
-    @admin.action(description="Ask again now", permissions=["ask"])
+    @admin.action(description="Check back now", permissions=["ask"])
     def ask(self, request: HttpRequest, queryset: QuerySet[EmbeddedHalf]) -> None:
-        """Ask about each in this process, record it as the admin's, and end it as answered."""
+        """Check back about each half message in this process, record it as the admin's, and end it as answered."""
         alias = _broker()
         chosen = list(queryset.order_by("id").values_list("id", "message_id")[: self.list_per_page])
         if alias is None or not chosen:
-            self.message_user(request, "Nothing was asked: they have ended.", messages.WARNING)
+            self.message_user(request, "No check-back was needed: they have ended.", messages.WARNING)
             return
         ask = in_process(_database_of(alias), asked_by="admin")
         try:
@@ -110,15 +111,15 @@ class HalfAdmin(ReadOnlyAdmin):
                 assert isinstance(broker, EmbeddedBroker)
                 for half_id, message_id in chosen:
                     answer = broker.check_half(ask, str(half_id))
-                    said = str(answer) if answer else "it has ended before"
-                    self.message_user(request, f"Half message {half_id} of message {plain(message_id)}: {said}.")
-                    write_log(request, self.model, {str(half_id): f"half message {half_id}"}, f"Asked about: {said}.")
+                    result = str(answer) if answer else "it had ended before"
+                    self.message_user(request, f"Half message {half_id} of message {plain(message_id)}: {result}.")
+                    write_log(request, self.model, {str(half_id): f"half message {half_id}"}, f"Checked back: {result}.")
         except BrokerUnavailable as error:
-            self.message_user(request, f"The broker is out of reach: {error}", messages.ERROR)
+            self.message_user(request, f"The broker cannot be reached: {error}", messages.ERROR)
 
 
 def _broker() -> str | None:
-    """Return the first of the embedded brokers; None where the project has none."""
+    """Return the alias of the first embedded broker; None where the project has none."""
     brokers = conf.settings().brokers
     return next((alias for alias in sorted(brokers) if issubclass(conf.broker_class(alias), EmbeddedBroker)), None)
 

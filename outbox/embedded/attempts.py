@@ -1,4 +1,4 @@
-"""One attempt at a batch of messages or ends, and what its errors mean for each of them."""
+"""Store or end several messages in one statement, and turn its errors into results for each of them."""
 
 from __future__ import annotations
 
@@ -17,27 +17,27 @@ T = TypeVar("T")
 Act = Callable[[Connection, Sequence[T]], list[SendResult]]
 
 
-def attempt(link: Client, given: Sequence[T], act: Act[T]) -> list[SendResult]:
+def attempt(client: Client, given: Sequence[T], act: Act[T]) -> list[SendResult]:
     """
-    Act on all in one statement; give an outcome for each.
+    Act on all items in one statement; return a result for each.
 
-    When the database refuses the data of one, the batch is halved until that one stands alone: its fellows go.
+    When the database rejects the data of one item, halve the items until it is alone, so that the others succeed.
     """
     try:
-        return _act(link, given, act)
+        return _act(client, given, act)
     except BrokerUnavailable as error:
         return [SendResult(SendStatus.UNAVAILABLE, reason=str(error))] * len(given)
     except psycopg.Error as error:
-        verdict = status_of(error)
-        if verdict is SendStatus.REFUSED and len(given) > 1:
+        status = status_of(error)
+        if status is SendStatus.REFUSED and len(given) > 1:
             middle = len(given) // 2
-            return attempt(link, given[:middle], act) + attempt(link, given[middle:], act)
-        return [SendResult(verdict, reason=reason_of(error))] * len(given)
+            return attempt(client, given[:middle], act) + attempt(client, given[middle:], act)
+        return [SendResult(status, reason=reason_of(error))] * len(given)
 
 
-def _act(link: Client, given: Sequence[T], act: Act[T]) -> list[SendResult]:
-    with link.call() as connection:
+def _act(client: Client, given: Sequence[T], act: Act[T]) -> list[SendResult]:
+    with client.call() as connection:
         try:
             return act(connection, given)
-        except errors.DeadlockDetected:  # two ends of the same halves, taken in different orders; nothing was done
+        except errors.DeadlockDetected:  # with another end of the same half messages in another order; nothing was done
             return act(connection, given)

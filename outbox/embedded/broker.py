@@ -1,4 +1,4 @@
-"""The embedded broker: the contract, each call handed to its room."""
+"""The embedded broker's class: each method calls the module that implements it."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ logger = get_logger(__name__)
 
 
 class EmbeddedBroker(NeedsCheckLoop, DeadLetters, StoredInDatabase):
-    """Keeps messages in tables of PostgreSQL. What it promises stands in docs/guarantees.md."""
+    """A broker that keeps messages in tables of PostgreSQL. Its guarantees are in docs/guarantees.md."""
 
     app: ClassVar[str] = "outbox.embedded"
     end_semantics = EndSemantics.IDEMPOTENT
@@ -58,11 +58,11 @@ class EmbeddedBroker(NeedsCheckLoop, DeadLetters, StoredInDatabase):
         self._renewals = Client(self._settings)  # renew() and release() may come from a second thread
         self._stored = Topics(self.topics)
         self._joined: set[tuple[str, int]] = set()
-        self._turns = itertools.count()  # of receives
+        self._receives = itertools.count()
 
     @classmethod
     def check_options(cls, options: Mapping[str, Any]) -> list[Problem]:
-        """Return what is wrong with the OPTIONS, without a connection."""
+        """Return problems of the OPTIONS, without connecting."""
         return problems(options)
 
     @classmethod
@@ -72,7 +72,7 @@ class EmbeddedBroker(NeedsCheckLoop, DeadLetters, StoredInDatabase):
 
     @classmethod
     def max_check_back_age(cls, options: Mapping[str, Any]) -> timedelta:
-        """Return up to which age a half message may be asked about."""
+        """Return up to which age of a half message check-backs are sent."""
         return read_options(EmbeddedOptions, options).max_check_back_age
 
     @classmethod
@@ -82,7 +82,12 @@ class EmbeddedBroker(NeedsCheckLoop, DeadLetters, StoredInDatabase):
 
     @classmethod
     def read_status(cls, options: Mapping[str, Any], database: str, connection: Connection) -> BrokerStatus:
-        """Return parked half messages and dead letters, where the database is the broker's. Raises NotMigrated."""
+        """
+        Return parked half messages and dead letters, if the database is the broker's.
+
+        Raises:
+            NotMigrated: the broker's tables are missing.
+        """
         if cls.stored_in(options) != database:
             return BrokerStatus()
         with tables_there():
@@ -90,12 +95,17 @@ class EmbeddedBroker(NeedsCheckLoop, DeadLetters, StoredInDatabase):
 
     @classmethod
     def read_copies(cls, options: Mapping[str, Any], message_id: str, half_ids: Sequence[str]) -> list[StoredCopy]:
-        """Return the visible message and the half messages of that id. Raises NotMigrated."""
+        """
+        Return the visible message and the half messages of that id.
+
+        Raises:
+            NotMigrated: the broker's tables are missing.
+        """
         with tables_there():
             return monitoring.read_copies(raw(read_options(EmbeddedOptions, options).database), message_id, half_ids)
 
     def check(self) -> list[Problem]:
-        """Return what is wrong with the options, and where the tables' topics differ from settings."""
+        """Return problems of the options, and differences between the stored topics and settings."""
         found = self.check_options(self.options)
         if not found:
             with self._client.translated() as connection:
@@ -103,24 +113,24 @@ class EmbeddedBroker(NeedsCheckLoop, DeadLetters, StoredInDatabase):
         return found
 
     def send(self, messages: Sequence[Outgoing]) -> list[SendResult]:
-        """Make messages visible at once, those with a time at their time; a repeat of one adds nothing."""
+        """Make messages visible, delayed ones at their time. A message that was sent before is not stored again."""
 
         def act(connection: Connection, good: Sequence[Outgoing]) -> list[SendResult]:
             return producer.send(connection, self._stored, good, now=self._now())
 
-        return self._look_and_store(messages, act, is_half=False)
+        return self._validate_and_store(messages, act, is_half=False)
 
     def send_halves(self, messages: Sequence[Outgoing]) -> list[SendResult]:
-        """Store half messages, all in one statement."""
+        """Store half messages in one statement."""
         check_after = self._settings.check_after
 
         def act(connection: Connection, good: Sequence[Outgoing]) -> list[SendResult]:
             return producer.send_halves(connection, self._stored, good, check_after=check_after, now=self._now())
 
-        return self._look_and_store(messages, act, is_half=True)
+        return self._validate_and_store(messages, act, is_half=True)
 
     def new_half_id(self, message_id: str) -> str:
-        """Draw an id; over a new connection where the last one broke unseen, since nothing is stored by it."""
+        """Return an id for a half message; retries once over a new connection, because this stores nothing."""
         with self._client.translated() as connection:
             try:
                 return halves.new_id(connection)
@@ -128,9 +138,9 @@ class EmbeddedBroker(NeedsCheckLoop, DeadLetters, StoredInDatabase):
                 return halves.new_id(self._client.connection())
 
     def end(self, refs: Sequence[HalfRef], resolution: Resolution, *, within: timedelta | None = None) -> list[SendResult]:
-        """Commit or roll back; the first end wins, and each later one hears of it."""
+        """Commit or roll back half messages. The first end wins; later ones return it."""
         if resolution is Resolution.UNKNOWN:
-            raise ValueError("A half message ends by COMMIT or ROLLBACK.")
+            raise ValueError("A half message is ended with COMMIT or ROLLBACK, not UNKNOWN.")
         deadline = inf if within is None else time.monotonic() + within.total_seconds()
 
         def act(connection: Connection, given: Sequence[HalfRef]) -> list[SendResult]:
@@ -141,7 +151,7 @@ class EmbeddedBroker(NeedsCheckLoop, DeadLetters, StoredInDatabase):
         return attempt(self._client, refs, act)
 
     def look_up_halves(self, refs: Sequence[HalfRef]) -> list[HalfStatus]:
-        """Look half messages and their messages up, all in one statement."""
+        """Look up half messages and their messages in one statement."""
         retention = {topic.name: topic.retention for topic in self.topics.values()}
         try:
             with self._client.translated() as connection:
@@ -151,7 +161,7 @@ class EmbeddedBroker(NeedsCheckLoop, DeadLetters, StoredInDatabase):
             return [HalfStatus.UNKNOWN] * len(refs)
 
     def check_halves(self, ask: Callable[[Half], Resolution], *, limit: int = 100) -> int:
-        """Ask about half messages that are due and end them as answered; an exception of `ask` means UNKNOWN."""
+        """Check back about half messages that are due, and end them as answered; an exception of `ask` means UNKNOWN."""
         settings = self._settings
         with self._client.translated() as connection:
             checks.park(connection, check_limit=settings.check_limit, now=self._now())
@@ -167,21 +177,21 @@ class EmbeddedBroker(NeedsCheckLoop, DeadLetters, StoredInDatabase):
         return len(due)
 
     def check_half(self, ask: Callable[[Half], Resolution], half_id: str) -> Resolution | None:
-        """Ask about one half message now, due, parked or not, and end it as answered. None: it has ended before."""
+        """Check back about one half message now, even a parked one, and end it as answered. None: it had ended before."""
         with self._client.translated() as connection:
             interval = self._settings.check_interval
             half = checks.take_one(connection, int(half_id), interval=interval, now=self._now())
         return self._ask(ask, half) if half else None
 
     def ask_again(self, half_id: str) -> bool:
-        """Ask about a parked half message again. False: it is not parked."""
+        """Resume check-backs about a parked half message. False: it is not parked."""
         with self._client.translated() as connection:
             return checks.ask_again(connection, int(half_id), now=self._now())
 
     def receive(
         self, group: str, topics: Collection[str], *, limit: int, invisible_for: timedelta, wait: timedelta
     ) -> list[Delivery]:
-        """Take messages for a group, waiting up to `wait` for the first."""
+        """Receive messages for a group; wait up to `wait` for the first."""
         with self._client.translated() as connection:
             reader = self._reader(connection, group, topics, invisible_for)
             rows = wakeup.take(self._client, reader, limit, wait)
@@ -189,7 +199,7 @@ class EmbeddedBroker(NeedsCheckLoop, DeadLetters, StoredInDatabase):
         return [delivery(group, names[row.topic_id], row) for row in rows]
 
     def renew(self, deliveries: Sequence[Delivery], invisible_for: timedelta) -> list[Delivery | None]:
-        """Hold deliveries longer, over a connection of its own: `receive` may be waiting on the other."""
+        """Hold deliveries longer. This has its own connection, because `receive` may be waiting on the other."""
         self._client.deregister_while_idle()
         with self._renewals.translated() as connection:
             return settlement.renew(connection, deliveries, invisible_for, now=self._now())
@@ -200,31 +210,31 @@ class EmbeddedBroker(NeedsCheckLoop, DeadLetters, StoredInDatabase):
             settlement.release(connection, deliveries, now=self._now())
 
     def ack(self, deliveries: Sequence[Delivery]) -> list[bool]:
-        """Finish deliveries that are still held."""
+        """Acknowledge deliveries that are still held."""
         with self._client.translated() as connection:
             if any(self.topics[one.topic].type is TopicType.FIFO for one in deliveries if one.topic in self.topics):
-                self._client.lull = None  # the next messages of their keys are due
+                self._client.scan_validity = None  # the next messages of their keys are due
             return settlement.ack(connection, deliveries, now=self._now())
 
     def retry(self, delivery: Delivery, after: timedelta) -> bool:
-        """Release a delivery. Its message is due again after the given time."""
+        """Release a delivery; its message is due again after the given time."""
         with self._client.translated() as connection:
-            self._client.lull = None
+            self._client.scan_validity = None
             return settlement.retry(connection, delivery, after, now=self._now())
 
     def dead_letter(self, delivery: Delivery, reason: str) -> bool:
         """Store the message as a dead letter, until it is replayed or discarded."""
         with self._client.translated() as connection:
-            self._client.lull = None
+            self._client.scan_validity = None
             return settlement.dead_letter(connection, delivery, reason, now=self._now())
 
     def dead_letters(self, group: str, *, limit: int = 100) -> list[DeadLetter]:
-        """List what a group gave up, oldest first."""
+        """Return the dead letters of a group, oldest first."""
         with self._client.translated() as connection:
             return settlement.dead_letters(connection, group, limit)
 
     def replay(self, group: str, letters: Sequence[str]) -> int:
-        """Deliver dead letters to their group again, attempts from 1."""
+        """Deliver dead letters to their group again, with attempts counted from 1."""
         with self._client.translated() as connection:
             return settlement.replay(connection, group, letters, now=self._now())
 
@@ -234,7 +244,7 @@ class EmbeddedBroker(NeedsCheckLoop, DeadLetters, StoredInDatabase):
             return settlement.discard(connection, group, letters)
 
     def deliver_again(self, group: str, message_ids: Sequence[str]) -> set[str]:
-        """Deliver messages that the group has read to it again, unless it still has them before it."""
+        """Deliver messages again that the group has read and finished."""
         with self._client.translated() as connection:
             return settlement.deliver_again(connection, group, message_ids, now=self._now())
 
@@ -244,7 +254,7 @@ class EmbeddedBroker(NeedsCheckLoop, DeadLetters, StoredInDatabase):
             return lookup.backlog(connection, group)
 
     def may_deliver_again(self, group: str, message_ids: Collection[str]) -> set[str]:
-        """Return those that the group has not read, has not finished, or keeps as dead letters."""
+        """Return the ids that the group has not read, has not finished, or keeps as dead letters."""
         with self._client.translated() as connection:
             return lookup.open_ids(connection, group, message_ids)
 
@@ -254,7 +264,7 @@ class EmbeddedBroker(NeedsCheckLoop, DeadLetters, StoredInDatabase):
             return lookup.find(connection, message_id, now=self._now())
 
     def prune(self, *, keep_since: datetime | None = None, limit: int = 10_000) -> int:
-        """Delete what retention no longer keeps, as `retention.py` says. Return how many rows."""
+        """Delete rows past their retention, as `retention.py` describes; return how many."""
         with self._client.translated() as connection:
             topics = [(self._stored.stored(connection, spec.name), spec.retention) for spec in self.topics.values()]
             return retention.prune(connection, topics, keep_since=keep_since, limit=limit, now=self._now())
@@ -280,7 +290,7 @@ class EmbeddedBroker(NeedsCheckLoop, DeadLetters, StoredInDatabase):
             self.end([HalfRef(half.topic, half.half_id, half.message_id, source=source)], answer)
         return answer
 
-    def _look_and_store(self, messages: Sequence[Outgoing], act: Act[Outgoing], *, is_half: bool) -> list[SendResult]:
+    def _validate_and_store(self, messages: Sequence[Outgoing], act: Act[Outgoing], *, is_half: bool) -> list[SendResult]:
         limit = self.max_body_bytes
         rejections = [validate(one, self.topics, is_half=is_half, max_body_bytes=limit) for one in messages]
         good = [one for one, rejection in zip(messages, rejections, strict=True) if rejection is None]
@@ -289,7 +299,7 @@ class EmbeddedBroker(NeedsCheckLoop, DeadLetters, StoredInDatabase):
 
     def _reader(self, connection: Connection, group: str, topics: Collection[str], invisible_for: timedelta) -> receiver.Reader:
         stored = [self._stored.stored(connection, name) for name in topics]
-        reader = receiver.Reader(group, stored, invisible_for, next(self._turns), self._now)
+        reader = receiver.Reader(group, stored, invisible_for, next(self._receives), self._now)
         new = {(group, topic.id) for topic in stored} - self._joined
         if new:
             receiver.join(connection, reader, at_end=self._settings.start == "latest")

@@ -1,8 +1,8 @@
 """
-The check loop: ask about half messages that nobody ended.
+The check loop: send check-backs about half messages that were not ended.
 
-An ask is counted and the next one set before the question is put, in one statement of its own: no transaction is open
-while the answer is awaited, two loops never put the same question, and a loop that dies has still asked.
+A check-back is counted, and the next one scheduled, before it is sent, in a statement of its own. So no transaction is open
+during the check-back, two loops never send the same one, and a loop that dies has still counted it.
 """
 
 from __future__ import annotations
@@ -15,15 +15,17 @@ import msgspec
 from outbox import signals
 from outbox.database import Connection
 from outbox.embedded.clock import NOW
+from outbox.embedded.half_state import HalfState
+from outbox.embedded.halves import OPEN
 from outbox.logs import get_logger
 from outbox.message import Half, Resolution
 
 logger = get_logger(__name__)
 
-# Doubled with each ask, at most sixteen-fold: 10 s, 20 s, 40 s, 80 s, 160 s, 160 s ...
+# The interval doubles with each check-back, up to sixteen-fold: 10 s, 20 s, 40 s, 80 s, 160 s, 160 s ...
 TAKE_DUE_HALVES = f"""
 WITH due AS (
-    SELECT id FROM outbox_embedded_half WHERE state = 0 AND ask_at <= {NOW} AND asked < %(check_limit)s
+    SELECT id FROM outbox_embedded_half WHERE state = {HalfState.UNDECIDED} AND ask_at <= {NOW} AND asked < %(check_limit)s
     ORDER BY ask_at LIMIT %(limit)s FOR UPDATE SKIP LOCKED
 )
 UPDATE outbox_embedded_half h
@@ -32,32 +34,35 @@ FROM due, outbox_embedded_topic t WHERE h.id = due.id AND t.id = h.topic_id
 RETURNING t.name, h.message_id, h.id::text, h.token, h.asked, h.born_at, h.key, h.headers, h.body
 """
 
-# Asked as often as allowed, and the time of the next ask has come.
+# Check-backs have reached their limit, and the next one would be due.
 PARK = f"""
-UPDATE outbox_embedded_half h SET state = 1 FROM outbox_embedded_topic t
-WHERE h.state = 0 AND h.ask_at <= {NOW} AND h.asked >= %(check_limit)s AND t.id = h.topic_id
+UPDATE outbox_embedded_half h SET state = {HalfState.PARKED} FROM outbox_embedded_topic t
+WHERE h.state = {HalfState.UNDECIDED} AND h.ask_at <= {NOW} AND h.asked >= %(check_limit)s AND t.id = h.topic_id
 RETURNING h.id, t.name, h.message_id, h.token, h.asked
 """
 
-# An ask out of turn, counted; a parked half stays parked. No row comes back of a half that has ended.
+# An extra check-back, which is counted, too; a parked half message stays parked. Returns no row if it has ended.
 TAKE_HALF = f"""
 UPDATE outbox_embedded_half h SET asked = h.asked + 1, ask_at = {NOW} + %(interval)s
-FROM outbox_embedded_topic t WHERE h.id = %(id)s AND h.state IN (0, 1) AND t.id = h.topic_id
+FROM outbox_embedded_topic t WHERE h.id = %(id)s AND h.state IN {OPEN} AND t.id = h.topic_id
 RETURNING t.name, h.message_id, h.id::text, h.token, h.asked, h.born_at, h.key, h.headers, h.body
 """
 
-ASK_AGAIN = f"UPDATE outbox_embedded_half SET state = 0, asked = 0, ask_at = {NOW} WHERE id = %(id)s AND state = 1"
+ASK_AGAIN = f"""
+UPDATE outbox_embedded_half SET state = {HalfState.UNDECIDED}, asked = 0, ask_at = {NOW}
+WHERE id = %(id)s AND state = {HalfState.PARKED}
+"""
 
 
 def take_due(connection: Connection, *, limit: int, check_limit: int, interval: timedelta, now: datetime | None) -> list[Half]:
-    """Return the half messages to be asked about now, this ask counted."""
+    """Return the half messages whose check-back is due, and count it."""
     parameters = {"limit": limit, "check_limit": check_limit, "interval": interval, "now": now}
     rows = connection.execute(TAKE_DUE_HALVES, parameters).fetchall()
     return [_half(*row) for row in rows]
 
 
 def take_one(connection: Connection, half_id: int, *, interval: timedelta, now: datetime | None) -> Half | None:
-    """Return one half message to be asked about now, due or not, this ask counted; None where it has ended."""
+    """Return one half message for a check-back, due or not, and count it; None if it has ended."""
     row = connection.execute(TAKE_HALF, {"id": half_id, "interval": interval, "now": now}).fetchone()
     return _half(*row) if row else None
 
@@ -70,25 +75,25 @@ def _half(
 
 
 def answer(ask: Callable[[Half], Resolution], half: Half) -> Resolution:
-    """Put the question; whatever goes wrong, nothing is known."""
+    """Return the answer of `ask`; UNKNOWN after an exception."""
     try:
         return ask(half)
     except Exception:
-        logger.exception("Asking about half message %s of topic %r failed.", half.half_id, half.topic)
+        logger.exception("The check-back about half message %s of topic %r failed.", half.half_id, half.topic)
         return Resolution.UNKNOWN
 
 
 def park(connection: Connection, *, check_limit: int, now: datetime | None) -> int:
-    """Stop asking about half messages that were asked about as often as allowed, and send an alert for each."""
+    """Park half messages whose check-backs have reached their limit, and send an alert for each; return how many."""
     parked = connection.execute(PARK, {"check_limit": check_limit, "now": now}).fetchall()
     for half_id, topic, message_id, token, asked in parked:
-        reason = f"Half message {half_id} of topic {topic!r} got no answer in {asked} asks and is parked."
-        logger.error("%s Message %s, token %s. Have it asked again with ask_again().", reason, message_id, token)
+        reason = f"Half message {half_id} of topic {topic!r} is parked: {asked} check-backs got no answer."
+        logger.error("%s Message %s, token %s. Check back again in the admin, or with ask_again().", reason, message_id, token)
         details = {"topic": topic, "half_id": str(half_id), "message_id": message_id, "token": token, "asked": asked}
         signals.alert.send_robust(sender=park, reason=reason, details=details)
     return len(parked)
 
 
 def ask_again(connection: Connection, half_id: int, *, now: datetime | None) -> bool:
-    """Ask about a parked half message again, counted from the first. False: it is not parked."""
+    """Resume check-backs about a parked half message, counted from the first. False: it is not parked."""
     return connection.execute(ASK_AGAIN, {"id": half_id, "now": now}).rowcount == 1

@@ -1,4 +1,4 @@
-"""The broker's own connection: opened at first use, opened again after it broke, and what its errors mean."""
+"""The broker's own connection, which is opened at first use and again after it broke, and the meaning of its errors."""
 
 from __future__ import annotations
 
@@ -16,19 +16,19 @@ from outbox.brokers.base import SendStatus
 from outbox.embedded.options import CONNECT_TIMEOUT, EmbeddedOptions
 from outbox.errors import BrokerUnavailable, NotMigrated
 
-# Every statement here is served by an index, and its tables fill and empty in seconds: what statistics say of them is
-# old. So it is planned once, by its shape alone; planning it each time costs more than running it. Nothing is done between
-# two statements of a transaction: one that is idle is of a process that is frozen.
+# Each statement of the broker uses an index, and its tables fill and empty within seconds, so that their statistics are
+# outdated. A generic plan is made once; planning each time would cost more than running the statement. The broker does nothing
+# between two statements of a transaction: if a transaction is idle, its process is frozen.
 SETTINGS = {"plan_cache_mode": "force_generic_plan", "enable_seqscan": "off", "idle_in_transaction_session_timeout": "1s"}
 
 LISTEN = "LISTEN outbox_embedded"
 REGISTER = "INSERT INTO outbox_embedded_wakeup (pid) VALUES (pg_backend_pid()) ON CONFLICT DO NOTHING"
 DEREGISTER = "DELETE FROM outbox_embedded_wakeup WHERE pid = pg_backend_pid()"
 
-# Consumers that died while they waited would have every commit notify for ever.
+# Rows of consumers that died while they waited. Each would cost every commit a notification.
 FORGET_DEAD_WAITERS = """
-DELETE FROM outbox_embedded_wakeup i
-WHERE NOT EXISTS (SELECT FROM pg_stat_activity a WHERE a.pid = i.pid) OR i.pid = pg_backend_pid()
+DELETE FROM outbox_embedded_wakeup waiter
+WHERE NOT EXISTS (SELECT FROM pg_stat_activity WHERE pid = waiter.pid) OR pid = pg_backend_pid()
 """
 
 
@@ -39,13 +39,13 @@ NO_TABLES = (
 
 
 @dataclass(frozen=True, slots=True)
-class Lull:
+class ScanValidity:
     """
-    A time in which there is nothing for a group but what commits tell of.
+    How long the last scan is valid: until then, only messages that commits notify of can be added to it.
 
     Args:
         reads: the group, and the ids of the topics it reads.
-        until: seconds of the monotonic clock.
+        until: a time of `time.monotonic()`.
     """
 
     reads: tuple[str, tuple[int, ...]]
@@ -53,21 +53,21 @@ class Lull:
 
 
 class Client:
-    """One connection in autocommit, for one call at a time. Only `close` may come from another thread meanwhile."""
+    """A connection in autocommit, for one call at a time. Only `close` may be called from another thread meanwhile."""
 
     def __init__(self, options: EmbeddedOptions) -> None:
         self._options = options
         self._connection: database.OwnConnection | None = None
         self._is_listening = False
         self._in_call = threading.Lock()
-        self.is_registered = False  # commits tell this connection of new messages
-        self.lull: Lull | None = None
-        self.is_closing = False  # a call that waits returns soon
+        self.is_registered = False  # whether commits notify this connection of new messages
+        self.scan_validity: ScanValidity | None = None
+        self.is_closing = False  # if it is, a call that waits returns soon
 
     @contextmanager
     def call(self) -> Iterator[database.Connection]:
         """
-        Hold the connection for one call of the broker's.
+        Hold the connection for one call of the broker.
 
         Raises:
             BrokerUnavailable: the database cannot be reached; nothing was sent to it.
@@ -78,7 +78,7 @@ class Client:
     @contextmanager
     def translated(self) -> Iterator[database.Connection]:
         """
-        Hold the connection for one call that returns no results.
+        Hold the connection for one call of the broker, and turn database errors into BrokerUnavailable.
 
         Raises:
             BrokerUnavailable: the database cannot be reached, or failed meanwhile.
@@ -89,11 +89,11 @@ class Client:
         except errors.UndefinedTable as error:
             raise BrokerUnavailable(f"{NO_TABLES} ({str(error).splitlines()[0]})") from error
         except psycopg.Error as error:
-            raise BrokerUnavailable(f"The embedded broker's database failed; what was under way comes again. {error}") from error
+            raise BrokerUnavailable(f"The embedded broker's database failed; the call will be repeated. {error}") from error
 
     def connection(self) -> database.OwnConnection:
         """
-        Return the connection, a new one where there is none or the last one broke.
+        Return the connection; opens a new one if there is none, or the last one broke.
 
         Raises:
             BrokerUnavailable: the database cannot be reached; nothing was sent to it.
@@ -112,16 +112,16 @@ class Client:
                 connect_timeout=round(CONNECT_TIMEOUT.total_seconds()),
             )
         except psycopg.OperationalError as error:
-            raise BrokerUnavailable(f"Database {options.database!r} cannot be reached, it is tried again: {error}") from error
+            raise BrokerUnavailable(f"Database {options.database!r} cannot be reached: {error}") from error
         self._is_listening = self.is_registered = False
-        self.lull = None
+        self.scan_validity = None
         return connection
 
     def register(self) -> bool:
         """
-        Be told of new messages from now on. Return whether that is new: what came before was not told of.
+        Register for notifications of new messages; return whether this is new, so that a scan must follow.
 
-        False as well behind a pooler, where nobody is told.
+        False behind a pooler, too, where notifications do not work.
         """
         connection = self.connection()
         if self.is_registered or connection.is_pooled:
@@ -135,42 +135,43 @@ class Client:
         return True
 
     def deregister(self) -> None:
-        """Be told of nothing more: who is busy looks anyway, and each telling costs the one who commits."""
+        """Deregister from notifications: a busy consumer scans anyway, and each notification costs the publisher."""
         if self.is_registered and self._connection is not None and not self._connection.closed:
             self._connection.execute(DEREGISTER)
         self.is_registered = False
-        self.lull = None
+        self.scan_validity = None
 
     def deregister_while_idle(self) -> None:
         """
-        Deregister from another thread, if no call is under way: whoever handles something for long reads no notices.
+        Deregister from another thread, if no call is under way. A consumer with a slow handler reads no notifications.
 
-        Their server process would stand still when some thousand are on the way, and the queue of them all grow behind it.
+        After some thousand unread notifications its server process would block, and PostgreSQL's shared notification queue
+        would grow.
         """
         if self.is_registered and self._in_call.acquire(blocking=False):
             try:
-                with suppress(psycopg.Error):  # the next call meets it, too
+                with suppress(psycopg.Error):  # the next call will report it
                     self.deregister()
             finally:
                 self._in_call.release()
 
-    def notices(self) -> set[str]:
-        """Return what was told until now, each once."""
+    def notifications(self) -> set[str]:
+        """Return the payloads of notifications received so far."""
         return self.wait(0) if self.is_registered else set()
 
     def wait(self, seconds: float) -> set[str]:
-        """Wait so long, or until something is told; return what is."""
+        """Wait so long, or until the first notification; return the payloads."""
         if not self.is_registered:
             time.sleep(seconds)
             return set()
         return {notice.payload for notice in self.connection().notifies(timeout=seconds, stop_after=1 if seconds else None)}
 
     def close(self) -> None:
-        """Close the connection when the call that is under way has ended. The next use opens another."""
+        """Close the connection after the call under way. The next use opens another."""
         self.is_closing = True
         with self._in_call:
             if self._connection is not None:
-                with suppress(psycopg.Error):  # it may be broken; the next who registers removes what is left
+                with suppress(psycopg.Error):  # if it is broken, the next client that registers deletes the row
                     self.deregister()
                 self._connection.close()
                 self._connection = None
@@ -187,16 +188,16 @@ def tables_there() -> Iterator[None]:
 
 
 def reason_of(error: psycopg.Error) -> str:
-    """Return what an operator should read of an error."""
+    """Return the text of an error for operators."""
     return f"{NO_TABLES} {error}" if isinstance(error, errors.UndefinedTable) else f"{type(error).__name__}: {error}"
 
 
 def status_of(error: psycopg.Error) -> SendStatus:
     """
-    Return what a statement's error means for the messages in it.
+    Return the status of the messages in a statement that failed.
 
-    An error that the server reports ended its transaction: nothing is stored. A connection that is lost says nothing.
-    Source: PostgreSQL, Appendix A, error classes.
+    After an error that the server reports, the transaction was rolled back and nothing is stored. After a lost connection this
+    is unknown. Source: PostgreSQL, Appendix A, error classes.
     """
     state = error.sqlstate or ""
     if isinstance(error, (errors.UndefinedTable, errors.UndefinedColumn, errors.InsufficientPrivilege)):

@@ -1,3 +1,3 @@
-"""The time by which the broker works: the database's, or one that a test hands in as `now`."""
+"""The current time in SQL: the database's, or the parameter `now` of a test."""
 
 NOW = "coalesce(%(now)s::timestamptz, statement_timestamp())"

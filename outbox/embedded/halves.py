@@ -1,8 +1,8 @@
 """
 Half messages: stored hidden, then ended once.
 
-The first end wins: it deletes (commit) or changes (rollback) the half's row, and a second finds no row to take. What
-became of the half is remembered for as long as its message is: the visible message names its half.
+The first end wins: it deletes (commit) or changes (rollback) the row of the half message, and a second end finds no row. The
+end is remembered as long as the message is kept: the visible message has the id of its half message.
 """
 
 from __future__ import annotations
@@ -16,15 +16,19 @@ import psycopg
 from outbox.brokers.base import Ended, HalfRef, HalfStatus, SendResult, SendStatus
 from outbox.database import Connection
 from outbox.embedded.clock import NOW
+from outbox.embedded.half_state import HalfState
 from outbox.embedded.log import NOTIFY_QUEUE, SHOW
 from outbox.embedded.rows import MESSAGE_ARRAYS, MESSAGE_COLUMNS, MessageRow, arrays
 from outbox.message import Resolution
 
 HALF_COLUMNS = ", ".join(f"h.{column}" for column in MESSAGE_COLUMNS.split(", "))
 
+OPEN = f"({HalfState.UNDECIDED}, {HalfState.PARKED})"
+"""The states of a half message that is not ended: SQL."""
+
 NEW_ID = "SELECT nextval('outbox_embedded_half_id')::text"
 
-# Ids not given are drawn before the INSERT, so that they come back in the order of the messages.
+# New ids are taken from the sequence before the INSERT, so that they are returned in the order of the messages.
 STORE_HALVES = f"""
 WITH given AS MATERIALIZED (
     SELECT coalesce(given_id, nextval('outbox_embedded_half_id')) AS id, m.*
@@ -38,43 +42,43 @@ stored AS (
 SELECT array_agg(id ORDER BY n) FROM given
 """
 
-# The half messages that are named. A number alone names none: a database that was restored draws it again for another half,
-# and another broker has drawn it for its own.
+# References to half messages. The id alone does not identify one: after a restore, the database assigns it to another half
+# message, and so does another broker.
 GIVEN = "unnest(%(ids)b::bigint[], %(message_ids)b::text[], %(sources)b::text[]) AS g (id, message_id, source)"
 IS_GIVEN = "h.id = g.id AND h.message_id = g.message_id AND g.source IN ('', h.source)"
 
-# A half whose message is visible already, by another half of it, is not shown again: its row stays, as committed.
+# If the message is visible already, by another half message, it is not stored twice: the row of this one stays, as COMMITTED.
 COMMIT_HALVES = f"""
 WITH leaving AS (
-    DELETE FROM outbox_embedded_half h USING {GIVEN} WHERE {IS_GIVEN} AND h.state IN (0, 1)
+    DELETE FROM outbox_embedded_half h USING {GIVEN} WHERE {IS_GIVEN} AND h.state IN {OPEN}
     RETURNING h.id AS n, h.id AS half_id, {HALF_COLUMNS}, h.token, h.born_at
 ),
 {SHOW},
 repeated AS (
     INSERT INTO outbox_embedded_half (id, {MESSAGE_COLUMNS}, token, born_at, ask_at, state, ended_at)
-    SELECT n, topic_id, queue, message_id, source, key, tag, headers, '', token, born_at, {NOW}, 2, {NOW}
+    SELECT n, topic_id, queue, message_id, source, key, tag, headers, '', token, born_at, {NOW}, {HalfState.COMMITTED}, {NOW}
     FROM leaving WHERE n NOT IN (SELECT half_id FROM shown)
 )
 SELECT array_agg(n), (SELECT count({NOTIFY_QUEUE}) FROM numbered) FROM leaving
 """
 
 ROLL_BACK_HALVES = f"""
-WITH gone AS (
-    UPDATE outbox_embedded_half h SET state = 3, body = '', ended_at = {NOW}
-    FROM {GIVEN} WHERE {IS_GIVEN} AND h.state IN (0, 1) RETURNING h.id
+WITH rolled_back AS (
+    UPDATE outbox_embedded_half h SET state = {HalfState.ROLLED_BACK}, body = '', ended_at = {NOW}
+    FROM {GIVEN} WHERE {IS_GIVEN} AND h.state IN {OPEN} RETURNING h.id
 )
-SELECT array_agg(id) FROM gone
+SELECT array_agg(id) FROM rolled_back
 """
 
-# Its own statement: a half that another end took while we waited for its row is seen by a later snapshot only.
+# A statement of its own, because only a later snapshot sees an end by another process whose row lock this one waited for.
 READ_ENDS = f"""
 SELECT h.id, h.state FROM {GIVEN} JOIN outbox_embedded_half h ON {IS_GIVEN}
 UNION ALL
-SELECT h.half_id, 2 FROM {GIVEN} JOIN outbox_embedded_message h
-ON h.half_id = g.id AND h.message_id = g.message_id AND g.source IN ('', h.source)
+SELECT m.half_id, {HalfState.COMMITTED} FROM {GIVEN} JOIN outbox_embedded_message m
+ON m.half_id = g.id AND m.message_id = g.message_id AND g.source IN ('', m.source)
 """
 
-# A message that is visible by whatever half of it; one that waits for its time is, too. Of a half, how it stands.
+# Whether the message is visible, by any half message, or delayed; the state of the half message; the current time.
 LOOK_UP = f"""
 SELECT EXISTS (
     SELECT FROM outbox_embedded_message m WHERE m.message_id = g.message_id AND g.source IN ('', m.source)
@@ -88,14 +92,13 @@ LEFT JOIN outbox_embedded_half h ON {IS_GIVEN}
 ORDER BY g.n
 """
 
-COMMITTED, ROLLED_BACK = 2, 3  # as models.HalfState has them
-ENDS = {COMMITTED: Ended.COMMITTED, ROLLED_BACK: Ended.ROLLED_BACK}
+ENDS = {HalfState.COMMITTED: Ended.COMMITTED, HalfState.ROLLED_BACK: Ended.ROLLED_BACK}
 
-CLOCK_DIFFERENCE = timedelta(minutes=1)  # the clock that decided is another than the broker's
+CLOCK_DIFFERENCE = timedelta(minutes=1)  # the largest expected between the database that decided and the broker's
 
 
 def new_id(connection: Connection) -> str:
-    """Draw the id of a half message that is yet to be stored."""
+    """Return a new id for a half message that is stored later."""
     row = connection.execute(NEW_ID).fetchone()
     assert row is not None
     return str(row[0])
@@ -110,7 +113,7 @@ def store(
     check_after: timedelta,
     now: datetime | None,
 ) -> list[int]:
-    """Store half messages; return their ids, in the order of the rows: the one given, or a new one for ""."""
+    """Store half messages; return their ids in the order of the rows. An empty given id stands for a new one."""
     parameters = {
         **arrays(rows),
         "tokens": list(tokens),
@@ -122,11 +125,11 @@ def store(
 
 
 def end(connection: Connection, halves: Sequence[HalfRef], resolution: Resolution, *, now: datetime | None) -> list[SendResult]:
-    """Commit or roll back; the outcomes say how each half stands now, whoever ended it."""
+    """Commit or roll back half messages; the results have the end of each, by this call or an earlier one."""
     named = {(half.half_id, half.message_id, half.source) for half in halves}
     given = _given(halves)
     ids = given["ids"]
-    if len(named) > len(set(ids)):  # one number names two: its end would be read as that of the other
+    if len(named) > len(set(ids)):  # two references share an id, so one call could not tell their ends apart
         return [result for half in halves for result in end(connection, [half], resolution, now=now)]
     statement = COMMIT_HALVES if resolution is Resolution.COMMIT else ROLL_BACK_HALVES
     taken = _first(connection.execute(statement, {**given, "now": now}))
@@ -140,17 +143,18 @@ def end(connection: Connection, halves: Sequence[HalfRef], resolution: Resolutio
 
 
 def _read_ends(connection: Connection, halves: Sequence[HalfRef]) -> dict[int, Ended]:
-    return {half_id: ENDS[state] for half_id, state in connection.execute(READ_ENDS, _given(halves)) if state in ENDS}
+    rows = connection.execute(READ_ENDS, _given(halves))
+    return {half_id: ENDS[HalfState(state)] for half_id, state in rows if state in ENDS}
 
 
 def look_up(
     connection: Connection, halves: Sequence[HalfRef], retention: Mapping[str, timedelta], *, now: datetime | None
 ) -> list[HalfStatus]:
     """
-    Return where half messages stand.
+    Return the statuses of half messages.
 
     Args:
-        retention: topic -> how long its messages are kept at least.
+        retention: topic -> minimum time for which its messages are kept.
     """
     rows = connection.execute(LOOK_UP, {**_given(halves), "topics": [half.topic for half in halves], "now": now})
     return [
@@ -160,15 +164,15 @@ def look_up(
 
 
 def _status(is_visible: bool, state: int | None, *, proves_absence: bool) -> HalfStatus:
-    if is_visible or state == COMMITTED:
+    if is_visible or state == HalfState.COMMITTED:
         return HalfStatus.VISIBLE
     if state is None:
         return HalfStatus.GONE if proves_absence else HalfStatus.UNPROVEN
-    return HalfStatus.GONE if state == ROLLED_BACK else HalfStatus.HIDDEN
+    return HalfStatus.GONE if state == HalfState.ROLLED_BACK else HalfStatus.HIDDEN
 
 
 def _is_kept(half: HalfRef, retention: Mapping[str, timedelta], now: datetime) -> bool:
-    """Return whether a message of that half, once visible, would still be there for sure."""
+    """Return whether the message of a half message, once committed, would certainly be kept still."""
     if half.decided_at is None or half.topic not in retention:
         return False
     return half.decided_at > now - retention[half.topic] + CLOCK_DIFFERENCE
@@ -188,5 +192,5 @@ def _first(cursor: psycopg.Cursor[tuple[Any, ...]]) -> list[int]:
 
 
 def _number(half_id: str) -> int:
-    """Read a half's id; what is none of ours gives 0, which no half has."""
+    """Return the number of a half message's id; 0, which none has, for text that is not an id of this broker."""
     return int(half_id) if half_id.isascii() and half_id.isdecimal() and len(half_id) < 19 else 0

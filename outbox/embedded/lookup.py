@@ -1,4 +1,4 @@
-"""Look-ups for operators and tests: how many messages wait, where a message is."""
+"""Look-ups: a group's backlog, messages that may be delivered again, and the stored copies of a message."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from outbox.brokers.base import StoredCopy
 from outbox.database import Connection
 from outbox.embedded.clock import NOW
 
-# Messages ahead of the offsets, of whatever tag, and those that were read and not finished; no dead letters.
+# Messages after the offsets, of any tag, and messages that were read but not finished; no dead letters.
 BACKLOG = """
 SELECT t.name, sum(
     (SELECT count(*) FROM outbox_embedded_message m
@@ -21,8 +21,8 @@ FROM outbox_embedded_offset o JOIN outbox_embedded_topic t ON t.id = o.topic_id
 WHERE o.consumer_group = %(group)s GROUP BY t.name
 """
 
-# Messages that a group has before it, of those with these ids: not read yet, or read and not finished; dead letters, too, for
-# they can be replayed. Deliveries are read along their two indexes.
+# Messages with these ids that may be delivered to a group: not read yet, read but not finished, or dead letters, which can be
+# replayed. Deliveries are read by their two partial indexes.
 OPEN = """
 WITH asked AS MATERIALIZED (
     SELECT topic_id, queue, pos, message_id FROM outbox_embedded_message WHERE message_id = ANY(%(message_ids)s::text[])
@@ -55,17 +55,17 @@ SELECT t.name, f.state, f.half_id, f.stored_at FROM (
 
 
 def backlog(connection: Connection, group: str) -> dict[str, int]:
-    """Count, per topic, what waits for a group."""
+    """Return the number of messages that wait for a group, by topic."""
     return dict(connection.execute(BACKLOG, {"group": group}).fetchall())
 
 
 def open_ids(connection: Connection, group: str, message_ids: Collection[str]) -> set[str]:
-    """Return the ids of the messages that a group has before it, of these."""
+    """Return the ids, of these, of messages that may be delivered to a group."""
     rows = connection.execute(OPEN, {"group": group, "message_ids": list(message_ids)})
     return {message_id for (message_id,) in rows}
 
 
 def find(connection: Connection, message_id: str, *, now: datetime | None) -> list[StoredCopy]:
-    """Look a message up among halves, delayed and visible messages."""
+    """Return the copies of a message among half messages, delayed messages and visible ones."""
     rows = connection.execute(FIND, {"message_id": message_id, "now": now})
     return [StoredCopy(message_id, topic, state, half_id, stored_at) for topic, state, half_id, stored_at in rows]

@@ -1,27 +1,20 @@
 """
-Tables of the embedded broker, which may live in a database of their own. The broker writes them in SQL; these models
-read them. Indexes stand in the migration.
+Models of the embedded broker's tables, which may be in a database of their own. The broker writes them with SQL; the models
+are for reading. Indexes are in the migration.
 
-Each message is written twice at most: as a half message (or a delayed one), then into its queue. A queue is a log: it
-only grows at its end, until retention drops its beginning.
+Each message is written at most twice: as a half message or a delayed message, then into its queue. A queue is a log: messages
+are appended at its end, and retention deletes them from its beginning.
 """
 
 from __future__ import annotations
 
 from django.db import models
 
-
-class HalfState(models.IntegerChoices):
-    """How a half message stands. A committed half leaves the table: its message stands in the queue."""
-
-    UNDECIDED = 0
-    PARKED = 1  # asked about as often as allowed, and needs an operator; it can still be ended
-    COMMITTED = 2  # a second half of a message that was visible already: kept only to remember the end
-    ROLLED_BACK = 3
+from outbox.embedded.half_state import HalfState
 
 
 class EmbeddedTopic(models.Model):
-    """A topic of the embedded broker. The number of queues never changes: keys would move between them."""
+    """A topic of the embedded broker. Its number of queues never changes, because keys would move between them."""
 
     id = models.IntegerField(primary_key=True)
     name = models.TextField(unique=True)
@@ -37,7 +30,7 @@ class EmbeddedTopic(models.Model):
 
 
 class EmbeddedQueue(models.Model):
-    """The last position given in a queue. Its row lock makes writers append one after the other."""
+    """The last position taken in a queue. The lock of this row makes writers append one after the other."""
 
     pk = models.CompositePrimaryKey("topic_id", "queue")
     topic_id = models.IntegerField()
@@ -53,7 +46,7 @@ class EmbeddedQueue(models.Model):
 
 
 class EmbeddedMessage(models.Model):
-    """A visible message at its position in a queue. (message id, source) is there once."""
+    """A visible message at its position in a queue. (message id, source) is unique."""
 
     pk = models.CompositePrimaryKey("topic_id", "queue", "pos")
     topic_id = models.IntegerField()
@@ -99,14 +92,14 @@ class EmbeddedHalf(models.Model):
         app_label = "outbox_embedded"
         db_table = "outbox_embedded_half"
         verbose_name = "half message"
-        permissions = [("ask_embeddedhalf", "Can have half messages asked about")]
+        permissions = [("ask_embeddedhalf", "Can check back about half messages")]
 
     def __str__(self) -> str:
         return f"half message {self.id}"
 
 
 class EmbeddedDelayed(models.Model):
-    """A message that waits for its time; whoever reads its topic then moves it into its queue."""
+    """A delayed message. When it is due, a consumer of its topic moves it into its queue."""
 
     id = models.BigIntegerField(primary_key=True)
     topic_id = models.IntegerField()
@@ -129,7 +122,7 @@ class EmbeddedDelayed(models.Model):
 
 
 class EmbeddedOffset(models.Model):
-    """How far a consumer group has read in a queue."""
+    """The last position that a consumer group has read in a queue."""
 
     pk = models.CompositePrimaryKey("consumer_group", "topic_id", "queue")
     consumer_group = models.TextField()
@@ -147,8 +140,8 @@ class EmbeddedOffset(models.Model):
 
 class EmbeddedDelivery(models.Model):
     """
-    A message that a group has read and not finished: being handled, to be retried, waiting behind its key's head on a
-    fifo topic, or a dead letter (`died_at` is set).
+    A message that a group has read but not finished: it is being handled, to be retried, waiting for earlier messages of its
+    key on a fifo topic, or a dead letter (`died_at` is set).
     """
 
     id = models.BigAutoField(primary_key=True)

@@ -13,34 +13,34 @@ from outbox.brokers.base import Problem
 from outbox.brokers.options import Options, problems_with, read_options
 
 CONNECT_TIMEOUT = timedelta(seconds=5)
-MOST_INTERVALS = 16  # as TAKE_DUE_HALVES doubles them
+MAX_INTERVALS = 16  # the limit of doubling in checks.TAKE_DUE_HALVES
 
 
 class EmbeddedOptions(Options, frozen=True):
-    """Where the tables live, and when half messages are asked about."""
+    """The database of the tables, and the times of check-backs."""
 
     database: str = "default"  # an alias of DATABASES
-    start: Literal["earliest", "latest"] = "earliest"  # where a group begins in a topic that is new to it
-    check_after: timedelta = timedelta(seconds=6)  # the first ask; above the longest batch of a relay
-    check_interval: timedelta = timedelta(seconds=10)  # before the second ask; doubled each time, at most 16-fold
-    check_limit: Annotated[int, msgspec.Meta(ge=1, le=1000)] = 15  # asked so often, a half is parked
-    statement_timeout: timedelta = timedelta(seconds=10)  # a batch is stored by two statements at most
-    clock: Callable[[], datetime] | None = None  # for tests; else the database's
+    start: Literal["earliest", "latest"] = "earliest"  # where a group begins to read a topic
+    check_after: timedelta = timedelta(seconds=6)  # age at the first check-back; longer than a relay takes to commit a batch
+    check_interval: timedelta = timedelta(seconds=10)  # time until the second check-back; doubled each time, up to 16-fold
+    check_limit: Annotated[int, msgspec.Meta(ge=1, le=1000)] = 15  # number of check-backs after which a half message is parked
+    statement_timeout: timedelta = timedelta(seconds=10)  # of each statement; a batch is stored with at most two
+    clock: Callable[[], datetime] | None = None  # for tests; by default, the database's clock
 
     @property
     def max_send_duration(self) -> timedelta:
-        """A batch of messages with and without a time is two statements; the connection may have to be opened first."""
+        """The longest duration of a send: the connection is opened, and a batch with delayed messages takes two statements."""
         return CONNECT_TIMEOUT + 2 * self.statement_timeout
 
     @property
     def max_check_back_age(self) -> timedelta:
-        """From its birth to the moment when a half message that nobody ended is parked."""
-        waits = [min(1 << asked, MOST_INTERVALS) for asked in range(self.check_limit)]
+        """The age at which a half message that was not ended is parked."""
+        waits = [min(1 << asked, MAX_INTERVALS) for asked in range(self.check_limit)]
         return self.check_after + self.check_interval * sum(waits)
 
 
 def problems(raw: Mapping[str, Any]) -> list[Problem]:
-    """Return what is wrong with the options: names and types first, then what they point to."""
+    """Return problems of the options: wrong names and types first; without any, wrong values."""
     if found := problems_with(EmbeddedOptions, raw):
         return found
     options = read_options(EmbeddedOptions, raw)
@@ -49,14 +49,14 @@ def problems(raw: Mapping[str, Any]) -> list[Problem]:
         found.append(
             Problem(
                 f'OPTIONS["DATABASE"] is {options.database!r}, which is not in DATABASES.',
-                f'Name one of {known}. Without it, the tables are looked for in "default".',
+                f'Choices are: {known}. The default is "default".',
             )
         )
     elif "DATABASE" in raw and (vendor := connections[options.database].vendor) != "postgresql":  # E007 names the default
         found.append(
             Problem(
                 f'OPTIONS["DATABASE"] is {options.database!r}, which is {vendor}.',
-                "The embedded broker keeps its tables in PostgreSQL only. Name such a database.",
+                "The embedded broker needs PostgreSQL. Name a PostgreSQL database.",
             )
         )
     found.extend(

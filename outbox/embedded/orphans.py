@@ -1,7 +1,7 @@
 """
-Deliveries whose message is gone: somebody has deleted rows of the message table, or brought back an older state of it.
+Deliveries whose message is gone, because rows of the message table were deleted, or restored from an older backup.
 
-Such a delivery can never be handled. It would hold back its key and stay in the backlog for ever, so it is dropped, and reported.
+Such a delivery can never be handled. It would block its key and stay in the backlog for ever, so it is deleted and reported.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from outbox.logs import get_logger
 
 logger = get_logger(__name__)
 
-# With those that were met, all of the group that nobody handles: whoever lost one message has often lost many.
+# The deliveries given, and all others of the group that are not held: where one message is lost, often many are.
 DROP = f"""
 DELETE FROM outbox_embedded_delivery WHERE id IN (
     SELECT d.id FROM outbox_embedded_delivery d
@@ -45,8 +45,8 @@ def drop(connection: Connection, group: str, topics: Iterable[StoredTopic], ids:
         lost[topic_id, queue].append(pos)
     for (topic_id, queue), positions in sorted(lost.items()):
         logger.error(
-            "Group %r will not handle %d messages of topic %r: their rows are gone from outbox_embedded_message (queue %d, "
-            "positions %d to %d). The deliveries are dropped. Find out who deleted the rows, or which backup was restored; "
+            "Group %r will not handle %d messages of topic %r: their rows are missing in outbox_embedded_message (queue %d, "
+            "positions %d to %d). Their deliveries are deleted. Find out who deleted the rows, or which backup was restored; "
             "outbox_audit names the messages that the group misses.",
             group,
             len(positions),

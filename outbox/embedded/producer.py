@@ -1,4 +1,4 @@
-"""Messages on their way in: each looked at first, then all stored by one statement per kind."""
+"""Store sent messages and half messages, each kind with one statement."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ ACCEPTED = SendResult(SendStatus.ACCEPTED)
 
 
 def send(connection: Connection, topics: Topics, messages: Sequence[Outgoing], *, now: datetime | None) -> list[SendResult]:
-    """Make messages visible, those with a time at their time."""
+    """Make messages visible, delayed ones at their time."""
     rows, outcomes = _rows(connection, topics, messages)
     at_once = [row for row, message in zip(rows, messages, strict=True) if row and message.deliver_at is None]
     later = [
@@ -41,8 +41,8 @@ def send_halves(
     """Store half messages."""
     rows, outcomes = _rows(connection, topics, messages)
     good = [row for row in rows if row]
-    sealed = [message for row, message in zip(rows, messages, strict=True) if row]
-    tokens, given_ids = [message.token for message in sealed], [message.half_id for message in sealed]
+    accepted = [message for row, message in zip(rows, messages, strict=True) if row]
+    tokens, given_ids = [message.token for message in accepted], [message.half_id for message in accepted]
     ids = iter(halves.store(connection, good, tokens, given_ids, check_after=check_after, now=now) if good else ())
     return [outcome or SendResult(SendStatus.ACCEPTED, half_id=str(next(ids))) for outcome in outcomes]
 
@@ -50,7 +50,7 @@ def send_halves(
 def _rows(
     connection: Connection, topics: Topics, messages: Sequence[Outgoing]
 ) -> tuple[list[MessageRow | None], list[SendResult | None]]:
-    """Lay messages out; where the stored topic has another type than settings say, an outcome instead of a row."""
+    """Return, for each message, its row, or the result MISCONFIGURED if its stored topic has another type than in settings."""
     rows: list[MessageRow | None] = []
     outcomes: list[SendResult | None] = []
     keyless: dict[str, int] = {}

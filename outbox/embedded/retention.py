@@ -1,9 +1,9 @@
 """
-Retention: drop what every group has finished and whose time is over.
+Retention: delete messages that are past their topic's retention and that every group has finished.
 
-Within a topic's retention nothing is dropped, nor what was stored since `keep_since`. After that, a message stays while a
-group that has begun in the topic has not read it, holds it, waits to retry it, or keeps it as a dead letter. So a group that
-is gone for good holds its topics until `forget_group()`. A half that nobody ended is never dropped.
+Messages within a topic's retention are kept, and so are messages stored since `keep_since`. After that, a message is kept while
+a group that reads the topic has not read it, holds it, waits to retry it, or keeps it as a dead letter. So a group that is no
+longer used blocks the retention of its topics until `forget_group()`. A half message that was not ended is never deleted.
 """
 
 from __future__ import annotations
@@ -14,20 +14,22 @@ from datetime import datetime, timedelta
 from outbox.database import Connection
 from outbox.database.locks import Lock
 from outbox.embedded.clock import NOW
+from outbox.embedded.half_state import HalfState
 from outbox.embedded.topics import StoredTopic
 
 SLICE = 1000
 
-# A group that begins in a topic while its messages are dropped would read some of them. So it holds this lock shared until its
-# offsets (or deliveries) are committed, and a prune takes it before its statement looks: it sees each group that has begun,
-# and the others find only what it has left. A prune waits for nobody; what it leaves out the next one drops.
+# A group that begins to read a topic during a prune could miss messages. So it holds this lock shared until its offsets (or
+# deliveries) are committed, and a prune takes it exclusively before its statement: it sees each group that has begun, and
+# other groups begin after it. A prune does not wait for the lock; the next prune deletes what this one leaves.
 TRY_LOCK = f"SELECT pg_try_advisory_xact_lock({Lock.BROKER_TOPIC}, %(topic_id)s)"
 
-# What was stored or ended up to this time is past its retention, and no end since then is unconfirmed. LEAST ignores a NULL.
+# Rows stored or ended up to this time are past their retention, and none of their ends is unconfirmed. LEAST ignores a NULL.
 OLD = f"least({NOW} - %(retention)s, %(keep_since)s::timestamptz - interval '1 microsecond')"
 
-# One slice behind position `after`: how far it looked, whether all it saw is old, and how many it dropped. A message that
-# a group has read has its delivery row since the statement that moved the offset (receiver.py): no moment lies between.
+# One slice after position `after`: returns its last position, whether all its messages are old, and how many were deleted. The
+# statement that moves a group's offset also writes the delivery rows (receiver.py), so a message that was read and not finished
+# always has one.
 PRUNE = f"""
 WITH slice AS (
     SELECT m.pos, m.stored_at <= {OLD} AS is_old, EXISTS (
@@ -40,22 +42,23 @@ WITH slice AS (
     ), m.pos)
     ORDER BY m.pos LIMIT %(slice)s
 ),
-gone AS (
-    DELETE FROM outbox_embedded_message m USING slice s
-    WHERE m.topic_id = %(topic_id)s AND m.queue = %(queue)s AND m.pos = s.pos AND s.is_old AND NOT s.is_kept RETURNING m.pos
+deleted AS (
+    DELETE FROM outbox_embedded_message m USING slice
+    WHERE m.topic_id = %(topic_id)s AND m.queue = %(queue)s AND m.pos = slice.pos AND is_old AND NOT is_kept RETURNING m.pos
 )
-SELECT max(pos), bool_and(is_old), (SELECT count(*) FROM gone) FROM slice
+SELECT max(pos), bool_and(is_old), (SELECT count(*) FROM deleted) FROM slice
 """
 
 PRUNE_ENDED_HALVES = f"""
 DELETE FROM outbox_embedded_half WHERE id IN (
-    SELECT id FROM outbox_embedded_half WHERE topic_id = %(topic_id)s AND state IN (2, 3) AND ended_at <= {OLD}
+    SELECT id FROM outbox_embedded_half
+    WHERE topic_id = %(topic_id)s AND state IN ({HalfState.COMMITTED}, {HalfState.ROLLED_BACK}) AND ended_at <= {OLD}
     LIMIT %(slice)s
 )
 """
 
 FORGET_GROUP = """
-WITH d AS (DELETE FROM outbox_embedded_delivery WHERE consumer_group = %(group)s)
+WITH deliveries AS (DELETE FROM outbox_embedded_delivery WHERE consumer_group = %(group)s)
 DELETE FROM outbox_embedded_offset WHERE consumer_group = %(group)s
 """
 
@@ -68,28 +71,28 @@ def prune(
     limit: int,
     now: datetime | None,
 ) -> int:
-    """Drop up to about `limit` messages and remembered ends, a slice per statement; return how many."""
-    dropped = 0
+    """Delete up to about `limit` messages and ended half messages, a slice per statement; return how many."""
+    deleted = 0
     for topic, retention in topics:
-        about = {"topic_id": topic.id, "retention": retention, "keep_since": keep_since, "slice": SLICE, "now": now}
-        dropped += connection.execute(PRUNE_ENDED_HALVES, about).rowcount
+        values = {"topic_id": topic.id, "retention": retention, "keep_since": keep_since, "slice": SLICE, "now": now}
+        deleted += connection.execute(PRUNE_ENDED_HALVES, values).rowcount
         for queue in range(topic.queues):
-            dropped += _prune_queue(connection, {**about, "queue": queue}, limit - dropped)
-    return dropped
+            deleted += _prune_queue(connection, {**values, "queue": queue}, limit - deleted)
+    return deleted
 
 
-def _prune_queue(connection: Connection, about: dict[str, object], limit: int) -> int:
-    dropped, after, is_old = 0, 0, True
-    while is_old and dropped < limit:
+def _prune_queue(connection: Connection, values: dict[str, object], limit: int) -> int:
+    deleted, after, is_old = 0, 0, True
+    while is_old and deleted < limit:
         with connection.transaction():
-            if connection.execute(TRY_LOCK, about).fetchone() != (True,):
+            if connection.execute(TRY_LOCK, values).fetchone() != (True,):
                 break
-            row = connection.execute(PRUNE, {**about, "after": after}).fetchone()
+            row = connection.execute(PRUNE, {**values, "after": after}).fetchone()
         after, is_old, count = row or (0, False, 0)
-        dropped += count
-    return dropped
+        deleted += count
+    return deleted
 
 
 def forget_group(connection: Connection, group: str) -> None:
-    """Delete a group's offsets, deliveries and dead letters. A group that comes back starts as a new one."""
+    """Delete a group's offsets, deliveries and dead letters. If the group is used again, it starts as a new one."""
     connection.execute(FORGET_GROUP, {"group": group})

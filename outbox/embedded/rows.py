@@ -1,4 +1,4 @@
-"""Messages as rows, and rows as messages."""
+"""Conversion of messages to rows, and of rows to deliveries."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from outbox.message import Header
 
 MESSAGE_COLUMNS = "topic_id, queue, message_id, source, key, tag, headers, body"
 
-# Messages handed in as one array per column, sent in binary: text bodies in arrays cost ten times as much.
+# Parameters for many messages: one array per column, in binary format, because bodies in text arrays cost ten times as much.
 MESSAGE_ARRAYS = """%(topic_ids)b::int[], %(queues)b::smallint[], %(message_ids)b::text[], %(sources)b::text[],
     %(keys)b::text[], %(tags)b::text[], %(headers)b::text[], %(bodies)b::bytea[]"""
 _ARRAY_NAMES = ("topic_ids", "queues", "message_ids", "sources", "keys", "tags", "headers", "bodies")
 
 
 class MessageRow(NamedTuple):
-    """A message in the order of MESSAGE_COLUMNS."""
+    """A message, in the order of MESSAGE_COLUMNS."""
 
     topic_id: int
     queue: int
@@ -34,7 +34,7 @@ class MessageRow(NamedTuple):
 
 
 class ReadRow(NamedTuple):
-    """A delivery as the reading statements give it."""
+    """A delivery, as the statements of `receiver.py` return it."""
 
     delivery_id: int
     attempt: int
@@ -48,7 +48,7 @@ class ReadRow(NamedTuple):
 
 
 def message_row(message: Outgoing, topic: StoredTopic, keyless_queue: int) -> MessageRow:
-    """Lay a message out for its table; one without a key goes to `keyless_queue`."""
+    """Return the row of a message; without a key, it goes to `keyless_queue`."""
     return MessageRow(
         topic.id,
         topic.queue_of(message.key) if message.key else keyless_queue,
@@ -62,12 +62,12 @@ def message_row(message: Outgoing, topic: StoredTopic, keyless_queue: int) -> Me
 
 
 def arrays(rows: Sequence[MessageRow]) -> dict[str, list[Any]]:
-    """Return rows as the parameters of MESSAGE_ARRAYS."""
+    """Return the parameters of MESSAGE_ARRAYS for rows."""
     return dict(zip(_ARRAY_NAMES, map(list, zip(*rows, strict=True)), strict=True))
 
 
 def delivery(group: str, topic: str, row: ReadRow) -> Delivery:
-    """Turn a row that was read into what the consumer is handed; the receipt names row and attempt."""
+    """Return the delivery of a row; its receipt has the row's id and attempt."""
     return Delivery(
         group=group,
         topic=topic,

@@ -1,9 +1,9 @@
 """
-How deliveries end, done, tried again later, or put aside; and how they are held longer.
+Settle deliveries: acknowledge, retry, release or dead-letter them, or hold them longer.
 
-A receipt is the delivery's id and attempt (rows.py). Each statement matches both, and that the delivery is still held. Taking
-it again makes another attempt (receiver.py), so whoever comes late changes nothing once somebody else has the message; until
-then the message is still theirs, however late it is.
+A receipt is the delivery's id and attempt (rows.py). Each statement matches both, and that the delivery is still held. When a
+delivery is taken again, its attempt changes (receiver.py), so a late call changes nothing after another consumer has taken the
+message. Until then the call succeeds, however late it is.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ WHERE d.id = g.id AND d.attempt = g.attempt AND d.is_held
 RETURNING d.id
 """
 
-# Passes over what an ACK of the other thread holds: it waits for no lock, so the two cannot deadlock.
+# Skips rows that an ACK in another thread has locked, so that the two cannot deadlock.
 RENEW = f"""
 WITH held AS (
     SELECT d.id FROM outbox_embedded_delivery d
@@ -35,7 +35,7 @@ UPDATE outbox_embedded_delivery d SET due_at = {NOW} + %(invisible_for)s FROM he
 RETURNING d.id
 """
 
-# Passes over what the other thread ends, as RENEW does. Others may have the messages at once, so those who wait are told.
+# Skips locked rows, as RENEW does. The messages are due at once, so waiting consumers are notified.
 RELEASE = f"""
 WITH held AS (
     SELECT d.id FROM outbox_embedded_delivery d
@@ -81,15 +81,15 @@ DISCARD = """
 DELETE FROM outbox_embedded_delivery WHERE consumer_group = %(group)s AND id = ANY(%(ids)s) AND died_at IS NOT NULL
 """
 
-# Until the deliveries are committed, no prune drops their messages (retention.py). A statement of its own: what the next one
-# sees it sees after this one.
+# Until the deliveries are committed, no prune deletes their messages (retention.py). A statement of its own, so that the
+# snapshot of the next one is newer than the lock.
 HOLD_OFF_PRUNES = f"""
 SELECT pg_advisory_xact_lock_shared({Lock.BROKER_TOPIC}, topic_id) FROM (
     SELECT DISTINCT topic_id FROM outbox_embedded_offset WHERE consumer_group = %(group)s ORDER BY topic_id
 ) t
 """
 
-# What a group has read, and neither holds nor keeps as a dead letter, is due to it once more.
+# Messages that a group has read and finished become due again.
 DELIVER_AGAIN = f"""
 WITH given AS (
     INSERT INTO outbox_embedded_delivery (consumer_group, topic_id, queue, pos, order_key, attempt, is_held, due_at)
@@ -108,20 +108,20 @@ FROM given JOIN outbox_embedded_message m USING (topic_id, queue, pos)
 
 
 def ack(connection: Connection, deliveries: Sequence[Delivery], *, now: datetime | None) -> list[bool]:
-    """Finish deliveries. Return, for each, whether it was still held."""
+    """Acknowledge deliveries; return, for each, whether it was still held."""
     return _change_held(connection, ACK, deliveries, {"now": now})
 
 
 def renew(
     connection: Connection, deliveries: Sequence[Delivery], invisible_for: timedelta, *, now: datetime | None
 ) -> list[Delivery | None]:
-    """Hold deliveries for that long from now. Return those that were still held; their receipts stay."""
+    """Hold deliveries for that long from now; return those that were still held. Their receipts do not change."""
     held = _change_held(connection, RENEW, deliveries, {"invisible_for": invisible_for, "now": now})
     return [delivery if is_held else None for delivery, is_held in zip(deliveries, held, strict=True)]
 
 
 def release(connection: Connection, deliveries: Sequence[Delivery], *, now: datetime | None) -> None:
-    """Release deliveries that are still held. Their messages are due at once."""
+    """Release deliveries that are still held; their messages are due at once."""
     _change_held(connection, RELEASE, deliveries, {"now": now})
 
 
@@ -131,12 +131,12 @@ def retry(connection: Connection, delivery: Delivery, after: timedelta, *, now: 
 
 
 def dead_letter(connection: Connection, delivery: Delivery, reason: str, *, now: datetime | None) -> bool:
-    """Put the message aside; retention keeps it as long as it lies there."""
+    """Make the message a dead letter; retention keeps it as long as it is one."""
     return _end_one(connection, DEAD_LETTER, delivery, {"reason": reason.replace("\0", ""), "now": now})
 
 
 def dead_letters(connection: Connection, group: str, limit: int) -> list[DeadLetter]:
-    """List what a group gave up, oldest first."""
+    """Return the dead letters of a group, oldest first."""
     return [DeadLetter(*row) for row in connection.execute(DEAD_LETTERS, {"group": group, "limit": limit})]
 
 
@@ -147,12 +147,12 @@ def replay(connection: Connection, group: str, letters: Sequence[str], *, now: d
 
 
 def discard(connection: Connection, group: str, letters: Sequence[str]) -> int:
-    """Delete dead letters; return how many were there."""
+    """Delete dead letters; return how many existed."""
     return connection.execute(DISCARD, {"group": group, "ids": [int(one) for one in letters]}).rowcount
 
 
 def deliver_again(connection: Connection, group: str, message_ids: Sequence[str], *, now: datetime | None) -> set[str]:
-    """Deliver messages that a group has read to it again, attempts from 1; return their ids."""
+    """Deliver messages again that a group has finished, with attempts counted from 1; return their ids."""
     with connection.transaction():
         connection.execute(HOLD_OFF_PRUNES, {"group": group})
         rows = connection.execute(DELIVER_AGAIN, {"group": group, "message_ids": list(message_ids), "now": now}).fetchall()

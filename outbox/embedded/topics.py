@@ -1,4 +1,4 @@
-"""Topics as the broker's tables know them: created at first use, from what settings say."""
+"""The broker's stored topics, which are created from settings at first use."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from outbox.brokers.validation import known_topic
 from outbox.database import Connection
 from outbox.message import TopicSpec, TopicType
 
-# Two processes that create a topic at once: the second finds the first's row. What is there is never changed.
+# If two processes create a topic at once, the second finds the row of the first. An existing row is never changed.
 CREATE_TOPICS = """
 INSERT INTO outbox_embedded_topic (name, type, queues)
 SELECT * FROM unnest(%s::text[], %s::text[], %s::int[]) ON CONFLICT (name) DO NOTHING
@@ -31,16 +31,16 @@ class StoredTopic:
     queues: int
 
     def queue_of(self, key: str) -> int:
-        """Return the queue a key always goes to."""
+        """Return the queue of a key, which is always the same."""
         return zlib.crc32(key.encode()) % self.queues
 
     def any_queue(self) -> int:
         """Return a queue for messages without a key."""
-        return random.randrange(self.queues)  # noqa: S311  (it spreads, it guards nothing)
+        return random.randrange(self.queues)  # noqa: S311  (it spreads load; security does not depend on it)
 
 
 class Topics:
-    """The topics of one broker, read once."""
+    """The stored topics of one broker, read once."""
 
     def __init__(self, specs: Mapping[str, TopicSpec]) -> None:
         self._specs = specs
@@ -48,10 +48,10 @@ class Topics:
 
     def stored(self, connection: Connection, name: str) -> StoredTopic:
         """
-        Return a topic's row; the first call creates what is missing of all the broker's topics.
+        Return the row of a topic; the first call creates all missing topics of the broker.
 
         Raises:
-            UnknownTopic: settings do not give this topic to the broker.
+            UnknownTopic: settings do not assign this topic to the broker.
         """
         if name not in self._stored:
             known_topic(self._specs, name)
@@ -59,7 +59,7 @@ class Topics:
         return self._stored[name]
 
     def difference(self, stored: StoredTopic) -> str:
-        """Return in which type settings and the topic's row differ; empty: in none."""
+        """Return how a topic's type in settings differs from its row; "" if it does not."""
         return _difference(self._specs[stored.name], stored)
 
 
@@ -70,7 +70,7 @@ def _difference(spec: TopicSpec, stored: StoredTopic) -> str:
 
 
 def write_topics(connection: Connection, specs: Iterable[TopicSpec]) -> dict[str, StoredTopic]:
-    """Create the topics that are missing and give all, by name."""
+    """Create the topics that are missing; return all of them by name."""
     specs = list(specs)
     names = [spec.name for spec in specs]
     connection.execute(CREATE_TOPICS, [names, [str(spec.type) for spec in specs], [spec.queues for spec in specs]])
@@ -79,17 +79,17 @@ def write_topics(connection: Connection, specs: Iterable[TopicSpec]) -> dict[str
 
 
 def differences(connection: Connection, specs: Mapping[str, TopicSpec]) -> list[Problem]:
-    """Return where settings and the topics in the tables differ."""
+    """Return the differences between topics in settings and in the tables."""
     found = []
     for stored in write_topics(connection, specs.values()).values():
         spec = specs[stored.name]
         if wrong := _difference(spec, stored):
-            found.append(Problem(wrong, "A topic keeps its type. Give the new one another name, or correct TYPE."))
+            found.append(Problem(wrong, "The type of a topic cannot change. Give the new topic another name, or correct TYPE."))
         if spec.queues != stored.queues:
             found.append(
                 Problem(
                     f"Topic {spec.name!r} has {spec.queues} queues in settings and {stored.queues} in the broker.",
-                    "A topic keeps its number of queues, so that each key stays in its queue. Correct QUEUES.",
+                    "The number of queues of a topic cannot change, because keys would move between queues. Correct QUEUES.",
                     is_error=False,
                 )
             )

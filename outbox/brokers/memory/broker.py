@@ -81,7 +81,7 @@ class MemoryBroker(Controls, NeedsCheckLoop, DeadLetters, TransactionalSends):
     def end(self, halves: Sequence[HalfRef], resolution: Resolution, *, within: timedelta | None = None) -> list[SendResult]:
         """End half messages in the way `END` says."""
         if resolution is Resolution.UNKNOWN:
-            raise ValueError("A half message ends by COMMIT or ROLLBACK.")
+            raise ValueError("A half message is ended with COMMIT or ROLLBACK, not UNKNOWN.")
         if within is not None and within <= timedelta():
             return [TOO_LATE] * len(halves)
         with self._store.changed:

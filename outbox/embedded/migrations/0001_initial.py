@@ -208,7 +208,7 @@ class Migration(migrations.Migration):
                     options={
                         "verbose_name": "half message",
                         "db_table": "outbox_embedded_half",
-                        "permissions": [("ask_embeddedhalf", "Can have half messages asked about")],
+                        "permissions": [("ask_embeddedhalf", "Can check back about half messages")],
                     },
                 ),
                 migrations.CreateModel(

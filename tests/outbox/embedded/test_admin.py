@@ -7,7 +7,8 @@ from django.urls import reverse
 
 from outbox import database
 from outbox.check_backs.register import check_back
-from outbox.embedded.models import EmbeddedHalf, EmbeddedMessage, EmbeddedTopic, HalfState
+from outbox.embedded.half_state import HalfState
+from outbox.embedded.models import EmbeddedHalf, EmbeddedMessage, EmbeddedTopic
 from outbox.message import COMMIT, UNKNOWN
 from outbox.models import CheckBack
 
@@ -96,7 +97,7 @@ class TestAsk:
         assert "Half message 1 of message m1: COMMIT." in page.text
         assert EmbeddedMessage.objects.get().message_id == "m1"
         assert CheckBack.objects.values_list("asked_by", "answer", "nth").get() == ("admin", "COMMIT", 16)
-        assert LogEntry.objects.get().get_change_message() == "Asked about: COMMIT."
+        assert LogEntry.objects.get().get_change_message() == "Checked back: COMMIT."
 
     def test_leaves_it_where_nothing_is_known(self, half, answering, operator):
         half()
@@ -114,7 +115,7 @@ class TestAsk:
 
         page = ask(client, 1)
 
-        assert "Nothing was asked: they have ended." in page.text
+        assert "No check-back was needed: they have ended." in page.text
         assert EmbeddedMessage.objects.count() == 1
 
     def test_is_hidden_and_forbidden_without_its_permission(self, half, answering, operator):

@@ -58,7 +58,7 @@ class TestCost:
             broker.ack(acts.receive(wait=MOMENT))
             acts.receive()
 
-        assert sent == [receiver.ROUND, receiver.READ_ON, settlement.ACK, receiver.ROUND]
+        assert sent == [receiver.SCAN, receiver.READ_ON, settlement.ACK, receiver.SCAN]
 
     def test_of_a_message_on_an_ordered_topic_is_one_more(
         self, acts: Acts, broker: EmbeddedBroker, harness: EmbeddedHarness, statements: Statements
@@ -70,7 +70,7 @@ class TestCost:
             [delivery] = acts.receive(TopicType.FIFO, wait=MOMENT)
             broker.ack([delivery])
 
-        assert sent == [receiver.ROUND, receiver.READ_ON, receiver.TAKE_DUE, settlement.ACK]
+        assert sent == [receiver.SCAN, receiver.READ_ON, receiver.TAKE_DUE, settlement.ACK]
 
     @pytest.mark.usefixtures("unpolled")
     def test_of_being_told_in_vain_is_one(
@@ -82,12 +82,12 @@ class TestCost:
             waiting = threading.Thread(target=acts.receive, kwargs={"wait": timedelta(seconds=2)})
             waiting.start()
             for told in range(10):
-                wait_until(lambda: sent.count(receiver.ROUND) > told)  # noqa: B023  (called before the next one)
+                wait_until(lambda: sent.count(receiver.SCAN) > told)  # noqa: B023  (called before the next one)
                 connection.execute(NOTIFY)
             waiting.join(10)
 
-        assert set(sent) == {receiver.ROUND, NOTIFY}
-        assert sent.count(receiver.ROUND) == 12  # one before, one for each, one at its end
+        assert set(sent) == {receiver.SCAN, NOTIFY}
+        assert sent.count(receiver.SCAN) == 12  # one before, one for each, one at its end
 
     @pytest.mark.usefixtures("unpolled")
     def test_of_what_was_told_while_it_was_busy_is_next_to_nothing(
@@ -100,7 +100,7 @@ class TestCost:
         with statements.counted() as sent:
             acts.receive(wait=timedelta(seconds=0.3))
 
-        assert set(sent) == {receiver.ROUND}
+        assert set(sent) == {receiver.SCAN}
         assert len(sent) < 10  # of 50: what is still on its way is told together
 
     @pytest.mark.usefixtures("unpolled")
@@ -113,7 +113,7 @@ class TestCost:
         with statements.counted() as sent:
             acts.receive(TopicType.DELAY, wait=timedelta(seconds=0.3))
 
-        assert sent == [receiver.ROUND] * 2
+        assert sent == [receiver.SCAN] * 2
 
     def test_of_closing_after_the_connection_broke_is_nothing(
         self, acts: Acts, broker: EmbeddedBroker, harness: EmbeddedHarness, statements: Statements
@@ -138,4 +138,4 @@ class TestCost:
         with statements.counted() as sent:
             acts.receive()
 
-        assert sent == [receiver.ROUND]
+        assert sent == [receiver.SCAN]

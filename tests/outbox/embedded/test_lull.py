@@ -78,7 +78,7 @@ class TestLull:
             [delivery] = acts.receive(TopicType.FIFO, wait=LONG)
 
         assert delivery.body == (b"first" if end == "retry" else b"second")
-        assert sent[0] == receiver.ROUND
+        assert sent[0] == receiver.SCAN
 
     @pytest.mark.parametrize("asked", [{"group": "other group"}, {"kind": TopicType.DELAY}, {"wait": timedelta()}], ids=str)
     def test_is_of_one_group_and_its_topics_and_of_who_waits(self, acts: Acts, other: Acts, statements: Statements, asked: dict):
@@ -87,7 +87,7 @@ class TestLull:
         with statements.counted() as sent:
             acts.receive(**{"wait": MOMENT, **asked})
 
-        assert receiver.ROUND in sent
+        assert receiver.SCAN in sent
 
     def test_ends_when_it_is_told_to_look_at_all_there_is(
         self, acts: Acts, other: Acts, connection: Connection, statements: Statements
@@ -98,7 +98,7 @@ class TestLull:
         with statements.counted() as sent:
             acts.receive(wait=MOMENT)
 
-        assert sent[0] == receiver.ROUND
+        assert sent[0] == receiver.SCAN
 
     def test_lasts_no_longer_than_the_time_to_the_next_message_that_is_due(self, acts: Acts, other: Acts, broker: EmbeddedBroker):
         other.send_bodies(b"a")

@@ -72,7 +72,7 @@ class TestReadOn:
 
 class TestFifo:
     def test_reads_ahead_of_a_stuck_key_for_others(self, acts: Acts, broker: EmbeddedBroker, monkeypatch: pytest.MonkeyPatch):
-        monkeypatch.setattr(receiver, "AHEAD", 30)
+        monkeypatch.setattr(receiver, "MAX_WAITING", 30)
         stuck = acts.message(FIFO, key="stuck", body=b"head")
         acts.send(stuck, *[acts.message(FIFO, key="stuck") for _ in range(20)])
         acts.send(acts.message(FIFO, key="stuck", body=b"last"))
@@ -84,7 +84,7 @@ class TestFifo:
         assert len(acts.receive(FIFO)) == 8
 
     def test_reads_no_further_than_said(self, acts: Acts, connection: Connection, monkeypatch: pytest.MonkeyPatch):
-        monkeypatch.setattr(receiver, "AHEAD", 30)
+        monkeypatch.setattr(receiver, "MAX_WAITING", 30)
         acts.send(*[acts.message(FIFO, key="stuck") for _ in range(100)])
 
         for _ in range(10):
