@@ -122,7 +122,7 @@ CHECKS = {
     "E002": "The broker would reject the first message.",
     "E003": "The first message would fail, in production.",
     "E004": "The first message would fail, in production.",
-    "W004": "Something works less well than it could.",
+    "W048": "Something works less well than it could.",
     "E005": "`publish()` would raise.",
     "E006": "`publish()` would raise.",
     "E007": "No statement of the outbox works elsewhere.",
@@ -160,7 +160,7 @@ CHECKS = {
     "E042": "Tables, or the reader of a setting, would be missing.",
     "E044": "A relay would be led to the wrong place.",
     "E045": "A relay would find no messages.",
-    "W045": "One frozen process would stop a key.",
+    "W049": "One frozen process would stop a key.",
     "W046": "Handlers would be done again and again.",
     "E047": "`publish()` would raise.",
 }

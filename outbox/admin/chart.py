@@ -7,7 +7,7 @@ from datetime import timedelta
 from typing import Any
 
 from outbox.admin.lines import Line, drawing
-from outbox.monitoring.throughput import LOOKED_AT, Minute
+from outbox.monitoring.throughput import ROW_LIMIT, Minute
 
 
 def chart(minutes: Sequence[Minute]) -> dict[str, Any]:
@@ -20,7 +20,7 @@ def chart(minutes: Sequence[Minute]) -> dict[str, Any]:
         f"at most {max(known, default=0):,} in a minute."
     )
     if len(known) < len(published + handled):
-        text = f"{text} Only the newest {LOOKED_AT:,} of each were counted; older ones are not shown."
+        text = f"{text} Only the newest {ROW_LIMIT:,} of each were counted; older ones are not shown."
     return drawing(
         "outbox-flow",
         "Messages published and handled, per minute",

@@ -236,7 +236,7 @@ class MessageAdmin(ReadOnlyAdmin):
             "why": shown(why(database.raw(using), row.id) or "", 1000),
             "state": state_badges(timeline.state, timeline.ended) if timeline else "",
             "letters": self._letters(request, timeline) if timeline else [],
-            "moments": [_as_told(one) for one in timeline.moments] if timeline else [],
+            "moments": [_as_told(one) for one in timeline.entries] if timeline else [],
             **contents(request, headers, row.beginning, row.size),
             "key": shown(row.key),
             "age": since(row.created_at),
@@ -279,5 +279,5 @@ def _as_told(one: TimelineEntry) -> dict[str, Any]:
         "who": shown(one.who, 100),
         "by": shown(one.by, 200),
         "traceback": shown(one.traceback),
-        "tone": one.tone,
+        "tone": one.severity,
     }

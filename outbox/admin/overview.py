@@ -19,7 +19,7 @@ from outbox.monitoring.groups import GroupStatus
 from outbox.monitoring.processes import ProcessStatus, is_replaced
 from outbox.monitoring.status import Status, TopicStatus, read_status
 from outbox.monitoring.text import age
-from outbox.monitoring.throughput import read_flow
+from outbox.monitoring.throughput import read_throughput
 
 
 def overview(model_admin: ModelAdmin, request: HttpRequest) -> TemplateResponse:
@@ -54,7 +54,7 @@ def overview(model_admin: ModelAdmin, request: HttpRequest) -> TemplateResponse:
         ],
         "has_errors": has_errors,
         "quick_check": urls["Quick check"],
-        "chart": chart(read_flow(connection, now=timezone.now())),
+        "chart": chart(read_throughput(connection, now=timezone.now())),
     }
     return TemplateResponse(request, "admin/outbox/overview.html", context)
 

@@ -17,7 +17,7 @@ from outbox.admin.pages import frame
 from outbox.admin.text import shown
 from outbox.errors import OutboxError
 from outbox.models import MessageRow
-from outbox.monitoring.quick_check import LOOKED_AT, Progress, read_progress
+from outbox.monitoring.quick_check import MESSAGE_LIMIT, Progress, read_progress
 from outbox.monitoring.text import age
 
 WINDOWS = {"15min": timedelta(minutes=15), "1h": timedelta(hours=1), "6h": timedelta(hours=6), "24h": timedelta(days=1)}
@@ -37,7 +37,7 @@ def quick_check(model_admin: ModelAdmin, request: HttpRequest) -> TemplateRespon
         "windows": list(WINDOWS),
         "chosen": request.GET.get("window", ""),
         "shares": SHARES,
-        "looked_at": f"{LOOKED_AT:,}",
+        "looked_at": f"{MESSAGE_LIMIT:,}",
     }
     length = WINDOWS.get(context["chosen"])
     if length is not None:
@@ -57,7 +57,7 @@ def _answer(length: timedelta) -> dict[str, Any]:
     published = sum(one.messages for one in found if not one.consumer_group)
     return {
         "answer": {"as_of": now, "missing": sum(one.missing for one in found), "given_up": sum(one.given_up for one in found)}
-        | {"published": published, "is_cut": published >= LOOKED_AT},
+        | {"published": published, "is_cut": published >= MESSAGE_LIMIT},
         "rows": [_row(one) for one in found],
     }
 

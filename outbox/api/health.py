@@ -15,11 +15,11 @@ from rest_framework.request import Request
 from rest_framework.response import Response
 
 from outbox.api.refusals import LimitedRefusals
+from outbox.monitoring.cached import Cached
 from outbox.monitoring.health import Health, health, readiness
-from outbox.monitoring.kept import Kept
 
-kept_readiness = Kept(readiness, seconds=1)
-kept_health = Kept(health, seconds=5)
+cached_readiness = Cached(readiness, seconds=1)
+cached_health = Cached(health, seconds=5)
 
 
 class ReadinessView(LimitedRefusals):
@@ -40,11 +40,11 @@ class ReadinessView(LimitedRefusals):
         )
 
     def ask(self) -> dict[str, Health]:
-        return kept_readiness()
+        return cached_readiness()
 
 
 class HealthView(ReadinessView):
     """Return 200 while nothing in the outbox needs attention, else 503."""
 
     def ask(self) -> dict[str, Health]:
-        return kept_health()
+        return cached_health()

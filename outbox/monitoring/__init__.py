@@ -1,1 +1,1 @@
-"""What an operator or a probe asks: status, health, metrics, a message's timeline, the doctor."""
+"""Monitoring: status, health, metrics, the timeline of a message, and the doctor."""

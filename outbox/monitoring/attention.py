@@ -1,7 +1,7 @@
 """
-What needs attention: one list, which health, `outbox_status`, metrics and the overview show.
+The list of what needs attention, for health, `outbox_status`, metrics and the overview.
 
-Each entry names its cause and the next step. An entry goes away when its cause does, and not before.
+Each entry has its cause and the next step. It disappears when its cause does.
 """
 
 from __future__ import annotations
@@ -23,13 +23,13 @@ if TYPE_CHECKING:
     from outbox.monitoring.status import Status, TopicStatus
 
 LATE_AFTER = timedelta(minutes=1)
-STANDS_STILL_AFTER = timedelta(minutes=5)  # where nothing says since when a message waits
-FAILING_AT_LEAST = 3  # messages; a single one that fails is no trouble of its group
-SLOW_AFTER = timedelta(minutes=10)  # a backlog that takes longer at the pace of the last minutes
+STUCK_AFTER = timedelta(minutes=5)  # where it is unknown since when a message waits
+FAILING_AT_LEAST = 3  # messages; a single failing message does not make its group fail
+SLOW_AFTER = timedelta(minutes=10)  # of work in the backlog, at the pace of the last minutes
 
 
 class Kind(enum.StrEnum):
-    """Causes, as metrics name them."""
+    """The causes; label values of metrics."""
 
     NO_RELAY = "no_relay"
     NO_CHECKER = "no_checker"
@@ -58,10 +58,10 @@ class Attention:
     Something that needs attention.
 
     Args:
-        subject: what it is about: topic 'orders', group 'points', broker 'default'.
-        cause: what is wrong, a sentence.
-        step: what to do about it, a sentence.
-        error: what a broker or a handler said about messages, for those who may view them; "" where nothing was said.
+        subject: for example topic 'orders', group 'points', or broker 'default'.
+        cause: a sentence that says what is wrong.
+        step: a sentence that says what to do.
+        error: the error of a broker or handler, for users who may view messages; "" if there is none.
     """
 
     kind: Kind
@@ -82,13 +82,13 @@ _sources: list[Source] = []
 
 
 def register(source: Source) -> None:
-    """Add what another app knows, asked with a connection to the database and its alias."""
+    """Add a source of entries from another app; it is called with a connection to the database and its alias."""
     if source not in _sources:
         _sources.append(source)
 
 
 def find(connection: Connection, status: Status) -> Iterator[Attention]:
-    """Find what needs attention, the causes before what follows from them."""
+    """Yield what needs attention; causes come before their effects."""
     yield from _brokers(status)
     yield from _relays(status)
     yield from _silent(status)
@@ -103,14 +103,14 @@ def find(connection: Connection, status: Status) -> Iterator[Attention]:
 
 
 def _brokers(status: Status) -> Iterator[Attention]:
-    """Report each broker once, whoever found it away."""
+    """Yield each unavailable broker once, whether relays or consumer groups cannot reach it."""
     away: dict[str, tuple[str, str]] = {}
     for process in status.processes:
         if process.breaker != "closed" and not process.is_silent:
             away[process.broker] = f"The relay {process.name} gets no answer: its breaker is {process.breaker}.", ""
     for group in status.groups:
         if group.trouble:
-            away[group.broker] = "It cannot be asked.", group.trouble
+            away[group.broker] = "It cannot be reached.", group.trouble
     for alias, (cause, error) in sorted(away.items()):
         step = f'Start it, or correct OUTBOX["BROKERS"]["{alias}"]. No message is lost meanwhile.'
         yield Attention(Kind.BROKER_AWAY, f"broker {alias!r}", cause, step, error=error)
@@ -120,11 +120,11 @@ def _relays(status: Status) -> Iterator[Attention]:
     for alias in sorted({topic.broker for topic in conf.settings().topics.values()}):
         relays = [one for one in status.processes if one.does == ("relay", alias, "")]
         if not any(not one.is_silent for one in relays):
-            step = "Start outbox_relay, or see that Celery's worker and beat run. Messages wait meanwhile."
+            step = "Start outbox_relay, or check that Celery's worker and beat run. Messages wait meanwhile."
             yield Attention(Kind.NO_RELAY, f"broker {alias!r}", _absence("relay", relays), step)
         checkers = [one for one in status.processes if one.does == ("checker", alias, "")]
         if checkers and not any(not one.is_silent for one in checkers):
-            cause = f"{_absence('checker', checkers)} Half messages whose commit is lost stay hidden."
+            cause = f"{_absence('checker', checkers)} Half messages whose commit was lost stay hidden."
             yield Attention(Kind.NO_CHECKER, f"broker {alias!r}", cause, "Start outbox_relay or outbox_checker.")
 
 
@@ -136,7 +136,7 @@ def _absence(kind: str, known: list[ProcessStatus]) -> str:
 
 
 def _silent(status: Status) -> Iterator[Attention]:
-    """Report processes that were killed or are frozen while others do the same; where none does, that is reported instead."""
+    """Yield processes that were killed or are frozen, if others do their work; if none does, another entry says so."""
     for process in status.processes:
         has_others = any(one.does == process.does and not one.is_silent for one in status.processes)
         is_reported = process.kind in ("relay", "checker", "consumer") and not has_others
@@ -150,21 +150,21 @@ def _topic(topic: TopicStatus, status: Status) -> Iterator[Attention]:
     subject = f"topic {topic.name!r}"
     if topic.dead:
         cause = f"The broker rejected {count(topic.dead, 'message')}."
-        yield Attention(Kind.REJECTED, subject, cause, "See the reasons with outbox_retry; send again, or skip (--skip).")
+        yield Attention(Kind.REJECTED, subject, cause, "See the reasons with outbox_retry; retry, or skip them (--skip).")
     if topic.name not in conf.settings().topics and topic.unsent:
-        cause = f'{count(topic.unsent, "message")} wait, and OUTBOX["TOPICS"] has no such topic, so no relay takes them.'
-        yield Attention(Kind.UNKNOWN_TOPIC, subject, cause, "Put the topic back until they are sent.")
+        cause = f'{count(topic.unsent, "message")} wait, but OUTBOX["TOPICS"] has no such topic, so no relay sends them.'
+        yield Attention(Kind.UNKNOWN_TOPIC, subject, cause, "Restore the topic in settings until they are sent.")
         return
     if topic.name in status.misconfigured:
-        step = "Set it right at the broker; then outbox_retry sends at once."
-        cause = "The broker is not set up for it."
+        step = "Correct it at the broker; outbox_retry then sends at once."
+        cause = "The topic is not configured correctly at the broker."
         yield Attention(Kind.MISCONFIGURED, subject, cause, step, error=status.misconfigured[topic.name])
     elif topic.tries >= ALERT_TRIES:
-        step = "See the error on the message's page, and correct its cause; it is sent again by itself."
+        step = "See the error on the message's page, and correct its cause. The relay retries automatically."
         yield Attention(Kind.SEND_FAILS, subject, f"A message has failed {topic.tries} times.", step)
     if (topic.oldest_seconds or 0) > LATE_AFTER.total_seconds() and not topic.is_paused:
         cause = f"The oldest message has waited for {age(topic.oldest_seconds)}."
-        step = f"Ask outbox_status --message {topic.oldest_id} why."
+        step = f"See why with outbox_status --message {topic.oldest_id}."
         yield Attention(Kind.LATE, subject, cause, step)
 
 
@@ -175,60 +175,60 @@ def _group(group: GroupStatus, status: Status) -> Iterator[Attention]:
     if group.consumers:
         yield from _trouble(group, subject, waiting, wait)
     elif waiting or (not group.waiting and not group.trouble and _has_sent(group, status)):
-        said = "none sends heartbeats" if group.silent_seconds is None else f"silent for {age(group.silent_seconds)}"
-        more = wait if group.waiting else "it has never received" if group.can_tell else "its broker cannot tell what waits"
-        cause = f"No consumer is running ({said}), and {more}."
+        last = "none sends heartbeats" if group.silent_seconds is None else f"silent for {age(group.silent_seconds)}"
+        backlog = "the group has never received" if group.can_tell else "the broker cannot tell the backlog"
+        cause = f"No consumer is running ({last}), and {wait if group.waiting else backlog}."
         yield Attention(Kind.NO_CONSUMER, subject, cause, f"Start outbox_consume --group {group.consumer_group}.")
 
 
 def _trouble(group: GroupStatus, subject: str, waiting: int, wait: str) -> Iterator[Attention]:
-    """Report why a group that has consumers does not get on."""
+    """Yield why a group that has consumers makes no progress."""
     late = group.waits_seconds or 0.0
-    if waiting > group.consumers and (group.idle_seconds is None or group.idle_seconds > STANDS_STILL_AFTER.total_seconds()):
-        late = max(late, group.idle_seconds or STANDS_STILL_AFTER.total_seconds())  # not what was sent: it is known of few
+    if waiting > group.consumers and (group.idle_seconds is None or group.idle_seconds > STUCK_AFTER.total_seconds()):
+        late = max(late, group.idle_seconds or STUCK_AFTER.total_seconds())  # `waits_seconds` knows the newest sends only
     if late > LATE_AFTER.total_seconds() and waiting:
         if group.retrying >= waiting / 2 and group.retrying >= FAILING_AT_LEAST:
             cause = f"{wait}, none was handled for {age(late)}, and {group.retrying} failed and wait for a retry."
-            step = "Correct the handler; what failed is delivered again by itself."
+            step = "Correct the handler. Failed messages are delivered again automatically."
             yield Attention(Kind.GROUP_FAILS, subject, cause, step, error=group.error)
         elif waiting > group.retrying:
             cause = f"{wait}, and {count(group.consumers, 'consumer')} handled none for {age(late)}."
-            step = "Look for a handler that hangs, and give it a time_limit; and for a key that an earlier message holds back."
+            step = "Look for a handler that hangs, and set its time_limit; or for an ordered key that waits for a failed message."
             yield Attention(Kind.GROUP_STUCK, subject, cause, step)
     elif group.per_minute and waiting > group.per_minute * SLOW_AFTER.total_seconds() / 60:
         takes = age(60 * waiting / group.per_minute)
         cause = f"{wait}; at {group.per_minute:.0f} a minute, as in the last minutes, that takes {takes}."
-        yield Attention(Kind.GROUP_SLOW, subject, cause, "Start more consumers, or give a handler batch_size.")
+        yield Attention(Kind.GROUP_SLOW, subject, cause, "Start more consumers, or set batch_size of a handler.")
 
 
 def _has_sent(group: GroupStatus, status: Status) -> bool:
-    """Return whether anything was sent to the topics of a group."""
+    """Return whether any message was sent to the topics of a group."""
     return any(topic.has_sent for topic in status.topics if topic.name in group.topics)
 
 
 def _dead_letters(status: Status) -> Iterator[Attention]:
-    """Report dead letters of all groups, of those too that this process does not know any more."""
+    """Yield the dead letters of all groups, including groups that this process no longer has."""
     found = {(one.consumer_group, one.topic): one.letters for one in status.dead_letters}
     found |= {(group.consumer_group, topic): number for group in status.groups for topic, number in group.dead_letters.items()}
     for (group, topic), letters in sorted(found.items()):
         errors = [one.error for one in status.failures if (one.consumer_group, one.topic) == (group, topic) and one.dead_letters]
         cause = f"{count(letters, 'message')} of topic {topic!r} failed for good."
-        step = f"Correct the cause, then outbox_replay --group {group}; or discard them."
+        step = f"Correct the cause, then run outbox_replay --group {group}, or discard them."
         yield Attention(Kind.DEAD_LETTERS, f"group {group!r}", cause, step, error=errors[0] if errors else "")
 
 
 def _records(status: Status) -> Iterator[Attention]:
     for gap in status.gaps:
         cause = f"{count(gap.numbers, 'message')} of topic {gap.topic!r} did not arrive, in {count(gap.gaps, 'gap')}."
-        step = "Run outbox_audit; the admin's page of its findings sends again what is lost."
+        step = "Run outbox_audit, and resend lost messages on the admin's page of its findings."
         yield Attention(Kind.GAP, f"group {gap.consumer_group!r}", cause, step)
     for topic, parked in status.parked.items():
-        cause = f"{count(parked, 'half message')} unanswered: the broker has stopped asking."
-        yield Attention(Kind.PARKED, f"topic {topic!r}", cause, "Decide each in the admin, under half messages.")
+        cause = f"{count(parked, 'half message')} without an end: the broker sends no more check-backs."
+        yield Attention(Kind.PARKED, f"topic {topic!r}", cause, "Check back about each in the admin, under half messages.")
     for group in status.differing_groups:
-        cause = "Its processes have wanted different types or tags for more than an hour."
+        cause = "Its processes have subscribed to different types or tags for more than an hour."
         yield Attention(Kind.CODE_DIFFERS, f"group {group!r}", cause, "Deploy the same code to all of them.")
     if status.has_strays:
-        cause = "Messages lie in the DEFAULT partition: nobody made the table of their day."
-        step = "See that outbox_relay runs, or beat's entry outbox-maintenance."
+        cause = "Messages are in the DEFAULT partition, because the partition of their day does not exist."
+        step = "Check that outbox_relay runs, or beat's entry outbox-maintenance."
         yield Attention(Kind.NO_MAINTENANCE, f"database {status.database!r}", cause, step)

@@ -1,4 +1,4 @@
-"""The connection of those who look: probes, scrapes and commands."""
+"""Database connections of probes, scrapes and commands."""
 
 from __future__ import annotations
 
@@ -9,21 +9,21 @@ from typing import Any
 from outbox import database
 from outbox.database import Connection
 
-CONNECT_SECONDS = 2  # whoever waits for the answer has a time-out of its own, and asks again
+CONNECT_SECONDS = 2  # probes and scrapes have time-outs of their own, and repeat
 
 
 @contextmanager
 def connected(alias: str, name: str, *, statement_seconds: int | None = None) -> Iterator[Connection]:
     """
-    Return a connection to a database that has the outbox's tables.
+    Yield a connection to a database that has the outbox's tables.
 
     Args:
-        name: what the server calls it.
-        statement_seconds: no statement works longer, and connecting takes 2 s at most; None: as settings say.
+        name: its `application_name`.
+        statement_seconds: the time-out of each statement; connecting then takes at most 2 s. None: the time-outs of settings.
 
     Raises:
-        NotMigrated: the database has no tables of ours, or is a replica.
-        psycopg.OperationalError: it cannot be reached.
+        NotMigrated: the database has no tables of the outbox, or is a replica.
+        psycopg.OperationalError: the database cannot be reached.
     """
     limits: dict[str, Any] = {}
     if statement_seconds is not None:

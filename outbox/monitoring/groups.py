@@ -1,4 +1,4 @@
-"""How the project's consumer groups stand: what waits for them at their brokers, who consumes, and at what pace."""
+"""The status of consumer groups: their backlog at brokers, their consumers, and their pace."""
 
 from __future__ import annotations
 
@@ -18,15 +18,16 @@ from outbox.consuming.register import Group, groups
 from outbox.database import Connection
 from outbox.errors import BrokerCannotTell, ConfigurationError, UnknownTopic
 from outbox.message import TopicType
+from outbox.models import State
 from outbox.monitoring.processes import ProcessStatus
 
-ANSWER_WITHIN_SECONDS = 3.0  # whoever asks for the status has a time-out, too
-LETTERS_COUNTED = 100  # a broker on a server has to read them to count them
+ANSWER_WITHIN_SECONDS = 3.0  # shorter than the time-outs of probes and scrapes
+LETTERS_COUNTED = 100  # a broker on a server has to read dead letters to count them
 PACE_WITHIN = timedelta(minutes=5)
-LOOKED_AT = 10_000
-LEAST_SECONDS = 30.0  # a pace of less time says little
+ROW_LIMIT = 10_000
+MIN_SECONDS = 30.0  # a pace over less time is not reliable
 
-# What each group has handled of late, of the newest inbox rows, along the index of their times: how many in how many seconds, and
+# What each group has handled recently, from the newest inbox rows, by the index of their times: how many in how many seconds, and
 # how long ago the last one was.
 PACES = """
 WITH newest AS MATERIALIZED (
@@ -38,24 +39,25 @@ SELECT consumer_group, topic, count(*) FILTER (WHERE seconds <= %(window)s),
 FROM newest GROUP BY 1, 2
 """
 
-# Messages whose last delivery failed, of the newest such deliveries, and that the group has not handled since: they wait for the
-# next one.
+# Messages whose last delivery failed, of the newest failed deliveries, and that the group has not handled since: they wait for
+# their next delivery.
 RETRYING = """
 SELECT consumer_group, topic, count(*), max(fingerprint) FROM (
     SELECT DISTINCT ON (consumer_group, message_id) consumer_group, topic, message_id, outcome, fingerprint FROM (
         SELECT id, consumer_group, topic, message_id, outcome, fingerprint
         FROM outbox_delivery WHERE acted_by = '' ORDER BY id DESC LIMIT 10000) newest
     ORDER BY consumer_group, message_id, id DESC
-) d
+) failed
 WHERE outcome = %s AND NOT EXISTS (
-    SELECT FROM outbox_inbox i WHERE i.message_id = d.message_id AND i.consumer_group = d.consumer_group)
+    SELECT FROM outbox_inbox inbox
+    WHERE inbox.message_id = failed.message_id AND inbox.consumer_group = failed.consumer_group)
 GROUP BY 1, 2
 """
 
-# The newest batches that are SENT, and how long ago.
-SENDS = """
+# The topics of the newest SENT batches, and how long ago each was sent.
+SENDS = f"""
 SELECT t.name, extract(epoch FROM clock_timestamp() - b.sent_at)::float8
-FROM (SELECT topic_id, sent_at FROM outbox_batch WHERE state = 3 ORDER BY id DESC LIMIT 1000) b
+FROM (SELECT topic_id, sent_at FROM outbox_batch WHERE state = {State.SENT} ORDER BY id DESC LIMIT 1000) b
 JOIN outbox_topic t ON t.id = b.topic_id
 """
 
@@ -63,20 +65,21 @@ JOIN outbox_topic t ON t.id = b.topic_id
 @dataclass(frozen=True, slots=True)
 class GroupStatus:
     """
-    How a consumer group stands at one broker.
+    The status of a consumer group at one broker.
 
     Args:
-        waiting: topic -> messages that wait for the group, those being handled included. Empty where it has never received.
-        trouble: why the broker cannot be asked.
-        consumers: processes that have sent a heartbeat of late.
-        silent_seconds: since the newest heartbeat; None where none is known.
-        per_minute: messages of all brokers that the group has handled, in the last minutes.
-        idle_seconds: since it handled one of these topics; None where that is too long ago to be looked for.
-        waits_seconds: for how long a message was sent and none was handled since; None where that is not known.
-        retrying: messages that wait for a delivery after one that failed.
-        error: what one of these deliveries failed with.
-        can_tell: whether the broker says what waits.
-        dead_letters: topic -> messages that the group gave up; of a broker on a server no more than 100 are counted.
+        waiting: topic -> number of messages that wait for the group, including those being handled. Empty if the group has never
+            received.
+        trouble: why the broker cannot be reached; "" if it can.
+        consumers: number of processes with a recent heartbeat.
+        silent_seconds: seconds since the newest heartbeat; None if there is none.
+        per_minute: messages that the group has handled per minute in the last minutes.
+        idle_seconds: seconds since it handled a message of these topics; None if that is too long ago to be found.
+        waits_seconds: seconds for which a message has waited since the group handled its last one; None if unknown.
+        retrying: number of messages whose delivery failed, and that wait for the next one.
+        error: the error of one of these deliveries.
+        can_tell: whether the broker can tell the backlog.
+        dead_letters: topic -> number of dead letters; at most 100 are counted where the broker is a server.
     """
 
     consumer_group: str
@@ -97,7 +100,7 @@ class GroupStatus:
 
 @dataclass(frozen=True, slots=True)
 class _Pace:
-    """What a group handles of a topic: how many of late in how many seconds, and since when nothing."""
+    """How many messages of a topic a group has handled recently, in how many seconds, and the seconds since the last one."""
 
     handled: int
     seconds: float
@@ -116,27 +119,27 @@ def read_groups(
     connection: Connection, using: str, processes: Sequence[ProcessStatus], letters: Sequence[DeadLetterCount]
 ) -> list[GroupStatus]:
     """
-    Read how the groups stand that keep their inbox in a database.
+    Return the status of the consumer groups whose inbox is in a database.
 
     Args:
-        letters: dead letters that brokers keep in that database, which are not asked for again.
+        letters: dead letters that brokers keep in that database, which need not be read from the brokers.
     """
     mine = [(one, alias) for one in groups().values() if one.using == using for alias in _brokers_of(one)]
     if not mine:
         return []
     answers = _ask_brokers({(one.name, alias) for one, alias in mine})
-    rows = connection.execute(PACES, {"window": PACE_WITHIN.total_seconds(), "limit": LOOKED_AT}).fetchall()
+    rows = connection.execute(PACES, {"window": PACE_WITHIN.total_seconds(), "limit": ROW_LIMIT}).fetchall()
     paces = {(name, topic): _Pace(*row) for name, topic, *row in rows}
     retrying = {(name, topic): row for name, topic, *row in connection.execute(RETRYING, [Outcome.RETRY]).fetchall()}
     sends = connection.execute(SENDS).fetchall()
-    counted = {(kept.consumer_group, kept.topic): kept.letters for kept in letters}
+    counted = {(one.consumer_group, one.topic): one.letters for one in letters}
     found = []
     for one, alias in mine:
         topics = sorted(one.topics_of(alias))
-        places = [(one.name, topic) for topic in topics]
+        keys = [(one.name, topic) for topic in topics]
         answer = answers[one.name, alias]
-        own_paces = [paces[place] for place in places if place in paces]
-        failing = [retrying[place] for place in places if place in retrying]
+        own_paces = [paces[key] for key in keys if key in paces]
+        failing = [retrying[key] for key in keys if key in retrying]
         idle = min((pace.idle_seconds for pace in own_paces), default=None)
         consumers = [process for process in processes if process.does == ("consumer", alias, one.name)]
         found.append(
@@ -154,34 +157,34 @@ def read_groups(
                 retrying=sum(number for number, _ in failing),
                 error=next((error for _, error in failing), ""),
                 can_tell=answer.can_tell,
-                dead_letters=answer.letters or {place[1]: counted[place] for place in places if place in counted},
+                dead_letters=answer.letters or {key[1]: counted[key] for key in keys if key in counted},
             )
         )
     return found
 
 
 def _per_minute(paces: Sequence[_Pace]) -> float:
-    """Return the pace since the first message of the last minutes: an idle time before it says nothing."""
+    """Return the pace since the first message handled in the last minutes; idle time before it is not counted."""
     seconds = max((pace.seconds for pace in paces), default=0.0)
-    return 60 * sum(pace.handled for pace in paces) / max(seconds, LEAST_SECONDS)
+    return 60 * sum(pace.handled for pace in paces) / max(seconds, MIN_SECONDS)
 
 
 def _waits(sends: Sequence[tuple[str, float]], topics: Sequence[str], idle: float | None) -> float | None:
-    """Return for how long the oldest message waits that was sent after the group handled its last one; None: not known."""
+    """Return for how long the oldest message sent after the group handled its last one has waited; None: unknown."""
     at_once = [topic for topic in topics if conf.topic_settings(topic).type is not TopicType.DELAY]
     return max((age for topic, age in sends if topic in at_once and (idle is None or age < idle)), default=None)
 
 
 def _brokers_of(group: Group) -> list[str]:
-    """Return the brokers of a group; none where its topics contradict the settings, which a system check reports."""
+    """Return the brokers of a group; none if its topics contradict the settings, which a system check reports."""
     try:
         return [alias for alias in sorted(group.brokers) if group.topics_of(alias) and conf.broker_class(alias)]
-    except (ConfigurationError, UnknownTopic):  # or a client is not installed here, as in a process that only publishes
+    except (ConfigurationError, UnknownTopic):  # or a broker's client is not installed, as in a process that only publishes
         return []
 
 
 def _ask_brokers(wanted: Iterable[tuple[str, str]]) -> dict[tuple[str, str], _Answer]:
-    """Ask each broker for its groups, all brokers at once. One that does not answer in time is reported so."""
+    """Ask all brokers at once for their groups; a broker that does not answer in time has an answer that says so."""
     by_alias: dict[str, list[str]] = {}
     for group, alias in sorted(wanted):
         by_alias.setdefault(alias, []).append(group)
@@ -196,7 +199,7 @@ _NO_ANSWER = _Answer(trouble=f"No answer within {ANSWER_WITHIN_SECONDS:.0f} s")
 
 
 class _Asking(threading.Thread):
-    """Asks a broker for its groups; what was answered is there however long the rest takes. The process ends without it."""
+    """Asks a broker for its groups. Answers are available as they come; the process may end before the last one."""
 
     def __init__(self, alias: str, names: Sequence[str]) -> None:
         super().__init__(name=f"outbox status of broker {alias!r}", daemon=True)
@@ -210,7 +213,7 @@ class _Asking(threading.Thread):
             with closing(conf.make_broker(self._alias)) as broker:
                 for name in self._names:
                     self.found[name] = _ask(broker, name)
-        except Exception as error:  # whatever it is, the other brokers are shown
+        except Exception as error:  # any error, since the other brokers are shown anyway
             trouble = _Answer(trouble=str(error).strip() or repr(error))
             self.found |= {name: trouble for name in self._names if name not in self.found}
 

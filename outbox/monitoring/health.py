@@ -1,4 +1,4 @@
-"""Health in one word for each database: for load balancers, orchestrators and monitors, which know two answers."""
+"""Health of each database in one word, for load balancers, orchestrators and monitors."""
 
 from __future__ import annotations
 
@@ -13,26 +13,26 @@ from outbox.monitoring.connection import connected
 from outbox.monitoring.status import read_status
 from outbox.relay.hosts import databases
 
-STATEMENT_SECONDS = 3  # as long as a load balancer waits
+STATEMENT_SECONDS = 3  # a usual time-out of load balancers
 
 
 class Health(StrEnum):
-    """How one database does. No more is said: anybody may ask."""
+    """The health of one database. It has no details, because anyone may ask for it."""
 
     OK = "ok"
     NEEDS_ATTENTION = "needs attention"  # `manage.py outbox_status` lists it
     UNREACHABLE = "unreachable"
-    UNFIT = "unfit"  # without our tables, or a replica
+    UNFIT = "unfit"  # without tables of the outbox, or a replica
 
 
 def readiness() -> dict[str, Health]:
     """Return for each database whether this process can publish to it: OK, UNREACHABLE or UNFIT."""
-    return {alias: _ask(alias, _is_fit) for alias in databases()}
+    return {alias: _ask(alias, _can_publish) for alias in databases()}
 
 
 def health() -> dict[str, Health]:
     """Return for each database whether something needs attention."""
-    return {alias: _ask(alias, _is_well) for alias in databases()}
+    return {alias: _ask(alias, _needs_attention) for alias in databases()}
 
 
 def _ask(alias: str, question: Callable[[str, Connection], Health]) -> Health:
@@ -45,9 +45,9 @@ def _ask(alias: str, question: Callable[[str, Connection], Health]) -> Health:
         return Health.UNREACHABLE
 
 
-def _is_fit(alias: str, connection: Connection) -> Health:
+def _can_publish(alias: str, connection: Connection) -> Health:
     return Health.OK
 
 
-def _is_well(alias: str, connection: Connection) -> Health:
+def _needs_attention(alias: str, connection: Connection) -> Health:
     return Health.NEEDS_ATTENTION if read_status(connection, alias).attention else Health.OK

@@ -1,11 +1,11 @@
 """
-Metrics for Prometheus, asked of databases and brokers when they are scraped. Needs the extra `metrics`.
+Metrics for Prometheus, read from databases and brokers at each scrape. Needs the extra `metrics`.
 
-One process tells them for all: scrape one address, not each process. In urls.py, behind what protects it::
+Each process returns the same metrics, so scrape one address only. In urls.py, protected from the public::
 
     path("metrics/", outbox.monitoring.metrics.view)
 
-Where there is a registry already: `REGISTRY.register(OutboxCollector())`.
+To add them to an existing registry: `REGISTRY.register(OutboxCollector())`.
 """
 
 from __future__ import annotations
@@ -34,22 +34,22 @@ STATES = ("waiting", "delayed", "released", "claimed", "prepared", "dead")
 
 
 class OutboxCollector(Collector):
-    """Asks at each scrape; a database or broker that cannot be asked shows by its `..._up` of 0."""
+    """Reads all metrics at each scrape; the `..._up` metric of a database or broker that cannot be reached is 0."""
 
     def describe(self) -> Iterable[Metric]:
-        """Nothing, so that registering asks nobody."""
+        """Return no metrics, so that registering the collector reads nothing."""
         return []
 
     def collect(self) -> Iterator[Metric]:
         statuses = {alias: _read(alias) for alias in databases()}
         asked = [status for status in statuses.values() if status is not None]
-        up = _gauge("outbox_database_up", "Whether the database could be asked.", "database")
+        up = _gauge("outbox_database_up", "Whether the database can be reached.", "database")
         for alias, status in statuses.items():
             up.add_metric([alias], status is not None)
         yield up
         yield from _topics(asked)
         yield from _processes(asked)
-        yield from _troubles(asked)
+        yield from _attention(asked)
         yield from _groups(asked)
 
 
@@ -61,12 +61,12 @@ def _read(alias: str) -> Status | None:
         return None
 
 
-def _gauge(name: str, says: str, *labels: str) -> GaugeMetricFamily:
-    return GaugeMetricFamily(name, says, labels=labels)
+def _gauge(name: str, documentation: str, *labels: str) -> GaugeMetricFamily:
+    return GaugeMetricFamily(name, documentation, labels=labels)
 
 
 def _topics(statuses: list[Status]) -> Iterator[Metric]:
-    messages = _gauge("outbox_messages", "Messages that are not sent, by where they stand.", "database", "topic", "state")
+    messages = _gauge("outbox_messages", "Messages that are not sent, by state.", "database", "topic", "state")
     oldest = _gauge("outbox_oldest_message_seconds", "Age of the oldest message to be sent now.", "database", "topic")
     paused = _gauge("outbox_topic_paused", "Whether an operator has paused the topic.", "database", "topic")
     for status in statuses:
@@ -80,24 +80,24 @@ def _topics(statuses: list[Status]) -> Iterator[Metric]:
 
 
 def _processes(statuses: list[Status]) -> Iterator[Metric]:
-    alive = _gauge("outbox_processes", "Processes that live.", "database", "kind", "broker", "consumer_group")
-    breakers = _gauge("outbox_breakers_open", "Relays that find their broker unavailable.", "database", "broker")
+    running = _gauge("outbox_processes", "Processes with a recent heartbeat.", "database", "kind", "broker", "consumer_group")
+    breakers = _gauge("outbox_breakers_open", "Relays whose broker, or a topic of it, is unavailable.", "database", "broker")
     for status in statuses:
-        heard = [process for process in status.processes if not process.is_silent]
+        live = [process for process in status.processes if not process.is_silent]
         for key in sorted({(one.kind, one.broker, one.consumer_group) for one in status.processes}):
-            count = sum((one.kind, one.broker, one.consumer_group) == key for one in heard)
-            alive.add_metric([status.database, *key], count)
+            count = sum((one.kind, one.broker, one.consumer_group) == key for one in live)
+            running.add_metric([status.database, *key], count)
         for broker in sorted({topic.broker for topic in status.topics}):
-            count = sum(one.kind == "relay" and one.broker == broker and one.breaker != "closed" for one in heard)
+            count = sum(one.kind == "relay" and one.broker == broker and one.breaker != "closed" for one in live)
             breakers.add_metric([status.database, broker], count)
-    return iter((alive, breakers))
+    return iter((running, breakers))
 
 
-def _troubles(statuses: list[Status]) -> Iterator[Metric]:
-    attention = _gauge("outbox_attention", "What needs attention; outbox_status lists it.", "database", "kind")
+def _attention(statuses: list[Status]) -> Iterator[Metric]:
+    attention = _gauge("outbox_attention", "Entries of outbox_status that need attention.", "database", "kind")
     missing = _gauge("outbox_missing_numbers", "Messages that a consumer group misses.", "database", "consumer_group", "topic")
-    parked = _gauge("outbox_parked_halves", "Half messages nobody asks about any more.", "database", "topic")
-    answers = _gauge("outbox_check_backs", "Check-backs of the last hour, by their answers.", "database", "answer")
+    parked = _gauge("outbox_parked_halves", "Half messages whose check-backs have stopped.", "database", "topic")
+    answers = _gauge("outbox_check_backs", "Check-backs of the last hour, by answer.", "database", "answer")
     for status in statuses:
         for answer, number in status.check_backs.items():
             answers.add_metric([status.database, answer], number)
@@ -112,10 +112,10 @@ def _troubles(statuses: list[Status]) -> Iterator[Metric]:
 
 
 def _groups(statuses: list[Status]) -> Iterator[Metric]:
-    up = _gauge("outbox_backlog_up", "Whether the broker could be asked for a group.", "consumer_group", "broker")
-    live = _gauge("outbox_consumers", "Consumers that have sent a heartbeat of late.", "consumer_group", "broker")
+    up = _gauge("outbox_backlog_up", "Whether the broker of the group can be reached.", "consumer_group", "broker")
+    live = _gauge("outbox_consumers", "Consumers with a recent heartbeat.", "consumer_group", "broker")
     lag = _gauge("outbox_backlog_messages", "Messages that wait for a group.", "consumer_group", "broker", "topic")
-    dead = _gauge("outbox_dead_letters", "Messages that a group gave up.", "consumer_group", "broker", "topic")
+    dead = _gauge("outbox_dead_letters", "Dead letters of a group.", "consumer_group", "broker", "topic")
     for group in (one for status in statuses for one in status.groups):
         labels = [group.consumer_group, group.broker]
         up.add_metric(labels, not group.trouble)
@@ -131,7 +131,7 @@ def _groups(statuses: list[Status]) -> Iterator[Metric]:
 @outside_transactions
 @require_safe
 def view(request: HttpRequest) -> HttpResponse:
-    """Show the outbox's metrics, and no other's."""
+    """Return the metrics of the outbox only."""
     registry = CollectorRegistry()
     registry.register(OutboxCollector())
     return HttpResponse(generate_latest(registry), content_type=CONTENT_TYPE_LATEST)

@@ -26,7 +26,7 @@ class ProcessStatus:
     A process that sent its last heartbeat `silent_seconds` ago, and its first one `age_seconds` ago.
 
     Args:
-        beats_within: seconds after which the next heartbeat is missed.
+        beats_within: seconds without a heartbeat after which the process counts as silent.
     """
 
     kind: str
@@ -43,31 +43,31 @@ class ProcessStatus:
 
     @property
     def does(self) -> tuple[str, str, str]:
-        """What it does: kind, broker, group."""
+        """What it does: its kind, broker and consumer group."""
         return self.kind, self.broker, self.consumer_group
 
     @property
     def name(self) -> str:
-        """Where it runs."""
+        """Its host and process id."""
         return f"{self.host}:{self.pid}"
 
     @property
     def is_silent(self) -> bool:
-        """Whether it should have sent a heartbeat since."""
+        """Whether its next heartbeat is overdue."""
         return self.silent_seconds > self.beats_within
 
 
 def read_processes(connection: Connection) -> list[ProcessStatus]:
-    """Read all processes that have not left; those that do the same together, the newest heartbeat first."""
+    """Return all processes that have not deregistered, grouped by what they do, the newest heartbeat first."""
     found = connection.cursor(row_factory=class_row(ProcessStatus)).execute(PROCESSES).fetchall()
     return [replace(one, beats_within=_beats_within(one)) if one.note == BY_CELERY else one for one in found]
 
 
 def _beats_within(process: ProcessStatus) -> float:
     """
-    Return after how many seconds a process of Celery's counts as missing: after two of beat's calls without a heartbeat.
+    Return after how many seconds a process of Celery counts as silent: after two intervals of beat without a heartbeat.
 
-    A task goes from broker to broker, so where there are several another one may have all of its time first.
+    A task serves one broker after the other, so with several brokers another one may use up all of its time first.
     """
     settings = conf.settings()
     task, takes = (SWEEP, settings.relay.task_time) if process.kind == "relay" else (CONSUME, settings.consumer.task_time)
@@ -80,9 +80,9 @@ def _beats_within(process: ProcessStatus) -> float:
 
 def is_replaced(silent: ProcessStatus, processes: Sequence[ProcessStatus]) -> bool:
     """
-    Return whether another process has taken over what a silent one did: it began after the last heartbeat.
+    Return whether another process has replaced a silent one: it started after the last heartbeat of the silent one.
 
-    Celery gives a process its next task, or not: any other one that lives does instead.
+    Celery may give the next task to any of its processes, so there any live process replaces a silent one.
     """
     return any(
         one.does == silent.does

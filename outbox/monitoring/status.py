@@ -1,4 +1,4 @@
-"""How the outbox of one database stands: per topic and consumer group, its processes, and what needs attention."""
+"""The status of the outbox in one database: topics, consumer groups, processes, and what needs attention."""
 
 from __future__ import annotations
 
@@ -10,12 +10,14 @@ from datetime import timedelta
 from psycopg.rows import class_row
 
 from outbox import conf
+from outbox.batches.batch import UNFINISHED
 from outbox.brokers.base import BrokerStatus, DeadLetterCount, SendStatus
 from outbox.brokers.capabilities import StoredInDatabase
 from outbox.consuming.outcome import Outcome
 from outbox.consuming.wants import differing_groups
 from outbox.database import Connection
 from outbox.errors import ConfigurationError
+from outbox.models import State
 from outbox.monitoring.attention import Attention, find
 from outbox.monitoring.groups import GroupStatus, read_groups
 from outbox.monitoring.processes import ProcessStatus, read_processes
@@ -24,9 +26,9 @@ from outbox.monitoring.text import age
 FAILURES_WITHIN = timedelta(hours=1)
 FAILURES_SHOWN = 20
 
-# Waiting tickets are counted along an index, up to a million; batches along the indexes of unfinished and of dead ones.
-# Messages, not batches: those that were split off count where they are now. A uuid7 begins with its milliseconds.
-TOPICS = """
+# Waiting tickets are counted by an index, up to a million; batches by the partial indexes of unfinished and of dead ones. Counts
+# are of messages: a message that was split off counts in its current batch. A uuid7 begins with its time in milliseconds.
+TOPICS = f"""
 SELECT name, broker, type, is_paused, paused_by, pause_reason, paused_seconds, has_sent,
     waiting, delayed, released, claimed, prepared, dead, tries,
     oldest::text AS oldest_id,
@@ -36,23 +38,24 @@ FROM (
     SELECT t.name, t.broker, t.type, t.paused AS is_paused, t.paused_by, t.pause_reason,
         extract(epoch FROM clock_timestamp() - t.paused_at)::float8 AS paused_seconds,
         EXISTS (SELECT FROM outbox_lane WHERE topic_id = t.id) AS has_sent,
-        (SELECT count(*) FROM (SELECT FROM outbox_ticket WHERE topic_id = t.id LIMIT 1000000) k) AS waiting,
+        (SELECT count(*) FROM (SELECT FROM outbox_ticket WHERE topic_id = t.id LIMIT 1000000) ticket) AS waiting,
         (SELECT count(*) FROM outbox_delayed WHERE topic_id = t.id) AS delayed,
         coalesce(b.released, 0) AS released, coalesce(b.claimed, 0) AS claimed, coalesce(b.prepared, 0) AS prepared,
         coalesce(b.dead, 0) AS dead, coalesce(b.tries, 0) AS tries,
         least(b.oldest, (SELECT message_id FROM outbox_ticket WHERE topic_id = t.id ORDER BY pos LIMIT 1)) AS oldest
     FROM outbox_topic t LEFT JOIN (
-        SELECT topic_id, max(tries) FILTER (WHERE state < 3) AS tries,
-            sum(n) FILTER (WHERE state = 0) AS released, sum(n) FILTER (WHERE state = 1) AS claimed,
-            sum(n) FILTER (WHERE state = 2) AS prepared, sum(n) FILTER (WHERE state = 4) AS dead,
-            (array_agg(message_ids[1] ORDER BY message_ids[1]) FILTER (WHERE state < 3))[1] AS oldest
+        SELECT topic_id, max(tries) FILTER (WHERE state IN {UNFINISHED}) AS tries,
+            sum(n) FILTER (WHERE state = {State.RELEASED}) AS released,
+            sum(n) FILTER (WHERE state = {State.CLAIMED}) AS claimed,
+            sum(n) FILTER (WHERE state = {State.PREPARED}) AS prepared, sum(n) FILTER (WHERE state = {State.DEAD}) AS dead,
+            (array_agg(message_ids[1] ORDER BY message_ids[1]) FILTER (WHERE state IN {UNFINISHED}))[1] AS oldest
         FROM (
             SELECT topic_id, state, tries, message_ids, cardinality(message_ids) - cardinality(split) AS n
-            FROM outbox_batch WHERE state IN (0, 1, 2) OR state = 4) o
+            FROM outbox_batch WHERE state IN {UNFINISHED} OR state = {State.DEAD}) counted
         GROUP BY topic_id
     ) b ON b.topic_id = t.id
     WHERE t.id <> 0
-) s ORDER BY name
+) topic ORDER BY name
 """
 
 GAPS = """
@@ -60,15 +63,15 @@ SELECT consumer_group, topic, count(*) AS gaps, sum(last_number - first_number +
 FROM outbox_gap WHERE closed_at IS NULL GROUP BY 1, 2 ORDER BY 1, 2
 """
 
-# Topics that the broker's set-up, not a message, keeps from being sent.
-MISCONFIGURED = """
+# Topics that are not sent because of the broker's configuration, not because of a message.
+MISCONFIGURED = f"""
 SELECT t.name, max(b.last_error) FROM outbox_batch b JOIN outbox_topic t ON t.id = b.topic_id
-WHERE b.state = 0 AND EXISTS (
+WHERE b.state = {State.RELEASED} AND EXISTS (
     SELECT FROM outbox_attempt a WHERE a.batch_id = b.id AND a.attempt = b.attempt AND a.verdict = %s)
 GROUP BY 1 ORDER BY 1
 """
 
-# Deliveries that failed of late, those that look alike together.
+# Recent failed deliveries, grouped by the fingerprint of their error.
 FAILURES = """
 SELECT consumer_group, topic, fingerprint AS error, count(*) AS deliveries, count(DISTINCT message_id) AS messages,
     count(*) FILTER (WHERE outcome = %(dead_letter)s) AS dead_letters,
@@ -88,14 +91,14 @@ STRAYS = "SELECT EXISTS (SELECT FROM outbox_message_default)"
 @dataclass(frozen=True, slots=True)
 class TopicStatus:
     """
-    Counts of a topic's messages that are not sent yet.
+    The status of a topic: counts of its messages that are not sent yet.
 
     Args:
-        paused_seconds: since when it is paused; None where it is not, or nobody wrote it down.
-        prepared: decided; their half messages are being committed, or await the check-back.
+        paused_seconds: for how long it has been paused; None if it is not, or the time was not recorded.
+        prepared: decided messages whose half messages are being committed, or await a check-back.
         has_sent: whether a message of the topic was ever claimed.
-        oldest_id, oldest_seconds: of the oldest one that is to be sent now; None where there is none.
-        tries: the most that one of them has failed.
+        oldest_id, oldest_seconds: id and age of the oldest message that is to be sent now; None if there is none.
+        tries: the highest number of failed tries of a batch.
     """
 
     name: str
@@ -118,7 +121,7 @@ class TopicStatus:
 
     @property
     def pause(self) -> str:
-        """Return "paused", by whom, for how long and why, as far as that is known; empty where it is not."""
+        """A text that says that it is paused, by whom, for how long and why, as far as known; "" if it is not."""
         if not self.is_paused:
             return ""
         by = f" by {self.paused_by}" if self.paused_by else ""
@@ -127,13 +130,13 @@ class TopicStatus:
 
     @property
     def unsent(self) -> int:
-        """How many are not sent yet."""
+        """The number of messages that are not sent yet."""
         return self.waiting + self.delayed + self.released + self.claimed + self.prepared
 
 
 @dataclass(frozen=True, slots=True)
 class GapStatus:
-    """Open gaps of a group in a topic, and how many numbers are missing in them."""
+    """The number of open gaps of a group in a topic, and of the numbers missing in them."""
 
     consumer_group: str
     topic: str
@@ -143,7 +146,7 @@ class GapStatus:
 
 @dataclass(frozen=True, slots=True)
 class FailureStatus:
-    """Failed deliveries of the last hour that look alike. `messages`: so many different ones."""
+    """Failed deliveries of the last hour with the same fingerprint. `messages` counts distinct messages."""
 
     consumer_group: str
     topic: str
@@ -157,15 +160,15 @@ class FailureStatus:
 @dataclass(frozen=True, slots=True)
 class Status:
     """
-    How one database stands.
+    The status of one database.
 
     Args:
-        misconfigured: topic -> what only an operator can set right at its broker.
-        parked: topic -> half messages that their broker has stopped asking about.
-        risks: what the settings of brokers accept to lose, in words.
+        misconfigured: topic -> error that an operator has to correct at its broker.
+        parked: topic -> number of half messages whose check-backs have stopped.
         differing_groups: groups whose processes have had different code for longer than a deployment takes.
-        has_strays: whether messages lie in the partition of no day.
-        check_backs: answer -> check-backs of the last hour.
+        has_strays: whether messages are in the DEFAULT partition.
+        check_backs: answer -> number of check-backs in the last hour.
+        risks: what may be lost with the settings of brokers, a sentence each.
     """
 
     database: str
@@ -185,7 +188,7 @@ class Status:
 
 
 def read_status(connection: Connection, alias: str) -> Status:
-    """Read how a database stands; brokers on a server are asked, each for a few seconds at most."""
+    """Return the status of a database; brokers on a server are asked, each for a few seconds at most."""
     brokers = _read_brokers(connection, alias)
     letters = [letters for broker in brokers for letters in broker.dead_letters]
     processes = read_processes(connection)
@@ -209,14 +212,14 @@ def read_status(connection: Connection, alias: str) -> Status:
 
 
 def _read_brokers(connection: Connection, alias: str) -> list[BrokerStatus]:
-    """Return what brokers keep in this database; several may share one, and then say the same."""
+    """Return the status of brokers that are stored in this database, without repetitions where several share it."""
     found: list[BrokerStatus] = []
     settings = conf.settings()
     for name in sorted({topic.broker for topic in settings.topics.values()}):
         broker = settings.brokers[name]
         try:
             kind = conf.broker_class(name)
-        except ConfigurationError:  # its client is not installed here, as in a process that only publishes; E003 says so
+        except ConfigurationError:  # its client is not installed, as in a process that only publishes; check E003 reports it
             continue
         if kind.is_stored_in_database:
             status = StoredInDatabase.of(kind).read_status(broker.options, alias, connection)
@@ -226,9 +229,9 @@ def _read_brokers(connection: Connection, alias: str) -> list[BrokerStatus]:
 
 
 def _risks() -> Iterator[str]:
-    """Return what the settings of brokers accept to lose."""
+    """Yield what may be lost with the settings of brokers."""
     for name, broker in conf.settings().brokers.items():
-        with suppress(ConfigurationError):  # E003 says so
+        with suppress(ConfigurationError):  # check E003 reports it
             for problem in conf.broker_class(name).check_topics(broker.options, conf.topics_of(name)):
                 yield f"Broker {name!r}: {problem.text}"
 

@@ -1,10 +1,10 @@
-"""Numbers and times in words."""
+"""Texts of ages and counts."""
 
 from __future__ import annotations
 
 
 def age(seconds: float | None) -> str:
-    """Return an age in words: 0.4 s, 12 s, 3 min, 5 h, 2 d; nothing for None."""
+    """Return an age as text: 0.4 s, 12 s, 3 min, 5 h, 2 d; "" for None."""
     if seconds is None:
         return ""
     for limit, size, unit in ((10, 0, "s"), (120, 1, "s"), (7200, 60, "min"), (172800, 3600, "h")):
@@ -14,5 +14,5 @@ def age(seconds: float | None) -> str:
 
 
 def count(number: int, noun: str) -> str:
-    """Return a number of things: 1 message, 1,200 messages."""
+    """Return a number with its noun: 1 message, 1,200 messages."""
     return f"{number:,} {noun}{'' if number == 1 else 's'}"

@@ -1,4 +1,4 @@
-"""How many messages were published and handled of late, minute by minute; no more rows are looked at than `LOOKED_AT`."""
+"""Counts of messages published and handled in the last hour, by minute. At most `ROW_LIMIT` rows are read."""
 
 from __future__ import annotations
 
@@ -10,16 +10,16 @@ from uuid import UUID
 from outbox.database import Connection
 
 MINUTES = 60
-LOOKED_AT = 50_000
+ROW_LIMIT = 50_000
 
-# The newest messages by the time in their ids (uuid7), along the primary key.
+# The newest messages by the time in their ids (uuid7), by the primary key.
 PUBLISHED = """
 SELECT least(%(last)s, (('x' || translate(left(id::text, 13), '-', ''))::bit(48)::bigint - %(start)s) / 60000)::int, count(*)
 FROM (SELECT id FROM outbox_message WHERE id >= %(first_id)s ORDER BY id DESC LIMIT %(limit)s) newest
 GROUP BY 1 ORDER BY 1
 """
 
-# The newest inbox rows, along the index of their times. A message counts once for each group.
+# The newest inbox rows, by the index of their times. A message counts once for each group.
 HANDLED = """
 SELECT least(%(last)s, floor(extract(epoch FROM handled_at - %(begin)s) / 60))::int, count(*)
 FROM (SELECT handled_at FROM outbox_inbox WHERE handled_at >= %(begin)s ORDER BY handled_at DESC LIMIT %(limit)s) newest
@@ -29,25 +29,25 @@ GROUP BY 1 ORDER BY 1
 
 @dataclass(frozen=True, slots=True)
 class Minute:
-    """What happened in the minute from `begins_at` on. None: it lies behind the rows that were looked at."""
+    """Messages published and handled in the minute from `begins_at` on; None: the minute is before the rows that were read."""
 
     begins_at: datetime
     published: int | None
     handled: int | None
 
 
-def read_flow(connection: Connection, *, now: datetime) -> list[Minute]:
-    """Count the last hour's messages, oldest minute first."""
+def read_throughput(connection: Connection, *, now: datetime) -> list[Minute]:
+    """Return the counts of the last hour by minute, oldest first."""
     begin = now - timedelta(minutes=MINUTES)
     start = int(begin.timestamp() * 1000)
-    arguments = {"begin": begin, "start": start, "first_id": UUID(int=start << 80), "last": MINUTES - 1, "limit": LOOKED_AT}
-    published = _spread(connection.execute(PUBLISHED, arguments).fetchall())
-    handled = _spread(connection.execute(HANDLED, arguments).fetchall())
+    arguments = {"begin": begin, "start": start, "first_id": UUID(int=start << 80), "last": MINUTES - 1, "limit": ROW_LIMIT}
+    published = _by_minute(connection.execute(PUBLISHED, arguments).fetchall())
+    handled = _by_minute(connection.execute(HANDLED, arguments).fetchall())
     return [Minute(begin + timedelta(minutes=n), published[n], handled[n]) for n in range(MINUTES)]
 
 
-def _spread(counts: list[tuple[Any, ...]]) -> list[int | None]:
-    """Lay counts out by minute; where the limit cut them off, the oldest minute is not whole and nothing is known before."""
+def _by_minute(counts: list[tuple[Any, ...]]) -> list[int | None]:
+    """Return one count per minute; None for the oldest minute that the limit has cut, and for those before it."""
     known = dict(counts)
-    cut_at = min(known) if sum(known.values()) >= LOOKED_AT else -1
+    cut_at = min(known) if sum(known.values()) >= ROW_LIMIT else -1
     return [known.get(minute, 0) if minute > cut_at else None for minute in range(MINUTES)]

@@ -1,8 +1,8 @@
 """
-The life of one message, told from the books: message, batches, failed sends, check-backs, inbox, failures, dead copy.
+The timeline of one message, from its row, batches, failed sends, check-backs, inbox rows, failed deliveries and dead copy.
 
-There is no table of events: each room writes down what it needs, and here it is put in order. What a broker keeps in a database
-is read with it; a server is asked by `Broker.find`, on demand.
+There is no table of events: the timeline is put together from the rows that other parts write. Copies of a broker that is stored
+in a database are read with them; a broker on a server is asked by `Broker.find`, on demand.
 """
 
 from __future__ import annotations
@@ -24,14 +24,13 @@ from outbox.database import Connection
 from outbox.models import FailedAttempt, State
 from outbox.models.check_back import show_answer
 
-# Where it stands now.
-STANDING = """
-SELECT s.topic, t.broker, s.state, s.created_at, s.due_at FROM outbox_message_state s
-JOIN outbox_topic t ON t.id = s.topic_id WHERE s.id = %s
+MESSAGE_STATE = """
+SELECT message.topic, topic.broker, message.state, message.created_at, message.due_at FROM outbox_message_state message
+JOIN outbox_topic topic ON topic.id = message.topic_id WHERE message.id = %s
 """
 
-# Batches that hold a message, or held it before it was split off. The newest id of such a batch is the message's or a later
-# one, and near it: the walk along that index is bounded, and ends long before the bound.
+# Batches that hold a message, or held it before it was split off. The newest message of such a batch is this one or a slightly
+# later one, so 500 batches along the index of newest ids are more than enough.
 BATCHES = """
 SELECT id, lane, first_seq + position - 1 AS number, half_ids[position] AS half_id, position::smallint = ANY(split) AS has_left,
     state, attempt, tries, claimed_at, decided_at, sent_at, due_at, last_error
@@ -46,12 +45,12 @@ SELECT failed_at, verdict, reason, batch_id, attempt, acted_by FROM outbox_attem
 WHERE batch_id = ANY(%(batches)s) AND %(id)s::uuid = ANY(message_ids) ORDER BY id + 0 DESC LIMIT 50
 """
 
-UNPROVEN = "unproven"  # the verdict on a message that may have been published after all
+UNPROVEN = "unproven"  # the verdict on a message that may have been published
 
-# What other books say, their newest rows. Each finds the message by an index and sorts what it found: the expressions keep
-# the planner from walking all rows by time.
-BOOKS = """
-(SELECT 'check-back' AS book, answered_at AS at, asked_by AS who, nth, answer AS outcome, reason AS text, '' AS traceback,
+# The newest rows of other tables. Each SELECT finds the message by an index and sorts the result: the expressions in ORDER BY
+# keep the planner from scanning all rows in the order of time.
+RECORDS = """
+(SELECT 'check-back' AS kind, answered_at AS at, asked_by AS who, nth, answer AS outcome, reason AS text, '' AS traceback,
     half_id, sent_answer, '' AS acted_by FROM outbox_check_back WHERE message_id = %(id)s::text ORDER BY id + 0 DESC LIMIT 50)
 UNION ALL (SELECT 'inbox', handled_at, consumer_group, nth, '', '', '', '', '', ''
     FROM outbox_inbox WHERE message_id = %(id)s ORDER BY handled_at + interval '0' DESC LIMIT 50)
@@ -64,7 +63,7 @@ UNION ALL SELECT 'dead', died_at, '', 0, '', reason, '', '', '', '' FROM outbox_
 
 
 class Severity(enum.StrEnum):
-    """How a moment is to be read."""
+    """How an entry is shown."""
 
     PLAIN = "plain"
     GOOD = "good"
@@ -72,12 +71,12 @@ class Severity(enum.StrEnum):
     WAITING = "waiting"
 
 
-# What operators did about dead messages, and about dead letters.
-DEAD_ACTS = {FailedAttempt.RETRIED: "Sent again by hand", FailedAttempt.SKIPPED: "Skipped by hand"}
+# Acts of operators on dead messages, and on dead letters.
+DEAD_ACTS = {FailedAttempt.RETRIED: "Retried", FailedAttempt.SKIPPED: "Skipped"}
 LETTER_ACTS: dict[str, tuple[str, Severity]] = {
-    LetterAct.REPLAY_ASKED: ("To be replayed, not confirmed", Severity.WAITING),
+    LetterAct.REPLAY_ASKED: ("Replay requested, not confirmed", Severity.WAITING),
     LetterAct.REPLAYED: ("Replayed", Severity.PLAIN),
-    LetterAct.DISCARD_ASKED: ("To be discarded, not confirmed", Severity.BAD),
+    LetterAct.DISCARD_ASKED: ("Discard requested, not confirmed", Severity.BAD),
     LetterAct.DISCARDED: ("Discarded", Severity.BAD),
 }
 REPLAYS = (LetterAct.REPLAY_ASKED, LetterAct.REPLAYED)
@@ -86,11 +85,11 @@ REPLAYS = (LetterAct.REPLAY_ASKED, LetterAct.REPLAYED)
 @dataclass(frozen=True, slots=True)
 class TimelineEntry:
     """
-    Something that happened to a message.
+    An event in the life of a message.
 
     Args:
-        who: the group, broker or door it happened at.
-        by: the person who did it, or the command with who ran it.
+        who: the consumer group, the broker, or the part that asked for a check-back.
+        by: the operator who did it, or the command and the user who ran it.
     """
 
     at: datetime
@@ -98,26 +97,26 @@ class TimelineEntry:
     text: str = ""
     who: str = ""
     traceback: str = ""
-    tone: Severity = Severity.PLAIN
+    severity: Severity = Severity.PLAIN
     by: str = ""
 
 
 @dataclass(frozen=True, slots=True)
 class Timeline:
     """
-    A message's life so far.
+    The timeline of a message.
 
     Args:
         state: as in `outbox_message_state`.
-        moments: in order of time.
-        ended: how it ended in the groups that gave it up and have not handled it since.
+        entries: in the order of time.
+        ended: its end in groups that gave it up and have not handled it since.
     """
 
     topic: str
     broker: str
     state: str
     due_at: datetime | None
-    moments: list[TimelineEntry]
+    entries: list[TimelineEntry]
     ended: list[GroupEnd]
 
 
@@ -139,8 +138,8 @@ class _Batch:
 
 
 @dataclass(frozen=True, slots=True)
-class _Entry:
-    book: str
+class _Record:
+    kind: str
     at: datetime
     who: str
     nth: int
@@ -154,32 +153,32 @@ class _Entry:
 
 def read_timeline(using: str, message_id: UUID) -> Timeline | None:
     """
-    Return the timeline of a message; None where no message has that id. What it waits for is in `why`.
+    Return the timeline of a message; None if no message has that id. `why` returns what it waits for.
 
     Args:
-        using: the database that holds it, asked over Django's connection.
+        using: alias of the message's database, which is read over Django's connection.
     """
     connection = database.raw(using)
-    row = connection.execute(STANDING, [message_id]).fetchone()
+    row = connection.execute(MESSAGE_STATE, [message_id]).fetchone()
     if row is None:
         return None
     topic, broker, state, created_at, due_at = row
     batches = connection.cursor(row_factory=class_row(_Batch)).execute(BATCHES, {"id": message_id}).fetchall()
-    entries = connection.cursor(row_factory=class_row(_Entry)).execute(BOOKS, {"id": message_id}).fetchall()
-    halves = {batch.half_id for batch in batches if batch.half_id} | {entry.half_id for entry in entries if entry.half_id}
-    moments = [
-        TimelineEntry(created_at, "Recorded", f"in topic {topic}, by the transaction it speaks of"),
-        *(moment for batch in batches for moment in _of_batch(batch)),
+    records = connection.cursor(row_factory=class_row(_Record)).execute(RECORDS, {"id": message_id}).fetchall()
+    halves = {batch.half_id for batch in batches if batch.half_id} | {record.half_id for record in records if record.half_id}
+    entries = [
+        TimelineEntry(created_at, "Published", f"in topic {topic}, by the publisher's transaction"),
+        *(entry for batch in batches for entry in _of_batch(batch)),
         *_failed_sends(connection, message_id, [batch.id for batch in batches]),
-        *map(_of_entry, entries),
+        *map(_of_record, records),
         *_stored(message_id, broker, halves),
     ]
     ended = read_ends([message_id], using).get(message_id, [])
-    return Timeline(topic, broker, state, due_at, sorted(moments, key=lambda moment: moment.at), ended)
+    return Timeline(topic, broker, state, due_at, sorted(entries, key=lambda entry: entry.at), ended)
 
 
 def _of_batch(batch: _Batch) -> Iterator[TimelineEntry]:
-    """Yield what a batch says. One that the message has left says only when it was claimed, and what was decided before."""
+    """Yield the entries of a batch; of a batch that the message has left, only its claim."""
     numbered = "" if batch.number is None else f" as number {batch.number} of lane {batch.lane}"
     again = "" if batch.attempt == 1 else f"; it is at attempt {batch.attempt}"
     if batch.claimed_at:
@@ -188,18 +187,17 @@ def _of_batch(batch: _Batch) -> Iterator[TimelineEntry]:
         return
     if batch.decided_at:
         if batch.half_id:
-            yield TimelineEntry(batch.decided_at, "Half sent", f"half message {batch.half_id}, stored by then")
+            yield TimelineEntry(batch.decided_at, "Half message sent", f"half message {batch.half_id}, stored by then")
         yield TimelineEntry(
-            batch.decided_at, "Decided", f"batch {batch.id} is to be committed, attempt {batch.attempt}", tone=Severity.GOOD
+            batch.decided_at, "Commit decided", f"batch {batch.id}, attempt {batch.attempt}", severity=Severity.GOOD
         )
     if batch.sent_at and batch.state == State.SENT:
         what = "Committed" if batch.half_id else "Sent"
-        yield TimelineEntry(batch.sent_at, what, "the broker has confirmed it", tone=Severity.GOOD)
+        yield TimelineEntry(batch.sent_at, what, "the broker has confirmed it", severity=Severity.GOOD)
     if batch.due_at and batch.state == State.RELEASED:
-        tries = f", after {batch.tries} tries that failed" if batch.tries else ""
-        yield TimelineEntry(
-            batch.due_at, "To be claimed again", f"{batch.last_error or 'given back'}{tries}", tone=Severity.WAITING
-        )
+        tries = f", after {batch.tries} failed tries" if batch.tries else ""
+        text = f"to be claimed again: {batch.last_error}{tries}" if batch.last_error else f"to be claimed again{tries}"
+        yield TimelineEntry(batch.due_at, "Released", text, severity=Severity.WAITING)
 
 
 def _failed_sends(connection: Connection, message_id: UUID, batches: Sequence[int]) -> Iterator[TimelineEntry]:
@@ -212,41 +210,41 @@ def _failed_sends(connection: Connection, message_id: UUID, batches: Sequence[in
                 continue
             text = f"batch {batch_id}, attempt {attempt}: {reason}"
             what = "Not confirmed" if verdict == UNPROVEN else f"Not sent: {verdict}"
-            yield TimelineEntry(failed_at, what, text, tone=Severity.BAD)
+            yield TimelineEntry(failed_at, what, text, severity=Severity.BAD)
 
 
-def _of_entry(entry: _Entry) -> TimelineEntry:
-    nth = f"delivery {entry.nth}" if entry.nth > 1 else ""
-    moment = TimelineEntry(entry.at, "", who=entry.who)
-    match entry.book:
+def _of_record(record: _Record) -> TimelineEntry:
+    nth = f"delivery {record.nth}" if record.nth > 1 else ""
+    entry = TimelineEntry(record.at, "", who=record.who)
+    match record.kind:
         case "check-back":
-            tone = Severity.WAITING if entry.outcome == "UNKNOWN" else Severity.PLAIN
-            text = f"ask {entry.nth} about half message {entry.half_id or '(not decided)'}: {entry.text}"
-            answer = show_answer(entry.outcome, entry.sent_answer)
-            return replace(moment, what=f"Check-back: {answer}", text=text, tone=tone)
+            severity = Severity.WAITING if record.outcome == "UNKNOWN" else Severity.PLAIN
+            text = f"check-back {record.nth} about half message {record.half_id or '(not decided)'}: {record.text}"
+            answer = show_answer(record.outcome, record.sent_answer)
+            return replace(entry, what=f"Check-back: {answer}", text=text, severity=severity)
         case "inbox":
-            if entry.nth == 0:
-                return replace(moment, what="Passed over", text="no handler of the group wanted it")
-            return replace(moment, what="Handled", text=nth, tone=Severity.GOOD)
+            if record.nth == 0:
+                return replace(entry, what="Ignored", text="no handler of the group wanted it")
+            return replace(entry, what="Handled", text=nth, severity=Severity.GOOD)
         case "delivery":
-            return _of_delivery(entry, moment)
+            return _of_delivery(record, entry)
         case "duplicate":
-            return replace(moment, what="Dropped as a duplicate", text=nth)
+            return replace(entry, what="Dropped as a duplicate", text=nth)
         case _:
-            return replace(moment, what="Given up", text=entry.text, tone=Severity.BAD)
+            return replace(entry, what="Dead", text=record.text, severity=Severity.BAD)
 
 
-def _of_delivery(entry: _Entry, moment: TimelineEntry) -> TimelineEntry:
-    if act := LETTER_ACTS.get(entry.outcome):
-        what, tone = act
-        return replace(moment, what=what, text=entry.text, tone=tone, by=entry.acted_by)
-    what = "Dead letter" if entry.outcome == Outcome.DEAD_LETTER else "Failed, to be retried"
-    text = f"delivery {entry.nth}: {entry.text}"
-    return replace(moment, what=what, text=text, traceback=entry.traceback, tone=Severity.BAD)
+def _of_delivery(record: _Record, entry: TimelineEntry) -> TimelineEntry:
+    if act := LETTER_ACTS.get(record.outcome):
+        what, severity = act
+        return replace(entry, what=what, text=record.text, severity=severity, by=record.acted_by)
+    what = "Dead letter" if record.outcome == Outcome.DEAD_LETTER else "Failed, to be retried"
+    text = f"delivery {record.nth}: {record.text}"
+    return replace(entry, what=what, text=text, traceback=record.traceback, severity=Severity.BAD)
 
 
 def _stored(message_id: UUID, broker: str, half_ids: set[str]) -> Iterator[TimelineEntry]:
-    """Yield what the broker keeps in a database; a server is not asked."""
+    """Yield the copies of a broker that is stored in a database."""
     entry = conf.settings().brokers.get(broker)
     if entry is not None and (kind := conf.broker_class(broker)).is_stored_in_database:
         for copy in StoredInDatabase.of(kind).read_copies(entry.options, str(message_id), sorted(half_ids)):
@@ -254,12 +252,12 @@ def _stored(message_id: UUID, broker: str, half_ids: set[str]) -> Iterator[Timel
 
 
 def _of_copy(copy: StoredCopy) -> Iterator[TimelineEntry]:
-    assert copy.stored_at is not None, "what stands in a table has its time"
+    assert copy.stored_at is not None, "copies in tables have a time"
     if copy.state == "visible":
-        yield TimelineEntry(copy.stored_at, "Delivered", "visible to consumers", who="broker", tone=Severity.GOOD)
+        yield TimelineEntry(copy.stored_at, "Delivered", "visible to consumers", who="broker", severity=Severity.GOOD)
         return
     yield TimelineEntry(
-        copy.stored_at, "Half stored", f"half message {copy.half_id}, asked about {copy.asked} times", who="broker"
+        copy.stored_at, "Half message stored", f"half message {copy.half_id}, check-backs: {copy.asked}", who="broker"
     )
     if copy.state == "rolled_back" and copy.ended_at:
-        yield TimelineEntry(copy.ended_at, "Half rolled back", f"half message {copy.half_id}", who="broker")
+        yield TimelineEntry(copy.ended_at, "Half message rolled back", f"half message {copy.half_id}", who="broker")

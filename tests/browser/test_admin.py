@@ -79,7 +79,15 @@ class TestEachPage:
 
         page = operator.open(f"/admin/outbox/messagerow/{shop.ask(SAVED)}/change/")
 
-        for moment in ("Recorded", "Claimed", "Half sent", "Decided", "Check-back: COMMIT", "Delivered", "Handled"):
+        for moment in (
+            "Published",
+            "Claimed",
+            "Half message sent",
+            "Commit decided",
+            "Check-back: COMMIT",
+            "Delivered",
+            "Handled",
+        ):
             page.get_by_text(moment, exact=True).first.wait_for()
         operator.photograph(f"message-{scheme}")
 

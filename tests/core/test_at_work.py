@@ -103,7 +103,7 @@ class TestAMessage:
 
         timeline = read_timeline("default", message.id)
 
-        assert (timeline.state, timeline.moments[0].what) == ("sent", "Recorded")
+        assert (timeline.state, timeline.entries[0].what) == ("sent", "Published")
 
 
 class TestAPage:
@@ -127,7 +127,7 @@ class TestAPage:
         page = admin_client.get(reverse("admin:outbox_messagerow_change", args=[message.id]))
 
         assert page.status_code == 200
-        assert "Recorded" in page.text
+        assert "Published" in page.text
 
     def test_of_a_message_that_is_gone_leads_back(self, admin_client):
         assert admin_client.get(reverse("admin:outbox_messagerow_change", args=[message_id()])).status_code == 302

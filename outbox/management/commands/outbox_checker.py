@@ -17,7 +17,7 @@ from outbox.errors import OutboxError
 from outbox.management.exits import ENDED_UNFINISHED, unable
 from outbox.management.greeting import greet
 from outbox.relay import hosts
-from outbox.relay.resident import Resident, run_until_asked
+from outbox.relay.resident import Resident, run_until_stopped
 
 
 class Command(BaseCommand):
@@ -57,7 +57,7 @@ def _stay(checkers: list[Checker]) -> None:
     """
     residents = [Resident(f"Checker of broker {one.alias!r}", one.turn, pause=BEAT_SECONDS) for one in checkers]
     with Ending(residents) as ending:
-        is_asked = run_until_asked(residents, ending)
+        is_asked = run_until_stopped(residents, ending)
         for resident in residents:
             resident.join()
         for checker in checkers:

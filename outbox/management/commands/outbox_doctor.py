@@ -9,7 +9,7 @@ from typing import Any
 
 from django.core.management.base import BaseCommand
 
-from outbox.monitoring.doctor import Finding, Level, examine
+from outbox.monitoring.doctor import Finding, Level, check
 
 SIGNS = {Level.OK: "ok", Level.WARNING: "!", Level.ERROR: "!!"}
 
@@ -28,7 +28,7 @@ class Command(BaseCommand):
     def handle(self, **options: Any) -> None:
         levels = []
         found = []
-        for finding in examine():
+        for finding in check():
             levels.append(finding.level)
             found.append(asdict(finding))
             if not options["json"]:

@@ -22,7 +22,7 @@ from outbox.management.exits import ENDED_UNFINISHED, unable
 from outbox.management.greeting import greet
 from outbox.relay import hosts
 from outbox.relay.maintenance import MAINTENANCE_INTERVAL, maintain, prune_brokers
-from outbox.relay.resident import Resident, ResidentRelay, run_until_asked
+from outbox.relay.resident import Resident, ResidentRelay, run_until_stopped
 from outbox.relay.rounds import RelayResult
 
 CHECK_EVERY = 1.0  # seconds
@@ -82,7 +82,7 @@ def _run(targets: list[hosts.RelayTarget]) -> dict[hosts.RelayTarget, RelayResul
     relays = [ResidentRelay(target) for target in targets]
     residents = [*relays, *_check_loops(targets), *_checkers(targets), *_maintenance(targets)]
     with Ending(relays) as ending:
-        is_asked = run_until_asked(residents, ending)
+        is_asked = run_until_stopped(residents, ending)
         for relay in relays:
             relay.join()
     if not is_asked:

@@ -1,7 +1,7 @@
 """
-The doctor: looks at everything that must be there for messages to travel, and says what to do about what is not.
+The doctor checks everything that messages need to be delivered, and says how to correct it.
 
-It sends nothing and takes no lane. What waits and what failed is `status.py`'s.
+It sends nothing and takes no lane. Waiting and failed messages are the subject of `status.py`.
 """
 
 from __future__ import annotations
@@ -11,14 +11,14 @@ from collections.abc import Iterator
 from outbox.monitoring.doctor import brokers, configuration, databases, endpoint, processes, wakeups
 from outbox.monitoring.doctor.finding import Finding, Level
 
-__all__ = ["Finding", "Level", "examine"]
+__all__ = ["Finding", "Level", "check"]
 
 
-def examine() -> Iterator[Finding]:
-    """Look at the configuration, then at what it names; each finding comes as soon as it is known."""
-    found = list(configuration.examine())
+def check() -> Iterator[Finding]:
+    """Check the configuration, then what it refers to; yield each finding as soon as it is known."""
+    found = list(configuration.check())
     yield from found
-    if any(one.level is Level.ERROR for one in found):  # nothing below could be named
+    if any(one.level is Level.ERROR for one in found):  # the checks below need valid settings
         return
-    for room in (databases, brokers, processes, wakeups, endpoint):
-        yield from room.examine()
+    for module in (databases, brokers, processes, wakeups, endpoint):
+        yield from module.check()

@@ -1,4 +1,4 @@
-"""Brokers: reached, with the topics that settings name."""
+"""Check that brokers can be reached, and have the topics of settings."""
 
 from __future__ import annotations
 
@@ -11,26 +11,26 @@ from outbox.errors import BrokerUnavailable
 from outbox.monitoring.doctor.finding import Finding, Level
 
 
-def examine() -> Iterator[Finding]:
-    """Look at each broker that has topics."""
+def check() -> Iterator[Finding]:
+    """Check each broker that has topics."""
     for alias in sorted(conf.settings().brokers):
         if topics := conf.topics_of(alias):
-            yield from _examine(f"broker {alias!r}", alias, len(topics))
+            yield from _check(f"broker {alias!r}", alias, len(topics))
 
 
-def _examine(subject: str, alias: str, topics: int) -> Iterator[Finding]:
+def _check(subject: str, alias: str, topics: int) -> Iterator[Finding]:
     began = time.monotonic()
     try:
         with closing(conf.make_broker(alias)) as broker:
             problems = broker.check()
     except BrokerUnavailable as error:
         hint = f'Start it, or correct OUTBOX["BROKERS"]["{alias}"]["OPTIONS"]. Messages wait meanwhile; none is lost.'
-        yield Finding(Level.ERROR, subject, f"cannot be asked: {str(error).splitlines()[0]}", hint)
+        yield Finding(Level.ERROR, subject, f"cannot be reached: {str(error).splitlines()[0]}", hint)
         return
     for problem in problems:
         yield Finding(Level.WARNING, subject, problem.text, problem.hint)
     if not problems:
         took = time.monotonic() - began
         count = f"{topics} topic{'' if topics == 1 else 's'}"
-        text = f"{conf.broker_class(alias).__name__}, {count} as settings say, answers in {took * 1000:.0f} ms"
+        text = f"{conf.broker_class(alias).__name__}, {count} as in settings, answers in {took * 1000:.0f} ms"
         yield Finding(Level.OK, subject, text)

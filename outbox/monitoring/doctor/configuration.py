@@ -1,4 +1,4 @@
-"""The system checks of the outbox, as `manage.py check --tag outbox --database ...` runs them."""
+"""Run the system checks of the outbox, like `manage.py check --tag outbox --database ...`."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from outbox.monitoring.doctor.finding import Finding, Level
 SUBJECT = "configuration"
 
 
-def examine() -> Iterator[Finding]:
-    """Return what the system checks say, but for what the project has silenced."""
+def check() -> Iterator[Finding]:
+    """Yield the messages of the system checks that the project has not silenced."""
     problems = [
         problem
         for problem in checks.run_checks(tags=[TAG, checks.Tags.database], databases=database.outbox_databases())
@@ -24,4 +24,4 @@ def examine() -> Iterator[Finding]:
         level = Level.ERROR if problem.is_serious() else Level.WARNING
         yield Finding(level, SUBJECT, f"({problem.id}) {problem.msg}", problem.hint or "")
     if not problems:
-        yield Finding(Level.OK, SUBJECT, "the system checks find nothing")
+        yield Finding(Level.OK, SUBJECT, "the system checks found no problems")

@@ -1,4 +1,4 @@
-"""Databases: reached, migrated, durable, with days made ahead, and with the time of this host."""
+"""Check that databases can be reached, are migrated, durable, have partitions ahead, and the same time as this host."""
 
 from __future__ import annotations
 
@@ -16,57 +16,57 @@ from outbox.errors import ConfigurationError, NotMigrated
 from outbox.monitoring.doctor.finding import Finding, Level
 
 CONNECT_SECONDS = 5
-CLOCK_DIFFERENCE = timedelta(seconds=5)  # ids begin with this host's time, leases go by the database's
+CLOCK_DIFFERENCE = timedelta(seconds=5)  # message ids contain the time of this host, leases that of the database
 
-ABOUT = "SELECT current_setting('server_version'), clock_timestamp()"
+VERSION_AND_TIME = "SELECT current_setting('server_version'), clock_timestamp()"
 
-# What a commit must have written before it says so. synchronous_commit may be on, local, remote_write or remote_apply.
-LAX = """
+# Settings without which a committed transaction may be lost. synchronous_commit may have any value but off.
+UNSAFE_SETTINGS = """
 SELECT name, setting FROM pg_settings
 WHERE name IN ('fsync', 'full_page_writes', 'synchronous_commit') AND setting = 'off' ORDER BY name
 """
 
 
-def examine() -> Iterator[Finding]:
-    """Look at each database that may hold messages."""
+def check() -> Iterator[Finding]:
+    """Check each database that may hold messages."""
     for alias in database.outbox_databases():
         subject = f"database {alias!r}"
         try:
             with database.connect(alias, application_name="outbox doctor", connect_timeout=CONNECT_SECONDS) as connection:
                 database.ensure_fit(alias, connection)
-                found = list(_examine(subject, alias, connection))
+                found = list(_check(subject, alias, connection))
         except NotMigrated as error:
             text, _, hint = str(error).partition(". ")
             yield Finding(Level.ERROR, subject, text.removeprefix(f"Database {alias!r} "), hint)
         except (ConfigurationError, psycopg.Error) as error:
-            text = f"cannot be asked: {str(error).splitlines()[0]}"
+            text = f"cannot be reached: {str(error).splitlines()[0]}"
             yield Finding(Level.ERROR, subject, text, "Start it, or correct DATABASES.")
         else:
             yield from found
 
 
-def _examine(subject: str, alias: str, connection: Connection) -> Iterator[Finding]:
+def _check(subject: str, alias: str, connection: Connection) -> Iterator[Finding]:
     began, now = time.monotonic(), datetime.now(UTC)
-    version, its_time = connection.execute(ABOUT).fetchone() or ("", now)
+    version, database_time = connection.execute(VERSION_AND_TIME).fetchone() or ("", now)
     took = time.monotonic() - began
-    apart = abs(its_time - now - timedelta(seconds=took / 2))
+    difference = abs(database_time - now - timedelta(seconds=took / 2))
     yield Finding(Level.OK, subject, f"PostgreSQL {version}, answers in {took * 1000:.0f} ms")
-    if apart > CLOCK_DIFFERENCE:
-        text = f"its clock and this host's are {apart.total_seconds():.0f} s apart"
-        yield Finding(Level.WARNING, subject, text, "Have both follow a time server (NTP).")
+    if difference > CLOCK_DIFFERENCE:
+        text = f"its clock and this host's are {difference.total_seconds():.0f} s apart"
+        yield Finding(Level.WARNING, subject, text, "Synchronize both with a time server (NTP).")
     for label, missing in _missing_migrations(alias).items():
         text = f"migrations are missing: {', '.join(missing)}"
         yield Finding(Level.ERROR, subject, text, f"Run manage.py migrate {label} --database {alias}.")
-    for name, setting in connection.execute(LAX).fetchall():
-        text = f"{name} is {setting}: a crash may lose committed messages, with the rows they speak of"
+    for name, setting in connection.execute(UNSAFE_SETTINGS).fetchall():
+        text = f"{name} is {setting}: a crash may lose committed messages together with your rows"
         yield Finding(Level.WARNING, subject, text, f"Set {name} = on, unless this server is for tests.")
     if datetime.now(UTC).date() + timedelta(days=1) not in partitions.days(connection):
-        hint = "See that outbox_relay runs, or beat's entry outbox-maintenance."
-        yield Finding(Level.WARNING, subject, "the message table of tomorrow is not made: maintenance does not run", hint)
+        hint = "Check that outbox_relay runs, or beat's entry outbox-maintenance."
+        yield Finding(Level.WARNING, subject, "the partition for tomorrow does not exist: maintenance does not run", hint)
 
 
 def _missing_migrations(alias: str) -> dict[str, list[str]]:
-    """Return what is not applied of the outbox and of its apps, where the routers let them into the database: label -> names."""
+    """Return the unapplied migrations of the outbox's apps that routers allow in the database: app label -> names."""
     executor = MigrationExecutor(connections[alias])
     labels = {config.label for config in database.outbox_apps()}
     wanted = [node for node in executor.loader.graph.leaf_nodes() if node[0] in labels and router.allow_migrate(alias, node[0])]

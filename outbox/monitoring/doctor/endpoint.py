@@ -1,8 +1,8 @@
 """
-The check-back endpoint, where settings name one.
+Check the check-back endpoint, if settings have its URL.
 
-It is sent a signed request without a question. An endpoint that answers 400 took the signature and missed the question:
-nothing is asked of the database, and nothing recorded.
+A signed request without a body is sent. An endpoint that answers 400 has accepted the signature and missed the body, so
+nothing was read from the database or recorded.
 """
 
 from __future__ import annotations
@@ -16,17 +16,17 @@ from outbox.monitoring.doctor.finding import Finding, Level
 
 SUBJECT = "check-back endpoint"
 TIMEOUT_SECONDS = 10
-AS_IT_SHOULD = 400
+EXPECTED_STATUS = 400
 
-MEANINGS = {
-    401: "It does not take our signature: give both sides the same SECRETS, and let their clocks agree.",
-    404: "There is none at this address: correct URL, or include outbox.api.urls there.",
-    503: "It has no SECRETS to verify with.",
+HINTS = {
+    401: "It rejects our signature. Use the same SECRETS on both sides, and check their clocks.",
+    404: "It does not exist. Correct URL, or include outbox.api.urls there.",
+    503: "It has no SECRETS. Set them there, too.",
 }
 
 
-def examine() -> Iterator[Finding]:
-    """Ask the endpoint, without a question."""
+def check() -> Iterator[Finding]:
+    """Send the endpoint a signed request without a body."""
     settings = conf.settings().check_back
     if not settings.url:
         return
@@ -40,8 +40,8 @@ def examine() -> Iterator[Finding]:
         hint = "Start its web server, or correct OUTBOX['CHECK_BACK']['URL']. Half messages stay undecided meanwhile."
         yield Finding(Level.ERROR, SUBJECT, f"{settings.url} cannot be reached: {error}", hint)
         return
-    if status == AS_IT_SHOULD:
-        yield Finding(Level.OK, SUBJECT, f"{settings.url} takes our signature")
+    if status == EXPECTED_STATUS:
+        yield Finding(Level.OK, SUBJECT, f"{settings.url} accepts our signature")
     else:
-        hint = MEANINGS.get(status, "The log of its web server says why.")
+        hint = HINTS.get(status, "See the log of its web server.")
         yield Finding(Level.ERROR, SUBJECT, f"{settings.url} answers {status}", hint)

@@ -1,4 +1,4 @@
-"""What the doctor finds."""
+"""Findings of the doctor."""
 
 from __future__ import annotations
 
@@ -7,21 +7,21 @@ from dataclasses import dataclass
 
 
 class Level(enum.StrEnum):
-    """How much a finding matters. In this order."""
+    """The severity of a finding, in ascending order."""
 
     OK = "ok"
-    WARNING = "warning"  # an operator should see to it
-    ERROR = "error"  # it cannot be asked, or nothing works without it
+    WARNING = "warning"  # needs attention
+    ERROR = "error"  # cannot be reached, or cannot work
 
 
 @dataclass(frozen=True, slots=True)
 class Finding:
     """
-    One finding.
+    A finding of the doctor.
 
     Args:
-        subject: what was looked at: configuration, database 'default', ...
-        hint: what to do; empty where all is well.
+        subject: what was checked: configuration, database 'default', ...
+        hint: what to do; "" if there is nothing to do.
     """
 
     level: Level

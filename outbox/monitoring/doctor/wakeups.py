@@ -10,14 +10,14 @@ from outbox.monitoring.doctor.finding import Finding, Level
 CONNECT_SECONDS = 5
 
 
-def examine() -> Iterator[Finding]:
-    """Connect to it as a wakeup would."""
+def check() -> Iterator[Finding]:
+    """Connect to Celery's server, as a wakeup does."""
     for app in wakeup_app():
         try:
             with app.connection_for_write(connect_timeout=CONNECT_SECONDS) as connection:
                 connection.connect()
                 server = connection.as_uri()
-        except Exception as error:  # whatever a transport raises
+        except Exception as error:  # transports raise errors of their own
             hint = 'Start it, or correct CELERY_BROKER_URL. Where all relays are resident, set OUTBOX["CELERY_WAKEUP"] = False.'
             yield Finding(Level.WARNING, "wakeups", f"Celery's server cannot be reached: {error!r}", hint)
         else:

@@ -140,7 +140,7 @@ class TestRetry:
 
         moments = admin_client.get(reverse("admin:outbox_messagerow_change", args=[row.id])).context["moments"]
 
-        (told,) = [one for one in moments if one["what"] == "Sent again by hand"]
+        (told,) = [one for one in moments if one["what"] == "Retried"]
         assert (told["by"], told["text"]) == ("<bdi>ada</bdi>", "<bdi>the broker was wrong</bdi>")
 
 

@@ -42,7 +42,7 @@ class TestTheOverview:
         page = operator("view_topic").get(OVERVIEW).text
 
         assert "Deliveries that failed in the last hour" in page
-        assert "The broker is not set up for it." in page
+        assert "The topic is not configured correctly at the broker." in page
         assert "Secret" not in page
 
     @pytest.mark.parametrize("permission", OTHERS)

@@ -143,10 +143,10 @@ class TestPage:
         page = opened(admin_client, row)
 
         assert {one["what"] for one in page.context["moments"]} == {
-            "Recorded",
+            "Published",
             "Claimed",
-            "Half sent",
-            "Decided",
+            "Half message sent",
+            "Commit decided",
             "Committed",
             "Check-back: COMMIT",
             "Failed, to be retried",

@@ -177,7 +177,7 @@ class TestMessages:
 
         told = [moment["what"] for moment in look("messagerow_change", oldest.id).context["moments"]]
 
-        assert {"Recorded", "Claimed", "Check-back: COMMIT", "Failed, to be retried", "Handled", "Delivered"} <= set(told)
+        assert {"Published", "Claimed", "Check-back: COMMIT", "Failed, to be retried", "Handled", "Delivered"} <= set(told)
 
 
 class TestOthers:

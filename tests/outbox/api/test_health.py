@@ -7,7 +7,7 @@ from django.test import Client
 from django.urls import reverse
 
 from outbox import conf, database
-from outbox.api.health import kept_health
+from outbox.api.health import cached_health
 from outbox.database import heartbeats
 from outbox.models import State
 from outbox.monitoring.health import Health
@@ -114,7 +114,7 @@ class TestAnAnswerThatIsKept:
         assert sorted(connections_made) == ["default", "other"]
 
     def test_is_read_again_after_a_while(self, get, monkeypatch):
-        monkeypatch.setattr(kept_health, "_seconds", 0)
+        monkeypatch.setattr(cached_health, "_seconds", 0)
         before = get(WELL)
         BatchFactory(topic=TopicFactory(name="parcels"), state=State.DEAD)
 

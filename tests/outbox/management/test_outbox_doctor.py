@@ -18,7 +18,7 @@ def examined(monkeypatch):
     """Run the command on such findings; return its exit code."""
 
     def examined(*findings, arguments=()):
-        monkeypatch.setattr(command, "examine", lambda: iter(findings))
+        monkeypatch.setattr(command, "check", lambda: iter(findings))
         try:
             call_command("outbox_doctor", *arguments)
         except SystemExit as end:

@@ -80,7 +80,7 @@ class TestOutboxStatus:
             "relay    shop    7  default            1  closed   resident  0.0 s ago",
             "",
             "Needs attention:",
-            "! Topic 'orders': The broker rejected 3 messages. See the reasons with outbox_retry; send again, or skip (--skip).",
+            "! Topic 'orders': The broker rejected 3 messages. See the reasons with outbox_retry; retry, or skip them (--skip).",
         ]
 
     def test_shows_deliveries_that_failed(self, capsys):
@@ -147,7 +147,7 @@ class TestOutboxStatus:
         assert status() == 1
         is_over.set()
 
-        assert "! Broker 'default': It cannot be asked. No answer within" in capsys.readouterr().out
+        assert "! Broker 'default': It cannot be reached. No answer within" in capsys.readouterr().out
 
     def test_folds_away_processes_that_others_have_replaced(self, capsys):
         Process.objects.create(kind="relay", host="shop", pid=6, broker="default")

@@ -89,7 +89,7 @@ class TestACommand:
 
         assert code == 2
         assert "atabase 'default'" in said
-        assert "is a replica: it takes no writes" in said
+        assert "is a replica and accepts no writes" in said
 
 
 class TestAConsumer:

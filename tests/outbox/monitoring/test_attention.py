@@ -106,7 +106,7 @@ class TestTopics:
         [one] = read()
 
         assert str(one) == (
-            "Topic 'broken': The broker rejected 2 messages. See the reasons with outbox_retry; send again, or skip (--skip)."
+            "Topic 'broken': The broker rejected 2 messages. See the reasons with outbox_retry; retry, or skip them (--skip)."
         )
 
     def test_name_what_waits_too_long_and_where_to_ask_why(self, read):
@@ -117,7 +117,7 @@ class TestTopics:
         [one] = read()
 
         assert (one.kind, one.cause) == (Kind.LATE, "The oldest message has waited for 90 s.")
-        assert one.step == f"Ask outbox_status --message {old.id} why."
+        assert one.step == f"See why with outbox_status --message {old.id}."
 
     def test_leave_paused_ones_alone(self, read):
         topic = TopicFactory(paused=True)
@@ -145,8 +145,12 @@ class TestTopics:
         FailedAttempt.objects.create(**about | {"batch_id": mended.id}, attempt=2)
 
         [one] = read()
-        assert (one.kind, one.cause, one.error) == (Kind.MISCONFIGURED, "The broker is not set up for it.", "Wrong type.")
-        assert "is not set up for it. Wrong type. Set it right" in str(one)
+        assert (one.kind, one.cause, one.error) == (
+            Kind.MISCONFIGURED,
+            "The topic is not configured correctly at the broker.",
+            "Wrong type.",
+        )
+        assert "not configured correctly at the broker. Wrong type. Correct it" in str(one)
 
     def test_name_parked_half_messages(self, read, settings):
         settings.OUTBOX = {"TOPICS": {"parked": {"TYPE": "transaction"}}}
@@ -156,7 +160,7 @@ class TestTopics:
             id=1, topic_id=1, queue=0, message_id="m", headers="{}", body=b"", asked=15, state=HalfState.PARKED, **times
         )
 
-        assert [one.cause for one in read()] == ["1 half message unanswered: the broker has stopped asking."]
+        assert [one.cause for one in read()] == ["1 half message without an end: the broker sends no more check-backs."]
 
     def test_name_rows_in_the_default_partition(self, read):
         MessageRowFactory(id=message_id(datetime(2001, 1, 1, tzinfo=UTC)))
@@ -224,7 +228,7 @@ class TestProcesses:
 
         [one] = read()
 
-        assert (one.kind, one.cause, one.error) == (Kind.BROKER_AWAY, "It cannot be asked.", "nobody answers")
+        assert (one.kind, one.cause, one.error) == (Kind.BROKER_AWAY, "It cannot be reached.", "nobody answers")
 
 
 class TestGroups:
@@ -260,7 +264,7 @@ class TestGroups:
         database.raw("default").execute("INSERT INTO outbox_lane VALUES (%s, 1, 1)", [topic.id])
 
         assert [(one.kind, one.cause) for one in read()] == [
-            (Kind.NO_CONSUMER, "No consumer is running (none sends heartbeats), and it has never received.")
+            (Kind.NO_CONSUMER, "No consumer is running (none sends heartbeats), and the group has never received.")
         ]
 
     def test_name_one_whose_handler_hangs(self, read):
@@ -360,7 +364,7 @@ class TestGroups:
 
         assert (one.kind, one.cause) == (
             Kind.NO_CONSUMER,
-            "No consumer is running (none sends heartbeats), and its broker cannot tell what waits.",
+            "No consumer is running (none sends heartbeats), and the broker cannot tell the backlog.",
         )
 
     def test_show_what_is_known_when_a_broker_raises_whatever(self, read, monkeypatch):

@@ -113,7 +113,7 @@ class TestTheWayToTheBroker:
         assert progress(length=24 * HOUR).messages == 1
 
     def test_is_looked_at_for_the_newest_messages_only(self, sent, published, monkeypatch):
-        monkeypatch.setattr(quick_check, "LOOKED_AT", 2)
+        monkeypatch.setattr(quick_check, "MESSAGE_LIMIT", 2)
         sent(2, seconds=120)
         TicketFactory(message=published(seconds=60))
 

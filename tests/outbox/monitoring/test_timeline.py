@@ -30,11 +30,11 @@ def message(topic):
 
 
 def moments(message):
-    return [(moment.what, moment.who) for moment in read_timeline("default", message.id).moments]
+    return [(moment.what, moment.who) for moment in read_timeline("default", message.id).entries]
 
 
 def only(message, what):
-    (moment,) = [one for one in read_timeline("default", message.id).moments if one.what == what]
+    (moment,) = [one for one in read_timeline("default", message.id).entries if one.what == what]
     return moment
 
 
@@ -62,7 +62,7 @@ class TestReadTimeline:
         timeline = read_timeline("default", message.id)
 
         assert (timeline.state, timeline.topic, timeline.broker) == ("waiting", "told", "default")
-        assert [(moment.at, moment.what) for moment in timeline.moments] == [(at(0), "Recorded")]
+        assert [(moment.at, moment.what) for moment in timeline.entries] == [(at(0), "Published")]
 
     def test_knows_when_a_delayed_message_is_due(self, topic, message):
         DelayedFactory(topic=topic, message=message, due_at=at(60))
@@ -75,14 +75,16 @@ class TestReadTimeline:
         fields = {"claimed_at": at(1), "decided_at": at(2), "sent_at": at(3), "half_ids": ["77"], "first_seq": 5, "lane": 2}
         BatchFactory(topic=topic, message_ids=[message.id], state=State.SENT, **fields)
 
-        assert moments(message) == [(what, "") for what in ("Recorded", "Claimed", "Half sent", "Decided", "Committed")]
+        assert moments(message) == [
+            (what, "") for what in ("Published", "Claimed", "Half message sent", "Commit decided", "Committed")
+        ]
         assert "as number 5 of lane 2" in only(message, "Claimed").text
-        assert "half message 77" in only(message, "Half sent").text
+        assert "half message 77" in only(message, "Half message sent").text
 
     def test_says_sent_where_there_was_no_half_message(self, topic, message):
         BatchFactory(topic=topic, message_ids=[message.id], state=State.SENT, claimed_at=at(1), sent_at=at(3))
 
-        assert only(message, "Sent").tone is Severity.GOOD
+        assert only(message, "Sent").severity is Severity.GOOD
 
     def test_follows_a_message_through_the_batches_that_held_it(self, topic, message):
         other = MessageRowFactory(topic=topic)
@@ -98,7 +100,7 @@ class TestReadTimeline:
             batch_id=taken.id, attempt=1, message_ids=[other.id], verdict="refused", reason="none of mine", failed_at=at(5)
         )
 
-        told = [(moment.what, moment.text) for moment in read_timeline("default", message.id).moments[1:]]
+        told = [(moment.what, moment.text) for moment in read_timeline("default", message.id).entries[1:]]
 
         assert told == [
             ("Claimed", f"in batch {left.id} as number 2 of lane 1"),
@@ -117,9 +119,13 @@ class TestReadTimeline:
             claimed_at=at(1),
         )
 
-        moment = only(message, "To be claimed again")
+        moment = only(message, "Released")
 
-        assert (moment.at, moment.text, moment.tone) == (at(9), "time-out, after 3 tries that failed", Severity.WAITING)
+        assert (moment.at, moment.text, moment.severity) == (
+            at(9),
+            "to be claimed again: time-out, after 3 failed tries",
+            Severity.WAITING,
+        )
 
     def test_tells_what_was_asked_and_answered(self, message):
         shared = {"asked_by": "endpoint", "topic": "told", "message_id": str(message.id), "half_id": "77", "milliseconds": 1}
@@ -127,7 +133,7 @@ class TestReadTimeline:
         CheckBack.objects.create(request_id="2", nth=2, answer="COMMIT", reason="decided", answered_at=at(2), **shared)
 
         assert moments(message)[1:] == [("Check-back: UNKNOWN", "endpoint"), ("Check-back: COMMIT", "endpoint")]
-        assert only(message, "Check-back: COMMIT").text == "ask 2 about half message 77: decided"
+        assert only(message, "Check-back: COMMIT").text == "check-back 2 about half message 77: decided"
 
     def test_tells_what_the_broker_was_sent_instead(self, message):
         shared = {"asked_by": "broker", "topic": "told", "message_id": str(message.id), "half_id": "77", "milliseconds": 1}
@@ -182,9 +188,9 @@ class TestReadTimeline:
 
         timeline = read_timeline("default", message.id)
 
-        assert [(one.what, one.who, one.by) for one in timeline.moments[2:]] == [
+        assert [(one.what, one.who, one.by) for one in timeline.entries[2:]] == [
             ("Replayed", "points", "ada"),
-            ("To be discarded, not confirmed", "points", "ada"),
+            ("Discard requested, not confirmed", "points", "ada"),
             ("Discarded", "points", "ada"),
         ]
         assert only(message, "Discarded").text == "a test order"
@@ -198,11 +204,11 @@ class TestReadTimeline:
         batch.save()
         retry_messages(database.raw("default"), [message.id], by="bea", skip=True)
 
-        acts = [one for one in read_timeline("default", message.id).moments if one.by]
+        acts = [one for one in read_timeline("default", message.id).entries if one.by]
 
         assert [(one.what, one.by, one.text) for one in acts] == [
-            ("Sent again by hand", "ada", "the disk is larger"),
-            ("Skipped by hand", "bea", ""),
+            ("Retried", "ada", "the disk is larger"),
+            ("Skipped", "bea", ""),
         ]
 
     def test_tells_what_was_handled_from_what_no_handler_wanted(self, message):
@@ -210,12 +216,12 @@ class TestReadTimeline:
         Inbox.objects.create(consumer_group="cart", dedupe_key="1", nth=1, handled_at=at(1), **shared)
         Inbox.objects.create(consumer_group="points", dedupe_key="1", nth=0, handled_at=at(2), **shared)
 
-        assert moments(message)[1:] == [("Handled", "cart"), ("Passed over", "points")]
+        assert moments(message)[1:] == [("Handled", "cart"), ("Ignored", "points")]
 
     def test_tells_why_a_message_was_given_up(self, message):
         DeadMessage.objects.create(message_id=message.id, batch_id=1, topic="told", reason="too large", died_at=at(1))
 
-        assert only(message, "Given up").text == "too large"
+        assert only(message, "Dead").text == "too large"
 
     def test_tells_what_the_embedded_broker_made_visible(self, message):
         EmbeddedTopic.objects.create(id=1, name="told", type="transaction", queues=1)
@@ -248,7 +254,11 @@ class TestReadTimeline:
             answered_at=at(3),
         )
 
-        assert [what for what, _ in moments(message)[1:]] == ["Half stored", "Check-back: ROLLBACK", "Half rolled back"]
+        assert [what for what, _ in moments(message)[1:]] == [
+            "Half message stored",
+            "Check-back: ROLLBACK",
+            "Half message rolled back",
+        ]
 
     def test_keeps_to_the_newest_of_a_thousand_failures(self, message):
         FailedDelivery.objects.bulk_create(
@@ -265,6 +275,6 @@ class TestReadTimeline:
             for nth in range(1000)
         )
 
-        told = read_timeline("default", message.id).moments[1:]
+        told = read_timeline("default", message.id).entries[1:]
 
         assert [moment.at for moment in told] == [at(nth) for nth in range(950, 1000)]

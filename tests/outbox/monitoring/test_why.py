@@ -60,13 +60,16 @@ class TestUnsent:
     def test_where_the_settings_have_no_such_topic(self, ask, relay):
         ticket = TicketFactory(topic=TopicFactory(name="former"))
 
-        assert ask(ticket.message_id) == "OUTBOX[\"TOPICS\"] has no topic 'former', so no relay takes it. Put the topic back."
+        assert (
+            ask(ticket.message_id)
+            == "OUTBOX[\"TOPICS\"] has no topic 'former', so no relay sends it. Restore the topic in settings."
+        )
 
     def test_where_the_broker_is_away(self, orders, ask, relay):
         Process.objects.update(breaker="open")
         ticket = TicketFactory(topic=orders)
 
-        assert ask(ticket.message_id) == "Broker 'default' does not answer, so the relay waits; it tries again by itself."
+        assert ask(ticket.message_id) == "Broker 'default' does not answer. The relay retries automatically."
 
     def test_where_others_are_ahead(self, orders, ask, relay):
         TicketFactory.create_batch(2, topic=orders)
@@ -75,7 +78,7 @@ class TestUnsent:
         assert ask(ticket.message_id) == "It waits for the relay, behind 2 messages of its topic."
 
     def test_where_nothing_is_in_its_way(self, orders, ask, relay):
-        assert ask(TicketFactory(topic=orders).message_id) == "The relay takes it next."
+        assert ask(TicketFactory(topic=orders).message_id) == "It is the next message that the relay sends."
 
     def test_where_it_is_due_later(self, orders, ask, relay):
         delayed = DelayedFactory(topic=orders, due_at=ahead(seconds=41))
@@ -87,14 +90,14 @@ class TestUnsent:
 
         answer = ask(batch.message_ids[0])
 
-        assert answer.startswith("It is being sent by the relay web:7, which holds it for another 3")
+        assert answer.startswith("Relay web:7 is sending it, with a lease for another 3")
 
     def test_where_sending_failed(self, orders, ask, relay):
         batch = BatchFactory(topic=orders, state=State.RELEASED, tries=2, last_error="Time-out.", due_at=ahead(seconds=41))
 
         answer = ask(batch.message_ids[0])
 
-        assert answer.startswith("Sending failed 2 times, last: Time-out. It is sent again in 4")
+        assert answer.startswith("Sending failed 2 times, last: Time-out. The next try is in 4")
 
     def test_where_its_commit_is_not_confirmed(self, orders, ask, relay):
         batch = BatchFactory(topic=orders, state=State.PREPARED, decided_at=ago(seconds=15))
@@ -106,7 +109,7 @@ class TestUnsent:
     def test_where_the_broker_rejected_it(self, orders, ask, relay):
         batch = BatchFactory(topic=orders, state=State.DEAD, last_error="Too large.")
 
-        assert ask(batch.message_ids[0]) == "The broker rejected it: Too large. Send it again, or skip it, with outbox_retry."
+        assert ask(batch.message_ids[0]) == "The broker rejected it: Too large. Retry or skip it with outbox_retry."
 
     def test_where_an_operator_has_skipped_it(self, orders, ask):
         batch = BatchFactory(topic=orders, state=State.SKIPPED)
@@ -114,7 +117,7 @@ class TestUnsent:
         assert ask(batch.message_ids[0]).startswith("An operator has skipped it")
 
     def test_where_nothing_has_it(self, orders, ask):
-        assert ask(MessageRowFactory(topic=orders).id).startswith("No ticket, delayed row or batch has it")
+        assert ask(MessageRowFactory(topic=orders).id).startswith("It has no ticket, delayed row or batch")
 
     def test_where_there_is_no_such_message(self, ask):
         assert ask(uuid4()) is None
@@ -132,14 +135,14 @@ class TestBehindItsKey:
 
         assert ask(ticket.message_id) == (
             f"It waits behind message {head.message_ids[0]} of the same key 'A1', which the broker rejected: "
-            "send it again, or skip it, with outbox_retry."
+            "retry or skip it with outbox_retry."
         )
 
     def test_which_waits_too(self, bills, ask):
         first, second = (TicketFactory(topic=bills, order_key=5) for _ in range(2))
 
         assert ask(second.message_id).startswith(f"It waits behind message {first.message_id} of the same key")
-        assert ask(first.message_id) == "The relay takes it next."
+        assert ask(first.message_id) == "It is the next message that the relay sends."
 
     def test_but_not_of_another_key(self, bills, ask):
         TicketFactory(topic=bills, order_key=5)
@@ -173,7 +176,7 @@ class TestSent:
 
     @pytest.mark.parametrize(
         ("outcome", "says"),
-        [("retry", "failed and gets it again: ValueError('boom')."), ("dead letter", "gave it up: ValueError('boom').")],
+        [("retry", "failed, and will get it again: ValueError('boom')."), ("dead letter", "gave it up: ValueError('boom').")],
     )
     def test_to_a_group_that_failed(self, message, ask, outcome, says):
         Process.objects.create(kind="consumer", host="h", pid=1, broker="default", consumer_group="cart")
@@ -186,7 +189,7 @@ class TestSent:
         ("outcome", "says"),
         [
             ("discarded", "was discarded by ada."),
-            ("discard asked", "was to be discarded, which is not confirmed, by ada."),
+            ("discard asked", "was marked for discard, which is not confirmed, by ada."),
             ("replayed", "was replayed by ada. Group 'cart' has no consumer running."),
         ],
     )

@@ -21,7 +21,7 @@ def about() -> Callable[[Any, str], list[tuple[Level, str]]]:
     """Run the checks of a room; return level and text of the findings about a subject, each with a hint unless all is well."""
 
     def about(room: Any, subject: str) -> list[tuple[Level, str]]:
-        found = [one for one in room.examine() if one.subject == subject]
+        found = [one for one in room.check() if one.subject == subject]
         assert all(bool(one.hint) is (one.level is not Level.OK) for one in found), found
         return [(one.level, one.text) for one in found]
 

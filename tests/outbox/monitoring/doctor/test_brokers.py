@@ -11,7 +11,7 @@ class TestBrokers:
         ((level, text),) = about(brokers, BROKER)
 
         assert level is Level.OK
-        assert text.startswith("MemoryBroker, 3 topics as settings say")
+        assert text.startswith("MemoryBroker, 3 topics as in settings")
 
     def test_say_what_they_find(self, about, monkeypatch):
         monkeypatch.setattr(MemoryBroker, "check", lambda self: [Problem("Topic 'orders' is missing.", "Create it.")])
@@ -24,7 +24,7 @@ class TestBrokers:
 
         monkeypatch.setattr(MemoryBroker, "check", away)
 
-        assert about(brokers, BROKER) == [(Level.ERROR, "cannot be asked: It is away.")]
+        assert about(brokers, BROKER) == [(Level.ERROR, "cannot be reached: It is away.")]
 
     def test_are_left_alone_when_nothing_goes_to_them(self, about, settings):
         settings.OUTBOX = {**settings.OUTBOX, "TOPICS": {}}

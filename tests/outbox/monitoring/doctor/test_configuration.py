@@ -8,7 +8,7 @@ pytestmark = pytest.mark.django_db(transaction=True, databases=["default", "othe
 
 class TestConfiguration:
     def test_is_well_where_the_system_checks_find_nothing(self, about):
-        assert about(configuration, "configuration") == [(Level.OK, "the system checks find nothing")]
+        assert about(configuration, "configuration") == [(Level.OK, "the system checks found no problems")]
 
     def test_gives_what_they_find(self, settings, about):
         settings.OUTBOX = {**settings.OUTBOX, "TOPICS": {**settings.OUTBOX["TOPICS"], "a.b": {}}}
@@ -21,9 +21,9 @@ class TestConfiguration:
         settings.OUTBOX = {**settings.OUTBOX, "TOPICS": {**settings.OUTBOX["TOPICS"], "a.b": {}}}
         settings.SILENCED_SYSTEM_CHECKS = ["outbox.E002"]
 
-        assert about(configuration, "configuration") == [(Level.OK, "the system checks find nothing")]
+        assert about(configuration, "configuration") == [(Level.OK, "the system checks found no problems")]
 
     def test_is_all_there_is_to_look_at_where_settings_are_wrong(self, settings):
         settings.OUTBOX = {"TOPIKS": {}}
 
-        assert [finding.subject for finding in doctor.examine()] == ["configuration"]
+        assert [finding.subject for finding in doctor.check()] == ["configuration"]

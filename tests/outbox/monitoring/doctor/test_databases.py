@@ -49,7 +49,7 @@ class TestDatabases:
             ((level, text),) = about(databases, OTHER)
 
         assert level is Level.ERROR
-        assert text.startswith("cannot be asked: ")
+        assert text.startswith("cannot be reached: ")
         assert "\n" not in text
 
     def test_are_named_when_they_have_no_tables(self, about):
@@ -81,13 +81,13 @@ class TestDatabases:
 
     def test_are_named_when_their_clock_is_another(self, concerns, monkeypatch):
         partitions.make_days("other")
-        monkeypatch.setattr(databases, "ABOUT", databases.ABOUT + " + interval '1 minute'")
+        monkeypatch.setattr(databases, "VERSION_AND_TIME", databases.VERSION_AND_TIME + " + interval '1 minute'")
 
         assert concerns() == [(Level.WARNING, "its clock and this host's are 60 s apart")]
 
     def test_are_named_when_a_commit_waits_for_no_disk(self, about):
         name = connections["other"].settings_dict["NAME"]
-        text = "synchronous_commit is off: a crash may lose committed messages, with the rows they speak of"
+        text = "synchronous_commit is off: a crash may lose committed messages together with your rows"
 
         with changed(
             f'ALTER DATABASE "{name}" SET synchronous_commit = off', f'ALTER DATABASE "{name}" RESET synchronous_commit'
@@ -102,4 +102,4 @@ class TestDatabases:
     def test_are_named_when_no_day_is_made_ahead(self, concerns, monkeypatch):
         monkeypatch.setattr(partitions, "days", lambda connection: [])
 
-        assert concerns() == [(Level.WARNING, "the message table of tomorrow is not made: maintenance does not run")]
+        assert concerns() == [(Level.WARNING, "the partition for tomorrow does not exist: maintenance does not run")]

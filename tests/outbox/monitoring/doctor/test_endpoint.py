@@ -21,7 +21,7 @@ def asked(settings, about, live_server):
 
 class TestEndpoint:
     def test_is_well_when_it_takes_our_signature(self, asked, live_server):
-        assert asked() == [(Level.OK, f"{live_server.url}/outbox/check-back/ takes our signature")]
+        assert asked() == [(Level.OK, f"{live_server.url}/outbox/check-back/ accepts our signature")]
         assert not CheckBack.objects.exists()
 
     def test_is_named_when_it_does_not(self, asked, monkeypatch):

@@ -5,7 +5,7 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 from django.test import override_settings
 
-from outbox.monitoring.kept import Kept
+from outbox.monitoring.cached import Cached
 from tests.waiting import wait_until
 
 
@@ -25,7 +25,7 @@ def kept(now, readings):
         readings.append(len(readings) + 1)
         return readings[-1]
 
-    return Kept(read, seconds=5, clock=lambda: now[0])
+    return Cached(read, seconds=5, clock=lambda: now[0])
 
 
 class TestKept:
@@ -54,7 +54,7 @@ class TestKept:
             readings.append(gate.wait(30))
             return len(readings)
 
-        kept = Kept(read, seconds=60)
+        kept = Cached(read, seconds=60)
         with ThreadPoolExecutor(8) as threads:
             asked = [threads.submit(kept) for _ in range(8)]
             wait_until(lambda: all(one.running() for one in asked))
@@ -71,7 +71,7 @@ class TestKept:
                 gate.wait(30)
             return now[0]
 
-        kept = Kept(read, seconds=5, clock=lambda: now[0])
+        kept = Cached(read, seconds=5, clock=lambda: now[0])
         kept()
         now[0] += 6
         with ThreadPoolExecutor(1) as threads:
@@ -91,14 +91,14 @@ class TestKept:
                 raise answer
             return answer
 
-        kept = Kept(read, seconds=5)
+        kept = Cached(read, seconds=5)
         with pytest.raises(ValueError, match="away"):
             kept()
 
         assert kept() == "here"
 
     def test_can_be_asked_in_a_child_of_a_fork_whose_parent_was_reading(self, gate):
-        kept = Kept(lambda: gate.wait(30), seconds=5)
+        kept = Cached(lambda: gate.wait(30), seconds=5)
         reader = threading.Thread(target=kept)
         reader.start()
         wait_until(kept._lock.current.locked)
