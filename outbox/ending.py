@@ -1,12 +1,11 @@
 """
-The end of a process: within 5 seconds of being asked for, whatever its threads wait for.
+Graceful shutdown of a process within 5 seconds of the request, whatever its threads wait for.
 
-Whoever is asked to end finishes what was handed over and returns the rest. A server that is frozen answers neither, and a
-call to it may never return. Then the process ends without that call. That loses nothing, for the same holds when it is
-killed: a batch, a lane and a delivery are taken up by others when the connection is gone or the lease is over.
+A process that is asked to end finishes the calls under way and returns the rest of its work. When a server is frozen, a call
+to it may never return; then the process ends without it. Nothing is lost, as when the process is killed: other processes take
+over its batches, lanes and deliveries when its connection is gone or the lease is over.
 
-A consumer's handler is not ours to break off: as long as one runs, the 5 seconds have not begun, unless the end is asked for
-once more.
+A consumer's handler is not interrupted: the 5 seconds begin when it returns, or when the end is requested a second time.
 """
 
 from __future__ import annotations
@@ -27,30 +26,30 @@ from outbox.logs import get_logger
 logger = get_logger(__name__)
 
 LIMIT_SECONDS = 4.0  # from the request, or from the end of the last handler
-EXIT_SECONDS = 0.5  # and so long after it for the interpreter, which waits for threads of libraries
-LOOK_SECONDS = 0.1
-LOG_SECONDS = 0.3  # a log may be stuck, too
+EXIT_SECONDS = 0.5  # more for the interpreter, which waits for threads of libraries
+POLL_SECONDS = 0.1
+LOG_SECONDS = 0.3  # for the log, which may block, too
 
 UNFINISHED = 3
-"""Exit code of a process that ended as told, and left a call that did not return."""
+"""Exit code of a process that ended on request, without waiting for a call that did not return."""
 
 _in_handlers: set[int] = set()
 
 
-def is_end_of_process(error: BaseException, *, is_asked: bool) -> bool:
+def is_end_of_process(error: BaseException, *, is_requested: bool) -> bool:
     """
-    Return whether an exception ends the process, wherever it was raised, rather than tells of what was being done.
+    Return whether an exception means the end of the process, instead of an error of the code that raised it.
 
     Args:
-        is_asked: whether the end was asked for. A `sys.exit()` that nobody asked for is the fault of who called it.
+        is_requested: whether the end was requested. Without a request, `sys.exit()` is an error of its caller.
     """
     if isinstance(error, KeyboardInterrupt):
         return threading.current_thread() is threading.main_thread()
-    return isinstance(error, SystemExit) and (is_asked or _is_raised_by_signal(error))
+    return isinstance(error, SystemExit) and (is_requested or _is_raised_by_signal(error))
 
 
 def _is_raised_by_signal(error: BaseException) -> bool:
-    """Return whether a signal's handler raised it, as in a child of Celery's prefork pool: `handler(signum, frame)`."""
+    """Return whether a signal handler raised it, as in a child of Celery's prefork pool: `handler(signum, frame)`."""
     frames = [frame for frame, _ in traceback.walk_tb(error.__traceback__)]
     for frame in frames:
         names = frame.f_code.co_varnames[: frame.f_code.co_argcount]
@@ -62,7 +61,7 @@ def _is_raised_by_signal(error: BaseException) -> bool:
 
 @contextmanager
 def handler_runs() -> Iterator[None]:
-    """Mark that the calling thread runs a handler of the user's, which is not broken off."""
+    """Mark that the calling thread runs a handler of the user, which is not interrupted."""
     thread = threading.get_ident()
     _in_handlers.add(thread)
     try:
@@ -73,41 +72,41 @@ def handler_runs() -> Iterator[None]:
 
 class Watch(threading.Thread):
     """
-    Watches over the end of a process, or of a task in it, from `start` to `close`.
+    Watches, from `start` to `close`, for a request to end a process or a task in it.
 
     Args:
-        requests: how often the end was asked for; looked at ten times a second.
-        threads: those that are named in the log when they do not return.
-        may_exit: whether the process is ours alone, and ends when time is over. Else that is only logged.
+        requests: returns how often the end was requested; called ten times a second.
+        threads: returns the threads that the log names if they do not return.
+        may_exit: whether the process exits when the time is over. If not, this is only logged.
     """
 
     def __init__(
         self, requests: Callable[[], int], threads: Callable[[], Iterable[threading.Thread]], *, may_exit: bool = True
     ) -> None:
         super().__init__(name="outbox ending", daemon=True)
-        self.asked = threading.Event()
+        self.requested = threading.Event()
         self._closed = threading.Event()
         self._requests = requests
         self._threads = threads
         self._may_exit = may_exit
         self._stops: list[Callable[[], object]] = []
 
-    def when_asked(self, stop: Callable[[], object]) -> None:
-        """Call a function, which must return at once, when the end is asked for; now, if it was."""
+    def on_request(self, stop: Callable[[], object]) -> None:
+        """Call a function, which must not block, when the end is requested; now, if it was already."""
         self._stops.append(stop)
-        if self.asked.is_set():
+        if self.requested.is_set():
             stop()
 
     def close(self) -> None:
-        """Note that all came to its end."""
+        """Stop watching: the work has ended."""
         self._closed.set()
 
     def run(self) -> None:
-        """Wait for the request, pass it on, and end the process where it has not ended in time."""
+        """Wait for the request, pass it on, and exit the process if it has not ended in time."""
         while not self._requests():
-            if self._closed.wait(LOOK_SECONDS):
+            if self._closed.wait(POLL_SECONDS):
                 return
-        self.asked.set()
+        self.requested.set()
         for stop in list(self._stops):
             stop()
         ends_at = self._wait()
@@ -115,55 +114,55 @@ class Watch(threading.Thread):
             if not self._may_exit:
                 return
             threading.main_thread().join(LIMIT_SECONDS)
-            if threading.main_thread().is_alive():  # a command that another program called
+            if threading.main_thread().is_alive():  # the command was called by another program, which goes on
                 return
             time.sleep(max(EXIT_SECONDS, ends_at - time.monotonic()))
         self._leave()
 
     def _wait(self) -> float:
-        """Wait until all came to its end, or time is over; return when it is."""
+        """Wait until the work has ended or the time is over; return the time at which it is over."""
         began = time.monotonic()
         ends_at = began + LIMIT_SECONDS
-        has_said, known = False, self._requests()
-        while not self._closed.wait(LOOK_SECONDS) and time.monotonic() < ends_at:
+        is_logged, known = False, self._requests()
+        while not self._closed.wait(POLL_SECONDS) and time.monotonic() < ends_at:
             if not _in_handlers:
                 known = self._requests()
                 continue
             ends_at = time.monotonic() + LIMIT_SECONDS
-            if not has_said and ends_at >= began + 2 * LIMIT_SECONDS:
-                logger.warning("A handler still runs, and is waited for.")
-                has_said = True
-            if has_said and self._requests() > known:
+            if not is_logged and ends_at >= began + 2 * LIMIT_SECONDS:
+                logger.warning("Waiting for a handler that still runs.")
+                is_logged = True
+            if is_logged and self._requests() > known:
                 break
         return ends_at
 
     def _leave(self) -> None:
-        """Return what does not return, and end the process without it."""
-        telling = threading.Thread(target=self._tell, daemon=True)
-        telling.start()
-        telling.join(LOG_SECONDS)
+        """Log the calls that have not returned, and exit the process without them."""
+        logging = threading.Thread(target=self._log_calls, daemon=True)
+        logging.start()
+        logging.join(LOG_SECONDS)
         if self._may_exit:
             os._exit(UNFINISHED)
 
-    def _tell(self) -> None:
-        ends = "This process ends without it" if self._may_exit else "This task cannot end before it returns"
+    def _log_calls(self) -> None:
+        effect = "This process ends without it" if self._may_exit else "This task cannot end before it returns"
         for thread in self._threads():
-            if place := _place(thread):
+            if call := _call_under_way(thread):
                 logger.warning(
-                    "%s has not returned from %s. %s, and nothing is lost: what it holds is taken up by others when its "
+                    "%s has not returned from %s. %s. Nothing is lost: other processes take over its work when its "
                     "connection is gone or its lease is over.",
                     thread.name,
-                    place,
-                    ends,
+                    call,
+                    effect,
                 )
 
 
 class Ending:
     """
-    The end of a resident command, which SIGTERM and SIGINT ask for; in the main thread only.
+    The graceful shutdown of a resident command on SIGTERM or SIGINT; for the main thread only.
 
     Args:
-        threads: those that are named in the log when they do not return, beside the main thread.
+        threads: threads that the log names, beside the main thread, if they do not return.
     """
 
     def __init__(self, threads: Iterable[threading.Thread] = ()) -> None:
@@ -182,18 +181,18 @@ class Ending:
                 signal.signal(number, handler)
 
     def wait(self, is_working: Callable[[], bool]) -> bool:
-        """Wait until the end is asked for, or nothing works any more; return whether it was asked for."""
-        while is_working() and not self._watch.asked.wait(LOOK_SECONDS):
+        """Wait until the end is requested, or `is_working` returns False; return whether it was requested."""
+        while is_working() and not self._watch.requested.wait(POLL_SECONDS):
             pass
-        return self._watch.asked.is_set()
+        return self._watch.requested.is_set()
 
     def _count(self, number: int, frame: FrameType | None) -> None:
-        """Only count: a handler runs in the middle of anything, where setting an Event may wait for itself."""
+        """Count only: a signal handler may interrupt any code, even inside an Event's own lock."""
         self._caught += 1
 
 
-def _place(thread: threading.Thread) -> str:
-    """Return what a thread of ours is in the middle of: our function, and whose it waits in; "" where it is in none."""
+def _call_under_way(thread: threading.Thread) -> str:
+    """Return the function of the outbox that a thread is in, and the one that it waits in; "" if it is in none."""
     frame = sys._current_frames().get(thread.ident or 0)
     innermost = frame
     while frame is not None and not _module(frame).startswith("outbox."):
@@ -204,7 +203,7 @@ def _place(thread: threading.Thread) -> str:
 
 
 def _is_idle(innermost: FrameType) -> bool:
-    """Return whether it only waits for another thread."""
+    """Return whether the thread only waits for another thread."""
     return _module(innermost) == "threading" and innermost.f_code.co_name in ("join", "_wait_for_tstate_lock")
 
 

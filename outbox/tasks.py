@@ -101,10 +101,10 @@ def maintenance() -> None:
     targets = hosts.relay_targets()
     with _ending() as ending:
         for database in sorted({target.database for target in targets}):
-            _unless_asked(ending, maintain, database)
-        _unless_asked(ending, prune_brokers, {target.broker for target in targets})
+            _unless_shutting_down(ending, maintain, database)
+        _unless_shutting_down(ending, prune_brokers, {target.broker for target in targets})
         for group in groups().values():
-            _unless_asked(ending, find_gaps, group)
+            _unless_shutting_down(ending, find_gaps, group)
 
 
 @shared_task(name="outbox.tasks.consume", ignore_result=True)
@@ -114,14 +114,14 @@ def consume(group: str) -> None:
     with _ending() as ending:
         for alias in chosen.brokers:
             at_most = conf.settings().consumer.task_time / len(chosen.brokers)
-            with closing(Worker(chosen, alias, stop=ending.asked, is_task=True)) as worker:
-                ending.when_asked(worker.stop)
+            with closing(Worker(chosen, alias, stop=ending.requested, is_task=True)) as worker:
+                ending.on_request(worker.stop)
                 worker.run(until_idle=True, seconds=at_most.total_seconds())
 
 
-def _unless_asked(ending: Watch, step: Callable[[T], object], subject: T) -> None:
+def _unless_shutting_down(ending: Watch, step: Callable[[T], object], subject: T) -> None:
     """Do a step, unless the worker shuts down: another worker will do it."""
-    if not ending.asked.is_set():
+    if not ending.requested.is_set():
         try_step(step, subject)
 
 

@@ -82,7 +82,7 @@ def check_direct_databases(databases: Sequence[str] | None = None, **kwargs: Any
 
 def check_idle_transactions(databases: Sequence[str] | None = None, **kwargs: Any) -> list[CheckMessage]:
     """
-    W045: Topics keep order, and the database never ends a transaction that is idle.
+    W049: Topics keep order, and the database never ends a transaction that is idle.
 
     A publisher of a key waits until its last publisher has committed. Where that one's process is frozen in its transaction, all
     later messages of the key wait as long. Let PostgreSQL end such a transaction.
@@ -105,7 +105,7 @@ def check_idle_transactions(databases: Sequence[str] | None = None, **kwargs: An
                 "others of its key waiting.",
                 hint=f'Set DATABASES[{alias!r}]["OPTIONS"]["options"] = "-c idle_in_transaction_session_timeout=60s", or, '
                 "in PostgreSQL, ALTER ROLE ... SET idle_in_transaction_session_timeout = '60s'.",
-                id="outbox.W045",
+                id="outbox.W049",
             )
         ]
 

@@ -50,7 +50,7 @@ def check_brokers(**kwargs: Any) -> list[CheckMessage]:
 
     Correct the path in BACKEND, or install the broker's extra.
 
-    E004, W004: A broker finds fault with its OPTIONS, or with a topic for which they do not do.
+    E004, W048: A broker finds fault with its OPTIONS, or with a topic for which they do not do.
 
     The hint is the broker's own; docs/reference/settings.md lists the options of each.
     """
@@ -64,7 +64,7 @@ def check_brokers(**kwargs: Any) -> list[CheckMessage]:
         problems = backend.check_options(broker.options)
         for problem in problems or backend.check_topics(broker.options, conf.topics_of(alias)):
             text = f'OUTBOX["BROKERS"]["{alias}"]: {problem.text}'
-            kind, number = (Error, "outbox.E004") if problem.is_error else (Caution, "outbox.W004")
+            kind, number = (Error, "outbox.E004") if problem.is_error else (Caution, "outbox.W048")
             found.append(kind(text, hint=problem.hint, id=number))
     return found
 

@@ -245,7 +245,7 @@ def _is_outage(error: BaseException, before: Any) -> bool:
 
 def _results_despite(one: _Try, error: BaseException) -> list[Result]:
     """Return the results of a try that is committed despite an error, or interrupted by the end of the process; else none."""
-    ends = is_end_of_process(error, is_asked=one.keeper.stop.is_set())
+    ends = is_end_of_process(error, is_requested=one.keeper.stop.is_set())
     if one.is_committed:
         ids = ", ".join(delivery.message_id for delivery in one.deliveries)
         logger.error(

@@ -1,7 +1,7 @@
 """
-What is ours in PostgreSQL beside the tables: connections, advisory locks, days of messages, heartbeats.
+PostgreSQL beside the models: connections, advisory locks, partitions of messages, heartbeats.
 
-The names of `connections.py` are imported on first use: jobs of the pipeline, which have no Django, import `locks` from here.
+The names of `connections.py` are imported on first use, because jobs of the pipeline, which run without Django, import `locks`.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Which databases are ours, and connections of our own beside Django's: autocommit, plain psycopg."""
+"""The databases of the outbox, and connections to them beside Django's: plain psycopg, in autocommit."""
 
 from __future__ import annotations
 
@@ -22,21 +22,21 @@ R = TypeVar("R")
 
 Connection = psycopg.Connection[tuple[Any, ...]]
 
-# Our statements take milliseconds. What the planner thinks they could cost with a backlog has them compiled each time,
-# which takes up to seconds.
+# Statements of the outbox take milliseconds. With a backlog, the planner overestimates their cost, and JIT would compile them
+# each time, which takes up to seconds.
 NO_JIT = {"jit": "off"}
 
-# Of statements in autocommit; psycopg's own level is that of the transactions that it begins.
+# For statements in autocommit; psycopg's `isolation_level` is for the transactions that it begins.
 READ_COMMITTED = {"default_transaction_isolation": "read committed"}
 
-WAITS = ("lock_timeout", "idle_in_transaction_session_timeout")
+TIMEOUTS = ("lock_timeout", "idle_in_transaction_session_timeout")
 
 HAS_TABLES = "SELECT to_regclass('outbox_topic') IS NOT NULL AND to_regclass('outbox_message') IS NOT NULL"
 
-# Is the database a replica, and has it our tables?
+# Whether the database is a replica, and whether it has the tables of the outbox.
 IS_FIT = "SELECT pg_is_in_recovery(), to_regclass('outbox_wakeup') IS NOT NULL"
 
-# A host that vanished is noticed in seconds, not in hours: within 5 s of its return there is a new connection.
+# A lost host is noticed within seconds instead of hours, and reconnected within 5 s of its return.
 OUTAGE_OPTIONS = {
     "connect_timeout": 5,  # seconds, as the next two
     "keepalives_idle": 5,
@@ -47,15 +47,15 @@ OUTAGE_OPTIONS = {
 
 
 def outbox_apps() -> list[AppConfig]:
-    """Return the installed apps of the outbox: its own, and those beside it."""
+    """Return the installed apps of the outbox: `outbox` and those in its subpackages."""
     return [config for config in apps.get_app_configs() if f"{config.name}.".startswith("outbox.")]
 
 
 def outbox_databases() -> list[str]:
     """
-    List the databases that may hold messages, each once: not by the alias that goes around its pooler.
+    Return the aliases of databases that may hold messages, without aliases that bypass a pooler.
 
-    None is asked: whether it has the tables shows when somebody comes there.
+    No connection is made, so a database may turn out to have no tables.
     """
     direct = set(_direct_databases().values())
     return [alias for alias in connections if alias not in direct and is_outbox_database(alias)]
@@ -63,27 +63,27 @@ def outbox_databases() -> list[str]:
 
 def is_outbox_database(alias: str) -> bool:
     """Return whether a database may hold messages, by settings and routers."""
-    message_row = apps.get_model("outbox", "MessageRow")  # this room is below models
+    message_row = apps.get_model("outbox", "MessageRow")  # models import this package
     return connections[alias].vendor == "postgresql" and router.allow_migrate_model(alias, message_row)
 
 
 def has_outbox_tables(alias: str) -> bool:
-    """Return whether a database has the tables of the outbox, as far as Django's connection sees."""
+    """Return whether Django's connection to a database sees the tables of the outbox."""
     return raw(alias).execute(HAS_TABLES).fetchone() == (True,)
 
 
 def ensure_fit(alias: str, connection: Connection) -> None:
-    """Raise NotMigrated unless the database has the tables of the outbox and takes writes."""
+    """Raise NotMigrated unless the database has the tables of the outbox and accepts writes."""
     is_replica, has_tables = connection.execute(IS_FIT).fetchone() or (False, False)
     if is_replica:
         raise NotMigrated(
-            f"Database {alias!r} is a replica: it takes no writes. Have a database router keep the outbox away from it "
+            f"Database {alias!r} is a replica and accepts no writes. Exclude it from the outbox with a database router "
             "(allow_migrate), or correct its HOST."
         )
     if not has_tables:
         raise NotMigrated(
             f"Database {alias!r} has no tables of the outbox. Run manage.py migrate --database {alias}, "
-            "or keep the outbox away from it by a database router."
+            "or exclude it from the outbox with a database router."
         )
 
 
@@ -96,16 +96,16 @@ def connect(
     **options: Any,
 ) -> OwnConnection:
     """
-    Open a connection to one of Django's databases: autocommit, READ COMMITTED, tuples as rows.
+    Open a connection to one of Django's databases, in autocommit and READ COMMITTED, with tuples as rows.
 
-    Statements that come again are prepared as `OPTIONS["prepare_threshold"]` of the database says; where it says nothing, as
-    psycopg does by itself, and never behind a pooler.
+    Repeated statements are prepared as `OPTIONS["prepare_threshold"]` of the database says; by default after psycopg's own
+    threshold, and not at all behind a pooler.
 
     Args:
-        patience: wait no longer for a lock, and let nobody wait longer for a transaction of this connection that is idle
-            because its process is frozen. None: as the server is set.
-        settings: PostgreSQL's, for the statements of this connection. Nothing of them stays behind on the backend of a pooler.
-        options: libpq's, such as `connect_timeout`; they win over the database's own OPTIONS.
+        patience: the `lock_timeout` of this connection, and its `idle_in_transaction_session_timeout`, so that others do not
+            wait longer for a frozen process. None: the settings of the server.
+        settings: settings of PostgreSQL for this connection. They do not stay on the backend of a pooler.
+        options: options of libpq such as `connect_timeout`; they override the database's OPTIONS.
 
     Raises:
         ConfigurationError: the database is not PostgreSQL.
@@ -130,7 +130,7 @@ def connect(
         error.add_note(f"Database {alias!r} cannot be reached.")
         raise
     connection.isolation_level = psycopg.IsolationLevel.READ_COMMITTED
-    limits = {} if patience is None else dict.fromkeys(WAITS, str(max(1, patience // timedelta(milliseconds=1))))
+    limits = {} if patience is None else dict.fromkeys(TIMEOUTS, str(max(1, patience // timedelta(milliseconds=1))))
     with _closed_by_an_error(connection):
         connection.set_up({**NO_JIT, **READ_COMMITTED, **limits, **(settings or {})}, prepares_pooled=is_threshold_given)
     return connection
@@ -138,13 +138,13 @@ def connect(
 
 def connect_session(alias: str, **options: Any) -> OwnConnection:
     """
-    Open a connection whose session is its own, so that session locks and LISTEN hold, by `OUTBOX["DIRECT_DATABASES"]`.
+    Open a connection with a session of its own, as session locks and LISTEN need, by `OUTBOX["DIRECT_DATABASES"]`.
 
     Args:
-        options: as `connect` takes them.
+        options: as for `connect`.
 
     Raises:
-        ConfigurationError: a pooler in transaction mode stands before the database; or it is not PostgreSQL.
+        ConfigurationError: the connection goes through a pooler in transaction mode; or the database is not PostgreSQL.
         psycopg.OperationalError: it cannot be reached.
     """
     direct = direct_alias(alias)
@@ -161,7 +161,7 @@ def connect_session(alias: str, **options: Any) -> OwnConnection:
 
 @contextmanager
 def _closed_by_an_error(connection: OwnConnection) -> Iterator[None]:
-    """Leave no connection open that nobody gets."""
+    """Close the connection after an error, since the caller does not get it."""
     try:
         yield
     except BaseException:
@@ -170,48 +170,48 @@ def _closed_by_an_error(connection: OwnConnection) -> Iterator[None]:
 
 
 def direct_alias(alias: str) -> str:
-    """Return the alias by which a database is reached around its pooler; its own where it has none."""
+    """Return the alias that bypasses a database's pooler; the database's own alias if there is none."""
     return _direct_databases().get(alias, alias)
 
 
 def _direct_databases() -> Mapping[str, str]:
     try:
         return conf.settings().direct_databases
-    except ConfigurationError:  # E001 says what is wrong
+    except ConfigurationError:  # check E001 reports it
         return {}
 
 
 def is_behind_transaction_pooler(alias: str) -> bool:
     """
-    Return whether a pooler in transaction mode stands before a database, where it shows.
+    Return whether a database is behind a pooler in transaction mode, as far as that can be observed.
 
-    It does when a connection that has ended its transaction leaves its backend to the next one. Between two connections
-    of their own that never happens.
+    With such a pooler, a connection that has ended its transaction passes its backend on to another one. Direct connections
+    never do.
 
     Raises:
-        psycopg.Error: the database cannot be asked.
+        psycopg.Error: the database cannot be reached.
     """
     with connect(alias) as first, connect(alias) as second:
         return not first.keeps_session(second)
 
 
 def explain_pooler(alias: str) -> str:
-    """Return the sentence that says why a pooler in transaction mode will not do."""
+    """Return a sentence that says why a pooler in transaction mode cannot be used."""
     direct = direct_alias(alias)
     by = "" if direct == alias else f" by the alias {direct!r}, too,"
     return (
-        f"Database {alias!r} is reached{by} through a pooler in transaction mode, where the session locks and LISTEN of relays, "
-        "recorders, audits, archives and prunes hold nothing."
+        f"Database {alias!r} is reached{by} through a pooler in transaction mode. Session locks and LISTEN, which relays, "
+        "recorders, audits, archives and prunes need, do not work there."
     )
 
 
 def name_direct(alias: str) -> str:
-    """Return the sentence that says what to write."""
+    """Return a sentence that says how to bypass the pooler."""
     direct = direct_alias(alias)
     if direct != alias:
-        return f"Have DATABASES[{direct!r}] lead to PostgreSQL itself."
+        return f"Let DATABASES[{direct!r}] connect to PostgreSQL directly."
     return (
-        'Add an alias to DATABASES that leads to PostgreSQL itself, DATABASES["direct"] say, and name it: '
+        'Add an alias to DATABASES that connects to PostgreSQL directly, for example DATABASES["direct"], and name it: '
         f'OUTBOX["DIRECT_DATABASES"] = {{"{alias}": "direct"}}.'
     )
 
@@ -225,23 +225,23 @@ def raw(alias: str) -> Connection:
 
 def bound_cursor(alias: str) -> CursorWrapper:
     """
-    Open a cursor that can keep statements prepared, where `OPTIONS["prepare_threshold"]` of the database allows it.
+    Return a cursor that can prepare statements, where `OPTIONS["prepare_threshold"]` of the database allows it.
 
-    Django's own cursors write the values into the statement's text, so PostgreSQL parses and plans it each time.
+    Django's own cursors insert the values into the statement's text, so that PostgreSQL parses and plans it each time.
     """
     wrapper = connections[alias]
     wrapper.ensure_connection()
-    # Django wraps it as it does its own: debug log, errors of django.db, the check of the thread.
+    # Wrapped like Django's own cursors: with the debug log, the exceptions of django.db, and the check of the thread.
     wrapped: CursorWrapper = wrapper._prepare_cursor(psycopg.Cursor(wrapper.connection))  # type: ignore[attr-defined]
     return wrapped
 
 
 def kept_cursor(alias: str, statement: str) -> CursorWrapper:
     """
-    Return a cursor as `bound_cursor` does, kept for one statement as long as the connection lives. It is never closed.
+    Return a cursor like that of `bound_cursor`, cached for one statement for the life of the connection. It is never closed.
 
-    psycopg then finds out only once how the statement's values are written and its rows are read. The cursor holds the last
-    values, so large ones are not for it.
+    psycopg then chooses only once how to dump the values and load the rows. The cursor keeps the last values in memory, so do
+    not use it for large ones.
     """
     wrapper = connections[alias]
     wrapper.ensure_connection()
@@ -253,14 +253,14 @@ def kept_cursor(alias: str, statement: str) -> CursorWrapper:
 
 
 def drop_if_lost(alias: str) -> None:
-    """Close Django's connection where it no longer answers; the next statement opens another."""
+    """Close Django's connection if it no longer works; the next statement opens another."""
     wrapper = connections[alias]
     if wrapper.connection is not None and not wrapper.is_usable():
         wrapper.close()
 
 
 def outside_transactions(view: Callable[P, R]) -> Callable[P, R]:
-    """Keep a view out of the transactions that ATOMIC_REQUESTS opens: it waits in none and fails for want of none."""
+    """Exclude a view from the transactions of ATOMIC_REQUESTS, so that it works while a database is down."""
     for alias in connections:
         view = transaction.non_atomic_requests(using=alias)(view)
     return view

@@ -1,4 +1,4 @@
-"""Heartbeats: each relay, consumer and checker writes into a row that it lives."""
+"""Heartbeats: each relay, consumer and checker updates a row regularly."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from datetime import timedelta
 
 from outbox.database import Connection
 
-BEAT_SECONDS = 2.0  # of processes that wait for most of their time; a relay beats each second
-SILENT_AFTER = timedelta(seconds=8)  # killed, frozen, or busy with one thing for that long
-BY_CELERY = "celery"  # the note of a process that sends heartbeats while it has a task
+BEAT_SECONDS = 2.0  # the interval, except for relays, which send one each second
+SILENT_AFTER = timedelta(seconds=8)  # without a heartbeat: the process was killed, is frozen, or busy for that long
+BY_CELERY = "celery"  # the note of a process that sends heartbeats only during a task
 STALE_AFTER = timedelta(minutes=5)
-CONSUMER_STALE_AFTER = timedelta(hours=1)  # what it wanted is handed on for some time: consuming/wants.py
+CONSUMER_STALE_AFTER = timedelta(hours=1)  # longer, because consuming/wants.py reads the subscriptions of past consumers
 
-# Containers on one network may share host and process id; a process that follows another in its place takes its row away.
+# Containers on one network may have the same host name and process id; a new process deletes the old row of its predecessor.
 BEAT = """
 WITH before AS (
     DELETE FROM outbox_process WHERE kind = %(kind)s AND host = %(host)s AND pid = %(pid)s AND broker = %(broker)s
@@ -30,7 +30,7 @@ SET lane = excluded.lane, breaker = excluded.breaker, note = excluded.note, want
 
 LEAVE = "DELETE FROM outbox_process WHERE kind = %s AND instance = %s AND broker = %s AND consumer_group = %s"
 
-# The newest row says it: a host may run several, and those that were killed leave rows behind.
+# Of the newest row: a host may run several processes, and killed ones leave rows behind.
 SILENCE = """
 SELECT extract(epoch FROM clock_timestamp() - max(beat_at))::float8 FROM outbox_process WHERE kind = %s AND host = %s
 """
@@ -42,7 +42,7 @@ WHERE beat_at < clock_timestamp() - CASE WHEN kind = 'consumer' THEN greatest(%(
 
 
 def instance() -> str:
-    """Return a name that no other process has, nor ever had."""
+    """Return a name that is unique to this process."""
     return f"{os.getpid()}-{_started}"
 
 
@@ -68,10 +68,11 @@ def beat(
     wants: Sequence[str] = (),
 ) -> None:
     """
-    Write down that this process lives, as a relay, consumer or checker (`kind`) of that broker and group.
+    Send a heartbeat of this process, as a relay, consumer or checker (`kind`) of a broker and a consumer group.
 
     Args:
-        wants: what its code handles, of a consumer: `consuming/wants.py`.
+        note: what hosts it, for operators to read.
+        wants: the subscriptions of a consumer: `consuming/wants.py`.
     """
     who = {"kind": kind, "host": socket.gethostname(), "pid": os.getpid(), "instance": instance()}
     what = {"broker": broker, "group": consumer_group, "lane": lane, "breaker": breaker, "note": note, "wants": list(wants)}
@@ -79,12 +80,12 @@ def beat(
 
 
 def leave(connection: Connection, kind: str, *, broker: str = "", consumer_group: str = "") -> None:
-    """Take this process's row away: it ends as it should."""
+    """Delete the row of this process, which ends normally."""
     connection.execute(LEAVE, [kind, instance(), broker, consumer_group])
 
 
 def silence(connection: Connection, kind: str) -> float | None:
-    """Return how many seconds ago a process of that kind on this host sent its last heartbeat; None: never, or it left."""
+    """Return the seconds since the last heartbeat of a process of that kind on this host; None: no process has a row."""
     found = connection.execute(SILENCE, [kind, socket.gethostname()]).fetchone()
     return found[0] if found else None
 

@@ -1,9 +1,9 @@
 """
-Transactions that are committed when they return, because something is answered or acknowledged behind them.
+Transactions that are certainly committed when they return, because an answer or acknowledgement follows.
 
-An exception that is not the database's (a task's time limit, a signal's) may be raised in the middle of Django's own COMMIT. The
-connection then stays inside the transaction with autocommit off, and every later block, durable or not, commits nothing and
-raises nothing. So the outermost block looks at the connection before it begins and behind its end.
+An exception from outside of the database (a task's time limit, a signal handler) may be raised in the middle of Django's own
+COMMIT. The connection then stays in the transaction with autocommit off, and every later block, durable or not, silently commits
+nothing. So the outermost block checks the connection before it begins and after its end.
 """
 
 from __future__ import annotations
@@ -26,8 +26,9 @@ class _ConnectionState(NamedTuple):
     The state of a Django connection. The transaction around a test does not count.
 
     Args:
-        autocommit: None where Django and psycopg differ over it.
-        hooks: those of `on_commit()` that wait, although no transaction is open.
+        blocks: number of open `atomic()` blocks.
+        autocommit: None if Django's and psycopg's differ.
+        hooks: number of `on_commit()` hooks that wait although no transaction is open.
     """
 
     blocks: int
@@ -42,24 +43,24 @@ class _ConnectionState(NamedTuple):
         blocks = len(wrapper.atomic_blocks) if wrapper.in_atomic_block else 0
         autocommit = wrapper.autocommit if wrapper.connection.autocommit == wrapper.autocommit else None
         status = TransactionStatus(wrapper.connection.pgconn.transaction_status)
-        # Within a test's transaction both are sound: it begins with its first statement.
+        # In a test's transaction both states are correct, since it begins with its first statement.
         status = IDLE if blocks and status is TransactionStatus.INTRANS else status
         return cls(blocks, autocommit, status, 0 if blocks else len(wrapper.run_on_commit))
 
     @classmethod
     def clean(cls, wrapper: BaseDatabaseWrapper) -> Self:
-        """Return how it stands between two transactions."""
+        """Return the state of a correct connection between two transactions."""
         return cls(0, wrapper.settings_dict["AUTOCOMMIT"], IDLE, 0)
 
 
 @contextmanager
 def atomic(using: str, *, durable: bool = False) -> Iterator[None]:
     """
-    Open a transaction as Django's `atomic()` does: a savepoint where one is open, else `outermost_transaction`.
+    Open a transaction like Django's `atomic()`: a savepoint within a transaction, else `outermost_transaction`.
 
     Raises:
-        BrokenTransaction: as there; or autocommit was off, outside of every block. The connection was closed.
-        RuntimeError: a durable one is not the outermost.
+        BrokenTransaction: as `outermost_transaction`; or autocommit was off outside of every block. The connection was closed.
+        RuntimeError: a durable block is not the outermost one.
     """
     wrapper = connections[using]
     if _is_in_transaction(wrapper) or wrapper.vendor != "postgresql" or not wrapper.settings_dict["AUTOCOMMIT"]:
@@ -74,12 +75,13 @@ def atomic(using: str, *, durable: bool = False) -> Iterator[None]:
 @contextmanager
 def outermost_transaction(alias: str) -> Iterator[None]:
     """
-    Open the outermost transaction of a database, over Django's connection, which afterwards stands as it did before.
+    Open the outermost transaction of a database, over Django's connection, and leave the connection in its state before.
 
-    A connection that was left broken is closed first. What its transaction did is undone.
+    A connection that was left in a broken state is closed first, which rolls its transaction back.
 
     Raises:
-        BrokenTransaction: the block is over, and it is not committed, or nobody can tell. The connection was closed.
+        BrokenTransaction: at the end of the block, the transaction is not committed, or this is unknown. The connection was
+            closed.
         RuntimeError: a transaction is open already.
     """
     wrapper = connections[alias]
@@ -98,38 +100,38 @@ def outermost_transaction(alias: str) -> Iterator[None]:
             _close(wrapper)
     if not is_sound:
         _close(wrapper)
-        raise BrokenTransaction("The transaction was left open at its end; what it did is undone, or comes again.")
+        raise BrokenTransaction("The transaction was left open at its end; its work is rolled back, or will be repeated.")
 
 
 def require_alive(using: str, subject: str, *, has_begun: bool = False) -> None:
     """
-    Raise where COMMIT would silently be a rollback: PostgreSQL answers it so after an error that somebody caught.
+    Raise an error where COMMIT would silently roll back, as PostgreSQL does after a database error that the caller caught.
 
     Args:
-        has_begun: a statement was executed; without one there is no transaction to survive.
+        has_begun: whether a statement was executed; without one, no transaction has begun.
 
     Raises:
-        BrokenTransaction: it would, and nobody has asked Django for a rollback.
+        BrokenTransaction: COMMIT would roll back, and Django was not asked for a rollback.
     """
     wrapper = connections[using]
     status = wrapper.connection.info.transaction_status if wrapper.connection else TransactionStatus.UNKNOWN
     is_alive = status is TransactionStatus.INTRANS or (status is IDLE and not has_begun)
     if not is_alive and not wrapper.needs_rollback:
         raise BrokenTransaction(
-            f"{subject} is broken: its work caught an error of the database that it did not survive. Put the statement that may "
-            "fail into an atomic() of its own and catch the error outside that."
+            f"{subject} is broken: a database error was caught inside it, after which PostgreSQL commits nothing. Put the "
+            "statement that may fail into an atomic() block of its own, and catch the error outside that block."
         )
 
 
 def refuse_manual(using: str) -> None:
     """
-    Raise where autocommit was turned off outside of every block, once: the connection is closed.
+    Raise an error if autocommit is off outside of every block, and close the connection.
 
-    An exception in the middle of Django's COMMIT leaves it so. So does who manages transactions by hand, and nobody can tell the
-    two apart: to go on would commit nothing, or what the other one may want to roll back.
+    An exception in the middle of Django's COMMIT leaves it off, and so does code that manages transactions itself. The two cannot
+    be told apart: to continue would commit nothing, or what that code may want to roll back.
 
     Raises:
-        BrokenTransaction: it was.
+        BrokenTransaction: autocommit is off.
     """
     wrapper = connections[using]
     if wrapper.autocommit or wrapper.connection is None or not wrapper.settings_dict["AUTOCOMMIT"]:
@@ -137,20 +139,20 @@ def refuse_manual(using: str) -> None:
     if not _is_in_transaction(wrapper) and not wrapper.connection.autocommit:
         _close(wrapper)
         raise BrokenTransaction(
-            f"Autocommit of database {using!r} was off, and no atomic() open: turned off by hand, or left so by an exception in "
-            "the middle of a commit. The connection was closed, what it had not committed is undone. Try again, without "
+            f"Autocommit of database {using!r} was off outside of atomic(): by set_autocommit(False), or by an exception in "
+            "the middle of a commit. The connection was closed, and uncommitted work is rolled back. Try again without "
             "set_autocommit()."
         )
 
 
 def is_in_callers_transaction(using: str) -> bool:
-    """Return whether a transaction is open, but for the one that Django puts around a test: it is not there in production."""
+    """Return whether a transaction is open; the one that Django's TestCase opens around a test does not count."""
     wrapper = connections[using]
     return wrapper.in_atomic_block and any(not block._from_testcase for block in wrapper.atomic_blocks)  # type: ignore[attr-defined]
 
 
 def close_broken(using: str) -> bool:
-    """Close Django's connection where somebody has left it in a transaction that no block ends; return whether it was."""
+    """Close Django's connection if it was left in a transaction outside of every block; return whether it was."""
     wrapper = connections[using]
     if (
         wrapper.vendor != "postgresql"
@@ -163,7 +165,7 @@ def close_broken(using: str) -> bool:
 
 
 def close_all_broken() -> list[str]:
-    """Do so with all databases whose transactions are not by hand; return the aliases of those that were left so."""
+    """Call `close_broken` for all databases in autocommit mode; return the aliases that were broken."""
     used = connections.all(initialized_only=True)
     return [one.alias for one in used if one.settings_dict["AUTOCOMMIT"] and close_broken(one.alias)]
 
@@ -173,7 +175,7 @@ def _is_in_transaction(wrapper: BaseDatabaseWrapper) -> bool:
 
 
 def _close(wrapper: BaseDatabaseWrapper) -> None:
-    """Close a connection in whatever state; the next statement opens another, outside of all transactions."""
+    """Close a connection in any state; the next statement opens another, outside of transactions."""
     try:
         wrapper.close()
     finally:

@@ -1,8 +1,8 @@
 """
-A connection of ours: with settings of its own, whether or not the server's session behind it is its own, too.
+A connection with settings of its own, even behind a pooler in transaction mode.
 
-Behind a pooler in transaction mode a connection has a backend for the length of a transaction, then somebody else has it. What is
-set there holds for one transaction, and no statement is prepared, so that nothing stays behind on the backend.
+Behind such a pooler, a connection has a backend for one transaction only; then another client uses it. So settings are made for
+each transaction, and no statement is prepared, so that nothing stays on the backend.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ Row = TypeVar("Row", covariant=True)
 
 SET_LOCAL = "SELECT set_config(name, setting, true) FROM unnest(%s::text[], %s::text[]) AS s (name, setting)"
 
-# Nothing is set where the backend is another than the login named: poolers make that number up, since they have none yet.
+# Sets nothing if the backend's pid differs from that of the login: a pooler has no backend yet at login, and invents a pid.
 SET_IF_DIRECT = """
 SELECT count(set_config(name, setting, false)) FROM unnest(%s::text[], %s::text[]) AS s (name, setting)
 WHERE pg_backend_pid() = %s
@@ -28,24 +28,24 @@ SET = "SELECT set_config(name, setting, false) FROM unnest(%s::text[], %s::text[
 
 BACKEND = "SELECT pg_backend_pid()"
 
-LOOKS = 4
+SAMPLES = 4
 
 
 class OwnConnection(psycopg.Connection[tuple[Any, ...]]):
-    """A connection in autocommit. `is_pooled`: a pooler stands between, which may give the session to others, too."""
+    """A connection in autocommit. `is_pooled`: whether a pooler may share its session among clients."""
 
     is_pooled = False
     _names: list[str] = []
     _settings: list[str] = []
-    _prepare_threshold: int | None = None  # where the session is this connection's own
+    _prepare_threshold: int | None = None  # for a session of its own
 
     def set_up(self, settings: Mapping[str, str], *, prepares_pooled: bool) -> None:
         """
-        Run all statements with these settings.
+        Make settings that hold for all statements.
 
         Args:
-            settings: at least one, as `set_config()` takes them.
-            prepares_pooled: statements are prepared behind a pooler as well.
+            settings: at least one, with values for `set_config()`.
+            prepares_pooled: whether to prepare statements behind a pooler, too.
         """
         self._names, self._settings = list(settings), list(settings.values())
         self._prepare_threshold = self.prepare_threshold
@@ -58,21 +58,21 @@ class OwnConnection(psycopg.Connection[tuple[Any, ...]]):
 
     def keeps_session(self, other: OwnConnection) -> bool:
         """
-        Return whether the backend stays this connection's between two transactions.
+        Return whether this connection keeps its backend between transactions.
 
         Args:
-            other: a connection that was opened as this one was; it takes backends that are free in between.
+            other: a second connection, opened in the same way, which takes backends that become free.
         """
         mine: set[tuple[Any, ...] | None] = set()
-        for look in range(1, LOOKS + 1):  # a pooler that gives its backends in turn: not always after the same number
+        for count in range(1, SAMPLES + 1):  # of varying length, since a pooler may hand out its backends in turn
             mine.add(self.execute(BACKEND).fetchone())
-            others = {other.execute(BACKEND).fetchone() for _ in range(look)}
+            others = {other.execute(BACKEND).fetchone() for _ in range(count)}
             if len(mine) > 1 or mine & others:
                 return False
         return True
 
     def keep_session(self) -> None:
-        """Use the session as this connection's own, though a pooler stands between: in session mode it is."""
+        """Use the session as this connection's own, as a pooler in session mode allows."""
         if self.is_pooled:
             self.is_pooled = False
             self.cursor_factory = psycopg.Cursor
@@ -81,7 +81,7 @@ class OwnConnection(psycopg.Connection[tuple[Any, ...]]):
 
     @contextmanager
     def transaction(self, savepoint_name: str | None = None, force_rollback: bool = False) -> Iterator[psycopg.Transaction]:
-        """Open a transaction, or a savepoint in the one that is open, as psycopg does; with the settings of this connection."""
+        """Open a transaction, or a savepoint within one, with the settings of this connection."""
         is_outermost = self.info.transaction_status is TransactionStatus.IDLE
         with super().transaction(savepoint_name, force_rollback) as opened:
             if self.is_pooled and is_outermost:
@@ -90,7 +90,7 @@ class OwnConnection(psycopg.Connection[tuple[Any, ...]]):
 
 
 class _PooledCursor(psycopg.Cursor[Row]):
-    """Runs a statement in a transaction of its own where none is open: its settings would hold for no other."""
+    """A cursor that opens a transaction for each statement outside of one, because settings hold for one transaction."""
 
     def execute(self, *args: Any, **options: Any) -> Self:
         if self.connection.info.transaction_status is not TransactionStatus.IDLE:

@@ -1,8 +1,8 @@
 """
-Days of the message table: one partition per UTC day, by the time in the first 48 bits of its ids (uuid7).
+Partitions of the message table: one per UTC day, by the time in the first 48 bits of the ids (uuid7).
 
-Days are made ahead, so that no publish ever waits for one. A publish that meets no day still works: the DEFAULT
-partition takes its row, and `make_days` moves it where it belongs.
+Partitions are created ahead, so that publishers never wait for one. A message of a day without a partition goes to the DEFAULT
+partition, and `make_days` moves it later.
 """
 
 from __future__ import annotations
@@ -26,14 +26,14 @@ logger = get_logger(__name__)
 
 T = TypeVar("T")
 
-DAYS_AHEAD = 7  # made before they come: so long may maintenance stand still
+DAYS_AHEAD = 7  # partitions created in advance; maintenance may be interrupted that long
 
 PATIENCE = timedelta(seconds=10)
 
-# CheckViolation: a row of the day reached DEFAULT after we had looked there.
+# CheckViolation: a row of the day reached DEFAULT after it was checked.
 RETRIED = (errors.LockNotAvailable, errors.DeadlockDetected, errors.CheckViolation)
 
-# Everybody else queues behind a lock that waits.
+# Other transactions queue behind a lock that waits.
 WAIT_BRIEFLY = "SET LOCAL lock_timeout = '100ms'"
 
 LIST_DAYS = """
@@ -42,8 +42,8 @@ WHERE i.inhparent = 'outbox_message'::regclass AND c.relname <> 'outbox_message_
 """
 
 
-# ATTACH proves the bounds by the CHECK and scans nothing. CREATE .. PARTITION OF would stop all publishers behind an
-# open transaction; this way only the DEFAULT partition is locked, and no publisher needs it.
+# With the CHECK constraint, ATTACH needs no scan. CREATE .. PARTITION OF would block all publishers while it waits for an open
+# transaction; ATTACH locks only the DEFAULT partition, which publishers rarely need.
 CREATE_DAY = """
 CREATE TABLE {day} (LIKE outbox_message INCLUDING DEFAULTS INCLUDING CONSTRAINTS);
 ALTER TABLE {day} ADD PRIMARY KEY (id), ADD CONSTRAINT is_of_its_day CHECK (id >= {first} AND id < {end});
@@ -53,7 +53,7 @@ ALTER TABLE outbox_message ATTACH PARTITION {day} FOR VALUES FROM ({first}) TO (
 ALTER TABLE {day} DROP CONSTRAINT is_of_its_day;
 """
 
-# Nobody may write into DEFAULT while its rows of this day move out of it.
+# No row may be written into DEFAULT while its rows of this day are moved.
 LOCK_MESSAGES = "LOCK TABLE outbox_message IN ACCESS EXCLUSIVE MODE"
 MOVE_STRAYS = """
 WITH stray AS (DELETE FROM outbox_message_default WHERE id >= {first} AND id < {end} RETURNING *)
@@ -63,29 +63,29 @@ INSERT INTO {day} SELECT * FROM stray
 LOCK_DAY = "LOCK TABLE {day} IN ACCESS EXCLUSIVE MODE"
 DROP_DAY = "DROP TABLE {day}"
 
-# min() knows no uuid before PostgreSQL 18.
+# PostgreSQL has no min() of uuids before version 18.
 FIND_STRAY = "SELECT id FROM outbox_message_default WHERE id >= %s ORDER BY id LIMIT 1"
 
 
 def table_of(day: date) -> str:
-    """Name the partition of a day."""
+    """Return the name of a day's partition."""
     return f"outbox_message_{day:%Y%m%d}"
 
 
 def days(connection: Connection) -> list[date]:
-    """List the days that have a partition, oldest first."""
+    """Return the days that have a partition, oldest first."""
     names = [name for (name,) in connection.execute(LIST_DAYS)]
     return [datetime.strptime(name[-8:], "%Y%m%d").replace(tzinfo=UTC).date() for name in names]
 
 
 def make_days(using: str, *, today: date | None = None, patience: timedelta = PATIENCE) -> list[date]:
     """
-    Make the partitions of today and the days ahead, and move rows out of the DEFAULT partition.
+    Create the partitions of today and the coming days, and move rows out of the DEFAULT partition.
 
-    Days that readers kept from being made within `patience` are left for the next call, with a warning.
+    A partition that cannot get its lock within `patience` is left for the next call, with a warning.
 
     Returns:
-        The days that were made.
+        The days whose partitions were created.
     """
     today = today or datetime.now(UTC).date()
     last = today + timedelta(days=DAYS_AHEAD)
@@ -100,20 +100,20 @@ def make_days(using: str, *, today: date | None = None, patience: timedelta = PA
 
 
 def make_day(connection: Connection, day: date, *, patience: timedelta = PATIENCE) -> bool:
-    """Make one day's partition, with the rows of that day that DEFAULT holds; say whether this call made it."""
+    """Create a day's partition and move its rows there from DEFAULT; return whether this call created it."""
     try:
         return with_short_locks(connection, lambda: _make_day(connection, day), patience=patience)
     except RETRIED:
-        logger.warning("%s could not be made in %s: open transactions read the messages.", table_of(day), patience)
+        logger.warning("%s could not be created in %s: open transactions use the messages.", table_of(day), patience)
         return False
 
 
 def drop_day(connection: Connection, day: date, *, unless: Callable[[], bool], patience: timedelta = PATIENCE) -> bool:
     """
-    Drop a day's partition; say whether this call did.
+    Drop a day's partition; return whether this call did.
 
     Args:
-        unless: asked once more when nobody can write into the day any longer; True keeps it.
+        unless: called when the partition is locked against writes; True keeps it.
     """
 
     def drop() -> bool:
@@ -129,16 +129,16 @@ def drop_day(connection: Connection, day: date, *, unless: Callable[[], bool], p
     try:
         return with_short_locks(connection, drop, patience=patience)
     except RETRIED:
-        logger.warning("%s could not be dropped in %s: open transactions read the messages.", table_of(day), patience)
+        logger.warning("%s could not be dropped in %s: open transactions use the messages.", table_of(day), patience)
         return False
 
 
 def with_short_locks(connection: Connection, step: Callable[[], T], *, patience: timedelta = PATIENCE) -> T:
     """
-    Run a step in a transaction that waits at most 100 ms for a lock, again and again while patience lasts.
+    Run a step in a transaction that waits at most 100 ms for a lock; repeat it until it succeeds or `patience` is over.
 
     Raises:
-        psycopg.Error: one of RETRIED, patience is over.
+        psycopg.Error: one of RETRIED, after `patience`.
     """
     deadline = time.monotonic() + patience.total_seconds()
     while True:
@@ -150,7 +150,7 @@ def with_short_locks(connection: Connection, step: Callable[[], T], *, patience:
         except RETRIED:
             if time.monotonic() >= deadline:
                 raise
-            time.sleep(random.uniform(0.05, 0.2))  # noqa: S311  (lets those through that queued behind us)
+            time.sleep(random.uniform(0.05, 0.2))  # noqa: S311  (so that transactions queued behind this one get through)
 
 
 def _make_day(connection: Connection, day: date) -> bool:
@@ -178,7 +178,7 @@ def _has_strays(connection: Connection, day: date) -> bool:
 
 
 def _stray_days(connection: Connection, last: date) -> list[date]:
-    """List the days of DEFAULT's rows: all up to `last`, and of those beyond it the first."""
+    """Return the days of rows in DEFAULT: all up to `last`, and the first one after it."""
     found: list[date] = []
     while not found or found[-1] <= last:
         after = first_id(found[-1] + timedelta(days=1)) if found else UUID(int=0)
@@ -192,7 +192,7 @@ def _stray_days(connection: Connection, last: date) -> list[date]:
 def _send_alert(using: str, strays: list[date]) -> None:
     reason = (
         f"Database {using!r} has messages in outbox_message_default, of {', '.join(map(str, strays))}. "
-        "See that outbox maintenance runs each hour and that the clocks of the publishers are right."
+        "Check that the maintenance runs each hour, and that the clocks of the publishers are right."
     )
     logger.warning(reason)
     signals.alert.send_robust(sender=make_days, reason=reason, details={"database": using, "days": strays})

@@ -1,7 +1,7 @@
 """
-What keeps a day of messages in the database: whatever still points into it. Prune and the archive ask alike.
+What holds a day of messages in the database: unfinished rows that refer to it. Prune and the archive both check it.
 
-An app that must have seen a day before it is dropped registers a `RetentionHold` of its own.
+An app that needs the days before they are dropped registers a `RetentionHold`.
 """
 
 from __future__ import annotations
@@ -14,19 +14,20 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     import psycopg
 
-# What still points into a day. A dead batch does until each of its messages has a copy.
+# Rows that refer to a day. A dead batch holds it until each of its messages has a copy. States are numbers here, because jobs
+# without Django run this, too: 0, 1, 2 are the unfinished states, 4 is DEAD.
 HOLDS_DAY = """
 SELECT CASE
     WHEN EXISTS (SELECT FROM outbox_ticket WHERE message_id >= %(first)s AND message_id < %(end)s) THEN 'waiting messages'
     WHEN EXISTS (SELECT FROM outbox_delayed WHERE message_id >= %(first)s AND message_id < %(end)s) THEN 'delayed messages'
     WHEN EXISTS (
-        SELECT FROM outbox_batch, unnest(message_ids) m(id)
-        WHERE state IN (0, 1, 2) AND m.id >= %(first)s AND m.id < %(end)s) THEN 'unfinished batches'
+        SELECT FROM outbox_batch, unnest(message_ids) member(id)
+        WHERE state IN (0, 1, 2) AND member.id >= %(first)s AND member.id < %(end)s) THEN 'unfinished batches'
     WHEN EXISTS (
-        SELECT FROM outbox_batch, unnest(message_ids) WITH ORDINALITY u(id, n)
-        WHERE state = 4 AND u.id >= %(first)s AND u.id < %(end)s AND n <> ALL(split)
-        AND NOT EXISTS (SELECT FROM outbox_dead d WHERE d.message_id = u.id AND d.body IS NOT NULL)
-        AND EXISTS (SELECT FROM outbox_message m WHERE m.id = u.id)) THEN 'dead messages without a copy'
+        SELECT FROM outbox_batch, unnest(message_ids) WITH ORDINALITY member(id, position)
+        WHERE state = 4 AND member.id >= %(first)s AND member.id < %(end)s AND position <> ALL(split)
+        AND NOT EXISTS (SELECT FROM outbox_dead dead WHERE dead.message_id = member.id AND dead.body IS NOT NULL)
+        AND EXISTS (SELECT FROM outbox_message message WHERE message.id = member.id)) THEN 'dead messages without a copy'
 END
 """
 
@@ -34,13 +35,13 @@ END
 @dataclass(frozen=True, slots=True)
 class RetentionHold:
     """
-    What an app keeps from being pruned, because it takes it away itself.
+    Rows that the prune keeps for an app, which deletes them itself.
 
     Args:
-        reason: what an operator reads beside a day that is kept.
-        retention: returns how long messages stay for the app's sake; None while the app holds nothing.
-        grace: a day held longer than this beyond its time raises an alert.
-        tables: their rows are deleted by the app, not by the prune.
+        reason: shown to operators for a day that is kept.
+        retention: returns how long the app needs messages; None while it holds nothing.
+        grace: a day held longer than this after its retention raises an alert.
+        tables: tables whose rows the app deletes instead of the prune.
     """
 
     reason: str
@@ -53,18 +54,18 @@ _holds: list[RetentionHold] = []
 
 
 def register(hold: RetentionHold) -> None:
-    """Add a hold that every prune of this process respects."""
+    """Add a hold for all prunes of this process."""
     if hold not in _holds:
         _holds.append(hold)
 
 
 def active() -> dict[RetentionHold, timedelta]:
-    """Return the holds that hold something now, each with how long messages stay for it."""
+    """Return the holds that are active now, each with how long it needs messages."""
     return {hold: retention for hold in _holds if (retention := hold.retention()) is not None}
 
 
 def find_holder(connection: psycopg.Connection[Any], first: object, end: object) -> str | None:
-    """Return what still points at messages whose ids are from `first` up to, not including, `end`; None: nothing does."""
+    """Return what holds messages with ids from `first` up to, but not including, `end`; None if nothing does."""
     row = connection.execute(HOLDS_DAY, {"first": first, "end": end}).fetchone()
     assert row is not None
     holder: str | None = row[0]

@@ -1,4 +1,4 @@
-"""Wake idle relays from anywhere: they say in a row that they wait, and listen."""
+"""Wake idle relays by NOTIFY."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ WAKE_RELAY = "SELECT pg_notify('outbox', '') FROM outbox_wakeup LIMIT 1"
 
 
 def wake_relay(connection: Connection) -> None:
-    """Notify idle relays when the transaction commits; costs nothing where none is idle."""
+    """Notify idle relays when the transaction commits; sends nothing if none is idle."""
     connection.execute(WAKE_RELAY)
 
 
 def name_topic(topic_id: int, broker: str) -> str:
-    """Return what a publisher notifies relays of: a topic, and whose it is."""
+    """Return the payload of a notification: a topic and its broker."""
     return f"{topic_id}:{broker}"

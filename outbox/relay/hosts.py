@@ -261,7 +261,7 @@ def run_once(
     """
     with open_runner(target, note=note) as runner:
         if ending is not None:
-            ending.when_asked(runner.stop)
+            ending.on_request(runner.stop)
         return runner.run(at_most=at_most, idle_timeout=idle_timeout)
 
 

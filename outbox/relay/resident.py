@@ -111,7 +111,7 @@ class ResidentRelay(Resident):
         return True
 
 
-def run_until_asked(residents: Sequence[Resident], ending: Ending) -> bool:
+def run_until_stopped(residents: Sequence[Resident], ending: Ending) -> bool:
     """Run residents until the process is asked to end, or one ends by itself; stop all; return whether it was asked."""
     for resident in residents:
         resident.start()

@@ -43,7 +43,7 @@ def watch(gate: threading.Event, asked: list[int]) -> Iterator[Watch]:
 class TestWatch:
     def test_stops_what_is_to_be_stopped(self, watch: Watch, asked: list[int]):
         stopped = threading.Event()
-        watch.when_asked(stopped.set)
+        watch.on_request(stopped.set)
         assert not stopped.is_set()
 
         asked.append(1)
@@ -53,9 +53,9 @@ class TestWatch:
     def test_stops_at_once_what_begins_later(self, watch: Watch, asked: list[int]):
         stopped = threading.Event()
         asked.append(1)
-        assert watch.asked.wait(5)
+        assert watch.requested.wait(5)
 
-        watch.when_asked(stopped.set)
+        watch.on_request(stopped.set)
 
         assert stopped.is_set()
 
@@ -67,7 +67,7 @@ class TestWatch:
 
     def test_says_nothing_when_all_came_to_its_end(self, watch: Watch, asked: list[int], caplog: pytest.LogCaptureFixture):
         asked.append(1)
-        assert watch.asked.wait(5)
+        assert watch.requested.wait(5)
 
         watch.close()
         watch.join(5)
@@ -77,7 +77,7 @@ class TestWatch:
     def test_waits_for_a_handler(self, watch: Watch, asked: list[int], caplog: pytest.LogCaptureFixture):
         with handler_runs():
             asked.append(1)
-            wait_until(lambda: "is waited for" in caplog.text)
+            wait_until(lambda: "Waiting for a handler" in caplog.text)
             assert SAID not in caplog.text
 
         wait_until(lambda: SAID in caplog.text)
@@ -103,23 +103,23 @@ def on_signal(monkeypatch) -> Callable[[], object]:
 
 class TestIsEndOfProcess:
     def test_is_an_exit_that_a_signal_asked_for(self, on_signal):
-        assert is_end_of_process(raised_by(on_signal), is_asked=False)
+        assert is_end_of_process(raised_by(on_signal), is_requested=False)
 
     def test_is_any_exit_once_the_end_was_asked_for(self):
-        assert is_end_of_process(raised_by(sys.exit), is_asked=True)
+        assert is_end_of_process(raised_by(sys.exit), is_requested=True)
 
     def test_is_no_exit_of_the_handlers_own(self):
-        assert not is_end_of_process(raised_by(sys.exit), is_asked=False)
+        assert not is_end_of_process(raised_by(sys.exit), is_requested=False)
 
     def test_is_an_interrupt_of_the_main_thread_only(self):
         found = []
-        thread = threading.Thread(target=lambda: found.append(is_end_of_process(KeyboardInterrupt(), is_asked=False)))
+        thread = threading.Thread(target=lambda: found.append(is_end_of_process(KeyboardInterrupt(), is_requested=False)))
         thread.start()
         thread.join()
 
         assert found == [False]
-        assert is_end_of_process(KeyboardInterrupt(), is_asked=False)
+        assert is_end_of_process(KeyboardInterrupt(), is_requested=False)
 
     @pytest.mark.parametrize("error", [ValueError("no"), GeneratorExit()])
     def test_is_nothing_else(self, error):
-        assert not is_end_of_process(error, is_asked=True)
+        assert not is_end_of_process(error, is_requested=True)

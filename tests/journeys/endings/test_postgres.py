@@ -121,7 +121,7 @@ class TestHandlerThatTakesLong:
     def test_is_waited_for(self, scene: Scene, handling: tuple[subprocess.Popen[str], Callable[[], None]]):
         consumer, open_gate = handling
         consumer.send_signal(signal.SIGTERM)
-        wait_until(lambda: "is waited for" in scene.said(consumer))
+        wait_until(lambda: "Waiting for a handler" in scene.said(consumer))
         assert consumer.poll() is None
 
         open_gate()
@@ -132,7 +132,7 @@ class TestHandlerThatTakesLong:
     def test_is_left_at_the_second_signal(self, scene: Scene, handling: tuple[subprocess.Popen[str], Callable[[], None]]):
         consumer, _ = handling
         consumer.send_signal(signal.SIGTERM)
-        wait_until(lambda: "is waited for" in scene.said(consumer))
+        wait_until(lambda: "Waiting for a handler" in scene.said(consumer))
 
         seconds = end(consumer)
 

@@ -40,7 +40,7 @@ class TestW025:
         assert found(databases=["default"]) == []
 
 
-class TestW045:
+class TestW049:
     @pytest.fixture(autouse=True)
     def _keeps_order(self, settings):
         settings.OUTBOX = {**settings.OUTBOX, "TOPICS": {"moved": {"TYPE": "fifo"}}}
@@ -48,7 +48,7 @@ class TestW045:
     def test_warns_of_publishers_that_may_be_frozen_in_a_transaction(self, found):
         (problem,) = found(databases=["default"])
 
-        assert problem.id == "outbox.W045"
+        assert problem.id == "outbox.W049"
         assert "idle_in_transaction_session_timeout" in problem.hint
 
     def test_is_content_where_such_a_transaction_ends(self, found):

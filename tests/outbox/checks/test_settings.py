@@ -82,13 +82,13 @@ class TestE003:
         assert [(problem.id, "is not a Broker class" in problem.msg) for problem in found()] == [("outbox.E003", True)]
 
 
-class TestE004AndW004:
+class TestE004AndW048:
     def test_give_what_the_broker_says_of_its_options(self, settings, found):
         settings.OUTBOX = {"BROKERS": {"default": {"BACKEND": f"{__name__}.FussyBroker"}}}
 
         assert found() == [
             Error('OUTBOX["BROKERS"]["default"]: COLOUR is no option.', hint="Take it out.", id="outbox.E004"),
-            Caution('OUTBOX["BROKERS"]["default"]: SPEED is low.', hint="Raise it.", id="outbox.W004"),
+            Caution('OUTBOX["BROKERS"]["default"]: SPEED is low.', hint="Raise it.", id="outbox.W048"),
         ]
 
     def test_give_what_the_broker_says_of_topics_for_which_its_options_do_not_do(self, settings, found):

@@ -18,7 +18,7 @@ DAY = date(2001, 2, 3)
 NOON = datetime(2001, 2, 3, 12, tzinfo=UTC)
 BRIEFLY = timedelta(milliseconds=150)
 
-UPKEEP_WAITS = """
+MAINTENANCE_WAITS = """
 SELECT 1 FROM pg_stat_activity
 WHERE datname = current_database() AND application_name = 'outbox maintenance' AND wait_event_type = 'Lock'
 """
@@ -163,7 +163,7 @@ class TestStrays:
             publisher.execute("INSERT INTO outbox_message (id, topic_id, body) VALUES (%s, 0, '')", [stray])
             making = threading.Thread(target=partitions.make_days, args=["default"], kwargs={"today": DAY})
             making.start()
-            while making.is_alive() and connection.execute(UPKEEP_WAITS).fetchone() is None:
+            while making.is_alive() and connection.execute(MAINTENANCE_WAITS).fetchone() is None:
                 pass
             publisher.execute("COMMIT")
             making.join()
