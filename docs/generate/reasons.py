@@ -92,7 +92,7 @@ SETTINGS: dict[str, dict[str, str]] = {
         "name": "Two brokers of a test are to share messages.",
         "end": "A test is about a broker that treats a second end so.",
         "commit_window": "A test is about ends that come too late.",
-        "drop_repeats": "A test is about a broker that drops repeated sends.",
+        "deduplicate": "For tests of a broker that deduplicates sends.",
         "start": "A test is about groups that begin late.",
         "clock": "A test lets time pass.",
         "check_after": "A test is about check-backs.",

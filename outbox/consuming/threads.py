@@ -70,7 +70,8 @@ class ConsumerThreads:
         """Return the counts of outcomes by group."""
         found: dict[str, Tally] = {}
         for worker in self.workers:
-            found.setdefault(worker.group.name, Tally()).__iadd__(worker.tally)
+            tally = found.setdefault(worker.group.name, Tally())
+            tally += worker.tally
         return found
 
     def _work(self, worker: Worker, until_idle: bool, once: bool) -> None:

@@ -1,4 +1,4 @@
-"""A broker in the memory of the process, for tests: all of the contract, any fault on demand."""
+"""A broker in the memory of the process, for tests: it implements the whole contract, with faults on demand."""
 
 from outbox.brokers.memory.broker import MemoryBroker
 

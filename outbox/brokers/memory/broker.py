@@ -1,4 +1,4 @@
-"""The memory broker: the contract."""
+"""The memory broker's implementation of the contract."""
 
 from __future__ import annotations
 
@@ -23,16 +23,16 @@ from outbox.brokers.base import (
 )
 from outbox.brokers.capabilities import DeadLetters, NeedsCheckLoop, TransactionalSends
 from outbox.brokers.memory import lookup, receiver, transactions
-from outbox.brokers.memory.controls import Controls, question
+from outbox.brokers.memory.controls import Controls, check_back_of
 from outbox.brokers.memory.ends import end_half, half_of
-from outbox.brokers.memory.faults import Fault, FaultKind, Handed
+from outbox.brokers.memory.faults import Fault, FaultKind, Item
 from outbox.brokers.memory.options import MemoryOptions
 from outbox.brokers.memory.store import Group, HalfRecord, Place, store
 from outbox.brokers.options import problems_with, read_options
 from outbox.brokers.validation import TOO_LATE, known_topic, validate
 from outbox.message import Half, Header, Resolution
 
-POLL_SECONDS = 0.02  # a time handed in moves without telling those who wait
+POLL_SECONDS = 0.02  # because a test's clock moves without a notification
 
 
 def _now() -> datetime:
@@ -43,7 +43,7 @@ R = TypeVar("R")
 
 
 class MemoryBroker(Controls, NeedsCheckLoop, DeadLetters, TransactionalSends):
-    """Keeps everything in the memory of the process; brokers with one OPTIONS["NAME"] share it, across threads."""
+    """A broker in the memory of the process; brokers with the same OPTIONS["NAME"] share it, across threads."""
 
     supports_order: ClassVar[bool] = True
     supports_delay: ClassVar[bool] = True
@@ -61,25 +61,25 @@ class MemoryBroker(Controls, NeedsCheckLoop, DeadLetters, TransactionalSends):
 
     @classmethod
     def check_options(cls, options: Mapping[str, Any]) -> list[Problem]:
-        """Return which options are unknown or have a wrong value."""
+        """Return problems of the OPTIONS."""
         return problems_with(MemoryOptions, options)
 
     def send(self, messages: Sequence[Outgoing]) -> list[SendResult]:
-        """Show messages to all groups."""
+        """Make messages visible to all groups."""
         with self._store.changed:
             return [self._with_fault("send", one, partial(self._send_one, one)) for one in messages]
 
     def send_halves(self, messages: Sequence[Outgoing]) -> list[SendResult]:
-        """Keep half messages, hidden."""
+        """Store half messages, hidden from groups."""
         with self._store.changed:
             return [self._with_fault("send_halves", one, partial(self._store_half, one)) for one in messages]
 
     def new_half_id(self, message_id: str) -> str:
-        """Make a fresh id."""
+        """Return a new id."""
         return uuid.uuid4().hex
 
     def end(self, halves: Sequence[HalfRef], resolution: Resolution, *, within: timedelta | None = None) -> list[SendResult]:
-        """End half messages in the way `END` says."""
+        """End half messages with the semantics of the option END."""
         if resolution is Resolution.UNKNOWN:
             raise ValueError("A half message is ended with COMMIT or ROLLBACK, not UNKNOWN.")
         if within is not None and within <= timedelta():
@@ -88,21 +88,21 @@ class MemoryBroker(Controls, NeedsCheckLoop, DeadLetters, TransactionalSends):
             return [self._with_fault("end", half, partial(self._end_one, half, resolution)) for half in halves]
 
     def look_up_halves(self, halves: Sequence[HalfRef]) -> list[HalfStatus]:
-        """Look half messages up among copies and half messages."""
+        """Look up half messages among copies and half messages."""
         with self._store.changed:
             planned = [self._store.faults.take("look_up_halves", half) for half in halves]
             return [
-                (fault and fault.status) or lookup.stand(self._store, half, self.end_semantics)
+                (fault and fault.status) or lookup.look_up_half(self._store, half, self.end_semantics)
                 for half, fault in zip(halves, planned, strict=True)
             ]
 
     def open_lane(self, lane: int) -> str | None:
-        """Take a lane over. What is under way from its last holder is refused when it arrives."""
+        """Take over a lane. Requests of its last holder that are still in flight will be rejected."""
         with self._store.changed:
             return transactions.open_lane(self._store, lane, self)
 
     def send_transaction(self, lane: int, messages: Sequence[Outgoing], marker: str) -> list[SendResult]:
-        """Show messages and set the lane's marker, all at once. A planned fault that meets one message meets them all."""
+        """Make messages visible and set the lane's marker, at once. A planned fault of one message fails all of them."""
 
         def arrive() -> list[SendResult]:
             rejections = [self._validate(message, is_half=False) for message in messages]
@@ -110,18 +110,18 @@ class MemoryBroker(Controls, NeedsCheckLoop, DeadLetters, TransactionalSends):
 
         with self._store.changed:
             for message in messages:
-                if (fault := self._store.faults.take("send_transaction", message)) and fault.outcome:
-                    self._meet(fault, arrive)
-                    return [fault.outcome] * len(messages)
+                if (fault := self._store.faults.take("send_transaction", message)) and fault.result:
+                    self._apply(fault, arrive)
+                    return [fault.result] * len(messages)
             return arrive()
 
     def check_halves(self, ask: Callable[[Half], Resolution], *, limit: int = 100) -> int:
-        """Ask about half messages that are due; an exception of `ask` means UNKNOWN."""
+        """Check back about half messages that are due; an exception of `ask` means UNKNOWN."""
         due = self._take_due_halves(limit)
         for half in due:
             try:
                 answer = ask(half)
-            except Exception:  # whatever went wrong, nothing is known
+            except Exception:
                 answer = Resolution.UNKNOWN
             if answer is not Resolution.UNKNOWN:
                 with self._store.changed:
@@ -137,7 +137,7 @@ class MemoryBroker(Controls, NeedsCheckLoop, DeadLetters, TransactionalSends):
         invisible_for: timedelta,
         wait: timedelta,
     ) -> list[Delivery]:
-        """Take what is due for a group; wait in real time when nothing is."""
+        """Receive messages that are due for a group; wait in real time if there are none."""
         deadline = time.monotonic() + wait.total_seconds()
         with self._store.changed:
             while True:
@@ -153,19 +153,19 @@ class MemoryBroker(Controls, NeedsCheckLoop, DeadLetters, TransactionalSends):
             return [receiver.renew(self._store, one, self._now() + invisible_for) for one in deliveries]
 
     def release(self, deliveries: Sequence[Delivery]) -> None:
-        """Release deliveries. Their messages are due at once, also for consumers that already wait."""
+        """Release deliveries; their messages are due at once, also for consumers that already wait."""
         with self._store.changed:
             for delivery in deliveries:
                 receiver.release(self._store, delivery, self._now())
             self._store.changed.notify_all()
 
     def ack(self, deliveries: Sequence[Delivery]) -> list[bool]:
-        """Finish deliveries that are still held."""
+        """Acknowledge deliveries that are still held."""
         with self._store.changed:
             return [self._finish(delivery) is not None for delivery in deliveries]
 
     def retry(self, delivery: Delivery, after: timedelta) -> bool:
-        """Release a delivery. Its message is due again after the given time."""
+        """Release a delivery; its message is due again after the given time."""
         with self._store.changed:
             return receiver.release(self._store, delivery, self._now() + after)
 
@@ -179,7 +179,7 @@ class MemoryBroker(Controls, NeedsCheckLoop, DeadLetters, TransactionalSends):
             return place is not None
 
     def dead_letters(self, group: str, *, limit: int = 100) -> list[DeadLetter]:
-        """List what a group gave up, oldest first."""
+        """Return the dead letters of a group, oldest first."""
         with self._store.changed:
             known = self._store.groups.get(group)
             return [letter for letter, _ in known.dead.values()][:limit] if known else []
@@ -189,7 +189,7 @@ class MemoryBroker(Controls, NeedsCheckLoop, DeadLetters, TransactionalSends):
         with self._store.changed:
             known = self._store.groups[group]
             copies = [known.dead.pop(letter)[1] for letter in letters if letter in known.dead]
-            receiver.give_again(self._store, known, copies, self._now())
+            receiver.redeliver(self._store, known, copies, self._now())
             return len(copies)
 
     def discard(self, group: str, letters: Sequence[str]) -> int:
@@ -199,26 +199,26 @@ class MemoryBroker(Controls, NeedsCheckLoop, DeadLetters, TransactionalSends):
             return len([dead.pop(letter) for letter in letters if letter in dead])
 
     def deliver_again(self, group: str, message_ids: Sequence[str]) -> set[str]:
-        """Hand messages that the group has finished to it again."""
+        """Deliver messages again that the group has finished."""
         with self._store.changed:
             known = self._store.groups.get(group, Group())
             copies = [copy for one in message_ids for copy in known.done.pop(one, [])]
-            receiver.give_again(self._store, known, copies, self._now())
+            receiver.redeliver(self._store, known, copies, self._now())
             return {copy.message.message_id for copy in copies}
 
     def backlog(self, group: str) -> dict[str, int]:
-        """Count what waits for a group."""
+        """Return the number of messages that wait for a group, by topic."""
         with self._store.changed:
             known = self._store.groups.get(group, Group())
             return {topic: receiver.count_waiting(self._store, known, topic, self._now()) for topic in known.next_number}
 
     def may_deliver_again(self, group: str, message_ids: Collection[str]) -> set[str]:
-        """Return those of which a copy lies before the group: not read, not finished, or given up."""
+        """Return the ids that the group has not read, has not finished, or keeps as dead letters."""
         with self._store.changed:
             return receiver.open_ids(self._store, group).intersection(message_ids)
 
     def find(self, message_id: str, *, half: HalfRef | None = None) -> list[StoredCopy]:
-        """Look a message up among half messages, copies and dead letters."""
+        """Look up a message among half messages, copies and dead letters."""
         with self._store.changed:
             return lookup.find(self._store, message_id, self._now())
 
@@ -228,19 +228,19 @@ class MemoryBroker(Controls, NeedsCheckLoop, DeadLetters, TransactionalSends):
             self._is_closed = True
             self._store.changed.notify_all()
 
-    def _with_fault(self, call: str, message: Handed, arrive: Callable[[], SendResult]) -> SendResult:
+    def _with_fault(self, call: str, message: Item, arrive: Callable[[], SendResult]) -> SendResult:
         fault = self._store.faults.take(call, message)
         if fault is None:
             return arrive()
-        answer = self._meet(fault, arrive)
-        return fault.outcome or answer or arrive()
+        answer = self._apply(fault, arrive)
+        return fault.result or answer or arrive()
 
-    def _meet(self, fault: Fault, arrive: Callable[[], R]) -> R | None:
-        """Make a request arrive as a fault has it: now, twice, later or never. Return the true answer, where there is one."""
-        if fault.fate is FaultKind.LATE:
+    def _apply(self, fault: Fault, arrive: Callable[[], R]) -> R | None:
+        """Let a request arrive as its fault says: now, twice, later or never; return the true answer if there is one."""
+        if fault.kind is FaultKind.LATE:
             self._store.late.append(arrive)
-        answer = arrive() if fault.fate in (FaultKind.STORED, FaultKind.TWICE) else None
-        if fault.fate is FaultKind.TWICE:
+        answer = arrive() if fault.kind in (FaultKind.STORED, FaultKind.TWICE) else None
+        if fault.kind is FaultKind.TWICE:
             arrive()
         return answer
 
@@ -250,9 +250,9 @@ class MemoryBroker(Controls, NeedsCheckLoop, DeadLetters, TransactionalSends):
     def _send_one(self, message: Outgoing) -> SendResult:
         if rejection := self._validate(message, is_half=False):
             return rejection
-        name = (message.headers.get(Header.SOURCE, ""), message.message_id)
-        if not (self._settings.drop_repeats and name in self._store.sent):
-            self._store.sent.add(name)
+        key = (message.headers.get(Header.SOURCE, ""), message.message_id)
+        if not (self._settings.deduplicate and key in self._store.sent):
+            self._store.sent.add(key)
             self._store.show(message, self._now())
         return SendResult(SendStatus.ACCEPTED)
 
@@ -261,7 +261,7 @@ class MemoryBroker(Controls, NeedsCheckLoop, DeadLetters, TransactionalSends):
             return rejection
         now = self._now()
         half_id = message.half_id or self.new_half_id(message.message_id)
-        known = self._store.halves.get(half_id)  # the request came twice: it lies where it lay
+        known = self._store.halves.get(half_id)  # a repeated request keeps its place
         place = known.place if known else len(self._store.halves)
         self._store.halves[half_id] = HalfRecord(half_id, place, message, now, now + self._settings.check_after)
         return SendResult(SendStatus.ACCEPTED, half_id=half_id, place=str(place))
@@ -278,13 +278,13 @@ class MemoryBroker(Controls, NeedsCheckLoop, DeadLetters, TransactionalSends):
             for half in due:
                 half.asked += 1
                 half.due_at = now + self._settings.check_interval
-            return [question(half) for half in due]
+            return [check_back_of(half) for half in due]
 
     def _take(self, group: str, topics: Collection[str], limit: int, invisible_for: timedelta) -> list[Delivery]:
         known = receiver.join(self._store, group, topics, at_end=self._settings.start == "latest")
         found: list[Delivery] = []
         for topic in topics:
-            receiver.read_on(self._store, known, topic)
+            receiver.read_new(self._store, known, topic)
             left = limit - len(found)
             due = receiver.take(
                 known, group, known_topic(self.topics, topic), now=self._now(), limit=left, invisible_for=invisible_for

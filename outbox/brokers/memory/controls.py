@@ -1,4 +1,4 @@
-"""What a test does to the memory broker, and what it asks it."""
+"""Methods of the memory broker for tests: planned faults, time, and inspection."""
 
 from __future__ import annotations
 
@@ -6,21 +6,21 @@ from collections.abc import Callable
 from datetime import datetime, timedelta
 
 from outbox.brokers.base import Ended, HalfStatus, Outgoing, SendStatus
-from outbox.brokers.memory.faults import FaultKind, Handed, Where
+from outbox.brokers.memory.faults import FaultKind, Item, Where
 from outbox.brokers.memory.store import HalfRecord, Place, Store
 from outbox.message import Half
 
 LOOK_UP = "look_up_halves"
 CALLS = ("send", "send_halves", "end", "send_transaction", LOOK_UP)
-TWICE = ("send", "send_halves", "end")  # a transaction is told from its repeat
+TWICE = ("send", "send_halves", "end")  # not `send_transaction`: a repeated transaction is recognized
 
 
-def _all(message: Handed) -> bool:
+def _all(message: Item) -> bool:
     return True
 
 
 class Controls:
-    """Faults on demand and counts, over the store of a broker."""
+    """Planned faults and counts, over the store of a broker."""
 
     _store: Store
     _now: Callable[[], datetime]
@@ -37,56 +37,58 @@ class Controls:
         reason: str = "",
     ) -> None:
         """
-        Answer messages (or halves) of a call with this verdict.
+        Plan a fault: messages (or half messages) of a call get this result.
 
         Args:
             call: send, send_halves, end, send_transaction (which fails as a whole) or look_up_halves.
-            verdict: or its value: "unavailable". Of look_up_halves what it says instead of the truth, or trouble: "unknown".
-            times: so many messages, not calls; None for all, until `heal()`.
-            where: only those for which it says True.
-            stored: the request arrives all the same and only the answer is lost.
+            verdict: a status or its value, for example "unavailable". For look_up_halves, the status that is returned instead of
+                the true one; any `SendStatus` makes it "unknown".
+            times: how many messages (not calls) fail; None: all, until `heal()`.
+            where: a function that returns True for messages that fail; by default all.
+            reason: the reason in the result.
+            stored: the request arrives anyway, and only the answer is lost.
             late: the request arrives when `deliver_late()` is called.
         """
         if call not in CALLS:
-            raise ValueError(f"{call!r} cannot fail. What can: {', '.join(CALLS)}.")
+            raise ValueError(f"{call!r} cannot fail. Choices are: {', '.join(CALLS)}.")
         if call == LOOK_UP:
             self._store.faults.plan_lookup(_status(verdict), where, times)
             return
         if verdict not in list(SendStatus):
-            raise ValueError(f"{verdict!r} is no verdict. There are: {', '.join(SendStatus)}.")
-        fate = FaultKind.LATE if late else FaultKind.STORED if stored else FaultKind.LOST
-        self._store.faults.plan(call, SendStatus(verdict), reason, fate, where, times)
+            raise ValueError(f"{verdict!r} is not a status. Choices are: {', '.join(SendStatus)}.")
+        kind = FaultKind.LATE if late else FaultKind.STORED if stored else FaultKind.LOST
+        self._store.faults.plan(call, SendStatus(verdict), reason, kind, where, times)
 
     def duplicate(self, call: str, *, times: int | None = 1, where: Where = _all) -> None:
         """Deliver a request of `send`, `send_halves` or `end` twice."""
         if call not in TWICE:
-            raise ValueError(f"{call!r} cannot arrive twice. What can: {', '.join(TWICE)}.")
+            raise ValueError(f"{call!r} cannot arrive twice. Choices are: {', '.join(TWICE)}.")
         self._store.faults.plan(call, None, "", FaultKind.TWICE, where, times)
 
     def heal(self) -> None:
-        """Forget all planned faults."""
+        """Remove all planned faults."""
         self._store.faults.planned.clear()
 
     def deliver_late(self) -> int:
         """Deliver the requests that are still in flight; return their number."""
         with self._store.changed:
-            under_way, self._store.late[:] = list(self._store.late), []
-            for arrive in under_way:
+            in_flight, self._store.late[:] = list(self._store.late), []
+            for arrive in in_flight:
                 arrive()
-            return len(under_way)
+            return len(in_flight)
 
     def undecided(self) -> list[Half]:
-        """Return the half messages that nobody has ended, as their broker will ask about them."""
+        """Return the half messages that were not ended, as in check-backs about them."""
         with self._store.changed:
-            return [question(half) for half in self._store.halves.values() if half.ended is None]
+            return [check_back_of(half) for half in self._store.halves.values() if half.ended is None]
 
     def discard_halves(self, where: Where = _all) -> int:
         """Discard undecided half messages, as a broker does after its last check; return their number."""
         with self._store.changed:
-            lost = [half for half in self._store.halves.values() if half.ended is None and where(half.message)]
-            for half in lost:
+            chosen = [half for half in self._store.halves.values() if half.ended is None and where(half.message)]
+            for half in chosen:
                 half.ended = Ended.DISCARDED
-            return len(lost)
+            return len(chosen)
 
     def show(self, message: Outgoing) -> None:
         """Deliver a message to all groups, as if it had been sent and committed."""
@@ -94,7 +96,7 @@ class Controls:
             self._store.show(message, self._now())
 
     def age(self, by: timedelta) -> None:
-        """Put everything that the broker holds back in time, as if so much had passed since."""
+        """Let time pass for everything that the broker stores, by moving its times back."""
         with self._store.changed:
             for half in self._store.halves.values():
                 half.born_at, half.due_at = half.born_at - by, half.due_at - by
@@ -106,7 +108,7 @@ class Controls:
             self._store.changed.notify_all()
 
     def repeat_delivery(self, message_id: str) -> int:
-        """Deliver a message once more to every group that finished or holds it; return to how many."""
+        """Deliver a message again to each group that has finished it; return the number of deliveries."""
         with self._store.changed:
             repeated = 0
             for group in self._store.groups.values():
@@ -117,38 +119,38 @@ class Controls:
             return repeated
 
     def copies(self, message_id: str) -> int:
-        """Count the visible copies of a message: 1 is exactly once."""
+        """Return the number of visible copies of a message; 1 means exactly once."""
         with self._store.changed:
             topics = self._store.copies.values()
             return sum(copy.message.message_id == message_id for topic in topics for copy in topic)
 
     def visible(self, topic: str) -> list[Outgoing]:
-        """Return what a topic shows, in storage order."""
+        """Return the visible messages of a topic, in storage order."""
         with self._store.changed:
             return [copy.message for copy in self._store.copies.get(topic, [])]
 
     def halves(self) -> list[HalfRecord]:
-        """Return all half messages ever stored, ended ones too, in storage order."""
+        """Return all half messages ever stored, including ended ones, in storage order."""
         with self._store.changed:
             return list(self._store.halves.values())
 
-    def handed_out(self, group: str, message_id: str) -> int:
-        """Count how often a group was handed a message."""
+    def deliveries(self, group: str, message_id: str) -> int:
+        """Return how often a message was delivered to a group."""
         with self._store.changed:
             known = self._store.groups.get(group)
-            return known.handed_out.count(message_id) if known else 0
+            return known.delivered.count(message_id) if known else 0
 
 
 def _status(verdict: SendStatus | HalfStatus | str) -> HalfStatus:
     if verdict in list(HalfStatus):
         return HalfStatus(verdict)
     if verdict not in list(SendStatus):
-        raise ValueError(f"{verdict!r} is no verdict. There are: {', '.join([*HalfStatus, *SendStatus])}.")
+        raise ValueError(f"{verdict!r} is not a status. Choices are: {', '.join([*HalfStatus, *SendStatus])}.")
     return HalfStatus.UNKNOWN
 
 
-def question(half: HalfRecord) -> Half:
-    """Ask about a half message."""
+def check_back_of(half: HalfRecord) -> Half:
+    """Return the content of a check-back about a half message."""
     message = half.message
     return Half(
         topic=message.topic,

@@ -1,4 +1,4 @@
-"""The four ways in which brokers treat a second end of one half message."""
+"""Ends of half messages, with the four semantics of a second end."""
 
 from __future__ import annotations
 
@@ -10,22 +10,22 @@ from outbox.message import Resolution
 
 
 def half_of(store: Store, ref: HalfRef) -> HalfRecord | None:
-    """Return the half message that a reference names. None: it never was, or another one lies at its place."""
+    """Return the half message of a reference; None if it never existed, or its place has another one."""
     half = store.halves.get(ref.half_id)
     return half if half and ref.place in ("", str(half.place)) else None
 
 
 def end_half(store: Store, half: HalfRecord | None, resolution: Resolution, semantics: EndSemantics, now: datetime) -> Ended:
-    """Commit or roll back one half message as a broker of these semantics does; give what it answers."""
+    """Commit or roll back one half message as a broker with these semantics does; return its answer."""
     if half is None:
         return Ended.NOT_FOUND
     first = half.ended
-    if first is None or takes_end(half, resolution, semantics):
+    if first is None or has_effect(half, resolution, semantics):
         return _act(store, half, resolution, now)
     return Ended.NOT_FOUND if semantics is EndSemantics.FORGETFUL else first
 
 
-def takes_end(half: HalfRecord, resolution: Resolution, semantics: EndSemantics) -> bool:
+def has_effect(half: HalfRecord, resolution: Resolution, semantics: EndSemantics) -> bool:
     """Return whether an end has an effect on a half message, which may have been ended before."""
     if half.ended is None or semantics is EndSemantics.STATELESS:
         return True

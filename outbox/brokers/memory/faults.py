@@ -1,4 +1,4 @@
-"""Faults on demand: which call on which messages goes wrong, how, and how often."""
+"""Planned faults: which call on which messages fails, how, and how often."""
 
 from __future__ import annotations
 
@@ -8,48 +8,48 @@ from dataclasses import dataclass, field
 
 from outbox.brokers.base import HalfRef, HalfStatus, Outgoing, SendResult, SendStatus
 
-Handed = Outgoing | HalfRef
-Where = Callable[[Handed], bool]
+Item = Outgoing | HalfRef
+Where = Callable[[Item], bool]
 
 
 class FaultKind(enum.StrEnum):
-    """What becomes of the request itself, whatever the caller is told."""
+    """What happens to the request, apart from the result that the caller gets."""
 
-    LOST = "lost"  # never arrives
-    STORED = "stored"  # arrives; the caller does not hear of it
-    LATE = "late"  # arrives when the test says so: MemoryBroker.deliver_late()
-    TWICE = "twice"  # arrives two times; a half becomes two halves, the caller hears of the first
+    LOST = "lost"  # it never arrives
+    STORED = "stored"  # it arrives, but the answer is lost
+    LATE = "late"  # it arrives at MemoryBroker.deliver_late()
+    TWICE = "twice"  # it arrives twice, so a half message is stored twice; the caller gets the first answer
 
 
 @dataclass(slots=True)
 class Fault:
-    """One planned fault. `times`: so many messages, None for all until `heal()`."""
+    """A planned fault. `times`: for how many messages; None: for all until `heal()`."""
 
     call: str
-    outcome: SendResult | None  # None: the caller hears the true outcome
-    fate: FaultKind
+    result: SendResult | None  # None: the caller gets the true result
+    kind: FaultKind
     where: Where
     times: int | None
-    status: HalfStatus | None = None  # what a look-up says
+    status: HalfStatus | None = None  # the result of a look-up
 
 
 @dataclass(slots=True)
 class Faults:
-    """The faults that a test has planned, in the order it planned them."""
+    """The faults that a test has planned, in order."""
 
     planned: list[Fault] = field(default_factory=list)
 
-    def plan(self, call: str, verdict: SendStatus | None, reason: str, fate: FaultKind, where: Where, times: int | None) -> None:
-        """Add a fault behind those already planned."""
-        outcome = None if verdict is None else SendResult(verdict, reason=reason or f"{verdict} on demand")
-        self.planned.append(Fault(call, outcome, fate, where, times))
+    def plan(self, call: str, status: SendStatus | None, reason: str, kind: FaultKind, where: Where, times: int | None) -> None:
+        """Add a fault after those already planned."""
+        result = None if status is None else SendResult(status, reason=reason or f"{status} on demand")
+        self.planned.append(Fault(call, result, kind, where, times))
 
     def plan_lookup(self, status: HalfStatus, where: Where, times: int | None) -> None:
-        """Add a fault of look-ups behind those already planned."""
+        """Add a fault of look-ups after those already planned."""
         self.planned.append(Fault("look_up_halves", None, FaultKind.LOST, where, times, status))
 
-    def take(self, call: str, message: Handed) -> Fault | None:
-        """Return the first planned fault that meets this message, and count it down."""
+    def take(self, call: str, message: Item) -> Fault | None:
+        """Return the first planned fault for this message, and count it down."""
         for fault in self.planned:
             if fault.call == call and fault.where(message):
                 if fault.times is not None:

@@ -1,17 +1,17 @@
-"""Looking messages and half messages up in what the memory broker holds."""
+"""Look-ups of messages and half messages in the memory broker."""
 
 from __future__ import annotations
 
 from datetime import datetime
 
 from outbox.brokers.base import Ended, EndSemantics, HalfRef, HalfStatus, StoredCopy
-from outbox.brokers.memory.ends import half_of, takes_end
+from outbox.brokers.memory.ends import half_of, has_effect
 from outbox.brokers.memory.store import Copy, Store
 from outbox.message import COMMIT, Header
 
 
 def find(store: Store, message_id: str, now: datetime) -> list[StoredCopy]:
-    """Return a message as half messages that did not become visible, and as visible copies."""
+    """Return the copies of a message: half messages that were not committed, and visible copies."""
     halves = [half for half in store.halves.values() if half.message.message_id == message_id]
     copies = [copy for topic in store.copies.values() for copy in topic if copy.message.message_id == message_id]
     dead = [copy for group in store.groups.values() for _, copy in group.dead.values()]
@@ -24,12 +24,12 @@ def find(store: Store, message_id: str, now: datetime) -> list[StoredCopy]:
     return hidden + shown
 
 
-def stand(store: Store, ref: HalfRef, semantics: EndSemantics) -> HalfStatus:
-    """Return where a half message stands. Nothing is ever dropped here, so what is not found never was visible."""
+def look_up_half(store: Store, ref: HalfRef, semantics: EndSemantics) -> HalfStatus:
+    """Return the status of a half message. Nothing is ever pruned here, so a message that is not found was never visible."""
     if any(_is_of(copy, ref) for copy in store.copies.get(ref.topic, ())):
         return HalfStatus.VISIBLE
     half = half_of(store, ref)
-    return HalfStatus.HIDDEN if half and takes_end(half, COMMIT, semantics) else HalfStatus.GONE
+    return HalfStatus.HIDDEN if half and has_effect(half, COMMIT, semantics) else HalfStatus.GONE
 
 
 def _is_of(copy: Copy, ref: HalfRef) -> bool:

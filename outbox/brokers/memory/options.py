@@ -15,14 +15,14 @@ Positive = Annotated[int, msgspec.Meta(ge=1)]
 
 
 class MemoryOptions(Options, frozen=True):
-    """Brokers of one NAME share what they hold; CLOCK says what time it is."""
+    """Brokers with the same NAME share their messages; CLOCK returns the current time."""
 
-    name: str = ""  # empty: shared with nobody
-    end: EndSemantics = EndSemantics.IDEMPOTENT
-    commit_window: timedelta | None = None  # as HalfMessages.commit_window; only where END is not idempotent
-    drop_repeats: bool = False  # a second one-phase send of (source, message id) is accepted and shows nothing
-    start: Literal["earliest", "latest"] = "earliest"  # where a new group begins
-    clock: Callable[[], datetime] | None = None
-    check_after: timedelta = timedelta(seconds=6)
-    check_interval: timedelta = timedelta(seconds=30)
-    check_limit: Positive = 15  # asked so often, a half is let lie
+    name: str = ""  # empty: messages are not shared
+    end: EndSemantics = EndSemantics.IDEMPOTENT  # what a second end of a half message does
+    commit_window: timedelta | None = None  # like HalfMessages.commit_window; only where END is not idempotent
+    deduplicate: bool = False  # a repeated one-phase send of (source, message id) is accepted, but stores nothing
+    start: Literal["earliest", "latest"] = "earliest"  # where a group begins to read a topic
+    clock: Callable[[], datetime] | None = None  # by default the system's clock
+    check_after: timedelta = timedelta(seconds=6)  # age of a half message at its first check-back
+    check_interval: timedelta = timedelta(seconds=30)  # time between check-backs
+    check_limit: Positive = 15  # number of check-backs

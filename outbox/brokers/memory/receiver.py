@@ -1,4 +1,4 @@
-"""Reading by consumer groups: a group's own place in each topic, and its deliveries until they are finished."""
+"""Reading by consumer groups: a group's offset in each topic, and its deliveries until they are finished."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ from outbox.message import TopicSpec, TopicType
 
 
 def join(store: Store, name: str, topics: Collection[str], *, at_end: bool) -> Group:
-    """Return a group; where it is new to a topic it starts at the first message, or `at_end` behind the last."""
+    """Return a group; it begins to read a topic at the first message, or `at_end` after the last one."""
     group = store.groups.setdefault(name, Group())
     for topic in topics:
         group.next_number.setdefault(topic, len(store.copies.get(topic, ())) if at_end else 0)
     return group
 
 
-def read_on(store: Store, group: Group, topic: str) -> None:
-    """Note the copies that a group has not looked at yet."""
+def read_new(store: Store, group: Group, topic: str) -> None:
+    """Read the copies that a group has not read yet."""
     places = group.unfinished.setdefault(topic, {})
     copies = store.copies.get(topic, [])
     for copy in copies[group.next_number[topic] :]:
@@ -30,7 +30,7 @@ def read_on(store: Store, group: Group, topic: str) -> None:
 
 
 def take(group: Group, name: str, spec: TopicSpec, *, now: datetime, limit: int, invisible_for: timedelta) -> Iterator[Delivery]:
-    """Hand out what is due, in storage order; on a fifo topic a key's unfinished head holds back the rest of the key."""
+    """Yield deliveries that are due, in storage order; on a fifo topic, a key waits for its first unfinished message."""
     held_keys = set()
     left = limit
     for place in list(group.unfinished[spec.name].values()):
@@ -41,15 +41,15 @@ def take(group: Group, name: str, spec: TopicSpec, *, now: datetime, limit: int,
             held_keys.add(place.copy.message.key)
         if not is_held and place.due_at <= now:
             left -= 1
-            yield _hand_out(group, name, place, now + invisible_for)
+            yield _deliver(group, name, place, now + invisible_for)
 
 
-def _hand_out(group: Group, name: str, place: Place, until: datetime) -> Delivery:
+def _deliver(group: Group, name: str, place: Place, until: datetime) -> Delivery:
     message = place.copy.message
     place.attempt += 1
     place.due_at = until
     place.receipt = _new_receipt(place)
-    group.handed_out.append(message.message_id)
+    group.delivered.append(message.message_id)
     return Delivery(
         group=name,
         topic=message.topic,
@@ -70,7 +70,7 @@ def _new_receipt(place: Place) -> str:
 
 
 def renew(store: Store, delivery: Delivery, until: datetime) -> Delivery | None:
-    """Hold a delivery until that time, under a new receipt. None: it is held no more."""
+    """Hold a delivery until that time, under a new receipt. None: it is no longer held."""
     place = held_by(store, delivery)
     if place is None:
         return None
@@ -80,21 +80,21 @@ def renew(store: Store, delivery: Delivery, until: datetime) -> Delivery | None:
 
 
 def count_waiting(store: Store, group: Group, topic: str, now: datetime) -> int:
-    """Count what a group has not read or not finished, without what waits for its time."""
+    """Return the number of messages that a group has not read or not finished, without delayed ones."""
     unread = store.copies.get(topic, [])[group.next_number[topic] :]
     unfinished = [place.copy for place in group.unfinished.get(topic, {}).values()]
     return sum(copy.visible_at <= now for copy in [*unread, *unfinished])
 
 
-def give_again(store: Store, group: Group, copies: Iterable[Copy], now: datetime) -> None:
-    """Put copies before a group as if for the first time, and wake who waits."""
+def redeliver(store: Store, group: Group, copies: Iterable[Copy], now: datetime) -> None:
+    """Make copies due for a group as if for the first time, and wake waiting consumers."""
     for copy in copies:
         group.unfinished[copy.message.topic][copy.number] = Place(copy, now)
     store.changed.notify_all()
 
 
 def open_ids(store: Store, name: str) -> set[str]:
-    """Return the ids of the messages that a group has before it: those that it gave up, too, for they can be replayed."""
+    """Return the ids of messages that may be delivered to a group: dead letters, too, because they can be replayed."""
     group = store.groups.get(name)
     if group is None:
         return set()
@@ -114,7 +114,7 @@ def release(store: Store, delivery: Delivery, due_at: datetime) -> bool:
 
 
 def held_by(store: Store, delivery: Delivery) -> Place | None:
-    """Return the place that a delivery holds, however late it is. None: it was ended, or the message was handed out again."""
+    """Return the place that a delivery still holds, however late it is. None: it was ended, or delivered again."""
     group = store.groups.get(delivery.group)
     number = int(delivery.receipt.split("/")[1])
     place = group.unfinished.get(delivery.topic, {}).get(number) if group else None
@@ -122,13 +122,13 @@ def held_by(store: Store, delivery: Delivery) -> Place | None:
 
 
 def finish(group: Group, copy: Copy) -> None:
-    """Strike a copy off a group's list."""
+    """Move a copy from a group's unfinished messages to its finished ones."""
     group.unfinished[copy.message.topic].pop(copy.number)
     group.done.setdefault(copy.message.message_id, []).append(copy)
 
 
 def letter(delivery: Delivery, reason: str, now: datetime) -> DeadLetter:
-    """Write down why a group gives a delivery up."""
+    """Return the dead letter of a delivery."""
     return DeadLetter(
         id=uuid.uuid4().hex,
         group=delivery.group,

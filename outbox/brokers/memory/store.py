@@ -1,4 +1,4 @@
-"""What the memory broker holds: half messages, visible copies, and how each copy stands with each group."""
+"""The state of the memory broker: half messages, visible copies, and consumer groups."""
 
 from __future__ import annotations
 
@@ -19,24 +19,24 @@ class HalfRecord:
     place: int
     message: Outgoing
     born_at: datetime
-    due_at: datetime  # to be asked about next
+    due_at: datetime  # the next check-back
     ended: Ended | None = None
     asked: int = 0
 
 
 @dataclass(slots=True, eq=False)
 class Copy:
-    """A visible message. One message id with two copies is a duplicate."""
+    """A visible copy of a message; a second copy with the same message id is a duplicate."""
 
     message: Outgoing
-    number: int  # its place in the topic, from 0
+    number: int  # its position in the topic, from 0
     stored_at: datetime
     visible_at: datetime
 
 
 @dataclass(slots=True, eq=False)
 class Place:
-    """How one copy stands with one group. `receipt` is empty while nobody handles it."""
+    """An unfinished copy of one group. `receipt` is empty while no consumer handles it."""
 
     copy: Copy
     due_at: datetime
@@ -46,25 +46,25 @@ class Place:
 
 @dataclass(slots=True)
 class Group:
-    """A consumer group: where it reads on in each topic, what it has not finished, what it gave up, what it was handed."""
+    """A consumer group: its offset in each topic, its unfinished, dead and finished messages, and its deliveries."""
 
     next_number: dict[str, int] = field(default_factory=dict)
     unfinished: dict[str, dict[int, Place]] = field(default_factory=dict)
     dead: dict[str, tuple[DeadLetter, Copy]] = field(default_factory=dict)
     done: dict[str, list[Copy]] = field(default_factory=dict)  # message id -> copies
-    handed_out: list[str] = field(default_factory=list)  # message ids
+    delivered: list[str] = field(default_factory=list)  # message ids, one for each delivery
 
 
 @dataclass(slots=True)
 class Lane:
-    """A lane of transactional sends: who holds it, and the marker of its last transaction."""
+    """A lane of transactional sends: its holder, and the marker of its last transaction."""
 
     holder: object = None
     marker: str | None = None
 
 
 class Store:
-    """State that brokers of one NAME share. Hold `changed` around every look and every change."""
+    """The state that brokers of one NAME share. Hold `changed` during each read and each change."""
 
     def __init__(self) -> None:
         self.changed = threading.Condition(threading.RLock())
@@ -72,12 +72,12 @@ class Store:
         self.copies: dict[str, list[Copy]] = {}
         self.groups: dict[str, Group] = {}
         self.faults = Faults()
-        self.late: list[Callable[[], object]] = []  # requests still under way
+        self.late: list[Callable[[], object]] = []  # requests in flight
         self.sent: set[tuple[str, str]] = set()  # (source, message id) of one-phase sends
         self.lanes: dict[int, Lane] = {}
 
     def show(self, message: Outgoing, now: datetime) -> None:
-        """Append a copy to its topic, for all groups to see, and wake who waits."""
+        """Append a copy to its topic, and wake waiting consumers."""
         topic = self.copies.setdefault(message.topic, [])
         topic.append(Copy(message, len(topic), now, max(now, message.deliver_at or now)))
         self.changed.notify_all()
@@ -88,7 +88,7 @@ _stores_lock = threading.Lock()
 
 
 def store(name: str) -> Store:
-    """Return the store of that name; without a name, a new one that nobody shares."""
+    """Return the store of that name; without a name, a new one that is not shared."""
     if not name:
         return Store()
     with _stores_lock:
@@ -96,6 +96,6 @@ def store(name: str) -> Store:
 
 
 def forget(name: str) -> None:
-    """Forget the store of that name: its next broker starts empty."""
+    """Delete the store of that name, so that its next broker starts empty."""
     with _stores_lock:
         _stores.pop(name, None)

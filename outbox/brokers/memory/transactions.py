@@ -1,4 +1,4 @@
-"""Transactional sends: messages and their marker together, by the one holder of a lane."""
+"""Transactional sends: messages and a marker in one transaction, by the holder of a lane."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from outbox.brokers.memory.store import Lane, Store
 
 
 def open_lane(store: Store, number: int, holder: object) -> str | None:
-    """Make a broker the holder of a lane. Return the lane's marker."""
+    """Make a broker the holder of a lane; return the lane's marker."""
     lane = store.lanes.setdefault(number, Lane())
     lane.holder = holder
     return lane.marker
@@ -25,12 +25,12 @@ def commit(
     marker: str,
     now: datetime,
 ) -> list[SendResult]:
-    """Show all messages and set the marker, or do nothing."""
+    """Make all messages visible and set the marker, or do nothing."""
     lane = store.lanes.get(number)
     if lane is None or lane.holder is not holder:
         return _unavailable(messages, f"Lane {number} is not open here, or was taken over. Open it again.")
     if any(rejections):
-        others = _unavailable(messages, "Another message of its transaction cannot be sent. It goes again.")
+        others = _unavailable(messages, "Another message of its transaction was rejected. It is sent again.")
         return [rejection or other for rejection, other in zip(rejections, others, strict=True)]
     for message in messages:
         store.show(message, now)

@@ -113,7 +113,7 @@ class TestSlowHandler:
 
         broker.send([outgoing(Placed(f"A{number}")) for number in range(5)])
         beside("slow")
-        wait_until(lambda: broker.handed_out("slow", broker.visible("orders")[0].message_id))
+        wait_until(lambda: broker.deliveries("slow", broker.visible("orders")[0].message_id))
         beside("slow")
 
         wait_until(lambda: len(applied()) == 4)

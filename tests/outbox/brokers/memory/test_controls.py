@@ -31,13 +31,13 @@ class TestFail:
 
     def test_says_which_calls_there_are(self, broker):
         with pytest.raises(
-            ValueError, match=r"'sent' cannot fail. What can: send, send_halves, end, send_transaction, look_up_halves\."
+            ValueError, match=r"'sent' cannot fail. Choices are: send, send_halves, end, send_transaction, look_up_halves\."
         ):
             broker.fail("sent", "refused")
 
     @pytest.mark.parametrize(("call", "first"), [("send", "accepted"), ("look_up_halves", "")])
     def test_says_which_verdicts_there_are(self, broker, call, first):
-        with pytest.raises(ValueError, match=rf"'down' is no verdict\. There are: {first}.*refused"):
+        with pytest.raises(ValueError, match=rf"'down' is not a status\. Choices are: {first}.*refused"):
             broker.fail(call, "down")
 
 

@@ -111,7 +111,7 @@ class TestDuplicate:
         assert broker.copies("m") == 2
 
     def test_is_one_copy_where_repeats_are_dropped(self):
-        broker = MemoryBroker("default", {"DROP_REPEATS": True}, TOPICS)
+        broker = MemoryBroker("default", {"DEDUPLICATE": True}, TOPICS)
         broker.duplicate("send")
 
         broker.send([news("m")])
@@ -139,7 +139,7 @@ class TestRepeatDelivery:
 
         [again] = broker.receive("cart", {"news": None}, **receive)
         assert again.attempt == 2
-        assert broker.handed_out("cart", "m") == 2
+        assert broker.deliveries("cart", "m") == 2
         assert broker.copies("m") == 1
 
 
@@ -178,5 +178,5 @@ class TestFailOfALookUp:
         assert broker.look_up_halves([given]) == [HalfStatus.HIDDEN]
 
     def test_refuses_what_no_broker_says(self, broker: MemoryBroker):
-        with pytest.raises(ValueError, match="'lost' is no verdict"):
+        with pytest.raises(ValueError, match="'lost' is not a status"):
             broker.fail("look_up_halves", "lost")
