@@ -1,7 +1,7 @@
 """
-What tests of the users' own need: `docs/how-to/test.md`.
+The testing kit for projects that use the outbox: `docs/how-to/test.md`.
 
-The names are imported on first use: `outbox.testing.postgres` and the pytest plugin come before Django.
+The names are imported on first use, because `outbox.testing.postgres` and the pytest plugin are imported before Django.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from outbox.testing.kit import Outbox
     from outbox.testing.mixin import OutboxTestMixin
 
-_HOMES = {
+_MODULES = {
     "Outbox": "outbox.testing.kit",
     "OutboxTestMixin": "outbox.testing.mixin",
 }
@@ -22,6 +22,6 @@ __all__ = ["Outbox", "OutboxTestMixin"]
 
 
 def __getattr__(name: str) -> Any:
-    if name not in _HOMES:
+    if name not in _MODULES:
         raise AttributeError(f"module 'outbox.testing' has no attribute {name!r}")
-    return getattr(import_module(_HOMES[name]), name)
+    return getattr(import_module(_MODULES[name]), name)

@@ -1,8 +1,8 @@
 """
-The test's time. Nothing sleeps: time passes by what is stored growing older.
+The time of a test. Nothing sleeps: to let time pass, all stored times are moved back.
 
-Rows and broker hold times of the real clocks, the database's and ours. `age_rows` puts them back, so that what was due in
-an hour is due now, and the code under test reads the same clocks as ever.
+Rows and memory brokers have times of real clocks, the database's and Python's. `age_rows` moves them back, so that what was due
+in an hour is due now, while the code under test reads the real clocks.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from outbox.models import MessageRow
 
 
 class Clock:
-    """Real time, which stands still during a call of the kit; `advance` adds to what has passed."""
+    """The real time, which is frozen during a call of the kit; `advance` adds to it."""
 
     def __init__(self) -> None:
         self._still_at: datetime | None = None
@@ -30,7 +30,7 @@ class Clock:
         return self._still_at or datetime.now(UTC)
 
     def seconds(self) -> float:
-        """Return the time that passes for whoever measures it, a relay's breaker for one."""
+        """Return a time in seconds that includes advances, for example for a relay's breakers."""
         return (self() + self._advanced).timestamp()
 
     def advance(self, by: timedelta) -> None:
@@ -38,7 +38,7 @@ class Clock:
 
     @contextmanager
     def still(self) -> Iterator[None]:
-        """Stop the clock inside the block."""
+        """Freeze the clock inside the block."""
         self._still_at = self()
         try:
             yield
@@ -47,10 +47,10 @@ class Clock:
 
 
 def age_rows(using: str, by: timedelta) -> None:
-    """Put all times back in the tables that the outbox and its apps have in a database."""
+    """Move back all times in the tables of the outbox and its apps in a database."""
     for model in (model for config in outbox_apps() for model in config.get_models()):
         times = [field.name for field in model._meta.fields if isinstance(field, DateTimeField)]
-        if model._meta.managed and not model._meta.proxy and times:  # a view, or a proxy, has no rows of its own
+        if model._meta.managed and not model._meta.proxy and times:  # views and proxies have no rows of their own
             model._default_manager.using(using).update(**{name: F(name) - by for name in times})
     for row in MessageRow.objects.using(using).filter(headers__contains=Header.DELIVER_AT):
         headers = json.loads(row.headers)

@@ -1,4 +1,4 @@
-"""Crashes: a failpoint raises in the thread of the test, and nothing after it is done."""
+"""Simulated crashes: a failpoint raises an error in the thread of the test, so that nothing after it runs."""
 
 from __future__ import annotations
 
@@ -24,16 +24,16 @@ PLACES = (
     "half_first.after_commit",
     "half_first.after_end",
 )
-"""Where a relay, a consumer and who goes half first can be killed, each in the order of a message's way."""
+"""Failpoints of relays, of consumers and of half-first transactions, each in the order of a message's way."""
 
 
 @contextmanager
 def crash(place: str) -> Iterator[None]:
     """
-    End what runs inside, by force, at the first pass of that place.
+    Crash the code in the block when it first reaches a failpoint.
 
     Raises:
-        AssertionError: it was not passed, or is no place.
+        AssertionError: the failpoint was not reached, or does not exist.
     """
     name = full_name(place)
     before = os.environ.get(VARIABLE)
@@ -44,7 +44,7 @@ def crash(place: str) -> Iterator[None]:
         if str(reached) != name:
             raise
     else:
-        raise AssertionError(f"{name} was not passed, so nothing crashed. {_advice(name)}")
+        raise AssertionError(f"{name} was not reached, so nothing crashed. {_advice(name)}")
     finally:
         if before is None:
             os.environ.pop(VARIABLE)
@@ -53,23 +53,23 @@ def crash(place: str) -> Iterator[None]:
 
 
 def full_name(place: str) -> str:
-    """Return `relay.after_half` for `after_half`. Places of half first have no short name."""
+    """Return the full name, `relay.after_half` for `after_half`. Failpoints of half first have no short names."""
     found = [name for name in PLACES if name in (place, f"relay.{place}", f"consumer.{place}")]
     if len(found) == 1:
         return found[0]
-    what = f"{place!r} is in two places: write {' or '.join(found)}." if found else f"There is no place {place!r} to crash."
-    raise AssertionError(f"{what} Places are: {', '.join(PLACES)}.")
+    what = f"{place!r} is ambiguous: write {' or '.join(found)}." if found else f"There is no failpoint {place!r}."
+    raise AssertionError(f"{what} Choices are: {', '.join(PLACES)}.")
 
 
 def _advice(name: str) -> str:
     if name.startswith("half_first."):
-        return "In the block, a transaction must go half first: transaction(half_first=...) or @transactional(half_first=...)."
+        return "The block must publish half first, by transaction(half_first=...) or @transactional(half_first=...)."
     if name in ("relay.before_half", "relay.after_half", "relay.after_decide", "relay.after_commit"):
-        what = "a message must wait, of a topic that travels as half messages (the others pass relay.after_send)"
+        what = "a message of a topic that is sent in two phases (others reach relay.after_send)"
     elif name == "relay.after_send":
-        what = "a message must wait, of a topic that travels without half messages (the others pass relay.after_half)"
+        what = "a message of a topic that is sent in one phase (others reach relay.after_half)"
     elif name == "relay.after_claim":
-        what = "a message must wait"
+        what = "a message that waits to be sent"
     else:
-        what = "a message must come that a consumer takes"
-    return f"In the block, {what}, and run_until_idle() be called."
+        what = "a message that a consumer handles"
+    return f"The block must call run_until_idle(), and there must be {what}."

@@ -1,8 +1,8 @@
 """
-Relays and consumers in the thread of the test, over Django's own connections.
+Relays and consumers in the thread of the test, over Django's connections.
 
-So they see what the test's transaction has written, and what they write goes with it. Where the relay's own connection would
-be in autocommit, its statements here join that transaction; where it opens one, here is a savepoint.
+So they see the rows that the test's transaction has written, and their own rows are rolled back with it. A relay's statements,
+which in production run in autocommit, join that transaction here; its transactions become savepoints.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ ASKED_BY = "test"
 
 def open_databases() -> list[str]:
     """
-    List the databases that may hold messages and that the test may use.
+    Return the aliases of databases that may hold messages and that the test may use.
 
     Raises:
         AssertionError: there is none.
@@ -49,37 +49,37 @@ def open_databases() -> list[str]:
     found = [alias for alias in database.outbox_databases() if _is_allowed(alias)]
     if not found:
         raise AssertionError(
-            "This test may use no database that holds messages. Use the fixture outbox or @pytest.mark.django_db, in unittest "
-            "a TestCase or TransactionTestCase, and name the databases it needs: databases={...}."
+            "This test may not use any database with messages. Use the fixture outbox or @pytest.mark.django_db, or in unittest "
+            "a TestCase or TransactionTestCase, and name the databases that it needs: databases={...}."
         )
     return found
 
 
-def insist_on_commit(alias: str) -> None:
+def require_commit(alias: str) -> None:
     """
-    Insist that what the test wrote is committed, as far as its own transaction goes.
+    Require that the rows of the test are committed, apart from the transaction around the test.
 
     Raises:
         AssertionError: the test itself is inside a transaction.
-        django.db.IntegrityError: what it wrote could not be committed.
-        TransactionManagementError: the test's own transaction is broken.
+        django.db.IntegrityError: the rows could not be committed.
+        TransactionManagementError: the transaction around the test is broken.
     """
     connection = connections[alias]
     connection.validate_no_broken_transaction()
     if is_in_callers_transaction(alias):
         raise AssertionError(
-            f"A transaction of database {alias!r} is open in this test. A relay sees a message when it is committed: leave "
-            "the atomic() or transaction() block first."
+            f"A transaction of database {alias!r} is open in this test. A relay sees messages after their commit: leave the "
+            "atomic() or transaction() block first."
         )
     check_deferred(alias)
 
 
 def check_deferred(alias: str) -> None:
     """
-    Check what PostgreSQL checks at COMMIT, which never comes in a test's own transaction: foreign keys, for one.
+    Check deferred constraints such as foreign keys, as COMMIT would, since the transaction around a test is never committed.
 
-    In a savepoint that is rolled back: what is deferred stays deferred, and is checked again. A transaction that is broken
-    already is left to those who say so.
+    They are checked in a savepoint that is rolled back, so that they stay deferred. Nothing is checked in a transaction that is
+    broken already, which other code reports.
 
     Raises:
         django.db.IntegrityError: a constraint is violated.
@@ -96,7 +96,7 @@ def _is_alive(connection: Any) -> bool:
 
 
 def finish_commits(alias: str) -> None:
-    """Commit the half messages of who went half first: the hook of their commit never runs in a test's own transaction."""
+    """Run the hooks that commit half-first messages, since `on_commit()` hooks do not run in the transaction around a test."""
     hooks = connections[alias].run_on_commit
     for entry in [one for one in hooks if isinstance(getattr(one[1], "__self__", None), HalfFirstMessage)]:
         hooks.remove(entry)
@@ -104,7 +104,7 @@ def finish_commits(alias: str) -> None:
 
 
 def match_topics(alias: str) -> None:
-    """Write what the settings say into the topics' rows, as a relay does when it begins, for this test alone."""
+    """Update the topic rows from settings, as a relay does at its start, for this test only."""
     for broker in conf.settings().brokers:
         for topic in conf.topics_of(broker):
             wanted = {"broker": broker, "type": topic.type, "ordered": topic.type is TopicType.FIFO}
@@ -126,7 +126,7 @@ class Relays:
         self._clock = clock
         self._breakers: dict[tuple[str, str], Breakers] = {}
 
-    def turn(self, databases: Sequence[str]) -> RelayResult:
+    def run(self, databases: Sequence[str]) -> RelayResult:
         """Run each relay until it has nothing to do."""
         done = RelayResult()
         for alias in databases:
@@ -148,7 +148,7 @@ class Relays:
 
 
 def _longest() -> float:
-    """Return what makes each wait as long as it can be: a test that lets that time pass finds it over."""
+    """Return 1.0, with which each random wait takes its longest time, so that tests know when it is over."""
     return 1.0
 
 
@@ -157,14 +157,14 @@ class Consumers:
     The consumer groups of the project, each with a worker for each of its brokers.
 
     Args:
-        failures: what went wrong in this turn that no handler meant to.
+        failures: the errors of this run, without retries and rejections that handlers asked for.
     """
 
     def __init__(self) -> None:
         self.failures: list[Failure] = []
-        self._meant = 0  # retries and dead letters that a handler asked for
+        self._intended = 0  # retries and dead letters that a handler asked for
 
-    def turn(self, databases: Sequence[str]) -> Tally:
+    def run(self, databases: Sequence[str]) -> Tally:
         """Run the worker of each group once."""
         tally = Tally()
         for group in groups().values():
@@ -175,20 +175,20 @@ class Consumers:
 
     def _work(self, group: Group, alias: str) -> Tally:
         known = len(self.failures)
-        self._meant = 0
+        self._intended = 0
         worker = Worker(replace(group, consumers={key: self._watch(one) for key, one in group.consumers.items()}), alias)
         try:
             worker.step(timedelta(0))
         finally:
             worker.close()
-        failed = worker.tally.retried + worker.tally.dead_letters - self._meant
-        if failed > len(self.failures) - known:  # before or after the handler: its books say what it was
+        failed = worker.tally.retried + worker.tally.dead_letters - self._intended
+        if failed > len(self.failures) - known:  # it failed outside of the handler: read the error from its row
             row = FailedDelivery.objects.using(group.using).filter(consumer_group=group.name).latest("id")
             self.failures.append(Failure(f"Group {group.name!r}", f"message {row.message_id}", row.error))
         return worker.tally
 
     def _watch(self, consumer: Consumer) -> Consumer:
-        """Note the handler's errors, and have its retries come exactly when its policy says."""
+        """Return the consumer with a handler that notes errors, and with retries at exact times."""
         return replace(consumer, handler=partial(self._call, consumer), retry=replace(consumer.retry, jitter=0.0))
 
     def _call(self, consumer: Consumer, message: Any, context: Context) -> object:
@@ -197,7 +197,7 @@ class Consumers:
             check_deferred(consumer.using)
             return result
         except (Reject, RetryLater):
-            self._meant += 1
+            self._intended += 1
             raise
         except Exception as error:
             self.failures.append(Failure(consumer.name, repr(message), f"{type(error).__name__}: {error}", error))
@@ -206,7 +206,7 @@ class Consumers:
 
 @dataclass(frozen=True, slots=True)
 class Failure:
-    """A delivery that failed and was not meant to. `error` is None where it was not the handler's."""
+    """A delivery that failed unexpectedly. `error` is None if the handler did not raise it."""
 
     who: str
     message: str
@@ -218,7 +218,7 @@ class Failure:
 
 
 def ask_database(half: Half, databases: Sequence[str]) -> Resolution:
-    """Answer a check-back as the endpoint would, from the test's own transaction."""
+    """Answer a check-back like the endpoint, from the transaction around the test."""
     for alias in databases:
         connection = database.raw(alias)
         row = connection.execute(READ_SOURCE).fetchone()

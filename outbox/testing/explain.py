@@ -1,4 +1,4 @@
-"""What a failed assertion says: what was published instead, and what about the nearest of it differs."""
+"""Messages of failed assertions: what was published instead, and how the most similar messages differ."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ from collections.abc import Mapping, Sequence
 
 from outbox.testing.published import Kind, Published
 
-NEAREST = 3
-WIDTH = 200
+SHOWN = 3  # messages
+MAX_WIDTH = 200
 
 
 def miscounted(
@@ -32,17 +32,17 @@ def unexpected(kind: Kind | None, fields: Mapping[str, object], matching: Sequen
 def _instead(kind: Kind | None, fields: Mapping[str, object], others: Sequence[Published]) -> list[str]:
     if not others:
         return [
-            "Nothing was published that this test can see. Was the transaction rolled back? Look at the response's status, "
-            "or at what the code under test raised."
+            "This test sees no published message. Was the transaction rolled back? Check the status of the response, or the "
+            "errors of the code under test."
         ]
     alike = sorted((one for one in others if one.is_of(kind)), key=lambda one: len(one.differences(fields)))
-    lines = [f"  {_cut(str(one))}: {'; '.join(one.differences(fields))}" for one in alike[:NEAREST]]
-    found = ["Nearest:", *lines] if alike else []
-    if len(alike) > NEAREST:
-        found.append(f"  and {len(alike) - NEAREST} more of them")
+    lines = [f"  {_cut(str(one))}: {'; '.join(one.differences(fields))}" for one in alike[:SHOWN]]
+    found = ["Most similar:", *lines] if alike else []
+    if len(alike) > SHOWN:
+        found.append(f"  and {len(alike) - SHOWN} more of them")
     rest = Counter(_type_name(one) for one in others if not one.is_of(kind))
     if rest:
-        found.append("Published, too: " if alike else "Published instead: ")
+        found.append("Also published: " if alike else "Published instead: ")
         found[-1] += ", ".join(f"{count} x {name}" for name, count in sorted(rest.items()))
     return found
 
@@ -61,9 +61,9 @@ def _times(count: int) -> str:
 
 
 def _short(found: Sequence[Published]) -> list[str]:
-    lines = [_cut(str(one)) for one in found[:NEAREST]]
-    return [*lines, f"and {len(found) - NEAREST} more"] if len(found) > NEAREST else lines
+    lines = [_cut(str(one)) for one in found[:SHOWN]]
+    return [*lines, f"and {len(found) - SHOWN} more"] if len(found) > SHOWN else lines
 
 
 def _cut(text: str) -> str:
-    return text if len(text) <= WIDTH else f"{text[: WIDTH - 1]}…"
+    return text if len(text) <= MAX_WIDTH else f"{text[: MAX_WIDTH - 1]}…"

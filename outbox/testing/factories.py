@@ -1,11 +1,11 @@
 """
-Rows of the outbox for tests, made by factory_boy. A factory fills in what the test is not about::
+Factories for rows of the outbox, with factory_boy. A factory fills in the fields that a test does not set::
 
     BatchFactory(topic__name="orders", size=3, sent=True)
     TicketFactory(of=OrderPlaced(order_id=1))
 
-They go in over Django's connection: inside the test's transaction, or committed where the test has none. A topic of a name
-that is there is taken, else made.
+Rows are inserted over Django's connection: inside the test's transaction, or committed if the test has none. A topic is created
+unless one with its name exists.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from outbox.publishing.draft import compose
 
 
 def message_id(at: datetime | None = None) -> UUID:
-    """Make a uuid7 of that time, by default of now."""
+    """Return a uuid7 with that time, by default the current time."""
     milliseconds = int(at.timestamp() * 1000) if at else time.time_ns() // 1_000_000
     number = milliseconds << 80 | 7 << 76 | secrets.randbits(12) << 64 | 0b10 << 62 | secrets.randbits(62)
     return UUID(int=number)
@@ -36,17 +36,17 @@ def _now() -> datetime:
 
 
 def _now_if(*states: State) -> Any:
-    """Return a declaration: now where the batch is in one of these states, else NULL."""
+    """Return a declaration: the current time if the batch is in one of these states, else NULL."""
     return factory.LazyAttribute(lambda batch: _now() if batch.state in states else None)
 
 
 def _of_message(name: str, otherwise: Any) -> Any:
-    """Return a declaration: what publishing `of` writes into that column, or a value where there is no `of`."""
+    """Return a declaration: the value that publishing `of` writes into that column, or another one without `of`."""
     return factory.LazyAttribute(lambda row: getattr(compose(row.of), name) if row.of is not None else otherwise)
 
 
 class IdentityFactory(factory.django.DjangoModelFactory):
-    """Insert a row whose primary key the database draws (GENERATED ALWAYS, which no ORM insert passes)."""
+    """Inserts a row whose primary key the database generates (GENERATED ALWAYS, for which the ORM's INSERT fails)."""
 
     class Meta:
         abstract = True
@@ -69,7 +69,7 @@ class IdentityFactory(factory.django.DjangoModelFactory):
 
 
 class TopicFactory(IdentityFactory):
-    """A topic's row. Settings are not asked; a relay or consumer that shall use it needs it there, too."""
+    """A topic's row. A relay or consumer needs the topic in settings, too."""
 
     class Meta:
         model = models.Topic
@@ -91,7 +91,7 @@ class TopicFactory(IdentityFactory):
 
 class MessageRowFactory(factory.django.DjangoModelFactory):
     """
-    A message row without a ticket: nothing sends it. `of`: the message that it holds, written as `publish()` writes it.
+    A message row without a ticket, so that it is not sent. `of`: its message, written as by `publish()`.
     """
 
     class Meta:
@@ -110,7 +110,7 @@ class MessageRowFactory(factory.django.DjangoModelFactory):
 
 
 class TicketFactory(IdentityFactory):
-    """A message that waits: `TicketFactory(of=OrderPlaced(order_id=1))`, or `message=` for a row of the test's own."""
+    """A message that waits to be sent: `TicketFactory(of=OrderPlaced(order_id=1))`, or `message=` for an existing row."""
 
     class Meta:
         model = models.Ticket
@@ -126,7 +126,7 @@ class TicketFactory(IdentityFactory):
 
 
 class DelayedFactory(factory.django.DjangoModelFactory):
-    """A message that waits for its time, `due_at`."""
+    """A delayed message, due at `due_at`."""
 
     class Meta:
         model = models.Delayed
@@ -144,10 +144,10 @@ class DelayedFactory(factory.django.DjangoModelFactory):
 
 class BatchFactory(IdentityFactory):
     """
-    A batch of `size` messages with their rows, CLAIMED with a living lease unless told otherwise.
+    A batch of `size` messages with their rows; by default CLAIMED, with a lease that is not over.
 
-    One trait for each state: `BatchFactory(prepared=True)`; also released, sent, dead, skipped. Without `owner` it counts
-    as ownerless: any relay may claim it again at once. Give a lane whose lock is held where the lease shall count.
+    There is a trait for each other state: `BatchFactory(prepared=True)`; also released, sent, dead, skipped. Without `owner`, any
+    relay may claim it again at once. For a lease that counts, set `owner` to a lane whose lock is held.
     """
 
     class Meta:
@@ -181,7 +181,7 @@ class BatchFactory(IdentityFactory):
 
 
 class DeadMessageFactory(factory.django.DjangoModelFactory):
-    """The copy that is kept of a message the relay gave up, with the dead batch that holds it."""
+    """The copy of a dead message, with its dead batch."""
 
     class Meta:
         model = models.DeadMessage
@@ -199,7 +199,7 @@ class DeadMessageFactory(factory.django.DjangoModelFactory):
 
 
 class InboxFactory(factory.django.DjangoModelFactory):
-    """A message that a group has handled; a second delivery of it is dropped."""
+    """An inbox row: a group has handled the message, so another delivery of it is dropped."""
 
     class Meta:
         model = models.Inbox
@@ -211,7 +211,7 @@ class InboxFactory(factory.django.DjangoModelFactory):
 
 
 class FailedDeliveryFactory(factory.django.DjangoModelFactory):
-    """A try of a handler that failed; with `dead_letter=True` the last one, after which the group gave the message up."""
+    """A failed try of a handler; with `dead_letter=True` the last one, after which the message is a dead letter."""
 
     class Meta:
         model = models.FailedDelivery
@@ -229,7 +229,7 @@ class FailedDeliveryFactory(factory.django.DjangoModelFactory):
 
 
 class CheckBackFactory(factory.django.DjangoModelFactory):
-    """A question of a broker about a half message, and what it was told."""
+    """A check-back about a half message, and its answer."""
 
     class Meta:
         model = models.CheckBack

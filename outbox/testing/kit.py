@@ -1,4 +1,4 @@
-"""The outbox in the hands of a test: what was published, and relays and consumers that work when the test says so."""
+"""The testing kit: published messages, and relays and consumers that run when the test calls them."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from outbox.relay.cloudevents import SPEC_VERSION
 from outbox.testing import explain
 from outbox.testing.clock import Clock, age_rows
 from outbox.testing.crash import crash
-from outbox.testing.drive import Consumers, Failure, Relays, ask_database, insist_on_commit, open_databases
+from outbox.testing.drive import Consumers, Failure, Relays, ask_database, open_databases, require_commit
 from outbox.testing.published import Kind, Published, check_fields, read
 from outbox.testing.stand_in import memory_brokers
 
@@ -28,8 +28,8 @@ MAX_ROUNDS = 1_000
 
 
 @dataclass(frozen=True, slots=True)
-class Ran:
-    """What `run_until_idle()` did: messages sent to brokers, and deliveries by their outcome."""
+class RunResult:
+    """The result of `run_until_idle()`: messages sent to brokers, and deliveries by outcome."""
 
     sent: int
     deliveries: Tally
@@ -37,9 +37,9 @@ class Ran:
 
 class Outbox:
     """
-    The outbox of one test, as a context manager: inside, a memory broker stands in for each broker of the settings.
+    The outbox of one test, a context manager. Inside, a memory broker replaces each broker of the settings.
 
-    pytest has it as the fixture `outbox`, unittest as `self.outbox` by `OutboxTestMixin`.
+    In pytest it is the fixture `outbox`; in unittest, `OutboxTestMixin` provides it as `self.outbox`.
     """
 
     def __init__(self) -> None:
@@ -58,61 +58,60 @@ class Outbox:
 
     def published(self, kind: Kind | None = None, /, **fields: object) -> list[Published]:
         """
-        List what was published in transactions that were not rolled back, in order.
+        Return the messages published in transactions that were not rolled back, in order.
 
         Args:
-            kind: a message type or, for raw messages, the name of a topic; None for all.
+            kind: a message type or, for raw messages, the name of a topic; None: all messages.
             fields: only messages with these values.
         """
         check_fields(kind, fields)
         return [one for one in read(open_databases()) if one.is_of(kind) and not one.differences(fields)]
 
     def assert_published(self, kind: Kind, /, *, times: int = 1, **fields: object) -> None:
-        """Insist that a message with these values was published, and that often."""
+        """Assert that a message with these values was published, exactly `times` times."""
         matching = self.published(kind, **fields)
         if len(matching) != times:
             others = [one for one in self.published() if one not in matching]
             raise AssertionError(explain.miscounted(kind, fields, times=times, matching=matching, others=others))
 
     def assert_nothing_published(self, kind: Kind | None = None, /, **fields: object) -> None:
-        """Insist that nothing was published, or nothing of a type (or topic) with these values."""
+        """Assert that nothing was published, or no message of a type (or topic) with these values."""
         if matching := self.published(kind, **fields):
             raise AssertionError(explain.unexpected(kind, fields, matching))
 
     # --- relays and consumers ---
 
-    def run_until_idle(self, *, raise_errors: bool = True) -> Ran:
+    def run_until_idle(self, *, raise_errors: bool = True) -> RunResult:
         """
-        Relay and consume, again and again, until nothing is due any more.
+        Run relays and consumers until nothing is due any more.
 
-        What waits for its time (a delay, a retry) stays; `advance()` has time pass. Nobody asks about half messages;
-        `check_back()` does.
+        Messages that are due later (delays, retries) stay; `advance()` lets time pass. Only `check_back()` sends check-backs.
 
         Args:
-            raise_errors: let the first error of a handler end the test. False: it is retried, as in production.
+            raise_errors: raise the first error of a handler. False: its message is retried, as in production.
         """
         sent, deliveries = 0, Tally()
         with self._clock.still():
             for _ in range(MAX_ROUNDS):
-                drained = self._relays.turn(self._ready_databases())
+                drained = self._relays.run(self._ready_databases())
                 tally = self._consume(raise_errors=raise_errors)
                 sent += drained.sent
                 deliveries += tally
                 if not drained.batches and tally == Tally():
-                    return Ran(sent, deliveries)
+                    return RunResult(sent, deliveries)
         newest = ", ".join(str(one) for one in self.published()[-3:])
         raise AssertionError(
-            f"Still not idle after {MAX_ROUNDS:,} rounds: does a handler publish what it handles? Published last: {newest}."
+            f"Not idle after {MAX_ROUNDS:,} rounds. Does a handler publish what it handles? Published last: {newest}."
         )
 
     def deliver(self, message: Message, *, times: int = 1, headers: Mapping[str, str] | None = None) -> Tally:
         """
-        Hand a message to its consumers as the broker would, `times` times; nobody has to have published it.
+        Deliver a message to its consumers, `times` times, as a broker does. It need not have been published.
 
-        What its handlers publish waits for `run_until_idle()`.
+        Messages that its handlers publish wait for `run_until_idle()`.
 
         Raises:
-            AssertionError: no consumer takes it.
+            AssertionError: no consumer handles it.
         """
         return self._deliver(_as_sent(compose(message, headers=headers)), times)
 
@@ -130,10 +129,10 @@ class Outbox:
         times: int = 1,
     ) -> Tally:
         """
-        Hand a body of any kind to the consumers of a topic, as another producer's message.
+        Deliver any body to the consumers of a topic, like a message of another producer.
 
         Args:
-            type_name, version: the message type that the body claims to be: an older version of one, for instance.
+            type_name, version: the message type of the body, for example an older version of one.
         """
         draft = compose_raw(topic, body, key=key, tag=tag, headers=headers, content_type=content_type)
         claims = {Header.TYPE: type_name, Header.VERSION: str(version)} if type_name else {}
@@ -143,15 +142,15 @@ class Outbox:
 
     def crash(self, place: str) -> AbstractContextManager[None]:
         """
-        Stop the relay or consumer that reaches a place inside the block, as if it were killed there.
+        Stop the relay or consumer that reaches a failpoint inside the block, as if it were killed there.
 
         Args:
-            place: `after_half`, `after_decide`, `consumer.after_commit`, …; `outbox.testing.crash.PLACES` lists them.
+            place: `after_half`, `after_decide`, `consumer.after_commit`, …; `outbox.testing.crash.PLACES` lists all.
         """
         return crash(place)
 
     def advance(self, time: timedelta) -> None:
-        """Advance the time of outbox and brokers by making everything stored older. Python's clocks stay as they are."""
+        """Let time pass for outbox and brokers, by moving all stored times back. Python's clocks do not change."""
         self._clock.advance(time)
         for alias in self._ready_databases():
             age_rows(alias, time)
@@ -159,11 +158,11 @@ class Outbox:
             broker.age(time)
 
     def pending_check_backs(self) -> list[Half]:
-        """Return the half messages that are neither committed nor rolled back. Their brokers will ask about them."""
+        """Return the half messages that are neither committed nor rolled back, about which brokers check back."""
         return [half for broker in self.brokers.values() for half in broker.undecided()]
 
     def check_back(self) -> list[Resolution]:
-        """Make the brokers ask about all pending half messages now; return the answers."""
+        """Let brokers check back about all pending half messages now; return the answers."""
         databases = self._ready_databases()
         answers: list[Resolution] = []
 
@@ -177,16 +176,16 @@ class Outbox:
         return answers
 
     def dead_letters(self, group: str) -> list[DeadLetter]:
-        """List what a consumer group gave up."""
+        """Return the dead letters of a consumer group."""
         return [letter for broker in self.brokers.values() for letter in broker.dead_letters(group)]
 
     @property
     def broker(self) -> MemoryBroker:
-        """The broker of the settings, where there is one or one called default: `broker.fail(...)`, `broker.visible(...)`."""
+        """The only broker of the settings, or the one called "default": `broker.fail(...)`, `broker.visible(...)`."""
         brokers = self.brokers
         found = brokers.get("default") or (next(iter(brokers.values())) if len(brokers) == 1 else None)
         if found is None:
-            raise AssertionError(f"There are several brokers, so name one: outbox.brokers[...] of {', '.join(brokers)}.")
+            raise AssertionError(f"There are several brokers. Use outbox.brokers[...]; choices are: {', '.join(brokers)}.")
         return found
 
     @property
@@ -198,12 +197,12 @@ class Outbox:
     def _ready_databases(self) -> list[str]:
         found = open_databases()
         for alias in found:
-            insist_on_commit(alias)
+            require_commit(alias)
         return found
 
     def _consume(self, *, raise_errors: bool) -> Tally:
         consumers = Consumers()
-        tally = consumers.turn(self._ready_databases())
+        tally = consumers.run(self._ready_databases())
         if raise_errors and consumers.failures:
             _raise(consumers.failures[0])
         return tally
@@ -217,14 +216,14 @@ class Outbox:
                 total += tally
         if total == Tally():
             raise AssertionError(
-                f"No consumer takes {message.headers.get(Header.TYPE, 'the message')} of topic {message.topic!r}. Is its module "
-                "called consumers.py, its app in INSTALLED_APPS, and does the test have the database that it writes to?"
+                f"No consumer handles {message.headers.get(Header.TYPE, 'the message')} of topic {message.topic!r}. Is its "
+                "module called consumers.py, its app in INSTALLED_APPS, and may the test use the database that it writes to?"
             )
         return total
 
 
 def _as_sent(draft: Draft, claims: Mapping[str, str] = {}) -> Outgoing:
-    """Make what travels of a message that no relay sends: it comes from nowhere and has no number."""
+    """Return the outgoing message of a draft that no relay sends, with a source of its own and without a number."""
     headers = json.loads(draft.headers) | claims | {Header.ID: str(draft.id), Header.SOURCE: f"urn:outbox:test:{uuid4()}"}
     if Header.TYPE in headers:
         headers[Header.SPEC_VERSION] = SPEC_VERSION

@@ -30,7 +30,7 @@ class OutboxTestMixin(Base):
 
     @property
     def outbox(self) -> Outbox:
-        """The outbox in the hands of the test."""
+        """The testing kit of this test."""
         if self._outbox is None:
-            raise AssertionError(f"{type(self).__name__}.setUp() must call super().setUp(), before it uses self.outbox.")
+            raise AssertionError(f"{type(self).__name__}.setUp() must call super().setUp() before it uses self.outbox.")
         return self._outbox

@@ -1,7 +1,7 @@
 """
-The pytest plugin: the fixture `outbox`, and a PostgreSQL of the tests' own where they ask for one.
+The pytest plugin: the fixture `outbox`, and an optional throw-away PostgreSQL server.
 
-pytest loads it before any settings are ready, so Django is imported by the fixture only.
+pytest loads it before settings are ready, so only the fixture imports Django.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addini("outbox_postgres", type="bool", default=False, help=text)
 
 
-# A wrapper, since pytest-django reads the settings in this hook, and asks to be called first, too.
+# A wrapper runs before pytest-django, which reads the settings in this hook with tryfirst, too.
 @pytest.hookimpl(wrapper=True, tryfirst=True)
 def pytest_load_initial_conftests(early_config: pytest.Config) -> Generator[None]:
     """Start the server before settings are read: a conftest.py would be too late."""
@@ -41,14 +41,14 @@ def pytest_load_initial_conftests(early_config: pytest.Config) -> Generator[None
 
 
 def pytest_report_header(config: pytest.Config) -> str | None:
-    """Return which server the tests use, where it is ours to say."""
+    """Return the server that the tests use, if the option is set."""
     server = config.stash.get(SERVER, None)
     return f"PostgreSQL: {server}" if server else None
 
 
 @pytest.hookimpl(trylast=True)
 def pytest_configure(config: pytest.Config) -> None:
-    """Refuse to start a server for tests whose settings, which pytest-django has read by now, lead to another one."""
+    """Raise an error if a server was started, but settings, which pytest-django has read by now, name another one."""
     if STARTED in config.stash and (hosts := _hosts_of_settings()) and None not in hosts.values():
         named = ", ".join(f"DATABASES[{alias!r}] names HOST {host!r}" for alias, host in hosts.items())
         raise pytest.UsageError(
@@ -59,7 +59,7 @@ def pytest_configure(config: pytest.Config) -> None:
 
 @pytest.fixture
 def outbox(db: None) -> Iterator[Outbox]:
-    """The outbox in the hands of the test: `docs/how-to/test.md`."""
+    """The testing kit: `docs/how-to/test.md`."""
     from outbox.testing.kit import Outbox  # it imports models, and pytest loads this plugin before Django
 
     with Outbox() as kit:
@@ -67,9 +67,9 @@ def outbox(db: None) -> Iterator[Outbox]:
 
 
 def _serve(config: pytest.Config) -> str:
-    """Start a server where there is none, tell the settings, and give its name."""
-    if DATABASE_URL in os.environ:  # under pytest-xdist, the server of the process that started this one
-        return f"the server {DATABASE_URL} names"
+    """Start a server unless one is named, set its environment variables, and return its description."""
+    if DATABASE_URL in os.environ:  # under pytest-xdist, the server of the parent process
+        return f"the server of {DATABASE_URL}"
     server = Postgres()
     config.add_cleanup(server.stop)
     try:
@@ -82,7 +82,7 @@ def _serve(config: pytest.Config) -> str:
 
 
 def _hosts_of_settings() -> dict[str, str | None]:
-    """Return the host that each PostgreSQL of the settings names; None where the variables of the server decide."""
+    """Return the HOST of each PostgreSQL database in settings; None where environment variables decide."""
     django = sys.modules.get("django.conf")  # not imported here: there may be no settings yet
     if django is None or not django.settings.configured:
         return {}

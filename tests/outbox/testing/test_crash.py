@@ -41,14 +41,14 @@ class TestCrash:
 
     def test_lists_the_places_to_who_names_none(self):
         with (
-            pytest.raises(AssertionError, match=r"no place 'after_lunch' to crash. Places are: relay.after_claim, "),
+            pytest.raises(AssertionError, match=r"no failpoint 'after_lunch'. Choices are: relay.after_claim, "),
             crash("after_lunch"),
         ):
             pass
 
     @pytest.mark.parametrize("place", PLACES)
     def test_fails_where_the_place_is_not_passed(self, place):
-        with pytest.raises(AssertionError, match=rf"{place} was not passed, so nothing .* must"), crash(place):
+        with pytest.raises(AssertionError, match=rf"{place} was not reached, so nothing .* must"), crash(place):
             pass
 
     def test_leaves_other_failpoints_as_they_are(self, monkeypatch):

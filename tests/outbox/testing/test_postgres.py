@@ -149,7 +149,7 @@ class TestPostgres:
     def test_leaves_a_folder_alone_that_holds_other_files(self, folder):
         (folder / "letter.txt").write_text("Dear Ada")
 
-        with pytest.raises(PostgresError, match=r"holds other files, such as letter\.txt"):
+        with pytest.raises(PostgresError, match=r"has other files, such as letter\.txt"):
             Postgres(folder).start()
 
         assert stat_mode(folder) == 0o755

@@ -28,7 +28,7 @@ class TestFindPrograms:
     def test_refuses_a_pg_bin_without_programs(self, monkeypatch, folder):
         monkeypatch.setenv("PG_BIN", str(folder))
 
-        with pytest.raises(PostgresError, match="no programs initdb and postgres in it"):
+        with pytest.raises(PostgresError, match="no programs initdb and postgres"):
             programs.find_programs(None, folder)
 
     def test_says_what_to_install_when_there_are_none(self, monkeypatch, folder, no_system_programs):

@@ -92,7 +92,7 @@ class TestAssertPublished:
 
         assert told.splitlines() == [
             "OrderMade(order_id=2, customer='Eve') was not published.",
-            "Nearest:",
+            "Most similar:",
             "  OrderMade(order_id=2, customer='Bob'): customer is 'Bob', not 'Eve'",
             "  OrderMade(order_id=1, customer='Ann'): order_id is 1, not 2; customer is 'Ann', not 'Eve'",
         ]
@@ -104,7 +104,7 @@ class TestAssertPublished:
 
         told = told_by(outbox.assert_published, OrderMade, order_id=7)
 
-        assert told.splitlines()[-2:] == ["  and 2 more of them", "Published, too: 1 x raw to 'made'"]
+        assert told.splitlines()[-2:] == ["  and 2 more of them", "Also published: 1 x raw to 'made'"]
 
     def test_names_what_was_published_instead(self, outbox):
         publish_orders("Ann", "Bob")
@@ -116,7 +116,7 @@ class TestAssertPublished:
     def test_asks_about_a_rollback_where_there_is_nothing(self, outbox):
         told = told_by(outbox.assert_published, OrderMade, order_id=1)
 
-        assert told.startswith("OrderMade(order_id=1) was not published.\nNothing was published that this test can see. Was the")
+        assert told.startswith("OrderMade(order_id=1) was not published.\nThis test sees no published message. Was the")
 
     def test_shows_those_that_are_too_many(self, outbox):
         publish_orders("Ann", "Ann")

@@ -136,5 +136,5 @@ class TestTheBroker:
     def test_must_be_named_among_several(self, settings):
         settings.OUTBOX = {"BROKERS": {"rocket": {}, "kafka": {}}}
 
-        with Outbox() as outbox, pytest.raises(AssertionError, match=r"outbox.brokers\[...\] of rocket, kafka"):
+        with Outbox() as outbox, pytest.raises(AssertionError, match=r"outbox.brokers\[...\]; choices are: rocket, kafka"):
             outbox.broker  # noqa: B018
