@@ -1,7 +1,7 @@
 """
-System checks: what is wrong with settings, message types, consumers and databases before the first message shows it.
+System checks: problems of settings, message types, consumers and databases that would show with the first message only.
 
-Each id stands in the docstring of the function that finds it; docs/reference/checks.md is made from these.
+The docstring of each function has its ids; docs/reference/checks.md is generated from these docstrings.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ WHEN_DEPLOYED = (check_back.check_secrets, deployment.check_durability, deployme
 
 
 def register_checks() -> None:
-    """Register all checks; called once, when the app is ready."""
+    """Register all checks. Called once, by the app's `ready()`."""
     for check in ALWAYS:
         register(check, TAG)
     for check in WITH_URLS:

@@ -1,4 +1,4 @@
-"""Apps that settings need: those of brokers with tables of their own, and the pipeline's."""
+"""Check that apps which settings need are installed: those of brokers with tables, and the pipeline."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ def check_broker_apps(**kwargs: Any) -> list[CheckMessage]:
             missing.setdefault((topic.broker, broker.app), []).append(name)
     return [
         Error(
-            f'OUTBOX["BROKERS"]["{alias}"] keeps its messages in the tables of the app {app}, which is not in INSTALLED_APPS. '
-            f"Topics that go there: {', '.join(sorted(names))}.",
+            f'OUTBOX["BROKERS"]["{alias}"] needs the tables of the app {app}, which is not in INSTALLED_APPS. '
+            f"Its topics are: {', '.join(sorted(names))}.",
             hint=f"{add_app(app)} Then run manage.py migrate.",
             id="outbox.E042",
         )
@@ -33,8 +33,8 @@ def check_broker_apps(**kwargs: Any) -> list[CheckMessage]:
 
 
 def check_pipeline_app(**kwargs: Any) -> list[CheckMessage]:
-    """Report under E042 that nothing reads `OUTBOX["PIPELINE"]`."""
+    """Report, as E042, that `OUTBOX["PIPELINE"]` is set without its app."""
     if not is_pipeline_missing(known_settings()):
         return []
-    text = f'OUTBOX["PIPELINE"] is set, and nothing reads it: the app {PIPELINE} is not in INSTALLED_APPS.'
+    text = f'OUTBOX["PIPELINE"] is set, but the app that reads it, {PIPELINE}, is not in INSTALLED_APPS.'
     return [Error(text, hint=f"{add_app(PIPELINE)} Then run manage.py migrate. Or remove the setting.", id="outbox.E042")]

@@ -1,4 +1,4 @@
-"""The check-back: who answers, and from where."""
+"""Check the configuration of check-backs."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from outbox.checks.settings import known_settings, known_topics
 from outbox.errors import ConfigurationError
 from outbox.message import TopicType
 
-ENDPOINT = "outbox.api.views.CheckBackView"  # by its name: nobody imports a door
+ENDPOINT = "outbox.api.views.CheckBackView"  # by name, because checks do not import the API
 
 View = Callable[..., Any]
 
@@ -30,13 +30,13 @@ def check_settings(**kwargs: Any) -> list[CheckMessage]:
 
     Write a number and a time: "600/s", "1000/min", "50/10s".
 
-    E011: One of `OUTBOX["CHECK_BACK"]["SECRETS"]` is no secret.
+    E011: One of `OUTBOX["CHECK_BACK"]["SECRETS"]` is not a valid secret.
 
-    It is at least 32 bytes in base64 behind `whsec_`. Make one: `echo "whsec_$(openssl rand -base64 32)"`.
+    A secret is `whsec_` followed by at least 32 bytes in base64. Create one: `echo "whsec_$(openssl rand -base64 32)"`.
 
-    E012: `OUTBOX["CHECK_BACK"]["URL"]` cannot be asked.
+    E012: `OUTBOX["CHECK_BACK"]["URL"]` cannot be used.
 
-    It begins with http:// or https://, and there is a secret to sign with.
+    It must begin with http:// or https://, and SECRETS must have a secret to sign with.
     """
     settings = known_settings().check_back
     found: list[CheckMessage] = []
@@ -49,21 +49,21 @@ def check_settings(**kwargs: Any) -> list[CheckMessage]:
             make_signer(secret)
         except ConfigurationError as error:
             text = f'OUTBOX["CHECK_BACK"]["SECRETS"], number {place}: {error}'
-            found.append(Error(text, hint="Whoever signs and whoever verifies need the same one.", id="outbox.E011"))
+            found.append(Error(text, hint="Both sides need the same secret: one signs, the other verifies.", id="outbox.E011"))
     return found or _problems_of_url(settings.url)
 
 
 def check_functions(**kwargs: Any) -> list[CheckMessage]:
     """
-    W026: A `@check_back` function answers for a topic that nobody asks about.
+    W026: A `@check_back` function is for a topic without check-backs.
 
-    Brokers ask about half messages, which travel on topics of type transaction. Correct the name, or take it out.
+    Brokers check back about half messages, which only topics of type transaction have. Correct the name, or remove the function.
     """
     asked_about = {name for name, topic, _ in known_topics() if topic.type is TopicType.TRANSACTION}
     return [
         Caution(
-            f"@check_back({topic!r}) is {function.__module__}.{function.__qualname__}, and nobody asks about that topic.",
-            hint=f"Topics of type transaction are {', '.join(sorted(asked_about)) or 'none'}.",
+            f"@check_back({topic!r}) is {function.__module__}.{function.__qualname__}, but that topic has no check-backs.",
+            hint=f"Topics of type transaction are: {', '.join(sorted(asked_about)) or 'none'}.",
             id="outbox.W026",
         )
         for topic, function in resolvers().items()
@@ -73,17 +73,17 @@ def check_functions(**kwargs: Any) -> list[CheckMessage]:
 
 def check_somebody_answers(**kwargs: Any) -> list[CheckMessage]:
     """
-    E027: A topic of type transaction whose check-backs nobody answers.
+    E027: Check-backs of a topic of type transaction would not be answered.
 
-    Its broker asks over HTTP alone, and no address of the project leads to the endpoint: include `outbox.api.urls`.
+    Its broker sends them over HTTP only, and the project's URLs do not have the endpoint: include `outbox.api.urls`.
     """
     if list(_endpoints()):
         return []
     return [
         Error(
-            f'OUTBOX["TOPICS"]["{name}"] is of type transaction, and nobody answers when its broker {topic.broker!r} asks '
-            "about a half message.",
-            hint='Add path("outbox/", include("outbox.api.urls")) to the project\'s addresses.',
+            f'OUTBOX["TOPICS"]["{name}"] is of type transaction, but check-backs of its broker {topic.broker!r} would not be '
+            "answered.",
+            hint='Add path("outbox/", include("outbox.api.urls")) to the project\'s urlpatterns.',
             id="outbox.E027",
         )
         for name, topic, broker in known_topics()
@@ -97,8 +97,8 @@ def check_transactions(**kwargs: Any) -> list[CheckMessage]:
     """
     E028: The check-back endpoint runs inside ATOMIC_REQUESTS.
 
-    It would answer from within a transaction of its own, and wait in it. `include("outbox.api.urls")` keeps it out;
-    a view of your own needs `transaction.non_atomic_requests(using=...)` for each such database.
+    It would hold a transaction open while it waits. `include("outbox.api.urls")` excludes it; a view of your own needs
+    `transaction.non_atomic_requests(using=...)` for each such database.
     """
     atomic = [alias for alias in connections if connections.settings[alias]["ATOMIC_REQUESTS"]]
     return [
@@ -114,17 +114,17 @@ def check_transactions(**kwargs: Any) -> list[CheckMessage]:
 
 def check_secrets(**kwargs: Any) -> list[CheckMessage]:
     """
-    W029: The check-back endpoint is there, and has no secret: it answers nobody.
+    W029: The check-back endpoint has no secret, so it rejects all requests.
 
-    Give it `OUTBOX["CHECK_BACK"]["SECRETS"]`. Where nobody is to ask it, silence this check. (With `--deploy`.)
+    Set `OUTBOX["CHECK_BACK"]["SECRETS"]`. If no broker uses the endpoint, silence this check. (With `--deploy`.)
     """
     settings = known_settings()
-    if not settings.brokers or settings.check_back.secrets or not list(_endpoints()):  # no brokers: E001 has said why
+    if not settings.brokers or settings.check_back.secrets or not list(_endpoints()):  # no brokers: E001 was reported
         return []
     return [
         Caution(
-            'The check-back endpoint answers 503 to everybody: OUTBOX["CHECK_BACK"]["SECRETS"] is empty.',
-            hint="Make a secret: openssl rand -base64 32.",
+            'The check-back endpoint answers all requests with 503, because OUTBOX["CHECK_BACK"]["SECRETS"] is empty.',
+            hint='Create a secret: echo "whsec_$(openssl rand -base64 32)".',
             id="outbox.W029",
         )
     ]
@@ -136,13 +136,13 @@ def _problems_of_url(url: str) -> list[CheckMessage]:
     try:
         ask_as_set(DEFAULT_DB_ALIAS)
     except ConfigurationError as error:
-        hint = f'Without OUTBOX["CHECK_BACK"]["URL"] ({url!r}), relays ask the database themselves.'
+        hint = f'Without OUTBOX["CHECK_BACK"]["URL"] ({url!r}), relays answer check-backs from the database.'
         return [Error(str(error), hint=hint, id="outbox.E012")]
     return []
 
 
 def _endpoints() -> Iterator[View]:
-    """Return the project's views that answer check-backs."""
+    """Yield the project's views that answer check-backs."""
     if getattr(django_settings, "ROOT_URLCONF", None):
         for view in _views(get_resolver().url_patterns):
             bases = getattr(getattr(view, "cls", None), "__mro__", ())

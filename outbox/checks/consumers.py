@@ -1,7 +1,7 @@
 """
-Consumers: their topics, their databases, the isolation of their transactions, their groups' names.
+Check consumers: their topics, databases, isolation levels, and names of groups.
 
-Two handlers of one message type in one group are refused earlier, when the second is defined.
+A second handler of a message type in one group raises an error earlier, when it is defined.
 """
 
 from __future__ import annotations
@@ -23,19 +23,19 @@ from outbox.publishing.rules import TOPIC_RULE, is_topic_name
 
 def check_topics(**kwargs: Any) -> list[CheckMessage]:
     """
-    E016: A consumer takes a plain topic that is not in `OUTBOX["TOPICS"]`, or wants order where the topic keeps none.
+    E016: A consumer names a topic that is not in `OUTBOX["TOPICS"]`, or has `ordered=True` for a topic that is not ordered.
 
-    Add the topic or correct the name; give the topic TYPE "fifo", or leave `ordered=True` out.
+    Add the topic or correct the name; set TYPE "fifo" of the topic, or remove `ordered=True`.
     """
     return [problem for one in _consumers() for problem in _problems_of_topic(one)]
 
 
 def check_databases(**kwargs: Any) -> list[CheckMessage]:
     """
-    E017: A consumer's `using` names no database, or one without inbox.
+    E017: A consumer's `using` is not a database, or a database without an inbox.
 
-    The inbox row commits together with what the handler writes, so it stands in the same database: let the routers
-    migrate the app outbox there (`allow_migrate`), or name another database.
+    The inbox row is committed with the handler's own rows, so it must be in the same database: let the routers migrate the app
+    outbox there (`allow_migrate`), or name another database.
     """
     found: list[CheckMessage] = []
     for one in _consumers():
@@ -46,9 +46,9 @@ def check_databases(**kwargs: Any) -> list[CheckMessage]:
         elif connections[one.using].vendor == "postgresql" and not database.is_outbox_database(one.using):
             found.append(
                 Error(
-                    f"{one.name} writes to the database {one.using!r}, where the routers allow no tables of the outbox: "
-                    "its inbox has no place.",
-                    hint="Have allow_migrate() let the app outbox into that database.",
+                    f"{one.name} writes to the database {one.using!r}, where routers do not allow the tables of the outbox, so "
+                    "it has no inbox.",
+                    hint="Let allow_migrate() of the routers allow the app outbox in that database.",
                     id="outbox.E017",
                 )
             )
@@ -57,18 +57,17 @@ def check_databases(**kwargs: Any) -> list[CheckMessage]:
 
 def check_isolation(**kwargs: Any) -> list[CheckMessage]:
     """
-    W046: A consumer group's database has its transactions at REPEATABLE READ or SERIALIZABLE (`OPTIONS["isolation_level"]`).
+    W046: Transactions of a consumer group's database are REPEATABLE READ or SERIALIZABLE (`OPTIONS["isolation_level"]`).
 
-    Of two handlers that write what the other has read, PostgreSQL ends one with a serialization failure. Its message comes again,
-    and no try is counted; what the handler did outside of the database is done again, too. The more handlers write the same rows,
-    the more often. Keep them short, or leave `isolation_level` out and lock what a handler changes by `select_for_update()`.
-    Where the level is meant, silence this check.
+    If two handlers write rows that the other has read, PostgreSQL ends one of them with a serialization failure. Its message is
+    delivered again without counting a try, and effects outside of the database are repeated, too. Keep such handlers short, or
+    remove `isolation_level` and lock rows with `select_for_update()`. If the level is intended, silence this check.
     """
     return [
         Caution(
             f"The consumer group {name!r} writes to database {group.using!r}, whose transactions are {level}: handlers that "
-            "conflict are done again.",
-            hint="Keep handlers short and their effects in the database, or leave isolation_level out of its OPTIONS.",
+            "conflict are repeated.",
+            hint="Keep handlers short and their effects in the database, or remove isolation_level from its OPTIONS.",
             id="outbox.W046",
         )
         for name, group in sorted(groups().items())
@@ -78,13 +77,13 @@ def check_isolation(**kwargs: Any) -> list[CheckMessage]:
 
 def check_names(**kwargs: Any) -> list[CheckMessage]:
     """
-    W018: A consumer group has a name that not every broker takes.
+    W018: A consumer group has a name that some brokers do not accept.
 
-    The rule is that of topics: 1 to 127 letters, digits, `%`, `_` and `-`. A group that is renamed begins anew.
+    The rule is that of topics: 1 to 127 letters, digits, `%`, `_` and `-`. A renamed group starts as a new one.
     """
     return [
         Caution(
-            f"A consumer group is called {name!r}, which not every broker takes.",
+            f"A consumer group is called {name!r}, a name that some brokers do not accept.",
             hint=TOPIC_RULE.replace("A topic", "Like a topic"),
             id="outbox.W018",
         )
@@ -94,8 +93,8 @@ def check_names(**kwargs: Any) -> list[CheckMessage]:
 
 
 def _strict_level(alias: str) -> str | None:
-    """Return the isolation level of a database's transactions where it is stricter than READ COMMITTED, as settings tell."""
-    if alias not in connections.settings or connections[alias].vendor != "postgresql":  # E017 and E007 have said it
+    """Return the isolation level of a database in settings if it is stricter than READ COMMITTED; else None."""
+    if alias not in connections.settings or connections[alias].vendor != "postgresql":  # E017 and E007 report it
         return None
     level = connections[alias].settings_dict["OPTIONS"].get("isolation_level")
     strict = {IsolationLevel.REPEATABLE_READ: "REPEATABLE READ", IsolationLevel.SERIALIZABLE: "SERIALIZABLE"}
@@ -111,15 +110,15 @@ def _problems_of_topic(one: Consumer) -> Iterator[CheckMessage]:
     try:
         topic = conf.topic_settings(one.topic)
     except UnknownTopic as error:
-        if one.type is None:  # E006 says it of types
+        if one.type is None:  # E006 reports it for message types
             text, _, hint = str(error).partition(". ")
             yield Error(f"{one.name}: {text}.", hint=hint, id="outbox.E016")
         return
-    except ConfigurationError:  # E001 or E003 has said it
+    except ConfigurationError:  # E001 or E003 reports it
         return
     if one.ordered and topic.type is not TopicType.FIFO:
         yield Error(
-            f"{one.name} wants its messages in order, but topic {one.topic!r} is of type {topic.type} and keeps none.",
-            hint=f'Set OUTBOX["TOPICS"]["{one.topic}"]["TYPE"] = "fifo", or leave ordered=True out.',
+            f"{one.name} has ordered=True, but topic {one.topic!r} is of type {topic.type}, which keeps no order.",
+            hint=f'Set OUTBOX["TOPICS"]["{one.topic}"]["TYPE"] = "fifo", or remove ordered=True.',
             id="outbox.E016",
         )

@@ -1,4 +1,4 @@
-"""Databases and routers, as far as settings tell."""
+"""Check databases and routers, from settings only."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from outbox import database
 from outbox.checks.settings import known_settings
 from outbox.models import MessageRow
 
-NOT_BUSINESS = ("django.", "rest_framework", "outbox.")
+NOT_PROJECT_APPS = ("django.", "rest_framework", "outbox.")
 
 
 def check_engine(**kwargs: Any) -> list[CheckMessage]:
     """
-    E007: The database that messages go to is not PostgreSQL, or not reached by psycopg 3.
+    E007: The database for messages is not PostgreSQL, or is not used with psycopg 3.
 
     Set its ENGINE to `django.db.backends.postgresql` and install psycopg, or route the app outbox to such a database.
     """
@@ -27,10 +27,10 @@ def check_engine(**kwargs: Any) -> list[CheckMessage]:
     vendor = connections[alias].vendor
     if vendor == "postgresql" and is_psycopg3:
         return []
-    what = f"is {vendor}" if vendor != "postgresql" else "is reached by psycopg2"
+    what = f"is {vendor}" if vendor != "postgresql" else "is used with psycopg2"
     return [
         Error(
-            f"Database {alias!r} {what}. The outbox needs PostgreSQL 14 or later, by psycopg 3.",
+            f"Database {alias!r} {what}. The outbox needs PostgreSQL 14 or later, with psycopg 3.",
             hint='Set its ENGINE to "django.db.backends.postgresql" and install psycopg, or route the models of '
             "the app outbox to such a database.",
             id="outbox.E007",
@@ -40,22 +40,22 @@ def check_engine(**kwargs: Any) -> list[CheckMessage]:
 
 def check_direct_databases(**kwargs: Any) -> list[CheckMessage]:
     """
-    E044: `OUTBOX["DIRECT_DATABASES"]` names what is no alias of a PostgreSQL in DATABASES, or one alias on both sides.
+    E044: `OUTBOX["DIRECT_DATABASES"]` has a name that is not a PostgreSQL database in DATABASES, or an alias on both sides.
 
-    On the left stands the alias that messages go to, on the right the one that leads around its pooler.
+    The key is the alias that messages are published to, the value the alias that bypasses its pooler.
     """
     found: list[CheckMessage] = []
     named = known_settings().direct_databases
     for alias, direct in named.items():
         wrong = [one for one in (alias, direct) if one not in connections.settings or connections[one].vendor != "postgresql"]
         if wrong or direct in named:
-            what = "names no PostgreSQL of DATABASES" if wrong else "has one alias on both sides"
+            what = "does not name PostgreSQL databases of DATABASES" if wrong else "has one alias on both sides"
             found.append(
                 Error(
                     f'OUTBOX["DIRECT_DATABASES"] = {{"{alias}": "{direct}"}} {what}.',
                     hint=f"Add {', '.join(map(repr, wrong))} to DATABASES, or correct the name."
                     if wrong
-                    else "Name the alias that messages go to on the left, and the one that leads around its pooler on the right.",
+                    else "The key is the alias that messages are published to, the value the alias that bypasses its pooler.",
                     id="outbox.E044",
                 )
             )
@@ -64,10 +64,10 @@ def check_direct_databases(**kwargs: Any) -> list[CheckMessage]:
 
 def check_replicas(**kwargs: Any) -> list[CheckMessage]:
     """
-    W021: Routers send reads of the outbox to another database than its writes, or let its tables into a replica.
+    W021: Routers read the outbox from another database than they write it to, or allow its tables in a replica.
 
-    A replica lags: what is asked of it about a message may be old. Have `db_for_read` give the same as `db_for_write` for
-    each app of the outbox, and `allow_migrate` False for replicas, so that no relay looks for messages there.
+    A replica lags, so its data about a message may be old. Let `db_for_read` return the same as `db_for_write` for each app of
+    the outbox, and `allow_migrate` return False for replicas, so that no relay searches for messages there.
     """
     found: list[CheckMessage] = []
     for app in database.outbox_apps():
@@ -77,7 +77,7 @@ def check_replicas(**kwargs: Any) -> list[CheckMessage]:
             found.append(
                 Caution(
                     f"The routers read the models of the app {app.label} from {reads!r} and write them to {writes!r}.",
-                    hint=f'Have db_for_read() give the primary where model._meta.app_label is "{app.label}".',
+                    hint=f'Let db_for_read() return the primary where model._meta.app_label is "{app.label}".',
                     id="outbox.W021",
                 )
             )
@@ -85,9 +85,9 @@ def check_replicas(**kwargs: Any) -> list[CheckMessage]:
         if primary := connections[alias].settings_dict["TEST"]["MIRROR"]:
             found.append(
                 Caution(
-                    f"Database {alias!r} is a replica of {primary!r}, and the routers allow the outbox's tables there: "
-                    "relays look for messages in it.",
-                    hint=f"Have allow_migrate() refuse {alias!r}.",
+                    f"Database {alias!r} is a replica of {primary!r}, but the routers allow the outbox's tables there, so "
+                    "relays search it for messages.",
+                    hint=f"Let allow_migrate() return False for {alias!r}.",
                     id="outbox.W021",
                 )
             )
@@ -96,24 +96,24 @@ def check_replicas(**kwargs: Any) -> list[CheckMessage]:
 
 def check_business_rows(**kwargs: Any) -> list[CheckMessage]:
     """
-    W022: Routers write the outbox to a database that holds no other rows of the project.
+    W022: Routers write the outbox to a database without other rows of the project.
 
-    A message commits with the rows it speaks of only in one transaction, so in one database. Route the app outbox to
-    where they are. Where each transaction names its database by `using=`, silence this check.
+    A message is committed atomically with your rows only in the same database. Route the app outbox there. If each transaction
+    names its database with `using=`, silence this check.
     """
     home = router.db_for_write(MessageRow)
     homes = {
         router.db_for_write(model)
         for model in apps.get_models()
-        if model._meta.managed and not f"{model.__module__}.".startswith(NOT_BUSINESS)
+        if model._meta.managed and not f"{model.__module__}.".startswith(NOT_PROJECT_APPS)
     }
     if not homes or home in homes:
         return []
     return [
         Caution(
             f"The routers write messages to {home!r} and all other models to {', '.join(map(repr, sorted(homes)))}: "
-            "a message and its rows share no transaction.",
-            hint="Have db_for_write() and allow_migrate() put the app outbox where those models are.",
+            "a message and your rows cannot share a transaction.",
+            hint="Let db_for_write() and allow_migrate() put the app outbox in the database of those models.",
             id="outbox.W022",
         )
     ]
@@ -121,17 +121,17 @@ def check_business_rows(**kwargs: Any) -> list[CheckMessage]:
 
 def check_prepared_statements(**kwargs: Any) -> list[CheckMessage]:
     """
-    W023: A database behind a pooler in transaction mode is to keep prepared statements.
+    W023: Statements are prepared on a database behind a pooler in transaction mode.
 
-    `DISABLE_SERVER_SIDE_CURSORS` says that there is such a pooler. A statement prepared over it is missing on the next
-    connection: leave `prepare_threshold` out, unless the pooler carries prepared statements along (PgBouncer 1.22 with
-    `max_prepared_statements`, and psycopg with a libpq of PostgreSQL 17); then silence this check.
+    `DISABLE_SERVER_SIDE_CURSORS` indicates such a pooler. A statement prepared through it does not exist on the next backend:
+    remove `prepare_threshold`, unless the pooler supports prepared statements (PgBouncer 1.22 with `max_prepared_statements`, and
+    psycopg with the libpq of PostgreSQL 17); then silence this check.
     """
     return [
         Caution(
-            f"Database {alias!r} has DISABLE_SERVER_SIDE_CURSORS, so a pooler in transaction mode, and "
+            f"Database {alias!r} has DISABLE_SERVER_SIDE_CURSORS, which indicates a pooler in transaction mode, and "
             f"prepare_threshold = {threshold}.",
-            hint="Leave prepare_threshold out, or connect without the pooler.",
+            hint="Remove prepare_threshold, or connect without the pooler.",
             id="outbox.W023",
         )
         for alias in database.outbox_databases()

@@ -1,4 +1,4 @@
-"""Databases as their servers are: `manage.py check --database default`."""
+"""Check database servers: `manage.py check --database default`."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from outbox import conf, database
 from outbox.errors import ConfigurationError
 from outbox.message import TopicType
 
-# Schemas that hold the outbox, and the one that this connection sees.
+# All schemas with tables of the outbox, and (SCHEMA) the one that this connection sees.
 SCHEMAS = "SELECT relnamespace::regnamespace::text FROM pg_class WHERE relname = 'outbox_ticket' AND relkind = 'r'"
 IDLE_TRANSACTIONS = "SELECT current_setting('idle_in_transaction_session_timeout')"
 SCHEMA = "SELECT relnamespace::regnamespace::text FROM pg_class WHERE oid = to_regclass('outbox_ticket')"
@@ -27,10 +27,10 @@ def check_version(databases: Sequence[str] | None = None, **kwargs: Any) -> list
     """
     E024: The PostgreSQL server is too old.
 
-    The outbox needs PostgreSQL 14 (`idle_session_timeout`), and Django may need a newer one; the text names it.
+    The outbox needs PostgreSQL 14 (`idle_session_timeout`), and Django may need a newer version, which the text names.
     """
 
-    def look(alias: str) -> list[CheckMessage]:
+    def check(alias: str) -> list[CheckMessage]:
         try:
             connections[alias].check_database_version_supported()
         except NotSupportedError as error:
@@ -38,89 +38,89 @@ def check_version(databases: Sequence[str] | None = None, **kwargs: Any) -> list
             return [Error(text, hint="Upgrade the server, or route the app outbox to a newer one.", id="outbox.E024")]
         return []
 
-    return _look_at(databases, look)
+    return _check_each(databases, check)
 
 
 def check_pooler(databases: Sequence[str] | None = None, **kwargs: Any) -> list[CheckMessage]:
     """
-    W025: A pooler in transaction mode stands before the database, and no alias leads around it.
+    W025: The database is behind a pooler in transaction mode, and no alias bypasses it.
 
     Publishing, half first, consumers and the check-back endpoint work. Relays, recorders, audits, archives and prunes need a
-    session of their own, for locks and LISTEN, and refuse to start: write the line that the hint shows. Where none of them
-    runs with these settings, silence it.
+    session of their own, for locks and LISTEN, and do not start: add the line that the hint shows. If none of them runs with
+    these settings, silence this check.
     """
 
-    def look(alias: str) -> list[CheckMessage]:
+    def check(alias: str) -> list[CheckMessage]:
         if not database.is_behind_transaction_pooler(database.direct_alias(alias)):
             return []
         return [Caution(database.explain_pooler(alias), hint=database.name_direct(alias), id="outbox.W025")]
 
-    return _look_at(databases, look)
+    return _check_each(databases, check)
 
 
 def check_direct_databases(databases: Sequence[str] | None = None, **kwargs: Any) -> list[CheckMessage]:
     """
-    E045: An alias of `OUTBOX["DIRECT_DATABASES"]` leads to another database than the one whose pooler it goes around.
+    E045: An alias of `OUTBOX["DIRECT_DATABASES"]` is another database than the one whose pooler it should bypass.
 
-    Relays would look there, and find no message. Correct its NAME, HOST or PORT in DATABASES.
+    Relays would search there and find no messages. Correct its NAME, HOST or PORT in DATABASES.
     """
 
-    def look(alias: str) -> list[CheckMessage]:
+    def check(alias: str) -> list[CheckMessage]:
         direct = database.direct_alias(alias)
         if direct == alias or _source_of(direct) == _source_of(alias):
             return []
         return [
             Error(
-                f"Database {alias!r} and {direct!r}, which is to lead around its pooler, are not the same.",
-                hint=f"Have DATABASES[{direct!r}] lead to the database that holds the messages of {alias!r}.",
+                f"{direct!r} should bypass the pooler of database {alias!r}, but is another database.",
+                hint=f"Correct DATABASES[{direct!r}], so that it connects to the database with the messages of {alias!r}.",
                 id="outbox.E045",
             )
         ]
 
-    return _look_at(databases, look)
+    return _check_each(databases, check)
 
 
 def check_idle_transactions(databases: Sequence[str] | None = None, **kwargs: Any) -> list[CheckMessage]:
     """
-    W049: Topics keep order, and the database never ends a transaction that is idle.
+    W049: There are ordered topics, and the database does not end idle transactions.
 
-    A publisher of a key waits until its last publisher has committed. Where that one's process is frozen in its transaction, all
-    later messages of the key wait as long. Let PostgreSQL end such a transaction.
+    A publisher of a key waits until the previous publisher of the key has committed. If that process is frozen in its
+    transaction, all later publishers of the key wait as long. Let PostgreSQL end such a transaction.
     """
     try:
         has_order = any(conf.topic_settings(name).type is TopicType.FIFO for name in conf.settings().topics)
-    except ConfigurationError:  # E001 or E003 has said it
+    except ConfigurationError:  # E001 or E003 reports it
         return []
     if not has_order:
         return []
 
-    def look(alias: str) -> list[CheckMessage]:
+    def check(alias: str) -> list[CheckMessage]:
         with connections[alias].cursor() as cursor:
             cursor.execute(IDLE_TRANSACTIONS)
             if cursor.fetchone() != ("0",):
                 return []
         return [
             Caution(
-                f"Database {alias!r} never ends a transaction that is idle. A publisher that is frozen in one keeps all "
-                "others of its key waiting.",
+                f"Database {alias!r} does not end idle transactions. A publisher that is frozen in one blocks all other "
+                "publishers of its key.",
                 hint=f'Set DATABASES[{alias!r}]["OPTIONS"]["options"] = "-c idle_in_transaction_session_timeout=60s", or, '
                 "in PostgreSQL, ALTER ROLE ... SET idle_in_transaction_session_timeout = '60s'.",
                 id="outbox.W049",
             )
         ]
 
-    return _look_at(databases, look)
+    return _check_each(databases, check)
 
 
 def check_schemas(databases: Sequence[str] | None = None, **kwargs: Any) -> list[CheckMessage]:
     """
-    E034: The outbox has tables in a schema to which no database of the settings leads.
+    E034: The outbox has tables in a schema that no database in settings uses.
 
-    Messages that a changed search_path has written there are seen by no relay. Keep the outbox out of the tenants' schemas
-    (django-tenants: in SHARED_APPS alone), or give each an alias in DATABASES whose OPTIONS set its search_path.
+    No relay sees messages that were written there with another search_path. Keep the outbox out of tenants' schemas
+    (django-tenants: in SHARED_APPS only), or add an alias to DATABASES for each, with its search_path in OPTIONS.
     """
 
-    def look(alias: str) -> list[CheckMessage]:
+    def check(alias: str) -> list[CheckMessage]:
         with database.connect(alias) as connection:
             schemas = {schema for (schema,) in connection.execute(SCHEMAS)}
         lost = schemas - {_schema_of(other) for other in database.outbox_databases() if _place(other) == _place(alias)}
@@ -128,18 +128,18 @@ def check_schemas(databases: Sequence[str] | None = None, **kwargs: Any) -> list
             return []
         return [
             Error(
-                f"Database {alias!r} has tables of the outbox in the schemas {', '.join(sorted(lost))}, where no relay looks.",
-                hint="Drop them and keep the outbox in a schema that all connections see, or name each by the search_path of "
-                "an alias in DATABASES.",
+                f"Database {alias!r} has tables of the outbox in the schemas {', '.join(sorted(lost))}, which no relay reads.",
+                hint="Drop them and keep the outbox in a schema that all connections see, or add an alias to DATABASES for "
+                "each, with its search_path in OPTIONS.",
                 id="outbox.E034",
             )
         ]
 
-    return _look_at(databases, look)
+    return _check_each(databases, check)
 
 
 def _source_of(alias: str) -> str | None:
-    """Return the stable id of a database's outbox; None where it has none."""
+    """Return the stable id of a database's outbox; None if it has none."""
     try:
         with database.connect(alias) as connection:
             row = connection.execute(SOURCE).fetchone()
@@ -159,12 +159,12 @@ def _place(alias: str) -> tuple[str, ...]:
     return tuple(str(settings[name]) for name in ("HOST", "PORT", "NAME"))
 
 
-def _look_at(aliases: Sequence[str] | None, look: Callable[[str], list[CheckMessage]]) -> list[CheckMessage]:
-    """Look at the outbox's databases among those asked about. One that is away is not the checks' to tell."""
+def _check_each(aliases: Sequence[str] | None, check: Callable[[str], list[CheckMessage]]) -> list[CheckMessage]:
+    """Check the outbox's databases among those given; one that cannot be reached is skipped, as Django's checks do."""
     found: list[CheckMessage] = []
     for alias in set(aliases or ()) & set(database.outbox_databases()):
         try:
-            found.extend(look(alias))
+            found.extend(check(alias))
         except (DatabaseError, psycopg.Error):
             continue
     return found

@@ -1,4 +1,4 @@
-"""`OUTBOX`: its names and values, its brokers, its topics."""
+"""Check `OUTBOX`: names and values, brokers, topics."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ HINT = "The package's outbox/conf/sections.py lists all names, with their types,
 
 def check_settings(**kwargs: Any) -> list[CheckMessage]:
     """
-    E001: `OUTBOX` holds an unknown name or a wrong value.
+    E001: `OUTBOX` has an unknown name or a wrong value.
 
-    The text names the place, and the nearest known name. Durations are `timedelta`, and greater than zero.
+    The text names the setting, and the most similar known name. Durations are `timedelta`, and greater than zero.
     """
     try:
         conf.settings()
@@ -33,7 +33,7 @@ def check_settings(**kwargs: Any) -> list[CheckMessage]:
 
 def check_topic_names(**kwargs: Any) -> list[CheckMessage]:
     """
-    E002: A topic has a name that not every broker takes.
+    E002: A topic has a name that some brokers do not accept.
 
     Use 1 to 127 letters, digits, `%`, `_` and `-`.
     """
@@ -46,11 +46,11 @@ def check_topic_names(**kwargs: Any) -> list[CheckMessage]:
 
 def check_brokers(**kwargs: Any) -> list[CheckMessage]:
     """
-    E003: A broker cannot be imported, or is none.
+    E003: A BACKEND cannot be imported, or is not a broker.
 
     Correct the path in BACKEND, or install the broker's extra.
 
-    E004, W048: A broker finds fault with its OPTIONS, or with a topic for which they do not do.
+    E004, W048: A broker reports a problem of its OPTIONS, or of a topic with these OPTIONS.
 
     The hint is the broker's own; docs/reference/settings.md lists the options of each.
     """
@@ -71,19 +71,19 @@ def check_brokers(**kwargs: Any) -> list[CheckMessage]:
 
 def check_topic_types(**kwargs: Any) -> list[CheckMessage]:
     """
-    E008: A topic is of a type that its broker does not offer.
+    E008: A topic has a type that its broker does not support.
 
-    Give it another type, or another broker.
+    Set another type, or another broker.
 
-    W009: A topic is to carry half messages, and its broker has none.
+    W009: A topic is of type transaction, and its broker has no half messages.
 
-    Its messages are sent one-phase. Write TYPE "normal", or leave it out.
+    Its messages are sent in one phase. Set TYPE "normal", or remove TYPE.
     """
     return [problem for name, topic, broker in known_topics() for problem in _problems_of_type(name, topic, broker)]
 
 
 def known_settings() -> conf.Settings:
-    """Return the settings; empty ones where E001 has said that they are wrong."""
+    """Return the settings; empty ones if they are wrong, which E001 reports."""
     try:
         return conf.settings()
     except ConfigurationError:
@@ -91,7 +91,7 @@ def known_settings() -> conf.Settings:
 
 
 def known_topics() -> Iterator[tuple[str, conf.TopicSettings, type[Broker]]]:
-    """Return the topics with their types filled in, but for those whose broker E003 has named."""
+    """Yield the topics with their types filled in, without those whose broker E003 reports."""
     for name in known_settings().topics:
         with suppress(ConfigurationError):
             topic = conf.topic_settings(name)
@@ -101,7 +101,7 @@ def known_topics() -> Iterator[tuple[str, conf.TopicSettings, type[Broker]]]:
 def _problems_of_type(name: str, topic: conf.TopicSettings, broker: type[Broker]) -> Iterator[CheckMessage]:
     offered = {
         TopicType.FIFO: (broker.supports_order, "keeps no order"),
-        TopicType.DELAY: (broker.supports_delay, "delays nothing"),
+        TopicType.DELAY: (broker.supports_delay, "cannot delay messages"),
         TopicType.TRANSACTION: (broker.supports_half_messages, "has no half messages"),
     }
     is_offered, what = offered.get(topic.type or TopicType.NORMAL, (True, ""))
@@ -109,11 +109,11 @@ def _problems_of_type(name: str, topic: conf.TopicSettings, broker: type[Broker]
         return
     text = f'OUTBOX["TOPICS"]["{name}"] is of type {topic.type}, and its broker {topic.broker!r} ({broker.__name__}) {what}.'
     if topic.type is TopicType.TRANSACTION:
-        yield Caution(text, hint='Its messages are sent one-phase. Write "normal", or leave TYPE out.', id="outbox.W009")
+        yield Caution(text, hint='Its messages are sent in one phase. Set TYPE "normal", or remove TYPE.', id="outbox.W009")
     else:
-        yield Error(text, hint="Give the topic another type, or another broker.", id="outbox.E008")
+        yield Error(text, hint="Set another type or another broker for the topic.", id="outbox.E008")
 
 
 def _topics_hint(alias: str) -> str | None:
     topics = [name for name, topic in known_settings().topics.items() if topic.broker == alias]
-    return f"Topics that go there: {', '.join(sorted(topics))}." if topics else None
+    return f"Its topics are: {', '.join(sorted(topics))}." if topics else None

@@ -1,4 +1,4 @@
-"""Times that must fit together."""
+"""Check times that depend on each other."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ MARGIN = timedelta(seconds=5)  # for the relay's own statements around a send
 
 def check_leases(**kwargs: Any) -> list[CheckMessage]:
     """
-    W019: A lease is shorter than one batch's whole send time-out and 5 s.
+    W019: The lease is shorter than the longest send of a batch plus 5 s.
 
-    Nothing is lost, but while a broker is that slow two relays take the batch from each other again and again. Raise
+    Nothing is lost, but while a broker is that slow, two relays take the batch from each other again and again. Raise
     `OUTBOX["RELAY"]["LEASE"]`, or lower the time-outs in the broker's OPTIONS.
     """
     found: list[CheckMessage] = []
@@ -32,9 +32,9 @@ def check_leases(**kwargs: Any) -> list[CheckMessage]:
         if lease < needed:
             found.append(
                 Caution(
-                    f'OUTBOX["RELAY"]["LEASE"] is {_seconds(lease)}, and a send to broker {alias!r} may take '
+                    f'OUTBOX["RELAY"]["LEASE"] is {_seconds(lease)}, but a send to broker {alias!r} may take '
                     f"{_seconds(needed - MARGIN)}: meanwhile another relay takes the batch.",
-                    hint=f"Give it {_seconds(needed)} or more, or lower the time-outs in the broker's OPTIONS.",
+                    hint=f"Set it to {_seconds(needed)} or more, or lower the time-outs in the broker's OPTIONS.",
                     id="outbox.W019",
                 )
             )
@@ -43,7 +43,7 @@ def check_leases(**kwargs: Any) -> list[CheckMessage]:
 
 def check_retention(**kwargs: Any) -> list[CheckMessage]:
     """
-    E020: The outbox forgets a batch while its half messages may still be asked about.
+    E020: Batches are pruned while brokers may still check back about their half messages.
 
     Each answer would be UNKNOWN, with an alert. Raise `OUTBOX["RETENTION"]`.
     """
@@ -51,9 +51,9 @@ def check_retention(**kwargs: Any) -> list[CheckMessage]:
     two_phase = {topic.broker for _, topic, broker in known_topics() if _is_two_phase(topic, broker)}
     return [
         Error(
-            f'OUTBOX["RETENTION"] is {retention}, and broker {alias!r} may ask about a half message for '
+            f'OUTBOX["RETENTION"] is {retention}, but broker {alias!r} may check back about a half message for '
             f"{HalfMessages.of(broker).max_check_back_age(options)}.",
-            hint="Raise RETENTION beyond that.",
+            hint="Raise RETENTION above that time.",
             id="outbox.E020",
         )
         for alias, broker, options in _brokers_in_use()
@@ -66,7 +66,7 @@ def _is_two_phase(topic: conf.TopicSettings, broker: type[Broker]) -> bool:
 
 
 def _brokers_in_use() -> Iterator[tuple[str, type[Broker], Mapping[str, Any]]]:
-    """Return the brokers that have topics, but for those of which E003 or E004 has spoken."""
+    """Yield the brokers that have topics, without those that E003 or E004 reports."""
     classes = {topic.broker: broker for _, topic, broker in known_topics()}
     for alias, broker in sorted(classes.items()):
         options = known_settings().brokers[alias].options

@@ -248,7 +248,7 @@ class TestTheCheckOfSchemas:
 
         (problem,) = self.found()
 
-        assert problem.msg == "Database 'default' has tables of the outbox in the schemas north, where no relay looks."
+        assert problem.msg == "Database 'default' has tables of the outbox in the schemas north, which no relay reads."
         assert problem.hint
 
     def test_is_content_with_an_alias(self, north):

@@ -29,8 +29,8 @@ class TestE042:
 
         assert found() == [
             Error(
-                'OUTBOX["BROKERS"]["default"] keeps its messages in the tables of the app outbox.embedded, which is not '
-                "in INSTALLED_APPS. Topics that go there: bills, orders.",
+                'OUTBOX["BROKERS"]["default"] needs the tables of the app outbox.embedded, which is not in INSTALLED_APPS. '
+                "Its topics are: bills, orders.",
                 hint='Add to the settings: INSTALLED_APPS += ["outbox.embedded"]. Then run manage.py migrate.',
                 id="outbox.E042",
             )
@@ -65,7 +65,8 @@ class TestE042OfThePipeline:
 
         (problem,) = [one for one in found() if one.id == "outbox.E042"]
 
-        assert problem.msg == 'OUTBOX["PIPELINE"] is set, and nothing reads it: the app outbox.pipeline is not in INSTALLED_APPS.'
+        text = 'OUTBOX["PIPELINE"] is set, but the app that reads it, outbox.pipeline, is not in INSTALLED_APPS.'
+        assert problem.msg == text
         assert problem.hint.startswith('Add to the settings: INSTALLED_APPS += ["outbox.pipeline"].')
 
     def test_asks_for_nothing_where_there_are_no_such_settings(self, settings, without, found):

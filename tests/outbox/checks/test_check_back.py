@@ -113,7 +113,7 @@ class TestW026:
         (problem,) = found()
         assert problem.id == "outbox.W026"
         assert problem.msg.startswith(f"@check_back({topic!r}) is {__name__}.")
-        assert problem.hint == "Topics of type transaction are orders."
+        assert problem.hint == "Topics of type transaction are: orders."
 
 
 class TestE027:
@@ -124,7 +124,7 @@ class TestE027:
         (problem,) = found()
 
         assert problem.id == "outbox.E027"
-        assert problem.msg.startswith('OUTBOX["TOPICS"]["orders"] is of type transaction, and nobody answers')
+        assert problem.msg.startswith('OUTBOX["TOPICS"]["orders"] is of type transaction, but check-backs of its broker')
         assert "outbox.api.urls" in problem.hint
 
     @pytest.mark.parametrize(("brokers", "has_endpoint"), [(OVER_HTTP, True), (BROKERS, False)])

@@ -31,7 +31,7 @@ class TestE016:
         (problem,) = found()
 
         assert problem.id == "outbox.E016"
-        assert "wants its messages in order, but topic 'orders' is of type transaction" in problem.msg
+        assert "has ordered=True, but topic 'orders' is of type transaction" in problem.msg
         assert '["TYPE"] = "fifo"' in problem.hint
 
     def test_leaves_a_types_topic_to_the_check_of_types(self, found):
@@ -66,7 +66,7 @@ class TestE017:
         (problem,) = found()
 
         assert problem.id == "outbox.E017"
-        assert "'other', where the routers allow no tables of the outbox" in problem.msg
+        assert "'other', where routers do not allow the tables of the outbox" in problem.msg
         assert "allow_migrate()" in problem.hint
 
 
@@ -77,7 +77,7 @@ class TestW018:
         (problem,) = found()
 
         assert problem.id == "outbox.W018"
-        assert problem.msg == "A consumer group is called 'the cart', which not every broker takes."
+        assert problem.msg == "A consumer group is called 'the cart', a name that some brokers do not accept."
         assert "1 to 127 letters" in problem.hint
 
 

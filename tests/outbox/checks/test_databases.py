@@ -27,21 +27,22 @@ class TestE007:
 
         assert outcome.returncode == 1
         assert (
-            "(outbox.E007) Database 'default' is sqlite. The outbox needs PostgreSQL 14 or later, by psycopg 3." in outcome.stderr
+            "(outbox.E007) Database 'default' is sqlite. The outbox needs PostgreSQL 14 or later, with psycopg 3."
+            in outcome.stderr
         )
 
     def test_finds_psycopg2(self, found, monkeypatch):
         monkeypatch.setattr(databases, "is_psycopg3", False)
 
-        assert ["is reached by psycopg2" in problem.msg for problem in found()] == [True]
+        assert ["is used with psycopg2" in problem.msg for problem in found()] == [True]
 
 
 class TestE044:
     @pytest.mark.parametrize(
         ("named", "says"),
         [
-            ({"default": "nowhere"}, "names no PostgreSQL of DATABASES"),
-            ({"nowhere": "other"}, "names no PostgreSQL of DATABASES"),
+            ({"default": "nowhere"}, "does not name PostgreSQL databases of DATABASES"),
+            ({"nowhere": "other"}, "does not name PostgreSQL databases of DATABASES"),
             ({"default": "default"}, "has one alias on both sides"),
         ],
     )
@@ -95,8 +96,8 @@ class TestW021:
         (problem,) = found()
 
         assert problem.id == "outbox.W021"
-        assert problem.msg.startswith("Database 'other' is a replica of 'default', and the routers allow the outbox's tables")
-        assert "allow_migrate() refuse 'other'" in problem.hint
+        assert problem.msg.startswith("Database 'other' is a replica of 'default', but the routers allow the outbox's tables")
+        assert "allow_migrate() return False for 'other'" in problem.hint
 
 
 class TestW022:

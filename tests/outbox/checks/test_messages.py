@@ -36,7 +36,7 @@ class TestE005:
 
         (problem,) = found()
         assert problem.id == "outbox.E005"
-        assert "Homeless names no topic: it cannot be published." in problem.msg
+        assert "Homeless has no topic, so it cannot be published." in problem.msg
 
     def test_leaves_the_base_of_others_alone(self, found):
         class Base(Message):
@@ -72,8 +72,8 @@ class TestE013:
 
         (problem,) = found()
         assert problem.id == "outbox.E013"
-        assert problem.msg.endswith("Mistyped has Meta.key = 'order', which is no field of it.")
-        assert problem.hint == "Its fields are order_id."
+        assert problem.msg.endswith("Mistyped has Meta.key = 'order', which is not a field of it.")
+        assert problem.hint == "Its fields are: order_id."
 
     def test_finds_a_mask_that_hides_no_field(self, found):
         class Told(Message):
@@ -85,8 +85,8 @@ class TestE013:
 
         (problem,) = found()
         assert problem.id == "outbox.E013"
-        assert problem.msg.endswith("Told masks 'custmer', which is no field of it, so nothing is hidden by that.")
-        assert problem.hint == "Its fields are customer."
+        assert problem.msg.endswith("Told masks 'custmer', which is not a field of it, so this hides nothing.")
+        assert problem.hint == "Its fields are: customer."
 
     def test_takes_a_property(self, found):
         class Derived(Message):
@@ -118,7 +118,7 @@ class TestE047:
         (problem,) = found()
         assert problem.id == "outbox.E047"
         what = "builtins.complex" if annotation is complex else "django.contrib.auth.models.Group"
-        assert problem.msg.endswith(f"Odd has the field 'who' of type {what}, which JSON cannot hold.")
+        assert problem.msg.endswith(f"Odd has the field 'who' of type {what}, which JSON cannot represent.")
 
     def test_finds_annotations_that_lead_nowhere(self, found):
         class Odd(Message):
@@ -156,7 +156,7 @@ class TestW014:
 
         (problem,) = found()
         assert problem.id == "outbox.W014"
-        assert "Keyless names no key, and its topic 'in-order' is of type fifo" in problem.msg
+        assert "Keyless has no key, and its topic 'in-order' is of type fifo" in problem.msg
         assert "key = " in problem.hint
 
 
@@ -172,7 +172,7 @@ class TestE015:
 
         (problem,) = found()
         assert problem.id == "outbox.E015"
-        assert problem.msg.endswith("Changed upgrades from version 0, but not from version 1.")
+        assert problem.msg.endswith("Changed has an upgrade from version 0, but not from version 1.")
         assert problem.hint == "Add @Changed.upgrade_from(1)."
 
     def test_finds_a_step_that_nothing_reaches(self, found):
@@ -184,7 +184,7 @@ class TestE015:
 
         (problem,) = found()
         assert problem.id == "outbox.E015"
-        assert problem.msg.endswith("Forgotten is at version 1 and has an upgrade from version 1.")
+        assert problem.msg.endswith("Forgotten is at version 1 but has an upgrade from version 1.")
         assert "Raise Meta.version to 2" in problem.hint
 
     def test_takes_a_type_that_forgot_its_first_versions(self, found):
@@ -219,7 +219,7 @@ class TestE035:
         go_half_first(Misled)
 
         (problem,) = [one for one in found() if one.id == "outbox.E035"]
-        assert "build builds Misled to go half first" in problem.msg
+        assert "build returns Misled for half_first" in problem.msg
         assert text in problem.msg
         assert "publish()" in problem.hint
 

@@ -72,7 +72,7 @@ class TestE045:
         (problem,) = found(databases=["default"])
 
         assert problem.id == "outbox.E045"
-        assert problem.msg.startswith("Database 'default' and 'other'")
+        assert problem.msg.startswith("'other' should bypass the pooler of database 'default'")
         assert problem.hint
 
     def test_finds_none_where_both_lead_to_one(self, found, settings, monkeypatch):

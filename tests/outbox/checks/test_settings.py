@@ -74,7 +74,7 @@ class TestE003:
 
         assert problem.id == "outbox.E003"
         assert "'nowhere.Broker' cannot be imported" in problem.msg
-        assert problem.hint == "Topics that go there: bills, orders."
+        assert problem.hint == "Its topics are: bills, orders."
 
     def test_finds_a_backend_that_is_no_broker(self, settings, found):
         settings.OUTBOX = {"BROKERS": {"default": {"BACKEND": "datetime.datetime"}}}
@@ -101,7 +101,7 @@ class TestE004AndW048:
 
 
 class TestE008:
-    @pytest.mark.parametrize(("kind", "what"), [("fifo", "keeps no order"), ("delay", "delays nothing")])
+    @pytest.mark.parametrize(("kind", "what"), [("fifo", "keeps no order"), ("delay", "cannot delay messages")])
     def test_finds_a_topic_of_a_type_that_its_broker_does_not_offer(self, settings, found, kind, what):
         settings.OUTBOX = {"BROKERS": ONE_PHASE, "TOPICS": {"orders": {"TYPE": kind}, "bills": {}}}
 
@@ -120,4 +120,4 @@ class TestW009:
 
         assert (problem.id, type(problem)) == ("outbox.W009", Caution)
         assert "has no half messages" in problem.msg
-        assert "one-phase" in problem.hint
+        assert "in one phase" in problem.hint

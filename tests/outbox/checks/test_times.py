@@ -29,8 +29,8 @@ class TestW019:
         (problem,) = found()
 
         assert problem.id == "outbox.W019"
-        assert problem.msg.startswith('OUTBOX["RELAY"]["LEASE"] is 24.9 s, and a send to broker \'default\' may take 20 s')
-        assert problem.hint.startswith("Give it 25 s or more")
+        assert problem.msg.startswith('OUTBOX["RELAY"]["LEASE"] is 24.9 s, but a send to broker \'default\' may take 20 s')
+        assert problem.hint.startswith("Set it to 25 s or more")
 
     @pytest.mark.parametrize(
         "outbox",
@@ -60,7 +60,9 @@ class TestE020:
         (problem,) = found()
 
         assert problem.id == "outbox.E020"
-        assert problem.msg == ("OUTBOX[\"RETENTION\"] is 0:01:39, and broker 'default' may ask about a half message for 0:01:40.")
+        assert problem.msg == (
+            "OUTBOX[\"RETENTION\"] is 0:01:39, but broker 'default' may check back about a half message for 0:01:40."
+        )
         assert problem.hint
 
     @pytest.mark.parametrize(
