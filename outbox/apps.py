@@ -1,4 +1,4 @@
-"""The Django app: finds the project's messages, consumers and check-backs; writes topics and days after a migration."""
+"""The Django app: discovers messages, consumers and check-backs; after a migration, writes topics and creates partitions."""
 
 from __future__ import annotations
 
@@ -23,11 +23,11 @@ class OutboxConfig(AppConfig):
 
 def _prepare_database(*, using: str, **kwargs: object) -> None:
     """
-    Write what the tables need beside their shape: topics, and days of the message table made ahead.
+    Write topic rows, and create the partitions of the message table ahead.
 
-    Every migrate calls this, also one of another app, or of ours to zero: then there are no tables.
+    Called after every migrate, also of other apps, and of this app to zero, after which there are no tables.
     """
-    # In here for the same reason.
+    # models cannot be imported before the apps are loaded
     from outbox.database import has_outbox_tables, is_outbox_database
     from outbox.database.partitions import make_days
     from outbox.topics import write_topics

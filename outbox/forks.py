@@ -1,4 +1,4 @@
-"""A lock that works in a process that was forked, as Celery's and Gunicorn's workers are."""
+"""A lock that works in forked processes, such as Celery's and Gunicorn's workers."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ import threading
 
 class ForkSafeLock:
     """
-    A lock that a forked child finds free: another thread of its parent may have held it, and is not in the child.
+    A lock that is free in a forked child, even if a thread of the parent held it, which does not exist in the child.
 
-    Ask for it each time: `with lock.current:`.
+    Read `current` each time: `with lock.current:`.
     """
 
     def __init__(self) -> None:

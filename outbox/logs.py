@@ -1,8 +1,8 @@
 """
-Loggers of the package. What others sent stays within its line: a message id with a line break in it forges no line of its own.
+Loggers of the package, whose records are one line each: a message id with a line break in it cannot forge a log line.
 
-Every logger of the package comes from `get_logger`. `LimitedLog` is for lines that anybody can cause. Records name what they
-are about in fields, so that logs as JSON can be searched: `extra=log_fields(topic=..., message_id=...)`.
+Every logger of the package comes from `get_logger`. `LimitedLog` is for lines that an unauthenticated request can cause. Records
+have fields, so that JSON logs can be searched: `extra=log_fields(topic=..., message_id=...)`.
 """
 
 from __future__ import annotations
@@ -16,18 +16,18 @@ from typing import Any, Protocol
 
 from outbox.forks import ForkSafeLock
 
-PREFIX = "outbox_"  # no attribute of a LogRecord begins so
+PREFIX = "outbox_"  # no attribute of a LogRecord begins with it
 
 _format_exception = logging.Formatter().formatException
 
 
 def one_line(text: str) -> str:
-    """Return a text with control characters, line ends and invisible characters spelled out as Python writes them."""
+    """Return a text with control characters, line ends and invisible characters escaped as in Python literals."""
     return text if text.isprintable() else repr(text)[1:-1]
 
 
 def get_logger(name: str) -> logging.Logger:
-    """Return a logger whose records are one line each. A traceback's lines are indented, whatever its error says."""
+    """Return a logger whose records are one line each, apart from tracebacks, whose lines are indented."""
     logger = logging.getLogger(name)
     if _keep_to_one_line not in logger.filters:
         logger.addFilter(_keep_to_one_line)
@@ -35,7 +35,7 @@ def get_logger(name: str) -> logging.Logger:
 
 
 class _OneLine:
-    """An argument of a record. It is put into words only where the record is formatted."""
+    """An argument of a record, which is converted to text only when the record is formatted."""
 
     def __init__(self, value: object) -> None:
         self._value = value
@@ -65,7 +65,7 @@ def _keep_to_one_line(record: logging.LogRecord) -> bool:
 
 
 class HasTopic(Protocol):
-    """A message, or a half message, whatever else is known of it."""
+    """A message or half message with a topic and an id."""
 
     @property
     def topic(self) -> str: ...
@@ -93,12 +93,12 @@ def log_fields(
     lane: int | None = None,
 ) -> dict[str, Any]:
     """
-    Return the fields of a log record by their names there: `outbox_topic`, `outbox_message_id`, … What is None is left out.
+    Return the fields of a log record: `outbox_topic`, `outbox_message_id`, … Arguments that are None are left out.
 
     Args:
-        message_id, message_ids: as text in the record, whatever they are here.
-        message_ids, topics, batches: lists, where a record speaks of several.
-        attempt: of the batch, or of the delivery.
+        message_id, message_ids: converted to text.
+        message_ids, topics, batches: lists, for a record about several.
+        attempt: of the batch or the delivery.
     """
     found = {
         "message_id": None if message_id is None else str(message_id),
@@ -118,11 +118,11 @@ def log_fields(
 
 class LimitedLog:
     """
-    Writes one line per cause and interval. The next line of a cause says how many it stands for.
+    Writes at most one line per cause and interval. The next line of the cause has the number of lines left out.
 
     Args:
         interval: seconds.
-        clock: returns seconds that never go back.
+        clock: a monotonic clock, in seconds.
     """
 
     def __init__(self, logger: logging.Logger, *, interval: float = 60.0, clock: Callable[[], float] = time.monotonic) -> None:
@@ -134,11 +134,11 @@ class LimitedLog:
 
     def log(self, level: int, cause: str, text: str, *args: object, exc_info: BaseException | None = None) -> None:
         """
-        Write the line, or count it.
+        Write a line, or count it.
 
         Args:
-            cause: one of a few; never what others sent.
-            text, args: as of a logger.
+            cause: one of a few fixed names; never text from a request.
+            text, args: as for a logger.
         """
         with _lock.current:
             now = self._clock()
@@ -146,7 +146,7 @@ class LimitedLog:
                 self._left_out[cause] += 1
                 return
             left_out, self._left_out[cause], self._written[cause] = self._left_out.get(cause, 0), 0, now
-        more = f" ({left_out} more like it since the last such line.)" if left_out else ""
+        more = f" ({left_out} more since the last such line.)" if left_out else ""
         self._logger.log(level, text + more, *args, exc_info=exc_info)
 
 

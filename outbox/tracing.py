@@ -1,9 +1,9 @@
 """
-Spans and histograms for OpenTelemetry, with the extra `opentelemetry`. Nothing happens where it is not installed or not set up.
+Spans and histograms for OpenTelemetry, with the extra `opentelemetry`. Without it, or without a provider, nothing is recorded.
 
-Spans follow the messaging conventions: `create` where a message is published, `send` for each call of the relay to the broker,
-`process` around the handler. The message carries the `traceparent` of `create`, which the other two link to. Histograms tell how
-long messages took from publish until they were sent, and until they were handled.
+Spans follow the semantic conventions for messaging: `create` when a message is published, `send` for each call of the relay to
+the broker, `process` around the handler. A message has the `traceparent` of its `create` span, to which the other two link.
+Histograms measure the time from publishing a message until it was sent, and until it was handled.
 """
 
 from __future__ import annotations
@@ -32,13 +32,13 @@ if TYPE_CHECKING:
 _limited = LimitedLog(get_logger(__name__))
 
 NAME = "outbox"
-LINKS = 128  # of one span, as most collectors keep them
+LINKS = 128  # of one span; most collectors keep no more
 SECONDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 300, 3600)
-API_ONLY = ("opentelemetry.trace", "opentelemetry.metrics")  # modules of the providers that do nothing
+API_ONLY = ("opentelemetry.trace", "opentelemetry.metrics")  # modules of the no-op providers
 
 
 def create(topic: str, message_id: object, size: int) -> str:
-    """Record that a message is published; return its `traceparent`, empty where nothing is traced."""
+    """Record a `create` span for a published message; return its `traceparent`, or "" without tracing."""
     if not _is_traced():
         return ""
     carrier: dict[str, str] = {}
@@ -53,7 +53,7 @@ def create(topic: str, message_id: object, size: int) -> str:
 
 @contextmanager
 def send(messages: Sequence[Outgoing]) -> Iterator[None]:
-    """Trace a call to the broker that sends messages."""
+    """Record a `send` span for a call to the broker."""
     span: Any = nullcontext()
     with _guard():
         if _is_set_up(trace and trace.get_tracer_provider()):
@@ -68,7 +68,7 @@ def send(messages: Sequence[Outgoing]) -> Iterator[None]:
 
 
 def process(group: str, deliveries: Sequence[Delivery]) -> AbstractContextManager[None]:
-    """Trace a handler; what it raises is recorded."""
+    """Return a context manager that records a `process` span for a handler, with its exception."""
     if not _is_traced():
         return nullcontext()
     span: Any = nullcontext()
@@ -87,28 +87,28 @@ def process(group: str, deliveries: Sequence[Delivery]) -> AbstractContextManage
 
 
 def note_sent(broker: str, topic: str, message_ids: Iterable[str]) -> None:
-    """Record how long messages of a topic took until the broker had them for good."""
+    """Record the time from publishing messages until the broker confirmed them."""
     with _guard():
         provider = metrics and metrics.get_meter_provider()
         if _is_set_up(provider):
-            histogram = _histogram(provider, "outbox.publish_to_sent", "From publish until the broker has the message.")
+            histogram = _histogram(provider, "outbox.publish_to_sent", "Time from publish until the broker has the message.")
             _record(histogram, message_ids, {"topic": topic, "broker": broker})
 
 
 def note_handled(group: str, deliveries: Sequence[Delivery]) -> None:
-    """Record how long messages took until a group had handled them, retries included."""
+    """Record the time from publishing messages until a group handled them, including retries."""
     if not _is_measured():
         return
     with _guard():
         provider = metrics.get_meter_provider()
-        histogram = _histogram(provider, "outbox.publish_to_handled", "From publish until a group has handled the message.")
+        histogram = _histogram(provider, "outbox.publish_to_handled", "Time from publish until a group has handled the message.")
         for delivery in deliveries:
             _record(histogram, [delivery.message_id], {"topic": delivery.topic, "group": group})
 
 
 @contextmanager
 def _guard() -> Iterator[None]:
-    """Keep errors of tracing from messages: a processor of spans that raises must fail no publish and no handler."""
+    """Log errors of tracing: an error in a span processor must not fail a publish or a handler."""
     try:
         yield
     except Exception as error:
@@ -121,7 +121,7 @@ def _log(error: Exception) -> None:
 
 @contextmanager
 def _harmless(span: Any) -> Iterator[None]:
-    """Enter a span for the time of the block. Only what the block raises is raised."""
+    """Enter a span during the block; only exceptions of the block are raised."""
     raised: BaseException | None = None
     entered = ExitStack()
     with _guard():
@@ -137,7 +137,7 @@ def _harmless(span: Any) -> Iterator[None]:
 
 
 def _is_traced() -> bool:
-    """Return whether spans go anywhere. Each message asks: without a provider that costs next to nothing."""
+    """Return whether there is a tracer provider. Called for each message, so it is fast without one."""
     try:
         return _is_set_up(trace and trace.get_tracer_provider())
     except Exception as error:
@@ -146,7 +146,7 @@ def _is_traced() -> bool:
 
 
 def _is_measured() -> bool:
-    """Return whether histograms go anywhere."""
+    """Return whether there is a meter provider."""
     try:
         return _is_set_up(metrics and metrics.get_meter_provider())
     except Exception as error:
@@ -171,7 +171,7 @@ def _histogram(provider: metrics.MeterProvider, name: str, description: str) -> 
 def _record(histogram: metrics.Histogram, message_ids: Iterable[str], attributes: dict[str, str]) -> None:
     now = time.time()
     for message_id in message_ids:
-        with suppress(ValueError):  # another producer's id may be any text, which tells no time
+        with suppress(ValueError):  # another producer's id may be any text, without a time
             if (made := UUID(message_id)).version == 7:
                 histogram.record(max(0.0, now - (made.int >> 80) / 1000), attributes)
 

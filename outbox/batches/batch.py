@@ -9,11 +9,6 @@ from datetime import datetime
 
 from outbox.brokers.base import HalfRef, SendResult, SendStatus
 from outbox.message import TopicType
-from outbox.models import State
-
-UNFINISHED = f"({State.RELEASED}, {State.CLAIMED}, {State.PREPARED})"
-"""The states of an unfinished batch, in SQL. As literals, since PostgreSQL cannot use their partial index for parameters."""
-
 
 MessageRow = tuple[str, str | None, str | None, bytes]
 """The content of a message: key, headers, about, body. All are None where the message row is gone."""

@@ -14,11 +14,11 @@ from typing import Any
 import psycopg
 from psycopg.types.json import Jsonb
 
-from outbox.batches.batch import UNFINISHED, Batch
+from outbox.batches.batch import Batch
 from outbox.database import Connection
 from outbox.database.locks import IS_LANE_FREE, Lock
 from outbox.message import TopicType
-from outbox.models import State
+from outbox.models import UNFINISHED, State
 
 TOPICS_PER_CLAIM = 16
 

@@ -1,5 +1,5 @@
 """
-Give up (PREPARED to DEAD): a batch of one message of which nothing can prove any more whether it was published.
+The give-up (PREPARED to DEAD) of a batch of one message, when nothing can prove any more whether it was published.
 
 The broker has neither the half message nor the message, but it no longer keeps messages that old, so this proves nothing.
 Sending the message again might publish it twice; marking it as sent might lose it. An operator decides: retry sends it

@@ -82,12 +82,7 @@ class EmbeddedBroker(NeedsCheckLoop, DeadLetters, StoredInDatabase):
 
     @classmethod
     def read_status(cls, options: Mapping[str, Any], database: str, connection: Connection) -> BrokerStatus:
-        """
-        Return parked half messages and dead letters, if the database is the broker's.
-
-        Raises:
-            NotMigrated: the broker's tables are missing.
-        """
+        """Return parked half messages and dead letters, if the database is the broker's. May raise NotMigrated."""
         if cls.stored_in(options) != database:
             return BrokerStatus()
         with tables_there():
@@ -95,12 +90,7 @@ class EmbeddedBroker(NeedsCheckLoop, DeadLetters, StoredInDatabase):
 
     @classmethod
     def read_copies(cls, options: Mapping[str, Any], message_id: str, half_ids: Sequence[str]) -> list[StoredCopy]:
-        """
-        Return the visible message and the half messages of that id.
-
-        Raises:
-            NotMigrated: the broker's tables are missing.
-        """
+        """Return the visible message and the half messages of that id. May raise NotMigrated."""
         with tables_there():
             return monitoring.read_copies(raw(read_options(EmbeddedOptions, options).database), message_id, half_ids)
 

@@ -17,7 +17,8 @@ from outbox.embedded.receiver import Reader, Received, Scan
 from outbox.embedded.rows import ReadRow
 
 POLL_SECONDS = 1.0
-# The first wait of a consumer that gets no notifications, or whose messages another one took. Each wait in vain doubles the next.
+# The first wait of a consumer that gets no notifications, or whose messages another one took. The wait doubles while it finds
+# nothing.
 FIRST_PAUSE_SECONDS = 0.05
 
 

@@ -13,7 +13,7 @@ from django.db.models.functions import Now
 
 
 class State(models.IntegerChoices):
-    """Where a batch stands."""
+    """The state of a batch."""
 
     RELEASED = 0
     CLAIMED = 1
@@ -21,6 +21,10 @@ class State(models.IntegerChoices):
     SENT = 3
     DEAD = 4
     SKIPPED = 5
+
+
+UNFINISHED = f"({State.RELEASED}, {State.CLAIMED}, {State.PREPARED})"
+"""The states of an unfinished batch, in SQL. As literals, since PostgreSQL cannot use their partial index for parameters."""
 
 
 class Lane(models.Model):

@@ -10,14 +10,13 @@ from datetime import timedelta
 from psycopg.rows import class_row
 
 from outbox import conf
-from outbox.batches.batch import UNFINISHED
 from outbox.brokers.base import BrokerStatus, DeadLetterCount, SendStatus
 from outbox.brokers.capabilities import StoredInDatabase
 from outbox.consuming.outcome import Outcome
 from outbox.consuming.wants import differing_groups
 from outbox.database import Connection
 from outbox.errors import ConfigurationError
-from outbox.models import State
+from outbox.models import UNFINISHED, State
 from outbox.monitoring.attention import Attention, find
 from outbox.monitoring.groups import GroupStatus, read_groups
 from outbox.monitoring.processes import ProcessStatus, read_processes

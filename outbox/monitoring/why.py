@@ -9,13 +9,12 @@ from uuid import UUID
 from psycopg.rows import class_row
 
 from outbox import conf
-from outbox.batches.batch import UNFINISHED
 from outbox.consuming.letter_acts import LetterAct
 from outbox.consuming.outcome import Outcome
 from outbox.consuming.register import groups
 from outbox.database import Connection
 from outbox.message import Header, read_headers
-from outbox.models import State
+from outbox.models import UNFINISHED, State
 from outbox.monitoring.processes import ProcessStatus, read_processes
 from outbox.monitoring.text import age, count
 

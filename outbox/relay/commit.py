@@ -2,9 +2,9 @@
 Decide to commit half messages, commit them, and mark their batches SENT.
 
 THE FENCE. Each write names the batch's state and attempt. When it matches no row, another process has taken the batch
-over, or this write was done before and its answer was lost. So the row is read again. Decided under this attempt: the
-decision stands, and its half messages are committed. In any other state: the half messages of this attempt are rolled
-back. Without a row, or without an answer of the database: nothing is sent, and the check-back settles it.
+over, or this write was done before and its answer was lost. So the row is read again. If this attempt has decided
+it, the decision stands, and its half messages are committed. In any other state, the half messages of this attempt are
+rolled back. Without a row, or without an answer of the database: nothing is sent, and the check-back settles it.
 
 THE ORDER. Half messages are stored, then the decision is written, then they are committed. Nothing is committed before
 it is decided. A decision is undone only by a resend after discard, or by an operator where nothing can be proved.

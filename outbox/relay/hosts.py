@@ -163,10 +163,7 @@ class RelayRunner:
         """
         Go on call and return at once, so that the caller claims once more; the next time, wait for a wakeup.
 
-        While another relay is on call, or the breaker is open, only wait.
-
-        Returns:
-            As `Waker.wait`.
+        While another relay is on call, or the breaker is open, only wait. Returns the same as `Waker.wait`.
         """
         waker = self._open_waker()
         if self.relay.breakers.state is BreakerState.OPEN:
@@ -283,13 +280,7 @@ def _breakers_of(target: RelayTarget) -> Breakers:
 
 @dataclass(frozen=True, slots=True)
 class _Matched:
-    """
-    The last comparison of a database's topic rows with settings.
-
-    Args:
-        at: a time of `time.monotonic()`.
-        foreign: the topics that have a row but are not in settings.
-    """
+    """The last comparison of a database's topic rows with settings, and the topics that have a row but are not in settings."""
 
     settings: conf.Settings
     at: float

@@ -19,7 +19,6 @@ from uuid import UUID
 import psycopg
 
 from outbox import conf, database, signals
-from outbox.batches.batch import UNFINISHED
 from outbox.batches.prune import prune as prune_batches
 from outbox.conf.apps import PIPELINE, add_app, is_pipeline_missing
 from outbox.database import Connection, partitions, retention_holds
@@ -28,7 +27,7 @@ from outbox.database.retention_holds import RetentionHold, find_holder
 from outbox.errors import ConfigurationError
 from outbox.ids import first_id
 from outbox.logs import get_logger, log_fields
-from outbox.models import State
+from outbox.models import UNFINISHED, State
 from outbox.relay.prune_inbox import prune_inbox
 
 logger = get_logger(__name__)

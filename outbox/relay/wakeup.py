@@ -32,7 +32,7 @@ WITHDRAW = "DELETE FROM outbox_wakeup WHERE relay = %s"
 
 IS_ANOTHER_ON_CALL = "SELECT EXISTS (SELECT FROM outbox_wakeup WHERE broker = %s AND relay <> %s)"
 
-# Rows of relays that died, whose lane's lock is free. Each would cost every publisher a notification in vain.
+# Rows of relays that died, whose lane's lock is free. Each would cost every publisher a useless notification.
 FORGET_DEAD = f"DELETE FROM outbox_wakeup WHERE {IS_LANE_FREE.format(lane='relay')}"
 
 

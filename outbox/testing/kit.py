@@ -150,7 +150,7 @@ class Outbox:
         return crash(place)
 
     def advance(self, time: timedelta) -> None:
-        """Let time pass for outbox and brokers, by moving all stored times back. Python's clocks do not change."""
+        """Advance the time of outbox and brokers, by moving all stored times back. Python's clocks do not change."""
         self._clock.advance(time)
         for alias in self._ready_databases():
             age_rows(alias, time)
@@ -162,7 +162,7 @@ class Outbox:
         return [half for broker in self.brokers.values() for half in broker.undecided()]
 
     def check_back(self) -> list[Resolution]:
-        """Let brokers check back about all pending half messages now; return the answers."""
+        """Send check-backs about all pending half messages now; return the answers."""
         databases = self._ready_databases()
         answers: list[Resolution] = []
 

@@ -107,7 +107,7 @@ class TestLimitedLog:
 
         assert written() == [
             "WARNING Not signed.",
-            "WARNING Not signed. (3 more like it since the last such line.)",
+            "WARNING Not signed. (3 more since the last such line.)",
             "WARNING Not signed.",
         ]
 

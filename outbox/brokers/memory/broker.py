@@ -236,7 +236,7 @@ class MemoryBroker(Controls, NeedsCheckLoop, DeadLetters, TransactionalSends):
         return fault.result or answer or arrive()
 
     def _apply(self, fault: Fault, arrive: Callable[[], R]) -> R | None:
-        """Let a request arrive as its fault says: now, twice, later or never; return the true answer if there is one."""
+        """Apply a fault to a request, which arrives now, twice, later or never; return the true answer if there is one."""
         if fault.kind is FaultKind.LATE:
             self._store.late.append(arrive)
         answer = arrive() if fault.kind in (FaultKind.STORED, FaultKind.TWICE) else None

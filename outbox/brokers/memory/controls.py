@@ -96,7 +96,7 @@ class Controls:
             self._store.show(message, self._now())
 
     def age(self, by: timedelta) -> None:
-        """Let time pass for everything that the broker stores, by moving its times back."""
+        """Advance the time of everything that the broker stores, by moving its times back."""
         with self._store.changed:
             for half in self._store.halves.values():
                 half.born_at, half.due_at = half.born_at - by, half.due_at - by
