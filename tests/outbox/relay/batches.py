@@ -1,4 +1,4 @@
-"""Stored batches as a relay holds them in memory."""
+"""Batches in the memory of a relay, made from stored ones."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from tests.factories import BatchFactory
 
 
 def claimed(row: StoredBatch, **changes: Any) -> Batch:
-    """Return a stored batch as the relay that claimed it holds it."""
+    """Return the `Batch` of a claimed row."""
     topic = Topic.objects.get(pk=row.topic_id)
     fields = {
         "id": row.id,
@@ -31,12 +31,12 @@ def claimed(row: StoredBatch, **changes: Any) -> Batch:
 
 
 def make_claimed(**fields: Any) -> Batch:
-    """Store a claimed batch and give it as its relay holds it."""
+    """Store a claimed batch; return its `Batch`."""
     return claimed(BatchFactory(**fields))
 
 
 def decided(row: StoredBatch, **changes: Any) -> PreparedBatch:
-    """Return a stored batch as the relay that decided it holds it."""
+    """Return the `PreparedBatch` of a decided row."""
     batch = claimed(row)
     positions = [position for position in batch.positions if row.open is None or position in row.open]
     fields = {
@@ -54,7 +54,7 @@ def decided(row: StoredBatch, **changes: Any) -> PreparedBatch:
 
 
 def result_of(batch: Batch, *, accepted: dict[int, str] | None = None, **fates: int | list[int]) -> BatchSendResult:
-    """Return how the positions of a batch result_of: result_of(batch, accepted={1: "half"}, refused=2, unsure=[3, 4])."""
+    """Return the result of sending a batch: result_of(batch, accepted={1: "half"}, refused=2, unsure=[3, 4])."""
     unaccepted = {}
     for fate, positions in fates.items():
         for position in [positions] if isinstance(positions, int) else positions:

@@ -1,4 +1,4 @@
-"""A relay to the memory broker, on Django's own connection or on as many as a test asks for."""
+"""Fixtures for relays with the memory broker, on Django's connection or on connections of their own."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ LANE = Lane(1)
 
 @dataclass
 class Clock:
-    """Seconds that pass when a test says so."""
+    """A clock in seconds, which a test advances."""
 
     now: float = 1000.0
 
@@ -39,7 +39,7 @@ class Clock:
 
 @dataclass
 class Topics:
-    """Makes a topic in the database and makes it known to the broker."""
+    """Creates a topic in the database and adds it to the broker."""
 
     specs: dict[str, TopicSpec] = field(default_factory=dict)
 
@@ -127,7 +127,7 @@ def committer(make_committer: Callable[..., Committer], broker: MemoryBroker) ->
 
 @pytest.fixture
 def prepare(broker: MemoryBroker, make_topic: Topics, make_relay: Callable[..., Relay]) -> Callable[..., Batch]:
-    """Decide a batch whose commits are lost, that long ago."""
+    """Store a batch that was decided that long ago, and whose commits were lost."""
 
     def prepare(size: int = 2, ago: timedelta = timedelta(hours=1)) -> Batch:
         topic = make_topic("transaction")

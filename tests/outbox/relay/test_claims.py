@@ -179,7 +179,7 @@ class TestTwoRelays:
 
 @pytest.mark.django_db
 class TestManyTopics:
-    """Of which few have messages, time and again."""
+    """Many topics, of which few have messages repeatedly."""
 
     @pytest.fixture
     def mine(self, clock):

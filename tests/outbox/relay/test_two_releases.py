@@ -120,7 +120,7 @@ class TestATopicThatIsRemovedOrRenamed:
         assert len(unsent()) == 3
         found = [one for one in read_status(database.raw("default"), "default").attention if one.kind is Kind.UNKNOWN_TOPIC]
         assert [one.cause for one in found] == [
-            '3 messages wait, and OUTBOX["TOPICS"] has no such topic, so no relay takes them.'
+            '3 messages wait, but OUTBOX["TOPICS"] has no such topic, so no relay sends them.'
         ]
         assert not Batch.objects.exists()
 

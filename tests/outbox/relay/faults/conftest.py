@@ -1,8 +1,7 @@
 """
-What may go wrong between a claim and its mark, each on connections of its own.
+Faults between a claim and its mark, on separate database connections.
 
-The numbers are those of the protocol's fault points. In each case every message is shown in the end; on a broker whose
-ends are idempotent, once.
+After each fault every message becomes visible in the end; exactly once on a broker whose ends are idempotent.
 """
 
 from __future__ import annotations
@@ -18,13 +17,13 @@ from outbox.relay import rounds
 from outbox.relay.lane import take_lane
 from outbox.relay.rounds import Relay
 from tests.factories import TicketFactory
-from tests.outbox.relay.faults.looking import is_free
+from tests.outbox.relay.faults.recovery import is_free
 from tests.waiting import wait_until
 
 
 @pytest.fixture
 def at(monkeypatch) -> Callable[[str, Callable[[], object]], None]:
-    """Do something at the next pass of a failpoint."""
+    """Call a function when a failpoint is reached next."""
     plans = defaultdict(list)
 
     def reach(name: str) -> None:
@@ -48,7 +47,7 @@ def start(connect, make_relay) -> Callable[..., Relay]:
 
 @pytest.fixture
 def crash_at(at, start) -> Callable[[str], None]:
-    """Run a relay that dies at a failpoint, as by SIGKILL: its connection is gone, and its lane free."""
+    """Run a relay that dies at a failpoint as after SIGKILL: its connection is closed, and its lane is free."""
 
     def crash_at(name: str) -> None:
         def die() -> None:
@@ -66,7 +65,7 @@ def crash_at(at, start) -> Callable[[str], None]:
 
 @pytest.fixture
 def wait(make_topic) -> Callable[..., list[str]]:
-    """Publish messages that wait in a topic of their own."""
+    """Publish messages in a new topic, with tickets."""
 
     def wait(kind: str = "transaction", count: int = 2) -> list[str]:
         return [str(ticket.message_id) for ticket in TicketFactory.create_batch(count, topic=make_topic(kind))]

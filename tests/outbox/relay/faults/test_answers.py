@@ -1,4 +1,4 @@
-"""Answers are lost, or come twice."""
+"""Lost answers, and requests that arrive twice."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import pytest
 
 from outbox.brokers.base import Ended, SendStatus
 from outbox.models import Batch, State, Ticket
-from tests.outbox.relay.faults.looking import ask_about_halves, copies, ended, is_free
+from tests.outbox.relay.faults.recovery import ask_about_halves, copies, ended, is_free
 from tests.waiting import wait_until
 
 pytestmark = pytest.mark.django_db(transaction=True)
@@ -16,7 +16,6 @@ pytestmark = pytest.mark.django_db(transaction=True)
 
 class TestLostAnswers:
     def test_of_a_claim_leave_the_batch_to_the_next_relay(self, start, broker, wait):
-        """6"""
         messages = wait("normal")
         unlucky = start()
         unlucky.claims.claim()
@@ -29,7 +28,6 @@ class TestLostAnswers:
         assert not Ticket.objects.exists()
 
     def test_of_half_messages_that_never_arrived_send_them_again(self, start, broker, wait):
-        """7"""
         messages = wait()
         broker.fail("send_halves", SendStatus.UNSURE, times=2)
 
@@ -39,7 +37,6 @@ class TestLostAnswers:
         assert len(broker.halves()) == 2
 
     def test_of_half_messages_that_did_arrive_send_them_again_under_a_new_token(self, start, broker, wait):
-        """8"""
         messages = wait()
         broker.fail("send_halves", SendStatus.UNSURE, times=1, stored=True)
 
@@ -51,7 +48,6 @@ class TestLostAnswers:
 
     @pytest.mark.parametrize("is_stored", [False, True])
     def test_of_commits_are_asked_for_again(self, start, broker, wait, is_stored):
-        """17, 18"""
         messages = wait()
         broker.fail("end", SendStatus.UNSURE, times=2, stored=is_stored)
         relay = start()
@@ -66,7 +62,7 @@ class TestLostAnswers:
 
 class TestRepeats:
     def test_of_a_half_message_by_the_transport_show_one(self, start, broker, wait):
-        """9: two halves under one token; the row says which one was decided."""
+        """Two halves under one token; the row says which one was decided."""
         messages = wait()
         broker.duplicate("send_halves", times=None)
 
@@ -77,7 +73,6 @@ class TestRepeats:
         assert copies(broker, messages) == [1, 1]
 
     def test_of_a_commit_by_the_transport_show_one(self, start, broker, wait):
-        """18"""
         messages = wait()
         broker.duplicate("end", times=None)
 
@@ -86,7 +81,6 @@ class TestRepeats:
         assert copies(broker, messages) == [1, 1]
 
     def test_of_a_commit_under_way_since_before_the_first_check_show_one(self, start, broker, wait):
-        """19"""
         messages = wait()
         broker.fail("end", SendStatus.UNSURE, times=2, late=True)
 

@@ -7,7 +7,7 @@ import pytest
 from outbox.brokers.base import Ended
 from outbox.models import Batch, State
 from tests.factories import MessageRowFactory, TicketFactory
-from tests.outbox.relay.faults.looking import ask_about_halves, copies, ended
+from tests.outbox.relay.faults.recovery import ask_about_halves, copies, ended
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
@@ -15,7 +15,6 @@ pytestmark = pytest.mark.django_db(transaction=True)
 class TestCrash:
     @pytest.mark.parametrize("kind", ["normal", "transaction", "fifo"])
     def test_after_the_claim_loses_nothing(self, crash_at, start, broker, make_topic, kind):
-        """5"""
         topic = make_topic(kind)
         message = MessageRowFactory(topic=topic, key="k")
         TicketFactory(topic=topic, message=message, order_key=1 if kind == "fifo" else None)
@@ -26,7 +25,6 @@ class TestCrash:
         assert broker.copies(str(message.id)) == 1
 
     def test_with_the_half_message_stored_leaves_it_to_be_rolled_back(self, crash_at, start, broker, wait):
-        """10"""
         messages = wait()
 
         crash_at("relay.after_half")
@@ -37,7 +35,6 @@ class TestCrash:
         assert ended(broker) == [Ended.ROLLED_BACK] * 2 + [Ended.COMMITTED] * 2
 
     def test_after_the_decision_leaves_the_commit_to_the_sweep(self, crash_at, start, broker, wait):
-        """13, 16"""
         messages = wait()
 
         crash_at("relay.after_decide")
@@ -48,7 +45,6 @@ class TestCrash:
         assert len(broker.halves()) == 2
 
     def test_after_the_decision_leaves_the_commit_to_the_check_back(self, crash_at, broker, wait):
-        """16"""
         messages = wait()
 
         crash_at("relay.after_decide")
@@ -57,7 +53,6 @@ class TestCrash:
         assert copies(broker, messages) == [1, 1]
 
     def test_after_the_commit_shows_nothing_twice(self, crash_at, start, broker, wait):
-        """20"""
         messages = wait()
 
         crash_at("relay.after_commit")
@@ -67,7 +62,7 @@ class TestCrash:
         assert Batch.objects.get().state == State.SENT
 
     def test_between_send_and_mark_shows_whole_messages_twice(self, crash_at, start, broker, wait):
-        """20, one-phase: the only thing to rely on is a broker that drops repeats."""
+        """The only thing to rely on is a broker that drops repeats."""
         messages = wait("normal")
 
         crash_at("relay.after_send")

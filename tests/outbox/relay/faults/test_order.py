@@ -1,4 +1,4 @@
-"""The order of a key holds through all of it."""
+"""The order of a key after faults."""
 
 from __future__ import annotations
 
@@ -20,8 +20,7 @@ class TestOrder:
     def shown(self, broker, topic) -> list[str]:
         return [message.message_id for message in broker.visible(topic.name)]
 
-    def test_a_dead_head_holds_its_key_until_a_person_skips_it(self, start, broker, make_topic):
-        """32"""
+    def test_a_dead_message_holds_its_key_until_an_operator_skips_it(self, start, broker, make_topic):
         topic = make_topic("fifo")
         head, second, other = (self.publish(topic, key) for key in "aab")
         broker.fail("send", SendStatus.REFUSED, where=lambda message: message.message_id == head)

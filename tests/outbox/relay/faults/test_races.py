@@ -1,4 +1,4 @@
-"""Two relays, or a relay and a sweeper, have the same batch; and the database fails under one."""
+"""Two relays, or a relay and a sweep, with the same batch; and errors of the database."""
 
 from __future__ import annotations
 
@@ -9,17 +9,16 @@ from outbox.brokers.base import Ended, EndSemantics, SendStatus
 from outbox.models import Batch, State
 from outbox.relay.lane import take_lane
 from outbox.relay.rounds import Relay
-from tests.outbox.relay.faults.looking import ask_about_halves, copies, end_leases, ended
+from tests.outbox.relay.faults.recovery import ask_about_halves, copies, end_leases, ended
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
 
 class TestZombie:
-    """A relay that is paused, loses its batch to another, and wakes up."""
+    """A relay that is paused, loses its batch to another relay, and resumes."""
 
     @pytest.mark.parametrize("pause", ["relay.before_half", "relay.after_half"])
     def test_commits_nothing_when_its_lease_was_over(self, at, start, broker, wait, pause):
-        """11, 12"""
         messages = wait()
         zombie, other = start(), start()
 
@@ -32,7 +31,7 @@ class TestZombie:
 
     @pytest.mark.parametrize("end", list(EndSemantics))
     def test_rolls_back_its_own_half_messages_only(self, at, connect, make_broker, make_relay, wait, end):
-        """27: its ROLLBACK arrives after the COMMIT of the attempt that followed."""
+        """Its ROLLBACK arrives after the COMMIT of the attempt that followed."""
         broker = make_broker(end)
         messages = wait()
         zombie, other = (
@@ -45,7 +44,7 @@ class TestZombie:
         assert copies(broker, messages) == [1, 1]
 
     def test_does_not_mark_the_batch_of_another(self, at, start, broker, wait):
-        """12, one-phase: the other relay has claimed it again and not sent it yet."""
+        """The other relay has claimed it again and not sent it yet."""
         wait("normal")
         zombie, other = start(), start()
 
@@ -56,7 +55,6 @@ class TestZombie:
         assert Batch.objects.get().state == State.CLAIMED
 
     def test_does_not_split_the_batch_of_another(self, at, start, broker, wait):
-        """12"""
         wait("normal")
         broker.fail("send", SendStatus.REFUSED)
         zombie, other = start(), start()
@@ -67,9 +65,8 @@ class TestZombie:
         assert Batch.objects.get().state == State.CLAIMED
 
 
-class TestSweepersAndRelays:
+class TestSweepsAndRelays:
     def test_commit_together_and_show_one(self, at, start, broker, wait):
-        """28"""
         messages = wait()
         relay, sweeper = start(), start()
 
@@ -80,7 +77,7 @@ class TestSweepersAndRelays:
         assert (drained.sent, drained.fences_lost) == (2, 0)
 
     def test_write_down_one_commit_together(self, at, start, broker, wait):
-        """28: the relay's commits have no answer, the sweeper's have."""
+        """The relay's commits have no answer, the sweeper's have."""
         messages = wait()
         relay, sweeper = start(), start()
         broker.fail("end", SendStatus.UNSURE, times=2, stored=True)
@@ -92,7 +89,7 @@ class TestSweepersAndRelays:
         assert Batch.objects.get().state == State.SENT
 
     def test_return_a_discarded_message_once(self, at, start, broker, wait):
-        """23, 28: both are told that the broker gave the half up."""
+        """Both are told that the broker gave the half up."""
         messages = wait()
         relay, sweeper = start(), start()
 
@@ -105,7 +102,6 @@ class TestSweepersAndRelays:
 
 class TestDatabaseError:
     def test_in_the_decision_sends_nothing_and_is_made_good(self, at, start, broker, wait, connect):
-        """15"""
         messages = wait()
         unlucky, holder = start(), connect()
         unlucky.connection.execute("SET lock_timeout = '20ms'")
@@ -122,7 +118,7 @@ class TestDatabaseError:
         assert copies(broker, messages) == [1, 1]
 
     def test_in_some_of_many_marks_leaves_the_others(self, at, start, broker, wait):
-        """14: one batch of two was taken over between send and mark."""
+        """One batch of two was taken over between send and mark."""
         lost, kept = wait("normal"), wait("normal")
         relay, other = start(), start()
 

@@ -1,4 +1,4 @@
-"""What a test looks at after a fault, and how time goes by."""
+"""The state after a fault, and the steps of recovery: expired leases and check-backs."""
 
 from __future__ import annotations
 
@@ -24,14 +24,14 @@ def end_leases() -> None:
 
 
 def ask_about_halves(broker: MemoryBroker) -> None:
-    """Make the broker ask about each open half, and end it as the real check-back answers."""
+    """Check back about each half message that is not ended, and end it as answered."""
     for half in broker.halves():
         half.due_at = datetime.now(UTC)
     broker.check_halves(in_process("default"))
 
 
 def is_free(lane: int) -> bool:
-    """Return whether nobody holds a lane."""
+    """Return whether no relay holds a lane."""
     row = database.raw("default").execute(
         "SELECT FROM pg_locks WHERE locktype = 'advisory' AND classid = 7707 AND objid = %s"
         " AND database = (SELECT oid FROM pg_database WHERE datname = current_database())",
