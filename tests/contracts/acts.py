@@ -1,4 +1,4 @@
-"""What tests of the contract do all the time, said shortly."""
+"""Short forms of what tests of the contract do often."""
 
 import uuid
 from dataclasses import dataclass
@@ -22,13 +22,13 @@ from outbox.message import COMMIT, Resolution, TopicType
 from tests.contracts.harness import Harness
 
 INVISIBLE = timedelta(seconds=60)  # for tests that let this time pass
-HELD = timedelta(minutes=20)  # for all others: no machine is so slow that a message comes again meanwhile
+HELD = timedelta(minutes=20)  # for all others: long enough that no message is delivered again, even on a slow machine
 NO_TIME = timedelta()
 
 
 @dataclass(frozen=True, slots=True)
 class AgedDelivery:
-    """A delivery, and how old the harness was when it came."""
+    """A delivery, and the age of the harness when it was received."""
 
     delivery: Delivery
     age: timedelta
@@ -81,25 +81,25 @@ class Acts:
         return self.send_halves(self.message(TopicType.TRANSACTION))[0]
 
     def decide(self, half: HalfRef) -> HalfRef:
-        """Return a half message as who has decided to commit it now knows it."""
+        """Return the reference to a half message that is decided now."""
         return replace(half, decided_at=self.harness.clock())
 
     def decided_half(self) -> HalfRef:
         return self.decide(self.half())
 
     def unknown_half(self, *, place: str = "") -> HalfRef:
-        """Return a half message that was decided and never arrived."""
+        """Return the reference to a half message that was decided but never arrived."""
         topic = self.harness.topic(TopicType.TRANSACTION)
         message_id = str(uuid.uuid4())
         return self.decide(HalfRef(topic, HalfMessages.of(self.broker).new_half_id(message_id), message_id, place))
 
     def look_up(self, half: HalfRef) -> HalfStatus:
-        """Return where a half message stands; again while the broker cannot tell yet."""
+        """Return the status of a half message; tries again while it is UNKNOWN."""
         for _ in self.harness.tries():
-            [standing] = self.broker.look_up_halves([half])
-            if standing is not HalfStatus.UNKNOWN:
+            [status] = self.broker.look_up_halves([half])
+            if status is not HalfStatus.UNKNOWN:
                 break
-        return standing
+        return status
 
     def end(self, *halves: HalfRef, resolution: Resolution = COMMIT) -> list[Ended | None]:
         return [outcome.ended for outcome in self.broker.end(halves, resolution)]
@@ -115,7 +115,7 @@ class Acts:
         hold: timedelta = HELD,
         count: int = 0,
     ) -> list[Delivery]:
-        """Receive what is there; what comes by and by again, until there are so many."""
+        """Receive messages; tries again until there are `count`."""
         topics = [self.harness.topic(kind)]
         found: list[Delivery] = []
         for _ in self.harness.tries():
@@ -126,11 +126,11 @@ class Acts:
         return found
 
     def receive_again(self, kind: TopicType = TopicType.NORMAL, *, group: str = "group", count: int = 1) -> list[Delivery]:
-        """Receive what is due again by now."""
+        """Receive messages that are due again."""
         return self.receive(kind, group=group, count=count)
 
     def receive_while_time_passes(self, span: timedelta, kind: TopicType = TopicType.NORMAL, *, count: int) -> list[AgedDelivery]:
-        """Receive again and again, and after that time until there are so many."""
+        """Receive repeatedly during that time, and after it until there are `count` messages."""
         found: list[AgedDelivery] = []
 
         def receive(count: int = 0) -> None:
@@ -148,7 +148,7 @@ class Acts:
         return [delivery.body for delivery in self.receive(kind, group=group, limit=limit, count=count)]
 
     def waiting(self, kind: TopicType = TopicType.NORMAL, group: str = "group", *, count: int | None = None) -> int:
-        """Count what a group has not handled; again until there are so many: a server counts a moment later."""
+        """Return the backlog of a group; tries again until it is `count`, because a server may count late."""
         for _ in self.harness.tries():
             found = self.broker.backlog(group).get(self.harness.topic(kind), 0)
             if count is None or found == count:
@@ -156,7 +156,7 @@ class Acts:
         return found
 
     def dead_letters(self, group: str = "group", *, count: int = 0) -> list[DeadLetter]:
-        """List those of this test, so many at least as soon as they can be seen."""
+        """Return the dead letters of this test; tries again until there are `count`."""
         topics = {topic.name for topic in self.harness.topics.values()}
         for _ in self.harness.tries():
             found = [letter for letter in self.broker.dead_letters(group, limit=10_000) if letter.topic in topics]
@@ -165,7 +165,7 @@ class Acts:
         return found
 
     def find(self, message_id: str, *states: str) -> list[StoredCopy]:
-        """Look a message up, again until it is in these states: a server's index follows its log a little later."""
+        """Look up a message; tries again until its copies have these states, because a server's index may lag behind its log."""
         for _ in self.harness.tries():
             found = self.broker.find(message_id)
             if [one.state for one in found] == list(states):

@@ -1,4 +1,4 @@
-"""Runs each test of the contract on every broker that offers what the test is about."""
+"""Runs each test of the contract on every broker that has the features it needs."""
 
 from collections.abc import Iterator
 
@@ -11,7 +11,7 @@ from tests.contracts.harness import HARNESSES, Harness
 
 def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line("markers", 'needs(*flags): run on brokers (or harnesses) whose flags are all true; "not x": false')
-    config.addinivalue_line("markers", "nobodys: about what none of the installed brokers offers; left out")
+    config.addinivalue_line("markers", "unsupported: needs a feature that no installed broker has; deselected")
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
@@ -19,13 +19,13 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
         flags = [flag for mark in metafunc.definition.iter_markers("needs") for flag in mark.args]
         chosen = [name for name, harness in HARNESSES.items() if all(_flag(harness, flag) for flag in flags)]
         params = [pytest.param(name, marks=HARNESSES[name].marks) for name in chosen]
-        metafunc.parametrize("harness", params or [pytest.param("none", marks=pytest.mark.nobodys)], indirect=True)
+        metafunc.parametrize("harness", params or [pytest.param("none", marks=pytest.mark.unsupported)], indirect=True)
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    nobodys = [item for item in items if item.get_closest_marker("nobodys")]
-    config.hook.pytest_deselected(items=nobodys)
-    items[:] = [item for item in items if item not in nobodys]
+    unsupported = [item for item in items if item.get_closest_marker("unsupported")]
+    config.hook.pytest_deselected(items=unsupported)
+    items[:] = [item for item in items if item not in unsupported]
 
 
 def _flag(harness: type[Harness], flag: str) -> bool:

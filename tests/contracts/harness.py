@@ -1,4 +1,4 @@
-"""The brokers that keep the contract, each with what a test needs to drive it. A new broker is one class and one line."""
+"""A harness for each broker that implements the contract. A new broker is one class and one line."""
 
 import abc
 import importlib.util
@@ -43,24 +43,24 @@ def broker_of_page(page: str) -> type[Broker]:
 
 
 class Harness(abc.ABC):
-    """One broker for one test, with topics nobody else uses and a clock that the test moves."""
+    """One broker for one test, with topics of its own and a clock that the test advances."""
 
     broker_class: type[Broker]
     marks: ClassVar[list[pytest.MarkDecorator]] = []  # of each test that runs on it
     is_shared_by_processes = True
-    lateness = timedelta()  # what is due or was done may be seen so much later, in real time
-    deduplicates_sends = False  # a second one-phase send of one message adds nothing
+    lateness = timedelta()  # in real time, how late effects and due messages may become visible
+    deduplicates_sends = False  # a repeated one-phase send stores nothing
     confirms_ends = True  # an accepted end has taken effect
     places_halves = False  # SendResult.place says where a half message is stored
     remembers_ends = True  # the first end of a half message is the answer to every later one, and to find()
-    refuses_second_ack = True  # an ack of what was acked before gives False
-    ends_late = False  # a delivery whose time is over can be ended, and held again, as long as nobody else was handed its message
-    knows_open_deliveries = False  # may_deliver_again() says which of a group's deliveries are not ended
+    refuses_second_ack = True  # a repeated ack returns False
+    ends_late = False  # an expired delivery can be ended or renewed until its message is delivered again
+    knows_open_deliveries = False  # may_deliver_again() returns messages whose deliveries have not ended
     can_start_at_the_end = True  # START="latest"
-    finds_dead_letters = True  # find() says what some group gave up
-    delivers_again = False  # what a group has finished, on demand
-    keeps_reasons = True  # a dead letter says why it was given up
-    counts_what_is_handled = True  # backlog() includes what was received and not finished
+    finds_dead_letters = True  # find() returns dead letters
+    delivers_again = False  # deliver_again() works
+    keeps_reasons = True  # a dead letter has its reason
+    counts_what_is_handled = True  # backlog() includes messages that were received and not finished
     can_lose_ends = False  # lose_ends() works
     can_restart = False  # restart() works
 
@@ -77,11 +77,11 @@ class Harness(abc.ABC):
         self.now += span
 
     def age(self) -> timedelta:
-        """Return how much time has passed, by the clock that the broker goes by."""
+        """Return the time since the harness was made, by the broker's clock."""
         return self.now - self._made_at
 
     def tries(self) -> Iterator[int]:
-        """Count tries, one at least, as long as what is looked for may come late."""
+        """Yield the numbers of tries, at least 1, while an effect may still become visible."""
         deadline = time.monotonic() + self.lateness.total_seconds()
         yield 1
         for number in itertools.count(2):
@@ -98,22 +98,22 @@ class Harness(abc.ABC):
         }
 
     def open(self, **options: Any) -> Broker:
-        """Create a broker as another process would have it: the same server, a connection of its own."""
+        """Create a broker as in another process: with the same server, and a connection of its own."""
         broker = self.broker_class("default", {**self.options(), **options}, list(self.topics.values()))
         self._opened.append(broker)
         return broker
 
     def options_elsewhere(self) -> dict[str, Any]:
-        """Return options for another process: as JSON can write them, and with the real time."""
+        """Return options for another process, which JSON can represent, with the real time."""
         return {}
 
     def clock(self) -> datetime:
-        """Return the current time by the clock of those who decide; it may differ from the broker's a little."""
+        """Return the current time of the clock for decisions, which may differ from the broker's a little."""
         return self.now
 
     def lose_ends(self, broker: Broker, *, arrive: bool) -> AbstractContextManager[None]:
         """
-        Leave the ends that a broker sends meanwhile without an answer, as a network does that breaks. See `can_lose_ends`.
+        Lose the answers to ends that a broker sends in the block, as a broken network does. See `can_lose_ends`.
 
         The caller's results are UNSURE; where none can have arrived, they may be UNAVAILABLE, too.
 
@@ -124,9 +124,9 @@ class Harness(abc.ABC):
 
     def restart(self) -> None:
         """
-        Kill the broker's server, as by SIGKILL, and start it again. Return when it serves. See `can_restart`.
+        Kill the broker's server with SIGKILL, start it again, and return when it is ready. See `can_restart`.
 
-        Connections break. What the server had answered holds, as far as the broker's guarantees say.
+        Connections break. Results that the server has answered hold as far as the broker's guarantees say.
         """
         raise NotImplementedError
 
@@ -135,11 +135,11 @@ class Harness(abc.ABC):
         return time == self.now
 
     def without_polls(self, monkeypatch: pytest.MonkeyPatch) -> None:  # noqa: B027  (nothing wakes most brokers)
-        """Leave a wait for messages to what wakes it, where something does."""
+        """Disable polling during waits for messages, so that only notifications end them."""
 
     @abc.abstractmethod
     def open_unreachable(self) -> Broker:
-        """Create a broker whose server is away."""
+        """Create a broker whose server cannot be reached."""
 
     def close(self) -> None:
         for broker in self._opened:
@@ -177,7 +177,7 @@ class MemoryHarness(Harness):
 
 
 class StatelessMemoryHarness(MemoryHarness):
-    """Ends as RocketMQ has them: every COMMIT makes a copy, whatever came before."""
+    """Ends with RocketMQ's semantics: every COMMIT makes a copy."""
 
     remembers_ends = False
 

@@ -63,7 +63,7 @@ class TestDeadLetter:
         assert len(broker.dead_letters("group", limit=2)) == 2
 
     @pytest.mark.needs("supports_replay")
-    def test_is_delivered_again_when_a_person_says_so(self, acts: Acts, broker: Broker):
+    def test_is_delivered_again_when_an_operator_replays_it(self, acts: Acts, broker: Broker):
         acts.send_bodies(b"poison", b"worse")
         for delivery in acts.receive():
             broker.dead_letter(delivery, "cannot be read")
@@ -112,7 +112,7 @@ class TestDeadLetter:
         assert acts.bodies() == [b"poison"]
 
     @pytest.mark.needs("supports_replay")
-    def test_is_gone_when_a_person_discards_it(self, acts: Acts, broker: Broker):
+    def test_is_gone_when_an_operator_discards_it(self, acts: Acts, broker: Broker):
         acts.send_bodies(b"poison", b"worse")
         for delivery in acts.receive():
             broker.dead_letter(delivery, "cannot be read")

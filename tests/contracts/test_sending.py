@@ -70,7 +70,7 @@ class TestSend:
         assert [outcome.status for outcome in outcomes] == [SendStatus.ACCEPTED, SendStatus.REFUSED, SendStatus.ACCEPTED]
         assert sorted(acts.bodies()) == [b"a", b"b"]
 
-    def test_calls_an_unknown_topic_a_matter_for_a_person(self, acts: Acts, broker: Broker):
+    def test_calls_an_unknown_topic_a_matter_for_an_operator(self, acts: Acts, broker: Broker):
         astray = replace(acts.message(), topic="no-such-topic")
 
         outcomes = broker.send([astray, acts.message()])
@@ -79,7 +79,7 @@ class TestSend:
         assert "no-such-topic" in outcomes[0].reason
 
     @pytest.mark.needs("supports_half_messages")
-    def test_calls_a_topic_of_another_type_a_matter_for_a_person(self, acts: Acts, broker: Broker):
+    def test_calls_a_topic_of_another_type_a_matter_for_an_operator(self, acts: Acts, broker: Broker):
         outcomes = [*broker.send([acts.message(HALF)]), *broker.send_halves([acts.message(NORMAL)])]
 
         assert [outcome.status for outcome in outcomes] == [SendStatus.MISCONFIGURED] * 2

@@ -82,7 +82,7 @@ class TestSendAgain:
         assert settled.refused == {str(batch.message_ids[0]): SENT_SINCE}
         assert state(batch.message_ids[0]) == "sent"
 
-    def test_leaves_alone_what_is_on_its_way_or_a_persons_concern(self):
+    def test_refuses_messages_that_are_on_their_way_or_dead(self):
         waiting = TicketFactory().message_id
         dead = BatchFactory(state=State.DEAD).message_ids[0]
         nobody = message_id()

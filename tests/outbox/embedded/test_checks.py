@@ -84,7 +84,7 @@ class TestCheckHalves:
 
 
 class TestParkedHalf:
-    def test_calls_a_person_once(self, acts: Acts, broker: EmbeddedBroker, harness: EmbeddedHarness):
+    def test_sends_one_alert(self, acts: Acts, broker: EmbeddedBroker, harness: EmbeddedHarness):
         alerts: list[dict[str, Any]] = []
         signals.alert.connect(listen := lambda **kwargs: alerts.append(kwargs))
         half = acts.half()
@@ -97,7 +97,9 @@ class TestParkedHalf:
         assert [alert["details"]["half_id"] for alert in alerts] == [half.half_id]
         assert "parked" in alerts[0]["reason"]
 
-    def test_is_asked_about_again_when_a_person_says_so(self, acts: Acts, broker: EmbeddedBroker, harness: EmbeddedHarness):
+    def test_gets_check_backs_again_when_an_operator_resumes_them(
+        self, acts: Acts, broker: EmbeddedBroker, harness: EmbeddedHarness
+    ):
         half = acts.half()
         use_up(broker, harness)
         asked: list[int] = []

@@ -127,7 +127,7 @@ class TestSend:
         assert reasons(result) == {1: SplitReason.UNSURE, 2: SplitReason.UNSURE}
         assert f"{count} results for 2 messages. Batches: [{batch.id}]" in caplog.text
 
-    def test_refuses_a_message_whose_row_is_gone_and_tells_a_person(self, sender, make_topic, caplog):
+    def test_refuses_a_message_whose_row_is_gone_and_alerts(self, sender, make_topic, caplog):
         row = BatchFactory(topic=make_topic(), size=2)
         MessageRow.objects.filter(pk=row.message_ids[0]).delete()
         heard = []

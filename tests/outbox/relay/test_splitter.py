@@ -276,7 +276,7 @@ class TestAnnouncements:
         [record] = caplog.records
         assert (record.outbox_message_id, record.outbox_topic) == (str(batch.message_ids[1]), "parts")
 
-    def test_log_what_only_a_person_can_set_right_and_why(self, splitter, caplog):
+    def test_log_what_only_an_operator_can_correct_and_why(self, splitter, caplog):
         batch = make_claimed(topic=TopicFactory(name="parts"), tries=1)
 
         splitter.return_batch(batch, result_of(batch, misconfigured=1).unaccepted)
@@ -286,7 +286,7 @@ class TestAnnouncements:
         assert (record.outbox_batch, record.outbox_topic, record.outbox_attempt) == (batch.id, "parts", batch.attempt)
         assert record.outbox_message_ids == batch.message_ids
 
-    def test_call_a_person_when_only_one_can_help(self, splitter, heard):
+    def test_alert_when_only_an_operator_can_help(self, splitter, heard):
         batch = make_claimed(topic=TopicFactory(name="parts"))
 
         splitter.return_batch(batch, result_of(batch, misconfigured=1).unaccepted)
@@ -294,7 +294,7 @@ class TestAnnouncements:
         assert [(name, kwargs["details"]["topic"]) for name, kwargs in heard] == [("alert", "parts")]
 
     @pytest.mark.parametrize(("tries", "alerts"), [(8, 0), (9, 1), (10, 0), (19, 1)])
-    def test_call_a_person_when_a_batch_fails_again_and_again(self, splitter, heard, tries, alerts):
+    def test_alert_when_a_batch_fails_again_and_again(self, splitter, heard, tries, alerts):
         batch = make_claimed(tries=tries)
 
         splitter.return_batch(batch, result_of(batch, unsure=1).unaccepted)
