@@ -36,10 +36,8 @@ def record(signature: Signature, recorder: Recorder, **options: Any) -> AsyncRes
         InvalidMessage: the signature, or an option of it, cannot go through the outbox.
     """
     refuse_unfit(signature, options)
-    if isinstance(signature, chunks):
-        signature = signature.group()
-    if isinstance(signature, group):
-        return _record_group(signature, recorder, options)
+    if isinstance(signature, group | chunks):
+        return _record_group(signature.group() if isinstance(signature, chunks) else signature, recorder, options)
     if isinstance(signature, Chain):
         return _record_chain(signature, recorder, options)
     return _record_task(signature, recorder, options)
@@ -87,7 +85,7 @@ def _record_chain(signature: Chain, recorder: Recorder, options: dict[str, Any])
     taken = {name: options.pop(name, None) for name in names}
     tasks, results = signature.prepare_steps(
         signature.args,
-        signature.kwargs,
+        {},
         signature.tasks,
         taken["root_id"],
         taken["parent_id"],

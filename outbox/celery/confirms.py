@@ -16,6 +16,7 @@ On a new connection one message goes first: RabbitMQ says that it is blocked onl
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from time import monotonic
 from typing import Any
 
@@ -32,7 +33,7 @@ LOOK_SECONDS = 0.2  # how soon a wait for confirms sees that the broker is to be
 
 NACKED = SendResult(SendStatus.UNAVAILABLE, reason="Celery's broker: a queue is full and rejects what is published (nack).")
 BLOCKED = SendResult(
-    SendStatus.UNAVAILABLE, reason="Celery's broker takes nothing now: memory or disk alarm (connection.blocked)."
+    SendStatus.UNAVAILABLE, reason="Celery's broker takes nothing now: an alarm blocks it (connection.blocked)."
 )
 NOT_CONFIRMED = SendResult(SendStatus.UNSURE, reason="Celery's broker did not confirm the task in time.")
 
@@ -164,10 +165,8 @@ class ConfirmingProducer:
             self._drain(min(left, LOOK_SECONDS))
 
     def _drain(self, seconds: float) -> None:
-        try:
+        with suppress(TimeoutError):
             self._wire.drain_events(timeout=seconds)
-        except TimeoutError:
-            pass
 
     def _forget_queues(self) -> None:
         """Declare queues anew: one of them may have been deleted."""

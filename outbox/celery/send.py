@@ -6,7 +6,7 @@ from functools import partial
 from typing import Any
 
 from celery import Celery
-from celery.canvas import Signature
+from celery.canvas import Signature, chunks
 from celery.result import AsyncResult, GroupResult
 from django.db import transaction
 from kombu.serialization import dumps
@@ -52,7 +52,7 @@ def send_in_transaction(signature: Signature, *, using: str | None = None) -> As
     if app.conf.task_always_eager:
         return _run_at_commit(app, signature, alias)
     recorder = Recorder(app)
-    result = record(signature.clone(), recorder)
+    result = record(signature if isinstance(signature, chunks) else signature.clone(), recorder)  # a clone of chunks has no type
     publish_drafts([_compose(one) for one in recorder.recorded], using=alias)
     _add_to_parent(app, signature, result, alias)
     return result

@@ -40,7 +40,7 @@ class StoredTask(msgspec.Struct, frozen=True, omit_defaults=True):
     content_encoding: str
     headers: msgspec.Raw
     properties: msgspec.Raw
-    body: msgspec.Raw = msgspec.Raw(b"")
+    body: msgspec.Raw | msgspec.UnsetType = msgspec.UNSET
     encoded: bytes = b""
     exchange: str = ""
     routing_key: str = ""
@@ -49,7 +49,7 @@ class StoredTask(msgspec.Struct, frozen=True, omit_defaults=True):
     @property
     def payload(self) -> bytes:
         """The body as Celery encoded it."""
-        return bytes(self.body) or self.encoded
+        return self.encoded if self.body is msgspec.UNSET else bytes(self.body)
 
     def read_headers(self) -> dict[str, Any]:
         """Return the headers of Celery's message."""
@@ -117,14 +117,14 @@ def decode(body: bytes) -> StoredTask:
     return _decoder.decode(body)
 
 
-def _part(payload: str | bytes, content_type: str, content_encoding: str) -> tuple[msgspec.Raw, bytes]:
+def _part(payload: str | bytes, content_type: str, content_encoding: str) -> tuple[msgspec.Raw | msgspec.UnsetType, bytes]:
     raw = payload.encode() if isinstance(payload, str) else payload
     if (content_type, content_encoding) == ("application/json", "utf-8"):
         try:
             return msgspec.Raw(bytes(_raw.decode(raw))), b""
         except msgspec.MsgspecError:  # compressed; or NaN, which Python writes and JSON does not know
             pass
-    return msgspec.Raw(b""), raw
+    return msgspec.UNSET, raw
 
 
 def _dump(name: str, what: str, values: Mapping[str, Any]) -> msgspec.Raw:
@@ -132,7 +132,7 @@ def _dump(name: str, what: str, values: Mapping[str, Any]) -> msgspec.Raw:
         return msgspec.Raw(bytes(_raw.decode(json.dumps(dict(values)).encode())))
     except (TypeError, ValueError, RecursionError, msgspec.MsgspecError) as error:
         raise InvalidMessage(
-            f"Task {name} has {what} that cannot be written as JSON: {error}. Put plain values there."
+            f"Task {name} has {what} that cannot be written as JSON: {error}. Use plain values."
         ) from error
 
 

@@ -8,8 +8,6 @@ from typing import Any
 from celery.contrib.django.task import DjangoTask
 from celery.result import AsyncResult
 
-from outbox.celery.send import send_in_transaction
-
 
 class OutboxTask(DjangoTask):
     """
@@ -40,4 +38,6 @@ class OutboxTask(DjangoTask):
         Raises:
             As `send_in_transaction`.
         """
+        from outbox.celery.send import send_in_transaction  # it imports models, and Celery apps are made before Django is ready
+
         return send_in_transaction(self.signature(tuple(args or ()), dict(kwargs or {}), **options), using=using)

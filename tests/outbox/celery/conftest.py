@@ -1,0 +1,80 @@
+"""An outbox with a Celery broker; what it stored, and what came out of Celery's broker."""
+
+import json
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import pytest
+from celery import Celery
+
+from outbox.brokers.base import Outgoing
+from outbox.celery import CeleryBroker
+from outbox.celery.stored import TOPIC, StoredTask, decode
+from outbox.message import TopicSpec, TopicType
+from outbox.models import MessageRow
+from tests.outbox.celery.app import app as tests_app
+
+OPTIONS = {"APP": "tests.outbox.celery.app.app"}
+
+
+@pytest.fixture(autouse=True)
+def outbox(settings: Any) -> None:
+    settings.OUTBOX = {
+        "BROKERS": {
+            "default": {"BACKEND": "outbox.embedded.EmbeddedBroker"},
+            "celery": {"BACKEND": "outbox.celery.CeleryBroker", "OPTIONS": OPTIONS},
+        },
+        "TOPICS": {"orders": {}},
+        "NUDGE": False,
+    }
+
+
+@pytest.fixture
+def app() -> Celery:
+    with tests_app.connection_for_write() as connection:  # what other tests have left in memory
+        for queue in tests_app.amqp.queues.values():
+            queue(connection).declare()
+            queue(connection).purge()
+    return tests_app
+
+
+@pytest.fixture
+def broker(app: Celery) -> Iterator[CeleryBroker]:
+    broker = CeleryBroker("celery", OPTIONS, [TopicSpec(TOPIC, TopicType.NORMAL)])
+    yield broker
+    broker.close()
+
+
+@contextmanager
+def configured(app: Celery, **settings: Any) -> Iterator[None]:
+    """Change settings of Celery inside the block."""
+    before = {name: app.conf[name] for name in settings}
+    app.conf.update(settings)
+    try:
+        yield
+    finally:
+        app.conf.update(before)
+
+
+def stored() -> list[StoredTask]:
+    """Return the tasks in message rows, in the order in which they were sent."""
+    return [decode(bytes(row.body)) for row in MessageRow.objects.order_by("id")]
+
+
+def outgoing() -> list[Outgoing]:
+    """Return the message rows of tasks as a relay hands them over."""
+    rows = MessageRow.objects.order_by("id")
+    return [Outgoing(str(row.id), TOPIC, bytes(row.body), row.key, headers=json.loads(row.headers)) for row in rows]
+
+
+def take(app: Celery, queue: str = "celery") -> list[Any]:
+    """Take all messages out of a queue of Celery's broker."""
+    found = []
+    with app.connection_for_read() as connection, connection.channel() as channel:
+        bound = app.amqp.queues[queue](channel)
+        while (message := bound.get(no_ack=True)) is not None:
+            found.append(message)
+    return found
+
+
