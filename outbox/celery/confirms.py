@@ -32,9 +32,7 @@ from outbox.celery.parcel import Parcel
 LOOK_SECONDS = 0.2  # how soon a wait for confirms sees that the broker is to be closed
 
 NACKED = SendResult(SendStatus.UNAVAILABLE, reason="Celery's broker: a queue is full and rejects what is published (nack).")
-BLOCKED = SendResult(
-    SendStatus.UNAVAILABLE, reason="Celery's broker takes nothing now: an alarm blocks it (connection.blocked)."
-)
+BLOCKED = SendResult(SendStatus.UNAVAILABLE, reason="Celery's broker takes nothing now: an alarm blocks it (connection.blocked).")
 NOT_CONFIRMED = SendResult(SendStatus.UNSURE, reason="Celery's broker did not confirm the task in time.")
 
 PERMANENT = (amqp.PreconditionFailed, amqp.ContentTooLarge)  # the message is larger than the server takes

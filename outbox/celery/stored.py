@@ -131,9 +131,7 @@ def _dump(name: str, what: str, values: Mapping[str, Any]) -> msgspec.Raw:
     try:
         return msgspec.Raw(bytes(_raw.decode(json.dumps(dict(values)).encode())))
     except (TypeError, ValueError, RecursionError, msgspec.MsgspecError) as error:
-        raise InvalidMessage(
-            f"Task {name} has {what} that cannot be written as JSON: {error}. Use plain values."
-        ) from error
+        raise InvalidMessage(f"Task {name} has {what} that cannot be written as JSON: {error}. Use plain values.") from error
 
 
 def _aware(time: datetime) -> datetime:

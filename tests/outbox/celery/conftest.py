@@ -1,18 +1,22 @@
 """An outbox with a Celery broker; what it stored, and what came out of Celery's broker."""
 
 import json
-from collections.abc import Iterator
+import uuid
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
 import pytest
 from celery import Celery
 
-from outbox.brokers.base import Outgoing
+from outbox.brokers.base import Outgoing, SendResult, SendStatus
 from outbox.celery import CeleryBroker
+from outbox.celery.canvas import record
+from outbox.celery.recorder import Recorder
 from outbox.celery.stored import TOPIC, StoredTask, decode
 from outbox.message import TopicSpec, TopicType
 from outbox.models import MessageRow
+from tests.outbox.celery.app import add
 from tests.outbox.celery.app import app as tests_app
 
 OPTIONS = {"APP": "tests.outbox.celery.app.app"}
@@ -57,6 +61,34 @@ def configured(app: Celery, **settings: Any) -> Iterator[None]:
         app.conf.update(before)
 
 
+@contextmanager
+def broker_at(url: str, **options: Any) -> Iterator[CeleryBroker]:
+    """Make a broker that sends to the server at a URL."""
+    with configured(tests_app, broker_url=url):
+        broker = CeleryBroker("celery", {**OPTIONS, **options}, [TopicSpec(TOPIC, TopicType.NORMAL)])
+        try:
+            yield broker
+        finally:
+            broker.close()
+
+
+def task(number: int = 0, queue: str = "celery", **options: Any) -> Outgoing:
+    """Make what a relay hands over of a task `tests.add(number, number)`."""
+    recorder = Recorder(tests_app)
+    record(add.s(number, number).set(queue=queue, **options), recorder)
+    [one] = recorder.recorded
+    return Outgoing(uuid.uuid4().hex, TOPIC, one.body, one.id)
+
+
+def numbers(app: Celery, queue: str = "celery") -> list[int]:
+    """Return the numbers of the tasks in a queue, in their order, and empty it."""
+    return [message.payload[0][0] for message in take(app, queue)]
+
+
+def statuses(results: Sequence[SendResult]) -> list[SendStatus]:
+    return [one.status for one in results]
+
+
 def stored() -> list[StoredTask]:
     """Return the tasks in message rows, in the order in which they were sent."""
     return [decode(bytes(row.body)) for row in MessageRow.objects.order_by("id")]
@@ -76,5 +108,3 @@ def take(app: Celery, queue: str = "celery") -> list[Any]:
         while (message := bound.get(no_ack=True)) is not None:
             found.append(message)
     return found
-
-

@@ -321,9 +321,7 @@ class TestEagerly:
         with configured(app, task_always_eager=True, task_eager_propagates=True):
             yield
 
-    def test_runs_when_the_transaction_commits_and_stores_nothing(
-        self, app: Celery, django_capture_on_commit_callbacks: Any
-    ):
+    def test_runs_when_the_transaction_commits_and_stores_nothing(self, app: Celery, django_capture_on_commit_callbacks: Any):
         ran: list[tuple[int, str]] = []
 
         @app.task(name="tests.eager", bind=True)
