@@ -57,7 +57,7 @@ def readable(body: bytes, *, size: int, headers: Mapping[str, str], unmasked: bo
     """
     type_name = headers.get(Header.TYPE, "")
     notes = []
-    if type_name and message_type(type_name) is None:
+    if type_name and Header.VERSION in headers and message_type(type_name) is None:  # a version has what a module declares
         notes.append(f"No module defines the type {type_name}.")
     try:
         shown = _laid_out(body, size, headers, is_masked=bool(type_name) and not unmasked)

@@ -28,7 +28,7 @@ REFUSED = {
 """Options of `apply_async` that the outbox cannot keep, each with the reason."""
 
 
-def record(signature: Signature, recorder: Recorder, **options: Any) -> AsyncResult | GroupResult:
+def record(signature: Signature[Any], recorder: Recorder, **options: Any) -> AsyncResult[Any] | GroupResult:
     """
     Record the messages of a signature; return the result that `apply_async` would have returned.
 
@@ -43,7 +43,7 @@ def record(signature: Signature, recorder: Recorder, **options: Any) -> AsyncRes
     return _record_task(signature, recorder, options)
 
 
-def refuse_unfit(signature: Signature, options: Mapping[str, Any] | None = None) -> None:
+def refuse_unfit(signature: Signature[Any], options: Mapping[str, Any] | None = None) -> None:
     """
     Raise where a signature cannot go through the outbox.
 
@@ -60,24 +60,24 @@ def refuse_unfit(signature: Signature, options: Mapping[str, Any] | None = None)
         raise InvalidMessage(f"Task {signature.task} has the option {name!r}, and {REFUSED[name]}. Leave it out.")
 
 
-def _record_task(signature: Signature, recorder: Recorder, options: dict[str, Any]) -> AsyncResult:
+def _record_task(signature: Signature[Any], recorder: Recorder, options: dict[str, Any]) -> AsyncResult[Any]:
     recorder.ignore_result = _ignores_result(signature, {**signature.options, **options}, recorder.app)
-    result: AsyncResult = signature.apply_async(
+    result: AsyncResult[Any] = signature.apply_async(
         **{**options, "producer": recorder, "add_to_parent": False, "ignore_result": True, "retry": False}
     )
-    result.ignored = recorder.ignore_result
+    result.ignored = bool(recorder.ignore_result)
     return result
 
 
-def _ignores_result(signature: Signature, options: dict[str, Any], app: Celery) -> bool | None:
+def _ignores_result(signature: Signature[Any], options: dict[str, Any], app: Celery) -> bool | None:
     """Return what the message says of its result: the option, else the task's own where this process knows the task."""
     if "ignore_result" in options:
         return bool(options["ignore_result"])
-    task = app.tasks.get(signature.task)
+    task = app.tasks.get(str(signature.task))
     return None if task is None else bool(task.ignore_result)
 
 
-def _record_chain(signature: Chain, recorder: Recorder, options: dict[str, Any]) -> AsyncResult | GroupResult:
+def _record_chain(signature: Chain, recorder: Recorder, options: dict[str, Any]) -> AsyncResult[Any] | GroupResult:
     """Record a chain's first task with the others in it, as `_chain.run` sends it."""
     options = {**signature.options, **options}
     link, link_error = options.pop("link", None), options.pop("link_error", None)
@@ -86,7 +86,7 @@ def _record_chain(signature: Chain, recorder: Recorder, options: dict[str, Any])
     tasks, results = signature.prepare_steps(
         signature.args,
         {},
-        signature.tasks,
+        list(signature.tasks),
         taken["root_id"],
         taken["parent_id"],
         link_error,
@@ -125,9 +125,9 @@ def _record_group(signature: group, recorder: Recorder, options: dict[str, Any])
     return GroupResult(group_id, results, app=recorder.app, ready_barrier=barrier())
 
 
-def _flatten(signature: group, app: Celery) -> Iterator[Signature]:
+def _flatten(signature: group, app: Celery) -> Iterator[Signature[Any]]:
     for child in signature.tasks:
-        one = maybe_signature(child, app=app)
+        one: Any = maybe_signature(child, app=app)
         if isinstance(one, group):
             yield from _flatten(one, app)
         elif not (isinstance(one, Chain) and not one.tasks):

@@ -15,14 +15,13 @@ On a new connection one message goes first: RabbitMQ says that it is blocked onl
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import suppress
 from time import monotonic
 from typing import Any
 
 import amqp
 from celery import Celery
-from kombu import Connection
 from kombu.common import maybe_declare
 
 from outbox.brokers.base import SendResult, SendStatus
@@ -43,13 +42,14 @@ class ConfirmingProducer:
     Publishes over one connection, which is not used after an error.
 
     Args:
+        connection: kombu's, over py-amqp.
         is_closing: whether no more is to be handed over, or waited for.
     """
 
-    def __init__(self, app: Celery, connection: Connection, is_closing: Callable[[], bool]) -> None:
+    def __init__(self, app: Celery, connection: Any, is_closing: Callable[[], bool]) -> None:
         self._app = app
         self._connection = connection
-        self._wire: amqp.Connection = connection.connection
+        self._wire = connection.connection  # py-amqp's
         self._is_closing = is_closing
         self._is_blocked = False
         self._wire.on_blocked = self._note_blocked
@@ -90,7 +90,7 @@ class ConfirmingProducer:
             self._connection.collect()  # without a word: the server may not answer
         self._connection.release()
 
-    def _with_queues(self, parcels: Sequence[Parcel]) -> Iterator[tuple[Parcel, SendResult]]:
+    def _with_queues(self, parcels: Sequence[Parcel]) -> Generator[tuple[Parcel, SendResult], None, Sequence[Parcel]]:
         """Declare the queues of parcels; yield the results of those whose queue cannot be, and return the others."""
         refused: dict[str, SendResult] = {}
         for name in dict.fromkeys(name for parcel in parcels for name in parcel.task.queues):
@@ -134,7 +134,7 @@ class ConfirmingProducer:
         return self._collect(parcels, channel, results)
 
     def _after_channel_error(
-        self, parcels: Sequence[Parcel], channel: _ConfirmChannel | None, results: dict[int, SendResult], error: Exception
+        self, parcels: Sequence[Parcel], channel: _ConfirmChannel | None, results: dict[int, SendResult], error: BaseException
     ) -> list[SendResult]:
         status = SendStatus.UNSURE
         if len(parcels) == 1:
@@ -180,7 +180,7 @@ class ConfirmingProducer:
 class _ConfirmChannel:
     """A channel whose messages are numbered from 1 as they are written, as the server numbers its acks."""
 
-    def __init__(self, wire: amqp.Connection) -> None:
+    def __init__(self, wire: Any) -> None:
         self._channel = wire.channel()
         self._channel.confirm_select()
         self._channel.events["basic_ack"].add(self._on_ack)

@@ -8,9 +8,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from time import monotonic
+from typing import Any
 
 from celery import Celery
-from kombu import Connection
 from kombu.common import maybe_declare
 
 from outbox.brokers.base import SendResult, SendStatus
@@ -23,10 +23,11 @@ class DirectProducer:
     Publishes over one connection, which is not used after an error.
 
     Args:
+        connection: kombu's.
         is_closing: whether no more is to be handed over.
     """
 
-    def __init__(self, app: Celery, connection: Connection, is_closing: Callable[[], bool]) -> None:
+    def __init__(self, app: Celery, connection: Any, is_closing: Callable[[], bool]) -> None:
         self._app = app
         self._connection = connection
         self._is_closing = is_closing

@@ -28,7 +28,7 @@ def open_connection(app: Celery, timeout: timedelta) -> Connection:
     """
     seconds = timeout.total_seconds()
     connection: Connection = app.connection_for_write(heartbeat=0)
-    options = connection.transport_options
+    options = connection.transport_options or {}
     if has_confirms(connection):
         # Confirms are awaited for a whole batch; py-amqp would wait for each message.
         connection.transport_options = {**options, "confirm_publish": False}

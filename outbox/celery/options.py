@@ -26,8 +26,7 @@ def find_app(options: CeleryOptions) -> Celery:
         ConfigurationError: there is none.
     """
     if not options.app:
-        found: Celery = current_app._get_current_object()
-        return found
+        return current_app
     try:
         app = import_string(options.app)
     except ImportError as error:

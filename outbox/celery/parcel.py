@@ -29,7 +29,7 @@ class Parcel:
         properties = task.read_properties(expires=headers.get("expires"), now=datetime.now(UTC)) | more
         body: str | bytes = task.payload
         if task.content_encoding != "binary" and "compression" not in headers:
-            body = bytes(body).decode(task.content_encoding)
+            body = task.payload.decode(task.content_encoding)
         return channel.prepare_message(
             body,
             priority=properties.pop("priority", 0),

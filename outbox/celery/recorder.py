@@ -82,6 +82,7 @@ class Recorder:
         name = headers["task"]
         properties["delivery_mode"] = MODES.get(str(delivery_mode), delivery_mode) or PERSISTENT
         headers = {**headers, "ignore_result": self.ignore_result}
+        payload: str | bytes
         content_type, content_encoding, payload = dumps(body, serializer=serializer)
         if compression:
             payload, headers["compression"] = compress(payload, compression)

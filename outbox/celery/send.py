@@ -22,7 +22,7 @@ from outbox.publishing.transactions import choose_database
 PROTOCOL = 2
 
 
-def send_in_transaction(signature: Signature, *, using: str | None = None) -> AsyncResult | GroupResult:
+def send_in_transaction(signature: Signature[Any], *, using: str | None = None) -> Any:
     """
     Send a task, a chain or a group if the open transaction commits, and not if it is rolled back.
 
@@ -62,14 +62,14 @@ def _compose(one: Recorded) -> Draft:
     return compose_encoded(f"Task {one.task}", TOPIC, one.body, type=one.task, key=one.id, content_type=CONTENT_TYPE)
 
 
-def _add_to_parent(app: Celery, signature: Signature, result: AsyncResult | GroupResult, alias: str) -> None:
+def _add_to_parent(app: Celery, signature: Signature[Any], result: AsyncResult[Any] | GroupResult, alias: str) -> None:
     """Name the task as a child of the one that runs here, if any, once it is certain to be sent."""
     parent = app.current_worker_task
     if parent and signature.options.get("add_to_parent", True):
         transaction.on_commit(partial(parent.add_trail, result), using=alias, robust=True)
 
 
-def _run_at_commit(app: Celery, signature: Signature, alias: str) -> Any:
+def _run_at_commit(app: Celery, signature: Signature[Any], alias: str) -> Any:
     """Run a task here when the transaction commits; arguments that could not be sent raise now."""
     refuse_unfit(signature)
     signature = signature.clone()

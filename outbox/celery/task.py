@@ -3,20 +3,25 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from celery.contrib.django.task import DjangoTask
 from celery.result import AsyncResult
 
+if TYPE_CHECKING:
+    Base = DjangoTask[Any, Any]
+else:
+    Base = DjangoTask
 
-class OutboxTask(DjangoTask):
+
+class OutboxTask(Base):
     """
     A task with `delay_in_transaction` and `apply_in_transaction`.
 
     For one task: `@shared_task(base=OutboxTask)`. For all of an app: `Celery("shop", task_cls="outbox.celery:OutboxTask")`.
     """
 
-    def delay_in_transaction(self, *args: Any, **kwargs: Any) -> AsyncResult:
+    def delay_in_transaction(self, *args: Any, **kwargs: Any) -> AsyncResult[Any]:
         """Send the task with these arguments if the open transaction commits; otherwise as `send_in_transaction`."""
         return self.apply_in_transaction(args, kwargs)
 
@@ -27,7 +32,7 @@ class OutboxTask(DjangoTask):
         *,
         using: str | None = None,
         **options: Any,
-    ) -> AsyncResult:
+    ) -> AsyncResult[Any]:
         """
         Send the task if the open transaction commits, with the options of `apply_async`.
 
@@ -40,4 +45,7 @@ class OutboxTask(DjangoTask):
         """
         from outbox.celery.send import send_in_transaction  # it imports models, and Celery apps are made before Django is ready
 
-        return send_in_transaction(self.signature(tuple(args or ()), dict(kwargs or {}), **options), using=using)
+        result: AsyncResult[Any] = send_in_transaction(
+            self.signature(tuple(args or ()), dict(kwargs or {}), **options), using=using
+        )
+        return result

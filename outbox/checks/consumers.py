@@ -23,7 +23,8 @@ from outbox.publishing.rules import TOPIC_RULE, is_topic_name
 
 def check_topics(**kwargs: Any) -> list[CheckMessage]:
     """
-    E016: A consumer takes a plain topic that is not in `OUTBOX["TOPICS"]`, or wants order where the topic keeps none.
+    E016: A consumer takes a plain topic that is not in `OUTBOX["TOPICS"]`, one of a broker that only sends, or wants order where
+    the topic keeps none.
 
     Add the topic or correct the name; give the topic TYPE "fifo", or leave `ordered=True` out.
     """
@@ -117,6 +118,16 @@ def _problems_of_topic(one: Consumer) -> Iterator[CheckMessage]:
         return
     except ConfigurationError:  # E001 or E003 has said it
         return
+    try:
+        broker = conf.broker_class(topic.broker)
+    except ConfigurationError:  # E003 has said it
+        return
+    if not broker.supports_consumers:
+        yield Error(
+            f"{one.name} takes topic {one.topic!r}, and its broker {topic.broker!r} ({broker.__name__}) has no consumer groups.",
+            hint="Publish to a topic of another broker what a consumer is to handle.",
+            id="outbox.E016",
+        )
     if one.ordered and topic.type is not TopicType.FIFO:
         yield Error(
             f"{one.name} wants its messages in order, but topic {one.topic!r} is of type {topic.type} and keeps none.",

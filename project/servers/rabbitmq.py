@@ -132,7 +132,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory(prefix="rabbitmq-") as folder:
         signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
         with RabbitMQ(Path(folder)) as server, suppress(KeyboardInterrupt):
-            print(server.url, flush=True)
+            print(server.url, flush=True)  # noqa: T201
             server.wait()
 
 

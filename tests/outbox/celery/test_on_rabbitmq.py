@@ -6,7 +6,7 @@ from time import monotonic
 
 import pytest
 from celery import Celery
-from kombu import Connection, Exchange, Queue
+from kombu import Connection, Queue
 
 from outbox.brokers.base import SendStatus
 from outbox.celery import CeleryBroker

@@ -139,14 +139,14 @@ class TestATask:
         assert json.loads(bytes(row.body))["body"][:2] == [[1], {"y": 2}]
 
     def test_is_dropped_with_a_rollback(self):
-        with pytest.raises(ZeroDivisionError), transaction.atomic():
+        with transaction.atomic():
             add.delay_in_transaction(1, 2)
-            1 / 0  # noqa: B018
+            transaction.set_rollback(True)
 
         assert stored() == []
 
     def test_needs_a_transaction(self):
-        with pytest.raises(NotInTransaction, match="Task tests.add was published outside a transaction"):
+        with pytest.raises(NotInTransaction, match=r"Task tests\.add was published outside a transaction"):
             add.delay_in_transaction(1, 2)
 
     def test_raises_what_its_serializer_raises(self):
