@@ -11,6 +11,7 @@ from celery.result import AsyncResult, GroupResult
 from django.db import transaction
 from kombu.serialization import dumps
 
+from outbox import conf
 from outbox.celery.canvas import record, refuse_unfit
 from outbox.celery.recorder import Recorded, Recorder
 from outbox.celery.stored import CONTENT_TYPE, TOPIC
@@ -41,9 +42,13 @@ def send_in_transaction(signature: Signature[Any], *, using: str | None = None) 
     Raises:
         NotInTransaction: the database has no open transaction.
         InvalidMessage: the signature has an option that cannot be kept, or begins with a chord.
-        UnknownTopic: `OUTBOX["BROKERS"]` has no CeleryBroker.
+        ConfigurationError: `OUTBOX["BROKERS"]` has no CeleryBroker, or Celery's task_protocol is 1.
         kombu.exceptions.EncodeError: the serializer cannot write the arguments.
     """
+    if TOPIC not in conf.settings().topics:
+        raise ConfigurationError(
+            'OUTBOX["BROKERS"] has no broker for Celery\'s tasks. Add one: "celery": {"BACKEND": "outbox.celery.CeleryBroker"}.'
+        )
     app = signature.app
     if app.conf.task_protocol != PROTOCOL:
         raise ConfigurationError(f"The outbox sends Celery's protocol {PROTOCOL} only. Leave task_protocol out.")

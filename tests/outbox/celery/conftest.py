@@ -6,6 +6,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
+import django
 import pytest
 from celery import Celery
 
@@ -18,6 +19,8 @@ from outbox.message import TopicSpec, TopicType
 from outbox.models import MessageRow
 from tests.outbox.celery.app import add
 from tests.outbox.celery.app import app as tests_app
+
+collect_ignore = ["test_django_tasks.py"] if django.VERSION < (6,) else []
 
 OPTIONS = {"APP": "tests.outbox.celery.app.app"}
 

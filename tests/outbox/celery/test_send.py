@@ -15,7 +15,7 @@ from kombu.exceptions import EncodeError
 
 from outbox.brokers.base import SendStatus
 from outbox.celery import CeleryBroker, send_in_transaction
-from outbox.errors import ConfigurationError, InvalidMessage, NotInTransaction, UnknownTopic
+from outbox.errors import ConfigurationError, InvalidMessage, NotInTransaction
 from outbox.message import Header, read_headers
 from outbox.models import MessageRow
 from tests.outbox.celery.app import add, limited, routed
@@ -46,6 +46,7 @@ KEPT: dict[str, dict[str, Any]] = {
     "delivery_mode": {"delivery_mode": "transient"},
     "reply_to": {"reply_to": "me"},
     "retries": {"retries": 2},
+    "stamps": {"stamped_headers": ["who"], "who": "me"},
     "no retry": {"retry": False, "retry_policy": {"max_retries": 1}},
 }
 
@@ -212,7 +213,7 @@ class TestATask:
     def test_needs_a_celery_broker_in_the_settings(self, settings: Any):
         settings.OUTBOX = {}
 
-        with transaction.atomic(), pytest.raises(UnknownTopic, match="celery-tasks"):
+        with transaction.atomic(), pytest.raises(ConfigurationError, match=r"outbox\.celery\.CeleryBroker"):
             add.delay_in_transaction(1, 2)
 
     def test_needs_celerys_second_protocol(self, app: Celery):
