@@ -26,15 +26,9 @@ OPTIONS = {"APP": "tests.outbox.celery.app.app"}
 
 
 @pytest.fixture(autouse=True)
-def outbox(settings: Any) -> None:
-    settings.OUTBOX = {
-        "BROKERS": {
-            "default": {"BACKEND": "outbox.embedded.EmbeddedBroker"},
-            "celery": {"BACKEND": "outbox.celery.CeleryBroker", "OPTIONS": OPTIONS},
-        },
-        "TOPICS": {"orders": {}},
-        "NUDGE": False,
-    }
+def with_tasks(settings: Any) -> None:
+    tasks = {"BACKEND": "outbox.celery.CeleryBroker", "OPTIONS": OPTIONS}
+    settings.OUTBOX = {**settings.OUTBOX, "BROKERS": {**settings.OUTBOX["BROKERS"], "celery": tasks}}
 
 
 @pytest.fixture

@@ -1,5 +1,7 @@
 """Tasks sent to a real RabbitMQ, and what becomes of them when it is full, blocked, set up otherwise or killed."""
 
+import itertools
+import threading
 from collections.abc import Iterator
 from datetime import timedelta
 from time import monotonic
@@ -170,6 +172,25 @@ class TestSend:
         assert statuses(again) == [UNAVAILABLE]
         assert back
         assert set(numbers(app)) >= {-1, *range(100), 300}
+
+    def test_loses_nothing_that_it_accepted_when_the_server_is_killed_under_load(
+        self, broker: CeleryBroker, app: Celery, server: RabbitMQ
+    ):
+        accepted: list[int] = []
+        killer = threading.Timer(0.3, server.kill)
+        killer.start()
+        for first in itertools.count(step=200):
+            results = broker.send([task(first + number) for number in range(200)])
+            accepted += [first + number for number, one in enumerate(results) if one.status is ACCEPTED]
+            if UNAVAILABLE in statuses(results):
+                break
+        killer.join()
+        server.start()
+        wait_until(lambda: statuses(broker.send([task(-1)])) == [ACCEPTED])
+
+        found = set(numbers(app))
+        assert accepted
+        assert set(accepted) - found == set()
 
 
 class TestCheck:
