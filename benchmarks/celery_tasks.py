@@ -23,7 +23,7 @@ from outbox.brokers.base import Outgoing, SendStatus
 from outbox.celery import CeleryBroker, OutboxTask
 from outbox.celery.canvas import record
 from outbox.celery.recorder import Recorder
-from outbox.celery.stored import TOPIC
+from outbox.celery.stored import TOPIC, decode
 from outbox.relay.hosts import RelayTarget, run_once
 from project.servers.rabbitmq import RabbitMQ
 
@@ -81,17 +81,21 @@ def _send_alone(count: int) -> None:
 def _send_batched(count: int) -> None:
     broker = conf.make_broker("celery")
     assert isinstance(broker, CeleryBroker)
-    recorder = Recorder(app)
-    record(task.s(*ARGUMENTS), recorder)
-    body = recorder.recorded[0].body
+    body = _recorded()
     for _ in range(0, count, BATCH):
         results = broker.send([Outgoing(uuid.uuid4().hex, TOPIC, body) for _ in range(BATCH)])
         assert {one.status for one in results} == {SendStatus.ACCEPTED}
     broker.close()
 
 
+def _recorded() -> bytes:
+    recorder = Recorder(app)
+    record(task.s(*ARGUMENTS), recorder)
+    return recorder.recorded[0].body
+
+
 class _BareProducer:
-    """The least that sends to a RabbitMQ with confirms by the batch."""
+    """The least that sends Celery's message to a RabbitMQ with confirms by the batch."""
 
     def __init__(self, port: int) -> None:
         self._connection = amqp.Connection(f"127.0.0.1:{port}")
@@ -104,9 +108,13 @@ class _BareProducer:
         channel.queue_declare("celery", durable=True, auto_delete=False)
         channel.confirm_select()
         channel.events["basic_ack"].add(self._note)
+        stored = decode(_recorded())
+        headers, body = stored.read_headers(), stored.payload.decode()
         for sent in range(BATCH, count + 1, BATCH):
             for _ in range(BATCH):
-                channel.basic_publish(amqp.Message("x" * 200, delivery_mode=2), "", "celery", mandatory=True)
+                channel.basic_publish(
+                    amqp.Message(body, application_headers=headers, delivery_mode=2), "", "celery", mandatory=True
+                )
             while self._acked < sent:
                 self._connection.drain_events(timeout=10)
         self._connection.close()

@@ -55,6 +55,7 @@ class ConfirmingProducer:
         self._wire.on_blocked = self._note_blocked
         self._wire.on_unblocked = self._note_unblocked
         self._channel: _ConfirmChannel | None = None
+        self._declaring: Any = None
         self._is_proved = False
         self.is_broken = False
 
@@ -95,13 +96,12 @@ class ConfirmingProducer:
         refused: dict[str, SendResult] = {}
         for name in dict.fromkeys(name for parcel in parcels for name in parcel.task.queues):
             try:
-                maybe_declare(self._app.amqp.queues[name], self._connection.default_channel)
+                maybe_declare(self._app.amqp.queues[name], self._declaring_channel())
             except (*self._connection.connection_errors, OSError) as error:
                 self.is_broken = True
                 refused[name] = failed(SendStatus.UNAVAILABLE, error)
             except Exception as error:  # the server's queue has other arguments, or Celery's settings name none like it
                 refused[name] = failed(SendStatus.MISCONFIGURED, error)
-                self._connection._default_channel = None  # the server has closed it
         rest = []
         for parcel in parcels:
             result = next((refused[name] for name in parcel.task.queues if name in refused), None)
@@ -110,6 +110,12 @@ class ConfirmingProducer:
             else:
                 yield parcel, result
         return rest
+
+    def _declaring_channel(self) -> Any:
+        """Return a channel that the server may close without harm to another; kombu's own would wait for a new connection."""
+        if self._declaring is None or not self._declaring.is_open:
+            self._declaring = self._wire.channel()
+        return self._declaring
 
     def _publish_together(self, parcels: Sequence[Parcel], deadline: float) -> list[SendResult]:
         """Publish and wait. UNSURE without a broken connection: the channel was closed, and the server says by which."""

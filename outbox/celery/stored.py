@@ -20,6 +20,8 @@ TOPIC = "celery-tasks"
 
 CONTENT_TYPE = "application/vnd.outbox.celery-task+json"
 
+KOMBUS_TYPE = b'"__type__"'  # stands where kombu's JSON has written a time or a decimal; without one any reader will do
+
 MAX_ROUTING_KEY_BYTES = 255  # AMQP's short string
 
 
@@ -53,11 +55,11 @@ class StoredTask(msgspec.Struct, frozen=True, omit_defaults=True):
 
     def read_headers(self) -> dict[str, Any]:
         """Return the headers of Celery's message."""
-        return dict(json.loads(bytes(self.headers)))
+        return _load(self.headers)
 
     def read_properties(self, *, expires: object, now: datetime) -> dict[str, Any]:
         """Return the properties of the message; of its lifetime, what is left at a time. `expires`: as its headers say it."""
-        properties = dict(json.loads(bytes(self.properties)))
+        properties = _load(self.properties)
         if "expiration" in properties and isinstance(expires, str):
             left = _aware(datetime.fromisoformat(expires)) - now
             properties["expiration"] = str(max(0, int(left.total_seconds() * 1000)))
@@ -66,6 +68,7 @@ class StoredTask(msgspec.Struct, frozen=True, omit_defaults=True):
 
 _encoder = msgspec.json.Encoder()
 _decoder = msgspec.json.Decoder(StoredTask)
+_mapping = msgspec.json.Decoder(dict[str, Any])
 _raw = msgspec.json.Decoder(msgspec.Raw)
 
 
@@ -132,6 +135,12 @@ def _dump(name: str, what: str, values: Mapping[str, Any]) -> msgspec.Raw:
         return msgspec.Raw(bytes(_raw.decode(json.dumps(dict(values)).encode())))
     except (TypeError, ValueError, RecursionError, msgspec.MsgspecError) as error:
         raise InvalidMessage(f"Task {name} has {what} that cannot be written as JSON: {error}. Use plain values.") from error
+
+
+def _load(values: msgspec.Raw) -> dict[str, Any]:
+    raw = bytes(values)
+    found: dict[str, Any] = json.loads(raw) if KOMBUS_TYPE in raw else _mapping.decode(raw)
+    return found
 
 
 def _aware(time: datetime) -> datetime:
