@@ -33,10 +33,15 @@ TIME = timedelta(minutes=5)
 AT_ONCE = timedelta()
 
 app = Celery("bench", set_as_current=False, task_cls=OutboxTask)
+unconfirmed = Celery("bench-unconfirmed", set_as_current=False, task_cls=OutboxTask)  # as Celery is set up by default
 
 
-@app.task(name="bench.task", ignore_result=True)
+@app.task(name="bench.task", ignore_result=True, shared=False)
 def task(order: int, customer: str, total: str) -> None: ...
+
+
+@unconfirmed.task(name="bench.task", ignore_result=True, shared=False)
+def task_unconfirmed(order: int, customer: str, total: str) -> None: ...
 
 
 ARGUMENTS = (17, "17850", "15.30")
@@ -48,7 +53,7 @@ def measure(scale: float) -> list[Figure]:
     broker = {"BACKEND": "outbox.celery.CeleryBroker", "OPTIONS": {"APP": f"{__name__}.app"}}
     outbox = {**settings.OUTBOX, "BROKERS": {**settings.OUTBOX["BROKERS"], "celery": broker}}
     with tempfile.TemporaryDirectory() as folder, RabbitMQ(Path(folder)) as server, override_settings(OUTBOX=outbox):
-        app.conf.broker_url = server.url
+        app.conf.broker_url = unconfirmed.conf.broker_url = server.url
         app.conf.broker_transport_options = {"confirm_publish": True}
         alone, batched, bare, relayed = interleaved(
             ROUNDS,
@@ -57,12 +62,13 @@ def measure(scale: float) -> list[Figure]:
             lambda: _rate(_BareProducer(server.port).send, count),
             lambda: _relay(count),
         )
-        on_commit, in_transaction = _measure_calls(max(20, int(300 * scale)))
+        confirmed, on_commit, in_transaction = _measure_calls(max(20, int(300 * scale)))
     return [
         Figure("celery: confirmed by batch, beside each", batched, "/s", 1.0, at_most=False, bound=alone),
-        Figure("celery: confirmed by batch, beside py-amqp", batched, "/s", None, at_most=False, bound=bare),
+        Figure("celery: confirmed by batch, beside py-amqp", batched, "/s", 0.8, at_most=False, bound=bare),
         Figure("celery: through a relay, beside each", relayed, "/s", None, at_most=False, bound=alone),
         Figure("celery: p50 of row and task, by on_commit", in_transaction, "us", None, at_most=True, bound=on_commit),
+        Figure("celery: the same, on_commit confirmed", in_transaction, "us", None, at_most=True, bound=confirmed),
     ]
 
 
@@ -137,7 +143,7 @@ def _relay(count: int) -> float:
 def _measure_calls(count: int) -> list[float]:
     with connection.cursor() as cursor:
         cursor.execute(TABLE)
-    subjects = (task.delay_on_commit, task.delay_in_transaction)
+    subjects = (task.delay_on_commit, task_unconfirmed.delay_on_commit, task.delay_in_transaction)
     rounds = [lambda call=call: _p50(call) for call in subjects]  # type: ignore[misc]
     interleaved(3, *rounds)  # warm
     return interleaved(count, *rounds)

@@ -22,19 +22,21 @@ app.conf.task_queues = [
 app.conf.broker_transport_options = {"polling_interval": 0.02}
 app.conf.task_default_queue = "celery"
 
+away = Celery("outbox-tests-away", broker="redis://127.0.0.1:1/0", set_as_current=False)
 
-@app.task(name="tests.add")
+
+@app.task(name="tests.add", shared=False)
 def add(x: int, y: int) -> int:
     return x + y
 
 
-@app.task(name="tests.routed", routing_key="routed.now")
+@app.task(name="tests.routed", routing_key="routed.now", shared=False)
 def routed(**values: object) -> None: ...
 
 
-@app.task(name="tests.limited", time_limit=20, soft_time_limit=10, ignore_result=True, priority=3, expires=100)
+@app.task(name="tests.limited", time_limit=20, soft_time_limit=10, ignore_result=True, priority=3, expires=100, shared=False)
 def limited() -> None: ...
 
 
-@app.task(name="tests.parent", bind=True)
+@app.task(name="tests.parent", bind=True, shared=False)
 def parent(self, number: int) -> None: ...

@@ -198,7 +198,7 @@ class TestATask:
     ):
         children = []
 
-        @app.task(name="tests.caller", bind=True)
+        @app.task(name="tests.caller", bind=True, shared=False)
         def caller(self) -> None:
             with transaction.atomic():
                 add.delay_in_transaction(1, 2)
@@ -325,7 +325,7 @@ class TestEagerly:
     def test_runs_when_the_transaction_commits_and_stores_nothing(self, app: Celery, django_capture_on_commit_callbacks: Any):
         ran: list[tuple[int, str]] = []
 
-        @app.task(name="tests.eager", bind=True)
+        @app.task(name="tests.eager", bind=True, shared=False)
         def eager(self, number: int) -> None:
             ran.append((number, self.request.id))
 
