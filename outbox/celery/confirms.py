@@ -15,6 +15,7 @@ On a new connection one message goes first: RabbitMQ says that it is blocked onl
 
 from __future__ import annotations
 
+import struct
 from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import suppress
 from time import monotonic
@@ -30,9 +31,14 @@ from outbox.celery.parcel import Parcel
 
 LOOK_SECONDS = 0.2  # how soon a wait for confirms sees that the broker is to be closed
 
+CLOSE_SECONDS = 2.0
+SHORTEST = 0.01  # seconds; 0 would not wait at all
+
 NACKED = SendResult(SendStatus.UNAVAILABLE, reason="Celery's broker: a queue is full and rejects what is published (nack).")
 BLOCKED = SendResult(SendStatus.UNAVAILABLE, reason="Celery's broker takes nothing now: an alarm blocks it (connection.blocked).")
 NOT_CONFIRMED = SendResult(SendStatus.UNSURE, reason="Celery's broker did not confirm the task in time.")
+
+CANNOT_BE_WRITTEN = (amqp.FrameSyntaxError, struct.error, TypeError, ValueError, OverflowError)  # AMQP has no such value
 
 PERMANENT = (amqp.PreconditionFailed, amqp.ContentTooLarge)  # the message is larger than the server takes
 
@@ -70,41 +76,51 @@ class ConfirmingProducer:
 
     def publish(self, parcels: Sequence[Parcel], deadline: float) -> Iterator[tuple[Parcel, SendResult]]:
         """Publish a batch, and wait for its confirms until the deadline of `monotonic`; return the result of each."""
-        rest: Sequence[Parcel] = yield from self._with_queues(parcels)
+        rest: Sequence[Parcel] = yield from self._with_queues(parcels, deadline)
         if rest and not self._is_proved:
             results = self._publish_together(rest[:1], deadline)
             self._is_proved = results[0].status is SendStatus.ACCEPTED
             yield rest[0], results[0]
             rest = rest[1:]
-        again = []
+        again: list[tuple[Parcel, SendResult]] = []
         for parcel, result in zip(rest, self._publish_together(rest, deadline), strict=True):
             if result.status is SendStatus.UNSURE and not self.is_broken:
-                again.append(parcel)  # the channel was closed by one of them
+                again.append((parcel, result))  # the channel was closed by one of them
             else:
                 yield parcel, result
-        for parcel in again:
-            yield parcel, self._publish_together([parcel], deadline)[0]
+        for parcel, unsure in again:
+            [result] = self._publish_together([parcel], deadline)
+            yield parcel, unsure if result.status is SendStatus.UNAVAILABLE else result  # it may be stored since the first time
 
     def close(self) -> None:
         """Close the connection."""
-        if self.is_broken:
-            self._connection.collect()  # without a word: the server may not answer
-        self._connection.release()
+        try:
+            if not self.is_broken:
+                with self._wire.transport.having_timeout(CLOSE_SECONDS):
+                    self._connection.release()
+        finally:
+            self._connection.collect()  # without a word, where the server does not answer
 
-    def _with_queues(self, parcels: Sequence[Parcel]) -> Generator[tuple[Parcel, SendResult], None, Sequence[Parcel]]:
+    def _with_queues(
+        self, parcels: Sequence[Parcel], deadline: float
+    ) -> Generator[tuple[Parcel, SendResult], None, Sequence[Parcel]]:
         """Declare the queues of parcels; yield the results of those whose queue cannot be, and return the others."""
         refused: dict[str, SendResult] = {}
+        stopped_by = self._why_stop(deadline)
         for name in dict.fromkeys(name for parcel in parcels for name in parcel.task.queues):
+            if stopped_by:
+                break
             try:
-                maybe_declare(self._app.amqp.queues[name], self._declaring_channel())
+                with self._wire.transport.having_timeout(max(SHORTEST, deadline - monotonic())):
+                    maybe_declare(self._app.amqp.queues[name], self._declaring_channel())
             except (*self._connection.connection_errors, OSError) as error:
                 self.is_broken = True
-                refused[name] = failed(SendStatus.UNAVAILABLE, error)
+                stopped_by = failed(SendStatus.UNAVAILABLE, error)
             except Exception as error:  # the server's queue has other arguments, or Celery's settings name none like it
                 refused[name] = failed(SendStatus.MISCONFIGURED, error)
         rest = []
         for parcel in parcels:
-            result = next((refused[name] for name in parcel.task.queues if name in refused), None)
+            result = stopped_by or next((refused[name] for name in parcel.task.queues if name in refused), None)
             if result is None:
                 rest.append(parcel)
             else:
@@ -123,7 +139,8 @@ class ConfirmingProducer:
         channel = self._channel
         try:
             if channel is None or not channel.is_open:
-                channel = self._channel = _ConfirmChannel(self._wire)
+                with self._wire.transport.having_timeout(max(SHORTEST, deadline - monotonic())):
+                    channel = self._channel = _ConfirmChannel(self._wire)
             for parcel in parcels:
                 if stop := self._why_stop(deadline):
                     results[parcel.number] = stop
@@ -135,8 +152,12 @@ class ConfirmingProducer:
             return self._after_channel_error(parcels, channel, results, error)
         except (*self._connection.connection_errors, OSError) as error:
             self.is_broken = True
-            gone = failed(SendStatus.UNSURE, error)
-            return [results.get(one.number) or (channel and channel.result_of(one)) or gone for one in parcels]
+            unsure, away = failed(SendStatus.UNSURE, error), failed(SendStatus.UNAVAILABLE, error)
+            written = channel.unanswered() if channel else ()
+            return [
+                results.get(one.number) or (channel and channel.result_of(one)) or (unsure if one.message_id in written else away)
+                for one in parcels
+            ]
         return self._collect(parcels, channel, results)
 
     def _after_channel_error(
@@ -206,6 +227,10 @@ class _ConfirmChannel:
         """Whether a message has no answer yet."""
         return bool(self._open)
 
+    def unanswered(self) -> set[str]:
+        """Return the ids of messages that were written, and have no answer."""
+        return {parcel.message_id for parcel in self._open.values()}
+
     def write(self, parcel: Parcel, deadline: float) -> SendResult | None:
         """Write a message to the connection. Return a result only if it cannot be written."""
         try:
@@ -215,13 +240,18 @@ class _ConfirmChannel:
         self._results.pop(parcel.message_id, None)
         self._written += 1
         self._open[self._written] = parcel
-        self._channel.basic_publish(
-            message,
-            exchange=parcel.task.exchange,
-            routing_key=parcel.task.routing_key,
-            mandatory=True,
-            timeout=max(0.01, deadline - monotonic()),
-        )
+        try:
+            self._channel.basic_publish(
+                message,
+                exchange=parcel.task.exchange,
+                routing_key=parcel.task.routing_key,
+                mandatory=True,
+                timeout=max(SHORTEST, deadline - monotonic()),
+            )
+        except CANNOT_BE_WRITTEN as error:  # py-amqp finds out before the first byte
+            del self._open[self._written]
+            self._written -= 1
+            return failed(SendStatus.REFUSED, error)
         return None
 
     def result_of(self, parcel: Parcel) -> SendResult | None:

@@ -8,6 +8,7 @@ neither the task nor its routes.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from datetime import UTC, datetime
 from typing import Any
 
@@ -139,8 +140,10 @@ def _dump(name: str, what: str, values: Mapping[str, Any]) -> msgspec.Raw:
 
 def _load(values: msgspec.Raw) -> dict[str, Any]:
     raw = bytes(values)
-    found: dict[str, Any] = json.loads(raw) if KOMBUS_TYPE in raw else _mapping.decode(raw)
-    return found
+    if KOMBUS_TYPE not in raw:
+        with suppress(msgspec.MsgspecError):  # a number that only Python's JSON reads
+            return _mapping.decode(raw)
+    return dict(json.loads(raw))
 
 
 def _aware(time: datetime) -> datetime:

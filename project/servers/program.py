@@ -95,6 +95,16 @@ class Program(abc.ABC):
             os.killpg(process.pid, signal.SIGKILL)
             process.wait()
 
+    def freeze(self) -> None:
+        """Have it do nothing, and leave its connections open, until `thaw`."""
+        if self._process is not None:
+            os.killpg(self._process.pid, signal.SIGSTOP)
+
+    def thaw(self) -> None:
+        """Let it go on."""
+        if self._process is not None:
+            os.killpg(self._process.pid, signal.SIGCONT)
+
     @abc.abstractmethod
     def _make_home(self) -> Path:
         """Return the folder where it works and where its log goes."""

@@ -97,6 +97,11 @@ def outgoing() -> list[Outgoing]:
     return [Outgoing(str(row.id), TOPIC, bytes(row.body), row.key, headers=json.loads(row.headers)) for row in rows]
 
 
+def through_the_outbox(broker: CeleryBroker) -> None:
+    """Hand the message rows of tasks to Celery's broker."""
+    assert {one.status for one in broker.send(outgoing())} == {SendStatus.ACCEPTED}
+
+
 def take(app: Celery, queue: str = "celery") -> list[Any]:
     """Take all messages out of a queue of Celery's broker."""
     found = []

@@ -148,6 +148,32 @@ class TestSend:
         sent = {one for one in range(2, 500) if first[one - 2].status is ACCEPTED}
         assert sent | {1, 1000} <= set(numbers(app))
 
+    def test_refuses_what_amqp_cannot_write_and_sends_the_others(self, broker: CeleryBroker, app: Celery):
+        results = broker.send([task(1), task(0, headers={"large": 2**80}), task(0, priority=1000), task(2)])
+
+        assert statuses(results) == [ACCEPTED, REFUSED, REFUSED, ACCEPTED]
+        assert numbers(app) == [1, 2]
+
+    @pytest.mark.parametrize("is_connected", [True, False], ids=["while connected", "before a connection"])
+    def test_does_not_wait_for_a_frozen_server_and_goes_on_when_it_is_back(
+        self, server: RabbitMQ, app: Celery, is_connected: bool
+    ):
+        with broker_at(server.url, TIMEOUT=timedelta(seconds=1)) as broker:
+            if is_connected:
+                broker.send([task(1)])
+            server.freeze()
+            try:
+                began = monotonic()
+                results = broker.send([task(2), task(3, "routed", routing_key="routed.now")])
+                took = monotonic() - began
+            finally:
+                server.thaw()
+
+            assert set(statuses(results)) <= {UNSURE, UNAVAILABLE}
+            assert took < 8
+            wait_until(lambda: statuses(broker.send([task(4)])) == [ACCEPTED])
+        assert 4 in numbers(app)
+
     def test_is_misconfigured_where_the_password_is_wrong(self, server: RabbitMQ, app: Celery):
         with broker_at(server.url.replace("guest:guest", "guest:wrong")) as broker:
             results = broker.send([task(1)])
