@@ -22,7 +22,7 @@ app.conf.task_queues = [
 app.conf.broker_transport_options = {"polling_interval": 0.02}
 app.conf.task_default_queue = "celery"
 
-away = Celery("outbox-tests-away", broker="redis://127.0.0.1:1/0", set_as_current=False)
+away = Celery("outbox-tests-away", broker="redis://127.0.0.1:1/0", backend="redis://127.0.0.1:1/1", set_as_current=False)
 
 
 @app.task(name="tests.add", shared=False)
@@ -40,3 +40,7 @@ def limited() -> None: ...
 
 @app.task(name="tests.parent", bind=True, shared=False)
 def parent(self, number: int) -> None: ...
+
+
+@away.task(name="tests.far", shared=False)
+def far(number: int) -> None: ...

@@ -6,7 +6,7 @@ from decimal import Decimal
 from typing import Any
 
 import pytest
-from celery import Celery, signals
+from celery import Celery, chain, group, signals
 from django.db import transaction
 from kombu import Exchange, Queue
 from kombu.exceptions import EncodeError
@@ -15,7 +15,7 @@ from outbox.celery import CeleryBroker, send_in_transaction
 from outbox.errors import ConfigurationError, InvalidMessage, NotInTransaction
 from outbox.message import Header, read_headers
 from outbox.models import MessageRow
-from tests.outbox.celery.app import add, limited, routed
+from tests.outbox.celery.app import add, far, limited, routed
 from tests.outbox.celery.conftest import configured, stored, take, through_the_outbox
 
 pytestmark = pytest.mark.django_db
@@ -185,22 +185,37 @@ class TestATask:
         [message] = take(app)
         assert message.headers["request"] == "r-1"
 
-    def test_names_the_running_task_as_its_parent_and_is_its_child_after_the_commit(
-        self, app: Celery, django_capture_on_commit_callbacks: Any
-    ):
-        children = []
+    @pytest.mark.django_db(transaction=True)
+    def test_names_the_running_task_as_its_parent_and_is_its_child_after_the_commit(self, app: Celery):
+        children: list[list[str]] = []
 
         @app.task(name="tests.caller", bind=True, shared=False)
         def caller(self) -> None:
             with transaction.atomic():
                 add.delay_in_transaction(1, 2)
-            children.append(list(self.request.children))
+                transaction.set_rollback(True)
+            with transaction.atomic():
+                sent = add.delay_in_transaction(1, 2)
+                children.append([one.id for one in self.request.children])
+            children.extend([[one.id for one in self.request.children], [sent.id]])
 
-        with django_capture_on_commit_callbacks(execute=True):
-            caller.apply(task_id="caller-id")
+        caller.apply(task_id="caller-id").get()
 
         [task] = stored()
         assert (task.read_headers()["root_id"], task.read_headers()["parent_id"]) == ("caller-id", "caller-id")
+        assert children == [[], [task.id], [task.id]]
+
+    @pytest.mark.parametrize(
+        "signature",
+        [far.s(1), far.s(1).set(countdown=5), chain(far.s(1), far.si(2)), group(far.s(1), far.s(2)), far.chunks([(1,), (2,)], 1)],
+        ids=["task", "countdown", "chain", "group", "chunks"],
+    )
+    def test_reaches_neither_celerys_broker_nor_its_result_backend(self, signature: Any):
+        with transaction.atomic():
+            result = send_in_transaction(signature)
+
+        assert stored()
+        assert result.id
 
     def test_needs_a_celery_broker_in_the_settings(self, settings: Any):
         settings.OUTBOX = {}
