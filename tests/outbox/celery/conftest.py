@@ -8,7 +8,7 @@ from typing import Any
 
 import django
 import pytest
-from celery import Celery
+from celery import Celery, current_app
 
 from outbox.brokers.base import Outgoing, SendResult, SendStatus
 from outbox.celery import CeleryBroker
@@ -38,6 +38,15 @@ def app() -> Celery:
             queue(connection).declare()
             queue(connection).purge()
     return tests_app
+
+
+@pytest.fixture
+def shared_app(app: Celery) -> Iterator[Celery]:
+    """Have the app be the current one, to which shared tasks belong."""
+    before = current_app._get_current_object()
+    app.set_current()
+    yield app
+    before.set_current()
 
 
 @pytest.fixture

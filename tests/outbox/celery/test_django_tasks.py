@@ -22,9 +22,8 @@ IN_A_CENTURY = datetime(2100, 1, 1, tzinfo=UTC)
 
 
 @pytest.fixture(autouse=True)
-def tasks(settings: Any, app: Celery, monkeypatch: pytest.MonkeyPatch) -> Any:
+def tasks(settings: Any, shared_app: Celery) -> Any:
     settings.TASKS = {"default": {"BACKEND": BACKEND, "QUEUES": ["default", "routed"]}}
-    app.set_current()
     from tests.outbox.celery import djangos
 
     djangos.calls.clear()

@@ -20,8 +20,7 @@ SETTINGS, TASK, VIEW, DJANGOS = python_blocks("how-to/celery-tasks.md")
 
 @pytest.mark.django_db
 class TestThePage:
-    def test_sends_what_its_view_sends(self, settings: Any, app: Celery):
-        app.set_current()
+    def test_sends_what_its_view_sends(self, settings: Any, shared_app: Celery):
         orders = SimpleNamespace(objects=SimpleNamespace(create=lambda: SimpleNamespace(pk=17)))
         names: dict[str, Any] = {"__name__": "shop.tasks", "Order": orders, "JsonResponse": JsonResponse}
         for block in (SETTINGS, TASK, VIEW):
