@@ -4,7 +4,7 @@ Publishing to RabbitMQ: messages are written one after the other, and their conf
 | what the server says | result |
 |---|---|
 | ack | ACCEPTED |
-| return (no queue is bound), then ack | MISCONFIGURED; queues are declared anew before the next try |
+| return (no queue is bound), then ack | its queue is declared anew, and it goes again once; then MISCONFIGURED |
 | nack (a queue is full and rejects) | UNAVAILABLE |
 | connection.blocked (memory or disk alarm) | UNAVAILABLE for what was not written yet, UNSURE for the others |
 | the channel is closed (404: no such exchange; 406: too large) | each message without an answer goes again by itself |
@@ -76,6 +76,19 @@ class ConfirmingProducer:
 
     def publish(self, parcels: Sequence[Parcel], deadline: float) -> Iterator[tuple[Parcel, SendResult]]:
         """Publish a batch, and wait for its confirms until the deadline of `monotonic`; return the result of each."""
+        returned = []
+        for parcel, result in self._publish(parcels, deadline):
+            if self._was_returned(parcel) and parcel.task.queues:
+                returned.append(parcel)  # its queue was deleted since it was declared
+            else:
+                yield parcel, result
+        if returned:
+            self._forget_queues()
+            for parcel, result in self._publish(returned, deadline):
+                self._was_returned(parcel)
+                yield parcel, result
+
+    def _publish(self, parcels: Sequence[Parcel], deadline: float) -> Iterator[tuple[Parcel, SendResult]]:
         rest: Sequence[Parcel] = yield from self._with_queues(parcels, deadline)
         if rest and not self._is_proved:
             results = self._publish_together(rest[:1], deadline)
@@ -166,16 +179,16 @@ class ConfirmingProducer:
         status = SendStatus.UNSURE
         if len(parcels) == 1:
             status = SendStatus.REFUSED if isinstance(error, PERMANENT) else SendStatus.MISCONFIGURED
-            self._forget_queues()
         closed = failed(status, error)
         return [results.get(one.number) or (channel and channel.result_of(one)) or closed for one in parcels]
+
+    def _was_returned(self, parcel: Parcel) -> bool:
+        return self._channel is not None and self._channel.take_returned(parcel)
 
     def _collect(self, parcels: Sequence[Parcel], channel: _ConfirmChannel, results: dict[int, SendResult]) -> list[SendResult]:
         found = [results.get(one.number) or channel.result_of(one) for one in parcels]
         if None in found:
             self.is_broken = True  # a late ack would be taken for that of another message
-        if any(one is not None and one.status is SendStatus.MISCONFIGURED for one in found):
-            self._forget_queues()
         return [one or NOT_CONFIRMED for one in found]
 
     def _why_stop(self, deadline: float) -> SendResult | None:
@@ -217,6 +230,7 @@ class _ConfirmChannel:
         self._open: dict[int, Parcel] = {}  # by delivery tag, in their order
         self._results: dict[str, SendResult] = {}  # by message id
         self._returned: dict[str, SendResult] = {}
+        self._was_returned: set[str] = set()
 
     @property
     def is_open(self) -> bool:
@@ -254,6 +268,12 @@ class _ConfirmChannel:
             return failed(SendStatus.REFUSED, error)
         return None
 
+    def take_returned(self, parcel: Parcel) -> bool:
+        """Return whether the server has returned a message, once."""
+        was_returned = parcel.message_id in self._was_returned
+        self._was_returned.discard(parcel.message_id)
+        return was_returned
+
     def result_of(self, parcel: Parcel) -> SendResult | None:
         """Return what the server has answered to a message, once."""
         return self._results.pop(parcel.message_id, None)
@@ -274,4 +294,5 @@ class _ConfirmChannel:
     def _on_return(self, error: Exception, exchange: str, routing_key: str, message: Any) -> None:
         where = f"exchange {exchange!r} with routing key {routing_key!r}" if exchange else f"queue {routing_key!r}"
         reason = f"Celery's broker has no queue for {where}. Start a worker with that queue, or correct the route."
+        self._was_returned.add(message.properties["message_id"])
         self._returned[message.properties["message_id"]] = SendResult(SendStatus.MISCONFIGURED, reason=reason)

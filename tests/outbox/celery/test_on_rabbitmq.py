@@ -70,19 +70,27 @@ class TestSend:
             message = app.amqp.queues["routed"](connection.channel()).get()
         assert message.properties["delivery_mode"] == 2
 
-    def test_calls_a_message_without_a_queue_misconfigured_and_declares_it_anew(
-        self, broker: CeleryBroker, app: Celery, server: RabbitMQ
-    ):
+    def test_declares_a_queue_anew_that_was_deleted(self, broker: CeleryBroker, app: Celery, server: RabbitMQ):
         broker.send([task(1)])
         with Connection(server.url) as connection:
             connection.channel().queue_delete("celery")
 
-        results = broker.send([task(2), task(3, "routed", routing_key="routed.now")])
+        results = broker.send([task(2), task(3, "routed", routing_key="routed.now"), task(4)])
 
-        assert statuses(results) == [MISCONFIGURED, ACCEPTED]
-        assert "no queue for queue 'celery'" in results[0].reason
-        assert statuses(broker.send([task(4)])) == [ACCEPTED]
-        assert numbers(app) == [4]
+        assert statuses(results) == [ACCEPTED] * 3
+        assert numbers(app) == [2, 4]
+        assert numbers(app, "routed") == [3]
+
+    def test_calls_a_message_that_reaches_no_queue_misconfigured(self, broker: CeleryBroker, app: Celery):
+        broker.send([task(1, "routed", routing_key="routed.now")])
+
+        results = broker.send(
+            [task(2), task(3, "routed", routing_key="astray"), task(4, None, exchange="routed", routing_key="x")]
+        )
+
+        assert statuses(results) == [ACCEPTED, MISCONFIGURED, MISCONFIGURED]
+        assert "no queue for exchange 'routed' with routing key 'astray'" in results[1].reason
+        assert numbers(app) == [2]
 
     def test_calls_an_unknown_exchange_misconfigured_and_sends_the_others(self, broker: CeleryBroker, app: Celery):
         astray = task(0, queue=None, exchange="nowhere", routing_key="x")
