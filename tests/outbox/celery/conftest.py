@@ -65,6 +65,7 @@ def configured(app: Celery, **settings: Any) -> Iterator[None]:
         yield
     finally:
         app.conf.update(before)
+        app.amqp._producer_pool = None  # Celery 5.5 would go on with that of another server
 
 
 @contextmanager
