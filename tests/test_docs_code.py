@@ -27,6 +27,7 @@ ALONE = ["how-to/upgrade-message-types.md", "how-to/deploy.md", "how-to/admin.md
 ELSEWHERE = {
     "tutorial.md": "journeys/test_tutorial.py",
     "how-to/archive.md": "outbox/pipeline/spark/archive/test_page.py",
+    "how-to/celery-tasks.md": "outbox/celery/test_page.py",
     "how-to/async.md": "outbox/publishing/test_asgi.py",
     "how-to/half-first.md": "outbox/half_first/test_page.py",
     "how-to/logs.md": "outbox/test_log_fields.py",

@@ -27,6 +27,7 @@ SECTIONS = {
     "Message types": ["outbox.Message"],
     "Consume": ["outbox.consumer", "outbox.Retry", "outbox.Context", "outbox.TimeLimitExceeded",
         "outbox.update_if", "outbox.update_or_raise", "outbox.RedisIdempotencyKey"],
+    "Send Celery's tasks": ["outbox.celery.send_in_transaction", "outbox.celery.OutboxTask"],
     "Answer check-backs": ["outbox.check_back", "outbox.Resolution"],
     "Run": ["outbox.schedule.beat_schedule", "outbox.pipeline.schedule.pipeline_schedule"],
     "Test": ["outbox.testing.Outbox", "outbox.testing.OutboxTestMixin"],

@@ -88,6 +88,10 @@ SETTINGS: dict[str, dict[str, str]] = {
         "commit_window": "Brokers hold an end back for longer, as while they fail over.",
         "check_horizon": "The broker's transaction times are not its defaults.",
     },
+    "CeleryOptions": {
+        "app": "The project has several Celery apps, or relays run where none is imported.",
+        "timeout": "Celery's broker is slow; `LEASE` must be longer.",
+    },
     "MemoryOptions": {
         "name": "Two brokers of a test are to share messages.",
         "end": "A test is about a broker that treats a second end so.",

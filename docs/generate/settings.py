@@ -34,6 +34,7 @@ PIPELINE = [
 OPTIONS = [
     ("outbox.embedded.EmbeddedBroker", "outbox/embedded/options.py", "EmbeddedOptions", "outbox.embedded"),
     ("outbox.brokers.rocketmq.RocketMQBroker", "outbox/brokers/rocketmq/options.py", "RocketMQOptions", ""),
+    ("outbox.celery.CeleryBroker", "outbox/celery/options.py", "CeleryOptions", ""),
     ("outbox.brokers.memory.MemoryBroker", "outbox/brokers/memory/options.py", "MemoryOptions", ""),
 ]
 

@@ -19,6 +19,8 @@ READ_BYTES = 8 * 1024 * 1024  # of a larger body only its beginning is read
 SHOWN_CHARACTERS = 64 * 1024
 SHOWN_HEX_BYTES = 1024
 
+OF_DECLARED = "application/json"  # the content type of messages whose type a module defines
+
 HIDDEN = "•••"
 
 _HIDDEN = msgspec.Raw(msgspec.json.encode(HIDDEN))
@@ -57,7 +59,8 @@ def readable(body: bytes, *, size: int, headers: Mapping[str, str], unmasked: bo
     """
     type_name = headers.get(Header.TYPE, "")
     notes = []
-    if type_name and message_type(type_name) is None:
+    is_declared = headers.get(Header.CONTENT_TYPE, OF_DECLARED) == OF_DECLARED
+    if type_name and is_declared and message_type(type_name) is None:
         notes.append(f"No module defines the type {type_name}.")
     try:
         shown = _laid_out(body, size, headers, is_masked=bool(type_name) and not unmasked)

@@ -51,6 +51,7 @@ class Broker(abc.ABC):
 
     system: ClassVar[str] = "outbox"  # OpenTelemetry's messaging.system
     app: ClassVar[str] = ""  # the Django app with the broker's tables, which a system check requires in INSTALLED_APPS
+    reserved_topics: ClassVar[tuple[str, ...]] = ()  # topics that it has without an entry in TOPICS, and nobody else may have
 
     # Properties of the calls below.
     supports_order: ClassVar[bool] = False
@@ -59,6 +60,8 @@ class Broker(abc.ABC):
     is_durable: ClassVar[bool] = True  # False: messages are lost when the process ends, so it is for tests only
     max_body_bytes: int = DEFAULT_MAX_BODY_BYTES
     max_delay: timedelta = timedelta(days=365)  # longer delays are spent in the outbox's tables first
+
+    supports_consumers: ClassVar[bool] = True  # False: others read what is sent; set by `SendOnly` in `capabilities.py`
 
     # Additional features; each flag is set by its class in `capabilities.py`.
     supports_lookups: ClassVar[bool] = False

@@ -8,12 +8,22 @@ returns the broker, typed as one with half messages.
 from __future__ import annotations
 
 import abc
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any, ClassVar, Self, cast, overload
 
 from outbox.brokers.base import Broker
-from outbox.brokers.types import BrokerStatus, DeadLetter, EndSemantics, HalfRef, HalfStatus, Outgoing, SendResult, StoredCopy
+from outbox.brokers.types import (
+    BrokerStatus,
+    DeadLetter,
+    Delivery,
+    EndSemantics,
+    HalfRef,
+    HalfStatus,
+    Outgoing,
+    SendResult,
+    StoredCopy,
+)
 from outbox.errors import UnsupportedByBroker
 from outbox.message import Half, Resolution
 
@@ -46,6 +56,47 @@ class Capability(Broker):
         if not (issubclass(kind, cls) and getattr(broker, cls.flag)):
             raise UnsupportedByBroker(f"{kind.__name__} has no {cls.__name__}. Check {cls.flag} first.")
         return cast("Self | type[Self]", broker)
+
+
+class SendOnly(Broker):
+    """Messages are only sent: who reads them, and what became of them, this package does not know."""
+
+    supports_consumers: ClassVar[bool] = False
+
+    def receive(
+        self,
+        group: str,
+        topics: Collection[str],
+        *,
+        limit: int,
+        invisible_for: timedelta,
+        wait: timedelta,
+    ) -> list[Delivery]:
+        """Refuse: no consumer group reads here."""
+        raise self._refuse()
+
+    def renew(self, deliveries: Sequence[Delivery], invisible_for: timedelta) -> list[Delivery | None]:
+        """Refuse, as `receive`."""
+        raise self._refuse()
+
+    def ack(self, deliveries: Sequence[Delivery]) -> list[bool]:
+        """Refuse, as `receive`."""
+        raise self._refuse()
+
+    def retry(self, delivery: Delivery, after: timedelta) -> bool:
+        """Refuse, as `receive`."""
+        raise self._refuse()
+
+    def dead_letter(self, delivery: Delivery, reason: str) -> bool:
+        """Refuse, as `receive`."""
+        raise self._refuse()
+
+    def backlog(self, group: str) -> dict[str, int]:
+        """Refuse, as `receive`."""
+        raise self._refuse()
+
+    def _refuse(self) -> UnsupportedByBroker:
+        return UnsupportedByBroker(f"{type(self).__name__} only sends. Check supports_consumers first.")
 
 
 class Lookups(Capability):

@@ -23,7 +23,8 @@ from outbox.publishing.rules import TOPIC_RULE, is_topic_name
 
 def check_topics(**kwargs: Any) -> list[CheckMessage]:
     """
-    E016: A consumer names a topic that is not in `OUTBOX["TOPICS"]`, or has `ordered=True` for a topic that is not ordered.
+    E016: A consumer names a topic that is not in `OUTBOX["TOPICS"]` or whose broker only sends, or has `ordered=True` for a topic
+    that is not ordered.
 
     Add the topic or correct the name; set TYPE "fifo" of the topic, or remove `ordered=True`.
     """
@@ -116,6 +117,16 @@ def _problems_of_topic(one: Consumer) -> Iterator[CheckMessage]:
         return
     except ConfigurationError:  # E001 or E003 reports it
         return
+    try:
+        broker = conf.broker_class(topic.broker)
+    except ConfigurationError:  # E003 reports it
+        return
+    if not broker.supports_consumers:
+        yield Error(
+            f"{one.name} takes topic {one.topic!r}, and its broker {topic.broker!r} ({broker.__name__}) has no consumer groups.",
+            hint="Publish to a topic of another broker what a consumer is to handle.",
+            id="outbox.E016",
+        )
     if one.ordered and topic.type is not TopicType.FIFO:
         yield Error(
             f"{one.name} has ordered=True, but topic {one.topic!r} is of type {topic.type}, which keeps no order.",

@@ -20,6 +20,7 @@ from django.core.signals import setting_changed
 from django.utils.module_loading import import_string
 
 from outbox.conf.reading import read
+from outbox.conf.reserved import add_reserved_topics
 from outbox.conf.sections import BrokerSettings, RelaySettings, Settings, TopicSettings
 from outbox.errors import ConfigurationError, UnknownTopic
 from outbox.message import TopicSpec, TopicType
@@ -56,9 +57,9 @@ def settings() -> Settings:
     Return the current settings.
 
     Raises:
-        ConfigurationError: as `read`.
+        ConfigurationError: as `read` and `add_reserved_topics`.
     """
-    found = read(getattr(django_settings, "OUTBOX", {}))
+    found = add_reserved_topics(read(getattr(django_settings, "OUTBOX", {})))
     return _change(found) if _change else found
 
 

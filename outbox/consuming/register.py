@@ -101,9 +101,15 @@ class Group:
 
         Raises:
             UnknownTopic: a topic is not in settings.
-            ConfigurationError: a handler wants order and its topic keeps none, or takes many messages of one that does.
+            ConfigurationError: a handler wants order and its topic keeps none, or takes many messages of one that does; or its
+                topic's broker only sends.
         """
         for one in self.consumers.values():
+            if not conf.broker_class(conf.topic_settings(one.topic).broker).supports_consumers:
+                raise ConfigurationError(
+                    f"{one.name} takes topic {one.topic!r}, whose broker only sends. Publish to a topic of another broker what a "
+                    "consumer is to handle."
+                )
             is_ordered = conf.topic_settings(one.topic).type is TopicType.FIFO
             if one.ordered and not is_ordered:
                 raise ConfigurationError(

@@ -128,6 +128,20 @@ def compose_raw(
     return _draft(subject, topic, body, key=key, tag=tag, headers=headers, delay=delay, own=own)
 
 
+def compose_encoded(subject: str, topic: str, body: bytes, *, type: str, key: str, content_type: str) -> Draft:  # noqa: A002
+    """
+    Make a draft of a body that its caller has encoded.
+
+    Args:
+        type: the name of its type on the wire, which no `Message` need have.
+
+    Raises:
+        InvalidMessage: the message breaks one of the rules.
+    """
+    own = {Header.TYPE: type, Header.CONTENT_TYPE: content_type}
+    return _draft(subject, topic, body, key=key, tag="", headers=None, delay=None, own=own)
+
+
 def _draft(
     subject: str,
     topic: str,

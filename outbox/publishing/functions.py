@@ -7,7 +7,7 @@ Publish: write message row and ticket inside the caller's database transaction.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from datetime import timedelta
 from typing import Any
 
@@ -133,6 +133,27 @@ def publish_many(messages: Iterable[Message | Envelope], *, using: str | None = 
             if not receipts[place].is_duplicate:
                 _wake_for(entries[place].draft, alias)
     return [receipts[place] for place in range(len(entries))]
+
+
+def publish_drafts(drafts: Sequence[Draft], *, using: str | None = None) -> list[Receipt]:
+    """
+    Write drafts into one database, all or none; return receipts in their order.
+
+    Args:
+        drafts: one or more.
+        using: as for `publish()`.
+
+    Raises:
+        NotInTransaction: as `publish()`.
+    """
+    alias = choose_database(drafts[0].subject, using=using, about=None)
+    if len(drafts) == 1:
+        receipts = [write(drafts[0], alias, about=None, dedupe_key=None)]
+    else:
+        receipts = write_many([Entry(draft) for draft in drafts], alias)
+    for draft in drafts:
+        _nudge_for(draft, alias)
+    return receipts
 
 
 def _entry(one: Envelope) -> Entry:

@@ -10,7 +10,7 @@ import signal
 import socket
 import subprocess
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
@@ -19,7 +19,6 @@ from typing import ClassVar, Self
 from project.servers.rocketmq_jars import ServerError
 
 HOST = "127.0.0.1"
-START_SECONDS = 10
 STOP_SECONDS = 15
 
 
@@ -29,6 +28,7 @@ class Program(abc.ABC):
     command: ClassVar[str]
     package: ClassVar[str]  # that has it, in Debian
     last_signal: ClassVar[str] = "TERM"  # when its parent was killed
+    start_seconds: ClassVar[float] = 10
 
     def __init__(self) -> None:
         self.port = free_port()
@@ -55,9 +55,14 @@ class Program(abc.ABC):
         log = home / "log"
         with log.open("ab") as output:
             self._process = subprocess.Popen(
-                command, stdin=subprocess.DEVNULL, stdout=output, stderr=output, start_new_session=True
+                command,
+                env=self._environment(home),
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=output,
+                start_new_session=True,
             )
-        deadline = time.monotonic() + START_SECONDS
+        deadline = time.monotonic() + self.start_seconds
         while not self._answers():
             if self._process.poll() is not None or time.monotonic() > deadline:
                 said = log.read_text()
@@ -83,6 +88,23 @@ class Program(abc.ABC):
             os.killpg(process.pid, signal.SIGKILL)
         process.wait()
 
+    def kill(self) -> None:
+        """End it as SIGKILL does. `start` starts it again, with what it had written down."""
+        process, self._process = self._process, None
+        if process is not None:
+            os.killpg(process.pid, signal.SIGKILL)
+            process.wait()
+
+    def freeze(self) -> None:
+        """Have it do nothing, and leave its connections open, until `thaw`."""
+        if self._process is not None:
+            os.killpg(self._process.pid, signal.SIGSTOP)
+
+    def thaw(self) -> None:
+        """Let it go on."""
+        if self._process is not None:
+            os.killpg(self._process.pid, signal.SIGCONT)
+
     @abc.abstractmethod
     def _make_home(self) -> Path:
         """Return the folder where it works and where its log goes."""
@@ -93,6 +115,10 @@ class Program(abc.ABC):
 
     @abc.abstractmethod
     def _answers(self) -> bool: ...
+
+    def _environment(self, home: Path) -> Mapping[str, str] | None:
+        """Return what stands in its environment; None: what stands in this process's."""
+        return None
 
     def _as_owner(self, tie: list[str]) -> list[str]:
         """Return what stands before the command; `tie` ends it with its parent."""

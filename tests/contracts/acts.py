@@ -43,7 +43,7 @@ class Acts:
         self,
         kind: TopicType = TopicType.NORMAL,
         *,
-        body: bytes = b"{}",
+        body: bytes | None = None,
         key: str = "",
         tag: str = "",
         headers: dict[str, str] | None = None,
@@ -53,7 +53,7 @@ class Acts:
         return Outgoing(
             message_id=str(uuid.uuid4()),
             topic=self.harness.topic(kind),
-            body=body,
+            body=self.harness.body if body is None else body,
             key=key,
             tag=tag,
             headers=headers or {},

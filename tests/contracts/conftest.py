@@ -12,11 +12,14 @@ from tests.contracts.harness import HARNESSES, Harness
 def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line("markers", 'needs(*flags): run on brokers (or harnesses) whose flags are all true; "not x": false')
     config.addinivalue_line("markers", "unsupported: needs a feature that no installed broker has; deselected")
+    config.addinivalue_line("markers", "sends_only: run on brokers without consumers, too")
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     if "harness" in metafunc.fixturenames:
         flags = [flag for mark in metafunc.definition.iter_markers("needs") for flag in mark.args]
+        if not metafunc.definition.get_closest_marker("sends_only"):
+            flags.append("supports_consumers")
         chosen = [name for name, harness in HARNESSES.items() if all(_flag(harness, flag) for flag in flags)]
         params = [pytest.param(name, marks=HARNESSES[name].marks) for name in chosen]
         metafunc.parametrize("harness", params or [pytest.param("none", marks=pytest.mark.unsupported)], indirect=True)

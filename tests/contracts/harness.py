@@ -20,8 +20,13 @@ from outbox import database
 from outbox.brokers.base import Broker, SendResult, SendStatus
 from outbox.brokers.memory import MemoryBroker
 from outbox.brokers.memory.store import forget
+from outbox.celery import CeleryBroker
+from outbox.celery.canvas import record
+from outbox.celery.recorder import Recorder
+from outbox.celery.stored import TOPIC
 from outbox.embedded import EmbeddedBroker, halves, wakeup
 from outbox.message import TopicSpec, TopicType
+from tests.outbox.celery.app import add, app
 from tests.quotes import python_blocks
 
 CHECK_AFTER = timedelta(seconds=6)
@@ -47,6 +52,7 @@ class Harness(abc.ABC):
 
     broker_class: type[Broker]
     marks: ClassVar[list[pytest.MarkDecorator]] = []  # of each test that runs on it
+    body = b"{}"  # one that the broker takes
     is_shared_by_processes = True
     lateness = timedelta()  # in real time, how late effects and due messages may become visible
     deduplicates_sends = False  # a repeated one-phase send stores nothing
@@ -258,11 +264,31 @@ class PageHarness(Harness):
         shutil.rmtree(self._folder)
 
 
+class CeleryHarness(Harness):
+    """The broker of Celery's tasks, before a broker of Celery's in memory. What it sent, `tests/outbox/celery` reads."""
+
+    broker_class = CeleryBroker
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.topics = {TopicType.NORMAL: TopicSpec(TOPIC, TopicType.NORMAL)}
+        recorder = Recorder(app)
+        record(add.s(1, 2), recorder)
+        self.body = recorder.recorded[0].body
+
+    def options(self) -> dict[str, Any]:
+        return {"APP": "tests.outbox.celery.app.app"}
+
+    def open_unreachable(self) -> Broker:
+        return self.open(APP="tests.outbox.celery.app.away")
+
+
 HARNESSES: dict[str, type[Harness]] = {
     "memory": MemoryHarness,
     "stateless": StatelessMemoryHarness,
     "embedded": EmbeddedHarness,
     "page": PageHarness,
+    "celery": CeleryHarness,
 }
 
 # Deselected unless asked for (`make test-rocketmq`), and not even imported where its client is not installed.

@@ -70,6 +70,7 @@ class TestSend:
         assert [outcome.status for outcome in outcomes] == [SendStatus.ACCEPTED, SendStatus.REFUSED, SendStatus.ACCEPTED]
         assert sorted(acts.bodies()) == [b"a", b"b"]
 
+    @pytest.mark.sends_only
     def test_calls_an_unknown_topic_a_matter_for_an_operator(self, acts: Acts, broker: Broker):
         astray = replace(acts.message(), topic="no-such-topic")
 
@@ -84,6 +85,7 @@ class TestSend:
 
         assert [outcome.status for outcome in outcomes] == [SendStatus.MISCONFIGURED] * 2
 
+    @pytest.mark.sends_only
     def test_takes_a_time_only_on_a_topic_of_type_delay(self, acts: Acts, broker: Broker):
         later = acts.harness.now + timedelta(minutes=1)
 
@@ -97,6 +99,7 @@ class TestSend:
 
         assert [outcome.status for outcome in outcomes] == [SendStatus.REFUSED, SendStatus.ACCEPTED]
 
+    @pytest.mark.sends_only
     def test_says_so_when_the_server_is_away(self, acts: Acts, harness: Harness):
         broker = harness.open_unreachable()
 
@@ -122,11 +125,13 @@ class TestSend:
 
         assert len(acts.receive()) == 2
 
+    @pytest.mark.sends_only
     def test_answers_an_empty_batch(self, broker: Broker):
         assert broker.send([]) == []
 
 
 class TestOffers:
+    @pytest.mark.sends_only
     @pytest.mark.parametrize("kind", KINDS)
     def test_what_its_flag_says(self, broker: Broker, kind: type[Capability]):
         assert getattr(broker, kind.flag) is isinstance(broker, kind)
@@ -163,6 +168,13 @@ class TestDelay:
 
 
 class TestClose:
+    @pytest.mark.sends_only
+    def test_may_be_called_twice_after_a_send(self, acts: Acts, broker: Broker):
+        acts.send(acts.message())
+
+        broker.close()
+        broker.close()
+
     def test_may_be_called_twice(self, harness: Harness):
         broker = harness.open()
         broker.backlog("group")

@@ -34,6 +34,17 @@ class TestE016:
         assert "has ordered=True, but topic 'orders' is of type transaction" in problem.msg
         assert '["TYPE"] = "fifo"' in problem.hint
 
+    def test_finds_a_topic_of_a_broker_that_only_sends(self, found, settings):
+        app = "tests.outbox.celery.app.app"
+        tasks = {"BACKEND": "outbox.celery.CeleryBroker", "OPTIONS": {"APP": app}}
+        settings.OUTBOX = {**settings.OUTBOX, "BROKERS": {**BROKERS, "celery": tasks}}
+        consumer(topic="celery-tasks", group="cart")(handler)
+
+        (problem,) = found()
+
+        assert problem.id == "outbox.E016"
+        assert "its broker 'celery' (CeleryBroker) has no consumer groups" in problem.msg
+
     def test_leaves_a_types_topic_to_the_check_of_types(self, found):
         class Stray(Message):
             class Meta:

@@ -72,11 +72,14 @@ def _recorders(options: dict[str, Any]) -> list[Recorder]:
     [using] = hosts.databases([options["database"]])
     group = options["group"] or (GROUP if using == DEFAULT_DB_ALIAS else f"{GROUP}-{using}")
     readable = readable_brokers()
-    aliases = options["broker"] or sorted(conf.settings().brokers.keys() - readable.keys())
+    aliases = options["broker"] or sorted(
+        alias for alias in conf.settings().brokers.keys() - readable.keys() if conf.broker_class(alias).supports_consumers
+    )
     wanted = set(options["topic"] or ())
     found = []
     for alias in aliases:
-        conf.broker_class(alias)  # raises where there is no such broker
+        if not conf.broker_class(alias).supports_consumers:
+            raise ConfigurationError(f"Broker {alias!r} only sends: nothing can be read there, and the audit ends with the send.")
         if alias in readable:
             raise ConfigurationError(f"The audit reads the tables of broker {alias!r} itself, and needs no recorder.")
         topics = {topic.name for topic in conf.topics_of(alias)}

@@ -1,0 +1,156 @@
+"""The broker that sends Celery's tasks: one topic, one phase, and nobody receives here."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from datetime import timedelta
+from time import monotonic
+from typing import Any, ClassVar
+
+import msgspec
+
+from outbox.brokers.base import Outgoing, Problem, SendResult, SendStatus, TopicSpec
+from outbox.brokers.capabilities import SendOnly
+from outbox.brokers.options import problems_with, read_options
+from outbox.brokers.validation import validate
+from outbox.celery.confirms import ConfirmingProducer
+from outbox.celery.direct import DirectProducer
+from outbox.celery.link import OUT_OF_TIME, has_confirms, not_connected, open_connection
+from outbox.celery.options import CeleryOptions, find_app
+from outbox.celery.parcel import Parcel
+from outbox.celery.stored import TOPIC, decode
+from outbox.errors import BrokerUnavailable, ConfigurationError
+from outbox.message import TopicType
+
+CONNECT_TIMEOUT = timedelta(seconds=4)  # Celery's default, broker_connection_timeout
+
+
+class CeleryBroker(SendOnly):
+    """Sends tasks to the broker of a Celery app. OPTIONS: `outbox.celery.options.CeleryOptions`."""
+
+    system: ClassVar[str] = "celery"
+    reserved_topics: ClassVar[tuple[str, ...]] = (TOPIC,)
+
+    def __init__(self, alias: str, options: Mapping[str, Any], topics: Sequence[TopicSpec]) -> None:
+        super().__init__(alias, options, topics)
+        self._settings = read_options(CeleryOptions, options)
+        self._app = find_app(self._settings)
+        self._producer: ConfirmingProducer | DirectProducer | None = None
+        self._sending = threading.Lock()
+        self._is_closed = False
+
+    @classmethod
+    def check_options(cls, options: Mapping[str, Any]) -> list[Problem]:
+        """Return which options are wrong, and what in Celery's settings does not go with the outbox."""
+        if found := problems_with(CeleryOptions, options):
+            return found
+        settings = read_options(CeleryOptions, options)
+        if settings.timeout <= timedelta():
+            return [Problem(f'OPTIONS["TIMEOUT"] is {settings.timeout}; it must be greater than zero.', "Correct it.")]
+        try:
+            app = find_app(settings)
+        except ConfigurationError as error:
+            text, _, hint = str(error).rpartition(". ")
+            return [Problem(f"{text}.", hint)]
+        return list(_problems_of(app))
+
+    @classmethod
+    def check_topics(cls, options: Mapping[str, Any], topics: Sequence[TopicSpec]) -> list[Problem]:
+        """Return the topics that it cannot carry: all but its own."""
+        return [
+            Problem(f"Topic {topic.name!r} cannot go there: tasks only are sent.", "Give the topic another BROKER.")
+            for topic in topics
+            if topic.name not in cls.reserved_topics or topic.type is not TopicType.NORMAL
+        ]
+
+    @classmethod
+    def max_send_duration(cls, options: Mapping[str, Any]) -> timedelta:
+        """Return how long a batch may take: a connection, and its confirms."""
+        return CONNECT_TIMEOUT + read_options(CeleryOptions, options).timeout
+
+    def check(self) -> list[Problem]:
+        """Return what is wrong with the options; connect to Celery's broker."""
+        if found := self.check_options(self.options):
+            return found
+        try:
+            open_connection(self._app, self._settings.timeout).release()
+        except Exception as error:  # whatever a transport raises
+            raise BrokerUnavailable(not_connected(error).reason) from error
+        return []
+
+    def send(self, messages: Sequence[Outgoing]) -> list[SendResult]:
+        """Publish tasks, and wait until the server has them."""
+        results: dict[int, SendResult] = {}
+        parcels = []
+        for number, message in enumerate(messages):
+            read = self._read(number, message)
+            if isinstance(read, Parcel):
+                parcels.append(read)
+            else:
+                results[number] = read
+        with self._sending:
+            results |= self._publish(parcels)
+        return [results[number] for number in range(len(messages))]
+
+    def close(self) -> None:
+        """Close the connection. A send under way ends early."""
+        self._is_closed = True
+        with self._sending:
+            self._drop()
+
+    def _read(self, number: int, message: Outgoing) -> Parcel | SendResult:
+        if rejection := validate(message, self.topics, is_half=False, max_body_bytes=self.max_body_bytes):
+            return rejection
+        try:
+            return Parcel(number, message.message_id, decode(message.body))
+        except msgspec.MsgspecError as error:
+            reason = f"This is no task: {error}. Send tasks by outbox.celery.send_in_transaction()."
+            return SendResult(SendStatus.REFUSED, reason=reason)
+
+    def _publish(self, parcels: Sequence[Parcel]) -> dict[int, SendResult]:
+        if not parcels:
+            return {}
+        if self._is_closed:
+            return {one.number: OUT_OF_TIME for one in parcels}
+        try:
+            producer = self._connected()
+        except Exception as error:  # whatever a transport raises
+            result = not_connected(error)
+            return {one.number: result for one in parcels}
+        deadline = monotonic() + self._settings.timeout.total_seconds()
+        results = {parcel.number: result for parcel, result in producer.publish(parcels, deadline)}
+        if producer.is_broken:
+            self._drop()
+        return results
+
+    def _connected(self) -> ConfirmingProducer | DirectProducer:
+        if self._producer is not None and not self._producer.is_alive():
+            self._drop()
+        if self._producer is None:
+            connection = open_connection(self._app, self._settings.timeout)
+            kind = ConfirmingProducer if has_confirms(connection) else DirectProducer
+            self._producer = kind(self._app, connection, lambda: self._is_closed)
+        return self._producer
+
+    def _drop(self) -> None:
+        producer, self._producer = self._producer, None
+        if producer is not None:
+            with suppress(Exception):  # it may be broken in any way
+                producer.close()
+
+
+def _problems_of(app: Any) -> list[Problem]:
+    found = []
+    if app.conf.task_protocol != 2:
+        text = f"Celery's task_protocol is {app.conf.task_protocol}, and the outbox sends protocol 2 only."
+        found.append(Problem(text, "Leave task_protocol out."))
+    if app.main == "default" and not app.conf.broker_url:
+        found.append(
+            Problem("There is no Celery app here.", 'Import it in the project\'s __init__.py, or name it: OPTIONS["APP"].')
+        )
+    if app.conf.task_default_delivery_mode == "transient":
+        text = "Celery's task_default_delivery_mode is transient: a restart of the broker loses tasks that were sent."
+        found.append(Problem(text, 'Set it to "persistent".', is_error=False))
+    return found

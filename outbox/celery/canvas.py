@@ -1,0 +1,134 @@
+"""
+Has Celery build the messages of a signature, whatever it is made of, without sending one.
+
+A chain is one message, which carries the rest of it; a worker sends the next task. A group is a message for each of its tasks.
+A chord is refused: Celery writes it into the result backend when it is sent, which no rollback takes back.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from celery import Celery
+from celery.canvas import Signature, chord, chunks, group, maybe_signature
+from celery.canvas import _chain as Chain  # the public `chain` is a function's name for it
+from celery.result import AsyncResult, GroupResult
+from celery.utils import uuid
+from vine import barrier
+
+from outbox.celery.recorder import Recorder
+from outbox.errors import InvalidMessage
+
+REFUSED = {
+    "producer": "the relay has one of its own",
+    "publisher": "the relay has one of its own",
+    "connection": "the relay has one of its own",
+}
+"""Options of `apply_async` that the outbox cannot keep, each with the reason."""
+
+
+def record(signature: Signature[Any], recorder: Recorder, **options: Any) -> AsyncResult[Any] | GroupResult:
+    """
+    Record the messages of a signature; return the result that `apply_async` would have returned.
+
+    Raises:
+        InvalidMessage: the signature, or an option of it, cannot go through the outbox.
+    """
+    refuse_unfit(signature, options)
+    if isinstance(signature, group | chunks):
+        return _record_group(signature.group() if isinstance(signature, chunks) else signature, recorder, options)
+    if isinstance(signature, Chain):
+        return _record_chain(signature, recorder, options)
+    return _record_task(signature, recorder, options)
+
+
+def refuse_unfit(signature: Signature[Any], options: Mapping[str, Any] | None = None) -> None:
+    """
+    Raise where a signature cannot go through the outbox.
+
+    Raises:
+        InvalidMessage: it begins with a chord, or has an option that cannot be kept.
+    """
+    merged = {**signature.options, **(options or {})}
+    if isinstance(signature, chord) or merged.get("chord") is not None:
+        raise InvalidMessage(
+            f"{signature} begins with a chord: Celery writes it into the result backend when it is sent, and a rollback would "
+            "leave it there. Put a task before it, as in `chain(first.si(), chord(...))`; a worker sends the chord then."
+        )
+    for name in REFUSED.keys() & merged.keys():
+        raise InvalidMessage(f"Task {signature.task} has the option {name!r}, and {REFUSED[name]}. Leave it out.")
+
+
+def _record_task(signature: Signature[Any], recorder: Recorder, options: dict[str, Any]) -> AsyncResult[Any]:
+    recorder.ignore_result = _ignores_result(signature, {**signature.options, **options}, recorder.app)
+    result: AsyncResult[Any] = signature.apply_async(
+        **{**options, "producer": recorder, "add_to_parent": False, "ignore_result": True, "retry": False}
+    )
+    result.ignored = bool(recorder.ignore_result)
+    return result
+
+
+def _ignores_result(signature: Signature[Any], options: dict[str, Any], app: Celery) -> bool | None:
+    """Return what the message says of its result: the option, else the task's own where this process knows the task."""
+    if "ignore_result" in options:
+        return bool(options["ignore_result"])
+    task = app.tasks.get(str(signature.task))
+    return None if task is None else bool(task.ignore_result)
+
+
+def _record_chain(signature: Chain, recorder: Recorder, options: dict[str, Any]) -> AsyncResult[Any] | GroupResult:
+    """Record a chain's first task with the others in it, as `_chain.run` sends it."""
+    options = {**signature.options, **options}
+    link, link_error = options.pop("link", None), options.pop("link_error", None)
+    names = ("root_id", "parent_id", "task_id", "group_id", "chord", "group_index")
+    taken = {name: options.pop(name, None) for name in names}
+    tasks, results = signature.prepare_steps(
+        signature.args,
+        {},
+        list(signature.tasks),
+        taken["root_id"],
+        taken["parent_id"],
+        link_error,
+        recorder.app,
+        taken["task_id"],
+        taken["group_id"],
+        taken["chord"],
+        group_index=taken["group_index"],
+    )
+    if not results:
+        raise InvalidMessage("The chain has no task. Put one into it.")
+    if link:
+        tasks[0].extend_list_option("link", link)
+    first = tasks.pop()
+    options["chain"] = [*(options.get("chain") or ()), *tasks]
+    result = record(first, recorder, **options)
+    return results[0] if tasks else result
+
+
+def _record_group(signature: group, recorder: Recorder, options: dict[str, Any]) -> GroupResult:
+    options = {**signature.options, **options}
+    for name in ("link", "link_error"):
+        if options.pop(name, None):
+            raise InvalidMessage(f"A group has the option {name!r}. Link each of its tasks.")
+    group_id = options.pop("task_id", None) or uuid()
+    options["group_id"] = group_id
+    results = []
+    for index, child in enumerate(_flatten(signature, recorder.app)):
+        one = child.clone()
+        result = one.freeze(group_id=group_id, root_id=options.get("root_id"), group_index=index)
+        record(one, recorder, **options)
+        results.append(result)
+    if not results:
+        raise InvalidMessage("The group has no task. Put one into it.")
+    # With a barrier of its own the result does not turn to the result backend, which the transaction need not wait for.
+    return GroupResult(group_id, results, app=recorder.app, ready_barrier=barrier())
+
+
+def _flatten(signature: group, app: Celery) -> Iterator[Signature[Any]]:
+    for child in signature.tasks:
+        one: Any = maybe_signature(child, app=app)
+        if isinstance(one, group):
+            yield from _flatten(one, app)
+        elif not (isinstance(one, Chain) and not one.tasks):
+            yield one

@@ -1,0 +1,298 @@
+"""
+Publishing to RabbitMQ: messages are written one after the other, and their confirms awaited together.
+
+| what the server says | result |
+|---|---|
+| ack | ACCEPTED |
+| return (no queue is bound), then ack | its queue is declared anew, and it goes again once; then MISCONFIGURED |
+| nack (a queue is full and rejects) | UNAVAILABLE |
+| connection.blocked (memory or disk alarm) | UNAVAILABLE for what was not written yet, UNSURE for the others |
+| the channel is closed (404: no such exchange; 406: too large) | each message without an answer goes again by itself |
+| nothing in time, or the connection breaks | UNSURE; the connection is thrown away |
+
+On a new connection one message goes first: RabbitMQ says that it is blocked only when something is published.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Callable, Generator, Iterator, Sequence
+from contextlib import suppress
+from time import monotonic
+from typing import Any
+
+import amqp
+from celery import Celery
+from kombu.common import maybe_declare
+
+from outbox.brokers.base import SendResult, SendStatus
+from outbox.celery.link import ACCEPTED, OUT_OF_TIME, failed
+from outbox.celery.parcel import Parcel
+
+LOOK_SECONDS = 0.2  # how soon a wait for confirms sees that the broker is to be closed
+
+CLOSE_SECONDS = 2.0
+SHORTEST = 0.01  # seconds; 0 would not wait at all
+
+NACKED = SendResult(SendStatus.UNAVAILABLE, reason="Celery's broker: a queue is full and rejects what is published (nack).")
+BLOCKED = SendResult(SendStatus.UNAVAILABLE, reason="Celery's broker takes nothing now: an alarm blocks it (connection.blocked).")
+NOT_CONFIRMED = SendResult(SendStatus.UNSURE, reason="Celery's broker did not confirm the task in time.")
+
+CANNOT_BE_WRITTEN = (amqp.FrameSyntaxError, struct.error, TypeError, ValueError, OverflowError)  # AMQP has no such value
+
+PERMANENT = (amqp.PreconditionFailed, amqp.ContentTooLarge)  # the message is larger than the server takes
+
+
+class ConfirmingProducer:
+    """
+    Publishes over one connection, which is not used after an error.
+
+    Args:
+        connection: kombu's, over py-amqp.
+        is_closing: whether no more is to be handed over, or waited for.
+    """
+
+    def __init__(self, app: Celery, connection: Any, is_closing: Callable[[], bool]) -> None:
+        self._app = app
+        self._connection = connection
+        self._wire = connection.connection  # py-amqp's
+        self._is_closing = is_closing
+        self._is_blocked = False
+        self._wire.on_blocked = self._note_blocked
+        self._wire.on_unblocked = self._note_unblocked
+        self._channel: _ConfirmChannel | None = None
+        self._declaring: Any = None
+        self._is_proved = False
+        self.is_broken = False
+
+    def is_alive(self) -> bool:
+        """Return whether the connection may be used: the server has not closed it since the last call."""
+        if not self.is_broken:
+            try:
+                self._drain(0)
+            except (*self._connection.connection_errors, *self._connection.channel_errors, OSError):
+                self.is_broken = True
+        return not self.is_broken
+
+    def publish(self, parcels: Sequence[Parcel], deadline: float) -> Iterator[tuple[Parcel, SendResult]]:
+        """Publish a batch, and wait for its confirms until the deadline of `monotonic`; return the result of each."""
+        returned = []
+        for parcel, result in self._publish(parcels, deadline):
+            if self._was_returned(parcel) and parcel.task.queues:
+                returned.append(parcel)  # its queue was deleted since it was declared
+            else:
+                yield parcel, result
+        if returned:
+            self._forget_queues()
+            for parcel, result in self._publish(returned, deadline):
+                self._was_returned(parcel)
+                yield parcel, result
+
+    def _publish(self, parcels: Sequence[Parcel], deadline: float) -> Iterator[tuple[Parcel, SendResult]]:
+        rest: Sequence[Parcel] = yield from self._with_queues(parcels, deadline)
+        if rest and not self._is_proved:
+            results = self._publish_together(rest[:1], deadline)
+            self._is_proved = results[0].status is SendStatus.ACCEPTED
+            yield rest[0], results[0]
+            rest = rest[1:]
+        again: list[tuple[Parcel, SendResult]] = []
+        for parcel, result in zip(rest, self._publish_together(rest, deadline), strict=True):
+            if result.status is SendStatus.UNSURE and not self.is_broken:
+                again.append((parcel, result))  # the channel was closed by one of them
+            else:
+                yield parcel, result
+        for parcel, unsure in again:
+            [result] = self._publish_together([parcel], deadline)
+            yield parcel, unsure if result.status is SendStatus.UNAVAILABLE else result  # it may be stored since the first time
+
+    def close(self) -> None:
+        """Close the connection."""
+        try:
+            if not self.is_broken:
+                with self._wire.transport.having_timeout(CLOSE_SECONDS):
+                    self._connection.release()
+        finally:
+            self._connection.collect()  # without a word, where the server does not answer
+
+    def _with_queues(
+        self, parcels: Sequence[Parcel], deadline: float
+    ) -> Generator[tuple[Parcel, SendResult], None, Sequence[Parcel]]:
+        """Declare the queues of parcels; yield the results of those whose queue cannot be, and return the others."""
+        refused: dict[str, SendResult] = {}
+        stopped_by = self._why_stop(deadline)
+        for name in dict.fromkeys(name for parcel in parcels for name in parcel.task.queues):
+            if stopped_by:
+                break
+            try:
+                with self._wire.transport.having_timeout(max(SHORTEST, deadline - monotonic())):
+                    maybe_declare(self._app.amqp.queues[name], self._declaring_channel())
+            except (*self._connection.connection_errors, OSError) as error:
+                self.is_broken = True
+                stopped_by = failed(SendStatus.UNAVAILABLE, error)
+            except Exception as error:  # the server's queue has other arguments, or Celery's settings name none like it
+                refused[name] = failed(SendStatus.MISCONFIGURED, error)
+        rest = []
+        for parcel in parcels:
+            result = stopped_by or next((refused[name] for name in parcel.task.queues if name in refused), None)
+            if result is None:
+                rest.append(parcel)
+            else:
+                yield parcel, result
+        return rest
+
+    def _declaring_channel(self) -> Any:
+        """Return a channel that the server may close without harm to another; kombu's own would wait for a new connection."""
+        if self._declaring is None or not self._declaring.is_open:
+            self._declaring = self._wire.channel()
+        return self._declaring
+
+    def _publish_together(self, parcels: Sequence[Parcel], deadline: float) -> list[SendResult]:
+        """Publish and wait. UNSURE without a broken connection: the channel was closed, and the server says by which."""
+        results: dict[int, SendResult] = {}
+        channel = self._channel
+        try:
+            if channel is None or not channel.is_open:
+                with self._wire.transport.having_timeout(max(SHORTEST, deadline - monotonic())):
+                    channel = self._channel = _ConfirmChannel(self._wire)
+            for parcel in parcels:
+                if stop := self._why_stop(deadline):
+                    results[parcel.number] = stop
+                elif refusal := channel.write(parcel, deadline):
+                    results[parcel.number] = refusal
+            self._wait(channel, deadline)
+        except self._connection.channel_errors as error:
+            self._channel = None
+            return self._after_channel_error(parcels, channel, results, error)
+        except (*self._connection.connection_errors, OSError) as error:
+            self.is_broken = True
+            unsure, away = failed(SendStatus.UNSURE, error), failed(SendStatus.UNAVAILABLE, error)
+            written = channel.unanswered() if channel else ()
+            return [
+                results.get(one.number) or (channel and channel.result_of(one)) or (unsure if one.message_id in written else away)
+                for one in parcels
+            ]
+        return self._collect(parcels, channel, results)
+
+    def _after_channel_error(
+        self, parcels: Sequence[Parcel], channel: _ConfirmChannel | None, results: dict[int, SendResult], error: BaseException
+    ) -> list[SendResult]:
+        status = SendStatus.UNSURE
+        if len(parcels) == 1:
+            status = SendStatus.REFUSED if isinstance(error, PERMANENT) else SendStatus.MISCONFIGURED
+        closed = failed(status, error)
+        return [results.get(one.number) or (channel and channel.result_of(one)) or closed for one in parcels]
+
+    def _was_returned(self, parcel: Parcel) -> bool:
+        return self._channel is not None and self._channel.take_returned(parcel)
+
+    def _collect(self, parcels: Sequence[Parcel], channel: _ConfirmChannel, results: dict[int, SendResult]) -> list[SendResult]:
+        found = [results.get(one.number) or channel.result_of(one) for one in parcels]
+        if None in found:
+            self.is_broken = True  # a late ack would be taken for that of another message
+        return [one or NOT_CONFIRMED for one in found]
+
+    def _why_stop(self, deadline: float) -> SendResult | None:
+        """Return why no more is to be written."""
+        if self._is_blocked:
+            return BLOCKED
+        return OUT_OF_TIME if monotonic() >= deadline or self._is_closing() else None
+
+    def _wait(self, channel: _ConfirmChannel, deadline: float) -> None:
+        """Wait until all is confirmed, or no confirm can be expected."""
+        while channel.has_open and not self._is_blocked and not self._is_closing() and (left := deadline - monotonic()) > 0:
+            self._drain(min(left, LOOK_SECONDS))
+
+    def _drain(self, seconds: float) -> None:
+        with suppress(TimeoutError):
+            self._wire.drain_events(timeout=seconds)
+
+    def _forget_queues(self) -> None:
+        """Declare queues anew: one of them may have been deleted."""
+        self._connection.declared_entities.clear()
+
+    def _note_blocked(self, reason: str) -> None:
+        self._is_blocked = True
+
+    def _note_unblocked(self) -> None:
+        self._is_blocked = False
+
+
+class _ConfirmChannel:
+    """A channel whose messages are numbered from 1 as they are written, as the server numbers its acks."""
+
+    def __init__(self, wire: Any) -> None:
+        self._channel = wire.channel()
+        self._channel.confirm_select()
+        self._channel.events["basic_ack"].add(self._on_ack)
+        self._channel.events["basic_nack"].add(self._on_nack)
+        self._channel.events["basic_return"].add(self._on_return)
+        self._written = 0
+        self._open: dict[int, Parcel] = {}  # by delivery tag, in their order
+        self._results: dict[str, SendResult] = {}  # by message id
+        self._returned: dict[str, SendResult] = {}
+        self._was_returned: set[str] = set()
+
+    @property
+    def is_open(self) -> bool:
+        return bool(self._channel.is_open)
+
+    @property
+    def has_open(self) -> bool:
+        """Whether a message has no answer yet."""
+        return bool(self._open)
+
+    def unanswered(self) -> set[str]:
+        """Return the ids of messages that were written, and have no answer."""
+        return {parcel.message_id for parcel in self._open.values()}
+
+    def write(self, parcel: Parcel, deadline: float) -> SendResult | None:
+        """Write a message to the connection. Return a result only if it cannot be written."""
+        try:
+            message = parcel.prepare(self._channel, message_id=parcel.message_id)
+        except Exception as error:  # whatever is wrong with it
+            return failed(SendStatus.REFUSED, error)
+        self._results.pop(parcel.message_id, None)
+        self._written += 1
+        self._open[self._written] = parcel
+        try:
+            self._channel.basic_publish(
+                message,
+                exchange=parcel.task.exchange,
+                routing_key=parcel.task.routing_key,
+                mandatory=True,
+                timeout=max(SHORTEST, deadline - monotonic()),
+            )
+        except CANNOT_BE_WRITTEN as error:  # py-amqp finds out before the first byte
+            del self._open[self._written]
+            self._written -= 1
+            return failed(SendStatus.REFUSED, error)
+        return None
+
+    def take_returned(self, parcel: Parcel) -> bool:
+        """Return whether the server has returned a message, once."""
+        was_returned = parcel.message_id in self._was_returned
+        self._was_returned.discard(parcel.message_id)
+        return was_returned
+
+    def result_of(self, parcel: Parcel) -> SendResult | None:
+        """Return what the server has answered to a message, once."""
+        return self._results.pop(parcel.message_id, None)
+
+    def _on_ack(self, delivery_tag: int, multiple: bool) -> None:
+        self._settle(delivery_tag, multiple, ACCEPTED)
+
+    def _on_nack(self, delivery_tag: int, multiple: bool) -> None:
+        self._settle(delivery_tag, multiple, NACKED)
+
+    def _settle(self, tag: int, multiple: bool, result: SendResult) -> None:
+        tags = [one for one in self._open if one <= tag] if multiple else [tag]
+        for one in tags:
+            parcel = self._open.pop(one, None)
+            if parcel is not None:
+                self._results[parcel.message_id] = self._returned.pop(parcel.message_id, result)
+
+    def _on_return(self, error: Exception, exchange: str, routing_key: str, message: Any) -> None:
+        where = f"exchange {exchange!r} with routing key {routing_key!r}" if exchange else f"queue {routing_key!r}"
+        reason = f"Celery's broker has no queue for {where}. Start a worker with that queue, or correct the route."
+        self._was_returned.add(message.properties["message_id"])
+        self._returned[message.properties["message_id"]] = SendResult(SendStatus.MISCONFIGURED, reason=reason)

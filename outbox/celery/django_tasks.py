@@ -1,0 +1,124 @@
+"""
+A backend for Django's own tasks (Django 6.0 or later): `enqueue` in the transaction, and a Celery worker runs them.
+
+    TASKS = {"default": {"BACKEND": "outbox.celery.django_tasks.OutboxBackend"}}
+    CELERY_IMPORTS = ["outbox.celery.django_tasks"]
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from functools import partial
+from traceback import format_exception
+from typing import Any, ParamSpec, TypeVar
+
+from celery import shared_task
+from django.db import transaction
+from django.tasks import DEFAULT_TASK_QUEUE_NAME, Task, TaskContext, TaskResult, TaskResultStatus
+from django.tasks.backends.base import BaseTaskBackend
+from django.tasks.base import TaskError
+from django.tasks.signals import task_enqueued, task_finished, task_started
+from django.utils import timezone
+from django.utils.dateparse import parse_datetime
+from django.utils.json import normalize_json
+from django.utils.module_loading import import_string
+
+from outbox.celery.send import send_in_transaction
+from outbox.publishing.transactions import choose_database
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+
+class OutboxBackend(BaseTaskBackend):
+    """
+    Sends Django's tasks if the open transaction commits, and not if it is rolled back.
+
+    OPTIONS["USING"] names the database; by default that of the innermost `outbox.transaction()`, else that of the routers. The
+    queue "default" is where Celery's routes lead, every other is Celery's queue of that name.
+
+    Results cannot be read by `get_result`: what Celery stores of a task is not what `TaskResult` holds. Priorities are refused:
+    what a priority means differs from one of Celery's brokers to the next.
+    """
+
+    supports_defer = True
+    supports_async_task = True
+    supports_get_result = False
+    supports_priority = False
+
+    def enqueue(self, task: Task[P, R], args: Any, kwargs: Any) -> TaskResult[P, R]:
+        """
+        Write a task in the open transaction.
+
+        Raises:
+            InvalidTask: the task cannot be run by this backend.
+            TypeError: the arguments cannot be written as JSON.
+            NotInTransaction: the database has no open transaction.
+        """
+        self.validate_task(task)
+        result = _result(task, args, kwargs, alias=self.alias, enqueued_at=timezone.now())
+        alias = choose_database(f"Task {task.module_path}", using=self.options.get("USING"), about=None)
+        arguments = (task.module_path, result.args, result.kwargs, self.alias, str(result.enqueued_at))
+        options: dict[str, Any] = {"shadow": task.module_path}
+        if task.queue_name != DEFAULT_TASK_QUEUE_NAME:
+            options["queue"] = task.queue_name
+        if task.run_after is not None:
+            options["eta"] = task.run_after
+        sent = send_in_transaction(run.signature(arguments, {}, **options), using=alias)
+        result = replace(result, id=sent.id)
+        transaction.on_commit(partial(task_enqueued.send, type(self), task_result=result), using=alias, robust=True)
+        return result
+
+
+@shared_task(name="outbox.celery.django_tasks.run", bind=True)
+def run(self: Any, path: str, args: list[Any], kwargs: dict[str, Any], backend: str, enqueued_at: str) -> Any:
+    """Run one of Django's tasks in a Celery worker; return what it returns."""
+    task: Task[..., Any] = import_string(path)
+    result = _result(task, args, kwargs, alias=backend, enqueued_at=parse_datetime(enqueued_at))
+    now = timezone.now()
+    result = replace(
+        result,
+        id=self.request.id,
+        status=TaskResultStatus.RUNNING,
+        started_at=now,
+        last_attempted_at=now,
+        worker_ids=[self.request.hostname or ""],
+    )
+    task_started.send(OutboxBackend, task_result=result)
+    context = (TaskContext(task_result=result),) if task.takes_context else ()
+    try:
+        value = normalize_json(task.call(*context, *args, **kwargs))
+    except Exception as error:
+        path = f"{type(error).__module__}.{type(error).__qualname__}"
+        failure = TaskError(exception_class_path=path, traceback="".join(format_exception(error)))
+        _finish(replace(result, status=TaskResultStatus.FAILED, errors=[failure]))
+        raise
+    done = replace(result, status=TaskResultStatus.SUCCESSFUL)
+    object.__setattr__(done, "_return_value", value)  # as Django's own backends do
+    _finish(done)
+    return value
+
+
+def _finish(result: TaskResult[..., Any]) -> None:
+    object.__setattr__(result, "finished_at", timezone.now())
+    task_finished.send(OutboxBackend, task_result=result)
+
+
+def _result(
+    task: Task[P, R], args: Sequence[Any], kwargs: Mapping[str, Any], *, alias: str, enqueued_at: Any
+) -> TaskResult[P, R]:
+    return TaskResult(
+        task=task,
+        id="",
+        status=TaskResultStatus.READY,
+        enqueued_at=enqueued_at,
+        started_at=None,
+        finished_at=None,
+        last_attempted_at=None,
+        args=list(args),
+        kwargs=dict(kwargs),
+        backend=alias,
+        errors=[],
+        worker_ids=[],
+    )

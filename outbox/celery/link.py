@@ -1,0 +1,56 @@
+"""A connection to Celery's broker, and what its errors mean."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+
+import amqp
+from celery import Celery
+from kombu import Connection
+from kombu.transport import pyamqp
+
+from outbox.brokers.base import SendResult, SendStatus
+
+ACCEPTED = SendResult(SendStatus.ACCEPTED)
+
+OUT_OF_TIME = SendResult(SendStatus.UNAVAILABLE, reason="The time for the batch was over before this task was handed over.")
+
+REDIS_REFUSES_LOGIN = {"AuthenticationError", "AuthenticationWrongNumberOfArgsError", "NoPermissionError"}
+"""By name, since redis need not be installed."""
+
+
+def open_connection(app: Celery, timeout: timedelta) -> Connection:
+    """
+    Connect to the broker that an app publishes to, once, to any of its nodes.
+
+    Raises:
+        Exception: whatever the transport raises.
+    """
+    seconds = timeout.total_seconds()
+    connection: Connection = app.connection_for_write(heartbeat=0)
+    options = connection.transport_options or {}
+    if has_confirms(connection):
+        # Confirms are awaited for a whole batch; py-amqp would wait for each message.
+        connection.transport_options = {**options, "confirm_publish": False}
+    elif connection.transport.driver_type == "redis":
+        connection.transport_options = {"socket_timeout": seconds, "socket_connect_timeout": seconds, **options}
+    others = max(0, len(connection.alt) - 1)
+    connection.ensure_connection(max_retries=others, interval_start=0, interval_step=0, reraise_as_library_errors=False)
+    return connection
+
+
+def has_confirms(connection: Connection) -> bool:
+    """Return whether a server behind this transport confirms what it has stored."""
+    return isinstance(connection.transport, pyamqp.Transport)
+
+
+def not_connected(error: Exception) -> SendResult:
+    """Return the result of messages that were not handed over since no connection was made."""
+    refused = isinstance(error, amqp.AccessRefused | amqp.NotAllowed) or type(error).__name__ in REDIS_REFUSES_LOGIN
+    status = SendStatus.MISCONFIGURED if refused else SendStatus.UNAVAILABLE
+    return failed(status, error)
+
+
+def failed(status: SendStatus, error: BaseException) -> SendResult:
+    """Return a result that names an error, in one line."""
+    return SendResult(status, reason=" ".join(f"Celery's broker: {type(error).__name__}: {error}".split()))

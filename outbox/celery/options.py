@@ -1,0 +1,36 @@
+"""OPTIONS of the Celery broker."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+
+from celery import Celery, current_app
+from django.utils.module_loading import import_string
+
+from outbox.brokers.options import Options
+from outbox.errors import ConfigurationError
+
+
+class CeleryOptions(Options, frozen=True):
+    """Whose broker the tasks go to, and how long a send may take. Where it is, Celery's own settings say."""
+
+    app: str = ""  # dotted path of the Celery app, such as "shop.celery.app"; "": the current app
+    timeout: timedelta = timedelta(seconds=10)  # for one batch, until the server has confirmed it
+
+
+def find_app(options: CeleryOptions) -> Celery:
+    """
+    Return the Celery app whose broker the tasks go to.
+
+    Raises:
+        ConfigurationError: there is none.
+    """
+    if not options.app:
+        return current_app
+    try:
+        app = import_string(options.app)
+    except ImportError as error:
+        raise ConfigurationError(f'OPTIONS["APP"] {options.app!r} cannot be imported: {error}. Correct the path.') from error
+    if not isinstance(app, Celery):
+        raise ConfigurationError(f'OPTIONS["APP"] {options.app!r} is no Celery app. Name the object that Celery() made.')
+    return app

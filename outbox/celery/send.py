@@ -1,0 +1,84 @@
+"""Send Celery's tasks in the transaction: each is a message row of the topic `celery-tasks`."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Any
+
+from celery import Celery
+from celery.canvas import Signature, chunks
+from celery.result import AsyncResult, GroupResult
+from django.db import transaction
+from kombu.serialization import dumps
+
+from outbox import conf
+from outbox.celery.canvas import record, refuse_unfit
+from outbox.celery.recorder import Recorded, Recorder
+from outbox.celery.stored import CONTENT_TYPE, TOPIC
+from outbox.errors import ConfigurationError
+from outbox.publishing.draft import Draft, compose_encoded
+from outbox.publishing.functions import publish_drafts
+from outbox.publishing.transactions import choose_database
+
+PROTOCOL = 2
+
+
+def send_in_transaction(signature: Signature[Any], *, using: str | None = None) -> Any:
+    """
+    Send a task, a chain or a group if the open transaction commits, and not if it is rolled back.
+
+    Options come with the signature: `send_in_transaction(add.s(1, 2).set(countdown=60))`. They are kept, and times are counted
+    from this call. docs/how-to/celery-tasks.md has the table.
+
+    With `task_always_eager` nothing is stored: the task runs in this process when the transaction commits.
+
+    Args:
+        signature: `task.s(...)`, `task.si(...)`, `app.signature(...)`, `chain(...)` or `group(...)`.
+        using: the database. By default that of the innermost `outbox.transaction()`, else that of the routers.
+
+    Returns:
+        What `apply_async` returns; its id is that of the task. The result is there once a worker has stored it.
+
+    Raises:
+        NotInTransaction: the database has no open transaction.
+        InvalidMessage: the signature has an option that cannot be kept, or begins with a chord.
+        ConfigurationError: `OUTBOX["BROKERS"]` has no CeleryBroker, or Celery's task_protocol is 1.
+        kombu.exceptions.EncodeError: the serializer cannot write the arguments.
+    """
+    if TOPIC not in conf.settings().topics:
+        raise ConfigurationError(
+            'OUTBOX["BROKERS"] has no broker for Celery\'s tasks. Add one: "celery": {"BACKEND": "outbox.celery.CeleryBroker"}.'
+        )
+    app = signature.app
+    if app.conf.task_protocol != PROTOCOL:
+        raise ConfigurationError(f"The outbox sends Celery's protocol {PROTOCOL} only. Leave task_protocol out.")
+    subject = f"Task {signature.task}"
+    alias = choose_database(subject, using=using, about=None)
+    if app.conf.task_always_eager:
+        return _run_at_commit(app, signature, alias)
+    recorder = Recorder(app)
+    result = record(signature if isinstance(signature, chunks) else signature.clone(), recorder)  # a clone of chunks has no type
+    publish_drafts([_compose(one) for one in recorder.recorded], using=alias)
+    _add_to_parent(app, signature, result, alias)
+    return result
+
+
+def _compose(one: Recorded) -> Draft:
+    return compose_encoded(f"Task {one.task}", TOPIC, one.body, type=one.task, key=one.id, content_type=CONTENT_TYPE)
+
+
+def _add_to_parent(app: Celery, signature: Signature[Any], result: AsyncResult[Any] | GroupResult, alias: str) -> None:
+    """Name the task as a child of the one that runs here, if any, once it is certain to be sent."""
+    parent = app.current_worker_task
+    if parent and signature.options.get("add_to_parent", True):
+        transaction.on_commit(partial(parent.add_trail, result), using=alias, robust=True)
+
+
+def _run_at_commit(app: Celery, signature: Signature[Any], alias: str) -> Any:
+    """Run a task here when the transaction commits; arguments that could not be sent raise now."""
+    refuse_unfit(signature)
+    signature = signature.clone()
+    dumps((signature.args, signature.kwargs), serializer=signature.options.get("serializer") or app.conf.task_serializer)
+    result = signature.freeze()
+    transaction.on_commit(signature.apply_async, using=alias)
+    return result

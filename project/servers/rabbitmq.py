@@ -1,0 +1,140 @@
+"""
+A real RabbitMQ on ports of its own, as long as the one who started it lives.
+
+    python -m project.servers.rabbitmq          # prints the URL for CELERY_BROKER_URL
+
+Debian's package may run a service of its own: this is another node, with another name, other ports and another epmd.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import Self
+
+from project.servers.program import HOST, Program, free_port
+from project.servers.rocketmq_jars import ServerError
+
+BIN = Path("/usr/lib/rabbitmq/bin")  # Debian's; what stands on PATH there insists on its own user
+
+CONFIG = """
+listeners.tcp.1 = {host}:{port}
+log.console = true
+log.console.level = warning
+log.file = false
+disk_free_limit.absolute = 50MB
+"""
+
+
+class RabbitMQ(Program):
+    """
+    One node; leave the block to stop it.
+
+    Args:
+        home: its folder; a node that is started there again has the queues and messages of the last one.
+        settings: more lines of rabbitmq.conf.
+    """
+
+    command = str(BIN / "rabbitmq-server") if BIN.is_dir() else "rabbitmq-server"
+    package = "rabbitmq-server"
+    start_seconds = 60
+
+    def __init__(self, home: Path, *, settings: str = "") -> None:
+        super().__init__()
+        self._home = home
+        self._settings = settings
+        self._epmd_port = free_port()
+        self._distribution_port = free_port()
+        self._epmd: subprocess.Popen[bytes] | None = None
+
+    @property
+    def url(self) -> str:
+        """Where clients find it."""
+        return f"amqp://guest:guest@{HOST}:{self.port}//"
+
+    def start(self) -> Self:
+        """Start it, and its epmd before it. Raises ServerError."""
+        if self._epmd is None and shutil.which("epmd"):  # else the node would start one that outlives it
+            tie = ["setpriv", "--pdeathsig", "TERM"] if shutil.which("setpriv") else []
+            command = [*tie, "epmd", "-port", str(self._epmd_port), "-address", HOST]
+            self._epmd = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+        try:
+            return super().start()
+        except ServerError:
+            self.stop()
+            raise
+
+    def stop(self) -> None:
+        """End it, in an orderly way if it can."""
+        super().stop()
+        epmd, self._epmd = self._epmd, None
+        if epmd is not None:
+            epmd.kill()
+            epmd.wait()
+
+    def control(self, *arguments: str) -> str:
+        """Run rabbitmqctl, and return what it says. Raises CalledProcessError."""
+        command = [str(BIN / "rabbitmqctl") if BIN.is_dir() else "rabbitmqctl", *arguments]
+        environment = dict(self._environment(self._home))
+        done = subprocess.run(command, env=environment, check=True, capture_output=True, text=True, timeout=60)
+        return done.stdout
+
+    def _make_home(self) -> Path:
+        self._home.mkdir(exist_ok=True)
+        (self._home / "rabbitmq.conf").write_text(CONFIG.format(host=HOST, port=self.port) + self._settings)
+        (self._home / "enabled_plugins").write_text("[].\n")
+        cookie = self._home / ".erlang.cookie"
+        if not cookie.exists():
+            cookie.write_text(os.urandom(16).hex())
+            cookie.chmod(0o400)
+        return self._home
+
+    def _arguments(self, home: Path) -> Sequence[str | Path]:
+        return []
+
+    def _environment(self, home: Path) -> Mapping[str, str]:
+        return {
+            **{name: value for name, value in os.environ.items() if not name.startswith(("RABBITMQ_", "ERL_"))},
+            "HOME": str(home),
+            "RABBITMQ_NODENAME": f"outbox{self.port}@localhost",
+            "RABBITMQ_DIST_PORT": str(self._distribution_port),
+            "RABBITMQ_CONFIG_FILE": str(home / "rabbitmq.conf"),
+            "RABBITMQ_ENABLED_PLUGINS_FILE": str(home / "enabled_plugins"),
+            "RABBITMQ_MNESIA_BASE": str(home / "mnesia"),
+            "RABBITMQ_LOG_BASE": str(home / "logs"),
+            "RABBITMQ_PID_FILE": str(home / "pid"),
+            "RABBITMQ_GENERATED_CONFIG_DIR": str(home / "generated"),
+            "RABBITMQ_SERVER_ADDITIONAL_ERL_ARGS": "+S 2:2 +sbwt none",
+            "ERL_EPMD_PORT": str(self._epmd_port),
+            "ERL_EPMD_ADDRESS": HOST,
+            "RUNNING_UNDER_SYSTEMD": "true",  # the script becomes the server, so that a signal meets it
+        }
+
+    def _answers(self) -> bool:
+        try:
+            with socket.create_connection((HOST, self.port), timeout=1) as connection:
+                connection.sendall(b"AMQP\x00\x00\x09\x01")
+                return connection.recv(1) == b"\x01"  # a method: it greets
+        except OSError:
+            return False
+
+
+def main() -> None:
+    """Run one until it is interrupted, in a folder that goes with it."""
+    with tempfile.TemporaryDirectory(prefix="rabbitmq-") as folder:
+        signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
+        with RabbitMQ(Path(folder)) as server, suppress(KeyboardInterrupt):
+            print(server.url, flush=True)  # noqa: T201
+            server.wait()
+
+
+if __name__ == "__main__":
+    main()

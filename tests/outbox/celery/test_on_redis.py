@@ -1,0 +1,79 @@
+"""Tasks sent to a real Redis."""
+
+from collections.abc import Iterator
+
+import pytest
+import redis
+from celery import Celery
+
+from outbox.brokers.base import SendStatus
+from outbox.celery import CeleryBroker
+from project.servers.redis import Redis
+from tests.outbox.celery.app import app as tests_app
+from tests.outbox.celery.conftest import broker_at, configured, numbers, statuses, task
+
+ACCEPTED, UNAVAILABLE, UNSURE = SendStatus.ACCEPTED, SendStatus.UNAVAILABLE, SendStatus.UNSURE
+
+pytestmark = [
+    pytest.mark.redis,
+    pytest.mark.skipif(not Redis.is_here(), reason="There is no redis-server: apt-get install redis-server."),
+]
+
+
+@pytest.fixture
+def server(tmp_path) -> Iterator[Redis]:
+    with Redis(tmp_path) as server:
+        yield server
+
+
+@pytest.fixture
+def app(server: Redis) -> Iterator[Celery]:
+    with configured(tests_app, broker_url=server.url):
+        yield tests_app
+
+
+@pytest.fixture
+def broker(server: Redis, app: Celery) -> Iterator[CeleryBroker]:
+    with broker_at(server.url) as broker:
+        yield broker
+
+
+class TestSend:
+    def test_accepts_what_redis_has(self, broker: CeleryBroker, app: Celery):
+        results = broker.send([task(number) for number in range(100)])
+
+        assert statuses(results) == [ACCEPTED] * 100
+        assert numbers(app) == list(range(100))
+
+    def test_goes_on_after_a_restart_with_all_that_was_accepted(self, broker: CeleryBroker, app: Celery, server: Redis):
+        broker.send([task(1)])
+        server.kill()
+        away = broker.send([task(2), task(3)]), broker.send([task(4)])
+        server.start()
+
+        results = broker.send([task(5)])
+
+        assert statuses(away[0])[0] in (UNSURE, UNAVAILABLE)
+        assert statuses(away[0])[1] is UNAVAILABLE
+        assert statuses(away[1]) == [UNAVAILABLE]
+        assert statuses(results) == [ACCEPTED]
+        assert numbers(app) == [1, 5]
+
+    def test_calls_a_full_memory_unavailable(self, broker: CeleryBroker, app: Celery, server: Redis):
+        broker.send([task(1)])
+        with redis.Redis.from_url(server.url) as client:
+            client.config_set("maxmemory", 1)
+            results = broker.send([task(2), task(3)])
+            client.config_set("maxmemory", 0)
+
+        assert statuses(results) == [UNAVAILABLE] * 2
+        assert statuses(broker.send([task(4)])) == [ACCEPTED]
+        assert numbers(app) == [1, 4]
+
+    def test_is_misconfigured_where_the_password_is_wrong(self, broker: CeleryBroker, server: Redis):
+        with redis.Redis.from_url(server.url) as client:
+            client.config_set("requirepass", "secret")
+            with broker_at(server.url.replace("redis://", "redis://:wrong@")) as wrong:
+                results = wrong.send([task(1)])
+
+        assert statuses(results) == [SendStatus.MISCONFIGURED]
