@@ -10,7 +10,7 @@ import signal
 import socket
 import subprocess
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
@@ -19,7 +19,6 @@ from typing import ClassVar, Self
 from project.servers.rocketmq_jars import ServerError
 
 HOST = "127.0.0.1"
-START_SECONDS = 10
 STOP_SECONDS = 15
 
 
@@ -29,6 +28,7 @@ class Program(abc.ABC):
     command: ClassVar[str]
     package: ClassVar[str]  # that has it, in Debian
     last_signal: ClassVar[str] = "TERM"  # when its parent was killed
+    start_seconds: ClassVar[float] = 10
 
     def __init__(self) -> None:
         self.port = free_port()
@@ -55,9 +55,14 @@ class Program(abc.ABC):
         log = home / "log"
         with log.open("ab") as output:
             self._process = subprocess.Popen(
-                command, stdin=subprocess.DEVNULL, stdout=output, stderr=output, start_new_session=True
+                command,
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=output,
+                start_new_session=True,
+                env=self._environment(),
             )
-        deadline = time.monotonic() + START_SECONDS
+        deadline = time.monotonic() + self.start_seconds
         while not self._answers():
             if self._process.poll() is not None or time.monotonic() > deadline:
                 said = log.read_text()
@@ -93,6 +98,10 @@ class Program(abc.ABC):
 
     @abc.abstractmethod
     def _answers(self) -> bool: ...
+
+    def _environment(self) -> Mapping[str, str]:
+        """Return the environment that the program is started with."""
+        return os.environ
 
     def _as_owner(self, tie: list[str]) -> list[str]:
         """Return what stands before the command; `tie` ends it with its parent."""

@@ -60,6 +60,7 @@ class Harness(abc.ABC):
     finds_dead_letters = True  # find() says what some group gave up
     delivers_again = False  # what a group has finished, on demand
     keeps_reasons = True  # a dead letter says why it was given up
+    gives_back_at_once = False  # what a process held when it died; else when its time is over
     counts_what_is_handled = True  # backlog() includes what was received and not finished
     can_lose_ends = False  # lose_ends() works
     can_restart = False  # restart() works
@@ -264,6 +265,11 @@ HARNESSES: dict[str, type[Harness]] = {
     "embedded": EmbeddedHarness,
     "page": PageHarness,
 }
+
+if importlib.util.find_spec("amqp"):
+    from tests.contracts.rabbitmq import RabbitMQHarness
+
+    HARNESSES["rabbitmq"] = RabbitMQHarness
 
 # Deselected unless asked for (`make test-rocketmq`), and not even imported where its client is not installed.
 if importlib.util.find_spec("rocketmq"):

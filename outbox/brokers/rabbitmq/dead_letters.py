@@ -1,0 +1,144 @@
+"""
+Dead letters: a quorum queue for each group and topic, which RabbitMQ itself fills, too.
+
+A letter is a copy with the reason in its headers, or the message itself where RabbitMQ gave it up: it was delivered too often
+without an end, or lay in its queue for longer than the topic's retention. To look at letters is to fetch them over a channel
+of its own and to close that: then all are back in their queue.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from typing import Any
+
+import amqp
+from amqp.exceptions import NotFound
+
+from outbox.brokers.base import DeadLetter, Delivery
+from outbox.brokers.rabbitmq.connection import LOST, Connection, describe
+from outbox.brokers.rabbitmq.envelope import DIED_AT, REASON, attempts_before, copy_of, to_delivery
+from outbox.brokers.rabbitmq.sender import Publication
+from outbox.brokers.rabbitmq.topology import dead_queue_name, queue_name
+from outbox.errors import BrokerUnavailable
+
+MOST_AT_ONCE = 65_535
+
+REASONS = {
+    "delivery_limit": "RabbitMQ delivered it too often, and no delivery was ended (DELIVERY_LIMIT).",
+    "expired": "It lay in its queue for longer than the topic's retention.",
+    "maxlen": "Its queue was full.",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """A letter in its queue."""
+
+    letter: DeadLetter
+    message: amqp.Message
+    delivery: Delivery
+
+
+class DeadLetterQueues:
+    """
+    The dead letters of some topics' groups, over a connection of their own.
+
+    Args:
+        publish: publishes messages and raises BrokerUnavailable unless all are stored.
+    """
+
+    def __init__(self, connection: Connection, topics: Collection[str], publish: Callable[[Sequence[Publication]], None]) -> None:
+        self._connection = connection
+        self._topics = topics
+        self._publish = publish
+
+    def list(self, group: str, limit: int) -> list[DeadLetter]:
+        """Return the letters of a group, oldest first."""
+        found: list[DeadLetter] = []
+        for topic in self._topics:
+            with self._letters(group, topic, limit) as (_, letters):
+                found += [one.letter for one in letters]
+        return sorted(found, key=lambda letter: letter.died_at)[:limit]
+
+    def replay(self, group: str, ids: Sequence[str]) -> int:
+        """Put letters back into the queue of their group, with attempts from 1. Return their number."""
+
+        def put_back(channel: amqp.Channel, topic: str, chosen: Sequence[Found]) -> None:
+            queue = queue_name(topic, group)
+            self._publish([Publication("", queue, copy_of(one.delivery, attempts=0)) for one in chosen])
+
+        return self._take(group, ids, put_back)
+
+    def discard(self, group: str, ids: Sequence[str]) -> int:
+        """Delete letters. Return their number."""
+        return self._take(group, ids, lambda channel, topic, chosen: None)
+
+    def _take(self, group: str, ids: Sequence[str], act: Callable[[amqp.Channel, str, Sequence[Found]], None]) -> int:
+        """Act on letters, then take them out of their queues."""
+        wanted, count = set(ids), 0
+        for topic in self._topics:
+            if not any(one.startswith(f"{topic}/") for one in wanted):
+                continue
+            with self._letters(group, topic, None) as (channel, letters):
+                chosen = [one for one in letters if one.letter.id in wanted]
+                if not chosen:
+                    continue
+                act(channel, topic, chosen)
+                for one in chosen:
+                    channel.basic_ack(one.message.delivery_info["delivery_tag"])
+                count += len(chosen)
+        return count
+
+    @contextmanager
+    def _letters(self, group: str, topic: str, limit: int | None) -> Iterator[tuple[Any, list[Found]]]:
+        """Give the letters of a queue, and the channel that holds them till the end of the block."""
+        try:
+            with self._connection.use() as connection:
+                channel = connection.channel()
+                try:
+                    found = [_read(group, topic, one) for one in _fetch(channel, dead_queue_name(topic, group), limit)]
+                    yield channel, found
+                except NotFound:
+                    yield channel, []
+                finally:
+                    channel.close()
+        except LOST as error:
+            raise BrokerUnavailable(f"RabbitMQ did not show the dead letters: {describe(error)}.") from error
+
+
+def _fetch(channel: amqp.Channel, queue: str, limit: int | None) -> list[amqp.Message]:
+    """Fetch the oldest messages of a queue, at most so many."""
+    count = min(channel.queue_declare(queue, passive=True).message_count, MOST_AT_ONCE)
+    wanted = count if limit is None else min(limit, count)
+    if not wanted:
+        return []
+    found: list[amqp.Message] = []
+    channel.basic_qos(0, wanted, False)
+    tag = channel.basic_consume(queue, callback=found.append)
+    channel.basic_cancel(tag)
+    return found
+
+
+def _read(group: str, topic: str, message: amqp.Message) -> Found:
+    headers = message.properties.get("application_headers") or {}
+    delivery = to_delivery(message, group=group, topic=topic, receipt="")
+    if DIED_AT in headers:
+        died_at, reason = datetime.fromtimestamp(headers[DIED_AT] / 1e6, UTC), str(headers.get(REASON, ""))
+        attempt = int(headers.get("outbox-attempts", 1))
+    else:
+        died_at, reason = _death_of(headers)
+        attempt = max(1, attempts_before(headers))
+    name = f"{topic}/{delivery.message_id}/{round(died_at.timestamp() * 1e6)}"
+    return Found(DeadLetter(name, group, topic, delivery.message_id, reason, attempt, died_at), message, delivery)
+
+
+def _death_of(headers: dict[str, Any]) -> tuple[datetime, str]:
+    """Return when and why RabbitMQ gave a message up."""
+    deaths = headers.get("x-death") or [{}]
+    at = deaths[0].get("time")
+    why = str(deaths[0].get("reason", "unknown"))
+    died_at = at.replace(tzinfo=UTC) if isinstance(at, datetime) else datetime.fromtimestamp(0, UTC)
+    return died_at, REASONS.get(why, f"RabbitMQ gave it up: {why}.")

@@ -1,0 +1,180 @@
+"""
+Publishes batches and waits for their confirms, once for each batch.
+
+A confirm says that the message is on a majority of the nodes of every queue that it was routed to. A message that no queue
+wanted comes back (`mandatory`) before its confirm. The channel of a batch that did not end well is not used again, since a
+late confirm would be taken for another message's.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import amqp
+from amqp import spec
+from amqp.exceptions import AccessRefused, ChannelError, NotFound, PreconditionFailed
+
+from outbox.brokers.base import SendResult, SendStatus
+from outbox.brokers.rabbitmq.connection import LOST, Connection, describe
+from outbox.errors import BrokerUnavailable
+
+ACCEPTED = SendResult(SendStatus.ACCEPTED)
+NO_ROUTE = 312
+
+
+@dataclass(frozen=True, slots=True)
+class Publication:
+    """A message and where it goes."""
+
+    exchange: str
+    routing_key: str
+    message: amqp.Message
+
+    @property
+    def id(self) -> tuple[str, str]:
+        """Identifies it among those of one batch."""
+        return self.exchange, self.message.properties.get("message_id", "")
+
+
+@dataclass(slots=True)
+class Batch:
+    """
+    Publications of one batch and what became of them.
+
+    Args:
+        first_tag: the delivery tag of the first one.
+    """
+
+    publications: Sequence[Publication]
+    first_tag: int
+    results: list[SendResult | None] = field(init=False)
+    pending: int = field(init=False)
+    returned: dict[tuple[str, str], SendResult] = field(default_factory=dict)
+    settled_to: int = 0  # all before this index are settled
+
+    def __post_init__(self) -> None:
+        self.results = [None] * len(self.publications)
+        self.pending = len(self.publications)
+
+    def on_return(self, error: Exception, exchange: str, routing_key: str, message: amqp.Message) -> None:
+        """Note that a message came back."""
+        name = (exchange, message.properties.get("message_id", ""))
+        code = getattr(error, "reply_code", 0)
+        reason = (
+            f"No queue takes messages of {exchange!r}: no consumer group has received from it yet. Start the consumers, or name "
+            'the groups in OPTIONS["GROUPS"].'
+            if code == NO_ROUTE
+            else f"RabbitMQ returned the message: {describe(error)}."
+        )
+        self.returned[name] = SendResult(SendStatus.MISCONFIGURED, reason=reason)
+
+    def on_ack(self, tag: int, multiple: bool) -> None:
+        """Note that messages are stored."""
+        self._settle(tag, multiple, ACCEPTED)
+
+    def on_nack(self, tag: int, multiple: bool) -> None:
+        """Note that messages are not stored in all of their queues."""
+        reason = "RabbitMQ did not take the message: a queue is full, or most of its nodes are away."
+        self._settle(tag, multiple, SendResult(SendStatus.UNAVAILABLE, reason=reason))
+
+    def finish(self, status: SendStatus, reason: str) -> list[SendResult]:
+        """Return the results; those that are still open have this one."""
+        rest = SendResult(status, reason=reason)
+        return [result or rest for result in self.results]
+
+    def _settle(self, tag: int, multiple: bool, result: SendResult) -> None:
+        last = tag - self.first_tag
+        for index in range(self.settled_to if multiple else last, last + 1):
+            if self.results[index] is None:
+                self.results[index] = self.returned.get(self.publications[index].id, result)
+                self.pending -= 1
+        if multiple:
+            self.settled_to = last + 1
+
+
+class Sender:
+    """
+    Publishes over one connection.
+
+    Args:
+        timeout: seconds for the confirms of a batch.
+    """
+
+    def __init__(self, connection: Connection, timeout: float) -> None:
+        self._connection = connection
+        self._timeout = timeout
+        self._channel: amqp.Channel | None = None
+        self._serial = 0
+        self._next_tag = 1
+
+    def publish(self, publications: Sequence[Publication]) -> list[SendResult]:
+        """Publish messages and wait for all confirms."""
+        if not publications:
+            return []
+        batch = Batch(publications, 0)
+        is_begun = False
+        try:
+            with self._connection.use() as connection:
+                channel = self._open_channel(connection)
+                if self._connection.is_blocked:
+                    reason = "RabbitMQ has blocked this connection: it is short of memory or disk."
+                    return batch.finish(SendStatus.UNAVAILABLE, reason)
+                batch.first_tag = self._next_tag
+                _listen(channel, batch)
+                is_begun = True
+                for one in publications:
+                    channel.send_method(spec.Basic.Publish, "Bssbb", (0, one.exchange, one.routing_key, True, False), one.message)
+                self._next_tag += len(publications)
+                self._wait(connection, batch)
+        except BrokerUnavailable as error:
+            return batch.finish(SendStatus.UNAVAILABLE, str(error))
+        except ChannelError as error:
+            return self._without_culprit(batch, error)
+        except LOST as error:
+            status = SendStatus.UNSURE if is_begun else SendStatus.UNAVAILABLE
+            return batch.finish(status, f"The connection to RabbitMQ broke: {describe(error)}.")
+        return batch.finish(SendStatus.UNSURE, "")  # none is open
+
+    def _wait(self, connection: amqp.Connection, batch: Batch) -> None:
+        deadline = time.monotonic() + self._timeout
+        while batch.pending:
+            left = deadline - time.monotonic()
+            if left <= 0:
+                raise TimeoutError(f"{batch.pending} confirms did not come within {self._timeout:g} s")
+            connection.drain_events(timeout=left)
+
+    def _without_culprit(self, batch: Batch, error: ChannelError) -> list[SendResult]:
+        """Return results after the server has closed the channel over one message; send the others once more."""
+        text = describe(error)
+        is_config = isinstance(error, NotFound | AccessRefused)
+        if not is_config and not isinstance(error, PreconditionFailed):
+            return batch.finish(SendStatus.UNSURE, f"RabbitMQ closed the channel: {text}.")
+        blamed = {one.exchange for one in batch.publications if f"'{one.exchange}'" in str(error)} if is_config else set()
+        results = batch.results
+        again = []
+        for index, one in enumerate(batch.publications):
+            if results[index] is not None:
+                continue
+            if one.exchange in blamed:
+                results[index] = SendResult(SendStatus.MISCONFIGURED, reason=f"RabbitMQ refused the topic: {text}.")
+            else:
+                again.append(index)
+        if again and len(again) < batch.pending:
+            for index, result in zip(again, self.publish([batch.publications[n] for n in again]), strict=True):
+                results[index] = result
+        return batch.finish(SendStatus.UNSURE, f"RabbitMQ closed the channel: {text}.")
+
+    def _open_channel(self, connection: amqp.Connection) -> amqp.Channel:
+        if self._channel is None or self._serial != self._connection.serial:
+            self._channel = connection.channel()
+            self._channel.confirm_select()
+            self._serial, self._next_tag = self._connection.serial, 1
+        return self._channel
+
+
+def _listen(channel: amqp.Channel, batch: Batch) -> None:
+    channel.events["basic_ack"] = {batch.on_ack}
+    channel.events["basic_nack"] = {batch.on_nack}
+    channel.events["basic_return"] = {batch.on_return}
