@@ -38,6 +38,7 @@ class RabbitMQBroker(DeadLetters):
     """
 
     system: ClassVar[str] = "rabbitmq"
+    supports_order: ClassVar[bool] = True
     supports_delay: ClassVar[bool] = True
     max_delay = topology.MAX_DELAY
 
@@ -54,7 +55,9 @@ class RabbitMQBroker(DeadLetters):
         self._publishing = Connection(self._settings, f"outbox {alias} publishing")
         self._questions = Connection(self._settings, f"outbox {alias} questions")
         self._sender = Sender(self._publishing, self._settings.request_timeout.total_seconds())
-        self._receiver = Receiver(self._settings, f"outbox {alias} receiving", self._declare_group, clock)
+        self._ordered = {topic.name for topic in topics if topic.type is TopicType.FIFO}
+        self._receiver = Receiver(self._settings, f"outbox {alias} receiving", self._ordered, self._declare_group, clock)
+        self._held = self._receiver.held
         self._letters = DeadLetterQueues(self._questions, list(self.topics), self._publish_all)
         self._has_ladder = False
         self._declared: dict[str, int] = {}  # topic -> serial of the connection over which it was declared
@@ -126,20 +129,27 @@ class RabbitMQBroker(DeadLetters):
 
     def renew(self, deliveries: Sequence[Delivery], invisible_for: timedelta) -> list[Delivery | None]:
         """Keep deliveries, up to most of CONSUMER_TIMEOUT after they came."""
-        return self._receiver.renew(deliveries, invisible_for)
+        return self._held.renew(deliveries, invisible_for)
 
     def release(self, deliveries: Sequence[Delivery]) -> None:
         """Return messages to their queues."""
-        self._receiver.give_back(deliveries)
+        self._held.give_back(deliveries)
 
     def ack(self, deliveries: Sequence[Delivery]) -> list[bool]:
         """Acknowledge deliveries; RabbitMQ answers none, so one whose connection breaks now comes again."""
-        return self._receiver.ack(deliveries)
+        return self._held.ack(deliveries)
 
     def retry(self, delivery: Delivery, after: timedelta) -> bool:
-        """Put a copy into the ladder, which brings it back to the group's queue, and acknowledge the delivery."""
+        """
+        Put a copy into the ladder, which brings it back to the group's queue, and acknowledge the delivery.
+
+        A message of an ordered topic stays with this process, before the others of its key; if the process dies, it is retried
+        at once.
+        """
+        if delivery.topic in self._ordered:
+            return self._held.postpone(delivery, after)
         if after <= timedelta():
-            return self._receiver.give_back([delivery])[0]
+            return self._held.give_back([delivery])[0]
         message = copy_of(delivery, attempts=delivery.attempt, **{topology.DESTINATION: _queue_of(delivery)})
         return self._replace(delivery, self._delayed(message, after, delivery.tag))
 
@@ -208,10 +218,10 @@ class RabbitMQBroker(DeadLetters):
 
     def _replace(self, delivery: Delivery, copy: Publication) -> bool:
         """Publish a copy of a delivered message, then acknowledge the delivery. False: it is not ours any more."""
-        if not self._receiver.is_held(delivery):
+        if not self._held.is_held(delivery):
             return False
         self._publish_all([copy])
-        return self._receiver.ack([delivery])[0]
+        return self._held.ack([delivery])[0]
 
     def _publish_all(self, publications: Sequence[Publication]) -> None:
         failed = [result for result in self._sender.publish(publications) if result.status is not SendStatus.ACCEPTED]

@@ -2,8 +2,8 @@
 Dead letters: a quorum queue for each group and topic, which RabbitMQ itself fills, too.
 
 A letter is a copy with the reason in its headers, or the message itself where RabbitMQ gave it up: it was delivered too often
-without an end, or lay in its queue for longer than the topic's retention. To look at letters is to fetch them over a channel
-of its own and to close that: then all are back in their queue.
+without an end, or lay in its queue for longer than the topic's retention. To look at letters is to receive them and to put
+them back; who looks at the same moment may not see them.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from datetime import UTC, datetime
 from typing import Any
 
 import amqp
+from amqp import spec
 from amqp.exceptions import NotFound
 
 from outbox.brokers.base import DeadLetter, Delivery
@@ -25,6 +26,7 @@ from outbox.brokers.rabbitmq.topology import dead_queue_name, queue_name
 from outbox.errors import BrokerUnavailable
 
 MOST_AT_ONCE = 65_535
+ALL = 0  # the delivery tag that stands for all that are not settled
 
 REASONS = {
     "delivery_limit": "RabbitMQ delivered it too often, and no delivery was ended (DELIVERY_LIMIT).",
@@ -54,12 +56,14 @@ class DeadLetterQueues:
         self._connection = connection
         self._topics = topics
         self._publish = publish
+        self._channel: amqp.Channel | None = None
+        self._serial = 0
 
     def list(self, group: str, limit: int) -> list[DeadLetter]:
         """Return the letters of a group, oldest first."""
         found: list[DeadLetter] = []
         for topic in self._topics:
-            with self._letters(group, topic, limit) as (_, letters):
+            with self._letters(group, topic, min(limit, MOST_AT_ONCE)) as (_, letters):
                 found += [one.letter for one in letters]
         return sorted(found, key=lambda letter: letter.died_at)[:limit]
 
@@ -82,7 +86,7 @@ class DeadLetterQueues:
         for topic in self._topics:
             if not any(one.startswith(f"{topic}/") for one in wanted):
                 continue
-            with self._letters(group, topic, None) as (channel, letters):
+            with self._letters(group, topic, MOST_AT_ONCE) as (channel, letters):
                 chosen = [one for one in letters if one.letter.id in wanted]
                 if not chosen:
                     continue
@@ -93,33 +97,31 @@ class DeadLetterQueues:
         return count
 
     @contextmanager
-    def _letters(self, group: str, topic: str, limit: int | None) -> Iterator[tuple[Any, list[Found]]]:
-        """Give the letters of a queue, and the channel that holds them till the end of the block."""
+    def _letters(self, group: str, topic: str, limit: int) -> Iterator[tuple[amqp.Channel, list[Found]]]:
+        """Give the letters of a queue, and the channel that holds them; those that are not acknowledged go back."""
         try:
             with self._connection.use() as connection:
-                channel = connection.channel()
+                channel = self._open_channel(connection)
+                messages: list[amqp.Message] = []
+                channel.basic_qos(0, limit, False)
                 try:
-                    found = [_read(group, topic, one) for one in _fetch(channel, dead_queue_name(topic, group), limit)]
-                    yield channel, found
-                except NotFound:
+                    tag = channel.basic_consume(dead_queue_name(topic, group), callback=messages.append)
+                except NotFound:  # the channel was opened anew
                     yield channel, []
+                    return
+                channel.basic_cancel(tag)
+                try:
+                    yield channel, [_read(group, topic, message) for message in messages]
                 finally:
-                    channel.close()
+                    channel.send_method(spec.Basic.Nack, "Lbb", (ALL, True, True))
         except LOST as error:
             raise BrokerUnavailable(f"RabbitMQ did not show the dead letters: {describe(error)}.") from error
 
-
-def _fetch(channel: amqp.Channel, queue: str, limit: int | None) -> list[amqp.Message]:
-    """Fetch the oldest messages of a queue, at most so many."""
-    count = min(channel.queue_declare(queue, passive=True).message_count, MOST_AT_ONCE)
-    wanted = count if limit is None else min(limit, count)
-    if not wanted:
-        return []
-    found: list[amqp.Message] = []
-    channel.basic_qos(0, wanted, False)
-    tag = channel.basic_consume(queue, callback=found.append)
-    channel.basic_cancel(tag)
-    return found
+    def _open_channel(self, connection: amqp.Connection) -> amqp.Channel:
+        """Return one channel for all calls: what one call put back is there for the next."""
+        if self._channel is None or self._serial != self._connection.serial:
+            self._channel, self._serial = connection.channel(), self._connection.serial
+        return self._channel
 
 
 def _read(group: str, topic: str, message: amqp.Message) -> Found:

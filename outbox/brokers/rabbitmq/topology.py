@@ -90,6 +90,8 @@ def group_arguments(topic: TopicSpec, dead: str, *, delivery_limit: int, max_len
         "x-delivery-limit": delivery_limit,
         "x-message-ttl": int(topic.retention.total_seconds() * 1000),
     }
+    if topic.type is TopicType.FIFO:
+        arguments["x-single-active-consumer"] = True
     if max_length is not None:
         arguments["x-max-length"] = max_length
     return arguments
