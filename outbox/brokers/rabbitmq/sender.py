@@ -22,6 +22,7 @@ from outbox.errors import BrokerUnavailable
 
 ACCEPTED = SendResult(SendStatus.ACCEPTED)
 NO_ROUTE = 312
+BLOCKED = "RabbitMQ has blocked this connection: it is short of memory or disk."
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,10 +118,9 @@ class Sender:
         is_begun = False
         try:
             with self._connection.use() as connection:
+                if self._connection.is_blocked:  # it answers nothing until then
+                    return batch.finish(SendStatus.UNAVAILABLE, BLOCKED)
                 channel = self._open_channel(connection)
-                if self._connection.is_blocked:
-                    reason = "RabbitMQ has blocked this connection: it is short of memory or disk."
-                    return batch.finish(SendStatus.UNAVAILABLE, reason)
                 batch.first_tag = self._next_tag
                 _listen(channel, batch)
                 is_begun = True
@@ -128,43 +128,46 @@ class Sender:
                     channel.send_method(spec.Basic.Publish, "Bssbb", (0, one.exchange, one.routing_key, True, False), one.message)
                 self._next_tag += len(publications)
                 self._wait(connection, batch)
+            if batch.pending:
+                self._channel = None
+                return batch.finish(SendStatus.UNSURE, BLOCKED)
         except BrokerUnavailable as error:
             return batch.finish(SendStatus.UNAVAILABLE, str(error))
         except ChannelError as error:
-            return self._without_culprit(batch, error)
+            return self._after_channel_error(batch, error)
         except LOST as error:
             status = SendStatus.UNSURE if is_begun else SendStatus.UNAVAILABLE
             return batch.finish(status, f"The connection to RabbitMQ broke: {describe(error)}.")
         return batch.finish(SendStatus.UNSURE, "")  # none is open
 
     def _wait(self, connection: amqp.Connection, batch: Batch) -> None:
+        """Wait for the confirms; those of a blocked connection do not come before memory and disk suffice again."""
         deadline = time.monotonic() + self._timeout
-        while batch.pending:
-            left = deadline - time.monotonic()
-            if left <= 0:
-                raise TimeoutError(f"{batch.pending} confirms did not come within {self._timeout:g} s")
-            connection.drain_events(timeout=left)
+        while batch.pending and not self._connection.is_blocked:
+            try:
+                connection.drain_events(timeout=max(1e-6, deadline - time.monotonic()))
+            except TimeoutError as error:
+                text = f"{batch.pending} of {len(batch.results)} confirms did not come within {self._timeout:g} s"
+                raise TimeoutError(text) from error
 
-    def _without_culprit(self, batch: Batch, error: ChannelError) -> list[SendResult]:
-        """Return results after the server has closed the channel over one message; send the others once more."""
+    def _after_channel_error(self, batch: Batch, error: ChannelError) -> list[SendResult]:
+        """Return results after the server has closed the channel over one message: the others are sent again."""
         text = describe(error)
-        is_config = isinstance(error, NotFound | AccessRefused)
-        if not is_config and not isinstance(error, PreconditionFailed):
+        if not isinstance(error, NotFound | AccessRefused | PreconditionFailed):
             return batch.finish(SendStatus.UNSURE, f"RabbitMQ closed the channel: {text}.")
-        blamed = {one.exchange for one in batch.publications if f"'{one.exchange}'" in str(error)} if is_config else set()
-        results = batch.results
-        again = []
-        for index, one in enumerate(batch.publications):
-            if results[index] is not None:
-                continue
-            if one.exchange in blamed:
-                results[index] = SendResult(SendStatus.MISCONFIGURED, reason=f"RabbitMQ refused the topic: {text}.")
-            else:
-                again.append(index)
-        if again and len(again) < batch.pending:
-            for index, result in zip(again, self.publish([batch.publications[n] for n in again]), strict=True):
-                results[index] = result
-        return batch.finish(SendStatus.UNSURE, f"RabbitMQ closed the channel: {text}.")
+        open_ones = [index for index, result in enumerate(batch.results) if result is None]
+        blamed = [index for index in open_ones if f"'{batch.publications[index].exchange}'" in text]
+        for index in blamed:
+            batch.results[index] = SendResult(SendStatus.MISCONFIGURED, reason=f"RabbitMQ refused the topic: {text}.")
+        rest = [index for index in open_ones if index not in blamed]
+        if not blamed and len(rest) == 1:  # it is too large for this server, as far as one can tell
+            batch.results[rest[0]] = SendResult(SendStatus.REFUSED, reason=f"RabbitMQ refused the message: {text}.")
+            return batch.finish(SendStatus.UNSURE, "")
+        groups = [rest] if blamed else [[index] for index in rest]
+        for indexes in groups:
+            for index, result in zip(indexes, self.publish([batch.publications[n] for n in indexes]), strict=True):
+                batch.results[index] = result
+        return batch.finish(SendStatus.UNSURE, "")
 
     def _open_channel(self, connection: amqp.Connection) -> amqp.Channel:
         if self._channel is None or self._serial != self._connection.serial:
