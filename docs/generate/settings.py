@@ -34,6 +34,7 @@ PIPELINE = [
 OPTIONS = [
     ("outbox.embedded.EmbeddedBroker", "outbox/embedded/options.py", "EmbeddedOptions", "outbox.embedded"),
     ("outbox.brokers.rocketmq.RocketMQBroker", "outbox/brokers/rocketmq/options.py", "RocketMQOptions", ""),
+    ("outbox.brokers.rabbitmq.RabbitMQBroker", "outbox/brokers/rabbitmq/options.py", "RabbitMQOptions", ""),
     ("outbox.brokers.memory.MemoryBroker", "outbox/brokers/memory/options.py", "MemoryOptions", ""),
 ]
 

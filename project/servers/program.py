@@ -56,11 +56,11 @@ class Program(abc.ABC):
         with log.open("ab") as output:
             self._process = subprocess.Popen(
                 command,
+                env=self._environment(home),
                 stdin=subprocess.DEVNULL,
                 stdout=output,
                 stderr=output,
                 start_new_session=True,
-                env=self._environment(),
             )
         deadline = time.monotonic() + self.start_seconds
         while not self._answers():
@@ -88,6 +88,23 @@ class Program(abc.ABC):
             os.killpg(process.pid, signal.SIGKILL)
         process.wait()
 
+    def kill(self) -> None:
+        """End it as SIGKILL does. `start` starts it again, with what it had written down."""
+        process, self._process = self._process, None
+        if process is not None:
+            os.killpg(process.pid, signal.SIGKILL)
+            process.wait()
+
+    def freeze(self) -> None:
+        """Have it do nothing, and leave its connections open, until `thaw`."""
+        if self._process is not None:
+            os.killpg(self._process.pid, signal.SIGSTOP)
+
+    def thaw(self) -> None:
+        """Let it go on."""
+        if self._process is not None:
+            os.killpg(self._process.pid, signal.SIGCONT)
+
     @abc.abstractmethod
     def _make_home(self) -> Path:
         """Return the folder where it works and where its log goes."""
@@ -99,9 +116,9 @@ class Program(abc.ABC):
     @abc.abstractmethod
     def _answers(self) -> bool: ...
 
-    def _environment(self) -> Mapping[str, str]:
-        """Return the environment that the program is started with."""
-        return os.environ
+    def _environment(self, home: Path) -> Mapping[str, str] | None:
+        """Return what stands in its environment; None: what stands in this process's."""
+        return None
 
     def _as_owner(self, tie: list[str]) -> list[str]:
         """Return what stands before the command; `tie` ends it with its parent."""

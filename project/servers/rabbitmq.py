@@ -1,7 +1,9 @@
 """
-A real RabbitMQ of one node on a port of its own, as long as the one who started it lives.
+A real RabbitMQ on ports of its own, as long as the one who started it lives.
 
-    python -m project.servers.rabbitmq          # prints the URL and stays until Ctrl-C
+    python -m project.servers.rabbitmq          # prints the URL for CELERY_BROKER_URL
+
+Debian's package may run a service of its own: this is another node, with another name, other ports and another epmd.
 """
 
 from __future__ import annotations
@@ -14,21 +16,21 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
+from typing import Self
 
 from project.servers.program import HOST, Program, free_port
 from project.servers.rocketmq_jars import ServerError
 
-PROGRAMS = Path("/usr/lib/rabbitmq/bin")  # not in PATH: those in /usr/sbin are for root and the system's own server
+BIN = Path("/usr/lib/rabbitmq/bin")  # Debian's; what stands on PATH there insists on its own user
 NAMES_SECONDS = 1.5  # without a change, the file is on the disk
-GREETING = b"AMQP\x00\x00\x09\x01"
 
 CONFIG = """
 listeners.tcp.1 = {host}:{port}
-loopback_users = none
 log.console = true
+log.console.level = warning
 log.file = false
 disk_free_limit.absolute = 50MB
 """
@@ -39,19 +41,20 @@ class RabbitMQ(Program):
     One node; leave the block to stop it.
 
     Args:
-        home: its folder; what it stores is there after a restart.
-        config: more lines of rabbitmq.conf.
+        home: its folder; a node that is started there again has the queues and messages of the last one.
+        settings: more lines of rabbitmq.conf.
     """
 
-    command = str(PROGRAMS / "rabbitmq-server")
+    command = str(BIN / "rabbitmq-server") if BIN.is_dir() else "rabbitmq-server"
     package = "rabbitmq-server"
     start_seconds = 60
 
-    def __init__(self, home: Path, *, config: str = "") -> None:
+    def __init__(self, home: Path, *, settings: str = "") -> None:
         super().__init__()
         self._home = home
-        self._config = config
-        self._epmd_port, self._dist_port = free_port(), free_port()
+        self._settings = settings
+        self._epmd_port = free_port()
+        self._distribution_port = free_port()
         self._epmd: subprocess.Popen[bytes] | None = None
 
     @property
@@ -61,8 +64,28 @@ class RabbitMQ(Program):
 
     @property
     def url(self) -> str:
-        """Where clients find it, as kombu and Celery write it."""
-        return f"amqp://guest:guest@{self.address}//"
+        """Where clients find it."""
+        return f"amqp://guest:guest@{HOST}:{self.port}//"
+
+    def start(self) -> Self:
+        """Start it, and its epmd before it. Raises ServerError."""
+        if self._epmd is None and shutil.which("epmd"):  # else the node would start one that outlives it
+            tie = ["setpriv", "--pdeathsig", "TERM"] if shutil.which("setpriv") else []
+            command = [*tie, "epmd", "-port", str(self._epmd_port), "-address", HOST]
+            self._epmd = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+        try:
+            return super().start()
+        except ServerError:
+            self.stop()
+            raise
+
+    def stop(self) -> None:
+        """End it, in an orderly way if it can."""
+        super().stop()
+        epmd, self._epmd = self._epmd, None
+        if epmd is not None:
+            epmd.kill()
+            epmd.wait()
 
     def knows_after_crash(self, queue: str) -> bool:
         """
@@ -71,122 +94,64 @@ class RabbitMQ(Program):
         A node writes down about half a second after the declaration which log is whose. Killed before that, it finds the
         messages no more, elects no leader, and the queue takes nothing until it is deleted (seen with 3.10).
         """
-        [names] = self._home.glob("data/*/quorum/*/names.dets")
+        [names] = self._home.glob("mnesia/*/quorum/*/names.dets")
         return f"%2F_{queue}".encode() in names.read_bytes() and time.time() - names.stat().st_mtime > NAMES_SECONDS
 
-    def kill(self) -> None:
-        """Kill the node, as by a crash; `start` starts it again."""
-        process, self._process = self._process, None
-        if process is not None:
-            os.killpg(process.pid, signal.SIGKILL)
-            process.wait()
-        self._stop_epmd()
-
-    def freeze(self) -> None:
-        """Stop the node's process, so that it answers nobody."""
-        self._signal(signal.SIGSTOP)
-
-    def thaw(self) -> None:
-        """Let a frozen node go on."""
-        self._signal(signal.SIGCONT)
-
     def control(self, *arguments: str) -> str:
-        """Run `rabbitmqctl` on the node and return what it prints."""
-        command = [PROGRAMS / "rabbitmqctl", "--quiet", "-n", self._node, *arguments]
-        done = subprocess.run(command, env=self._environment(), capture_output=True, text=True, timeout=60, check=False)
-        if done.returncode:
-            raise ServerError(f"rabbitmqctl {' '.join(arguments)} failed: {done.stderr or done.stdout}")
+        """Run rabbitmqctl, and return what it says. Raises CalledProcessError."""
+        command = [str(BIN / "rabbitmqctl") if BIN.is_dir() else "rabbitmqctl", *arguments]
+        environment = dict(self._environment(self._home))
+        done = subprocess.run(command, env=environment, check=True, capture_output=True, text=True, timeout=60)
         return done.stdout
 
-    def start(self) -> RabbitMQ:
-        """Start the node's port mapper, then the node, and wait until it answers. Raises ServerError."""
-        if not self.is_here():
-            raise ServerError(f"There is no {self.command} here. Install it: apt-get install {self.package}.")
-        epmd = shutil.which("epmd")
-        assert epmd is not None, "Erlang has it"
-        tie = ["setpriv", "--pdeathsig", "TERM"] if shutil.which("setpriv") else []
-        where = ["-port", str(self._epmd_port), "-address", HOST]
-        self._epmd = subprocess.Popen([*tie, epmd, *where], stdin=subprocess.DEVNULL, start_new_session=True)
-        try:
-            super().start()
-        except ServerError:
-            self._stop_epmd()
-            raise
-        return self
-
-    def stop(self) -> None:
-        """End the node, in an orderly way if it can, and its port mapper."""
-        super().stop()
-        self._stop_epmd()
-
-    @property
-    def _node(self) -> str:
-        return f"outbox{self.port}@localhost"
-
     def _make_home(self) -> Path:
-        self._home.mkdir(parents=True, exist_ok=True)
+        self._home.mkdir(exist_ok=True)
+        (self._home / "rabbitmq.conf").write_text(CONFIG.format(host=HOST, port=self.port) + self._settings)
+        (self._home / "enabled_plugins").write_text("[].\n")
         cookie = self._home / ".erlang.cookie"
         if not cookie.exists():
-            cookie.write_text("outbox")
+            cookie.write_text(os.urandom(16).hex())
             cookie.chmod(0o400)
-        (self._home / "rabbitmq.conf").write_text(CONFIG.format(host=HOST, port=self.port) + self._config)
-        (self._home / "enabled_plugins").write_text("[].")
         return self._home
 
     def _arguments(self, home: Path) -> Sequence[str | Path]:
         return []
 
-    def _environment(self) -> dict[str, str]:
-        home = str(self._home)
+    def _environment(self, home: Path) -> Mapping[str, str]:
         return {
-            **os.environ,
-            "HOME": home,
-            "RABBITMQ_NODENAME": self._node,
-            "RABBITMQ_DIST_PORT": str(self._dist_port),
-            "RABBITMQ_CONFIG_FILE": f"{home}/rabbitmq.conf",
-            "RABBITMQ_ENABLED_PLUGINS_FILE": f"{home}/enabled_plugins",
-            "RABBITMQ_MNESIA_BASE": f"{home}/data",
-            "RABBITMQ_LOG_BASE": f"{home}/logs",
-            "RABBITMQ_PID_FILE": f"{home}/pid",
-            "RABBITMQ_GENERATED_CONFIG_DIR": f"{home}/config",
+            **{name: value for name, value in os.environ.items() if not name.startswith(("RABBITMQ_", "ERL_"))},
+            "HOME": str(home),
+            "RABBITMQ_NODENAME": f"outbox{self.port}@localhost",
+            "RABBITMQ_DIST_PORT": str(self._distribution_port),
+            "RABBITMQ_CONFIG_FILE": str(home / "rabbitmq.conf"),
+            "RABBITMQ_ENABLED_PLUGINS_FILE": str(home / "enabled_plugins"),
+            "RABBITMQ_MNESIA_BASE": str(home / "mnesia"),
+            "RABBITMQ_LOG_BASE": str(home / "logs"),
+            "RABBITMQ_PID_FILE": str(home / "pid"),
+            "RABBITMQ_GENERATED_CONFIG_DIR": str(home / "generated"),
             "RABBITMQ_SERVER_ADDITIONAL_ERL_ARGS": "+S 2:2 +sbwt none",
             "ERL_EPMD_PORT": str(self._epmd_port),
             "ERL_EPMD_ADDRESS": HOST,
+            "RUNNING_UNDER_SYSTEMD": "true",  # the script becomes the server, so that a signal meets it
         }
 
     def _answers(self) -> bool:
-        """Return whether the node greets a client; its port may be open before."""
-        with suppress(OSError), socket.create_connection((HOST, self.port), timeout=2) as connection:
-            connection.sendall(GREETING)
-            return connection.recv(1) == b"\x01"
-        return False
-
-    def _signal(self, number: int) -> None:
-        if self._process is not None:
-            os.killpg(self._process.pid, number)
-
-    def _stop_epmd(self) -> None:
-        process, self._epmd = self._epmd, None
-        if process is not None:
-            process.kill()
-            process.wait()
-
-
-def main() -> int:
-    """Start a node in a folder of its own, print its URL, and stay until Ctrl-C or SIGTERM."""
-    signal.signal(signal.SIGTERM, signal.default_int_handler)
-    with tempfile.TemporaryDirectory(prefix="outbox-rabbitmq-") as home:
         try:
-            with RabbitMQ(Path(home)) as server:
-                print(server.url, flush=True)  # noqa: T201
-                server.wait()
-                return 1
-        except ServerError as error:
-            print(error, file=sys.stderr)  # noqa: T201
-            return 1
-        except KeyboardInterrupt:
-            return 0
+            with socket.create_connection((HOST, self.port), timeout=1) as connection:
+                connection.sendall(b"AMQP\x00\x00\x09\x01")
+                return connection.recv(1) == b"\x01"  # a method: it greets
+        except OSError:
+            return False
+
+
+def main() -> None:
+    """Run one until it is interrupted, in a folder that goes with it."""
+    with tempfile.TemporaryDirectory(prefix="rabbitmq-") as folder:
+        signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
+        with RabbitMQ(Path(folder)) as server, suppress(KeyboardInterrupt):
+            print(server.url, flush=True)  # noqa: T201
+            server.wait()
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    main()

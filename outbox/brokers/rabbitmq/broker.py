@@ -167,10 +167,11 @@ class RabbitMQBroker(DeadLetters):
                 channel = connection.channel()
                 for topic in self.topics:
                     try:
-                        queue = channel.queue_declare(topology.queue_name(topic, group), passive=True)
+                        answer = channel.queue_declare(topology.queue_name(topic, group), passive=True)
                     except NotFound:
                         continue  # the channel was opened anew
-                    found[topic] = queue.message_count
+                    assert answer is not None, "it is waited for"
+                    found[topic] = answer[1]
                 channel.close()
         except LOST as error:
             raise BrokerUnavailable(f"RabbitMQ did not tell the backlog: {describe(error)}.") from error
@@ -178,7 +179,7 @@ class RabbitMQBroker(DeadLetters):
 
     def dead_letters(self, group: str, *, limit: int = 100) -> list[DeadLetter]:
         """Return a group's dead letters, oldest first."""
-        return self._letters.list(group, limit)
+        return self._letters.read(group, limit)
 
     def replay(self, group: str, letters: Sequence[str]) -> int:
         """Put dead letters back into their group's queue."""
@@ -236,8 +237,9 @@ class RabbitMQBroker(DeadLetters):
                 with self._publishing.use() as connection:
                     if self._declared.get(name) == self._publishing.serial:
                         continue
-                    with connection.channel() as channel:
-                        self._declare(channel, self.topics[name])
+                    channel = connection.channel()
+                    self._declare(channel, self.topics[name])
+                    channel.close()
                     self._declared[name] = self._publishing.serial
             except BrokerUnavailable as error:
                 failed[name] = SendResult(SendStatus.UNAVAILABLE, reason=str(error))

@@ -8,6 +8,7 @@ that a node is gone.
 
 from __future__ import annotations
 
+import math
 import os
 import select
 import threading
@@ -82,11 +83,11 @@ class Connection:
                 _drain(connection)
                 if is_done() or self._is_closed.is_set():
                     return
-                files = [connection.sock, self._wake_reader]
+                server = connection.transport.sock.fileno()
             left = deadline - time.monotonic()
             if left <= 0:
                 return
-            ready, _, _ = select.select(files, [], [], left)
+            ready, _, _ = select.select([server, self._wake_reader], [], [], left)
             if self._wake_reader in ready:
                 os.read(self._wake_reader, 4096)
 
@@ -146,7 +147,7 @@ class Connection:
             ssl=tls if options.tls else False,
             connect_timeout=self._timeout,
             write_timeout=self._timeout,
-            heartbeat=options.heartbeat.total_seconds(),
+            heartbeat=math.ceil(options.heartbeat.total_seconds()),
             client_properties={"connection_name": self._name},
             on_blocked=lambda reason: setattr(self, "is_blocked", True),
             on_unblocked=lambda: setattr(self, "is_blocked", False),

@@ -59,7 +59,7 @@ class DeadLetterQueues:
         self._channel: amqp.Channel | None = None
         self._serial = 0
 
-    def list(self, group: str, limit: int) -> list[DeadLetter]:
+    def read(self, group: str, limit: int) -> list[DeadLetter]:
         """Return the letters of a group, oldest first."""
         found: list[DeadLetter] = []
         for topic in self._topics:

@@ -187,7 +187,8 @@ class Receiver:
 
 def _split(arrived: list[Arrival], group: str, topics: Collection[str], limit: int) -> tuple[list[Arrival], list[Arrival]]:
     """Split what has come into what is asked for now and the rest."""
-    found, rest = [], []
+    found: list[Arrival] = []
+    rest: list[Arrival] = []
     for arrival in arrived:
         is_wanted = arrival.delivery.group == group and arrival.delivery.topic in topics and len(found) < limit
         (found if is_wanted else rest).append(arrival)

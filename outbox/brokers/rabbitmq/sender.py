@@ -9,7 +9,7 @@ late confirm would be taken for another message's.
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 import amqp
@@ -178,6 +178,5 @@ class Sender:
 
 
 def _listen(channel: amqp.Channel, batch: Batch) -> None:
-    channel.events["basic_ack"] = {batch.on_ack}
-    channel.events["basic_nack"] = {batch.on_nack}
-    channel.events["basic_return"] = {batch.on_return}
+    events: dict[str, set[Callable[..., None]]] = channel.events  # type: ignore[attr-defined]  # the stubs lack it
+    events.update(basic_ack={batch.on_ack}, basic_nack={batch.on_nack}, basic_return={batch.on_return})

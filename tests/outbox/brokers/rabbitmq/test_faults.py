@@ -222,7 +222,7 @@ class TestWrongPassword:
 
 class TestMessageTooLargeForTheServer:
     def test_is_refused_and_its_neighbours_taken(self, open_broker: Open, message: NewMessage, tmp_path):
-        with RabbitMQ(tmp_path / "small", config="max_message_size = 1000\n") as node:
+        with RabbitMQ(tmp_path / "small", settings="max_message_size = 1000\n") as node:
             broker = open_broker(NODES=[node.address])
 
             results = broker.send([message(b"a"), message(b"x" * 2000), message(b"b")])
