@@ -43,6 +43,7 @@ NAMES = (
     "latency",
     "scale",
     "takeover",
+    "rabbitmq",
     "rocketmq",
     "spark",
     "archive",

@@ -13,6 +13,7 @@ import os
 import select
 import threading
 import time
+import weakref
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 
@@ -49,6 +50,8 @@ class Connection:
         self._is_closed = threading.Event()
         self._wake_reader, self._wake_writer = os.pipe()
         os.set_blocking(self._wake_writer, False)
+        for end in (self._wake_reader, self._wake_writer):  # with the object, since `wake` may come after `close`
+            weakref.finalize(self, os.close, end)
         self._heart: threading.Thread | None = None
 
     @contextmanager
@@ -93,7 +96,7 @@ class Connection:
 
     def wake(self) -> None:
         """Have a wait look at `is_done` again. From any thread."""
-        with suppress(OSError):  # full, or closed: it wakes in either case
+        with suppress(BlockingIOError):  # it is full: a wait is woken anyway
             os.write(self._wake_writer, b"w")
 
     def drop(self) -> None:
@@ -173,6 +176,9 @@ class Connection:
                     self._on_beat()
                 except LOST as error:
                     logger.info("The connection %r to RabbitMQ was lost: %s", self._name, describe(error))
+                    self.drop()
+                except Exception:  # the thread has to go on: without heartbeats the server ends the connection
+                    logger.exception("The connection %r to RabbitMQ is dropped after an error.", self._name)
                     self.drop()
             self.wake()
 

@@ -72,7 +72,8 @@ def to_delivery(message: amqp.Message, *, group: str, topic: str, receipt: str) 
 
 def attempts_before(raw: Mapping[str, Any]) -> int:
     """Return how often a message was delivered to its group before: as earlier copies, and as this one."""
-    return int(raw.get(ATTEMPTS, 0)) + int(raw.get("x-delivery-count", 0))
+    counts = (raw.get(ATTEMPTS), raw.get("x-delivery-count"))
+    return sum(count for count in counts if isinstance(count, int))
 
 
 def too_large_for_amqp(message: Outgoing) -> str:
