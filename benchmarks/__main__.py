@@ -44,6 +44,7 @@ NAMES = (
     "latency",
     "scale",
     "takeover",
+    "rabbitmq",
     "rocketmq",
     "celery_tasks",
     "spark",

@@ -37,7 +37,7 @@ ELSEWHERE = {
 }
 
 # Pages whose Python blocks are the setting OUTBOX.
-SETTINGS = ["brokers/rocketmq.md", "pipeline.md"]
+SETTINGS = ["brokers/rabbitmq.md", "brokers/rocketmq.md", "pipeline.md"]
 
 
 def commands() -> Iterator[tuple[str, str]]:

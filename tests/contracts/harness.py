@@ -66,6 +66,7 @@ class Harness(abc.ABC):
     finds_dead_letters = True  # find() returns dead letters
     delivers_again = False  # deliver_again() works
     keeps_reasons = True  # a dead letter has its reason
+    gives_back_at_once = False  # the deliveries of a process that died; otherwise when their time is over
     counts_what_is_handled = True  # backlog() includes messages that were received and not finished
     can_lose_ends = False  # lose_ends() works
     can_restart = False  # restart() works
@@ -290,6 +291,11 @@ HARNESSES: dict[str, type[Harness]] = {
     "page": PageHarness,
     "celery": CeleryHarness,
 }
+
+if importlib.util.find_spec("amqp"):
+    from tests.contracts.rabbitmq import RabbitMQHarness
+
+    HARNESSES["rabbitmq"] = RabbitMQHarness
 
 # Deselected unless asked for (`make test-rocketmq`), and not even imported where its client is not installed.
 if importlib.util.find_spec("rocketmq"):

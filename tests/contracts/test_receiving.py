@@ -238,7 +238,7 @@ class TestRetry:
         broker.retry(delivery, MOMENT)
 
         assert broker.ack([delivery]) == [False]
-        assert acts.waiting() == 1
+        assert acts.waiting(count=1) == 1
 
     def test_concerns_one_group_only(self, acts: Acts, broker: Broker):
         acts.send_bodies(b"a")

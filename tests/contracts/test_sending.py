@@ -146,6 +146,13 @@ class TestDelay:
 
         assert acts.receive(DELAY) == []
         assert acts.waiting(DELAY) == 0
+
+    @pytest.mark.needs("supports_delay", "supports_lookups")
+    def test_finds_a_message_that_waits_for_its_time(self, acts: Acts):
+        message = acts.message(DELAY, deliver_at=acts.harness.now + timedelta(minutes=5))
+
+        acts.send(message)
+
         acts.find(message.message_id, "delayed")
 
     @pytest.mark.needs("supports_delay")

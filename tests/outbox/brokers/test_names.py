@@ -9,7 +9,7 @@ import pytest
 import outbox
 
 ROOT = Path(outbox.__file__).parent
-NAMES = ("embedded", "rocketmq")
+NAMES = ("embedded", "rocketmq", "rabbitmq")
 
 # The brokers themselves, and rows of their tables as the pipeline reads them.
 ROOMS = ("brokers", "embedded", "pipeline/spark")

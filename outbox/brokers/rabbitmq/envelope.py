@@ -1,0 +1,94 @@
+"""
+Messages as AMQP carries them: the id, the body and the headers as properties of the same names, the key as a header.
+
+A copy of a message that goes to one group only (a retry, a dead letter, a replay) carries what the group has to know of it.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from datetime import UTC, datetime
+from typing import Any
+
+import amqp
+
+from outbox.brokers.base import Delivery, Outgoing
+from outbox.brokers.rabbitmq.topology import DESTINATION, RUNGS
+
+KEY = "outbox-key"
+TAG = "outbox-tag"
+STORED_AT = "outbox-stored-at"  # microseconds since 1970, by the sender's clock: RabbitMQ notes none
+ATTEMPTS = "outbox-attempts"  # deliveries before this copy
+REASON = "outbox-reason"
+DIED_AT = "outbox-died-at"
+OURS = (KEY, TAG, STORED_AT, ATTEMPTS, REASON, DIED_AT, DESTINATION)
+
+PERSISTENT = 2
+MAX_NAME_BYTES = 255  # of a header's name or a routing key
+MAX_TAG_BYTES = MAX_NAME_BYTES - 2 * RUNGS
+MAX_HEADER_BYTES = 100_000  # together; they travel in one frame of 128 KiB
+
+
+def to_amqp(message: Outgoing, *, destination: str = "") -> amqp.Message:
+    """Return a message to publish. `destination`: where the ladder takes it."""
+    headers: dict[str, Any] = {**message.headers, KEY: message.key, TAG: message.tag, STORED_AT: time.time_ns() // 1000}
+    if destination:
+        headers[DESTINATION] = destination
+    return amqp.Message(message.body, message_id=message.message_id, delivery_mode=PERSISTENT, application_headers=headers)
+
+
+def copy_of(delivery: Delivery, *, attempts: int, **extra: Any) -> amqp.Message:
+    """Return a copy of a delivered message for its group; `extra`: headers of ours."""
+    stored_at = delivery.stored_at or datetime.now(UTC)
+    headers = {
+        **delivery.headers,
+        KEY: delivery.key,
+        TAG: delivery.tag,
+        STORED_AT: round(stored_at.timestamp() * 1e6),
+        ATTEMPTS: attempts,
+        **extra,
+    }
+    return amqp.Message(delivery.body, message_id=delivery.message_id, delivery_mode=PERSISTENT, application_headers=headers)
+
+
+def to_delivery(message: amqp.Message, *, group: str, topic: str, receipt: str) -> Delivery:
+    """Return a received message. Headers that are not text, from other producers, are shown as text."""
+    raw = message.properties.get("application_headers") or {}
+    body = message.body
+    return Delivery(
+        group=group,
+        topic=topic,
+        message_id=str(message.properties.get("message_id", "")),
+        body=body.encode() if isinstance(body, str) else bytes(body),
+        receipt=receipt,
+        key=str(raw.get(KEY, "")),
+        tag=str(raw.get(TAG, message.delivery_info.get("routing_key", ""))),
+        headers={name: str(value) for name, value in raw.items() if name not in OURS and not name.startswith("x-")},
+        attempt=attempts_before(raw) + 1,
+        stored_at=_time_of(raw.get(STORED_AT)),
+    )
+
+
+def attempts_before(raw: Mapping[str, Any]) -> int:
+    """Return how often a message was delivered to its group before: as earlier copies, and as this one."""
+    counts = (raw.get(ATTEMPTS), raw.get("x-delivery-count"))
+    return sum(count for count in counts if isinstance(count, int))
+
+
+def too_large_for_amqp(message: Outgoing) -> str:
+    """Return what is too long for AMQP in a message; "" where all fits."""
+    if len(message.tag.encode()) > MAX_TAG_BYTES:
+        return f"The tag has {len(message.tag.encode())} bytes; RabbitMQ takes {MAX_TAG_BYTES}."
+    if len(message.message_id.encode()) > MAX_NAME_BYTES:
+        return f"The message id has {len(message.message_id.encode())} bytes; RabbitMQ takes {MAX_NAME_BYTES}."
+    if long := [name for name in message.headers if len(name.encode()) > MAX_NAME_BYTES]:
+        return f"The name of header {long[0][:40]!r}... has more than {MAX_NAME_BYTES} bytes, the limit of AMQP."
+    total = sum(len(name.encode()) + len(value.encode()) + 10 for name, value in message.headers.items())
+    if total + len(message.key.encode()) > MAX_HEADER_BYTES:
+        return f"Headers and key have {total + len(message.key.encode())} bytes together; RabbitMQ takes {MAX_HEADER_BYTES}."
+    return ""
+
+
+def _time_of(micros: Any) -> datetime | None:
+    return datetime.fromtimestamp(micros / 1e6, UTC) if isinstance(micros, int) else None

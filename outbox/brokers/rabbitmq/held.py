@@ -1,0 +1,145 @@
+"""
+What was handed out and is not settled.
+
+RabbitMQ knows no time after which a delivery comes again: it belongs to its channel until it is acknowledged or the channel
+is gone. So the time is kept here: a delivery that is not renewed in time goes back to its queue, by the thread that sends the
+heartbeats if by nobody else. A process that dies or freezes loses its connection, and with it all its deliveries.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from datetime import timedelta
+
+import amqp
+from amqp import spec
+
+from outbox.brokers.base import Delivery
+from outbox.brokers.rabbitmq.connection import LOST, Connection, describe
+from outbox.brokers.rabbitmq.ordered import Arrival, OrderedQueue
+from outbox.errors import BrokerUnavailable
+
+CONSUMER_MARGIN = 0.9  # of CONSUMER_TIMEOUT: later the server would take back all that came over the channel
+
+
+@dataclass(slots=True)
+class Held:
+    """An arrival that was handed out. `window`: that of its queue, on ordered topics."""
+
+    arrival: Arrival
+    expires_at: float
+    window: OrderedQueue | None = None
+
+
+class HeldDeliveries:
+    """
+    The deliveries of one connection. Any thread may call; each call holds the connection's lock.
+
+    Args:
+        longest: seconds after which no delivery is renewed.
+        clock: gives seconds; it never goes back.
+    """
+
+    def __init__(self, connection: Connection, longest: float, clock: Callable[[], float]) -> None:
+        self._connection = connection
+        self._longest = longest
+        self._clock = clock
+        self._channel: amqp.Channel | None = None
+        self._serial = 0
+        self._held: dict[str, Held] = {}  # by receipt
+
+    def begin(self, channel: amqp.Channel) -> None:
+        """Take a new channel; what was held over the last one is gone."""
+        self._held.clear()
+        self._channel = channel
+        self._serial = self._connection.serial
+
+    def hand_out(self, arrival: Arrival, invisible_for: timedelta, window: OrderedQueue | None = None) -> Delivery:
+        """Hold a delivery for that time from now."""
+        expires_at = self._clock() + invisible_for.total_seconds()
+        self._held[arrival.delivery.receipt] = Held(arrival, expires_at, window)
+        return arrival.delivery
+
+    def renew(self, deliveries: Sequence[Delivery], invisible_for: timedelta) -> list[Delivery | None]:
+        """Hold deliveries for that time from now. None for one that is gone, or that the server will take back before."""
+        with self._connection.lock:
+            until = self._clock() + invisible_for.total_seconds()
+            found: list[Delivery | None] = []
+            for held in map(self._find, deliveries):
+                if held is None or until > held.arrival.received_at + self._longest:
+                    found.append(None)
+                else:
+                    held.expires_at = until
+                    found.append(held.arrival.delivery)
+            return found
+
+    def is_held(self, delivery: Delivery) -> bool:
+        """Return whether a delivery can still be settled."""
+        with self._connection.lock:
+            return self._find(delivery) is not None
+
+    def ack(self, deliveries: Iterable[Delivery]) -> list[bool]:
+        """
+        Acknowledge deliveries. False for one that is gone.
+
+        Raises:
+            BrokerUnavailable: the connection was lost; the messages are delivered again.
+        """
+        return self._settle(deliveries, self._acknowledge)
+
+    def give_back(self, deliveries: Iterable[Delivery]) -> list[bool]:
+        """Have messages delivered again at once; otherwise as `ack`."""
+        return self._settle(deliveries, self._return)
+
+    def postpone(self, delivery: Delivery, after: timedelta) -> bool:
+        """Have a message of an ordered topic delivered again after that time, by this process; otherwise as `ack`."""
+        due_at = self._clock() + after.total_seconds()
+        return self._settle([delivery], lambda held: self._return(held, due_at))[0]
+
+    def return_expired(self) -> None:
+        """Return deliveries that were not renewed in time."""
+        now = self._clock()
+        for held in [one for one in self._held.values() if one.expires_at <= now]:
+            del self._held[held.arrival.delivery.receipt]
+            with suppress(*LOST):  # then they go back with the connection
+                self._return(held)
+
+    def reject(self, arrival: Arrival) -> None:
+        """Return a message that was not handed out to its queue."""
+        assert self._channel is not None
+        self._channel.basic_reject(arrival.tag, requeue=True)
+
+    def _settle(self, deliveries: Iterable[Delivery], settle: Callable[[Held], None]) -> list[bool]:
+        found = []
+        try:
+            with self._connection.lock:
+                for held in map(self._find, deliveries):
+                    found.append(held is not None)
+                    if held is not None:
+                        del self._held[held.arrival.delivery.receipt]
+                        settle(held)
+        except LOST as error:
+            self._connection.drop()
+            raise BrokerUnavailable(f"RabbitMQ did not take the answer: {describe(error)}.") from error
+        return found
+
+    def _acknowledge(self, held: Held) -> None:
+        assert self._channel is not None
+        self._channel.send_method(spec.Basic.Ack, "Lb", (held.arrival.tag, False))
+        if held.window is not None:
+            held.window.remove(held.arrival.tag)
+
+    def _return(self, held: Held, due_at: float = 0.0) -> None:
+        """Return a message to its queue; one of an ordered topic to its window, since it would come back to this process."""
+        if held.window is None:
+            self.reject(held.arrival)
+        else:
+            held.window.put_back(held.arrival.tag, due_at)
+            self._connection.wake()
+
+    def _find(self, delivery: Delivery) -> Held | None:
+        """Return a delivery that is still ours; one whose time is over goes back now."""
+        self.return_expired()
+        return self._held.get(delivery.receipt) if self._serial == self._connection.serial else None

@@ -1,0 +1,66 @@
+"""OPTIONS of the RabbitMQ broker."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from datetime import timedelta
+from pathlib import Path
+from typing import Annotated, Any
+
+import msgspec
+
+from outbox.brokers.base import Problem
+from outbox.brokers.options import Options, problems_with, read_options
+
+NODE = re.compile(r"(?P<host>[^:\s]+|\[[0-9a-fA-F:]+\])(:(?P<port>\d{1,5}))?")
+
+
+class RabbitMQOptions(Options, frozen=True):
+    """Where the nodes are, and how the queues are declared."""
+
+    nodes: list[str]  # host or host:port; the first that answers is used
+    user: str = "guest"
+    password: str = "guest"
+    virtual_host: str = "/"
+    tls: bool = False
+    tls_ca_file: str = ""  # PEM of the authority that signed the nodes' certificates; "": those that the system trusts
+    # Topic -> consumer groups. Their queues exist before the first message; the queue of another group is declared when the
+    # group first receives, and it gets no earlier messages.
+    groups: dict[str, list[str]] = {}
+    heartbeat: timedelta = timedelta(seconds=20)  # a connection that is silent for twice as long is lost
+    request_timeout: timedelta = timedelta(seconds=10)  # the confirms of one batch included
+    # A message that was delivered so often, and handed back or lost with its connection, becomes a dead letter. Failures of
+    # handlers are counted by the consumers, so this is for what no consumer sees.
+    delivery_limit: Annotated[int, msgspec.Meta(ge=1)] = 100
+    consumer_timeout: timedelta = timedelta(minutes=30)  # as on the server; it takes older deliveries back, with their channel
+    max_length: Annotated[int, msgspec.Meta(ge=1)] | None = None  # messages of one queue; a full queue refuses more
+
+
+def problems(raw: Mapping[str, Any]) -> list[Problem]:
+    """Return what is wrong with the options: names and types first, then values."""
+    if found := problems_with(RabbitMQOptions, raw):
+        return found
+    options = read_options(RabbitMQOptions, raw)
+    found = [
+        Problem(f'OPTIONS["NODES"] has {node!r}, which is not host:port.', 'Write it like "rabbit-1:5672".')
+        for node in options.nodes
+        if not NODE.fullmatch(node)
+    ]
+    if not options.nodes:
+        found.append(Problem('OPTIONS["NODES"] is empty.', 'Name one node at least, like "rabbit-1:5672".'))
+    found.extend(
+        Problem(f'OPTIONS["{name.upper()}"] is {getattr(options, name)}; it must be greater than zero.', "Correct it.")
+        for name in ("heartbeat", "request_timeout", "consumer_timeout")
+        if getattr(options, name) <= timedelta()
+    )
+    if options.tls_ca_file and not (options.tls and Path(options.tls_ca_file).is_file()):
+        text = f'OPTIONS["TLS_CA_FILE"] is {options.tls_ca_file!r}; there is no such file, or TLS is off.'
+        found.append(Problem(text, "Give the path of a PEM file, and TLS=True."))
+    return found
+
+
+def addresses(options: RabbitMQOptions) -> list[str]:
+    """Return the nodes as host:port, with the default port where none is given."""
+    port = 5671 if options.tls else 5672
+    return [node if re.search(r":\d+$", node) else f"{node}:{port}" for node in options.nodes]

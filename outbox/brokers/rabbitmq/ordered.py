@@ -1,0 +1,81 @@
+"""
+Order by key in one process: of each key only the oldest message is handed out, until it is settled.
+
+RabbitMQ delivers a queue with a single active consumer to one process at a time, in order, and gives what that process held
+to the next one in the same order. Which of the messages may be handled side by side is decided here, so a message that is
+retried stays with this process.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field, replace
+
+from outbox.brokers.base import Delivery
+
+WINDOW = 256  # messages that a process fetches of a queue; where all of them wait behind held keys, no other key goes on
+
+
+@dataclass(frozen=True, slots=True)
+class Arrival:
+    """A message that was delivered over a channel. `received_at`: seconds of the receiver's clock."""
+
+    delivery: Delivery
+    tag: int
+    received_at: float
+
+
+@dataclass(slots=True)
+class Entry:
+    """A message of the window. `due_at`: it is not handed out before, in seconds of the receiver's clock."""
+
+    arrival: Arrival
+    due_at: float = 0.0
+    is_out: bool = False
+    times_out: int = 0
+
+
+@dataclass(slots=True)
+class OrderedQueue:
+    """The window of one queue, oldest message first."""
+
+    entries: dict[int, Entry] = field(default_factory=dict)  # by delivery tag
+
+    def add(self, arrival: Arrival) -> None:
+        """Put a message behind all others."""
+        self.entries[arrival.tag] = Entry(arrival)
+
+    def take(self, limit: int, now: float) -> list[Arrival]:
+        """Hand out messages that are due and whose keys are free; each time as a delivery of its own."""
+        due = [one for one in self._heads() if not one.is_out and one.due_at <= now][:limit]
+        for entry in due:
+            entry.is_out = True
+            entry.times_out += 1
+        return [_numbered(entry) for entry in due]
+
+    def put_back(self, tag: int, due_at: float) -> None:
+        """Hand a message out again, not before that time."""
+        entry = self.entries[tag]
+        entry.is_out, entry.due_at = False, due_at
+
+    def remove(self, tag: int) -> None:
+        """Forget a message that was settled; the next one of its key is free."""
+        del self.entries[tag]
+
+    def next_due_at(self) -> float | None:
+        """Return when the next message can be handed out; None: not before another one is settled."""
+        return min((one.due_at for one in self._heads() if not one.is_out), default=None)
+
+    def _heads(self) -> Iterator[Entry]:
+        keys = set()
+        for entry in self.entries.values():
+            if entry.arrival.delivery.key not in keys:
+                keys.add(entry.arrival.delivery.key)
+                yield entry
+
+
+def _numbered(entry: Entry) -> Arrival:
+    """Return a message as it is handed out this time."""
+    first = entry.arrival.delivery
+    attempt, receipt = first.attempt + entry.times_out - 1, f"{first.receipt}/{entry.times_out}"
+    return replace(entry.arrival, delivery=replace(first, attempt=attempt, receipt=receipt))

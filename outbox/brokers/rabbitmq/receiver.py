@@ -1,0 +1,195 @@
+"""
+Receives for consumer groups.
+
+On topics without order each receive subscribes, and cancels as soon as something has come: what was delivered until then is
+what it returns. A subscription that stays would fill this process with messages while a handler runs, and `basic.get` is
+slow: a quorum queue answers a few hundred of them in a second. On ordered topics the subscription stays, since it is what
+keeps all other processes from the queue.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Collection, Iterable
+from contextlib import suppress
+from datetime import timedelta
+from functools import partial
+
+import amqp
+
+from outbox.brokers.base import Delivery
+from outbox.brokers.rabbitmq.connection import LOST, Connection, describe
+from outbox.brokers.rabbitmq.envelope import to_delivery
+from outbox.brokers.rabbitmq.held import CONSUMER_MARGIN, HeldDeliveries
+from outbox.brokers.rabbitmq.options import RabbitMQOptions
+from outbox.brokers.rabbitmq.ordered import WINDOW, Arrival, OrderedQueue
+from outbox.brokers.rabbitmq.topology import queue_name
+from outbox.errors import BrokerUnavailable
+
+MOST_AT_ONCE = 65_535  # of one subscription
+UNCLAIMED_SECONDS = 1.0  # what came beyond the limit goes back to its queue, unless the next receive takes it before
+
+Source = tuple[str, str]  # group and topic
+
+
+class Receiver:
+    """
+    Receives over one connection.
+
+    Args:
+        ordered: the topics with order.
+        declare: declares a group's queues of a topic over a channel.
+        clock: gives seconds; it never goes back.
+    """
+
+    def __init__(
+        self,
+        options: RabbitMQOptions,
+        name: str,
+        ordered: Collection[str],
+        declare: Callable[[amqp.Channel, str, str], None],
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._connection = Connection(options, name, on_beat=self._beat)
+        self.held = HeldDeliveries(self._connection, options.consumer_timeout.total_seconds() * CONSUMER_MARGIN, clock)
+        self._ordered = ordered
+        self._declare = declare
+        self._clock = clock
+        self._channel: amqp.Channel | None = None
+        self._serial = 0
+        self._declared: set[Source] = set()  # over the current connection
+        self._arrived: list[Arrival] = []  # of topics without order, and not handed out yet
+        self._windows: dict[Source, OrderedQueue] = {}
+        self._is_interrupted = False
+
+    def receive(
+        self, group: str, topics: Collection[str], *, limit: int, invisible_for: timedelta, wait: timedelta
+    ) -> list[Delivery]:
+        """Receive messages, waiting so long for the first. Raises BrokerUnavailable."""
+        if not topics:
+            return []
+        try:
+            tags = self._subscribe(group, topics, limit)
+            self._wait(group, topics, wait.total_seconds())
+            self._cancel(tags)
+        except LOST as error:
+            raise BrokerUnavailable(f"RabbitMQ did not deliver: {describe(error)}.") from error
+        with self._connection.lock:
+            found = self._take_ordered(group, topics, limit, invisible_for)
+            arrivals, self._arrived = _split(self._arrived, group, topics, limit - len(found))
+            return [*found, *(self.held.hand_out(one, invisible_for) for one in arrivals)]
+
+    def interrupt(self) -> None:
+        """End the wait of `receive`, and of all later ones; from any thread."""
+        self._is_interrupted = True
+        self._connection.wake()
+
+    def close(self) -> None:
+        """Close the connection; what is held goes back to its queues."""
+        self._is_interrupted = True
+        self._connection.close()
+
+    def _subscribe(self, group: str, topics: Collection[str], limit: int) -> list[str]:
+        """Ask for messages, for a share of the limit from each topic; return the tags of the subscriptions to cancel."""
+        with self._connection.use() as connection:
+            channel = self._open_channel(connection)
+            self.held.return_expired()
+            for topic in topics:
+                self._ensure_declared(channel, group, topic)
+                if topic in self._ordered and (group, topic) not in self._windows:
+                    window = self._windows[group, topic] = OrderedQueue()
+                    channel.basic_qos(0, WINDOW, False)
+                    channel.basic_consume(queue_name(topic, group), callback=partial(self._on_ordered, group, topic, window))
+            plain = [topic for topic in topics if topic not in self._ordered]
+            if plain:
+                channel.basic_qos(0, min(max(1, limit // len(plain)), MOST_AT_ONCE), False)
+            return [
+                channel.basic_consume(queue_name(topic, group), callback=partial(self._on_message, group, topic))
+                for topic in plain
+            ]
+
+    def _wait(self, group: str, topics: Collection[str], seconds: float) -> None:
+        """Wait until a message can be handed out, so long at most."""
+        serial, deadline = self._serial, time.monotonic() + seconds
+        windows = [self._windows[group, topic] for topic in topics if topic in self._ordered]
+
+        def is_done() -> bool:
+            return bool(self._arrived) or self._is_interrupted or serial != self._connection.serial or self._is_due(windows)
+
+        while True:
+            left = deadline - time.monotonic()
+            self._connection.wait(min(max(0, left), self._until_due(windows)), is_done)
+            if is_done() or left <= 0:
+                return
+
+    def _cancel(self, tags: Iterable[str]) -> None:
+        """End subscriptions. What the server had sent until then has come when this returns."""
+        with self._connection.use():
+            if self._channel is not None and self._serial == self._connection.serial:
+                for tag in tags:
+                    self._channel.basic_cancel(tag)
+
+    def _take_ordered(self, group: str, topics: Collection[str], limit: int, invisible_for: timedelta) -> list[Delivery]:
+        found: list[Delivery] = []
+        for topic in topics:
+            if (window := self._windows.get((group, topic))) is not None:
+                for arrival in window.take(limit - len(found), self._clock()):
+                    found.append(self.held.hand_out(arrival, invisible_for, window))
+        return found
+
+    def _on_message(self, group: str, topic: str, message: amqp.Message) -> None:
+        self._arrived.append(self._open(group, topic, message))
+
+    def _on_ordered(self, group: str, topic: str, window: OrderedQueue, message: amqp.Message) -> None:
+        window.add(self._open(group, topic, message))
+
+    def _open(self, group: str, topic: str, message: amqp.Message) -> Arrival:
+        tag = message.delivery_info["delivery_tag"]
+        delivery = to_delivery(message, group=group, topic=topic, receipt=f"{self._serial}/{tag}")
+        return Arrival(delivery, tag, self._clock())
+
+    def _is_due(self, windows: Iterable[OrderedQueue]) -> bool:
+        now = self._clock()
+        return any((due_at := window.next_due_at()) is not None and due_at <= now for window in windows)
+
+    def _until_due(self, windows: Iterable[OrderedQueue]) -> float:
+        """Return how long it takes until a message is due that was to be retried later."""
+        now = self._clock()
+        return max(0, min((due_at - now for window in windows if (due_at := window.next_due_at()) is not None), default=1e6))
+
+    def _beat(self) -> None:
+        """Return what nobody has claimed or renewed in time, though nobody calls."""
+        if self._serial != self._connection.serial:
+            return
+        self.held.return_expired()
+        now = self._clock()
+        unclaimed = [one for one in self._arrived if one.received_at + UNCLAIMED_SECONDS <= now]
+        self._arrived = [one for one in self._arrived if one not in unclaimed]
+        for one in unclaimed:
+            with suppress(*LOST):
+                self.held.reject(one)
+
+    def _open_channel(self, connection: amqp.Connection) -> amqp.Channel:
+        if self._channel is None or self._serial != self._connection.serial:
+            self._arrived.clear()
+            self._windows.clear()
+            self._declared.clear()
+            self._channel = connection.channel()
+            self._serial = self._connection.serial
+            self.held.begin(self._channel)
+        return self._channel
+
+    def _ensure_declared(self, channel: amqp.Channel, group: str, topic: str) -> None:
+        if (group, topic) not in self._declared:
+            self._declare(channel, group, topic)
+            self._declared.add((group, topic))
+
+
+def _split(arrived: list[Arrival], group: str, topics: Collection[str], limit: int) -> tuple[list[Arrival], list[Arrival]]:
+    """Split what has come into what is asked for now and the rest."""
+    found: list[Arrival] = []
+    rest: list[Arrival] = []
+    for arrival in arrived:
+        is_wanted = arrival.delivery.group == group and arrival.delivery.topic in topics and len(found) < limit
+        (found if is_wanted else rest).append(arrival)
+    return found, rest

@@ -1,0 +1,120 @@
+"""
+What is declared on the server: names and arguments of exchanges and queues.
+
+A topic is a durable topic exchange, and a tag is the routing key. Each consumer group of a topic has a quorum queue, bound to
+all tags, and a second one for its dead letters. A delayed message passes a ladder of queues first: each rung waits twice as
+long as the one below, a message enters those whose seconds add up to its delay, and the last rung hands it to the exchange
+`outbox.due`, which finds its destination in a header.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from datetime import timedelta
+from typing import Any
+
+import amqp
+
+from outbox.message import TopicSpec, TopicType
+
+DUE = "outbox.due"  # headers exchange behind the ladder
+DESTINATION = "outbox-to"  # the header that it looks at
+RUNGS = 20
+MAX_DELAY = timedelta(seconds=2**RUNGS - 1)  # 12 days
+
+QUORUM = {"x-queue-type": "quorum"}
+# A queue of the ladder forgets a message only when the next queue has confirmed it.
+AT_LEAST_ONCE = {"x-dead-letter-strategy": "at-least-once", "x-overflow": "reject-publish"}
+
+
+def queue_name(topic: str, group: str) -> str:
+    """Return the name of a group's queue."""
+    return f"{topic}:{group}"
+
+
+def dead_queue_name(topic: str, group: str) -> str:
+    """Return the name of the queue of a group's dead letters."""
+    return f"{topic}:{group}:dead"
+
+
+def rung(number: int) -> str:
+    """Return the name of a rung's queue and exchange; rung 0 waits a second."""
+    return f"outbox.delay.{number}"
+
+
+def delay_key(seconds: int, tag: str) -> str:
+    """Return the routing key that takes a message through the ladder: a word for each rung, the longest first, then the tag."""
+    bits = ".".join("1" if seconds >> number & 1 else "0" for number in reversed(range(RUNGS)))
+    return f"{bits}.{tag}"
+
+
+def plain_key(routing_key: str) -> str:
+    """Return a routing key without the words of the ladder."""
+    return routing_key.split(".", RUNGS)[-1]
+
+
+def declare_topic(channel: amqp.Channel, topic: TopicSpec) -> None:
+    """
+    Declare a topic's exchange. The ladder is there already.
+
+    Raises:
+        amqp.PreconditionFailed: there is one of that name with other arguments; its text names the difference.
+    """
+    channel.exchange_declare(topic.name, "topic", durable=True, auto_delete=False)
+    if topic.type is TopicType.DELAY:
+        channel.exchange_bind(topic.name, DUE, arguments=_for(topic.name))
+
+
+def declare_group(channel: amqp.Channel, topic: TopicSpec, group: str, *, delivery_limit: int, max_length: int | None) -> None:
+    """
+    Declare a group's queues, and bind them to the topic.
+
+    Raises:
+        amqp.PreconditionFailed: as for `declare_topic`.
+    """
+    queue, dead = queue_name(topic.name, group), dead_queue_name(topic.name, group)
+    arguments = group_arguments(topic, dead, delivery_limit=delivery_limit, max_length=max_length)
+    channel.queue_declare(dead, durable=True, auto_delete=False, arguments=_unlimited(channel))
+    channel.queue_declare(queue, durable=True, auto_delete=False, arguments=arguments)
+    channel.queue_bind(queue, topic.name, routing_key="#")
+    channel.queue_bind(queue, DUE, arguments=_for(queue))
+
+
+def group_arguments(topic: TopicSpec, dead: str, *, delivery_limit: int, max_length: int | None) -> dict[str, Any]:
+    """Return the arguments of a group's queue."""
+    arguments: dict[str, Any] = {
+        **QUORUM,
+        **AT_LEAST_ONCE,
+        "x-dead-letter-exchange": "",
+        "x-dead-letter-routing-key": dead,
+        "x-delivery-limit": delivery_limit,
+        "x-message-ttl": int(topic.retention.total_seconds() * 1000),
+    }
+    if topic.type is TopicType.FIFO:
+        arguments["x-single-active-consumer"] = True
+    if max_length is not None:
+        arguments["x-max-length"] = max_length
+    return arguments
+
+
+def declare_ladder(channel: amqp.Channel) -> None:
+    """Declare the queues and exchanges that delay messages."""
+    channel.exchange_declare(DUE, "headers", durable=True, auto_delete=False)
+    for number in range(RUNGS):
+        below = rung(number - 1) if number else DUE
+        channel.exchange_declare(rung(number), "topic", durable=True, auto_delete=False)
+        arguments = {**QUORUM, **AT_LEAST_ONCE, "x-message-ttl": 1000 << number, "x-dead-letter-exchange": below}
+        channel.queue_declare(rung(number), durable=True, auto_delete=False, arguments=arguments)
+        before = "*." * (RUNGS - 1 - number)
+        channel.queue_bind(rung(number), rung(number), routing_key=f"{before}1.#")
+        channel.exchange_bind(below, rung(number), routing_key=f"{before}0.#")
+
+
+def _for(destination: str) -> Mapping[str, str]:
+    return {"x-match": "all", DESTINATION: destination}
+
+
+def _unlimited(channel: amqp.Channel) -> dict[str, Any]:
+    """Return the arguments of a queue that keeps a message however often it is looked at; from 4.0 on 20 times is the default."""
+    version = str(channel.connection.server_properties.get("version", ""))
+    return {**QUORUM, "x-delivery-limit": -1} if int(version.partition(".")[0] or 0) >= 4 else dict(QUORUM)

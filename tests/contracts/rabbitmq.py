@@ -1,0 +1,96 @@
+"""A real RabbitMQ for the contract; its time cannot be moved."""
+
+import time
+from collections.abc import Sequence
+from datetime import UTC, datetime, timedelta
+from typing import Any, ClassVar
+
+import pytest
+from msgspec.structs import replace
+
+from outbox.brokers.base import Broker, Delivery, Outgoing, SendResult
+from outbox.brokers.rabbitmq import RabbitMQBroker
+from outbox.brokers.rabbitmq.sender import Publication
+from outbox.message import TopicType
+from tests.contracts.harness import Harness
+from tests.rabbitmq_node import server
+
+SCALE = 1 / 20  # a minute of the contract takes 3 s
+GROUPS = ["group", "cart", "points", "shipment", "other", "old-group", "new-group"]
+
+
+class ScaledRabbitMQ(RabbitMQBroker):
+    """Takes minutes of delay for seconds, since those pass on the server."""
+
+    def send(self, messages: Sequence[Outgoing]) -> list[SendResult]:
+        return super().send([_sooner(message) for message in messages])
+
+    def retry(self, delivery: Delivery, after: timedelta) -> bool:
+        return super().retry(delivery, after * SCALE)
+
+
+class RabbitMQHarness(Harness):
+    """Deliveries expire by the harness' clock; delays pass on the server, and so in real time."""
+
+    broker_class = ScaledRabbitMQ
+    marks: ClassVar = [pytest.mark.rabbitmq, pytest.mark.timeout(120)]
+    lateness = timedelta(seconds=10)
+    can_restart = True
+    can_start_at_the_end = False
+    counts_what_is_handled = False
+    gives_back_at_once = True
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._made = time.monotonic()
+        self._has_delays = False
+
+    def open(self, **options: Any) -> Broker:
+        harness = self
+
+        class Timed(ScaledRabbitMQ):
+            def _delayed(self, *args: Any) -> Publication:
+                harness._has_delays = True
+                return super()._delayed(*args)
+
+        topics = list(self.topics.values())
+        broker = Timed("default", {**self.options(), **options}, topics, clock=lambda: self.now.timestamp())
+        self._opened.append(broker)
+        return broker
+
+    def pass_time(self, span: timedelta) -> None:
+        super().pass_time(span)
+        if self._has_delays:
+            time.sleep((span * SCALE).total_seconds())
+
+    def age(self) -> timedelta:
+        if self._has_delays:
+            return timedelta(seconds=time.monotonic() - self._made) / SCALE
+        return super().age()
+
+    def options(self) -> dict[str, Any]:
+        groups = {topic.name: GROUPS for topic in self.topics.values() if topic.type is not TopicType.TRANSACTION}
+        return {"NODES": [server().address], "GROUPS": groups}
+
+    def options_elsewhere(self) -> dict[str, Any]:
+        return {**self.options(), "GROUPS": {}}
+
+    def clock(self) -> datetime:
+        return datetime.now(UTC)
+
+    def restart(self) -> None:
+        server().kill()
+        server().start()
+
+    def is_now(self, time: datetime | None) -> bool:
+        return time is not None and abs(datetime.now(UTC) - time) < timedelta(seconds=30)
+
+    def open_unreachable(self) -> Broker:
+        return self.open(NODES=["127.0.0.1:1"])
+
+
+def _sooner(message: Outgoing) -> Outgoing:
+    if message.deliver_at is None or not message.topic.startswith(TopicType.DELAY):
+        return message
+    now = datetime.now(UTC)
+    return replace(message, deliver_at=now + (message.deliver_at - now) * SCALE)

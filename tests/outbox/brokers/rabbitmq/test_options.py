@@ -1,0 +1,49 @@
+"""OPTIONS: what is wrong is named before anything connects."""
+
+from typing import Any
+
+import pytest
+
+from outbox.brokers.rabbitmq import RabbitMQBroker
+from outbox.brokers.rabbitmq.options import RabbitMQOptions, addresses
+from outbox.message import TopicSpec, TopicType
+
+GOOD: dict[str, Any] = {"NODES": ["rabbit-1:5672"]}
+
+
+class TestCheckOptions:
+    def test_finds_nothing_in_good_ones(self):
+        assert RabbitMQBroker.check_options(GOOD) == []
+
+    @pytest.mark.parametrize(
+        ("options", "text"),
+        [
+            ({}, "NODES"),
+            ({"NODES": []}, "is empty"),
+            ({"NODES": ["amqp://rabbit"]}, "not host:port"),
+            ({**GOOD, "HEARTBEAT": "PT0S"}, "must be greater than zero"),
+            ({**GOOD, "DELIVERY_LIMIT": 0}, "DELIVERY_LIMIT"),
+            ({**GOOD, "TLS_CA_FILE": "/nowhere.pem", "TLS": True}, "no such file"),
+            ({**GOOD, "NODE": "rabbit"}, "NODE"),
+        ],
+        ids=str,
+    )
+    def test_names_what_is_wrong(self, options: dict[str, Any], text: str):
+        [problem] = RabbitMQBroker.check_options(options)
+
+        assert text in f"{problem.text} {problem.hint}"
+
+
+class TestCheckTopics:
+    def test_names_a_group_of_a_topic_that_is_not_there(self):
+        topics = [TopicSpec("orders", TopicType.NORMAL)]
+
+        [problem] = RabbitMQBroker.check_topics({**GOOD, "GROUPS": {"order": ["billing"]}}, topics)
+
+        assert "'order'" in problem.text
+
+
+class TestAddresses:
+    def test_have_the_port_of_the_protocol_where_none_is_given(self):
+        assert addresses(RabbitMQOptions(nodes=["a", "b:1", "[::1]"])) == ["a:5672", "b:1", "[::1]:5672"]
+        assert addresses(RabbitMQOptions(nodes=["a"], tls=True)) == ["a:5671"]

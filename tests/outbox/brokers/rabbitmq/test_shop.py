@@ -1,0 +1,185 @@
+"""The outbox on a real RabbitMQ, from publish() to the handlers' rows; relay and consumer in the threads of the test."""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Callable, Iterator
+from contextlib import closing
+from datetime import timedelta
+from typing import Any
+
+import pytest
+
+from outbox import Retry, conf, consumer, database, publish_raw, transaction
+from outbox.brokers.base import Outgoing
+from outbox.consuming import register
+from outbox.consuming.worker import Worker
+from outbox.message import read_headers
+from outbox.models import Batch, DeadMessage, InboxRow, MessageRow, State
+from outbox.relay.lane import Lane
+from outbox.relay.rounds import Relay
+from outbox.topics import write_topics
+from project.servers.rabbitmq import RabbitMQ
+from tests.waiting import wait_until
+
+pytestmark = [pytest.mark.django_db, pytest.mark.rabbitmq, pytest.mark.usefixtures("no_consumers")]
+
+
+@pytest.fixture
+def names(settings: Any, node: RabbitMQ) -> tuple[str, str]:
+    """Settings with a topic without order and one with order, of the group "cart"; their names."""
+    unique = uuid.uuid4().hex[:8]
+    work, steps = f"work-{unique}", f"steps-{unique}"
+    options = {"NODES": [node.address], "GROUPS": {work: ["cart"], steps: ["cart"]}}
+    settings.OUTBOX = {
+        **settings.OUTBOX,
+        "BROKERS": {"default": {"BACKEND": "outbox.brokers.rabbitmq.RabbitMQBroker", "OPTIONS": options}},
+        "TOPICS": {work: {}, steps: {"TYPE": "fifo"}},
+    }
+    write_topics("default")
+    return work, steps
+
+
+@pytest.fixture
+def relay() -> Iterator[Callable[[], int]]:
+    """Relay what was published; return how many messages were sent."""
+    brokers = []
+
+    def run() -> int:
+        brokers.append(conf.make_broker("default"))
+        return Relay(database.raw("default"), brokers[-1], Lane(1)).drain().sent
+
+    yield run
+    for broker in brokers:
+        broker.close()
+
+
+@pytest.fixture
+def worker() -> Iterator[Callable[[], Worker]]:
+    made: list[Worker] = []
+
+    def start() -> Worker:
+        made.append(Worker(register.group("cart"), "default"))
+        return made[-1]
+
+    yield start
+    for one in made:
+        one.close()
+
+
+def publish(topic: str, *numbers: int, key: str = "") -> None:
+    with transaction():
+        for number in numbers:
+            publish_raw(topic, {"n": number}, key=key)
+
+
+def step_until(worker: Worker, condition: Callable[[], object]) -> None:
+    """Receive and handle until a condition is true; a connection that broke is opened anew."""
+
+    def step() -> object:
+        worker.run(once=True)
+        return condition()
+
+    wait_until(step)
+
+
+class TestShop:
+    def test_hands_every_message_to_its_handler_once(self, names, relay, worker):
+        work, _ = names
+        seen: list[int] = []
+
+        @consumer(topic=work, group="cart")
+        def note(message, context):
+            seen.append(message["n"])
+
+        publish(work, *range(300))
+        sent = relay()
+        tally = worker().run(until_idle=True)
+
+        assert sent == tally.handled == InboxRow.objects.count() == 300
+        assert sorted(seen) == list(range(300))
+        assert set(Batch.objects.values_list("state", flat=True)) == {State.SENT}
+
+    def test_drops_the_copy_of_a_message_whose_confirm_was_lost(self, names, relay, worker):
+        work, _ = names
+        seen: list[int] = []
+
+        @consumer(topic=work, group="cart")
+        def note(message, context):
+            seen.append(message["n"])
+
+        publish(work, 1)
+        relay()
+        row = MessageRow.objects.get()
+        with closing(conf.make_broker("default")) as broker:
+            broker.send([Outgoing(str(row.id), work, b'{"n": 1}', headers=read_headers(row.headers))])
+
+        tally = worker().run(until_idle=True)
+
+        assert (tally.handled, tally.duplicates, seen) == (1, 1, [1])
+
+    def test_retries_then_gives_up_while_others_go_on(self, names, relay, worker):
+        work, _ = names
+        seen: list[int] = []
+
+        @consumer(topic=work, group="cart", retry=Retry(limit=2, delays=[timedelta(seconds=1)], jitter=0))
+        def note(message, context):
+            if message["n"] == 13:
+                raise ValueError("unlucky")
+            seen.append(message["n"])
+
+        publish(work, 12, 13, 14)
+        relay()
+        one = worker()
+        step_until(one, lambda: one.tally.dead_letters)
+
+        assert sorted(seen) == [12, 14]
+        assert one.tally.retried == 2
+        with closing(conf.make_broker("default")) as broker:
+            [letter] = broker.dead_letters("cart")
+            assert (letter.attempt, "ValueError" in letter.reason) == (3, True)
+            assert broker.replay("cart", [letter.id]) == 1
+            assert broker.dead_letters("cart") == []
+
+    def test_keeps_the_order_of_a_key_over_a_retry(self, names, relay, worker):
+        _, steps = names
+        seen: dict[str, list[int]] = {"a": [], "b": []}
+        failed: list[int] = []
+
+        @consumer(topic=steps, group="cart", ordered=True, retry=Retry(limit=5, delays=[timedelta(seconds=1)], jitter=0))
+        def note(message, context):
+            if message["n"] == 2 and not failed:
+                failed.append(2)
+                raise ValueError("not yet")
+            seen[context.key].append(message["n"])
+
+        for number in range(5):
+            publish(steps, number, key="a")
+            publish(steps, number, key="b")
+        relay()
+        one = worker()
+        step_until(one, lambda: sum(map(len, seen.values())) == 10)
+
+        assert seen == {"a": [0, 1, 2, 3, 4], "b": [0, 1, 2, 3, 4]}
+        assert failed == [2]
+
+    def test_is_sent_when_the_server_is_back(self, names, relay, worker, node: RabbitMQ):
+        work, _ = names
+
+        @consumer(topic=work, group="cart")
+        def note(message, context):
+            pass
+
+        publish(work, 1)
+        relay()
+        wait_until(lambda: node.knows_after_crash(f"{work}:cart"))
+        node.kill()
+        publish(work, 2)
+        sent_meanwhile = relay()
+        node.start()
+        one = worker()
+        wait_until(lambda: relay() == 1)
+        step_until(one, lambda: one.tally.handled == 2)
+
+        assert sent_meanwhile == 0
+        assert DeadMessage.objects.count() == 0

@@ -1,0 +1,19 @@
+"""A real RabbitMQ, one for all tests of a process, started by the first that needs it."""
+
+import atexit
+import shutil
+import tempfile
+from functools import cache
+from pathlib import Path
+
+from project.servers.rabbitmq import RabbitMQ
+
+
+@cache
+def server() -> RabbitMQ:
+    home = Path(tempfile.mkdtemp(prefix="outbox-rabbitmq-"))
+    found = RabbitMQ(home)
+    atexit.register(shutil.rmtree, home, ignore_errors=True)
+    atexit.register(found.stop)
+    found.start()
+    return found
