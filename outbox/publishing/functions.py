@@ -152,7 +152,7 @@ def publish_drafts(drafts: Sequence[Draft], *, using: str | None = None) -> list
     else:
         receipts = write_many([Entry(draft) for draft in drafts], alias)
     for draft in drafts:
-        _nudge_for(draft, alias)
+        _wake_for(draft, alias)
     return receipts
 
 

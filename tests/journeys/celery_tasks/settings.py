@@ -15,5 +15,5 @@ OUTBOX = {
             "OPTIONS": {"APP": "tests.journeys.celery_tasks.app.app", "TIMEOUT": timedelta(seconds=3)},
         },
     },
-    "NUDGE": False,  # the relay that the journey starts is the only one
+    "CELERY_WAKEUP": False,  # the relay that the journey starts is the only one
 }

@@ -25,7 +25,7 @@ class TestThePage:
         names: dict[str, Any] = {"__name__": "shop.tasks", "Order": orders, "JsonResponse": JsonResponse}
         for block in (SETTINGS, TASK, VIEW):
             exec(block, names)  # noqa: S102
-        settings.OUTBOX = {**names["OUTBOX"], "NUDGE": False}
+        settings.OUTBOX = {**names["OUTBOX"], "CELERY_WAKEUP": False}
 
         names["place_order"](None)
 
