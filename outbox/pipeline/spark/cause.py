@@ -55,7 +55,7 @@ class BacklogState:
     onset: int | None = None
 
 
-def until(minutes: Sequence[Minute], last: int) -> list[Minute]:
+def up_to(minutes: Sequence[Minute], last: int) -> list[Minute]:
     """Return what happened up to a minute. What is older than `LONGEST` counts for the backlog with which the course begins."""
     first = last - LONGEST
     old = [one for one in minutes if one.minute < first]
@@ -66,7 +66,7 @@ def until(minutes: Sequence[Minute], last: int) -> list[Minute]:
     return [Minute(first - 1, produced=max(0, waiting), consumed=max(0, -waiting)), *within]
 
 
-def standings(minutes: Sequence[Minute]) -> list[BacklogState]:
+def backlog_states(minutes: Sequence[Minute]) -> list[BacklogState]:
     """Return how a group stands after each minute, first to last; minutes in which nothing happened included."""
     if not minutes:
         return []

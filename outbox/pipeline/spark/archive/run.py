@@ -12,15 +12,15 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from outbox.database.retention_holds import find_holder
 from outbox.failpoints import failpoint
-from outbox.pipeline.spark.archive import book
+from outbox.pipeline.spark.archive import records
 from outbox.pipeline.spark.archive.config import ArchiveConfig
-from outbox.pipeline.spark.archive.delete import Changed, Held, delete_day
+from outbox.pipeline.spark.archive.delete import DayChanged, DayInUse, delete_day
 from outbox.pipeline.spark.archive.unreadable import find_unreadable
 from outbox.pipeline.spark.errors import LakeError
 from outbox.pipeline.spark.lake.commit import Commit, Written
+from outbox.pipeline.spark.lake.completeness import require_own_lake
 from outbox.pipeline.spark.lake.frames import FRAMES, MESSAGES, Frame, Span, digest_query
 from outbox.pipeline.spark.lake.manifest import Lake
-from outbox.pipeline.spark.lake.whole import insist_on_ours
 from outbox.pipeline.spark.sources.snapshot import exported_snapshot
 
 if TYPE_CHECKING:
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
     Connection = psycopg.Connection[tuple[Any, ...]]
 
-Say = Callable[[str], None]
+Log = Callable[[str], None]
 
 ROUNDS = 2  # a day that changed while it was archived is archived once more, and then left for the next run
 
@@ -48,7 +48,7 @@ class Writer(Protocol):
 
 
 @dataclass
-class Archived:
+class ArchiveReport:
     """
     What a run did.
 
@@ -77,10 +77,10 @@ class Archiver:
     connection: Connection
     lake: Lake
     writer: Writer
-    say: Say = lambda text: None
-    done: Archived = field(default_factory=Archived)
+    log: Log = lambda text: None
+    done: ArchiveReport = field(default_factory=ArchiveReport)
 
-    def run(self) -> Archived:
+    def run(self) -> ArchiveReport:
         """
         Archive each day that is due, or say what keeps it.
 
@@ -90,9 +90,9 @@ class Archiver:
         """
         started = time.monotonic()
         self.lake.require_writable()
-        ours, committed = book.source(self.connection), book.committed(self.connection)
-        insist_on_ours(self.lake, self.lake.committed(), ours, committed)
-        for day in book.days(self.connection, self.config.before):
+        ours, committed = records.source(self.connection), records.committed(self.connection)
+        require_own_lake(self.lake, self.lake.committed(), ours, committed)
+        for day in records.days(self.connection, self.config.before):
             self._archive(Span(day))
         self.done.seconds = time.monotonic() - started
         return self.done
@@ -105,28 +105,28 @@ class Archiver:
             try:
                 self._delete(span, commit)
                 return
-            except Held as error:
+            except DayInUse as error:
                 self._keep(span, str(error))
                 return
-            except Changed as error:
+            except DayChanged as error:
                 self._keep(span, f"it changed meanwhile: {error}")
-                book.mark_changed(self.connection, commit)
+                records.mark_changed(self.connection, commit)
 
     def _committed(self, span: Span) -> Commit | None:
         """Return the commit that somebody made and could not finish."""
-        record = book.read(self.connection, span.day)
+        record = records.read(self.connection, span.day)
         if record is None or record.state in ("changed", "deleted"):
             return None
         for commit in self._commits(span.day):
             if commit.attempt == record.attempt:
-                self.say(f"{span.day}: committed before, going on from there")
+                self.log(f"{span.day}: committed before, going on from there")
                 self.lake.require_files(commit)
                 return commit
         return None
 
     def _commit(self, span: Span) -> Commit | None:
         """Plan, write, verify and commit; None where the day is not finished."""
-        record = book.read(self.connection, span.day)
+        record = records.read(self.connection, span.day)
         attempt = 1 + max([record.attempt if record else 0, *self._attempts(span.day)])
         with exported_snapshot(self.config.pipeline.outbox.url) as (reading, snapshot):
             reason = find_holder(reading, span.first_id, span.end_id) or find_unreadable(reading, span)
@@ -136,12 +136,12 @@ class Archiver:
             if record and record.state == "planned":
                 self._remove_abandoned(span, record.attempt)
             reading.execute("SET LOCAL jit = off")
-            self.say(f"{span.day}: counting")
+            self.log(f"{span.day}: counting")
             planned = {name: _planned(reading, frame, span) for name, frame in FRAMES.items()}
             rows, digest = planned[MESSAGES.name].rows, planned[MESSAGES.name].digest
-            book.plan(self.connection, span.day, attempt, rows, digest)
+            records.plan(self.connection, span.day, attempt, rows, digest)
             failpoint("archive.after_plan")
-            self.say(f"{span.day}: writing {rows} messages and {sum(one.rows for one in planned.values()) - rows} rows of books")
+            self.log(f"{span.day}: writing {rows} messages and {sum(one.rows for one in planned.values()) - rows} rows of books")
             largest = reading.execute(LARGEST, [span.first_id, span.end_id]).fetchone() or (0,)
             cuts = _cuts(reading, span, rows, self.config.rows_per_part)
             for name, frame in FRAMES.items():
@@ -149,10 +149,10 @@ class Archiver:
                     queries = [frame.query(span, *part) for part in cuts] if frame.id else [frame.query(span)]
                     self.writer.write(frame, queries, snapshot, self._folder(span, name, attempt), *largest)
         failpoint("archive.after_write")
-        self.say(f"{span.day}: reading back")
+        self.log(f"{span.day}: reading back")
         frames = {name: self._verified(span, FRAMES[name], attempt, planned[name]) for name in FRAMES}
         failpoint("archive.after_verify")
-        source, now = book.source(self.connection), book.now(self.connection)
+        source, now = records.source(self.connection), records.now(self.connection)
         commit = Commit(str(span.day), attempt, source, frames, now.isoformat())
         self.lake.commit(commit)
         failpoint("archive.after_commit")
@@ -173,16 +173,16 @@ class Archiver:
         return Written(rows, digest, sizes)
 
     def _delete(self, span: Span, commit: Commit) -> None:
-        book.mark_committed(self.connection, commit, commit.to_json())
+        records.mark_committed(self.connection, commit, commit.to_json())
         failpoint("archive.before_delete")
-        self.say(f"{span.day}: deleting")
+        self.log(f"{span.day}: deleting")
         delete_day(self.connection, span, commit, patience_seconds=self.config.patience_seconds)
         self.done.days[str(span.day)] = commit.frames[MESSAGES.name].rows
         self.done.kept.pop(str(span.day), None)
         self.done.rows += sum(written.rows for written in commit.frames.values())
 
     def _keep(self, span: Span, reason: str) -> None:
-        self.say(f"{span.day}: kept: {reason}")
+        self.log(f"{span.day}: kept: {reason}")
         self.done.kept[str(span.day)] = reason
 
     def _commits(self, day: date) -> list[Commit]:
@@ -199,7 +199,7 @@ class Archiver:
     def _remove_abandoned(self, span: Span, attempt: int) -> None:
         """Name and remove what an attempt left that came to nothing. Others stay: of one that counted, a manifest may be lost."""
         for folder in filter(Path.exists, sorted(self._folder(span, frame, attempt) for frame in FRAMES)):
-            self.say(f"{span.day}: {folder} is half an archive, of an archiver that stopped. The day is written anew.")
+            self.log(f"{span.day}: {folder} is half an archive, of an archiver that stopped. The day is written anew.")
             self.done.abandoned.append(str(folder))
             shutil.rmtree(folder, ignore_errors=True)
 

@@ -177,7 +177,7 @@ def _read(result: Result, config: PipelineConfig, history: History, marks: Seque
         else:
             findings.append(_finding(mark, row, history.recorded.get(mark.topic)))
     for mark in marks:
-        counts[mark.topic]["given out"] = counts[mark.topic].get("given out", 0) + max(0, mark.last - mark.first + 1)
+        counts[mark.topic]["assigned"] = counts[mark.topic].get("assigned", 0) + max(0, mark.last - mark.first + 1)
         findings += _absent_buckets(mark, buckets[mark])
     result.counts = counts
     result.findings += _of_groups_that_began_late(config, rows, merge(findings))

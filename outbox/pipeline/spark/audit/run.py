@@ -25,7 +25,7 @@ from outbox.pipeline.spark.transforms.roles import MAX_GROUPS
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-Say = Callable[[str], None]
+Log = Callable[[str], None]
 
 
 @dataclass(frozen=True)
@@ -55,7 +55,7 @@ class Report:
         }
 
 
-def audit(spark: SparkSession, config: PipelineConfig, history: History, say: Say = lambda text: None) -> Report:
+def audit(spark: SparkSession, config: PipelineConfig, history: History, log: Log = lambda text: None) -> Report:
     """
     Hold business rows, outbox, broker and inbox to each other.
 
@@ -68,15 +68,15 @@ def audit(spark: SparkSession, config: PipelineConfig, history: History, say: Sa
     recent = history.since(first_id_at(config.since)) if config.since else history
 
     def judge_numbers() -> tuple[Result, list[Finding]]:
-        say("numbers of all lanes")
+        log("numbers of all lanes")
         lanes = audit_lanes(spark, config, history)
-        say("messages behind numbers")
+        log("messages behind numbers")
         return lanes, with_messages(spark, config, history, lanes.findings)
 
     def judge_ids() -> list[Finding]:
         found = []
         for what, step in STEPS.items():
-            say(what)
+            log(what)
             found += step(spark, config, recent)
         return found
 

@@ -9,7 +9,7 @@ from pyspark.sql import functions as F
 from outbox.pipeline.spark.config import PipelineConfig
 from outbox.pipeline.spark.findings import Finding, unknown_topic
 from outbox.pipeline.spark.history import History
-from outbox.pipeline.spark.sources.sane import NO_TOPIC
+from outbox.pipeline.spark.sources.broken_rows import NO_TOPIC
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from pyspark.sql import functions as F
 
 from outbox.pipeline.spark.bins import BACKWARDS, SHARES, add, percentile
-from outbox.pipeline.spark.cause import Minute, standings, until
+from outbox.pipeline.spark.cause import Minute, backlog_states, up_to
 from outbox.pipeline.spark.config import PipelineConfig
 from outbox.pipeline.spark.findings import STAGE_OF, Finding, Kind, clock_has_jumped
 from outbox.pipeline.spark.history import History
@@ -69,7 +69,7 @@ def backlog_report(spark: SparkSession, config: PipelineConfig, history: History
     for row in backlog.most_repeated(history.attempts, limit=repeated).collect():
         again[row.consumer_group, row.topic].append([row.message_id, row.tries])
     last = int(history.as_of.timestamp()) // 60  # what is still to come is a finding, and no backlog
-    known = {pair: until(found, last) for pair, found in minutes.items()}
+    known = {pair: up_to(found, last) for pair, found in minutes.items()}
     return [_of_pair(*pair, known[pair], again[pair]) for pair in sorted(known) if known[pair]]
 
 
@@ -95,7 +95,7 @@ def _minutes(spark: SparkSession, history: History, pairs: list[tuple[str, str]]
 
 
 def _of_pair(group: str, topic: str, minutes: list[Minute], again: list[list[Any]]) -> dict[str, Any]:
-    found = standings(minutes)
+    found = backlog_states(minutes)
     last = found[-1]
     return {
         "group": group,

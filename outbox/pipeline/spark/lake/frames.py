@@ -240,4 +240,4 @@ RECORDED = Frame(
 )
 
 FRAMES = {frame.name: frame for frame in (MESSAGES, INBOX, DELIVERY, DUPLICATE, ATTEMPT, CHECK_BACK, RECORDED)}
-BOOKS = {name: frame for name, frame in FRAMES.items() if frame.time}
+TIMED_FRAMES = {name: frame for name, frame in FRAMES.items() if frame.time}

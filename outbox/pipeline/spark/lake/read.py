@@ -14,7 +14,7 @@ from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, Window
 from pyspark.sql import functions as F
 
-from outbox.pipeline.spark.archive import book
+from outbox.pipeline.spark.archive import records
 from outbox.pipeline.spark.archive.spark import read_files, read_rows, spark_schema, unreadable_file
 from outbox.pipeline.spark.config import Source
 from outbox.pipeline.spark.errors import LakeError
@@ -75,7 +75,7 @@ def everything(spark: SparkSession, source: Source, lake: Lake) -> Iterator[dict
     with _naming_files(lake), exported_snapshot(source.url) as (connection, snapshot):
         connection.execute(HOLD_DAYS)
         commits = lake.committed()
-        unsettled = unsettled_days(commits, book.deleted(connection))
+        unsettled = unsettled_days(commits, records.deleted(connection))
         found = {}
         for name, frame in FRAMES.items():
             database = read_rows(spark, source, frame, frame.query(None), snapshot)

@@ -25,15 +25,16 @@ from outbox.pipeline.spark.history import Recorded, begin_history, write_about
 from outbox.pipeline.spark.lake.frames import RECORDED
 from outbox.pipeline.spark.schemas import FRAMES
 from outbox.pipeline.spark.sources import jdbc, statements
-from outbox.pipeline.spark.sources.archived import add_archived, hold, known_at_the_broker
-from outbox.pipeline.spark.sources.sane import BROKEN_BATCHES
+from outbox.pipeline.spark.sources import rows as python_source
+from outbox.pipeline.spark.sources.archived import add_archived, known_at_the_broker, snapshot_lake
+from outbox.pipeline.spark.sources.broken_rows import BROKEN_BATCHES
 from outbox.pipeline.spark.sources.snapshot import exported_snapshot
 from outbox.pipeline.spark.sources.statements import Statement
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-Say = Callable[[str], None]
+Log = Callable[[str], None]
 Opened = dict[str, tuple[Any, str]]
 
 SNAPSHOT_GONE = ("invalid snapshot identifier", "terminating connection", "connection is closed", "server closed the connection")
@@ -57,7 +58,7 @@ class Part:
     rows: DataFrame | None = None
 
 
-def copy_history(spark: SparkSession, config: PipelineConfig, folder: str, say: Say = lambda text: None) -> None:
+def copy_history(spark: SparkSession, config: PipelineConfig, folder: str, log: Log = lambda text: None) -> None:
     """
     Write the history as it is now.
 
@@ -73,8 +74,8 @@ def copy_history(spark: SparkSession, config: PipelineConfig, folder: str, say: 
             if source.url not in opened:
                 opened[source.url] = stack.enter_context(exported_snapshot(source.url))
         connection, _ = opened[config.outbox.url]
-        held = hold(connection, config.archived, config.since) if config.archived else None
-        parts = _parts(spark, config, opened, is_archived=held is not None)
+        lake = snapshot_lake(connection, config.archived, config.since) if config.archived else None
+        parts = _parts(spark, config, opened, is_archived=lake is not None)
         recorded = {}
         if config.recorded:
             rows = connection.execute(statements.RECORDED_TOPICS, [list(config.recorded)])
@@ -84,14 +85,14 @@ def copy_history(spark: SparkSession, config: PipelineConfig, folder: str, say: 
         broken = grouped(connection.execute(BROKEN_BATCHES.format(only="true")))
         begin_history(spark, folder)
         for name, of_frame in parts.items():
-            say(f"reading {name}")
-            broken += _write(spark, name, of_frame, f"{folder}/{name}", say)
-    if held is None:
+            log(f"reading {name}")
+            broken += _write(spark, name, of_frame, f"{folder}/{name}", log)
+    if lake is None:
         write_about(spark, folder, sources, now, recorded, broken=broken)
         return
-    recorded = known_at_the_broker(config, held, recorded)
-    owed = add_archived(spark, config, folder, held, say)
-    write_about(spark, folder, sources, now, recorded, judged_since=held.since, owed=owed, broken=broken)
+    recorded = known_at_the_broker(config, lake, recorded)
+    owed = add_archived(spark, config, folder, lake, log)
+    write_about(spark, folder, sources, now, recorded, judged_since=lake.since, owed=owed, broken=broken)
 
 
 def _parts(spark: SparkSession, config: PipelineConfig, opened: Opened, *, is_archived: bool) -> dict[str, list[Part]]:
@@ -116,7 +117,7 @@ def _parts(spark: SparkSession, config: PipelineConfig, opened: Opened, *, is_ar
     return parts
 
 
-def _write(spark: SparkSession, name: str, parts: Sequence[Part], path: str, say: Say) -> list[Broken]:
+def _write(spark: SparkSession, name: str, parts: Sequence[Part], path: str, log: Log) -> list[Broken]:
     """Write a frame; where its tables hold what cannot be read, once more with care. Return the rows that were in the way."""
 
     def write(*, with_care: bool) -> None:
@@ -131,7 +132,7 @@ def _write(spark: SparkSession, name: str, parts: Sequence[Part], path: str, say
             is_careful = any(part.statement is not None and part.statement.careful for part in parts)
             if not is_careful or any(text in str(error) for text in NO_DAMAGE):
                 raise
-        say(f"reading {name} once more, with care: some rows cannot be read as they are")
+        log(f"reading {name} once more, with care: some rows cannot be read as they are")
         write(with_care=True)
         wanted = [(part.opened[0], part.statement.broken) for part in parts if part.statement is not None]
         return [one for connection, statement in wanted if statement for one in grouped(connection.execute(statement))]
@@ -150,10 +151,7 @@ def _read(spark: SparkSession, part: Part, *, with_care: bool) -> DataFrame:
     if part.source.reader == "jdbc":
         frame = jdbc.read(spark, part.source, query, bounds, snapshot)
     else:
-        # Here: jobs that read by JDBC need no Python workers with psycopg.
-        from outbox.pipeline.spark.sources import rows
-
-        frame = rows.read(spark, part.source, query, bounds, snapshot, part.schema)
+        frame = python_source.read(spark, part.source, query, bounds, snapshot, part.schema)
     return frame.select(*(F.col(column.name).cast(column.dataType) for column in part.schema))
 
 

@@ -1,17 +1,16 @@
-"""One moment of a database, shared by all connections that read it."""
+"""A snapshot of a database, shared by several connections."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+import psycopg
 
 from outbox.database.locks import END_IDLE_SNAPSHOT
 from outbox.pipeline.spark.errors import HistoryError
-from outbox.pipeline.spark.keep import kept_alive
-
-if TYPE_CHECKING:
-    import psycopg
+from outbox.pipeline.spark.keep_alive import keep_alive
 
 EXPORT = "SELECT pg_export_snapshot()"
 
@@ -22,13 +21,11 @@ JOIN = "SET TRANSACTION ISOLATION LEVEL REPEATABLE READ, READ ONLY; SET TRANSACT
 @contextmanager
 def exported_snapshot(url: str) -> Iterator[tuple[psycopg.Connection[Any], str]]:
     """
-    Return a connection and the name of its snapshot; both live until the block ends, and so must all reading.
+    Return a connection and the name of its snapshot. The snapshot can be used until the block ends.
 
     Raises:
         HistoryError: the database cannot be reached.
     """
-    import psycopg  # a cluster that reads files only does without
-
     try:
         connection = psycopg.connect(url, application_name="outbox audit")
     except psycopg.Error as error:
@@ -40,8 +37,8 @@ def exported_snapshot(url: str) -> Iterator[tuple[psycopg.Connection[Any], str]]
         assert row is not None
         connection.execute(END_IDLE_SNAPSHOT)
         try:
-            with kept_alive(connection):
+            with keep_alive(connection):
                 yield connection, row[0]
         finally:
-            with suppress(psycopg.Error):  # it is gone: whoever read in its snapshot has said so
+            with suppress(psycopg.Error):  # the connection was lost, which its readers have reported
                 connection.rollback()

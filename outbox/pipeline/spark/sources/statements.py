@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from datetime import datetime
 
 from outbox.pipeline.spark.config import Business
-from outbox.pipeline.spark.sources.sane import (
+from outbox.pipeline.spark.sources.broken_rows import (
     BROKEN_ATTEMPTS,
     BROKEN_EMBEDDED,
     BROKEN_INBOX,

@@ -123,7 +123,7 @@ def judge(lane: Lane, bucket: int, roles: Mapping[int, Cell]) -> Iterator[Verdic
     yield from _from_the_future(lane, roles)
     for what, wanted in COUNTED.items():
         yield _count(Stage.BROKER if what == "broker" else Stage.OUTBOX, what, of(wanted))
-    yield _count(Stage.OUTBOX, "under way", of({Seen.OPEN, Seen.SENT_YOUNG, Seen.UNREAD, Seen.STORED_YOUNG}) & ~arrived)
+    yield _count(Stage.OUTBOX, "in flight", of({Seen.OPEN, Seen.SENT_YOUNG, Seen.UNREAD, Seen.STORED_YOUNG}) & ~arrived)
 
 
 def _no_numbers(roles: Mapping[int, Cell]) -> Iterator[Verdict]:

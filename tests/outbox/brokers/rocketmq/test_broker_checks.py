@@ -190,7 +190,7 @@ class TestBroker:
         [problem] = check(REQUEST_TIMEOUT=timedelta(milliseconds=300))
 
         assert problem.is_error
-        assert f"Broker {port.address} cannot be asked" in problem.text
+        assert f"Broker {port.address} cannot be checked" in problem.text
         assert "open the port" in problem.hint
 
     def test_that_refuses_to_tell_its_settings_cannot_be_asked(self, port: PortStub, check: Any):

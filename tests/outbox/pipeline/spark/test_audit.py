@@ -18,12 +18,12 @@ class TestAWholeHistory:
 
         assert said(report) == []
         assert report.counts["orders"] == {
-            "given out": 70,
+            "assigned": 70,
             "outbox": 70,
             "sent": 70,
             "explained": 0,
             "broker": 70,
-            "under way": 0,
+            "in flight": 0,
             "handled by cart": 70,
             "handled by points": 70,
             "dead letters of cart": 0,

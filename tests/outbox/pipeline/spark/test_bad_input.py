@@ -36,24 +36,24 @@ def config(transactional_db):
 
 class TestACopy:
     def test_whose_snapshot_dies_is_an_error(self, spark, config, tmp_path):
-        def say(text):
+        def log(text):
             if text == "reading inbox":
                 with psycopg.connect(config.outbox.url, autocommit=True) as killer:
                     assert killer.execute(END_SNAPSHOTS).fetchall()
 
         with pytest.raises(HistoryError, match=r"frame 'inbox' cannot be read: .*The snapshot is gone.* Read again"):
-            copy_history(spark, config, str(tmp_path), say)
+            copy_history(spark, config, str(tmp_path), log)
 
     def test_that_is_stopped_at_any_step_leaves_no_history_not_even_an_older_one(self, spark, config, tmp_path):
         write_history(spark, Plan(8, topics=1, lanes=1), str(tmp_path))
         assert open_history(spark, str(tmp_path)).places.count() == 8
 
-        def say(text):
+        def log(text):
             if text == "reading broker":
                 raise Stopped
 
         with pytest.raises(Stopped):
-            copy_history(spark, config, str(tmp_path), say)
+            copy_history(spark, config, str(tmp_path), log)
 
         with pytest.raises(HistoryError, match=r"It is written last; was the writer stopped\?"):
             open_history(spark, str(tmp_path))

@@ -134,7 +134,7 @@ class TestThePage:
         page = client.get(reverse(PAGE, args=[ids[2]]))
 
         assert page.status_code == 503
-        assert "The archive cannot be asked" in page.text
+        assert "The archive cannot be read" in page.text
         assert "The manifest" in page.text
 
     def test_is_not_for_everybody(self, archived, client, ids):

@@ -11,7 +11,7 @@ from outbox.pipeline.spark.archive.config import ArchiveConfig
 from outbox.pipeline.spark.archive.spark import SparkWriter, with_fetch_rows
 from outbox.pipeline.spark.config import PipelineConfig, Source
 from outbox.pipeline.spark.errors import LakeError
-from outbox.pipeline.spark.lake.frames import BOOKS
+from outbox.pipeline.spark.lake.frames import TIMED_FRAMES
 from outbox.pipeline.spark.lake.read import everything
 from tests.outbox.pipeline.spark.archive.arrow import ArrowWriter
 from tests.outbox.pipeline.spark.archive.conftest import BEFORE, FIRST, PER_DAY, SECOND
@@ -60,8 +60,8 @@ class TestSpark:
         archive(before=SECOND, writer=SparkWriter(config), rows_per_part=100)
 
         assert in_lake(lake) == ids[:PER_DAY]
-        assert {name: len(in_lake(lake, name, frame.key[0])) for name, frame in BOOKS.items()} == {
-            **dict.fromkeys(BOOKS, 1),
+        assert {name: len(in_lake(lake, name, frame.key[0])) for name, frame in TIMED_FRAMES.items()} == {
+            **dict.fromkeys(TIMED_FRAMES, 1),
             "inbox": PER_DAY,
         }
 

@@ -13,7 +13,7 @@ from outbox.models import Batch, DeadMessage, Duplicate, Inbox, State
 from outbox.pipeline.models import ArchivedDay
 from outbox.pipeline.spark.archive import delete
 from outbox.pipeline.spark.errors import ArchiverBusy, LakeError
-from outbox.pipeline.spark.lake.frames import BOOKS
+from outbox.pipeline.spark.lake.frames import TIMED_FRAMES
 from outbox.pipeline.spark.lake.manifest import Lake
 from outbox.relay.prune import prune
 from tests.factories import BatchFactory, MessageRowFactory, TicketFactory, message_id
@@ -47,9 +47,9 @@ class TestTheArchive:
     def test_takes_the_books_along(self, archive, lake, ids):
         archive()
 
-        assert books_left() == dict.fromkeys(BOOKS, 0)
+        assert books_left() == dict.fromkeys(TIMED_FRAMES, 0)
         assert sorted(in_lake(lake, "inbox")) == ids
-        assert {name: len(in_lake(lake, name, "topic" if name != "attempt" else "reason")) for name in BOOKS} == {
+        assert {name: len(in_lake(lake, name, "topic" if name != "attempt" else "reason")) for name in TIMED_FRAMES} == {
             "inbox": 2 * PER_DAY,
             **dict.fromkeys(["delivery", "duplicate", "attempt", "check_back", "recorded"], 2),
         }

@@ -6,7 +6,7 @@ import pytest
 
 from outbox.pipeline.spark.errors import LakeError
 from outbox.pipeline.spark.lake.commit import Commit, Written
-from outbox.pipeline.spark.lake.whole import whole_since
+from outbox.pipeline.spark.lake.completeness import complete_since
 
 DAY = timedelta(days=1)
 KEPT = 7 * DAY
@@ -35,7 +35,7 @@ def commit(n, written_at, *, messages=5, inbox=5, **more):
 def since(commits, *, born=365, there=8, also=(), **books):
     """Ask it of a database that has the last days, and was made so many days ago."""
     days = [*(day(n) for n in range(there, -1, -1)), *(date.fromisoformat(one.day) for one in commits), *also]
-    return whole_since(commits, days, born=NOW - born * DAY, kept=KEPT, without=LIVE, **books)
+    return complete_since(commits, days, born=NOW - born * DAY, kept=KEPT, without=LIVE, **books)
 
 
 class TestADatabaseAndItsLake:

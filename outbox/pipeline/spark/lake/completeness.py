@@ -12,10 +12,10 @@ from outbox.pipeline.spark.lake.frames import MESSAGES, RECORDED
 from outbox.pipeline.spark.lake.manifest import Lake
 
 DAY = timedelta(days=1)
-BOOKS = frozenset(frames.BOOKS) - {RECORDED.name}  # they were always archived, and pruned alike
+TIMED_FRAMES = frozenset(frames.TIMED_FRAMES) - {RECORDED.name}  # they were always archived, and pruned alike
 
 
-def insist_on_ours(lake: Lake, commits: Iterable[Commit], source: str, committed: Mapping[str, int]) -> None:
+def require_own_lake(lake: Lake, commits: Iterable[Commit], source: str, committed: Mapping[str, int]) -> None:
     """
     Refuse another database's lake, and one that lost a day: perhaps nobody else has it.
 
@@ -37,14 +37,14 @@ def insist_on_ours(lake: Lake, commits: Iterable[Commit], source: str, committed
         )
 
 
-def whole_since(
+def complete_since(
     commits: Sequence[Commit],
     days: Iterable[date],
     *,
     born: datetime,
     kept: timedelta,
     without: datetime,
-    books: Collection[str] = BOOKS,
+    books: Collection[str] = TIMED_FRAMES,
 ) -> datetime | None:
     """
     Return from when on nothing was dropped that is not in the lake; None: nothing ever was.

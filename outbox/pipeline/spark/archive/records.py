@@ -12,7 +12,7 @@ import psycopg
 
 from outbox.database.locks import END_IDLE_SESSION, Lock
 from outbox.pipeline.spark.errors import ArchiverBusy, HistoryError
-from outbox.pipeline.spark.keep import kept_alive
+from outbox.pipeline.spark.keep_alive import keep_alive
 from outbox.pipeline.spark.lake.commit import Commit
 
 if TYPE_CHECKING:
@@ -59,7 +59,7 @@ WHERE day = %(day)s AND state = 'committed' AND attempt = %(attempt)s
 
 
 @dataclass(frozen=True)
-class Record:
+class DayRecord:
     """A day as the database knows it. `state`: planned, committed, changed or deleted."""
 
     state: str
@@ -67,7 +67,7 @@ class Record:
 
 
 @contextmanager
-def turn(url: str) -> Iterator[Connection]:
+def archive_lock(url: str) -> Iterator[Connection]:
     """
     Be the one archiver of a database, on a connection in autocommit.
 
@@ -89,7 +89,7 @@ def turn(url: str) -> Iterator[Connection]:
             raise ArchiverBusy("Another archiver is at work on this database. It goes on; there is nothing to do.") from error
         connection.execute(WAIT)
         connection.execute(END_IDLE_SESSION)
-        with kept_alive(connection):
+        with keep_alive(connection):
             yield connection
         connection.execute(UNLOCK_ARCHIVE)
 
@@ -99,10 +99,10 @@ def days(connection: Connection, before: date) -> list[date]:
     return [day for (day,) in connection.execute(LIST_DAYS) if day < before]
 
 
-def read(connection: Connection, day: date) -> Record | None:
+def read(connection: Connection, day: date) -> DayRecord | None:
     """Return what is known of a day."""
     row = connection.execute(READ, [day]).fetchone()
-    return None if row is None else Record(*row)
+    return None if row is None else DayRecord(*row)
 
 
 def deleted(connection: Connection) -> dict[str, int]:
