@@ -89,7 +89,7 @@ class TestArchive:
 
         (record,) = (record for record in caplog.records if "was skipped" in record.message)
         assert record.levelname == "WARNING"
-        assert "Another archiver is at work on this database" in record.message
+        assert "Another archiver of this database is running" in record.message
 
 
 class TestTheModule:

@@ -1,4 +1,4 @@
-"""All steps of all days that are due, oldest first; begun ones are finished."""
+"""Archive all days that are due, oldest first, and finish interrupted ones."""
 
 from __future__ import annotations
 
@@ -30,17 +30,17 @@ if TYPE_CHECKING:
 
 Log = Callable[[str], None]
 
-ROUNDS = 2  # a day that changed while it was archived is archived once more, and then left for the next run
+ROUNDS = 2  # a day that changed while it was archived is archived again once, and then left for the next run
 
-# Where a day's ids are cut, so that the parts are alike.
+# The ids at which a day is split into parts of equal size.
 CUT = "SELECT id::text FROM outbox_message WHERE id >= %s AND id < %s ORDER BY id OFFSET %s LIMIT 1"
 
-# The largest body of a day; its length is known without reading it.
+# The size of a day's largest body; PostgreSQL knows it without reading the body.
 LARGEST = "SELECT coalesce(max(octet_length(body)), 0) FROM outbox_message WHERE id >= %s AND id < %s"
 
 
 class Writer(Protocol):
-    """Whoever writes Parquet, and reads it back."""
+    """Writes frames as Parquet, and reads them back. `SparkWriter` is one."""
 
     def write(self, frame: Frame, queries: Sequence[str], snapshot: str, folder: Path, row_bytes: int) -> None: ...
 
@@ -50,12 +50,12 @@ class Writer(Protocol):
 @dataclass
 class ArchiveReport:
     """
-    What a run did.
+    The result of a run.
 
     Args:
-        days: day -> messages that are in the lake and out of the database.
-        kept: days that are due and still in the database -> why.
-        abandoned: folders of attempts that came to nothing, found and removed.
+        days: archived day -> number of messages.
+        kept: day that is due, but still in the database -> reason.
+        abandoned: removed folders of interrupted attempts.
     """
 
     days: dict[str, int] = field(default_factory=dict)
@@ -65,13 +65,13 @@ class ArchiveReport:
     seconds: float = 0.0
 
     def as_dict(self) -> dict[str, Any]:
-        """Return the same as JSON knows it."""
+        """Return the report as a dict for JSON."""
         return {**asdict(self), "seconds": round(self.seconds, 2)}
 
 
 @dataclass
 class Archiver:
-    """One who archives; it holds the lock."""
+    """Archives a database's days; the caller holds the archive lock."""
 
     config: ArchiveConfig
     connection: Connection
@@ -82,10 +82,10 @@ class Archiver:
 
     def run(self) -> ArchiveReport:
         """
-        Archive each day that is due, or say what keeps it.
+        Archive each day that is due, or report why it is kept.
 
         Raises:
-            LakeError: the lake cannot be used; nothing was deleted that it has not.
+            LakeError: the lake cannot be used. Only rows that are committed in it were deleted.
             HistoryError: the database cannot be read.
         """
         started = time.monotonic()
@@ -109,23 +109,23 @@ class Archiver:
                 self._keep(span, str(error))
                 return
             except DayChanged as error:
-                self._keep(span, f"it changed meanwhile: {error}")
+                self._keep(span, f"it changed while it was archived: {error}")
                 records.mark_changed(self.connection, commit)
 
     def _committed(self, span: Span) -> Commit | None:
-        """Return the commit that somebody made and could not finish."""
+        """Return the commit of an earlier run that did not delete the day."""
         record = records.read(self.connection, span.day)
         if record is None or record.state in ("changed", "deleted"):
             return None
         for commit in self._commits(span.day):
             if commit.attempt == record.attempt:
-                self.log(f"{span.day}: committed before, going on from there")
+                self.log(f"{span.day}: already committed, continuing")
                 self.lake.require_files(commit)
                 return commit
         return None
 
     def _commit(self, span: Span) -> Commit | None:
-        """Plan, write, verify and commit; None where the day is not finished."""
+        """Plan, write, verify and commit a day. None: it is not finished, or cannot be archived."""
         record = records.read(self.connection, span.day)
         attempt = 1 + max([record.attempt if record else 0, *self._attempts(span.day)])
         with exported_snapshot(self.config.pipeline.outbox.url) as (reading, snapshot):
@@ -141,7 +141,8 @@ class Archiver:
             rows, digest = planned[MESSAGES.name].rows, planned[MESSAGES.name].digest
             records.plan(self.connection, span.day, attempt, rows, digest)
             failpoint("archive.after_plan")
-            self.log(f"{span.day}: writing {rows} messages and {sum(one.rows for one in planned.values()) - rows} rows of books")
+            others = sum(one.rows for one in planned.values()) - rows
+            self.log(f"{span.day}: writing {rows} messages and {others} rows of other tables")
             largest = reading.execute(LARGEST, [span.first_id, span.end_id]).fetchone() or (0,)
             cuts = _cuts(reading, span, rows, self.config.rows_per_part)
             for name, frame in FRAMES.items():
@@ -166,8 +167,8 @@ class Archiver:
         rows, digest = self.writer.verify(frame, files) if files else (0, "0")
         if (rows, digest) != (planned.rows, planned.digest):
             raise LakeError(
-                f"What was written of {frame.name} to {folder} is not what was read: {rows} rows instead of {planned.rows}, or "
-                "other ones. Nothing was committed, nothing deleted. Look at that disk, then archive again."
+                f"The files of {frame.name} in {folder} differ from what was read: {rows} rows instead of {planned.rows}, or "
+                "other values. Nothing was committed or deleted. Check the disk, then archive again."
             )
         sizes = {str(file.relative_to(self.lake.root)): file.stat().st_size for file in files}
         return Written(rows, digest, sizes)
@@ -192,14 +193,14 @@ class Archiver:
         return self.lake.root / frame / str(span.day) / f"a{attempt}"
 
     def _attempts(self, day: date) -> list[int]:
-        """List those of which the lake has a manifest or a folder: what is there is never written over."""
+        """Return the attempts that have a manifest or a folder in the lake. They are never overwritten."""
         folders = [path.name for frame in FRAMES for path in (self.lake.root / frame / str(day)).glob("a*")]
         return [*(commit.attempt for commit in self._commits(day)), *(int(name[1:]) for name in folders if name[1:].isdigit())]
 
     def _remove_abandoned(self, span: Span, attempt: int) -> None:
-        """Name and remove what an attempt left that came to nothing. Others stay: of one that counted, a manifest may be lost."""
+        """Remove the folders of an interrupted attempt. Others are kept: they may be committed, with a lost manifest."""
         for folder in filter(Path.exists, sorted(self._folder(span, frame, attempt) for frame in FRAMES)):
-            self.log(f"{span.day}: {folder} is half an archive, of an archiver that stopped. The day is written anew.")
+            self.log(f"{span.day}: removing {folder}, the incomplete archive of an archiver that was stopped")
             self.done.abandoned.append(str(folder))
             shutil.rmtree(folder, ignore_errors=True)
 
@@ -211,7 +212,7 @@ def _planned(reading: Connection, frame: Frame, span: Span) -> Written:
 
 
 def _cuts(reading: Connection, span: Span, rows: int, per_part: int) -> list[tuple[str | None, str | None]]:
-    """Cut a day's ids into parts of about so many rows; the first and the last are open, for books of other days' messages."""
+    """Split a day's ids into ranges of about `per_part` rows. The first and last are open: some rows are about other days."""
     at = [reading.execute(CUT, [span.first_id, span.end_id, offset]).fetchone() for offset in range(per_part, rows, per_part)]
     ids = [row[0] for row in at if row]
     return list(zip([None, *ids], [*ids, None], strict=True))

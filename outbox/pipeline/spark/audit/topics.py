@@ -1,4 +1,4 @@
-"""Messages whose topic has no row: nobody can say where they go, and no relay claims them."""
+"""Find messages whose topic has no row, so that no relay claims them."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 def audit_topics(spark: SparkSession, config: PipelineConfig, history: History) -> list[Finding]:
-    """Find the topics that messages or their places name and that do not exist. Files say what their lowest topic is."""
+    """Return findings about topics that messages or their places refer to, and that do not exist."""
     is_gone = F.col("topic").startswith(NO_TOPIC)
     messages, places = (one.where(is_gone).select("topic", "message_id") for one in (history.messages, history.places))
     ids = F.slice(F.sort_array(F.collect_set("message_id")), 1, config.ids_per_finding)

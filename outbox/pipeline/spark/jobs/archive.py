@@ -63,7 +63,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--with-parent", action="store_true", help=parent.HELP)
     options = parser.parse_args(arguments)
     if options.with_parent:
-        parent.end_with_it()
+        parent.exit_with_parent()
     try:
         done = run(ArchiveConfig.from_file(options.config))
         _write(json.dumps(done.as_dict()), options.output)

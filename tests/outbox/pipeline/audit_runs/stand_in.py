@@ -75,7 +75,7 @@ def main() -> int:
             options.output.write_text(json.dumps(CLEAN))
             return 0
         case "cannot":
-            sys.stderr.write("Audit failed: Spark needs Java 17 or newer, and there is no java on PATH.\n")
+            sys.stderr.write("Audit failed: Spark needs Java 17 or newer, but there is no java on PATH.\n")
             return 2
         case "waits":  # as the job does: as long as somebody holds the other end
             sys.stdin.buffer.read()

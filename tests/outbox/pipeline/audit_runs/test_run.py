@@ -85,7 +85,7 @@ class TestARun:
 
         made = AuditRun.objects.get()
         assert (made.state, made.exit_code) == (State.FAILED, 2)
-        assert made.error.endswith("starting Spark\nAudit failed: Spark needs Java 17 or newer, and there is no java on PATH.")
+        assert made.error.endswith("starting Spark\nAudit failed: Spark needs Java 17 or newer, but there is no java on PATH.")
 
     @pytest.mark.parametrize("does", ["waits", "hangs"])
     def test_is_ended_when_its_time_is_over(self, config, job_that, monkeypatch, does):

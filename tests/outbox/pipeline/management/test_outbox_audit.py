@@ -47,7 +47,7 @@ class TestItsExitCode:
         said, code = audit()
 
         assert (said, code) == (
-            "The audit failed (exit code 2). Spark needs Java 17 or newer, and there is no java on PATH.",
+            "The audit failed (exit code 2). Spark needs Java 17 or newer, but there is no java on PATH.",
             2,
         )
 
@@ -145,5 +145,5 @@ class TestWithoutJava:
         said, code = audit()
 
         assert code == 2
-        assert f"Spark needs Java 17 or newer, and JAVA_HOME is {tmp_path}, which holds no bin/java." in said
+        assert f"Spark needs Java 17 or newer, but JAVA_HOME is {tmp_path}, which has no bin/java." in said
         assert AuditRun.objects.get().error.startswith(said)

@@ -263,5 +263,5 @@ class TestAFileOfTheLake:
 
         with exported_snapshot(url) as (own, _):
             held = snapshot_lake(own, Archived(str(lake.root), datetime.now(UTC), 0.0, None), None)
-        with pytest.raises(LakeError, match=f"What the lake in {lake.root} has cannot be read: .*{file.name}"):
+        with pytest.raises(LakeError, match=f"The lake in {lake.root} cannot be read: .*{file.name}"):
             add_archived(spark, PipelineConfig(Source(url)), f"{tmp_path}/history", held, lambda text: None)

@@ -26,7 +26,7 @@ class TestABacklog:
         [
             ({"produced": 200}, Cause.PRODUCTION_FASTER),
             ({"consumed": 50}, Cause.CONSUMPTION_SLOWER),
-            ({"consumed": 33, "attempts": 100}, Cause.SAME_AGAIN),
+            ({"consumed": 33, "attempts": 100}, Cause.RETRIES),
             ({"produced": 110, "consumed": 95}, Cause.STEADY_OVERLOAD),
         ],
     )

@@ -31,7 +31,7 @@ class TestJava:
     def test_is_looked_for_where_java_home_says(self, monkeypatch, tmp_path):
         monkeypatch.setenv("JAVA_HOME", str(tmp_path))
 
-        with pytest.raises(JavaMissing, match="holds no bin/java"):
+        with pytest.raises(JavaMissing, match="has no bin/java"):
             session.find_java()
 
     def test_is_refused_where_it_is_too_old(self, monkeypatch, tmp_path):
@@ -58,8 +58,8 @@ class TestWorkers:
     def test_find_this_package_wherever_spark_is_started(self, monkeypatch):
         monkeypatch.setenv("PYTHONPATH", "/theirs")
 
-        session.let_workers_import_us()
-        session.let_workers_import_us()
+        session.add_package_to_workers()
+        session.add_package_to_workers()
 
         root = str(Path(outbox.__file__).resolve().parents[1])
         assert os.environ["PYTHONPATH"].split(os.pathsep) == [root, "/theirs"]

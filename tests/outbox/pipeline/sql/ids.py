@@ -210,6 +210,6 @@ def _late(
         first=number,
         last=number,
         count=1,
-        detail=f"behind {before} of key {key!r}",
+        detail=f"after {before} of key {key!r}",
         ids=(message_id,),
     )

@@ -228,7 +228,7 @@ class TestWhatWasWritten:
             def write(self, frame, queries, snapshot, folder, row_bytes):
                 super().write(frame, queries[:1], snapshot, folder, row_bytes)
 
-        with pytest.raises(LakeError, match=r"What was written of messages .* is not what was read: 3 rows instead of 8"):
+        with pytest.raises(LakeError, match=r"The files of messages in .* differ from what was read: 3 rows instead of 8"):
             archive(writer=Losing(database_url()))
 
         assert lake.committed() == []
@@ -271,7 +271,7 @@ class TestALake:
         archive(before=SECOND)
         shutil.rmtree(lake.root)
 
-        with pytest.raises(LakeError, match=r"has no 2001-02-03.a1, which was archived there. Is the right folder mounted"):
+        with pytest.raises(LakeError, match=r"lacks 2001-02-03.a1, which was archived there. Check that the right folder is mounted"):
             archive()
 
         assert in_database() == ids[PER_DAY:]
