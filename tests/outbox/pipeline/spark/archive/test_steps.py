@@ -218,7 +218,7 @@ class TestADayThatChanges:
 
         done = archive(before=SECOND, writer=Always(database_url()))
 
-        assert "it changed meanwhile" in done.kept[str(FIRST)]
+        assert "it changed while it was archived" in done.kept[str(FIRST)]
         assert len(in_database()) == 2 * PER_DAY + 2
 
 
@@ -240,7 +240,7 @@ class TestWhatWasWritten:
                 rows, digest = super().verify(frame, files)
                 return rows, str(int(digest) + 1)
 
-        with pytest.raises(LakeError, match="or other ones"):
+        with pytest.raises(LakeError, match="or other values"):
             archive(writer=Garbling(database_url()))
 
         assert in_database() == ids
@@ -264,7 +264,7 @@ class TestALake:
         with database.connect("default") as own:
             own.execute("UPDATE outbox_source SET id = id || '.other'")
 
-        with pytest.raises(LakeError, match="is of the database"):
+        with pytest.raises(LakeError, match="belongs to database"):
             archive()
 
     def test_that_lost_a_day_is_refused(self, archive, lake, ids):
