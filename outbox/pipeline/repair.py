@@ -169,7 +169,7 @@ def _deliver(again: ResendPlan) -> set[UUID]:
 
 
 def _send(again: ResendPlan, connection: Connection, lost_before: datetime) -> set[UUID]:
-    """Let a relay send the messages again."""
+    """Schedule the messages to be sent again by a relay."""
     settled = resend(connection, again.ids, lost_before=lost_before)
     for reason in settled.refused.values():
         again.refuse(reason, 1)

@@ -36,7 +36,7 @@ def owed_from(
 
 def begin_marks(spark: SparkSession, folder: str, since: datetime, *, is_whole: bool) -> None:
     """
-    Let each lane begin after the numbers that were claimed before `since`, as `statements.FIRST` does in SQL.
+    Make each lane begin after the numbers that were claimed before `since`, as `statements.FIRST` does in SQL.
 
     Args:
         is_whole: nothing was ever dropped, so a lane without earlier claims begins with its first number.

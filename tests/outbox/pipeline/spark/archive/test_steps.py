@@ -271,7 +271,9 @@ class TestALake:
         archive(before=SECOND)
         shutil.rmtree(lake.root)
 
-        with pytest.raises(LakeError, match=r"lacks 2001-02-03.a1, which was archived there. Check that the right folder is mounted"):
+        with pytest.raises(
+            LakeError, match=r"lacks 2001-02-03.a1, which was archived there. Check that the right folder is mounted"
+        ):
             archive()
 
         assert in_database() == ids[PER_DAY:]
