@@ -89,7 +89,7 @@ class AuditRunAdmin(ReadOnlyAdmin):
         named = {"Content-Disposition": f'attachment; filename="audit-{run.pk}-verdict.json"'}
         return HttpResponse(verdict.as_file(run.verdict, run.signature), content_type="application/json", headers=named)
 
-    def told(self, request: HttpRequest, run: AuditRun) -> dict[str, Any]:
+    def get_extra_context(self, request: HttpRequest, run: AuditRun) -> dict[str, Any]:
         return {
             "title": f"Audit {run.pk}",
             "state": self.state_now(run),

@@ -15,7 +15,7 @@ from django.utils.html import format_html
 from django.utils.safestring import SafeString
 
 from outbox.admin.base import ReadOnlyAdmin, TopicFilter, choice_filter
-from outbox.admin.impact import Act, as_of, chosen_rows, impact_page, reason_form, tell, write_log
+from outbox.admin.impact import Act, as_of, chosen_rows, impact_page, notify, reason_form, write_log
 from outbox.admin.links import about_link, message_link
 from outbox.admin.lists import Filter
 from outbox.admin.pages import may_see, url_of
@@ -141,7 +141,7 @@ class AuditFindingAdmin(ReadOnlyAdmin):
         for reason, number in refused.items():
             self.message_user(request, f"Not sent: {number}. {reason}", messages.WARNING)
         if done or form.wanted:
-            tell(self, request, RETRY, done=done, wanted=form.wanted, limit=form.count)
+            notify(self, request, RETRY, done=done, wanted=form.wanted, limit=form.count)
         return None
 
     def _send(self, request: HttpRequest, plans: Sequence[repair.ResendPlan], using: str, reason: str) -> int:
@@ -168,7 +168,7 @@ class AuditFindingAdmin(ReadOnlyAdmin):
                 self, request, act=ACKNOWLEDGE, form=form, counts=counts, hidden=chosen_rows(request), limit=AT_ONCE
             )
         done = self._close(request, chosen, form.cleaned_data["reason"]) if chosen else 0
-        tell(self, request, ACKNOWLEDGE, done=done, wanted=form.wanted, limit=AT_ONCE)
+        notify(self, request, ACKNOWLEDGE, done=done, wanted=form.wanted, limit=AT_ONCE)
         return None
 
     def _close(self, request: HttpRequest, chosen: list[AuditFinding], note: str) -> int:
@@ -187,7 +187,7 @@ class AuditFindingAdmin(ReadOnlyAdmin):
         except (AuditFinding.DoesNotExist, ValueError, ValidationError, OverflowError):
             return None
 
-    def told(self, request: HttpRequest, row: AuditFinding) -> dict[str, Any]:
+    def get_extra_context(self, request: HttpRequest, row: AuditFinding) -> dict[str, Any]:
         site = self.admin_site
         may_see_run = may_see(site, AuditRun, request)
         planned = repair.plan(row, router.db_for_read(AuditFinding)) if row.kind == Kind.LOST else None

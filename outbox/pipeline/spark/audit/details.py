@@ -139,10 +139,10 @@ def _chosen(frame: str, batch: pa.RecordBatch, why: Any) -> pa.RecordBatch:
 
 
 def _bucket_look_up(ids: int) -> Any:
-    def tell(table: pa.Table) -> pa.Table:  # Spark needs the annotations
+    def look_up(table: pa.Table) -> pa.Table:  # Spark needs the annotations
         return _look_up_bucket(table, ids)
 
-    return tell
+    return look_up
 
 
 def _look_up_bucket(table: pa.Table, ids: int) -> pa.Table:

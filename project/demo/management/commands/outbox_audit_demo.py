@@ -20,7 +20,7 @@ from project.demo.screen import Screen
 from project.demo.stage import MANAGE, Options, Stage, open_stage
 from project.shop.orders_file import DAY, OrdersFileError, read_orders
 
-SETTLE_SECONDS = 1  # nothing is under way any more when the demo is over
+SETTLE_SECONDS = 1  # all work is done when the demo is over
 
 
 class Command(BaseCommand):
