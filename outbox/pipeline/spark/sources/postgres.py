@@ -157,12 +157,11 @@ def _read(spark: SparkSession, part: FramePart, *, with_care: bool) -> DataFrame
 
 def _explained(name: str, error: Exception) -> HistoryError:
     text = str(error).strip()
-    said = next(
-        (line.strip() for line in text.splitlines() if "ERROR:" in line or "error:" in line.lower()), text.splitlines()[0]
-    )
+    lines = [line.strip() for line in text.splitlines()]
+    reason = next((line for line in lines if "error:" in line.lower() or "does not exist" in line), lines[0])
     hint = ""
     if "does not exist" in text:
         hint = " The database's tables are of another version: run migrate."
     if any(said_so in text for said_so in SNAPSHOT_GONE):
         hint = " The snapshot is gone, because its connection was closed or the server was restarted. Run the job again."
-    return HistoryError(f"The frame {name!r} cannot be read: {said}.{hint}")
+    return HistoryError(f"The frame {name!r} cannot be read: {reason}.{hint}")

@@ -29,8 +29,8 @@ class TestTheCommand:
         assert code == 1
         assert text.splitlines() == [
             "Database 'default'",
-            "  2001-02-03 kept: unfinished batches",
-            "  2001-02-04 kept: unfinished batches",
+            "  2001-02-03: kept: unfinished batches",
+            "  2001-02-04: kept: unfinished batches",
         ]
 
     def test_says_the_same_as_json(self, held):

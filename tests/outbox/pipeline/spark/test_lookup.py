@@ -5,7 +5,7 @@ import pyarrow as pa
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from outbox.pipeline.spark.transforms.judge import MOST_RUNS
+from outbox.pipeline.spark.transforms.judge import MAX_RUNS
 from outbox.pipeline.spark.transforms.lookup import NumberRanges, repeats
 from outbox.pipeline.spark.transforms.numbers import BUCKET, HIGHEST
 
@@ -58,7 +58,7 @@ class TestRepeats:
         assert (found["first"], found["last"], found["n"], found["ids"]) == (1, 8, 8, ["m1", "m2", "m3"])
 
     def test_that_are_scattered_are_said_as_one(self):
-        numbers = [BUCKET + 1 + 2 * n for n in range(MOST_RUNS + 1)]
+        numbers = [BUCKET + 1 + 2 * n for n in range(MAX_RUNS + 1)]
         rows = table(*(("", number, "m") for number in numbers for _ in range(2)))
 
         (found,) = repeats(rows, ids=2)

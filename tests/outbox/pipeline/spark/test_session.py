@@ -38,7 +38,7 @@ class TestJava:
         java(tmp_path, 'openjdk version "11.0.2"')
         monkeypatch.setenv("JAVA_HOME", str(tmp_path))
 
-        with pytest.raises(JavaMissing, match=r'Java 17 or newer, but .* says: openjdk version "11'):
+        with pytest.raises(JavaMissing, match=r'Java 17 or newer, but .* reports: openjdk version "11'):
             session.find_java()
 
     def test_is_found(self, monkeypatch, tmp_path):
