@@ -1,4 +1,4 @@
-"""Write a made-up history, and say the truth about it."""
+"""Write a synthetic history and its expected findings."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ NEVER_PUBLISHED = ((Kind.LOST, Stage.OUTBOX), (Kind.ORPHAN, Stage.BROKER), (Kind
 
 
 def write_history(spark: SparkSession, plan: Plan, folder: str) -> dict[str, Any]:
-    """Write all frames; return the truth: what an audit has to find, and the configuration to find it with."""
+    """Write all frames; return the expected findings, and the configuration of the audit."""
     truth = draw(plan)
     invalidate_history(spark, folder)
     for name, frame in make_frames(spark, plan, truth).items():
@@ -32,7 +32,7 @@ def write_history(spark: SparkSession, plan: Plan, folder: str) -> dict[str, Any
 
 
 def truth_of(plan: Plan, truth: Truth, config: PipelineConfig, without_message: list[str]) -> dict[str, Any]:
-    """Return what an audit has to find, and the configuration to find it with."""
+    """Return the expected findings, and the configuration of the audit."""
     return {
         "messages": plan.messages,
         "findings": [one.as_dict() for one in merge(expected(plan, truth))],
@@ -42,7 +42,7 @@ def truth_of(plan: Plan, truth: Truth, config: PipelineConfig, without_message: 
 
 
 def config_of(plan: Plan, folder: str) -> PipelineConfig:
-    """Return the configuration that audits this history."""
+    """Return the audit's configuration for this history."""
     topics = [f"topic-{topic}" for topic in range(plan.topics)]
     return PipelineConfig(
         outbox=Source(folder),
