@@ -1,4 +1,4 @@
-"""The shop's settings. What the environment decides stands here and in brokers.py; docker/compose.yaml sets it."""
+"""The shop's settings. Here and in brokers.py the environment is read; docker/compose.yaml sets it."""
 
 import os
 from pathlib import Path

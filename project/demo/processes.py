@@ -20,7 +20,7 @@ LOG_LINES = 20
 
 
 class DemoError(Exception):
-    """Raised when the demo cannot continue; the text says why."""
+    """Raised when the demo cannot continue; the text is the reason."""
 
 
 class Process:

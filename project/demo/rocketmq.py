@@ -136,7 +136,7 @@ def _own_node(data: Path) -> Iterator[Node]:
 
 
 def _prepare(node: Node) -> None:
-    """Create topics and groups. Raises DemoError where a topic has messages of somebody else."""
+    """Create topics and groups. Raises DemoError if a topic already has other messages."""
     from outbox.brokers.rocketmq.remoting.frames import RemotingError
     from project.servers.rocketmq_admin import make_group, make_topic
 
