@@ -139,7 +139,7 @@ class RocketMQBroker(AsksProducers, DeadLetters):
     def end(self, halves: Sequence[HalfRef], resolution: Resolution, *, within: timedelta | None = None) -> list[SendResult]:
         """Commit or roll back half messages by their places. Those without a place are looked up by their ids."""
         if resolution is Resolution.UNKNOWN:
-            raise ValueError("A half message must be ended with COMMIT or ROLLBACK.")
+            raise ValueError("A half message is ended with COMMIT or ROLLBACK, not UNKNOWN.")
         return self._halves.end(halves, resolution, within)
 
     def look_up_halves(self, halves: Sequence[HalfRef]) -> list[HalfStatus]:
