@@ -18,9 +18,9 @@ from benchmarks.history import BODY, HEADERS
 from outbox import database
 from outbox.database import partitions
 from outbox.pipeline.job_config import database_source
-from outbox.pipeline.spark.archive.book import turn
 from outbox.pipeline.spark.archive.config import ArchiveConfig
-from outbox.pipeline.spark.archive.run import Archived, Archiver
+from outbox.pipeline.spark.archive.records import archive_lock
+from outbox.pipeline.spark.archive.run import Archiver, ArchiveReport
 from outbox.pipeline.spark.archive.spark import SparkWriter
 from outbox.pipeline.spark.config import PipelineConfig, Reader
 from outbox.pipeline.spark.errors import PipelineError
@@ -80,8 +80,8 @@ def measure(scale: float = 1.0) -> list[Figure]:
     return [Figure("archive: rows of a day, all steps", done.rows / done.seconds, "row/s", TARGET, at_most=False, note=note)]
 
 
-def _archive(config: ArchiveConfig, writer: SparkWriter) -> Archived:
-    with turn(config.pipeline.outbox.url) as connection:
+def _archive(config: ArchiveConfig, writer: SparkWriter) -> ArchiveReport:
+    with archive_lock(config.pipeline.outbox.url) as connection:
         done = Archiver(config, connection, Lake(Path(config.lake)), writer).run()
     assert not done.kept, done.kept
     return done

@@ -1,4 +1,4 @@
-"""The least that sends half messages to a broker's own port and commits them: one socket, frames made by hand, 64 ahead."""
+"""The minimal client that sends half messages to a broker's own port and commits them: one socket, 64 requests in flight."""
 
 from __future__ import annotations
 
@@ -29,14 +29,14 @@ END = (
 
 @dataclass(frozen=True)
 class Pace:
-    """How fast it went: of what was sent, so many in a second; and this process's CPU for each, in µs."""
+    """Messages per second, and this process's CPU time for each in µs."""
 
     per_second: float
     microseconds: float
 
 
 def send_and_commit(address: tuple[str, int], topic: str, properties: dict[str, str], body: bytes, count: int) -> Pace:
-    """Store half messages, and commit each as soon as its place is known."""
+    """Store half messages, and commit each as soon as its offset is known."""
     return _paced(address, topic, {**properties, "TRAN_MSG": "true"}, body, count, is_half=True)
 
 

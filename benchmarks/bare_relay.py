@@ -49,7 +49,7 @@ def main(conninfo: str, path: Path) -> None:
 
 
 def _relay(connection: psycopg.Connection, times: SentTimes) -> int:
-    """Hand over what waits, and delete it. Return how many rows that were."""
+    """Send the waiting rows and delete them; return their number."""
     with connection.transaction():
         rows = connection.execute(CLAIM).fetchall()
         for number, _ in rows:

@@ -1,4 +1,4 @@
-"""The least that sends to a RocketMQ: requests built by hand, 32 of them in flight, no outcome but an assertion."""
+"""The minimal RocketMQ client: handwritten requests, 32 in flight, each outcome an assertion."""
 
 from __future__ import annotations
 

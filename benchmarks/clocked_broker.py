@@ -1,4 +1,4 @@
-"""A broker that keeps nothing but the time at which it was handed a message."""
+"""A broker that only records the time of each send."""
 
 from __future__ import annotations
 

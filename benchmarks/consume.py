@@ -42,7 +42,7 @@ SECONDS = 5
 
 
 def measure(scale: float) -> list[Figure]:
-    """Compare the ways to consume, then count the questions that a lone message costs."""
+    """Compare the ways to consume, then count the queries for a single message."""
     count = max(200, int(5_000 * scale))
     with connection.cursor() as cursor:
         cursor.execute(TABLE)
@@ -101,7 +101,7 @@ def _seconds(name: str, count: int) -> float:
 
 @contextmanager
 def _worker(name: str) -> Iterator[Worker]:
-    """Open a worker that has found nothing yet."""
+    """Open an idle worker."""
     with connection.cursor() as cursor:
         cursor.execute(EMPTY)
     with closing(Worker(group(name), "default")) as worker:
@@ -110,7 +110,7 @@ def _worker(name: str) -> Iterator[Worker]:
 
 
 def _broker_backend() -> int:
-    """Return the process id of the only connection of the embedded broker; those that were closed may take a moment."""
+    """Return the process id of the only connection of the embedded broker; closed ones may take a moment to disappear."""
     wait_until(lambda: count_rows(f"SELECT count(*) {BROKER}") == 1, 10, "the broker's connections closed")
     return count_rows(f"SELECT pid {BROKER}")
 
@@ -132,7 +132,7 @@ def _message(number: int) -> Outgoing:
 
 
 def _calls_per_message() -> float:
-    """Return how often the consumer's thread waits for PostgreSQL for each of the messages that come one by one."""
+    """Return the consumer's round trips to PostgreSQL for each message, one at a time."""
     total = A_SECOND * SECONDS
     sender = threading.Thread(target=_send_steadily, args=(total,))
     with _worker(ONE) as worker, _counted_calls() as calls:
@@ -152,7 +152,7 @@ def _send_steadily(total: int) -> None:
 
 @contextmanager
 def _counted_calls() -> Iterator[list[int]]:
-    """Count the statements that this thread sends, over whatever connection; waiting to be notified is none."""
+    """Count the statements that this thread sends over any connection, without waits for notifications."""
     me, calls = threading.get_ident(), [0]
     execute = psycopg.Cursor.execute
 

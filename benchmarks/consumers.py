@@ -15,7 +15,7 @@ INSERT = "INSERT INTO bench_handled (number, handled_at) VALUES (%s, %s)"
 
 @consumer(Clocked, ClockedOnePhase, group="bench")
 def note(message: Clocked | ClockedOnePhase | ClockedOnRocketMQ, context: object) -> None:
-    """Write down when the handler began."""
+    """Record the start of the handler."""
     began = time.time()
     with connection.cursor() as cursor:
         cursor.execute(INSERT, [message.number, began])

@@ -1,4 +1,4 @@
-"""What a measurement gives, and how a person reads it."""
+"""The result of a measurement, and its text."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ class Figure:
 
 
 def interleaved(rounds: int, *subjects: Callable[[], float]) -> list[float]:
-    """Run the subjects in turn, `rounds` times each, and give the median of each: noise hits all alike."""
+    """Run the subjects in turn, `rounds` times each, and return the median of each: noise affects all alike."""
     seen: list[list[float]] = [[] for _ in subjects]
     for _ in range(rounds):
         for subject, found in zip(subjects, seen, strict=True):

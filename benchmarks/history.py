@@ -1,4 +1,4 @@
-"""Messages that wait: written in bulk, as `publish()` would have written them one by one."""
+"""Waiting messages, written in bulk as `publish()` writes them one by one."""
 
 from __future__ import annotations
 
@@ -45,11 +45,11 @@ def fill(connection: Connection, topics: list[int], count: int) -> None:
 
 
 def fill_sent(connection: Connection, topic: int, count: int) -> None:
-    """Write `count` messages of a topic that has none yet, and the batches in which they were sent."""
+    """Write `count` messages of an empty topic, and the SENT batches of them."""
     connection.execute(FILL_SENT, {"topic": topic, "headers": HEADERS, "body": BODY, "count": count})
     connection.execute("ANALYZE outbox_message, outbox_batch")
 
 
 def empty(connection: Connection) -> None:
-    """Take all messages away."""
+    """Delete all messages."""
     connection.execute(EMPTY)

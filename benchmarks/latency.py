@@ -72,7 +72,7 @@ def clock(kind: Kind, messages: int, per_second: float = PACE) -> list[float]:
 
 
 def words(taken: list[float]) -> str:
-    """Return what a p50 does not."""
+    """Return the other percentiles."""
     return f"p95 {percentile(taken, 0.95):.1f} ms, p99 {percentile(taken, 0.99):.1f} ms, {len(taken)} messages"
 
 

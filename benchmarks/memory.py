@@ -1,4 +1,4 @@
-"""The resident memory of a relay that works through a million waiting messages."""
+"""The resident memory of a relay that sends a million waiting messages."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ SENT = "SELECT coalesce(sum(cardinality(message_ids)), 0) FROM outbox_batch WHER
 
 
 def measure(scale: float) -> list[Figure]:
-    """Relay the first tenth of them and return the peak of the relay's memory."""
+    """Relay the first tenth of them; return the peak of the relay's memory."""
     waiting = int(1_000_000 * scale)
     with database.connect("default") as connection:
         empty(connection)

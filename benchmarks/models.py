@@ -1,4 +1,4 @@
-"""The one row that a publishing transaction writes beside its message."""
+"""The one business row of a publishing transaction."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ CREATE TABLE IF NOT EXISTS bench_order (
 
 
 class Order(models.Model):
-    """An order; its table is made by the benchmark itself."""
+    """An order; the benchmark creates its table."""
 
     customer = models.TextField()
     total = models.TextField()

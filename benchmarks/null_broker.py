@@ -1,4 +1,4 @@
-"""A broker that reads and accepts everything and keeps nothing: what remains is the relay's own cost."""
+"""A broker that reads, accepts and discards every message: the rest is the relay's own cost."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _fields = attrgetter(*Outgoing.__struct_fields__)
 
 
 def _read_all(messages: Sequence[Outgoing]) -> None:
-    """Read each field of each message, as a broker must that sends them: what is made late is made here."""
+    """Read each field of each message, as a sending broker has to: lazy values are computed here."""
     for message in messages:
         _fields(message)
 
@@ -81,4 +81,4 @@ class NullBroker(HalfMessages):
         return []
 
     def close(self) -> None:
-        """Nothing is open."""
+        """Do nothing."""

@@ -17,12 +17,12 @@ ROOT = Path(__file__).resolve().parent.parent
 
 
 def command(*arguments: str, **environment: str) -> AbstractContextManager[subprocess.Popen[bytes]]:
-    """Run a management command beside us; it is told to stop at the end."""
+    """Run a management command in the background; stop it at the end."""
     return _run([sys.executable, "manage.py", *arguments], environment)
 
 
 def module(name: str, *arguments: str) -> AbstractContextManager[subprocess.Popen[bytes]]:
-    """Run one of our modules beside us; it is told to stop at the end."""
+    """Run a module of the benchmarks in the background; stop it at the end."""
     return _run([sys.executable, "-m", name, *arguments], {})
 
 
@@ -68,7 +68,7 @@ def _celery_files(folder: str) -> Iterator[None]:
 
 
 def wait_until(condition: Callable[[], bool], seconds: float, what: str) -> float:
-    """Wait, looking each millisecond; return the time at which it held."""
+    """Poll each millisecond until the condition holds; return that time."""
     deadline = time.monotonic() + seconds
     while not condition():
         assert time.monotonic() < deadline, f"{what}: not within {seconds} s"
@@ -77,7 +77,7 @@ def wait_until(condition: Callable[[], bool], seconds: float, what: str) -> floa
 
 
 def count(query: str, *parameters: object) -> int:
-    """Return the number that a query finds."""
+    """Return the number that a query selects."""
     with connection.cursor() as cursor:
         cursor.execute(query, parameters)
         row = cursor.fetchone()
@@ -85,10 +85,10 @@ def count(query: str, *parameters: object) -> int:
 
 
 def is_stopped(pid: int) -> bool:
-    """Whether all threads of a process stand still after SIGSTOP. Linux."""
+    """Return whether all threads of a process are stopped. Linux."""
     return all((task / "stat").read_text().rpartition(")")[2].split()[0] == "T" for task in Path(f"/proc/{pid}/task").iterdir())
 
 
 def is_up(relay: subprocess.Popen[bytes]) -> bool:
-    """Return whether a relay has reported that it runs."""
+    """Return whether a relay has written its heartbeat."""
     return count("SELECT count(*) FROM outbox_process WHERE kind = 'relay' AND pid = %s", relay.pid) > 0

@@ -67,7 +67,7 @@ def _order_with_message() -> None:
 
 
 class _RawRows:
-    """Adds the rows of one message to the order's transaction again and again, with new ids."""
+    """Adds the rows of one message to the order's transaction repeatedly, with new ids."""
 
     def __init__(self, row: MessageRow) -> None:
         self._columns: list[Any] = [row.topic_id, row.key, row.headers, bytes(row.body)]

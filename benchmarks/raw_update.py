@@ -35,14 +35,14 @@ MARK = "UPDATE bench_raw SET state = 2, sent_at = now(), lease_until = NULL WHER
 
 
 def fill(connection: Connection, count: int) -> None:
-    """Write `count` rows that wait."""
+    """Write `count` waiting rows."""
     connection.execute(TABLE)
     connection.execute(FILL, [HEADERS, BODY, count])
     connection.execute("ANALYZE bench_raw")
 
 
 def drain(connection: Connection) -> int:
-    """Claim, hand over to nobody, mark; until nothing waits. Give the number of rows."""
+    """Claim and mark without sending until nothing waits; return the number of rows."""
     done = 0
     while rows := connection.execute(CLAIM).fetchall():
         for row in rows:

@@ -1,4 +1,4 @@
-"""The relay against an outbox that has neither fence nor numbers, both handing over to nobody: CPU per message."""
+"""The relay against an outbox without fence and numbers, both without a broker: CPU per message."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ def _drained(relay: Relay, topics: list[str], count: int, *, keep: bool = False,
 
 
 def _cpu_per_message(connection: Connection, work: Callable[[], int], count: int, own: list[float] | None = None) -> float:
-    """Return the microseconds of this process and of its backend; `own` gets those of this process alone."""
+    """Return the microseconds of this process and of its backend; `own` gets those of this process only."""
     clock = CpuClock(connection)
     began, began_here = clock(), time.process_time()
     done = work()
@@ -92,7 +92,7 @@ def _skew(topics: list[str]) -> list[str]:
 
 
 def _rate_of_others(relay: Relay, count: int, *, is_away: bool) -> float:
-    """Return how many messages of three topics are sent in a second; those of a fourth, away, are there besides or not at all."""
+    """Return how many messages per second of three topics are sent, with or without a backlog of a fourth, unavailable one."""
     topics = [topic_id(name, "default") for name in OTHERS]
     empty(relay.connection)
     fill(relay.connection, topics, count)

@@ -54,7 +54,7 @@ SENT = "SELECT coalesce(sum(cardinality(message_ids)), 0) FROM outbox_batch WHER
 
 
 def measure(scale: float) -> list[Figure]:
-    """Measure all, or nothing where there is no RocketMQ to be had, which is said."""
+    """Measure everything, or report that RocketMQ is not available."""
     if importlib.util.find_spec("rocketmq") is None:
         print("rocketmq is skipped: its client is not installed here (make .venv/.rocketmq)", file=sys.stderr)
         return []
@@ -71,7 +71,7 @@ def measure(scale: float) -> list[Figure]:
 
 @contextmanager
 def _server() -> Iterator[tuple[Any, float]]:
-    """Start a node with the checks of production; return it, and the seconds that took once the jars were there."""
+    """Start a node with production's checks; return it, and the start-up time in seconds without the download."""
     from project.servers.rocketmq import RocketMQ
     from project.servers.rocketmq_jars import fetch_jars
     from project.servers.rocketmq_ports import Ports
@@ -123,7 +123,7 @@ def _adapter(server: Any, scale: float) -> list[Figure]:
 
 
 def _paced(act: Callable[[], float], count: int) -> bare_port.Pace:
-    """Run what returns how many it did in a second; return that with the CPU that each took."""
+    """Run a measurement; return its messages per second, and the CPU time of each."""
     cpu = time.process_time()
     per_second = act()
     return bare_port.Pace(per_second, (time.process_time() - cpu) / count * 1e6)
@@ -159,7 +159,7 @@ def _send(broker: Any, how_many: int) -> float:
 
 
 def _send_and_commit(broker: Any, how_many: int) -> float:
-    """As a relay does, but for the decision."""
+    """Send as a relay does, without the decision."""
     messages = _messages(HALVES, how_many, TOKEN)
     began = time.perf_counter()
     for at in range(0, how_many, BATCH):

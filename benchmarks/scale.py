@@ -76,7 +76,7 @@ def _fill_paused(connection: Connection, count: int) -> None:
 
 
 def _settle(connection: Connection) -> None:
-    """Leave nothing for autovacuum to do in the middle."""
+    """Vacuum first, so that autovacuum does not start during the measurement."""
     connection.execute("VACUUM ANALYZE")
     connection.execute("CHECKPOINT")
 
@@ -102,7 +102,7 @@ def _topics(count: int) -> Iterator[None]:
 
 @contextmanager
 def _databases() -> Iterator[None]:
-    """Copy the migrated database twice, under aliases of their own, for the time of the block."""
+    """Copy the migrated database twice, under separate aliases, for the duration of the block."""
     given: dict[str, Any] = dict(connections.databases["default"])
     connections["default"].close()
     original = given["NAME"]

@@ -1,4 +1,4 @@
-"""When messages were handed to a broker, noted in one process and read in another."""
+"""The times of sends to a broker, recorded in one process and read in another."""
 
 from __future__ import annotations
 
@@ -8,21 +8,21 @@ from pathlib import Path
 
 
 class SentTimes:
-    """The first time of each message, in seconds of the clock that all processes share. Written when all is over."""
+    """The first time of each message, in seconds of the clock that all processes share. Written at the end."""
 
     def __init__(self) -> None:
         self._times: dict[str, float] = {}
 
     def note(self, name: str) -> None:
-        """Note that a message is handed over now."""
+        """Record the current time for a message."""
         self._times.setdefault(name, time.time())
 
     def write(self, path: Path) -> None:
-        """Write what was noted to a file, beside what was written before."""
+        """Append the recorded times to a file."""
         path.write_text(json.dumps(read(path) | self._times))
 
 
 def read(path: Path) -> dict[str, float]:
-    """Return what was written; nothing where nobody has written yet."""
+    """Return the recorded times, none if the file does not exist."""
     found: dict[str, float] = json.loads(path.read_text()) if path.exists() else {}
     return found

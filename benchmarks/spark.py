@@ -53,7 +53,7 @@ AND NOT EXISTS (SELECT FROM outbox_inbox i WHERE i.consumer_group = 'bench' AND 
 
 
 def measure(scale: float = 1.0) -> list[Figure]:
-    """Measure all, or nothing where Spark cannot run, which is said."""
+    """Measure everything, or report why Spark cannot run."""
     if reason := missing():
         print(f"    not measured: {reason}", file=sys.stderr)
         return []
@@ -64,7 +64,7 @@ def measure(scale: float = 1.0) -> list[Figure]:
 
 
 def _parquet(messages: int, *, is_largest: bool) -> list[Figure]:
-    """Write a history, start anew, audit it."""
+    """Write a history, start a new session, audit it."""
     from benchmarks.synthetic.write import config_of
 
     plan = Plan(messages, lost=2_000, duplicated=200, orphans=200, topics=4, lanes=4, seed=7)
@@ -87,7 +87,7 @@ def _parquet(messages: int, *, is_largest: bool) -> list[Figure]:
 
 
 def _elsewhere(act: Callable[..., Any], *arguments: Any) -> Any:
-    """Do it in a process of its own: a JVM stays as long as its process, with what it has compiled and its peak of memory."""
+    """Run in a separate process: a JVM lives as long as its process, with its compiled code and its peak of memory."""
     with ProcessPoolExecutor(1, mp_context=get_context("spawn"), initializer=django.setup) as process:
         return process.submit(act, *arguments).result()
 
@@ -136,13 +136,13 @@ def _timed(act: Callable[[], Any]) -> tuple[Any, float]:
 
 
 def _cpu_seconds(java: int) -> float:
-    """Read what the JVM and its workers have used. Linux."""
+    """Read the resources that the JVM and its workers have used. Linux."""
     fields = [Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split() for pid in _with_workers(java)]
     return sum(int(one[11]) + int(one[12]) for one in fields) / os.sysconf("SC_CLK_TCK")
 
 
 def _with_workers(java: int) -> list[int]:
-    """Name the JVM, the daemon that it started, and that one's workers, but none that has ended. Linux."""
+    """Return the live processes of the JVM, its daemon and the daemon's workers. Linux."""
     found = [java]
     for pid in found:
         children = Path(f"/proc/{pid}/task").glob("*/children")
@@ -152,7 +152,7 @@ def _with_workers(java: int) -> list[int]:
 
 
 def _shuffled(spark: Any) -> int:
-    """Count the bytes that all stages so far have written for others to read."""
+    """Return the bytes of all shuffle writes so far."""
     context, gateway = spark._jsc.sc(), spark.sparkContext._gateway
     context.listenerBus().waitUntilEmpty()
     quantiles, tasks = gateway.new_array(gateway.jvm.double, 0), gateway.jvm.java.util.ArrayList()
@@ -161,7 +161,7 @@ def _shuffled(spark: Any) -> int:
 
 
 def _wrong(report: Any, truth: dict[str, Any]) -> int:
-    """Count the ranges that were found and are not there, or are there and were not found."""
+    """Count the findings that are wrong or missing."""
 
     def shape(one: dict[str, Any]) -> tuple[Any, ...]:
         return one["kind"], one["stage"], one["topic"], one["lane"], one["group"], one["first"], one["last"], one["count"]
@@ -182,7 +182,7 @@ def _beside_duckdb(name: str, folder: str, found: dict[str, Any]) -> list[Figure
 
 
 def _postgres(messages: int) -> list[Figure]:
-    """Audit a day in PostgreSQL: reading it beside a bare JDBC read of the same, all of it beside plain SQL."""
+    """Audit a day in PostgreSQL: compare its read with a bare JDBC read, and all of it with plain SQL."""
     from outbox.pipeline.spark.audit.run import audit
     from outbox.pipeline.spark.history import open_history
     from outbox.pipeline.spark.session import build_session
@@ -223,7 +223,7 @@ def _time_bare(spark: Any, config: PipelineConfig) -> float:
 
 
 def _read_bare(spark: Any, config: PipelineConfig) -> None:
-    """Read what a history is made of, four connections at once, in no common snapshot, and keep nothing."""
+    """Read the tables of a history over four connections, without a common snapshot, and discard the rows."""
     from outbox.pipeline.spark.sources import jdbc, statements
 
     url, login = jdbc.jdbc_url(config.outbox.url)

@@ -24,7 +24,7 @@ def measure(scale: float) -> list[Figure]:
 
 
 def _kill_one() -> float:
-    """Stop the second relay's clock while the first takes the message and dies; return the seconds from there."""
+    """Pause the second relay while the first claims the message and dies; return the seconds from then on."""
     doomed = command("outbox_relay", "--broker", "default", OUTBOX_FAILPOINTS="relay.after_half=kill")
     with command("outbox_relay", "--broker", "default") as heir, doomed as first:
         wait_until(lambda: is_up(heir) and is_up(first), 30, "two relays")

@@ -45,7 +45,7 @@ TRUNCATE bench_consumed, outbox_ticket, outbox_batch, outbox_process, outbox_wak
 
 @dataclass(frozen=True, slots=True)
 class Cost:
-    """What a message costs: microseconds of CPU of those who publish, relay and consume it; transactions of the latter two."""
+    """What a message costs: CPU microseconds of publisher, relay and consumer; transactions of the latter two."""
 
     publisher: float = 0
     relay: float = 0

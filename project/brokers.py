@@ -1,4 +1,4 @@
-"""Which broker carries the shop's messages: the environment says it."""
+"""The broker of the shop's messages, chosen by the environment."""
 
 from __future__ import annotations
 

@@ -23,7 +23,7 @@ from kombu.utils.json import dumps, loads
 
 
 class Channel(filesystem.Channel):
-    """A channel whose files are always whole. Its option `folder` says where; what is missing there is made."""
+    """A channel that writes files atomically to the folder of its option `folder`, which it creates."""
 
     @cached_property
     def data_folder_in(self) -> Path:
@@ -86,7 +86,7 @@ class Transport(filesystem.Transport):
 
 
 def _write_whole(path: Path, text: str) -> None:
-    """Write a file so that nobody sees a part of it."""
+    """Write a file atomically."""
     part = path.with_name(f"{path.name}.{uuid.uuid4()}.part")  # no reader takes a name that ends like this
     part.write_text(text)
     part.rename(path)

@@ -1,4 +1,4 @@
-"""The shop's settings. What the environment decides stands here and in brokers.py; docker/compose.yaml sets it."""
+"""The shop's settings. Here and in brokers.py the environment is read; docker/compose.yaml sets it."""
 
 import os
 from pathlib import Path
@@ -26,7 +26,7 @@ INSTALLED_APPS = [
     "django.contrib.auth",
     "django.contrib.contenttypes",
     "django.contrib.messages",
-    "django.contrib.postgres",  # Django 6.1 insists on it where a table has arrays, as the outbox's have
+    "django.contrib.postgres",  # required by Django 6.1 for array columns, which the outbox has
     "django.contrib.sessions",
     "django.contrib.staticfiles",
     "rest_framework",
@@ -92,7 +92,7 @@ OUTBOX = {
         "shipments": {"TYPE": "transaction"},
     },
     "PIPELINE": {
-        # Each of these rows owes the world a message; `make audit` looks whether it was published.
+        # For each of these rows a message must have been published, which `make audit` checks.
         "AUDIT": {
             "orders": {"MODEL": "shop.Order", "EXPECTS": "OrderPlaced", "AT": "placed_at"},
             "cancellations": {"MODEL": "shop.Cancellation", "EXPECTS": "OrderCancelled", "AT": "cancelled_at"},

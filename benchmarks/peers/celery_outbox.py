@@ -19,7 +19,7 @@ app = OutboxCelery("peers", broker="memory://")
 
 @app.task
 def handle(number: int, customer: str, total: str) -> None:
-    """Nobody runs it."""
+    """Never run."""
 
 
 @before_task_publish.connect

@@ -1,4 +1,4 @@
-"""Compare the packages: what a message costs its transaction, what a relay costs, and how late the broker has the message."""
+"""Compare the packages: the cost of a message for its transaction, the cost of a relay, and the latency to the broker."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ SHARES = 0.1, 0.9  # of the messages, between which a relay is measured: it has 
 
 @dataclass
 class _Result:
-    """What was measured of one package: microseconds, messages a second, microseconds, milliseconds; or why there is no more."""
+    """The results of one package (microseconds, messages per second, microseconds, milliseconds), or its failure."""
 
     without: list[float] = field(default_factory=list)
     along: list[float] = field(default_factory=list)
@@ -62,7 +62,7 @@ def measure(scale: float) -> list[Figure]:
 
 
 def _attempt(result: _Result, act: Callable[[], None]) -> None:
-    """Do something unless the package has failed before; its failure is its result, and no other's."""
+    """Run a step unless the package has failed before; a failure only ends that package's measurements."""
     if not result.failure:
         try:
             act()

@@ -1,4 +1,4 @@
-"""The processes of one package: the one that publishes, and its relay; and what relay and server cost."""
+"""The processes of one package, the publisher and its relay, and the CPU time of relay and server."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ PYTHON = ROOT / ".peers" / "bin" / "python"
 
 
 class PeerError(Exception):
-    """A package did not do what was asked; the text says what it wrote last."""
+    """A package's process failed; the text is its last output."""
 
 
 class Peer:
@@ -56,7 +56,7 @@ class Peer:
         self.version, self._resident = self._answer()
 
     def ask(self, *words: object) -> Any:
-        """Ask the publishing process to do something; return its answer."""
+        """Send a command to the publishing process; return its answer."""
         assert self._side.stdin
         with suppress(BrokenPipeError):  # it has ended, and answers nothing
             self._side.stdin.write(" ".join(map(str, words)).encode() + b"\n")
@@ -65,7 +65,7 @@ class Peer:
 
     @contextmanager
     def relay(self) -> Iterator[subprocess.Popen[bytes]]:
-        """Run the package's relay, which hands over to the sink."""
+        """Run the package's relay, which sends to the sink."""
         process = self._start(["-m", "django", *self._resident], {sink.FILE: str(self.sink)}, stdout=subprocess.DEVNULL)
         try:
             yield process
@@ -78,11 +78,11 @@ class Peer:
                 process.wait()
 
     def taken(self) -> int:
-        """Return how many messages the relay has handed over."""
+        """Return how many messages the relay has sent."""
         return self.sink.read_bytes().count(b"\n")
 
     def times(self) -> dict[str, float]:
-        """Return when each order's message was handed over, by the order's number as text."""
+        """Return when each order's message was sent, by the order's number as text."""
         return {number: float(moment) for number, moment in map(str.split, self.sink.read_text().splitlines())}
 
     def close(self) -> None:
@@ -93,7 +93,7 @@ class Peer:
         self._errors.close()
 
     def explain(self) -> str:
-        """Return what the package's processes wrote last."""
+        """Return the last output of the package's processes."""
         self._errors.seek(0)
         return (self._errors.read().decode().strip().splitlines() or ["it ended without a word"])[-1]
 
@@ -127,7 +127,7 @@ def _pids() -> list[int]:
 
 
 def _stat(pid: int) -> list[int]:
-    """Return the numbers of /proc/PID/stat behind the state, so that [1] is the parent; nothing of a process that is gone."""
+    """Return the numbers of /proc/PID/stat after the state ([1] is the parent), or nothing for a process that has ended."""
     try:
         fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     except OSError:

@@ -1,4 +1,4 @@
-"""procrastinate: jobs as rows; its worker listens and runs them itself, so the job's function stands for the broker."""
+"""procrastinate: jobs as rows; its worker listens and runs them itself, so the job's function is the stand-in for the broker."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The job, which can be made once Django is set up."""
+"""The job, defined after Django's setup."""
 
 from procrastinate.contrib.django import app
 

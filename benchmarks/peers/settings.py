@@ -1,4 +1,4 @@
-"""Settings of one package: the business app, the package's apps and what its documents say must be set."""
+"""Settings of one package: the business app, the package's apps and the settings that its documentation requires."""
 
 import json
 import os

@@ -1,4 +1,4 @@
-"""The publishing process of one package: does what the lines of its input ask, answers each with a line of JSON."""
+"""The publishing process of one package: runs the commands of its input, and answers each with a line of JSON."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ class _Side:
         return _p50(lambda: self._write(CUSTOMER, TOTAL))
 
     def fill(self, count: float) -> int:
-        """Write so many messages, rounded up to hundreds; return how many wait now."""
+        """Write `count` messages, rounded up to hundreds; return how many are waiting."""
         for _ in range(0, int(count), PER_TRANSACTION):
             with transaction.atomic():
                 for _ in range(PER_TRANSACTION):
@@ -76,7 +76,7 @@ class _Side:
         return self._written
 
     def trickle(self, count: float, pause_seconds: float) -> dict[int, float]:
-        """Write so many messages with a pause after each; return when each was committed."""
+        """Write messages with a pause after each; return the commit time of each."""
         committed = {}
         for _ in range(int(count)):
             with transaction.atomic():

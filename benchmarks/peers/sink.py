@@ -1,4 +1,4 @@
-"""What stands for the broker: each message that a relay hands over becomes a line, its order's number and the time."""
+"""A stand-in for the broker: each message that a relay sends becomes a line with its order's number and the time."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ _file = os.open(os.environ[FILE], os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
 
 
 def take(*numbers: object) -> None:
-    """Accept messages. Those of one call are written at once."""
+    """Accept messages; those of one call are written together."""
     if _file is not None:
         now = time.time()
         os.write(_file, "".join(f"{number} {now}\n" for number in numbers).encode())

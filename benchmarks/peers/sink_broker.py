@@ -1,4 +1,4 @@
-"""Our broker that hands over to the sink."""
+"""The outbox's broker that sends to the sink."""
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-"""Histories made up on purpose, with faults, and the truth about them beside: `python -m benchmarks.synthetic`."""
+"""Synthetic histories with injected faults, and the expected findings: `python -m benchmarks.synthetic`."""

@@ -24,7 +24,7 @@ from outbox.pipeline.spark.session import build_session
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Do what the arguments say; return the exit code."""
+    """Run the arguments' command; return the exit code."""
     options = _parser().parse_args(arguments)
     # In here: behind `build_session`, which says what to install where pyspark is missing.
     from benchmarks.synthetic.database import write_database

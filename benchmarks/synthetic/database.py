@@ -1,4 +1,4 @@
-"""A made-up history in the tables of a database: outbox, lanes, embedded broker, inbox. For an empty one that was migrated."""
+"""A synthetic history in the tables of an empty, migrated database: outbox, lanes, embedded broker, inbox."""
 
 from __future__ import annotations
 
@@ -96,7 +96,7 @@ def _require_empty(connection: psycopg.Connection[Any]) -> None:
 
 
 def _make_topics(connection: psycopg.Connection[Any], topics: list[str]) -> tuple[Column, Column]:
-    """Give, for a column `topic`, its ids in the outbox and at the broker."""
+    """Return the ids of a column `topic` in the outbox and at the broker."""
     connection.execute(TAKE_NAME, [SOURCE])
     found = []
     for table, statement in (("outbox_topic", TOPIC), ("outbox_embedded_topic", BROKER_TOPIC)):
@@ -120,13 +120,13 @@ def _stored(frame: DataFrame, topic_id: Column) -> DataFrame:
 
 
 def _handled(frame: DataFrame) -> DataFrame:
-    """Each row under a dedupe key of its own, or the inbox would not take a message twice."""
+    """Give each row its own dedupe key, or the inbox would reject a second copy."""
     columns = ("message_id", "source", "topic", "lane", "number", "nth")
     return frame.select("consumer_group", F.expr("uuid()"), *columns, _text("at"))
 
 
 def _text(name: str) -> Column:
-    """Return a time as PostgreSQL reads it: a Python worker would hand it on in its own time zone."""
+    """Return a time as PostgreSQL reads it: a Python worker would convert it to its own time zone."""
     return F.concat(F.date_format(name, "yyyy-MM-dd HH:mm:ss.SSSSSS"), F.lit("+00"))
 
 
@@ -145,7 +145,7 @@ def _copy_batches(url: str, places: DataFrame, topic_id: Column) -> None:
 
 
 def _batches(rows: Iterable[Any]) -> Iterator[tuple[Any, ...]]:
-    """Make batches of neighbouring numbers; where one is missing, the next batch begins."""
+    """Make batches of consecutive numbers; a missing number starts the next batch."""
     for row in rows:
         for _, run in groupby(enumerate(row.messages), key=lambda pair: pair[1].number - pair[0]):
             messages = [message for _, message in run]

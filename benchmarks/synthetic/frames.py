@@ -1,4 +1,4 @@
-"""The frames of a made-up history, each computed from the message's number alone: no shuffle, whatever the size."""
+"""The frames of a synthetic history, each computed from the message's number alone, without a shuffle."""
 
 from __future__ import annotations
 
@@ -86,13 +86,13 @@ def _messages(spark: SparkSession, plan: Plan) -> DataFrame:
 
 
 def _business(rows: DataFrame, truth: Truth) -> DataFrame:
-    """Return the orders; some more owe a message that never was."""
+    """Return the orders, including some whose message was never published."""
     extra = _only(rows, truth.of(Kind.LOST, Stage.BUSINESS)).withColumn("about", F.concat("about", F.lit("-unsaid")))
     return rows.unionAll(extra).withColumn("subject", F.col("topic")).withColumn("at", _time("micros"))
 
 
 def _inbox(rows: DataFrame, everything: DataFrame, plan: Plan, truth: Truth) -> DataFrame:
-    """Return the inbox rows of all groups, in one pass where nothing is missing."""
+    """Return the inbox rows of all groups, in one pass if nothing is missing."""
     lost, twice, orphans = (truth.faults.get((kind, Stage.INBOX), {}) for kind in (Kind.LOST, Kind.DUPLICATED, Kind.ORPHAN))
     groups = [GROUP(group) for group in range(plan.groups)]
     found = rows.withColumn("consumer_group", F.explode(F.array(*map(F.lit, groups))))
@@ -131,7 +131,7 @@ def _again(frame: DataFrame, everything: DataFrame, messages: list[int]) -> Data
 
 
 def _later(least: int, scale: int) -> Column:
-    """Return a moment some milliseconds after the publish: few wait long, as in life."""
+    """Return a moment some milliseconds after the publish; few wait long."""
     chance = F.pmod(F.xxhash64("n", F.lit(scale)), F.lit(10_000)) / 10_000
     return (F.col("micros") + least - F.log(1 - chance) * 1_000 * scale).cast("bigint")
 

@@ -1,4 +1,4 @@
-"""What a made-up history is to be, and which messages something happens to. No Spark: drawn on the driver, from a seed."""
+"""The plan of a synthetic history and of its faults, drawn on the driver from a seed, without Spark."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ class Plan:
 
 @dataclass(frozen=True)
 class Truth:
-    """What happens to which messages: (kind, stage) -> group ('' but for the inbox) -> messages n."""
+    """The faults of the messages: (kind, stage) -> group ('' but for the inbox) -> messages n."""
 
     faults: dict[tuple[Kind, Stage], dict[str, list[int]]] = field(default_factory=dict)
 
@@ -74,7 +74,7 @@ class Truth:
 
 
 def draw(plan: Plan, faults: Sequence[tuple[Kind, Stage]] = FAULTS) -> Truth:
-    """Choose the messages that something happens to; nothing happens twice to one."""
+    """Choose the messages with faults, at most one fault each."""
     chance = random.Random(plan.seed)
     taken: set[int] = set()
     truth = Truth()
@@ -100,7 +100,7 @@ def _take(plan: Plan, chance: random.Random, taken: set[int], amount: int) -> It
 
 
 def expected(plan: Plan, truth: Truth) -> list[Finding]:
-    """Return what an audit has to find, one finding for each number (`findings.merge` makes them ranges)."""
+    """Return the expected findings of an audit, one finding for each number (`findings.merge` makes them ranges)."""
     found = []
     for (kind, stage), groups in truth.faults.items():
         for group, messages in groups.items():

@@ -1,4 +1,4 @@
-"""Write a made-up history, and say the truth about it."""
+"""Write a synthetic history and its expected findings."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from benchmarks.synthetic.frames import as_of, make_frames
 from benchmarks.synthetic.plan import GROUP, SOURCE, Plan, Truth, draw, expected
 from outbox.pipeline.spark.config import Business, Group, PipelineConfig, Source
 from outbox.pipeline.spark.findings import Kind, Stage, merge
-from outbox.pipeline.spark.history import begin_history, write_about
+from outbox.pipeline.spark.history import invalidate_history, write_metadata
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -17,12 +17,12 @@ NEVER_PUBLISHED = ((Kind.LOST, Stage.OUTBOX), (Kind.ORPHAN, Stage.BROKER), (Kind
 
 
 def write_history(spark: SparkSession, plan: Plan, folder: str) -> dict[str, Any]:
-    """Write all frames; return the truth: what an audit has to find, and the configuration to find it with."""
+    """Write all frames; return the expected findings, and the configuration of the audit."""
     truth = draw(plan)
-    begin_history(spark, folder)
+    invalidate_history(spark, folder)
     for name, frame in make_frames(spark, plan, truth).items():
         frame.write.mode("overwrite").parquet(f"{folder}/{name}")
-    write_about(spark, folder, [SOURCE], as_of(plan))
+    write_metadata(spark, folder, [SOURCE], as_of(plan))
     without_message = [
         *(f"shop.order:{n}-unsaid" for n in truth.of(Kind.LOST, Stage.BUSINESS)),
         *(f"shop.order:{n}" for (kind, stage) in NEVER_PUBLISHED for messages in truth.faults.get((kind, stage), {}).values()
@@ -32,7 +32,7 @@ def write_history(spark: SparkSession, plan: Plan, folder: str) -> dict[str, Any
 
 
 def truth_of(plan: Plan, truth: Truth, config: PipelineConfig, without_message: list[str]) -> dict[str, Any]:
-    """Return what an audit has to find, and the configuration to find it with."""
+    """Return the expected findings, and the configuration of the audit."""
     return {
         "messages": plan.messages,
         "findings": [one.as_dict() for one in merge(expected(plan, truth))],
@@ -42,7 +42,7 @@ def truth_of(plan: Plan, truth: Truth, config: PipelineConfig, without_message: 
 
 
 def config_of(plan: Plan, folder: str) -> PipelineConfig:
-    """Return the configuration that audits this history."""
+    """Return the audit's configuration for this history."""
     topics = [f"topic-{topic}" for topic in range(plan.topics)]
     return PipelineConfig(
         outbox=Source(folder),

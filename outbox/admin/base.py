@@ -94,7 +94,7 @@ class ReadOnlyAdmin(admin.ModelAdmin):
         framed = {**frame(self.admin_site, request), **(extra_context or {})}
         return super().changeform_view(request, object_id, form_url, framed)
 
-    def told(self, request: HttpRequest, row: Any) -> dict[str, Any]:
+    def get_extra_context(self, request: HttpRequest, row: Any) -> dict[str, Any]:
         """Return additional context for the page of a row, with its title."""
         return {}
 
@@ -107,8 +107,8 @@ class ReadOnlyAdmin(admin.ModelAdmin):
         form_url: str = "",
         obj: Model | None = None,
     ) -> HttpResponse:
-        if told := self.told(request, obj):
-            context |= {"subtitle": None, **told}
+        if more := self.get_extra_context(request, obj):
+            context |= {"subtitle": None, **more}
         return super().render_change_form(request, context, add, change, form_url, obj)
 
 

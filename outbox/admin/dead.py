@@ -16,7 +16,7 @@ from django.utils.safestring import SafeString
 from outbox import database
 from outbox.admin.base import ReadOnlyAdmin, TopicFilter
 from outbox.admin.contents import contents, read_beginning
-from outbox.admin.impact import Act, as_of, chosen_rows, impact_page, reason_form, tell, write_log
+from outbox.admin.impact import Act, as_of, chosen_rows, impact_page, notify, reason_form, write_log
 from outbox.admin.links import message_link
 from outbox.admin.lists import Filter
 from outbox.admin.text import badge, shown, since
@@ -139,7 +139,7 @@ class DeadMessageAdmin(ReadOnlyAdmin):
         if form.count and not form.is_valid():
             return impact_page(self, request, act=act, form=form, counts=counts, hidden=chosen_rows(request), limit=AT_ONCE)
         done = self._act(request, chosen, act, form.cleaned_data["reason"]) if form.count else 0
-        tell(self, request, act, done=done, wanted=form.wanted, limit=AT_ONCE)
+        notify(self, request, act, done=done, wanted=form.wanted, limit=AT_ONCE)
         return None
 
     def _act(self, request: HttpRequest, chosen: QuerySet[DeadMessage], act: Act, reason: str) -> int:
@@ -166,7 +166,7 @@ class DeadMessageAdmin(ReadOnlyAdmin):
             return None
         return row
 
-    def told(self, request: HttpRequest, row: Any) -> dict[str, Any]:
+    def get_extra_context(self, request: HttpRequest, row: Any) -> dict[str, Any]:
         return {
             "title": f"Dead message {row.pk}",
             "row": row,

@@ -126,7 +126,7 @@ def impact_page(
     return TemplateResponse(request, "admin/outbox/impact.html", context)
 
 
-def tell(model_admin: ModelAdmin, request: HttpRequest, act: Act, *, done: int, wanted: int, limit: int) -> None:
+def notify(model_admin: ModelAdmin, request: HttpRequest, act: Act, *, done: int, wanted: int, limit: int) -> None:
     """Show messages about what was done, and what was not."""
     if done:
         model_admin.message_user(request, f"{act.past}: {done}.", messages.SUCCESS)

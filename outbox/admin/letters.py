@@ -17,7 +17,7 @@ from django.http import HttpRequest, HttpResponse, HttpResponseRedirect
 from django.template.response import TemplateResponse
 
 from outbox.admin.base import ReadOnlyAdmin
-from outbox.admin.impact import Act, as_of, impact_page, reason_form, tell, write_log
+from outbox.admin.impact import Act, as_of, impact_page, notify, reason_form, write_log
 from outbox.admin.letter_filter import LetterFilter
 from outbox.admin.links import message_link
 from outbox.admin.pages import frame
@@ -109,7 +109,7 @@ class DeadLetterAdmin(ReadOnlyAdmin):
             notes = _kinds_named(chosen)
             return impact_page(self, request, act=act, form=form, counts=counts, hidden=hidden, limit=len(chosen), notes=notes)
         done = self._settle(request, chosen, act, form.cleaned_data["reason"]) if chosen else 0
-        tell(self, request, act, done=done, wanted=max(form.wanted, len(names)), limit=READ_AT_ONCE)
+        notify(self, request, act, done=done, wanted=max(form.wanted, len(names)), limit=READ_AT_ONCE)
         return HttpResponseRedirect(request.get_full_path())
 
     def _settle(self, request: HttpRequest, chosen: list[Letter], act: Act, reason: str) -> int:

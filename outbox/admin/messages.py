@@ -226,7 +226,7 @@ class MessageAdmin(ReadOnlyAdmin):
             return None
         return row
 
-    def told(self, request: HttpRequest, row: Any) -> dict[str, Any]:
+    def get_extra_context(self, request: HttpRequest, row: Any) -> dict[str, Any]:
         headers = read_headers(row.headers)
         using = router.db_for_read(MessageRow)
         timeline = read_timeline(using, row.id)

@@ -1,5 +1,5 @@
 """
-The data pipeline, a Django app of its own: was anything lost, how long did it take, why is there a backlog; and the archive.
+The data pipeline, a separate Django app: an audit for lost messages, latency and backlog reports, and the archive.
 
-`spark/` holds the jobs. Nothing in it imports Django: a job gets all it needs as one `PipelineConfig`, written as JSON.
+The jobs are in `spark/`, where nothing imports Django: a job gets its whole configuration as one `PipelineConfig` in JSON.
 """

@@ -1,4 +1,4 @@
-"""The archive, seen from Django: what the archiving job is told, the job as a process, and one message out of the lake."""
+"""The Django side of the archive: configure and run its job, and look up one message in the lake."""
 
 from __future__ import annotations
 
@@ -17,39 +17,39 @@ from outbox.pipeline.job_config import database_source
 from outbox.pipeline.spark.archive.config import ArchiveConfig
 from outbox.pipeline.spark.config import PipelineConfig, Reader
 from outbox.pipeline.spark.errors import BUSY
-from outbox.pipeline.spark.lake.lookup import Found, find_message
+from outbox.pipeline.spark.lake.lookup import ArchivedMessage, find_message
 from outbox.pipeline.spark.lake.manifest import Lake
-from outbox.pipeline.spark.process import Say, run_job
+from outbox.pipeline.spark.process import Log, run_job
 
 logger = get_logger(__name__)
 
 JOB = "outbox.pipeline.spark.jobs.archive"
-NO_MORE = "Nothing more could be done: "  # how the job begins the line that says why
+ERROR_PREFIX = "Archive failed: "  # begins the line of the job's log that states the reason
 
 
 HOLD = RetentionHold(
-    "not archived yet",  # the archiver drops it, as soon as the lake has it
+    "not archived yet",  # the archiver drops a day once it is in the lake
     lambda: (archive.after or conf.settings().retention) if (archive := settings().archive) else None,
     grace=timedelta(days=2),
     tables=frozenset(
         {"outbox_inbox", "outbox_delivery", "outbox_duplicate", "outbox_check_back", "outbox_attempt", "outbox_recorded"}
     ),
 )
-"""With an archive, days leave with it alone: only the archiver sees the lake, and whether it has a day as it is now."""
+"""With an archive, only the archiver deletes days: it is the only one that compares them with the lake."""
 
 
 def archive_config(
     using: str, *, reader: Reader = "jdbc", now: datetime | None = None, master: str = "local[2]", driver_memory: str = "2g"
 ) -> ArchiveConfig:
     """
-    Return what of a database is due, and where it goes.
+    Return the configuration of the archive job: which days of a database are due, and where the lake is.
 
     Raises:
         ConfigurationError: `OUTBOX["PIPELINE"]["ARCHIVE"]` is not set.
     """
     archive = settings().archive
     if archive is None:
-        raise ConfigurationError('There is no archive. Set OUTBOX["PIPELINE"]["ARCHIVE"] = {"PATH": "/where/the/lake/is"}.')
+        raise ConfigurationError('There is no archive. Set OUTBOX["PIPELINE"]["ARCHIVE"] = {"PATH": "/path/of/the/lake"}.')
     after = archive.after or conf.settings().retention
     source = database_source(using, reader)
     return ArchiveConfig(
@@ -60,16 +60,16 @@ def archive_config(
 
 
 def lake_of(using: str) -> Path:
-    """Return the folder of a database's lake. Raises ConfigurationError where there is none."""
+    """Return the folder of a database's lake. Raises ConfigurationError if there is no archive."""
     archive = settings().archive
     if archive is None:
         raise ConfigurationError('There is no archive: OUTBOX["PIPELINE"]["ARCHIVE"] is not set.')
     return Path(archive.path, using)
 
 
-def find_archived(using: str, message_id: UUID) -> Found | None:
+def find_archived(using: str, message_id: UUID) -> ArchivedMessage | None:
     """
-    Find a message in a database's lake; None: it is not there.
+    Return a message from a database's lake. None: the lake does not have it.
 
     Raises:
         ConfigurationError: there is no archive.
@@ -80,34 +80,34 @@ def find_archived(using: str, message_id: UUID) -> Found | None:
 
 def archive_due(using: str) -> None:
     """
-    Archive what is due in a database, as `outbox_archive` does. Where another archive of it runs, this one is skipped.
+    Archive what is due in a database, as `outbox_archive` does, unless another archive of it is running.
 
     Raises:
         ConfigurationError: there is no archive.
-        ArchiveFailed: nothing, or nothing more, could be done.
+        ArchiveFailed: the job failed; days that were archived before that stay archived.
     """
     try:
-        report = archive(archive_config(using), say=logger.info)
+        report = archive(archive_config(using), log=logger.info)
     except ArchiveRunning as error:
-        logger.warning("The archive of database %r is skipped. %s", using, error)
+        logger.warning("The archive of database %r was skipped. %s", using, error)
         return
     for day, reason in report["kept"].items():
-        logger.warning("Database %r keeps %s, which is to be archived: %s", using, day, reason)
+        logger.warning("Day %s of database %r is due and was not archived: %s", day, using, reason)
 
 
-def archive(config: ArchiveConfig, *, say: Say) -> dict[str, Any]:
+def archive(config: ArchiveConfig, *, log: Log) -> dict[str, Any]:
     """
-    Archive what is due, in a process of its own.
+    Archive what is due, in a child process. Return its report.
 
     Args:
-        say: is given what the job says, line by line.
+        log: called with each line of the job's log.
 
     Raises:
-        ArchiveRunning: another one of this database runs.
-        ArchiveFailed: nothing, or nothing more, could be done.
+        ArchiveRunning: another archive of this database is running.
+        ArchiveFailed: the job failed; days that were archived before that stay archived.
     """
-    ended = run_job(JOB, config.to_json(), say=say)
-    if ended.report is None:
-        kind = ArchiveRunning if ended.exit_code == BUSY else ArchiveFailed
-        raise kind(f"The archive was not brought to its end{ended.why(NO_MORE)}")
-    return ended.report
+    result = run_job(JOB, config.to_json(), log=log)
+    if result.report is None:
+        kind = ArchiveRunning if result.exit_code == BUSY else ArchiveFailed
+        raise kind(f"The archive did not finish{result.failure(ERROR_PREFIX)}")
+    return result.report

@@ -1,4 +1,4 @@
-"""`OUTBOX["PIPELINE"]`: every name with its type, default and unit."""
+"""`OUTBOX["PIPELINE"]`: each name with its type, default and unit."""
 
 from __future__ import annotations
 
@@ -12,35 +12,35 @@ PLACE = 'OUTBOX["PIPELINE"]'
 
 
 class AuditSettings(Section, frozen=True):
-    """One entry of AUDIT: rows of a model, each of which owes the world a message published `about=` it."""
+    """One entry of AUDIT: the rows of a model for each of which a message must have been published with `about=`."""
 
     model: str  # "shop.Order"
-    expects: str  # the message type's name on the wire, "OrderPlaced"
-    where: str = ""  # SQL: only these rows; the table is called b
-    at: str = ""  # the field that says when a row was written; needed once messages have been pruned
+    expects: str  # the type of the message as it is sent, "OrderPlaced"
+    where: str = ""  # SQL condition that selects rows; the table's alias is b
+    at: str = ""  # the field with the time when a row was written; required once messages have been pruned
 
 
 class ArchiveSettings(Section, frozen=True):
-    """Where finished days go. With it, a day leaves the database only when the lake has it."""
+    """Where finished days are moved to. With it, a day is deleted from the database only after it is in the lake."""
 
-    path: str  # the lake's folder, absolute; each database has a folder in it, by its alias
-    after: timedelta | None = None  # a day is archived when all of it is that old; None: as old as RETENTION
+    path: str  # absolute path of the lake; each database has a folder in it, named by its alias
+    after: timedelta | None = None  # archive a day when all of it is this old; None: RETENTION
 
 
 class PipelineSettings(Section, frozen=True):
-    """What audit and archive are told."""
+    """Settings of audit and archive."""
 
-    audit: dict[str, AuditSettings] = {}  # business rows that owe a message, by a name for them
-    audit_retention: timedelta = timedelta(days=90)  # runs of the audit and their findings stay that long
-    archive: ArchiveSettings | None = None  # None: old days are dropped, and are gone
+    audit: dict[str, AuditSettings] = {}  # name -> business rows that must have a message
+    audit_retention: timedelta = timedelta(days=90)  # how long runs of the audit and their findings are kept
+    archive: ArchiveSettings | None = None  # None: old days are dropped without a copy
 
 
 def settings() -> PipelineSettings:
     """
-    Return the pipeline's settings as they are now.
+    Return the pipeline's current settings.
 
     Raises:
-        ConfigurationError: a name is unknown, or a value is wrong; the text names the place.
+        ConfigurationError: a name is unknown, or a value is wrong; the text says which.
     """
     global _known
     whole = conf.settings()

@@ -1,4 +1,4 @@
-"""What the pipeline raises on Django's side; its jobs have `spark/errors.py`."""
+"""Errors of the pipeline's Django side. Those of its jobs are in `spark/errors.py`."""
 
 from __future__ import annotations
 
@@ -6,20 +6,20 @@ from outbox.errors import OutboxError
 
 
 class ArchiveFailed(OutboxError):
-    """Raised when the archiving job did not come to its end; what it had committed stays, and the next one goes on."""
+    """Raised when the archive job failed. What it had committed stays, and the next run continues from there."""
 
 
 class ArchiveRunning(ArchiveFailed):
-    """Raised when an archive is to begin while another one of the same database runs."""
+    """Raised when an archive is started while another one of the same database is running."""
 
 
 class AuditRunning(OutboxError):
-    """Raised when an audit is to begin while another one of the same database runs."""
+    """Raised when an audit is started while another one of the same database is running."""
 
 
 class AuditFailed(OutboxError):
-    """Raised when an audit gave no answer; its run says the same."""
+    """Raised when an audit failed. The reason is also stored with its run."""
 
 
-class VerdictRefused(OutboxError):
-    """Raised when a verdict is not, byte for byte, what was signed; or was not signed at all, or by another key."""
+class InvalidVerdict(OutboxError):
+    """Raised when a verdict is not byte for byte what was signed, is unsigned, or was signed with another key."""

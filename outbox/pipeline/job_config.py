@@ -1,4 +1,4 @@
-"""What the Spark jobs need to know, from Django's settings: one `PipelineConfig`. Nothing else crosses."""
+"""The configuration of Spark jobs, made from Django's settings: one `PipelineConfig`."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ from outbox.pipeline.conf import AuditSettings, settings
 from outbox.pipeline.models import RecordedTopic
 from outbox.pipeline.spark.config import Archived, Business, Group, PipelineConfig, Reader, Source
 
-# When this database's outbox was made. Nothing older than that can have been pruned.
-BORN = "SELECT min(applied) FROM django_migrations WHERE app = 'outbox'"
+# When the outbox was installed in this database. Nothing older can have been pruned.
+INSTALLED_AT = "SELECT min(applied) FROM django_migrations WHERE app = 'outbox'"
 
-# The first day of messages that has a partition; all others that were before it were dropped.
+# The first day of messages that has a partition. All days before it were dropped.
 FIND_OLDEST_DAY = """
 SELECT min(right(c.relname, 8)) FROM pg_inherits i JOIN pg_class c ON c.oid = i.inhrelid
 WHERE i.inhparent = 'outbox_message'::regclass AND c.relname <> 'outbox_message_default'
@@ -35,21 +35,21 @@ def pipeline_config(
     using: str = DEFAULT_DB_ALIAS, *, reader: Reader = "jdbc", settle: timedelta, archived: bool = False, **more: Any
 ) -> PipelineConfig:
     """
-    Describe a database's outbox, its brokers, business rows and consumer groups.
+    Return the configuration for a database: its outbox, brokers, business rows and consumer groups.
 
     Args:
-        reader: `jdbc` becomes `python` where the server is reached by a socket, which Java does not do.
-        archived: what was archived is audited, too.
-        more: fields of `PipelineConfig`, as they are.
+        reader: for a server behind a Unix socket, `python` is used instead of `jdbc`, which does not support sockets.
+        archived: also audit archived days.
+        more: other fields of `PipelineConfig`.
 
     Raises:
-        ConfigurationError: an entry of `OUTBOX["PIPELINE"]["AUDIT"]` names what is not there; or there is no archive.
+        ConfigurationError: a model, type or field in `OUTBOX["PIPELINE"]["AUDIT"]` does not exist, or there is no archive.
     """
     databases = {alias: database_source(alias, reader) for alias in {using, *readable_brokers().values()}}
     if archived:
         more["archived"] = _archived(using)
     else:
-        more.setdefault("since", _whole_since(using))
+        more.setdefault("since", _complete_since(using))
     seen = [topic for broker in readable_brokers() for topic in _topics_of(broker)]
     recorded = _recorded(using, but=seen)
     return PipelineConfig(
@@ -66,7 +66,7 @@ def pipeline_config(
 
 
 def readable_brokers() -> dict[str, str]:
-    """Return the brokers with topics that keep their messages in tables, which the jobs read themselves: broker -> database."""
+    """Return the brokers that keep messages in database tables, which the jobs can read: broker -> database alias."""
     used = sorted({topic.broker for topic in conf.settings().topics.values()})
     kinds = {alias: conf.broker_class(alias) for alias in used}
     return {
@@ -77,12 +77,12 @@ def readable_brokers() -> dict[str, str]:
 
 
 def _recorded(using: str, *, but: Sequence[str]) -> dict[str, float]:
-    """Return the topics that a recorder writes down -> for how many seconds their broker may hide a message."""
+    """Return the recorded topics -> the maximum delay of their messages at the broker, in seconds."""
     names = RecordedTopic.objects.using(using).exclude(topic__in=but).order_by("topic").values_list("topic", flat=True)
-    return {name: _hidden_seconds(name) for name in names if name in conf.settings().topics}
+    return {name: _max_delay_seconds(name) for name in names if name in conf.settings().topics}
 
 
-def _hidden_seconds(topic: str) -> float:
+def _max_delay_seconds(topic: str) -> float:
     found = conf.topic_settings(topic)
     is_delayed = found.type is TopicType.DELAY
     return conf.broker_class(found.broker).max_delay.total_seconds() if is_delayed else 0.0
@@ -93,7 +93,7 @@ def _topics_of(broker: str) -> Sequence[str]:
 
 
 def database_source(alias: str, reader: Reader = "jdbc") -> Source:
-    """Return how jobs reach one of Django's databases; by `python` where it is behind a socket file."""
+    """Return how jobs connect to one of Django's databases; the reader is `python` for a Unix socket."""
     with database.connect_session(alias, application_name="outbox audit") as connection:
         info = connection.info
         parameters = info.get_parameters()
@@ -118,8 +118,8 @@ def _business(name: str, entry: AuditSettings) -> Business:
     kind = message_type(entry.expects)
     if kind is None:
         raise ConfigurationError(
-            f"{place} expects {entry.expects!r}, and no message type is called that on the wire. Write the type's name, and "
-            "see to it that its module is imported."
+            f"{place} expects {entry.expects!r}, but no message type has this name. Write the name of the type as it is sent, "
+            "and make sure that its module is imported."
         )
     try:
         at = meta.get_field(entry.at).column if entry.at else ""
@@ -139,28 +139,28 @@ def _business(name: str, entry: AuditSettings) -> Business:
 
 
 def _groups(using: str) -> list[Group]:
-    """Return the groups that keep their inbox in this database."""
+    """Return the groups whose inbox is in this database."""
     found = []
     for group in groups().values():
         if group.using == using:
-            found.append(Group(group.name, sorted(group.topics), is_from_start=not _begins_late(group.topics)))
+            found.append(Group(group.name, sorted(group.topics), is_from_start=not _starts_at_latest(group.topics)))
     return found
 
 
-def _begins_late(topics: Any) -> bool:
+def _starts_at_latest(topics: Any) -> bool:
     brokers = [conf.settings().brokers[conf.topic_settings(topic).broker] for topic in topics]
     return any(broker.options.get("START") == "latest" for broker in brokers)
 
 
-def _whole_since(using: str) -> datetime | None:
-    """Return from when on the history is whole; None: it has never been pruned."""
-    whole_settings = conf.settings()
-    now, born, oldest = datetime.now(UTC), _born(using), _oldest_day(using)
-    kept = min([whole_settings.retention, *(topic.retention for topic in whole_settings.topics.values())])
-    if born and oldest and oldest.date() > born.date():  # days were dropped, perhaps by a shorter retention than today's
+def _complete_since(using: str) -> datetime | None:
+    """Return from when on the history is complete. None: it has never been pruned."""
+    all_settings = conf.settings()
+    now, installed_at, oldest = datetime.now(UTC), _installed_at(using), _oldest_day(using)
+    kept = min([all_settings.retention, *(topic.retention for topic in all_settings.topics.values())])
+    if installed_at and oldest and oldest.date() > installed_at.date():  # days were dropped, maybe by a shorter retention
         kept = min(kept, now - oldest)
-    whole = now - kept + min(kept / 4, timedelta(days=1))
-    return None if born is None or born > whole else whole
+    since = now - kept + min(kept / 4, timedelta(days=1))
+    return None if installed_at is None or installed_at > since else since
 
 
 def _oldest_day(using: str) -> datetime | None:
@@ -170,16 +170,18 @@ def _oldest_day(using: str) -> datetime | None:
     return datetime.strptime(name, "%Y%m%d").replace(tzinfo=UTC) if name else None
 
 
-def _born(using: str) -> datetime | None:
+def _installed_at(using: str) -> datetime | None:
     with connections[using].cursor() as cursor:
-        cursor.execute(BORN)
-        born: datetime | None = cursor.fetchone()[0]
-    return born
+        cursor.execute(INSTALLED_AT)
+        installed_at: datetime | None = cursor.fetchone()[0]
+    return installed_at
 
 
 def _archived(using: str) -> Archived:
     archive = settings().archive
     if archive is None:
-        raise ConfigurationError('There is no archive to be audited: OUTBOX["PIPELINE"]["ARCHIVE"] is not set.')
+        raise ConfigurationError('There is no archive to audit: OUTBOX["PIPELINE"]["ARCHIVE"] is not set.')
     path = Path(archive.path, using)
-    return Archived(str(path), _born(using) or datetime.now(UTC), conf.settings().retention.total_seconds(), _whole_since(using))
+    return Archived(
+        str(path), _installed_at(using) or datetime.now(UTC), conf.settings().retention.total_seconds(), _complete_since(using)
+    )

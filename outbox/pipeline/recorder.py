@@ -1,10 +1,10 @@
 """
-The recorder: a consumer group of its own that writes down what a broker shows, for the audit to read.
+The recorder: a separate consumer group that records the messages of a broker, for the audit.
 
-It subscribes to everything, whatever the tags, and acknowledges what it has written. Killed between the two, it is handed
-the message again. That must not look like a second copy at the broker; nor may a second copy look like that. So a row
-names the place of the copy, and which delivery to the recorder it was: a place is written down once, and of deliveries
-other than the first the audit counts those that no earlier one explains (`outbox.pipeline.spark.sources.statements`).
+It subscribes to all tags, and acknowledges a message after writing its row. If it is killed in between, the message is
+delivered again. The audit must be able to tell such a redelivery from a second copy at the broker. So a row has the place of
+the copy (queue and position), and the number of its delivery to the recorder. A place is recorded once; of deliveries other than
+the first, the audit counts those that no earlier delivery explains (`outbox.pipeline.spark.sources.statements`).
 """
 
 from __future__ import annotations
@@ -27,19 +27,19 @@ from outbox.failpoints import failpoint
 from outbox.message import TopicType
 
 PAST_RETENTION = "recorded_at < %(before)s"
-"""Rows that the prune deletes."""
+"""The rows that pruning deletes."""
 
-AT_ONCE = 500  # messages in one statement, at most
-BEAT_SECONDS = 10.0
-LOOK_SECONDS = 1.0  # how often it is asked what the broker still has for the recorder
-RETURNED_WITHIN = timedelta(seconds=10)  # so long after its time a message that nobody finished may take to be shown again
+BATCH_SIZE = 500  # the maximum number of messages in one statement
+HEARTBEAT_SECONDS = 10.0
+BACKLOG_SECONDS = 1.0  # the interval of backlog requests to the broker
+REDELIVERED_WITHIN = timedelta(seconds=10)  # an unfinished message is redelivered within this time after it becomes visible
 STAND_BY_SECONDS = 1.0
-FROZEN_SECONDS = 60.0  # one that has done nothing for so long, but for waiting at its broker, makes way for another
+FROZEN_SECONDS = 60.0  # the server ends the session of a recorder that is idle for longer, so that another one can take over
 
-# One recorder of a broker at a time; another stands by until the lock is free, which it is when the connection ends.
-TAKE_TURN = f"SELECT pg_try_advisory_lock({Lock.RECORDER}, hashtext(%s))"
+# One recorder per broker and group; others stand by until the lock is released, at the latest when its connection ends.
+TRY_LOCK = f"SELECT pg_try_advisory_lock({Lock.RECORDER}, hashtext(%s))"
 
-# A topic that another group, or broker, begins to record is judged from then on.
+# A topic that is recorded by another group or broker than before is audited from now on.
 BEGIN = """
 INSERT INTO outbox_recorded_topic AS t (topic, broker, consumer_group)
 SELECT topic, %(broker)s, %(group)s FROM unnest(%(topics)s::text[]) AS topic
@@ -61,33 +61,33 @@ WHERE topic = ANY(%(topics)s) AND (broker, consumer_group) = (%(broker)s, %(grou
   AND (read_until IS NULL OR read_until < %(moment)s)
 """
 
-HAS_READ = "SELECT count(*) FROM outbox_recorded_topic WHERE topic = ANY(%s) AND read_until >= %s"
+COUNT_READ = "SELECT count(*) FROM outbox_recorded_topic WHERE topic = ANY(%s) AND read_until >= %s"
 
 NOW = "SELECT clock_timestamp()"
-END_IDLE = "SELECT set_config('idle_session_timeout', %s, false)"
+SET_IDLE_TIMEOUT = "SELECT set_config('idle_session_timeout', %s, false)"
 
 
 @dataclass(slots=True)
-class Recorded:
-    """How many deliveries were taken, and how many of them written down: the others' places were known."""
+class RecorderTotals:
+    """How many deliveries were received, and how many of them were new rows."""
 
-    taken: int = 0
+    received: int = 0
     written: int = 0
 
 
 class Recorder:
     """
-    Records one broker's topics, in the thread that calls `turn`.
+    Records topics of one broker, in the thread that calls `run_once`.
 
-    How far it has come is sure at the time T if nothing was left for the group at T, and all that it held then has been
-    written since. Whatever an earlier process, or a broken connection, took along comes back within `INVISIBLE` and a
-    moment; so nothing is said until that time has passed.
+    Everything up to a time T has been recorded if the group had no backlog at T, and every delivery it held at T has been written
+    since. Deliveries that were lost with an earlier process or connection come back within `INVISIBLE` and a moment, so
+    `read_until` does not advance until that time has passed.
 
     Args:
-        alias: the broker.
-        group: the consumer group; no other database may record with it.
-        using: the database of the rows: that of the outbox which sends the messages.
-        topics: those of the broker's that are recorded; by default all.
+        alias: the broker's alias.
+        group: the consumer group; no other database may use it.
+        using: the database for the rows: the one whose outbox sends the messages.
+        topics: the topics to record; by default all of the broker.
     """
 
     def __init__(self, alias: str, *, group: str, using: str, topics: Iterable[str] = ()) -> None:
@@ -95,38 +95,38 @@ class Recorder:
         self.group = group
         self.using = using
         self.topics = sorted(topics) or [topic.name for topic in conf.topics_of(alias)]
-        self.total = Recorded()
-        self._lasting = {name for name in self.topics if conf.topic_settings(name).type is TopicType.FIFO}
-        self._hold = conf.settings().consumer.invisible
+        self.total = RecorderTotals()
+        self._fifo_topics = {name for name in self.topics if conf.topic_settings(name).type is TopicType.FIFO}
+        self._invisible_for = conf.settings().consumer.invisible
         self._broker: Broker | None = None
         self._connection: database.Connection | None = None
-        self._sure_at = 0.0  # by the monotonic clock: before it, something may be held that nobody will write
-        self._empty: deque[tuple[float, datetime, list[str]]] = deque()  # at these moments nothing was left of these topics
-        self._look_at = self._beat_at = 0.0
+        self._settled_at = 0.0  # monotonic; until then, lost deliveries may still be invisible
+        self._empty: deque[tuple[float, datetime, list[str]]] = deque()  # (monotonic, database time, topics without a backlog)
+        self._check_backlog_at = self._heartbeat_at = 0.0
 
-    def turn(self, wait: timedelta | None = None) -> bool:
+    def run_once(self, wait: timedelta | None = None) -> bool:
         """
-        Receive once, write and acknowledge what came; False where another recorder is at work, and this one stands by.
+        Receive once; write and acknowledge the deliveries. Return False if another recorder holds the lock.
 
         Raises:
-            BrokerUnavailable, psycopg.Error: broker or database is out of reach. Nothing is lost: the messages come again.
+            BrokerUnavailable, psycopg.Error: broker or database cannot be reached. The messages will be delivered again.
         """
         try:
-            return self._turn(conf.settings().consumer.wait if wait is None else wait)
+            return self._record_once(conf.settings().consumer.wait if wait is None else wait)
         except (BrokerUnavailable, psycopg.Error):
             self.close()
             raise
 
     def run(self, is_stopped: Callable[[], bool]) -> None:
         """
-        Record until all is read that the broker had when this began, or until stopped.
+        Record until everything is read that the broker had at the start, or until stopped.
 
         Raises:
-            BrokerUnavailable, psycopg.Error: broker or database is out of reach.
+            BrokerUnavailable, psycopg.Error: broker or database cannot be reached.
         """
         began: datetime | None = None
         while not is_stopped():
-            if not self.turn():
+            if not self.run_once():
                 time.sleep(STAND_BY_SECONDS)
                 continue
             began = began or self._now()
@@ -134,7 +134,7 @@ class Recorder:
                 return
 
     def close(self) -> None:
-        """Let go of broker and database; the next turn takes them up again."""
+        """Close the connections to broker and database. The next `run_once` opens them again."""
         broker, connection = self._broker, self._connection
         self._broker = self._connection = None
         self._empty.clear()
@@ -147,87 +147,87 @@ class Recorder:
                     if not connection.broken:
                         heartbeats.leave(connection, "recorder", broker=self.alias, consumer_group=self.group)
 
-    def _turn(self, wait: timedelta) -> bool:
-        if self._connection is None and not self._take_up():
+    def _record_once(self, wait: timedelta) -> bool:
+        if self._connection is None and not self._start():
             return False
         assert self._broker is not None
         moment, begun = self._now(), time.monotonic()
         deliveries = self._broker.receive(
-            self.group, dict.fromkeys(self.topics), limit=AT_ONCE, invisible_for=self._hold, wait=wait
+            self.group, dict.fromkeys(self.topics), limit=BATCH_SIZE, invisible_for=self._invisible_for, wait=wait
         )
         if deliveries:
             self._write(deliveries)
             failpoint("recorder.after_write")
             self._broker.ack(deliveries)
-            if time.monotonic() - begun > self._hold.total_seconds() / 4 + wait.total_seconds():
-                self._doubt()  # so slow that something may have been handed back
-        elif begun >= self._sure_at:
-            self._say_read(moment, self.topics)
+            if time.monotonic() - begun > self._invisible_for.total_seconds() / 4 + wait.total_seconds():
+                self._restart_settling()  # so slow that deliveries may have expired
+        elif begun >= self._settled_at:
+            self._write_read_until(moment, self.topics)
         self._maintain()
         return True
 
-    def _take_up(self) -> bool:
+    def _start(self) -> bool:
         connection = database.connect_session(self.using, application_name="outbox recorder")
-        if connection.execute(TAKE_TURN, [f"{self.alias} {self.group}"]).fetchone() != (True,):
+        if connection.execute(TRY_LOCK, [f"{self.alias} {self.group}"]).fetchone() != (True,):
             connection.close()
             return False
         patience = FROZEN_SECONDS + conf.settings().consumer.wait.total_seconds()
-        connection.execute(END_IDLE, [str(int(patience * 1000))])
+        connection.execute(SET_IDLE_TIMEOUT, [str(int(patience * 1000))])
         self._connection = connection
         self._broker = conf.make_broker(self.alias)
         connection.execute(BEGIN, {"broker": self.alias, "group": self.group, "topics": self.topics})
-        self._doubt()
+        self._restart_settling()
         return True
 
     def _write(self, deliveries: Sequence[Delivery]) -> None:
-        rows = [_row(delivery, is_lasting=delivery.topic in self._lasting) for delivery in deliveries]
+        rows = [_row(delivery, is_fifo=delivery.topic in self._fifo_topics) for delivery in deliveries]
         assert self._connection is not None
-        self.total.taken += len(rows)
+        self.total.received += len(rows)
         self.total.written += self._connection.execute(RECORD, [list(column) for column in zip(*rows, strict=True)]).rowcount
 
-    def _doubt(self) -> None:
+    def _restart_settling(self) -> None:
         self._empty.clear()
-        self._sure_at = time.monotonic() + (self._hold + RETURNED_WITHIN).total_seconds()
+        self._settled_at = time.monotonic() + (self._invisible_for + REDELIVERED_WITHIN).total_seconds()
 
     def _maintain(self) -> None:
         now = time.monotonic()
         assert self._connection is not None
-        if now >= self._beat_at:
+        if now >= self._heartbeat_at:
             heartbeats.beat(self._connection, "recorder", broker=self.alias, consumer_group=self.group)
-            self._beat_at = now + BEAT_SECONDS
-        if now >= self._look_at:
-            self._look(now)
-            self._look_at = time.monotonic() + LOOK_SECONDS
+            self._heartbeat_at = now + HEARTBEAT_SECONDS
+        if now >= self._check_backlog_at:
+            self._check_backlog(now)
+            self._check_backlog_at = time.monotonic() + BACKLOG_SECONDS
 
-    def _look(self, now: float) -> None:
+    def _check_backlog(self, now: float) -> None:
         """
-        Ask the broker what it still has for the group, since in a busy topic no call comes back empty.
+        Ask the broker for the group's backlog, since on a busy topic `receive` never returns empty.
 
-        What its client held at that moment is written, or handed back, in half of the time that messages stay hidden.
+        What the client held at that moment has been written or handed back after half of the invisible duration.
         """
-        while self._empty and self._empty[0][0] <= now - self._hold.total_seconds() / 2:
+        while self._empty and self._empty[0][0] <= now - self._invisible_for.total_seconds() / 2:
             _, moment, topics = self._empty.popleft()
-            self._say_read(moment, topics)
+            self._write_read_until(moment, topics)
         assert self._broker is not None
         moment = self._now()
         try:
             waiting = self._broker.backlog(self.group)
-        except BrokerUnavailable:  # some brokers cannot tell under some options
+        except BrokerUnavailable:  # not every broker can tell
             return
-        if now >= self._sure_at and (empty := [topic for topic in self.topics if waiting.get(topic) == 0]):
+        if now >= self._settled_at and (empty := [topic for topic in self.topics if waiting.get(topic) == 0]):
             self._empty.append((now, moment, empty))
 
-    def _say_read(self, moment: datetime, topics: Sequence[str]) -> None:
+    def _write_read_until(self, moment: datetime, topics: Sequence[str]) -> None:
         assert self._connection is not None
         values = {"moment": moment, "topics": list(topics), "broker": self.alias, "group": self.group}
         self._connection.execute(READ_UNTIL, values)
 
     def _has_read(self, moment: datetime) -> bool:
         assert self._connection is not None
-        return self._connection.execute(HAS_READ, [self.topics, moment]).fetchone() == (len(self.topics),)
+        return self._connection.execute(COUNT_READ, [self.topics, moment]).fetchone() == (len(self.topics),)
 
     def _now(self) -> datetime:
-        """Return the time of the database that says when messages were sent."""
+        """Return the time by the clock of the database that also records when messages are sent."""
         assert self._connection is not None
         row = self._connection.execute(NOW).fetchone()
         assert row is not None
@@ -235,9 +235,9 @@ class Recorder:
         return now
 
 
-def _row(delivery: Delivery, *, is_lasting: bool) -> tuple[object, ...]:
-    """Return a delivery's row. Where a message never leaves its place, each place is a copy, whichever delivery this is."""
+def _row(delivery: Delivery, *, is_fifo: bool) -> tuple[object, ...]:
+    """Return a delivery's row. On a fifo topic a message keeps its place, so each place is a copy, and `nth` is always 1."""
     one = DeliveryInfo.of(delivery)
-    nth = 1 if is_lasting and delivery.pos is not None else one.nth
+    nth = 1 if is_fifo and delivery.pos is not None else one.nth
     place = delivery.queue, delivery.pos, nth, delivery.stored_at
     return one.topic, one.message_id, one.source, one.lane, one.number, delivery.key, delivery.tag, *place

@@ -1,9 +1,9 @@
 """
-Sending the lost ones again: exactly those that a finding names, as far as they can be had.
+Send lost messages again: exactly those that a finding names, as far as they still exist.
 
-What its broker or its group has meanwhile is not sent. A message lost behind its broker is sent once more by a relay, under
-its old number; one that only a group lost is delivered to that group alone where the broker keeps one copy of each
-message, and otherwise sent again, whereupon the inboxes of all other groups drop it.
+A message that the broker or the group has by now is not sent. A message that is lost at the broker is sent by a relay, under its
+old number. A message that only one group lost is delivered to that group alone, if the broker deduplicates sends; otherwise it is
+sent again, and the inboxes of the other groups drop it.
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ from outbox.database import Connection, outermost
 from outbox.pipeline.models import AuditFinding
 from outbox.pipeline.spark.findings import Kind, Stage
 
-AT_ONCE = 10_000  # messages of one finding
+MAX_MESSAGES = 10_000  # of one finding
 
-# The messages that have these numbers, as far as the outbox knows.
+# The messages with a range of numbers.
 NUMBERED = """
 SELECT u.id FROM outbox_batch b JOIN outbox_topic t ON t.id = b.topic_id, unnest(b.message_ids) WITH ORDINALITY u(id, n)
 WHERE t.name = %(topic)s AND b.lane = %(lane)s AND u.n <> ALL(b.split)
@@ -39,28 +39,28 @@ KNOWN = "SELECT id FROM outbox_message WHERE id = ANY(%s) AND topic_id <> 0"
 HANDLED = "SELECT message_id FROM outbox_inbox WHERE consumer_group = %s AND message_id = ANY(%s)"
 SOURCE = "SELECT id FROM outbox_source"
 
-NOT_LOST = "Nothing of it is lost."
-DONE_BEFORE = "They were sent again before."
-OTHER_SOURCE = "They are another database's."
-NO_MESSAGE = "No message was ever recorded for them; have the code publish again."
-NO_TRACE = "Nobody knows what they were: their rows are gone everywhere, or were never there."
-SCATTERED = "They are too many and too scattered to be told apart by their numbers. Audit a shorter range: --since."
-MORE = f"They are more than {AT_ONCE}, which are sent at once. Audit again when these are there."
-NOT_NAMED = "The audit did not name them. Audit again when the others are sent."
-NO_TOPIC = "Settings have no topic of that name any more."
-NO_GROUP = "The code has no group of that name any more."
-HANDLED_SINCE = "Its group has handled it since."
-NOT_THERE = "Its broker does not have it any more, or the group is about to get it."
+NOT_LOST = "No message of this finding is lost."
+DONE_BEFORE = "They were already sent again."
+OTHER_SOURCE = "They belong to another database."
+NO_MESSAGE = "No message was ever recorded for them; publish one from your code."
+NO_TRACE = "Their content is unknown: their rows are gone everywhere, or never existed."
+SCATTERED = "The finding covers too many scattered numbers to identify them. Audit a shorter range with --since."
+MORE = f"Only {MAX_MESSAGES} are sent at a time. Run the audit again when these have arrived."
+NOT_NAMED = "The audit did not name them. Run it again when the others have been sent."
+NO_TOPIC = "The topic is no longer in settings."
+NO_GROUP = "The consumer group is no longer in the code."
+HANDLED_SINCE = "The group has handled them since."
+NOT_THERE = "The broker no longer has them, or is about to deliver them to the group."
 
 
 @dataclass(slots=True)
-class Again:
+class ResendPlan:
     """
-    What of a finding can be sent again.
+    Which messages of a finding can be sent again.
 
     Args:
-        ids: these messages.
-        refused: why -> how many cannot.
+        ids: the messages that can.
+        refused: reason -> number of messages that cannot.
     """
 
     finding: AuditFinding
@@ -68,16 +68,16 @@ class Again:
     refused: dict[str, int] = field(default_factory=dict)
 
     def refuse(self, reason: str, count: int) -> None:
-        """Note that so many are not sent, and why."""
+        """Note that a number of messages cannot be sent, and why."""
         if count:
             self.refused[reason] = self.refused.get(reason, 0) + count
 
 
-def plan(finding: AuditFinding, using: str) -> Again:
-    """Return what of a finding could be sent again now; changes nothing."""
-    again = Again(finding)
+def plan(finding: AuditFinding, using: str) -> ResendPlan:
+    """Return which messages of a finding can be sent again now. Changes nothing."""
+    again = ResendPlan(finding)
     connection = database.raw(using)
-    if reason := _objection(finding, connection):
+    if reason := _why_not(finding, connection):
         again.refuse(reason, finding.count)
         return again
     ids = _ids(finding, connection, again)
@@ -91,12 +91,12 @@ def plan(finding: AuditFinding, using: str) -> Again:
     return again
 
 
-def send(finding_id: int, using: str, *, by: str) -> Again:
+def send(finding_id: int, using: str, *, by: str) -> ResendPlan:
     """
-    Send again what a finding says is lost, and note it there. Who comes second does nothing.
+    Send the lost messages of a finding again, and store that with the finding. A second call does nothing.
 
     Returns:
-        What was sent, and why the rest was not.
+        The plan as it was carried out.
     """
     with outermost.atomic(using):
         finding = AuditFinding.objects.using(using).select_for_update(of=("self",)).select_related("run").get(pk=finding_id)
@@ -106,16 +106,16 @@ def send(finding_id: int, using: str, *, by: str) -> Again:
         done = _deliver(again) if _is_by_group(finding) else _send(again, database.raw(using), _lost_before(finding))
         again.ids = [one for one in again.ids if one in done]
         if again.ids:
-            finding.sent_again_at, finding.sent_again_by, finding.sent_again = timezone.now(), by, len(again.ids)
-            finding.save(update_fields=["sent_again_at", "sent_again_by", "sent_again"])
+            finding.resent_at, finding.resent_by, finding.resent_count = timezone.now(), by, len(again.ids)
+            finding.save(update_fields=["resent_at", "resent_by", "resent_count"])
     return again
 
 
-def _objection(finding: AuditFinding, connection: Connection) -> str:
-    """Return why nothing of a finding can be sent again; empty: something may."""
+def _why_not(finding: AuditFinding, connection: Connection) -> str:
+    """Return why no message of a finding can be sent again; "" if some may be."""
     if finding.kind != Kind.LOST:
         return NOT_LOST
-    if finding.sent_again_at is not None:
+    if finding.resent_at is not None:
         return DONE_BEFORE
     if finding.subject:
         return NO_MESSAGE
@@ -131,22 +131,22 @@ def _objection(finding: AuditFinding, connection: Connection) -> str:
 
 
 def _is_scattered(finding: AuditFinding) -> bool:
-    """Return whether the finding names a range of which only some numbers are lost."""
+    """Return whether only some numbers of the finding's range are lost."""
     if finding.first_number is None or finding.last_number is None:
         return False
     return finding.last_number - finding.first_number + 1 != finding.count
 
 
-def _ids(finding: AuditFinding, connection: Connection, again: Again) -> list[UUID]:
-    """Return the messages of a finding: by their numbers, or where they have none by the ids that were named."""
+def _ids(finding: AuditFinding, connection: Connection, again: ResendPlan) -> list[UUID]:
+    """Return the messages of a finding by their numbers, or by the ids in the finding if they have no numbers."""
     if finding.lane is None:
-        named = [number for one in finding.message_ids if (number := uuid_of(one))]
+        named = [uuid_of(one) for one in finding.message_ids]
         again.refuse(NOT_NAMED, finding.count - len(named))
-        return named[:AT_ONCE]
+        return named[:MAX_MESSAGES]
     span = {"lane": finding.lane, "first": finding.first_number, "last": finding.last_number}
-    rows = connection.execute(NUMBERED, {**span, "topic": finding.topic, "limit": AT_ONCE}).fetchall()
+    rows = connection.execute(NUMBERED, {**span, "topic": finding.topic, "limit": MAX_MESSAGES}).fetchall()
     if not _is_scattered(finding):
-        again.refuse(GONE if len(rows) < AT_ONCE else MORE, finding.count - len(rows))
+        again.refuse(GONE if len(rows) < MAX_MESSAGES else MORE, finding.count - len(rows))
     return [row[0] for row in rows]
 
 
@@ -159,8 +159,8 @@ def _lost_before(finding: AuditFinding) -> datetime:
     return finding.run.as_of or finding.run.started_at
 
 
-def _deliver(again: Again) -> set[UUID]:
-    """Ask the broker to deliver to the one group."""
+def _deliver(again: ResendPlan) -> set[UUID]:
+    """Ask the broker to deliver the messages to one group again."""
     finding = again.finding
     with closing(conf.make_broker(conf.topic_settings(finding.topic).broker)) as broker:
         done = DeadLetters.of(broker).deliver_again(finding.consumer_group, [str(one) for one in again.ids])
@@ -168,8 +168,8 @@ def _deliver(again: Again) -> set[UUID]:
     return _uuids(done)
 
 
-def _send(again: Again, connection: Connection, lost_before: datetime) -> set[UUID]:
-    """Leave it to a relay to send."""
+def _send(again: ResendPlan, connection: Connection, lost_before: datetime) -> set[UUID]:
+    """Schedule the messages to be sent again by a relay."""
     settled = resend(connection, again.ids, lost_before=lost_before)
     for reason in settled.refused.values():
         again.refuse(reason, 1)
@@ -180,8 +180,8 @@ def _uuids(texts: Iterable[str]) -> set[UUID]:
     return {UUID(text) for text in texts}
 
 
-def counts(plans: Sequence[Again]) -> dict[str, int]:
-    """Return for how many messages of which topic and stage these speak."""
+def counts(plans: Sequence[ResendPlan]) -> dict[str, int]:
+    """Return the number of messages to send, by a description of topic and stage."""
     found: dict[str, int] = {}
     for one in plans:
         where = f"group {one.finding.consumer_group}" if one.finding.consumer_group else one.finding.stage
@@ -190,8 +190,8 @@ def counts(plans: Sequence[Again]) -> dict[str, int]:
     return {place: count for place, count in found.items() if count}
 
 
-def refusals(plans: Sequence[Again]) -> dict[str, int]:
-    """Sum up what cannot be sent again, and why."""
+def refusals(plans: Sequence[ResendPlan]) -> dict[str, int]:
+    """Return the number of messages that cannot be sent again, by reason."""
     found: dict[str, int] = {}
     for one in plans:
         for reason, count in one.refused.items():

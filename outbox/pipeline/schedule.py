@@ -11,7 +11,7 @@ from __future__ import annotations
 from datetime import timedelta
 from typing import Any
 
-# An audit that no worker took in an hour is left to the next night.
+# A task that no worker has started within an hour is dropped; the next one follows by schedule.
 EXPIRES_SECONDS = 3600.0
 
 
@@ -24,15 +24,15 @@ def pipeline_schedule(
     queue: str = "outbox",
 ) -> dict[str, dict[str, Any]]:
     """
-    Return the entries that audit and archive need. They need the extra `spark`, and Java where the worker is.
+    Return the beat entries for audit and archive. Their worker needs the extra `spark`, and Java.
 
     Args:
-        audit: when to audit, as Celery has it: `crontab(hour=3, minute=0)`, or a timedelta; None: never.
-        audit_at_most: an audit that takes longer is ended.
-        audit_archived: also audit what is in the lake of `OUTBOX["PIPELINE"]["ARCHIVE"]`; it takes longer.
-        archive: when to archive what is due, likewise. It has no time limit: a day takes the time that it takes.
-        queue: these tasks wait for Spark, and keep a worker's process to themselves meanwhile; with a queue of their own
-            nothing else waits behind them.
+        audit: when to run the audit, as a Celery schedule: `crontab(hour=3, minute=0)`, or a timedelta; None: never.
+        audit_at_most: the time limit of an audit.
+        audit_archived: also audit the lake in `OUTBOX["PIPELINE"]["ARCHIVE"]`, which takes longer.
+        archive: when to archive what is due, as a Celery schedule; None: never. There is no time limit.
+        queue: the queue of these tasks. Each occupies a worker process while Spark runs, so use a separate queue if other tasks
+            must not wait for them.
     """
     entries = {}
     if audit is not None:

@@ -1,4 +1,4 @@
-"""Celery tasks of the pipeline. Spark runs in a process of its own, and ends with its worker."""
+"""Celery tasks of the pipeline. Each runs Spark in a child process, which ends with the worker."""
 
 from __future__ import annotations
 
@@ -11,21 +11,21 @@ from outbox.pipeline.audit_runs.run import run_for_beat
 from outbox.relay.hosts import relay_targets
 from outbox.relay.try_step import try_step
 
-# A project's time limits for its tasks (`task_time_limit`) are made for tasks of seconds, and would end these, which wait for
-# Spark, in the middle. The audit has a limit of its own; the archive takes the time that it takes.
+# Overrides a project's `task_time_limit`, which is usually meant for tasks of seconds and would kill these. The audit has a time
+# limit as an argument; the archive has none.
 NO_LIMIT = 30 * 24 * 3600
 
 
 @shared_task(name="outbox.pipeline.tasks.audit", ignore_result=True, time_limit=NO_LIMIT, soft_time_limit=NO_LIMIT)
 def audit(at_most: float = 3600.0, archived: bool = False) -> None:
-    """Audit each database, for so many seconds at most."""
+    """Audit each database, for at most the given seconds."""
     for database in _databases():
         try_step(run_for_beat, database, at_most=timedelta(seconds=at_most), archived=archived)
 
 
 @shared_task(name="outbox.pipeline.tasks.archive", ignore_result=True, time_limit=NO_LIMIT, soft_time_limit=NO_LIMIT)
 def archive() -> None:
-    """Archive what is due in each database; an archive that is stopped goes on where it ended."""
+    """Archive what is due in each database. An archive that was stopped continues where it ended."""
     for database in _databases():
         try_step(archive_due, database)
 

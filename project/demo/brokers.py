@@ -1,4 +1,4 @@
-"""The brokers that the demo runs on: how processes reach them, and what they hold."""
+"""The brokers that the demo can use: their settings, and what waits in them."""
 
 from __future__ import annotations
 
@@ -40,30 +40,30 @@ class DemoBroker(abc.ABC):
     """One broker, for one demo."""
 
     doors: ClassVar[tuple[str, ...]]
-    opening: str = ""  # what a person is told who waits for it
+    opening: str = ""  # shown to the user while it starts
     settle_seconds: ClassVar[float] = 40  # to wait until all work is done
     commands: ClassVar[dict[str, str]] = {}  # processes that it needs beside the others: name -> management command
 
     @contextmanager
     def run(self, folder: Path) -> Iterator[None]:
-        """Make it available. Raises DemoError where it cannot be."""
+        """Start the broker. Raises DemoError if that fails."""
         yield
 
     def environment(self) -> dict[str, str]:
-        """Return what the settings of all processes read."""
+        """Return the environment variables that the settings of all processes read."""
         return {}
 
     @abc.abstractmethod
     def count_open(self, connection: Connection, kills: Kills) -> int:
-        """Count what is still under way."""
+        """Return the number of unfinished messages and deliveries."""
 
     @abc.abstractmethod
     def show(self, connection: Connection) -> None:
-        """Make the temporary relations that the report reads."""
+        """Create the temporary tables that the report reads."""
 
 
 class Embedded(DemoBroker):
-    """Tables in the demo's database. It asks over HTTP."""
+    """The embedded broker, in the demo's database. It sends check-backs over HTTP."""
 
     doors = ("endpoint",)
 

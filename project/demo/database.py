@@ -1,4 +1,4 @@
-"""A database of the demo's own, gone when the demo is over."""
+"""A temporary database for the demo."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Sends a day of orders to the shop, over HTTP, as its customers would."""
+"""Sends a day of orders to the shop over HTTP, like its customers."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ class Feed:
         return self.sent == len(self.invoices)
 
     def send_next(self) -> None:
-        """Send the next invoice. Raises DemoError where the shop answers with an error of its own."""
+        """Send the next invoice. Raises DemoError if the shop answers with an unexpected status."""
         invoice = self.invoices[self.sent]
         self.sent += 1
         if invoice.is_cancellation:
@@ -65,7 +65,7 @@ class Feed:
 
 
 def submission(invoice: Invoice) -> dict[str, Any]:
-    """Return an invoice as the shop's doors take it."""
+    """Return an invoice as JSON for the shop's views."""
     return {
         "invoice": invoice.number,
         "invoiced_at": invoice.invoiced_at,

@@ -1,4 +1,4 @@
-"""Ctrl-C and SIGTERM: noted at once, obeyed where nothing is half done, such as a process that is just being started."""
+"""Ctrl-C and SIGTERM: recorded at once, and handled at safe places, such as not while a process is being started."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ class Interrupted(SystemExit):
 
 
 class Interrupt:
-    """Notes signals from when it is made. A second Ctrl-C does not disturb the stopping that the first one began."""
+    """Records signals from its creation on. A second Ctrl-C does not disturb the shutdown that the first one began."""
 
     def __init__(self) -> None:
         self._caught: list[int] = []

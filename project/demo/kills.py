@@ -1,4 +1,4 @@
-"""Who is killed where. A file permits one kill; the process takes it along, and leaves it with its id as the trace."""
+"""Which process is killed where. A file permits one kill; the process renames it with its id when it dies."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ IN_WORDS = {
 
 @dataclass(frozen=True, slots=True)
 class Kill:
-    """A kill to come: which process, at which failpoint."""
+    """A planned kill: which process, at which failpoint."""
 
     process: str
     place: str
@@ -45,7 +45,7 @@ class Kill:
 
 @dataclass(frozen=True, slots=True)
 class Round:
-    """Kills that belong together: the resident relay, then Celery's while that is dead; consumers meanwhile."""
+    """Kills of one round: the resident relay, then Celery's while the first is dead; consumers at the same time."""
 
     resident: Kill
     celery: Kill
@@ -68,7 +68,7 @@ class Permits:
         self.folder = folder
 
     def environment(self, process: str) -> dict[str, str]:
-        """Return what makes a process die at its places as soon as it is permitted."""
+        """Return the environment variable that kills a process at its failpoints as soon as that is permitted."""
         places = PLACES.get(process, CONSUMER_PLACES)
         return {VARIABLE: ",".join(f"{place}=kill:{self._path(Kill(process, place))}" for place in places)}
 
@@ -76,7 +76,7 @@ class Permits:
         self._path(kill).touch()
 
     def revoke(self, kill: Kill) -> bool:
-        """Take a permission back. False: it was used."""
+        """Withdraw a permission. False: it was already used."""
         try:
             self._path(kill).unlink()
         except FileNotFoundError:
@@ -87,7 +87,7 @@ class Permits:
         return not self._path(kill).exists()
 
     def done(self) -> Iterator[tuple[Kill, int]]:
-        """Return each kill that happened, with the id of the process: the trace is there and the process is gone."""
+        """Return each kill that happened, with the id of the process."""
         for trace in sorted(self.folder.glob("*.*.*")):
             process, _, rest = trace.name.partition(".")
             place, _, pid = rest.rpartition(".")

@@ -1,4 +1,4 @@
-"""Losses on purpose: rows are deleted at each hop behind everybody's back, and what the audit has to say of each is noted."""
+"""Injected losses: rows are deleted at each stage, and the findings that the audit must report are recorded."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import psycopg
 
 Connection = psycopg.Connection[tuple[Any, ...]]
 
-# Messages that went all the way, each with its place; the oldest first.
+# Messages that passed all stages, each with its place; the oldest first.
 WHOLE = """
 SELECT u.id, t.name, b.lane, b.first_seq + u.position - 1, m.about, b.id
 FROM outbox_batch b CROSS JOIN unnest(b.message_ids) WITH ORDINALITY u(id, position)
@@ -17,18 +17,18 @@ JOIN outbox_topic t ON t.id = b.topic_id JOIN outbox_message m ON m.id = u.id
 WHERE b.state = 3 AND u.position::smallint <> ALL (b.split) AND t.name = %s ORDER BY u.id
 """
 
-# An order that nobody was told of.
+# An order without a message.
 ORDER_UNSAID = """
 INSERT INTO shop_order (invoice, country, invoiced_at, total) VALUES ('lost-on-purpose', 'United Kingdom', now(), 1) RETURNING id
 """
 
-# A message row that nothing would ever send.
+# A message row that no relay would send.
 MESSAGE_STRANDED = """
 INSERT INTO outbox_message (id, topic_id, key, body)
 SELECT %s::uuid, id, 'lost-on-purpose', '' FROM outbox_topic WHERE name = 'orders'
 """
 
-# Numbers that were given out, and of which nobody ever heard again: a batch that is gone with all its messages.
+# Assigned numbers that are at no stage: a batch that is deleted with all its messages.
 NUMBERS_GONE = """
 UPDATE outbox_lane l SET last_seq = last_seq + 3 FROM outbox_topic t WHERE t.id = l.topic_id AND t.name = 'orders'
 AND l.lane = %s RETURNING last_seq
@@ -37,7 +37,7 @@ AND l.lane = %s RETURNING last_seq
 
 @dataclass(frozen=True, order=True)
 class Expected:
-    """What the audit must say of one loss: the key words of a finding, and whom it names."""
+    """The expected finding about one loss: its kind and stage, and the messages that it names."""
 
     kind: str
     stage: str
@@ -55,7 +55,7 @@ class Expected:
 
 
 def inject(connection: Connection) -> list[Expected]:
-    """Lose something at each hop; give what has to be found."""
+    """Delete rows at each stage. Return the expected findings."""
     orders, shipments = (connection.execute(WHOLE, [topic]).fetchall() for topic in ("orders", "shipments"))
     return [
         *_at_business(connection, shipments[0]),
@@ -96,7 +96,7 @@ def _at_outbox(connection: Connection, orders: list[tuple[Any, ...]]) -> list[Ex
 
 
 def _stranded_id(like: Any) -> str:
-    """Make an id of the same time as another."""
+    """Return a new id with the same time as another."""
     return f"{str(like)[:24]}{'0' * 12}"
 
 
@@ -115,7 +115,7 @@ def _at_inbox(connection: Connection, messages: list[tuple[Any, ...]]) -> list[E
 
 
 def as_expected(finding: dict[str, Any]) -> Expected:
-    """Put a finding of the audit's report in the same words. Those that name a few of many ids are not told apart here."""
+    """Return a finding of the audit's report in the form of an expectation."""
     numbers = None
     if finding["lane"] is not None:
         numbers = (finding["lane"], finding["first"], finding["last"])
@@ -124,7 +124,7 @@ def as_expected(finding: dict[str, Any]) -> Expected:
 
 
 def together(expected: list[Expected]) -> list[Expected]:
-    """Join expectations that the audit says in one finding: business rows of one kind without a message."""
+    """Merge expectations that the audit reports as one finding: business rows of one kind without a message."""
     rows = [one for one in expected if one.names and one.names[0].startswith("shop.") and one.kind == "lost"]
     others = [one for one in expected if one not in rows]
     names = tuple(sorted(name for one in rows for name in one.names))

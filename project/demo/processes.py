@@ -1,4 +1,4 @@
-"""Processes that are started together, started again when they were killed, and stopped whatever happens."""
+"""Start the demo's processes, restart them when they were killed, and stop them in any case."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ LOG_LINES = 20
 
 
 class DemoError(Exception):
-    """Raised when the demo cannot go on; the text says why."""
+    """Raised when the demo cannot continue; the text is the reason."""
 
 
 class Process:
@@ -63,7 +63,7 @@ class Process:
 
     @property
     def exit_code(self) -> int | None:
-        """What it ended with; None while it runs, and before it was started."""
+        """The exit code; None while the process runs, and before it was started."""
         return self._popen.poll() if self._popen else None
 
     def ask_to_stop(self) -> None:
@@ -71,7 +71,7 @@ class Process:
             self._popen.terminate()
 
     def stop(self, deadline: float) -> bool:
-        """Wait until it has ended; after the deadline (of the monotonic clock) end it with its children, and say False."""
+        """Wait until the process has ended. After the deadline (monotonic), kill it with its children and return False."""
         if self._popen is None:
             return True
         has_ended = True
@@ -118,7 +118,7 @@ class Processes:
         environment: Mapping[str, str] | None = None,
         inherits: Sequence[int] = (),
     ) -> Process:
-        """Start a process that stays."""
+        """Start a resident process."""
         own = {**self.environment, **(environment or {})}
         process = Process(name, command, own, self.folder / f"{name}.log", inherits)
         self._processes[name] = process
@@ -126,7 +126,7 @@ class Processes:
         return process
 
     def run(self, name: str, command: Sequence[str], environment: Mapping[str, str] | None = None) -> None:
-        """Run a process to its end. Raises DemoError where it fails."""
+        """Run a process until it ends. Raises DemoError if it fails."""
         process = self.start(name, command, environment)
         while process.exit_code is None:
             self.check()
@@ -136,7 +136,7 @@ class Processes:
             raise DemoError(f"{name} ended with exit code {process.exit_code}:\n{process.last_words()}")
 
     def tend(self) -> None:
-        """Start again what was killed. Raises DemoError where a process ended in any other way."""
+        """Restart killed processes. Raises DemoError if a process ended in another way."""
         self.check()
         for process in self._processes.values():
             code = process.exit_code
@@ -151,16 +151,16 @@ class Processes:
         return self._processes[name].pid
 
     def hold(self, name: str) -> None:
-        """Leave a process dead once it is killed, until `release`."""
+        """Do not restart a killed process until `release`."""
         self._processes[name].is_held = True
 
     def release(self, name: str) -> None:
-        """Start a held process again if it is dead, now and whenever it is killed."""
+        """Restart a held process if it is dead, now and from now on."""
         self._processes[name].is_held = False
         self.tend()
 
     def stop(self) -> list[str]:
-        """End all: ask each, wait for all, end by force what does not listen; return the names of those."""
+        """Stop all processes: send SIGTERM, wait, then kill those that are left. Return the names of those."""
         for process in self._processes.values():
             process.ask_to_stop()
         deadline = time.monotonic() + STOP_SECONDS
@@ -171,7 +171,7 @@ class Processes:
 
 @cache
 def _follow_parent() -> list[str]:
-    """Return the prefix with which Linux ends a process when its parent is killed, where there is the program for it."""
+    """Return a command prefix that makes Linux end a process when its parent is killed, if the program is installed."""
     prefix = ["setpriv", "--pdeathsig", "TERM"]  # BusyBox has a setpriv without it
     if shutil.which(prefix[0]) and not subprocess.run([*prefix, "true"], capture_output=True).returncode:
         return prefix

@@ -17,7 +17,7 @@ from project.demo.kills import CELERY, HALF_SENT, RESIDENT, UNACKED, Kill
 
 Connection = psycopg.Connection[tuple[Any, ...]]
 
-# What each group owes to whom, what it has done, and which topics it reads.
+# The expected and actual effects of each group, and its topics.
 LEDGERS = """
 WITH owed (consumer_group, invoice) AS (
     SELECT consumer_group, invoice FROM shop_order, unnest(ARRAY['cart', 'shipment', 'letters']) consumer_group
@@ -131,7 +131,7 @@ class Kills:
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """What is promised, and what was done to break it."""
+    """The counts of the report: guarantees, and injected faults."""
 
     orders: int
     cancellations: int
@@ -156,7 +156,7 @@ class Report:
         return self.lost == self.ghosts == self.applied_twice == 0
 
     def missing(self) -> list[str]:
-        """Return which of the troubles that the demo wants to show did not happen."""
+        """Return the faults that the demo wants to show and that did not happen."""
         kills, asked = self.kills, self.check_backs
         wanted = [
             ("rolled back orders", self.rolled_back, 3),
@@ -170,7 +170,7 @@ class Report:
         return [f"{what}: {found} instead of {least} or more" for what, found, least in wanted if found < least]
 
     def as_dict(self) -> dict[str, Any]:
-        """Return what `--json` prints; `kills` in all, and by whom."""
+        """Return the report for `--json`; `kills` in total, and by process."""
         return {**asdict(self), "kills": self.kills.total, "kills_by": asdict(self.kills)}
 
 
@@ -201,7 +201,7 @@ def read(connection: Connection, kills: Kills, doors: Sequence[str]) -> Report:
 
 
 def number(connection: Connection, statement: str) -> int:
-    """Return the number that a statement finds."""
+    """Return the count that a query returns."""
     row = connection.execute(statement.encode()).fetchone()
     assert row is not None
     return int(row[0])

@@ -20,7 +20,7 @@ from project.demo.processes import DemoError
 from project.demo.report import LEDGERS, Connection, Kills, number
 
 if TYPE_CHECKING:  # they need RocketMQ's client, which other demos do not
-    from outbox.brokers.rocketmq.remoting.frames import Stored
+    from outbox.brokers.rocketmq.remoting.frames import StoredMessage
 
 HALVES = "RMQ_SYS_TRANS_HALF_TOPIC"
 
@@ -99,7 +99,7 @@ class RocketMQ(DemoBroker):
 
     def show(self, connection: Connection) -> None:
         """Read the server's own log: each copy of a message, and each half message, however often it is stored."""
-        from outbox.brokers.rocketmq.envelope import message_id_of
+        from outbox.brokers.rocketmq.codec import message_id_of
 
         assert self._node is not None
         topics = conf.topics_of("default")
@@ -136,7 +136,7 @@ def _own_node(data: Path) -> Iterator[Node]:
 
 
 def _prepare(node: Node) -> None:
-    """Create topics and groups. Raises DemoError where a topic has messages of somebody else."""
+    """Create topics and groups. Raises DemoError if a topic already has other messages."""
     from outbox.brokers.rocketmq.remoting.frames import RemotingError
     from project.servers.rocketmq_admin import make_group, make_topic
 
@@ -154,14 +154,14 @@ def _prepare(node: Node) -> None:
         raise DemoError(f"The RocketMQ that name server {node.name_server} knows cannot be used: {error}.") from error
 
 
-def _read(node: Node, topic: str, queues: int) -> list[Stored]:
+def _read(node: Node, topic: str, queues: int) -> list[StoredMessage]:
     from project.servers.remoting import read_all
 
     return list(read_all(_address(node), topic, queues))
 
 
 def _address(node: Node) -> tuple[str, int]:
-    from outbox.brokers.rocketmq.options import address
+    from outbox.brokers.rocketmq.options import parse_address
     from project.servers.rocketmq_admin import brokers_of
 
-    return address(brokers_of(address(node.name_server))[0])
+    return parse_address(brokers_of(parse_address(node.name_server))[0])

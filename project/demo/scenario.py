@@ -1,4 +1,4 @@
-"""The course of the demo: orders come in, processes die, and in the end everything has to be right."""
+"""The scenario of the demo: send orders, kill processes, and wait until all work is done."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from project.demo.kills import RESIDENT, ROUNDS, Kill, Permits, Round
 from project.demo.processes import Processes
 from project.demo.screen import Screen
 
-PACE_SECONDS = 0.08  # between two orders, while somebody is to die
+PACE_SECONDS = 0.08  # between two orders, while a kill is planned
 SLOW_PACE_SECONDS = 0.5  # when a round has used up its share of the orders
 SAY_EVERY = 250  # invoices
-KILL_SECONDS = 60  # to wait for somebody's death
+KILL_SECONDS = 60  # time-out of a planned kill
 
 
 class Scenario:
@@ -42,7 +42,7 @@ class Scenario:
         self.settle_seconds = settle_seconds
 
     def play(self, rounds: Iterable[Round] = ROUNDS) -> None:
-        """Send all orders, with kills in between, and wait until nothing is under way."""
+        """Send all orders, with kills in between, and wait until all work is done."""
         rounds = list(rounds)
         share = len(self.feed.invoices) // (len(rounds) + 1)  # the last part of the day is quiet
         for number, round_ in enumerate(rounds, 1):
@@ -65,7 +65,7 @@ class Scenario:
         self._feed_until(until_sent)
 
     def _feed_until(self, sent: int) -> None:
-        """Send orders until so many are sent, as fast as the shop takes them."""
+        """Send orders until the given number is sent, as fast as the shop accepts them."""
         while self.feed.sent < sent:
             self.processes.tend()
             self.feed.send_next()
@@ -88,10 +88,10 @@ class Scenario:
                 self.screen.say(f"killed {kill}")
 
     def _settle(self) -> None:
-        """Wait until nothing is under way. What is not done by the deadline, the report counts as lost."""
+        """Wait until all work is done. The report counts what is unfinished at the deadline as lost."""
         deadline = time.monotonic() + self.settle_seconds
         while self.count_open() and time.monotonic() < deadline:
             self.processes.tend()
             time.sleep(0.1)
         left = self.count_open()
-        self.screen.say(f"{left} things are still under way after {self.settle_seconds} s" if left else "nothing is under way")
+        self.screen.say(f"unfinished after {self.settle_seconds} s: {left}" if left else "all work is done")

@@ -1,4 +1,4 @@
-"""What a person sees: progress, a table, what to do next."""
+"""The output of the demo: progress, a table, and the next steps."""
 
 from __future__ import annotations
 

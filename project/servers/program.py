@@ -1,4 +1,4 @@
-"""A server that is one program: on a port of its own, as long as the one who started it lives."""
+"""A server that is one program, on its own port, which ends with the process that started it."""
 
 from __future__ import annotations
 
@@ -111,7 +111,7 @@ class Program(abc.ABC):
 
     @abc.abstractmethod
     def _arguments(self, home: Path) -> Sequence[str | Path]:
-        """Return what the program is started with."""
+        """Return the arguments of the program."""
 
     @abc.abstractmethod
     def _answers(self) -> bool: ...
@@ -121,12 +121,12 @@ class Program(abc.ABC):
         return None
 
     def _as_owner(self, tie: list[str]) -> list[str]:
-        """Return what stands before the command; `tie` ends it with its parent."""
+        """Return the prefix of the command; `tie` ends it with its parent."""
         return tie
 
 
 def free_port() -> int:
-    """Find a port that nobody uses now, below those that systems give to outgoing connections."""
+    """Find a free port below the ephemeral range."""
     while True:
         port = random.randrange(20_000, 32_000)  # noqa: S311
         with socket.socket() as listener, suppress(OSError):

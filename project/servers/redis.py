@@ -1,4 +1,4 @@
-"""A real Redis on a port of its own, as long as the one who started it lives."""
+"""A real Redis on its own port, which ends with the process that started it."""
 
 from __future__ import annotations
 

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from outbox.brokers.rocketmq.remoting import requests
-from outbox.brokers.rocketmq.remoting.frames import HEADER_BYTES, Answer, Request, Stored, decode, encode, frame_size
+from outbox.brokers.rocketmq.remoting.frames import HEADER_BYTES, Answer, Request, StoredMessage, decode, encode, frame_size
 
 Address = tuple[str, int]
 
@@ -46,17 +46,17 @@ def call(
     return exchange(address, Request(code, fields or {}, body), keys=keys).checked().body
 
 
-def query(address: Address, topic: str, key: str) -> list[Stored]:
+def query(address: Address, topic: str, key: str) -> list[StoredMessage]:
     """Find the messages of a topic that have a key. Raises as `call`."""
     return requests.found(exchange(address, requests.query(topic, key)), key)
 
 
-def pull(address: Address, topic: str, offset: int, *, queue: int = 0) -> tuple[list[Stored], int]:
+def pull(address: Address, topic: str, offset: int, *, queue: int = 0) -> tuple[list[StoredMessage], int]:
     """Read on in a queue; return some messages and where to go on. Raises as `call`."""
     return requests.pulled(exchange(address, requests.pull(topic, queue, offset)))
 
 
-def read_all(address: Address, topic: str, queues: int) -> Iterator[Stored]:
+def read_all(address: Address, topic: str, queues: int) -> Iterator[StoredMessage]:
     """Read all that a broker has of a topic, copies included, queue by queue. Raises as `call`."""
     for queue in range(queues):
         offset, is_behind = 0, True
@@ -66,6 +66,6 @@ def read_all(address: Address, topic: str, queues: int) -> Iterator[Stored]:
             is_behind, offset = behind > offset, behind
 
 
-def send(address: Address, topic: str, queue: int, stored: Stored, properties: Mapping[str, str]) -> None:
+def send(address: Address, topic: str, queue: int, stored: StoredMessage, properties: Mapping[str, str]) -> None:
     """Store a message's body once more, with these properties, in a queue (-1: any). Raises as `call`."""
     exchange(address, requests.send_copy(topic, queue, stored, properties)).checked()

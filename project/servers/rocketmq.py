@@ -20,7 +20,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Self
 
-from outbox.brokers.rocketmq.consumer_groups import LEAST_RETRIES
+from outbox.brokers.rocketmq.group_checks import MIN_RETRIES
 from outbox.brokers.rocketmq.remoting.frames import RemotingError
 from outbox.message import TopicType
 from project.servers.remoting import call
@@ -163,7 +163,7 @@ class RocketMQ:
         make_topic(self.broker_address, name, kind, queues, keys=self._keys)
         self.wait("broker", lambda: bool(call(self._namesrv_address, ROUTE_OF_TOPIC, {"topic": name})))
 
-    def make_group(self, name: str, *, is_ordered: bool = False, retries: int = LEAST_RETRIES) -> None:
+    def make_group(self, name: str, *, is_ordered: bool = False, retries: int = MIN_RETRIES) -> None:
         """Create a consumer group."""
         make_group(self.broker_address, name, is_ordered=is_ordered, retries=retries, keys=self._keys)
 

@@ -6,7 +6,7 @@ import json
 import re
 from collections.abc import Mapping, Sequence
 
-from outbox.brokers.rocketmq.consumer_groups import LEAST_RETRIES
+from outbox.brokers.rocketmq.group_checks import MIN_RETRIES
 from outbox.message import TopicType
 from project.servers.remoting import call
 
@@ -44,7 +44,7 @@ def make_topic(broker: Address, name: str, kind: TopicType, queues: int = 4, *, 
 
 
 def make_group(
-    broker: Address, name: str, *, is_ordered: bool = False, retries: int = LEAST_RETRIES, keys: tuple[str, str] = ("", "")
+    broker: Address, name: str, *, is_ordered: bool = False, retries: int = MIN_RETRIES, keys: tuple[str, str] = ("", "")
 ) -> None:
     """Create a consumer group, or give one that is there already these settings."""
     group = {

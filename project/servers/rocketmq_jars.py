@@ -13,7 +13,7 @@ INSTALL = "On Debian and Ubuntu: apt-get install default-jre-headless maven"
 
 
 class ServerError(Exception):
-    """Raised when a server cannot be set up or does not come up; the text says what to do."""
+    """Raised when a server cannot be set up or does not start; the text has the next step."""
 
 
 def java() -> str:

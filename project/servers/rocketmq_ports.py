@@ -28,7 +28,7 @@ class Ports:
 
     @classmethod
     def free(cls) -> Self:
-        """Find ports that nobody uses, below those that systems give to outgoing connections; no other process finds them."""
+        """Find free ports below the ephemeral range; no other process finds the same ones."""
         while True:
             first = random.randrange(20_000, 32_000, 10)  # noqa: S311
             found = cls(namesrv=first, grpc=first + 1, remoting=first + 2, broker=first + 6)
@@ -40,7 +40,7 @@ class Ports:
         return [self.namesrv, self.grpc, self.remoting, self.broker, self.broker - 2, self.broker + 1]
 
     def _hold(self, mark: int) -> bool:
-        """Take a port that stands for all of them, if they are free."""
+        """Take one port as the lock for all of them, if they are free."""
         holder = socket.socket()
         try:
             holder.bind((HOST, mark))

@@ -1,4 +1,4 @@
-"""A gRPC proxy of its own (cluster mode) beside a node: it may be away while the broker is there."""
+"""A separate gRPC proxy (cluster mode) for a node, which can be down while the broker is up."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The shop's books in the admin: to be read. Only the shop's doors and consumers write them."""
+"""The shop's tables in the admin, read-only. Only views and consumers write them."""
 
 from typing import Any
 
@@ -9,7 +9,7 @@ from project.shop import models
 
 
 class ReadOnly:
-    """Shows rows to those who may view them, and lets nobody write."""
+    """A read-only admin for users with the view permission."""
 
     def has_add_permission(self, *args: Any) -> bool:
         return False

@@ -1,4 +1,4 @@
-"""Writes orders and cancellations into the shop's books. Each function belongs inside its caller's transaction."""
+"""Write orders and cancellations. Each function must be called in a transaction."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from project.shop.models import Cancellation, CancellationLine, Customer, Order,
 
 
 def write_order(submitted: SubmittedInvoice, judged: Judged) -> Order:
-    """Write an order with its good lines. Raises AlreadyKnown."""
+    """Write an order with its accepted lines. Raises AlreadyKnown."""
     if Order.objects.filter(invoice=submitted.invoice).exists():
         raise AlreadyKnown(f"Order {submitted.invoice} was placed before.")
     order = Order.objects.create(**_head(submitted, judged))
@@ -25,7 +25,7 @@ def write_order(submitted: SubmittedInvoice, judged: Judged) -> Order:
 
 
 def write_cancellation(submitted: SubmittedInvoice, judged: Judged) -> Cancellation:
-    """Write a cancellation, and take each of its good lines off the order it was bought with. Raises AlreadyKnown."""
+    """Write a cancellation, and subtract its accepted lines from their orders. Raises AlreadyKnown."""
     if Cancellation.objects.filter(invoice=submitted.invoice).exists():
         raise AlreadyKnown(f"Cancellation {submitted.invoice} was written before.")
     cancellation = Cancellation.objects.create(**_head(submitted, judged))
@@ -42,7 +42,7 @@ def write_cancellation(submitted: SubmittedInvoice, judged: Judged) -> Cancellat
 
 
 def refuse_lines(submitted: SubmittedInvoice, judged: Judged) -> None:
-    """Keep the refused lines, each with its reason."""
+    """Store rejected lines with their reasons."""
     Refusal.objects.bulk_create(
         Refusal(
             what=Refusal.What.LINE,
@@ -56,12 +56,12 @@ def refuse_lines(submitted: SubmittedInvoice, judged: Judged) -> None:
 
 
 def refuse(what: Refusal.What, submitted: SubmittedInvoice, reason: str) -> None:
-    """Keep a refused invoice as a whole."""
+    """Store a rejected invoice."""
     Refusal.objects.create(what=what, invoice=submitted.invoice, reason=reason, content=msgspec.to_builtins(submitted))
 
 
 def _head(submitted: SubmittedInvoice, judged: Judged) -> dict[str, Any]:
-    """Return the fields that orders and cancellations share, the customer written."""
+    """Return the fields that orders and cancellations have in common; create the customer if necessary."""
     customer: Customer | None = None
     if submitted.customer:
         customer, _ = Customer.objects.get_or_create(number=submitted.customer, defaults={"country": submitted.country})
@@ -84,7 +84,7 @@ def _write_products(lines: list[GoodLine]) -> None:
 
 
 def _take_off_order(cancellation: Cancellation, line: GoodLine) -> OrderLine | None:
-    """Count the quantity as given back on the customer's latest order line that holds enough; give that line."""
+    """Add the quantity to `cancelled` of the customer's latest order line with enough left, and return that line."""
     if cancellation.customer is None:
         return None
     bought = (
@@ -105,6 +105,6 @@ def _take_off_order(cancellation: Cancellation, line: GoodLine) -> OrderLine | N
 
 
 def orders_given_back(cancellation: Cancellation) -> list[str]:
-    """Return the invoices of the orders that a cancellation took goods off."""
+    """Return the invoices of the orders that a cancellation refers to."""
     found = CancellationLine.objects.filter(cancellation=cancellation, order_line__isnull=False)
     return sorted(found.values_list("order_line__order__invoice", flat=True).distinct())

@@ -1,4 +1,4 @@
-"""What follows from an order. Each handler's writes commit together with its inbox row, so they happen once."""
+"""The handlers of the shop. Their changes are committed together with an inbox row, so they happen once."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ RETRY = Retry(limit=16)
 
 @consumer(OrderPlaced, group="cart", retry=RETRY)
 def clear_cart(message: OrderPlaced, context: Context) -> None:
-    """Take what was ordered out of the cart."""
+    """Remove the ordered items from the cart."""
     CartEntry.objects.create(invoice=message.invoice, change=-message.items)
 
 
 @consumer(OrderPlaced, group="points", retry=RETRY)
 def book_points(message: OrderPlaced, context: Context) -> None:
-    """Return the customer a point for each whole pound. Guests collect none."""
+    """Give the customer a point for each whole pound. Guests get none."""
     if message.total <= 0:
         raise Reject(f"Order {message.invoice} has a total of {message.total}; points are given for what was paid.")
     if message.customer:
@@ -26,21 +26,21 @@ def book_points(message: OrderPlaced, context: Context) -> None:
 
 @consumer(OrderCancelled, group="points", retry=RETRY)
 def take_points_back(message: OrderCancelled, context: Context) -> None:
-    """Take the points back for what is paid back."""
+    """Subtract the points for a refund."""
     if message.customer:
         PointsEntry.objects.create(customer_number=message.customer, invoice=message.invoice, points=-int(message.total))
 
 
 @consumer(OrderPlaced, group="shipment", retry=RETRY)
 def ship(message: OrderPlaced, context: Context) -> None:
-    """Make the shipment, and tell the others, as one act."""
+    """Create the shipment and publish a message about it, in one transaction."""
     shipment = Shipment.objects.create(invoice=message.invoice, items=message.items)
     publish(OrderShipped(invoice=message.invoice, customer=message.customer, shipment_id=shipment.pk), about=shipment)
 
 
 @consumer(OrderShipped, group="letters", retry=RETRY)
 def write_letter(message: OrderShipped, context: Context) -> None:
-    """Send the customer a note that the parcel is on its way."""
+    """Write the customer a letter that the parcel has been shipped."""
     Letter.objects.create(
         invoice=message.invoice,
         text=f"Dear {message.customer or 'guest'}, your order {message.invoice} is on its way.",

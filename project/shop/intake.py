@@ -1,4 +1,4 @@
-"""Judges what comes in: which lines of an order the shop accepts, and why it refuses the others."""
+"""Validation of orders: which lines the shop accepts, and why it rejects the others."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ MAX_PRICE = Decimal(1_000_000)
 
 
 class SubmittedLine(msgspec.Struct, frozen=True):
-    """A line as submitted: text, not yet judged. `line`: where it stands in the customer's input."""
+    """A line as submitted: text, not validated yet. `line`: its number in the input."""
 
     line: int
     stock_code: str
@@ -39,26 +39,26 @@ class SubmittedInvoice(msgspec.Struct, frozen=True):
 
 
 class ShopError(Exception):
-    """Raised when the shop does not do what it was asked. `status`: the HTTP answer."""
+    """Raised when the shop rejects a request. `status`: the HTTP status."""
 
     status = 400
 
 
 class NotAccepted(ShopError):
-    """Raised when an invoice as a whole is refused."""
+    """Raised when a whole invoice is rejected."""
 
     status = 422
 
 
 class AlreadyKnown(ShopError):
-    """Raised when an invoice of that number is in the books."""
+    """Raised when an invoice with this number already exists."""
 
     status = 409
 
 
 @dataclass(frozen=True, slots=True)
 class GoodLine:
-    """A line the shop accepts. `quantity` is positive, on a cancellation too."""
+    """An accepted line. `quantity` is positive, also on a cancellation."""
 
     stock_code: str
     description: str
@@ -72,7 +72,7 @@ class GoodLine:
 
 @dataclass(frozen=True, slots=True)
 class RefusedLine:
-    """A line the shop does not accept, and why."""
+    """A rejected line, and the reason."""
 
     line: SubmittedLine
     reason: str
@@ -80,7 +80,7 @@ class RefusedLine:
 
 @dataclass(frozen=True, slots=True)
 class Judged:
-    """What an invoice comes to."""
+    """The result of validating an invoice."""
 
     invoiced_at: datetime
     good: list[GoodLine]
@@ -92,7 +92,7 @@ class Judged:
 
 
 def read_invoice(body: bytes) -> SubmittedInvoice:
-    """Read a request's body. Raises ShopError where it is not JSON of that shape; the text names the field."""
+    """Parse a request's body. Raises ShopError, which names the field, if it is not valid JSON of an invoice."""
     try:
         return msgspec.json.decode(body, type=SubmittedInvoice)
     except msgspec.DecodeError as error:
@@ -129,7 +129,7 @@ def _read_time(text: str) -> datetime:
 
 
 def _judge_line(line: SubmittedLine, *, cancels: bool) -> GoodLine:
-    """Return the good line. Raises ValueError with the reason to refuse it."""
+    """Return an accepted line. Raises ValueError with the reason if it is rejected."""
     quantity, price = _read_quantity(line.quantity), _read_price(line.unit_price)
     if not line.stock_code:
         raise ValueError("no stock code")

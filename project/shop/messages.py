@@ -1,4 +1,4 @@
-"""What the shop tells the others. Each message says all that its consumers need; they do not look the order up."""
+"""The messages of the shop. Each contains everything its consumers need, so they need not look the order up."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class OrderCancelled(Message):
 
 
 class OrderShipped(Message):
-    """The parcel of an order is on its way."""
+    """The parcel of an order was shipped."""
 
     invoice: str
     customer: str | None

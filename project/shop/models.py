@@ -86,7 +86,7 @@ class CancellationLine(models.Model):
 
 
 class Refusal(models.Model):
-    """What the shop did not accept, why, and the whole of it. A refused payment stands for its whole order."""
+    """A refused line, order or payment, with the reason and its content. A refused payment contains its whole order."""
 
     class What(models.TextChoices):
         LINE = "line"
@@ -95,7 +95,7 @@ class Refusal(models.Model):
 
     what = models.TextField(choices=What)
     invoice = models.TextField(db_index=True)
-    line = models.PositiveIntegerField(null=True)  # where it stands in the input, from 1
+    line = models.PositiveIntegerField(null=True)  # its number in the input, from 1
     reason = models.TextField()
     content = models.JSONField()
     refused_at = models.DateTimeField(db_default=Now())

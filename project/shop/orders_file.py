@@ -35,7 +35,7 @@ class OrdersFileError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """A line of an invoice, as written. `line`: where it stands in the file, from 1, header included."""
+    """A line of an invoice, as written. `line`: its number in the file, from 1, including the header."""
 
     line: int
     stock_code: str

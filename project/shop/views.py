@@ -25,7 +25,7 @@ DECLINED = "declined"  # a payment of this kind is always declined, as the test 
 
 
 class PaymentDeclined(ShopError):
-    """Raised when the customer's bank says no, after the order was written and published."""
+    """Raised when the customer's bank refuses, after the order was written and published."""
 
     status = 402
 
@@ -101,7 +101,7 @@ def announce_order(request: HttpRequest, submitted: SubmittedInvoice) -> OrderPl
 @answers
 @transactional(half_first=announce_order)
 def place_order_half_first(request: HttpRequest, submitted: SubmittedInvoice, message: OrderPlaced) -> HttpResponse:
-    """Place an order whose message the broker has already: the bank is asked for nothing that could not be announced."""
+    """Place an order whose half message the broker already has, so that no payment is taken without its message."""
     judged = judge(submitted, cancels=False)
     books.refuse_lines(submitted, judged)
     order = books.write_order(submitted, judged)

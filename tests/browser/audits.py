@@ -18,12 +18,12 @@ RUN = """
 INSERT INTO outbox_audit_run (state, started_at, ended_at, asked_by, host, pid, as_of, settle_seconds, seconds, found, counts,
     code_version, data_digest, verdict, signature, exit_code, error)
 VALUES ('done', now() - interval '2 minutes', now(), 'beat', 'worker-1', 4711, now(), 300, 41, 1,
-    '{"shipments": {"given out": 97, "sent": 97, "broker": 96, "handled by letters": 97}}', '1.0+3f2a9c0d1b7e', 'sha256:7d0c',
+    '{"shipments": {"assigned": 97, "sent": 97, "broker": 96, "handled by letters": 97}}', '1.0+3f2a9c0d1b7e', 'sha256:7d0c',
     '{"run": 1}', 'signed', 1, '') RETURNING id
 """
 FINDING = """
 INSERT INTO outbox_audit_finding (run_id, kind, stage, topic, source, lane, consumer_group, subject, first_number, last_number,
-    count, message_ids, about, text, acknowledged_by, note, sent_again_by, sent_again)
+    count, message_ids, about, text, acknowledged_by, note, resent_by, resent_count)
 VALUES (%(run)s, 'lost', 'broker', 'shipments', %(source)s, %(lane)s, '', '', %(number)s, %(number)s, 1, ARRAY[%(message)s], '{}',
     'lost: 1 x topic ''shipments'', lane ' || %(lane)s || ', number ' || %(number)s || ', at broker', '', '', '', 0)
 """

@@ -209,12 +209,12 @@ class TestAnAudit:
         page.check("#action-toggle")
         page.select_option("select[name=action]", "retry")
         page.get_by_role("button", name="Go").click()
-        page.get_by_text("Relays send them once more").wait_for()
+        page.get_by_text("Relays send them again").wait_for()
         operator.photograph("send-again-light")
         page.fill("#id_reason", "The broker's disk was full")
         page.get_by_role("button", name="Send again").click()
 
-        page.get_by_text("To be sent again: 1.").wait_for()
+        page.get_by_text("Messages to send again: 1.").wait_for()
         there = f"SELECT count(*) FROM outbox_embedded_message WHERE message_id = '{lost.message}'"
         wait_until(lambda: shop.ask(there) == 1, seconds=60)
 

@@ -14,7 +14,7 @@ from msgspec.structs import replace
 from outbox.brokers.base import Broker, DeadLetter, Delivery, HalfRef, HalfStatus, Outgoing, SendResult
 from outbox.brokers.rocketmq import RocketMQBroker
 from outbox.brokers.rocketmq.remoting.connection import NoAnswer
-from outbox.brokers.rocketmq.remoting.frames import Answer, Request, Stored
+from outbox.brokers.rocketmq.remoting.frames import Answer, Request, StoredMessage
 from outbox.brokers.rocketmq.remoting.ports import Ports
 from outbox.brokers.rocketmq.remoting.requests import ANY_QUEUE, END_TRANSACTION
 from outbox.message import TopicType
@@ -27,7 +27,7 @@ SCALE = 1 / 20  # a minute of the contract takes 3 s
 LEAST_WAIT = timedelta(seconds=0.1)  # of the server, as it is set up
 PATIENCE = "PT30S"  # as JSON can write it, for other processes
 
-MARK = Stored("", MARKS, 0, {}, 0, 0, datetime.now(UTC), b"a mark")
+MARK = StoredMessage("", MARKS, 0, {}, 0, 0, datetime.now(UTC), b"a mark")
 
 
 class PatientRocketMQ(RocketMQBroker):

@@ -81,7 +81,7 @@ class TestTheNightlyAudit:
         assert (run.state, run.asked_by, run.exit_code) == (AuditRun.State.DONE, "beat", 1), (tmp_path / "worker.log").read_text()
         found = run.findings.values_list("kind", "stage", "first_number", "message_ids")
         assert list(found) == [("lost", "broker", 2, [str(ids[1])])]
-        assert run.counts["orders"]["given out"] == 3
+        assert run.counts["orders"]["assigned"] == 3
         assert run.latencies.filter(hop="handle", consumer_group="points").exists()
         assert run.backlogs.get(consumer_group="cart", topic="orders").cause == "none"
         told = verify(as_file(run.verdict, run.signature))

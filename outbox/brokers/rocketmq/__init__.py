@@ -1,8 +1,8 @@
 """
-Apache RocketMQ 5, over gRPC: transaction, normal, fifo and delay topics. Needs the extra `rocketmq`.
+Apache RocketMQ 5: transaction, normal, fifo and delay topics. Needs the extra `rocketmq`.
 
-Foreign words: a half message's *message id* there is our half id; a *producer* is whoever named a topic in its settings;
-*pop* is receive, *receipt handle* a receipt, *delivery attempt* an attempt, *invisible duration* how long a receive holds.
+RocketMQ's words and ours: the *message id* of a half message is our half id; a *producer* is a client that announced a topic;
+*pop* is receive, *receipt handle* is receipt, *delivery attempt* is attempt, *invisible duration* is `invisible_for`.
 """
 
 from outbox.brokers.rocketmq.broker import RocketMQBroker

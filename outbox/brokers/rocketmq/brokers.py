@@ -1,4 +1,4 @@
-"""All brokers that serve the topics of settings."""
+"""Requests to all brokers that serve the topics in settings."""
 
 from __future__ import annotations
 
@@ -18,22 +18,22 @@ async def addresses_of_all(client: Client) -> list[str]:
     Return host:port of each broker that has a topic of ours.
 
     Raises:
-        NotConnected: no name server answers, or none knows a broker now: they strike out one that is away.
+        NotConnected: no name server answers, or none knows a broker: a name server removes brokers that are down.
     """
     found: dict[str, str] = dict(client.options.broker_addresses)
     for topic in client.topics:
         found |= await client.ports.addresses(topic)
-    if not found and not await client.ports.is_any_broker_there():
-        raise NotConnected("No name server knows a broker now.")
+    if not found and not await client.ports.has_brokers():
+        raise NotConnected("No name server knows a broker.")
     return [found[name] for name in sorted(found)]
 
 
-async def of_all(client: Client, ask: Callable[[str], Awaitable[Sequence[R]]]) -> list[R]:
-    """Ask every broker. Raises BrokerUnavailable when one does not answer: what it holds is not known."""
+async def ask_all(client: Client, ask: Callable[[str], Awaitable[Sequence[R]]]) -> list[R]:
+    """Ask every broker, and return all answers. Raises BrokerUnavailable if one does not answer."""
     found: list[R] = []
     try:
         for broker in await addresses_of_all(client):
             found.extend(await ask(broker))
     except (ConnectionError, RemotingError) as error:
-        raise BrokerUnavailable(f"A RocketMQ broker's own port cannot be asked: {error}") from error
+        raise BrokerUnavailable(f"A RocketMQ broker's own port does not answer: {error}") from error
     return found

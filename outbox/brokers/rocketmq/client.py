@@ -1,7 +1,7 @@
 """
-The way to the server: an event loop that nobody shares, a channel per proxy, a connection per broker, routes of topics.
+The client: an event loop in a thread of its own, a gRPC channel per proxy, a connection per broker, and the routes of topics.
 
-One link serves one broker of one process. It is made after a fork: gRPC's threads do not survive one.
+Each `RocketMQBroker` has its own client, created after any fork, because gRPC's threads do not survive one.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from outbox.errors import BrokerUnavailable
 
 T = TypeVar("T")
 
-# No repeats by gRPC: each would be a half message of its own. Back quickly after an outage, not after minutes.
+# No retries by gRPC: each would store another half message. Reconnect within a second after an outage, not within minutes.
 CHANNEL_OPTIONS = [
     ("grpc.enable_retries", 0),
     ("grpc.max_send_message_length", -1),
@@ -46,18 +46,18 @@ CHANNEL_OPTIONS = [
     ("grpc.max_reconnect_backoff_ms", 1000),
 ]
 
-GRACE_SECONDS = 30.0  # what still waits on a connection that is left; no call of ours takes longer
+GRACE_SECONDS = 30.0  # for calls in progress on a channel that is being replaced; no call of ours takes longer
 
 CLIENT_VERSION = version("rocketmq-python-client")
 
 
 class Client:
     """
-    Runs coroutines in another thread, and gives them channels, routes and signatures.
+    Runs coroutines in its event loop's thread, and provides channels, routes and signatures.
 
     Args:
-        now: gives seconds since 1970, for signatures.
-        topics: those that settings give to the broker.
+        now: returns seconds since 1970, for signatures.
+        topics: the broker's topics in settings.
     """
 
     def __init__(self, options: RocketMQOptions, now: Callable[[], float] = time.time, topics: Iterable[str] = ()) -> None:
@@ -65,28 +65,28 @@ class Client:
         self.topics = sorted(topics)
         self._now = now
         self.timeout = options.request_timeout.total_seconds()
-        self.home = Endpoint.parse(options.endpoints)
+        self.access_point = Endpoint.parse(options.endpoints)
         self.client_id = f"{socket.gethostname()}@{os.getpid()}@{uuid4().hex[:12]}"
         self._pid = os.getpid()
         self._loop: asyncio.AbstractEventLoop | None = None
         self._lock = threading.Lock()
         self.routes = Routes(self._ask_for_route)
         self.ports = Ports(options)
-        self._stubs: dict[str, tuple[Any, Any]] = {}  # channel, calls
-        self._in_background: set[asyncio.Task[None]] = set()
+        self._stubs: dict[str, tuple[Any, Any]] = {}  # target -> channel, stub
+        self._tasks: set[asyncio.Task[None]] = set()
         self._is_closed = False
         self._turns = itertools.count()
         self._signed: dict[str, tuple[int, grpc.aio.Metadata]] = {}
 
     def run(self, work: Coroutine[Any, Any, T]) -> T:
         """
-        Run a coroutine to its end, from any thread but the loop's.
+        Run a coroutine and return its result. May be called from any thread but the loop's.
 
         Raises:
-            BrokerUnavailable: the client is closed, or is closed meanwhile.
+            BrokerUnavailable: the client is closed, or was closed during the call.
         """
         try:
-            with self._lock:  # else its loop might be another client's by now
+            with self._lock:  # after a close, another client may own the loop
                 running = asyncio.run_coroutine_threadsafe(work, self._open_loop())
         except BaseException:
             work.close()
@@ -94,30 +94,30 @@ class Client:
         try:
             return running.result()
         except CancelledError as error:
-            raise BrokerUnavailable("The RocketMQ broker was closed while a call was under way.") from error
+            raise BrokerUnavailable("The RocketMQ broker was closed during a call.") from error
 
-    def begin(self, work: Coroutine[Any, Any, None]) -> None:
-        """Run a coroutine for whose end nobody waits. In the loop's thread only."""
+    def start_task(self, work: Coroutine[Any, Any, None]) -> None:
+        """Run a coroutine in the background. In the loop's thread only."""
         task = asyncio.get_running_loop().create_task(work)
-        self._in_background.add(task)  # the loop itself keeps no hold of it
-        task.add_done_callback(self._in_background.discard)
+        self._tasks.add(task)  # the loop itself keeps weak references only
+        task.add_done_callback(self._tasks.discard)
 
     def loop(self) -> asyncio.AbstractEventLoop:
-        """Return the loop, started at its first use. Raises BrokerUnavailable where the client is closed."""
-        with self._lock:  # several threads may send half messages
+        """Return the loop, which is started at its first use. Raises BrokerUnavailable if the client is closed."""
+        with self._lock:
             return self._open_loop()
 
     def _open_loop(self) -> asyncio.AbstractEventLoop:
         if self._pid != os.getpid():
-            raise RuntimeError("This RocketMQ broker was made before a fork. Make one in the process that uses it.")
+            raise RuntimeError("This RocketMQ broker was created before a fork. Create one in the process that uses it.")
         if self._is_closed:
-            raise BrokerUnavailable("The RocketMQ broker is closed. Make another one.")
+            raise BrokerUnavailable("The RocketMQ broker is closed. Create another one.")
         if self._loop is None:
-            self._loop = loops.take()
+            self._loop = loops.acquire()
         return self._loop
 
     def stub(self, endpoint: Endpoint) -> Any:
-        """Return the calls of an endpoint. In the loop's thread only."""
+        """Return the gRPC stub of an endpoint. In the loop's thread only."""
         if endpoint.target not in self._stubs:
             if self.options.tls:
                 channel = grpc.aio.secure_channel(endpoint.target, self._credentials(), CHANNEL_OPTIONS)
@@ -128,54 +128,54 @@ class Client:
 
     async def call(self, endpoint: Endpoint, name: str, request: Any, *, role: str = "") -> Any:
         """
-        Make one call, once.
+        Make one call, without retries.
 
         Args:
-            role: as which of our clients; the proxy keeps one session for each, and its answers go to the latest.
+            role: a suffix of the client id. The proxy keeps one session per client id, and sends its commands to the newest.
 
         Raises:
-            StatusError: the answer is not OK.
-            grpc.aio.AioRpcError: there is no answer.
+            StatusError: the status of the answer is not OK.
+            grpc.aio.AioRpcError: there was no answer.
         """
         stub = self.stub(endpoint)
         try:
             answer = await getattr(stub, name)(request, metadata=self.metadata(role), timeout=self.timeout)
         except grpc.aio.AioRpcError as error:
             if error.code() is grpc.StatusCode.DEADLINE_EXCEEDED:
-                self._leave(endpoint, stub)
+                self._replace_channel(endpoint, stub)
             raise
         if answer.status.code not in (Code.OK, Code.MULTIPLE_RESULTS):
             raise StatusError(answer.status)
         return answer
 
-    def _leave(self, endpoint: Endpoint, stub: Any) -> None:
-        """Open a new connection at the next call: one that does not answer may be dead, and nobody says so for minutes."""
+    def _replace_channel(self, endpoint: Endpoint, stub: Any) -> None:
+        """Open a new channel at the next call: a dead connection may go unnoticed for minutes."""
         channel, current = self._stubs.get(endpoint.target, (None, None))
         if current is stub:
             del self._stubs[endpoint.target]
-            self.begin(channel.close(GRACE_SECONDS))
+            self.start_task(channel.close(GRACE_SECONDS))
 
     async def _ask_for_route(self, topic: str) -> list[Queue]:
         """
-        Ask the proxy for a topic's queues, but not while name servers know no broker.
+        Ask the proxy for a topic's queues, unless the name servers know no broker.
 
-        A proxy that is asked while its broker starts remembers for 20 s that there is no such topic.
+        A proxy that is asked while its broker starts caches for 20 s that there is no such topic.
         """
-        if not await self.ports.is_any_broker_there():
-            raise StatusError(definition.Status(code=Code.TOPIC_NOT_FOUND, message="No name server knows a broker now."))
-        request = service.QueryRouteRequest(topic=self.resource(topic), endpoints=self.home.proto)
-        return Queue.all_of(await self.call(self.home, "QueryRoute", request))
+        if not await self.ports.has_brokers():
+            raise StatusError(definition.Status(code=Code.TOPIC_NOT_FOUND, message="No name server knows a broker."))
+        request = service.QueryRouteRequest(topic=self.resource(topic), endpoints=self.access_point.proto)
+        return Queue.all_of(await self.call(self.access_point, "QueryRoute", request))
 
-    def next_turn(self) -> int:
-        """Count up: whoever chooses among equals takes turns."""
+    def next_index(self) -> int:
+        """Return the next number, for round robin."""
         return next(self._turns)
 
     def resource(self, name: str) -> Any:
-        """Name a topic or group as requests do."""
+        """Return the name of a topic or group with its namespace."""
         return definition.Resource(name=name, resource_namespace=self.options.namespace)
 
     def metadata(self, role: str = "") -> grpc.aio.Metadata:
-        """Return what each request says of its sender, signed by the second. gRPC would make this object for each call."""
+        """Return the metadata of a request with its signature, which is renewed every second."""
         second = int(self._now())
         known = self._signed.get(role)
         if known is None or known[0] != second:
@@ -198,7 +198,7 @@ class Client:
             ("x-mq-namespace", options.namespace),
         ]
         if options.access_key:
-            # Source: apache/rocketmq-clients, Signature: MQv2-HMAC-SHA1 over the time alone.
+            # Source: apache/rocketmq-clients, Signature: only the time is signed.
             signature = hmac.new(options.secret_key.encode(), at.encode(), hashlib.sha1).hexdigest()
             headers.append(
                 (
@@ -209,19 +209,19 @@ class Client:
         return grpc.aio.Metadata(*headers)
 
     def call_soon(self, act: Callable[[], object]) -> None:
-        """Call a function in the loop's thread, from any thread; not at all where nothing runs."""
+        """Call a function in the loop's thread, if the loop runs. May be called from any thread."""
         with self._lock:
             if self._loop is not None:
                 self._loop.call_soon_threadsafe(act)
 
     def close(self) -> None:
-        """Close channels, end what still runs, and leave the loop to the next client. A second call does nothing."""
+        """Cancel running tasks, close all connections and release the loop. A second call does nothing."""
         with self._lock:
             loop, self._loop = self._loop, None
             self._is_closed = True
         if loop is not None and self._pid == os.getpid():
             asyncio.run_coroutine_threadsafe(self._close(), loop).result(10)
-            loops.give_back(loop)
+            loops.release(loop)
 
     async def _close(self) -> None:
         mine = asyncio.current_task()

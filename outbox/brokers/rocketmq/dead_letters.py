@@ -1,12 +1,12 @@
 """
-Dead letters of groups, read at the brokers' own ports, and sent again for the one group that an operator names.
+Dead letters of groups, read at the brokers' own ports. A replay is for one group only.
 
-RocketMQ keeps dead letters in a topic for each group, `%DLQ%<group>`, as long as its log (`fileReservedTime`). Reading them
-moves no offset: a letter stays until an operator acts. Nothing can be taken out of the log; so acting is adding to it:
-- a replay is a copy on the topic that the letter came from, addressed to its group: the adapter passes it over in others;
-- a mark among the dead letters says that one was replayed or discarded.
-Copy and mark have the letter's id among their keys. The copy comes first: whoever dies before the mark leaves a letter that
-is still listed, and is not sent twice.
+RocketMQ keeps the dead letters of a group in a topic, `%DLQ%<group>`, as long as its log (`fileReservedTime`). They are read
+without an offset, so a dead letter is listed until an operator acts. Nothing can be deleted from the log, so messages are added:
+- a replay adds a copy on the original topic, addressed to the group; this package ignores it in other groups;
+- a mark in the dead letter topic says that a dead letter was replayed or discarded.
+Copy and mark have the dead letter's id among their keys. The copy is sent first: after a crash in between, the dead letter is
+still listed, and the next replay finds the copy and sends none.
 """
 
 from __future__ import annotations
@@ -22,36 +22,36 @@ from dataclasses import dataclass, replace
 from outbox.brokers.base import DeadLetter
 from outbox.brokers.rocketmq.brokers import addresses_of_all
 from outbox.brokers.rocketmq.client import Client
-from outbox.brokers.rocketmq.envelope import ADDRESSEE, THEIRS, message_id_of
+from outbox.brokers.rocketmq.codec import REPLAY_GROUP, SERVER_PROPERTY, message_id_of
 from outbox.brokers.rocketmq.remoting import requests
-from outbox.brokers.rocketmq.remoting.frames import RemotingError, Request, Stored
+from outbox.brokers.rocketmq.remoting.frames import RemotingError, Request, StoredMessage
 from outbox.brokers.rocketmq.remoting.requests import ANY_QUEUE, NO_SUCH_TOPIC
 from outbox.errors import BrokerUnavailable
 
-LETTERS, RETRIES = "%DLQ%", "%RETRY%"
+DEAD_LETTER_PREFIX, RETRY_PREFIX = "%DLQ%", "%RETRY%"
 
 MARK = "outbox-settled"  # property of a mark: replayed or discarded
 
-# Of the properties that are the server's, what a copy keeps: it is found, filtered and ordered as the first one was.
+# The server's properties that a copy keeps, so that it is found, filtered and ordered like the original.
 KEPT = {"KEYS", "TAGS", "UNIQ_KEY", "__SHARDINGKEY"}
 
-INDEX_SECONDS = 5.0  # a message is found by its keys a moment after it was stored
+INDEX_SECONDS = 5.0  # wait at most this long for the index, which is updated a moment after a message is stored
 
 
 @dataclass(frozen=True, slots=True)
-class Letter:
-    """A dead letter where it lies. `topic`: where it was read; `broker`: host:port."""
+class StoredDeadLetter:
+    """A dead letter in a broker's log. `topic`: its original topic; `broker`: host:port."""
 
     broker: str
     topic: str
-    stored: Stored
+    stored: StoredMessage
 
 
 async def dead_letters(client: Client, group: str, server_groups: Collection[str], limit: int) -> list[DeadLetter]:
-    """List what a group gave up and nobody acted on, oldest first. The reasons stand in our own record of the tries."""
+    """Return the dead letters of a group that were neither replayed nor discarded, oldest first."""
     found: dict[str, DeadLetter] = {}
-    with _translated():
-        for letter in await _letters(client, server_groups):
+    with _broker_errors():
+        for letter in await _stored_dead_letters(client, server_groups):
             stored = letter.stored
             if MARK in stored.properties:
                 found.pop(stored.properties["KEYS"], None)
@@ -62,86 +62,86 @@ async def dead_letters(client: Client, group: str, server_groups: Collection[str
 
 
 async def replay(client: Client, group: str, server_groups: Collection[str], ids: Collection[str]) -> int:
-    """Send copies of dead letters to their group, of each letter one; return how many were sent."""
+    """Send one copy of each dead letter to its group. Return the number of copies."""
     count = 0
-    with _translated():
-        letters = await _open_ones(client, server_groups, ids)
+    with _broker_errors():
+        letters = await _unsettled(client, server_groups, ids)
         for letter in letters:
             if not await client.ports.find(letter.broker, letter.topic, letter.stored.id):
                 await _send_copy(client, letter, group)
                 count += 1
             await _send_mark(client, letter, "replayed")
-        await _wait_until_seen(client, letters)
+        await _wait_until_indexed(client, letters)
     return count
 
 
 async def discard(client: Client, server_groups: Collection[str], ids: Collection[str]) -> int:
-    """Mark dead letters as discarded; return how many were."""
-    with _translated():
-        letters = await _open_ones(client, server_groups, ids)
+    """Mark dead letters as discarded. Return their number."""
+    with _broker_errors():
+        letters = await _unsettled(client, server_groups, ids)
         for letter in letters:
             await _send_mark(client, letter, "discarded")
-        await _wait_until_seen(client, letters)
+        await _wait_until_indexed(client, letters)
     return len(letters)
 
 
-async def topics_given_up(client: Client, broker: str, message_id: str) -> list[str]:
-    """Name the topics in which some group gave a message up, and nobody acted on it. Raises as `Ports.ask`."""
+async def dead_lettered_topics(client: Client, broker: str, message_id: str) -> list[str]:
+    """Return the topics in which a message is a dead letter of some group. Raises as `Ports.ask`."""
     answer = await client.ports.ask(broker, Request(requests.GET_ALL_TOPICS))
     topics = json.loads(answer.checked().body)["topicConfigTable"]
-    groups = [name.removeprefix(LETTERS) for name in topics if name.startswith(LETTERS)]
+    groups = [name.removeprefix(DEAD_LETTER_PREFIX) for name in topics if name.startswith(DEAD_LETTER_PREFIX)]
     found = [
-        _letter(broker, group, stored)
+        _dead_letter(broker, group, stored)
         for group in groups
-        for stored in await client.ports.find(broker, LETTERS + group, message_id)
+        for stored in await client.ports.find(broker, DEAD_LETTER_PREFIX + group, message_id)
     ]
     return [letter.topic for letter in found if not await _is_settled(client, letter)]
 
 
-async def _letters(client: Client, server_groups: Collection[str]) -> list[Letter]:
-    """Return the letters of all brokers, and marks, oldest first."""
+async def _stored_dead_letters(client: Client, server_groups: Collection[str]) -> list[StoredDeadLetter]:
+    """Return the dead letters and marks on all brokers, oldest first."""
     brokers = await addresses_of_all(client)
     queues = [await _read(client, broker, group) for broker in brokers for group in server_groups]
     return list(heapq.merge(*queues, key=lambda letter: letter.stored.stored_at))
 
 
-async def _read(client: Client, broker: str, server_group: str) -> list[Letter]:
-    letters: list[Letter] = []
-    offset, is_behind = 0, True
-    while is_behind:
-        answer = await client.ports.ask(broker, requests.pull(LETTERS + server_group, 0, offset))
-        if answer.code == NO_SUCH_TOPIC:  # the group never gave up anything
+async def _read(client: Client, broker: str, server_group: str) -> list[StoredDeadLetter]:
+    letters: list[StoredDeadLetter] = []
+    offset, has_more = 0, True
+    while has_more:
+        answer = await client.ports.ask(broker, requests.pull(DEAD_LETTER_PREFIX + server_group, 0, offset))
+        if answer.code == NO_SUCH_TOPIC:  # the group has never had a dead letter
             return letters
-        found, behind = requests.pulled(answer)
-        letters += (_letter(broker, server_group, stored) for stored in found)
-        is_behind, offset = behind > offset, behind
+        found, next_offset = requests.pulled(answer)
+        letters += (_dead_letter(broker, server_group, stored) for stored in found)
+        has_more, offset = next_offset > offset, next_offset
     return letters
 
 
-def _letter(broker: str, server_group: str, stored: Stored) -> Letter:
-    """Read where a letter came from: its topic, or the topic of the group's retries, which begins with the group's name."""
+def _dead_letter(broker: str, server_group: str, stored: StoredMessage) -> StoredDeadLetter:
+    """Return a dead letter with its original topic. RETRY_TOPIC may name the group's retry topic, `%RETRY%<group>_<topic>`."""
     topic = stored.properties.get("RETRY_TOPIC", stored.topic)
-    if topic.startswith(RETRIES + server_group):
-        topic = topic[len(RETRIES + server_group) + 1 :]
-    return Letter(broker, topic, stored)
+    if topic.startswith(RETRY_PREFIX + server_group):
+        topic = topic[len(RETRY_PREFIX + server_group) + 1 :]
+    return StoredDeadLetter(broker, topic, stored)
 
 
-async def _open_ones(client: Client, server_groups: Collection[str], ids: Collection[str]) -> list[Letter]:
-    """Find letters by their ids, each once, but for those that somebody acted on."""
+async def _unsettled(client: Client, server_groups: Collection[str], ids: Collection[str]) -> list[StoredDeadLetter]:
+    """Return dead letters by their ids, except those that were replayed or discarded."""
     brokers = await addresses_of_all(client)
     found = [
-        _letter(broker, group, stored)
+        _dead_letter(broker, group, stored)
         for one in sorted(set(ids))
         for broker in brokers
-        for stored in await _look_at(client, broker, one)
+        for stored in await _view(client, broker, one)
         for group in server_groups
-        if stored.topic == LETTERS + group
+        if stored.topic == DEAD_LETTER_PREFIX + group
     ]
     return [letter for letter in found if not await _is_settled(client, letter)]
 
 
-async def _look_at(client: Client, broker: str, letter_id: str) -> list[Stored]:
-    """Read what lies at a letter's place; on another broker than its own that is nothing, another message, or no message."""
+async def _view(client: Client, broker: str, letter_id: str) -> list[StoredMessage]:
+    """Return the message with this id from a broker's log, if it is there. Another broker has other data at its offset."""
     try:
         place = int(letter_id[-16:], 16)
     except ValueError:
@@ -150,31 +150,31 @@ async def _look_at(client: Client, broker: str, letter_id: str) -> list[Stored]:
     return [found] if found is not None and found.id == letter_id else []
 
 
-async def _is_settled(client: Client, letter: Letter) -> bool:
-    """Return whether a mark says that somebody acted on a letter."""
+async def _is_settled(client: Client, letter: StoredDeadLetter) -> bool:
+    """Return whether a mark says that a dead letter was replayed or discarded."""
     return bool(await client.ports.find(letter.broker, letter.stored.topic, letter.stored.id))
 
 
-async def _send_copy(client: Client, letter: Letter, group: str) -> None:
+async def _send_copy(client: Client, letter: StoredDeadLetter, group: str) -> None:
     """Send a copy to the queue that holds the messages of its key."""
     stored = letter.stored
-    properties = {name: text for name, text in stored.properties.items() if name in KEPT or not THEIRS.match(name)}
+    properties = {name: text for name, text in stored.properties.items() if name in KEPT or not SERVER_PROPERTY.match(name)}
     properties["KEYS"] = f"{properties.get('KEYS', '')} {stored.id}".strip()
-    properties[ADDRESSEE] = group
+    properties[REPLAY_GROUP] = group
     first = await client.ports.find(letter.broker, letter.topic, message_id_of(stored.properties))
     queue = first[0].queue if first else ANY_QUEUE
     request = requests.send_copy(letter.topic, queue, stored, properties)
     (await client.ports.ask(letter.broker, request)).checked()
 
 
-async def _send_mark(client: Client, letter: Letter, what: str) -> None:
+async def _send_mark(client: Client, letter: StoredDeadLetter, what: str) -> None:
     stored = replace(letter.stored, body=what.encode(), flag=0)
     request = requests.send_copy(stored.topic, ANY_QUEUE, stored, {"KEYS": stored.id, MARK: what})
     (await client.ports.ask(letter.broker, request)).checked()
 
 
-async def _wait_until_seen(client: Client, letters: Sequence[Letter]) -> None:
-    """Return when the marks are found by their keys, so that nobody acts once more."""
+async def _wait_until_indexed(client: Client, letters: Sequence[StoredDeadLetter]) -> None:
+    """Wait until the marks are in the index, so that no second replay follows."""
     deadline = time.monotonic() + INDEX_SECONDS
     waiting = list(letters)
     while waiting and time.monotonic() < deadline:
@@ -183,7 +183,7 @@ async def _wait_until_seen(client: Client, letters: Sequence[Letter]) -> None:
 
 
 @contextmanager
-def _translated() -> Iterator[None]:
+def _broker_errors() -> Iterator[None]:
     try:
         yield
     except (RemotingError, ConnectionError) as error:

@@ -1,4 +1,4 @@
-"""Proxies and the queues they lead to, as routes and settings name them."""
+"""Proxies, and the queues that they serve, as routes and settings name them."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import ipaddress
 from dataclasses import dataclass
 from typing import Any
 
-from outbox.brokers.rocketmq.options import address
+from outbox.brokers.rocketmq.options import parse_address
 from outbox.brokers.rocketmq.stubs import definition
 
 SCHEMES = {
@@ -20,21 +20,21 @@ WRITABLE = {definition.Permission.WRITE, definition.Permission.READ_WRITE}
 
 @dataclass(frozen=True, slots=True)
 class Endpoint:
-    """One proxy, or one set of them behind a name. `target` is gRPC's name for it."""
+    """One proxy, or several proxies behind one name. `target` is its gRPC address."""
 
     target: str
     proto: Any
 
     @classmethod
     def of(cls, proto: Any) -> Endpoint:
-        """Read an endpoint as routes name it."""
+        """Return the endpoint of a route."""
         hosts = ",".join(sorted(f"{_bracketed(one.host)}:{one.port}" for one in proto.addresses))
         return cls(SCHEMES.get(proto.scheme, "dns:") + hosts, proto)
 
     @classmethod
     def parse(cls, text: str) -> Endpoint:
-        """Read an endpoint as settings name it."""
-        pairs = [address(one) for one in text.split(";")]
+        """Return the endpoint in OPTIONS["ENDPOINTS"]."""
+        pairs = [parse_address(one) for one in text.split(";")]
         proto = definition.Endpoints(
             scheme=_scheme(pairs[0][0]), addresses=[definition.Address(host=host, port=port) for host, port in pairs]
         )
@@ -43,7 +43,7 @@ class Endpoint:
 
 @dataclass(frozen=True, slots=True)
 class Queue:
-    """One queue of a topic, and the proxy that leads to it."""
+    """One queue of a topic, and the proxy that serves it."""
 
     proto: Any
     endpoint: Endpoint
@@ -56,7 +56,7 @@ class Queue:
 
     @classmethod
     def all_of(cls, answer: Any) -> list[Queue]:
-        """Read the queues that a route names, in an order that is the same at every answer: a key keeps its place in it."""
+        """Return the queues of a route, always in the same order, so that a key keeps its proxy."""
         queues = [cls(one, Endpoint.of(one.broker.endpoints), one.permission in WRITABLE) for one in answer.message_queues]
         return sorted(queues, key=lambda queue: (queue.proto.broker.name, queue.proto.id))
 

@@ -1,4 +1,4 @@
-"""What goes wrong with a proxy, in words."""
+"""Errors of a proxy, and their description."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ class StatusError(Exception):
 
 
 def describe(error: BaseException) -> str:
-    """Return what went wrong in words."""
+    """Return an error as text for logs and problems."""
     if isinstance(error, grpc.aio.AioRpcError):
         return f"{error.code().name} {error.details()}"
     return str(error) or type(error).__name__

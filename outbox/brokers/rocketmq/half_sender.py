@@ -1,4 +1,4 @@
-"""Sends and ends half messages, many requests under way at once; which way they go is a subclass's."""
+"""The base class of senders of half messages: concurrent requests, by a deadline. Subclasses choose port or proxy."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from datetime import timedelta
 
 from outbox.brokers.base import Ended, HalfRef, HalfStatus, Outgoing, SendResult
 from outbox.brokers.rocketmq.client import Client
-from outbox.brokers.rocketmq.envelope import half_id
+from outbox.brokers.rocketmq.codec import half_id
 from outbox.brokers.rocketmq.pipelines import pipelined
-from outbox.brokers.rocketmq.producer import NOT_BEGUN, SEND_SECONDS
+from outbox.brokers.rocketmq.producer import NOT_STARTED, SEND_SECONDS
 from outbox.message import Resolution, TopicSpec
 
 ENDED = {Resolution.COMMIT: Ended.COMMITTED, Resolution.ROLLBACK: Ended.ROLLED_BACK}
@@ -22,7 +22,7 @@ class HalfSender(abc.ABC):
     Sends and ends half messages over one client.
 
     Args:
-        clock: gives seconds; it never goes back.
+        clock: a monotonic clock in seconds.
     """
 
     def __init__(self, client: Client, clock: Callable[[], float] = time.monotonic) -> None:
@@ -30,12 +30,12 @@ class HalfSender(abc.ABC):
         self._clock = clock
 
     def send(self, messages: Sequence[Outgoing], topics: Sequence[TopicSpec]) -> list[SendResult]:
-        """Store half messages, each once."""
+        """Send each half message once."""
         deadline = self._clock() + SEND_SECONDS
 
         async def send_one(pair: tuple[Outgoing, TopicSpec]) -> SendResult:
             if self._clock() >= deadline:
-                return NOT_BEGUN
+                return NOT_STARTED
             message, topic = pair
             return await self._send(message, topic, message.half_id or half_id(message.message_id))
 
@@ -43,7 +43,7 @@ class HalfSender(abc.ABC):
         return self._client.run(pipelined(pairs, send_one, at_once=self._client.options.in_flight))
 
     def end(self, halves: Sequence[HalfRef], resolution: Resolution, within: timedelta | None) -> list[SendResult]:
-        """Commit or roll back; each request leaves once, and none later than that."""
+        """Commit or roll back half messages. Each request is sent once, within the given time."""
         deadline = float("inf") if within is None else self._clock() + within.total_seconds()
 
         async def end_one(half: HalfRef) -> SendResult:
@@ -53,12 +53,12 @@ class HalfSender(abc.ABC):
 
     @abc.abstractmethod
     def look_up(self, halves: Sequence[HalfRef]) -> list[HalfStatus]:
-        """Return where each half message stands; what cannot be asked is UNKNOWN."""
+        """Return the status of each half message; UNKNOWN for those that cannot be looked up."""
 
     @abc.abstractmethod
     async def _send(self, message: Outgoing, topic: TopicSpec, wire_id: str) -> SendResult:
-        """Store a half message under that id."""
+        """Send a half message under the given id."""
 
     @abc.abstractmethod
     async def _end(self, half: HalfRef, resolution: Resolution, deadline: float) -> SendResult:
-        """End a half message, by a request that leaves before that time of the clock."""
+        """End a half message with a request that is sent before the deadline (by the clock), or return TOO_LATE."""

@@ -1,4 +1,4 @@
-"""Look-ups for operators and tests, at the brokers' own ports: where a message is, how many wait for a group."""
+"""Look-ups for operators and tests, at the brokers' own ports: the stored copies of a message, and backlogs of groups."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ from collections.abc import Iterable
 from dataclasses import replace
 
 from outbox.brokers.base import HalfRef, StoredCopy
-from outbox.brokers.rocketmq.brokers import of_all
+from outbox.brokers.rocketmq.brokers import ask_all
 from outbox.brokers.rocketmq.client import Client
-from outbox.brokers.rocketmq.dead_letters import topics_given_up
-from outbox.brokers.rocketmq.envelope import HALF_MARK
+from outbox.brokers.rocketmq.codec import HALF_MARK
+from outbox.brokers.rocketmq.dead_letters import dead_lettered_topics
 from outbox.brokers.rocketmq.places import HALVES, Place
 from outbox.brokers.rocketmq.remoting import requests
-from outbox.brokers.rocketmq.remoting.frames import Request, Stored
+from outbox.brokers.rocketmq.remoting.frames import Request, StoredMessage
 
 DELAYED = "rmq_sys_wheel_timer"
 
@@ -23,60 +23,60 @@ OFFSETS = re.compile(rb'"brokerOffset":(\d+),"consumerOffset":(\d+)')
 
 async def find(client: Client, topics: Iterable[str], message_id: str, half: HalfRef | None) -> list[StoredCopy]:
     """
-    Look a message up by its id, which is one of its keys, in topics, among halves and among delayed messages.
+    Look a message up by its id, which is one of its keys, in its topics, among half messages and among delayed messages.
 
-    A half message stays in the log whatever became of it; so it is told of only where no message came of it. After a crash a
-    broker may no longer find by key what it has; its half message is found by its place then.
+    A half message stays in the log after its end, so it is returned only if there is no visible message. After a crash a broker
+    may have lost part of its index; then the half message is looked up by its place.
     """
     found: dict[tuple[str, str], StoredCopy] = {}
     for topic in topics:
         for stored in await _query(client, topic, message_id):
             found[topic, "visible"] = StoredCopy(message_id, topic, "visible", _half_id(stored), stored.stored_at)
     if found:
-        given_up = set(await of_all(client, lambda broker: topics_given_up(client, broker, message_id)))
+        given_up = set(await ask_all(client, lambda broker: dead_lettered_topics(client, broker, message_id)))
         return [replace(one, state="dead_letter") if one.topic in given_up else one for one in found.values()]
     for system_topic, state in (HALVES, "half"), (DELAYED, "delayed"):
         for stored in await _query(client, system_topic, message_id):
             topic = stored.properties.get("REAL_TOPIC", stored.topic)
             half_id = _half_id(stored)
             found[topic, half_id] = StoredCopy(message_id, topic, state, half_id, stored.stored_at)
-    if half is not None and not found and (lying := await _lying_at(client, half)):
+    if half is not None and not found and (lying := await _stored_at(client, half)):
         return [StoredCopy(message_id, half.topic, "half", half.half_id, lying.stored_at)]
     return list(found.values())
 
 
 async def topics_read_by(client: Client, group: str) -> set[str]:
-    """Return the topics of which a group of the server's has read messages."""
+    """Return the topics that one of the server's groups has an offset for."""
 
     async def ask(broker: str) -> list[str]:
         answer = await client.ports.ask(broker, Request(requests.TOPICS_OF_GROUP, {"group": group}))
-        return [] if answer.code in NOT_THERE else list(json.loads(answer.checked().body)["topicList"])
+        return [] if answer.code in NOT_FOUND_CODES else list(json.loads(answer.checked().body)["topicList"])
 
-    return set(await of_all(client, ask))
+    return set(await ask_all(client, ask))
 
 
 async def backlog(client: Client, group: str, topic: str) -> int:
-    """Count the messages of a topic that a group of the server's has not been handed."""
+    """Return the number of messages of a topic that were not delivered to one of the server's groups."""
 
     async def ask(broker: str) -> list[int]:
         request = Request(requests.GET_CONSUME_STATS, {"consumerGroup": group, "topic": topic})
         answer = await client.ports.ask(broker, request)
-        if answer.code in NOT_THERE:
+        if answer.code in NOT_FOUND_CODES:
             return []
         return [int(end) - int(at) for end, at in OFFSETS.findall(answer.checked().body)]
 
-    return sum(await of_all(client, ask))
+    return sum(await ask_all(client, ask))
 
 
-# 1: a topic or group without any offset
-NOT_THERE = {requests.NOTHING_FOUND, requests.NO_SUCH_GROUP, requests.NO_SUCH_TOPIC, requests.SYSTEM_ERROR}
+# SYSTEM_ERROR is the answer about a topic or group without any offset.
+NOT_FOUND_CODES = {requests.NOTHING_FOUND, requests.NO_SUCH_GROUP, requests.NO_SUCH_TOPIC, requests.SYSTEM_ERROR}
 
 
-async def _query(client: Client, topic: str, key: str) -> list[Stored]:
-    return await of_all(client, lambda broker: client.ports.find(broker, topic, key))
+async def _query(client: Client, topic: str, key: str) -> list[StoredMessage]:
+    return await ask_all(client, lambda broker: client.ports.find(broker, topic, key))
 
 
-async def _lying_at(client: Client, half: HalfRef) -> Stored | None:
+async def _stored_at(client: Client, half: HalfRef) -> StoredMessage | None:
     place = Place.read(half.place)
     address = (await client.ports.addresses(half.topic)).get(place.broker) if place else None
     if place is None or address is None:
@@ -84,6 +84,6 @@ async def _lying_at(client: Client, half: HalfRef) -> Stored | None:
     return await client.ports.view(address, place.log_offset, half.half_id)
 
 
-def _half_id(stored: Stored) -> str:
+def _half_id(stored: StoredMessage) -> str:
     wire_id = stored.properties.get("UNIQ_KEY", "")
     return wire_id if HALF_MARK in wire_id else ""

@@ -1,8 +1,8 @@
 """
-Event loops, each running in a thread of its own: one for each link, and when a link is closed, for the next one.
+Event loops, each in a thread of its own: one for each client, reused after the client is closed.
 
-A loop is never closed. All loops of a process share gRPC's poller: an answer that comes for a closed loop is raised in
-whichever loop has woken, and what waited behind it there is not handed out.
+A loop is never closed. All loops of a process share gRPC's poller: an answer for a closed loop raises in another loop, which
+then loses the answers that are queued after it.
 """
 
 from __future__ import annotations
@@ -20,18 +20,18 @@ _free: list[asyncio.AbstractEventLoop] = []
 os.register_at_fork(after_in_child=_free.clear)
 
 
-def take() -> asyncio.AbstractEventLoop:
+def acquire() -> asyncio.AbstractEventLoop:
     """
-    Return a running loop that nobody else has.
+    Return a running loop for exclusive use.
 
     Raises:
-        ConfigurationError: gevent has replaced threads, and a loop has none to run in.
+        ConfigurationError: gevent has replaced threads, so that a loop cannot run in one.
     """
     monkey = sys.modules.get("gevent.monkey")
     if monkey is not None and monkey.is_module_patched("threading"):
         raise ConfigurationError(
-            "The RocketMQ broker needs threads, and gevent has replaced them in this process. Run it under threads or processes; "
-            "where only web workers are gevent's, publish() there and relay elsewhere: half first is not for them."
+            "The RocketMQ broker needs threads, and gevent has replaced them in this process. Use threads or processes here. "
+            "If only web workers run under gevent, call publish() there and run the relay elsewhere; do not use half first."
         )
     try:
         return _free.pop()
@@ -41,6 +41,6 @@ def take() -> asyncio.AbstractEventLoop:
         return loop
 
 
-def give_back(loop: asyncio.AbstractEventLoop) -> None:
-    """Keep a loop, on which nothing runs any more, for who takes the next."""
+def release(loop: asyncio.AbstractEventLoop) -> None:
+    """Return a loop on which nothing runs any more, for the next client."""
     _free.append(loop)

@@ -17,32 +17,32 @@ ADDRESS = re.compile(r"(?P<host>[^:\s]+|\[[0-9a-fA-F:]+\]):(?P<port>\d{1,5})")
 
 
 class RocketMQOptions(Options, frozen=True):
-    """Where the proxy is, and what the server was set to."""
+    """Addresses, credentials, and the server settings that the broker relies on."""
 
-    endpoints: str  # host:port of the gRPC proxy, several with ";" between
-    # host:port of name servers, which know the brokers' own ports: half messages are sent and ended there, since a proxy's
-    # answer does not say that a broker has the end.
+    endpoints: str  # host:port of the gRPC proxy; separate several with ";"
+    # host:port of name servers, which know the brokers' own ports. Half messages are sent and ended at those ports, because a
+    # proxy's answer does not prove that a broker has stored the end.
     name_servers: list[str] = []
-    broker_addresses: dict[str, str] = {}  # broker's name -> host:port, where a name server's is missing or cannot be reached
-    # Where no broker's own port can be reached: end half messages through the proxy, and take its word for it. Messages can
-    # be lost: docs/brokers/rocketmq.md says which.
+    broker_addresses: dict[str, str] = {}  # broker name -> host:port, if the name server's address is missing or unreachable
+    # End half messages through the proxy, if no broker's own port can be reached. Messages can be lost:
+    # docs/brokers/rocketmq.md says which.
     unconfirmed_ends: bool = False
     access_key: str = ""
     secret_key: str = ""
     namespace: str = ""
     tls: bool = False  # with the proxy
     broker_tls: bool = False  # with brokers and name servers
-    tls_ca_file: str = ""  # PEM of who vouches for them; "": whom gRPC, or Python's ssl, trusts by itself
-    # Longer bodies travel compressed; RocketMQ's own number is 4096. None: bodies go as they are, for any consumer to read.
+    tls_ca_file: str = ""  # PEM file of trusted certificate authorities; "": the defaults of gRPC and of Python's ssl
+    # Compress longer bodies; RocketMQ's own clients use 4096. None: never, so that every consumer can read them.
     compress_above_bytes: Annotated[int, msgspec.Meta(ge=0)] | None = None
     request_timeout: timedelta = timedelta(seconds=3)
-    in_flight: Annotated[int, msgspec.Meta(ge=1, le=1024)] = 64  # requests that wait for their answers at once
-    commit_window: timedelta = timedelta(seconds=2)  # half messages are ended that long after the decision, or taken over first
+    in_flight: Annotated[int, msgspec.Meta(ge=1, le=1024)] = 64  # concurrent requests
+    commit_window: timedelta = timedelta(seconds=2)  # half messages are ended within this time after the decision, or taken over
     check_horizon: timedelta = timedelta(minutes=10)  # transactionTimeOut + transactionCheckMax x transactionCheckInterval
 
 
 def problems(raw: Mapping[str, Any]) -> list[Problem]:
-    """Return what is wrong with the options: names and types first, then what they say."""
+    """Return what is wrong with the options: names and types first, then values."""
     if found := problems_with(RocketMQOptions, raw):
         return found
     options = read_options(RocketMQOptions, raw)
@@ -55,20 +55,22 @@ def problems(raw: Mapping[str, Any]) -> list[Problem]:
         if not ADDRESS.fullmatch(text)
     ]
     found.extend(
-        Problem(f'OPTIONS["{name.upper()}"] is {getattr(options, name)}; it must be greater than zero.', "Correct it.")
+        Problem(
+            f'OPTIONS["{name.upper()}"] is {getattr(options, name)}; it must be greater than zero.', "Set a positive timedelta."
+        )
         for name in ("request_timeout", "commit_window", "check_horizon")
         if getattr(options, name) <= timedelta()
     )
     if bool(options.access_key) != bool(options.secret_key):
-        found.append(Problem("OPTIONS has one of ACCESS_KEY and SECRET_KEY.", "Give both, or none."))
+        found.append(Problem("OPTIONS has only one of ACCESS_KEY and SECRET_KEY.", "Set both, or neither."))
     if options.tls_ca_file and not ((options.tls or options.broker_tls) and Path(options.tls_ca_file).is_file()):
         text = f'OPTIONS["TLS_CA_FILE"] is {options.tls_ca_file!r}; there is no such file, or TLS is off.'
-        found.append(Problem(text, "Give the path of a PEM file, and TLS=True or BROKER_TLS=True."))
+        found.append(Problem(text, "Set it to the path of a PEM file, and set TLS or BROKER_TLS to True."))
     return found
 
 
-def address(text: str) -> tuple[str, int]:
-    """Read host:port."""
+def parse_address(text: str) -> tuple[str, int]:
+    """Return the host and the port of "host:port"."""
     match = ADDRESS.fullmatch(text)
-    assert match is not None, f"{text!r} is not host:port; check_options says so"
+    assert match is not None, f"{text!r} is not host:port, which check_options() reports"
     return match["host"].strip("[]"), int(match["port"])

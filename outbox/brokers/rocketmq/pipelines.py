@@ -1,4 +1,4 @@
-"""Many requests under way at once."""
+"""Concurrent requests, with a limit."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ R = TypeVar("R")
 
 
 async def pipelined(items: Sequence[I], act: Callable[[I], Awaitable[R]], *, at_once: int) -> list[R]:
-    """Act on all items, so many at once; return the results in order."""
+    """Call a function for all items, at most `at_once` at the same time. Return the results in order."""
     results: dict[int, R] = {}
     waiting = iter(enumerate(items))
 

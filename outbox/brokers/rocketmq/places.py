@@ -1,17 +1,17 @@
-"""Where a half message is stored: its broker, its place in the broker's log, and its place in the queue of half messages."""
+"""The place of a half message: its broker, its offset in the broker's log, and its offset in the queue of half messages."""
 
 from __future__ import annotations
 
 from typing import NamedTuple
 
-from outbox.brokers.rocketmq.remoting.frames import Answer, Stored
+from outbox.brokers.rocketmq.remoting.frames import Answer, StoredMessage
 
 HALVES = "RMQ_SYS_TRANS_HALF_TOPIC"
 LOG_DIGITS = 16  # at the end of an answer's msgId
 
 
 class Place(NamedTuple):
-    """A place; `str()` of it is `HalfRef.place`."""
+    """The place of a half message. `str()` formats it as `HalfRef.place`."""
 
     broker: str
     log_offset: int
@@ -22,7 +22,7 @@ class Place(NamedTuple):
 
     @classmethod
     def read(cls, text: str) -> Place | None:
-        """Read `HalfRef.place`; None: it names none."""
+        """Parse `HalfRef.place`. None: it has no place, or another format."""
         broker, *offsets = text.split(" ")
         if len(offsets) != 2 or not all(one.isascii() and one.isdecimal() for one in offsets):
             return None
@@ -30,10 +30,10 @@ class Place(NamedTuple):
 
     @classmethod
     def of_answer(cls, broker: str, answer: Answer) -> Place:
-        """Read where a broker has stored the half message that it has just answered."""
+        """Return the place of a half message from the broker's answer to the send."""
         return cls(broker, int(answer.fields["msgId"][-LOG_DIGITS:], 16), int(answer.fields["queueOffset"]))
 
     @classmethod
-    def of_stored(cls, broker: str, stored: Stored) -> Place:
-        """Return the place of a half message that was read."""
+    def of_stored(cls, broker: str, stored: StoredMessage) -> Place:
+        """Return the place of a half message that was read from a broker."""
         return cls(broker, stored.log_offset, stored.queue_offset)

@@ -1,4 +1,4 @@
-"""Sends messages to the brokers' own ports: chooses a broker of the topic, and says what its answer means."""
+"""Sends messages to the brokers' own ports: chooses a broker of the topic, and interprets its answer."""
 
 from __future__ import annotations
 
@@ -6,14 +6,14 @@ import time
 from collections.abc import Callable
 
 from outbox.brokers.base import Outgoing, SendResult, SendStatus
-from outbox.brokers.rocketmq.avoidance import Avoidance
 from outbox.brokers.rocketmq.client import Client
+from outbox.brokers.rocketmq.codec import TYPES, born_at, to_remoting
 from outbox.brokers.rocketmq.endpoints import Queue
-from outbox.brokers.rocketmq.envelope import TYPES, born_at, seal_for_port
+from outbox.brokers.rocketmq.fault_strategy import FaultStrategy
 from outbox.brokers.rocketmq.remoting import requests
 from outbox.brokers.rocketmq.remoting.connection import NoAnswer, NotConnected
 from outbox.brokers.rocketmq.remoting.frames import Answer, Request
-from outbox.brokers.rocketmq.statuses import FLOW_CONTROL_CODES, LESS, status_before_send, status_of, status_of_send
+from outbox.brokers.rocketmq.statuses import FLOW_CONTROL_CODES, FLOW_CONTROLLED, status_before_send, status_of, status_of_send
 from outbox.brokers.rocketmq.stubs import definition
 from outbox.logs import get_logger
 from outbox.message import TopicSpec
@@ -23,56 +23,56 @@ logger = get_logger(__name__)
 
 class PortSender:
     """
-    Sends messages, one at a call. In the client's loop only.
+    Sends messages, one per call. In the client's loop only.
 
     Args:
-        clock: gives seconds; it never goes back.
-        now: gives seconds since 1970, by which messages are stamped.
+        clock: a monotonic clock in seconds.
+        now: the current time in seconds since 1970, for the timestamps of messages.
     """
 
     def __init__(self, client: Client, clock: Callable[[], float] = time.monotonic, now: Callable[[], float] = time.time) -> None:
         self.client = client
         self._clock = clock
         self._now = now
-        self._brokers = Avoidance(clock)
+        self._brokers = FaultStrategy(clock)
 
     async def send(self, message: Outgoing, topic: TopicSpec, wire_id: str) -> tuple[str, Answer | SendResult]:
-        """Send a message; return its broker's name, and the answer where the message is stored, else what became of it."""
+        """Send a message. Return its broker's name, and the answer if the message is stored, otherwise a SendResult."""
         try:
             name, address = await self._choose(topic)
         except NotConnected as error:
             return "", self._failed("", topic, SendResult(SendStatus.UNAVAILABLE, reason=str(error)))
-        except Exception as error:  # whatever happened, it is an outcome
+        except Exception as error:  # every error is a result
             outcome = status_before_send(error)
-            if outcome.status is SendStatus.MISCONFIGURED and not await self.client.ports.is_any_broker_there():
-                outcome = SendResult(SendStatus.UNAVAILABLE, reason=f"No broker is there: {outcome.reason}")
+            if outcome.status is SendStatus.MISCONFIGURED and not await self.client.ports.has_brokers():
+                outcome = SendResult(SendStatus.UNAVAILABLE, reason=f"No broker is available: {outcome.reason}")
             return "", outcome
         if name == "":
             return "", self._failed("", topic, SendResult(SendStatus.MISCONFIGURED, reason=address))
-        if self._brokers.seconds_held(name):
-            return name, SendResult(SendStatus.UNAVAILABLE, reason=LESS)
-        at = self._clock()
+        if self._brokers.backoff_seconds(name):
+            return name, SendResult(SendStatus.UNAVAILABLE, reason=FLOW_CONTROLLED)
+        started = self._clock()
         try:
             answer = await self.client.ports.ask(address, self._seal(message, topic, wire_id))
         except NotConnected as error:
             return name, self._failed(name, topic, SendResult(SendStatus.UNAVAILABLE, reason=f"Not sent: {error}"))
         except NoAnswer as error:
             return name, self._failed(name, topic, SendResult(SendStatus.UNSURE, reason=f"No answer from RocketMQ: {error}"))
-        except Exception as error:  # a message that cannot be written as a request says nothing of its fellows
+        except Exception as error:  # such as a message that cannot be encoded: the others are not affected
             return name, status_of(error)
         if answer.code:
             return name, self._refused(name, topic, answer)
-        self._brokers.note_answer(name, self._clock() - at)
+        self._brokers.note_answer(name, self._clock() - started)
         return name, answer
 
     def _seal(self, message: Outgoing, topic: TopicSpec, wire_id: str) -> Request:
         now, above = self._now(), self.client.options.compress_above_bytes
-        properties, body, flag = seal_for_port(message, topic.type, wire_id, now=now, compress_above=above)
+        properties, body, flag = to_remoting(message, topic.type, wire_id, now=now, compress_above=above)
         born = born_at(topic.type, now)
         return requests.send(topic.name, requests.ANY_QUEUE, body, properties, group=topic.name, flag=flag, born_at=born)
 
     async def _choose(self, topic: TopicSpec) -> tuple[str, str]:
-        """Return name and address of the best of the topic's brokers, in turn; "" and a reason where there is none."""
+        """Return the name and address of an available broker of the topic, by round robin; or "" and a reason."""
         queues = await self.client.routes.of(topic.name)
         if wrong := wrong_type(topic, queues):
             return "", wrong
@@ -80,11 +80,11 @@ class PortSender:
         names = sorted({queue.broker for queue in queues if queue.is_writable and queue.broker in addresses})
         if not names:
             there = ", ".join(sorted({queue.broker for queue in queues}))
-            reason = f"Topic {topic.name} is on {there}: no broker that takes messages, and whose own port is known."
-            if self.client.options.name_servers:  # which name no broker that is away
+            reason = f"Topic {topic.name} is on {there}: no broker is writable and has a known port."
+            if self.client.options.name_servers:  # they do not name brokers that are down
                 raise NotConnected(reason)
-            return "", f'{reason} Give OPTIONS["NAME_SERVERS"], or its name and host:port in OPTIONS["BROKER_ADDRESSES"].'
-        first = self.client.next_turn() % len(names)
+            return "", f'{reason} Set OPTIONS["NAME_SERVERS"], or add its name and host:port to OPTIONS["BROKER_ADDRESSES"].'
+        first = self.client.next_index() % len(names)
         name = self._brokers.choose(names[first:] + names[:first])
         return name, addresses[name]
 
@@ -92,13 +92,13 @@ class PortSender:
         if answer.code not in FLOW_CONTROL_CODES:
             return self._failed(name, topic, status_of_send(answer))
         if seconds := self._brokers.note_flow_control(name):
-            logger.warning("Broker %s asks for less, and is sent nothing for %.1f s: %s", name, seconds, answer.text)
-        return SendResult(SendStatus.UNAVAILABLE, reason=LESS)
+            logger.warning("Broker %s applies flow control; sending nothing for %.1f s: %s", name, seconds, answer.text)
+        return SendResult(SendStatus.UNAVAILABLE, reason=FLOW_CONTROLLED)
 
     def _failed(self, name: str, topic: TopicSpec, outcome: SendResult) -> SendResult:
         if outcome.status is not SendStatus.REFUSED:
-            self.client.routes.doubt(topic.name)
-            self.client.ports.doubt(topic.name)
+            self.client.routes.invalidate(topic.name)
+            self.client.ports.invalidate(topic.name)
             if name and outcome.status is not SendStatus.MISCONFIGURED:
                 self._brokers.note_failure(name)
         return outcome
@@ -106,11 +106,11 @@ class PortSender:
 
 def wrong_type(topic: TopicSpec, queues: list[Queue]) -> str:
     """
-    Return why a topic does not take messages of its type; empty: it does, or nobody knows.
+    Return why a topic on the server does not accept messages of its type in settings; "" if it does, or if that is not known.
 
-    A proxy of its own gives topics no type that it has first asked for while their broker was away.
+    A proxy in cluster mode reports no type for a topic that it first asked for while the topic's broker was down.
     """
     kinds = {kind for queue in queues for kind in queue.proto.accept_message_types}
     if TYPES[topic.type] in kinds or not kinds - {definition.MessageType.MESSAGE_TYPE_UNSPECIFIED}:
         return ""
-    return f"Topic {topic.name} does not take messages of type {topic.type} at the server."
+    return f"Topic {topic.name} does not accept messages of type {topic.type} on the server."

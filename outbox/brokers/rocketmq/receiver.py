@@ -1,11 +1,11 @@
 """
-Receives for consumer groups. The server keeps a request open while nothing comes, for 5 s at least, so a call may take
-that long.
+Receives messages for consumer groups, by long polling.
 
-Where one of several topics has messages, the requests for the others stay open, and what they bring is the next call's;
-unless nobody has taken it when half its time is over: then it is handed back.
+The server keeps an empty request open for at least 5 s, so a call may take that long. When one of several topics has messages,
+the requests for the others stay open, and their messages are kept for the next call. Messages that no call has taken after half
+of their invisible duration are returned to the server.
 
-Trouble with a topic is that topic's: the others go on, and it is asked for again a moment later.
+A topic that fails does not affect the others; it is polled again a moment later.
 """
 
 from __future__ import annotations
@@ -22,30 +22,30 @@ import grpc
 
 from outbox.brokers.base import Delivery
 from outbox.brokers.rocketmq.client import Client
-from outbox.brokers.rocketmq.envelope import is_for, open_delivery
+from outbox.brokers.rocketmq.codec import is_for, to_delivery
 from outbox.brokers.rocketmq.errors import StatusError, describe
-from outbox.brokers.rocketmq.settlement import Finishing, group_name, hidden_milliseconds
+from outbox.brokers.rocketmq.settlement import Settlement, group_name, invisible_milliseconds
 from outbox.brokers.rocketmq.stubs import Code, service
-from outbox.brokers.rocketmq.subscriptions import EVERYTHING, LEAST_WAIT_SECONDS, Subscriptions
+from outbox.brokers.rocketmq.subscriptions import EVERYTHING, MIN_WAIT_SECONDS, Subscriptions
 from outbox.errors import BrokerUnavailable
 from outbox.logs import get_logger
 from outbox.message import TopicSpec, TopicType
 
 logger = get_logger(__name__)
 
-MOST_AT_ONCE = 32
-FIFO_REQUESTS = 8  # at once, each for one message: a key's next message is not handed out with the one before
-AGAIN_SECONDS = 2.0  # a topic that failed is left alone for that long
+MAX_BATCH_SIZE = 32
+FIFO_REQUESTS = 8  # concurrent requests for one message each: a key's next message is not delivered together with the one before
+RETRY_SECONDS = 2.0  # a topic that failed is polled again after this time
 
-# The server's group, topic, and which of several requests it is.
-Subject = tuple[str, str, int]
+# The server's group, the topic, and the number of the request.
+PollKey = tuple[str, str, int]
 
 Poll = asyncio.Task[list[Delivery]]
 
 
 @dataclass(frozen=True, slots=True)
-class Wanted:
-    """What one call of `receive` asks for."""
+class ReceiveRequest:
+    """The arguments of one call of `receive`."""
 
     group: str
     topics: Collection[str]
@@ -55,200 +55,200 @@ class Wanted:
 
 
 @dataclass(slots=True)
-class Trouble:
-    """What is wrong with a topic, until when it is left alone (monotonic seconds), and whether the log tells of it."""
+class TopicFailure:
+    """The error of a topic, when it is polled again (monotonic seconds), and whether the error has been logged."""
 
     error: BaseException
-    left_alone_until: float
-    is_told: bool = False
+    retry_at: float
+    is_logged: bool = False
 
 
-class Reading:
-    """Receives over one client."""
+class Receiver:
+    """Receives messages through one client."""
 
-    def __init__(self, client: Client, topics: Mapping[str, TopicSpec], finishing: Finishing) -> None:
+    def __init__(self, client: Client, topics: Mapping[str, TopicSpec], settlement: Settlement) -> None:
         self._client = client
-        self._finishing = finishing
+        self._settlement = settlement
         self._topics = topics
         self._subscriptions = Subscriptions(client, topics)
-        self._polls: dict[Subject, Poll] = {}
-        self._kept: list[tuple[float, Delivery]] = []  # hand back at, delivery
-        self._troubles: dict[tuple[str, str], Trouble] = {}  # by the server's group and topic
-        self._returning: asyncio.TimerHandle | None = None
+        self._polls: dict[PollKey, Poll] = {}
+        self._buffered: list[tuple[float, Delivery]] = []  # return at, delivery
+        self._failures: dict[tuple[str, str], TopicFailure] = {}  # by the server's group and topic
+        self._return_timer: asyncio.TimerHandle | None = None
         self._is_interrupted = False
         self._interruption = asyncio.Event()
 
     def receive(
         self, group: str, topics: Collection[str], *, limit: int, invisible_for: timedelta, wait: timedelta
     ) -> list[Delivery]:
-        """Take messages, waiting so long for the first. Raises BrokerUnavailable where nothing comes and all topics fail."""
-        return self._client.run(self._receive(Wanted(group, topics, limit, invisible_for, wait.total_seconds())))
+        """Receive messages, and wait for the first one. Raises BrokerUnavailable if all topics fail."""
+        return self._client.run(self._receive(ReceiveRequest(group, topics, limit, invisible_for, wait.total_seconds())))
 
     def interrupt(self) -> None:
-        """Ask `receive` to return what is there, and wait for nothing; from any thread."""
+        """Ask `receive` to return without waiting. May be called from any thread."""
         self._is_interrupted = True
         self._client.call_soon(self._interruption.set)
 
-    async def _receive(self, wanted: Wanted) -> list[Delivery]:
-        if taken := self._take(wanted):
+    async def _receive(self, call: ReceiveRequest) -> list[Delivery]:
+        if taken := self._take(call):
             return taken
-        self._subscriptions.add(wanted.group, wanted.topics)
-        asked = self._ask(wanted, self._first_topics(wanted))
+        self._subscriptions.add(call.group, call.topics)
+        asked = self._ask(call, self._first_topics(call))
         again: set[Poll] = set()
         interruption = asyncio.get_running_loop().create_task(self._interruption.wait())
         try:
             while not taken and not self._is_interrupted and (waiting := {poll for poll in asked if not poll.done()}):
-                again |= self._ask(wanted, self._recovering_topics(wanted))
+                again |= self._ask(call, self._recovering_topics(call))
                 open_ones = {*waiting, *(poll for poll in again if not poll.done()), interruption}
-                await asyncio.wait(open_ones, timeout=AGAIN_SECONDS, return_when=asyncio.FIRST_COMPLETED)
-                taken = self._take(wanted)
+                await asyncio.wait(open_ones, timeout=RETRY_SECONDS, return_when=asyncio.FIRST_COMPLETED)
+                taken = self._take(call)
         finally:
             interruption.cancel()
         failed = [error for poll in asked if poll.done() and (error := poll.exception()) is not None]
         if not taken and failed and len(failed) == len(asked):
-            raise BrokerUnavailable(f"RocketMQ gives no messages: {describe(failed[0])}") from failed[0]
-        self._tell(wanted)
+            raise BrokerUnavailable(f"No messages can be received from RocketMQ: {describe(failed[0])}") from failed[0]
+        self._log_failures(call)
         return taken
 
-    def _first_topics(self, wanted: Wanted) -> Collection[str]:
-        """Return the topics that are not left alone; all where that is none: whoever calls waits between calls."""
+    def _first_topics(self, call: ReceiveRequest) -> Collection[str]:
+        """Return the topics that are not waiting for a retry, or all of them if there is none: the caller waits between calls."""
         now = time.monotonic()
-        troubles = {topic: self._trouble_with(wanted, topic) for topic in wanted.topics}
-        return [topic for topic, one in troubles.items() if one is None or one.left_alone_until <= now] or wanted.topics
+        failures = {topic: self._failure_of(call, topic) for topic in call.topics}
+        return [topic for topic, one in failures.items() if one is None or one.retry_at <= now] or call.topics
 
-    def _recovering_topics(self, wanted: Wanted) -> Collection[str]:
-        """Return the topics that were left alone for long enough. Nobody waits for them: what they bring is for the next call."""
+    def _recovering_topics(self, call: ReceiveRequest) -> Collection[str]:
+        """Return the failed topics that are due for a retry. Their messages are kept for the next call."""
         now = time.monotonic()
-        troubles = {topic: self._trouble_with(wanted, topic) for topic in wanted.topics}
-        return [topic for topic, one in troubles.items() if one is not None and one.left_alone_until <= now]
+        failures = {topic: self._failure_of(call, topic) for topic in call.topics}
+        return [topic for topic, one in failures.items() if one is not None and one.retry_at <= now]
 
-    def _ask(self, wanted: Wanted, topics: Collection[str]) -> set[Poll]:
-        """Return the open requests for topics, made where there are none."""
-        return {self._request(wanted, subject) for topic in topics for subject in self._subjects(wanted, topic)}
+    def _ask(self, call: ReceiveRequest, topics: Collection[str]) -> set[Poll]:
+        """Return the open requests for topics; create missing ones."""
+        return {self._request(call, key) for topic in topics for key in self._poll_keys(call, topic)}
 
-    def _subjects(self, wanted: Wanted, topic: str) -> list[Subject]:
-        """Return which requests a topic needs: those that are open, and of ordered topics more, for a message each."""
-        most = min(wanted.limit, FIFO_REQUESTS) if self._is_ordered(topic) else 1
-        numbered = [(group_name(wanted.group, self._topics[topic]), topic, number) for number in range(FIFO_REQUESTS)]
-        found = [subject for subject in numbered if subject in self._polls]
-        free = [subject for subject in numbered if subject not in self._polls]
+    def _poll_keys(self, call: ReceiveRequest, topic: str) -> list[PollKey]:
+        """Return the keys of a topic's requests: one request, or on fifo topics several for one message each."""
+        most = min(call.limit, FIFO_REQUESTS) if self._is_ordered(topic) else 1
+        numbered = [(group_name(call.group, self._topics[topic]), topic, number) for number in range(FIFO_REQUESTS)]
+        found = [key for key in numbered if key in self._polls]
+        free = [key for key in numbered if key not in self._polls]
         return found + free[: max(0, most - len(found))]
 
-    def _request(self, wanted: Wanted, subject: Subject) -> Poll:
-        if subject not in self._polls:
-            poll = asyncio.get_running_loop().create_task(self._poll(wanted, subject))
-            self._polls[subject] = poll
-            poll.add_done_callback(partial(self._arrive, subject, wanted.invisible_for))
-        return self._polls[subject]
+    def _request(self, call: ReceiveRequest, key: PollKey) -> Poll:
+        if key not in self._polls:
+            poll = asyncio.get_running_loop().create_task(self._poll(call, key))
+            self._polls[key] = poll
+            poll.add_done_callback(partial(self._on_poll_done, key, call.invisible_for))
+        return self._polls[key]
 
-    def _arrive(self, subject: Subject, invisible_for: timedelta, poll: Poll) -> None:
-        """Keep what a request has brought until half its time is over, or note what went wrong with its topic."""
-        del self._polls[subject]
+    def _on_poll_done(self, key: PollKey, invisible_for: timedelta, poll: Poll) -> None:
+        """Keep the received messages for half of their invisible duration, or note the failure of the topic."""
+        del self._polls[key]
         if poll.cancelled():
             return
-        server_group, topic, _ = subject
+        server_group, topic, _ = key
         if (error := poll.exception()) is not None:
-            self._note(server_group, topic, error)
+            self._note_failure(server_group, topic, error)
             return
-        self._troubles.pop((server_group, topic), None)
-        if brought := poll.result():
-            hand_back_at = time.monotonic() + hidden_milliseconds(invisible_for) / 2000
-            self._kept.extend((hand_back_at, delivery) for delivery in brought)
-            self._plan_return()
+        self._failures.pop((server_group, topic), None)
+        if received := poll.result():
+            return_at = time.monotonic() + invisible_milliseconds(invisible_for) / 2000
+            self._buffered.extend((return_at, delivery) for delivery in received)
+            self._schedule_return()
 
-    def _note(self, server_group: str, topic: str, error: BaseException) -> None:
-        """Leave a topic alone for a moment."""
-        known = self._troubles.get((server_group, topic))
-        is_told = known is not None and known.is_told and describe(known.error) == describe(error)
-        self._troubles[server_group, topic] = Trouble(error, time.monotonic() + AGAIN_SECONDS, is_told)
-        self._client.routes.doubt(topic)
+    def _note_failure(self, server_group: str, topic: str, error: BaseException) -> None:
+        """Note the failure of a topic, which is polled again a moment later."""
+        known = self._failures.get((server_group, topic))
+        is_logged = known is not None and known.is_logged and describe(known.error) == describe(error)
+        self._failures[server_group, topic] = TopicFailure(error, time.monotonic() + RETRY_SECONDS, is_logged)
+        self._client.routes.invalidate(topic)
 
-    def _tell(self, wanted: Wanted) -> None:
-        """Log what is wrong with topics: once for as long as it stays the same."""
-        for topic in wanted.topics:
-            trouble = self._trouble_with(wanted, topic)
-            if trouble is not None and not trouble.is_told:
-                trouble.is_told = True
-                is_known_kind = isinstance(trouble.error, (grpc.aio.AioRpcError, StatusError, ConnectionError))
+    def _log_failures(self, call: ReceiveRequest) -> None:
+        """Log the failures of topics, each once for as long as the error stays the same."""
+        for topic in call.topics:
+            failure = self._failure_of(call, topic)
+            if failure is not None and not failure.is_logged:
+                failure.is_logged = True
+                is_known_kind = isinstance(failure.error, (grpc.aio.AioRpcError, StatusError, ConnectionError))
                 logger.warning(
-                    "RocketMQ gives group %s no messages of topic %s, which is asked for again and again: %s",
-                    wanted.group,
+                    "Group %s cannot receive messages of topic %s from RocketMQ; retrying: %s",
+                    call.group,
                     topic,
-                    describe(trouble.error),
-                    exc_info=None if is_known_kind else trouble.error,
+                    describe(failure.error),
+                    exc_info=None if is_known_kind else failure.error,
                 )
 
-    def _trouble_with(self, wanted: Wanted, topic: str) -> Trouble | None:
-        return self._troubles.get((group_name(wanted.group, self._topics[topic]), topic))
+    def _failure_of(self, call: ReceiveRequest, topic: str) -> TopicFailure | None:
+        return self._failures.get((group_name(call.group, self._topics[topic]), topic))
 
-    def _take(self, wanted: Wanted) -> list[Delivery]:
+    def _take(self, call: ReceiveRequest) -> list[Delivery]:
         taken: list[Delivery] = []
         left: list[tuple[float, Delivery]] = []
-        for hand_back_at, delivery in self._kept:
-            if len(taken) < wanted.limit and delivery.group == wanted.group and delivery.topic in wanted.topics:
+        for return_at, delivery in self._buffered:
+            if len(taken) < call.limit and delivery.group == call.group and delivery.topic in call.topics:
                 taken.append(delivery)
             else:
-                left.append((hand_back_at, delivery))
-        self._kept = left
+                left.append((return_at, delivery))
+        self._buffered = left
         return taken
 
-    def _plan_return(self) -> None:
-        """Hand what is kept back in time, where nobody takes it."""
-        if self._returning is not None:
-            self._returning.cancel()
-        if self._kept:
-            seconds = min(hand_back_at for hand_back_at, _ in self._kept) - time.monotonic()
-            self._returning = asyncio.get_running_loop().call_later(seconds, self._return_stale)
+    def _schedule_return(self) -> None:
+        """Schedule the return of kept messages that no call takes."""
+        if self._return_timer is not None:
+            self._return_timer.cancel()
+        if self._buffered:
+            seconds = min(return_at for return_at, _ in self._buffered) - time.monotonic()
+            self._return_timer = asyncio.get_running_loop().call_later(seconds, self._return_unclaimed)
 
-    def _return_stale(self) -> None:
+    def _return_unclaimed(self) -> None:
         now = time.monotonic()
-        if stale := [delivery for hand_back_at, delivery in self._kept if hand_back_at <= now]:
-            self._kept = [one for one in self._kept if one[0] > now]
-            self._client.begin(self._finishing.give_back(stale))
-        self._plan_return()
+        if stale := [delivery for return_at, delivery in self._buffered if return_at <= now]:
+            self._buffered = [one for one in self._buffered if one[0] > now]
+            self._client.start_task(self._settlement.return_deliveries(stale))
+        self._schedule_return()
 
-    async def _poll(self, wanted: Wanted, subject: Subject) -> list[Delivery]:
-        server_group, topic, _ = subject
+    async def _poll(self, call: ReceiveRequest, key: PollKey) -> list[Delivery]:
+        server_group, topic, _ = key
         queues = await self._client.routes.of(topic)
-        queue = queues[self._client.next_turn() % len(queues)]
-        await self._subscriptions.introduce(queue.endpoint, server_group)
+        queue = queues[self._client.next_index() % len(queues)]
+        await self._subscriptions.announce(queue.endpoint, server_group)
         request = service.ReceiveMessageRequest(
             group=self._client.resource(server_group),
             message_queue=queue.proto,
             filter_expression=EVERYTHING,
-            batch_size=1 if self._is_ordered(topic) else min(wanted.limit, MOST_AT_ONCE),
+            batch_size=1 if self._is_ordered(topic) else min(call.limit, MAX_BATCH_SIZE),
             auto_renew=False,
         )
-        request.invisible_duration.FromMilliseconds(hidden_milliseconds(wanted.invisible_for))
-        request.long_polling_timeout.FromMilliseconds(max(1, round(wanted.wait_seconds * 1000)))
+        request.invisible_duration.FromMilliseconds(invisible_milliseconds(call.invisible_for))
+        request.long_polling_timeout.FromMilliseconds(max(1, round(call.wait_seconds * 1000)))
         found: list[Delivery] = []
         others: list[Delivery] = []  # dead letters that were replayed for another group
         stub = self._client.stub(queue.endpoint)
-        timeout = max(wanted.wait_seconds, LEAST_WAIT_SECONDS) + self._client.timeout
+        timeout = max(call.wait_seconds, MIN_WAIT_SECONDS) + self._client.timeout
         async for answer in stub.ReceiveMessage(request, metadata=self._client.metadata(server_group), timeout=timeout):
             if answer.HasField("message"):
-                mine = is_for(answer.message, wanted.group)
-                (found if mine else others).append(open_delivery(answer.message, wanted.group))
+                is_mine = is_for(answer.message, call.group)
+                (found if is_mine else others).append(to_delivery(answer.message, call.group))
             elif answer.HasField("status") and answer.status.code not in (Code.OK, Code.MESSAGE_NOT_FOUND):
                 raise StatusError(answer.status)
         for delivery in others:
-            with suppress(grpc.aio.AioRpcError, StatusError):  # otherwise it is received again, and ignored again
-                await self._finishing.finish(delivery)
+            with suppress(grpc.aio.AioRpcError, StatusError):  # on failure it is received and ignored again
+                await self._settlement.ack_one(delivery)
         return found
 
     def close(self) -> None:
-        """Hand back what was received and not taken. A second call does nothing."""
-        if self._polls or self._kept:
-            self._client.run(self._give_back())
+        """Return the kept messages to the server. A second call does nothing."""
+        if self._polls or self._buffered:
+            self._client.run(self._return_all())
 
-    async def _give_back(self) -> None:
+    async def _return_all(self) -> None:
         polls = list(self._polls.values())
         for poll in polls:
             poll.cancel()
         await asyncio.gather(*polls, return_exceptions=True)
-        kept, self._kept = self._kept, []
-        self._plan_return()
-        await self._finishing.give_back([delivery for _, delivery in kept])
+        kept, self._buffered = self._buffered, []
+        self._schedule_return()
+        await self._settlement.return_deliveries([delivery for _, delivery in kept])
 
     def _is_ordered(self, topic: str) -> bool:
         return self._topics[topic].type is TopicType.FIFO

@@ -1,8 +1,8 @@
 """
-Which queues a topic has, and which proxies lead to them: asked of the proxy that settings name, and remembered.
+The routes of topics: their queues, and the proxies that serve them. They are queried from the proxy in settings, and cached.
 
-What was known goes on while nobody can be asked: the proxies it names may be alive where the one that tells is not. So it does
-where a topic is said to be missing: a topic whose brokers are away is missing, too.
+A cached route stays in use while no proxy answers a query, since the proxies that it names may still work. It also stays in use
+when a proxy answers that there is no such topic, since it says the same of a topic whose brokers are down.
 """
 
 from __future__ import annotations
@@ -15,56 +15,56 @@ import grpc
 
 from outbox.brokers.rocketmq.endpoints import Queue
 from outbox.brokers.rocketmq.errors import StatusError
-from outbox.brokers.rocketmq.shared import SharedAttempts
+from outbox.brokers.rocketmq.singleflight import SingleFlight
 from outbox.brokers.rocketmq.stubs import Code
 
 ROUTE_SECONDS = 30.0
-AGAIN_SECONDS = 2.0  # where nobody could be asked
-MISSING_SECONDS = 600.0  # so long after it was last there a missing topic may be one whose brokers are away
+RETRY_SECONDS = 2.0  # after a failed query
+MISSING_SECONDS = 600.0  # the brokers of a topic that was seen less long ago may be down
 
 
 class Routes:
     """
-    Knows the routes of topics. In one loop only.
+    Caches the routes of topics. In one loop only.
 
     Args:
-        ask: gives a topic's queues, or raises.
-        clock: gives seconds; it never goes back.
+        query: returns a topic's queues, or raises.
+        clock: a monotonic clock in seconds.
     """
 
-    def __init__(self, ask: Callable[[str], Awaitable[list[Queue]]], clock: Callable[[], float] = time.monotonic) -> None:
-        self._ask = ask
+    def __init__(self, query: Callable[[str], Awaitable[list[Queue]]], clock: Callable[[], float] = time.monotonic) -> None:
+        self._query = query
         self._clock = clock
-        self._known: dict[str, tuple[float, list[Queue]]] = {}  # good until, queues
+        self._known: dict[str, tuple[float, list[Queue]]] = {}  # topic -> valid until, queues
         self._seen_at: dict[str, float] = {}
-        self._asking: SharedAttempts[list[Queue]] = SharedAttempts()
+        self._asking: SingleFlight[list[Queue]] = SingleFlight()
 
     async def of(self, topic: str) -> list[Queue]:
-        """Return the queues of a topic; of those who want them at once, one asks."""
+        """Return the queues of a topic. Concurrent callers share one query."""
         known = self._known.get(topic)
         if known is not None and self._clock() < known[0]:
             return known[1]
         return await self._asking.join(topic, partial(self._find, topic))
 
-    def doubt(self, topic: str | None = None) -> None:
-        """Ask again at the next use: about one topic, or all."""
+    def invalidate(self, topic: str | None = None) -> None:
+        """Query the route of a topic, or of all topics, again at its next use."""
         for name in list(self._known) if topic is None else [topic]:
             if name in self._known:
                 self._known[name] = 0.0, self._known[name][1]
 
     async def _find(self, topic: str) -> list[Queue]:
         try:
-            queues = await self._ask(topic)
+            queues = await self._query(topic)
         except (grpc.aio.AioRpcError, StatusError) as error:
-            if topic not in self._known or not self._may_be_away(topic, error):
+            if topic not in self._known or not self._may_be_down(topic, error):
                 raise
-            self._known[topic] = self._clock() + AGAIN_SECONDS, self._known[topic][1]
+            self._known[topic] = self._clock() + RETRY_SECONDS, self._known[topic][1]
         else:
             self._known[topic] = self._clock() + ROUTE_SECONDS, queues
             self._seen_at[topic] = self._clock()
         return self._known[topic][1]
 
-    def _may_be_away(self, topic: str, error: Exception) -> bool:
+    def _may_be_down(self, topic: str, error: Exception) -> bool:
         if isinstance(error, StatusError):
             return error.code == Code.TOPIC_NOT_FOUND and self._clock() - self._seen_at[topic] < MISSING_SECONDS
         return True

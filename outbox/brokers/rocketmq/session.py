@@ -1,8 +1,8 @@
 """
-The session with each proxy: who we are, announced again and again, and what the proxy asks us on the same stream.
+The session with a proxy: a stream on which we announce our settings, and the proxy sends its commands.
 
-The server asks whoever announced a topic, or forgets us when nothing is heard. A proxy that restarts has forgotten: so
-a session announces itself every 10 s, and at once on a new stream when the old one ends or stays silent.
+The server sends check-backs to clients that announced the topic, and forgets a client that is silent. A restarted proxy has
+forgotten all clients. So a session announces itself every 10 s, and on a new stream if the old one ends or stays silent.
 """
 
 from __future__ import annotations
@@ -22,28 +22,28 @@ from outbox.logs import get_logger
 logger = get_logger(__name__)
 
 ANNOUNCE_SECONDS = 10.0
-SILENCE_SECONDS = 25.0  # each announcement is answered; after two without an answer the stream is dead
+SILENCE_SECONDS = 25.0  # the stream is dead after two announcements without an answer
 ANSWER_SECONDS = 3.0
-AGAIN_SECONDS = 0.5
+RETRY_SECONDS = 0.5
 
 OnCommand = Callable[[Endpoint, Any], None]
 
 
 class Session:
     """
-    Keeps one proxy told of one producer or consumer group. In the link's loop only.
+    Keeps one producer or consumer group announced to one proxy. In the client's loop only.
 
     Args:
-        settings: what is announced.
-        heartbeat: what is said in between.
-        on_command: takes what the proxy asks, and must not block.
-        role: as which client of the link.
+        settings: the settings to announce.
+        heartbeat: the request to send after each announcement.
+        on_command: called with the endpoint and each command of the proxy; it must not block.
+        role: as in `Client.call`.
     """
 
     def __init__(
-        self, link: Client, endpoint: Endpoint, settings: Any, heartbeat: Any, on_command: OnCommand, role: str = ""
+        self, client: Client, endpoint: Endpoint, settings: Any, heartbeat: Any, on_command: OnCommand, role: str = ""
     ) -> None:
-        self._client = link
+        self._client = client
         self._endpoint = endpoint
         self._settings = settings
         self._heartbeat = heartbeat
@@ -51,10 +51,10 @@ class Session:
         self._role = role
         self._is_known = asyncio.Event()
         self._trouble = ""
-        self._task = asyncio.get_running_loop().create_task(self._keep())
+        self._task = asyncio.get_running_loop().create_task(self._run())
 
     async def wait(self, seconds: float) -> bool:
-        """Wait until the proxy has answered; say whether it did."""
+        """Wait until the proxy has answered. Return whether it did."""
         try:
             async with asyncio.timeout(seconds):
                 await self._is_known.wait()
@@ -66,28 +66,28 @@ class Session:
         """End the stream."""
         self._task.cancel()
 
-    async def _keep(self) -> None:
+    async def _run(self) -> None:
         while True:
             try:
-                await self._once()
+                await self._run_once()
             except (grpc.aio.AioRpcError, StatusError, TimeoutError) as error:
-                self._explain(error)
+                self._log_trouble(error)
             except Exception:
-                logger.exception("The session with proxy %s failed, and is opened again.", self._endpoint.target)
+                logger.exception("The session with proxy %s failed and will be reopened.", self._endpoint.target)
             self._is_known.clear()
-            await asyncio.sleep(AGAIN_SECONDS)
+            await asyncio.sleep(RETRY_SECONDS)
 
-    def _explain(self, error: Exception) -> None:
-        """Log why there is no session: once, not at each try, and at the first loss quietly: proxies restart."""
+    def _log_trouble(self, error: Exception) -> None:
+        """Log why there is no session, once per reason; the first loss at level INFO, since proxies restart."""
         trouble = describe(error)
         if self._is_known.is_set():
-            logger.info("The session with proxy %s ended and is opened again: %s", self._endpoint.target, trouble)
+            logger.info("The session with proxy %s ended and will be reopened: %s", self._endpoint.target, trouble)
         elif trouble != self._trouble:
-            logger.warning("No session with proxy %s, which is tried again and again: %s", self._endpoint.target, trouble)
+            logger.warning("No session with proxy %s; retrying: %s", self._endpoint.target, trouble)
             self._trouble = trouble
 
-    async def _once(self) -> None:
-        """Announce and listen until one of the two ends."""
+    async def _run_once(self) -> None:
+        """Announce and listen until one of them ends."""
         stream = self._client.stub(self._endpoint).Telemetry(metadata=self._client.metadata(self._role))
         loop = asyncio.get_running_loop()
         both = {loop.create_task(self._listen(stream)), loop.create_task(self._announce(stream))}
@@ -103,7 +103,7 @@ class Session:
 
     async def _listen(self, stream: Any) -> None:
         while True:
-            async with asyncio.timeout(SILENCE_SECONDS):  # Python 3.11's wait_for forgets a cancel when a command comes with it
+            async with asyncio.timeout(SILENCE_SECONDS):  # Python 3.11's wait_for can lose a cancellation
                 command = await stream.read()
             if command is grpc.aio.EOF:
                 return
@@ -118,17 +118,17 @@ class Session:
     async def _announce(self, stream: Any) -> None:
         while True:
             await stream.write(service.TelemetryCommand(settings=self._settings))
-            # A heartbeat of somebody unknown is refused.
+            # The proxy refuses the heartbeat of an unknown client.
             async with asyncio.timeout(ANSWER_SECONDS):
                 await self._is_known.wait()
             await self._client.call(self._endpoint, "Heartbeat", self._heartbeat, role=self._role)
             await asyncio.sleep(ANNOUNCE_SECONDS)
 
 
-def settings_of(link: Client, endpoint: Endpoint, client_type: int) -> Any:
-    """Return the part of the settings that all clients announce."""
+def settings_of(client: Client, endpoint: Endpoint, client_type: int) -> Any:
+    """Return the settings that producers and consumers have in common."""
     settings = definition.Settings(client_type=client_type, access_point=endpoint.proto)
-    settings.request_timeout.FromNanoseconds(round(link.timeout * 1e9))
+    settings.request_timeout.FromNanoseconds(round(client.timeout * 1e9))
     settings.user_agent.language = definition.Language.PYTHON
     settings.user_agent.version = "outbox"
     return settings

@@ -1,4 +1,4 @@
-"""What the server's answers mean for a message. Source: apache/rocketmq-apis definition.proto, Code."""
+"""Maps the server's answers and errors to a `SendStatus`. Source: apache/rocketmq-apis definition.proto, Code."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from outbox.brokers.rocketmq.remoting.frames import Answer
 from outbox.brokers.rocketmq.remoting.requests import NO_PERMISSION, NO_SUCH_TOPIC, SYSTEM_BUSY, SYSTEM_ERROR
 from outbox.brokers.rocketmq.stubs import Code
 
-# This very message can never go.
+# The message itself can never be accepted.
 REFUSED = {
     Code.ILLEGAL_MESSAGE_TAG,
     Code.ILLEGAL_MESSAGE_KEY,
@@ -24,13 +24,13 @@ REFUSED = {
     Code.MESSAGE_PROPERTIES_TOO_LARGE,
 }
 
-# A person must act, and every message of the topic waits for it.
+# An operator must act; until then no message of the topic can be sent.
 MISCONFIGURED = {
     Code.BAD_REQUEST,
     Code.ILLEGAL_ACCESS_POINT,
     Code.ILLEGAL_TOPIC,
     Code.ILLEGAL_CONSUMER_GROUP,
-    Code.ILLEGAL_DELIVERY_TIME,  # by the server's limit and clock; it can go later
+    Code.ILLEGAL_DELIVERY_TIME,  # beyond the server's limit by its clock; accepted later
     Code.MESSAGE_PROPERTY_CONFLICT_WITH_TYPE,
     Code.UNRECOGNIZED_CLIENT_TYPE,
     Code.UNAUTHORIZED,
@@ -49,27 +49,27 @@ MISCONFIGURED_RPC = {
     grpc.StatusCode.UNIMPLEMENTED,  # something else listens at the endpoint
 }
 
-# Turned away before anything was stored. Its text names times and sizes, another one for each message; messages that
-# fare alike stay together only where the reason is the same.
+# Rejected before anything was stored. The reason is a constant, because the server's text has other times and sizes for each
+# message, and messages with different reasons are split into different batches.
 FLOW_CONTROL = Code.TOO_MANY_REQUESTS
-LESS = f"RocketMQ has no time now ({FLOW_CONTROL}), and is left alone for a while."
+FLOW_CONTROLLED = f"RocketMQ applies flow control ({FLOW_CONTROL}); nothing is sent for a moment."
 
 ILLEGAL_MESSAGE = "the message is illegal"  # the text of 50001 for an id or properties that are too long
 NOT_CONNECTED = ("failed to connect", "connection refused", "connect to", "dns resolution failed", "name resolution")
 
 
 # Answers of a broker's own port. Source: apache/rocketmq ResponseCode.
-FLOW_CONTROL_CODES = {SYSTEM_BUSY, 215}  # turned away before anything was done
+FLOW_CONTROL_CODES = {SYSTEM_BUSY, 215}  # rejected before anything was done
 NOT_DONE_CODES = {*FLOW_CONTROL_CODES, 11, 14, 604}  # of an end: a slave, shutting down, too early
-MISCONFIGURED_CODES = {3, NO_PERMISSION, NO_SUCH_TOPIC}  # 3: not known there
+MISCONFIGURED_CODES = {3, NO_PERMISSION, NO_SUCH_TOPIC}  # 3: request code not supported
 ILLEGAL_CODE = 13
 
-# What a broker says of an end where the half message is not.
-NOT_THAT_HALF = ("find prepared transaction message failed", "offset wrong", "producer group wrong")
+# In a broker's answer to an end, if the half message is not at its place.
+HALF_NOT_FOUND = ("find prepared transaction message failed", "offset wrong", "producer group wrong")
 
 
 def status_of_send(answer: Answer) -> SendResult:
-    """Return what a broker's answer to a send means that is not 0."""
+    """Return the result of a send that a broker's own port answered with an error."""
     reason = f"RocketMQ says {answer.code} {answer.text}."
     if answer.code == ILLEGAL_CODE:
         return SendResult(SendStatus.REFUSED, reason=reason)
@@ -82,15 +82,15 @@ def status_of_send(answer: Answer) -> SendResult:
 
 def status_of_end(answer: Answer, ended: Ended) -> SendResult:
     """
-    Return what a broker's answer to an end means.
+    Return the result of an end from the answer of a broker's own port.
 
     Args:
-        ended: how the half message stands when all went well.
+        ended: how the half message has ended if the answer is OK.
     """
     if answer.code == 0:
         return SendResult(SendStatus.ACCEPTED, ended=ended)
     reason = f"RocketMQ says {answer.code} {answer.text}."
-    if answer.code == SYSTEM_ERROR and any(words in answer.text.lower() for words in NOT_THAT_HALF):
+    if answer.code == SYSTEM_ERROR and any(words in answer.text.lower() for words in HALF_NOT_FOUND):
         return SendResult(SendStatus.ACCEPTED, ended=Ended.NOT_FOUND, reason=reason)
     if answer.code in NOT_DONE_CODES:
         return SendResult(SendStatus.UNAVAILABLE, reason=reason)
@@ -100,9 +100,9 @@ def status_of_end(answer: Answer, ended: Ended) -> SendResult:
 
 
 def status_of(error: Exception) -> SendResult:
-    """Return what an error at a send means; what is not surely known is UNSURE."""
+    """Return the result of a send that raised an error. UNSURE if the message may be stored."""
     if is_flow_control(error):
-        return SendResult(SendStatus.UNAVAILABLE, reason=LESS)
+        return SendResult(SendStatus.UNAVAILABLE, reason=FLOW_CONTROLLED)
     if isinstance(error, StatusError):
         return SendResult(_of_status(error), reason=f"RocketMQ says {error}.")
     if isinstance(error, grpc.aio.AioRpcError):
@@ -111,7 +111,7 @@ def status_of(error: Exception) -> SendResult:
 
 
 def status_before_send(error: Exception) -> SendResult:
-    """Return what an error means that came before the message left: it was surely not stored."""
+    """Return the result of an error that was raised before the message was sent, so that it is certainly not stored."""
     outcome = status_of(error)
     if outcome.status is SendStatus.UNSURE and isinstance(error, (StatusError, grpc.aio.AioRpcError)):
         return SendResult(SendStatus.UNAVAILABLE, reason=f"Not sent: {outcome.reason}")
@@ -119,7 +119,7 @@ def status_before_send(error: Exception) -> SendResult:
 
 
 def is_flow_control(error: Exception) -> bool:
-    """Return whether the server asks for less."""
+    """Return whether the server applies flow control."""
     return isinstance(error, StatusError) and error.code == FLOW_CONTROL
 
 
@@ -130,15 +130,15 @@ def _of_status(error: StatusError) -> SendStatus:
         return SendStatus.MISCONFIGURED
     if error.code == Code.INTERNAL_SERVER_ERROR and _is_about_connecting(error.text):
         return SendStatus.UNAVAILABLE
-    return SendStatus.UNSURE  # also: stored and not flushed, stored and not replicated, time over
+    return SendStatus.UNSURE  # also: stored and not flushed, stored and not replicated, timed out
 
 
 def _of_rpc(error: grpc.aio.AioRpcError) -> SendStatus:
-    """A call that found no connection left nothing behind; one that lost it may have."""
+    """Return UNAVAILABLE if there was no connection, and UNSURE if it was lost: the message may be stored then."""
     if error.code() in MISCONFIGURED_RPC:
         return SendStatus.MISCONFIGURED
-    is_away = error.code() is grpc.StatusCode.UNAVAILABLE and _is_about_connecting(error.details() or "")
-    return SendStatus.UNAVAILABLE if is_away else SendStatus.UNSURE
+    is_unreachable = error.code() is grpc.StatusCode.UNAVAILABLE and _is_about_connecting(error.details() or "")
+    return SendStatus.UNAVAILABLE if is_unreachable else SendStatus.UNSURE
 
 
 def _is_about_connecting(text: str) -> bool:

@@ -1,8 +1,8 @@
 """
-The generated gRPC stubs of the RocketMQ client, and nothing else of it.
+The generated gRPC stubs of the Python client of RocketMQ. Nothing else of that client is used.
 
-The client's own producer repeats sends under one id, cannot be told when to register again, and shares one event loop among
-all clients of a process. The adapter therefore has its own requests, event loop and check-backs.
+Its producer retries a send under the same id, gives no control over when it registers again, and shares one event loop among
+all clients of a process. This package therefore has its own requests, event loop and check-backs.
 Source: apache/rocketmq-apis service.proto.
 """
 
@@ -12,7 +12,7 @@ import logging
 import sys
 from types import ModuleType
 
-# The client opens a log file in ~/logs by the module of this name. This one replaces it, unless it is loaded already.
+# The client's module of this name opens a log file in ~/logs. Replace it, unless it is loaded already.
 _log_config = ModuleType("rocketmq.v5.log.log_config")
 _log_config.logger = logging.getLogger("rocketmq-python-client")  # type: ignore[attr-defined]
 sys.modules.setdefault(_log_config.__name__, _log_config)

@@ -1,8 +1,8 @@
 """
-What each of the server's groups reads, announced to each proxy that is asked for messages.
+The subscriptions of the server's groups, announced to each proxy that messages are received from.
 
-All topics of a group are announced together, and of each topic everything, whatever the tags: RocketMQ wants one subscription
-for a group, and during a deployment its members may want different tags.
+All topics of a group are announced together, without a tag filter: in RocketMQ all members of a group must have the same
+subscription, and during a deployment they may want different tags.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from outbox.brokers.rocketmq.settlement import group_name
 from outbox.brokers.rocketmq.stubs import definition, service
 from outbox.message import TopicSpec
 
-LEAST_WAIT_SECONDS = 5.0  # of the server: grpcClientConsumerMinLongPollingTimeoutMillis
+MIN_WAIT_SECONDS = 5.0  # of the server: grpcClientConsumerMinLongPollingTimeoutMillis
 SESSION_SECONDS = 10.0
 
 EVERYTHING = definition.FilterExpression(type=definition.FilterType.TAG, expression="*")
@@ -32,13 +32,13 @@ class Subscriptions:
         self._sessions: dict[tuple[str, str], tuple[frozenset[str], Session]] = {}
 
     def add(self, group: str, topics: Collection[str]) -> None:
-        """Note what a group wants, all of it before its first request: a session announces it whole."""
+        """Add topics to a group's subscription, before its first request: a session announces all of them together."""
         for topic in topics:
             server_group = group_name(group, self._topics[topic])
             self._wanted[server_group] = self._wanted.get(server_group, frozenset()) | {topic}
 
-    async def introduce(self, endpoint: Endpoint, server_group: str) -> None:
-        """Return when a proxy knows what one of the server's groups wants. Raises ConnectionError where it does not answer."""
+    async def announce(self, endpoint: Endpoint, server_group: str) -> None:
+        """Announce the subscription of a server's group, and wait for the proxy. Raises ConnectionError if it does not answer."""
         key = (endpoint.target, server_group)
         wanted = self._wanted[server_group]
         announced, session = self._sessions.get(key, (None, None))
@@ -56,6 +56,6 @@ class Subscriptions:
         settings.subscription.group.CopyFrom(group)
         for name in sorted(topics):
             settings.subscription.subscriptions.add(topic=self._client.resource(name), expression=EVERYTHING)
-        settings.subscription.long_polling_timeout.FromMilliseconds(round(LEAST_WAIT_SECONDS * 1000))
+        settings.subscription.long_polling_timeout.FromMilliseconds(round(MIN_WAIT_SECONDS * 1000))
         heartbeat = service.HeartbeatRequest(group=group, client_type=definition.ClientType.SIMPLE_CONSUMER)
         return Session(self._client, endpoint, settings, heartbeat, lambda *_: None, role=server_group)

@@ -1,4 +1,4 @@
-"""The pages of the pipeline in Django's admin: audits and their findings, archived days."""
+"""The pipeline's admin pages: audits and their findings, archived days."""
 
 from outbox.admin.pages import Page, register_page
 from outbox.pipeline.admin import archived, audits, days, findings

@@ -1,4 +1,4 @@
-"""A message that the database no longer has: its page is made from the lake."""
+"""The page of an archived message, which is read from the lake."""
 
 from __future__ import annotations
 
@@ -22,35 +22,35 @@ from outbox.monitoring.timeline import Severity
 from outbox.pipeline.archive import find_archived
 from outbox.pipeline.conf import settings
 from outbox.pipeline.spark.errors import PipelineError
-from outbox.pipeline.spark.lake.lookup import Found, day_of
+from outbox.pipeline.spark.lake.lookup import ArchivedMessage, day_of
 
 TONES = {"sent": Severity.GOOD, "dead": Severity.BAD, "lost": Severity.BAD}
 
 
 def archived_message(model_admin: MessageAdmin, request: HttpRequest, message_id: UUID) -> TemplateResponse:
-    """Show what the lake has of a message; 404 where it has nothing, 503 where it cannot be asked."""
+    """Show a message from the lake; status 404 if it is not there, 503 if the lake cannot be read."""
     if not model_admin.has_view_permission(request):
         raise PermissionDenied
-    told: dict[str, Any] = {}
+    details: dict[str, Any] = {}
     status = 200
     try:
         found = find_archived(router.db_for_read(MessageRow), message_id)
-        told = _told(model_admin, request, found) if found else {"day": day_of(message_id)}
+        details = _details(model_admin, request, found) if found else {"day": day_of(message_id)}
         status = 200 if found else 404
     except PipelineError as error:
-        told, status = {"trouble": shown(str(error), 1000)}, 503
+        details, status = {"error": shown(str(error), 1000)}, 503
     context = {
         **model_admin.admin_site.each_context(request),
         **frame(model_admin.admin_site, request),
         "title": f"Message {message_id}",
         "opts": model_admin.opts,
         "media": model_admin.media,
-        **told,
+        **details,
     }
     return TemplateResponse(request, "admin/outbox_pipeline/archived_message.html", context, status=status)
 
 
-def _told(model_admin: MessageAdmin, request: HttpRequest, found: Found) -> dict[str, Any]:
+def _details(model_admin: MessageAdmin, request: HttpRequest, found: ArchivedMessage) -> dict[str, Any]:
     row = found.message
     headers = read_headers(row["headers"])
     site = model_admin.admin_site

@@ -1,4 +1,4 @@
-"""Runs of the audit: the list, and what one of them found."""
+"""The admin of audits: the list of runs, and the result of one run."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from django.contrib import admin
 from django.core.exceptions import PermissionDenied
 from django.db import router
 from django.http import Http404, HttpRequest, HttpResponse
+from django.template.defaultfilters import pluralize
 from django.urls import URLPattern, path
 from django.utils.safestring import SafeString
 
@@ -16,11 +17,11 @@ from outbox.admin.base import ReadOnlyAdmin, choice_filter
 from outbox.admin.pages import may_see, url_of
 from outbox.admin.text import badge, moment, shown
 from outbox.monitoring.text import age
-from outbox.pipeline.admin.findings import standing_of
-from outbox.pipeline.admin.standing import DRAWN, DRAWN_SHARES, Backlog, standing
+from outbox.pipeline.admin.findings import state_badge
+from outbox.pipeline.admin.latency_and_backlog import DRAWN, SHARES_DRAWN, Backlog, latency_and_backlog
 from outbox.pipeline.audit_runs import store, verdict
 from outbox.pipeline.audit_runs.counts import OF_GROUPS, by_group, given_up
-from outbox.pipeline.audit_runs.latency import courses, percentiles
+from outbox.pipeline.audit_runs.latency import latency_series, percentiles
 from outbox.pipeline.models import AuditBacklog, AuditFinding, AuditRun
 
 TONES: dict[str, str] = {
@@ -30,7 +31,7 @@ TONES: dict[str, str] = {
     AuditRun.State.DIED: "bad",
     AuditRun.State.SKIPPED: "waiting",
 }
-HEADS = ("given out", "sent", "explained", "broker", "under way")
+HEADS = ("assigned", "sent", "explained", "broker", "in flight")
 FINDINGS_SHOWN = 50
 
 
@@ -63,9 +64,9 @@ class AuditRunAdmin(ReadOnlyAdmin):
         if row.found is None:
             return shown(store.error_of(row).partition("\n")[0], 200)
         if row.found:
-            return badge(f"{row.found} found", "bad")
+            return badge(f"{row.found} finding{pluralize(row.found)}", "bad")
         return (
-            badge("nothing is lost, some were given up", "waiting") if given_up(row.counts) else badge("nothing is wrong", "good")
+            badge("nothing is lost, some are dead letters", "waiting") if given_up(row.counts) else badge("no findings", "good")
         )
 
     def started(self, row: AuditRun) -> SafeString:
@@ -79,7 +80,7 @@ class AuditRunAdmin(ReadOnlyAdmin):
         return bool(row.signature) if row.verdict else None
 
     def verdict_view(self, request: HttpRequest, run_id: int) -> HttpResponse:
-        """Return the verdict as `outbox_audit --verify` takes it."""
+        """Return the verdict as a file for `outbox_audit --verify`."""
         if not self.has_view_permission(request):
             raise PermissionDenied
         run = AuditRun.objects.filter(pk=run_id).exclude(verdict="").first()
@@ -88,7 +89,7 @@ class AuditRunAdmin(ReadOnlyAdmin):
         named = {"Content-Disposition": f'attachment; filename="audit-{run.pk}-verdict.json"'}
         return HttpResponse(verdict.as_file(run.verdict, run.signature), content_type="application/json", headers=named)
 
-    def told(self, request: HttpRequest, run: AuditRun) -> dict[str, Any]:
+    def get_extra_context(self, request: HttpRequest, run: AuditRun) -> dict[str, Any]:
         return {
             "title": f"Audit {run.pk}",
             "state": self.state_now(run),
@@ -105,16 +106,16 @@ class AuditRunAdmin(ReadOnlyAdmin):
                 for group, found in sorted(by_group(counts).items())
             ],
             **self._findings(request, run),
-            **_standing(self, run),
+            **_latency_and_backlog(self, run),
         }
 
     def _findings(self, request: HttpRequest, run: AuditRun) -> dict[str, Any]:
-        """Show the first findings; the others are behind a link, for those who may follow it."""
+        """Return the first findings, and a link to all of them for users who may see it."""
         site = self.admin_site
         may = may_see(site, AuditFinding, request)
         rows = AuditFinding.objects.filter(run=run).order_by("id")[:FINDINGS_SHOWN]
         found = [
-            {"text": shown(row.text, 300), "count": row.count, "standing": standing_of(row)}
+            {"text": shown(row.text, 300), "count": row.count, "state": state_badge(row)}
             | {"url": url_of(site, "outbox_pipeline_auditfinding_change", row.pk) if may else ""}
             for row in rows
         ]
@@ -126,7 +127,7 @@ def _topic(name: str, counts: dict[str, int]) -> tuple[str, list[int]]:
     return name, [counts.get(head, 0) for head in HEADS]
 
 
-def _standing(model_admin: AuditRunAdmin, run: AuditRun) -> dict[str, Any]:
+def _latency_and_backlog(model_admin: AuditRunAdmin, run: AuditRun) -> dict[str, Any]:
     connection = database.raw(router.db_for_read(AuditRun))
     latencies = percentiles(connection, run.pk)
     rows = AuditBacklog.objects.filter(run=run)
@@ -134,10 +135,10 @@ def _standing(model_admin: AuditRunAdmin, run: AuditRun) -> dict[str, Any]:
         Backlog(
             *(row.consumer_group, row.topic, row.backlog, row.growth, row.cause),
             onset=row.onset_at,
-            again=row.most_repeated,
+            most_attempts=row.most_repeated,
             minutes=row.minutes,
         )
         for row in rows
     ]
-    drawn = courses(connection, run.pk, [one.hop for one in latencies[:DRAWN]], shares=DRAWN_SHARES)
-    return standing(model_admin.admin_site, backlogs=backlogs, latencies=latencies, courses=drawn)
+    drawn = latency_series(connection, run.pk, [one.hop for one in latencies[:DRAWN]], shares=SHARES_DRAWN)
+    return latency_and_backlog(model_admin.admin_site, backlogs=backlogs, latencies=latencies, latency_series=drawn)

@@ -1,4 +1,4 @@
-"""Days of messages on their way to the lake, or there."""
+"""The admin of archived days."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from outbox.pipeline.models import ArchivedDay
 
 Step = ArchivedDay.Step
 
-SAID: dict[str, tuple[str, str]] = {
+BADGES: dict[str, tuple[str, str]] = {
     Step.PLANNED: ("being written", "waiting"),
     Step.COMMITTED: ("in lake and database", "waiting"),
     Step.CHANGED: ("to be archived again", "waiting"),
-    Step.DELETED: ("in the lake alone", "good"),
+    Step.DELETED: ("only in the lake", "good"),
 }
 
 
@@ -33,11 +33,11 @@ class ArchivedDayAdmin(ReadOnlyAdmin):
     time = "planned_at"
 
     def get_queryset(self, request: HttpRequest) -> QuerySet[Any]:
-        return super().get_queryset(request).defer("manifest")  # names each file of the day
+        return super().get_queryset(request).defer("manifest")  # it is long: it lists every file of the day
 
     @admin.display(description="state")
     def step(self, row: ArchivedDay) -> SafeString:
-        return badge(*SAID[row.state])
+        return badge(*BADGES[row.state])
 
     def messages(self, row: ArchivedDay) -> int:
         return row.rows
@@ -48,6 +48,6 @@ class ArchivedDayAdmin(ReadOnlyAdmin):
     def committed(self, row: ArchivedDay) -> SafeString:
         return moment(row.committed_at)
 
-    @admin.display(description="deleted here")
+    @admin.display(description="deleted from database")
     def deleted(self, row: ArchivedDay) -> SafeString:
         return moment(row.deleted_at)

@@ -1,4 +1,4 @@
-"""Findings of audits: what is wrong, sent again or acknowledged by a person."""
+"""The admin of findings: an operator sends lost messages again, or acknowledges the finding."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from django.utils.html import format_html
 from django.utils.safestring import SafeString
 
 from outbox.admin.base import ReadOnlyAdmin, TopicFilter, choice_filter
-from outbox.admin.impact import Act, as_of, chosen_rows, impact_page, reason_form, tell, write_log
+from outbox.admin.impact import Act, as_of, chosen_rows, impact_page, notify, reason_form, write_log
 from outbox.admin.links import about_link, message_link
 from outbox.admin.lists import Filter
 from outbox.admin.pages import may_see, url_of
@@ -31,19 +31,19 @@ LINKS_SHOWN = 100
 
 RETRY = Act(
     "retry",
-    "Send exactly the lost ones again",
+    "Send lost messages again",
     "Send again",
-    "To be sent again",
-    "Relays send them once more, under their old numbers; groups that have handled them drop them. What only one group lost is "
-    "delivered to that group alone where its broker keeps one copy of each message.",
+    "Messages to send again",
+    "Relays send them again under their old numbers; groups that have handled them drop them. Messages that only one group lost "
+    "are delivered to that group alone, if the broker deduplicates sends.",
 )
 ACKNOWLEDGE = Act(
-    "acknowledge", "Acknowledge findings", "Acknowledge", "Acknowledged", "They are no longer open. Nothing is sent."
+    "acknowledge", "Acknowledge findings", "Acknowledge", "Findings to acknowledge", "They are closed. No message is sent."
 )
 
 
 class RunFilter(Filter):
-    """By the audit that found it."""
+    """Filter findings by audit."""
 
     title = "audit"
     parameter_name = "run"
@@ -63,9 +63,9 @@ class RunFilter(Filter):
         return queryset.filter(run=int(value)) if value.isdecimal() and len(value) < 19 else queryset.none()
 
 
-class StandingFilter(Filter):
+class StateFilter(Filter):
     title = "state"
-    parameter_name = "standing"
+    parameter_name = "state"
 
     def lookups(self, request: HttpRequest, model_admin: Any) -> list[tuple[str, str]]:
         return [("open", "open"), ("sent", "sent again"), ("acknowledged", "acknowledged")]
@@ -73,26 +73,26 @@ class StandingFilter(Filter):
     def queryset(self, request: HttpRequest, queryset: QuerySet[Any]) -> QuerySet[Any]:
         match self.value():
             case "open":
-                return queryset.filter(sent_again_at=None, acknowledged_at=None)
+                return queryset.filter(resent_at=None, acknowledged_at=None)
             case "sent":
-                return queryset.exclude(sent_again_at=None)
+                return queryset.exclude(resent_at=None)
             case "acknowledged":
                 return queryset.exclude(acknowledged_at=None)
         return queryset
 
 
-def standing_of(row: AuditFinding) -> SafeString:
-    """Return what people have done about a finding."""
-    if row.sent_again_at:
-        return badge(f"{row.sent_again} sent again", "good")
+def state_badge(row: AuditFinding) -> SafeString:
+    """Return a badge that says whether a finding is open, acknowledged or repaired."""
+    if row.resent_at:
+        return badge(f"{row.resent_count} sent again", "good")
     return badge("acknowledged", "plain") if row.acknowledged_at else badge("open", "bad")
 
 
 @admin.register(AuditFinding)
 class AuditFindingAdmin(ReadOnlyAdmin):
-    list_display = ["shown_text", "audit", "standing", "count", "names"]
+    list_display = ["shown_text", "audit", "state", "count", "names"]
     list_filter = [
-        StandingFilter,
+        StateFilter,
         RunFilter,
         choice_filter("kind", [str(kind) for kind in Kind]),
         choice_filter("stage", [str(stage) for stage in Stage]),
@@ -117,34 +117,34 @@ class AuditFindingAdmin(ReadOnlyAdmin):
     def audit(self, row: AuditFinding) -> str:
         return str(row.run_id)
 
-    def standing(self, row: AuditFinding) -> SafeString:
-        return standing_of(row)
+    def state(self, row: AuditFinding) -> SafeString:
+        return state_badge(row)
 
     @admin.display(description="")
     def names(self, row: AuditFinding) -> SafeString:
         links = [message_link(self.admin_site, one) for one in row.message_ids[:2]]
         return format_html("{} {}", links[0], links[1]) if len(links) == 2 else links[0] if links else SafeString("")
 
-    @admin.action(description="Send exactly the lost ones again", permissions=["retry"])
+    @admin.action(description="Send lost messages again", permissions=["retry"])
     def retry(self, request: HttpRequest, queryset: QuerySet[AuditFinding]) -> HttpResponse | None:
-        """Ask how many and why, then send what can be sent, each finding together with its log."""
+        """Ask for a confirmation and a reason, then send what can be sent; each finding is logged in its transaction."""
         using = router.db_for_write(AuditFinding)
         plans = [repair.plan(one, using) for one in queryset.select_related("run").order_by("id")[:AT_ONCE]]
         counts, refused = repair.counts(plans), repair.refusals(plans)
         form = reason_form(request, count=sum(counts.values()), at=as_of(request))
         if form.count and not form.is_valid():
-            notes = [f"{number} are not sent: {reason}" for reason, number in refused.items()]
+            notes = [f"Not sent: {number}. {reason}" for reason, number in refused.items()]
             return impact_page(
                 self, request, act=RETRY, form=form, counts=counts, hidden=chosen_rows(request), limit=form.count, notes=notes
             )
         done = self._send(request, plans, using, form.cleaned_data["reason"]) if form.count else 0
         for reason, number in refused.items():
-            self.message_user(request, f"{number} are not sent: {reason}", messages.WARNING)
+            self.message_user(request, f"Not sent: {number}. {reason}", messages.WARNING)
         if done or form.wanted:
-            tell(self, request, RETRY, done=done, wanted=form.wanted, limit=form.count)
+            notify(self, request, RETRY, done=done, wanted=form.wanted, limit=form.count)
         return None
 
-    def _send(self, request: HttpRequest, plans: Sequence[repair.Again], using: str, reason: str) -> int:
+    def _send(self, request: HttpRequest, plans: Sequence[repair.ResendPlan], using: str, reason: str) -> int:
         done = 0
         for one in plans:
             with outermost.atomic(using):
@@ -157,7 +157,7 @@ class AuditFindingAdmin(ReadOnlyAdmin):
 
     @admin.action(description="Acknowledge with note", permissions=["acknowledge"])
     def acknowledge(self, request: HttpRequest, queryset: QuerySet[AuditFinding]) -> HttpResponse | None:
-        """Ask for the note, then close what is open."""
+        """Ask for a note, then close the open findings."""
         chosen = list(queryset.filter(acknowledged_at=None).order_by("id")[:AT_ONCE])
         counts: dict[str, int] = {}
         for one in chosen:
@@ -168,7 +168,7 @@ class AuditFindingAdmin(ReadOnlyAdmin):
                 self, request, act=ACKNOWLEDGE, form=form, counts=counts, hidden=chosen_rows(request), limit=AT_ONCE
             )
         done = self._close(request, chosen, form.cleaned_data["reason"]) if chosen else 0
-        tell(self, request, ACKNOWLEDGE, done=done, wanted=form.wanted, limit=AT_ONCE)
+        notify(self, request, ACKNOWLEDGE, done=done, wanted=form.wanted, limit=AT_ONCE)
         return None
 
     def _close(self, request: HttpRequest, chosen: list[AuditFinding], note: str) -> int:
@@ -187,14 +187,14 @@ class AuditFindingAdmin(ReadOnlyAdmin):
         except (AuditFinding.DoesNotExist, ValueError, ValidationError, OverflowError):
             return None
 
-    def told(self, request: HttpRequest, row: AuditFinding) -> dict[str, Any]:
+    def get_extra_context(self, request: HttpRequest, row: AuditFinding) -> dict[str, Any]:
         site = self.admin_site
         may_see_run = may_see(site, AuditRun, request)
         planned = repair.plan(row, router.db_for_read(AuditFinding)) if row.kind == Kind.LOST else None
         return {
             "title": f"Finding {row.pk} of {row.run}",
             "kind": row.kind,
-            "standing": standing_of(row),
+            "state": state_badge(row),
             "text": shown(row.text),
             "note": shown(row.note),
             "run_url": url_of(site, "outbox_pipeline_auditrun_change", row.run_id) if may_see_run else "",

@@ -1,1 +1,1 @@
-"""Audits that are remembered: run in a process of their own, signed, stored, acted upon."""
+"""Stored audits: run the job in a child process, sign and store its result, send alerts."""

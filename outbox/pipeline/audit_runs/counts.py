@@ -1,4 +1,4 @@
-"""What an audit counted for consumer groups, taken from the names of its counts."""
+"""An audit's counts of consumer groups, which are encoded in the names of counts."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ OF_GROUPS = {
     "discarded": "discarded by operators for ",
     "unread": "unread by ",
 }
-"""Head -> how the name of a count begins, before that of the group; as `spark.transforms.judge` makes them."""
+"""Table heading -> prefix of the count's name, which ends with the group; as made by `spark.transforms.judge`."""
 
 
 def by_group(counts: Mapping[str, int]) -> dict[str, dict[str, int]]:
-    """Return group -> head -> count, of the counts of a topic. Runs of older versions lack some: 0."""
+    """Return group -> heading -> count, from the counts of a topic; 0 if a run of an older version lacks one."""
     found: dict[str, dict[str, int]] = {}
     for head, beginning in OF_GROUPS.items():
         for what, count in sorted(counts.items()):
@@ -24,7 +24,7 @@ def by_group(counts: Mapping[str, int]) -> dict[str, dict[str, int]]:
 
 
 def given_up(counts: Mapping[str, Mapping[str, int]]) -> list[str]:
-    """Return a sentence for each group and topic with messages that are not lost, and that the group will not handle as it is."""
+    """Return a sentence for each group and topic with dead or discarded messages, which are not lost and will not be handled."""
     return [
         f"Group {group!r} has not handled messages of {topic}: {', '.join(parts)}."
         for topic, of_topic in sorted(counts.items())

@@ -1,4 +1,4 @@
-"""The audit's Spark job, run in a process of its own."""
+"""Run the audit's Spark job in a child process."""
 
 from __future__ import annotations
 
@@ -8,21 +8,23 @@ from outbox.pipeline.spark import process
 from outbox.pipeline.spark.config import PipelineConfig
 
 JOB = "outbox.pipeline.spark.jobs.audit"
-NO_ANSWER = "No answer: "  # how the job begins the line that says why
+ERROR_PREFIX = "Audit failed: "  # begins the line of the job's log that states the reason
 
 
-def run_job(config: PipelineConfig, *, history: str = "", at_most: timedelta | None = None, say: process.Say) -> process.Ended:
+def run_job(
+    config: PipelineConfig, *, history: str = "", at_most: timedelta | None = None, log: process.Log
+) -> process.JobResult:
     """
     Run the audit's job and wait for it.
 
     Args:
-        history: a folder that keeps what was read; empty: none does.
-        at_most: end the job after that time.
-        say: is given what the job says, line by line.
+        history: a folder to keep the history in that was read; empty: do not keep it.
+        at_most: the time limit.
+        log: called with each line of the job's log.
     """
-    return process.run_job(JOB, config.to_json(), "--history", history, at_most=at_most, say=say)
+    return process.run_job(JOB, config.to_json(), "--history", history, at_most=at_most, log=log)
 
 
-def explain(ended: process.Ended) -> str:
-    """Return in one line why there is no answer."""
-    return f"The audit gave no answer{ended.why(NO_ANSWER)}"
+def explain(result: process.JobResult) -> str:
+    """Return the reason of a failure in one line."""
+    return f"The audit failed{result.failure(ERROR_PREFIX)}"

@@ -1,4 +1,4 @@
-"""Latency of a run, read back from its minutes: percentiles of each topic and hop, over all of it and over time."""
+"""Latency of a run, calculated from its stored histograms: percentiles of each topic and hop, in total and over time."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from datetime import UTC, datetime, timedelta
 from outbox.database import Connection
 from outbox.pipeline.spark.bins import SHARES, add, percentile
 
-BUCKETS = 96  # points of a line
-SPAN = timedelta(days=1)  # up to the newest minute
+BUCKETS = 96  # points of a chart's line
+SPAN = timedelta(days=1)  # the day before the newest minute
 
 Hop = tuple[str, str, str]  # topic, hop, consumer group
 
@@ -19,10 +19,10 @@ SELECT topic, hop, consumer_group, u.bin, sum(u.n)::bigint FROM outbox_audit_lat
 WHERE run_id = %(run)s GROUP BY 1, 2, 3, 4
 """
 
-# The last day in equal parts, the newest one last.
+# The last day in equal buckets, from oldest to newest.
 OVER_TIME = """
 SELECT topic, hop, consumer_group,
-    %(buckets)s - 1 - floor(extract(epoch FROM %(end)s - minute) / %(width)s)::int AS part, u.bin, sum(u.n)::bigint
+    %(buckets)s - 1 - floor(extract(epoch FROM %(end)s - minute) / %(width)s)::int AS bucket, u.bin, sum(u.n)::bigint
 FROM outbox_audit_latency CROSS JOIN LATERAL unnest(bins, counts) u(bin, n)
 JOIN unnest(%(topics)s::text[], %(hops)s::text[], %(groups)s::text[]) w(topic, hop, consumer_group)
     USING (topic, hop, consumer_group)
@@ -35,7 +35,7 @@ NEWEST = "SELECT max(minute) FROM outbox_audit_latency WHERE run_id = %s"
 
 @dataclass(frozen=True, slots=True)
 class Percentiles:
-    """Of `count` messages; seconds by share, None where none is known."""
+    """Percentiles of a hop over `count` messages: share -> seconds, None if unknown."""
 
     hop: Hop
     count: int
@@ -43,8 +43,8 @@ class Percentiles:
 
 
 @dataclass(frozen=True, slots=True)
-class Course:
-    """Percentiles of a hop over time: share -> one value for each part, None where nothing came."""
+class LatencySeries:
+    """Percentiles of a hop over time: share -> one value per bucket, None for a bucket without messages."""
 
     hop: Hop
     begins_at: datetime
@@ -53,7 +53,7 @@ class Course:
 
 
 def percentiles(connection: Connection, run: int) -> list[Percentiles]:
-    """Read the percentiles of all topics and hops of a run, the slowest p99 first."""
+    """Return the percentiles of all topics and hops of a run, the highest p99 first."""
     bins: dict[Hop, dict[int, int]] = {}
     for topic, hop, group, place, n in connection.execute(WHOLE, {"run": run}).fetchall():
         bins.setdefault((topic, hop, group), {})[place] = n
@@ -64,8 +64,8 @@ def percentiles(connection: Connection, run: int) -> list[Percentiles]:
     return sorted(found, key=lambda one: (-(one.seconds[0.99] or 0), one.hop))
 
 
-def courses(connection: Connection, run: int, hops: Sequence[Hop], *, shares: Sequence[float]) -> list[Course]:
-    """Read how some hops went on the last day of a run."""
+def latency_series(connection: Connection, run: int, hops: Sequence[Hop], *, shares: Sequence[float]) -> list[LatencySeries]:
+    """Return the percentiles of some hops on the last day of a run."""
     (newest,) = connection.execute(NEWEST, [run]).fetchone() or (None,)
     if newest is None:
         return []
@@ -74,17 +74,17 @@ def courses(connection: Connection, run: int, hops: Sequence[Hop], *, shares: Se
     width = SPAN.total_seconds() / BUCKETS
     topics, names, groups = ([hop[n] for hop in hops] for n in range(3))
     arguments = {"run": run, "begin": begin, "end": end, "width": width, "buckets": BUCKETS}
-    parts: dict[Hop, dict[int, dict[int, int]]] = {hop: {} for hop in hops}
+    buckets: dict[Hop, dict[int, dict[int, int]]] = {hop: {} for hop in hops}
     rows = connection.execute(OVER_TIME, {**arguments, "topics": topics, "hops": names, "groups": groups})
-    for topic, hop, group, part, place, n in rows.fetchall():
-        counts = parts[topic, hop, group]
-        counts[part] = add(counts.get(part, {}), {place: n})
+    for topic, hop, group, bucket, place, n in rows.fetchall():
+        counts = buckets[topic, hop, group]
+        counts[bucket] = add(counts.get(bucket, {}), {place: n})
     return [
-        Course(
+        LatencySeries(
             hop,
             begin,
             end,
-            {share: [percentile(counts.get(part, {}), share) for part in range(BUCKETS)] for share in shares},
+            {share: [percentile(counts.get(bucket, {}), share) for bucket in range(BUCKETS)] for share in shares},
         )
-        for hop, counts in parts.items()
+        for hop, counts in buckets.items()
     ]

@@ -1,8 +1,8 @@
 """
-Runs in the database: begun, ended, and told from those whose process is gone.
+Store runs of the audit, and detect runs whose process has died.
 
-A running audit holds an advisory lock over a connection of its own. So a second one cannot begin beside it, and a run that
-says RUNNING while nobody holds the lock is dead, however its process ended.
+A running audit holds an advisory lock on a separate connection. So there is one audit at a time, and a run in state RUNNING
+without that lock has died.
 """
 
 from __future__ import annotations
@@ -26,62 +26,62 @@ from outbox.pipeline.audit_runs import verdict
 from outbox.pipeline.conf import settings
 from outbox.pipeline.errors import AuditFailed, AuditRunning
 from outbox.pipeline.models import AuditBacklog, AuditFinding, AuditLatency, AuditRun
-from outbox.pipeline.spark.keep import kept_alive
+from outbox.pipeline.spark.keep_alive import keep_alive
 
 logger = get_logger(__name__)
 
 TRY_LOCK = f"SELECT pg_try_advisory_lock({Lock.AUDIT}, 0)"
 
-# Whether an audit of this database is at work.
+# Whether an audit of this database is running.
 IS_LOCKED = f"""
 SELECT EXISTS (SELECT FROM pg_locks WHERE locktype = 'advisory' AND granted AND classid = {Lock.AUDIT} AND objid = 0
     AND database = (SELECT oid FROM pg_database WHERE datname = current_database()))
 """
 
-AT_ONCE = 1000  # rows in one INSERT
+BATCH_SIZE = 1000  # rows in one INSERT
 MINUTES_KEPT = 24 * 60  # of each backlog
 DETAILS_KEPT = timedelta(days=14)  # latency by the minute
 
-DIED = "Its process was gone before it had an answer."
-OUTRUN = "Another audit has begun since and took this one for dead: its process stood still, or lost its database."
+DIED = "Its process ended before it had finished."
+SUPERSEDED = "A later audit marked this one as dead, because its process was frozen or lost its database connection."
 
 
 @contextmanager
-def alone(using: str) -> Iterator[None]:
+def audit_lock(using: str) -> Iterator[None]:
     """
-    Hold the lock of a database's audit; runs that say RUNNING are dead then, and are called so.
+    Hold the lock of a database's audit. Runs in state RUNNING are marked as dead.
 
     Raises:
-        AuditRunning: another one holds it.
+        AuditRunning: another audit holds the lock.
     """
     with database.connect_session(using, application_name="outbox audit run") as connection:
         if connection.execute(TRY_LOCK).fetchone() != (True,):
             run = AuditRun.objects.using(using).filter(state=AuditRun.State.RUNNING).order_by("-id").first()
             since = f": run {run.pk}, on {run.host} since {run.started_at:%Y-%m-%d %H:%M:%S} UTC" if run else ""
-            raise AuditRunning(f"An audit of database {using!r} is running already{since}. Wait for it, or end its process.")
+            raise AuditRunning(f"An audit of database {using!r} is already running{since}. Wait for it, or stop its process.")
         connection.execute(END_IDLE_SESSION)
-        _bury_dead(using)
-        with kept_alive(connection):
+        _mark_dead(using)
+        with keep_alive(connection):
             yield
 
 
-def _bury_dead(using: str) -> None:
-    """Write down of runs that say RUNNING, while nobody else holds the lock, that they are dead."""
+def _mark_dead(using: str) -> None:
+    """Mark runs in state RUNNING as dead; the caller holds the lock."""
     running = AuditRun.objects.using(using).filter(state=AuditRun.State.RUNNING)
     for run in running.order_by("id"):
-        logger.warning("Audit %s of database %r has died: %s It ran on %s as process %s.", run.pk, using, DIED, run.host, run.pid)
+        logger.warning("Audit %s of database %r died. %s It ran on %s as process %s.", run.pk, using, DIED, run.host, run.pid)
     running.update(state=AuditRun.State.DIED, ended_at=timezone.now(), error=DIED)
 
 
 def state_of(run: AuditRun) -> str:
-    """Return how a run stands: DIED where it says RUNNING and nobody is at work."""
+    """Return the state of a run: DIED if it says RUNNING and no audit holds the lock."""
     if run.state == AuditRun.State.RUNNING and not is_running(run._state.db or "default"):
         return AuditRun.State.DIED
     return run.state
 
 
 def is_running(using: str) -> bool:
-    """Return whether an audit of that database is at work."""
+    """Return whether an audit of a database is running."""
     return database.raw(using).execute(IS_LOCKED).fetchone() == (True,)
 
 
@@ -93,7 +93,7 @@ def begin(
     settle_seconds: float,
     state: AuditRun.State = AuditRun.State.RUNNING,
 ) -> AuditRun:
-    """Write a run down before it begins."""
+    """Store a run that begins."""
     where = {"host": socket.gethostname(), "pid": os.getpid()}
     return AuditRun.objects.using(using).create(
         state=state, asked_by=asked_by, since=since, settle_seconds=settle_seconds, **where
@@ -101,7 +101,7 @@ def begin(
 
 
 def skip(using: str, error: str) -> AuditRun:
-    """Write down that there was no run, and why."""
+    """Store that a run was skipped, and why."""
     run = begin(using, asked_by="beat", since=None, settle_seconds=0.0, state=AuditRun.State.SKIPPED)
     run.error, run.ended_at = error, timezone.now()
     run.save()
@@ -109,43 +109,44 @@ def skip(using: str, error: str) -> AuditRun:
 
 
 def error_of(run: AuditRun) -> str:
-    """Return why a run has no answer; empty where it has one, or may get one."""
+    """Return why a run failed or died; "" if it did not."""
     return run.error or (DIED if state_of(run) == AuditRun.State.DIED else "")
 
 
 def fail(run: AuditRun, error: str, exit_code: int | None) -> None:
-    """Write down that a run gave no answer, and why."""
+    """Store that a run failed, and why."""
     run.state, run.error, run.exit_code, run.ended_at = AuditRun.State.FAILED, error, exit_code, timezone.now()
     run.save()
 
 
 def finish(run: AuditRun, report: Mapping[str, Any], exit_code: int) -> None:
     """
-    Write down what a run found, signed, and forget runs of old. All of it or nothing.
+    Store the signed result of a run and delete old runs, in one transaction.
 
     Raises:
-        AuditFailed: the run was taken for dead meanwhile.
+        AuditFailed: the run has been marked as dead meanwhile.
     """
     using = run._state.db
     assert using is not None  # it was saved when it began
     with outermost.atomic(using):
         rows = AuditRun.objects.using(using).select_for_update().filter(pk=run.pk, state=AuditRun.State.RUNNING)
         if not rows.exists():
-            raise AuditFailed(OUTRUN)
+            raise AuditFailed(SUPERSEDED)
         _fill(run, report, exit_code)
         run.save()
-        AuditFinding.objects.using(using).bulk_create(_findings(run, report["findings"]), batch_size=AT_ONCE)
-        AuditBacklog.objects.using(using).bulk_create(_backlogs(run, report["backlog"]), batch_size=AT_ONCE)
+        AuditFinding.objects.using(using).bulk_create(_findings(run, report["findings"]), batch_size=BATCH_SIZE)
+        AuditBacklog.objects.using(using).bulk_create(_backlogs(run, report["backlog"]), batch_size=BATCH_SIZE)
         latencies = _latencies(run, report["latency"]["histograms"])
-        while some := list(islice(latencies, AT_ONCE)):
+        while some := list(islice(latencies, BATCH_SIZE)):
             AuditLatency.objects.using(using).bulk_create(some)
-        _forget(run)
+        _prune(run)
 
 
 def _fill(run: AuditRun, report: Mapping[str, Any], exit_code: int) -> None:
-    run.since = datetime.fromisoformat(report["since"]) if report["since"] else None  # the lake says from when on there is all
-    told = verdict.verdict_of(report, run=run.pk, since=run.since, settle_seconds=run.settle_seconds)
-    run.verdict = verdict.write(told)
+    # With an archive it may be later than in the configuration, if the lake is incomplete.
+    run.since = datetime.fromisoformat(report["since"]) if report["since"] else None
+    summary = verdict.verdict_of(report, run=run.pk, since=run.since, settle_seconds=run.settle_seconds)
+    run.verdict = verdict.serialize(summary)
     run.signature = verdict.sign(run.verdict)
     run.as_of = datetime.fromisoformat(report["as_of"])
     run.seconds, run.counts, run.found = report["seconds"], report["counts"], len(report["findings"])
@@ -197,8 +198,8 @@ def _backlogs(run: AuditRun, rows: Sequence[Mapping[str, Any]]) -> list[AuditBac
     ]
 
 
-def _forget(run: AuditRun) -> None:
-    """Delete runs that are past `OUTBOX["PIPELINE"]["AUDIT_RETENTION"]`, and latency by the minute earlier."""
+def _prune(run: AuditRun) -> None:
+    """Delete runs that are older than `OUTBOX["PIPELINE"]["AUDIT_RETENTION"]`, and latencies older than `DETAILS_KEPT`."""
     runs = AuditRun.objects.using(run._state.db).exclude(pk=run.pk)
     now = timezone.now()
     runs.filter(started_at__lt=now - settings().audit_retention).delete()

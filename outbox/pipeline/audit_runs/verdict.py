@@ -1,8 +1,8 @@
 """
-The verdict of a run: what was judged, by which code, over which data, and what was found; signed, so that it can be shown.
+The signed verdict of a run: scope, code version, digest of the data, and result; so that a result can be proved later.
 
-HMAC-SHA256 by django.core.signing, under a salt of our own. The Standard Webhooks signature of the check-back would not do:
-it holds for five minutes, and a verdict is looked at years later.
+It is signed with HMAC-SHA256 by django.core.signing. The Standard Webhooks signature of check-backs is not suitable: it is
+valid for five minutes, and a verdict may be verified years later.
 """
 
 from __future__ import annotations
@@ -17,17 +17,17 @@ from typing import Any
 from django.core.signing import BadSignature, Signer
 
 from outbox.errors import ConfigurationError
-from outbox.pipeline.errors import VerdictRefused
+from outbox.pipeline.errors import InvalidVerdict
 from outbox.pipeline.spark.process import AUDIT_KEY
 
 VARIABLE = AUDIT_KEY
-SHORTEST_KEY = 32
-SALT = "outbox.audit.verdict"  # part of what is signed, no module: verdicts of years ago are verified by it
-MAKE_ONE = """python -c 'import secrets; print(secrets.token_urlsafe(32))'"""
+MIN_KEY_CHARACTERS = 32
+SALT = "outbox.audit.verdict"  # part of every signature, so it must never change
+HOW_TO_MAKE_A_KEY = """python -c 'import secrets; print(secrets.token_urlsafe(32))'"""
 
 
 def verdict_of(report: Mapping[str, Any], *, run: int, since: datetime | None, settle_seconds: float) -> dict[str, Any]:
-    """Sum a report up."""
+    """Return the summary of a report that is signed."""
     found = Counter(f"{one['kind']} at {one['stage']}" for one in report["findings"])
     return {
         "run": run,
@@ -45,59 +45,63 @@ def verdict_of(report: Mapping[str, Any], *, run: int, since: datetime | None, s
     }
 
 
-def write(verdict: Mapping[str, Any]) -> str:
-    """Return the one text that stands for a verdict: names sorted, so that nothing can be moved about unnoticed."""
+def serialize(verdict: Mapping[str, Any]) -> str:
+    """Return the canonical text of a verdict, with sorted names."""
     return json.dumps(verdict, sort_keys=True, indent=2, ensure_ascii=False)
 
 
 def keys() -> list[str]:
     """
-    Return the keys in the environment, separated by blanks there: the first signs, all verify. None: nothing is signed.
+    Return the keys in the environment, which are separated by spaces.
+
+    The first key signs, all of them verify. Without a key, verdicts are not signed.
 
     Raises:
-        ConfigurationError: one is too short to be a secret.
+        ConfigurationError: a key is too short.
     """
     found = os.environ.get(VARIABLE, "").split()
-    if any(len(key) < SHORTEST_KEY for key in found):
-        raise ConfigurationError(f"{VARIABLE} holds a key of fewer than {SHORTEST_KEY} characters. Make one: {MAKE_ONE}")
+    if any(len(key) < MIN_KEY_CHARACTERS for key in found):
+        raise ConfigurationError(
+            f"{VARIABLE} holds a key of fewer than {MIN_KEY_CHARACTERS} characters. Make one: {HOW_TO_MAKE_A_KEY}"
+        )
     return found
 
 
 def sign(text: str) -> str:
-    """Sign what `write` gave; empty where there is no key. Raises ConfigurationError."""
+    """Return the signature of a serialized verdict; "" without a key. Raises ConfigurationError."""
     found = keys()
     return _signer(found).signature(text) if found else ""
 
 
 def as_file(text: str, signature: str) -> str:
-    """Put verdict and signature into one file of JSON."""
-    return write({"verdict": json.loads(text), "signature": signature}) + "\n"
+    """Return the content of a verdict's file: JSON with verdict and signature."""
+    return serialize({"verdict": json.loads(text), "signature": signature}) + "\n"
 
 
 def verify(content: str) -> dict[str, Any]:
     """
-    Return the verdict in a file, if it is what was signed.
+    Verify the content of a verdict's file, and return the verdict.
 
     Raises:
-        VerdictRefused: it is not.
+        InvalidVerdict: it is not what was signed.
         ConfigurationError: there is no key to verify with.
     """
     found = keys()
     if not found:
-        raise ConfigurationError(f"There is no key to verify with. Put the one that signed into {VARIABLE}.")
+        raise ConfigurationError(f"There is no key to verify with. Set {VARIABLE} to the key that signed.")
     try:
         parts = json.loads(content)
         verdict, signature = parts["verdict"], parts["signature"]
-        text = write(verdict)
+        text = serialize(verdict)
         if not signature:
-            raise VerdictRefused("This verdict was never signed: the job that wrote it had no key.")
+            raise InvalidVerdict("This verdict is not signed: there was no key when the audit ran.")
         _signer(found).unsign(f"{text}:{signature}")
     except (ValueError, TypeError, KeyError, RecursionError) as error:
-        raise VerdictRefused("This is no verdict, or part of it is gone.") from error
+        raise InvalidVerdict("This file is not a verdict, or is incomplete.") from error
     except BadSignature as error:
-        raise VerdictRefused("The signature does not fit: the verdict was changed, or another key signed it.") from error
+        raise InvalidVerdict("The signature does not match: the verdict was changed, or signed with another key.") from error
     if content != as_file(text, signature):
-        raise VerdictRefused("The verdict is the one that was signed, but the file is not as it was written: it was edited.")
+        raise InvalidVerdict("The signature matches, but the file was edited: it is not byte for byte what was written.")
     return dict(verdict)
 
 

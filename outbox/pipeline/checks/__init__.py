@@ -1,4 +1,4 @@
-"""System checks of the pipeline's settings; docs/reference/checks.md is made from their docstrings."""
+"""System checks of the pipeline's settings. docs/reference/checks.md is generated from their docstrings."""
 
 from __future__ import annotations
 
@@ -11,6 +11,6 @@ ALWAYS = (settings.check_settings, archive.check_archive, audit.check_business_r
 
 
 def register_checks() -> None:
-    """Register all checks; called once, when the app is ready."""
+    """Register all checks. Called once, when the app is ready."""
     for check in ALWAYS:
         register(check, TAG)

@@ -1,4 +1,4 @@
-"""The archive: where it is, and from when on."""
+"""System checks of `OUTBOX["PIPELINE"]["ARCHIVE"]`."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from outbox.pipeline.checks.settings import pipeline_settings
 
 def check_archive(**kwargs: Any) -> list[CheckMessage]:
     """
-    E036: `OUTBOX["PIPELINE"]["ARCHIVE"]["PATH"]` is not an absolute folder of this machine.
+    E036: `OUTBOX["PIPELINE"]["ARCHIVE"]["PATH"]` is not an absolute path on this machine.
 
-    Processes begin in different folders, and the lake must be the same for all. Other storage is mounted.
+    The path must not depend on the working directory of a process. Mount remote storage.
 
     E037: `OUTBOX["PIPELINE"]["ARCHIVE"]["AFTER"]` is shorter than `OUTBOX["RETENTION"]`.
 
-    An archived day leaves the database. Raise AFTER, or lower RETENTION.
+    An archived day is deleted from the database. Raise AFTER, or lower RETENTION.
     """
     archive, retention = pipeline_settings().archive, known_settings().retention
     if archive is None:
@@ -28,8 +28,8 @@ def check_archive(**kwargs: Any) -> list[CheckMessage]:
     path = archive.path
     if not Path(path).is_absolute() or "://" in path:
         text = f'OUTBOX["PIPELINE"]["ARCHIVE"]["PATH"] is {path!r}, which is not an absolute path.'
-        found.append(Error(text, hint="Name a folder such as /srv/lake; mount what lies elsewhere.", id="outbox.E036"))
+        found.append(Error(text, hint="Set it to a folder such as /srv/lake; mount remote storage.", id="outbox.E036"))
     if archive.after is not None and archive.after < retention:
         text = f'OUTBOX["PIPELINE"]["ARCHIVE"]["AFTER"] is {archive.after}, shorter than OUTBOX["RETENTION"], {retention}.'
-        found.append(Error(text, hint="Leave AFTER out, or make it as long as RETENTION.", id="outbox.E037"))
+        found.append(Error(text, hint="Remove AFTER, or set it to RETENTION or more.", id="outbox.E037"))
     return found

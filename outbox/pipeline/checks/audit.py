@@ -1,4 +1,4 @@
-"""Business rows that owe a message: what `OUTBOX["PIPELINE"]["AUDIT"]` names."""
+"""System checks of `OUTBOX["PIPELINE"]["AUDIT"]`: the business rows that must have a message."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ from outbox.pipeline.conf import AuditSettings
 
 def check_business_rows(**kwargs: Any) -> list[CheckMessage]:
     """
-    E038: An entry of `OUTBOX["PIPELINE"]["AUDIT"]` names a model, a message type or a field that is not there.
+    E038: An entry of `OUTBOX["PIPELINE"]["AUDIT"]` names a model, a message type or a field that does not exist.
 
-    Correct the name; the text says which. A message type is known once its module is imported: `messages.py` of an app is,
-    others are by its `ready()`. What `WHERE` says is SQL, which `outbox_audit` tries.
+    Correct the name; the text says which. A message type is known once its module is imported: `messages.py` of each app is
+    imported automatically, other modules by the app's `ready()`. The SQL in `WHERE` is not checked here, but by `outbox_audit`.
     """
     return [
         Error(f'OUTBOX["PIPELINE"]["AUDIT"]["{name}"] {text}', hint=hint, id="outbox.E038")
@@ -29,10 +29,10 @@ def check_business_rows(**kwargs: Any) -> list[CheckMessage]:
 
 
 def _problems(entry: AuditSettings) -> Iterator[tuple[str, str]]:
-    """Return what is wrong with an entry, and what to do."""
+    """Yield what is wrong with an entry, and what to do."""
     if message_type(entry.expects) is None:
-        text = f"expects {entry.expects!r}, and no message type is called that on the wire."
-        yield text, "Write the type's name, and see to it that its module is imported."
+        text = f"expects {entry.expects!r}, but no message type has this name."
+        yield text, "Write the name of the type as it is sent, and make sure that its module is imported."
     try:
         meta = apps.get_model(entry.model)._meta
     except (LookupError, ValueError) as error:
@@ -43,4 +43,4 @@ def _problems(entry: AuditSettings) -> Iterator[tuple[str, str]]:
             meta.get_field(entry.at)
     except FieldDoesNotExist:
         names = ", ".join(sorted(field.name for field in meta.concrete_fields))
-        yield f"has AT {entry.at!r}, and {meta.object_name} has no such field.", f"Its fields are {names}."
+        yield f"has AT {entry.at!r}, but {meta.object_name} has no such field.", f"Its fields are {names}."

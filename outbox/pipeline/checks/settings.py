@@ -1,4 +1,4 @@
-"""`OUTBOX["PIPELINE"]`: its names and values."""
+"""System check of the names and values in `OUTBOX["PIPELINE"]`."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def check_settings(**kwargs: Any) -> list[CheckMessage]:
 
 
 def pipeline_settings() -> conf.PipelineSettings:
-    """Return the pipeline's settings; default ones where E001 has reported that they are wrong."""
+    """Return the pipeline's settings; the defaults if E001 has reported an error in them."""
     try:
         return conf.settings()
     except ConfigurationError:

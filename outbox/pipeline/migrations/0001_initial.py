@@ -136,9 +136,9 @@ class Migration(migrations.Migration):
                 ("acknowledged_at", models.DateTimeField(null=True)),
                 ("acknowledged_by", models.TextField(default="")),
                 ("note", models.TextField(default="")),
-                ("sent_again_at", models.DateTimeField(null=True)),
-                ("sent_again_by", models.TextField(default="")),
-                ("sent_again", models.IntegerField(default=0)),
+                ("resent_at", models.DateTimeField(null=True)),
+                ("resent_by", models.TextField(default="")),
+                ("resent_count", models.IntegerField(default=0)),
                 (
                     "run",
                     models.ForeignKey(

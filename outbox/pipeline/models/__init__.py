@@ -1,4 +1,4 @@
-"""Tables of the data pipeline: what audits found, which days are archived, what the recorder has seen."""
+"""Tables of the data pipeline: audits and their findings, archived days, recorded messages."""
 
 from outbox.pipeline.models.archive import ArchivedDay
 from outbox.pipeline.models.audit import AuditBacklog, AuditFinding, AuditLatency, AuditRun

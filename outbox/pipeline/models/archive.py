@@ -1,4 +1,4 @@
-"""Which days of messages are in the lake."""
+"""The state of archived days."""
 
 from __future__ import annotations
 
@@ -7,20 +7,20 @@ from django.db.models.functions import Now
 
 
 class ArchivedDay(models.Model):
-    """A UTC day on its way to the lake, or there. Written by the archiving job; see docs/how-to/archive.md."""
+    """A UTC day that is being archived, or has been. Written by the archive job; see docs/how-to/archive.md."""
 
     class Step(models.TextChoices):
-        PLANNED = "planned"  # is being written; nothing of it counts yet
-        COMMITTED = "committed"  # the lake has it for good, and the database still has it, too
-        CHANGED = "changed"  # the database holds other rows of it than the lake: it is archived once more
-        DELETED = "deleted"  # only the lake has it
+        PLANNED = "planned"  # being written, not committed yet
+        COMMITTED = "committed"  # in the lake, and still in the database
+        CHANGED = "changed"  # its rows in the database differ from the lake; to be archived again
+        DELETED = "deleted"  # only in the lake
 
     day = models.DateField(primary_key=True)
     state = models.TextField(choices=Step)
-    attempt = models.IntegerField()  # which one it is, or was; its folder in the lake is called a1, a2, ...
-    rows = models.BigIntegerField()  # messages
+    attempt = models.IntegerField()  # counts from 1; its folder in the lake is a1, a2, ...
+    rows = models.BigIntegerField()  # number of messages
     digest = models.TextField()  # of the messages: sum of the rows' hashes
-    manifest = models.TextField(default="")  # what the lake says, as JSON
+    manifest = models.TextField(default="")  # a copy of the lake's manifest, JSON
     planned_at = models.DateTimeField(db_default=Now())
     committed_at = models.DateTimeField(null=True)
     deleted_at = models.DateTimeField(null=True)

@@ -1,4 +1,4 @@
-"""What audits found: runs, findings, and how latency and backlog were then."""
+"""Audits: runs, findings, latency and backlog."""
 
 from __future__ import annotations
 
@@ -9,17 +9,17 @@ from django.db.models.functions import Now
 
 class AuditRun(models.Model):
     """
-    One audit: over what, by which code, and what came of it.
+    One run of the audit: its scope, its code version, and its result.
 
-    A run that says RUNNING and whose process is gone is dead; `outbox.pipeline.audit_runs.store` tells the two apart.
+    A run in state RUNNING may have died with its process; `outbox.pipeline.audit_runs.store.state_of` tells.
     """
 
     class State(models.TextChoices):
         RUNNING = "running"
-        DONE = "done"  # there is an answer; whether it is a good one, `found` says
-        FAILED = "failed"  # there is none, and `error` says why
-        DIED = "died"  # its process was gone before it had one
-        SKIPPED = "skipped"  # another one ran at that time
+        DONE = "done"  # finished; `found` is the number of findings
+        FAILED = "failed"  # for the reason in `error`
+        DIED = "died"  # its process ended before it had finished
+        SKIPPED = "skipped"  # another run was in progress
 
     id = models.BigAutoField(primary_key=True)
     state = models.TextField(choices=State, default=State.RUNNING)
@@ -28,16 +28,16 @@ class AuditRun(models.Model):
     asked_by = models.TextField()  # command, beat
     host = models.TextField()
     pid = models.IntegerField()
-    since = models.DateTimeField(null=True)  # NULL: the whole history
+    since = models.DateTimeField(null=True)  # NULL: the whole history was audited
     as_of = models.DateTimeField(null=True)
     settle_seconds = models.FloatField()
-    seconds = models.FloatField(null=True)  # of judging, reading left out
-    found = models.IntegerField(null=True)  # how many findings
-    counts = models.JSONField(default=dict)  # topic -> what -> how many messages
+    seconds = models.FloatField(null=True)  # duration, without reading the history
+    found = models.IntegerField(null=True)  # number of findings
+    counts = models.JSONField(default=dict)  # topic -> name of the count -> number of messages
     code_version = models.TextField(default="")
     data_digest = models.TextField(default="")
-    verdict = models.TextField(default="")  # JSON, as it was signed
-    signature = models.TextField(default="")  # empty: there was no key
+    verdict = models.TextField(default="")  # JSON, exactly as signed
+    signature = models.TextField(default="")  # empty: there was no key to sign with
     exit_code = models.IntegerField(null=True)
     error = models.TextField(default="")
 
@@ -52,10 +52,10 @@ class AuditRun(models.Model):
 
 class AuditFinding(models.Model):
     """
-    One thing that an audit found wrong; kind and stage are words of `outbox.pipeline.spark.findings`.
+    One finding of an audit. Kind and stage are values of the enums in `outbox.pipeline.spark.findings`.
 
-    Lane and numbers are NULL where its messages carry none. `message_ids` and `about` hold at most so many as the audit
-    was asked to name, `count` says how many there are.
+    Lane and numbers are NULL for messages without them. `message_ids` and `about` are limited to `ids_per_finding` entries;
+    `count` is the number of all.
     """
 
     id = models.BigAutoField(primary_key=True)
@@ -76,16 +76,16 @@ class AuditFinding(models.Model):
     acknowledged_at = models.DateTimeField(null=True)
     acknowledged_by = models.TextField(default="")
     note = models.TextField(default="")
-    sent_again_at = models.DateTimeField(null=True)
-    sent_again_by = models.TextField(default="")
-    sent_again = models.IntegerField(default=0)  # how many messages
+    resent_at = models.DateTimeField(null=True)
+    resent_by = models.TextField(default="")
+    resent_count = models.IntegerField(default=0)  # number of messages
 
     class Meta:
         app_label = "outbox_pipeline"
         db_table = "outbox_audit_finding"
         default_permissions = ("view",)
         permissions = [
-            ("retry_auditfinding", "Can have lost messages sent again"),
+            ("retry_auditfinding", "Can send lost messages again"),
             ("acknowledge_auditfinding", "Can acknowledge findings of audits"),
         ]
 
@@ -94,7 +94,7 @@ class AuditFinding(models.Model):
 
 
 class AuditLatency(models.Model):
-    """How long messages took that ended a hop in a minute: counts of the bins of `outbox.pipeline.spark.bins`, which add up."""
+    """A latency histogram of the messages that ended a hop in a minute, with the bins of `outbox.pipeline.spark.bins`."""
 
     id = models.BigAutoField(primary_key=True)
     run = models.ForeignKey(AuditRun, models.CASCADE, related_name="latencies")
@@ -115,17 +115,17 @@ class AuditLatency(models.Model):
 
 
 class AuditBacklog(models.Model):
-    """How a group stood with a topic when the audit was made; `minutes`: of the last day, `[seconds since 1970, backlog]`."""
+    """The backlog of a group and topic at the time of the audit. `minutes`: the last day, as `[seconds since 1970, backlog]`."""
 
     id = models.BigAutoField(primary_key=True)
     run = models.ForeignKey(AuditRun, models.CASCADE, related_name="backlogs")
     consumer_group = models.TextField()
     topic = models.TextField()
     backlog = models.BigIntegerField()
-    growth = models.FloatField()  # messages a minute
+    growth = models.FloatField()  # messages per minute
     cause = models.TextField()
     onset_at = models.DateTimeField(null=True)
-    most_repeated = models.JSONField(default=list)  # [message id, tries]
+    most_repeated = models.JSONField(default=list)  # [message id, attempts]
     minutes = models.JSONField(default=list)
 
     class Meta:

@@ -1,4 +1,4 @@
-"""What a broker was seen to have: the recorder's rows, which the audit reads as the broker's side."""
+"""The recorder's rows, from which the audit knows what a broker has stored."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ from django.db.models.functions import Now
 
 class RecordedMessage(models.Model):
     """
-    A delivery to the recorder. A message that the broker has stored twice has two rows with `nth` 1, in two places.
+    A delivery to the recorder. A message that the broker has stored twice has two rows with `nth` 1, at two places.
 
-    `queue` and `pos`: where it lay, in the broker's words; NULL and empty where the broker does not say. `nth`: which
-    delivery to the recorder it was, from 1. A place is written down once, however often it is read, while its row is here.
+    `queue` and `pos`: its place, in the broker's terms; empty and NULL if the broker does not report it. `nth`: the number of the
+    delivery to the recorder, from 1. A place is recorded once as long as its row exists.
     """
 
     id = models.BigAutoField(primary_key=True)
@@ -42,8 +42,8 @@ class RecordedMessage(models.Model):
 
 class RecordedTopic(models.Model):
     """
-    How far the recorder has come in a topic: of what was sent between these two times it has written down all that the
-    broker has. `read_until` is NULL until that is sure for the first time.
+    The progress of the recorder in a topic: of the messages sent between these two times, all that the broker has are recorded.
+    `read_until` is NULL until that is certain for the first time.
     """
 
     topic = models.TextField(primary_key=True)

@@ -1,6 +1,6 @@
 """
-Spark jobs over the whole history: was anything lost, how long did it take, why is there a backlog.
+Spark jobs over the whole history: audit, latency, backlog, archive.
 
-Nothing here imports Django, and nothing heavy is imported before a job runs. A job gets all it needs as one
-`PipelineConfig`, written as JSON.
+Nothing here imports Django, and heavy packages are imported only when a job runs. A job gets its whole configuration as one
+`PipelineConfig` in JSON.
 """

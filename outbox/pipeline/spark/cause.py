@@ -1,8 +1,8 @@
 """
-Why there is a backlog. Plain Python over rows by the minute, so that Spark, SQL and tests ask the same function.
+The cause of a backlog, from counts per minute. Plain Python, so that Spark, SQL and tests share this code.
 
-Whether a backlog grows is seen in the last ten minutes; what has changed, against the quarter of an hour before. After
-that quarter the change would look normal: so an episode keeps the cause it began with, until the backlog stops growing.
+A backlog grows if it did in the last ten minutes. Its cause is what changed against the 15 minutes before. After a while the
+change would look normal, so an episode keeps the cause it began with until the backlog stops growing.
 """
 
 from __future__ import annotations
@@ -12,17 +12,17 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 CURRENT = 10  # minutes
-BASELINE = 15
-GROWING = 0.05  # of the input
-REPEATED = 0.2  # of the attempts
-FASTER = 1.3
-SLOWER = 0.7
-LONGEST = 14 * 24 * 60  # minutes; a time that cannot be would make the course of a backlog as long as the calendar
+BASELINE = 15  # minutes
+GROWING = 0.05  # a backlog grows if it gains more than this share of the produced messages
+REPEATED = 0.2  # the share of retries among attempts from which on retries are the cause
+FASTER = 1.3  # times the baseline
+SLOWER = 0.7  # times the baseline
+LONGEST = 14 * 24 * 60  # minutes; limits the result if a time is damaged
 
 
 class Cause(enum.StrEnum):
     NONE = "none"
-    SAME_AGAIN = "the same messages again and again"
+    RETRIES = "repeated retries"
     PRODUCTION_FASTER = "production faster"
     CONSUMPTION_SLOWER = "consumption slower"
     STEADY_OVERLOAD = "steady overload"
@@ -30,7 +30,7 @@ class Cause(enum.StrEnum):
 
 @dataclass(frozen=True)
 class Minute:
-    """What happened in a minute (since 1970): stored, tried, finished for the first time."""
+    """The counts of a minute (since 1970): messages stored, delivery attempts, messages finished."""
 
     minute: int
     produced: int = 0
@@ -41,11 +41,11 @@ class Minute:
 @dataclass(frozen=True)
 class BacklogState:
     """
-    How a group stands with a topic at the end of a minute.
+    The backlog of a group and topic at the end of a minute.
 
     Args:
-        growth: messages a minute, over the last ten.
-        onset: the minute in which the episode began; None where the backlog does not grow.
+        growth: messages per minute, over the last ten.
+        onset: the minute in which the episode began; None if the backlog does not grow.
     """
 
     minute: int
@@ -55,8 +55,8 @@ class BacklogState:
     onset: int | None = None
 
 
-def until(minutes: Sequence[Minute], last: int) -> list[Minute]:
-    """Return what happened up to a minute. What is older than `LONGEST` counts for the backlog with which the course begins."""
+def up_to(minutes: Sequence[Minute], last: int) -> list[Minute]:
+    """Return the minutes up to the last one. Those older than `LONGEST` are merged into one initial backlog."""
     first = last - LONGEST
     old = [one for one in minutes if one.minute < first]
     within = [one for one in minutes if first <= one.minute <= last]
@@ -66,8 +66,8 @@ def until(minutes: Sequence[Minute], last: int) -> list[Minute]:
     return [Minute(first - 1, produced=max(0, waiting), consumed=max(0, -waiting)), *within]
 
 
-def standings(minutes: Sequence[Minute]) -> list[BacklogState]:
-    """Return how a group stands after each minute, first to last; minutes in which nothing happened included."""
+def backlog_states(minutes: Sequence[Minute]) -> list[BacklogState]:
+    """Return the backlog after each minute, from the first to the last, including minutes without messages."""
     if not minutes:
         return []
     by_minute = {one.minute: one for one in minutes}
@@ -83,7 +83,7 @@ def standings(minutes: Sequence[Minute]) -> list[BacklogState]:
         if cause is not Cause.NONE:
             episode = found[-1] if found and found[-1].cause is not Cause.NONE else None
             onset = episode.onset if episode else _onset(span, place)
-            # At its first minutes an episode may not show yet what it is.
+            # In its first minutes, the cause of an episode may not be visible yet.
             if episode and episode.cause is not Cause.STEADY_OVERLOAD:
                 cause = episode.cause
         length = min(CURRENT, place + 1)
@@ -102,11 +102,11 @@ def _sums(minutes: Sequence[Minute]) -> Mapping[str, float]:
 
 
 def _cause(now: Mapping[str, float], before: Mapping[str, float]) -> Cause:
-    """Apply the rules in their order: repeats first, since they slow consumption as well."""
+    """Apply the rules in order: retries first, since they also slow consumption."""
     if now["produced"] - now["consumed"] <= GROWING * now["produced"]:
         return Cause.NONE
     if now["attempts"] and (now["attempts"] - now["consumed"]) / now["attempts"] >= REPEATED:
-        return Cause.SAME_AGAIN
+        return Cause.RETRIES
     if before["minutes"] == 0:
         return Cause.STEADY_OVERLOAD
     if _rate(now, "produced") >= FASTER * _rate(before, "produced"):
@@ -121,7 +121,7 @@ def _rate(sums: Mapping[str, float], name: str) -> float:
 
 
 def _onset(span: Sequence[Minute], place: int) -> int:
-    """Go back from where it shows to the first minute of the window in which more came in than was finished."""
+    """Return the first of the preceding minutes, within the window, since when the backlog has been growing."""
     start = place
     while start > max(0, place - CURRENT + 1) and span[start - 1].produced - span[start - 1].consumed > (
         GROWING * span[start - 1].produced

@@ -1,7 +1,5 @@
 """
-What a job is told: everything, in one frozen object that travels as JSON.
-
-Nothing else crosses from Django to Spark.
+The configuration of a job: one frozen object, passed as JSON. Nothing else is passed from Django to Spark.
 """
 
 from __future__ import annotations
@@ -20,14 +18,14 @@ Reader = Literal["jdbc", "python"]
 @dataclass(frozen=True)
 class Source:
     """
-    Where a history lies.
+    Where to read a history from.
 
     Args:
         url: `postgresql://…`, or the folder of a history in Parquet.
         reader: for PostgreSQL: `jdbc` (needs the driver's jar) or `python` (psycopg, needs no jar).
-        jar: path of the JDBC driver; empty: looked for where Debian puts it.
-        partitions: so many connections read a table at once.
-        fetch_rows: rows fetched at once, per connection. 0 would read outside of the snapshot, and is refused.
+        jar: path of the JDBC driver; empty: the paths of Debian's package are tried.
+        partitions: the number of connections that read a table concurrently.
+        fetch_rows: rows fetched at once, per connection. 0 is not allowed: it would read outside of the snapshot.
     """
 
     url: str
@@ -38,11 +36,11 @@ class Source:
 
     def __post_init__(self) -> None:
         if self.reader not in ("jdbc", "python"):
-            raise PipelineError(f'The reader is "jdbc" or "python", not {self.reader!r}.')
+            raise PipelineError(f'The reader must be "jdbc" or "python", not {self.reader!r}.')
         if self.fetch_rows < 1 or self.partitions < 1:
             raise PipelineError(
-                f"fetch_rows ({self.fetch_rows}) and partitions ({self.partitions}) are 1 or more. With fetch_rows=0 the "
-                "JDBC driver reads in autocommit, outside of the common snapshot, and says nothing."
+                f"fetch_rows ({self.fetch_rows}) and partitions ({self.partitions}) must be 1 or more. With fetch_rows=0 the "
+                "JDBC driver would read in autocommit, outside of the common snapshot, without an error."
             )
 
     @property
@@ -53,17 +51,17 @@ class Source:
 @dataclass(frozen=True)
 class Business:
     """
-    Business rows each of which owes the world a message.
+    Business rows for each of which a message must have been published.
 
     Args:
-        name: the entry's name in settings; findings carry it.
-        topic: where its message goes.
-        type: the message's type on the wire; empty: any.
-        about: label of the model, as messages name it: `shop.order`.
-        table: its table, quoted as SQL needs it.
-        key: the primary key's column.
-        where: SQL that chooses the rows that owe a message; empty: all do.
-        at: the column that says when the row was written; empty: unknown.
+        name: the entry's name in settings; it is the `subject` of findings.
+        topic: the topic of the message.
+        type: the type of the message as it is sent; empty: any.
+        about: label of the model, as in `Message.about`: `shop.order`.
+        table: its table, quoted for SQL.
+        key: the column of the primary key, quoted for SQL.
+        where: SQL condition that selects the rows; empty: all.
+        at: the column with the time when the row was written; empty: unknown.
     """
 
     name: str
@@ -79,10 +77,10 @@ class Business:
 @dataclass(frozen=True)
 class Group:
     """
-    A consumer group that owes each message of its topics an inbox row, of whatever tag.
+    A consumer group. It must have an inbox row for each message of its topics, whatever the tag.
 
     Args:
-        is_from_start: False: it began behind what lay there before; what it has not seen below its first number is not its.
+        is_from_start: False: the group started at the end of the topic, so messages before its first one are not expected.
     """
 
     name: str
@@ -93,13 +91,13 @@ class Group:
 @dataclass(frozen=True)
 class Archived:
     """
-    The lake that has what the database has let go of.
+    A lake to audit together with the database.
 
     Args:
         path: its folder.
-        born: when the outbox was made; nothing of it is older.
-        kept_seconds: without an archive, rows are pruned when they are as old.
-        live_since: from when on the database, and its brokers' tables, are whole without the lake; None: they always were.
+        born: when the outbox was installed; no row is older.
+        kept_seconds: the age at which rows are pruned without an archive.
+        live_since: from when on the database and its brokers' tables are complete without the lake; None: always.
     """
 
     path: str
@@ -112,16 +110,16 @@ class Archived:
 class PipelineConfig:
     """
     Args:
-        outbox: where messages, batches, lanes, inbox and business rows lie.
-        brokers: where what a broker stored was written down: the embedded broker's tables, or the recorder's.
-        seen_topics: topics whose broker side stands there; of others the inbox is held to the outbox itself.
-        recorded: those of them that the recorder writes down -> how many seconds a message may stay hidden at the broker.
+        outbox: the database of messages, batches, lanes, inbox and business rows.
+        brokers: the databases of the embedded broker's or the recorder's tables.
+        seen_topics: topics whose stored messages are known from these tables. For others, the inbox is compared with the outbox.
+        recorded: those of them that the recorder records -> the maximum delay of a message at the broker, in seconds.
         ordered_topics: topics that keep the order of a key.
-        settle_seconds: what is younger is under way, not lost.
-        clock_tolerance_seconds: clocks may differ by so much.
-        since: what was published before is not audited (it may have been pruned); None: the history is whole.
-        archived: what is in this lake is audited, too; from when on, the lake says, and `since` only if it is later.
-        ids_per_finding: name at most so many message ids of one finding.
+        settle_seconds: younger messages are in flight, not lost.
+        clock_tolerance_seconds: the maximum difference of clocks.
+        since: do not audit messages published before, which may have been pruned; None: the history is complete.
+        archived: also audit this lake. It determines the start of the audit, unless `since` is later.
+        ids_per_finding: the maximum number of message ids in one finding.
     """
 
     outbox: Source
@@ -141,16 +139,16 @@ class PipelineConfig:
     shuffle_partitions: int = 4
 
     def to_json(self) -> str:
-        """Write everything; passwords in URLs included, so whoever stores it makes it unreadable for others."""
+        """Return the configuration as JSON. It contains passwords in URLs, so protect it where it is stored."""
         return json.dumps(asdict(self), default=datetime.isoformat, indent=2)
 
     @classmethod
     def from_json(cls, text: str) -> PipelineConfig:
         """
-        Read what `to_json` wrote.
+        Return the configuration that `to_json` has written.
 
         Raises:
-            PipelineError: it is not JSON, a name is unknown or missing, or a value is impossible.
+            PipelineError: the text is not JSON, a name is unknown or missing, or a value is invalid.
         """
         try:
             raw: dict[str, Any] = json.loads(text)
@@ -167,7 +165,7 @@ class PipelineConfig:
 
     @classmethod
     def from_file(cls, path: Path) -> PipelineConfig:
-        """Read a file that `to_json` filled. Raises PipelineError."""
+        """Return the configuration in a file. Raises PipelineError."""
         try:
             return cls.from_json(path.read_text())
         except OSError as error:

@@ -1,4 +1,4 @@
-"""A short text that stands for a history: what was judged can be told from what was not, whoever read it and in which order."""
+"""A digest that identifies the history that was audited, independent of the reader and of the order of rows."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from outbox.pipeline.spark.transforms.identity import Hashes, hashed, mixed
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-LOW_BITS = np.uint64(0xFFFFFFFF)  # so much of each hash is summed: the sum of 10^9 rows fits a bigint
+LOW_BITS = np.uint64(0xFFFFFFFF)  # the part of each hash that is summed, so that the sum of 10^9 rows fits a bigint
 NULL = np.uint64(0x9E3779B97F4A7C15)
 
 COLUMNS = {
@@ -34,10 +34,10 @@ SUMS = pa.schema({"name": pa.string(), "n": pa.int64(), "once": pa.int64(), "tot
 
 def digest(spark: SparkSession, history: History) -> str:
     """
-    Return the digest of all rows: names, lanes, numbers, ids and states; times left out.
+    Return the digest of all columns but times.
 
-    Two histories that differ in a row have the same with a probability of about 2^-64. Rows that are there twice count
-    twice: the sum sees what the xor does not.
+    Two histories that differ in one row have the same digest with a probability of about 2^-64. Repeated rows change the sum,
+    though they cancel out in the xor.
     """
     parts = scan(spark, history, COLUMNS, _sums, SUMS).groupBy("name")
     rows = parts.agg(F.sum("n").alias("n"), F.bit_xor("once").alias("once"), F.sum("total").alias("total")).collect()
@@ -57,7 +57,7 @@ def _sums(frame: str, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBa
 
 
 def row_hashes(frame: str, batch: pa.RecordBatch) -> Hashes:
-    """Hash the rows of a frame, column after column."""
+    """Return the hashes of a frame's rows."""
     found: Hashes = np.zeros(len(batch), np.uint64)
     for name in COLUMNS[frame]:
         found = mixed(found ^ _hashes(batch, name))

@@ -1,10 +1,10 @@
-"""What can keep a job from giving an answer. Not of `outbox.errors`: that needs Django."""
+"""Errors of jobs. They are not in `outbox.errors`, which needs Django."""
 
 from __future__ import annotations
 
 
 class PipelineError(Exception):
-    """Raised when a job cannot give an answer; the text says what to do. Never raised for what an audit finds."""
+    """Raised when a job fails; the text says what to do. Findings of an audit are not errors."""
 
 
 class JavaMissing(PipelineError):
@@ -12,19 +12,19 @@ class JavaMissing(PipelineError):
 
 
 class HistoryError(PipelineError):
-    """Raised when a history cannot be read as it is: a table or column is missing, it is empty, its snapshot is gone."""
+    """Raised when a history cannot be read: a table or column is missing, it is empty, or its snapshot is gone."""
 
 
 class LakeError(PipelineError):
-    """Raised when a lake cannot be read or written as it is: a folder, a file or a manifest; the text names it."""
+    """Raised when a folder, file or manifest of a lake cannot be read or written; the text names it."""
 
 
 class AlreadyCommitted(LakeError):
-    """Raised when a lake has a commit of that day and attempt: somebody else has archived meanwhile."""
+    """Raised when a lake already has a commit of that day and attempt, because another archiver was faster."""
 
 
-BUSY = 3  # the exit code of a job that leaves its work to another one
+BUSY = 3  # exit code of a job that stops because another one is running
 
 
 class ArchiverBusy(PipelineError):
-    """Raised when another archiver is at work on the same database."""
+    """Raised when another archiver of the same database is running."""

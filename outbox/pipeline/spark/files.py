@@ -1,4 +1,4 @@
-"""Files of a history, opened by pyarrow under the addresses that Spark has for them."""
+"""Open the files of a history with pyarrow, from the URLs that Spark reports."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ SAFE = "/%!$&'()*+,;=:@"
 @contextmanager
 def opened(file: str) -> Iterator[Any]:
     """Open a file. Raises OSError or pyarrow.ArrowException."""
-    address = urlsplit(file)  # Spark leaves letters beyond ASCII as they are
+    address = urlsplit(file)  # Spark does not escape non-ASCII characters
     known = address._replace(scheme=SCHEMES.get(address.scheme, address.scheme), path=quote(address.path, safe=SAFE))
     filesystem, path = FileSystem.from_uri(known.geturl())
     with filesystem.open_input_file(path) as found:
@@ -26,7 +26,7 @@ def opened(file: str) -> Iterator[Any]:
 
 
 def can_be_opened(files: Sequence[str]) -> bool:
-    """Return whether pyarrow knows the file system, has the right to read there, and has what it needs for it."""
+    """Return whether pyarrow supports the file system and can read there."""
     try:
         with opened(files[0]):
             return True

@@ -1,4 +1,4 @@
-"""What an audit finds: exact to the message, and the same words whoever looked (Spark, SQL, plain Python)."""
+"""Findings of an audit. Spark, SQL and plain Python (in tests) use the same kinds and texts."""
 
 from __future__ import annotations
 
@@ -8,36 +8,36 @@ from dataclasses import asdict, dataclass, field, replace
 from itertools import groupby
 from typing import Any
 
-STRANDED = "no ticket, delayed row or batch names it: nothing would ever send it"
-ROW_GONE = "its message row is gone"
-SEVERAL_PLACES = "it stands in several places at once"
+STRANDED = "no ticket, delayed row or batch refers to it, so no relay would send it"
+ROW_GONE = "its message row is missing"
+SEVERAL_PLACES = "it is in several places at once"
 NO_MESSAGE = "no message was published for it"
-NO_ROW = "its business row is gone"
+NO_ROW = "its business row is missing"
 NOT_SENT = "not sent yet"
-NO_SUCH_TOPIC = "they name topic {number}, whose row in outbox_topic is gone: bring it back from a copy"
-NUMBERS_WITHOUT_LANE = "they have numbers, and no lane"
-NO_SUCH_LANE = "the outbox knows no such lane; its row in outbox_lane is gone, or it is another database's"
+NO_SUCH_TOPIC = "they refer to topic {number}, whose row in outbox_topic is missing: restore it from a backup"
+NUMBERS_WITHOUT_LANE = "they have numbers, but no lane"
+NO_SUCH_LANE = "the outbox has no such lane; its row in outbox_lane is missing, or it belongs to another database"
 
 
 class Kind(enum.StrEnum):
     """What is wrong."""
 
-    LOST = "lost"  # it should be at this stage and is not
-    ORPHAN = "orphan"  # it is at this stage, and nothing before says why
+    LOST = "lost"  # missing at this stage
+    ORPHAN = "orphan"  # at this stage, but at none before
     DUPLICATED = "duplicated"  # the same message is there more than once
-    RENUMBERED = "renumbered"  # different messages have one number
-    OUT_OF_ORDER = "out of order"  # behind a later one of its key
-    LATE = "late"  # older than the settle time, and still under way
-    BEYOND_MARK = "beyond the mark"  # numbered higher than the lane has ever given out: the lane went back
-    NO_NUMBER = "no number"  # a number that no lane gives out: 0, negative, absurdly high
-    UNKNOWN_LANE = "unknown lane"  # messages of ours in a lane of which nothing is known
-    CLOCK = "clock"  # times that cannot be
-    UNKNOWN_TOPIC = "unknown topic"  # rows name a topic that does not exist
-    BROKEN_ROW = "broken row"  # no release of the outbox writes it: it cannot be read, or contradicts itself
+    RENUMBERED = "renumbered"  # different messages have the same number
+    OUT_OF_ORDER = "out of order"  # after a later message of its key
+    LATE = "late"  # older than the settle time, and still in flight
+    BEYOND_LAST = "beyond the last number"  # its number is higher than the lane's last one: the lane was set back
+    NO_NUMBER = "no number"  # a number that no lane assigns: 0, negative, absurdly high
+    UNKNOWN_LANE = "unknown lane"  # messages of this database in a lane that does not exist
+    CLOCK = "clock"  # impossible times
+    UNKNOWN_TOPIC = "unknown topic"  # rows refer to a topic that does not exist
+    BROKEN_ROW = "broken row"  # unreadable or contradictory; no release of the outbox writes such a row
 
 
 class Stage(enum.StrEnum):
-    """Where a message should be, in the order of its way."""
+    """The stages of a message, in order."""
 
     BUSINESS = "business"
     OUTBOX = "outbox"
@@ -51,16 +51,16 @@ STAGE_OF = {"claim": Stage.OUTBOX, "send": Stage.OUTBOX, "store": Stage.BROKER, 
 @dataclass(frozen=True, order=True)
 class Finding:
     """
-    One thing that is wrong, with neighbouring numbers as one.
+    A finding. Messages with consecutive numbers are one finding.
 
     Args:
-        stage: lost: missing there; otherwise: seen there.
-        subject: with stage business, the entry in settings.
-        group: with stage inbox, the consumer group.
-        first, last: numbers in the lane; None where the messages carry none.
-        count: how many messages.
-        ids: their ids, as far as they are known; at most as many as were asked for.
-        about: business rows concerned.
+        stage: where the message is missing (kind LOST), or where it was found (other kinds).
+        subject: for business rows, the entry in settings.
+        group: for the inbox, the consumer group.
+        first, last: numbers in the lane; -1 for messages without numbers.
+        count: the number of messages.
+        ids: their ids, as far as they are known; at most `ids_per_finding`.
+        about: the business rows concerned.
     """
 
     kind: Kind
@@ -78,7 +78,7 @@ class Finding:
     about: tuple[str, ...] = field(default=(), compare=False)
 
     def as_dict(self) -> dict[str, Any]:
-        """Return the same as JSON knows it; what does not apply is None."""
+        """Return the finding as a dict for JSON; values that do not apply are None."""
         found = asdict(self)
         for name in ("lane", "first", "last"):
             if self.first < 0 and self.lane < 0:
@@ -86,7 +86,7 @@ class Finding:
         return {**found, "ids": list(self.ids), "about": list(self.about), "text": str(self)}
 
     def __str__(self) -> str:
-        """Return it as one line."""
+        """Return the finding as one line."""
         where = f"{self.stage} of group {self.group!r}" if self.group else f"{self.stage}"
         what = f"{self.subject!r} " if self.subject else ""
         numbers = ""
@@ -99,7 +99,7 @@ class Finding:
 
 
 def merge(findings: Iterable[Finding]) -> list[Finding]:
-    """Make one finding of those that are alike but for neighbouring numbers."""
+    """Merge findings that are equal except for consecutive numbers."""
     merged = []
     for _, same in groupby(sorted(findings, key=lambda one: (*_alike(one), one.first)), key=_alike):
         merged += _merge_neighbours(list(same))
@@ -122,19 +122,19 @@ def _merge_neighbours(same: list[Finding]) -> list[Finding]:
 
 
 def clock_has_jumped(tolerance_seconds: float) -> str:
-    """Return it as a finding's detail."""
-    return f"earlier than what they follow, by more than {tolerance_seconds:g} s: a clock has jumped"
+    """Return the detail of a finding about negative latencies."""
+    return f"more than {tolerance_seconds:g} s earlier than the preceding stage: a clock has jumped"
 
 
 def unknown_topic(topic: str, count: int, ids: Iterable[str]) -> Finding:
-    """Return the finding that so many messages name a topic that does not exist. `topic`: as `#7`."""
+    """Return a finding about messages of a topic that does not exist. `topic`: as `#7`."""
     detail = NO_SUCH_TOPIC.format(number=topic.lstrip("#"))
     return Finding(Kind.UNKNOWN_TOPIC, Stage.OUTBOX, topic, count=count, detail=detail, ids=tuple(ids))
 
 
 @dataclass(frozen=True)
 class Broken:
-    """Rows that no release of the outbox writes, and what is wrong with them. `stage`: a word of `findings.Stage`."""
+    """Rows that no release of the outbox writes, and what is wrong with them. `stage`: a value of `Stage`."""
 
     stage: str
     topic: str
@@ -144,7 +144,7 @@ class Broken:
 
 
 def grouped(rows: Iterable[Sequence[Any]], *, names: int = 100) -> list[Broken]:
-    """Put rows of stage, topic, what is wrong and message id together; name at most so many ids of each."""
+    """Group rows of (stage, topic, what is wrong, message id); keep at most `names` ids of each."""
     found: dict[tuple[str, str, str], list[str]] = {}
     for stage, topic, detail, message_id in rows:
         found.setdefault((stage, topic, detail), []).append(str(message_id))
@@ -152,5 +152,5 @@ def grouped(rows: Iterable[Sequence[Any]], *, names: int = 100) -> list[Broken]:
 
 
 def as_finding(one: Broken) -> Finding:
-    """Return what rows are in the way as a finding."""
+    """Return broken rows as a finding."""
     return Finding(Kind.BROKEN_ROW, Stage(one.stage), one.topic, count=one.count, detail=one.detail, ids=one.ids)

@@ -1,4 +1,4 @@
-"""A history: all frames of `schemas`, as of one moment, in Parquet. Whatever the source, this is what the jobs read."""
+"""A history: all frames of `schemas` at one moment, in Parquet. Jobs read every source in this form."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ from outbox.pipeline.spark.schemas import FRAMES
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-ABOUT = "history.json"
-OF_MESSAGES = ("messages", "places", "broker", "inbox", "attempts")  # the frames whose rows are of a message
+METADATA = "history.json"
+MESSAGE_FRAMES = ("messages", "places", "broker", "inbox", "attempts")  # the frames with one message per row
 
 
 @dataclass(frozen=True)
 class Mark:
-    """A lane has given out the numbers first to last."""
+    """The numbers that a lane has assigned, first to last."""
 
     source: str
     topic: str
@@ -37,7 +37,7 @@ class Mark:
 
 @dataclass(frozen=True)
 class Recorded:
-    """Of what was sent between these times, the recorder has written down all that the broker has. None: not sure yet."""
+    """Of the messages sent between these times, the recorder has recorded all that the broker has. None: not certain yet."""
 
     began: datetime
     until: datetime | None
@@ -48,14 +48,14 @@ class History:
     """
     Args:
         frames: name -> frame, columns as in `schemas`.
-        sources: ids of the databases whose outbox this is; messages of others are not judged.
+        sources: the source ids of the databases; messages of others are not audited.
         as_of: when it was read, by the database's clock.
-        recorded: topic -> how far the recorder had come by then.
-        files: name -> the Parquet files of a frame, where workers can open them without Spark.
-        first_id: what was published before it is left out; empty: nothing is.
-        judged_since: from when on database and lake hold all that there was; None: always, or there is no lake in it.
-        owed: (group, topic) -> what was sent before then is not known to have been meant for the group.
-        broken: rows that could not be read as they stand in the database.
+        recorded: topic -> the progress of the recorder.
+        files: name -> the Parquet files of a frame, if workers can open them without Spark.
+        first_id: messages with lower ids are left out; empty: none.
+        judged_since: from when on database and lake are complete; None: always, or there is no lake in it.
+        owed: (group, topic) -> messages sent before this time were maybe not meant for the group.
+        broken: rows that could not be read.
     """
 
     frames: Mapping[str, DataFrame]
@@ -69,36 +69,36 @@ class History:
     broken: Sequence[Broken] = ()
 
     def __getattr__(self, name: str) -> DataFrame:
-        """Return a frame by its name."""
+        """Return the frame with this name."""
         try:
             return self.frames[name]
         except KeyError:
             raise AttributeError(name) from None
 
     def marks_list(self) -> list[Mark]:
-        """Return all marks. Raises HistoryError where a lane has two."""
+        """Return all marks. Raises HistoryError if a lane has two."""
         found = [Mark(*row) for row in self.frames["marks"].select("source", "topic", "lane", "first", "last").collect()]
         lanes = {(mark.source, mark.topic, mark.lane) for mark in found}
         if len(lanes) != len(found):
-            raise HistoryError("The history has two marks for one lane; it was put together of two. Read it again.")
+            raise HistoryError("The history has two marks for one lane, so it mixes two histories. Read it again.")
         return found
 
     def since(self, first_id: str) -> History:
-        """Leave out what was published before that id. Numbers stay: the marks say from which on they count."""
+        """Return the history without messages of lower ids. Marks are unchanged."""
         frames = dict(self.frames)
-        for name in OF_MESSAGES:
+        for name in MESSAGE_FRAMES:
             frames[name] = frames[name].where(F.col("message_id") >= first_id)
         return replace(self, frames=frames, first_id=first_id)
 
 
 def open_history(spark: SparkSession, folder: str) -> History:
     """
-    Read a history in Parquet.
+    Return a history that is stored as Parquet.
 
     Raises:
-        HistoryError: a frame or a column is missing or of another type; the text names it. Or all of it is empty.
+        HistoryError: a frame or a column is missing or has another type, which the text names; or the history is empty.
     """
-    about = _read_about(spark, folder)
+    metadata = _read_metadata(spark, folder)
     frames = {}
     for name, schema in FRAMES.items():
         frame = _read_frame(spark, f"{folder}/{name}")
@@ -115,36 +115,36 @@ def open_history(spark: SparkSession, folder: str) -> History:
                     f"{column.dataType.simpleString()}. Write the history again with this version."
                 )
         frames[name] = frame.select(*schema.names)
-    recorded = {topic: Recorded(*map(_time, times)) for topic, times in about.get("recorded", {}).items()}
+    recorded = {topic: Recorded(*map(_time, times)) for topic, times in metadata.get("recorded", {}).items()}
     files = {name: found for name, frame in frames.items() if can_be_opened(found := frame.inputFiles())}
-    whose = frozenset(about["sources"]), datetime.fromisoformat(about["as_of"])
-    owed = {(group, topic): datetime.fromisoformat(time) for group, topic, time in about.get("owed", [])}
-    broken = [Broken(**{**one, "ids": tuple(one["ids"])}) for one in about.get("broken", [])]
-    judged_since = _time(about.get("judged_since"))
+    whose = frozenset(metadata["sources"]), datetime.fromisoformat(metadata["as_of"])
+    owed = {(group, topic): datetime.fromisoformat(time) for group, topic, time in metadata.get("owed", [])}
+    broken = [Broken(**{**one, "ids": tuple(one["ids"])}) for one in metadata.get("broken", [])]
+    judged_since = _time(metadata.get("judged_since"))
     history = History(frames, *whose, recorded, files, judged_since=judged_since, owed=owed, broken=broken)
-    _require_something(history, folder)
+    _require_rows(history, folder)
     return history
 
 
-def _require_something(history: History, folder: str) -> None:
-    """Raise HistoryError where nothing is left that could be judged: an answer would prove nothing."""
+def _require_rows(history: History, folder: str) -> None:
+    """Raise HistoryError if the history has no messages: an audit of it would prove nothing."""
     if not all(history.frames[name].isEmpty() for name in ("places", "broker", "inbox", "messages")):
         return
     if history.frames["marks"].isEmpty():
         raise HistoryError(f"The history in {folder} is empty: no lane, message, or inbox row. Nothing was proved.")
     if history.frames["marks"].where("first <= last").isEmpty():
         raise HistoryError(
-            f"Of the numbers that lanes have given out, the history in {folder} has no message, batch or inbox row. Either "
-            "nothing was published for as long as messages are kept, or their rows are gone. Nothing was proved."
+            f"The history in {folder} has no message, batch or inbox row of the numbers that lanes have assigned. Either no "
+            "message was published during the retention, or their rows are lost. Nothing was proved."
         )
 
 
-def begin_history(spark: SparkSession, folder: str) -> None:
-    """Take the end of an older history out of a folder: with frames of a newer one it would look whole."""
+def invalidate_history(spark: SparkSession, folder: str) -> None:
+    """Remove the metadata of an older history from a folder, so that a partly overwritten one cannot be read."""
     _write_text(spark, folder, "")
 
 
-def write_about(
+def write_metadata(
     spark: SparkSession,
     folder: str,
     sources: Iterable[str],
@@ -155,9 +155,9 @@ def write_about(
     owed: Mapping[tuple[str, str], datetime] | None = None,
     broken: Iterable[Broken] = (),
 ) -> None:
-    """Write beside the frames, last, whose they are and of when: without it there is no history."""
+    """Write the metadata of a history, after its frames. Without it the folder is not a history."""
     times = {topic: [_text(one.began), _text(one.until)] for topic, one in (recorded or {}).items()}
-    about = {
+    metadata = {
         "sources": sorted(sources),
         "as_of": _text(as_of),
         "recorded": times,
@@ -165,11 +165,11 @@ def write_about(
         "owed": [[*pair, _text(time)] for pair, time in (owed or {}).items()],
         "broken": [asdict(one) for one in broken],
     }
-    _write_text(spark, folder, json.dumps(about))
+    _write_text(spark, folder, json.dumps(metadata))
 
 
 def _write_text(spark: SparkSession, folder: str, text: str) -> None:
-    spark.createDataFrame([(text,)], "value string").coalesce(1).write.mode("overwrite").text(f"{folder}/{ABOUT}")
+    spark.createDataFrame([(text,)], "value string").coalesce(1).write.mode("overwrite").text(f"{folder}/{METADATA}")
 
 
 def _text(time: datetime | None) -> str | None:
@@ -180,13 +180,13 @@ def _time(text: str | None) -> Any:
     return None if text is None else datetime.fromisoformat(text)
 
 
-def _read_about(spark: SparkSession, folder: str) -> dict[str, Any]:
+def _read_metadata(spark: SparkSession, folder: str) -> dict[str, Any]:
     try:
-        lines = spark.read.text(f"{folder}/{ABOUT}").collect()
+        lines = spark.read.text(f"{folder}/{METADATA}").collect()
         found: dict[str, Any] = json.loads("\n".join(row.value for row in lines))
     except (PySparkException, ValueError) as error:
         raise HistoryError(
-            f"There is no history in {folder}: {ABOUT} cannot be read. It is written last; was the writer stopped?"
+            f"There is no history in {folder}: {METADATA} cannot be read. It is written last; the writer may have been stopped."
         ) from error
     return found
 

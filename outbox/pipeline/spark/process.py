@@ -1,7 +1,7 @@
 """
-A Spark job as a process of its own: started, listened to, ended in time. No JVM ever runs in the process that calls this.
+Run a Spark job in a child process, with a time limit. No JVM ever runs in the calling process.
 
-The job holds the other end of a pipe and ends with it: whatever becomes of this process, nothing is left behind.
+The child reads from a pipe and exits when the pipe is closed, so it never outlives its parent.
 """
 
 from __future__ import annotations
@@ -21,40 +21,40 @@ from datetime import timedelta
 from tempfile import TemporaryFile
 from typing import IO, Any
 
-AUDIT_KEY = "OUTBOX_AUDIT_KEY"  # signs verdicts; no job is told it
+AUDIT_KEY = "OUTBOX_AUDIT_KEY"  # signs verdicts; removed from the environment of jobs
 
-LAST_WORDS = 40  # lines
-LOOK_SECONDS = 0.2
-GRACE_SECONDS = 60  # to put folders and the JVM away
+OUTPUT_LINES = 40  # lines
+POLL_SECONDS = 0.2
+GRACE_SECONDS = 60  # to delete temporary folders and stop the JVM
 
-Say = Callable[[str], object]
+Log = Callable[[str], object]
 
 
 @dataclass(frozen=True, slots=True)
-class Ended:
+class JobResult:
     """
-    How a job ended.
+    The result of a job.
 
     Args:
-        report: what it did or found; None where it said nothing.
-        words: the last lines that it wrote to standard error.
-        stopped_after: its time, where that was over.
+        report: its report; None if it failed.
+        log_tail: the last lines of its standard error.
+        stopped_after: the time limit, if it was exceeded.
     """
 
     exit_code: int
     report: dict[str, Any] | None
-    words: str
+    log_tail: str
     stopped_after: timedelta | None = None
 
-    def why(self, mark: str) -> str:
-        """Return in one line how it came to its end; `mark` begins the line in which the job itself says why."""
+    def failure(self, prefix: str) -> str:
+        """Return the reason of a failure in one line; in the log, `prefix` marks the line with the job's own reason."""
         if self.stopped_after is not None:
             return f": it was stopped after {self.stopped_after}."
         if self.exit_code < 0:
             return f": its process was ended by {signal.Signals(-self.exit_code).name}."
-        lines = [line for line in self.words.splitlines() if line.strip()]
-        said = next((line for line in reversed(lines) if line.startswith(mark)), lines[-1] if lines else "")
-        return f" (exit code {self.exit_code}). {said.removeprefix(mark)}".rstrip()
+        lines = [line for line in self.log_tail.splitlines() if line.strip()]
+        reason = next((line for line in reversed(lines) if line.startswith(prefix)), lines[-1] if lines else "")
+        return f" (exit code {self.exit_code}). {reason.removeprefix(prefix)}".rstrip()
 
 
 def run_job(
@@ -62,18 +62,18 @@ def run_job(
     config: str,
     *arguments: str,
     at_most: timedelta | None = None,
-    say: Say,
-) -> Ended:
+    log: Log,
+) -> JobResult:
     """
     Run a job and wait for it.
 
     Args:
-        module: the job's; it takes `--config`, `--with-parent` and `--output`.
-        config: as JSON, passwords included: it never gets a name on any disk.
-        at_most: end the job after that time.
-        say: is given what the job says, line by line.
+        module: the job's module; it takes `--config`, `--with-parent` and `--output`.
+        config: its configuration as JSON, with passwords, so it is passed in a file without a name.
+        at_most: the time limit.
+        log: called with each line of the job's log.
     """
-    with TemporaryFile("w+") as given, TemporaryFile("w+") as output:  # these have no name, and end with who holds them
+    with TemporaryFile("w+") as given, TemporaryFile("w+") as output:  # no other process can open these files
         given.write(config)
         given.flush()
         given.seek(0)
@@ -89,45 +89,45 @@ def run_job(
             start_new_session=True,
         )
         try:
-            words, stopped_after = _listen(process, at_most, say)
+            log_tail, stopped_after = _listen(process, at_most, log)
         finally:
             _end(process)
         code = process.returncode
         output.seek(0)
-        said = output.read() if code in (0, 1) else ""
-        return Ended(code, json.loads(said) if said else None, words, stopped_after)
+        report = output.read() if code in (0, 1) else ""
+        return JobResult(code, json.loads(report) if report else None, log_tail, stopped_after)
 
 
 def _path(inherited: IO[str]) -> str:
-    """Return the path by which a process opens a file that it has inherited."""
+    """Return the path under which the child process can open an inherited file."""
     return f"/dev/fd/{inherited.fileno()}"
 
 
-def _listen(process: subprocess.Popen[str], at_most: timedelta | None, say: Say) -> tuple[str, timedelta | None]:
-    """Pass on what the job says until it ends, or its time is over."""
+def _listen(process: subprocess.Popen[str], at_most: timedelta | None, log: Log) -> tuple[str, timedelta | None]:
+    """Pass on the job's log until it ends or is out of time. Return the last lines, and the time limit if it was exceeded."""
     assert process.stderr is not None
-    last: deque[str] = deque(maxlen=LAST_WORDS)
-    listener = threading.Thread(target=_pass_on, args=(process.stderr, last, say), daemon=True)
+    last: deque[str] = deque(maxlen=OUTPUT_LINES)
+    listener = threading.Thread(target=_pass_on, args=(process.stderr, last, log), daemon=True)
     listener.start()
     ends_at = None if at_most is None else time.monotonic() + at_most.total_seconds()
-    is_over = False
-    while process.poll() is None and not is_over:
+    is_timed_out = False
+    while process.poll() is None and not is_timed_out:
         with suppress(subprocess.TimeoutExpired):
-            process.wait(LOOK_SECONDS)
-        is_over = ends_at is not None and time.monotonic() >= ends_at and process.returncode is None
+            process.wait(POLL_SECONDS)
+        is_timed_out = ends_at is not None and time.monotonic() >= ends_at and process.returncode is None
     _end(process)
     listener.join(GRACE_SECONDS)
-    return "\n".join(last), at_most if is_over else None
+    return "\n".join(last), at_most if is_timed_out else None
 
 
-def _pass_on(stream: IO[str], last: deque[str], say: Say) -> None:
+def _pass_on(stream: IO[str], last: deque[str], log: Log) -> None:
     for line in stream:
         last.append(line.rstrip())
-        say(line.rstrip())
+        log(line.rstrip())
 
 
 def _end(process: subprocess.Popen[str]) -> None:
-    """Let go of the pipe, and make sure that nobody is left."""
+    """Close the pipe, so that the child exits; kill it if it does not."""
     if process.stdin and not process.stdin.closed:
         process.stdin.close()
     try:

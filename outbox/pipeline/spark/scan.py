@@ -1,9 +1,8 @@
 """
-One pass over frames of a history, by NumPy on Arrow batches, spread over Spark's tasks.
+One pass over frames of a history with NumPy on Arrow batches, distributed over Spark's tasks.
 
-Workers open a history's Parquet files themselves. Spark's reader would make rows of its columns, and columns of its rows again
-on the way to Python: seven times the CPU for seven columns. It is asked only where a frame lies in no files, or in files that
-pyarrow cannot open.
+Workers open the Parquet files themselves. Spark's reader would convert columns to rows, and rows to columns again for Python:
+seven times the CPU for seven columns. It is used only for frames that are not in files, or in files that pyarrow cannot open.
 """
 
 from __future__ import annotations
@@ -20,7 +19,7 @@ import pyarrow.parquet as pq
 from pyspark.sql import DataFrame
 
 from outbox.pipeline.spark.files import opened
-from outbox.pipeline.spark.history import OF_MESSAGES, History
+from outbox.pipeline.spark.history import MESSAGE_FRAMES, History
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -28,10 +27,10 @@ if TYPE_CHECKING:
 Batches = Iterator[pa.RecordBatch]
 Work = Callable[[str, Batches], Batches]
 
-ROWS = 131_072  # of a batch
-PARTS = 4  # of a file; it is divided between its row groups
+ROWS = 131_072  # per batch
+PARTS = 4  # per file; each has some of its row groups
 
-FOOTERS_AT_ONCE = 16  # they are read by the driver
+FOOTERS_AT_ONCE = 16  # read concurrently by the driver
 
 SPARK_TYPES = {
     pa.string(): "string",
@@ -43,7 +42,7 @@ SPARK_TYPES = {
     pa.list_(pa.string()): "array<string>",
 }
 
-# Columns of few different values.
+# Columns with few distinct values, which are read as dictionaries.
 CODED = ["source", "topic", "state", "consumer_group", "outcome", "tag", "subject", "type"]
 
 
@@ -57,12 +56,12 @@ def scan(
     where_null: str = "",
 ) -> DataFrame:
     """
-    Do some work on each part of each frame.
+    Call a function for each part of each frame, and return its results.
 
     Args:
-        columns: frame -> the columns it is about.
-        work: gets a frame's name and batches, perhaps of some of its rows only; gives batches of `schema`.
-        where_null: it is about rows only that have NULL in this column; others may come all the same.
+        columns: frame -> the columns to read.
+        work: called with a frame's name and batches of some of its rows; yields batches of `schema`.
+        where_null: only rows with NULL in this column are needed; others may be passed all the same.
     """
     files, found = [], []
     for name, wanted in columns.items():
@@ -71,16 +70,16 @@ def scan(
         else:
             found.append(history.frames[name].select(*wanted).mapInArrow(partial(work, name), ddl(schema)))
     if files:
-        parts = [(*file, part) for part in range(PARTS) for file in files]  # neighbours, alike in size, go to different tasks
+        parts = [(*file, part) for part in range(PARTS) for file in files]  # parts of one file go to different tasks
         many = min(len(parts), int(spark.conf.get("spark.sql.shuffle.partitions")))  # each task costs 80 ms of CPU
         columns_of_parts = zip(*parts, strict=True)
         tasks = spark.createDataFrame(pa.table([*map(pa.array, columns_of_parts)], ["frame", "file", "part"])).repartition(many)
-        found.append(tasks.mapInArrow(_reading(Reading(columns, history.first_id, where_null), work), ddl(schema)))
+        found.append(tasks.mapInArrow(_reader(FileReader(columns, history.first_id, where_null), work), ddl(schema)))
     return reduce(DataFrame.unionAll, found)
 
 
 def may_have_null(history: History, frames: Iterable[str], column: str) -> bool:
-    """Return whether rows of these frames may have NULL in a column; the statistics of their files tell, without a task."""
+    """Return whether rows of these frames may have NULL in a column, by the statistics of their files."""
     if any(name not in history.files for name in frames):
         return True
     files = [file for name in frames for file in history.files[name]]
@@ -93,33 +92,33 @@ def _file_may_have_null(column: str, file: str) -> bool:
         with opened(file) as source:
             metadata = pq.read_metadata(source)
     except (OSError, pa.ArrowException):
-        return True  # whoever reads its rows will say what is wrong with it
+        return True  # the error will be reported when its rows are read
     return any(_may_have_null(metadata, group, column) for group in range(metadata.num_row_groups))
 
 
 def _may_have_null(metadata: Any, group: int, column: str) -> bool:
     rows = metadata.row_group(group)
     about = rows.column(metadata.schema.to_arrow_schema().get_field_index(column)).statistics
-    return bool(rows.num_rows) and (about is None or about.null_count != 0)  # None where nobody counted
+    return bool(rows.num_rows) and (about is None or about.null_count != 0)  # None: the writer did not count
 
 
 def ddl(schema: pa.Schema) -> str:
-    """Return a schema as Spark takes it."""
+    """Return a schema in Spark's DDL."""
     return ", ".join(f"{column.name} {SPARK_TYPES[column.type]}" for column in schema)
 
 
 @dataclass(frozen=True)
-class Reading:
-    """What of a history is read. first_id: of messages, those from there on; where_null: as in `scan`."""
+class FileReader:
+    """Reads parts of a history's files. first_id: skip messages with lower ids; where_null: as in `scan`."""
 
     columns: Mapping[str, Sequence[str]]
     first_id: str = ""
     where_null: str = ""
 
     def batches(self, frame: str, file: str, part: int) -> Batches:
-        """Read a part of a file."""
+        """Yield the batches of a part of a file."""
         columns = list(self.columns[frame])
-        first_id = self.first_id if frame in OF_MESSAGES else ""
+        first_id = self.first_id if frame in MESSAGE_FRAMES else ""
         if first_id and "message_id" not in columns:
             columns.append("message_id")
         codes = [name for name in CODED if name in columns]
@@ -134,10 +133,10 @@ class Reading:
         return [group for group in found if not self.where_null or _may_have_null(metadata, group, self.where_null)]
 
 
-def _reading(reading: Reading, work: Work) -> Any:
+def _reader(reader: FileReader, work: Work) -> Any:
     def read(parts: Batches) -> Batches:
         for batch in parts:
             for part in batch.to_pylist():
-                yield from work(part["frame"], reading.batches(**part))
+                yield from work(part["frame"], reader.batches(**part))
 
     return read

@@ -1,7 +1,7 @@
 """
-The frames of a history: which columns each one has. Every source gives exactly these; every transform takes them.
+The frames of a history and their columns. Every source provides exactly these; every transform takes them.
 
-Times are UTC. Lane and number are NULL where a message carries none: it waits, or went half first.
+Times are UTC. Lane and number are NULL for messages without a number: they are waiting, or were sent half first.
 """
 
 from __future__ import annotations
@@ -13,14 +13,14 @@ def _schema(**columns: type) -> StructType:
     return StructType([StructField(name, kind()) for name, kind in columns.items()])
 
 
-# Rows that owe a message. subject: name of the entry in settings; about: `shop.order:4711`.
+# Rows that must have a message. subject: name of the entry in settings; about: `shop.order:4711`.
 BUSINESS = _schema(subject=StringType, about=StringType, at=TimestampType)
 
-# Message rows, as publish wrote them.
+# Message rows, as written by publish.
 MESSAGES = _schema(message_id=StringType, topic=StringType, key=StringType, type=StringType, about=StringType, at=TimestampType)
 
-# Where each message stands: a place in a batch, a ticket, a delayed row. state: as outbox_message_state names it;
-# at: when it came into that state, as far as that is written down.
+# The place of each message: a position in a batch, a ticket, a delayed row. state: as in outbox_message_state;
+# at: when it entered that state, as far as that is stored.
 PLACES = _schema(
     source=StringType,
     topic=StringType,
@@ -32,7 +32,7 @@ PLACES = _schema(
     at=TimestampType,
 )
 
-# What a broker has stored and shows to consumers.
+# Messages that a broker has stored and made visible.
 BROKER = _schema(
     source=StringType,
     topic=StringType,
@@ -45,7 +45,7 @@ BROKER = _schema(
     at=TimestampType,
 )
 
-# What groups have handled.
+# Messages that groups have handled.
 INBOX = _schema(
     consumer_group=StringType,
     source=StringType,
@@ -57,8 +57,8 @@ INBOX = _schema(
     at=TimestampType,
 )
 
-# Deliveries that ended otherwise, one row per try. outcome: waiting, retry, dead letter, duplicate; of what operators did about
-# dead letters: replay asked, replayed, discard asked, discarded.
+# Deliveries that ended otherwise, one row per attempt. outcome: waiting, retry, dead letter, duplicate; for actions of operators
+# on dead letters: replay asked, replayed, discard asked, discarded.
 ATTEMPTS = _schema(
     consumer_group=StringType,
     source=StringType,
@@ -71,7 +71,7 @@ ATTEMPTS = _schema(
     at=TimestampType,
 )
 
-# What each lane has given out: numbers first to last.
+# The numbers that each lane has assigned, first to last.
 MARKS = _schema(source=StringType, topic=StringType, lane=ShortType, first=LongType, last=LongType)
 
 FRAMES: dict[str, StructType] = {

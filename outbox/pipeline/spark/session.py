@@ -1,4 +1,4 @@
-"""One Spark session, set so that times are UTC and Parquet is read by others."""
+"""Create the Spark session, with times in UTC and Parquet that other programs can read."""
 
 from __future__ import annotations
 
@@ -26,20 +26,20 @@ LOGGING = Path(__file__).with_name("log4j2.properties")
 
 def find_java() -> Path:
     """
-    Return the java that Spark will start: JAVA_HOME's, else that on PATH.
+    Return the path of the Java that Spark will start: from JAVA_HOME, or else on PATH.
 
     Raises:
-        JavaMissing: there is none, or it is too old for Spark 4.
+        JavaMissing: there is no Java, or it is too old for Spark 4.
     """
     home = os.environ.get("JAVA_HOME")
     found = Path(home, "bin", "java") if home else Path(shutil.which("java") or "")
     if not found.is_file():
-        where = f"JAVA_HOME is {home}, which holds no bin/java" if home else "there is no java on PATH"
-        raise JavaMissing(f"Spark needs Java {OLDEST_JAVA} or newer, and {where}. {INSTALL_JAVA}")
-    said = subprocess.run([found, "-version"], capture_output=True, text=True).stderr
-    version = re.search(r'version "(\d+)', said)
+        where = f"JAVA_HOME is {home}, which has no bin/java" if home else "there is no java on PATH"
+        raise JavaMissing(f"Spark needs Java {OLDEST_JAVA} or newer, but {where}. {INSTALL_JAVA}")
+    output = subprocess.run([found, "-version"], capture_output=True, text=True).stderr
+    version = re.search(r'version "(\d+)', output)
     if version is None or int(version[1]) < OLDEST_JAVA:
-        raise JavaMissing(f"Spark needs Java {OLDEST_JAVA} or newer, but {found} says: {said.strip()}. {INSTALL_JAVA}")
+        raise JavaMissing(f"Spark needs Java {OLDEST_JAVA} or newer, but {found} reports: {output.strip()}. {INSTALL_JAVA}")
     return found
 
 
@@ -48,7 +48,7 @@ def find_jar(given: str = "") -> str:
     Return the path of the PostgreSQL JDBC driver.
 
     Raises:
-        PipelineError: it is not where it was said to be, nor where Debian puts it.
+        PipelineError: it is neither at the given path nor where Debian installs it.
     """
     for path in [given] if given else JARS:
         if Path(path).is_file():
@@ -64,61 +64,61 @@ def build_session(
     config: PipelineConfig, *, name: str = "outbox", is_light: bool = False, is_for_tests: bool = False
 ) -> SparkSession:
     """
-    Start Spark, or join the session that runs in this process.
+    Return the Spark session of this process; start it if necessary.
 
-    `config.master` is used where nobody else has chosen one: under spark-submit, its master and memory stand.
+    Under spark-submit, its master and memory are used instead of those in the configuration.
 
     Args:
-        is_light: the JVM only plans and adds, since workers read the files: it compiles no longer than that takes.
-        is_for_tests: the same, and collects garbage by one thread.
+        is_light: the JVM has little to do, because workers read the files; so optimize for a fast start.
+        is_for_tests: the same, with a single-threaded garbage collector.
 
     Raises:
-        JavaMissing: there is no Java for it.
+        JavaMissing: there is no suitable Java.
         PipelineError: pyspark or the JDBC driver is missing.
     """
     try:
-        from pyspark.sql import SparkSession  # in here, to say what is missing
+        from pyspark.sql import SparkSession  # here, to report what to install
     except ImportError as error:
         raise PipelineError('pyspark is missing: pip install "django-transactional-outbox[spark]"') from error
     find_java()
-    os.environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")  # else it warns about the host's name
+    os.environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")  # avoids a warning about the host name
     os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
     os.environ.setdefault("PYSPARK_DRIVER_PYTHON", sys.executable)
     builder = SparkSession.builder.appName(name)
     if "PYSPARK_GATEWAY_PORT" not in os.environ:  # not started by spark-submit
         builder = builder.master(config.master).config("spark.driver.memory", config.driver_memory)
         if config.master.startswith("local"):
-            let_workers_import_us()
+            add_package_to_workers()
             builder = builder.config("spark.driver.host", "127.0.0.1").config("spark.driver.bindAddress", "127.0.0.1")
         if needs_jar(config):
             jars = sorted({find_jar(source.jar) for source in (config.outbox, *config.brokers) if source.is_postgres})
             builder = builder.config("spark.jars", ",".join(jars))
-        options = ["-Duser.timezone=UTC", f"-Dlog4j2.configurationFile={LOGGING}", ROOM_FOR_CLASSES]
-        options += [*LIGHT] if is_light or is_for_tests else []
-        options += [ONE_COLLECTOR] if is_for_tests else []
+        options = ["-Duser.timezone=UTC", f"-Dlog4j2.configurationFile={LOGGING}", METASPACE]
+        options += [*FAST_START] if is_light or is_for_tests else []
+        options += [SERIAL_GC] if is_for_tests else []
         builder = builder.config("spark.driver.extraJavaOptions", " ".join(options))
     for key, value in SETTINGS.items():
         builder = builder.config(key, value)
     return builder.config("spark.sql.shuffle.partitions", config.shuffle_partitions).getOrCreate()
 
 
-def let_workers_import_us() -> None:
-    """Put this package on the path of Python workers, which know neither sys.path nor where we were started."""
+def add_package_to_workers() -> None:
+    """Add this package to PYTHONPATH for Spark's Python workers, which do not inherit sys.path."""
     root = str(Path(__file__).resolve().parents[3])
     path = os.environ.get("PYTHONPATH", "").split(os.pathsep)
     if root not in path:
         os.environ["PYTHONPATH"] = os.pathsep.join([root, *filter(None, path)])
 
 
-ROOM_FOR_CLASSES = "-XX:MetaspaceSize=256m"  # from 21 MB on, the JVM would look again and again for some that it can unload
-LIGHT = ("-XX:TieredStopAtLevel=1", "-XX:InitiatingHeapOccupancyPercent=80")  # the heap need not be tidy, it will soon be gone
-ONE_COLLECTOR = "-XX:+UseSerialGC"
+METASPACE = "-XX:MetaspaceSize=256m"  # the default of 21 MB causes garbage collections at the start
+FAST_START = ("-XX:TieredStopAtLevel=1", "-XX:InitiatingHeapOccupancyPercent=80")  # few collections in a short life
+SERIAL_GC = "-XX:+UseSerialGC"
 
 SETTINGS = {
     "spark.ui.enabled": "false",
     "spark.ui.showConsoleProgress": "false",
     "spark.sql.session.timeZone": "UTC",
-    "spark.sql.parquet.outputTimestampType": "TIMESTAMP_MICROS",  # INT96 otherwise, which few others read
-    "spark.sql.parquet.compression.codec": "lz4_raw",  # read in half the time of snappy, written in the same
+    "spark.sql.parquet.outputTimestampType": "TIMESTAMP_MICROS",  # the default is INT96, which few other programs read
+    "spark.sql.parquet.compression.codec": "lz4_raw",  # read twice as fast as snappy
     "spark.sql.catalogImplementation": "in-memory",
 }

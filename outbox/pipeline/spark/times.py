@@ -1,4 +1,4 @@
-"""The time in a uuid7: its first 48 bits are milliseconds, so ids sort as their times do."""
+"""The time in a uuid7. Its first 48 bits are milliseconds, so ids sort by time."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which code judges: the package's version, and a digest of the pipeline's own files, wherever they were put."""
+"""The version of the code that audits: the package's version, and a digest of the pipeline's source files."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ PACKAGE = "django-transactional-outbox"
 
 
 def code_version() -> str:
-    """Return something like `1.0+3f2a9c0d1b7e`; `unknown+…` where the package was not installed but copied."""
+    """Return a version such as `1.0+3f2a9c0d1b7e`, or `unknown+…` if the package was copied and not installed."""
     try:
         version = metadata.version(PACKAGE)
     except metadata.PackageNotFoundError:

@@ -101,7 +101,7 @@ class TestWithoutADirectAlias:
         assert LINE in str(refused.value)
 
     def test_an_audit_takes_no_lock(self, left_behind):
-        with pytest.raises(ConfigurationError, match="DIRECT_DATABASES"), store.alone("default"):
+        with pytest.raises(ConfigurationError, match="DIRECT_DATABASES"), store.audit_lock("default"):
             pass
 
         assert left_behind() == []

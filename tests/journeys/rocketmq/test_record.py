@@ -13,7 +13,7 @@ from django.db.models import QuerySet
 
 from outbox import conf
 from outbox.brokers.base import Delivery, HalfRef, Outgoing
-from outbox.brokers.rocketmq.options import address
+from outbox.brokers.rocketmq.options import parse_address
 from outbox.message import COMMIT, Header
 from outbox.models import Batch, State
 from outbox.pipeline.models import RecordedTopic
@@ -45,7 +45,7 @@ def record(journey: Journey, group: str, **options: str):
 
 def stored(topic: str) -> int:
     """Ask the server how many messages it has stored in a topic."""
-    stats = call(address(server().broker), TOPIC_STATS, {"topic": topic})
+    stats = call(parse_address(server().broker), TOPIC_STATS, {"topic": topic})
     return sum(int(found) for found in MAX_OFFSET.findall(stats))
 
 

@@ -21,7 +21,7 @@ FINE = {200, 302, 400, 404}
 # Of lists, of single pages, and Django's own.
 NAMES = [
     *("q", "p", "o", "e", "all", "before", "_changelist_filters", "_popup", "_to_field", "_facets", "_source_model"),
-    *("state", "topic", "group", "answer", "asked_by", "settled", "standing", "run", "kind", "stage", "window", "broker"),
+    *("state", "topic", "group", "answer", "asked_by", "settled", "run", "kind", "stage", "window", "broker"),
     *("since", "from", "to", "error"),
     *("id__lt", "id__in", "id__isnull", "handled_at__gte", "topic__id__exact", "pk", "%"),
 ]

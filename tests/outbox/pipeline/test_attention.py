@@ -35,7 +35,7 @@ def test_open_findings_of_the_newest_audit_are_named():
     assert cause.endswith("The first: 2 messages of topic orders were lost.")
 
 
-@pytest.mark.parametrize("what", ["acknowledged_at", "sent_again_at"])
+@pytest.mark.parametrize("what", ["acknowledged_at", "resent_at"])
 def test_findings_that_somebody_has_settled_are_not(what):
     a_finding(a_run(), **{what: timezone.now()})
 
@@ -45,7 +45,7 @@ def test_findings_that_somebody_has_settled_are_not(what):
 def test_an_audit_without_an_answer_is_named_until_the_next_one():
     failed = a_run(AuditRun.State.FAILED, error="The database went away.")
 
-    assert causes() == [f"Audit {failed.id} has no answer: The database went away."]
+    assert causes() == [f"Audit {failed.id} failed: The database went away."]
 
     a_run()
     assert causes() == []

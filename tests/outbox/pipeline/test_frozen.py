@@ -18,7 +18,7 @@ from outbox.database.locks import Lock
 from outbox.pipeline.audit_runs.run import run_and_store
 from outbox.pipeline.job_config import pipeline_config
 from outbox.pipeline.models import AuditRun
-from outbox.pipeline.spark.keep import kept_alive
+from outbox.pipeline.spark.keep_alive import keep_alive
 from tests.database_url import url_of
 from tests.outbox.pipeline.spark.archive.conftest import SECOND
 from tests.waiting import wait_until
@@ -89,7 +89,7 @@ class TestAnArchiveThatStandsStill:
         with stopped(process):
             config = pipeline_config(settle=timedelta(minutes=5))
 
-            run, _ = run_and_store("default", config, asked_by="command", say=lambda line: None)
+            run, _ = run_and_store("default", config, asked_by="command", log=lambda line: None)
 
             assert run.state == AuditRun.State.DONE
             assert holds(watcher, Lock.ARCHIVE)
@@ -130,7 +130,7 @@ class TestASessionThatLasts:
             lasting.execute(f"SELECT pg_advisory_lock({Lock.AUDIT}, 0)")
             silent.execute(f"SELECT pg_advisory_lock({Lock.ARCHIVE}, 0)")
 
-            with kept_alive(lasting, every=0.05):
+            with keep_alive(lasting, every=0.05):
                 wait_until(lambda: not holds(watcher, Lock.ARCHIVE), seconds=10)
 
                 assert holds(watcher, Lock.AUDIT)

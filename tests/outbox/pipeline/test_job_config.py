@@ -75,7 +75,7 @@ class TestWhatTheJobIsTold:
         [
             ({"MODEL": "shop.Odrer", "EXPECTS": "OrderPlaced"}, r"\[\"orders\"\] names the model 'shop.Odrer'"),
             ({"MODEL": "Order", "EXPECTS": "OrderPlaced"}, 'Write "app.Model"'),
-            ({"MODEL": "shop.Order", "EXPECTS": "OrderPlaecd"}, "expects 'OrderPlaecd', and no message type is called that"),
+            ({"MODEL": "shop.Order", "EXPECTS": "OrderPlaecd"}, "expects 'OrderPlaecd', but no message type has this name"),
             ({"MODEL": "shop.Order", "EXPECTS": "OrderPlaced", "AT": "at"}, "has AT 'at': Order has no field named 'at'"),
         ],
     )

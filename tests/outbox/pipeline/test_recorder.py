@@ -39,8 +39,8 @@ def broker() -> Broker:
 def _soon(monkeypatch, settings, memory_brokers, no_consumers) -> None:
     """What a killed recorder held comes back at once where the broker's time moves; so it is soon sure."""
     settings.OUTBOX = {**settings.OUTBOX, "CONSUMER": {"INVISIBLE": timedelta(seconds=0.2)}}
-    monkeypatch.setattr(recorder_module, "RETURNED_WITHIN", timedelta())
-    monkeypatch.setattr(recorder_module, "LOOK_SECONDS", 0.0)
+    monkeypatch.setattr(recorder_module, "REDELIVERED_WITHIN", timedelta())
+    monkeypatch.setattr(recorder_module, "BACKLOG_SECONDS", 0.0)
 
 
 @pytest.fixture
@@ -64,7 +64,7 @@ class TestRecorder:
         first = outgoing(Placed("1"), headers=numbered(7, lane=2), key="1")
         broker.send([first, outgoing(Cancelled("2"))])
 
-        recorder.turn(AT_ONCE)
+        recorder.run_once(AT_ONCE)
 
         one, other = RecordedMessage.objects.order_by("id")
         assert (one.topic, str(one.message_id), one.source, one.lane, one.number) == ("orders", first.message_id, SOURCE, 2, 7)
@@ -77,7 +77,7 @@ class TestRecorder:
         broker.duplicate("send")
         broker.send([outgoing(Placed("1"))])
 
-        recorder.turn(AT_ONCE)
+        recorder.run_once(AT_ONCE)
 
         assert [(pos, nth) for _, pos, nth in rows()] == [(0, 1), (1, 1)]
 
@@ -85,54 +85,54 @@ class TestRecorder:
         broker.send([outgoing(Placed("1"))])
         monkeypatch.setenv(VARIABLE, "recorder.after_write=raise")
         with pytest.raises(FailpointReached):
-            recorder.turn(AT_ONCE)
+            recorder.run_once(AT_ONCE)
         recorder.close()
         monkeypatch.delenv(VARIABLE)
         clock.forward(timedelta(minutes=1))
 
-        wait_until(lambda: recorder.turn(AT_ONCE))  # the server may still hold the lock of the connection that was closed
+        wait_until(lambda: recorder.run_once(AT_ONCE))  # the server may still hold the lock of the connection that was closed
 
         assert [(pos, nth) for _, pos, nth in rows()] == [(0, 1), (0, 2)]
 
     def test_knows_a_copy_in_order_by_its_place_though_one_that_was_killed_took_its_first_delivery(
         self, broker, recorder, clock, monkeypatch
     ):
-        monkeypatch.setattr(recorder_module, "AT_ONCE", 1)
+        monkeypatch.setattr(recorder_module, "BATCH_SIZE", 1)
         broker.duplicate("send")
         broker.send([outgoing(Placed("1"), topic="ordered", key="1")])
-        recorder.turn(AT_ONCE)
+        recorder.run_once(AT_ONCE)
         held = broker.receive("recorder", {"ordered": None}, limit=1, invisible_for=timedelta(seconds=30), wait=AT_ONCE)
         assert [(one.pos, one.attempt) for one in held] == [(1, 1)]
         clock.forward(timedelta(minutes=1))
 
-        recorder.turn(AT_ONCE)
+        recorder.run_once(AT_ONCE)
 
         assert [(pos, nth) for _, pos, nth in rows()] == [(0, 1), (1, 1)]
 
     def test_writes_a_place_down_once_though_the_group_was_set_back(self, broker, recorder):
         broker.send([outgoing(Placed("1")), outgoing(Placed("2"))])
-        recorder.turn(AT_ONCE)
+        recorder.run_once(AT_ONCE)
         before = rows()
         again = Recorder("default", group="from-the-beginning", using="default")
 
-        again.turn(AT_ONCE)
+        again.run_once(AT_ONCE)
         again.close()
 
         assert rows() == before
-        assert (again.total.taken, again.total.written) == (2, 0)
+        assert (again.total.received, again.total.written) == (2, 0)
 
     def test_lets_a_second_one_stand_by_until_it_is_gone(self, recorder):
         second = Recorder("default", group="recorder", using="default")
 
-        assert recorder.turn(AT_ONCE)
-        assert not second.turn(AT_ONCE)
+        assert recorder.run_once(AT_ONCE)
+        assert not second.run_once(AT_ONCE)
 
         recorder.close()
-        wait_until(lambda: second.turn(AT_ONCE))  # the server frees the lock once it has seen the end of the connection
+        wait_until(lambda: second.run_once(AT_ONCE))  # the server frees the lock once it has seen the end of the connection
         second.close()
 
     def test_is_seen_among_the_processes_until_it_leaves(self, recorder):
-        recorder.turn(AT_ONCE)
+        recorder.run_once(AT_ONCE)
         assert Process.objects.filter(kind="recorder", broker="default", consumer_group="recorder").exists()
 
         recorder.close()
@@ -145,14 +145,14 @@ class TestARecorderThatStandsStill:
         settings.OUTBOX = {**settings.OUTBOX, "CONSUMER": {**settings.OUTBOX["CONSUMER"], "WAIT": AT_ONCE}}
         monkeypatch.setattr(recorder_module, "FROZEN_SECONDS", 0.3)
         second = Recorder("default", group="recorder", using="default")
-        assert recorder.turn(AT_ONCE)
+        assert recorder.run_once(AT_ONCE)
         monkeypatch.setattr(recorder_module, "FROZEN_SECONDS", 60.0)
 
-        wait_until(lambda: second.turn(AT_ONCE))
+        wait_until(lambda: second.run_once(AT_ONCE))
 
         with pytest.raises(psycopg.OperationalError):
-            recorder.turn(AT_ONCE)
-        assert not recorder.turn(AT_ONCE)
+            recorder.run_once(AT_ONCE)
+        assert not recorder.run_once(AT_ONCE)
         second.close()
 
 
@@ -161,30 +161,30 @@ class TestHowFarItHasCome:
         began = datetime.now(UTC)
         broker.send([outgoing(Placed("1"))])
 
-        wait_until(lambda: recorder.turn(AT_ONCE) and is_read(began), 30)
+        wait_until(lambda: recorder.run_once(AT_ONCE) and is_read(began), 30)
 
         assert len(rows()) == 1
         assert is_read(began, "plain")
 
     def test_is_not_said_while_something_may_be_held_by_one_that_was_killed(self, broker, recorder, monkeypatch):
-        monkeypatch.setattr(recorder_module, "RETURNED_WITHIN", timedelta(hours=1))
+        monkeypatch.setattr(recorder_module, "REDELIVERED_WITHIN", timedelta(hours=1))
         broker.send([outgoing(Placed("1"))])
 
         for _ in range(3):
-            recorder.turn(AT_ONCE)
+            recorder.run_once(AT_ONCE)
             time.sleep(0.2)
 
         assert RecordedTopic.objects.get(topic="orders").read_until is None
 
     def test_is_not_said_while_messages_wait(self, broker, recorder, monkeypatch):
-        monkeypatch.setattr(recorder_module, "AT_ONCE", 1)
-        recorder.turn(AT_ONCE)
+        monkeypatch.setattr(recorder_module, "BATCH_SIZE", 1)
+        recorder.run_once(AT_ONCE)
         time.sleep(0.3)  # from now on it would be sure
         broker.send([outgoing(Placed(str(n))) for n in range(6)])
         sent = datetime.now(UTC)
 
         for _ in range(4):
-            recorder.turn(AT_ONCE)
+            recorder.run_once(AT_ONCE)
             time.sleep(0.1)
 
         assert not is_read(sent)
@@ -194,7 +194,7 @@ class TestHowFarItHasCome:
 
         def is_read_while_more_comes() -> bool:
             broker.send([outgoing(Placed("1"))])
-            recorder.turn(AT_ONCE)
+            recorder.run_once(AT_ONCE)
             return is_read(began)
 
         wait_until(is_read_while_more_comes, 30)
@@ -203,11 +203,11 @@ class TestHowFarItHasCome:
 
     def test_begins_anew_with_another_group(self, recorder):
         began = datetime.now(UTC)
-        wait_until(lambda: recorder.turn(AT_ONCE) and is_read(began), 30)
+        wait_until(lambda: recorder.run_once(AT_ONCE) and is_read(began), 30)
         recorder.close()
         other = Recorder("default", group="other", using="default")
 
-        other.turn(AT_ONCE)
+        other.run_once(AT_ONCE)
 
         topic = RecordedTopic.objects.get(topic="orders")
         assert (topic.consumer_group, topic.read_until) == ("other", None)
@@ -222,7 +222,7 @@ class TestTheCommand:
 
         call_command("outbox_record", "--until-read", "--broker", "default", "--json", stdout=output)
 
-        assert output.getvalue() == '{"default": {"taken": 5, "written": 5}}\n'
+        assert output.getvalue() == '{"default": {"received": 5, "written": 5}}\n'
         assert RecordedTopic.objects.get(topic="ordered").consumer_group == "outbox-recorder"
 
     def test_records_chosen_topics(self, broker):
@@ -236,7 +236,7 @@ class TestTheCommand:
     @pytest.mark.parametrize(
         ("arguments", "said"),
         [
-            (["--topic", "odrers"], "None of these brokers carries odrers: default, second"),
+            (["--topic", "odrers"], "None of these brokers has topic odrers: default, second"),
             (["--broker", "nobody"], "Broker 'nobody' is not in OUTBOX"),
             (["--database", "nowhere"], "nowhere"),
         ],
@@ -252,7 +252,7 @@ class TestTheCommand:
 
         with pytest.raises(CommandError, match="There is nothing to record"):
             call_command("outbox_record")
-        with pytest.raises(CommandError, match="The audit reads the tables of broker 'default' itself"):
+        with pytest.raises(CommandError, match="Broker 'default' needs no recorder: the audit reads its tables"):
             call_command("outbox_record", "--broker", "default")
 
 
@@ -268,19 +268,19 @@ class TestWhatItWrote:
 
 class TestABrokerOutOfReach:
     def test_has_it_begin_anew(self, broker, recorder, monkeypatch):
-        recorder.turn(AT_ONCE)
+        recorder.run_once(AT_ONCE)
         began = datetime.now(UTC)
         monkeypatch.setattr(type(broker), "receive", _unavailable)
         with pytest.raises(BrokerUnavailable):
-            recorder.turn(AT_ONCE)
+            recorder.run_once(AT_ONCE)
         monkeypatch.undo()
-        monkeypatch.setattr(recorder_module, "RETURNED_WITHIN", timedelta(hours=1))
+        monkeypatch.setattr(recorder_module, "REDELIVERED_WITHIN", timedelta(hours=1))
 
-        recorder.turn(AT_ONCE)
+        recorder.run_once(AT_ONCE)
 
         assert not is_read(began)
         with database.connect("default") as connection:
-            assert connection.execute(recorder_module.TAKE_TURN, ["default recorder"]).fetchone() == (False,)
+            assert connection.execute(recorder_module.TRY_LOCK, ["default recorder"]).fetchone() == (False,)
 
 
 def _unavailable(*_: object, **__: object) -> None:

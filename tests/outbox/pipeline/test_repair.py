@@ -64,7 +64,7 @@ class TestPlan:
         ("fields", "reason"),
         [
             ({"kind": "orphan"}, repair.NOT_LOST),
-            ({"sent_again_at": datetime.now(UTC)}, repair.DONE_BEFORE),
+            ({"resent_at": datetime.now(UTC)}, repair.DONE_BEFORE),
             ({"subject": "orders", "about": ["shop.order:1"]}, repair.NO_MESSAGE),
             ({"source": "urn:uuid:theirs"}, repair.OTHER_SOURCE),
             ({"topic": "gone"}, repair.NO_TOPIC),
@@ -98,7 +98,7 @@ class TestSend:
         relay(0)
         assert handle("points") == 1
         assert MessageState.objects.get(id=ids[1]).number == 2
-        assert AuditFinding.objects.get().sent_again_by == "ada"
+        assert AuditFinding.objects.get().resent_by == "ada"
 
     def test_delivers_what_one_group_lost_to_that_group_alone(self, finding):
         ids = relay(3)
@@ -121,7 +121,7 @@ class TestSend:
         second = repair.send(one.pk, "default", by="bob")
 
         assert (second.ids, second.refused) == ([], {repair.DONE_BEFORE: 1})
-        assert AuditFinding.objects.get().sent_again_by == "ada"
+        assert AuditFinding.objects.get().resent_by == "ada"
 
     def test_does_not_send_what_another_run_saw_lost_before_it_was_sent(self, finding, sent, run):
         older = finding(**numbered(2))
@@ -140,4 +140,4 @@ class TestSend:
         done = repair.send(finding(**numbered(2, 3, stage="inbox", consumer_group="points")).pk, "default", by="ada")
 
         assert (done.ids, done.refused) == ([], {repair.NOT_THERE: 2})
-        assert AuditFinding.objects.get().sent_again_at is None
+        assert AuditFinding.objects.get().resent_at is None

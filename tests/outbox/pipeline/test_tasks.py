@@ -11,7 +11,7 @@ from outbox.pipeline import tasks
 from outbox.pipeline.audit_runs import store
 from outbox.pipeline.job_config import database_source
 from outbox.pipeline.models import AuditRun
-from outbox.pipeline.spark.archive.book import turn
+from outbox.pipeline.spark.archive.records import archive_lock
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
@@ -30,7 +30,7 @@ class TestAudit:
         run = AuditRun.objects.get()
         assert (run.state, run.asked_by, run.found) == (AuditRun.State.DONE, "beat", 1)
         assert [alert["reason"] for alert in alerts] == [
-            f"Audit {run.pk} of database 'default' has 1 new findings, 1 in all: see the admin."
+            f"New findings of audit {run.pk} of database 'default': 1 of 1. See the admin."
         ]
 
         tasks.audit()
@@ -43,7 +43,7 @@ class TestAudit:
         tasks.audit(at_most=1)
 
         run = AuditRun.objects.get()
-        assert run.error.startswith("The audit gave no answer: it was stopped after 0:00:01.")
+        assert run.error.startswith("The audit failed: it was stopped after 0:00:01.")
         assert len(alerts) == 1
 
     def test_is_skipped_while_another_one_runs_and_says_so(self, job_that, caplog):
@@ -56,8 +56,8 @@ class TestAudit:
 
         skipped = AuditRun.objects.exclude(pk=first.pk).get()
         assert skipped.state == AuditRun.State.SKIPPED
-        assert f"is running already: run {first.pk}, on " in skipped.error
-        (record,) = (record for record in caplog.records if "is skipped" in record.message)
+        assert f"is already running: run {first.pk}, on " in skipped.error
+        (record,) = (record for record in caplog.records if "was skipped" in record.message)
         assert record.levelname == "WARNING"
 
     def test_stores_what_kept_it_from_beginning(self, settings, alerts):
@@ -72,7 +72,7 @@ class TestAudit:
     def test_cannot_take_what_was_archived_along_where_there_is_no_archive(self, alerts):
         tasks.audit(archived=True)
 
-        assert AuditRun.objects.get().error.startswith("There is no archive to be audited")
+        assert AuditRun.objects.get().error.startswith("There is no archive to audit")
         assert len(alerts) == 1
 
 
@@ -81,15 +81,15 @@ class TestArchive:
     def test_does_as_the_command_does(self, held, caplog):
         tasks.archive()
 
-        assert "Database 'default' keeps 2001-02-03, which is to be archived: unfinished batches" in caplog.text
+        assert "Day 2001-02-03 of database 'default' is due and was not archived: unfinished batches" in caplog.text
 
     def test_is_skipped_while_another_one_runs_and_says_so(self, with_archive, caplog):
-        with turn(database_source("default").url):
+        with archive_lock(database_source("default").url):
             tasks.archive()
 
-        (record,) = (record for record in caplog.records if "is skipped" in record.message)
+        (record,) = (record for record in caplog.records if "was skipped" in record.message)
         assert record.levelname == "WARNING"
-        assert "Another archiver is at work on this database" in record.message
+        assert "Another archiver of this database is running" in record.message
 
 
 class TestTheModule:

@@ -1,8 +1,8 @@
 """
-RocketMQ's remoting protocol: what its gRPC does not offer, asked of the brokers' own ports and of name servers.
+RocketMQ's remoting protocol, which brokers and name servers speak at their own ports. It offers requests that gRPC lacks.
 
-- `frames.py`: requests, answers and stored messages as bytes.
-- `requests.py`: what is asked, and what the answers say.
-- `connection.py`: one connection, many requests under way.
-- `ports.py`: which brokers there are, and a connection to each.
+- `frames.py`: encoding of requests, decoding of answers and stored messages.
+- `requests.py`: the requests that this package uses, and how to read their answers.
+- `connection.py`: one connection with concurrent requests.
+- `ports.py`: the addresses of brokers, and a connection to each.
 """

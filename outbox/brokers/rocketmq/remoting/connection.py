@@ -1,8 +1,8 @@
 """
-One connection to a broker's or name server's own port: many requests wait for their answers at once.
+One connection to the own port of a broker or name server, with concurrent requests.
 
-A request that is not answered in time ends the connection, for one that does not answer may be dead, and nobody says so for
-minutes. What waited on it may have been done.
+A request that is not answered in time closes the connection, because a dead connection may go unnoticed for minutes. The other
+requests on it may have been carried out.
 """
 
 from __future__ import annotations
@@ -16,11 +16,11 @@ from outbox.brokers.rocketmq.remoting.frames import Answer, Request, decode, enc
 
 
 class NotConnected(ConnectionError):
-    """Raised when a request did not leave: there is no connection. What was asked was not done."""
+    """Raised when a request was not sent, because there is no connection."""
 
 
 class NoAnswer(ConnectionError):
-    """Raised when a request left and was not answered: what was asked may have been done, or may be later."""
+    """Raised when a request was sent and not answered. It may have been carried out, or may be later."""
 
 
 class Connection(asyncio.Protocol):
@@ -28,8 +28,8 @@ class Connection(asyncio.Protocol):
     A connection. In the thread of its loop only.
 
     Args:
-        seconds: in which a request must be answered.
-        keys: access key and secret key, to sign each request with; empty ones: not at all.
+        seconds: the time-out of a request.
+        keys: access key and secret key to sign each request with; empty: do not sign.
     """
 
     def __init__(self, seconds: float, keys: tuple[str, str] = ("", "")) -> None:
@@ -37,9 +37,9 @@ class Connection(asyncio.Protocol):
         self._keys = keys
         self._numbers = count(1)
         self._waiting: dict[int, asyncio.Future[Answer]] = {}
-        self._deadlines: deque[tuple[float, int]] = deque()  # in order: all requests have the same time
+        self._deadlines: deque[tuple[float, int]] = deque()  # in order, since all requests have the same time-out
         self._timer: asyncio.TimerHandle | None = None
-        self._leaving: list[bytes] = []  # frames that are written together, as soon as the loop has nothing else to do
+        self._outgoing: list[bytes] = []  # frames to be written together in the loop's next iteration
         self._data = bytearray()
         self._transport: asyncio.Transport | None = None
         self._loop = asyncio.get_running_loop()
@@ -48,7 +48,7 @@ class Connection(asyncio.Protocol):
     async def open(
         cls, host: str, port: int, *, seconds: float, keys: tuple[str, str] = ("", ""), tls: ssl.SSLContext | None = None
     ) -> Connection:
-        """Connect, within as many seconds. Raises NotConnected."""
+        """Connect within the given seconds. Raises NotConnected."""
         loop = asyncio.get_running_loop()
         try:
             async with asyncio.timeout(seconds):
@@ -59,15 +59,15 @@ class Connection(asyncio.Protocol):
 
     @property
     def is_open(self) -> bool:
-        """Whether requests can leave."""
+        """Whether requests can be sent."""
         return self._transport is not None and not self._transport.is_closing()
 
     def ask(self, request: Request) -> asyncio.Future[Answer]:
         """
-        Send a request; the answer comes later.
+        Send a request. Return a future of its answer, which may raise NoAnswer.
 
         Raises:
-            NotConnected: at once, where it did not leave. The future raises NoAnswer.
+            NotConnected: the request cannot be sent.
         """
         if self._transport is None or self._transport.is_closing():
             raise NotConnected("The connection is closed.")
@@ -77,25 +77,25 @@ class Connection(asyncio.Protocol):
         self._waiting[number] = future
         self._deadlines.append((self._loop.time() + self._seconds, number))
         if self._timer is None:
-            self._timer = self._loop.call_at(self._deadlines[0][0], self._look_at_time)
-        if not self._leaving:
+            self._timer = self._loop.call_at(self._deadlines[0][0], self._check_deadlines)
+        if not self._outgoing:
             self._loop.call_soon(self._flush)
-        self._leaving.append(frame)
+        self._outgoing.append(frame)
         return future
 
     def close(self) -> None:
-        """Close it; what waits gets no answer."""
+        """Close the connection. Pending requests fail with NoAnswer."""
         if self._transport is not None:
             self._transport.abort()
         self._end("The connection was closed.")
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """Take the transport."""
+        """Keep the transport."""
         assert isinstance(transport, asyncio.Transport)
         self._transport = transport
 
     def data_received(self, data: bytes) -> None:
-        """Hand out the answers that are whole."""
+        """Resolve the requests whose answers are complete."""
         self._data += data
         at = 0
         while (size := frame_size(self._data, at)) is not None and len(self._data) - at >= size:
@@ -109,15 +109,15 @@ class Connection(asyncio.Protocol):
         del self._data[:at]
 
     def connection_lost(self, error: Exception | None) -> None:
-        """Fail the requests that wait for an answer."""
-        self._end(f"The connection was lost: {error or 'closed by the other end'}.")
+        """Fail the pending requests."""
+        self._end(f"The connection was lost: {error or 'closed by the server'}.")
 
     def _flush(self) -> None:
-        frames, self._leaving = self._leaving, []
+        frames, self._outgoing = self._outgoing, []
         if self._transport is not None and not self._transport.is_closing():
             self._transport.write(b"".join(frames))
 
-    def _look_at_time(self) -> None:
+    def _check_deadlines(self) -> None:
         self._timer = None
         while self._deadlines and self._deadlines[0][1] not in self._waiting:
             self._deadlines.popleft()
@@ -128,7 +128,7 @@ class Connection(asyncio.Protocol):
                 self._transport.abort()
             self._end(f"There was no answer in {self._seconds:g} s.")
         else:
-            self._timer = self._loop.call_at(self._deadlines[0][0], self._look_at_time)
+            self._timer = self._loop.call_at(self._deadlines[0][0], self._check_deadlines)
 
     def _end(self, reason: str) -> None:
         if self._timer is not None:
@@ -139,4 +139,4 @@ class Connection(asyncio.Protocol):
         for future in waiting.values():
             if not future.done():
                 future.set_exception(NoAnswer(reason))
-                future.exception()  # whoever waits has it; where nobody does any more, asyncio shall not complain
+                future.exception()  # mark it as retrieved: asyncio warns otherwise if the caller was cancelled

@@ -1,5 +1,5 @@
 """
-Requests, answers and stored messages as bytes.
+Encoding of requests, and decoding of answers and stored messages.
 
 Source: apache/rocketmq RemotingCommand (frame), MessageDecoder (stored messages).
 """
@@ -17,8 +17,8 @@ from typing import Any
 
 import msgspec
 
-HEADER_BYTES = 8  # two lengths: of what follows, and of the head in it
-HEAD_SIZE = 0xFFFFFF  # of the second length; the byte above it is how the head is written: 0, JSON
+HEADER_BYTES = 8  # two lengths: of the rest of the frame, and of the head in it
+HEAD_SIZE = 0xFFFFFF  # mask of the second length; its highest byte is the head's format: 0, JSON
 
 IS_ANSWER = 0x1
 
@@ -45,7 +45,7 @@ class RemotingError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """What is asked of a broker's or name server's own port. `fields` are text, numbers and booleans."""
+    """A request to a broker or name server. The values of `fields` are text, numbers and booleans."""
 
     code: int
     fields: Mapping[str, Any] = field(default_factory=dict)
@@ -54,7 +54,7 @@ class Request:
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """An answer, whatever its code says."""
+    """An answer to a request. Its code is 0 unless it is an error."""
 
     code: int
     text: str
@@ -62,22 +62,22 @@ class Answer:
     body: bytes
 
     def checked(self) -> Answer:
-        """Return it. Raises RemotingError where it is an error."""
+        """Return this answer. Raises RemotingError if it is an error."""
         if self.code:
             raise RemotingError(self.code, self.text)
         return self
 
 
 @dataclass(frozen=True, slots=True)
-class Stored:
+class StoredMessage:
     """
-    A message as the broker's log holds it.
+    A message in a broker's log.
 
     Args:
-        id: where it is, as RocketMQ's tools write it: the broker's address and the place in its log.
-        queue_offset: its place in its queue.
-        log_offset: its place in the log.
-        retries: how often it was handed out again.
+        id: the id that RocketMQ's tools show: the broker's address and the log offset.
+        queue_offset: its offset in its queue.
+        log_offset: its offset in the log.
+        retries: how often it was redelivered.
     """
 
     id: str
@@ -106,11 +106,11 @@ _write = msgspec.json.Encoder().encode
 
 def encode(request: Request, opaque: int, keys: tuple[str, str] = ("", "")) -> bytes:
     """
-    Return a request as its frame.
+    Return the frame of a request.
 
     Args:
-        opaque: the number that its answer will have.
-        keys: access key and secret key, to sign it with; empty ones: not at all. Source: apache/rocketmq AclClientRPCHook.
+        opaque: the number of the request, which its answer repeats.
+        keys: access key and secret key to sign it with; empty: do not sign. Source: apache/rocketmq AclClientRPCHook.
     """
     access_key, secret_key = keys
     fields = {name: _text(value) for name, value in request.fields.items()}
@@ -139,7 +139,7 @@ def _text(value: object) -> str:
 
 
 def frame_size(data: bytes | bytearray, at: int = 0) -> int | None:
-    """Return the size of the frame that begins there; None: too little of it has come to tell."""
+    """Return the size of the frame at an offset of the received data. None: its header is incomplete."""
     if len(data) - at < HEADER_BYTES:
         return None
     size: int = struct.unpack_from(">i", data, at)[0]
@@ -147,7 +147,7 @@ def frame_size(data: bytes | bytearray, at: int = 0) -> int | None:
 
 
 def decode(frame: bytes) -> tuple[int, Answer | None]:
-    """Return the number of a whole frame's request, and the answer; None: it is a request of the broker's own."""
+    """Return the number of a request and its answer. None instead of an answer: the frame is a request of the broker."""
     size = struct.unpack_from(">i", frame, 4)[0] & HEAD_SIZE
     head = _read_head(frame[HEADER_BYTES : HEADER_BYTES + size])
     if not head.flag & IS_ANSWER:
@@ -155,8 +155,8 @@ def decode(frame: bytes) -> tuple[int, Answer | None]:
     return head.opaque, Answer(head.code, head.remark or "", head.ext_fields or {}, frame[HEADER_BYTES + size :])
 
 
-def stored_messages(data: bytes) -> Iterator[Stored]:
-    """Read messages one behind the other, as a broker stores and answers them."""
+def stored_messages(data: bytes) -> Iterator[StoredMessage]:
+    """Yield the messages of a broker's answer, which are concatenated as in its log."""
     at = 0
     while at < len(data):
         (size,) = struct.unpack_from(">i", data, at)
@@ -164,10 +164,10 @@ def stored_messages(data: bytes) -> Iterator[Stored]:
         at += size
 
 
-def stored_message(data: bytes) -> Stored:
-    """Read one message. Raises ValueError where none begins."""
+def stored_message(data: bytes) -> StoredMessage:
+    """Decode one message. Raises ValueError if the data is not a message."""
     if data[4:8] not in MAGIC:
-        raise ValueError("No message begins here.")
+        raise ValueError("The data does not begin with a message.")
     # size, magic, crc, queue, flag: 4 each; queue offset, log offset: 8; system flag: 4; born time: 8; born host
     (queue,) = struct.unpack_from(">i", data, 12)
     queue_offset, log_offset, flag = struct.unpack_from(">qqi", data, 20)
@@ -194,14 +194,14 @@ def stored_message(data: bytes) -> Stored:
     properties = read_properties(data[at + 2 : at + 2 + properties_size].decode(errors="replace"))
     place = (host + data[28:36]).hex().upper()
     when = datetime.fromtimestamp(stored_at / 1000, UTC)
-    return Stored(place, topic, queue, properties, flag, retries, when, body, queue_offset, log_offset)
+    return StoredMessage(place, topic, queue, properties, flag, retries, when, body, queue_offset, log_offset)
 
 
 def read_properties(text: str) -> dict[str, str]:
-    """Read properties as a broker stores them."""
+    """Parse properties in the format of a broker's log."""
     return dict(pair.split("\x01", 1) for pair in text.split("\x02") if "\x01" in pair)
 
 
 def write_properties(properties: Mapping[str, str]) -> str:
-    """Write properties as a broker stores them."""
+    """Format properties as in a broker's log."""
     return "".join([f"{name}\x01{value}\x02" for name, value in properties.items()])

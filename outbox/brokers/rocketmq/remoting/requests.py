@@ -1,4 +1,4 @@
-"""What is asked of brokers and name servers: the requests, and what their answers say. Source: apache/rocketmq RequestCode."""
+"""Requests to brokers and name servers, and functions that read their answers. Source: apache/rocketmq RequestCode."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from outbox.brokers.rocketmq.remoting.frames import (
     Answer,
     RemotingError,
     Request,
-    Stored,
+    StoredMessage,
     stored_message,
     stored_messages,
     write_properties,
@@ -46,24 +46,24 @@ ELSEWHERE = 21
 NOTHING_FOUND = 22
 NO_SUCH_GROUP = 26
 
-READER = "TOOLS_CONSUMER"  # a group that every broker has, for tools that only look
-BY_TAG = 0x1 << 2  # flag of a pull that says itself what it wants
-AT_ONCE = 32  # messages that a pull returns at most, whatever is asked
-FOUND_AT_ONCE = 64  # as a query does
+READER = "TOOLS_CONSUMER"  # a group that every broker has, for tools that only read
+HAS_SUBSCRIPTION = 0x1 << 2  # flag of a pull that contains its subscription
+MAX_PULLED = 32  # the server's limit for a pull
+MAX_FOUND = 64  # the server's limit for a query
 ANY_QUEUE = -1
 
 COMMIT_TYPE, ROLLBACK_TYPE = 8, 12
 
 
 def query(topic: str, key: str) -> Request:
-    """Find the messages of a topic that have a key, or this very id."""
+    """Return a request for the messages of a topic that have a key, or this id."""
     end = int(time.time() * 1000) + 24 * 3600 * 1000
-    fields = {"topic": topic, "key": key, "maxNum": FOUND_AT_ONCE, "beginTimestamp": 0, "endTimestamp": end}
+    fields = {"topic": topic, "key": key, "maxNum": MAX_FOUND, "beginTimestamp": 0, "endTimestamp": end}
     return Request(QUERY_MESSAGE, fields)
 
 
-def found(answer: Answer, key: str) -> list[Stored]:
-    """Return what a query found; the broker's index knows hashes only. Raises RemotingError."""
+def found(answer: Answer, key: str) -> list[StoredMessage]:
+    """Return the messages that a query found, without hash collisions of the broker's index. Raises RemotingError."""
     if answer.code in (NOTHING_FOUND, NO_SUCH_TOPIC):
         return []
     messages = stored_messages(answer.checked().body)
@@ -71,23 +71,23 @@ def found(answer: Answer, key: str) -> list[Stored]:
 
 
 def view(log_offset: int) -> Request:
-    """Read what lies at a place of a broker's log."""
+    """Return a request for the message at an offset of a broker's log."""
     return Request(VIEW_MESSAGE, {"offset": log_offset})
 
 
-def viewed(answer: Answer) -> Stored | None:
-    """Return the message that was viewed; None where no message begins there. Raises RemotingError where nobody can tell."""
+def viewed(answer: Answer) -> StoredMessage | None:
+    """Return the message that was requested by `view`. None: no message begins at the offset. Raises RemotingError."""
     if answer.code == SYSTEM_ERROR:
         return None
     answer.checked()
     try:
         return stored_message(answer.body)
-    except (ValueError, IndexError, OverflowError, OSError, struct.error):  # whatever lies there is read as one
+    except (ValueError, IndexError, OverflowError, OSError, struct.error):  # the offset is inside a message
         return None
 
 
 def pull(topic: str, queue: int, offset: int) -> Request:
-    """Read on in a queue of a topic, moving nobody's offset."""
+    """Return a request for the messages of a queue from an offset on, without a consumer group's offset."""
     return Request(
         PULL_MESSAGE,
         {
@@ -95,8 +95,8 @@ def pull(topic: str, queue: int, offset: int) -> Request:
             "topic": topic,
             "queueId": queue,
             "queueOffset": offset,
-            "maxMsgNums": AT_ONCE,
-            "sysFlag": BY_TAG,
+            "maxMsgNums": MAX_PULLED,
+            "sysFlag": HAS_SUBSCRIPTION,
             "commitOffset": 0,
             "suspendTimeoutMillis": 0,
             "subscription": "*",
@@ -105,25 +105,25 @@ def pull(topic: str, queue: int, offset: int) -> Request:
     )
 
 
-def pulled(answer: Answer) -> tuple[list[Stored], int]:
-    """Return some messages, and where to read on; that is where the pull began when nothing is left. Raises RemotingError."""
+def pulled(answer: Answer) -> tuple[list[StoredMessage], int]:
+    """Return the pulled messages and the next offset, which is unchanged at the end of the queue. Raises RemotingError."""
     if answer.code not in (0, NOTHING_MORE, AGAIN, ELSEWHERE):
         raise RemotingError(answer.code, answer.text)
     return list(stored_messages(answer.body)), int(answer.fields["nextBeginOffset"])
 
 
 def offset_at(topic: str, queue: int, milliseconds: int) -> Request:
-    """Find the first place in a queue of what was stored since a time (since 1970); `offset` in the answer's fields."""
+    """Return a request for the first offset of a queue since a time (since 1970); it is `offset` in the answer's fields."""
     return Request(SEARCH_OFFSET_BY_TIMESTAMP, {"topic": topic, "queueId": queue, "timestamp": milliseconds})
 
 
 def end_of(topic: str, queue: int) -> Request:
-    """Find where a queue ends; `offset` in the answer's fields."""
+    """Return a request for the end of a queue; it is `offset` in the answer's fields."""
     return Request(GET_MAX_OFFSET, {"topic": topic, "queueId": queue})
 
 
-def send_copy(topic: str, queue: int, stored: Stored, properties: Mapping[str, str]) -> Request:
-    """Store a message's body once more, with these properties, in a queue (-1: any)."""
+def send_copy(topic: str, queue: int, stored: StoredMessage, properties: Mapping[str, str]) -> Request:
+    """Return a request to store a copy of a message, with other properties, in a queue (-1: any)."""
     return send(topic, queue, stored.body, properties, group=READER, flag=stored.flag & COMPRESSION)
 
 
@@ -138,12 +138,12 @@ def send(
     born_at: int | None = None,
 ) -> Request:
     """
-    Store a message. In the answer's fields, `msgId` ends with its place in the log, 16 hex digits; `queueOffset` is the other.
+    Return a request to store a message. In the answer's fields, `msgId` ends with the log offset, 16 hex digits.
 
     Args:
-        group: of producers; the broker asks those about a half message.
+        group: the producer group, which the broker asks about a half message.
         flag: the system flag: how the body is compressed, and whether it is a half message.
-        born_at: milliseconds since 1970; now unless given.
+        born_at: milliseconds since 1970; by default now.
     """
     fields = {
         "a": group,
@@ -163,7 +163,7 @@ def send(
 
 
 def end(topic: str, half_id: str, queue_offset: int, log_offset: int, kind: int) -> Request:
-    """End the half message that lies at a place; the broker looks neither at its id nor at what became of it before."""
+    """Return a request to end the half message at a place. The broker checks neither its id nor whether it was ended before."""
     return Request(
         END_TRANSACTION,
         {

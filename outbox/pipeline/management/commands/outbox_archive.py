@@ -19,19 +19,23 @@ from outbox.relay.hosts import databases
 
 class Command(BaseCommand):
     help = (
-        "Move finished days that are past their time to the lake of OUTBOX['PIPELINE']['ARCHIVE'], by Spark in a process of its "
-        "own. It may be stopped and started again at any time. Exit code: 0 done, 1 days that are due were kept, 2 nothing more "
-        "was done."
+        "Move finished days that are due to the lake in OUTBOX['PIPELINE']['ARCHIVE'], with Spark in a child process. It can be "
+        "stopped and started again at any time. Exit code: 0 done, 1 some days that are due were kept, 2 failed."
     )
 
     def add_arguments(self, parser: ArgumentParser) -> None:
         parser.add_argument("--database", action="append", metavar="ALIAS", help="may be repeated (default: all)")
         parser.add_argument("--json", action="store_true", help="print one line of JSON")
-        parser.add_argument("--reader", choices=["jdbc", "python"], default="jdbc", help="python needs no JDBC driver")
-        parser.add_argument("--master", default="local[2]", help="Spark's master (default: local[2])")
-        parser.add_argument("--driver-memory", default="2g", metavar="SIZE", help="default: 2g")
         parser.add_argument(
-            "--print-config", action="store_true", help="print the job's configuration, passwords included, and do nothing"
+            "--reader",
+            choices=["jdbc", "python"],
+            default="jdbc",
+            help="how to read PostgreSQL; python needs no JDBC driver (default: jdbc)",
+        )
+        parser.add_argument("--master", default="local[2]", help="Spark's master (default: local[2])")
+        parser.add_argument("--driver-memory", default="2g", metavar="SIZE", help="memory of Spark's driver (default: 2g)")
+        parser.add_argument(
+            "--print-config", action="store_true", help="print the job's configuration, including passwords, and exit"
         )
 
     def handle(self, **options: Any) -> None:
@@ -40,7 +44,7 @@ class Command(BaseCommand):
             if options["print_config"]:
                 self.stdout.write("\n".join(config.to_json() for config in configs.values()))
                 return
-            done = {alias: archive(config, say=self._say) for alias, config in configs.items()}
+            done = {alias: archive(config, log=self._log) for alias, config in configs.items()}
         except (OutboxError, psycopg.Error) as error:
             raise unable(error) from error
         if options["json"]:
@@ -51,8 +55,8 @@ class Command(BaseCommand):
         if any(report["kept"] for report in done.values()):
             raise SystemExit(1)
 
-    def _say(self, line: str) -> None:
-        self.stderr.write(line, style_func=str)  # progress is no error
+    def _log(self, line: str) -> None:
+        self.stderr.write(line, style_func=str)  # progress, not an error
 
 
 def _config(alias: str, options: dict[str, Any]) -> ArchiveConfig:
@@ -64,7 +68,7 @@ def _config(alias: str, options: dict[str, Any]) -> ArchiveConfig:
 
 def _as_text(alias: str, report: dict[str, Any]) -> str:
     lines = [f"Database {alias!r}"]
-    lines += [f"  {day}: {messages} messages are in the lake" for day, messages in report["days"].items()]
-    lines += [f"  {day} kept: {reason}" for day, reason in report["kept"].items()]
-    lines += [f"  {folder} was half an archive, of an archiver that stopped" for folder in report["abandoned"]]
+    lines += [f"  {day}: archived, messages: {messages}" for day, messages in report["days"].items()]
+    lines += [f"  {day}: kept: {reason}" for day, reason in report["kept"].items()]
+    lines += [f"  {folder}: removed, the incomplete archive of an archiver that was stopped" for folder in report["abandoned"]]
     return "\n".join(lines if len(lines) > 1 else [*lines, "  nothing is due"])

@@ -1,4 +1,4 @@
-"""Prove that nothing was lost."""
+"""Audit the whole history for lost messages."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from outbox.pipeline.audit_runs import verdict
 from outbox.pipeline.audit_runs.counts import OF_GROUPS, by_group, given_up
 from outbox.pipeline.audit_runs.job import explain, run_job
 from outbox.pipeline.audit_runs.run import run_and_store
-from outbox.pipeline.errors import AuditFailed, VerdictRefused
+from outbox.pipeline.errors import AuditFailed, InvalidVerdict
 from outbox.pipeline.job_config import pipeline_config
 from outbox.pipeline.spark.config import PipelineConfig
 from outbox.pipeline.spark.errors import PipelineError
@@ -29,30 +29,33 @@ IDS_SHOWN = 3
 
 class Command(BaseCommand):
     help = (
-        "Hold business rows, outbox, broker and inbox to each other over the whole history, by Spark in a process of its own. "
-        "What it finds is stored, and shown in the admin. Exit code: 0 nothing is wrong, 1 something is, 2 there is no answer."
+        "Compare business rows, outbox, broker and inbox over the whole history, with Spark in a child process. Findings are "
+        "stored, and shown in the admin. Exit code: 0 no findings, 1 findings, 2 failed."
     )
 
     def add_arguments(self, parser: ArgumentParser) -> None:
         parser.add_argument("--database", default="default", metavar="ALIAS", help="whose outbox (default: default)")
         parser.add_argument("--json", action="store_true", help="print one line of JSON")
         parser.add_argument(
-            "--settle", type=float, default=300.0, metavar="SECONDS", help="what is younger is under way (default: 300)"
+            "--settle", type=float, default=300.0, metavar="SECONDS", help="younger messages count as in flight (default: 300)"
         )
-        parser.add_argument("--since", type=_time, metavar="TIME", help="audit what is younger (default: what was not pruned)")
+        parser.add_argument("--since", type=_time, metavar="TIME", help="audit messages since then (default: all not pruned)")
+        parser.add_argument("--archived", action="store_true", help="also audit the lake in OUTBOX['PIPELINE']['ARCHIVE']")
         parser.add_argument(
-            "--archived", action="store_true", help="audit what is in the lake of OUTBOX['PIPELINE']['ARCHIVE'], too"
+            "--reader",
+            choices=["jdbc", "python"],
+            default="jdbc",
+            help="how to read PostgreSQL; python needs no JDBC driver (default: jdbc)",
         )
-        parser.add_argument("--reader", choices=["jdbc", "python"], default="jdbc", help="python needs no JDBC driver")
-        parser.add_argument("--history", default="", metavar="FOLDER", help="keep what was read there, as Parquet")
+        parser.add_argument("--history", default="", metavar="FOLDER", help="keep the history that was read, as Parquet")
         parser.add_argument("--master", default="local[2]", help="Spark's master (default: local[2])")
-        parser.add_argument("--driver-memory", default="2g", metavar="SIZE", help="default: 2g")
-        parser.add_argument("--time-limit", type=float, metavar="SECONDS", help="end it after that time (default: never)")
-        parser.add_argument("--no-store", action="store_true", help="leave the database as it is: store no run")
-        parser.add_argument("--verdict", type=Path, metavar="FILE", help="write the run's verdict there, signed if a key is set")
-        parser.add_argument("--verify", type=Path, metavar="FILE", help="only say whether a verdict is what was signed")
+        parser.add_argument("--driver-memory", default="2g", metavar="SIZE", help="memory of Spark's driver (default: 2g)")
+        parser.add_argument("--time-limit", type=float, metavar="SECONDS", help="stop the job after this time (default: never)")
+        parser.add_argument("--no-store", action="store_true", help="do not store the run in the database")
+        parser.add_argument("--verdict", type=Path, metavar="FILE", help="write the run's verdict, signed if a key is set")
+        parser.add_argument("--verify", type=Path, metavar="FILE", help="verify a verdict's signature, and exit")
         parser.add_argument(
-            "--print-config", action="store_true", help="print the job's configuration, passwords included, and do nothing"
+            "--print-config", action="store_true", help="print the job's configuration, including passwords, and exit"
         )
 
     def handle(self, **options: Any) -> None:
@@ -75,31 +78,31 @@ class Command(BaseCommand):
         limit = None if options["time_limit"] is None else timedelta(seconds=options["time_limit"])
         if options["no_store"]:
             if options["verdict"]:
-                raise unable("A verdict is of a stored run: leave --no-store or --verdict out.")
-            ended = run_job(config, history=options["history"], at_most=limit, say=self._say)
-            if ended.report is None:
-                raise AuditFailed(explain(ended))
-            return ended.report
+                raise unable("Only a stored run has a verdict. Use --no-store or --verdict, not both.")
+            result = run_job(config, history=options["history"], at_most=limit, log=self._log)
+            if result.report is None:
+                raise AuditFailed(explain(result))
+            return result.report
         run, report = run_and_store(
-            options["database"], config, asked_by="command", say=self._say, history=options["history"], at_most=limit
+            options["database"], config, asked_by="command", log=self._log, history=options["history"], at_most=limit
         )
         if options["verdict"]:
             options["verdict"].write_text(verdict.as_file(run.verdict, run.signature))
         if not run.signature:
-            self._say(f"Run {run.pk} is stored unsigned: there is no key in {verdict.VARIABLE}.")
+            self._log(f"Run {run.pk} is not signed: {verdict.VARIABLE} is not set.")
         return {**report, "run": run.pk}
 
-    def _say(self, line: str) -> None:
-        self.stderr.write(line, style_func=str)  # progress is no error
+    def _log(self, line: str) -> None:
+        self.stderr.write(line, style_func=str)  # progress, not an error
 
     def _verify(self, path: Path) -> None:
         try:
-            told = verdict.verify(path.read_bytes().decode(errors="surrogateescape"))  # newlines as they are
-        except VerdictRefused as error:
+            verified = verdict.verify(path.read_bytes().decode(errors="surrogateescape"))  # without newline translation
+        except InvalidVerdict as error:
             self.stdout.write(f"{path}: {error}")
             raise SystemExit(1) from error
-        what = "nothing was found" if told["is_clean"] else ", ".join(f"{n} x {what}" for what, n in told["found"].items())
-        self.stdout.write(f"{path} is what was signed: run {told['run']}, as of {told['as_of']}, {what}.")
+        found = ", ".join(f"{n} x {what}" for what, n in verified["found"].items()) or "no findings"
+        self.stdout.write(f"{path} is valid: run {verified['run']}, as of {verified['as_of']}, {found}.")
 
 
 def _time(text: str) -> datetime:
@@ -107,7 +110,7 @@ def _time(text: str) -> datetime:
     return time if time.tzinfo else time.replace(tzinfo=UTC)
 
 
-_time.__name__ = "time"  # argparse says: invalid time value
+_time.__name__ = "time"  # for argparse's error: invalid time value
 
 
 def _config(options: dict[str, Any]) -> PipelineConfig:
@@ -124,15 +127,15 @@ def _config(options: dict[str, Any]) -> PipelineConfig:
 
 
 def _as_text(report: dict[str, Any]) -> str:
-    heads = ["topic", "given out", "sent", "explained", "broker", "under way"]
+    heads = ["topic", "assigned", "sent", "explained", "broker", "in flight"]
     rows = [[topic, *(counts.get(head, 0) for head in heads[1:])] for topic, counts in sorted(report["counts"].items())]
     groups = [
         [group, topic, *counts.values()]
         for topic, found in sorted(report["counts"].items())
         for group, counts in by_group(found).items()
     ]
-    begin = f"what was published from {report['since']} on" if report["since"] else "all that was ever published"
-    parts = [f"As of {report['as_of']}: {begin}.", table(heads, rows), table(["group", "topic", *OF_GROUPS], groups)]
+    scope = f"messages published since {report['since']}" if report["since"] else "all messages ever published"
+    parts = [f"As of {report['as_of']}: {scope}.", table(heads, rows), table(["group", "topic", *OF_GROUPS], groups)]
     findings = [_finding(one) for one in report["findings"]]
     parts.append("\n".join(findings) if findings else "Nothing is lost, orphaned, repeated, late or out of order.")
     parts.append("\n".join(given_up(report["counts"])))

@@ -1,4 +1,4 @@
-"""The recorder, resident or until it has read what there is."""
+"""Record the messages of brokers, for the audit."""
 
 from __future__ import annotations
 
@@ -22,23 +22,23 @@ from outbox.relay import hosts
 from outbox.relay.resident import Resident
 
 GROUP = "outbox-recorder"
-SIGNAL_SECONDS = 0.2  # so long a signal may go unnoticed
+SIGNAL_CHECK_SECONDS = 0.2  # a signal is noticed within this time
 
 
 class Command(BaseCommand):
     help = (
-        "Write down what brokers have, as a consumer group of its own, for the audit to read. Not needed for a broker that "
-        "keeps its messages in PostgreSQL: the audit reads those itself. A second recorder of a broker stands by. Ends cleanly "
-        "on SIGTERM and SIGINT. Exit code: 0 ended as told, 1 it failed, 2 it cannot begin, or database or broker is away with "
-        "--until-read."
+        "Record the messages of brokers for the audit, as a separate consumer group. Not needed for a broker that keeps its "
+        "messages in PostgreSQL: the audit reads those itself. A second recorder of a broker stands by. Ends cleanly on SIGTERM "
+        "and SIGINT. Exit code: 0 stopped by a signal or by an option, 1 failed, 2 could not start, or database or broker cannot "
+        "be reached with --until-read."
     )
 
     def add_arguments(self, parser: ArgumentParser) -> None:
         parser.add_argument("--broker", action="append", metavar="ALIAS", help="may be repeated (default: all that need it)")
         parser.add_argument("--topic", action="append", metavar="NAME", help="may be repeated (default: all of the broker)")
         parser.add_argument("--database", default=DEFAULT_DB_ALIAS, metavar="ALIAS", help="whose outbox (default: default)")
-        parser.add_argument("--group", metavar="NAME", help="no two databases may share one (default: outbox-recorder)")
-        parser.add_argument("--until-read", action="store_true", help="end when all is recorded that there was at the start")
+        parser.add_argument("--group", metavar="NAME", help="consumer group, of one database only (default: outbox-recorder)")
+        parser.add_argument("--until-read", action="store_true", help="stop when everything at the start has been recorded")
         parser.add_argument("--json", action="store_true", help="print the summary as one line of JSON")
 
     def handle(self, **options: Any) -> None:
@@ -50,9 +50,9 @@ class Command(BaseCommand):
         greet(self, options, f"Recording {'; '.join(map(_describe, recorders))}.")
         try:
             if options["until_read"]:
-                _read(recorders)
+                _run_until_read(recorders)
             else:
-                _stay(recorders)
+                _run_until_signal(recorders)
         except (BrokerUnavailable, psycopg.Error) as error:
             raise unable(error) from error
         finally:
@@ -65,7 +65,7 @@ class Command(BaseCommand):
             self.stdout.write(json.dumps({one.alias: asdict(one.total) for one in recorders}))
             return
         for one in recorders:
-            self.stdout.write(f"Broker {one.alias!r}: {one.total.written} written down")
+            self.stdout.write(f"Broker {one.alias!r}: recorded {one.total.written}")
 
 
 def _recorders(options: dict[str, Any]) -> list[Recorder]:
@@ -81,14 +81,14 @@ def _recorders(options: dict[str, Any]) -> list[Recorder]:
         if not conf.broker_class(alias).supports_consumers:
             raise ConfigurationError(f"Broker {alias!r} only sends: nothing can be read there, and the audit ends with the send.")
         if alias in readable:
-            raise ConfigurationError(f"The audit reads the tables of broker {alias!r} itself, and needs no recorder.")
+            raise ConfigurationError(f"Broker {alias!r} needs no recorder: the audit reads its tables.")
         topics = {topic.name for topic in conf.topics_of(alias)}
         if chosen := topics & wanted if wanted else topics:
             found.append(Recorder(alias, group=group, using=using, topics=chosen))
     if unknown := wanted - {topic for one in found for topic in one.topics}:
-        raise ConfigurationError(f"None of these brokers carries {', '.join(sorted(unknown))}: {', '.join(aliases) or 'none'}.")
+        raise ConfigurationError(f"None of these brokers has topic {', '.join(sorted(unknown))}: {', '.join(aliases) or 'none'}.")
     if not found:
-        raise ConfigurationError("There is nothing to record: the audit reads the brokers' tables itself.")
+        raise ConfigurationError("There is nothing to record: the audit reads the brokers' tables.")
     return found
 
 
@@ -96,28 +96,28 @@ def _describe(one: Recorder) -> str:
     return f"broker {one.alias!r} as group {one.group!r}, topics {', '.join(one.topics)}"
 
 
-def _catch() -> list[int]:
-    """Return a list that holds SIGTERM or SIGINT once it has come. Only noted: a handler runs in the middle of anything."""
+def _catch_signals() -> list[int]:
+    """Return a list to which signal handlers add SIGTERM and SIGINT. They do no more, since they may interrupt anything."""
     caught: list[int] = []
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda number, _: caught.append(number))
     return caught
 
 
-def _read(recorders: list[Recorder]) -> None:
-    caught = _catch()
+def _run_until_read(recorders: list[Recorder]) -> None:
+    caught = _catch_signals()
     for recorder in recorders:
         recorder.run(lambda: bool(caught))
 
 
-def _stay(recorders: list[Recorder]) -> None:
-    """Record until a signal comes, whatever becomes of brokers and database meanwhile."""
-    caught = _catch()
-    residents = [Resident(f"Recorder of {one.alias!r}", one.turn, pause=STAND_BY_SECONDS) for one in recorders]
+def _run_until_signal(recorders: list[Recorder]) -> None:
+    """Record until a signal comes, also through outages of brokers and database."""
+    caught = _catch_signals()
+    residents = [Resident(f"Recorder of {one.alias!r}", one.run_once, pause=STAND_BY_SECONDS) for one in recorders]
     for resident in residents:
         resident.start()
     while not caught:
-        residents[0].join(SIGNAL_SECONDS)
+        residents[0].join(SIGNAL_CHECK_SECONDS)
     for resident in residents:
         resident.stop()
     for resident in residents:

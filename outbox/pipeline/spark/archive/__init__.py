@@ -1,6 +1,6 @@
 """
-The archive: a finished day goes to the lake, and only then out of the database. Plan, write, verify, commit, delete.
+The archive: copy a finished day to the lake, then delete it from the database. Plan, write, verify, commit, delete.
 
-A row is in the database until the lake has it for good, so a crash leaves it in both, never in none. Whoever comes next goes
-on where the dead one stopped: a day that is not committed is written anew, into a folder of its own; one that is, is deleted.
+A row is deleted from the database after it is committed in the lake, so after a crash it is in both, never in neither. The next
+run continues: a day that is not committed is written again, to a new folder; a committed day is deleted.
 """

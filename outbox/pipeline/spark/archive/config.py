@@ -1,4 +1,4 @@
-"""What the archiving job is told; it travels as JSON."""
+"""The configuration of the archive job, passed as JSON."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from outbox.pipeline.spark.errors import PipelineError
 class ArchiveConfig:
     """
     Args:
-        pipeline: where the outbox lies, and how Spark runs.
+        pipeline: the outbox's database, and how to run Spark.
         lake: the folder of this database's lake.
-        before: days before this one are archived.
-        patience_seconds: how long to try for the lock that dropping a day needs.
-        rows_per_part: a connection reads about so many rows of a frame.
+        before: archive days before this one.
+        patience_seconds: how long to try to get the lock for dropping a day.
+        rows_per_part: the approximate number of rows that a connection reads.
     """
 
     pipeline: PipelineConfig
@@ -29,16 +29,16 @@ class ArchiveConfig:
     rows_per_part: int = 100_000
 
     def to_json(self) -> str:
-        """Write everything; passwords in URLs included."""
+        """Return the configuration as JSON, with passwords in URLs."""
         return json.dumps({**asdict(self), "pipeline": json.loads(self.pipeline.to_json()), "before": str(self.before)})
 
     @classmethod
     def from_file(cls, path: Path) -> ArchiveConfig:
         """
-        Read what `to_json` wrote.
+        Return the configuration that `to_json` has written.
 
         Raises:
-            PipelineError: it cannot be read, or is none.
+            PipelineError: the file cannot be read, or is not such a configuration.
         """
         try:
             raw = json.loads(path.read_text())

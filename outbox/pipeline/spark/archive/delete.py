@@ -1,4 +1,4 @@
-"""The last step: what the lake has goes out of the database, in one transaction."""
+"""The last step of the archive: delete a day from the database, in one transaction."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from psycopg import errors
 from outbox.database.locks import END_IDLE_TRANSACTION, LOCK_PARTITIONS
 from outbox.database.retention_holds import find_holder
 from outbox.failpoints import failpoint
-from outbox.pipeline.spark.archive import book
+from outbox.pipeline.spark.archive import records
 from outbox.pipeline.spark.errors import PipelineError
 from outbox.pipeline.spark.lake.commit import Commit
-from outbox.pipeline.spark.lake.frames import BOOKS, MESSAGES, Span, digest_query
+from outbox.pipeline.spark.lake.frames import MESSAGES, TIMED_FRAMES, Span, digest_query
 
 if TYPE_CHECKING:
     import psycopg
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 DELETE = "DELETE FROM outbox_{name} WHERE {time} < '{end}'"
 
-# Everybody queues behind a lock that waits, so it waits briefly.
+# Other sessions queue after a lock request that waits, so it waits only briefly.
 WAIT_BRIEFLY = "SET LOCAL lock_timeout = '100ms'"
 WAIT_FOR_ROWS = "SET LOCAL lock_timeout = '10s'"
 IS_THERE = "SELECT to_regclass('{table}') IS NOT NULL"
@@ -32,79 +32,79 @@ COUNT = "SELECT count(*) FROM {table}"
 DROP_DAY = "DROP TABLE {table}"
 
 
-class Changed(PipelineError):
-    """Raised when the database holds other rows of a day than the lake; nothing was deleted."""
+class DayChanged(PipelineError):
+    """Raised when the day's rows in the database differ from the lake; nothing was deleted."""
 
 
-class Held(PipelineError):
+class DayInUse(PipelineError):
     """Raised when a day cannot be dropped yet; nothing was deleted."""
 
 
 def delete_day(connection: Connection, span: Span, commit: Commit, *, patience_seconds: float) -> None:
     """
-    Drop a day's messages and delete the books up to its end, all or nothing.
+    Drop a day's messages, and delete the rows of the other tables up to its end, all or nothing.
 
     Raises:
-        Changed: rows came, went or became others since they were read.
-        Held: something unfinished points into the day again, or open transactions read it.
+        DayChanged: rows were added, deleted or changed since they were read.
+        DayInUse: an unfinished batch refers to the day, or open transactions lock it.
     """
     _require_the_same(connection, span, commit)
     with connection.transaction():
         connection.execute(END_IDLE_TRANSACTION)
         connection.execute(WAIT_FOR_ROWS)
-        for name, frame in BOOKS.items():
-            if name not in commit.frames:  # of an older version: the next day takes these rows
+        for name, frame in TIMED_FRAMES.items():
+            if name not in commit.frames:  # committed by an older version; the next day includes these rows
                 continue
             wanted = commit.frames[name].rows
             deleted = _delete(connection, DELETE.format(name=name, time=frame.time, end=span.end))
             if deleted != wanted:
-                raise Changed(f"outbox_{name} has {deleted} rows from before {span.end}, and the lake {wanted}")
+                raise DayChanged(f"outbox_{name} has {deleted} rows from before {span.end}, the lake {wanted}")
         drop(connection, span, commit, time.monotonic() + patience_seconds)
-        book.mark_deleted(connection, commit)
+        records.mark_deleted(connection, commit)
         failpoint("archive.in_delete")
 
 
 def _delete(connection: Connection, statement: str) -> int:
-    """Delete rows; return how many. Raise Held where others lock one of them."""
+    """Delete rows and return their number. Raises DayInUse if one of them is locked."""
     try:
         return connection.execute(statement.encode()).rowcount
     except errors.LockNotAvailable as error:
-        raise Held("open transactions") from error
+        raise DayInUse("open transactions") from error
 
 
 def _require_the_same(connection: Connection, span: Span, commit: Commit) -> None:
-    """Hold the messages to the lake once more, where no lock keeps anybody waiting."""
+    """Compare the messages with the lake again, before any lock is taken."""
     if not _is_there(connection, span):
         return
     row = connection.execute(digest_query(MESSAGES, MESSAGES.query(span)).encode()).fetchone()
     wanted = commit.frames[MESSAGES.name]
     if row != (wanted.rows, wanted.digest):
-        raise Changed("its messages are others than those that were archived")
+        raise DayChanged("its messages differ from those that were archived")
 
 
 def drop(connection: Connection, span: Span, commit: Commit, deadline: float) -> None:
-    """Drop the day's table and what the archive took along, again and again until the deadline while others lock it."""
+    """Drop the day's table. Retry until the deadline while others lock it."""
     while True:
         try:
             with connection.transaction():
                 return _drop_at_once(connection, span, commit)
         except (errors.LockNotAvailable, errors.DeadlockDetected) as error:
             if time.monotonic() >= deadline:
-                raise Held("open transactions") from error
-            time.sleep(random.uniform(0.05, 0.2))  # noqa: S311  (lets those through that queued behind us)
+                raise DayInUse("open transactions") from error
+            time.sleep(random.uniform(0.05, 0.2))  # noqa: S311  (let the sessions through that queued after this one)
 
 
 def _drop_at_once(connection: Connection, span: Span, commit: Commit) -> None:
     connection.execute(WAIT_BRIEFLY)
     connection.execute(LOCK_PARTITIONS)
-    if not _is_there(connection, span):  # by prune of an older version, or by hand
+    if not _is_there(connection, span):  # dropped by an older version, or manually
         return
     connection.execute(LOCK_DAY.format(table=span.table).encode())
     if holder := find_holder(connection, span.first_id, span.end_id):
-        raise Held(holder)
+        raise DayInUse(holder)
     row = connection.execute(COUNT.format(table=span.table).encode()).fetchone()
     if row != (commit.frames[MESSAGES.name].rows,):
-        raise Changed("messages came into it")
+        raise DayChanged("new messages came into it")
     connection.execute(DROP_DAY.format(table=span.table).encode())
 
 

@@ -1,4 +1,4 @@
-"""All steps of all days that are due, oldest first; begun ones are finished."""
+"""Archive all days that are due, oldest first, and finish interrupted ones."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from outbox.database.retention_holds import find_holder
 from outbox.failpoints import failpoint
-from outbox.pipeline.spark.archive import book
+from outbox.pipeline.spark.archive import records
 from outbox.pipeline.spark.archive.config import ArchiveConfig
-from outbox.pipeline.spark.archive.delete import Changed, Held, delete_day
+from outbox.pipeline.spark.archive.delete import DayChanged, DayInUse, delete_day
 from outbox.pipeline.spark.archive.unreadable import find_unreadable
 from outbox.pipeline.spark.errors import LakeError
 from outbox.pipeline.spark.lake.commit import Commit, Written
+from outbox.pipeline.spark.lake.completeness import require_own_lake
 from outbox.pipeline.spark.lake.frames import FRAMES, MESSAGES, Frame, Span, digest_query
 from outbox.pipeline.spark.lake.manifest import Lake
-from outbox.pipeline.spark.lake.whole import insist_on_ours
 from outbox.pipeline.spark.sources.snapshot import exported_snapshot
 
 if TYPE_CHECKING:
@@ -28,19 +28,19 @@ if TYPE_CHECKING:
 
     Connection = psycopg.Connection[tuple[Any, ...]]
 
-Say = Callable[[str], None]
+Log = Callable[[str], None]
 
-ROUNDS = 2  # a day that changed while it was archived is archived once more, and then left for the next run
+ROUNDS = 2  # a day that changed while it was archived is archived again once, and then left for the next run
 
-# Where a day's ids are cut, so that the parts are alike.
+# The ids at which a day is split into parts of equal size.
 CUT = "SELECT id::text FROM outbox_message WHERE id >= %s AND id < %s ORDER BY id OFFSET %s LIMIT 1"
 
-# The largest body of a day; its length is known without reading it.
+# The size of a day's largest body; PostgreSQL knows it without reading the body.
 LARGEST = "SELECT coalesce(max(octet_length(body)), 0) FROM outbox_message WHERE id >= %s AND id < %s"
 
 
 class Writer(Protocol):
-    """Whoever writes Parquet, and reads it back."""
+    """Writes frames as Parquet, and reads them back. `SparkWriter` is one."""
 
     def write(self, frame: Frame, queries: Sequence[str], snapshot: str, folder: Path, row_bytes: int) -> None: ...
 
@@ -48,14 +48,14 @@ class Writer(Protocol):
 
 
 @dataclass
-class Archived:
+class ArchiveReport:
     """
-    What a run did.
+    The result of a run.
 
     Args:
-        days: day -> messages that are in the lake and out of the database.
-        kept: days that are due and still in the database -> why.
-        abandoned: folders of attempts that came to nothing, found and removed.
+        days: archived day -> number of messages.
+        kept: day that is due, but still in the database -> reason.
+        abandoned: removed folders of interrupted attempts.
     """
 
     days: dict[str, int] = field(default_factory=dict)
@@ -65,34 +65,34 @@ class Archived:
     seconds: float = 0.0
 
     def as_dict(self) -> dict[str, Any]:
-        """Return the same as JSON knows it."""
+        """Return the report as a dict for JSON."""
         return {**asdict(self), "seconds": round(self.seconds, 2)}
 
 
 @dataclass
 class Archiver:
-    """One who archives; it holds the lock."""
+    """Archives a database's days; the caller holds the archive lock."""
 
     config: ArchiveConfig
     connection: Connection
     lake: Lake
     writer: Writer
-    say: Say = lambda text: None
-    done: Archived = field(default_factory=Archived)
+    log: Log = lambda text: None
+    done: ArchiveReport = field(default_factory=ArchiveReport)
 
-    def run(self) -> Archived:
+    def run(self) -> ArchiveReport:
         """
-        Archive each day that is due, or say what keeps it.
+        Archive each day that is due, or report why it is kept.
 
         Raises:
-            LakeError: the lake cannot be used; nothing was deleted that it has not.
+            LakeError: the lake cannot be used. Only rows that are committed in it were deleted.
             HistoryError: the database cannot be read.
         """
         started = time.monotonic()
         self.lake.require_writable()
-        ours, committed = book.source(self.connection), book.committed(self.connection)
-        insist_on_ours(self.lake, self.lake.committed(), ours, committed)
-        for day in book.days(self.connection, self.config.before):
+        ours, committed = records.source(self.connection), records.committed(self.connection)
+        require_own_lake(self.lake, self.lake.committed(), ours, committed)
+        for day in records.days(self.connection, self.config.before):
             self._archive(Span(day))
         self.done.seconds = time.monotonic() - started
         return self.done
@@ -105,28 +105,28 @@ class Archiver:
             try:
                 self._delete(span, commit)
                 return
-            except Held as error:
+            except DayInUse as error:
                 self._keep(span, str(error))
                 return
-            except Changed as error:
-                self._keep(span, f"it changed meanwhile: {error}")
-                book.mark_changed(self.connection, commit)
+            except DayChanged as error:
+                self._keep(span, f"it changed while it was archived: {error}")
+                records.mark_changed(self.connection, commit)
 
     def _committed(self, span: Span) -> Commit | None:
-        """Return the commit that somebody made and could not finish."""
-        record = book.read(self.connection, span.day)
+        """Return the commit of an earlier run that did not delete the day."""
+        record = records.read(self.connection, span.day)
         if record is None or record.state in ("changed", "deleted"):
             return None
         for commit in self._commits(span.day):
             if commit.attempt == record.attempt:
-                self.say(f"{span.day}: committed before, going on from there")
+                self.log(f"{span.day}: already committed, continuing")
                 self.lake.require_files(commit)
                 return commit
         return None
 
     def _commit(self, span: Span) -> Commit | None:
-        """Plan, write, verify and commit; None where the day is not finished."""
-        record = book.read(self.connection, span.day)
+        """Plan, write, verify and commit a day. None: it is not finished, or cannot be archived."""
+        record = records.read(self.connection, span.day)
         attempt = 1 + max([record.attempt if record else 0, *self._attempts(span.day)])
         with exported_snapshot(self.config.pipeline.outbox.url) as (reading, snapshot):
             reason = find_holder(reading, span.first_id, span.end_id) or find_unreadable(reading, span)
@@ -136,12 +136,13 @@ class Archiver:
             if record and record.state == "planned":
                 self._remove_abandoned(span, record.attempt)
             reading.execute("SET LOCAL jit = off")
-            self.say(f"{span.day}: counting")
+            self.log(f"{span.day}: counting")
             planned = {name: _planned(reading, frame, span) for name, frame in FRAMES.items()}
             rows, digest = planned[MESSAGES.name].rows, planned[MESSAGES.name].digest
-            book.plan(self.connection, span.day, attempt, rows, digest)
+            records.plan(self.connection, span.day, attempt, rows, digest)
             failpoint("archive.after_plan")
-            self.say(f"{span.day}: writing {rows} messages and {sum(one.rows for one in planned.values()) - rows} rows of books")
+            others = sum(one.rows for one in planned.values()) - rows
+            self.log(f"{span.day}: writing {rows} messages and {others} rows of other tables")
             largest = reading.execute(LARGEST, [span.first_id, span.end_id]).fetchone() or (0,)
             cuts = _cuts(reading, span, rows, self.config.rows_per_part)
             for name, frame in FRAMES.items():
@@ -149,10 +150,10 @@ class Archiver:
                     queries = [frame.query(span, *part) for part in cuts] if frame.id else [frame.query(span)]
                     self.writer.write(frame, queries, snapshot, self._folder(span, name, attempt), *largest)
         failpoint("archive.after_write")
-        self.say(f"{span.day}: reading back")
+        self.log(f"{span.day}: reading back")
         frames = {name: self._verified(span, FRAMES[name], attempt, planned[name]) for name in FRAMES}
         failpoint("archive.after_verify")
-        source, now = book.source(self.connection), book.now(self.connection)
+        source, now = records.source(self.connection), records.now(self.connection)
         commit = Commit(str(span.day), attempt, source, frames, now.isoformat())
         self.lake.commit(commit)
         failpoint("archive.after_commit")
@@ -166,23 +167,23 @@ class Archiver:
         rows, digest = self.writer.verify(frame, files) if files else (0, "0")
         if (rows, digest) != (planned.rows, planned.digest):
             raise LakeError(
-                f"What was written of {frame.name} to {folder} is not what was read: {rows} rows instead of {planned.rows}, or "
-                "other ones. Nothing was committed, nothing deleted. Look at that disk, then archive again."
+                f"The files of {frame.name} in {folder} differ from what was read: {rows} rows instead of {planned.rows}, or "
+                "other values. Nothing was committed or deleted. Check the disk, then archive again."
             )
         sizes = {str(file.relative_to(self.lake.root)): file.stat().st_size for file in files}
         return Written(rows, digest, sizes)
 
     def _delete(self, span: Span, commit: Commit) -> None:
-        book.mark_committed(self.connection, commit, commit.to_json())
+        records.mark_committed(self.connection, commit, commit.to_json())
         failpoint("archive.before_delete")
-        self.say(f"{span.day}: deleting")
+        self.log(f"{span.day}: deleting")
         delete_day(self.connection, span, commit, patience_seconds=self.config.patience_seconds)
         self.done.days[str(span.day)] = commit.frames[MESSAGES.name].rows
         self.done.kept.pop(str(span.day), None)
         self.done.rows += sum(written.rows for written in commit.frames.values())
 
     def _keep(self, span: Span, reason: str) -> None:
-        self.say(f"{span.day}: kept: {reason}")
+        self.log(f"{span.day}: kept: {reason}")
         self.done.kept[str(span.day)] = reason
 
     def _commits(self, day: date) -> list[Commit]:
@@ -192,14 +193,14 @@ class Archiver:
         return self.lake.root / frame / str(span.day) / f"a{attempt}"
 
     def _attempts(self, day: date) -> list[int]:
-        """List those of which the lake has a manifest or a folder: what is there is never written over."""
+        """Return the attempts that have a manifest or a folder in the lake. They are never overwritten."""
         folders = [path.name for frame in FRAMES for path in (self.lake.root / frame / str(day)).glob("a*")]
         return [*(commit.attempt for commit in self._commits(day)), *(int(name[1:]) for name in folders if name[1:].isdigit())]
 
     def _remove_abandoned(self, span: Span, attempt: int) -> None:
-        """Name and remove what an attempt left that came to nothing. Others stay: of one that counted, a manifest may be lost."""
+        """Remove the folders of an interrupted attempt. Others are kept: they may be committed, with a lost manifest."""
         for folder in filter(Path.exists, sorted(self._folder(span, frame, attempt) for frame in FRAMES)):
-            self.say(f"{span.day}: {folder} is half an archive, of an archiver that stopped. The day is written anew.")
+            self.log(f"{span.day}: removing {folder}, the incomplete archive of an archiver that was stopped")
             self.done.abandoned.append(str(folder))
             shutil.rmtree(folder, ignore_errors=True)
 
@@ -211,7 +212,7 @@ def _planned(reading: Connection, frame: Frame, span: Span) -> Written:
 
 
 def _cuts(reading: Connection, span: Span, rows: int, per_part: int) -> list[tuple[str | None, str | None]]:
-    """Cut a day's ids into parts of about so many rows; the first and the last are open, for books of other days' messages."""
+    """Split a day's ids into ranges of about `per_part` rows. The first and last are open: some rows are about other days."""
     at = [reading.execute(CUT, [span.first_id, span.end_id, offset]).fetchone() for offset in range(per_part, rows, per_part)]
     ids = [row[0] for row in at if row]
     return list(zip([None, *ids], [*ids, None], strict=True))

@@ -1,7 +1,7 @@
 """
-Write frames by Spark, and read them back: rows come by several connections, in one snapshot, sorted by message id.
+Write frames with Spark, and read them back. Rows are read over several connections, in one snapshot, sorted by message id.
 
-pyspark is imported in the functions: an archive that has nothing to do needs neither it nor Java.
+The archive job imports this module only when there is something to write, since it needs PySpark and Java.
 """
 
 from __future__ import annotations
@@ -11,52 +11,52 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import cached_property, reduce
 from pathlib import Path
-from typing import TYPE_CHECKING
 from urllib.parse import unquote
+
+from py4j.protocol import Py4JError
+from pyspark.errors import PySparkException
+from pyspark.sql import Column, DataFrame, SparkSession
+from pyspark.sql import functions as F
+from pyspark.sql.types import BinaryType, LongType, StringType, StructField, StructType, TimestampType
 
 from outbox.pipeline.spark.archive.config import ArchiveConfig
 from outbox.pipeline.spark.config import Source
 from outbox.pipeline.spark.errors import HistoryError, LakeError
 from outbox.pipeline.spark.lake.frames import HASH_DIGITS, NULL, SEPARATOR, Frame
 from outbox.pipeline.spark.session import build_session
+from outbox.pipeline.spark.sources import jdbc
+from outbox.pipeline.spark.sources import rows as python_source
 
-if TYPE_CHECKING:
-    from pyspark.sql import Column, DataFrame, SparkSession
-    from pyspark.sql.types import StructType
+FETCH_BYTES = 16 * 1024 * 1024  # fetched at once, per connection
+ROW_GROUP_BYTES = 8 * 1024 * 1024  # a look-up of one message reads one row group
 
-FETCH_BYTES = 16 * 1024 * 1024  # what a connection holds at once
-ROW_GROUP_BYTES = 8 * 1024 * 1024  # what a look for one message reads at most
-
-# Each page of a file has a checksum, and Spark reads on without a look at it: one flipped bit is another value.
-HELD_TO_CHECKSUMS = {"parquet.page.verify-checksum.enabled": "true"}
+# Each page of a file has a checksum, which Spark ignores by default: a flipped bit would be read as another value.
+VERIFY_CHECKSUMS = {"parquet.page.verify-checksum.enabled": "true"}
 
 
 class SparkWriter:
-    """Starts Spark when there is something to write: a run without work needs no Java."""
+    """Writes and verifies frames. Spark is started at its first use."""
 
-    def __init__(self, config: ArchiveConfig, say: Callable[[str], None] = lambda text: None) -> None:
+    def __init__(self, config: ArchiveConfig, log: Callable[[str], None] = lambda text: None) -> None:
         self._config = config
-        self._say = say
+        self._log = log
 
     @cached_property
     def spark(self) -> SparkSession:
-        """The session; of this process, or made now."""
-        self._say("starting Spark")
+        """The session: the running one of this process, or a new one."""
+        self._log("starting Spark")
         return build_session(self._config.pipeline, name="outbox archive")
 
     def write(self, frame: Frame, queries: Sequence[str], snapshot: str, folder: Path, row_bytes: int) -> None:
         """
-        Write the rows of these statements, one part each, into a folder that is not there yet.
+        Write the rows of the given queries, one partition each, to a folder that does not exist yet.
 
         Args:
-            row_bytes: no row is much larger; so many rows are fetched at once that a few large ones fit in memory.
+            row_bytes: the size of the largest row, which limits how many rows are fetched at once.
 
         Raises:
             HistoryError: they cannot be read or written.
         """
-        # Here: a run in which nothing is due starts no Spark, and does not wait for its import.
-        from pyspark.errors import PySparkException
-
         try:
             source = with_fetch_rows(self._config.pipeline.outbox, row_bytes)
             parts = [read_rows(self.spark, source, frame, query, snapshot) for query in queries]
@@ -69,24 +69,19 @@ class SparkWriter:
 
     def verify(self, frame: Frame, files: Sequence[Path]) -> tuple[int, str]:
         """
-        Read files back; give how many rows they hold, and their digest.
+        Read files back. Return the number of their rows, and their digest.
 
         Raises:
-            LakeError: one cannot be read.
+            LakeError: a file cannot be read.
         """
-        # Here: a run in which nothing is due starts no Spark, and does not wait for its import.
-        from py4j.protocol import Py4JError
-        from pyspark.errors import PySparkException
-        from pyspark.sql import functions as F
-
         rows = read_files(self.spark, frame, [str(file) for file in files])
         sums = rows.agg(F.count("*").alias("rows"), F.coalesce(F.sum(row_hash(frame)), F.lit(0)).alias("digest"))
         try:
             found = sums.collect()[0]
         except (PySparkException, Py4JError) as error:
             raise LakeError(
-                f"What was written of {frame.name} cannot be read back: {unreadable_file(error) or error}. Nothing was "
-                "committed, nothing deleted. Look at that disk, then archive again."
+                f"The files of {frame.name} cannot be read back: {unreadable_file(error) or error}. Nothing was committed or "
+                "deleted. Check the disk, then archive again."
             ) from error
         return found.rows, str(found.digest)
 
@@ -97,53 +92,39 @@ class SparkWriter:
 
 
 def with_fetch_rows(source: Source, row_bytes: int) -> Source:
-    """Limit how many rows a source fetches at once, so that they fit."""
+    """Return a source that fetches at most `FETCH_BYTES` at once."""
     return replace(source, fetch_rows=max(1, min(source.fetch_rows, FETCH_BYTES // max(1, row_bytes))))
 
 
 def read_rows(spark: SparkSession, source: Source, frame: Frame, query: str, snapshot: str) -> DataFrame:
-    """Read a statement over one connection, within a snapshot."""
+    """Return the rows of a query, read over one connection within a snapshot."""
     schema = spark_schema(frame)
     query = f"SELECT 0 AS part, q.* FROM ({query}) q"  # noqa: S608  (a statement of ours)
     if source.reader == "python":
-        # Here: a run in which nothing is due starts no Spark, and does not wait for its import.
-        from outbox.pipeline.spark.sources import rows
-
-        return rows.read(spark, source, query, (0, 0), snapshot, schema)
-    # Here: a run in which nothing is due starts no Spark, and does not wait for its import.
-    from pyspark.sql import functions as F
-
-    from outbox.pipeline.spark.sources import jdbc
-
+        return python_source.read(spark, source, query, (0, 0), snapshot, schema)
     found = jdbc.read(spark, source, query, (0, 0), snapshot)
     return found.select(*(F.col(column.name).cast(column.dataType) for column in schema))
 
 
 def read_files(spark: SparkSession, frame: Frame, files: Sequence[str]) -> DataFrame:
-    """Read files of a frame, each page held to its checksum; those of other writers may have none."""
-    return spark.read.schema(spark_schema(frame)).options(**HELD_TO_CHECKSUMS).parquet(*files)
+    """Return the rows of a frame's files, with verification of page checksums where the writer has added them."""
+    return spark.read.schema(spark_schema(frame)).options(**VERIFY_CHECKSUMS).parquet(*files)
 
 
 def unreadable_file(error: Exception) -> str:
-    """Return the path of the file that an error of Spark is about; empty: it is about something else."""
+    """Return the path of the file that Spark could not read; "" if the error has another cause."""
     found = re.search(r"reading file (?:file:(?://)?)?(.+?)\.\s+SQLSTATE", str(error))
     return unquote(found[1]) if found else ""
 
 
 def spark_schema(frame: Frame) -> StructType:
-    """Return a frame's columns as Spark knows them."""
-    # Here: a run in which nothing is due starts no Spark, and does not wait for its import.
-    from pyspark.sql.types import BinaryType, LongType, StringType, StructField, StructType, TimestampType
-
+    """Return a frame's schema in Spark."""
     kinds = {"text": StringType, "int": LongType, "time": TimestampType, "bytes": BinaryType}
     return StructType([StructField(column.name, kinds[column.kind]()) for column in frame.columns])
 
 
 def row_hash(frame: Frame) -> Column:
-    """Hash a row as `digest_query` has PostgreSQL do it."""
-    # Here: a run in which nothing is due starts no Spark, and does not wait for its import.
-    from pyspark.sql import functions as F
-
+    """Return the hash of a row; `digest_query` calculates the same in PostgreSQL."""
     parts = []
     for column in frame.columns:
         value = F.col(column.name)

@@ -1,16 +1,16 @@
-"""Values that PostgreSQL holds and no archive can: times beyond the calendar, numbers that cannot be added to."""
+"""Find values that cannot be archived: times outside of the supported range, and numbers that would overflow."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from outbox.pipeline.spark.lake.frames import BOOKS, Frame, Span
-from outbox.pipeline.spark.sources.sane import FIRST_TIME, HIGHEST, LAST_TIME
+from outbox.pipeline.spark.lake.frames import TIMED_FRAMES, Frame, Span
+from outbox.pipeline.spark.sources.broken_rows import FIRST_TIME, HIGHEST, LAST_TIME
 
 if TYPE_CHECKING:
     import psycopg
 
-NAMED = 3  # so many are named
+NAMED = 3  # the maximum number of values in the text
 
 IS_BEYOND = f"({{value}} > '{LAST_TIME}' OR {{value}} < '{FIRST_TIME}')"
 
@@ -30,14 +30,14 @@ WHERE outbox_newest(b.message_ids) >= %(first)s
 
 
 def find_unreadable(connection: psycopg.Connection[Any], span: Span) -> str | None:
-    """Return which values of a day's rows cannot be archived; None: all can."""
-    query = " UNION ALL ".join([OF_MESSAGES, *(_of_book(frame, span) for frame in BOOKS.values())])
+    """Return a text about values of a day that cannot be archived. None: there are none."""
+    query = " UNION ALL ".join([OF_MESSAGES, *(_of_frame(frame, span) for frame in TIMED_FRAMES.values())])
     rows = connection.execute(f"{query} LIMIT {NAMED}".encode(), {"first": span.first_id, "end": span.end_id}).fetchall()
-    found = ", ".join(said for (said,) in rows)
-    return f"{found}: no archive can hold that. Put it right; the next archive takes the day" if found else None
+    found = ", ".join(text for (text,) in rows)
+    return f"{found}: this value cannot be archived. Correct it; the next run archives the day" if found else None
 
 
-def _of_book(frame: Frame, span: Span) -> str:
+def _of_frame(frame: Frame, span: Span) -> str:
     message = next((column.sql for column in frame.columns if column.name == "message_id"), "''")
     times = [column.sql for column in frame.columns if column.kind == "time"]
     return " UNION ALL ".join(

@@ -1,1 +1,1 @@
-"""The audit: was anything lost, at which hop, and which messages exactly?"""
+"""The audit: which messages were lost, and at which stage."""

@@ -1,4 +1,4 @@
-"""From numbers to messages: ids for what was found, and what it is that repeats."""
+"""Look up the messages of findings: ids of numbers, and the reason of repeated numbers."""
 
 from __future__ import annotations
 
@@ -14,17 +14,17 @@ from outbox.pipeline.spark.findings import Finding, Kind, Stage, merge
 from outbox.pipeline.spark.history import History
 from outbox.pipeline.spark.scan import ddl, scan
 from outbox.pipeline.spark.transforms.columns import integers
-from outbox.pipeline.spark.transforms.lookup import Index, Wanted, repeats
+from outbox.pipeline.spark.transforms.lookup import Index, NumberRanges, repeats
 from outbox.pipeline.spark.transforms.numbers import BUCKET, LANE, lanes_of
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-Spot = tuple[str, str, int, int]
+NumberKey = tuple[str, str, int, int]
 
 FRAME_OF = {Stage.OUTBOX: "places", Stage.BROKER: "broker", Stage.INBOX: "inbox"}
 NAMELESS = (Kind.UNKNOWN_LANE, Kind.NO_NUMBER, Kind.CLOCK)
-NAMED, AGAIN = 1, 2  # why a row is looked up; both: their sum
+NAMED, REPEATED = 1, 2  # why a row is looked up; the sum means both
 
 ROW = pa.schema(
     {
@@ -40,7 +40,7 @@ ROW = pa.schema(
     }
 )
 
-TOLD = pa.schema(
+FOUND = pa.schema(
     {
         "frame": pa.string(),
         "source": pa.string(),
@@ -59,29 +59,31 @@ TOLD = pa.schema(
 
 def with_messages(spark: SparkSession, config: PipelineConfig, history: History, findings: list[Finding]) -> list[Finding]:
     """
-    Fill in the message ids, as many of each finding as were asked for, in one pass over the frames concerned.
+    Return the findings with message ids, at most `ids_per_finding` of each, in one pass over the frames concerned.
 
-    DUPLICATED is told apart: one message several times, or several messages of one number.
+    Findings of repeated numbers become DUPLICATED (one message several times) or RENUMBERED (several messages of one number).
     """
-    named, again = _wanted(config, findings)
+    named, repeated = _wanted(config, findings)
     columns: dict[str, tuple[str, ...]] = {
-        frame: (*LANE, "number", "message_id") for frame in FRAME_OF.values() if frame in named or frame in again
+        frame: (*LANE, "number", "message_id") for frame in FRAME_OF.values() if frame in named or frame in repeated
     }
     if not columns:
         return findings
     if "inbox" in columns:
         columns["inbox"] = (*columns["inbox"], "consumer_group")
-    look = _look({frame: one.index() for frame, one in named.items()}, {frame: one.index() for frame, one in again.items()})
-    rows = scan(spark, history, columns, look, ROW)
-    told = rows.groupBy("frame", *LANE, "bucket").applyInArrow(_telling(config.ids_per_finding), ddl(TOLD)).collect()
-    dirty = {(one.stage, one.source, one.topic, one.lane, one.group) for one in findings if _repeats(one)}
-    found = [one for one in findings if not _repeats(one)]
-    found += [one for row in told if row.kind and _where(one := _repeat(row)) in dirty]
-    ids = {(row.source, row.topic, row.lane, row.first): row.ids[0] for row in told if not row.kind}
+    select = _row_filter(
+        {frame: one.index() for frame, one in named.items()}, {frame: one.index() for frame, one in repeated.items()}
+    )
+    rows = scan(spark, history, columns, select, ROW)
+    looked_up = rows.groupBy("frame", *LANE, "bucket").applyInArrow(_bucket_look_up(config.ids_per_finding), ddl(FOUND)).collect()
+    dirty = {(one.stage, one.source, one.topic, one.lane, one.group) for one in findings if _is_repeated(one)}
+    found = [one for one in findings if not _is_repeated(one)]
+    found += [one for row in looked_up if row.kind and _where(one := _repeat(row)) in dirty]
+    ids = {(row.source, row.topic, row.lane, row.first): row.ids[0] for row in looked_up if not row.kind}
     return [_with_ids(config, one, ids) for one in merge(found)]
 
 
-def _repeats(one: Finding) -> bool:
+def _is_repeated(one: Finding) -> bool:
     return one.kind is Kind.DUPLICATED and one.lane >= 0
 
 
@@ -89,39 +91,41 @@ def _where(one: Finding) -> tuple[Any, ...]:
     return one.stage, one.source, one.topic, one.lane, one.group
 
 
-def _wanted(config: PipelineConfig, findings: Iterable[Finding]) -> tuple[dict[str, Wanted], dict[str, Wanted]]:
-    """Return which numbers to look up in which frame, for their ids and because they repeat."""
-    named: dict[str, Wanted] = {}
-    again: dict[str, Wanted] = {}
+def _wanted(config: PipelineConfig, findings: Iterable[Finding]) -> tuple[dict[str, NumberRanges], dict[str, NumberRanges]]:
+    """Return the numbers to look up, by frame: those whose ids are wanted, and repeated ones."""
+    named: dict[str, NumberRanges] = {}
+    repeated: dict[str, NumberRanges] = {}
     for one in findings:
         lane = (one.source, one.topic, one.lane)
-        if _repeats(one):
-            again.setdefault(FRAME_OF[one.stage], Wanted()).add(lane, one.first, one.last)
+        if _is_repeated(one):
+            repeated.setdefault(FRAME_OF[one.stage], NumberRanges()).add(lane, one.first, one.last)
         elif not (one.lane < 0 or one.kind in NAMELESS or (one.kind is Kind.LOST and one.stage is Stage.OUTBOX)):
             for frame in _where_to_look(one):
-                named.setdefault(frame, Wanted()).add(lane, one.first, min(one.last, one.first + config.ids_per_finding - 1))
-    return named, again
+                named.setdefault(frame, NumberRanges()).add(
+                    lane, one.first, min(one.last, one.first + config.ids_per_finding - 1)
+                )
+    return named, repeated
 
 
 def _where_to_look(one: Finding) -> tuple[str, ...]:
     if one.kind is Kind.ORPHAN:
         return (FRAME_OF[one.stage],)
-    return ("places", "broker") if one.kind is Kind.BEYOND_MARK or one.stage is Stage.INBOX else ("places",)
+    return ("places", "broker") if one.kind is Kind.BEYOND_LAST or one.stage is Stage.INBOX else ("places",)
 
 
-def _look(named: Mapping[str, Index], again: Mapping[str, Index]) -> Any:
-    def look(frame: str, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+def _row_filter(named: Mapping[str, Index], repeated: Mapping[str, Index]) -> Any:
+    def select(frame: str, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         for batch in batches:
             number, _ = integers(batch, "number")
             lanes, names = lanes_of(batch)
             why: Any = np.zeros(len(number), np.int8)
-            for index, reason in (named.get(frame), NAMED), (again.get(frame), AGAIN):
+            for index, reason in (named.get(frame), NAMED), (repeated.get(frame), REPEATED):
                 if index is not None:
                     why += np.where(index.has(lanes, names, number), reason, 0).astype(np.int8)
             if why.any():
                 yield _chosen(frame, batch, why)
 
-    return look
+    return select
 
 
 def _chosen(frame: str, batch: pa.RecordBatch, why: Any) -> pa.RecordBatch:
@@ -134,21 +138,21 @@ def _chosen(frame: str, batch: pa.RecordBatch, why: Any) -> pa.RecordBatch:
     return pa.RecordBatch.from_arrays([*columns, pa.array(why[why > 0])], schema=ROW)
 
 
-def _telling(ids: int) -> Any:
-    def tell(table: pa.Table) -> pa.Table:  # Spark reads from the annotations what it is given
-        return _tell(table, ids)
+def _bucket_look_up(ids: int) -> Any:
+    def look_up(table: pa.Table) -> pa.Table:  # Spark needs the annotations
+        return _look_up_bucket(table, ids)
 
-    return tell
+    return look_up
 
 
-def _tell(table: pa.Table, ids: int) -> pa.Table:
-    """Return what a bucket's rows say: the message of a number that was asked for, and which numbers repeat."""
+def _look_up_bucket(table: pa.Table, ids: int) -> pa.Table:
+    """Return the message of each wanted number in a bucket, and its repeated numbers."""
     why = table["why"].to_numpy()
     place = {name: table[name][0].as_py() for name in ("frame", *LANE)}
-    found = [{**place, **one} for one in repeats(table.filter(pa.array(why >= AGAIN)), ids=ids)]
-    for row in table.filter(pa.array(why % AGAIN == NAMED)).select(["number", "message_id"]).to_pylist():
+    found = [{**place, **one} for one in repeats(table.filter(pa.array(why >= REPEATED)), ids=ids)]
+    for row in table.filter(pa.array(why % REPEATED == NAMED)).select(["number", "message_id"]).to_pylist():
         found.append({**place, "kind": "", "first": row["number"], "ids": [row["message_id"]]})
-    return pa.Table.from_pylist(found, TOLD)
+    return pa.Table.from_pylist(found, FOUND)
 
 
 def _repeat(row: Any) -> Finding:
@@ -166,9 +170,9 @@ def _repeat(row: Any) -> Finding:
     )
 
 
-def _with_ids(config: PipelineConfig, one: Finding, ids: Mapping[Spot, str]) -> Finding:
+def _with_ids(config: PipelineConfig, one: Finding, ids: Mapping[NumberKey, str]) -> Finding:
     if one.lane < 0 or one.ids or one.kind in NAMELESS:
         return one
     span: Sequence[int] = range(one.first, min(one.last, one.first + config.ids_per_finding - 1) + 1)
-    found = [ids[spot] for number in span if (spot := (one.source, one.topic, one.lane, number)) in ids]
+    found = [ids[key] for number in span if (key := (one.source, one.topic, one.lane, number)) in ids]
     return replace(one, ids=tuple(found))

@@ -1,4 +1,4 @@
-"""What is told by ids, not by numbers: business rows, and messages without a place."""
+"""Checks by id instead of number: business rows and their messages, message rows and their places."""
 
 from __future__ import annotations
 
@@ -28,16 +28,16 @@ BORDER = timedelta(hours=1)
 
 def audit_keys(spark: SparkSession, config: PipelineConfig, history: History) -> list[Finding]:
     """
-    Hold business rows to the messages about them, and message rows to what says where they stand: nobody would send one that
-    has no place.
+    Compare business rows with the messages about them, and message rows with their places: no relay would send a message without
+    a place.
 
     Raises:
-        HistoryError: nothing says which business rows belong to the history.
+        HistoryError: it is not known which business rows belong to the history.
     """
     if config.since and (without := [entry.name for entry in config.business if not entry.at]):
         raise HistoryError(
-            f"Messages from before {config.since} are not in the history, and nothing says when the rows of "
-            f'{", ".join(without)} were written. Name the column: OUTBOX["PIPELINE"]["AUDIT"][...]["AT"].'
+            f"Messages from before {config.since} are not in the history, and it is not known when the rows of "
+            f'{", ".join(without)} were written. Set OUTBOX["PIPELINE"]["AUDIT"][...]["AT"] to a field with that time.'
         )
     pairs = (ABOUT, PLACE) if config.business else (PLACE,)
     keys = Keys(config.business, micros(config.since) if config.since else None, secrets.randbits(64), pairs)
@@ -55,7 +55,7 @@ def audit_keys(spark: SparkSession, config: PipelineConfig, history: History) ->
         .where(F.col("left") != F.col("right"))
         .collect()
     )
-    # Of a pair on the border, one may lie before it.
+    # Near the start of the history, one of a pair may be outside of it.
     border = micros(config.since + BORDER) if config.since else 0
     return [
         *_business_findings(config, (row for row in rows if row.pair == ABOUT and row.at >= border)),
@@ -95,7 +95,7 @@ def _place_of(row: Any) -> tuple[Kind, Stage, str]:
 
 
 def by_topic(config: PipelineConfig, rows: list[tuple[str, Kind, Stage, str, str, str]]) -> list[Finding]:
-    """Make one finding of messages that share all but the id: rows of topic, kind, stage, detail, group, message id."""
+    """Group rows of (topic, kind, stage, detail, group, message id) into findings that have all but the id in common."""
     found: dict[tuple[str, Kind, Stage, str, str], list[str]] = {}
     for topic, kind, stage, detail, group, message_id in rows:
         found.setdefault((topic, kind, stage, detail, group), []).append(message_id)

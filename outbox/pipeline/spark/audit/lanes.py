@@ -1,4 +1,4 @@
-"""Numbered messages: all lanes, bucket by bucket."""
+"""Checks by number: all lanes, bucket by bucket."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from outbox.pipeline.spark.transforms.roles import COLUMNS, NONE, Roles, Seen
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-VERDICT = pa.schema(
+RESULT = pa.schema(
     {
         "source": pa.string(),
         "topic": pa.string(),
@@ -38,7 +38,7 @@ VERDICT = pa.schema(
         "n": pa.int64(),
     }
 )
-IS_SEEN = "bucket"  # a verdict of this kind only says that the bucket was there
+IS_SEEN = "bucket"  # a result of this kind says only that the bucket has rows
 IS_UNKNOWN = "unknown"  # the lane has no mark; `what` is a role
 
 NO_NUMBER = {
@@ -53,9 +53,9 @@ NO_NUMBER = {
 class Result:
     """
     Args:
-        findings: merged; without ids. DUPLICATED stands for numbers that repeat, whatever the messages are.
-        counts: topic -> what -> how many.
-        foreign: rows of other databases' messages, which are not judged.
+        findings: merged; without ids. DUPLICATED means a repeated number, whatever its messages are.
+        counts: topic -> name of the count -> number of messages.
+        foreign: rows of other databases' messages, which are not audited.
     """
 
     findings: list[Finding] = field(default_factory=list)
@@ -64,27 +64,27 @@ class Result:
 
 
 def audit_lanes(spark: SparkSession, config: PipelineConfig, history: History) -> Result:
-    """Hold all stages of all lanes to each other."""
+    """Compare all stages of all lanes."""
     marks = history.marks_list()
     result = Result()
-    rows = _verdict(spark, config, history, marks)
+    rows = _judge_lanes(spark, config, history, marks)
     if unknown := _unknown_lanes(history, rows, result):
         marks = [*marks, *unknown]
-        rows = _verdict(spark, config, history, marks)
-    _read(result, config, history, marks, rows)
+        rows = _judge_lanes(spark, config, history, marks)
+    _collect(result, config, history, marks, rows)
     return result
 
 
-def _verdict(spark: SparkSession, config: PipelineConfig, history: History, marks: Sequence[Mark]) -> list[Any]:
+def _judge_lanes(spark: SparkSession, config: PipelineConfig, history: History, marks: Sequence[Mark]) -> list[Any]:
     lanes: dict[numbers.LaneName, Lane] = {(mark.source, mark.topic, mark.lane): _lane(config, mark) for mark in marks}
     bucket = [*numbers.LANE, "bucket"]
     cell = F.struct(*(name for name in numbers.CELL.names if name not in bucket))
     by_bucket = cells(spark, config, history).groupBy(*bucket).agg(F.collect_list(cell).alias("cells"))
-    return by_bucket.mapInArrow(_judge_batches(lanes), ddl(VERDICT)).collect()
+    return by_bucket.mapInArrow(_judge_batches(lanes), ddl(RESULT)).collect()
 
 
 def cells(spark: SparkSession, config: PipelineConfig, history: History) -> DataFrame:
-    """Return the cells of all stages."""
+    """Return the cells of all stages, as defined in `numbers.CELL`."""
     latest = micros(history.as_of + timedelta(seconds=config.clock_tolerance_seconds))
     columns = {name: tuple(dict.fromkeys((*numbers.LANE, "number", *wanted))) for name, wanted in COLUMNS.items()}
     return scan(spark, history, columns, _summarize(roles_of(config, history), latest), numbers.CELL)
@@ -115,9 +115,9 @@ def _judge_batches(lanes: Mapping[numbers.LaneName, Lane]) -> Any:
     def judge_batches(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         for batch in batches:
             rows = [row for bucket in batch.to_pylist() for row in _judge_bucket(lanes, **bucket)]
-            columns: list[Any] = list(zip(*rows, strict=True)) or [[]] * len(VERDICT)
-            arrays = [pa.array(values, type=column.type) for values, column in zip(columns, VERDICT, strict=True)]
-            yield pa.RecordBatch.from_arrays(arrays, schema=VERDICT)
+            columns: list[Any] = list(zip(*rows, strict=True)) or [[]] * len(RESULT)
+            arrays = [pa.array(values, type=column.type) for values, column in zip(columns, RESULT, strict=True)]
+            yield pa.RecordBatch.from_arrays(arrays, schema=RESULT)
 
     return judge_batches
 
@@ -136,7 +136,7 @@ def _judge_bucket(
 
 
 def _unknown_lanes(history: History, rows: list[Any], result: Result) -> list[Mark]:
-    """Find the lanes without a mark: those of ours are findings, and judged as far as they are seen."""
+    """Return marks for the lanes without one. Those of this database are findings, and audited up to their highest number."""
     found: dict[tuple[str, str, int | None], list[Any]] = defaultdict(list)
     for row in rows:
         if row.kind == IS_UNKNOWN:
@@ -161,7 +161,7 @@ def _unknown_lanes(history: History, rows: list[Any], result: Result) -> list[Ma
     return unknown
 
 
-def _read(result: Result, config: PipelineConfig, history: History, marks: Sequence[Mark], rows: list[Any]) -> None:
+def _collect(result: Result, config: PipelineConfig, history: History, marks: Sequence[Mark], rows: list[Any]) -> None:
     by_lane = {(mark.source, mark.topic, mark.lane): mark for mark in marks}
     counts: dict[str, dict[str, int]] = {mark.topic: {} for mark in marks}
     buckets: dict[Mark, set[int]] = {mark: set() for mark in marks}
@@ -177,7 +177,7 @@ def _read(result: Result, config: PipelineConfig, history: History, marks: Seque
         else:
             findings.append(_finding(mark, row, history.recorded.get(mark.topic)))
     for mark in marks:
-        counts[mark.topic]["given out"] = counts[mark.topic].get("given out", 0) + max(0, mark.last - mark.first + 1)
+        counts[mark.topic]["assigned"] = counts[mark.topic].get("assigned", 0) + max(0, mark.last - mark.first + 1)
         findings += _absent_buckets(mark, buckets[mark])
     result.counts = counts
     result.findings += _of_groups_that_began_late(config, rows, merge(findings))
@@ -195,7 +195,7 @@ def _finding(mark: Mark, row: Any, recorded: Recorded | None) -> Finding:
 
 
 def _absent_buckets(mark: Mark, present: set[int]) -> Iterator[Finding]:
-    """Numbers that were given out, in buckets of which no stage has anything. Walks what is there, not what should be."""
+    """Yield findings for assigned numbers in buckets without any row. Iterates over existing buckets, not over missing ones."""
     first, end = mark.first, mark.last + 1
     for bucket in [*sorted(present), (end + numbers.BUCKET - 2) // numbers.BUCKET]:
         gap_end = min(bucket * numbers.BUCKET + 1, end)
@@ -214,7 +214,7 @@ def _absent_buckets(mark: Mark, present: set[int]) -> Iterator[Finding]:
 
 
 def _of_groups_that_began_late(config: PipelineConfig, rows: list[Any], findings: list[Finding]) -> Iterator[Finding]:
-    """Leave out what was there before a group began, where it began behind it; give all other findings."""
+    """Yield the findings, except those about messages from before a group started, if it started at the end of the topic."""
     late = {group.name for group in config.groups if not group.is_from_start}
     begin: dict[tuple[str, str, int, str], int] = {}
     for row in rows:

@@ -1,4 +1,4 @@
-"""Ordered topics: nothing comes behind a later message of its key, at the broker or in the inbox."""
+"""Check the order of keys in ordered topics, at the broker and in the inbox."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from outbox.pipeline.spark.transforms.order import out_of_order, with_generation
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-OF_A_KEY = ["topic", "source", "lane", "key"]  # a key's messages of different lanes cannot be compared by number
+OF_A_KEY = ["topic", "source", "lane", "key"]  # numbers of different lanes cannot be compared
 
 
 def audit_order(spark: SparkSession, config: PipelineConfig, history: History) -> list[Finding]:
-    """Find what came behind a later message of its key. Other topics promise no order, and are not looked at."""
+    """Return the messages of ordered topics that came after a later message of their key."""
     if not config.ordered_topics:
         return []
     is_ordered = F.col("topic").isin(*config.ordered_topics)
@@ -43,7 +43,7 @@ def _findings(stage: Stage, rows: Iterable[Any]) -> list[Finding]:
             first=row.number,
             last=row.number,
             count=1,
-            detail=f"behind {row.overtaken_by} of key {row.key!r}",
+            detail=f"after {row.overtaken_by} of key {row.key!r}",
             ids=(row.message_id,),
         )
         for row in rows

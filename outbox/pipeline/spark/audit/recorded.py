@@ -1,4 +1,4 @@
-"""Topics whose broker side the recorder wrote down: how far they can be judged there."""
+"""Recorded topics: for which messages it is known whether the broker has them."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from outbox.pipeline.spark.transforms.roles import Reach, Roles
 
 
 def roles_of(config: PipelineConfig, history: History) -> Roles:
-    """Return how rows become roles: by the settle time, and by how far the recorder had come."""
+    """Return the rules by which rows become roles: the settle time, and the progress of the recorder."""
     cutoff = history.as_of - timedelta(seconds=config.settle_seconds)
     owed = {pair: micros(time) for pair, time in history.owed.items()}
     live = config.archived.live_since if config.archived else None
@@ -18,7 +18,7 @@ def roles_of(config: PipelineConfig, history: History) -> Roles:
 
 
 def reaches(config: PipelineConfig, history: History) -> dict[str, Reach]:
-    """Return the reach of each topic that is not known for all times, by as much narrower as clocks may differ."""
+    """Return the reach of each topic that is not known for all times, reduced by the clocks' tolerance."""
     tolerance = timedelta(seconds=config.clock_tolerance_seconds)
     found = {}
     for topic in {**config.recorded, **history.recorded}:
@@ -31,10 +31,11 @@ def reaches(config: PipelineConfig, history: History) -> dict[str, Reach]:
 
 
 def unread(recorded: Recorded | None) -> str:
-    """Return up to when it is known what the broker has."""
+    """Return the detail of a finding about messages that are not recorded yet."""
     if recorded is None or recorded.until is None:
-        return "not recorded yet; see that manage.py outbox_record runs"
-    return f"recorded up to {recorded.until.isoformat(timespec='seconds')} only; see that manage.py outbox_record runs"
+        return "not recorded yet; make sure that manage.py outbox_record is running"
+    until = recorded.until.isoformat(timespec="seconds")
+    return f"recorded only up to {until}; make sure that manage.py outbox_record is running"
 
 
 def micros(time: datetime) -> int:

@@ -1,4 +1,4 @@
-"""The whole audit of one history."""
+"""Audit one history."""
 
 from __future__ import annotations
 
@@ -25,17 +25,17 @@ from outbox.pipeline.spark.transforms.roles import MAX_GROUPS
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-Say = Callable[[str], None]
+Log = Callable[[str], None]
 
 
 @dataclass(frozen=True)
 class Report:
     """
-    What an audit found.
+    The result of an audit.
 
     Args:
-        counts: topic -> what -> how many messages.
-        foreign: rows of other databases' messages, which are not judged.
+        counts: topic -> name of the count -> number of messages.
+        foreign: rows of other databases' messages, which are not audited.
     """
 
     as_of: datetime
@@ -45,7 +45,7 @@ class Report:
     seconds: float = 0.0
 
     def as_dict(self) -> dict[str, Any]:
-        """Return the same as JSON knows it."""
+        """Return the report as a dict for JSON."""
         return {
             "as_of": self.as_of.isoformat(),
             "findings": [one.as_dict() for one in self.findings],
@@ -55,32 +55,32 @@ class Report:
         }
 
 
-def audit(spark: SparkSession, config: PipelineConfig, history: History, say: Say = lambda text: None) -> Report:
+def audit(spark: SparkSession, config: PipelineConfig, history: History, log: Log = lambda text: None) -> Report:
     """
-    Hold business rows, outbox, broker and inbox to each other.
+    Compare business rows, outbox, broker and inbox.
 
     Raises:
-        HistoryError: what is there does not suffice for an answer.
+        HistoryError: the history is not sufficient for an audit.
     """
     if len(config.groups) > MAX_GROUPS:
-        raise HistoryError(f"{len(config.groups)} consumer groups are more than one audit takes ({MAX_GROUPS}). Do it in parts.")
+        raise HistoryError(f"There are {len(config.groups)} consumer groups; an audit supports at most {MAX_GROUPS}.")
     started = time.monotonic()
     recent = history.since(first_id_at(config.since)) if config.since else history
 
     def judge_numbers() -> tuple[Result, list[Finding]]:
-        say("numbers of all lanes")
+        log("numbers of all lanes")
         lanes = audit_lanes(spark, config, history)
-        say("messages behind numbers")
+        log("messages of findings")
         return lanes, with_messages(spark, config, history, lanes.findings)
 
     def judge_ids() -> list[Finding]:
         found = []
         for what, step in STEPS.items():
-            say(what)
+            log(what)
             found += step(spark, config, recent)
         return found
 
-    # Two at once: while one plans, or waits for its last task, the other works.
+    # Run both at the same time, so that one works while the other plans or waits for its last task.
     with ThreadPoolExecutor(2) as pool:
         numbers, ids = pool.submit(judge_numbers), pool.submit(judge_ids)
     lanes, findings = numbers.result()

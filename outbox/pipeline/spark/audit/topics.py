@@ -1,4 +1,4 @@
-"""Messages whose topic has no row: nobody can say where they go, and no relay claims them."""
+"""Find messages whose topic has no row, so that no relay claims them."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ from pyspark.sql import functions as F
 from outbox.pipeline.spark.config import PipelineConfig
 from outbox.pipeline.spark.findings import Finding, unknown_topic
 from outbox.pipeline.spark.history import History
-from outbox.pipeline.spark.sources.sane import NO_TOPIC
+from outbox.pipeline.spark.sources.broken_rows import NO_TOPIC
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 
 def audit_topics(spark: SparkSession, config: PipelineConfig, history: History) -> list[Finding]:
-    """Find the topics that messages or their places name and that do not exist. Files say what their lowest topic is."""
+    """Return findings about topics that messages or their places refer to, and that do not exist."""
     is_gone = F.col("topic").startswith(NO_TOPIC)
     messages, places = (one.where(is_gone).select("topic", "message_id") for one in (history.messages, history.places))
     ids = F.slice(F.sort_array(F.collect_set("message_id")), 1, config.ids_per_finding)

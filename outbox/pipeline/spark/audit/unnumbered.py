@@ -1,4 +1,4 @@
-"""Messages without a number: half first, or still waiting. Joined by id; there are few."""
+"""Checks of messages without a number: half first, or still waiting. They are few, and joined by id."""
 
 from __future__ import annotations
 
@@ -26,8 +26,8 @@ from outbox.pipeline.spark.transforms.roles import DEAD_LETTERS, DISCARDED, NEVE
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-SAID = pa.schema({"message_id": pa.string(), "topic": pa.string(), "seen": pa.string()})
-NOT_READ = "the recorder has not come so far"
+OBSERVED = pa.schema({"message_id": pa.string(), "topic": pa.string(), "seen": pa.string()})
+NOT_READ = "not recorded yet"
 SENT_AS = {
     int(Seen.SENT): "sent",
     int(Seen.SENT_YOUNG): "sent young",
@@ -37,15 +37,17 @@ SENT_AS = {
 
 
 def audit_unnumbered(spark: SparkSession, config: PipelineConfig, history: History) -> list[Finding]:
-    """Hold the stages to each other, message by message."""
+    """Compare the stages, message by message."""
     columns = {
         name: tuple(dict.fromkeys(("source", "topic", "number", "message_id", *wanted))) for name, wanted in OF_ROLES.items()
     }
     if not may_have_null(history, columns, "number"):
         return []
-    saying = Saying(roles_of(config, history), history.sources, micros(history.as_of) - int(config.settle_seconds * 1e6))
+    observations = Observations(
+        roles_of(config, history), history.sources, micros(history.as_of) - int(config.settle_seconds * 1e6)
+    )
     wrong = (
-        scan(spark, history, columns, saying.of_part, SAID, where_null="number")
+        scan(spark, history, columns, observations.of_part, OBSERVED, where_null="number")
         .groupBy("message_id", "topic")
         .agg(F.collect_set("seen").alias("seen"))
         .select("message_id", "topic", F.explode(F.array_compact(F.array(*_rules(config)))).alias("wrong"))
@@ -56,26 +58,26 @@ def audit_unnumbered(spark: SparkSession, config: PipelineConfig, history: Histo
 
 
 @dataclass(frozen=True)
-class Saying:
-    """What is said of messages without a number: message_id, topic, seen, a row for each thing that can be said."""
+class Observations:
+    """Turns rows of messages without a number into observations: message_id, topic, seen."""
 
     roles: Roles
     sources: frozenset[str]
     cutoff_micros: int
 
     def of_part(self, frame: str, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        """Do so for a part of a frame."""
+        """Yield the observations of a part of a frame."""
         for batch in batches:
             is_ours = coded(batch, "source").is_(*self.sources)
             mine = batch.filter(pc.and_(batch.column("number").is_null(), pa.array(is_ours)))
             for seen in self.seen(frame, mine) if len(mine) else ():
-                said = [message is not None for message in seen]
+                has_seen = [message is not None for message in seen]
                 columns = [mine.column("message_id"), mine.column("topic").cast(pa.string()), pa.array(seen, pa.string())]
-                yield pa.RecordBatch.from_arrays([column.filter(pa.array(said)) for column in columns], schema=SAID)
+                yield pa.RecordBatch.from_arrays([column.filter(pa.array(has_seen)) for column in columns], schema=OBSERVED)
 
     def seen(self, frame: str, batch: pa.RecordBatch) -> Iterator[list[str | None]]:
-        """Yield columns with what the rows of a frame say of their messages, None where they say nothing."""
-        is_old = micros_of(batch, "at") <= self.cutoff_micros  # a time that was never written down is old here
+        """Yield columns with an observation for each row of a frame, or None."""
+        is_old = micros_of(batch, "at") <= self.cutoff_micros  # a missing time counts as old here
         match frame:
             case "places":
                 roles, state = self.roles.of_sent(batch), coded(batch, "state")
@@ -105,7 +107,7 @@ def _tried(outcome: str | None, group: str) -> str | None:
 
 
 def _rules(config: PipelineConfig) -> list[Column]:
-    """Return a struct for each rule that a message breaks, else NULL. Takes topic, seen."""
+    """Return a column for each rule: a struct if a message breaks it, else NULL. Needs the columns topic and seen."""
 
     def is_(*names: str) -> Column:
         return reduce(Column.__or__, [F.array_contains("seen", name) for name in names])

@@ -1,4 +1,4 @@
-"""A job's parent: `--with-parent` ties a job to the process that started it, by the pipe at its standard input."""
+"""`--with-parent`: stop a job when the process that started it is gone, which closes the pipe at its standard input."""
 
 from __future__ import annotations
 
@@ -6,16 +6,16 @@ import os
 import signal
 import threading
 
-HELP = "end as soon as standard input does: whoever held it is gone"
+HELP = "stop when standard input is closed, because the parent process is gone"
 
 
-def end_with_it() -> None:
-    """Interrupt this process when its parent is gone, as Ctrl-C does: it takes its folders and its JVM along."""
-    signal.signal(signal.SIGINT, signal.default_int_handler)  # what a shell starts in the background ignores it
+def exit_with_parent() -> None:
+    """Interrupt this process when its parent is gone, as Ctrl-C does, so that it deletes its folders and stops its JVM."""
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # background processes of a shell ignore SIGINT
     main = threading.main_thread().ident or 0
 
     def wait() -> None:
-        while os.read(0, 1024):  # not sys.stdin: a thread that waits in there aborts the interpreter's end
+        while os.read(0, 1024):  # not sys.stdin: a thread that blocks in it breaks the interpreter's shutdown
             pass
         signal.pthread_kill(main, signal.SIGINT)
 

@@ -1,4 +1,4 @@
-"""Latency and backlog of a history, as JSON knows them."""
+"""The latency and backlog reports of a history, for JSON."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from pyspark.sql import functions as F
 
 from outbox.pipeline.spark.bins import BACKWARDS, SHARES, add, percentile
-from outbox.pipeline.spark.cause import Minute, standings, until
+from outbox.pipeline.spark.cause import Minute, backlog_states, up_to
 from outbox.pipeline.spark.config import PipelineConfig
 from outbox.pipeline.spark.findings import STAGE_OF, Finding, Kind, clock_has_jumped
 from outbox.pipeline.spark.history import History
@@ -25,7 +25,7 @@ def latency_report(spark: SparkSession, config: PipelineConfig, history: History
     """
     Return histograms (rows of topic, hop, group, minute, bin, n), percentiles of each topic and hop, and findings.
 
-    A finding of kind `clock` says how many messages arrived before they were sent, by more than the clocks' tolerance.
+    A finding of kind `clock` counts the messages with a negative latency beyond the tolerance.
     """
     count = latency.Latency(int(config.clock_tolerance_seconds * 1_000_000)).histograms
     found = scan(spark, history, latency.COLUMNS, count, latency.HISTOGRAM)
@@ -60,7 +60,7 @@ def latency_report(spark: SparkSession, config: PipelineConfig, history: History
 
 
 def backlog_report(spark: SparkSession, config: PipelineConfig, history: History, *, repeated: int = 10) -> list[dict[str, Any]]:
-    """Give, for each group and topic: rows by the minute, the last standing, and the messages tried most often."""
+    """Return, for each group and topic, the backlog per minute, the current state, and the messages with most attempts."""
     pairs = [(group.name, topic) for group in config.groups for topic in group.topics]
     if not pairs:
         return []
@@ -68,13 +68,13 @@ def backlog_report(spark: SparkSession, config: PipelineConfig, history: History
     again: dict[tuple[str, str], list[list[Any]]] = defaultdict(list)
     for row in backlog.most_repeated(history.attempts, limit=repeated).collect():
         again[row.consumer_group, row.topic].append([row.message_id, row.tries])
-    last = int(history.as_of.timestamp()) // 60  # what is still to come is a finding, and no backlog
-    known = {pair: until(found, last) for pair, found in minutes.items()}
+    last = int(history.as_of.timestamp()) // 60  # later times are reported as findings
+    known = {pair: up_to(found, last) for pair, found in minutes.items()}
     return [_of_pair(*pair, known[pair], again[pair]) for pair in sorted(known) if known[pair]]
 
 
 def _minutes(spark: SparkSession, history: History, pairs: list[tuple[str, str]]) -> dict[tuple[str, str], list[Minute]]:
-    """Put together, by group and topic, what came in, was tried and was finished."""
+    """Return the counts per minute, by group and topic."""
     found: dict[tuple[str, str], dict[int, Minute]] = defaultdict(dict)
 
     def add(pair: tuple[str, str], minute: int, **more: int) -> None:
@@ -95,7 +95,7 @@ def _minutes(spark: SparkSession, history: History, pairs: list[tuple[str, str]]
 
 
 def _of_pair(group: str, topic: str, minutes: list[Minute], again: list[list[Any]]) -> dict[str, Any]:
-    found = standings(minutes)
+    found = backlog_states(minutes)
     last = found[-1]
     return {
         "group": group,

@@ -1,1 +1,1 @@
-"""The lake: where finished days lie when the database has let them go. Parquet, and records of what counts."""
+"""The lake: Parquet files of archived days, and manifests that say which files are committed."""

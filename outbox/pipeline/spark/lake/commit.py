@@ -1,4 +1,4 @@
-"""What a commit of the lake says: which files of a day count, and what is in them."""
+"""A commit of the lake: the files of a day, and what they contain."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from dataclasses import asdict, dataclass, field
 @dataclass(frozen=True)
 class Written:
     """
-    One frame of a day, as it lies in the lake.
+    One frame of a day in the lake.
 
     Args:
-        files: path, relative to the lake -> bytes.
-        digest: sum over the rows' hashes; the database gives the same for the same rows.
+        files: path relative to the lake -> size in bytes.
+        digest: the sum of the rows' hashes; PostgreSQL calculates the same for the same rows.
     """
 
     rows: int
@@ -24,12 +24,12 @@ class Written:
 @dataclass(frozen=True)
 class Commit:
     """
-    A day, or what came into it later.
+    A commit of a day. A day has several commits if rows came into it after the first.
 
     Args:
         day: UTC, `2026-11-01`.
-        attempt: commits of a day are told apart by it. Of a row that stands in several, the latest one's counts.
-        source: id of the database that it is from.
+        attempt: identifies the commit among those of its day. If several contain a row, the highest attempt is valid.
+        source: the source id of its database.
     """
 
     day: str
@@ -43,12 +43,12 @@ class Commit:
         return f"{self.day}.a{self.attempt}"
 
     def to_json(self) -> str:
-        """Write it as a manifest."""
+        """Return the content of the manifest."""
         return json.dumps(asdict(self), indent=1)
 
     @classmethod
     def from_json(cls, text: str) -> Commit:
-        """Read a manifest. Raises ValueError, TypeError or KeyError where it is none."""
+        """Return the commit of a manifest. Raises ValueError, TypeError or KeyError if it is not one."""
         raw = json.loads(text)
         raw["frames"] = {name: Written(**entry) for name, entry in raw["frames"].items()}
         return cls(**raw)

@@ -1,8 +1,7 @@
 """
-What the lake keeps of a finished day: its messages, each with the place it came to, and the books up to that day's end.
+The frames that the lake keeps of a finished day: its messages with their final state, and the rows of other tables up to its end.
 
-Each frame is one SELECT. A row has one hash, the same by PostgreSQL and by Spark, and the sum of them tells whether two sides
-hold the same rows.
+Each frame is one SELECT. PostgreSQL and Spark calculate the same hash of a row, so equal sums of hashes mean equal rows.
 """
 
 from __future__ import annotations
@@ -20,7 +19,7 @@ SEPARATOR = "\x1f"
 
 @dataclass(frozen=True)
 class Span:
-    """A UTC day, as ids and times bound it."""
+    """A UTC day, and its bounds as ids and times."""
 
     day: date
 
@@ -47,7 +46,7 @@ class Span:
 
 @dataclass(frozen=True)
 class Column:
-    """`sql`: where it comes from."""
+    """A column of a frame. `sql`: its expression."""
 
     name: str
     sql: str
@@ -58,10 +57,10 @@ class Column:
 class Frame:
     """
     Args:
-        rows: FROM and what follows it, with `{newest}` and `{place}` where places are found by id.
-        id: the SQL of the message id by which it is read in parts and sorted; empty: it is read at once.
-        time: the column by whose day a row belongs to a commit; empty: by its id.
-        key: the columns that name a row, of those that were there at one time.
+        rows: the FROM clause, with `{newest}` and `{place}` for conditions on message ids.
+        id: the SQL of the message id, by which it is read in parts and sorted; empty: it is read in one part.
+        time: the column whose day decides to which commit a row belongs; empty: the time in its id.
+        key: the columns that identify a row at one moment.
     """
 
     name: str
@@ -73,15 +72,15 @@ class Frame:
 
     @property
     def identity(self) -> tuple[str, ...]:
-        """The columns that name a row for good: keys of the books come again, when rows are gone or a database was restored."""
+        """The columns that identify a row for ever: a key may be used again after a delete or a restore."""
         return (*self.key, self.time) if self.time else self.key
 
     def query(self, span: Span | None, low: str | None = None, high: str | None = None) -> str:
         """
-        Read the rows of a day, those of a part of its ids only, or all there are.
+        Return a query for the rows of a day, or of a range of its ids, or for all rows.
 
         Args:
-            low, high: ids from `low` up to, not including, `high`; None: no bound.
+            low, high: ids from `low` up to, but not including, `high`; None: no bound.
         """
         if span is not None and not self.time:
             low, high = low or span.first_id, high or span.end_id
@@ -98,7 +97,7 @@ def _bounds(column: str, low: str | None, high: str | None) -> str:
 
 
 def digest_query(frame: Frame, query: str) -> str:
-    """Count rows and sum their hashes, in PostgreSQL."""
+    """Return a query for the number of rows and the sum of their hashes."""
     parts = []
     for column in frame.columns:
         text = {
@@ -116,8 +115,8 @@ def _text(*names: str) -> tuple[Column, ...]:
     return tuple(Column(name, name) for name in names)
 
 
-# A message and where it stands, which for a finished day never changes but by a person who has a dead one sent again. Topic
-# 0: what a check-back wrote in the place of a message that never was. Of several batches the newest counts.
+# A message and its state. For a finished day it changes only if an operator sends a dead message again. Topic 0: a tombstone,
+# written by a check-back instead of a message. If several batches contain a message, the newest is valid.
 MESSAGES = Frame(
     "messages",
     (
@@ -194,7 +193,7 @@ DUPLICATE = Frame(
     time="dropped_at",
 )
 
-# Failed sends; `message_ids` with blanks between them.
+# Failed sends; `message_ids` are separated by spaces.
 ATTEMPT = Frame(
     "attempt",
     (
@@ -222,8 +221,8 @@ CHECK_BACK = Frame(
     time="answered_at",
 )
 
-# What the recorder saw, a row for each place. A place may come again when its row has left the table: whoever counts copies
-# takes each place once (`sources.copies`). Manifests of older versions lack this frame.
+# Recorded messages, a row for each place. A place may be recorded again after its row has left the table, so copies are counted
+# once for each place (`sources.copies`). Commits of older versions lack this frame.
 RECORDED = Frame(
     "recorded",
     (
@@ -240,4 +239,4 @@ RECORDED = Frame(
 )
 
 FRAMES = {frame.name: frame for frame in (MESSAGES, INBOX, DELIVERY, DUPLICATE, ATTEMPT, CHECK_BACK, RECORDED)}
-BOOKS = {name: frame for name, frame in FRAMES.items() if frame.time}
+TIMED_FRAMES = {name: frame for name, frame in FRAMES.items() if frame.time}

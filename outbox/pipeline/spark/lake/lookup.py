@@ -1,4 +1,4 @@
-"""One message out of the lake, without Spark: its id says its day, and files are sorted by id, so little is read."""
+"""Look up one message in the lake, without Spark: its id contains its day, and files are sorted by id, so little is read."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
 
 @dataclass(frozen=True)
-class Found:
+class ArchivedMessage:
     """
     A message in the lake.
 
     Args:
         message: the columns of `frames.MESSAGES`.
-        handled: rows of the inbox, the columns of `frames.INBOX`, by time.
-        commit: which commit has it.
+        handled: its inbox rows by time, with the columns of `frames.INBOX`.
+        commit: the name of the commit that contains it.
     """
 
     message: dict[str, Any]
@@ -32,45 +32,42 @@ class Found:
 
 
 def day_of(message_id: UUID) -> date:
-    """Return the UTC day that a uuid7 names; the last there is for one that names none."""
+    """Return the UTC day of a uuid7; the last possible day if the id contains no valid time."""
     try:
         return (EPOCH + timedelta(milliseconds=message_id.int >> 80)).date()
     except OverflowError:
         return date.max
 
 
-def find_message(lake: Lake, message_id: UUID) -> Found | None:
+def find_message(lake: Lake, message_id: UUID) -> ArchivedMessage | None:
     """
-    Find a message by its id; None: the lake does not have it.
+    Return a message by its id. None: the lake does not have it.
 
-    Who handled it is looked for on its own day and the day after.
+    Inbox rows are searched in the commits of its own day and of the day after.
 
     Raises:
-        LakeError: the lake, or a file that counts, cannot be read; or pyarrow is missing.
+        LakeError: the lake or a committed file cannot be read; or pyarrow is missing.
     """
     day = day_of(message_id)
     commits = lake.committed(str(day))
-    for commit in reversed(commits):  # the latest one first
+    for commit in reversed(commits):  # the latest attempt first
         for row in _rows(lake, commit, "messages", message_id):
             near = [*commits, *lake.committed(str(day + timedelta(days=1)))]
             handled = [row for one in near for row in _rows(lake, one, "inbox", message_id)]
-            return Found(row, commit.name, sorted(handled, key=lambda row: row["handled_at"]))
+            return ArchivedMessage(row, commit.name, sorted(handled, key=lambda row: row["handled_at"]))
     return None
 
 
 def _rows(lake: Lake, commit: Commit, frame: str, message_id: UUID) -> Iterator[dict[str, Any]]:
-    """Read the rows of one message from the row groups that may hold it."""
+    """Yield the rows of one message in a commit."""
     try:
-        # In here: the admin works without the extra `lake`.
-        import pyarrow as pa
-        from pyarrow import parquet
+        # Here, since the admin imports this module and works without pyarrow, which is in the extra `lake`.
+        from outbox.pipeline.spark.lake.parquet import find_rows
     except ImportError as error:
         raise LakeError('pyarrow is missing: pip install "django-transactional-outbox[lake]"') from error
     lake.require_files(commit, frame)
     for file in commit.frames[frame].files:
         try:
-            is_it = [("message_id", "=", str(message_id))]
-            found = parquet.read_table(lake.root / file, filters=is_it, use_threads=False, page_checksum_verification=True)
-        except (OSError, pa.ArrowException) as error:
+            yield from find_rows(lake.root / file, message_id)
+        except OSError as error:
             raise LakeError(f"The file {file} of {commit.name} in {lake.root} cannot be read: {error}") from error
-        yield from found.to_pylist()

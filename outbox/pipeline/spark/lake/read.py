@@ -1,4 +1,4 @@
-"""Database and lake as one, by Spark: each row once, wherever it is, and while it moves."""
+"""Read database and lake together with Spark: each row once, also while days are being archived."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, Window
 from pyspark.sql import functions as F
 
-from outbox.pipeline.spark.archive import book
+from outbox.pipeline.spark.archive import records
 from outbox.pipeline.spark.archive.spark import read_files, read_rows, spark_schema, unreadable_file
 from outbox.pipeline.spark.config import Source
 from outbox.pipeline.spark.errors import LakeError
@@ -26,7 +26,7 @@ from outbox.pipeline.spark.sources.snapshot import exported_snapshot
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-# Whatever leaves the database later was committed before: so the tables are held, and then the lake is asked what it has.
+# A day is committed before it leaves the database. So lock the tables first, then list the commits.
 HOLD_DAYS = "LOCK TABLE outbox_message IN ACCESS SHARE MODE"
 
 
@@ -34,48 +34,48 @@ def read_lake(
     spark: SparkSession, lake: Lake, frame: Frame, commits: list[Commit] | None = None, unsettled: Iterable[str] = ()
 ) -> DataFrame:
     """
-    Return a frame of all days that were committed, each row once. Commits that lack the frame are older than it.
+    Return the rows of a frame in all commits, each row once. Commits of older versions may lack the frame.
 
     Args:
-        unsettled: days that the database may still have, as far as is known. A later day's books have theirs, too.
+        unsettled: days that the database may still have; their rows may also be in the commit of a later day.
 
     Raises:
-        LakeError: a file that counts is not there in full.
+        LakeError: a committed file is missing or incomplete.
     """
     commits = lake.committed() if commits is None else commits
     for commit in commits:
         lake.require_files(commit, frame.name)
     times = Counter(commit.day for commit in commits)
-    again = {day for day, many in times.items() if many > 1}
+    repeated = {day for day, many in times.items() if many > 1}
     if not frame.time:
-        return _latest(spark, lake, frame, commits, again)
+        return _latest(spark, lake, frame, commits, repeated)
     rows = _files(spark, lake, frame, commits)
-    if not (shared := again | set(unsettled)):
+    if not (shared := repeated | set(unsettled)):
         return rows
     is_old = F.col(frame.time) < F.lit(Span(date.fromisoformat(max(shared))).end).cast("timestamp")
     return rows.where(~is_old).unionAll(rows.where(is_old).dropDuplicates(list(frame.identity)))
 
 
 def unsettled_days(commits: Iterable[Commit], deleted: Container[str]) -> set[str]:
-    """Return the days of the lake of which the database does not say that they have left it."""
+    """Return the days in the lake that are not recorded as deleted in the database."""
     return {commit.day for commit in commits if commit.day not in deleted}
 
 
 @contextmanager
-def everything(spark: SparkSession, source: Source, lake: Lake) -> Iterator[dict[str, DataFrame]]:
+def read_all(spark: SparkSession, source: Source, lake: Lake) -> Iterator[dict[str, DataFrame]]:
     """
-    Return all frames of `lake.frames`, over database and lake; to be used within the block.
+    Return all frames of `lake.frames` over database and lake, for use within the block.
 
-    Of a row that is in both, the database's counts. While the block lasts, no day can leave the database.
+    If a row is in both, the one in the database is returned. No day can leave the database before the block ends.
 
     Raises:
-        LakeError: a file that counts is not there in full, or is damaged, which is seen as it is read.
+        LakeError: a committed file is missing or incomplete; or, when the rows are read, it is damaged.
         HistoryError: the database cannot be reached.
     """
     with _naming_files(lake), exported_snapshot(source.url) as (connection, snapshot):
         connection.execute(HOLD_DAYS)
         commits = lake.committed()
-        unsettled = unsettled_days(commits, book.deleted(connection))
+        unsettled = unsettled_days(commits, records.deleted(connection))
         found = {}
         for name, frame in FRAMES.items():
             database = read_rows(spark, source, frame, frame.query(None), snapshot)
@@ -85,23 +85,23 @@ def everything(spark: SparkSession, source: Source, lake: Lake) -> Iterator[dict
 
 @contextmanager
 def _naming_files(lake: Lake) -> Iterator[None]:
-    """Return which file of the lake it is that Spark cannot read."""
+    """Raise LakeError with the name of a file that Spark cannot read."""
     try:
         yield
     except (PySparkException, Py4JError) as error:
         file = unreadable_file(error)
         if not file.startswith(str(lake.root.absolute())):
             raise
-        raise LakeError(f"The file {file} cannot be read as it was written. Bring it back from a copy of the lake.") from error
+        raise LakeError(f"The file {file} is damaged. Restore it from a backup of the lake.") from error
 
 
-def _latest(spark: SparkSession, lake: Lake, frame: Frame, commits: list[Commit], again: Container[str]) -> DataFrame:
-    """Return the rows of all days; of those that were archived again, the latest attempt's."""
-    parts = [_files(spark, lake, frame, [commit for commit in commits if commit.day not in again])]
+def _latest(spark: SparkSession, lake: Lake, frame: Frame, commits: list[Commit], repeated: Container[str]) -> DataFrame:
+    """Return the rows of all days, from the latest attempt if there are several."""
+    parts = [_files(spark, lake, frame, [commit for commit in commits if commit.day not in repeated])]
     several = [
         _files(spark, lake, frame, [commit]).withColumn("commit", F.lit(commit.attempt))
         for commit in commits
-        if commit.day in again
+        if commit.day in repeated
     ]
     if several:
         latest = Window.partitionBy(*frame.key).orderBy(F.desc("commit"))
@@ -117,7 +117,7 @@ def _files(spark: SparkSession, lake: Lake, frame: Frame, commits: list[Commit])
 
 
 def _both(database: DataFrame, lake: DataFrame, frame: Frame, commits: list[Commit]) -> DataFrame:
-    """Add the lake's rows that the database has not. Few of its rows are as old as the lake's newest, so they are looked up."""
+    """Add the lake's rows that the database does not have. Few rows in the database are old enough to be in the lake."""
     if not commits:
         return database
     span = Span(date.fromisoformat(max(commit.day for commit in commits)))

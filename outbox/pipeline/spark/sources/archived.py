@@ -1,8 +1,8 @@
 """
-What the archive has let the database forget, added to a history: as if nothing had ever left.
+Add archived rows to a history.
 
-While the database is read, its days are held; so whatever it has not, the lake has committed. The lake is read afterwards, when
-the snapshot is gone: what counts in it never changes.
+No day can leave the database while it is read; so everything that it no longer has is committed in the lake. The lake is read
+afterwards, without a snapshot, because its committed files never change.
 """
 
 from __future__ import annotations
@@ -17,28 +17,28 @@ from typing import TYPE_CHECKING, Any
 from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F
 
-from outbox.pipeline.spark.archive import book
+from outbox.pipeline.spark.archive import records
 from outbox.pipeline.spark.config import Archived, PipelineConfig
 from outbox.pipeline.spark.errors import LakeError
 from outbox.pipeline.spark.history import Recorded
 from outbox.pipeline.spark.lake.commit import Commit
+from outbox.pipeline.spark.lake.completeness import complete_since, require_own_lake
 from outbox.pipeline.spark.lake.frames import DELIVERY, DUPLICATE, INBOX, MESSAGES, RECORDED, Frame, Span
 from outbox.pipeline.spark.lake.manifest import Lake
 from outbox.pipeline.spark.lake.read import HOLD_DAYS, read_lake, unsettled_days
-from outbox.pipeline.spark.lake.whole import insist_on_ours, whole_since
 from outbox.pipeline.spark.schemas import FRAMES
+from outbox.pipeline.spark.sources.broken_rows import NO_TOPIC
 from outbox.pipeline.spark.sources.copies import copies, once
 from outbox.pipeline.spark.sources.owed import begin_marks, owed_from
-from outbox.pipeline.spark.sources.sane import NO_TOPIC
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-FEW = 500_000  # ids that each task may be told
+FEW = 500_000  # the maximum number of ids to broadcast to tasks
 ALWAYS = datetime(9999, 1, 1, tzinfo=UTC)
 NEEDED = (MESSAGES, INBOX, DELIVERY, DUPLICATE, RECORDED)
 
-# What of a history's rows tells those that the database still has: moments are exact to the microsecond.
+# The columns that identify rows that the database still has. Times are exact to the microsecond.
 KEYS = {
     "messages": ["message_id"],
     "places": ["message_id"],
@@ -48,15 +48,15 @@ KEYS = {
 
 
 @dataclass(frozen=True)
-class Held:
+class LakeSnapshot:
     """
-    What the lake had while the database's days were held.
+    The commits of the lake while no day could leave the database.
 
     Args:
         unsettled: days that the database may still have.
-        is_whole: the two together have all that ever was.
+        is_whole: database and lake are complete from the beginning.
         since: from when on they are audited; None: from the beginning.
-        recorded_since: from when on what the recorder wrote down is whole; None: it always was.
+        recorded_since: from when on the recorder's rows are complete; None: always.
     """
 
     archived: Archived
@@ -69,92 +69,94 @@ class Held:
 
     @property
     def end(self) -> Span:
-        """The last day there: nothing in the lake is younger."""
+        """The last day in the lake."""
         return Span(date.fromisoformat(max(commit.day for commit in self.commits)))
 
 
-def hold(connection: Any, archived: Archived, since: datetime | None) -> Held:
+def snapshot_lake(connection: Any, archived: Archived, since: datetime | None) -> LakeSnapshot:
     """
-    Keep days in the database until this transaction ends, and ask the lake what it has.
+    Lock the days in the database until this transaction ends, and list the commits of the lake.
 
     Args:
-        since: begin no earlier than that.
+        since: do not audit earlier messages.
 
     Raises:
-        LakeError: it is another database's lake, it lacks a day or a file, or a manifest cannot be read.
+        LakeError: the lake belongs to another database, it lacks a day or a file, or a manifest cannot be read.
     """
     connection.execute(HOLD_DAYS)
     lake = Lake(Path(archived.path))
-    commits, deleted = lake.committed(), book.deleted(connection)
-    insist_on_ours(lake, commits, book.source(connection), book.committed(connection))
+    commits, deleted = lake.committed(), records.deleted(connection)
+    require_own_lake(lake, commits, records.source(connection), records.committed(connection))
     for commit in commits:
         lake.require_files(commit, *(frame.name for frame in NEEDED))
-    days = [*book.days(connection, date.max), *(date.fromisoformat(commit.day) for commit in commits)]
+    days = [*records.days(connection, date.max), *(date.fromisoformat(commit.day) for commit in commits)]
 
     if archived.live_since is None:  # nothing was ever pruned
-        return Held(archived, lake, commits, unsettled_days(commits, deleted), True, since, None)
+        return LakeSnapshot(archived, lake, commits, unsettled_days(commits, deleted), True, since, None)
     kept = timedelta(seconds=archived.kept_seconds)
-    ask = partial(whole_since, commits, days, born=archived.born, kept=kept, without=archived.live_since)
-    whole, recorded = ask(), ask(books=[RECORDED.name])
+    complete = partial(complete_since, commits, days, born=archived.born, kept=kept, without=archived.live_since)
+    whole, recorded = complete(), complete(frames=[RECORDED.name])
     begin = max((time for time in (whole, since) if time), default=None)
-    return Held(archived, lake, commits, unsettled_days(commits, deleted), whole is None, begin, recorded)
+    return LakeSnapshot(archived, lake, commits, unsettled_days(commits, deleted), whole is None, begin, recorded)
 
 
-def known_at_the_broker(config: PipelineConfig, held: Held, recorded: dict[str, Recorded]) -> dict[str, Recorded]:
-    """Return from when on it is known what brokers have: their own tables are pruned and not archived, the recorder's are."""
-    live = held.archived.live_since
+def known_at_the_broker(config: PipelineConfig, snapshot: LakeSnapshot, recorded: dict[str, Recorded]) -> dict[str, Recorded]:
+    """Return from when on it is known what brokers have: their own tables are not archived, the recorder's are."""
+    live = snapshot.archived.live_since
     if live is None:
         return recorded
     own = {topic: Recorded(live, ALWAYS) for topic in config.seen_topics if topic not in config.recorded}
-    since = held.recorded_since
+    since = snapshot.recorded_since
     return own | {topic: replace(one, began=max(one.began, since)) if since else one for topic, one in recorded.items()}
 
 
 def add_archived(
-    spark: SparkSession, config: PipelineConfig, folder: str, held: Held, say: Callable[[str], None]
+    spark: SparkSession, config: PipelineConfig, folder: str, snapshot: LakeSnapshot, log: Callable[[str], None]
 ) -> Mapping[tuple[str, str], datetime]:
     """
-    Add to the frames in a folder what the lake has and the database has not.
+    Add the rows that are only in the lake to the frames in a folder.
 
     Returns:
-        (group, topic) -> from when on the group owes what was sent; empty: it owes all.
+        (group, topic) -> from when on the group must have handled sent messages; empty: from the beginning.
 
     Raises:
         LakeError: a file of the lake cannot be read.
     """
     try:
-        _add_rows(spark, config, folder, held, say)
-        if held.since:
-            begin_marks(spark, folder, held.since, is_whole=held.is_whole)
-        live = held.archived.live_since
+        _add_rows(spark, config, folder, snapshot, log)
+        if snapshot.since:
+            begin_marks(spark, folder, snapshot.since, is_whole=snapshot.is_whole)
+        live = snapshot.archived.live_since
         if live is None:
             return {}
         return owed_from(spark, config, folder, live)
     except LakeError:
         raise
-    except Exception as error:  # what a task meets comes as PySpark's, the JVM's or pyarrow's
+    except Exception as error:  # tasks raise errors of PySpark, py4j or pyarrow
         lines = [type(error).__name__, *str(error).strip().splitlines()]
-        said = next((line for line in lines if "reading file" in line or line.startswith(": ")), lines[-1])
-        raise LakeError(f"What the lake in {held.lake.root} has cannot be read: {said.strip(': ')}") from error
+        reason = next((line for line in lines if "reading file" in line or line.startswith(": ")), lines[-1])
+        raise LakeError(f"The lake in {snapshot.lake.root} cannot be read: {reason.strip(': ')}") from error
 
 
-def _add_rows(spark: SparkSession, config: PipelineConfig, folder: str, held: Held, say: Callable[[str], None]) -> None:
+def _add_rows(
+    spark: SparkSession, config: PipelineConfig, folder: str, snapshot: LakeSnapshot, log: Callable[[str], None]
+) -> None:
     def rows_of(frame: Frame) -> DataFrame:
-        return read_lake(spark, held.lake, frame, held.commits, held.unsettled)
+        return read_lake(spark, snapshot.lake, frame, snapshot.commits, snapshot.unsettled)
 
     if config.recorded:
-        say("adding what was recorded")
+        log("adding recorded messages")
         there = spark.read.parquet(f"{folder}/{RECORDED.name}")
         seen = there.unionAll(rows_of(RECORDED)).where(F.col("topic").isin(*config.recorded))
         _append(_broker(once(seen)), folder, "broker")
-    if not held.commits:
+    if not snapshot.commits:
         return
     messages = rows_of(MESSAGES)
     attempts = _tries(rows_of(DELIVERY)).unionAll(_duplicates(rows_of(DUPLICATE)))
     found = {"messages": _messages(messages), "places": _places(messages), "inbox": _inbox(rows_of(INBOX)), "attempts": attempts}
     for name, rows in found.items():
-        say(f"adding {name} of {len(held.commits)} archived days")
-        _append(_but_those_there(spark, folder, name, rows, held.end), folder, name)
+        log(f"adding {name} of {len(snapshot.commits)} archived days")
+        _append(_but_those_there(spark, folder, name, rows, snapshot.end), folder, name)
 
 
 def _append(rows: DataFrame, folder: str, name: str) -> None:
@@ -164,7 +166,7 @@ def _append(rows: DataFrame, folder: str, name: str) -> None:
 
 
 def _but_those_there(spark: SparkSession, folder: str, name: str, rows: DataFrame, end: Span) -> DataFrame:
-    """Leave out what the database had. Little of it is as old as the lake: batches not yet pruned, a day not yet deleted."""
+    """Leave out rows that the database has. Few of them are old enough to be in the lake."""
     keys = KEYS[name]
     is_old = F.col("at") < F.lit(end.end).cast("timestamp") if "at" in keys else F.col("message_id") < end.end_id
     there = spark.read.parquet(f"{folder}/{name}").where(is_old).select(*keys).distinct()
@@ -175,19 +177,19 @@ def _but_those_there(spark: SparkSession, folder: str, name: str, rows: DataFram
 
 
 def _messages(rows: DataFrame) -> DataFrame:
-    """Return message rows; a tombstone stands in the place of one that never was."""
+    """Return message rows without tombstones."""
     kind = F.get_json_object("headers", "$.ce-type").alias("type")
     columns = ("message_id", _topic(), "key", kind, "about", F.col("created_at").alias("at"))
     return rows.where("state <> 'tombstone'").select(*columns)
 
 
 def _topic() -> Column:
-    """Return the topic; of a message that had none when it was archived, what stands for one."""
+    """Return the topic, or a placeholder if the message had none when it was archived."""
     return F.when(F.col("topic") == "", F.lit(f"{NO_TOPIC}?")).otherwise(F.col("topic")).alias("topic")
 
 
 def _places(rows: DataFrame) -> DataFrame:
-    """Return where messages stood, as `statements.PLACES` does; one that is lost stood nowhere."""
+    """Return the places of messages, as `statements.PLACES` does; a lost message has none."""
     state = F.when(F.col("state") == "retrying", "released").otherwise(F.col("state")).alias("state")
     waited = F.when(F.col("state") == "waiting", F.col("created_at"))
     at = F.coalesce("sent_at", "decided_at", "claimed_at", waited).alias("at")

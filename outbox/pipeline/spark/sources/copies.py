@@ -1,4 +1,4 @@
-"""What the recorder wrote down, as copies at the broker; as `statements.RECORDED`, which is for rows of the table alone."""
+"""Turn recorded deliveries into copies at the broker, as `statements.RECORDED` does in SQL for rows in the database."""
 
 from __future__ import annotations
 
@@ -11,11 +11,10 @@ PLACE = [*MESSAGE, "queue", "pos", "nth"]
 
 def once(rows: DataFrame) -> DataFrame:
     """
-    Leave one row of each place.
+    Return one row for each place.
 
-    Takes what `lake.frames.RECORDED` has, and gives the same. In the table a place cannot come again, but it can when its row
-    has left the table: the recorder is handed an old message once more, or the broker's offset goes back. A broker that does
-    not say where a message lies has a row for each delivery.
+    Takes and returns the columns of `lake.frames.RECORDED`. A place is recorded again if its row has left the table: when an old
+    message is redelivered, or the broker's offset is set back. For a broker that does not report places, all deliveries are kept.
     """
     has_place = F.col("pos").isNotNull()
     placed = rows.where(has_place).dropDuplicates(PLACE)
@@ -24,9 +23,9 @@ def once(rows: DataFrame) -> DataFrame:
 
 def copies(rows: DataFrame) -> DataFrame:
     """
-    Return the rows that stand for copies: of deliveries other than the first, those that no earlier one explains.
+    Return the rows that are copies: first deliveries, and later ones that no earlier delivery explains.
 
-    Takes what `once` gives, and gives the same.
+    Takes the result of `once`, and returns the same columns.
     """
     later = rows.where("nth > 1")
     of_later = (

@@ -1,9 +1,11 @@
-"""PostgreSQL by JDBC: several connections read one statement, all in one snapshot."""
+"""Read PostgreSQL with JDBC: several connections read one query, all in one snapshot."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 from urllib.parse import quote
+
+from psycopg.conninfo import conninfo_to_dict
 
 from outbox.pipeline.spark.config import Source
 from outbox.pipeline.spark.errors import HistoryError
@@ -12,22 +14,20 @@ from outbox.pipeline.spark.sources.snapshot import JOIN
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
-DRIVER = "org.postgresql.Driver"  # without it, Spark has failed to find the driver
+DRIVER = "org.postgresql.Driver"  # named, because Spark does not always find it by itself
 
 
 def jdbc_url(url: str) -> tuple[str, dict[str, str]]:
     """
-    Turn libpq's URL into JDBC's, and user and password.
+    Return the JDBC URL of a libpq URL, and user and password as options.
 
     Raises:
-        HistoryError: the server is reached by a socket file, which Java does not do.
+        HistoryError: the URL names a Unix socket, which the JDBC driver does not support.
     """
-    from psycopg.conninfo import conninfo_to_dict  # a cluster that reads files only does without
-
     parts = {name: str(value) for name, value in conninfo_to_dict(url).items() if value is not None}
     host = parts.get("host", "localhost")
     if host.startswith("/"):
-        raise HistoryError(f'JDBC cannot use the socket in {host}. Read with reader="python", or name a host and port.')
+        raise HistoryError(f'JDBC cannot use the Unix socket in {host}. Set reader="python", or connect to a host and port.')
     address = f"jdbc:postgresql://{host}:{parts.get('port', '5432')}/{quote(parts.get('dbname', 'postgres'), safe='')}"
     if "sslmode" in parts:
         address += f"?sslmode={parts['sslmode']}"
@@ -36,9 +36,9 @@ def jdbc_url(url: str) -> tuple[str, dict[str, str]]:
 
 def read(spark: SparkSession, source: Source, query: str, bounds: tuple[int, int], snapshot: str) -> DataFrame:
     """
-    Read a statement within a snapshot, in parts by its column `part`.
+    Return the rows of a query within a snapshot, read in parallel by its column `part`.
 
-    `source.fetch_rows` is 1 or more: with 0 the driver reads in autocommit, and each part sees another moment.
+    `source.fetch_rows` must be 1 or more: with 0 the driver reads in autocommit, outside of the snapshot.
     """
     address, login = jdbc_url(source.url)
     low, high = bounds

@@ -1,8 +1,8 @@
 """
-What of a long history can be held to whom. Settings say who reads what today, not who read it years ago.
+From when on a group must have handled the messages of a topic. Settings contain the groups of today, not those of years ago.
 
-So of what is older than the live part of a history, a group owes only what was sent after it had handled its first message of
-that topic. What a group does not want has an inbox row, too.
+So in the archived part of a history, a group must have handled the messages sent after it had handled its first one of the
+topic. Messages that a group ignores have an inbox row, too.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ LANE = ["source", "topic", "lane"]
 def owed_from(
     spark: SparkSession, config: PipelineConfig, folder: str, live_since: datetime
 ) -> Mapping[tuple[str, str], datetime]:
-    """Give, by group and topic, from when on the group owes what was sent. Reads the frame `inbox` in a folder."""
+    """Return, by group and topic, from when on the group must have handled sent messages. Reads the frame `inbox` in a folder."""
     inbox = spark.read.parquet(f"{folder}/inbox")
     rows = inbox.groupBy("consumer_group", "topic").agg(F.unix_micros(F.min("at")).alias("at")).collect()
     began = {(row.consumer_group, row.topic): EPOCH + timedelta(microseconds=row.at) for row in rows}
@@ -36,10 +36,10 @@ def owed_from(
 
 def begin_marks(spark: SparkSession, folder: str, since: datetime, *, is_whole: bool) -> None:
     """
-    Have each lane begin behind what was claimed before; as `statements.FIRST` has it, over all that the folder has.
+    Make each lane begin after the numbers that were claimed before `since`, as `statements.FIRST` does in SQL.
 
     Args:
-        is_whole: nothing older was ever dropped: a lane that had claimed nothing by then begins with its first number.
+        is_whole: nothing was ever dropped, so a lane without earlier claims begins with its first number.
     """
     places = spark.read.parquet(f"{folder}/places").where(F.col("number").isNotNull())
     before = F.max(F.when(F.col("claimed_at") < F.lit(since), F.col("number"))).alias("before")

@@ -1,8 +1,8 @@
 """
-PostgreSQL's tables, copied into a history in Parquet.
+Copy PostgreSQL's tables to a history in Parquet.
 
-All of one database is read in one snapshot, which lives no longer than the copying: neither does it hold back vacuum, nor
-do jobs read twice. Brokers' databases are opened first: what a broker has, the outbox then has, too.
+Each database is read in one snapshot, which is closed after the copy, so that it does not hold back vacuum while the jobs run.
+Brokers' databases are opened first, so that every message in their snapshot is also in the outbox's.
 """
 
 from __future__ import annotations
@@ -21,33 +21,34 @@ from outbox.pipeline.spark.archive.spark import read_rows
 from outbox.pipeline.spark.config import PipelineConfig, Source
 from outbox.pipeline.spark.errors import HistoryError
 from outbox.pipeline.spark.findings import Broken, grouped
-from outbox.pipeline.spark.history import Recorded, begin_history, write_about
+from outbox.pipeline.spark.history import Recorded, invalidate_history, write_metadata
 from outbox.pipeline.spark.lake.frames import RECORDED
 from outbox.pipeline.spark.schemas import FRAMES
 from outbox.pipeline.spark.sources import jdbc, statements
-from outbox.pipeline.spark.sources.archived import add_archived, hold, known_at_the_broker
-from outbox.pipeline.spark.sources.sane import BROKEN_BATCHES
+from outbox.pipeline.spark.sources import rows as python_source
+from outbox.pipeline.spark.sources.archived import add_archived, known_at_the_broker, snapshot_lake
+from outbox.pipeline.spark.sources.broken_rows import BROKEN_BATCHES
 from outbox.pipeline.spark.sources.snapshot import exported_snapshot
 from outbox.pipeline.spark.sources.statements import Statement
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-Say = Callable[[str], None]
+Log = Callable[[str], None]
 Opened = dict[str, tuple[Any, str]]
 
 SNAPSHOT_GONE = ("invalid snapshot identifier", "terminating connection", "connection is closed", "server closed the connection")
-NO_DAMAGE = ("does not exist", *SNAPSHOT_GONE)  # what reading with care does not help against
+NO_DAMAGE = ("does not exist", *SNAPSHOT_GONE)  # errors that are not caused by damaged rows
 
 
 @dataclass(frozen=True)
-class Part:
+class FramePart:
     """
-    What a frame is made of, or a part of it.
+    The source of a frame, or of a part of it.
 
     Args:
         opened: a connection in the snapshot, and the snapshot's name.
-        statement: None: rows that were read already.
+        statement: the query; None: `rows` are given instead.
     """
 
     source: Source
@@ -57,15 +58,15 @@ class Part:
     rows: DataFrame | None = None
 
 
-def copy_history(spark: SparkSession, config: PipelineConfig, folder: str, say: Say = lambda text: None) -> None:
+def copy_history(spark: SparkSession, config: PipelineConfig, folder: str, log: Log = lambda text: None) -> None:
     """
-    Write the history as it is now.
+    Write the current history to a folder.
 
-    Rows that no release writes, and that cannot be read as they are, are named in `History.broken`.
+    Rows that no release writes, and that cannot be read, are listed in `History.broken`.
 
     Raises:
         HistoryError: a database cannot be reached, or a table or column is missing there; the text names it.
-        LakeError: what was archived cannot be read.
+        LakeError: the lake cannot be read.
     """
     with ExitStack() as stack:
         opened: Opened = {}
@@ -73,8 +74,8 @@ def copy_history(spark: SparkSession, config: PipelineConfig, folder: str, say: 
             if source.url not in opened:
                 opened[source.url] = stack.enter_context(exported_snapshot(source.url))
         connection, _ = opened[config.outbox.url]
-        held = hold(connection, config.archived, config.since) if config.archived else None
-        parts = _parts(spark, config, opened, is_archived=held is not None)
+        lake = snapshot_lake(connection, config.archived, config.since) if config.archived else None
+        parts = _parts(spark, config, opened, is_archived=lake is not None)
         recorded = {}
         if config.recorded:
             rows = connection.execute(statements.RECORDED_TOPICS, [list(config.recorded)])
@@ -82,24 +83,24 @@ def copy_history(spark: SparkSession, config: PipelineConfig, folder: str, say: 
         sources = [row[0] for row in connection.execute(statements.SOURCES)]
         (now,) = connection.execute(statements.NOW).fetchone()
         broken = grouped(connection.execute(BROKEN_BATCHES.format(only="true")))
-        begin_history(spark, folder)
+        invalidate_history(spark, folder)
         for name, of_frame in parts.items():
-            say(f"reading {name}")
-            broken += _write(spark, name, of_frame, f"{folder}/{name}", say)
-    if held is None:
-        write_about(spark, folder, sources, now, recorded, broken=broken)
+            log(f"reading {name}")
+            broken += _write(spark, name, of_frame, f"{folder}/{name}", log)
+    if lake is None:
+        write_metadata(spark, folder, sources, now, recorded, broken=broken)
         return
-    recorded = known_at_the_broker(config, held, recorded)
-    owed = add_archived(spark, config, folder, held, say)
-    write_about(spark, folder, sources, now, recorded, judged_since=held.since, owed=owed, broken=broken)
+    recorded = known_at_the_broker(config, lake, recorded)
+    owed = add_archived(spark, config, folder, lake, log)
+    write_metadata(spark, folder, sources, now, recorded, judged_since=lake.since, owed=owed, broken=broken)
 
 
-def _parts(spark: SparkSession, config: PipelineConfig, opened: Opened, *, is_archived: bool) -> dict[str, list[Part]]:
-    """Return what each frame is made of; for an archive to add to: all that lanes gave out, what was recorded as it stands."""
-    parts: dict[str, list[Part]] = {name: [] for name in FRAMES}
+def _parts(spark: SparkSession, config: PipelineConfig, opened: Opened, *, is_archived: bool) -> dict[str, list[FramePart]]:
+    """Return the parts of each frame. With an archive: all numbers of lanes, and recorded rows in the form of the lake."""
+    parts: dict[str, list[FramePart]] = {name: [] for name in FRAMES}
     for source in config.brokers:
         for name, statement in statements.EMBEDDED_BROKER.items():
-            parts[name].append(Part(source, opened[source.url], statement, FRAMES[name]))
+            parts[name].append(FramePart(source, opened[source.url], statement, FRAMES[name]))
     ours = opened[config.outbox.url]
     marks = statements.of_marks(None if is_archived else config.since)
     wanted = [
@@ -108,16 +109,16 @@ def _parts(spark: SparkSession, config: PipelineConfig, opened: Opened, *, is_ar
     ]
     if config.recorded and is_archived:
         rows = read_rows(spark, config.outbox, RECORDED, RECORDED.query(None), ours[1])
-        parts[RECORDED.name] = [Part(config.outbox, ours, None, rows.schema, rows)]
+        parts[RECORDED.name] = [FramePart(config.outbox, ours, None, rows.schema, rows)]
     elif config.recorded:
         wanted.append(("broker", statements.of_recorded(config.recorded)))
     for name, statement in wanted:
-        parts[name].append(Part(config.outbox, ours, statement, FRAMES[name]))
+        parts[name].append(FramePart(config.outbox, ours, statement, FRAMES[name]))
     return parts
 
 
-def _write(spark: SparkSession, name: str, parts: Sequence[Part], path: str, say: Say) -> list[Broken]:
-    """Write a frame; where its tables hold what cannot be read, once more with care. Return the rows that were in the way."""
+def _write(spark: SparkSession, name: str, parts: Sequence[FramePart], path: str, log: Log) -> list[Broken]:
+    """Write a frame; on an error, read its tables again with checks of each value. Return the broken rows."""
 
     def write(*, with_care: bool) -> None:
         frames = [_read(spark, part, with_care=with_care) for part in parts] or [spark.createDataFrame([], FRAMES[name])]
@@ -127,11 +128,11 @@ def _write(spark: SparkSession, name: str, parts: Sequence[Part], path: str, say
         try:
             write(with_care=False)
             return []
-        except Exception as error:  # what a task meets comes as PySpark's or the JVM's
+        except Exception as error:  # tasks raise errors of PySpark or py4j
             is_careful = any(part.statement is not None and part.statement.careful for part in parts)
             if not is_careful or any(text in str(error) for text in NO_DAMAGE):
                 raise
-        say(f"reading {name} once more, with care: some rows cannot be read as they are")
+        log(f"reading {name} again with checks of each value: some rows are damaged")
         write(with_care=True)
         wanted = [(part.opened[0], part.statement.broken) for part in parts if part.statement is not None]
         return [one for connection, statement in wanted if statement for one in grouped(connection.execute(statement))]
@@ -139,7 +140,7 @@ def _write(spark: SparkSession, name: str, parts: Sequence[Part], path: str, say
         raise _explained(name, error) from error
 
 
-def _read(spark: SparkSession, part: Part, *, with_care: bool) -> DataFrame:
+def _read(spark: SparkSession, part: FramePart, *, with_care: bool) -> DataFrame:
     if part.statement is None:
         assert part.rows is not None
         return part.rows
@@ -150,21 +151,17 @@ def _read(spark: SparkSession, part: Part, *, with_care: bool) -> DataFrame:
     if part.source.reader == "jdbc":
         frame = jdbc.read(spark, part.source, query, bounds, snapshot)
     else:
-        # Here: jobs that read by JDBC need no Python workers with psycopg.
-        from outbox.pipeline.spark.sources import rows
-
-        frame = rows.read(spark, part.source, query, bounds, snapshot, part.schema)
+        frame = python_source.read(spark, part.source, query, bounds, snapshot, part.schema)
     return frame.select(*(F.col(column.name).cast(column.dataType) for column in part.schema))
 
 
 def _explained(name: str, error: Exception) -> HistoryError:
     text = str(error).strip()
-    said = next(
-        (line.strip() for line in text.splitlines() if "ERROR:" in line or "error:" in line.lower()), text.splitlines()[0]
-    )
+    lines = [line.strip() for line in text.splitlines()]
+    reason = next((line for line in lines if "error:" in line.lower() or "does not exist" in line), lines[0])
     hint = ""
     if "does not exist" in text:
-        hint = " The database's tables are of another version than this program: run its migrations."
+        hint = " The database's tables are of another version: run migrate."
     if any(said_so in text for said_so in SNAPSHOT_GONE):
-        hint = " The snapshot is gone: the connection that held it was closed, or the server was started again. Read again."
-    return HistoryError(f"The frame {name!r} cannot be read: {said}.{hint}")
+        hint = " The snapshot is gone, because its connection was closed or the server was restarted. Run the job again."
+    return HistoryError(f"The frame {name!r} cannot be read: {reason}.{hint}")

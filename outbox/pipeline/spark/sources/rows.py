@@ -1,7 +1,7 @@
 """
-PostgreSQL by psycopg: a Python data source, for where no JDBC driver is.
+Read PostgreSQL with psycopg: a Python data source of Spark, which needs no JDBC driver.
 
-Rows come as Arrow batches (as tuples they cost twice as much), over server-side cursors, all in one snapshot.
+Rows are read with server-side cursors, all in one snapshot, and returned as Arrow batches, which cost half as much as tuples.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from outbox.pipeline.spark.sources.snapshot import JOIN
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
-# Rows of one part: from `low` up to, not including, `high`; the first part takes all below, the last all above.
+# The rows of one part: from `low` up to, but not including, `high`. The first and last parts are open.
 PART = """
 SELECT {columns} FROM ({query}) AS frame
 WHERE (%(low)s::bigint IS NULL OR part >= %(low)s) AND (%(high)s::bigint IS NULL OR part < %(high)s)
@@ -39,13 +39,13 @@ ARROW = {
 
 
 @dataclass
-class Part(InputPartition):
+class KeyRange(InputPartition):
     low: int | None
     high: int | None
 
 
 class PostgresSource(DataSource):
-    """Options, in lower case: url, query, low, high, partitions, fetchrows, snapshot."""
+    """A data source with the options url, query, low, high, partitions, fetchrows and snapshot."""
 
     @classmethod
     def name(cls) -> str:
@@ -64,10 +64,10 @@ class PostgresReader(DataSourceReader):
         low, high, count = (int(self.options[name]) for name in ("low", "high", "partitions"))
         step = max(1, -(-(high - low + 1) // count))
         cuts = list(range(low + step, high + 1, step))
-        return [Part(a, b) for a, b in zip([None, *cuts], [*cuts, None], strict=True)]
+        return [KeyRange(a, b) for a, b in zip([None, *cuts], [*cuts, None], strict=True)]
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
-        assert isinstance(partition, Part)
+        assert isinstance(partition, KeyRange)
         schema = pa.schema([(column.name, ARROW[column.dataType.typeName()]) for column in self.schema])
         query = PART.format(columns=", ".join(self.schema.names), query=self.options["query"])
         with psycopg.connect(self.options["url"], application_name="outbox audit") as connection:
@@ -88,7 +88,7 @@ def _batch(rows: list[tuple[Any, ...]], schema: pa.Schema) -> pa.RecordBatch:
 def read(
     spark: SparkSession, source: Source, query: str, bounds: tuple[int, int], snapshot: str, schema: StructType
 ) -> DataFrame:
-    """Read a statement within a snapshot, in parts by its column `part`, as the columns of `schema`."""
+    """Return the rows of a query within a snapshot, read in parallel by its column `part`, with the columns of `schema`."""
     spark.dataSource.register(PostgresSource)
     low, high = bounds
     options = {"low": low, "high": high, "partitions": source.partitions, "fetchrows": source.fetch_rows}

@@ -1,7 +1,7 @@
 """
-The statements that read PostgreSQL's tables as frames.
+The queries that read PostgreSQL's tables as frames.
 
-Each is a SELECT with a whole number `part` in front, by which it is read in parts; `bounds` gives the range of it.
+Each is a SELECT with an integer column `part`, by which it is read in parallel. `bounds` is a query for its range.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from datetime import datetime
 
 from outbox.pipeline.spark.config import Business
-from outbox.pipeline.spark.sources.sane import (
+from outbox.pipeline.spark.sources.broken_rows import (
     BROKEN_ATTEMPTS,
     BROKEN_EMBEDDED,
     BROKEN_INBOX,
@@ -28,10 +28,10 @@ from outbox.pipeline.spark.sources.sane import (
 class Statement:
     """
     Args:
-        query: gives `part` and the frame's columns.
-        bounds: the lowest and highest part.
-        careful: the same, and takes rows that no release writes; several times slower. Empty: there is none.
-        broken: names those rows: stage, topic, what is wrong, message id.
+        query: selects `part` and the frame's columns.
+        bounds: selects the lowest and highest `part`.
+        careful: like `query`, but tolerates rows that no release writes; several times slower. Empty: there is none.
+        broken: selects those rows: stage, topic, what is wrong, message id.
     """
 
     query: str
@@ -44,8 +44,8 @@ def _statement(query: Callable[[Sql], str], bounds: str, broken: str) -> Stateme
     return Statement(query(PLAIN), bounds, query(CAREFUL), broken)
 
 
-# Half messages that went first have neither lane nor number. A position that was split off stands in another batch.
-# What waits has no batch yet; a delayed message is under way until its time has come.
+# Messages sent half first have neither lane nor number. A position that was split is in another batch. Waiting messages have no
+# batch yet; a delayed message is in flight until it is due.
 def _places(sql: Sql) -> str:
     return f"""
     SELECT b.id AS part, s.id AS source, {TOPIC.format(row="b")} AS topic, b.lane,
@@ -66,7 +66,7 @@ def _places(sql: Sql) -> str:
     """
 
 
-# Topic 0: what a check-back wrote in the place of a message that never was. The parts are seconds of publishing.
+# Topic 0: tombstones, which a check-back writes instead of a message. The parts are seconds of publishing.
 def _messages(sql: Sql) -> str:
     return f"""
     SELECT ('x' || left(replace(m.id::text, '-', ''), 12))::bit(48)::bigint / 1000 AS part, m.id::text AS message_id,
@@ -84,7 +84,7 @@ def _inbox(sql: Sql) -> str:
     """
 
 
-# A try that failed says as well that the message arrived; a dead letter that it will not be handled.
+# A failed attempt also proves that the message arrived; a dead letter, that it will not be handled.
 def _attempts(sql: Sql) -> str:
     return f"""
     SELECT d.id AS part, d.consumer_group, d.source, d.topic, d.lane, d.number, d.message_id::text AS message_id, d.nth,
@@ -113,8 +113,8 @@ INBOX = _statement(
 )
 ATTEMPTS = _statement(_attempts, "SELECT min(id), max(id) FROM outbox_delivery", BROKEN_ATTEMPTS)
 
-# What a lane has given out. Where the history was pruned, it begins behind what was claimed before `since`: what is claimed
-# is numbered, so those numbers are the lower ones; if none of them is left, behind nothing that is there.
+# The numbers of a lane. If the history was pruned, they begin after those that were claimed before `since`: numbers are assigned
+# when a message is claimed, so earlier claims have lower numbers.
 MARKS = """
 SELECT 0 AS part, s.id AS source, {topic} AS topic, l.lane, {first} AS first, {last} AS last
 FROM outbox_lane l CROSS JOIN outbox_source s LEFT JOIN outbox_topic t ON t.id = l.topic_id
@@ -125,7 +125,7 @@ FIRST = """
      WHERE b.topic_id = l.topic_id AND b.lane = l.lane AND b.claimed_at < '{since}'),
     {older})
 """
-# Where rows were pruned, what is not there may have been. Where none ever was, nothing may be missing.
+# If rows were pruned, a missing number may have been pruned. If none were, no number may be missing.
 PRUNED = """
     (SELECT min({seq}) - 1 FROM outbox_batch b WHERE b.topic_id = l.topic_id AND b.lane = l.lane), l.last_seq"""
 NEVER_PRUNED = "0"
@@ -136,7 +136,7 @@ SOURCES = "SELECT id FROM outbox_source"
 NOW = "SELECT clock_timestamp()"
 
 
-# A delayed message is stored, and has no time yet: no group owes it anything.
+# A delayed message is stored, but has no time yet, so no group must have handled it.
 def _embedded(sql: Sql) -> str:
     return f"""
     SELECT m.pos AS part, m.source, t.name AS topic, {sql.header("m.headers", "ce-lane", "smallint")} AS lane,
@@ -150,7 +150,7 @@ def _embedded(sql: Sql) -> str:
     """
 
 
-# What the broker still has for a group: not read yet, or delivered and not finished; and what it keeps as dead letters.
+# Messages that the broker still has for a group: not delivered yet, delivered and not finished, or dead letters.
 def _embedded_attempts(sql: Sql) -> str:
     return f"""
     SELECT m.pos AS part, o.consumer_group, m.source, t.name AS topic, {sql.header("m.headers", "ce-lane", "smallint")} AS lane,
@@ -172,8 +172,8 @@ EMBEDDED_ATTEMPTS = _statement(_embedded_attempts, OF_EMBEDDED, "")
 
 EMBEDDED_BROKER = {"broker": EMBEDDED, "attempts": EMBEDDED_ATTEMPTS}
 
-# What the recorder wrote down. Each first delivery is another copy at the broker: places are written once. A later one is
-# another copy only if no earlier delivery explains it: of so many deliveries of one count there are at least so many copies.
+# Recorded messages. Each first delivery is a copy at the broker, since a place is recorded once. A later delivery is another copy
+# only if no earlier one explains it: n deliveries with the same count are at least n copies.
 RECORDED = """
 SELECT r.id AS part, r.source, r.topic, r.lane, r.number, r.message_id::text AS message_id, r.key,
     hashtext(r.queue) AS queue, coalesce(r.pos, 0) AS pos, coalesce(r.stored_at, r.recorded_at) AS at
@@ -194,22 +194,22 @@ WHERE r.copy > (
 """
 RECORDED_BOUNDS = "SELECT min(id), max(id) FROM outbox_recorded"
 
-# How far the recorder has come, in the same snapshot as its rows.
+# The progress of the recorder, in the same snapshot as its rows.
 RECORDED_TOPICS = "SELECT topic, began_at, read_until FROM outbox_recorded_topic WHERE topic = ANY(%s)"
 
 
 def of_recorded(topics: Iterable[str]) -> Statement:
-    """Read what the recorder saw of these topics at their brokers."""
+    """Return the query for the recorded messages of topics."""
     quoted = ", ".join("'" + topic.replace("'", "''") + "'" for topic in topics)
     return Statement(RECORDED.format(topics=quoted), RECORDED_BOUNDS)
 
 
 def of_marks(since: datetime | None, *, was_pruned: bool = True) -> Statement:
     """
-    Read what each lane has given out, of that time and later.
+    Return the query for the numbers that each lane has assigned since a time.
 
     Args:
-        was_pruned: batches of before may be gone as they should. False: all there ever were are there.
+        was_pruned: earlier batches may have been pruned. False: the history is complete.
     """
 
     def query(sql: Sql) -> str:
@@ -222,7 +222,7 @@ def of_marks(since: datetime | None, *, was_pruned: bool = True) -> Statement:
 
 
 def of_business(entry: Business) -> Statement:
-    """Read the rows that owe a message. Table, key, time and condition come from settings, which only developers write."""
+    """Return the query for business rows. Its SQL comes from settings, which are trusted."""
     at = f"b.{entry.at}" if entry.at else "NULL::timestamptz"
     where = f"WHERE {entry.where}" if entry.where else ""
     name, about = entry.name.replace("'", "''"), entry.about.replace("'", "''")

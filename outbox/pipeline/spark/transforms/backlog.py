@@ -1,7 +1,5 @@
 """
-Backlog by group, topic and minute: what came in, what was tried, what was finished.
-
-Only rows by the minute leave this room; what they mean, `cause` says.
+Counts per group, topic and minute for backlogs: messages stored, delivery attempts, messages finished. `cause` interprets them.
 """
 
 from __future__ import annotations
@@ -19,14 +17,14 @@ MINUTE = 60_000_000
 
 COLUMNS = {"broker": ("topic", "at"), "inbox": ("consumer_group", "topic", "at")}
 
-# What was stored (then the group is empty) and handled. minute: since 1970.
+# Messages stored (with an empty group) and handled. minute: since 1970.
 HAPPENED = pa.schema(
     {"frame": pa.string(), "consumer_group": pa.string(), "topic": pa.string(), "minute": pa.int64(), "n": pa.int64()}
 )
 
 
 def happened(frame: str, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-    """Count a part of a frame by minute."""
+    """Yield the counts per minute of a part of a frame."""
     found = Tally(HAPPENED)
     for batch in batches:
         at, has_one = times_of(batch, "at")
@@ -38,9 +36,9 @@ def happened(frame: str, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.Recor
 
 def tries(attempts: DataFrame) -> DataFrame:
     """
-    Count the tries that did not end well by minute: consumer_group, topic, minute, attempts, consumed.
+    Return the counts of unsuccessful attempts per minute: consumer_group, topic, minute, attempts, consumed.
 
-    A message was tried as often as its last delivery says, each try counted where it is written down; a dead letter is done with.
+    A dead letter is finished, so it also counts as consumed.
     """
     tried = F.col("outcome").isin("retry", "dead letter", "duplicate") & F.col("at").isNotNull()
     minute = F.expr("unix_micros(at) div 60000000").alias("minute")
@@ -52,7 +50,7 @@ def tries(attempts: DataFrame) -> DataFrame:
 
 
 def most_repeated(attempts: DataFrame, *, limit: int) -> DataFrame:
-    """Return consumer_group, topic, message_id, tries of the messages tried most often, at most `limit` of each topic."""
+    """Return the messages with most attempts, at most `limit` per group and topic: consumer_group, topic, message_id, tries."""
     keys = ["consumer_group", "topic"]
     rank = F.row_number().over(Window.partitionBy(*keys).orderBy(F.desc("tries"), "message_id"))
     return (
@@ -67,5 +65,5 @@ def most_repeated(attempts: DataFrame, *, limit: int) -> DataFrame:
 
 
 def _once(tries: DataFrame) -> DataFrame:
-    """Make one row of each try: a dead letter is written down by its group, and again by its broker."""
+    """Return one row per attempt: a dead letter is recorded both by its group and by its broker."""
     return tries.groupBy("consumer_group", "topic", "message_id", "nth", "outcome").agg(F.min("at").alias("at"))

@@ -1,4 +1,4 @@
-"""Columns of an Arrow batch as NumPy takes them. Strings that repeat come as codes: whatever is asked of one is asked once."""
+"""Columns of an Arrow batch as NumPy arrays. Strings with few distinct values are dictionary-encoded."""
 
 from __future__ import annotations
 
@@ -22,19 +22,19 @@ HEXADECIMAL: Ints = np.full(256, -1, np.int64)
 HEXADECIMAL[np.frombuffer(b"0123456789abcdef", np.uint8)] = range(16)
 
 
-FEW_CODES = 1 << 16  # a table of so many is faster than a hash table, and fits a core's cache
+FEW_CODES = 1 << 16  # a lookup table of this size is faster than a hash table, and fits a core's cache
 
 
 @dataclass(frozen=True)
 class Coded:
-    """A column of strings: a row's value is values[codes[row]]; the last value is None, which stands for NULL."""
+    """A dictionary-encoded column of strings: a row's value is values[codes[row]]. The last value is None, for NULL."""
 
     codes: npt.NDArray[np.int32]
     values: list[str | None]
 
-    def each(self, tell: Callable[[Any], Any], kind: Any = np.int64) -> npt.NDArray[Any]:
-        """Return what `tell` says of each row's value."""
-        return np.array([tell(value) for value in self.values], kind)[self.codes]
+    def each(self, function: Callable[[Any], Any], kind: Any = np.int64) -> npt.NDArray[Any]:
+        """Return the results of a function for each row; it is called once per distinct value."""
+        return np.array([function(value) for value in self.values], kind)[self.codes]
 
     def is_(self, *wanted: str) -> Bools:
         """Return for each row whether it has one of these values."""
@@ -54,7 +54,7 @@ def coded(batch: pa.RecordBatch, name: str) -> Coded:
 
 
 def constant(value: str, rows: int) -> Coded:
-    """Return a column that says the same of each row."""
+    """Return a column with the same value in each row."""
     return Coded(np.zeros(rows, np.int32), [value, None])
 
 
@@ -88,7 +88,7 @@ def _is_there(column: pa.Array) -> Bools:
 
 
 def distinct(codes: Ints) -> tuple[Ints, Ints]:
-    """Return the different ones of these integers, and which of them each row has."""
+    """Return the distinct integers, and the index of each row's integer among them."""
     if not len(codes):
         return codes, codes
     low = int(codes.min())
@@ -104,7 +104,7 @@ def distinct(codes: Ints) -> tuple[Ints, Ints]:
 
 
 def published_micros(batch: pa.RecordBatch) -> tuple[Ints, Bools]:
-    """Read out of message ids when they were published, in microseconds since 1970, 0 for NULL; and which are uuid7."""
+    """Return the times in message ids, in microseconds since 1970, 0 for others; and which ids are uuid7."""
     ids = batch.column("message_id").cast(pa.string())
     is_uuid = pc.equal(pc.binary_length(ids), UUID_LENGTH).fill_null(False).to_numpy(zero_copy_only=False)
     if not is_uuid.all():

@@ -1,10 +1,10 @@
 """
-Two sides that should hold the same keys, held to each other without moving the keys.
+Compare two sides that should have the same keys, without shuffling the keys.
 
-Each side shrinks to digests: per bucket of the key's hash the number of rows and the sum of their hashes, right minus left, so
-that only what differs is left. A bucket in which one key differs says the hash of it; of the others, all keys are looked at.
-Two different sides look equal with a probability of about 2^-64 for each bucket. The hash has a salt of each run, so nobody can
-make up keys that collide.
+Each side is reduced to digests: per bucket of the key's hash, the number of rows and the sum of their hashes. Right minus left is
+zero for equal buckets. If one key of a bucket differs, the difference is its hash; otherwise all keys of the bucket are compared.
+Two different sides look equal with a probability of about 2^-64 per bucket. Hashes have a random salt in each run, so that nobody
+can construct keys that collide.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ BUCKETS = 1 << 14
 HALF = np.uint64(32)
 LOW = np.uint64(0xFFFFFFFF)
 
-# Bytes of a word that a string of 0 to 8 more bytes has.
+# Masks of the bytes of a word that belong to a string with 0 to 8 bytes left.
 MASKS = np.array([(1 << 8 * size) - 1 for size in range(9)], np.uint64)
 
 DIGEST = pa.schema(
@@ -40,7 +40,7 @@ DIGEST = pa.schema(
 
 
 def hashed(strings: pa.Array, seeds: Hashes | np.uint64) -> Hashes:
-    """Hash strings of which none is NULL, eight bytes at once: multiply and shift, in the end as splitmix64 does."""
+    """Return hashes of non-NULL strings, eight bytes at a time: multiply and shift, and a final mix as in splitmix64."""
     strings = strings.cast(pa.string())
     offsets = np.frombuffer(strings.buffers()[1], np.int32)[strings.offset : strings.offset + len(strings) + 1].astype(np.int64)
     starts, lengths = offsets[:-1], np.diff(offsets)
@@ -52,7 +52,7 @@ def hashed(strings: pa.Array, seeds: Hashes | np.uint64) -> Hashes:
             words = np.ndarray(len(strings), "<u8", data, int(starts[0]) + at, (int(longest),))
             _stir(found, words if longest - at >= 8 else words & MASKS[longest - at])
         return mixed(found)
-    words = np.ndarray(len(data) - 7, "<u8", data, 0, (1,))  # those that begin at each byte
+    words = np.ndarray(len(data) - 7, "<u8", data, 0, (1,))  # the word that begins at each byte
     for at in range(0, longest, 8):
         if shortest - at >= 8:
             _stir(found, words[starts + at])
@@ -85,7 +85,7 @@ def _check(hashes: Hashes) -> Hashes:
 
 
 class Digest:
-    """The digests of one side of some pairs of frames."""
+    """Accumulates the digests of one side of pairs of frames."""
 
     def __init__(self) -> None:
         self._found: dict[int, npt.NDArray[np.int64]] = {}
@@ -94,13 +94,13 @@ class Digest:
         """Add the keys of some rows. sign: -1 left, 1 right."""
         buckets = bucket_of(hashes)
         parts = hashes >> HALF, hashes & LOW, _check(hashes)
-        # Sums of a batch's halves are whole numbers below 2^53, which is as far as floats are exact.
+        # Sums of 32-bit halves of a batch are below 2^53, up to which floats are exact.
         sums = [np.bincount(buckets, part.astype(np.float64), BUCKETS).astype(np.int64) for part in parts]
         found = sign * np.stack([np.bincount(buckets, minlength=BUCKETS), *sums])
         self._found[pair] = self._found.get(pair, 0) + found
 
     def batches(self) -> Iterator[pa.RecordBatch]:
-        """Return a row for each bucket that has something."""
+        """Yield a row for each bucket that is not zero."""
         for pair, found in self._found.items():
             buckets = np.flatnonzero(found.any(axis=0))
             columns = [np.full(len(buckets), pair, np.int8), buckets.astype(np.int32), *found[:, buckets]]
@@ -109,14 +109,14 @@ class Digest:
 
 @dataclass(frozen=True)
 class Suspects:
-    """Of a pair, the hashes of keys that differ, sorted, and the buckets of which all keys are suspect."""
+    """The suspects of a pair: the sorted hashes of keys that differ, and the buckets whose keys must all be compared."""
 
     hashes: Hashes
     buckets: npt.NDArray[np.bool_]
 
     @cached_property
     def near(self) -> npt.NDArray[np.bool_]:
-        """The buckets of the hashes."""
+        """Which buckets the hashes are in."""
         return _flags(bucket_of(self.hashes))
 
     def has(self, hashes: Hashes) -> npt.NDArray[np.bool_]:
@@ -130,7 +130,7 @@ class Suspects:
 
 
 def suspects(rows: Iterable[Any]) -> dict[int, Suspects]:
-    """Return where pairs differ. Takes the sums of DIGEST's columns, by pair and bucket."""
+    """Return the suspects of each pair, from the sums of DIGEST's columns by pair and bucket."""
     hashes: dict[int, list[int]] = {}
     buckets: dict[int, list[int]] = {}
     for row in rows:

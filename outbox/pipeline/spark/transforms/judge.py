@@ -1,7 +1,5 @@
 """
-The verdict over one bucket of one lane: sets of numbers, held to each other. NumPy only; no Spark, so it can be read alone.
-
-Which rule stands for what is in docs/pipeline.md.
+Compare the stages of one bucket of one lane, as sets of numbers, with NumPy only. docs/pipeline.md explains the rules.
 """
 
 from __future__ import annotations
@@ -19,12 +17,12 @@ from outbox.pipeline.spark.transforms.columns import Bools, Ints
 from outbox.pipeline.spark.transforms.numbers import BUCKET, Cell, unpack
 from outbox.pipeline.spark.transforms.roles import BROKERS_OF, PLACES_OF, SENT_OF, InGroup, Seen, of_group
 
-MOST_RUNS = 1_000  # holes of a kind in a bucket; if there are more, they are said as one, scattered
+MAX_RUNS = 1_000  # ranges of a kind in a bucket; if there are more, they are reported as one scattered range
 
 HANDLED_BY = "handled by "
 DEAD_LETTERS_OF = "dead letters of "
 DISCARDED_BY = "discarded by operators for "
-UNREAD_BY = "unread by "  # the broker still has them for the group: not read yet, or to be retried
+UNREAD_BY = "unread by "  # the broker still has them for the group: not delivered yet, or to be retried
 
 COUNTED = {"outbox": PLACES_OF, "sent": SENT_OF, "explained": {Seen.GONE}, "broker": BROKERS_OF}
 
@@ -32,12 +30,12 @@ COUNTED = {"outbox": PLACES_OF, "sent": SENT_OF, "explained": {Seen.GONE}, "brok
 @dataclass(frozen=True)
 class Lane:
     """
-    What is to be expected of a lane.
+    What is expected of a lane.
 
     Args:
-        first, last: it has given out these numbers.
-        is_seen: the topic's broker side stands in the history.
-        groups: index -> name of the groups that owe each of its messages an inbox row.
+        first, last: the numbers that it has assigned.
+        is_seen: the history contains the messages that the broker has stored.
+        groups: index -> name of the groups that must have an inbox row for each message.
     """
 
     first: int
@@ -47,8 +45,8 @@ class Lane:
 
 
 @dataclass(frozen=True)
-class Verdict:
-    """A row of the verdict. With `kind` None it is a count: so many numbers of `what`, from `first` on."""
+class RangeResult:
+    """A result about a range of numbers. With `kind` None it is a count named `what`, from the number `first` on."""
 
     kind: Kind | None
     stage: Stage
@@ -59,21 +57,21 @@ class Verdict:
 
 
 def roles_in(cells: Iterable[Mapping[str, Any]]) -> dict[int, Cell]:
-    """Read the cells of a bucket, of which several may be of one role, as `numbers.CELL` has them; a byte per number."""
+    """Return the cells of a bucket by role, with a byte per number; merge cells of the same role."""
     found: dict[int, Cell] = {}
     for cell in cells:
-        again = np.zeros(BUCKET, bool) if cell["again"] is None else unpack(cell["again"])
-        role = Cell(unpack(cell["bits"]), again, cell["n"], cell["lowest"], cell["highest"], cell["future"])
+        repeated = np.zeros(BUCKET, bool) if cell["repeated"] is None else unpack(cell["repeated"])
+        role = Cell(unpack(cell["bits"]), repeated, cell["n"], cell["lowest"], cell["highest"], cell["future"])
         found[cell["role"]] = found[cell["role"]] | role if cell["role"] in found else role
     return found
 
 
-def judge(lane: Lane, bucket: int, roles: Mapping[int, Cell]) -> Iterator[Verdict]:
+def judge(lane: Lane, bucket: int, roles: Mapping[int, Cell]) -> Iterator[RangeResult]:
     """
-    Hold the stages of a bucket to each other.
+    Compare the stages of a bucket.
 
     Args:
-        roles: what `transforms.roles` numbers -> what was seen in it.
+        roles: role, as in `transforms.roles` -> its cell.
     """
     if bucket == 0:
         yield from _no_numbers(roles)
@@ -93,14 +91,14 @@ def judge(lane: Lane, bucket: int, roles: Mapping[int, Cell]) -> Iterator[Verdic
     handled = {group: of([of_group(group, InGroup.HANDLED)]) for group in lane.groups}
     arrived = np.logical_or.reduce([of([Seen.FOREIGN_GROUP]), *handled.values()])
 
-    def runs(kind: Kind, stage: Stage, what: str, wrong: Bools) -> Iterator[Verdict]:
+    def runs(kind: Kind, stage: Stage, what: str, wrong: Bools) -> Iterator[RangeResult]:
         for first, last, count in runs_of(wrong):
-            yield Verdict(kind, stage, what, bucket * BUCKET + 1 + first, bucket * BUCKET + 1 + last, count)
+            yield RangeResult(kind, stage, what, bucket * BUCKET + 1 + first, bucket * BUCKET + 1 + last, count)
 
     yield from runs(Kind.LOST, Stage.OUTBOX, "", is_given_out & ~placed & ~stored & ~arrived)
     yield from runs(Kind.ORPHAN, Stage.BROKER, "", stored & ~placed)
     yield from runs(Kind.ORPHAN, Stage.INBOX, "", of([Seen.FOREIGN_GROUP]) & ~stored & ~placed)
-    yield from runs(Kind.BEYOND_MARK, Stage.OUTBOX, "", (placed | stored | arrived) & (numbers > lane.last))
+    yield from runs(Kind.BEYOND_LAST, Stage.OUTBOX, "", (placed | stored | arrived) & (numbers > lane.last))
     yield from runs(Kind.LATE, Stage.OUTBOX, "", of([Seen.OPEN_LATE]))
     if lane.is_seen:
         yield from runs(Kind.LOST, Stage.BROKER, "", of([Seen.SENT]) & ~stored)
@@ -115,7 +113,7 @@ def judge(lane: Lane, bucket: int, roles: Mapping[int, Cell]) -> Iterator[Verdic
         yield from runs(Kind.LOST, Stage.INBOX, name, due & ~explained & ~waiting)
         yield from runs(Kind.LATE, Stage.INBOX, name, due & ~explained & waiting)
         begin = roles[of_group(group, InGroup.HANDLED)].lowest if handled[group].any() else 0
-        yield Verdict(None, Stage.INBOX, f"{HANDLED_BY}{name}", begin, 0, int(handled[group].sum()))
+        yield RangeResult(None, Stage.INBOX, f"{HANDLED_BY}{name}", begin, 0, int(handled[group].sum()))
         for what, found in ((DEAD_LETTERS_OF, dead), (DISCARDED_BY, discarded), (UNREAD_BY, waiting)):
             yield _count(Stage.INBOX, f"{what}{name}", found)
     for stage, what, repeated in _repeats(lane, roles):
@@ -123,21 +121,21 @@ def judge(lane: Lane, bucket: int, roles: Mapping[int, Cell]) -> Iterator[Verdic
     yield from _from_the_future(lane, roles)
     for what, wanted in COUNTED.items():
         yield _count(Stage.BROKER if what == "broker" else Stage.OUTBOX, what, of(wanted))
-    yield _count(Stage.OUTBOX, "under way", of({Seen.OPEN, Seen.SENT_YOUNG, Seen.UNREAD, Seen.STORED_YOUNG}) & ~arrived)
+    yield _count(Stage.OUTBOX, "in flight", of({Seen.OPEN, Seen.SENT_YOUNG, Seen.UNREAD, Seen.STORED_YOUNG}) & ~arrived)
 
 
-def _no_numbers(roles: Mapping[int, Cell]) -> Iterator[Verdict]:
+def _no_numbers(roles: Mapping[int, Cell]) -> Iterator[RangeResult]:
     for role, stage in (
         (Seen.NO_NUMBER_PLACE, Stage.OUTBOX),
         (Seen.NO_NUMBER_BROKER, Stage.BROKER),
         (Seen.NO_NUMBER_INBOX, Stage.INBOX),
     ):
         if role in roles:
-            yield Verdict(Kind.NO_NUMBER, stage, "", roles[role].lowest, roles[role].highest, roles[role].n)
+            yield RangeResult(Kind.NO_NUMBER, stage, "", roles[role].lowest, roles[role].highest, roles[role].n)
 
 
 def _repeats(lane: Lane, roles: Mapping[int, Cell]) -> Iterator[tuple[Stage, str, Bools]]:
-    """Return which numbers are there more than once; whether it is one message each time, the rows say."""
+    """Yield the repeated numbers of each stage. Whether they are one message or several is looked up later."""
     for stage, what, wanted in (
         (Stage.OUTBOX, "", PLACES_OF),
         (Stage.BROKER, "", BROKERS_OF),
@@ -145,29 +143,29 @@ def _repeats(lane: Lane, roles: Mapping[int, Cell]) -> Iterator[tuple[Stage, str
     ):
         found = [roles[role] for role in wanted if role in roles]
         if found:
-            yield stage, what, reduce(operator.or_, found).again
+            yield stage, what, reduce(operator.or_, found).repeated
 
 
-def _from_the_future(lane: Lane, roles: Mapping[int, Cell]) -> Iterator[Verdict]:
+def _from_the_future(lane: Lane, roles: Mapping[int, Cell]) -> Iterator[RangeResult]:
     stages: dict[int, Stage] = {**dict.fromkeys(PLACES_OF, Stage.OUTBOX), **dict.fromkeys(BROKERS_OF, Stage.BROKER)}
     names = {of_group(group, InGroup.HANDLED): name for group, name in lane.groups.items()}
     for role, found in roles.items():
         stage = stages.get(role) if role not in names else Stage.INBOX
         if stage is not None and found.future:
-            yield Verdict(Kind.CLOCK, stage, names.get(role, ""), found.lowest, found.highest, 1)
+            yield RangeResult(Kind.CLOCK, stage, names.get(role, ""), found.lowest, found.highest, 1)
 
 
-def _count(stage: Stage, what: str, found: Bools) -> Verdict:
-    return Verdict(None, stage, what, 0, 0, int(found.sum()))
+def _count(stage: Stage, what: str, found: Bools) -> RangeResult:
+    return RangeResult(None, stage, what, 0, 0, int(found.sum()))
 
 
 def runs_of(wrong: Bools) -> list[tuple[int, int, int]]:
-    """Return neighbouring positions as (first, last, count)."""
+    """Return ranges of consecutive positions as (first, last, count)."""
     places = np.flatnonzero(wrong)
     if len(places) == 0:
         return []
     starts = np.flatnonzero(np.diff(places, prepend=places[0] - 2) > 1)
-    if len(starts) > MOST_RUNS:
+    if len(starts) > MAX_RUNS:
         return [(int(places[0]), int(places[-1]), len(places))]
     ends: Ints = np.append(starts[1:], len(places)) - 1
     return [(int(places[a]), int(places[b]), int(b - a + 1)) for a, b in zip(starts, ends, strict=True)]

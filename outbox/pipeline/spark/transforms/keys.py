@@ -1,7 +1,7 @@
 """
-The keys that two frames should share: what business rows and messages are about, and the ids of messages and of their places.
+The keys that two frames should have in common: `about` of business rows and messages, and the ids of messages and their places.
 
-NumPy only; which rows differ is for `identity` to say.
+NumPy only; `identity` finds out which rows differ.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ SUSPECT = pa.schema(
 
 @dataclass(frozen=True)
 class Side:
-    """The rows of a batch on their side of a pair."""
+    """The rows of a batch on one side of a pair."""
 
     pair: int
     sign: int
@@ -55,7 +55,7 @@ class Side:
     hashes: Hashes
 
     def rows(self, chosen: npt.NDArray[np.bool_]) -> pa.RecordBatch:
-        """Return some of them as SUSPECT has them."""
+        """Return some of the rows with the columns of SUSPECT."""
         mask = pa.array(chosen)
         rows = self.batch.filter(mask)
         ones: Ints = np.ones(len(rows), np.int64)
@@ -74,12 +74,12 @@ class Side:
 @dataclass(frozen=True)
 class Keys:
     """
-    Which keys the rows of a frame have.
+    Determines the keys of a frame's rows.
 
     Args:
-        since_micros: business rows from before owe nothing; None: all do.
-        salt: of this run's hashes.
-        pairs: those that are looked at.
+        since_micros: ignore earlier business rows; None: none.
+        salt: the random salt of hashes.
+        pairs: the pairs to compare.
     """
 
     business: Sequence[Business]
@@ -88,7 +88,7 @@ class Keys:
     pairs: Collection[int] = (ABOUT, PLACE)
 
     def columns(self) -> dict[str, tuple[str, ...]]:
-        """Return which columns of which frames it is about."""
+        """Return the columns to read, by frame."""
         found: dict[str, tuple[str, ...]] = {}
         for pair in self.pairs:
             for frame, columns in COLUMNS[pair].items():
@@ -97,7 +97,7 @@ class Keys:
         return found
 
     def digest(self, frame: str, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        """Return the digests of a part of a frame."""
+        """Yield the digests of a part of a frame."""
         found = Digest()
         for batch in batches:
             for side in self._sides(frame, batch):
@@ -105,7 +105,7 @@ class Keys:
         yield from found.batches()
 
     def suspects(self, wanted: Mapping[int, Suspects], frame: str, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        """Return the rows of which digests say that they may differ."""
+        """Yield the rows that may differ according to the digests."""
         for batch in batches:
             for side in self._sides(frame, batch):
                 if (chosen := wanted[side.pair].has(side.hashes)).any():
@@ -118,14 +118,14 @@ class Keys:
             yield self._about(LEFT, batch, batch.column("subject"))
         elif frame == "messages":
             if ABOUT in self.pairs:
-                yield self._told(batch)
+                yield self._of_messages(batch)
             if PLACE in self.pairs:
                 yield self._placed(LEFT, batch)
         else:
             yield self._placed(RIGHT, batch)
 
-    def _told(self, batch: pa.RecordBatch) -> Side:
-        """Return which entry's message it is, by topic, type and what it is about; the others are nobody's."""
+    def _of_messages(self, batch: pa.RecordBatch) -> Side:
+        """Return the messages that belong to an entry, by topic, type and `about`."""
         topic, kind = coded(batch, "topic"), coded(batch, "type")
         about = batch.column("about")
         entry: Entries = np.full(len(batch), len(self.business), np.int32)
@@ -133,9 +133,9 @@ class Keys:
             starts = pc.starts_with(about, f"{label}:").fill_null(False).to_numpy(zero_copy_only=False)
             found = self._entries(label, topic.values, kind.values)[topic.codes, kind.codes]
             entry = np.minimum(entry, found if starts.all() else np.where(starts, found, len(self.business)))
-        if not (told := entry < len(self.business)).all():
-            columns = [name for name in batch.schema.names if name != "message_id"]  # of no use here, and the longest
-            batch, entry = batch.select(columns).filter(pa.array(told)), entry[told]
+        if not (is_expected := entry < len(self.business)).all():
+            columns = [name for name in batch.schema.names if name != "message_id"]  # not needed here, and the longest column
+            batch, entry = batch.select(columns).filter(pa.array(is_expected)), entry[is_expected]
         return self._about(RIGHT, batch, pa.DictionaryArray.from_arrays(entry, [one.name for one in self.business]))
 
     def _entries(self, label: str, topics: list[str | None], kinds: list[str | None]) -> Entries:

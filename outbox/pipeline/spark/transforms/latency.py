@@ -1,7 +1,7 @@
 """
-How long messages took, as histograms that can be added: per topic, hop and minute. `bins` says what a bin is.
+Latency histograms per topic, hop and minute, which can be added. `bins` defines the bins.
 
-Times since the publish are read from the message id, so no hop needs a join.
+The time of publishing is in the message id, so no hop needs a join.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ Times = tuple[Ints, Bools]  # microseconds since 1970, and which rows have one
 
 @dataclass(frozen=True)
 class Hop:
-    """What some rows say of a hop. is_one: which of them are about it."""
+    """The times of a hop in some rows. is_one: which rows are about it."""
 
     name: str
     start: Times
@@ -52,14 +52,14 @@ class Hop:
 
 @dataclass(frozen=True)
 class Latency:
-    """tolerance_micros: so much too early counts as an instant, since clocks differ."""
+    """Calculates latencies. tolerance_micros: negative latencies up to this count as 0, because clocks differ."""
 
     tolerance_micros: int = 0
 
     def histograms(self, frame: str, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         """
-        Count latencies of a part of a frame: `claim` (publish to claim), `send` (claim to sent), `store` (publish to stored),
-        `handle` (publish to handled, by group).
+        Yield the histograms of a part of a frame. Hops: `claim` (publish to claim), `send` (claim to sent), `store` (publish to
+        stored), `handle` (publish to handled, by group).
         """
         found = Tally(HISTOGRAM)
         for batch in batches:

@@ -1,4 +1,4 @@
-"""From numbers back to messages: some rows of a stage, found by lane and number."""
+"""Look up rows of a stage by lane and number."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ BEFORE_ALL = np.iinfo(np.int64).min
 
 
 @dataclass
-class Wanted:
+class NumberRanges:
     """Ranges of numbers by lane."""
 
     _spans: dict[LaneName, list[tuple[int, int]]] = field(default_factory=lambda: defaultdict(list))
@@ -30,9 +30,9 @@ class Wanted:
         self._spans[lane].append((first, last))
 
     def index(self) -> Index:
-        """Make it ready to be asked for millions of numbers."""
+        """Return an index for look-ups of millions of numbers."""
         codes = {lane: code for code, lane in enumerate(self._spans)}
-        spans = [(code, first, last) for lane, code in codes.items() for first, last in _apart(self._spans[lane])]
+        spans = [(code, first, last) for lane, code in codes.items() for first, last in _merged(self._spans[lane])]
         starts = np.array([(code << LANE_SHIFT) + first - 1 for code, first, _ in spans], np.int64)
         ends = np.array([(code << LANE_SHIFT) + last - 1 for code, _, last in spans], np.int64)
         return Index(codes, starts, ends)
@@ -40,14 +40,14 @@ class Wanted:
 
 @dataclass(frozen=True)
 class Index:
-    """Ranges, in order, of lane and number in one integer."""
+    """Sorted ranges; lane and number are packed into one integer."""
 
     codes: Mapping[LaneName, int]
     starts: Ints
     ends: Ints
 
     def has(self, lanes: Ints, names: list[LaneName], numbers: Ints) -> Bools:
-        """Return for each row whether it is wanted. lanes: which of `names` a row is of."""
+        """Return for each row whether its number is in a range. lanes: index into `names`, for each row."""
         found: Bools = np.zeros(len(numbers), bool)
         codes = np.array([self.codes.get(name, -1) for name in names], np.int64)
         if not len(self.starts) or not len(numbers) or (codes < 0).all():
@@ -59,8 +59,8 @@ class Index:
         return found
 
 
-def _apart(spans: Iterable[tuple[int, int]]) -> Iterator[tuple[int, int]]:
-    """Return the ranges in order, those that overlap as one."""
+def _merged(spans: Iterable[tuple[int, int]]) -> Iterator[tuple[int, int]]:
+    """Yield the ranges in order; overlapping ones are merged."""
     first, last = 0, -1
     for a, b in sorted(spans):
         if a > last:
@@ -74,10 +74,10 @@ def _apart(spans: Iterable[tuple[int, int]]) -> Iterator[tuple[int, int]]:
 
 def repeats(rows: pa.Table, *, ids: int) -> Iterator[dict[str, Any]]:
     """
-    Tell which numbers of a bucket are there more than once, and whether it is one message each time.
+    Yield the repeated numbers of a bucket, by kind: one message several times, or several messages of one number.
 
-    Takes consumer_group, number, message_id of one lane and bucket. Gives consumer_group, kind, first, last, numbers (how many of
-    first to last), n (rows too many, or messages that share their number), ids of the first ones.
+    Takes consumer_group, number, message_id of one lane and bucket. Yields consumer_group, kind, first, last, numbers (how many
+    of first to last are repeated), n (superfluous rows, or messages that share a number), ids of the first ones.
     """
     keys = rows.group_by(["consumer_group", "number"]).aggregate([("message_id", "count"), ("message_id", "distinct")])
     keys = keys.filter(pc.greater(keys["message_id_count"], 1)).sort_by(
@@ -100,7 +100,7 @@ def repeats(rows: pa.Table, *, ids: int) -> Iterator[dict[str, Any]]:
 
 
 def _spans(found: list[dict[str, Any]]) -> Iterator[tuple[int, int, list[dict[str, Any]]]]:
-    """Return neighbours as one, and all as one where they are scattered; with the rows of each."""
+    """Yield ranges of consecutive numbers with their rows; one range if they are scattered."""
     if not found:
         return
     before = (found[0]["number"] - 1) // BUCKET * BUCKET + 1

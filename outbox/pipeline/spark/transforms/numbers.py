@@ -1,8 +1,8 @@
 """
-Numbers as bitmaps: one bit per message, 32,768 numbers to a bucket.
+Numbers as bitmaps: one bit per message, 32,768 numbers per bucket.
 
-Rows shrink to bitmaps before anything is shuffled, so a stage of ten million rows sends some hundred of them. A cell is what
-one lane has in one role in one bucket.
+Rows are reduced to bitmaps before the shuffle, so a stage of ten million rows sends a few hundred of them. A cell is the bitmap
+of one lane, role and bucket.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ import pyarrow as pa
 from outbox.pipeline.spark.transforms.columns import Bools, Ints, coded, distinct, integers
 
 BUCKET = 32_768
-HIGHEST = BUCKET << 34  # so that a lane of a batch, a role and a bucket are one integer
-CELLS_AT_ONCE = 256  # a byte per number of each is held for a moment
+HIGHEST = BUCKET << 34  # so that lane, role and bucket fit into one integer
+CELLS_AT_ONCE = 256  # limits memory: each needs a byte per number for a moment
 
 LANE = ("source", "topic", "lane")
 LaneName = tuple[str | None, str | None, int | None]
@@ -32,7 +32,7 @@ CELL = pa.schema(
         "role": pa.int32(),
         "bucket": pa.int64(),
         "bits": pa.binary(),
-        "again": pa.binary(),
+        "repeated": pa.binary(),
         "n": pa.int64(),
         "lowest": pa.int64(),
         "highest": pa.int64(),
@@ -46,27 +46,27 @@ Bytes: TypeAlias = "npt.NDArray[np.uint8]"
 @dataclass(frozen=True)
 class Cell:
     """
-    What one lane has in one role in one bucket.
+    The numbers of one lane in one role and bucket.
 
     Args:
-        bits: which numbers are there; a bit or a byte for each.
-        again: which of them more than once.
-        n: how many rows.
-        future: how many of them have a time that cannot be.
+        bits: which numbers are present; a bit or a byte for each.
+        repeated: which of them are present more than once.
+        n: the number of rows.
+        future: the number of rows with a time in the future.
     """
 
     bits: Any
-    again: Any
+    repeated: Any
     n: int
     lowest: int
     highest: int
     future: int = 0
 
     def __or__(self, other: Cell) -> Cell:
-        """Put together what was seen in two places."""
+        """Return the union of two cells."""
         return Cell(
             self.bits | other.bits,
-            self.again | other.again | (self.bits & other.bits),
+            self.repeated | other.repeated | (self.bits & other.bits),
             self.n + other.n,
             min(self.lowest, other.lowest),
             max(self.highest, other.highest),
@@ -76,10 +76,10 @@ class Cell:
 
 class Cells:
     """
-    The cells of a part of a frame.
+    Accumulates the cells of a part of a frame.
 
     Args:
-        no_number: the role of numbers that no lane gives out, whatever theirs would be.
+        no_number: the role of rows with an impossible number.
     """
 
     def __init__(self, no_number: int) -> None:
@@ -88,10 +88,10 @@ class Cells:
 
     def add(self, lanes: Ints, names: list[LaneName], roles: Ints, numbers: Ints, future: Bools) -> None:
         """
-        Put rows in.
+        Add rows.
 
         Args:
-            lanes: which of `names` a row is of.
+            lanes: index into `names`, for each row.
         """
         is_number = (numbers >= 1) & (numbers <= HIGHEST)
         all_are = bool(is_number.all())
@@ -104,26 +104,28 @@ class Cells:
         for first in range(0, len(keys), CELLS_AT_ONCE):
             inside = slice(None) if len(keys) <= CELLS_AT_ONCE else (cells >= first) & (cells < first + CELLS_AT_ONCE)
             many = min(CELLS_AT_ONCE, len(keys) - first)
-            flags, again = _flags(cells[inside] - first, index[inside] & (BUCKET - 1), rows[first : first + many])
+            flags, repeated = _flags(cells[inside] - first, index[inside] & (BUCKET - 1), rows[first : first + many])
             for n in range(many):
                 lane, role, bucket = keys[first + n]
                 lowest, highest = _ends(flags[n], bucket)
                 if not all_are:
                     own = numbers[cells == first + n]
                     lowest, highest = int(own.min()), int(own.max())
-                cell = Cell(_packed(flags[n]), _packed(again[n]), int(rows[first + n]), lowest, highest, int(futures[first + n]))
+                cell = Cell(
+                    _packed(flags[n]), _packed(repeated[n]), int(rows[first + n]), lowest, highest, int(futures[first + n])
+                )
                 where = names[lane], role, bucket
                 self._found[where] = self._found[where] | cell if where in self._found else cell
 
     def batches(self) -> Iterator[pa.RecordBatch]:
-        """Return a row for each cell."""
+        """Yield a batch with a row for each cell."""
         rows = [
             {
                 **dict(zip(LANE, name, strict=True)),
                 "role": role,
                 "bucket": bucket,
                 "bits": cell.bits.tobytes(),
-                "again": _of(cell.again),
+                "repeated": _of(cell.repeated),
                 "n": cell.n,
                 "lowest": cell.lowest,
                 "highest": cell.highest,
@@ -135,7 +137,7 @@ class Cells:
 
 
 def lanes_of(batch: pa.RecordBatch) -> tuple[Ints, list[LaneName]]:
-    """Return the lane of each row as an integer, and which lane each integer is."""
+    """Return the lane of each row as an index into the returned list of lanes."""
     source, topic = coded(batch, "source"), coded(batch, "topic")
     lane, has_lane = integers(batch, "lane")
     numbered = lane + (1 << 15) if has_lane.all() else np.where(has_lane, lane + (1 << 15), 1 << 16)
@@ -151,7 +153,7 @@ def lanes_of(batch: pa.RecordBatch) -> tuple[Ints, list[LaneName]]:
 
 
 def _cells_of(lanes: Ints, roles: Ints, buckets: Ints) -> tuple[list[tuple[int, int, int]], Ints]:
-    """Return the different cells, and which of them each row is of."""
+    """Return the distinct cells, and the index of each row's cell among them."""
     if not len(lanes):
         return [], lanes
     low, many_roles = int(buckets.min()), int(roles.max()) + 1
@@ -178,14 +180,14 @@ def _ends(flags: Bools, bucket: int) -> tuple[int, int]:
 
 
 def _flags(cells: Ints, positions: Ints, rows: Ints) -> tuple[Bools, Bools]:
-    """Return for each cell which positions are there, and which more than once."""
+    """Return for each cell which positions are present, and which are repeated."""
     spots = cells * BUCKET + positions
     flags: Bools = np.zeros((len(rows), BUCKET), bool)
     flags.reshape(-1)[spots] = True
-    again = np.zeros_like(flags)
+    repeated = np.zeros_like(flags)
     has_repeats = rows > np.count_nonzero(flags, axis=1)
     if has_repeats.any():
         dirty = has_repeats[cells]
-        repeated, n = np.unique(spots[dirty], return_counts=True)
-        again.reshape(-1)[repeated[n > 1]] = True
-    return flags, again
+        spot_numbers, n = np.unique(spots[dirty], return_counts=True)
+        repeated.reshape(-1)[spot_numbers[n > 1]] = True
+    return flags, repeated

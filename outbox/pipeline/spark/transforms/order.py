@@ -1,4 +1,4 @@
-"""Order of a key: in ordered topics, nothing comes behind a later one of its key."""
+"""Find messages that are out of order within their key."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from pyspark.sql import functions as F
 
 def out_of_order(frame: DataFrame, keys: list[str], *orders: list[str]) -> DataFrame:
     """
-    Return the rows that come behind a higher number of the same keys, in each of these orders.
+    Return the rows that come after a higher number of the same keys, in each of the given orders.
 
-    Takes number and the columns named. Gives the frame's columns, of those rows, and `overtaken_by`: that number in the first
-    order. Rows are spread by key: a key is a customer or an order, so no task gets half of them.
+    Takes the column number and the given ones. Returns the frame's columns, and `overtaken_by`: the higher number in the first
+    order. Rows are partitioned by key: a key is a customer or an order, so the partitions are small.
     """
     before = {
         f"before_{nth}": F.max("number").over(Window.partitionBy(*keys).orderBy(*by).rowsBetween(Window.unboundedPreceding, -1))
@@ -29,10 +29,10 @@ def out_of_order(frame: DataFrame, keys: list[str], *orders: list[str]) -> DataF
 
 def with_generation(frame: DataFrame, keys: list[str], *, tolerance_seconds: float) -> DataFrame:
     """
-    Add `generation`: how often, by then, the places of a key began anew.
+    Add the column `generation`: how often the positions of a key have started again so far.
 
-    A topic or a broker that is made anew counts its positions from 0, and a topic with more queues has a key's messages in
-    another one. So the places of a key tell their order only as long as they go up with time, as far as clocks agree.
+    If a topic or broker is created again, positions start at 0; if a topic gets more queues, a key may move to another one. So
+    the positions of a key define an order only as long as they increase with time, within the tolerance of clocks.
     """
     in_time = Window.partitionBy(*keys).orderBy(F.col("at").asc_nulls_first(), "queue", "pos")
     at, earlier = F.unix_micros("at"), F.unix_micros(F.lag("at").over(in_time))

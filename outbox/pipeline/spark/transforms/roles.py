@@ -1,7 +1,7 @@
 """
-The roles in which a number can be seen: where, and how it stands there. What counts of a role is its set of numbers.
+The roles of numbers: a stage, and a state in it. The audit compares the sets of numbers in each role.
 
-A role travels as a small integer, so that one aggregation serves all stages and groups at once.
+A role is a small integer, so that one aggregation serves all stages and groups.
 """
 
 from __future__ import annotations
@@ -18,34 +18,34 @@ from outbox.pipeline.spark.transforms.columns import Bools, Ints, coded, micros_
 
 
 class Seen(enum.IntEnum):
-    """Roles of stages that are there once. Young: not older than the settle time."""
+    """Roles that exist once. Young: not older than the settle time."""
 
     SENT = 0
     SENT_YOUNG = 1
     OPEN = 2  # claimed, prepared or released, young
     OPEN_LATE = 3
-    GONE = 4  # dead or skipped: explains why nothing follows
+    GONE = 4  # dead or skipped, so that it is not at any later stage
     STORED = 5  # at the broker
     STORED_YOUNG = 6
-    FOREIGN_GROUP = 7  # in the inbox of a group that owes nothing
+    FOREIGN_GROUP = 7  # in the inbox of a group that is not audited
     NO_NUMBER_PLACE = 8
     NO_NUMBER_BROKER = 9
     NO_NUMBER_INBOX = 10
-    UNSEEN = 11  # sent before the recorder began: what it has not written down may have been there all the same
-    UNREAD = 12  # sent, not young, and the recorder has not come so far
+    UNSEEN = 11  # sent before the recorder began, so the broker may have it without a record
+    UNREAD = 12  # sent, not young, and not recorded yet
 
 
 class InGroup(enum.IntEnum):
-    """Roles that each group has."""
+    """Roles that exist for each group."""
 
     HANDLED = 0
     DEAD_LETTER = 1
-    WAITING = 2  # being retried, or not yet read: the broker still has it for the group
-    NOT_OWED = 3  # not known to have been meant for the group
-    DISCARDED = 4  # an operator let it go
+    WAITING = 2  # being retried, or not delivered yet: the broker still has it for the group
+    NOT_OWED = 3  # maybe not meant for the group
+    DISCARDED = 4  # by an operator
 
 
-# The columns that roles are made of.
+# The columns that determine roles.
 COLUMNS = {
     "places": ("topic", "state", "claimed_at", "at"),
     "broker": ("topic", "at"),
@@ -53,12 +53,12 @@ COLUMNS = {
     "attempts": ("consumer_group", "outcome", "at"),
 }
 
-# Outcomes of attempts. A letter that somebody was about to discard, or to have delivered again, is one as far as is known.
+# Outcomes of attempts. A dead letter for which a discard or replay was only requested still counts as one.
 DEAD_LETTERS = ("dead letter", "discard asked", "replay asked")
 DISCARDED = "discarded"
 
 NONE = -1
-NEVER = np.iinfo(np.int64).max  # the time of what was never written down: young
+NEVER = np.iinfo(np.int64).max  # stands for a missing time, so the row counts as young
 FIRST_OF_GROUPS = 16
 MAX_GROUPS = (1024 - FIRST_OF_GROUPS) // len(InGroup)
 
@@ -75,11 +75,11 @@ def of_group(group: int, role: InGroup) -> int:
 @dataclass(frozen=True)
 class Reach:
     """
-    How far a recorded topic can be judged at the broker, in microseconds.
+    The times between which the messages of a topic are recorded, in microseconds.
 
     Args:
-        began, until: when what was sent between them was shown, it is recorded, if the broker has it.
-        hidden: a message may be shown so much later than it was sent.
+        began, until: messages that became visible between these times are recorded, if the broker has them.
+        hidden: the maximum time from sending a message until it is visible.
     """
 
     began: int
@@ -90,12 +90,12 @@ class Reach:
 @dataclass(frozen=True)
 class Roles:
     """
-    How rows become roles, for the groups that owe something.
+    Determines the roles of rows, for the audited groups.
 
     Args:
-        reaches: of the topics whose broker is not known for all times.
-        owed: (group, topic) -> the group owes what was sent from then on, in microseconds; none: all.
-        live_micros: no broker tries again what a group failed at before then.
+        reaches: topic -> its reach, for topics that are not recorded for all times.
+        owed: (group, topic) -> from when on the group must have handled messages, in microseconds; missing: always.
+        live_micros: attempts before this time are not retried any more.
     """
 
     groups: Sequence[Group]
@@ -105,7 +105,7 @@ class Roles:
     live_micros: int = 0
 
     def of(self, frame: str, batch: pa.RecordBatch) -> Iterator[Ints]:
-        """Return a role for each row of a frame, NONE where it has none; more than once where a row plays several."""
+        """Yield a role for each row of a frame, or NONE; several arrays if rows can have several roles."""
         match frame:
             case "places":
                 yield self._of_places(batch)
@@ -119,7 +119,7 @@ class Roles:
                 yield self._of_attempts(batch)
 
     def of_sent(self, batch: pa.RecordBatch) -> Ints:
-        """Return the roles of places, as if all were sent."""
+        """Return the roles of places, assuming that all of them were sent."""
         at = micros_of(batch, "at", "claimed_at", missing=NEVER)
         topic = coded(batch, "topic")
         roles = np.where(at <= self.cutoff_micros, Seen.SENT, Seen.SENT_YOUNG)
@@ -135,7 +135,7 @@ class Roles:
         return roles
 
     def not_owed(self, batch: pa.RecordBatch) -> Iterator[tuple[int, Bools]]:
-        """Return a group's index, and which places of a topic are older than what it owes."""
+        """Yield a group's index, and which places are of messages that it need not have handled."""
         if not self.owed:
             return
         at, topic = micros_of(batch, "at", "claimed_at", missing=NEVER), coded(batch, "topic")
@@ -145,7 +145,7 @@ class Roles:
                     yield index, found
 
     def is_over(self, batch: pa.RecordBatch) -> Bools:
-        """Return which tries failed so long ago that nobody has the message for another one."""
+        """Return which attempts failed so long ago that they are not retried any more."""
         return coded(batch, "outcome").is_("retry") & (micros_of(batch, "at", missing=NEVER) < self.live_micros)
 
     def _of_places(self, batch: pa.RecordBatch) -> Ints:

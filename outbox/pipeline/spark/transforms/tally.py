@@ -1,4 +1,4 @@
-"""Counts of rows by what they have in common, part by part, so that Spark has only to add them."""
+"""Count rows by groups within each part, so that Spark only has to add the counts."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ class Tally:
     Counts rows by texts and numbers.
 
     Args:
-        schema: columns for the texts, then for the numbers, the last for how many.
+        schema: columns for the texts, then for the numbers, then the count.
     """
 
     def __init__(self, schema: pa.Schema) -> None:
@@ -24,7 +24,7 @@ class Tally:
         self._found: Counter[tuple[object, ...]] = Counter()
 
     def add(self, texts: Sequence[Coded], numbers: Sequence[Ints]) -> None:
-        """Count the rows of a batch. Raises ValueError where numbers are so far apart that no integer names a key."""
+        """Count the rows of a batch. Raises ValueError if the numbers are too far apart to pack a key into one integer."""
         if not len(numbers[0]):
             return
         lowest = [int(number.min()) for number in numbers]
@@ -40,7 +40,7 @@ class Tally:
             self._found[key] += n
 
     def batches(self) -> Iterator[pa.RecordBatch]:
-        """Return the counts."""
+        """Yield the counts as one batch."""
         if self._found:
             columns = zip(*((*key, n) for key, n in self._found.items()), strict=True)
             arrays = [pa.array(column, kind) for column, kind in zip(columns, self._schema.types, strict=True)]

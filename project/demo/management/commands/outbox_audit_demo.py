@@ -1,4 +1,4 @@
-"""`make audit`: the demo's history, audited as it is, and again after something was lost at each hop on purpose."""
+"""`make audit`: the demo's history, audited as is, then again with a loss injected at each hop."""
 
 from __future__ import annotations
 
@@ -20,15 +20,15 @@ from project.demo.screen import Screen
 from project.demo.stage import MANAGE, Options, Stage, open_stage
 from project.shop.orders_file import DAY, OrdersFileError, read_orders
 
-SETTLE_SECONDS = 1  # nothing is under way any more when the demo is over
+SETTLE_SECONDS = 1  # all work is done when the demo is over
 
 
 class Command(BaseCommand):
     help = (
-        "Play the demo, audit its history by Spark, then lose something at each hop and audit again. Exit code 1 unless the "
-        "first audit finds nothing and the second exactly what was lost."
+        "Play the demo, audit its history by Spark, then inject a loss at each hop and audit again. Exit code 1 unless the "
+        "first audit finds nothing and the second exactly the injected losses."
     )
-    requires_system_checks: list[str] = []  # they may want a database, which the demo makes first
+    requires_system_checks: list[str] = []  # they may need a database, which the demo creates first
 
     def add_arguments(self, parser: ArgumentParser) -> None:
         parser.add_argument("--json", action="store_true", help="print one line of JSON at the end, progress to stderr")
@@ -53,13 +53,13 @@ class Command(BaseCommand):
 
 
 def _audit_twice(stage: Stage, screen: Screen, reader: str) -> dict[str, Any]:
-    screen.say("auditing the history as it is")
+    screen.say("auditing the history as is")
     before = [one["text"] for one in _audit(stage, reader)["findings"]]
     for text in before:
-        screen.write(f"  FOUND, and nothing was lost: {text}")
+        screen.write(f"  FOUND, but nothing was lost: {text}")
     with psycopg.connect(stage.database_url, autocommit=True) as connection:
         expected = losses.together(losses.inject(connection))
-    screen.say(f"lost on purpose, so that the audit has {len(expected)} things to find; auditing again")
+    screen.say(f"injected losses: {len(expected)} findings expected; auditing again")
     found = sorted((losses.as_expected(one) for one in _audit(stage, reader)["findings"]), key=str)
     missed, invented = [str(one) for one in expected if one not in found], [str(one) for one in found if one not in expected]
     for one in expected:
@@ -71,10 +71,10 @@ def _audit_twice(stage: Stage, screen: Screen, reader: str) -> dict[str, Any]:
 
 
 def _audit(stage: Stage, reader: str) -> dict[str, Any]:
-    """Run `outbox_audit` as a person would, on the demo's database."""
+    """Run `outbox_audit` as an operator would, on the demo's database."""
     command = [*MANAGE, "outbox_audit", "--json", "--settle", str(SETTLE_SECONDS), "--reader", reader]
     outcome = subprocess.run(command, env={**os.environ, **stage.processes.environment}, stdout=subprocess.PIPE, text=True)
     if outcome.returncode not in (0, 1):
-        raise DemoError(f"The audit gave no answer: exit code {outcome.returncode}.")
+        raise DemoError(f"The audit failed: exit code {outcome.returncode}.")
     report: dict[str, Any] = json.loads(outcome.stdout)
     return report

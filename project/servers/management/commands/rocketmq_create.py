@@ -9,7 +9,7 @@ from django.core.management.base import BaseCommand, CommandError
 
 from outbox import conf
 from outbox.brokers.rocketmq import RocketMQBroker
-from outbox.brokers.rocketmq.options import address
+from outbox.brokers.rocketmq.options import parse_address
 from outbox.brokers.rocketmq.remoting.frames import RemotingError
 from outbox.brokers.rocketmq.settlement import ORDERED
 from outbox.consuming.register import groups
@@ -31,17 +31,17 @@ class Command(BaseCommand):
         name_server = conf.settings().brokers[ALIAS].options["NAME_SERVERS"][0]
         place = f"name server {name_server}"
         try:
-            for place in brokers_of(address(name_server)):
+            for place in brokers_of(parse_address(name_server)):
                 self._create(place)
         except (OSError, RemotingError) as error:
             raise CommandError(f"{place}: {error}") from error
 
     def _create(self, place: str) -> None:
         for topic in needed_topics():
-            make_topic(address(place), topic.name, topic.type, topic.queues)
+            make_topic(parse_address(place), topic.name, topic.type, topic.queues)
             self.stdout.write(f"{place} has topic {topic.name}, {topic.type}")
         for name, is_ordered in needed_groups():
-            make_group(address(place), name, is_ordered=is_ordered)
+            make_group(parse_address(place), name, is_ordered=is_ordered)
             self.stdout.write(f"{place} has group {name}{', in order' if is_ordered else ''}")
 
 

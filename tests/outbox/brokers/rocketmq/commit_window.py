@@ -19,7 +19,7 @@ from typing import Any
 from outbox import database
 from outbox.brokers.base import Ended, HalfRef, SendResult
 from outbox.brokers.rocketmq import RocketMQBroker
-from outbox.brokers.rocketmq.envelope import message_id_of
+from outbox.brokers.rocketmq.codec import message_id_of
 from outbox.message import Resolution, TopicSpec, TopicType
 from outbox.models import Batch, State, Topic
 from outbox.relay.backoff import Backoff
@@ -36,7 +36,7 @@ from tests.waiting import wait_until
 SOON_DISCARDED = {"transactionTimeOut": 1000, "transactionCheckInterval": 1000, "transactionCheckMax": 2}
 
 AT_ONCE = 300  # messages of a round
-MOST_SECONDS = 0.5  # between the first end and the kill: a broker that has just started takes as long for all of them
+MAX_SECONDS = 0.5  # between the first end and the kill: a broker that has just started takes as long for all of them
 PATIENCE = 180
 QUEUES = 4
 
@@ -96,7 +96,7 @@ def play(node: RocketMQ, topic: Topic, kills: int, **options: Any) -> Toll:
             working = threading.Thread(target=relay.step)
             working.start()
             assert broker.is_ending.wait(PATIENCE)
-            time.sleep(MOST_SECONDS * (nth + random.random()) / kills)  # the moment of the kill is what is tried
+            time.sleep(MAX_SECONDS * (nth + random.random()) / kills)  # the moment of the kill is what is tried
             node.kill_broker()
             toll.kills += 1
             working.join()

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 
 from outbox.brokers.rocketmq.places import HALVES
-from outbox.brokers.rocketmq.remoting.frames import HALF, IPV6_BORN, IPV6_STORED, LONG_TOPIC, Stored, write_properties
+from outbox.brokers.rocketmq.remoting.frames import HALF, IPV6_BORN, IPV6_STORED, LONG_TOPIC, StoredMessage, write_properties
 from outbox.brokers.rocketmq.remoting.requests import COMMIT_TYPE
 
 BYTES = 1000  # of each message: places in the log are multiples of it
@@ -31,12 +31,12 @@ class Log:
     """What a broker stores. `now` may be replaced, for messages of another time."""
 
     def __init__(self) -> None:
-        self.messages: dict[int, Stored] = {}  # by place
+        self.messages: dict[int, StoredMessage] = {}  # by place
         self.ends: list[End] = []
         self.now: Callable[[], datetime] = lambda: datetime.now(UTC)
         self._indexed: set[int] = set()
 
-    def append(self, topic: str, properties: Mapping[str, str], body: bytes = b"{}", flag: int = 0) -> Stored:
+    def append(self, topic: str, properties: Mapping[str, str], body: bytes = b"{}", flag: int = 0) -> StoredMessage:
         """Store a message; the place of a half message is among half messages."""
         is_half = bool(flag & HALF)
         queue = 0 if is_half else len(self.messages) % QUEUES
@@ -45,20 +45,20 @@ class Log:
         place = BYTES * (1 + len(self.messages))
         offset = len(self.of(topic, queue))
         name = (IPV4 + struct.pack(">q", place)).hex().upper()
-        stored = Stored(name, topic, queue, properties, flag, 0, self.now(), body, offset, place)
+        stored = StoredMessage(name, topic, queue, properties, flag, 0, self.now(), body, offset, place)
         self.messages[place] = stored
         self._indexed.add(place)
         return stored
 
-    def append_half(self, topic: str, half_id: str) -> Stored:
+    def append_half(self, topic: str, half_id: str) -> StoredMessage:
         """Store a half message, as one that was sent."""
         return self.append(topic, {"UNIQ_KEY": half_id, "KEYS": half_id.partition(".")[0], "TRAN_MSG": "true"}, flag=HALF)
 
-    def append_again(self, half: Stored) -> Stored:
+    def append_again(self, half: StoredMessage) -> StoredMessage:
         """Store a half message again, as a server does before it asks about it."""
         return self.append(half.properties["REAL_TOPIC"], {**half.properties, "TRANSACTION_CHECK_TIMES": "1"}, flag=HALF)
 
-    def end(self, place: int, queue_offset: int, kind: int) -> Stored | None:
+    def end(self, place: int, queue_offset: int, kind: int) -> StoredMessage | None:
         """End the half message at a place; return it, None where it is not."""
         half = self.messages.get(place)
         if half is None or half.topic != HALVES or half.queue_offset != queue_offset:
@@ -68,11 +68,11 @@ class Log:
             self.append(half.properties["REAL_TOPIC"], half.properties, half.body)
         return half
 
-    def of(self, topic: str, queue: int | None = None) -> list[Stored]:
+    def of(self, topic: str, queue: int | None = None) -> list[StoredMessage]:
         """Return the messages of a topic, or of one of its queues."""
         return [one for one in self.messages.values() if one.topic == topic and queue in (None, one.queue)]
 
-    def find(self, topic: str, key: str) -> list[Stored]:
+    def find(self, topic: str, key: str) -> list[StoredMessage]:
         """Return what the index has of a key, newest first."""
         found = [one for one in self.of(topic) if one.log_offset in self._indexed]
         return [one for one in reversed(found) if key in (one.properties["UNIQ_KEY"], *one.properties.get("KEYS", "").split())]
@@ -81,13 +81,13 @@ class Log:
         """Find nothing by its key any more that is there now, as after a crash."""
         self._indexed.clear()
 
-    def lose(self, stored: Stored) -> None:
+    def lose(self, stored: StoredMessage) -> None:
         """Store something else at the place of a message, as in a broker that was restored from a backup."""
         self.messages[stored.log_offset] = replace(stored, properties={**stored.properties, "UNIQ_KEY": "another.1"})
         self._indexed.discard(stored.log_offset)
 
 
-def write_stored(stored: Stored, host: bytes = IPV4) -> bytes:
+def write_stored(stored: StoredMessage, host: bytes = IPV4) -> bytes:
     """Write a message as a broker stores it; with another host, the address has as many bytes."""
     flag = stored.flag | (IPV6_BORN | IPV6_STORED if len(host) > len(IPV4) else 0)
     topic, properties = stored.topic.encode(), write_properties(stored.properties).encode()

@@ -70,8 +70,8 @@ class TestCheck:
         found = wait_until(lambda: [problem for problem in broker.check() if name in problem.text])
         server.make_group(name)
 
-        assert [problem.text.partition(",")[0] for problem in found] == [
-            f"Broker {server.broker} gives up what it has handed to group {name}"
+        assert [problem.text.partition(" of topic")[0] for problem in found] == [
+            f"Broker {server.broker} moves a message to the dead letters after 17 deliveries to group {name}"
         ]
         assert [problem for problem in broker.check() if name in problem.text] == []
 
@@ -83,7 +83,7 @@ class TestCheck:
         texts = sorted(problem.text for problem in harness.open().check() if problem.is_error and "Topic" in problem.text)
 
         assert len(texts) == 2
-        assert f"Topic '{normal.name}' is of type transaction here, and takes ['NORMAL']" in texts[0]
+        assert f"Topic '{normal.name}' has type transaction in settings, but accepts ['NORMAL']" in texts[0]
         assert "Topic 'nowhere': RocketMQ says 40402" in texts[1]
 
     def test_says_that_the_server_is_away(self, harness: RocketMQHarness):

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from outbox.brokers.rocketmq.options import address
+from outbox.brokers.rocketmq.options import parse_address
 from outbox.brokers.rocketmq.remoting import requests
 from outbox.brokers.rocketmq.remoting.connection import Connection, NoAnswer, NotConnected
 from outbox.brokers.rocketmq.remoting.frames import Request
@@ -22,7 +22,7 @@ def connected(port: PortStub, act: Callable[[Connection], Awaitable[Any]], *, se
     """Connect, act and close."""
 
     async def run() -> Any:
-        connection = await Connection.open(*address(port.address), seconds=seconds)
+        connection = await Connection.open(*parse_address(port.address), seconds=seconds)
         try:
             return await act(connection)
         finally:

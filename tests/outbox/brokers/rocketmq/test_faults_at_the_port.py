@@ -133,7 +133,7 @@ class TestSend:
         outcome = send(open_here(), kind)
 
         assert outcome.status is UNAVAILABLE
-        assert "No name server says" in outcome.reason
+        assert "No name server returns the route" in outcome.reason
 
     def test_is_surely_not_stored_when_no_proxy_tells_the_type_of_the_topic(
         self, stub: Stub, port: PortStub, open_here: OpenHere, kind: TopicType

@@ -17,7 +17,7 @@ from outbox.brokers.rocketmq.remoting import requests
 from outbox.brokers.rocketmq.remoting.frames import (
     Answer,
     Request,
-    Stored,
+    StoredMessage,
     decode,
     encode,
     frame_size,
@@ -29,7 +29,7 @@ from outbox.brokers.rocketmq.remoting.frames import (
 from tests.outbox.brokers.rocketmq.port_log import IPV6, write_stored
 
 AT = datetime(2026, 1, 2, 3, 4, 5, 678_000, tzinfo=UTC)
-STORED = Stored(
+STORED = StoredMessage(
     "7F00000100002A9F0000000000000FA0", "orders", 3, {"UNIQ_KEY": "m.1", "KEYS": "m 4711"}, 1, 2, AT, b"order", 17, 4000
 )
 

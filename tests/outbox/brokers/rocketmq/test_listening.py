@@ -12,9 +12,9 @@ import pytest
 
 from outbox.brokers.base import Broker, Outgoing
 from outbox.brokers.rocketmq import session
-from outbox.brokers.rocketmq.envelope import seal
+from outbox.brokers.rocketmq.codec import to_proto
 from outbox.brokers.rocketmq.remoting import requests
-from outbox.brokers.rocketmq.remoting.frames import Stored
+from outbox.brokers.rocketmq.remoting.frames import StoredMessage
 from outbox.brokers.rocketmq.stubs import Code, definition
 from outbox.message import COMMIT, ROLLBACK, UNKNOWN, Half, Resolution, TopicType
 from tests.outbox.brokers.rocketmq.port_stub import PortStub
@@ -30,7 +30,7 @@ def question(half_id: str = "m.1", *, asked: int = 1, ahead: float = 0.0) -> Any
     message = Outgoing("m", "transaction", b"{}", token="here:1:1:1")
     stored_at = datetime.now(UTC).timestamp()
     topic = definition.Resource(name="transaction")
-    half = seal(message, TopicType.TRANSACTION, half_id, topic, now=stored_at + ahead, compress_above=None)
+    half = to_proto(message, TopicType.TRANSACTION, half_id, topic, now=stored_at + ahead, compress_above=None)
     half.system_properties.store_timestamp.FromMilliseconds(round(stored_at * 1000))
     half.user_properties["TRANSACTION_CHECK_TIMES"] = str(asked)
     return half
@@ -65,13 +65,13 @@ class TestAnswer:
                 raise answer
             return answer
 
-        monkeypatch.setattr("outbox.brokers.rocketmq.checks.THREADS", 1)
+        monkeypatch.setattr("outbox.brokers.rocketmq.check_backs.THREADS", 1)
         open_at(stub.endpoints).listen(ask)
         for number in range(3):
             wait_until(lambda n=number: stub.ask(question(f"m.{n}")))
 
         assert [end.message_id for end in wait_until(lambda: stub.asked("EndTransaction"))] == ["m.2"]
-        assert "got no answer; it comes again" in caplog.text
+        assert "could not be answered; the server will ask again" in caplog.text
 
     def test_is_one_where_the_same_is_asked_again_meanwhile(self, stub: Stub, open_at: OpenAt):
         may_answer = threading.Event()
@@ -111,25 +111,29 @@ class TestAnswerAboutWhatIsVisible:
         return sent
 
     @pytest.fixture
-    def half(self, port: PortStub) -> Stored:
+    def half(self, port: PortStub) -> StoredMessage:
         return port.log.append_half("transaction", "m.1")
 
-    def test_is_rollback_and_noted(self, port: PortStub, open_here: OpenAt, half: Stored, sent: Any):
+    def test_is_rollback_and_noted(self, port: PortStub, open_here: OpenAt, half: StoredMessage, sent: Any):
         port.log.end(half.log_offset, half.queue_offset, requests.COMMIT_TYPE)
 
         assert sent(open_here()) == ([RESOLUTIONS.ROLLBACK], [ROLLBACK])
 
-    def test_is_commit_where_only_another_attempt_is_visible(self, port: PortStub, open_here: OpenAt, half: Stored, sent: Any):
+    def test_is_commit_where_only_another_attempt_is_visible(
+        self, port: PortStub, open_here: OpenAt, half: StoredMessage, sent: Any
+    ):
         other = port.log.append_half("transaction", "m.2")
         port.log.end(other.log_offset, other.queue_offset, requests.COMMIT_TYPE)
 
         assert sent(open_here()) == ([RESOLUTIONS.COMMIT], [])
 
-    def test_is_commit_where_nothing_is(self, open_here: OpenAt, half: Stored, sent: Any):
+    def test_is_commit_where_nothing_is(self, open_here: OpenAt, half: StoredMessage, sent: Any):
         assert sent(open_here()) == ([RESOLUTIONS.COMMIT], [])
 
     @pytest.mark.parametrize("trouble", ["busy", "no answer", "away"])
-    def test_is_commit_where_that_cannot_be_told(self, port: PortStub, open_here: OpenAt, half: Stored, sent: Any, trouble: str):
+    def test_is_commit_where_that_cannot_be_told(
+        self, port: PortStub, open_here: OpenAt, half: StoredMessage, sent: Any, trouble: str
+    ):
         """A copy is better than a loss."""
         port.log.end(half.log_offset, half.queue_offset, requests.COMMIT_TYPE)
         if trouble == "busy":
@@ -144,12 +148,12 @@ class TestAnswerAboutWhatIsVisible:
     def test_is_commit_where_no_port_is_known(self, open_here: OpenAt, sent: Any):
         assert sent(open_here(NAME_SERVERS=[], UNCONFIRMED_ENDS=True)) == ([RESOLUTIONS.COMMIT], [])
 
-    def test_is_looked_for_with_unconfirmed_ends_too(self, port: PortStub, open_here: OpenAt, half: Stored, sent: Any):
+    def test_is_looked_for_with_unconfirmed_ends_too(self, port: PortStub, open_here: OpenAt, half: StoredMessage, sent: Any):
         port.log.end(half.log_offset, half.queue_offset, requests.COMMIT_TYPE)
 
         assert sent(open_here(UNCONFIRMED_ENDS=True)) == ([RESOLUTIONS.ROLLBACK], [ROLLBACK])
 
-    def test_is_not_looked_for_before_a_rollback(self, port: PortStub, open_here: OpenAt, half: Stored, sent: Any):
+    def test_is_not_looked_for_before_a_rollback(self, port: PortStub, open_here: OpenAt, half: StoredMessage, sent: Any):
         assert sent(open_here(), ROLLBACK) == ([RESOLUTIONS.ROLLBACK], [])
         assert port.asked(requests.QUERY_MESSAGE) == []
 
@@ -238,7 +242,7 @@ class TestSession:
     def test_is_not_kept_with_a_proxy_that_routes_name_no_more(
         self, stub: Stub, open_at: OpenAt, monkeypatch: pytest.MonkeyPatch
     ):
-        monkeypatch.setattr("outbox.brokers.rocketmq.checks.ANNOUNCE_SECONDS", 0.05)
+        monkeypatch.setattr("outbox.brokers.rocketmq.check_backs.ANNOUNCE_SECONDS", 0.05)
         monkeypatch.setattr("outbox.brokers.rocketmq.routes.ROUTE_SECONDS", 0.05)
         other = Stub()
         stub.brokers = [stub, other]

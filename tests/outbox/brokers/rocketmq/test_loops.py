@@ -28,30 +28,30 @@ def run(loop: asyncio.AbstractEventLoop) -> int:
 
 class TestLoops:
     def test_are_each_taken_by_one(self):
-        taken = [loops.take() for _ in range(2)]
+        taken = [loops.acquire() for _ in range(2)]
 
         assert len({run(loop) for loop in taken}) == 2
         for loop in taken:
-            loops.give_back(loop)
+            loops.release(loop)
 
     def test_are_taken_again_and_still_run(self):
-        first = loops.take()
+        first = loops.acquire()
         thread = run(first)
-        loops.give_back(first)
+        loops.release(first)
 
-        again = loops.take()
+        again = loops.acquire()
 
         assert again is first
         assert run(again) == thread
-        loops.give_back(again)
+        loops.release(again)
 
     def test_are_left_to_the_parent_by_a_fork(self):
-        loops.give_back(loops.take())
+        loops.release(loops.acquire())
 
         child = os.fork()
         if child == 0:  # the parent's threads are not here, and on its loops nothing would run
             try:
-                run(loops.take())
+                run(loops.acquire())
                 os._exit(0)
             finally:
                 os._exit(1)
@@ -62,14 +62,14 @@ class TestLoops:
 class TestClient:
     def test_takes_one_loop_though_several_threads_begin_at_once(self, monkeypatch: pytest.MonkeyPatch):
         taken: list[asyncio.AbstractEventLoop] = []
-        take = loops.take
+        acquire = loops.acquire
 
         def take_slowly() -> asyncio.AbstractEventLoop:
-            taken.append(take())
+            taken.append(acquire())
             threading.Event().wait(0.05)  # long enough for the others to come
             return taken[-1]
 
-        monkeypatch.setattr(loops, "take", take_slowly)
+        monkeypatch.setattr(loops, "acquire", take_slowly)
         client = Client(read_options(RocketMQOptions, {"ENDPOINTS": "proxy:8081"}))
         with ThreadPoolExecutor(4) as pool:
             found = set(pool.map(lambda _: client.loop(), range(4)))
@@ -84,4 +84,4 @@ class TestGevent:
         monkeypatch.setitem(sys.modules, "gevent.monkey", SimpleNamespace(is_module_patched={"threading"}.__contains__))
 
         with pytest.raises(ConfigurationError, match="gevent has replaced them"):
-            loops.take()
+            loops.acquire()

@@ -100,7 +100,7 @@ class TestAddresses:
             port.say(requests.ROUTE_OF_TOPIC, 1, "not now")
             clock.ahead += 31
             found.append(await ports.addresses("orders"))
-            ports.doubt("orders")
+            ports.invalidate("orders")
             return [*found, await ports.addresses("orders")]
 
         assert with_ports(act, clock, NAME_SERVERS=[port.address]) == [{"broker-a": port.address}] * 3
@@ -124,7 +124,7 @@ class TestAddresses:
         port.stop()
 
         async def act(ports: Ports) -> None:
-            with pytest.raises(NotConnected, match="No name server says where topic orders is"):
+            with pytest.raises(NotConnected, match="No name server returns the route of topic orders"):
                 await ports.addresses("orders")
 
         with_ports(act, NAME_SERVERS=[port.address])
@@ -132,7 +132,7 @@ class TestAddresses:
     def test_are_asked_for_now_and_then_and_when_in_doubt(self, port: PortStub, clock: Clock):
         async def act(ports: Ports) -> list[int]:
             counts = []
-            for step in (lambda: None, lambda: None, lambda: setattr(clock, "ahead", 31.0), lambda: ports.doubt("orders")):
+            for step in (lambda: None, lambda: None, lambda: setattr(clock, "ahead", 31.0), lambda: ports.invalidate("orders")):
                 step()
                 await ports.addresses("orders")
                 counts.append(len(port.asked(requests.ROUTE_OF_TOPIC)))
@@ -150,7 +150,7 @@ class TestAddresses:
             port.brokers = [moved]
             with pytest.raises(ConnectionError):
                 await ports.ask(other.address, INFO)
-            ports.doubt("orders")
+            ports.invalidate("orders")
             return (await ports.ask((await ports.addresses("orders"))["broker-a"], INFO)).code
 
         assert with_ports(act, NAME_SERVERS=[port.address]) == 0
@@ -190,7 +190,7 @@ class TestAsk:
     def test_of_a_name_server_is_that_which_answered_last(self, port: PortStub, clock: Clock):
         async def act(ports: Ports) -> None:
             await ports.addresses("orders")
-            ports.doubt("orders")
+            ports.invalidate("orders")
             clock.ahead += 60
             before = len(port.asked(requests.ROUTE_OF_TOPIC))
             await asyncio.gather(*[ports.addresses("orders") for _ in range(64)])

@@ -13,7 +13,7 @@ import grpc
 import pytest
 
 from outbox.brokers.base import Broker, Delivery, Outgoing
-from outbox.brokers.rocketmq.envelope import seal
+from outbox.brokers.rocketmq.codec import to_proto
 from outbox.brokers.rocketmq.stubs import definition
 from outbox.errors import BrokerUnavailable
 from outbox.message import TopicType
@@ -29,7 +29,7 @@ AWAY = (grpc.StatusCode.DEADLINE_EXCEEDED, "no time left")
 
 def put(stub: Stub, topic: TopicType, body: bytes, tag: str = "") -> None:
     """Store a message that waits on a topic."""
-    message = seal(
+    message = to_proto(
         Outgoing(body.decode(), topic, body, tag=tag, key="k"),
         topic,
         body.decode(),
@@ -108,7 +108,7 @@ class TestTroubleWithOneTopic:
 
         assert seen == [b"%d" % number for number in range(20)]
         [line] = [record.getMessage() for record in caplog.records]
-        assert "group group no messages of topic fifo" in line
+        assert "Group group cannot receive messages of topic fifo" in line
         assert "no time left" in line
 
     def test_is_left_alone_for_a_moment(self, stub: Stub, broker: Broker):

@@ -117,7 +117,7 @@ class TestOnePhaseTopics:
 
 class TestTopicThatIsNotAsSettingsSay:
     @pytest.mark.parametrize(
-        ("kind", "words"), [(None, "40402"), (NORMAL, "does not take messages of type")], ids=["missing", "of another type"]
+        ("kind", "words"), [(None, "40402"), (NORMAL, "does not accept messages of type")], ids=["missing", "of another type"]
     )
     def test_has_its_messages_wait_and_says_why(
         self, harness: RocketMQHarness, connection: database.Connection, kind: TopicType | None, words: str

@@ -65,7 +65,7 @@ class TestOf:
         async def want() -> list[Any]:
             routes = server.routes()
             found = await routes.of("orders")
-            routes.doubt("orders")
+            routes.invalidate("orders")
             return [found, await routes.of("orders")]
 
         assert asyncio.run(want()) == [["old"], ["new"]]
@@ -76,7 +76,7 @@ class TestOf:
         async def want() -> list[Any]:
             routes = server.routes()
             found = [await routes.of("orders")]
-            routes.doubt()
+            routes.invalidate()
             return [*found, await routes.of("orders"), await routes.of("orders")]
 
         assert asyncio.run(want()) == [["old"]] * 3

@@ -8,7 +8,7 @@ import pytest
 
 from outbox.brokers.base import Broker, HalfRef, Outgoing
 from outbox.brokers.rocketmq.places import HALVES
-from outbox.brokers.rocketmq.remoting.frames import COMPRESSION, TRANSACTION_BITS, Stored
+from outbox.brokers.rocketmq.remoting.frames import COMPRESSION, TRANSACTION_BITS, StoredMessage
 from outbox.message import COMMIT, TopicType
 from project.servers.remoting import query
 from project.servers.rocketmq import RocketMQ
@@ -23,13 +23,13 @@ OWN = {"UNIQ_KEY", "KEYS", "BORN_TIMESTAMP", "__BORNHOST", "outbox-token", "__tr
 FIELDS: dict[str, Any] = {"key": "4711", "tag": "placed", "headers": {"ce-type": "order", "who": "Zoë\x00"}}
 
 
-def stored(server: RocketMQ, topic: str, message_id: str) -> Stored:
+def stored(server: RocketMQ, topic: str, message_id: str) -> StoredMessage:
     found = wait_until(lambda: query(server.broker_address, topic, message_id))
     assert len({one.id for one in found}) == 1  # found twice where two of its keys are its id
     return found[0]
 
 
-def what_counts(one: Stored) -> tuple[dict[str, str], bytes, int]:
+def what_counts(one: StoredMessage) -> tuple[dict[str, str], bytes, int]:
     properties = {name: text for name, text in one.properties.items() if name not in OWN}
     return properties, one.body, one.flag & (COMPRESSION | TRANSACTION_BITS)
 
@@ -49,8 +49,8 @@ class TestStoredAlike:
     def test_half_messages_and_what_becomes_of_them(
         self, harness: RocketMQHarness, server: RocketMQ, ways: list[Broker], body: bytes
     ):
-        halves: list[Stored] = []
-        messages: list[Stored] = []
+        halves: list[StoredMessage] = []
+        messages: list[StoredMessage] = []
         for broker in ways:
             message = self.message(harness, TopicType.TRANSACTION, body)
             [sent] = broker.send_halves([message])
@@ -62,7 +62,7 @@ class TestStoredAlike:
         assert what_counts(messages[0]) == what_counts(messages[1])
 
     def test_messages(self, harness: RocketMQHarness, server: RocketMQ, ways: list[Broker]):
-        found: list[Stored] = []
+        found: list[StoredMessage] = []
         for broker in ways:
             message = self.message(harness, TopicType.NORMAL, b"{}")
             broker.send([message])

@@ -84,7 +84,7 @@ class TestRuns:
 
         page = client.get(reverse(RUNS)).text
 
-        for said in ("1 found", "nothing is wrong", "No Java.", "died", store.DIED, "skipped", "An audit runs already."):
+        for said in ("1 finding", "no findings", "No Java.", "died", store.DIED, "skipped", "An audit runs already."):
             assert said in page
         assert "last words" not in page
 
@@ -95,7 +95,7 @@ class TestRuns:
 
         for said in (
             "lost: 2 x topic",
-            "given out",
+            "assigned",
             '<th scope="row">points</th>',
             "sha256:abc",
             "1.0+abc",
@@ -157,8 +157,8 @@ class TestFindings:
 
         orphan = AuditFinding.objects.get(run=other).pk
         assert found() == {first.pk, second.pk, orphan}
-        assert found(standing="open") == {first.pk, orphan}
-        assert found(standing="acknowledged") == {second.pk}
+        assert found(state="open") == {first.pk, orphan}
+        assert found(state="acknowledged") == {second.pk}
         assert found(run=other.pk) == found(kind="orphan") == found(stage="inbox") == found(topic="shipments") == {orphan}
         assert found(run="x") == found(run="9" * 30) == set()
 
@@ -181,7 +181,7 @@ class TestSendingAgain:
         page = choose(client, "retry", rows)
 
         assert "<strong>1</strong> is affected" in page.text
-        assert "1 are not sent: The outbox does not have it" in page.text
+        assert "Not sent: 1. The outbox does not have it" in page.text
         assert states(sent) == ["sent"] * 8
 
     def test_sends_exactly_the_lost_ones_with_a_reason(self, client, lost, sent):
@@ -189,10 +189,10 @@ class TestSendingAgain:
 
         page = confirm(client, choose(client, "retry", rows))
 
-        assert "To be sent again: 2." in page.text
+        assert "Messages to send again: 2." in page.text
         assert states(sent) == ["sent", "released", "released", *["sent"] * 5]
         rows[0].refresh_from_db()
-        assert (rows[0].sent_again, rows[0].sent_again_by) == (1, "ada")
+        assert (rows[0].resent_count, rows[0].resent_by) == (1, "ada")
         assert {entry.get_change_message() for entry in LogEntry.objects.all()} == {"1 sent again. Reason: the disk was full"}
         assert LogEntry.objects.count() == 2
 
@@ -204,7 +204,7 @@ class TestSendingAgain:
 
         page = confirm(other, stale)
 
-        assert "They were sent again before." in page.text
+        assert "They were already sent again." in page.text
         assert Batch.objects.count() == 2
         assert LogEntry.objects.count() == 1
 
@@ -217,7 +217,7 @@ class TestSendingAgain:
     def test_says_why_none_can_be_sent(self, client, lost):
         page = client.post(reverse(LIST), {"action": "retry", "_selected_action": [lost(2, kind="orphan")[0].pk]}, follow=True)
 
-        assert "1 are not sent: Nothing of it is lost." in page.text
+        assert "Not sent: 1. No message of this finding is lost." in page.text
 
     def test_is_for_those_who_may(self, operator, lost, sent):
         reader = operator("view_auditfinding", "acknowledge_auditfinding", name="eve")
@@ -225,7 +225,7 @@ class TestSendingAgain:
 
         answer = choose(reader, "retry", rows)
 
-        assert "Send exactly the lost ones again" not in reader.get(reverse(LIST)).text
+        assert "Send lost messages again" not in reader.get(reverse(LIST)).text
         assert answer.status_code == 302
         assert states(sent) == ["sent"] * 8
 

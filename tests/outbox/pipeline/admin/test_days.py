@@ -28,7 +28,7 @@ class TestArchivedDays:
         page = admin_client.get(reverse(LIST))
 
         assert list(page.context["cl"].result_list) == days[::-1]
-        for said in ("being written", "in lake and database", "to be archived again", "in the lake alone", "4703"):
+        for said in ("being written", "in lake and database", "to be archived again", "only in the lake", "4703"):
             assert said in page.text
 
     def test_are_found_by_their_state(self, days, admin_client):

@@ -12,10 +12,10 @@ from outbox.pipeline.audit_runs.run import run_and_store  # noqa: E402
 from outbox.pipeline.job_config import pipeline_config  # noqa: E402
 
 
-def say(line: str) -> None:
+def log(line: str) -> None:
     sys.stderr.write(f"{line}\n")
     sys.stderr.flush()
 
 
 job.JOB = "tests.outbox.pipeline.audit_runs.stand_in"
-run_and_store("default", pipeline_config(settle=timedelta(minutes=5)), asked_by="command", say=say)
+run_and_store("default", pipeline_config(settle=timedelta(minutes=5)), asked_by="command", log=log)

@@ -29,7 +29,7 @@ REPORT = {
     "as_of": "2026-11-20T03:00:00+00:00",
     "since": "2026-11-14T03:00:00+00:00",
     "findings": [FINDING],
-    "counts": {"orders": {"given out": 10, "sent": 10, "broker": 8, "handled by points": 8}},
+    "counts": {"orders": {"assigned": 10, "sent": 10, "broker": 8, "handled by points": 8}},
     "foreign": 0,
     "seconds": 1.5,
     "latency": {
@@ -75,7 +75,7 @@ def main() -> int:
             options.output.write_text(json.dumps(CLEAN))
             return 0
         case "cannot":
-            sys.stderr.write("No answer: Spark needs Java 17 or newer, and there is no java on PATH.\n")
+            sys.stderr.write("Audit failed: Spark needs Java 17 or newer, but there is no java on PATH.\n")
             return 2
         case "waits":  # as the job does: as long as somebody holds the other end
             sys.stdin.buffer.read()

@@ -1,7 +1,7 @@
 from outbox.pipeline.audit_runs.counts import by_group, given_up
 
 COUNTS = {
-    "given out": 9,
+    "assigned": 9,
     "handled by cart": 4,
     "handled by points": 9,
     "dead letters of cart": 1,

@@ -32,7 +32,7 @@ def config():
 
 
 def run(config, **options):
-    return run_and_store("default", config, asked_by="command", say=lambda line: None, **options)
+    return run_and_store("default", config, asked_by="command", log=lambda line: None, **options)
 
 
 class TestARun:
@@ -44,7 +44,7 @@ class TestARun:
         made.refresh_from_db()
         assert (made.state, made.exit_code, made.found, made.asked_by) == (State.DONE, 1, 1, "command")
         assert (made.data_digest, made.code_version) == ("sha256:abc", "1.0+abc")
-        assert made.counts["orders"]["given out"] == 10
+        assert made.counts["orders"]["assigned"] == 10
         finding = AuditFinding.objects.get()
         assert (finding.kind, finding.first_number, finding.last_number) == ("lost", 7, 8)
         assert finding.message_ids == report["findings"][0]["ids"]
@@ -85,7 +85,7 @@ class TestARun:
 
         made = AuditRun.objects.get()
         assert (made.state, made.exit_code) == (State.FAILED, 2)
-        assert made.error.endswith("starting Spark\nNo answer: Spark needs Java 17 or newer, and there is no java on PATH.")
+        assert made.error.endswith("starting Spark\nAudit failed: Spark needs Java 17 or newer, but there is no java on PATH.")
 
     @pytest.mark.parametrize("does", ["waits", "hangs"])
     def test_is_ended_when_its_time_is_over(self, config, job_that, monkeypatch, does):
@@ -141,7 +141,7 @@ class TestASecondRun:
 
         first.refresh_from_db()
         assert (first.state, first.error) == (State.DIED, store.DIED)
-        assert f"Audit {first.pk} of database 'default' has died" in caplog.text
+        assert f"Audit {first.pk} of database 'default' died" in caplog.text
 
     def test_that_took_it_for_dead_leaves_the_first_no_answer(self, config, job_that, monkeypatch):
         """The first one stood still so long that the server ended its session, then goes on."""
@@ -154,7 +154,7 @@ class TestASecondRun:
 
         monkeypatch.setattr(store, "finish", after_another)
 
-        with pytest.raises(AuditFailed, match="took this one for dead"):
+        with pytest.raises(AuditFailed, match="marked this one as dead"):
             run(config)
 
         made = AuditRun.objects.get()

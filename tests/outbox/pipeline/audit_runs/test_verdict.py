@@ -2,7 +2,7 @@ import pytest
 
 from outbox.errors import ConfigurationError
 from outbox.pipeline.audit_runs import verdict
-from outbox.pipeline.errors import VerdictRefused
+from outbox.pipeline.errors import InvalidVerdict
 from tests.outbox.pipeline.audit_runs.stand_in import CLEAN, REPORT
 
 OTHER_KEY = "o" * 40
@@ -15,7 +15,7 @@ def told(report=REPORT):
 
 @pytest.fixture
 def signed(key):
-    text = verdict.write(told())
+    text = verdict.serialize(told())
     return verdict.as_file(text, verdict.sign(text))
 
 
@@ -49,16 +49,16 @@ class TestVerify:
             for other in ("0", " ", "\r\n"):
                 changed = signed[:place] + other + signed[place + 1 :]
                 if changed != signed:
-                    with pytest.raises(VerdictRefused):
+                    with pytest.raises(InvalidVerdict):
                         verdict.verify(changed)
 
     @pytest.mark.parametrize("more", ["\n", " ", "{}", "\0"])
     def test_refuses_what_is_longer(self, signed, more):
-        with pytest.raises(VerdictRefused):
+        with pytest.raises(InvalidVerdict):
             verdict.verify(signed + more)
 
     def test_refuses_a_name_that_is_there_twice(self, signed):
-        with pytest.raises(VerdictRefused, match="it was edited"):
+        with pytest.raises(InvalidVerdict, match="file was edited"):
             verdict.verify(signed.replace('"verdict": {', '"verdict": {\n    "is_clean": true,', 1))
 
     def test_takes_a_key_that_signed_once(self, signed, key, monkeypatch):
@@ -69,12 +69,12 @@ class TestVerify:
     def test_refuses_another_key(self, signed, monkeypatch):
         monkeypatch.setenv("OUTBOX_AUDIT_KEY", OTHER_KEY)
 
-        with pytest.raises(VerdictRefused, match="another key signed it"):
+        with pytest.raises(InvalidVerdict, match="signed with another key"):
             verdict.verify(signed)
 
     def test_refuses_what_was_never_signed(self, key):
-        with pytest.raises(VerdictRefused, match="never signed"):
-            verdict.verify(verdict.as_file(verdict.write(told()), ""))
+        with pytest.raises(InvalidVerdict, match="is not signed"):
+            verdict.verify(verdict.as_file(verdict.serialize(told()), ""))
 
     @pytest.mark.parametrize(
         "content",
@@ -82,7 +82,7 @@ class TestVerify:
         ids=["nothing", "a list", "null", "half a text", "no signature", "too deep", "half a character"],
     )
     def test_refuses_what_is_none(self, key, content):
-        with pytest.raises(VerdictRefused):
+        with pytest.raises(InvalidVerdict):
             verdict.verify(content)
 
     def test_needs_a_key(self, signed, monkeypatch):

@@ -24,8 +24,8 @@ class TestE038:
         [
             ({"MODEL": "shop.Odrer"}, "names the model 'shop.Odrer'", 'Write "app.Model".'),
             ({"MODEL": "Order"}, "names the model 'Order'", 'Write "app.Model".'),
-            ({"EXPECTS": "OrderPlaecd"}, "expects 'OrderPlaecd', and no message type", "Write the type's name"),
-            ({"AT": "placed"}, "has AT 'placed', and Order has no such field.", "Its fields are country, customer"),
+            ({"EXPECTS": "OrderPlaecd"}, "expects 'OrderPlaecd', but no message type", "Write the name of the type"),
+            ({"AT": "placed"}, "has AT 'placed', but Order has no such field.", "Its fields are country, customer"),
         ],
         ids=["a model that is not there", "a model without its app", "a type nobody registered", "a field that is not there"],
     )

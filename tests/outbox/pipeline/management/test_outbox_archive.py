@@ -29,8 +29,8 @@ class TestTheCommand:
         assert code == 1
         assert text.splitlines() == [
             "Database 'default'",
-            "  2001-02-03 kept: unfinished batches",
-            "  2001-02-04 kept: unfinished batches",
+            "  2001-02-03: kept: unfinished batches",
+            "  2001-02-04: kept: unfinished batches",
         ]
 
     def test_says_the_same_as_json(self, held):
@@ -50,7 +50,7 @@ class TestTheCommand:
         with database.connect("default") as other:
             other.execute(f"SELECT pg_advisory_lock({Lock.ARCHIVE}, 0)")
 
-            with pytest.raises(CommandError, match=r"\(exit code 3\)\. Another archiver is at work") as failed:
+            with pytest.raises(CommandError, match=r"\(exit code 3\)\. Another archiver of this database is running") as failed:
                 told()
 
         assert failed.value.returncode == 2
@@ -66,7 +66,7 @@ class TestTheCommand:
     def test_ends_with_2_and_says_what_to_install_where_there_is_no_java(self, ids, with_archive, monkeypatch, tmp_path):
         monkeypatch.setenv("JAVA_HOME", str(tmp_path))
 
-        with pytest.raises(CommandError, match=r"\(exit code 2\)\. Spark needs Java 17 or newer, and JAVA_HOME is") as failed:
+        with pytest.raises(CommandError, match=r"\(exit code 2\)\. Spark needs Java 17 or newer, but JAVA_HOME is") as failed:
             told()
 
         assert failed.value.returncode == 2

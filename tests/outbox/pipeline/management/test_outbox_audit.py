@@ -47,7 +47,7 @@ class TestItsExitCode:
         said, code = audit()
 
         assert (said, code) == (
-            "The audit gave no answer (exit code 2). Spark needs Java 17 or newer, and there is no java on PATH.",
+            "The audit failed (exit code 2). Spark needs Java 17 or newer, but there is no java on PATH.",
             2,
         )
 
@@ -67,14 +67,14 @@ class TestItsExitCode:
 
         said, code = audit("--archived")
 
-        assert (said, code) == ('There is no archive to be audited: OUTBOX["PIPELINE"]["ARCHIVE"] is not set.', 2)
+        assert (said, code) == ('There is no archive to audit: OUTBOX["PIPELINE"]["ARCHIVE"] is not set.', 2)
 
     def test_is_2_when_its_time_is_over(self, job_that):
         job_that("waits")
 
         said, code = audit("--time-limit", "1")
 
-        assert (said, code) == ("The audit gave no answer: it was stopped after 0:00:01.", 2)
+        assert (said, code) == ("The audit failed: it was stopped after 0:00:01.", 2)
 
 
 class TestItsReport:
@@ -92,7 +92,7 @@ class TestItsReport:
 
         said, _ = audit()
 
-        assert said.startswith("As of 2026-11-20T03:00:00+00:00: what was published from 2026-11-14T03:00:00+00:00 on.\n")
+        assert said.startswith("As of 2026-11-20T03:00:00+00:00: messages published since 2026-11-14T03:00:00+00:00.\n")
         assert AuditRun.objects.get().since == datetime(2026, 11, 14, 3, tzinfo=UTC)
 
     @pytest.mark.parametrize(("does", "code"), [("finds", 1), ("is clean", 0), ("cannot", 2)])
@@ -113,7 +113,7 @@ class TestItsVerdict:
         said, code = audit("--verify", str(path))
 
         what = f"run {AuditRun.objects.get().pk}, as of 2026-11-20T03:00:00+00:00, 1 x lost at broker"
-        assert (said, code) == (f"{path} is what was signed: {what}.\n", 0)
+        assert (said, code) == (f"{path} is valid: {what}.\n", 0)
 
     @pytest.mark.parametrize(("old", "new"), [(b"false", b"true"), (b"\n", b"\r\n"), (b"orders", b"order\xff")])
     def test_is_refused_when_a_byte_was_changed(self, job_that, key, tmp_path, old, new):
@@ -133,7 +133,7 @@ class TestItsVerdict:
 
         said, code = audit("--verdict", str(tmp_path / "verdict.json"), "--no-store")
 
-        assert (said, code) == ("A verdict is of a stored run: leave --no-store or --verdict out.", 2)
+        assert (said, code) == ("Only a stored run has a verdict. Use --no-store or --verdict, not both.", 2)
 
 
 @pytest.mark.spark
@@ -145,5 +145,5 @@ class TestWithoutJava:
         said, code = audit()
 
         assert code == 2
-        assert f"Spark needs Java 17 or newer, and JAVA_HOME is {tmp_path}, which holds no bin/java." in said
+        assert f"Spark needs Java 17 or newer, but JAVA_HOME is {tmp_path}, which has no bin/java." in said
         assert AuditRun.objects.get().error.startswith(said)

@@ -29,41 +29,41 @@ SECOND = "(SELECT message_id FROM outbox_inbox WHERE number = 2 LIMIT 1)"
 BROKEN: dict[str, tuple[list[str], str]] = {
     "a topic row that is gone": (
         ["DELETE FROM outbox_topic WHERE name = 'orders'"],
-        r"unknown topic: 5 x topic '#.*whose row in outbox_topic is gone",
+        r"unknown topic: 5 x topic '#.*whose row in outbox_topic is missing",
     ),
     "a batch without a lane": (
         ["UPDATE outbox_batch SET lane = NULL"],
-        r"broken row: .*has numbers and no lane",
+        r"broken row: .*has numbers, but no lane",
     ),
     "a batch without numbers": (
         ["UPDATE outbox_batch SET first_seq = NULL"],
-        r"broken row: .*has a lane and no numbers",
+        r"broken row: .*has a lane, but no numbers",
     ),
     "headers that are not JSON": (
         [f"UPDATE outbox_message SET headers = 'not JSON' WHERE id = {SECOND}"],
-        r"broken row: 1 x topic 'orders', at outbox.*headers are no JSON object of texts",
+        r"broken row: 1 x topic 'orders', at outbox.*headers are not a JSON object of strings",
     ),
     "headers that JSON allows and PostgreSQL does not": (
         [f'UPDATE outbox_message SET headers = \'{{"ce-type": "a\\u0000b"}}\' WHERE id = {SECOND}'],
-        r"broken row: 1 x topic 'orders', at outbox.*headers are no JSON object of texts",
+        r"broken row: 1 x topic 'orders', at outbox.*headers are not a JSON object of strings",
     ),
     "headers at the broker that are cut": (
         [f"UPDATE outbox_embedded_message SET headers = left(headers, 20) WHERE message_id = {SECOND}::text"],
-        r"broken row: 1 x topic 'orders', at broker.*headers are no JSON object of texts",
+        r"broken row: 1 x topic 'orders', at broker.*headers are not a JSON object of strings",
     ),
     "a number that is a text": (
         [
             'UPDATE outbox_embedded_message SET headers = (headers::jsonb || \'{"ce-number": "two"}\')::text '
             f"WHERE message_id = {SECOND}::text"
         ],
-        r"broken row: 1 x topic 'orders', at broker.*ce-lane and ce-number are no numbers",
+        r"broken row: 1 x topic 'orders', at broker.*ce-lane and ce-number are not numbers",
     ),
     "a number that no integer holds": (
         [
             'UPDATE outbox_embedded_message SET headers = (headers::jsonb || \'{"ce-number": "99999999999999999999"}\')::text '
             f"WHERE message_id = {SECOND}::text"
         ],
-        r"broken row: 1 x topic 'orders', at broker.*ce-lane and ce-number are no numbers",
+        r"broken row: 1 x topic 'orders', at broker.*ce-lane and ce-number are not numbers",
     ),
     "a negative number": (
         ["UPDATE outbox_inbox SET number = -7 WHERE number = 2 AND consumer_group = 'cart'"],
@@ -75,7 +75,7 @@ BROKEN: dict[str, tuple[list[str], str]] = {
     ),
     "a lane that has given out all numbers": (
         ["UPDATE outbox_lane SET last_seq = -9223372036854775808"],
-        r"beyond the mark: .*at outbox",
+        r"beyond the last number: .*at outbox",
     ),
     "a batch whose arrays have different lengths": (
         ["UPDATE outbox_batch SET half_ids = ARRAY['a', 'b', 'c', 'd', 'e', 'f', 'g']"],
@@ -83,11 +83,11 @@ BROKEN: dict[str, tuple[list[str], str]] = {
     ),
     "a batch that lost a position it never had": (
         ["UPDATE outbox_batch SET split = ARRAY[77]::smallint[]"],
-        r"broken row: .*names a position that it does not have",
+        r"broken row: .*refers to a position that it does not have",
     ),
     "a state that there is not": (
         ["UPDATE outbox_batch SET state = 9"],
-        r"broken row: .*has the state 9, which there is not",
+        r"broken row: .*has state 9, which does not exist",
     ),
     "times that never end": (
         ["UPDATE outbox_inbox SET handled_at = 'infinity' WHERE number = 2"],

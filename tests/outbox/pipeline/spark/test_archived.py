@@ -16,8 +16,8 @@ from outbox.database import partitions
 from outbox.ids import day_of
 from outbox.models import FailedDelivery, Inbox, Lane, MessageRow, State
 from outbox.pipeline.models import RecordedMessage, RecordedTopic
-from outbox.pipeline.spark.archive.book import turn
 from outbox.pipeline.spark.archive.config import ArchiveConfig
+from outbox.pipeline.spark.archive.records import archive_lock
 from outbox.pipeline.spark.archive.run import Archiver
 from outbox.pipeline.spark.archive.spark import SparkWriter
 from outbox.pipeline.spark.audit.run import audit
@@ -26,7 +26,7 @@ from outbox.pipeline.spark.errors import LakeError
 from outbox.pipeline.spark.history import open_history
 from outbox.pipeline.spark.lake.manifest import Lake
 from outbox.pipeline.spark.schemas import FRAMES
-from outbox.pipeline.spark.sources.archived import add_archived, hold
+from outbox.pipeline.spark.sources.archived import add_archived, snapshot_lake
 from outbox.pipeline.spark.sources.postgres import copy_history
 from outbox.pipeline.spark.sources.snapshot import exported_snapshot
 from tests.database_url import url_of
@@ -95,7 +95,7 @@ def lake(tmp_path):
 def archive(url, lake):
     def archive(before, writer=None):
         config = ArchiveConfig(PipelineConfig(Source(url)), str(lake.root), before, patience_seconds=0.0, rows_per_part=400)
-        with turn(url) as own:
+        with archive_lock(url) as own:
             return Archiver(config, own, lake, writer or ArrowWriter(url)).run()
 
     return archive
@@ -250,7 +250,7 @@ class TestWhatBrokersNoLongerHave:
             ("lost", "cart", [self.half], []),
             ("orphan", "", [], ["shop.order:8"]),
         ]
-        assert counts["orders"]["given out"] == 34
+        assert counts["orders"]["assigned"] == 34
 
 
 class TestAFileOfTheLake:
@@ -262,6 +262,6 @@ class TestAFileOfTheLake:
         spark.createDataFrame([], FRAMES["messages"]).write.parquet(f"{tmp_path}/history/messages")
 
         with exported_snapshot(url) as (own, _):
-            held = hold(own, Archived(str(lake.root), datetime.now(UTC), 0.0, None), None)
-        with pytest.raises(LakeError, match=f"What the lake in {lake.root} has cannot be read: .*{file.name}"):
+            held = snapshot_lake(own, Archived(str(lake.root), datetime.now(UTC), 0.0, None), None)
+        with pytest.raises(LakeError, match=f"The lake in {lake.root} cannot be read: .*{file.name}"):
             add_archived(spark, PipelineConfig(Source(url)), f"{tmp_path}/history", held, lambda text: None)

@@ -18,12 +18,12 @@ class TestAWholeHistory:
 
         assert said(report) == []
         assert report.counts["orders"] == {
-            "given out": 70,
+            "assigned": 70,
             "outbox": 70,
             "sent": 70,
             "explained": 0,
             "broker": 70,
-            "under way": 0,
+            "in flight": 0,
             "handled by cart": 70,
             "handled by points": 70,
             "dead letters of cart": 0,
@@ -104,8 +104,8 @@ class TestALoss:
         found = {one.detail: one.ids for one in world.audit(spark).findings}
 
         assert found == {
-            "no ticket, delayed row or batch names it: nothing would ever send it": ids(5),
-            "its message row is gone": ids(2),
+            "no ticket, delayed row or batch refers to it, so no relay would send it": ids(5),
+            "its message row is missing": ids(2),
         }
 
 
@@ -156,7 +156,7 @@ class TestNumbers:
     def test_above_the_mark_say_that_the_lane_went_back(self, spark):
         world = World().add(9).mark(6)
 
-        assert said(world.audit(spark)) == [("beyond the mark", "outbox", "", 7, 9, 3)]
+        assert said(world.audit(spark)) == [("beyond the last number", "outbox", "", 7, 9, 3)]
 
     def test_that_no_lane_gives_out_are_named(self, spark):
         world = World().add(9)
@@ -243,5 +243,5 @@ class TestAPrunedHistory:
     def test_needs_to_know_when_business_rows_were_written(self, spark):
         world = World().set(since=START, business=[Business("orders", "orders", "shop.order")]).add(3)
 
-        with pytest.raises(HistoryError, match=r'orders were written. Name the column: OUTBOX\["PIPELINE"\]\["AUDIT"\]'):
+        with pytest.raises(HistoryError, match=r'orders were written. Set OUTBOX\["PIPELINE"\]\["AUDIT"\]'):
             world.audit(spark)

@@ -1,6 +1,6 @@
 import pytest
 
-from outbox.pipeline.spark.cause import Cause, Minute, standings
+from outbox.pipeline.spark.cause import Cause, Minute, backlog_states
 
 CALM = 60  # minutes before anything changes
 
@@ -14,10 +14,10 @@ def course(length, *, produced=100, consumed=100, attempts=None):
 
 class TestACalmHour:
     def test_has_no_cause(self):
-        assert {one.cause for one in standings(course(0))} == {Cause.NONE}
+        assert {one.cause for one in backlog_states(course(0))} == {Cause.NONE}
 
     def test_is_empty_where_nothing_happened(self):
-        assert standings([]) == []
+        assert backlog_states([]) == []
 
 
 class TestABacklog:
@@ -26,12 +26,12 @@ class TestABacklog:
         [
             ({"produced": 200}, Cause.PRODUCTION_FASTER),
             ({"consumed": 50}, Cause.CONSUMPTION_SLOWER),
-            ({"consumed": 33, "attempts": 100}, Cause.SAME_AGAIN),
+            ({"consumed": 33, "attempts": 100}, Cause.RETRIES),
             ({"produced": 110, "consumed": 95}, Cause.STEADY_OVERLOAD),
         ],
     )
     def test_has_a_cause_and_an_onset(self, change, cause):
-        last = standings(course(10, **change))[-1]
+        last = backlog_states(course(10, **change))[-1]
 
         assert (last.cause, last.onset) == (cause, CALM)
 
@@ -39,7 +39,7 @@ class TestABacklog:
         ("change", "cause"), [({"produced": 200}, Cause.PRODUCTION_FASTER), ({"consumed": 50}, Cause.CONSUMPTION_SLOWER)]
     )
     def test_keeps_the_cause_it_began_with(self, change, cause):
-        last = standings(course(120, **change))[-1]
+        last = backlog_states(course(120, **change))[-1]
 
         assert (last.cause, last.onset) == (cause, CALM)
 
@@ -49,15 +49,15 @@ class TestABacklog:
         minutes += [Minute(end + n, 200, 200, 200) for n in range(1, 40)]
         minutes += [Minute(end + 40 + n, 200, 80, 80) for n in range(10)]
 
-        found = standings(minutes)
+        found = backlog_states(minutes)
 
         assert found[-15].cause is Cause.NONE
         assert (found[-1].cause, found[-1].onset) == (Cause.CONSUMPTION_SLOWER, end + 40)
 
     def test_counts_what_has_not_been_finished(self):
-        assert standings(course(10, produced=150))[-1].backlog == 500
+        assert backlog_states(course(10, produced=150))[-1].backlog == 500
 
     def test_goes_on_over_minutes_without_a_row(self):
-        found = standings([Minute(1, 10, 5, 5), Minute(4, 0, 5, 5)])
+        found = backlog_states([Minute(1, 10, 5, 5), Minute(4, 0, 5, 5)])
 
         assert [one.backlog for one in found] == [5, 5, 5, 0]

@@ -46,4 +46,4 @@ class TestAJob:
         found = lambda *arguments: {"findings": []}  # noqa: E731
 
         assert run("audit", found, "--output", str(tmp_path / "nowhere" / "report.json")) == 2
-        assert capsys.readouterr().err.splitlines()[-1].startswith("No answer: FileNotFoundError:")
+        assert capsys.readouterr().err.splitlines()[-1].startswith("Audit failed: FileNotFoundError:")

@@ -58,7 +58,7 @@ def by_sets(seen):
         ("late", "inbox"): due & sets["waiting"],
         ("orphan", "broker"): stored - placed,
         ("orphan", "inbox"): handled - stored - placed,
-        ("beyond the mark", "outbox"): {number for number in placed | stored | handled if number > LAST},
+        ("beyond the last number", "outbox"): {number for number in placed | stored | handled if number > LAST},
     }
     return {what: numbers for what, numbers in found.items() if numbers}
 

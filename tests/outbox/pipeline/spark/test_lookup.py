@@ -5,8 +5,8 @@ import pyarrow as pa
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from outbox.pipeline.spark.transforms.judge import MOST_RUNS
-from outbox.pipeline.spark.transforms.lookup import Wanted, repeats
+from outbox.pipeline.spark.transforms.judge import MAX_RUNS
+from outbox.pipeline.spark.transforms.lookup import NumberRanges, repeats
 from outbox.pipeline.spark.transforms.numbers import BUCKET, HIGHEST
 
 LANES = [("a", "orders", 0), ("a", "orders", 1), ("b", "orders", 0)]
@@ -21,7 +21,7 @@ class TestWanted:
     @settings(deadline=None)
     @given(SPANS)
     def test_finds_the_numbers_of_its_ranges_in_their_lanes(self, spans):
-        wanted = Wanted()
+        wanted = NumberRanges()
         for lane, first, more in spans:
             wanted.add(LANES[lane], first, first + more)
         numbers = np.arange(-2, 70)
@@ -31,7 +31,7 @@ class TestWanted:
             assert set(numbers[found]) == {n for at, first, more in spans if at == lane for n in range(first, first + more + 1)}
 
     def test_takes_the_highest_number_and_none_that_is_no_number(self):
-        wanted = Wanted()
+        wanted = NumberRanges()
         wanted.add(LANES[0], HIGHEST, HIGHEST)
         wanted.add(LANES[1], 1, 1)
         lanes, numbers = zip((0, HIGHEST), (0, HIGHEST + 1), (1, HIGHEST), (1, 1), (1, 0), (2, 1), (2, 2**63 - 1), strict=True)
@@ -58,7 +58,7 @@ class TestRepeats:
         assert (found["first"], found["last"], found["n"], found["ids"]) == (1, 8, 8, ["m1", "m2", "m3"])
 
     def test_that_are_scattered_are_said_as_one(self):
-        numbers = [BUCKET + 1 + 2 * n for n in range(MOST_RUNS + 1)]
+        numbers = [BUCKET + 1 + 2 * n for n in range(MAX_RUNS + 1)]
         rows = table(*(("", number, "m") for number in numbers for _ in range(2)))
 
         (found,) = repeats(rows, ids=2)

@@ -29,7 +29,7 @@ def read(cells):
             (role,) = roles_in([row]).values()
             for place in np.flatnonzero(role.bits):
                 name = NAMES.index((row["source"], row["topic"], row["lane"])), row["role"]
-                found.setdefault(name, {})[row["bucket"] * BUCKET + int(place) + 1] = bool(role.again[place])
+                found.setdefault(name, {})[row["bucket"] * BUCKET + int(place) + 1] = bool(role.repeated[place])
     return found
 
 

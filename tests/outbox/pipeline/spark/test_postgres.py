@@ -105,7 +105,7 @@ class TestAHistoryFromPostgreSQL:
         with connection.cursor() as cursor:
             cursor.execute("ALTER TABLE outbox_delivery RENAME number TO seq")
         try:
-            with pytest.raises(HistoryError, match=r"frame 'attempts' cannot be read: .*run its migrations"):
+            with pytest.raises(HistoryError, match=r"frame 'attempts' cannot be read: .*run migrate"):
                 copied(spark, config, tmp_path, "python")
         finally:
             with connection.cursor() as cursor:
@@ -150,7 +150,7 @@ class TestAJdbcAddress:
         assert login == {"user": "shop", "password": "s@fe"}
 
     def test_cannot_be_a_socket(self):
-        with pytest.raises(HistoryError, match='Read with reader="python"'):
+        with pytest.raises(HistoryError, match='Set reader="python"'):
             jdbc.jdbc_url("postgresql:///shop?host=/run/postgresql")
 
 

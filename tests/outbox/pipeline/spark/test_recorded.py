@@ -56,9 +56,9 @@ class TestRecordedTopics:
             "delayed": [("late", "broker", "", 8, 8), ("lost", "broker", "", 5, 5)],
             "unread": [("late", "broker", "", 4, 4)],
         }
-        assert by_topic["orders"][0].detail.startswith("recorded up to 2026-03-01T12:00:00+00:00 only; see that")
+        assert by_topic["orders"][0].detail.startswith("recorded only up to 2026-03-01T12:00:00+00:00; make sure that")
         assert by_topic["orders"][0].ids == (message_id("orders", 0, 8), message_id("orders", 0, 9))
-        assert by_topic["unread"][0].detail == "not recorded yet; see that manage.py outbox_record runs"
+        assert by_topic["unread"][0].detail == "not recorded yet; make sure that manage.py outbox_record is running"
 
     def test_are_judged_alike_where_messages_carry_no_number(self, spark):
         made = world("orders")

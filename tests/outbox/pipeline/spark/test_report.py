@@ -45,7 +45,7 @@ class TestABacklog:
         cart, idle = backlog_report(spark, world.config, world.history(spark), repeated=2)
 
         assert (cart["group"], cart["topic"], cart["backlog"]) == ("cart", "orders", 3)
-        assert cart["cause"] == "the same messages again and again"
+        assert cart["cause"] == "repeated retries"
         assert cart["onset"] == START.isoformat()
         assert cart["most_repeated"] == [[stuck[0], 8], [stuck[1], 5]]
         assert (idle["backlog"], idle["cause"], idle["most_repeated"]) == (40, "steady overload", [])

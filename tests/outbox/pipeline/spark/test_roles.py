@@ -6,7 +6,7 @@ import pyarrow as pa
 import pytest
 
 from outbox.pipeline.spark.audit.recorded import micros, roles_of
-from outbox.pipeline.spark.audit.unnumbered import Saying
+from outbox.pipeline.spark.audit.unnumbered import Observations
 from outbox.pipeline.spark.config import Archived, Group, PipelineConfig, Source
 from outbox.pipeline.spark.history import History
 from outbox.pipeline.spark.transforms.roles import NONE, InGroup, Reach, Roles, Seen, of_group
@@ -41,7 +41,7 @@ class TestATryThatFailed:
         assert found.tolist() == [NONE, WAITING, WAITING, WAITING]
 
     def test_says_so_of_a_message_without_a_number(self):
-        saying = Saying(Roles(GROUPS, micros(NOW), live_micros=micros(LIVE)), frozenset("s"), micros(NOW))
+        saying = Observations(Roles(GROUPS, micros(NOW), live_micros=micros(LIVE)), frozenset("s"), micros(NOW))
 
         (found,) = saying.seen("attempts", attempts(*self.ROWS))
 
@@ -69,7 +69,7 @@ class TestAnActOnADeadLetter:
         assert found.tolist() == [dead, dead, NONE, dead, discarded]
 
     def test_says_so_of_a_message_without_a_number(self):
-        saying = Saying(Roles(GROUPS, micros(NOW)), frozenset("s"), micros(NOW))
+        saying = Observations(Roles(GROUPS, micros(NOW)), frozenset("s"), micros(NOW))
 
         (found,) = saying.seen("attempts", attempts(*self.ROWS))
 

@@ -1,4 +1,4 @@
-"""Reading by the workers themselves gives what Spark's own reading gives."""
+"""FileReader by the workers themselves gives what Spark's own reading gives."""
 
 import dataclasses
 from datetime import UTC, datetime
@@ -10,9 +10,9 @@ import pytest
 from outbox.pipeline.spark import files, scan
 from outbox.pipeline.spark.audit.run import audit
 from outbox.pipeline.spark.digest import digest
-from outbox.pipeline.spark.history import History, open_history, write_about
+from outbox.pipeline.spark.history import History, open_history, write_metadata
 from outbox.pipeline.spark.jobs.report import backlog_report, latency_report
-from outbox.pipeline.spark.scan import Reading
+from outbox.pipeline.spark.scan import FileReader
 from tests.outbox.pipeline.spark.ids import message_id
 from tests.outbox.pipeline.spark.worlds import OURS, World
 
@@ -34,7 +34,7 @@ def folder(spark, world, tmp_path):
     found = str(tmp_path / "größe 100% +1")
     for name, frame in world.history(spark).frames.items():
         frame.coalesce(1).write.parquet(f"{found}/{name}")
-    write_about(spark, found, [OURS], world.as_of)
+    write_metadata(spark, found, [OURS], world.as_of)
     return found
 
 
@@ -83,14 +83,14 @@ class TestReading:
         return (tmp_path / "file.parquet").as_uri()
 
     def test_gives_each_row_in_one_part(self, file):
-        parts = [Reading({"places": ("number",)}).batches("places", file, part) for part in range(scan.PARTS)]
+        parts = [FileReader({"places": ("number",)}).batches("places", file, part) for part in range(scan.PARTS)]
 
         numbers = [number for part in parts for batch in part for number in batch.column("number").to_pylist()]
 
         assert numbers == [*range(1000), None, *range(1001, 2000)]
 
     def test_leaves_out_what_has_no_null_where_it_is_about_those(self, file):
-        reading = Reading({"places": ("source", "number")}, where_null="number")
+        reading = FileReader({"places": ("source", "number")}, where_null="number")
 
         rows = [len(batch) for part in range(scan.PARTS) for batch in reading.batches("places", file, part)]
 

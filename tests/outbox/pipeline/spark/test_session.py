@@ -31,14 +31,14 @@ class TestJava:
     def test_is_looked_for_where_java_home_says(self, monkeypatch, tmp_path):
         monkeypatch.setenv("JAVA_HOME", str(tmp_path))
 
-        with pytest.raises(JavaMissing, match="holds no bin/java"):
+        with pytest.raises(JavaMissing, match="has no bin/java"):
             session.find_java()
 
     def test_is_refused_where_it_is_too_old(self, monkeypatch, tmp_path):
         java(tmp_path, 'openjdk version "11.0.2"')
         monkeypatch.setenv("JAVA_HOME", str(tmp_path))
 
-        with pytest.raises(JavaMissing, match=r'Java 17 or newer, but .* says: openjdk version "11'):
+        with pytest.raises(JavaMissing, match=r'Java 17 or newer, but .* reports: openjdk version "11'):
             session.find_java()
 
     def test_is_found(self, monkeypatch, tmp_path):
@@ -58,8 +58,8 @@ class TestWorkers:
     def test_find_this_package_wherever_spark_is_started(self, monkeypatch):
         monkeypatch.setenv("PYTHONPATH", "/theirs")
 
-        session.let_workers_import_us()
-        session.let_workers_import_us()
+        session.add_package_to_workers()
+        session.add_package_to_workers()
 
         root = str(Path(outbox.__file__).resolve().parents[1])
         assert os.environ["PYTHONPATH"].split(os.pathsep) == [root, "/theirs"]

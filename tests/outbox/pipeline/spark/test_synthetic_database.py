@@ -35,7 +35,7 @@ class TestADatabase:
 
         assert sorted(map(shape, found)) == sorted(map(shape, truth["findings"]))
         assert {one["kind"] for one in found} == {"lost", "duplicated", "orphan"}
-        assert sum(counts["given out"] for counts in report.counts.values()) == PLAN.messages
+        assert sum(counts["assigned"] for counts in report.counts.values()) == PLAN.messages
 
     def test_is_refused_where_it_has_rows(self, spark, url):
         Lane.objects.create(topic_id=1, lane=1, last_seq=1)

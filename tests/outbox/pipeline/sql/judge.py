@@ -8,7 +8,7 @@ from typing import Any
 from uuid import UUID
 
 from outbox.pipeline.spark.bins import BACKWARDS, add
-from outbox.pipeline.spark.cause import BacklogState, Minute, standings, until
+from outbox.pipeline.spark.cause import BacklogState, Minute, backlog_states, up_to
 from outbox.pipeline.spark.config import PipelineConfig
 from outbox.pipeline.spark.findings import STAGE_OF, Finding, Kind, clock_has_jumped
 from tests.outbox.pipeline.sql import standing
@@ -50,9 +50,9 @@ def judge(check: Check, config: PipelineConfig, *, as_of: datetime, since: datet
     ]
     again = standing.read_most_repeated(check)
     backlogs = [
-        Backlog(group, topic, standings(_to_the_end(minutes, as_of)), again.get((group, topic), []))
+        Backlog(group, topic, backlog_states(_to_the_end(minutes, as_of)), again.get((group, topic), []))
         for (group, topic), found in sorted(standing.read_minutes(check).items())
-        if (minutes := until(found, int(as_of.timestamp()) // 60))
+        if (minutes := up_to(found, int(as_of.timestamp()) // 60))
     ]
     return Answer(sorted(findings), histograms, backlogs)
 

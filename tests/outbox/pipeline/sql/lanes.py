@@ -82,7 +82,7 @@ WITH wrong AS (
         SELECT 'lost', 'outbox', '' WHERE NOT (is_beyond OR is_placed OR is_stored OR is_arrived)
         UNION ALL SELECT 'orphan', 'broker', '' WHERE is_stored AND NOT is_placed
         UNION ALL SELECT 'orphan', 'inbox', '' WHERE is_foreign AND NOT is_stored AND NOT is_placed
-        UNION ALL SELECT 'beyond the mark', 'outbox', '' WHERE is_beyond AND (is_placed OR is_stored OR is_arrived)
+        UNION ALL SELECT 'beyond the last number', 'outbox', '' WHERE is_beyond AND (is_placed OR is_stored OR is_arrived)
         UNION ALL SELECT 'late', 'outbox', '' WHERE is_late
         UNION ALL SELECT 'lost', 'broker', '' WHERE is_seen AND is_sent_long AND NOT is_stored
         UNION ALL SELECT 'orphan', 'inbox', g.name FROM quick_groups g
@@ -189,4 +189,4 @@ def _stages_of(one: Finding) -> str:
         return ""
     if one.kind is Kind.ORPHAN:
         return str(one.stage)
-    return "outbox broker" if one.kind is Kind.BEYOND_MARK or one.stage is Stage.INBOX else "outbox"
+    return "outbox broker" if one.kind is Kind.BEYOND_LAST or one.stage is Stage.INBOX else "outbox"

@@ -5,8 +5,8 @@ import sys
 from datetime import date
 from pathlib import Path
 
-from outbox.pipeline.spark.archive.book import turn
 from outbox.pipeline.spark.archive.config import ArchiveConfig
+from outbox.pipeline.spark.archive.records import archive_lock
 from outbox.pipeline.spark.archive.run import Archiver
 from outbox.pipeline.spark.config import PipelineConfig, Source
 from outbox.pipeline.spark.lake.manifest import Lake
@@ -15,6 +15,6 @@ from tests.outbox.pipeline.spark.archive.arrow import ArrowWriter
 if __name__ == "__main__":
     url, lake, before = sys.argv[1:]
     config = ArchiveConfig(PipelineConfig(Source(url)), lake, date.fromisoformat(before), rows_per_part=3)
-    with turn(url) as connection:
+    with archive_lock(url) as connection:
         done = Archiver(config, connection, Lake(Path(lake)), ArrowWriter(url)).run()
     sys.stdout.write(json.dumps(done.as_dict()))

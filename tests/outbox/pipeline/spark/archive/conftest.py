@@ -13,8 +13,8 @@ from outbox.database import partitions
 from outbox.models import CheckBack, Duplicate, FailedAttempt, FailedDelivery, Inbox, State
 from outbox.pipeline.job_config import database_source
 from outbox.pipeline.models import RecordedMessage
-from outbox.pipeline.spark.archive.book import turn
 from outbox.pipeline.spark.archive.config import ArchiveConfig
+from outbox.pipeline.spark.archive.records import archive_lock
 from outbox.pipeline.spark.archive.run import Archiver
 from outbox.pipeline.spark.config import PipelineConfig
 from outbox.pipeline.spark.lake.manifest import Lake
@@ -96,8 +96,8 @@ def archive(url, lake):
             patience_seconds=patience_seconds,
             rows_per_part=rows_per_part,
         )
-        with turn(url) as connection:
-            say = (lambda text: None) if said is None else said.append
-            return Archiver(config, connection, lake, writer or ArrowWriter(url), say).run()
+        with archive_lock(url) as connection:
+            log = (lambda text: None) if said is None else said.append
+            return Archiver(config, connection, lake, writer or ArrowWriter(url), log).run()
 
     return archive

@@ -8,7 +8,7 @@ from pathlib import Path
 import pyarrow.parquet as pq
 from django.db import connection
 
-from outbox.pipeline.spark.lake.frames import BOOKS
+from outbox.pipeline.spark.lake.frames import TIMED_FRAMES
 from outbox.pipeline.spark.lake.manifest import Lake
 
 
@@ -25,7 +25,7 @@ def in_database(table: str = "outbox_message", column: str = "id::text") -> list
 
 
 def books_left() -> dict[str, int]:
-    return {name: len(in_database(f"outbox_{name}", "1")) for name in BOOKS}
+    return {name: len(in_database(f"outbox_{name}", "1")) for name in TIMED_FRAMES}
 
 
 def state_of(day) -> tuple:

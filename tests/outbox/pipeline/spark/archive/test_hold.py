@@ -10,7 +10,7 @@ from outbox import database
 from outbox.pipeline.spark.config import Archived, PipelineConfig, Source
 from outbox.pipeline.spark.errors import LakeError
 from outbox.pipeline.spark.history import Recorded
-from outbox.pipeline.spark.sources.archived import ALWAYS, Held, hold, known_at_the_broker
+from outbox.pipeline.spark.sources.archived import ALWAYS, LakeSnapshot, known_at_the_broker, snapshot_lake
 from outbox.pipeline.spark.sources.snapshot import exported_snapshot
 from tests.outbox.pipeline.spark.archive.conftest import FIRST, PER_DAY, SECOND
 from tests.outbox.pipeline.spark.archive.looks import in_database, in_lake
@@ -21,7 +21,7 @@ def held(url, lake):
     @contextmanager
     def held():
         with exported_snapshot(url) as (connection, _):
-            yield hold(connection, Archived(str(lake.root), datetime.now(UTC), 7 * 86400.0, None), None)
+            yield snapshot_lake(connection, Archived(str(lake.root), datetime.now(UTC), 7 * 86400.0, None), None)
 
     return held
 
@@ -34,7 +34,7 @@ class TestWhatIsKnownOfBrokers:
         archived = Archived(str(lake.root), began, 7 * 86400.0, live_since)
         config = PipelineConfig(Source("x"), seen_topics=["orders", "bills", "notes"], recorded={"bills": 0.0, "notes": 0.0})
         recorded = {"bills": Recorded(began, until), "notes": Recorded(late, None)}
-        return known_at_the_broker(config, Held(archived, lake, [], set(), True, None, recorded_since), recorded)
+        return known_at_the_broker(config, LakeSnapshot(archived, lake, [], set(), True, None, recorded_since), recorded)
 
     def test_is_all_that_was_recorded_and_in_their_own_tables_what_is_not_pruned(self, lake):
         began, _, late, until, live = self.MOMENTS
@@ -87,14 +87,14 @@ class TestALakeThatIsHeld:
         with database.connect("default") as own:
             own.execute("UPDATE outbox_source SET id = 'urn:uuid:other'")
 
-        with pytest.raises(LakeError, match="is of the database"), held():
+        with pytest.raises(LakeError, match="belongs to database"), held():
             pass
 
     def test_is_refused_where_a_day_is_gone(self, archive, held, lake, ids):
         archive(before=SECOND)
         manifest(lake).unlink()
 
-        with pytest.raises(LakeError, match=r"has no 2001-02-03\.a1, which was archived there"), held():
+        with pytest.raises(LakeError, match=r"lacks 2001-02-03\.a1, which was archived there"), held():
             pass
 
     def test_is_refused_where_a_day_is_gone_that_the_database_may_still_have(self, archive, held, lake, ids):
@@ -103,7 +103,7 @@ class TestALakeThatIsHeld:
             archive(before=SECOND)
         manifest(lake).unlink()
 
-        with pytest.raises(LakeError, match=r"has no 2001-02-03\.a1, which was archived there"), held():
+        with pytest.raises(LakeError, match=r"lacks 2001-02-03\.a1, which was archived there"), held():
             pass
 
     def test_is_refused_where_a_manifest_cannot_be_read(self, archive, held, lake, ids):

@@ -126,7 +126,7 @@ class TestThePage:
         page = client.get(reverse(PAGE, args=[ids[0][:-4] + "0000"]))
 
         assert page.status_code == 404
-        assert "neither in the database nor in the archive. By its id it would be of 2001-02-03" in page.text
+        assert "Neither the database nor the archive has this message. Its id is of 2001-02-03" in page.text
 
     def test_says_why_the_lake_cannot_be_read(self, archived, client, lake, ids):
         next((lake.root / "_manifests").iterdir()).write_text("{")
@@ -134,7 +134,7 @@ class TestThePage:
         page = client.get(reverse(PAGE, args=[ids[2]]))
 
         assert page.status_code == 503
-        assert "The archive cannot be asked" in page.text
+        assert "The archive cannot be read" in page.text
         assert "The manifest" in page.text
 
     def test_is_not_for_everybody(self, archived, client, ids):

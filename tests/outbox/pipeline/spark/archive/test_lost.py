@@ -43,7 +43,7 @@ class TestADayWhoseManifestIsLost:
             partitions.drop_day(own, FIRST, unless=lambda: False)  # as older versions of prune did
         lose(lake)
 
-        with pytest.raises(LakeError, match=r"has no 2001-02-03\.a1, which was archived there"):
+        with pytest.raises(LakeError, match=r"lacks 2001-02-03\.a1, which was archived there"):
             archive(before=SECOND)
 
         (lake.root / "_manifests" / f"{FIRST}.a1.json").write_text(ArchivedDay.objects.get(day=FIRST).manifest)

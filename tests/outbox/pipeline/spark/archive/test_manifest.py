@@ -89,7 +89,7 @@ class TestAManifest:
         lake.commit(commit)
         (lake.root / "messages/2001-02-03/a1/part-0.parquet").unlink()
 
-        with pytest.raises(LakeError, match=r"has committed 2001-02-03\.a1, and its file .* cannot be read: No such file"):
+        with pytest.raises(LakeError, match=r"The file .* of 2001-02-03\.a1 in the lake in .* cannot be read: No such file"):
             lake.require_files(commit)
 
     def test_says_which_file_is_cut_short(self, lake):

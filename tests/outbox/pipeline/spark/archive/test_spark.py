@@ -11,8 +11,8 @@ from outbox.pipeline.spark.archive.config import ArchiveConfig
 from outbox.pipeline.spark.archive.spark import SparkWriter, with_fetch_rows
 from outbox.pipeline.spark.config import PipelineConfig, Source
 from outbox.pipeline.spark.errors import LakeError
-from outbox.pipeline.spark.lake.frames import BOOKS
-from outbox.pipeline.spark.lake.read import everything
+from outbox.pipeline.spark.lake.frames import TIMED_FRAMES
+from outbox.pipeline.spark.lake.read import read_all
 from tests.outbox.pipeline.spark.archive.arrow import ArrowWriter
 from tests.outbox.pipeline.spark.archive.conftest import BEFORE, FIRST, PER_DAY, SECOND
 from tests.outbox.pipeline.spark.archive.looks import files_of, flip_a_bit, in_database, in_lake, state_of, without_frame
@@ -33,7 +33,7 @@ def writer(spark, source, lake):
 
 def seen(spark, source, lake):
     """Return the ids of all messages, and of those that were handled, each as often as it is seen."""
-    with everything(spark, source, lake) as frames:
+    with read_all(spark, source, lake) as frames:
         messages, inbox = (frames[name].select(F.lit(name), "message_id") for name in ("messages", "inbox"))
         rows = messages.unionAll(inbox).collect()
     return [sorted(row[1] for row in rows if row[0] == name) for name in ("messages", "inbox")]
@@ -60,8 +60,8 @@ class TestSpark:
         archive(before=SECOND, writer=SparkWriter(config), rows_per_part=100)
 
         assert in_lake(lake) == ids[:PER_DAY]
-        assert {name: len(in_lake(lake, name, frame.key[0])) for name, frame in BOOKS.items()} == {
-            **dict.fromkeys(BOOKS, 1),
+        assert {name: len(in_lake(lake, name, frame.key[0])) for name, frame in TIMED_FRAMES.items()} == {
+            **dict.fromkeys(TIMED_FRAMES, 1),
             "inbox": PER_DAY,
         }
 
@@ -75,7 +75,7 @@ class TestSpark:
         archive(before=SECOND)
 
         assert in_lake(lake).count(ids[3]) == 2
-        with everything(spark, source, lake) as frames:
+        with read_all(spark, source, lake) as frames:
             rows = [(row.message_id, row.state) for row in frames["messages"].collect()]
         assert sorted(one for one, _ in rows) == ids
         assert (ids[3], "tombstone") in rows
@@ -92,7 +92,7 @@ class TestSpark:
         archive(before=SECOND)
         without_frame(lake, "recorded")
 
-        with everything(spark, source, lake) as frames:
+        with read_all(spark, source, lake) as frames:
             assert [row.pos for row in frames["recorded"].collect()] == [SECOND.day]
 
 
@@ -102,8 +102,8 @@ class TestAFileWithAFlippedBit:
         file = files_of(lake)[0]
         flip_a_bit(file)
 
-        said = f"The file {file} cannot be read as it was written"
-        with pytest.raises(LakeError, match=said), everything(spark, source, lake) as frames:
+        said = f"The file {file} is damaged"
+        with pytest.raises(LakeError, match=said), read_all(spark, source, lake) as frames:
             frames["messages"].collect()
 
     def test_is_named_when_it_is_read_back(self, archive, source, lake, ids):

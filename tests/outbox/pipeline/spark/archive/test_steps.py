@@ -13,7 +13,7 @@ from outbox.models import Batch, DeadMessage, Duplicate, Inbox, State
 from outbox.pipeline.models import ArchivedDay
 from outbox.pipeline.spark.archive import delete
 from outbox.pipeline.spark.errors import ArchiverBusy, LakeError
-from outbox.pipeline.spark.lake.frames import BOOKS
+from outbox.pipeline.spark.lake.frames import TIMED_FRAMES
 from outbox.pipeline.spark.lake.manifest import Lake
 from outbox.relay.prune import prune
 from tests.factories import BatchFactory, MessageRowFactory, TicketFactory, message_id
@@ -47,9 +47,9 @@ class TestTheArchive:
     def test_takes_the_books_along(self, archive, lake, ids):
         archive()
 
-        assert books_left() == dict.fromkeys(BOOKS, 0)
+        assert books_left() == dict.fromkeys(TIMED_FRAMES, 0)
         assert sorted(in_lake(lake, "inbox")) == ids
-        assert {name: len(in_lake(lake, name, "topic" if name != "attempt" else "reason")) for name in BOOKS} == {
+        assert {name: len(in_lake(lake, name, "topic" if name != "attempt" else "reason")) for name in TIMED_FRAMES} == {
             "inbox": 2 * PER_DAY,
             **dict.fromkeys(["delivery", "duplicate", "attempt", "check_back", "recorded"], 2),
         }
@@ -218,7 +218,7 @@ class TestADayThatChanges:
 
         done = archive(before=SECOND, writer=Always(database_url()))
 
-        assert "it changed meanwhile" in done.kept[str(FIRST)]
+        assert "it changed while it was archived" in done.kept[str(FIRST)]
         assert len(in_database()) == 2 * PER_DAY + 2
 
 
@@ -228,7 +228,7 @@ class TestWhatWasWritten:
             def write(self, frame, queries, snapshot, folder, row_bytes):
                 super().write(frame, queries[:1], snapshot, folder, row_bytes)
 
-        with pytest.raises(LakeError, match=r"What was written of messages .* is not what was read: 3 rows instead of 8"):
+        with pytest.raises(LakeError, match=r"The files of messages in .* differ from what was read: 3 rows instead of 8"):
             archive(writer=Losing(database_url()))
 
         assert lake.committed() == []
@@ -240,7 +240,7 @@ class TestWhatWasWritten:
                 rows, digest = super().verify(frame, files)
                 return rows, str(int(digest) + 1)
 
-        with pytest.raises(LakeError, match="or other ones"):
+        with pytest.raises(LakeError, match="or other values"):
             archive(writer=Garbling(database_url()))
 
         assert in_database() == ids
@@ -264,14 +264,16 @@ class TestALake:
         with database.connect("default") as own:
             own.execute("UPDATE outbox_source SET id = id || '.other'")
 
-        with pytest.raises(LakeError, match="is of the database"):
+        with pytest.raises(LakeError, match="belongs to database"):
             archive()
 
     def test_that_lost_a_day_is_refused(self, archive, lake, ids):
         archive(before=SECOND)
         shutil.rmtree(lake.root)
 
-        with pytest.raises(LakeError, match=r"has no 2001-02-03.a1, which was archived there. Is the right folder mounted"):
+        with pytest.raises(
+            LakeError, match=r"lacks 2001-02-03.a1, which was archived there. Check that the right folder is mounted"
+        ):
             archive()
 
         assert in_database() == ids[PER_DAY:]

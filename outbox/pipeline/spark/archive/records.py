@@ -1,4 +1,4 @@
-"""What the database knows of its archive: one row per day, `outbox_archived_day`, and the lock of whoever archives."""
+"""The archive's records in the database: one row per day in `outbox_archived_day`, and the archive lock."""
 
 from __future__ import annotations
 
@@ -12,19 +12,19 @@ import psycopg
 
 from outbox.database.locks import END_IDLE_SESSION, Lock
 from outbox.pipeline.spark.errors import ArchiverBusy, HistoryError
-from outbox.pipeline.spark.keep import kept_alive
+from outbox.pipeline.spark.keep_alive import keep_alive
 from outbox.pipeline.spark.lake.commit import Commit
 
 if TYPE_CHECKING:
     Connection = psycopg.Connection[tuple[Any, ...]]
 
-# One archiver at a time; the lock ends with the connection, which of one that was killed may take the server a moment.
+# One archiver at a time. The lock ends with the connection; after a kill, the server may need a moment to notice.
 LOCK_ARCHIVE = f"SELECT pg_advisory_lock({Lock.ARCHIVE}, 0)"
-WAIT_A_MOMENT = "SET lock_timeout = '3s'"
-WAIT = "SET lock_timeout = 0"
+SET_LOCK_TIMEOUT = "SET lock_timeout = '3s'"
+RESET_LOCK_TIMEOUT = "SET lock_timeout = 0"
 UNLOCK_ARCHIVE = f"SELECT pg_advisory_unlock({Lock.ARCHIVE}, 0)"
 
-# Days that have a partition, and those that were begun.
+# Days that have a partition, and unfinished ones.
 LIST_DAYS = """
 SELECT to_date(right(c.relname, 8), 'YYYYMMDD') FROM pg_inherits i JOIN pg_class c ON c.oid = i.inhrelid
 WHERE i.inhparent = 'outbox_message'::regclass AND c.relname <> 'outbox_message_default'
@@ -36,7 +36,7 @@ READ_DELETED = "SELECT day, attempt FROM outbox_archived_day WHERE state = 'dele
 READ_COMMITTED = "SELECT day, attempt FROM outbox_archived_day WHERE state IN ('committed', 'deleted')"
 READ_SOURCE = "SELECT id FROM outbox_source"
 
-# A day is planned again when its attempt came to nothing, when it changed, and when something came into it later.
+# A day is planned again after an attempt that failed, after a change, and when new rows came into it.
 PLAN = """
 INSERT INTO outbox_archived_day (day, state, attempt, rows, digest, manifest, planned_at)
 VALUES (%(day)s, 'planned', %(attempt)s, %(rows)s, %(digest)s, '', clock_timestamp())
@@ -49,7 +49,7 @@ UPDATE outbox_archived_day SET state = 'committed', manifest = %(manifest)s, com
 WHERE day = %(day)s AND state = 'planned' AND attempt = %(attempt)s
 """
 
-# The database holds other rows of the day than the lake: all that is there is archived again.
+# The day's rows in the database differ from the lake: the day is archived again.
 CHANGED = "UPDATE outbox_archived_day SET state = 'changed' WHERE day = %(day)s AND attempt = %(attempt)s"
 
 DELETED = """
@@ -59,20 +59,20 @@ WHERE day = %(day)s AND state = 'committed' AND attempt = %(attempt)s
 
 
 @dataclass(frozen=True)
-class Record:
-    """A day as the database knows it. `state`: planned, committed, changed or deleted."""
+class DayRecord:
+    """The record of a day. `state`: planned, committed, changed or deleted."""
 
     state: str
     attempt: int
 
 
 @contextmanager
-def turn(url: str) -> Iterator[Connection]:
+def archive_lock(url: str) -> Iterator[Connection]:
     """
-    Be the one archiver of a database, on a connection in autocommit.
+    Hold the archive lock of a database, on a connection in autocommit.
 
     Raises:
-        ArchiverBusy: somebody else is.
+        ArchiverBusy: another archiver holds it.
         HistoryError: the database cannot be reached.
     """
     try:
@@ -83,63 +83,63 @@ def turn(url: str) -> Iterator[Connection]:
         connection.execute("SET jit = off")
         connection.execute("SET TIME ZONE 'UTC'")
         try:
-            connection.execute(WAIT_A_MOMENT)
+            connection.execute(SET_LOCK_TIMEOUT)
             connection.execute(LOCK_ARCHIVE)
         except psycopg.errors.LockNotAvailable as error:
-            raise ArchiverBusy("Another archiver is at work on this database. It goes on; there is nothing to do.") from error
-        connection.execute(WAIT)
+            raise ArchiverBusy("Another archiver of this database is running. There is nothing to do.") from error
+        connection.execute(RESET_LOCK_TIMEOUT)
         connection.execute(END_IDLE_SESSION)
-        with kept_alive(connection):
+        with keep_alive(connection):
             yield connection
         connection.execute(UNLOCK_ARCHIVE)
 
 
 def days(connection: Connection, before: date) -> list[date]:
-    """List the days to be archived, oldest first."""
+    """Return the days to archive, oldest first."""
     return [day for (day,) in connection.execute(LIST_DAYS) if day < before]
 
 
-def read(connection: Connection, day: date) -> Record | None:
-    """Return what is known of a day."""
+def read(connection: Connection, day: date) -> DayRecord | None:
+    """Return the record of a day."""
     row = connection.execute(READ, [day]).fetchone()
-    return None if row is None else Record(*row)
+    return None if row is None else DayRecord(*row)
 
 
 def deleted(connection: Connection) -> dict[str, int]:
-    """Return the days that the lake alone has -> their attempt."""
+    """Return the days that are only in the lake -> their attempt."""
     return {str(day): attempt for day, attempt in connection.execute(READ_DELETED)}
 
 
 def committed(connection: Connection) -> dict[str, int]:
-    """Return the days that the lake has for good -> their attempt: those, and what is still to be deleted."""
+    """Return the days that are committed in the lake, whether deleted from the database or not -> their attempt."""
     return {str(day): attempt for day, attempt in connection.execute(READ_COMMITTED)}
 
 
 def source(connection: Connection) -> str:
-    """Return the id of this database's outbox."""
+    """Return the source id of this database."""
     row = connection.execute(READ_SOURCE).fetchone()
     assert row is not None
     return str(row[0])
 
 
 def plan(connection: Connection, day: date, attempt: int, rows: int, digest: str) -> None:
-    """Write down what is to be archived."""
+    """Record that a day is being archived."""
     fields = {"day": day, "attempt": attempt, "rows": rows, "digest": digest}
     connection.execute(PLAN, fields)
 
 
 def mark_committed(connection: Connection, commit: Commit, manifest: str) -> None:
-    """Write down that the lake has it. Where that is known already, nothing changes."""
+    """Record that a day is committed in the lake. A second call changes nothing."""
     connection.execute(COMMITTED, {"day": commit.day, "attempt": commit.attempt, "manifest": manifest})
 
 
 def mark_changed(connection: Connection, commit: Commit) -> None:
-    """Write down that the day has to be archived once more."""
+    """Record that a day must be archived again."""
     connection.execute(CHANGED, {"day": commit.day, "attempt": commit.attempt})
 
 
 def mark_deleted(connection: Connection, commit: Commit) -> None:
-    """Write down that only the lake has it; within the transaction that deletes."""
+    """Record that a day is only in the lake, in the transaction that deletes it."""
     connection.execute(DELETED, {"day": commit.day, "attempt": commit.attempt})
 
 

@@ -1,4 +1,4 @@
-"""Latency and backlog of an audit, as a page shows them: tables, and drawings of the worst."""
+"""Latency and backlog of an audit, prepared for its page: tables, and charts of the worst."""
 
 from __future__ import annotations
 
@@ -11,17 +11,17 @@ from django.contrib.admin import AdminSite
 
 from outbox.admin.lines import Line, drawing
 from outbox.admin.links import message_link
-from outbox.pipeline.audit_runs.latency import Course, Percentiles
+from outbox.pipeline.audit_runs.latency import LatencySeries, Percentiles
 from outbox.pipeline.spark.bins import SHARES
 
-DRAWN = 6  # of each
-POINTS = 96
-DRAWN_SHARES = (0.5, 0.95, 0.99)
+DRAWN = 6  # charts of each
+POINTS = 96  # of a chart
+SHARES_DRAWN = (0.5, 0.95, 0.99)
 
 
 @dataclass(frozen=True, slots=True)
 class Backlog:
-    """How a group stands with a topic; `minutes`: seconds since 1970 and backlog, first to last."""
+    """The backlog of a group and topic. `minutes`: seconds since 1970 and backlog, first to last."""
 
     group: str
     topic: str
@@ -29,35 +29,35 @@ class Backlog:
     growth: float
     cause: str
     onset: datetime | None
-    again: Sequence[Sequence[Any]]
+    most_attempts: Sequence[Sequence[Any]]
     minutes: Sequence[Sequence[float]]
 
 
-def standing(
-    site: AdminSite, *, backlogs: Sequence[Backlog], latencies: Sequence[Percentiles], courses: Sequence[Course]
+def latency_and_backlog(
+    site: AdminSite, *, backlogs: Sequence[Backlog], latencies: Sequence[Percentiles], latency_series: Sequence[LatencySeries]
 ) -> dict[str, Any]:
-    """Return what the template `_standing.html` needs."""
+    """Return the context of the template `_latency_and_backlog.html`."""
     worst = sorted(backlogs, key=lambda one: (-one.backlog, one.group, one.topic))
     return {
         "backlogs": [
             {"group": one.group, "topic": one.topic, "backlog": one.backlog, "growth": one.growth, "cause": one.cause}
-            | {"onset": one.onset, "again": [(message_link(site, number), tries) for number, tries in one.again[:3]]}
+            | {"onset": one.onset, "again": [(message_link(site, number), tries) for number, tries in one.most_attempts[:3]]}
             for one in worst
         ],
         "backlog_drawings": [_backlog(nth, one) for nth, one in enumerate(worst[:DRAWN]) if one.minutes],
         "shares": [f"p{share * 100:g}" for share in SHARES],
         "latencies": [
             {"topic": one.hop[0], "hop": one.hop[1], "group": one.hop[2], "count": one.count}
-            | {"texts": ["" if seconds is None else spell(seconds) for seconds in one.seconds.values()]}
+            | {"texts": ["" if seconds is None else format_seconds(seconds) for seconds in one.seconds.values()]}
             for one in latencies
         ],
-        "latency_drawings": [_latency(nth, one) for nth, one in enumerate(courses)],
-        "hidden_hops": max(0, len(latencies) - len(courses)),
+        "latency_drawings": [_latency(nth, one) for nth, one in enumerate(latency_series)],
+        "hidden_hops": max(0, len(latencies) - len(latency_series)),
     }
 
 
-def spell(seconds: float) -> str:
-    """Put a latency into words: 40 µs, 3.2 ms, 1.5 s, 12 min, 3 h."""
+def format_seconds(seconds: float) -> str:
+    """Return a latency as text: 40 µs, 3.2 ms, 1.5 s, 12 min, 3 h."""
     for limit, size, unit in ((0.001, 1e-6, "µs"), (1, 0.001, "ms"), (120, 1, "s"), (7200, 60, "min")):
         if seconds < limit:
             return f"{seconds / size:.3g} {unit}"
@@ -67,9 +67,9 @@ def spell(seconds: float) -> str:
 def _backlog(nth: int, one: Backlog) -> dict[str, Any]:
     step = -(-len(one.minutes) // POINTS)
     points = list(one.minutes[::-1][::step][::-1])  # the last one always
-    text = f"{one.backlog:,} wait."
+    text = f"Backlog: {one.backlog:,}."
     if one.onset:
-        text = f"{one.backlog:,} wait, {one.growth:,.1f} more each minute: {one.cause}."
+        text = f"Backlog: {one.backlog:,}, growing by {one.growth:,.1f} per minute: {one.cause}."
     return drawing(
         f"outbox-backlog-{nth}",
         f"Backlog of {one.group}, {one.topic}",
@@ -81,16 +81,16 @@ def _backlog(nth: int, one: Backlog) -> dict[str, Any]:
     )
 
 
-def _latency(nth: int, one: Course) -> dict[str, Any]:
+def _latency(nth: int, one: LatencySeries) -> dict[str, Any]:
     topic, hop, group = one.hop
-    whom = f", group {group}" if group else ""
+    of_group = f", group {group}" if group else ""
     return drawing(
         f"outbox-latency-{nth}",
-        f"Latency of {topic}: {hop}{whom}",
-        "By decades; a hole where no message came.",
-        [Line(f"p{share * 100:g}", one.seconds[share]) for share in DRAWN_SHARES],
+        f"Latency of {topic}: {hop}{of_group}",
+        "Logarithmic scale; gaps where there was no message.",
+        [Line(f"p{share * 100:g}", one.seconds[share]) for share in SHARES_DRAWN],
         begins_at=one.begins_at,
         ends_at=one.ends_at,
-        say=spell,
+        say=format_seconds,
         by_decades=True,
     )

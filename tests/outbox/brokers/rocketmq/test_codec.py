@@ -1,4 +1,4 @@
-"""Our messages as RocketMQ's, and back. Needs no server."""
+"""Conversion of messages to RocketMQ's formats and back. Needs no server."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from outbox.brokers.base import Outgoing
-from outbox.brokers.rocketmq.envelope import born_at, group_of, open_delivery, open_half, seal, seal_for_port
+from outbox.brokers.rocketmq.codec import born_at, group_of, to_delivery, to_half, to_proto, to_remoting
 from outbox.brokers.rocketmq.remoting.frames import COMPRESSED, HALF
 from outbox.brokers.rocketmq.stubs import definition
 from outbox.message import TopicType
@@ -23,7 +23,7 @@ LONG = b"an order, and again " * 500
 
 def sealed(kind: TopicType = TopicType.NORMAL, *, compress_above: int | None = 4096, **fields: Any) -> Any:
     message = Outgoing(**{"message_id": "m", "topic": "orders", "body": b"order", **fields})
-    return seal(message, kind, f"{message.message_id}.1", TOPIC, now=NOW.timestamp(), compress_above=compress_above)
+    return to_proto(message, kind, f"{message.message_id}.1", TOPIC, now=NOW.timestamp(), compress_above=compress_above)
 
 
 def time_of(stamp: Any) -> datetime:
@@ -42,11 +42,11 @@ class TestSeal:
 
 
 class TestSealForPort:
-    """As the proxy writes what `seal` makes; that a real one does shows test_stored_alike.py."""
+    """As the proxy writes what `to_proto` makes; that a real one does shows test_stored_alike.py."""
 
     def sealed(self, kind: TopicType = TopicType.NORMAL, above: int | None = None, **fields: Any) -> Any:
         message = Outgoing(**{"message_id": "m", "topic": "orders", "body": b"order", **fields})
-        return seal_for_port(message, kind, "m.1", now=NOW.timestamp(), compress_above=above)
+        return to_remoting(message, kind, "m.1", now=NOW.timestamp(), compress_above=above)
 
     def test_writes_a_half_message(self):
         fields = {"key": "4711", "tag": "placed", "token": "here:1:1:1", "headers": {"ce-type": "order", "who": "\x00"}}
@@ -110,7 +110,7 @@ class TestCompression:
 
         assert len(message.body) < len(LONG) / 10
         assert message.system_properties.body_encoding == definition.Encoding.GZIP
-        assert open_delivery(message, "group").body == open_half(message).body == LONG
+        assert to_delivery(message, "group").body == to_half(message).body == LONG
 
     def test_speaks_the_kind_that_every_client_reads(self):
         assert zlib.decompress(sealed(body=LONG).body) == LONG
@@ -133,12 +133,12 @@ class TestCompression:
         message = sealed(body=gzip.compress(LONG))
         message.system_properties.body_encoding = definition.Encoding.GZIP
 
-        assert open_delivery(message, "group").body == LONG
+        assert to_delivery(message, "group").body == LONG
 
     def test_hands_over_as_it_is_what_it_cannot_read(self, caplog: pytest.LogCaptureFixture):
         zstd = b"\x28\xb5\x2f\xfd and so on"
         message = sealed(body=zstd)
         message.system_properties.body_encoding = definition.Encoding.GZIP
 
-        assert open_delivery(message, "group").body == zstd
+        assert to_delivery(message, "group").body == zstd
         assert "neither gzip nor zlib" in caplog.text

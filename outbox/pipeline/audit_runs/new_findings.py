@@ -1,4 +1,4 @@
-"""What of a run's findings is news. A loss of last year is found each night; it need not wake somebody each night."""
+"""The findings of a run that are new: a nightly audit finds an old loss every night, but alerts only once."""
 
 from __future__ import annotations
 
@@ -11,29 +11,29 @@ from django.db.models import Q
 from outbox.pipeline.models import AuditFinding, AuditRun
 from outbox.pipeline.spark.findings import Kind
 
-OF_EACH = (Kind.LOST, Kind.LATE, Kind.ORPHAN)  # true of each message by itself; others are of several
+OF_EACH = (Kind.LOST, Kind.LATE, Kind.ORPHAN)  # these kinds are about each message by itself, others about several
 
 
-def news(run: AuditRun) -> list[AuditFinding]:
+def new_findings(run: AuditRun) -> list[AuditFinding]:
     """
-    Return the findings of a run that were not found before, or were thought to be over.
+    Return the findings of a run that are not known from earlier runs.
 
-    Found before: by the newest earlier run that looked as far back, or by one since then; or by any, and a person has
-    acknowledged it. What was sent again and is found once more is news.
+    A finding is known if the newest earlier run that went as far back has it, or a run since then, or if an operator has
+    acknowledged it in any run. A finding whose messages were sent again is new when it is found once more.
     """
     using = run._state.db
     earlier = AuditRun.objects.using(using).filter(state=AuditRun.State.DONE, pk__lt=run.pk)
-    looked_as_far = Q(since=None) if run.since is None else Q(since=None) | Q(since__lte=run.since)
-    newest = earlier.filter(looked_as_far).order_by("-pk").values_list("pk", flat=True).first() or 0
-    stands = Q(run__gte=newest, sent_again_at=None) | ~Q(acknowledged_at=None)
+    as_far_back = Q(since=None) if run.since is None else Q(since=None) | Q(since__lte=run.since)
+    newest = earlier.filter(as_far_back).order_by("-pk").values_list("pk", flat=True).first() or 0
+    is_open = Q(run__gte=newest, resent_at=None) | ~Q(acknowledged_at=None)
     known: dict[tuple[Any, ...], list[AuditFinding]] = defaultdict(list)
-    for one in AuditFinding.objects.using(using).filter(stands, run__in=earlier):
+    for one in AuditFinding.objects.using(using).filter(is_open, run__in=earlier):
         known[_place(one)].append(one)
     return [one for one in run.findings.order_by("pk") if not is_known(one, known[_place(one)])]
 
 
 def is_known(one: AuditFinding, before: Sequence[AuditFinding]) -> bool:
-    """Return whether findings of the same place name all that a finding names. Where it is not named, only the same will do."""
+    """Return whether earlier findings at the same location cover a finding: they are equal, or contain all its messages."""
     if any(_whole(one) == _whole(other) for other in before):
         return True
     if one.kind not in OF_EACH:
@@ -57,7 +57,7 @@ def _names(one: AuditFinding) -> set[str]:
 
 
 def _has_all(one: AuditFinding, first: int, last: int) -> bool:
-    """Return whether a finding is of each of these numbers, none left out."""
+    """Return whether a finding contains all of these numbers."""
     if one.first_number is None or one.last_number is None or one.last_number - one.first_number + 1 != one.count:
         return False
     return one.first_number <= first and last <= one.last_number

@@ -1,8 +1,8 @@
 """
-Half messages, sent and ended through the proxy: `OPTIONS["UNCONFIRMED_ENDS"]`, where no broker's own port can be reached.
+Half messages, sent and ended through the proxy: for `OPTIONS["UNCONFIRMED_ENDS"]`, if no broker's own port can be reached.
 
-A proxy that is a process of its own passes an end on one-way: its OK does not say that the broker has it. So a broker that
-dies at that moment takes the COMMIT along, and where the check-back is not answered either, the message is lost.
+A proxy in cluster mode forwards an end one-way: its OK does not say that the broker has received it. If the broker dies at that
+moment, the COMMIT is lost; if no check-back is answered later either, the message is lost.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from outbox.brokers.rocketmq.stubs import Code, definition, service
 from outbox.brokers.validation import TOO_LATE
 from outbox.message import Resolution, TopicSpec
 
-PROXY_SECONDS = 60.0  # the proxy forgets a half message after 30 s, and we soon after it
+PROXY_SECONDS = 60.0  # keep half messages this long; the proxy forgets them after 30 s
 
 RESOLUTIONS = {
     Resolution.COMMIT: definition.TransactionResolution.COMMIT,
@@ -31,32 +31,33 @@ RESOLUTIONS = {
 
 
 @dataclass(frozen=True, slots=True)
-class Sent:
-    """A half message of ours: which proxy has it, what it calls the transaction, when it was sent."""
+class SentHalf:
+    """A half message that this process sent: its proxy, the proxy's transaction id, and when it was sent (by the clock)."""
 
     endpoint: Endpoint
     transaction_id: str
     at: float
 
 
-class UnconfirmedHalves(HalfSender):
+class ProxyHalfSender(HalfSender):
     """
     Sends and ends half messages through the proxy.
 
     Args:
-        clock: gives seconds; it never goes back.
+        clock: a monotonic clock in seconds.
     """
 
     def __init__(self, sender: ProxySender, clock: Callable[[], float] = time.monotonic) -> None:
         super().__init__(sender.client, clock)
         self._sender = sender
-        self._sent: dict[str, Sent] = {}
+        self._sent: dict[str, SentHalf] = {}
 
     def look_up(self, halves: Sequence[HalfRef]) -> list[HalfStatus]:
         """
-        Return where half messages stand: nothing can be asked, so the check-back has the word as long as it may be asked.
+        Return UNKNOWN for each half message while a check-back may settle it, and GONE after that.
 
-        Behind that a message counts as gone, and goes again: never lost for that, and perhaps there twice.
+        Nothing can be looked up without the brokers' own ports. A message that counts as gone is sent again, so it is not lost,
+        but it may be duplicated.
         """
         before = datetime.now(UTC) - self._client.options.check_horizon
         return [
@@ -70,7 +71,7 @@ class UnconfirmedHalves(HalfSender):
         if isinstance(sent, SendResult):
             return sent
         assert endpoint is not None
-        self._sent[wire_id] = Sent(endpoint, sent.transaction_id, at)
+        self._sent[wire_id] = SentHalf(endpoint, sent.transaction_id, at)
         return SendResult(SendStatus.ACCEPTED, half_id=wire_id)
 
     async def _end(self, half: HalfRef, resolution: Resolution, deadline: float) -> SendResult:
@@ -89,7 +90,7 @@ class UnconfirmedHalves(HalfSender):
         try:
             await self._client.call(sent.endpoint, "EndTransaction", request)
         except StatusError as error:
-            if error.code == Code.INTERNAL_SERVER_ERROR:  # the proxy has it no more: ended, or the check-back has the word
+            if error.code == Code.INTERNAL_SERVER_ERROR:  # the proxy no longer has it: ended, or left to the check-back
                 return SendResult(SendStatus.ACCEPTED, ended=Ended.NOT_FOUND, reason=f"RocketMQ says {error}.")
             return SendResult(SendStatus.UNSURE, reason=f"RocketMQ says {error}.")
         except Exception as error:  # the COMMIT may have arrived, and is not repeated

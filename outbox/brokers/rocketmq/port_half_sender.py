@@ -1,8 +1,8 @@
 """
-Half messages, sent to the brokers' own ports and ended there, where an end is answered.
+Half messages, sent and ended at the brokers' own ports, which confirm an end.
 
-An answered COMMIT is stored as firmly as an answered send. Nothing is said again here: an end that got no answer may have
-been done, or be done later, so whoever ends next looks first (`unanswered.py`).
+A confirmed COMMIT is as durable as a confirmed send. No request is retried here: an end without an answer may have taken
+effect, or may do so later, so the half message is looked up before it is ended again (`half_lookup.py`).
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ import time
 from collections.abc import Callable, Sequence
 
 from outbox.brokers.base import Ended, HalfRef, HalfStatus, Outgoing, SendResult, SendStatus
+from outbox.brokers.rocketmq.half_lookup import HalfLookup
 from outbox.brokers.rocketmq.half_sender import ENDED, HalfSender
 from outbox.brokers.rocketmq.places import Place
 from outbox.brokers.rocketmq.port_sender import PortSender
@@ -18,31 +19,30 @@ from outbox.brokers.rocketmq.remoting import requests
 from outbox.brokers.rocketmq.remoting.connection import NoAnswer, NotConnected
 from outbox.brokers.rocketmq.remoting.frames import RemotingError
 from outbox.brokers.rocketmq.statuses import status_of_end
-from outbox.brokers.rocketmq.unanswered import Unanswered
 from outbox.brokers.validation import TOO_LATE
 from outbox.message import Resolution, TopicSpec
 
 KINDS = {Resolution.COMMIT: requests.COMMIT_TYPE, Resolution.ROLLBACK: requests.ROLLBACK_TYPE}
 
-NO_PLACE = SendResult(SendStatus.ACCEPTED, ended=Ended.NOT_FOUND, reason="The broker does not find it by its id.")
+NOT_FOUND = SendResult(SendStatus.ACCEPTED, ended=Ended.NOT_FOUND, reason="The broker does not find it by its id.")
 
 
-class Halves(HalfSender):
+class PortHalfSender(HalfSender):
     """
     Sends and ends half messages at the brokers' own ports.
 
     Args:
-        clock: gives seconds; it never goes back.
+        clock: a monotonic clock in seconds.
     """
 
-    def __init__(self, sender: PortSender, unanswered: Unanswered, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(self, sender: PortSender, half_lookup: HalfLookup, clock: Callable[[], float] = time.monotonic) -> None:
         super().__init__(sender.client, clock)
         self._sender = sender
-        self._unanswered = unanswered
+        self._half_lookup = half_lookup
 
     def look_up(self, halves: Sequence[HalfRef]) -> list[HalfStatus]:
-        """Return where each half message stands, as the brokers' own ports say."""
-        return self._unanswered.look_up(halves)
+        """Return the status of each half message, looked up at the brokers' own ports."""
+        return self._half_lookup.look_up(halves)
 
     async def _send(self, message: Outgoing, topic: TopicSpec, wire_id: str) -> SendResult:
         broker, sent = await self._sender.send(message, topic, wire_id)
@@ -52,27 +52,27 @@ class Halves(HalfSender):
 
     async def _end(self, half: HalfRef, resolution: Resolution, deadline: float) -> SendResult:
         try:
-            # Where it was just looked up, or where it was sent to, or where the index has it.
-            looked_up = self._unanswered.found.pop(half.half_id, None)
-            place = looked_up or Place.read(half.place) or await self._unanswered.place_of(half)
+            # From the preceding look-up, from the send, or from the broker's index, in this order.
+            looked_up = self._half_lookup.found.pop(half.half_id, None)
+            place = looked_up or Place.read(half.place) or await self._half_lookup.place_of(half)
         except (ConnectionError, RemotingError) as error:
-            return SendResult(SendStatus.UNAVAILABLE, reason=f"Not ended, since it cannot be found: {error}")
+            return SendResult(SendStatus.UNAVAILABLE, reason=f"Not ended, since its place cannot be looked up: {error}")
         if place is None:
-            return NO_PLACE
+            return NOT_FOUND
         try:
             request = requests.end(half.topic, half.half_id, place.queue_offset, place.log_offset, KINDS[resolution])
             address = (await self._client.ports.addresses(half.topic)).get(place.broker)
             if address is None:
-                reason = f"Broker {place.broker} does not serve topic {half.topic} now."
+                reason = f"Broker {place.broker} does not serve topic {half.topic} at present."
                 return SendResult(SendStatus.UNAVAILABLE, reason=reason)
             if self._clock() < deadline:
-                await self._client.ports.reach(address)  # it may take a while
+                await self._client.ports.connect(address)  # before the deadline is compared, since connecting takes time
             if self._clock() >= deadline:
                 return TOO_LATE
             answer = await self._client.ports.ask(address, request)
         except NotConnected as error:
-            self._client.ports.doubt(half.topic)
+            self._client.ports.invalidate(half.topic)
             return SendResult(SendStatus.UNAVAILABLE, reason=f"Not ended: {error}")
         except NoAnswer as error:
-            return SendResult(SendStatus.UNSURE, reason=f"Its end is not answered: {error}")
+            return SendResult(SendStatus.UNSURE, reason=f"The end was not answered: {error}")
         return status_of_end(answer, ENDED[resolution])

@@ -12,8 +12,8 @@ import pytest
 from outbox.brokers.base import Broker, Problem
 from outbox.brokers.options import read_options
 from outbox.brokers.rocketmq import RocketMQBroker
-from outbox.brokers.rocketmq.consumer_groups import LEAST_RETRIES
-from outbox.brokers.rocketmq.expectations import problems_of_clock, problems_of_retention, problems_of_settings
+from outbox.brokers.rocketmq.broker_checks import problems_of_clock, problems_of_retention, problems_of_settings
+from outbox.brokers.rocketmq.group_checks import MIN_RETRIES
 from outbox.brokers.rocketmq.options import RocketMQOptions
 from outbox.brokers.rocketmq.places import HALVES
 from outbox.brokers.rocketmq.remoting import requests
@@ -99,7 +99,7 @@ class TestRetention:
 
 
 class TestGroups:
-    WELL = MappingProxyType({"retryMaxTimes": LEAST_RETRIES, "consumeMessageOrderly": False})
+    WELL = MappingProxyType({"retryMaxTimes": MIN_RETRIES, "consumeMessageOrderly": False})
 
     def test_are_right(self, port: PortStub, check: Any):
         port.groups = {"normal": {"cart": {**self.WELL}}, "fifo": {"cart_fifo": {**self.WELL, "consumeMessageOrderly": True}}}
@@ -109,15 +109,15 @@ class TestGroups:
     def test_are_named_where_the_server_gives_up_soon(self, port: PortStub, check: Any):
         port.groups = {
             "normal": {"cart": {**self.WELL, "retryMaxTimes": 16}, "points": {**self.WELL}},
-            "fifo": {"cart_fifo": {"retryMaxTimes": LEAST_RETRIES - 1, "consumeMessageOrderly": True}},
+            "fifo": {"cart_fifo": {"retryMaxTimes": MIN_RETRIES - 1, "consumeMessageOrderly": True}},
         }
 
         plain, ordered = check()
 
-        assert "group cart, which reads topic normal, 17 times" in plain.text
-        assert f"mqadmin updateSubGroup -b {port.address} -g cart -r {LEAST_RETRIES} (" in plain.hint
-        assert "group cart_fifo, which reads topic fifo" in ordered.text
-        assert f"-g cart_fifo -r {LEAST_RETRIES} -o true (" in ordered.hint
+        assert "17 deliveries to group cart of topic normal" in plain.text
+        assert f"mqadmin updateSubGroup -b {port.address} -g cart -r {MIN_RETRIES} (" in plain.hint
+        assert "group cart_fifo of topic fifo" in ordered.text
+        assert f"-g cart_fifo -r {MIN_RETRIES} -o true (" in ordered.hint
         assert not plain.is_error
 
     def test_are_named_where_the_server_keeps_no_order(self, port: PortStub, check: Any):
@@ -126,7 +126,7 @@ class TestGroups:
         [problem] = check()
 
         assert problem.is_error
-        assert "keeps no order for group cart_fifo" in problem.text
+        assert "does not keep order for group cart_fifo" in problem.text
         assert problem.hint.endswith("-o true")
 
     @pytest.mark.parametrize(
@@ -190,7 +190,7 @@ class TestBroker:
         [problem] = check(REQUEST_TIMEOUT=timedelta(milliseconds=300))
 
         assert problem.is_error
-        assert f"Broker {port.address} cannot be asked" in problem.text
+        assert f"Broker {port.address} cannot be checked" in problem.text
         assert "open the port" in problem.hint
 
     def test_that_refuses_to_tell_its_settings_cannot_be_asked(self, port: PortStub, check: Any):
@@ -207,7 +207,7 @@ class TestBroker:
         [problem] = check()
 
         assert problem.is_error
-        assert "No name server says" in problem.text
+        assert "No name server returns the route" in problem.text
 
 
 class TestRights:

@@ -6,7 +6,7 @@ import pytest
 
 from outbox.pipeline.spark.errors import LakeError
 from outbox.pipeline.spark.lake.commit import Commit, Written
-from outbox.pipeline.spark.lake.whole import whole_since
+from outbox.pipeline.spark.lake.completeness import complete_since
 
 DAY = timedelta(days=1)
 KEPT = 7 * DAY
@@ -32,10 +32,10 @@ def commit(n, written_at, *, messages=5, inbox=5, **more):
     return Commit(str(day(n)), 1, "us", frames, written_at.isoformat() if written_at else "")
 
 
-def since(commits, *, born=365, there=8, also=(), **books):
+def since(commits, *, born=365, there=8, also=(), **frames):
     """Ask it of a database that has the last days, and was made so many days ago."""
     days = [*(day(n) for n in range(there, -1, -1)), *(date.fromisoformat(one.day) for one in commits), *also]
-    return whole_since(commits, days, born=NOW - born * DAY, kept=KEPT, without=LIVE, **books)
+    return complete_since(commits, days, born=NOW - born * DAY, kept=KEPT, without=LIVE, **frames)
 
 
 class TestADatabaseAndItsLake:
@@ -57,10 +57,10 @@ class TestADatabaseAndItsLake:
         commits = [*archived(30, 20), *archived(19, 9, recorded=5)]
 
         assert since(commits, born=30) is None
-        assert since(commits, born=30, books=["recorded"]) == datetime.combine(day(11), datetime.min.time(), UTC)
+        assert since(commits, born=30, frames=["recorded"]) == datetime.combine(day(11), datetime.min.time(), UTC)
 
     def test_hold_all_that_was_recorded_where_that_was_archived_from_the_first_day(self):
-        assert since(archived(30, 9, recorded=5), born=30, books=["recorded"]) is None
+        assert since(archived(30, 9, recorded=5), born=30, frames=["recorded"]) is None
 
     def test_hold_what_came_after_the_archive_began_where_rows_may_have_been_pruned_before(self):
         assert since(archived(30, 9)) == datetime.combine(day(22), datetime.min.time(), UTC)
@@ -91,9 +91,9 @@ class TestADatabaseAndItsLake:
         assert since([], born=8, there=7) == LIVE
         assert since([commit(7, NOW)], born=8, there=6) == LIVE
 
-    @pytest.mark.parametrize("books", [{}, {"books": ["recorded"]}])
-    def test_do_not_hold_what_may_have_been_pruned_of_a_first_day_that_was_never_archived(self, books):
-        assert since([], born=8, **books) == LIVE
+    @pytest.mark.parametrize("frames", [{}, {"frames": ["recorded"]}])
+    def test_do_not_hold_what_may_have_been_pruned_of_a_first_day_that_was_never_archived(self, frames):
+        assert since([], born=8, **frames) == LIVE
 
     def test_cannot_tell_where_a_manifest_does_not_say_when_it_was_written(self):
         with pytest.raises(LakeError, match=r"The manifest 2026-02-20\.a1 does not say when it was written"):

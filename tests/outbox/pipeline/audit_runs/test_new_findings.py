@@ -1,4 +1,4 @@
-"""Which findings are news."""
+"""Which findings are new."""
 
 from datetime import UTC, datetime, timedelta
 
@@ -6,7 +6,7 @@ import pytest
 from django.utils import timezone
 
 from outbox.pipeline.audit_runs import store
-from outbox.pipeline.audit_runs.known import news
+from outbox.pipeline.audit_runs.new_findings import new_findings
 from outbox.pipeline.models import AuditFinding, AuditRun
 
 pytestmark = pytest.mark.django_db
@@ -36,7 +36,7 @@ def audited(*findings, since=None, state=AuditRun.State.DONE):
 
 
 def told(run):
-    return [one.text for one in news(run)]
+    return [one.text for one in new_findings(run)]
 
 
 class TestNews:
@@ -119,14 +119,14 @@ class TestNews:
 
     def test_is_what_was_sent_again_and_is_lost_still(self):
         audited(lost(5, 9))
-        AuditFinding.objects.update(sent_again_at=timezone.now())
+        AuditFinding.objects.update(resent_at=timezone.now())
 
         assert told(audited(lost(5, 9))) == ["5 of 5 to 9"]
         assert told(audited(lost(5, 9))) == []
 
     def test_is_never_what_a_person_acknowledged(self):
         audited(lost(5, 9))
-        AuditFinding.objects.update(acknowledged_at=timezone.now(), sent_again_at=timezone.now())
+        AuditFinding.objects.update(acknowledged_at=timezone.now(), resent_at=timezone.now())
         audited()
 
         assert told(audited(lost(5, 9))) == []

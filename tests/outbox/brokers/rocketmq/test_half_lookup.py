@@ -11,11 +11,11 @@ import pytest
 from outbox.brokers.base import HalfRef, HalfStatus
 from outbox.brokers.options import read_options
 from outbox.brokers.rocketmq.client import Client
+from outbox.brokers.rocketmq.half_lookup import HalfLookup
 from outbox.brokers.rocketmq.options import RocketMQOptions
 from outbox.brokers.rocketmq.places import Place
 from outbox.brokers.rocketmq.remoting import ports, requests
-from outbox.brokers.rocketmq.remoting.frames import Stored
-from outbox.brokers.rocketmq.unanswered import Unanswered
+from outbox.brokers.rocketmq.remoting.frames import StoredMessage
 from tests.outbox.brokers.rocketmq.port_stub import PortStub
 from tests.outbox.brokers.rocketmq.stub import Stub
 
@@ -29,7 +29,7 @@ QUERY, VIEW, PULL = requests.QUERY_MESSAGE, requests.VIEW_MESSAGE, requests.PULL
 LookUp = Callable[..., list[HalfStatus]]
 
 
-def ref(half: Stored, broker: str = "broker-a", *, place: str | None = None, after: float = 0.1) -> HalfRef:
+def ref(half: StoredMessage, broker: str = "broker-a", *, place: str | None = None, after: float = 0.1) -> HalfRef:
     """Name a half message, decided a moment after it was stored."""
     decided_at = half.stored_at + timedelta(seconds=after)
     place = str(Place.of_stored(broker, half)) if place is None else place
@@ -43,7 +43,7 @@ def begins(port: PortStub) -> set[int]:
     return {int(one.fields["timestamp"]) for one in asked if one.fields["topic"] == TOPIC}
 
 
-def commit(port: PortStub, half: Stored) -> None:
+def commit(port: PortStub, half: StoredMessage) -> None:
     port.log.end(half.log_offset, half.queue_offset, requests.COMMIT_TYPE)
 
 
@@ -58,11 +58,11 @@ def client(stub: Stub, port: PortStub) -> Iterator[Client]:
 @pytest.fixture
 def look_up(client: Client) -> LookUp:
     """Look half messages up as if their broker had answered for long."""
-    return lambda *halves: Unanswered(client, settle_seconds=0).look_up(halves)
+    return lambda *halves: HalfLookup(client, settle_seconds=0).look_up(halves)
 
 
 @pytest.fixture
-def half(port: PortStub) -> Stored:
+def half(port: PortStub) -> StoredMessage:
     return port.log.append_half(TOPIC, "m.1")
 
 
@@ -76,12 +76,12 @@ def other(stub: Stub, port: PortStub) -> Iterator[PortStub]:
 
 
 class TestByKey:
-    def test_is_visible_where_its_message_is_found(self, port: PortStub, half: Stored, look_up: LookUp):
+    def test_is_visible_where_its_message_is_found(self, port: PortStub, half: StoredMessage, look_up: LookUp):
         commit(port, half)
 
         assert look_up(ref(half)) == [VISIBLE]
 
-    def test_is_hidden_where_only_itself_is_found(self, port: PortStub, half: Stored, look_up: LookUp):
+    def test_is_hidden_where_only_itself_is_found(self, port: PortStub, half: StoredMessage, look_up: LookUp):
         assert look_up(ref(half)) == [HIDDEN]
         assert port.asked(PULL) == []
 
@@ -92,7 +92,9 @@ class TestByKey:
         assert look_up(ref(third), ref(second), ref(first)) == [HIDDEN, VISIBLE, HIDDEN]
 
     @pytest.mark.parametrize("place", [None, ""], ids=["place", "no place"])
-    def test_is_not_hidden_by_one_that_was_stored_again(self, port: PortStub, half: Stored, look_up: LookUp, place: str | None):
+    def test_is_not_hidden_by_one_that_was_stored_again(
+        self, port: PortStub, half: StoredMessage, look_up: LookUp, place: str | None
+    ):
         """Its message was indexed before that one, and is forgotten with the first half message."""
         commit(port, half)
         port.log.forget_index()
@@ -101,14 +103,16 @@ class TestByKey:
 
         assert look_up(ref(half, place=place)) == [VISIBLE]
 
-    def test_is_hidden_without_a_place_where_it_was_stored_with_the_decision(self, port: PortStub, half: Stored, look_up: LookUp):
+    def test_is_hidden_without_a_place_where_it_was_stored_with_the_decision(
+        self, port: PortStub, half: StoredMessage, look_up: LookUp
+    ):
         port.log.now = lambda: datetime.now(UTC) + timedelta(seconds=6)
         port.log.append_again(half)
 
         assert look_up(ref(half, place="", after=-1)) == [HIDDEN]
         assert port.asked(PULL) == []
 
-    def test_tells_a_half_message_from_another_of_the_same_message(self, port: PortStub, half: Stored, look_up: LookUp):
+    def test_tells_a_half_message_from_another_of_the_same_message(self, port: PortStub, half: StoredMessage, look_up: LookUp):
         commit(port, port.log.append_half(TOPIC, "m.2"))
         port.log.append(TOPIC, {"UNIQ_KEY": "another", "KEYS": "another m.1"})  # whose own key is that id
 
@@ -123,7 +127,7 @@ class TestByReading:
             port.log.append(TOPIC, {"UNIQ_KEY": f"other{number}", "KEYS": f"other{number}"})
 
     @pytest.mark.parametrize("more", [0, 1], ids=["first queue", "second queue"])
-    def test_is_visible_where_its_queue_has_it(self, port: PortStub, half: Stored, look_up: LookUp, more: int):
+    def test_is_visible_where_its_queue_has_it(self, port: PortStub, half: StoredMessage, look_up: LookUp, more: int):
         for number in range(more):
             port.log.append(TOPIC, {"UNIQ_KEY": f"one-more{number}"})
         commit(port, half)
@@ -131,52 +135,54 @@ class TestByReading:
 
         assert look_up(ref(half)) == [VISIBLE]
 
-    def test_is_hidden_where_it_lies_at_its_place(self, port: PortStub, half: Stored, look_up: LookUp):
+    def test_is_hidden_where_it_lies_at_its_place(self, port: PortStub, half: StoredMessage, look_up: LookUp):
         port.log.forget_index()
 
         assert look_up(ref(half)) == [HIDDEN]
 
-    def test_is_not_hidden_by_another_at_its_place(self, port: PortStub, half: Stored, look_up: LookUp):
+    def test_is_not_hidden_by_another_at_its_place(self, port: PortStub, half: StoredMessage, look_up: LookUp):
         port.log.lose(half)
 
         assert look_up(ref(half)) == [GONE]
         assert len(port.asked(VIEW)) == 1
 
     def test_is_hidden_where_the_queue_of_half_messages_has_it_elsewhere(
-        self, port: PortStub, half: Stored, look_up: LookUp, client: Client
+        self, port: PortStub, half: StoredMessage, look_up: LookUp, client: Client
     ):
         again = port.log.append_again(half)
         port.log.lose(half)
         port.log.forget_index()
-        unanswered = Unanswered(client, settle_seconds=0)
+        unanswered = HalfLookup(client, settle_seconds=0)
 
         [standing] = unanswered.look_up([ref(half, place="")])
 
         assert standing is HIDDEN
         assert unanswered.found == {"m.1": Place("broker-a", again.log_offset, again.queue_offset)}
 
-    def test_is_gone_where_neither_is_there(self, port: PortStub, half: Stored, look_up: LookUp):
+    def test_is_gone_where_neither_is_there(self, port: PortStub, half: StoredMessage, look_up: LookUp):
         named = ref(half)
         del port.log.messages[half.log_offset]
 
         assert look_up(named) == [GONE]
 
     def test_proves_nothing_where_its_place_is_not_known_since_another_broker_may_have_it(
-        self, port: PortStub, half: Stored, look_up: LookUp
+        self, port: PortStub, half: StoredMessage, look_up: LookUp
     ):
         named = ref(half, place="")
         port.log.lose(half)
 
         assert look_up(named) == [UNPROVEN]
 
-    def test_proves_nothing_where_the_broker_does_not_keep_what_is_as_old(self, port: PortStub, half: Stored, look_up: LookUp):
+    def test_proves_nothing_where_the_broker_does_not_keep_what_is_as_old(
+        self, port: PortStub, half: StoredMessage, look_up: LookUp
+    ):
         named = ref(half)
         port.log.lose(half)
         port.earliest_ms = round(named.decided_at.timestamp() * 1000) + 1000
 
         assert look_up(named) == [UNPROVEN]
 
-    def test_proves_nothing_where_the_broker_has_nothing(self, port: PortStub, half: Stored, look_up: LookUp):
+    def test_proves_nothing_where_the_broker_has_nothing(self, port: PortStub, half: StoredMessage, look_up: LookUp):
         port.log.lose(half)
         port.earliest_ms = 0
 
@@ -185,7 +191,7 @@ class TestByReading:
     def test_proves_nothing_where_it_was_never_decided(self, port: PortStub, look_up: LookUp):
         assert look_up(HalfRef(TOPIC, "m.1", "m")) == [UNPROVEN]
 
-    def test_begins_where_the_half_message_lies(self, port: PortStub, half: Stored, look_up: LookUp):
+    def test_begins_where_the_half_message_lies(self, port: PortStub, half: StoredMessage, look_up: LookUp):
         port.log.forget_index()
 
         look_up(ref(half))
@@ -193,7 +199,9 @@ class TestByReading:
         [begin] = begins(port)
         assert begin == pytest.approx((half.stored_at - timedelta(seconds=5)).timestamp() * 1000, abs=2)
 
-    def test_begins_two_minutes_before_the_decision_where_it_lies_nowhere(self, port: PortStub, half: Stored, look_up: LookUp):
+    def test_begins_two_minutes_before_the_decision_where_it_lies_nowhere(
+        self, port: PortStub, half: StoredMessage, look_up: LookUp
+    ):
         named = ref(half)
         port.log.lose(half)
 
@@ -211,12 +219,12 @@ class TestByReading:
         assert standings == [VISIBLE if number == 3 else HIDDEN for number in range(10)]
         assert len(port.asked(OFFSET_AT)) == 2  # of each queue
 
-    def test_goes_on_with_the_next_look_where_much_is_to_be_read(self, port: PortStub, half: Stored, client: Client):
+    def test_goes_on_with_the_next_look_where_much_is_to_be_read(self, port: PortStub, half: StoredMessage, client: Client):
         for number in range(50):
             port.log.append(TOPIC, {"UNIQ_KEY": f"other.{number}"})
         commit(port, half)
         port.log.forget_index()
-        unanswered = Unanswered(client, settle_seconds=0, most_read=100)
+        unanswered = HalfLookup(client, settle_seconds=0, max_read=100)
 
         standings = [unanswered.look_up([ref(half)])[0] for _ in range(4)]
 
@@ -225,7 +233,7 @@ class TestByReading:
         assert HIDDEN not in standings
 
     def test_knows_nothing_where_the_route_has_no_queue_of_its_broker(
-        self, port: PortStub, half: Stored, client: Client, monkeypatch: pytest.MonkeyPatch
+        self, port: PortStub, half: StoredMessage, client: Client, monkeypatch: pytest.MonkeyPatch
     ):
         async def have_none(topic: str) -> list[Any]:
             return []
@@ -233,15 +241,15 @@ class TestByReading:
         monkeypatch.setattr(client.routes, "of", have_none)
         port.log.forget_index()
 
-        assert Unanswered(client, settle_seconds=0).look_up([ref(half)]) == [UNKNOWN]
+        assert HalfLookup(client, settle_seconds=0).look_up([ref(half)]) == [UNKNOWN]
 
 
 class TestUnknown:
-    def test_is_what_a_broker_says_that_has_just_come_back(self, port: PortStub, half: Stored, client: Client):
+    def test_is_what_a_broker_says_that_has_just_come_back(self, port: PortStub, half: StoredMessage, client: Client):
         """What waited at its port while it was frozen or away is done about now."""
         seconds = [0.0]
         client.ports = ports.Ports(client.options, clock=lambda: seconds[0])
-        unanswered = Unanswered(client)
+        unanswered = HalfLookup(client)
         port.close_at(QUERY, does=False, times=1)
 
         standings = [unanswered.look_up([ref(half)])]
@@ -251,14 +259,14 @@ class TestUnknown:
 
         assert standings == [[UNKNOWN], [UNKNOWN], [UNKNOWN], [HIDDEN]]
 
-    def test_is_not_said_of_what_is_visible_already(self, port: PortStub, half: Stored, client: Client):
+    def test_is_not_said_of_what_is_visible_already(self, port: PortStub, half: StoredMessage, client: Client):
         commit(port, half)
 
-        assert Unanswered(client).look_up([ref(half)]) == [VISIBLE]
+        assert HalfLookup(client).look_up([ref(half)]) == [VISIBLE]
 
     @pytest.mark.parametrize("code", [QUERY, VIEW, PULL, OFFSET_AT, requests.GET_MAX_OFFSET, requests.GET_RUNTIME_INFO])
     @pytest.mark.parametrize("trouble", ["busy", "no answer"])
-    def test_is_what_cannot_be_asked(self, port: PortStub, half: Stored, look_up: LookUp, code: int, trouble: str):
+    def test_is_what_cannot_be_asked(self, port: PortStub, half: StoredMessage, look_up: LookUp, code: int, trouble: str):
         port.log.lose(half)  # so that all of these are asked
         if trouble == "busy":
             port.say(code, 2, "[TIMEOUT_CLEAN_QUEUE]")
@@ -267,23 +275,23 @@ class TestUnknown:
 
         assert look_up(ref(half)) == [UNKNOWN]
 
-    def test_is_where_a_broker_is_away(self, port: PortStub, half: Stored, look_up: LookUp):
+    def test_is_where_a_broker_is_away(self, port: PortStub, half: StoredMessage, look_up: LookUp):
         look_up(ref(half))
         port.stop()
 
         assert look_up(ref(half)) == [UNKNOWN]
 
-    def test_is_where_no_name_server_was_ever_there(self, port: PortStub, half: Stored, look_up: LookUp):
+    def test_is_where_no_name_server_was_ever_there(self, port: PortStub, half: StoredMessage, look_up: LookUp):
         port.stop()
 
         assert look_up(ref(half)) == [UNKNOWN]
 
-    def test_is_where_its_broker_serves_the_topic_no_more(self, half: Stored, look_up: LookUp):
+    def test_is_where_its_broker_serves_the_topic_no_more(self, half: StoredMessage, look_up: LookUp):
         assert look_up(ref(half, "broker-z")) == [UNKNOWN]
 
 
 class TestSeveralBrokers:
-    def test_are_each_asked_about_their_own(self, port: PortStub, other: PortStub, half: Stored, look_up: LookUp):
+    def test_are_each_asked_about_their_own(self, port: PortStub, other: PortStub, half: StoredMessage, look_up: LookUp):
         elsewhere = other.log.append_half(TOPIC, "m2.1")
         commit(other, elsewhere)
 
@@ -297,14 +305,14 @@ class TestSeveralBrokers:
 
         assert look_up(ref(elsewhere, place="")) == [VISIBLE if is_committed else HIDDEN]
 
-    def test_prove_nothing_while_one_of_them_is_away(self, other: PortStub, half: Stored, look_up: LookUp, port: PortStub):
+    def test_prove_nothing_while_one_of_them_is_away(self, other: PortStub, half: StoredMessage, look_up: LookUp, port: PortStub):
         named = ref(half, place="")
         port.log.lose(half)
         other.stop()
 
         assert look_up(named) == [UNKNOWN]
 
-    def test_are_no_reason_to_doubt_each_other(self, other: PortStub, half: Stored, look_up: LookUp):
+    def test_are_no_reason_to_doubt_each_other(self, other: PortStub, half: StoredMessage, look_up: LookUp):
         elsewhere = ref(other.log.append_half(TOPIC, "m2.1"), "broker-b")
         other.stop()
 

@@ -1,4 +1,4 @@
-"""The end of a job that met what nobody foresaw: Python's own exit code for that, 1, would be an answer."""
+"""Report unexpected errors of a job. Its main() must catch them, because Python's exit code for them, 1, means findings."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import traceback
 
 
 def describe(error: Exception) -> str:
-    """Leave the traceback on standard error; return the error in one line."""
+    """Print the traceback to standard error, and return the error in one line."""
     traceback.print_exception(error)
     lines = str(error).strip().splitlines()
     return f"{type(error).__name__}: {lines[0]}" if lines else type(error).__name__

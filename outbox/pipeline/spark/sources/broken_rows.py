@@ -1,22 +1,22 @@
 """
-Rows that no release of the outbox writes: headers that are no JSON, numbers that are texts, times beyond the calendar.
+Rows that no release of the outbox writes: headers that are not JSON, numbers that are text, times outside of the supported range.
 
-Tables are read as if there were none, which is fast. Where the server or a reader stumbles, they are read once more with care:
-what cannot be read is NULL then, and the rows are named.
+Tables are first read as if there were none, which is fast. On an error they are read again with checks of each value: unreadable
+values become NULL, and the rows are reported.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
-# What stands for a topic whose row is gone: its number, as `#7`. `row`: what names the topic.
+# The placeholder of a topic whose row is missing: its number, as `#7`. `row`: the alias of the row that refers to it.
 NO_TOPIC = "#"
 TOPIC = f"coalesce(t.name, '{NO_TOPIC}' || {{row}}.topic_id)"
 
 FIRST_TIME, LAST_TIME = "1970-01-01 00:00:00+00", "9999-01-01 00:00:00+00"
-HIGHEST = 1 << 60  # numbers can be added to it
+HIGHEST = 1 << 60  # can be added to without an overflow
 
-# A JSON object of texts, as publish writes it and PostgreSQL's jsonb takes it: no NUL, surrogates in pairs only.
+# A JSON object of strings, as publish writes it and PostgreSQL's jsonb accepts it: no NUL, surrogates only in pairs.
 _TEXT = (
     r'"([^"\\[:cntrl:]]|\\["\\/bfnrt]|\\u[dD][89abAB][0-9a-fA-F]{2}\\u[dD][c-fC-F][0-9a-fA-F]{2}'
     r'|\\u(?!0000|[dD][89a-fA-F])[0-9a-fA-F]{4})*"'
@@ -24,17 +24,17 @@ _TEXT = (
 _PAIR = rf"\s*{_TEXT}\s*:\s*{_TEXT}\s*"
 OBJECT = rf"^\s*\{{({_PAIR}(,{_PAIR})*|\s*)\}}\s*$"
 
-RANGES = {"smallint": (5, 32_767), "bigint": (18, 10**18)}  # digits, and the highest
+RANGES = {"smallint": (5, 32_767), "bigint": (18, 10**18)}  # type -> (digits, highest value)
 
 
 @dataclass(frozen=True)
 class Sql:
-    """Expressions over columns, with care or without."""
+    """SQL expressions for columns, with checks of values or without."""
 
     is_careful: bool
 
     def time(self, value: str) -> str:
-        """Return a time; with care one that every reader knows."""
+        """Return a time; with checks, limited to the range that every reader supports."""
         if not self.is_careful:
             return value
         return (
@@ -47,7 +47,7 @@ class Sql:
         return f"extract(epoch FROM {self.time(value)})::bigint"
 
     def number(self, value: str) -> str:
-        """Return a number; with care one that can be added to. NULL stays."""
+        """Return a number; with checks, limited so that it can be added to. NULL stays NULL."""
         return (
             f"CASE WHEN {value} IS NOT NULL THEN greatest(-{HIGHEST}, least({value}, {HIGHEST})) END"
             if self.is_careful
@@ -55,7 +55,7 @@ class Sql:
         )
 
     def header(self, headers: str, name: str, kind: str = "text") -> str:
-        """Return a header of an object in JSON; with care NULL where there is no object, or the text is no such number."""
+        """Return a header from a JSON object; with checks, NULL if it is not an object, or the text is not a number."""
         found = f"({headers}::jsonb ->> '{name}')"
         if not self.is_careful:
             return found if kind == "text" else f"{found}::{kind}"
@@ -66,15 +66,15 @@ class Sql:
 
 
 def is_number(text: str, kind: str) -> str:
-    """Return SQL that says whether a text is a number of that kind."""
+    """Return an SQL condition: whether a text is a number of a type."""
     digits, highest = RANGES[kind]
     return f"CASE WHEN {text} ~ '^[+-]?[0-9]{{1,{digits}}}$' THEN {text}::bigint BETWEEN -{highest} AND {highest} ELSE false END"
 
 
 PLAIN, CAREFUL = Sql(is_careful=False), Sql(is_careful=True)
 
-NOT_JSON = "their headers are no JSON object of texts"
-NOT_A_NUMBER = "their headers ce-lane and ce-number are no numbers"
+NOT_JSON = "their headers are not a JSON object of strings"
+NOT_A_NUMBER = "their headers ce-lane and ce-number are not numbers"
 BEYOND_CALENDAR = "their {column} is before 1970 or after 9998"
 
 
@@ -123,7 +123,7 @@ FROM outbox_embedded_message m JOIN outbox_embedded_topic t ON t.id = m.topic_id
 WHERE w.what IS NOT NULL
 """
 
-# Batches whose columns contradict each other. `only`: a condition on b, the batch.
+# Batches whose columns contradict each other. `only`: a condition on the batch, b.
 BROKEN_BATCHES = f"""
 SELECT 'outbox', {TOPIC.format(row="b")}, 'batch ' || b.id || ' ' || w.what, u.id::text
 FROM outbox_batch b LEFT JOIN outbox_topic t ON t.id = b.topic_id CROSS JOIN LATERAL (
@@ -133,10 +133,10 @@ FROM outbox_batch b LEFT JOIN outbox_topic t ON t.id = b.topic_id CROSS JOIN LAT
         WHERE cardinality(b.half_places) <> cardinality(b.message_ids)
     UNION ALL SELECT 'has ' || cardinality(b.order_keys) || ' order_keys for ' || cardinality(b.message_ids) || ' messages'
         WHERE cardinality(b.order_keys) <> cardinality(b.message_ids)
-    UNION ALL SELECT 'names a position that it does not have'
+    UNION ALL SELECT 'refers to a position that it does not have'
         WHERE EXISTS (SELECT FROM unnest(b.split || b.open) p(n) WHERE p.n NOT BETWEEN 1 AND cardinality(b.message_ids))
-    UNION ALL SELECT 'has numbers and no lane' WHERE b.lane IS NULL AND b.first_seq IS NOT NULL
-    UNION ALL SELECT 'has a lane and no numbers' WHERE b.first_seq IS NULL AND b.lane IS NOT NULL
-    UNION ALL SELECT 'has the state ' || b.state || ', which there is not' WHERE b.state NOT BETWEEN 0 AND 5) w(what)
+    UNION ALL SELECT 'has numbers, but no lane' WHERE b.lane IS NULL AND b.first_seq IS NOT NULL
+    UNION ALL SELECT 'has a lane, but no numbers' WHERE b.first_seq IS NULL AND b.lane IS NOT NULL
+    UNION ALL SELECT 'has state ' || b.state || ', which does not exist' WHERE b.state NOT BETWEEN 0 AND 5) w(what)
 CROSS JOIN LATERAL unnest(b.message_ids) u(id) WHERE {{only}}
 """

@@ -1,4 +1,4 @@
-"""Our messages as RocketMQ's, and back."""
+"""Conversion of messages to RocketMQ's formats and back."""
 
 from __future__ import annotations
 
@@ -21,29 +21,29 @@ from outbox.message import Half, Header, TopicType
 
 logger = get_logger(__name__)
 
-# Properties of ours beside the headers, each only where it is needed.
+# Properties that carry what RocketMQ has no field for. Each is set only if it is needed.
 KEY, TOKEN, HEADERS = "outbox-key", "outbox-token", "outbox-headers"
 
-# The group that a replayed dead letter is for; the others pass it over.
-ADDRESSEE = "outbox-replayed-for"
+# The group that a replayed dead letter is for. Other groups ignore the message.
+REPLAY_GROUP = "outbox-replayed-for"
 
-# Between a message's id and what tells one physical half message of it from the next.
+# Separates the message id from the random part of a half id.
 HALF_MARK = "."
 
-# What RocketMQ carries as a property as it is: no name of its own (they are in capitals), no control characters.
+# What RocketMQ can carry as a property: names without capitals, which are its own, and values without control characters.
 PLAIN_NAME = re.compile(r"[a-z][a-z0-9._-]*")
 PLAIN_VALUE = re.compile(r"[^\x00-\x1f\x7f]+")
-PLAIN_KEY = re.compile(r"[^\x00-\x20\x7f]+")  # it joins keys by blanks
-MOST_GROUP_BYTES = 63
+PLAIN_KEY = re.compile(r"[^\x00-\x20\x7f]+")  # RocketMQ joins keys with spaces
+MAX_GROUP_BYTES = 63
 
-# The server begins to ask about a half message when it is transactionTimeOut old by this time, and asks at once when
-# the time lies ahead of its own clock. A second earlier, clocks may differ by a second either way.
+# The server asks about a half message once it is transactionTimeOut old by its born time, and at once if that is in the future.
+# The born time is set back by a second, so that clocks may differ by a second in either direction.
 BORN_EARLIER_SECONDS = 1.0
 
-# The server knows one flag for "compressed". Clients tell the kinds apart by their first bytes, and RocketMQ 4's, like the
-# one for C++, take zlib for granted.
+# The protocol has one flag for "compressed", and no field for the algorithm. Newer clients recognize it by the first bytes;
+# those of RocketMQ 4, and the one for C++, assume zlib.
 COMPRESSION_LEVEL = 5
-GZIP_BEGINS = b"\x1f\x8b"
+GZIP_MAGIC = b"\x1f\x8b"
 
 TYPES = {
     TopicType.NORMAL: definition.MessageType.NORMAL,
@@ -52,24 +52,24 @@ TYPES = {
     TopicType.TRANSACTION: definition.MessageType.TRANSACTION,
 }
 
-# Added to properties by the server.
-THEIRS = re.compile(r"[A-Z_%]|__")
+# Names of properties that the server adds.
+SERVER_PROPERTY = re.compile(r"[A-Z_%]|__")
 
 
 def half_id(message_id: str) -> str:
-    """Return an id for one physical half message."""
+    """Return a new half id: a message may have several half messages, each with an id of its own."""
     return f"{message_id}{HALF_MARK}{uuid4().hex[:12]}"
 
 
-def seal(message: Outgoing, kind: TopicType, wire_id: str, topic: Any, *, now: float, compress_above: int | None) -> Any:
+def to_proto(message: Outgoing, kind: TopicType, wire_id: str, topic: Any, *, now: float, compress_above: int | None) -> Any:
     """
-    Make RocketMQ's message. Its keys are our id and our key, so that each finds it.
+    Return a message for the proxy. Its RocketMQ keys are the message id and the key, so that it can be found by either.
 
     Args:
-        now: seconds since 1970.
-        compress_above: bytes of the body; None: never.
+        now: the current time, in seconds since 1970.
+        compress_above: compress bodies of more bytes; None: never.
     """
-    body, encoding = _packed(message.body, compress_above)
+    body, encoding = _compress(message.body, compress_above)
     system = definition.SystemProperties(
         message_id=wire_id,
         message_type=TYPES[kind],
@@ -88,19 +88,19 @@ def seal(message: Outgoing, kind: TopicType, wire_id: str, topic: Any, *, now: f
     return definition.Message(topic=topic, system_properties=system, user_properties=_properties(message), body=body)
 
 
-def seal_for_port(
+def to_remoting(
     message: Outgoing, kind: TopicType, wire_id: str, *, now: float, compress_above: int | None
 ) -> tuple[dict[str, str], bytes, int]:
-    """Return the properties, the body and the system flag by which a broker's own port takes a message; else as `seal`."""
+    """Return a message for a broker's own port: properties, body and system flag. Args are those of `to_proto`."""
     is_half = kind is TopicType.TRANSACTION
-    body, encoding = _packed(message.body, compress_above)
+    body, encoding = _compress(message.body, compress_above)
     key = message.key
     properties = _properties(message)
     properties["UNIQ_KEY"] = wire_id
     properties["KEYS"] = f"{message.message_id} {key}" if PLAIN_KEY.fullmatch(key) else message.message_id
     if message.tag:
         properties["TAGS"] = message.tag
-    properties["PGROUP"] = message.topic  # whom the server asks; a proxy sets the same
+    properties["PGROUP"] = message.topic  # the producer group to ask about a half message; a proxy sets the same
     properties["__BORNHOST"] = "outbox"
     properties["BORN_TIMESTAMP"] = str(born_at(kind, now))
     if is_half:
@@ -110,19 +110,19 @@ def seal_for_port(
 
 
 def born_at(kind: TopicType, now: float) -> int:
-    """Return the time by which the server is to ask about a message, in milliseconds."""
+    """Return the born time of a message, in milliseconds since 1970."""
     return round((now - (BORN_EARLIER_SECONDS if kind is TopicType.TRANSACTION else 0)) * 1000)
 
 
 def group_of(key: str) -> str:
-    """Return the message group of a key: the key itself, or a digest where RocketMQ would not take it."""
-    if PLAIN_KEY.fullmatch(key) and len(key.encode()) <= MOST_GROUP_BYTES:
+    """Return the message group of a key: the key itself, or a digest of it if RocketMQ would not accept the key."""
+    if PLAIN_KEY.fullmatch(key) and len(key.encode()) <= MAX_GROUP_BYTES:
         return key
     return hashlib.sha256(key.encode()).hexdigest()[:32]
 
 
-def _packed(body: bytes, above: int | None) -> tuple[bytes, int]:
-    """Return a body as it travels, and its encoding."""
+def _compress(body: bytes, above: int | None) -> tuple[bytes, int]:
+    """Return the body to send, and its encoding."""
     if above is not None and len(body) > above:
         smaller = zlib.compress(body, COMPRESSION_LEVEL)
         if len(smaller) < len(body):
@@ -130,9 +130,9 @@ def _packed(body: bytes, above: int | None) -> tuple[bytes, int]:
     return body, definition.Encoding.IDENTITY
 
 
-def unpacked(body: bytes) -> bytes:
-    """Return a compressed body as it was; as it is where this cannot be told, so that a handler refuses it."""
-    kind = zlib.MAX_WBITS | 16 if body.startswith(GZIP_BEGINS) else zlib.MAX_WBITS
+def decompress(body: bytes) -> bytes:
+    """Return a decompressed body. One that is neither gzip nor zlib is returned unchanged, for the handler to reject."""
+    kind = zlib.MAX_WBITS | 16 if body.startswith(GZIP_MAGIC) else zlib.MAX_WBITS
     try:
         return zlib.decompress(body, kind)
     except zlib.error as error:
@@ -147,7 +147,7 @@ def _is_plain_name(name: str) -> bool:
 
 def _is_plain_value(value: str) -> bool:
     if value.isascii():
-        return value != "" and value.isprintable()  # the same, sooner said
+        return value != "" and value.isprintable()  # equivalent to the pattern, and faster
     return bool(PLAIN_VALUE.fullmatch(value))
 
 
@@ -165,8 +165,8 @@ def _properties(message: Outgoing) -> dict[str, str]:
     return plain
 
 
-def open_delivery(message: Any, group: str) -> Delivery:
-    """Read a message that was received."""
+def to_delivery(message: Any, group: str) -> Delivery:
+    """Return the delivery of a message that a proxy returned."""
     headers, key, _ = _read(message.user_properties)
     system = message.system_properties
     return Delivery(
@@ -186,30 +186,30 @@ def open_delivery(message: Any, group: str) -> Delivery:
 
 
 def _queue(system: Any) -> str:
-    """Name a queue among those of all brokers: its broker, the sixth part of a receipt, and its number there."""
+    """Return a name of a queue that is unique in the cluster: its broker, the sixth field of a receipt, and its number there."""
     broker = "".join(system.receipt_handle.split(" ")[5:6])
     return f"{broker}/{system.queue_id}"
 
 
 def is_for(message: Any, group: str) -> bool:
-    """Whether a group shall see a message that was received."""
-    return bool(message.user_properties.get(ADDRESSEE, group) == group)
+    """Return whether a message is for a group: any message but a dead letter that was replayed for another group."""
+    return bool(message.user_properties.get(REPLAY_GROUP, group) == group)
 
 
 def message_id_of(properties: Mapping[str, str]) -> str:
-    """Return the id of a message as a broker's log holds it."""
+    """Return the message id from the properties of a stored message."""
     return _our_id(properties.get("UNIQ_KEY", ""), _read(properties)[0])
 
 
 def clock_ahead(message: Any) -> float:
-    """Return by how many seconds the clock of whoever sent a half message was ahead of the broker's; below 0: behind it."""
+    """Return by how many seconds the sender's clock was ahead of the broker's; negative if it was behind."""
     system = message.system_properties
     stored_after: float = (system.store_timestamp.ToMilliseconds() - system.born_timestamp.ToMilliseconds()) / 1000
     return BORN_EARLIER_SECONDS - stored_after
 
 
-def open_half(message: Any) -> Half:
-    """Read a half message that the server asks about."""
+def to_half(message: Any) -> Half:
+    """Return the half message that a check-back is about."""
     headers, key, token = _read(message.user_properties)
     system = message.system_properties
     return Half(
@@ -227,13 +227,13 @@ def open_half(message: Any) -> Half:
 
 def _body(message: Any) -> bytes:
     body: bytes = message.body
-    return unpacked(body) if message.system_properties.body_encoding == definition.Encoding.GZIP else body
+    return decompress(body) if message.system_properties.body_encoding == definition.Encoding.GZIP else body
 
 
 def _read(properties: Mapping[str, str]) -> tuple[dict[str, str], str, str]:
     """Return headers, key and token."""
-    headers = {name: value for name, value in properties.items() if not THEIRS.match(name)}
-    headers.pop(ADDRESSEE, None)
+    headers = {name: value for name, value in properties.items() if not SERVER_PROPERTY.match(name)}
+    headers.pop(REPLAY_GROUP, None)
     token = headers.pop(TOKEN, "") or headers.get(Header.TOKEN, "")
     if HEADERS in headers:
         headers |= msgspec.json.decode(headers.pop(HEADERS), type=dict[str, str])
