@@ -173,7 +173,7 @@ class TestCheck:
             broker.check()
 
     def test_lets_the_doctor_name_it(self, app: Celery):
-        found = [finding for finding in doctor.examine() if "celery" in finding.subject]
+        found = [finding for finding in doctor.check() if "celery" in finding.subject]
 
         assert [finding.level for finding in found] == [doctor.Level.OK]
 
