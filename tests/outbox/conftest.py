@@ -1,4 +1,4 @@
-"""Fixtures for the tests of the outbox and of its apps: brokers, alerts, operators, what a page asks, system checks."""
+"""Fixtures for tests of the outbox and its apps: brokers, alerts, operators, queries of a page, system checks."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ Ask = list[tuple[str, Any]]
 
 
 class Clock:
-    """The broker's time; it moves when the test says so."""
+    """The broker's clock, which the test advances."""
 
     def __init__(self) -> None:
         self.now = datetime.now(UTC)
@@ -42,7 +42,7 @@ def clock() -> Clock:
 
 @pytest.fixture
 def memory_brokers(settings: Any, clock: Clock) -> None:
-    """Two memory brokers by their names in the settings, with a clock that the test moves."""
+    """Two memory brokers by their names in settings, with a clock that the test advances."""
     memory = "outbox.brokers.memory.MemoryBroker"
     settings.OUTBOX = {
         "BROKERS": {
@@ -65,7 +65,7 @@ def no_consumers(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def gate() -> Iterator[threading.Event]:
-    """What the code under test waits for; it is opened in the end."""
+    """An event for which the code under test waits; it is set after the test."""
     gate = threading.Event()
     yield gate
     gate.set()
@@ -73,7 +73,7 @@ def gate() -> Iterator[threading.Event]:
 
 @pytest.fixture
 def alerts() -> Iterator[list[dict[str, Any]]]:
-    """What a person was told to look at."""
+    """The alerts sent."""
     heard: list[dict[str, Any]] = []
 
     def hear(**alert: Any) -> None:
@@ -100,7 +100,7 @@ def own_definitions(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def found() -> Callable[..., list[CheckMessage]]:
-    """Run the system checks; return what those of the outbox and its apps find."""
+    """Return a function that runs the system checks of the outbox and its apps."""
 
     def found(**options: Any) -> list[CheckMessage]:
         return [problem for problem in run_checks(**options) if str(problem.id).startswith("outbox.")]
@@ -131,7 +131,7 @@ def operator(db: None) -> Callable[..., Client]:
 
 @pytest.fixture
 def asked(monkeypatch: pytest.MonkeyPatch) -> Ask:
-    """What the database is asked, over whatever connection: Django's cursors are psycopg's, too."""
+    """The statements sent over any connection: Django's cursors are psycopg's, too."""
     heard: Ask = []
     execute = psycopg.Cursor.execute
 

@@ -1,4 +1,4 @@
-"""The apps beside the outbox: each comes and goes with its migrations."""
+"""The apps beside the outbox: each is added and removed with its migrations."""
 
 import pytest
 from django.apps import apps

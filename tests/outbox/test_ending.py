@@ -1,4 +1,4 @@
-"""What ends a process, and the watch over an end in the pools where the process has more to do. More: tests/journeys/endings/."""
+"""Which exceptions end a process, and shutdown in pools whose process runs other tasks. More: tests/journeys/endings/."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def _short_limit(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def asked() -> list[int]:
-    """Holds something as soon as the end is asked for."""
+    """Waits in `stop` as soon as the end is requested."""
     return []
 
 
@@ -91,7 +91,7 @@ def raised_by(act: Callable[[], object]) -> BaseException:
 
 @pytest.fixture
 def on_signal(monkeypatch) -> Callable[[], object]:
-    """A handler of a signal that exits, as in a child of Celery's prefork pool; give what sends the signal."""
+    """Install a signal handler that exits, as in a child of Celery's prefork pool; return a function that sends the signal."""
 
     def exit_now(signum, frame):
         sys.exit(-(256 - signum))

@@ -12,7 +12,7 @@ PASS_TWICE = "from outbox.failpoints import failpoint; failpoint('here'); print(
 
 @pytest.fixture
 def run():
-    """Run a program with that plan; return its exit code and what it wrote."""
+    """Run a program with these failpoints; return its exit code and output."""
 
     def run(plan, program=PASS_TWICE):
         process = subprocess.Popen(

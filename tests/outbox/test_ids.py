@@ -1,4 +1,4 @@
-"""What a message id says of its time."""
+"""Times in message ids."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What records of our loggers carry beside their text."""
+"""Fields of log records."""
 
 import ast
 import json
@@ -19,7 +19,7 @@ SPEAKS = re.compile(r"\b(message|batch|batches|topic|group|broker|database)\b", 
 
 
 def calls():
-    """Return each call of a logger in the rooms that handle messages, with its file."""
+    """Return each call of a logger in packages that handle messages, with its file."""
     home = Path(outbox.__file__).parent
     for path in sorted(path for room in ROOMS for path in (home / room).rglob("*.py")):
         for node in ast.walk(ast.parse(path.read_text())):

@@ -10,7 +10,7 @@ FORGED = "of nobody\n2026-01-01 00:00:00 INFO outbox: all is well"
 
 @pytest.fixture
 def written():
-    """What a handler with Python's own formatter has written, line by line."""
+    """The lines written by a handler with Python's default formatter."""
     stream = io.StringIO()
     handler = logging.StreamHandler(stream)
     handler.setFormatter(logging.Formatter("%(levelname)s %(message)s"))

@@ -14,7 +14,7 @@ def _own_types(monkeypatch):
 
 
 def make(name="Order", **meta):
-    """Make a message type with that Meta and one field."""
+    """Return a message type with that Meta and one field."""
     return type(Message)(
         name,
         (Message,),

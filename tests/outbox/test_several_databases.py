@@ -122,7 +122,7 @@ class TestADatabaseForEachTenant:
 
 @pytest.fixture
 def schema(django_db_setup, django_db_blocker):
-    """Make a schema in the test's database; it goes when the test has ended."""
+    """Create a schema in the test's database, and drop it after the test."""
     with django_db_blocker.unblock(), database.connect("default") as own:
         own.execute("CREATE SCHEMA north")
         yield "north"
@@ -136,7 +136,7 @@ def alias_of_schema(schema):
 
 @pytest.fixture
 def north(schema, monkeypatch):
-    """An alias whose connections see that schema alone, with the outbox in it."""
+    """An alias whose connections use only that schema, which has the outbox."""
     monkeypatch.setitem(connections.settings, "north", alias_of_schema(schema))
     call_command("migrate", "outbox", database="north", verbosity=0)
     yield "north"

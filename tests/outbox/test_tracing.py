@@ -1,4 +1,4 @@
-"""Spans and histograms of a message's way, by OpenTelemetry's own SDK."""
+"""Spans and histograms, recorded with OpenTelemetry's SDK."""
 
 import pytest
 from opentelemetry import metrics, trace
@@ -24,7 +24,7 @@ def _cart(no_consumers):
 
 @pytest.fixture
 def spans(monkeypatch):
-    """Set OpenTelemetry up for the test; return what was exported."""
+    """Set up OpenTelemetry for the test; return the exporter."""
     exporter, provider = InMemorySpanExporter(), TracerProvider()
     provider.add_span_processor(SimpleSpanProcessor(exporter))
     monkeypatch.setattr(trace, "get_tracer_provider", lambda: provider)
@@ -33,7 +33,7 @@ def spans(monkeypatch):
 
 @pytest.fixture
 def seconds(monkeypatch):
-    """Set meters up for the test; return the histograms: name -> attributes, count and sum of what was recorded."""
+    """Set up meters for the test; return the histograms: name -> attributes, count and sum of what was recorded."""
     reader = InMemoryMetricReader()
     provider = MeterProvider([reader])
     monkeypatch.setattr(metrics, "get_meter_provider", lambda: provider)

@@ -1,4 +1,4 @@
-"""Batches are made and moved on by the same fixtures as in the tests of the relay."""
+"""The fixtures of the relay's tests, for batches, too."""
 
 from tests.outbox.relay.conftest import broker, clock, connect, make_broker, make_relay, make_topic, relay, splitter
 

@@ -1,4 +1,4 @@
-"""The books: sends that failed, messages that were given up."""
+"""Records of failed sends, and copies of dead messages."""
 
 from __future__ import annotations
 

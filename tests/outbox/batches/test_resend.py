@@ -1,4 +1,4 @@
-"""Two real connections where two people act at once."""
+"""Resends; with two connections where two operators act at once."""
 
 from datetime import UTC, datetime, timedelta
 

@@ -18,7 +18,7 @@ def connection(db):
 
 
 class Overtaken:
-    """A connection on which another process writes between the look at dead batches and their update."""
+    """A connection on which another process writes between the read of dead batches and their update."""
 
     def __init__(self, connection, write):
         self.connection = connection

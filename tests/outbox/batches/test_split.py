@@ -1,4 +1,4 @@
-"""Runs of neighbours that leave a batch; what is written is tested with the splitter, in tests/outbox/relay."""
+"""Runs of adjacent positions that leave a batch. The statement is tested with the splitter, in tests/outbox/relay."""
 
 from __future__ import annotations
 

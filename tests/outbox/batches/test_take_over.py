@@ -1,4 +1,4 @@
-"""Taking decided batches over, with a connection for each sweeper."""
+"""Taking over decided batches, with a connection for each sweep."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ MANY = Limit(batches=100, messages=1000)
 
 
 def left(over: timedelta = timedelta(minutes=1), **fields) -> Batch:
-    """Make a batch whose decider's time is over since then, and settled."""
+    """Store a batch whose decider's time, and the settle time after it, has been over for that long."""
     ends_until = datetime.now(UTC) - SETTLE - over
     return BatchFactory(**{"prepared": True, "ends_until": ends_until, "decided_at": ends_until - WINDOW} | fields)
 

@@ -1,4 +1,4 @@
-"""Who writes `outbox_batch`, and that each edge of the drawing is a function."""
+"""Only `outbox/batches` writes `outbox_batch`, and each edge of the drawing is a function."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a broker offers is asked by flags; what it does not offer is refused, with the flag to ask."""
+"""Features of brokers are checked by flags; without a feature, the error names the flag."""
 
 import inspect
 

@@ -1,4 +1,4 @@
-"""No code outside of a broker's own room knows the broker by name: what differs is a flag or a method."""
+"""No code outside of a broker's own package has the broker's name: differences are flags or methods."""
 
 import ast
 from collections.abc import Iterator
@@ -24,7 +24,7 @@ def files() -> list[str]:
 
 
 def words(tree: ast.AST) -> Iterator[str]:
-    """Return names and texts; not docstrings and comments, which may say where a rule comes from."""
+    """Return names and texts, without docstrings and comments, which may name the source of a rule."""
     documentation = {id(node.value) for node in ast.walk(tree) if isinstance(node, ast.Expr)}
     for node in ast.walk(tree):
         match node:

@@ -1,4 +1,4 @@
-"""What the system checks say, of settings and types that a test gives them."""
+"""Fixtures for system checks, with settings and message types of the test."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ ONE_PHASE = {"default": {"BACKEND": f"{__name__}.OnePhaseBroker"}}
 
 @pytest.fixture(autouse=True)
 def _own_definitions(own_definitions: None) -> None:
-    """Every test here has definitions of its own."""
+    """Each test has message types and consumers of its own."""
 
 
 @pytest.fixture
 def routed(settings: Any) -> Callable[[object], None]:
-    """Use one router, which is asked what it has methods for."""
+    """Use one router, with the methods given."""
 
     def routed(router: object) -> None:
         settings.DATABASE_ROUTERS = [router]

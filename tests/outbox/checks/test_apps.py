@@ -14,7 +14,7 @@ class BrokerOfAnApp(MemoryBroker):
 
 @pytest.fixture
 def without(settings):
-    """Take an app out of the settings, and the project's own, which may lean on it."""
+    """Remove an app from settings, and the project's apps, which may depend on it."""
 
     def without(app):
         settings.INSTALLED_APPS = [one for one in project_settings.INSTALLED_APPS if one != app and not one.startswith("project")]

@@ -28,7 +28,7 @@ class OwnView(CheckBackView):
 
 @pytest.fixture
 def addresses(settings):
-    """Return the project other addresses."""
+    """Return a function that sets other urlpatterns for the project."""
 
     def addresses(*patterns):
         settings.ROOT_URLCONF = types.ModuleType("addresses")

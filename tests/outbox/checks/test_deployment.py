@@ -7,7 +7,7 @@ from tests.outbox.checks.conftest import BROKERS
 
 @pytest.fixture
 def deployed(found):
-    """What is found with --deploy, and not without."""
+    """The problems found with --deploy, and not without it."""
 
     def deployed():
         assert found() == []

@@ -1,4 +1,4 @@
-"""Connections of our own."""
+"""Connections beside Django's."""
 
 import gc
 import os

@@ -1,4 +1,4 @@
-"""Advisory locks: one number each."""
+"""Each advisory lock has a number of its own."""
 
 from __future__ import annotations
 

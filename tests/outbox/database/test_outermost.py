@@ -1,4 +1,4 @@
-"""Transactions that are committed when they return, on connections that somebody has left in any state."""
+"""Transactions that are certainly committed when they return, on connections in any state."""
 
 from __future__ import annotations
 
@@ -25,13 +25,13 @@ def bomb(transactional_db):
 
 @pytest.fixture
 def stored(transactional_db) -> Iterator[Callable[[], int]]:
-    """Count the groups, over a connection of its own."""
+    """Return the number of groups, read over another connection."""
     with database.connect("default") as own:
         yield lambda: own.execute(COUNT).fetchone()[0]
 
 
 def break_it(bomb: Bomb, nth: int) -> None:
-    """Write in a plain block of Django's in which the nth call raises: BEGIN, INSERT, COMMIT, autocommit."""
+    """Write in an atomic() block in which the nth call raises an error: BEGIN, INSERT, COMMIT, autocommit."""
     connection.ensure_connection()
     bomb.arm(nth, Place.BEFORE)
     with pytest.raises(Exception), transaction.atomic():  # noqa: B017, PT011
@@ -177,7 +177,7 @@ class TestAConnectionThatWasLeftBroken:
         assert ran == ["of this one"]
 
     def test_is_not_one_that_a_transaction_by_hand_was_begun_on(self, stored):
-        """It is undone, and who began it hears so."""
+        """It is rolled back, and its owner gets an error."""
         transaction.set_autocommit(False)
         Group.objects.create(name="a")
 

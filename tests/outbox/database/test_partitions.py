@@ -1,4 +1,4 @@
-"""Days of the message table. Each test uses days that are far from today, and drops them."""
+"""Partitions of the message table. Each test uses days far from today, and drops them."""
 
 import threading
 from datetime import UTC, date, datetime, timedelta

@@ -1,4 +1,4 @@
-"""Brokers of the embedded kind, by the harness of the contract."""
+"""Fixtures for the embedded broker, with the harness of the contract suite."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -15,7 +15,7 @@ LINE = 'INSTALLED_APPS += ["outbox.embedded"], and run manage.py migrate'
 
 @contextmanager
 def missing(connection: database.Connection, table: str) -> Iterator[None]:
-    """Take a table away, as where the broker's app is not installed."""
+    """Rename a table, as if the broker's app were not installed."""
     connection.execute(f"ALTER TABLE {table} RENAME TO elsewhere")
     try:
         yield
@@ -44,7 +44,7 @@ def acts(harness: EmbeddedHarness, broker: EmbeddedBroker) -> Acts:
 
 @pytest.fixture
 def connection(db: None) -> Iterator[database.Connection]:
-    """Return a connection beside the broker's, as an operator or another process has one."""
+    """Return a second connection, like that of an operator or another process."""
     with database.connect("default") as connection:
         yield connection
 

@@ -20,7 +20,7 @@ ALL = ["view_embeddedhalf", "ask_embeddedhalf"]
 
 @pytest.fixture
 def half(db):
-    """Make half messages of another producer, which the broker has asked about."""
+    """Return a function that stores half messages of another producer, with check-backs."""
     topic = EmbeddedTopic.objects.create(id=7, name="orders", type="transaction", queues=1)
 
     def half(number=1, state=HalfState.PARKED):
@@ -45,7 +45,7 @@ def half(db):
 
 @pytest.fixture
 def answering(monkeypatch):
-    """Register a check-back function for other producers' halves."""
+    """Register a check-back function for other producers' half messages."""
     monkeypatch.setattr(sys.modules["outbox.check_backs.register"], "registered", {})  # the package has a function of its name
 
     def answering(resolution):

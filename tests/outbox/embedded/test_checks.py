@@ -1,4 +1,4 @@
-"""The check loop: each ask is counted first, and none holds a transaction open."""
+"""The check loop: each check-back is counted first, and none holds a transaction open."""
 
 from datetime import timedelta
 from typing import Any
@@ -24,7 +24,7 @@ def never(half: Half) -> Resolution:
 
 
 def use_up(broker: EmbeddedBroker, harness: EmbeddedHarness) -> None:
-    """Ask until the half is parked."""
+    """Check back until the half message is parked."""
     harness.pass_time(CHECK_AFTER)
     for _ in range(CHECK_LIMIT):
         assert broker.check_halves(lambda half: UNKNOWN) == 1

@@ -1,4 +1,4 @@
-"""What the database's errors mean for the messages they meet."""
+"""The results of messages after errors of the database."""
 
 import random
 import re

@@ -1,4 +1,4 @@
-"""How many statements a message, a wake-up and a wait cost a consumer."""
+"""The number of statements of a consumer for a message, a wakeup and a wait."""
 
 import threading
 from collections.abc import Iterator
@@ -21,7 +21,7 @@ MOMENT = timedelta(seconds=0.05)
 
 
 class Statements:
-    """What brokers and tests have sent to the database."""
+    """The statements that brokers and tests have sent."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self._sent: list[str] = []
@@ -35,7 +35,7 @@ class Statements:
 
     @contextmanager
     def counted(self) -> Iterator[list[str]]:
-        """Yield a list to which each statement is added that is sent from now on."""
+        """Yield a list to which each statement sent in the block is added."""
         self._sent.clear()
         yield self._sent
 
@@ -46,7 +46,7 @@ def statements(monkeypatch: pytest.MonkeyPatch) -> Statements:
 
 
 class TestCost:
-    """Which statements are sent: with one message at a time, most of what a consumer costs is asking."""
+    """The statements for one message at a time, where they are most of a consumer's cost."""
 
     def test_of_one_message_to_a_waiting_consumer_is_four(
         self, acts: Acts, broker: EmbeddedBroker, harness: EmbeddedHarness, statements: Statements

@@ -1,4 +1,4 @@
-"""What the embedded broker adds to the contract of half messages: its memory, and at most one visible copy."""
+"""Half messages beyond the contract: ends are remembered, and at most one copy becomes visible."""
 
 import threading
 from datetime import timedelta
@@ -25,7 +25,7 @@ SOURCE = "urn:uuid:here"
 
 
 def half_from(acts: Acts, source: str) -> HalfRef:
-    """Store a half message of a database."""
+    """Store a half message with the source of a database."""
     [half] = acts.send_halves(acts.message(HALF, headers={"ce-source": source}))
     return replace(half, source=source)
 

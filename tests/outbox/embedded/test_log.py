@@ -1,4 +1,4 @@
-"""Positions become visible in their order: no message turns up behind an offset."""
+"""Positions become visible in order: no message becomes visible before an offset."""
 
 import threading
 import uuid

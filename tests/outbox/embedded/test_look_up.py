@@ -1,4 +1,4 @@
-"""What the embedded broker can tell of a half message, by its tables alone."""
+"""Look-ups of half messages in the tables of the embedded broker."""
 
 from datetime import timedelta
 from typing import Any
@@ -20,7 +20,7 @@ SOURCE = "urn:uuid:here"
 
 @pytest.fixture
 def half(acts: Acts, harness: EmbeddedHarness) -> HalfRef:
-    """A half message of a database, whose commit was decided just now."""
+    """A half message with the source of a database, decided just now."""
     [half] = acts.send_halves(acts.message(HALF, headers={"ce-source": SOURCE}))
     return replace(half, source=SOURCE, decided_at=harness.now)
 
@@ -31,7 +31,7 @@ def look_up(broker: EmbeddedBroker, half: HalfRef) -> HalfStatus:
 
 
 def forget(connection: Connection) -> None:
-    """Lose what the broker holds, as a restore to an older state does."""
+    """Delete the broker's messages, as a restore from an older backup does."""
     connection.execute("TRUNCATE outbox_embedded_half, outbox_embedded_message")
 
 

@@ -1,4 +1,4 @@
-"""OPTIONS: each wrong value is named, with a hint."""
+"""OPTIONS: each wrong value is reported, with a hint."""
 
 from datetime import timedelta
 from typing import Any

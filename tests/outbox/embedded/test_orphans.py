@@ -1,4 +1,4 @@
-"""Deliveries whose messages are gone, and how a group that begins during a prune gets none."""
+"""Deliveries whose messages are gone; a group that begins during a prune gets none."""
 
 import threading
 from datetime import timedelta

@@ -1,4 +1,4 @@
-"""Offsets and deliveries: what is read is held, and receivers do not stand in each other's way."""
+"""Offsets and deliveries: messages that were read are held, and consumers do not block each other."""
 
 import threading
 from datetime import timedelta

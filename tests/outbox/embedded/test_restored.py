@@ -1,4 +1,4 @@
-"""Numbers of half messages that are drawn again: the broker's database is restored, or a topic moves to another broker."""
+"""Reused ids of half messages, after a restore of the broker's database, or when a topic moves to another broker."""
 
 import uuid
 from collections.abc import Callable
@@ -36,7 +36,7 @@ def configure(settings, broker):
 
 
 def restore(alias):
-    """Set the broker's tables in a database back to the time when it had no half message yet."""
+    """Empty the broker's tables in a database, and restart its ids."""
     with database.connect(alias) as own:
         own.execute(EMPTY)
 
@@ -58,7 +58,7 @@ def relay(broker):
 
 @pytest.fixture
 def decided() -> list[str]:
-    """Publish messages whose relay dies behind its decision. Return their ids."""
+    """Publish messages whose relay dies after its decision; return their ids."""
     with transaction():
         published = [str(publish(OrderMade(order_id=number)).message_id) for number in range(8)]
     with crash("after_decide"):
@@ -72,7 +72,7 @@ def half_ids():
 
 
 def store_undecided(broker, count):
-    """Store half messages of transactions that are rolled back. Return their ids."""
+    """Store half messages of transactions that are rolled back; return their ids."""
     ghosts = [Outgoing(str(uuid.uuid4()), "made", b"a ghost", token=f"elsewhere:1:1:{n}") for n in range(1, count + 1)]
     with closing(conf.make_broker(broker)) as own:
         return [result.half_id for result in HalfMessages.of(own).send_halves(ghosts)]

@@ -1,4 +1,4 @@
-"""What retention drops, and what it never drops."""
+"""Messages that retention deletes, and those that it keeps."""
 
 from datetime import timedelta
 

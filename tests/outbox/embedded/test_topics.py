@@ -1,4 +1,4 @@
-"""Topics come into being at first use, once, and keep their type."""
+"""Topics are created at first use, once, and keep their type."""
 
 import threading
 from dataclasses import replace
@@ -13,7 +13,7 @@ from tests.contracts.harness import EmbeddedHarness
 
 
 def other(harness: EmbeddedHarness, **changes: object) -> EmbeddedBroker:
-    """Open a broker whose settings give the normal topic these values."""
+    """Open a broker whose normal topic has these settings."""
     spec = harness.topics[TopicType.NORMAL]
     broker = harness.open()
     broker.topics[spec.name] = replace(spec, **changes)

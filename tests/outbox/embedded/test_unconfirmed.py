@@ -1,4 +1,4 @@
-"""A relay dies behind its commit and stays away for longer than the retention: its messages are not published again."""
+"""A relay dies after its commit, and none runs for longer than the retention: its messages are not published again."""
 
 from contextlib import closing
 from datetime import timedelta

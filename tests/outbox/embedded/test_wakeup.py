@@ -1,4 +1,4 @@
-"""Consumers that wait are told; polling alone suffices."""
+"""Waiting consumers get notifications, but polling alone is enough."""
 
 import threading
 import time
@@ -21,7 +21,7 @@ MOMENT = timedelta(seconds=0.05)
 
 @pytest.fixture
 def consumer(acts: Acts, harness: EmbeddedHarness):
-    """Start a consumer that waits; return the list of what it received, and when."""
+    """Start a consumer that waits; return a list of the messages that it receives, with times."""
     found: list[tuple[float, Delivery]] = []
 
     def work() -> None:

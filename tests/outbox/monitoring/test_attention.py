@@ -40,7 +40,7 @@ def _clean_slate(settings, monkeypatch, db):
 @pytest.fixture
 def read(settings):
     def read():
-        """Read it where the settings have the topics that the test has made."""
+        """Return the entries, with the topics of the test in settings."""
         made = {name: {} for name in Topic.objects.filter(pk__gt=0).values_list("name", flat=True)}
         settings.OUTBOX = {**settings.OUTBOX, "TOPICS": {**made, **settings.OUTBOX["TOPICS"]}}
         return read_status(database.raw("default"), "default").attention
@@ -69,7 +69,7 @@ def a_process(kind, *, broker="default", silent=0, age=60, **fields):
 
 
 def a_backlog(*names):
-    """Send messages that the group has not read, which has read before."""
+    """Send messages that the group has not read, after others that it has."""
     broker = conf.make_broker("default")
     broker.receive("cart", ["parcels"], limit=1, invisible_for=timedelta(seconds=1), wait=timedelta(0))
     broker.send([Outgoing(name, "parcels", b"{}") for name in names])

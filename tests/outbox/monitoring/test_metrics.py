@@ -39,7 +39,7 @@ def _clean_slate(settings, monkeypatch, db):
 
 @pytest.fixture
 def scrape():
-    """Scrape as Prometheus does; give one metric of the default database: {values of the labels: value}."""
+    """Scrape like Prometheus; return one metric of the default database: {values of the labels: value}."""
 
     def scrape(name, *labels):
         text = metrics.view(RequestFactory().get("/metrics/")).content.decode()

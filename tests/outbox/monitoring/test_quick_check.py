@@ -19,7 +19,7 @@ SECOND = timedelta(seconds=1)
 
 @pytest.fixture
 def published(orders):
-    """Publish a message so many seconds ago."""
+    """Store a message that was published so many seconds ago."""
 
     def published(seconds=60.0):
         at = timezone.now() - seconds * SECOND
@@ -30,7 +30,7 @@ def published(orders):
 
 @pytest.fixture
 def sent(published, orders):
-    """Publish messages that were sent two seconds later, in one batch."""
+    """Store messages that were sent two seconds after publishing, in one batch."""
 
     def sent(count=1, seconds=60.0):
         rows = [published(seconds) for _ in range(count)]

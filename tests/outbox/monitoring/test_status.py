@@ -19,7 +19,7 @@ def read(db, settings):
     make_day(database.raw("default"), ago(days=1).date())  # soon after midnight, what is an hour old is of that day
 
     def read():
-        """Read it where the settings have the topics that the test has made."""
+        """Return the status, with the topics of the test in settings."""
         made = {name: {} for name in Topic.objects.filter(pk__gt=0).values_list("name", flat=True)}
         settings.OUTBOX = {**settings.OUTBOX, "TOPICS": {**made, **settings.OUTBOX["TOPICS"]}}
         return read_status(database.raw("default"), "default")

@@ -1,4 +1,4 @@
-"""Why a message is not out yet, of each place where it may be."""
+"""Why a message is not sent or not handled yet, in each state."""
 
 from datetime import UTC, datetime, timedelta
 from uuid import uuid4

@@ -1,4 +1,4 @@
-"""Claims of one relay, as the tests of claims make them."""
+"""Helpers for tests of claims."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ LEASE = timedelta(seconds=30)
 
 
 def claims(connection: database.Connection | None = None, lane: int = 1, **options: Any) -> Claims:
-    """Make the claims of a relay to the broker "default"."""
+    """Return the claims of a relay for the broker "default"."""
     return Claims(
         connection or database.raw("default"), "default", lanes.Lane(lane), LEASE, options.pop("batch_size", 500), **options
     )

@@ -1,4 +1,4 @@
-"""What happens around a commit: half messages sent, a batch taken over."""
+"""Helpers for tests of commits: send half messages, claim a batch again, read ends."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def send_halves(broker: MemoryBroker, *batches) -> list[BatchSendResult]:
 
 
 def take_over(batch, **fields) -> None:
-    """Do what another relay does that claims a batch again."""
+    """Change a batch as another relay does that claims it again."""
     Batch.objects.filter(pk=batch.id).update(**{"attempt": batch.attempt + 1} | fields)
 
 

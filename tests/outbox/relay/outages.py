@@ -1,4 +1,4 @@
-"""Breakers as an outage leaves them."""
+"""Helpers that open breakers, as an outage does."""
 
 from __future__ import annotations
 
@@ -6,13 +6,13 @@ from outbox.relay.breaker import Breakers, BreakerState
 
 
 def open_for(breakers: Breakers, *topics: str) -> None:
-    """Leave topics without an answer till their breakers open; those of three topics open the broker's."""
+    """Note topics as unavailable until their breakers open; three open topics open the broker's breaker."""
     for topic in topics:
         while not breakers.note_unavailable(topic):
             pass
 
 
 def open_broker(breakers: Breakers) -> None:
-    """Make the broker unreachable."""
+    """Open the breaker of the broker."""
     open_for(breakers, "away-1", "away-2", "away-3")
     assert breakers.state is BreakerState.OPEN

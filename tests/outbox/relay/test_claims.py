@@ -1,4 +1,4 @@
-"""Claims: on Django's connection where one relay tells it, with two real connections where it takes two."""
+"""Claims, on Django's connection; tests with two relays have two connections."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Batches that were let go, or whose relay died, are taken up again."""
+"""Batches that were released, or whose relay died, are claimed again."""
 
 from __future__ import annotations
 

@@ -49,7 +49,7 @@ class TestClaimOrdered:
         assert len(claims().claim_ordered()) == 1
 
     def test_is_not_stopped_by_batches_without_order(self):
-        """Their order_keys are NULL, and one NULL in a NOT IN claims nothing for ever."""
+        """Their order_keys are NULL, and NOT IN is never true for a list with a NULL."""
         BatchFactory()
         TicketFactory(topic=TopicFactory(type="fifo"), order_key=1)
 
@@ -95,7 +95,7 @@ class TestClaimOrdered:
 
 @pytest.mark.django_db
 class TestManyBlockedTopics:
-    """Topics whose waiting keys are all held, as many as one look takes, or one more, or two looks and one more."""
+    """Topics whose waiting keys are all held: as many as one scan reads, one more, or one more than two scans read."""
 
     @pytest.fixture(params=[16, 17, 33])
     def topics(self, request) -> list[Topic]:
@@ -144,7 +144,7 @@ class TestManyBlockedTopics:
 
 @pytest.mark.django_db(transaction=True)
 class TestTicketThatSomebodyElseHasLocked:
-    """An operator's SELECT ... FOR UPDATE, say."""
+    """For example by an operator's SELECT ... FOR UPDATE."""
 
     LOCK = "SELECT 1 FROM outbox_ticket WHERE message_id = %s FOR UPDATE"
 

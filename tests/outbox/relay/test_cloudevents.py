@@ -1,4 +1,4 @@
-"""What a message carries when it leaves."""
+"""The headers, key and token of an outgoing message."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ class TestSeal:
         }
 
     def test_writes_its_attributes_behind_the_stored_headers_always_in_one_order(self):
-        """A broker that keeps them as a text keeps the same bytes for the same message."""
+        """So a broker that stores them as text stores the same bytes for the same message."""
         message = sealed('{"mine": "1", "ce-type": "OrderPlaced"}', key="k", about="shop.order:4711", is_half=True)
 
         names = ["mine", "ce-type", "ce-id", "ce-source", "ce-time", "ce-specversion", "ce-subject", "ce-about", "ce-lane"]

@@ -1,4 +1,4 @@
-"""The commit and what follows from its answers; each fence with a batch that another relay has taken over."""
+"""Commits and their results; each fence is tested with a batch that another relay has claimed."""
 
 from __future__ import annotations
 
@@ -197,7 +197,7 @@ class TestTheWindow:
 
     @pytest.fixture
     def within(self, broker, monkeypatch):
-        """What the ends were given of the window, in order."""
+        """The rest of the window at each call of `end`, in order."""
         given = []
         end = broker.end
 
@@ -235,7 +235,7 @@ class TestTheWindow:
         assert stored(decision.batch).state == State.PREPARED
 
     def test_sends_no_end_for_a_decision_found_written(self, committer, decision, within, clock):
-        """Whoever wrote it may have committed."""
+        """The process that wrote it may have committed."""
         found = replace(decision, is_fresh=False)
 
         assert committer.commit([found], since=clock.now) == []

@@ -1,4 +1,4 @@
-"""How many statements a round costs: as many for hundreds of messages as for a few."""
+"""The number of statements in a round, which is the same for hundreds of messages as for a few."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ ONCE = 5  # re-claim, claim, is an ordered ticket waiting, the messages, the mar
 
 
 def statements_of(work: Callable[[], object]) -> int:
-    """Count the statements that the server is asked to execute meanwhile, as libpq traces them."""
+    """Count the statements sent in the block, from libpq's trace."""
     connection = database.raw("default").pgconn
     with tempfile.TemporaryFile("w+") as file:
         connection.trace(file.fileno())

@@ -1,4 +1,4 @@
-"""How many statements a message costs that is sent alone: fewer questions make it cheap, not faster ones."""
+"""The number of statements for a lone message, which is most of its cost."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def own() -> Iterator[database.Connection]:
 
 @contextmanager
 def on_call(monkeypatch: pytest.MonkeyPatch, own: database.Connection) -> Iterator[list[str]]:
-    """Run a relay that waits for publishers and does nothing by the clock; yield the statements that it sends."""
+    """Run a relay that waits for publishers, without its maintenance; yield the statements that it sends."""
     sent: list[str] = []
     execute = psycopg.Cursor.execute
 

@@ -1,4 +1,4 @@
-"""The decision; each fence with a batch that another relay has taken over."""
+"""The decision; each fence is tested with a batch that another relay has claimed."""
 
 from __future__ import annotations
 
@@ -104,7 +104,7 @@ class TestDecide:
 
     @pytest.mark.parametrize("state", [State.RELEASED, State.DEAD, State.SKIPPED])
     def test_rolls_back_when_the_batch_was_released_meanwhile(self, committer, broker, make_topic, state):
-        """A check-back fenced it: it answers ROLLBACK by that very update."""
+        """A check-back has released it, with the update that let it answer ROLLBACK."""
         batch = make_claimed(topic=make_topic("transaction"))
         (mine,) = send_halves(broker, batch)
         Batch.objects.filter(pk=batch.id).update(state=state)
@@ -128,7 +128,7 @@ class TestDecide:
         assert f"batch {batch.id}" in caplog.text
 
     def test_stands_by_a_decision_whose_answer_was_lost(self, committer, broker, make_topic):
-        """F1: the repeated UPDATE matches nothing, and rolling back what it had decided would lose the message."""
+        """The repeated UPDATE matches no row; to roll back the half message now would lose the message."""
         batch = make_claimed(topic=make_topic("transaction"), size=2)
         (mine,) = send_halves(broker, batch)
         committer.decide(mine)
@@ -156,7 +156,7 @@ class TestDecide:
         assert committer.decide(mine) is None
 
     def test_sends_nothing_when_the_row_is_gone(self, committer, broker, make_topic):
-        """A restored database, perhaps: only the check-back may settle that."""
+        """For example in a restored database; only the check-back may settle this."""
         batch = make_claimed(topic=make_topic("transaction"))
         (mine,) = send_halves(broker, batch)
         Batch.objects.filter(pk=batch.id).delete()

@@ -1,4 +1,4 @@
-"""Batches that went half first and were left PREPARED: their process died between the database commit and the broker's."""
+"""PREPARED batches of half-first transactions whose process died between the database commit and the broker's commit."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ WINDOW = timedelta(seconds=2)
 
 @pytest.fixture
 def leave(make_topic, broker: MemoryBroker) -> Callable[..., Batch]:
-    """Leave a half message and its batch as a process does that dies after its database commit, that long ago."""
+    """Store a half message and its batch, as of a process that died after its database commit that long ago."""
 
     def leave(ago: timedelta = timedelta(hours=1)) -> Batch:
         topic = make_topic("transaction")

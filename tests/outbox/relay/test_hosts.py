@@ -232,7 +232,7 @@ class TestDuty:
         assert not visitor.is_alive()
 
     def test_looks_once_more_between_its_announcement_and_the_first_wait(self, monkeypatch):
-        """Else a message that was committed between the look and the announcement would have to wait."""
+        """Otherwise a message committed between the claim and the announcement would have to wait."""
         done = []
         with hosts.open_runner(POST, note="test") as runner:
 

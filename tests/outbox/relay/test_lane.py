@@ -1,4 +1,4 @@
-"""Lanes, with a connection for each relay."""
+"""Lanes; each relay has a connection of its own."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Loading in slices."""
+"""Loading messages in slices."""
 
 from __future__ import annotations
 

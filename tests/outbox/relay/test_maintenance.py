@@ -51,7 +51,7 @@ VALUES (1, ARRAY[gen_random_uuid()], ARRAY['h'], %(state)s, %(decided_at)s)
 
 @pytest.fixture
 def kept_since(settings, monkeypatch):
-    """Since when the memory broker was told to keep what it has stored, at each prune."""
+    """The `keep_since` of each prune of the memory broker."""
     settings.OUTBOX = {"BROKERS": {"default": {"BACKEND": "outbox.brokers.memory.MemoryBroker"}}}
     told: list[datetime] = []
     monkeypatch.setattr(MemoryBroker, "prune", lambda self, *, keep_since: told.append(keep_since) or 0)
@@ -60,7 +60,7 @@ def kept_since(settings, monkeypatch):
 
 @pytest.fixture
 def add_database():
-    """Add an alias that leads elsewhere than "default" does."""
+    """Add an alias of another database."""
     added: list[str] = []
 
     def add(alias: str, **changes: object) -> None:

@@ -1,4 +1,4 @@
-"""The mark, and what is let go instead; each fence with a batch that another relay has taken over."""
+"""The mark, and batches that are released instead; each fence is tested with a batch that another relay has claimed."""
 
 from __future__ import annotations
 

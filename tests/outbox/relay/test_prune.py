@@ -315,7 +315,7 @@ class TestATableOfAnApp:
 
 
 class TestWithAHold:
-    """An app takes days away itself, and the inbox with them."""
+    """An app deletes days itself, and the inbox with them."""
 
     retention: timedelta | None = None  # None: it holds nothing
 
@@ -384,7 +384,7 @@ retention_holds.register(
 
 class TestWithoutTheAppOfAHold:
     def test_nothing_is_pruned_where_settings_name_it(self, settings):
-        """It would archive the days before they go, and is not there to hold them."""
+        """The app would archive the days first, but is not installed to hold them."""
         settings.INSTALLED_APPS = [app for app in settings.INSTALLED_APPS if app not in ("outbox.pipeline", "project.demo")]
         settings.OUTBOX = {**settings.OUTBOX, "PIPELINE": {"ARCHIVE": {"PATH": "/srv/lake"}}}
 

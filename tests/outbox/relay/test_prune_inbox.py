@@ -1,4 +1,4 @@
-"""Pruning the inbox: what its broker may deliver again is known for as long."""
+"""Pruning the inbox: a row is kept while its message may be delivered again."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ NOW = datetime(2001, 2, 20, 12, tzinfo=UTC)  # with the retention of 7 days, the
 
 
 class TellingBroker(MemoryBroker):
-    """Returns the messages that may come again: those that a group has read and not finished."""
+    """A broker that returns the messages that a group has read but not finished."""
 
     asked: list[tuple[str, str, int]] = []  # alias, group, how many messages
     is_away = False
@@ -80,7 +80,7 @@ def handled(topic: str = "orders", group: str = "cart", at: datetime = LONG_AGO,
 
 
 def deliver(broker: MemoryBroker, row: Inbox) -> None:
-    """Read the message of a group, and do not finish it."""
+    """Receive a group's message, and do not settle it."""
     broker.send([Outgoing(str(row.message_id), row.topic, b"{}")])
     read = broker.receive(row.consumer_group, {row.topic}, limit=100, invisible_for=timedelta(minutes=1), wait=timedelta(0))
     assert str(row.message_id) in {delivery.message_id for delivery in read}

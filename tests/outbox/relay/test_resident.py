@@ -17,7 +17,7 @@ def _short_waits(monkeypatch):
 
 
 class Work:
-    """Returns outcomes one after the other, then nothing to do."""
+    """A step that returns or raises outcomes in order, then has nothing to do."""
 
     def __init__(self, *outcomes):
         self.outcomes = list(outcomes)

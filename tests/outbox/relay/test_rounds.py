@@ -1,4 +1,4 @@
-"""The relay as its hosts see it."""
+"""The relay: rounds, draining and stopping."""
 
 from __future__ import annotations
 
@@ -158,7 +158,7 @@ class TestDrain:
 
     @pytest.mark.parametrize("kind", ["normal", "transaction"])
     def test_sends_nothing_of_a_batch_whose_row_is_gone(self, relay, broker, make_topic, monkeypatch, kind):
-        """It is nobody's any more, as if another relay had taken it over."""
+        """Its row is gone, as if another relay had claimed and pruned it."""
         topic = make_topic(kind)
         TicketFactory.create_batch(2, topic=topic)
         claim = Claims.claim
@@ -242,7 +242,7 @@ class TestOutage:
         assert relay.breakers.state is not BreakerState.CLOSED
 
     def test_probes_with_a_topic_that_had_not_failed(self, relay, broker, make_topic, clock):
-        """A batch of a topic that is away on its own would keep all others waiting."""
+        """A batch of a topic that is unavailable by itself would keep all others waiting."""
         away, well = make_topic(), make_topic()
         BatchFactory(topic=away, state=State.RELEASED)
         TicketFactory.create_batch(3, topic=well)
@@ -334,7 +334,7 @@ class TestCommitOfOtherEnds:
         assert stored(Batch.objects.get()).open is None
 
     def test_is_not_sent_for_a_decision_found_written(self, relay, broker, make_topic, monkeypatch):
-        """Whoever wrote it may have committed."""
+        """The process that wrote it may have committed."""
         topic = make_topic("transaction")
         TicketFactory(topic=topic)
         decide = relay.committer.decide

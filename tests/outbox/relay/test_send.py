@@ -1,4 +1,4 @@
-"""Handing over to the broker, by the memory broker and its faults."""
+"""Sends, with the memory broker and its faults."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ NEVER = float("inf")
 
 
 class Recorder(MemoryBroker):
-    """A memory broker that remembers which message ids came in which call."""
+    """A memory broker that records the message ids of each call."""
 
     calls: list[list[str]]
     on_send: Callable[[], object] = staticmethod(lambda: None)
@@ -182,7 +182,7 @@ class TestHalt:
         assert reasons(result) == {3: SplitReason.SHED}
 
     def test_makes_one_call_however_late_it_is(self, sender, make_topic, clock):
-        """Else a lease too short for the claim would never send anything."""
+        """Otherwise, with a lease shorter than the claim, nothing would ever be sent."""
         batch = make_claimed(topic=make_topic())
 
         assert send(sender, batch, shed_at=clock.now - 1).accepted == {1: ""}

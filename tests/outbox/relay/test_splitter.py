@@ -1,4 +1,4 @@
-"""What the splitter writes down of messages that were not accepted."""
+"""Rows that the splitter writes for messages that were not accepted."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ SLOW = timedelta(hours=1)
 
 @pytest.fixture
 def heard():
-    """What was announced: (signal, arguments)."""
+    """The signals sent: (signal, arguments)."""
     found = []
     names = {signals.alert: "alert", signals.message_dead: "message_dead"}
 
@@ -126,7 +126,7 @@ class TestSplit:
         assert due_in(child) == pytest.approx(wait, abs=2)
 
     def test_happens_once(self, splitter):
-        """A repeat finds the position split off."""
+        """A repeated split finds the position split off."""
         row = BatchFactory(size=3, state=State.PREPARED, half_ids=["a", "b", "c"])
         unaccepted = {2: Unaccepted(SplitReason.DISCARDED, "gone")}
         states = {"state": State.PREPARED, "next_state": State.PREPARED}

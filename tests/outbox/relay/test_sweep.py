@@ -1,4 +1,4 @@
-"""The sweep, and the resend where the broker forgets."""
+"""The sweep where a second end does no harm, and the resend after discard."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What an outage leaves open: thousands of messages, each in its own batch, or few large batches."""
+"""Open commits after an outage: of thousands of batches of one message, or of a few large batches."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ INSERT INTO outbox_batch (topic_id, message_ids, half_ids, state, decided_at, en
 
 
 class TestAnOutage:
-    """What it leaves open, thousands of messages each in its own batch, is settled in a few looks."""
+    """Open commits of thousands of batches are settled in a few sweeps."""
 
     @pytest.fixture(params=[EndSemantics.IDEMPOTENT, EndSemantics.STATELESS])
     def broker(self, make_broker, request):
@@ -38,7 +38,7 @@ class TestAnOutage:
 
     @pytest.fixture
     def leave_open(self, broker, make_topic):
-        """Leave batches of so many messages PREPARED, their half messages stored."""
+        """Store PREPARED batches of so many messages, with their half messages."""
 
         def leave_open(*sizes: int) -> None:
             topic, long_ago = make_topic("transaction"), datetime.now(UTC) - timedelta(hours=1)

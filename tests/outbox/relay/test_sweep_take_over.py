@@ -1,4 +1,4 @@
-"""The sweep where a half message is ended once at most: taken over and looked up first."""
+"""The sweep where a half message may be ended only once: batches are taken over and looked up first."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def ended(broker) -> list[Ended | None]:
 
 
 class TestSweepOfOtherEnds:
-    """Where a second COMMIT makes a second copy, or is not told from the first."""
+    """Where a second COMMIT makes a second copy, or cannot be told from the first."""
 
     @pytest.fixture(params=FORGETTING)
     def broker(self, make_broker, request):
@@ -98,7 +98,7 @@ class TestSweepOfOtherEnds:
         assert stored(batch).state == State.PREPARED
 
     def test_ends_nothing_before_its_deciders_time_is_long_over(self, relay, broker, prepare):
-        """Ends that waited at the port of a frozen broker are performed when it goes on."""
+        """A frozen broker performs the ends that waited at its port when it continues."""
         batch = prepare(1, ago=WINDOW + SETTLE - timedelta(seconds=5))
 
         assert relay.sweep().batches == 0
@@ -107,7 +107,7 @@ class TestSweepOfOtherEnds:
         assert stored(batch).ends_until == batch.ends_until
 
     def test_takes_a_batch_over_that_is_decided_without_an_end(self, relay, prepare):
-        """Its broker was another one, perhaps."""
+        """For example because it was sent to another broker."""
         batch = prepare(1, ago=WINDOW + SETTLE + timedelta(seconds=5))
         Batch.objects.update(ends_until=None)
 

@@ -24,7 +24,7 @@ EMBEDDED = {"BACKEND": "outbox.embedded.EmbeddedBroker"}
 
 
 def release(**topics: dict[str, Any]) -> dict[str, Any]:
-    """Make the settings of a release with two brokers."""
+    """Return the settings of a release with two brokers."""
     return {"BROKERS": {"old": EMBEDDED, "new": EMBEDDED}, "TOPICS": topics, "CELERY_WAKEUP": False}
 
 
@@ -35,7 +35,7 @@ class Releases:
         self._settings = settings
 
     def use(self, outbox: dict[str, Any]) -> None:
-        """Go on as a process of a release."""
+        """Act as a process of a release from now on."""
         self._settings.OUTBOX = outbox
         forget("default")
 

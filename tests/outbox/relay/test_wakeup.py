@@ -32,7 +32,7 @@ def make_waker(connect, number=1, longest=LONG, broker="default", **options):
 
 
 def let_pass(connection, seconds):
-    """Move the announcements of relays into the past."""
+    """Make the announcements of relays older."""
     connection.execute("UPDATE outbox_wakeup SET announced_at = announced_at - make_interval(secs => %s)", [seconds])
 
 

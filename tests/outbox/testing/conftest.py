@@ -12,7 +12,7 @@ from outbox.testing import programs
 
 @pytest.fixture
 def folder() -> Iterator[Path]:
-    """A folder that every user may enter, as the server does not run as root; pytest's own are closed."""
+    """A folder that every user may enter, unlike pytest's own, because the server does not run as root."""
     folder = Path(tempfile.mkdtemp(prefix="Test-Postgres-"))
     folder.chmod(0o755)
     yield folder
@@ -27,7 +27,7 @@ def no_system_programs(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def own_topics(settings: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Topics of the test's own, and no consumers: those of the shop would want theirs."""
+    """Topics of the test, and no consumers, because those of the shop need its topics."""
     settings.OUTBOX = {"TOPICS": {"made": {}, "moved": {"TYPE": "fifo"}, "due": {"TYPE": "delay"}}}
     monkeypatch.setattr(register, "registered", {})
 

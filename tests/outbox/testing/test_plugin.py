@@ -1,4 +1,4 @@
-"""The plugin in a project of its own, whose settings it must not touch before they are there."""
+"""The plugin in a separate project, whose settings it must not read before they are ready."""
 
 import os
 import re
@@ -51,7 +51,7 @@ def test_server():
 
 @pytest.fixture
 def run(tmp_path):
-    """Run pytest in a project of a user who has no server; return its outcome."""
+    """Run pytest in a project of a user without a server; return the process."""
 
     def run(*options, settings=SETTINGS, **environment):
         (tmp_path / "settings.py").write_text(settings)

@@ -1,4 +1,4 @@
-"""What tests do to the memory broker beside faults."""
+"""The memory broker's methods for tests, apart from faults."""
 
 from datetime import UTC, datetime, timedelta
 

@@ -1,4 +1,4 @@
-"""Faults of the memory broker: what the caller is told, and what became of the message."""
+"""Faults of the memory broker: the caller's result, and the effect on the message."""
 
 from datetime import timedelta
 

@@ -18,7 +18,7 @@ def _outbox(settings: Any, only_the_shops_types: None) -> None:
 
 @pytest.fixture
 def about() -> Callable[[Any, str], list[tuple[Level, str]]]:
-    """Run the checks of a room; return level and text of the findings about a subject, each with a hint unless all is well."""
+    """Run the checks of a module; return level and text of findings about a subject. Each but OK must have a hint."""
 
     def about(room: Any, subject: str) -> list[tuple[Level, str]]:
         found = [one for one in room.check() if one.subject == subject]

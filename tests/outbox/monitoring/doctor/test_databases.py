@@ -15,7 +15,7 @@ OTHER = "database 'other'"
 
 @contextmanager
 def changed(change, back):
-    """Change something in the second database, and change it back."""
+    """Run SQL in the second database, and undo it after the block."""
     with database.connect("other") as connection:
         connection.execute(change)
         try:
@@ -26,7 +26,7 @@ def changed(change, back):
 
 @pytest.fixture
 def concerns(about):
-    """What is said beside that the database answers, and beside how durable a server for tests is."""
+    """Return findings other than the OK of the database, and without the settings of a test server."""
 
     def concerns():
         return [found for found in about(databases, OTHER) if found[0] is not Level.OK and "a crash may lose" not in found[1]]

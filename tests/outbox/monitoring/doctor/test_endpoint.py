@@ -10,7 +10,7 @@ pytestmark = pytest.mark.django_db(transaction=True, databases=["default", "othe
 
 @pytest.fixture
 def asked(settings, about, live_server):
-    """Ask the endpoint at an address; give what is said."""
+    """Return the findings about the endpoint at a URL."""
 
     def asked(path="/outbox/check-back/", *, server=live_server.url, secrets=(SECRET,)):
         settings.OUTBOX = {**settings.OUTBOX, "CHECK_BACK": {"URL": f"{server}{path}", "SECRETS": list(secrets)}}

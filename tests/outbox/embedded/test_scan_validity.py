@@ -1,4 +1,4 @@
-"""A consumer that has just looked reads what it is told of, and does not look at all there may be for each message."""
+"""After a scan, a consumer reads the queues that notifications name, and does not scan for each message."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ pytestmark = pytest.mark.usefixtures("unpolled")
 
 @pytest.fixture
 def broker(harness: EmbeddedHarness) -> EmbeddedBroker:
-    """Return a broker that goes by the server's clock: how another goes on, nobody knows."""
+    """Return a broker with the server's clock, since a scan is not valid under a test's clock."""
     broker = harness.open(CLOCK=None)
     assert isinstance(broker, EmbeddedBroker)
     return broker
@@ -33,7 +33,7 @@ def statements(monkeypatch: pytest.MonkeyPatch) -> Statements:
 
 @pytest.fixture
 def other(harness: EmbeddedHarness, acts: Acts) -> Acts:
-    """Another process, which has sent before."""
+    """The broker of another process, which has sent before."""
     other = Acts(harness, harness.open(CLOCK=None))
     other.send_bodies(b"before")
     acts.broker.ack(acts.receive())
