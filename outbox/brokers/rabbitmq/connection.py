@@ -57,7 +57,7 @@ class Connection:
     @contextmanager
     def use(self) -> Iterator[amqp.Connection]:
         """
-        Hold the lock and give the open connection. It is dropped after an error, a request without an answer in time included.
+        Hold the lock and yield the open connection. It is dropped after an error, a request without an answer in time included.
 
         A channel error that the caller does not catch drops it, too: what was delivered over the channel is gone in either case.
 
@@ -95,7 +95,7 @@ class Connection:
                 os.read(self._wake_reader, 4096)
 
     def wake(self) -> None:
-        """Have a wait look at `is_done` again. From any thread."""
+        """Make a wait call `is_done` again. From any thread."""
         with suppress(BlockingIOError):  # it is full: a wait is woken anyway
             os.write(self._wake_writer, b"w")
 

@@ -98,7 +98,7 @@ class DeadLetterQueues:
 
     @contextmanager
     def _letters(self, group: str, topic: str, limit: int) -> Iterator[tuple[amqp.Channel, list[Found]]]:
-        """Give the letters of a queue, and the channel that holds them; those that are not acknowledged go back."""
+        """Yield the channel and the dead letters of a queue. Those that are not acknowledged go back."""
         try:
             with self._connection.use() as connection:
                 channel = self._open_channel(connection)

@@ -18,7 +18,7 @@ from amqp import spec
 
 from outbox.brokers.base import Delivery
 from outbox.brokers.rabbitmq.connection import LOST, Connection, describe
-from outbox.brokers.rabbitmq.ordered import Arrival, OrderedQueue
+from outbox.brokers.rabbitmq.ordered import Fetched, OrderedQueue
 from outbox.errors import BrokerUnavailable
 
 CONSUMER_MARGIN = 0.9  # of CONSUMER_TIMEOUT: later the server would take back all that came over the channel
@@ -26,9 +26,9 @@ CONSUMER_MARGIN = 0.9  # of CONSUMER_TIMEOUT: later the server would take back a
 
 @dataclass(slots=True)
 class Held:
-    """An arrival that was handed out. `window`: that of its queue, on ordered topics."""
+    """A fetched message that was handed out. `window`: that of its queue, on ordered topics."""
 
-    arrival: Arrival
+    fetched: Fetched
     expires_at: float
     window: OrderedQueue | None = None
 
@@ -56,11 +56,11 @@ class HeldDeliveries:
         self._channel = channel
         self._serial = self._connection.serial
 
-    def hand_out(self, arrival: Arrival, invisible_for: timedelta, window: OrderedQueue | None = None) -> Delivery:
+    def hand_out(self, fetched: Fetched, invisible_for: timedelta, window: OrderedQueue | None = None) -> Delivery:
         """Hold a delivery for that time from now."""
         expires_at = self._clock() + invisible_for.total_seconds()
-        self._held[arrival.delivery.receipt] = Held(arrival, expires_at, window)
-        return arrival.delivery
+        self._held[fetched.delivery.receipt] = Held(fetched, expires_at, window)
+        return fetched.delivery
 
     def renew(self, deliveries: Sequence[Delivery], invisible_for: timedelta) -> list[Delivery | None]:
         """Hold deliveries for that time from now. None for one that is gone, or that the server will take back before."""
@@ -68,11 +68,11 @@ class HeldDeliveries:
             until = self._clock() + invisible_for.total_seconds()
             found: list[Delivery | None] = []
             for held in map(self._find, deliveries):
-                if held is None or until > held.arrival.received_at + self._longest:
+                if held is None or until > held.fetched.received_at + self._longest:
                     found.append(None)
                 else:
                     held.expires_at = until
-                    found.append(held.arrival.delivery)
+                    found.append(held.fetched.delivery)
             return found
 
     def is_held(self, delivery: Delivery) -> bool:
@@ -90,11 +90,11 @@ class HeldDeliveries:
         return self._settle(deliveries, self._acknowledge)
 
     def give_back(self, deliveries: Iterable[Delivery]) -> list[bool]:
-        """Have messages delivered again at once; otherwise as `ack`."""
+        """Return messages to their queues; otherwise as `ack`."""
         return self._settle(deliveries, self._return)
 
     def postpone(self, delivery: Delivery, after: timedelta) -> bool:
-        """Have a message of an ordered topic delivered again after that time, by this process; otherwise as `ack`."""
+        """Deliver a message of an ordered topic again after that time, in this process; otherwise as `ack`."""
         due_at = self._clock() + after.total_seconds()
         return self._settle([delivery], lambda held: self._return(held, due_at))[0]
 
@@ -102,14 +102,14 @@ class HeldDeliveries:
         """Return deliveries that were not renewed in time."""
         now = self._clock()
         for held in [one for one in self._held.values() if one.expires_at <= now]:
-            del self._held[held.arrival.delivery.receipt]
+            del self._held[held.fetched.delivery.receipt]
             with suppress(*LOST):  # then they go back with the connection
                 self._return(held)
 
-    def reject(self, arrival: Arrival) -> None:
+    def reject(self, fetched: Fetched) -> None:
         """Return a message that was not handed out to its queue."""
         assert self._channel is not None
-        self._channel.basic_reject(arrival.tag, requeue=True)
+        self._channel.basic_reject(fetched.tag, requeue=True)
 
     def _settle(self, deliveries: Iterable[Delivery], settle: Callable[[Held], None]) -> list[bool]:
         found = []
@@ -118,7 +118,7 @@ class HeldDeliveries:
                 for held in map(self._find, deliveries):
                     found.append(held is not None)
                     if held is not None:
-                        del self._held[held.arrival.delivery.receipt]
+                        del self._held[held.fetched.delivery.receipt]
                         settle(held)
         except LOST as error:
             self._connection.drop()
@@ -127,16 +127,16 @@ class HeldDeliveries:
 
     def _acknowledge(self, held: Held) -> None:
         assert self._channel is not None
-        self._channel.send_method(spec.Basic.Ack, "Lb", (held.arrival.tag, False))
+        self._channel.send_method(spec.Basic.Ack, "Lb", (held.fetched.tag, False))
         if held.window is not None:
-            held.window.remove(held.arrival.tag)
+            held.window.remove(held.fetched.tag)
 
     def _return(self, held: Held, due_at: float = 0.0) -> None:
         """Return a message to its queue; one of an ordered topic to its window, since it would come back to this process."""
         if held.window is None:
-            self.reject(held.arrival)
+            self.reject(held.fetched)
         else:
-            held.window.put_back(held.arrival.tag, due_at)
+            held.window.put_back(held.fetched.tag, due_at)
             self._connection.wake()
 
     def _find(self, delivery: Delivery) -> Held | None:

@@ -17,7 +17,7 @@ WINDOW = 256  # messages that a process fetches of a queue; where all of them wa
 
 
 @dataclass(frozen=True, slots=True)
-class Arrival:
+class Fetched:
     """A message that was delivered over a channel. `received_at`: seconds of the receiver's clock."""
 
     delivery: Delivery
@@ -29,7 +29,7 @@ class Arrival:
 class Entry:
     """A message of the window. `due_at`: it is not handed out before, in seconds of the receiver's clock."""
 
-    arrival: Arrival
+    fetched: Fetched
     due_at: float = 0.0
     is_out: bool = False
     times_out: int = 0
@@ -41,11 +41,11 @@ class OrderedQueue:
 
     entries: dict[int, Entry] = field(default_factory=dict)  # by delivery tag
 
-    def add(self, arrival: Arrival) -> None:
+    def add(self, fetched: Fetched) -> None:
         """Put a message behind all others."""
-        self.entries[arrival.tag] = Entry(arrival)
+        self.entries[fetched.tag] = Entry(fetched)
 
-    def take(self, limit: int, now: float) -> list[Arrival]:
+    def take(self, limit: int, now: float) -> list[Fetched]:
         """Hand out messages that are due and whose keys are free; each time as a delivery of its own."""
         due = [one for one in self._heads() if not one.is_out and one.due_at <= now][:limit]
         for entry in due:
@@ -69,13 +69,13 @@ class OrderedQueue:
     def _heads(self) -> Iterator[Entry]:
         keys = set()
         for entry in self.entries.values():
-            if entry.arrival.delivery.key not in keys:
-                keys.add(entry.arrival.delivery.key)
+            if entry.fetched.delivery.key not in keys:
+                keys.add(entry.fetched.delivery.key)
                 yield entry
 
 
-def _numbered(entry: Entry) -> Arrival:
+def _numbered(entry: Entry) -> Fetched:
     """Return a message as it is handed out this time."""
-    first = entry.arrival.delivery
+    first = entry.fetched.delivery
     attempt, receipt = first.attempt + entry.times_out - 1, f"{first.receipt}/{entry.times_out}"
-    return replace(entry.arrival, delivery=replace(first, attempt=attempt, receipt=receipt))
+    return replace(entry.fetched, delivery=replace(first, attempt=attempt, receipt=receipt))

@@ -22,7 +22,7 @@ from outbox.brokers.rabbitmq.connection import LOST, Connection, describe
 from outbox.brokers.rabbitmq.envelope import to_delivery
 from outbox.brokers.rabbitmq.held import CONSUMER_MARGIN, HeldDeliveries
 from outbox.brokers.rabbitmq.options import RabbitMQOptions
-from outbox.brokers.rabbitmq.ordered import WINDOW, Arrival, OrderedQueue
+from outbox.brokers.rabbitmq.ordered import WINDOW, Fetched, OrderedQueue
 from outbox.brokers.rabbitmq.topology import queue_name
 from outbox.errors import BrokerUnavailable
 
@@ -58,7 +58,7 @@ class Receiver:
         self._channel: amqp.Channel | None = None
         self._serial = 0
         self._declared: set[Source] = set()  # over the current connection
-        self._arrived: list[Arrival] = []  # of topics without order, and not handed out yet
+        self._fetched: list[Fetched] = []  # of topics without order, and not handed out yet
         self._windows: dict[Source, OrderedQueue] = {}
         self._is_interrupted = False
 
@@ -76,8 +76,8 @@ class Receiver:
             raise BrokerUnavailable(f"RabbitMQ did not deliver: {describe(error)}.") from error
         with self._connection.lock:
             found = self._take_ordered(group, topics, limit, invisible_for)
-            arrivals, self._arrived = _split(self._arrived, group, topics, limit - len(found))
-            return [*found, *(self.held.hand_out(one, invisible_for) for one in arrivals)]
+            fetched, self._fetched = _split(self._fetched, group, topics, limit - len(found))
+            return [*found, *(self.held.hand_out(one, invisible_for) for one in fetched)]
 
     def interrupt(self) -> None:
         """End the wait of `receive`, and of all later ones; from any thread."""
@@ -114,7 +114,7 @@ class Receiver:
         windows = [self._windows[group, topic] for topic in topics if topic in self._ordered]
 
         def is_done() -> bool:
-            return bool(self._arrived) or self._is_interrupted or serial != self._connection.serial or self._is_due(windows)
+            return bool(self._fetched) or self._is_interrupted or serial != self._connection.serial or self._is_due(windows)
 
         while True:
             left = deadline - time.monotonic()
@@ -133,20 +133,20 @@ class Receiver:
         found: list[Delivery] = []
         for topic in topics:
             if (window := self._windows.get((group, topic))) is not None:
-                for arrival in window.take(limit - len(found), self._clock()):
-                    found.append(self.held.hand_out(arrival, invisible_for, window))
+                for fetched in window.take(limit - len(found), self._clock()):
+                    found.append(self.held.hand_out(fetched, invisible_for, window))
         return found
 
     def _on_message(self, group: str, topic: str, message: amqp.Message) -> None:
-        self._arrived.append(self._open(group, topic, message))
+        self._fetched.append(self._open(group, topic, message))
 
     def _on_ordered(self, group: str, topic: str, window: OrderedQueue, message: amqp.Message) -> None:
         window.add(self._open(group, topic, message))
 
-    def _open(self, group: str, topic: str, message: amqp.Message) -> Arrival:
+    def _open(self, group: str, topic: str, message: amqp.Message) -> Fetched:
         tag = message.delivery_info["delivery_tag"]
         delivery = to_delivery(message, group=group, topic=topic, receipt=f"{self._serial}/{tag}")
-        return Arrival(delivery, tag, self._clock())
+        return Fetched(delivery, tag, self._clock())
 
     def _is_due(self, windows: Iterable[OrderedQueue]) -> bool:
         now = self._clock()
@@ -163,15 +163,15 @@ class Receiver:
             return
         self.held.return_expired()
         now = self._clock()
-        unclaimed = [one for one in self._arrived if one.received_at + UNCLAIMED_SECONDS <= now]
-        self._arrived = [one for one in self._arrived if one not in unclaimed]
+        unclaimed = [one for one in self._fetched if one.received_at + UNCLAIMED_SECONDS <= now]
+        self._fetched = [one for one in self._fetched if one not in unclaimed]
         for one in unclaimed:
             with suppress(*LOST):
                 self.held.reject(one)
 
     def _open_channel(self, connection: amqp.Connection) -> amqp.Channel:
         if self._channel is None or self._serial != self._connection.serial:
-            self._arrived.clear()
+            self._fetched.clear()
             self._windows.clear()
             self._declared.clear()
             self._channel = connection.channel()
@@ -185,11 +185,11 @@ class Receiver:
             self._declared.add((group, topic))
 
 
-def _split(arrived: list[Arrival], group: str, topics: Collection[str], limit: int) -> tuple[list[Arrival], list[Arrival]]:
+def _split(messages: list[Fetched], group: str, topics: Collection[str], limit: int) -> tuple[list[Fetched], list[Fetched]]:
     """Split what has come into what is asked for now and the rest."""
-    found: list[Arrival] = []
-    rest: list[Arrival] = []
-    for arrival in arrived:
-        is_wanted = arrival.delivery.group == group and arrival.delivery.topic in topics and len(found) < limit
-        (found if is_wanted else rest).append(arrival)
+    found: list[Fetched] = []
+    rest: list[Fetched] = []
+    for fetched in messages:
+        is_wanted = fetched.delivery.group == group and fetched.delivery.topic in topics and len(found) < limit
+        (found if is_wanted else rest).append(fetched)
     return found, rest

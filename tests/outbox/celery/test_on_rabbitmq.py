@@ -44,10 +44,15 @@ def app(server: RabbitMQ) -> Iterator[Celery]:
             channel.queue_delete(name)
     queues = [*tests_app.conf.task_queues, Queue("full", queue_arguments={"x-max-length": 2, "x-overflow": "reject-publish"})]
     with configured(tests_app, broker_url=server.url, task_queues=queues):
-        tests_app.amqp.queues.clear()
-        tests_app.amqp.__dict__.pop("queues", None)
+        _forget_queues()
         yield tests_app
-    tests_app.amqp.__dict__.pop("queues", None)
+    _forget_queues()
+
+
+def _forget_queues() -> None:
+    """Have Celery read its queues from its settings again; its router keeps those that it was made with."""
+    for name in ("queues", "router"):
+        tests_app.amqp.__dict__.pop(name, None)
 
 
 @pytest.fixture
