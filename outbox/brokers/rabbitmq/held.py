@@ -44,7 +44,7 @@ class HeldDeliveries:
 
     def __init__(self, connection: Connection, longest: float, clock: Callable[[], float]) -> None:
         self._connection = connection
-        self._longest = longest
+        self.longest = longest
         self._clock = clock
         self._channel: amqp.Channel | None = None
         self._serial = 0
@@ -68,12 +68,17 @@ class HeldDeliveries:
             until = self._clock() + invisible_for.total_seconds()
             found: list[Delivery | None] = []
             for held in map(self._find, deliveries):
-                if held is None or until > held.fetched.received_at + self._longest:
+                if held is None or until > held.fetched.received_at + self.longest:
                     found.append(None)
                 else:
                     held.expires_at = until
                     found.append(held.fetched.delivery)
             return found
+
+    @property
+    def is_any(self) -> bool:
+        """Whether a delivery is held."""
+        return bool(self._held)
 
     def is_held(self, delivery: Delivery) -> bool:
         """Return whether a delivery can still be settled."""

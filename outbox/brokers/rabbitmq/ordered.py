@@ -62,6 +62,10 @@ class OrderedQueue:
         """Forget a message that was settled; the next one of its key is free."""
         del self.entries[tag]
 
+    def fetched_at(self) -> float:
+        """Return when the oldest message was fetched."""
+        return min((entry.fetched.received_at for entry in self.entries.values()), default=float("inf"))
+
     def next_due_at(self) -> float | None:
         """Return when the next message can be handed out; None: not before another one is settled."""
         return min((one.due_at for one in self._heads() if not one.is_out), default=None)

@@ -69,6 +69,7 @@ class Receiver:
         if not topics:
             return []
         try:
+            self._renew_windows()
             tags = self._subscribe(group, topics, limit)
             self._wait(group, topics, wait.total_seconds())
             self._cancel(tags)
@@ -88,6 +89,13 @@ class Receiver:
         """Close the connection; what is held goes back to its queues."""
         self._is_interrupted = True
         self._connection.close()
+
+    def _renew_windows(self) -> None:
+        """Fetch ordered messages anew that have waited for long behind their keys, before the server takes the channel."""
+        with self._connection.lock:
+            fetched_at = min((window.fetched_at() for window in self._windows.values()), default=float("inf"))
+            if fetched_at + self.held.longest / 2 <= self._clock() and not self.held.is_any:
+                self._connection.drop()
 
     def _subscribe(self, group: str, topics: Collection[str], limit: int) -> list[str]:
         """Ask for messages, for a share of the limit from each topic; return the tags of the subscriptions to cancel."""

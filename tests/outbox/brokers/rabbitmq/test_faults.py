@@ -261,6 +261,22 @@ class TestConsumerTimeout:
 
         assert kept == [True, True, True, False, False, False]
 
+    def test_is_not_reached_by_ordered_messages_that_wait_behind_their_key(self, open_broker: Open, message: NewMessage, topic):
+        now = [0.0]
+        broker = open_broker(TopicType.FIFO, clock=lambda: now[0])
+        broker.send([message(b"1", key="a"), message(b"2", key="a")])
+        [head] = broker.receive("billing", [topic], limit=5, invisible_for=HELD, wait=timedelta(seconds=5))
+        broker.retry(head, timedelta(minutes=20))
+
+        now[0] += 20 * 60
+        [again] = wait_until(lambda: _received(broker, topic))
+        [kept] = broker.renew([again], timedelta(minutes=20))
+        broker.ack([again])
+        [second] = wait_until(lambda: _received(broker, topic))
+
+        assert (again.body, again.attempt, second.body) == (b"1", 2, b"2")
+        assert kept is not None
+
 
 class TestSeveralTopics:
     def test_leave_nothing_with_a_consumer_that_did_not_ask_for_it(self, node: RabbitMQ, topic, message: NewMessage):
