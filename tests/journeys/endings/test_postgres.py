@@ -75,7 +75,7 @@ class TestFrozenPostgres:
         assert seconds < LIMIT
         assert busy.returncode == UNFINISHED
         assert "has not returned from outbox." in scene.said(busy)
-        assert "nothing is lost" in scene.said(busy)
+        assert "Nothing is lost" in scene.said(busy)
 
     def test_is_left_by_those_that_were_idle(self, scene: Scene, idle: subprocess.Popen[str]):
         scene.server.freeze()

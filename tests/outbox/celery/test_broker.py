@@ -87,6 +87,7 @@ class TestConsumers:
         with pytest.raises(UnsupportedByBroker, match="only sends"):
             call(broker)
 
+    @pytest.mark.usefixtures("no_consumers")
     def test_cannot_have_its_topic(self):
         @consumer(topic=TOPIC, group="astray")
         def handler(message: Any, context: Any) -> None: ...
