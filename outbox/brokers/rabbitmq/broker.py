@@ -9,7 +9,7 @@ from datetime import UTC, datetime, timedelta
 from typing import Any, ClassVar
 
 import amqp
-from amqp.exceptions import NotFound
+from amqp.exceptions import ChannelError, NotFound
 
 from outbox.brokers.base import DeadLetter, Delivery, Outgoing, Problem, SendResult, SendStatus, TopicSpec
 from outbox.brokers.capabilities import DeadLetters
@@ -20,7 +20,7 @@ from outbox.brokers.rabbitmq.dead_letters import DeadLetterQueues
 from outbox.brokers.rabbitmq.envelope import DIED_AT, REASON, copy_of, to_amqp, too_large_for_amqp
 from outbox.brokers.rabbitmq.options import RabbitMQOptions, problems
 from outbox.brokers.rabbitmq.receiver import Receiver
-from outbox.brokers.rabbitmq.sender import Publication, Sender
+from outbox.brokers.rabbitmq.sender import Publication, Publisher
 from outbox.brokers.validation import known_topic, validate
 from outbox.errors import BrokerUnavailable
 from outbox.message import TopicType
@@ -54,7 +54,7 @@ class RabbitMQBroker(DeadLetters):
         self._settings = read_options(RabbitMQOptions, options)
         self._publishing = Connection(self._settings, f"outbox {alias} publishing")
         self._questions = Connection(self._settings, f"outbox {alias} questions")
-        self._sender = Sender(self._publishing, self._settings.request_timeout.total_seconds())
+        self._publisher = Publisher(self._publishing, self._settings.request_timeout.total_seconds())
         self._ordered = {topic.name for topic in topics if topic.type is TopicType.FIFO}
         self._receiver = Receiver(self._settings, f"outbox {alias} receiving", self._ordered, self._declare_group, clock)
         self._held = self._receiver.held
@@ -79,8 +79,9 @@ class RabbitMQBroker(DeadLetters):
 
     @classmethod
     def max_send_duration(cls, options: Mapping[str, Any]) -> timedelta:
-        """Return how long a send of one batch may take: to connect, to declare, to wait for confirms, and that once more."""
-        return 6 * read_options(RabbitMQOptions, options).request_timeout
+        """Return how long a send of one batch may take: to connect to any node, to declare, and to wait for the confirms."""
+        settings = read_options(RabbitMQOptions, options)
+        return (len(settings.nodes) + 2) * settings.request_timeout
 
     def check(self) -> list[Problem]:
         """Return what is wrong with the options, and which exchanges and queues exist with other arguments."""
@@ -89,10 +90,14 @@ class RabbitMQBroker(DeadLetters):
         for topic in self.topics.values():
             try:
                 with self._questions.use() as connection:
-                    self._declare(connection.channel(), topic)
+                    channel = connection.channel()
+                    self._declare(channel, topic)
+                    channel.close()
+            except ChannelError as error:
+                hint = "Delete it when it is empty, set the options as it was declared, or grant the permission that is missing."
+                found.append(Problem(_not_declared(topic.name, error), hint))
             except LOST as error:
-                hint = "Delete it on the server when it is empty, or set the options as it was declared."
-                found.append(Problem(f"RabbitMQ has topic {topic.name!r} otherwise: {describe(error)}.", hint))
+                raise BrokerUnavailable(f"RabbitMQ did not answer: {describe(error)}.") from error
         return found
 
     def send(self, messages: Sequence[Outgoing]) -> list[SendResult]:
@@ -104,7 +109,7 @@ class RabbitMQBroker(DeadLetters):
                 for index in good:
                     results[index] = failed.get(messages[index].topic)
                 good = [index for index in good if results[index] is None]
-            sent = self._sender.publish([self._publication(messages[index]) for index in good])
+            sent = self._publisher.publish([self._publication(messages[index]) for index in good])
             for index, result in zip(good, sent, strict=True):
                 results[index] = result
         return [result for result in results if result is not None]
@@ -225,7 +230,7 @@ class RabbitMQBroker(DeadLetters):
         return self._held.ack([delivery])[0]
 
     def _publish_all(self, publications: Sequence[Publication]) -> None:
-        failed = [result for result in self._sender.publish(publications) if result.status is not SendStatus.ACCEPTED]
+        failed = [result for result in self._publisher.publish(publications) if result.status is not SendStatus.ACCEPTED]
         if failed:
             raise BrokerUnavailable(f"RabbitMQ did not store {len(failed)} messages: {failed[0].reason}")
 
@@ -235,33 +240,37 @@ class RabbitMQBroker(DeadLetters):
         for name in names:
             try:
                 with self._publishing.use() as connection:
-                    if self._declared.get(name) == self._publishing.serial:
+                    if self._declared.get(name) == self._publishing.serial or self._publishing.is_blocked:
                         continue
                     channel = connection.channel()
                     self._declare(channel, self.topics[name])
                     channel.close()
                     self._declared[name] = self._publishing.serial
             except BrokerUnavailable as error:
-                failed[name] = SendResult(SendStatus.UNAVAILABLE, reason=str(error))
-            except amqp.exceptions.ChannelError as error:
-                failed[name] = SendResult(
-                    SendStatus.MISCONFIGURED, reason=f"RabbitMQ has topic {name!r} otherwise: {describe(error)}."
-                )
+                return dict.fromkeys(names, SendResult(SendStatus.UNAVAILABLE, reason=str(error)))
+            except ChannelError as error:
+                failed[name] = SendResult(SendStatus.MISCONFIGURED, reason=_not_declared(name, error))
             except LOST as error:
-                failed[name] = SendResult(SendStatus.UNAVAILABLE, reason=f"The connection to RabbitMQ broke: {describe(error)}.")
+                reason = f"The connection to RabbitMQ broke: {describe(error)}."
+                return dict.fromkeys(names, SendResult(SendStatus.UNAVAILABLE, reason=reason))
         return failed
 
     def _declare(self, channel: amqp.Channel, topic: TopicSpec) -> None:
         if not self._has_ladder:
             topology.declare_ladder(channel)
             self._has_ladder = True
-        topology.declare_topic(channel, topic)
-        for group in self._settings.groups.get(topic.name, ()):
-            self._declare_queues(channel, topic, group)
+        try:
+            topology.declare_topic(channel, topic)
+            for group in self._settings.groups.get(topic.name, ()):
+                self._declare_queues(channel, topic, group)
+        except NotFound:
+            self._has_ladder = False  # it was deleted
+            raise
 
     def _declare_group(self, channel: amqp.Channel, group: str, topic: str) -> None:
         self._declare(channel, self.topics[topic])
-        self._declare_queues(channel, self.topics[topic], group)
+        if group not in self._settings.groups.get(topic, ()):
+            self._declare_queues(channel, self.topics[topic], group)
 
     def _declare_queues(self, channel: amqp.Channel, topic: TopicSpec, group: str) -> None:
         settings = self._settings
@@ -270,3 +279,7 @@ class RabbitMQBroker(DeadLetters):
 
 def _queue_of(delivery: Delivery) -> str:
     return topology.queue_name(delivery.topic, delivery.group)
+
+
+def _not_declared(topic: str, error: Exception) -> str:
+    return f"Exchange or a queue of topic {topic!r} cannot be declared: {describe(error)}."

@@ -35,16 +35,16 @@ class Connection:
 
     Args:
         name: shown in RabbitMQ's list of connections.
-        on_beat: called about once a second while the connection is open, by a thread that holds the lock.
+        on_tick: called about once a second while the connection is open, by a thread that holds the lock.
     """
 
-    def __init__(self, options: RabbitMQOptions, name: str, *, on_beat: Callable[[], None] = lambda: None) -> None:
+    def __init__(self, options: RabbitMQOptions, name: str, *, on_tick: Callable[[], None] = lambda: None) -> None:
         self.lock = threading.RLock()
-        self.serial = 0  # of the current connection, from 1; what belongs to an older one is gone
+        self.serial = 0  # changes with each connection, and when it is lost; what belongs to an older one is gone
         self.is_blocked = False  # the server takes no messages, since memory or disk are short
         self._options = options
         self._name = name
-        self._on_beat = on_beat
+        self._on_tick = on_tick
         self._timeout = options.request_timeout.total_seconds()
         self._amqp: amqp.Connection | None = None
         self._is_closed = threading.Event()
@@ -69,7 +69,7 @@ class Connection:
             try:
                 with connection.transport.having_timeout(self._timeout):
                     yield connection
-            except LOST:
+            except BaseException:  # an exception in the middle of a frame, or between a message and its confirm, too
                 self.drop()
                 raise
 
@@ -82,16 +82,17 @@ class Connection:
         """
         deadline = time.monotonic() + seconds
         while True:
+            poller = select.poll()
+            poller.register(self._wake_reader, select.POLLIN)
             with self.use() as connection:
                 _drain(connection)
                 if is_done() or self._is_closed.is_set():
                     return
-                server = connection.transport.sock.fileno()
+                poller.register(connection.transport.sock, select.POLLIN)
             left = deadline - time.monotonic()
             if left <= 0:
                 return
-            ready, _, _ = select.select([server, self._wake_reader], [], [], left)
-            if self._wake_reader in ready:
+            if any(ready == self._wake_reader for ready, _ in poller.poll(left * 1000)):
                 os.read(self._wake_reader, 4096)
 
     def wake(self) -> None:
@@ -105,6 +106,7 @@ class Connection:
             connection, self._amqp = self._amqp, None
             self.is_blocked = False
             if connection is not None:
+                self.serial += 1
                 with suppress(*LOST):
                     connection.collect()
 
@@ -115,8 +117,9 @@ class Connection:
         with self.lock:
             connection, self._amqp = self._amqp, None
             if connection is not None:
-                with suppress(*LOST), connection.transport.having_timeout(self._timeout):
-                    connection.close()
+                if not self.is_blocked:  # else the server answers nothing
+                    with suppress(*LOST), connection.transport.having_timeout(self._timeout):
+                        connection.close()
                 with suppress(*LOST):
                     connection.collect()
 
@@ -125,6 +128,7 @@ class Connection:
             raise BrokerUnavailable("The broker was closed.")
         if self._amqp is not None and self._amqp.connected:
             return self._amqp
+        self.drop()
         errors = []
         for address in addresses(self._options):
             try:
@@ -171,9 +175,10 @@ class Connection:
                 if self._amqp is None:
                     continue
                 try:
-                    self._amqp.heartbeat_tick()
-                    _drain(self._amqp)
-                    self._on_beat()
+                    with self._amqp.transport.having_timeout(self._timeout):
+                        self._amqp.heartbeat_tick()
+                        _drain(self._amqp)
+                        self._on_tick()
                 except LOST as error:
                     logger.info("The connection %r to RabbitMQ was lost: %s", self._name, describe(error))
                     self.drop()

@@ -2,8 +2,8 @@
 Dead letters: a quorum queue for each group and topic, which RabbitMQ itself fills, too.
 
 A letter is a copy with the reason in its headers, or the message itself where RabbitMQ gave it up: it was delivered too often
-without an end, or lay in its queue for longer than the topic's retention. To look at letters is to receive them and to put
-them back; who looks at the same moment may not see them.
+without an end, or stayed in its queue for longer than the topic's retention. To list letters is to receive them and to put
+them back; another process that lists them at the same moment may not see them.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ REASONS = {
 
 
 @dataclass(frozen=True, slots=True)
-class Found:
+class QueuedLetter:
     """A letter in its queue."""
 
     letter: DeadLetter
@@ -70,7 +70,7 @@ class DeadLetterQueues:
     def replay(self, group: str, ids: Sequence[str]) -> int:
         """Put letters back into the queue of their group, with attempts from 1. Return their number."""
 
-        def put_back(channel: amqp.Channel, topic: str, chosen: Sequence[Found]) -> None:
+        def put_back(channel: amqp.Channel, topic: str, chosen: Sequence[QueuedLetter]) -> None:
             queue = queue_name(topic, group)
             self._publish([Publication("", queue, copy_of(one.delivery, attempts=0)) for one in chosen])
 
@@ -80,7 +80,7 @@ class DeadLetterQueues:
         """Delete letters. Return their number."""
         return self._take(group, ids, lambda channel, topic, chosen: None)
 
-    def _take(self, group: str, ids: Sequence[str], act: Callable[[amqp.Channel, str, Sequence[Found]], None]) -> int:
+    def _take(self, group: str, ids: Sequence[str], act: Callable[[amqp.Channel, str, Sequence[QueuedLetter]], None]) -> int:
         """Act on letters, then take them out of their queues."""
         wanted, count = set(ids), 0
         for topic in self._topics:
@@ -97,7 +97,7 @@ class DeadLetterQueues:
         return count
 
     @contextmanager
-    def _letters(self, group: str, topic: str, limit: int) -> Iterator[tuple[amqp.Channel, list[Found]]]:
+    def _letters(self, group: str, topic: str, limit: int) -> Iterator[tuple[amqp.Channel, list[QueuedLetter]]]:
         """Yield the channel and the dead letters of a queue. Those that are not acknowledged go back."""
         try:
             with self._connection.use() as connection:
@@ -124,7 +124,7 @@ class DeadLetterQueues:
         return self._channel
 
 
-def _read(group: str, topic: str, message: amqp.Message) -> Found:
+def _read(group: str, topic: str, message: amqp.Message) -> QueuedLetter:
     headers = message.properties.get("application_headers") or {}
     delivery = to_delivery(message, group=group, topic=topic, receipt="")
     if DIED_AT in headers:
@@ -134,7 +134,7 @@ def _read(group: str, topic: str, message: amqp.Message) -> Found:
         died_at, reason = _death_of(headers)
         attempt = max(1, attempts_before(headers))
     name = f"{topic}/{delivery.message_id}/{round(died_at.timestamp() * 1e6)}"
-    return Found(DeadLetter(name, group, topic, delivery.message_id, reason, attempt, died_at), message, delivery)
+    return QueuedLetter(DeadLetter(name, group, topic, delivery.message_id, reason, attempt, died_at), message, delivery)
 
 
 def _death_of(headers: dict[str, Any]) -> tuple[datetime, str]:

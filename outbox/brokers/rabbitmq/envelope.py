@@ -24,6 +24,9 @@ REASON = "outbox-reason"
 DIED_AT = "outbox-died-at"
 OURS = (KEY, TAG, STORED_AT, ATTEMPTS, REASON, DIED_AT, DESTINATION)
 
+THEIRS = {"x-death", "x-delivery-count", "x-acquired-count"}  # RabbitMQ's, and those that begin so:
+THEIR_PREFIXES = ("x-first-death-", "x-last-death-")
+
 PERSISTENT = 2
 MAX_NAME_BYTES = 255  # of a header's name or a routing key
 MAX_TAG_BYTES = MAX_NAME_BYTES - 2 * RUNGS
@@ -64,7 +67,7 @@ def to_delivery(message: amqp.Message, *, group: str, topic: str, receipt: str) 
         receipt=receipt,
         key=str(raw.get(KEY, "")),
         tag=str(raw.get(TAG, message.delivery_info.get("routing_key", ""))),
-        headers={name: str(value) for name, value in raw.items() if name not in OURS and not name.startswith("x-")},
+        headers={name: str(value) for name, value in raw.items() if _is_users(name)},
         attempt=attempts_before(raw) + 1,
         stored_at=_time_of(raw.get(STORED_AT)),
     )
@@ -88,6 +91,10 @@ def too_large_for_amqp(message: Outgoing) -> str:
     if total + len(message.key.encode()) > MAX_HEADER_BYTES:
         return f"Headers and key have {total + len(message.key.encode())} bytes together; RabbitMQ takes {MAX_HEADER_BYTES}."
     return ""
+
+
+def _is_users(name: str) -> bool:
+    return name not in OURS and name not in THEIRS and not name.startswith(THEIR_PREFIXES)
 
 
 def _time_of(micros: Any) -> datetime | None:

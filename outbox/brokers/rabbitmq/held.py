@@ -9,7 +9,6 @@ heartbeats if by nobody else. A process that dies or freezes loses its connectio
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from contextlib import suppress
 from dataclasses import dataclass
 from datetime import timedelta
 
@@ -25,7 +24,7 @@ CONSUMER_MARGIN = 0.9  # of CONSUMER_TIMEOUT: later the server would take back a
 
 
 @dataclass(slots=True)
-class Held:
+class HeldDelivery:
     """A fetched message that was handed out. `window`: that of its queue, on ordered topics."""
 
     fetched: Fetched
@@ -48,7 +47,7 @@ class HeldDeliveries:
         self._clock = clock
         self._channel: amqp.Channel | None = None
         self._serial = 0
-        self._held: dict[str, Held] = {}  # by receipt
+        self._held: dict[str, HeldDelivery] = {}  # by receipt
 
     def begin(self, channel: amqp.Channel) -> None:
         """Take a new channel; what was held over the last one is gone."""
@@ -59,7 +58,7 @@ class HeldDeliveries:
     def hand_out(self, fetched: Fetched, invisible_for: timedelta, window: OrderedQueue | None = None) -> Delivery:
         """Hold a delivery for that time from now."""
         expires_at = self._clock() + invisible_for.total_seconds()
-        self._held[fetched.delivery.receipt] = Held(fetched, expires_at, window)
+        self._held[fetched.delivery.receipt] = HeldDelivery(fetched, expires_at, window)
         return fetched.delivery
 
     def renew(self, deliveries: Sequence[Delivery], invisible_for: timedelta) -> list[Delivery | None]:
@@ -67,7 +66,7 @@ class HeldDeliveries:
         with self._connection.lock:
             until = self._clock() + invisible_for.total_seconds()
             found: list[Delivery | None] = []
-            for held in map(self._find, deliveries):
+            for held in map(self._find_current, deliveries):
                 if held is None or until > held.fetched.received_at + self.longest:
                     found.append(None)
                 else:
@@ -76,14 +75,14 @@ class HeldDeliveries:
             return found
 
     @property
-    def is_any(self) -> bool:
+    def has_any(self) -> bool:
         """Whether a delivery is held."""
         return bool(self._held)
 
     def is_held(self, delivery: Delivery) -> bool:
         """Return whether a delivery can still be settled."""
         with self._connection.lock:
-            return self._find(delivery) is not None
+            return self._find_current(delivery) is not None
 
     def ack(self, deliveries: Iterable[Delivery]) -> list[bool]:
         """
@@ -108,19 +107,22 @@ class HeldDeliveries:
         now = self._clock()
         for held in [one for one in self._held.values() if one.expires_at <= now]:
             del self._held[held.fetched.delivery.receipt]
-            with suppress(*LOST):  # then they go back with the connection
+            try:
                 self._return(held)
+            except LOST:
+                self._connection.drop()  # then all go back
+                return
 
     def reject(self, fetched: Fetched) -> None:
         """Return a message that was not handed out to its queue."""
         assert self._channel is not None
         self._channel.basic_reject(fetched.tag, requeue=True)
 
-    def _settle(self, deliveries: Iterable[Delivery], settle: Callable[[Held], None]) -> list[bool]:
+    def _settle(self, deliveries: Iterable[Delivery], settle: Callable[[HeldDelivery], None]) -> list[bool]:
         found = []
         try:
             with self._connection.lock:
-                for held in map(self._find, deliveries):
+                for held in map(self._find_current, deliveries):
                     found.append(held is not None)
                     if held is not None:
                         del self._held[held.fetched.delivery.receipt]
@@ -130,13 +132,13 @@ class HeldDeliveries:
             raise BrokerUnavailable(f"RabbitMQ did not take the answer: {describe(error)}.") from error
         return found
 
-    def _acknowledge(self, held: Held) -> None:
+    def _acknowledge(self, held: HeldDelivery) -> None:
         assert self._channel is not None
         self._channel.send_method(spec.Basic.Ack, "Lb", (held.fetched.tag, False))
         if held.window is not None:
             held.window.remove(held.fetched.tag)
 
-    def _return(self, held: Held, due_at: float = 0.0) -> None:
+    def _return(self, held: HeldDelivery, due_at: float = 0.0) -> None:
         """Return a message to its queue; one of an ordered topic to its window, since it would come back to this process."""
         if held.window is None:
             self.reject(held.fetched)
@@ -144,7 +146,7 @@ class HeldDeliveries:
             held.window.put_back(held.fetched.tag, due_at)
             self._connection.wake()
 
-    def _find(self, delivery: Delivery) -> Held | None:
+    def _find_current(self, delivery: Delivery) -> HeldDelivery | None:
         """Return a delivery that is still ours; one whose time is over goes back now."""
         self.return_expired()
         return self._held.get(delivery.receipt) if self._serial == self._connection.serial else None

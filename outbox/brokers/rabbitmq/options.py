@@ -29,7 +29,7 @@ class RabbitMQOptions(Options, frozen=True):
     # group first receives, and it gets no earlier messages.
     groups: dict[str, list[str]] = {}
     heartbeat: timedelta = timedelta(seconds=20)  # a connection that is silent for twice as long is lost
-    request_timeout: timedelta = timedelta(seconds=10)  # the confirms of one batch included
+    request_timeout: timedelta = timedelta(seconds=5)  # the confirms of one batch included
     # A message that was delivered so often, and handed back or lost with its connection, becomes a dead letter. Failures of
     # handlers are counted by the consumers, so this is for what no consumer sees.
     delivery_limit: Annotated[int, msgspec.Meta(ge=1)] = 100

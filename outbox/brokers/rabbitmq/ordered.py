@@ -41,9 +41,13 @@ class OrderedQueue:
 
     entries: dict[int, Entry] = field(default_factory=dict)  # by delivery tag
 
-    def add(self, fetched: Fetched) -> None:
-        """Put a message behind all others."""
-        self.entries[fetched.tag] = Entry(fetched)
+    def add(self, fetched: Fetched, due_at: float = 0.0) -> None:
+        """Put a message behind all others. It is not handed out before that time."""
+        self.entries[fetched.tag] = Entry(fetched, due_at)
+
+    def postponed(self, now: float) -> list[tuple[str, float]]:
+        """Return the messages that are to be retried later, by their ids, and when they are due."""
+        return [(one.fetched.delivery.message_id, one.due_at) for one in self.entries.values() if one.due_at > now]
 
     def take(self, limit: int, now: float) -> list[Fetched]:
         """Hand out messages that are due and whose keys are free; each time as a delivery of its own."""

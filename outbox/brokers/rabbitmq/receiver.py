@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Collection, Iterable
-from contextlib import suppress
 from datetime import timedelta
 from functools import partial
 
@@ -50,7 +49,7 @@ class Receiver:
         declare: Callable[[amqp.Channel, str, str], None],
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self._connection = Connection(options, name, on_beat=self._beat)
+        self._connection = Connection(options, name, on_tick=self._return_unclaimed)
         self.held = HeldDeliveries(self._connection, options.consumer_timeout.total_seconds() * CONSUMER_MARGIN, clock)
         self._ordered = ordered
         self._declare = declare
@@ -60,6 +59,8 @@ class Receiver:
         self._declared: set[Source] = set()  # over the current connection
         self._fetched: list[Fetched] = []  # of topics without order, and not handed out yet
         self._windows: dict[Source, OrderedQueue] = {}
+        self._postponed: dict[tuple[Source, str], float] = {}  # message -> when it is due, over a lost connection
+        self._first = 0  # the topic that is asked first, by turns
         self._is_interrupted = False
 
     def receive(
@@ -69,16 +70,18 @@ class Receiver:
         if not topics:
             return []
         try:
-            self._renew_windows()
+            self._refetch_old_windows()
             tags = self._subscribe(group, topics, limit)
             self._wait(group, topics, wait.total_seconds())
             self._cancel(tags)
         except LOST as error:
             raise BrokerUnavailable(f"RabbitMQ did not deliver: {describe(error)}.") from error
         with self._connection.lock:
-            found = self._take_ordered(group, topics, limit, invisible_for)
-            fetched, self._fetched = _split(self._fetched, group, topics, limit - len(found))
-            return [*found, *(self.held.hand_out(one, invisible_for) for one in fetched)]
+            if self._serial != self._connection.serial:  # lost meanwhile; another process may have the messages
+                return []
+            fetched, self._fetched = _split(self._fetched, group, topics, limit)
+            found = [self.held.hand_out(one, invisible_for) for one in fetched]
+            return [*found, *self._take_ordered(group, topics, limit - len(found), invisible_for)]
 
     def interrupt(self) -> None:
         """End the wait of `receive`, and of all later ones; from any thread."""
@@ -90,11 +93,11 @@ class Receiver:
         self._is_interrupted = True
         self._connection.close()
 
-    def _renew_windows(self) -> None:
-        """Fetch ordered messages anew that have waited for long behind their keys, before the server takes the channel."""
+    def _refetch_old_windows(self) -> None:
+        """Drop the connection if ordered messages have waited for long behind their keys: the server would do so later."""
         with self._connection.lock:
             fetched_at = min((window.fetched_at() for window in self._windows.values()), default=float("inf"))
-            if fetched_at + self.held.longest / 2 <= self._clock() and not self.held.is_any:
+            if fetched_at + self.held.longest / 2 <= self._clock() and not self.held.has_any:
                 self._connection.drop()
 
     def _subscribe(self, group: str, topics: Collection[str], limit: int) -> list[str]:
@@ -109,11 +112,15 @@ class Receiver:
                     channel.basic_qos(0, WINDOW, False)
                     channel.basic_consume(queue_name(topic, group), callback=partial(self._on_ordered, group, topic, window))
             plain = [topic for topic in topics if topic not in self._ordered]
-            if plain:
-                channel.basic_qos(0, min(max(1, limit // len(plain)), MOST_AT_ONCE), False)
+            left = limit - len(self._fetched)
+            if not plain or left <= 0:
+                return []
+            self._first += 1  # else the others' messages would always be those that are too many
+            at = self._first % len(plain)
+            channel.basic_qos(0, min(max(1, left // len(topics)), MOST_AT_ONCE), False)
             return [
                 channel.basic_consume(queue_name(topic, group), callback=partial(self._on_message, group, topic))
-                for topic in plain
+                for topic in [*plain[at:], *plain[:at]]
             ]
 
     def _wait(self, group: str, topics: Collection[str], seconds: float) -> None:
@@ -126,9 +133,12 @@ class Receiver:
 
         while True:
             left = deadline - time.monotonic()
-            self._connection.wait(min(max(0, left), self._until_due(windows)), is_done)
-            if is_done() or left <= 0:
-                return
+            with self._connection.lock:
+                seconds = min(max(0, left), self._until_due(windows))
+            self._connection.wait(seconds, is_done)
+            with self._connection.lock:
+                if is_done() or left <= 0:
+                    return
 
     def _cancel(self, tags: Iterable[str]) -> None:
         """End subscriptions. What the server had sent until then has come when this returns."""
@@ -149,7 +159,8 @@ class Receiver:
         self._fetched.append(self._open(group, topic, message))
 
     def _on_ordered(self, group: str, topic: str, window: OrderedQueue, message: amqp.Message) -> None:
-        window.add(self._open(group, topic, message))
+        fetched = self._open(group, topic, message)
+        window.add(fetched, self._postponed.pop(((group, topic), fetched.delivery.message_id), 0.0))
 
     def _open(self, group: str, topic: str, message: amqp.Message) -> Fetched:
         tag = message.delivery_info["delivery_tag"]
@@ -165,21 +176,25 @@ class Receiver:
         now = self._clock()
         return max(0, min((due_at - now for window in windows if (due_at := window.next_due_at()) is not None), default=1e6))
 
-    def _beat(self) -> None:
+    def _return_unclaimed(self) -> None:
         """Return what nobody has claimed or renewed in time, though nobody calls."""
         if self._serial != self._connection.serial:
             return
         self.held.return_expired()
         now = self._clock()
         unclaimed = [one for one in self._fetched if one.received_at + UNCLAIMED_SECONDS <= now]
-        self._fetched = [one for one in self._fetched if one not in unclaimed]
+        self._fetched = [one for one in self._fetched if one.received_at + UNCLAIMED_SECONDS > now]
         for one in unclaimed:
-            with suppress(*LOST):
-                self.held.reject(one)
+            self.held.reject(one)
 
     def _open_channel(self, connection: amqp.Connection) -> amqp.Channel:
         if self._channel is None or self._serial != self._connection.serial:
             self._fetched.clear()
+            self._postponed = {
+                (source, message_id): due_at
+                for source, window in self._windows.items()
+                for message_id, due_at in window.postponed(self._clock())
+            }
             self._windows.clear()
             self._declared.clear()
             self._channel = connection.channel()

@@ -40,7 +40,7 @@ class Publication:
 
 
 @dataclass(slots=True)
-class Batch:
+class PendingConfirms:
     """
     Publications of one batch and what became of them.
 
@@ -87,6 +87,7 @@ class Batch:
 
     def _settle(self, tag: int, multiple: bool, result: SendResult) -> None:
         last = tag - self.first_tag
+        assert last >= 0, "the channel of an earlier batch is not used again"
         for index in range(self.settled_to if multiple else last, last + 1):
             if self.results[index] is None:
                 self.results[index] = self.returned.get(self.publications[index].id, result)
@@ -95,7 +96,7 @@ class Batch:
             self.settled_to = last + 1
 
 
-class Sender:
+class Publisher:
     """
     Publishes over one connection.
 
@@ -114,7 +115,7 @@ class Sender:
         """Publish messages and wait for all confirms."""
         if not publications:
             return []
-        batch = Batch(publications, 0)
+        batch = PendingConfirms(publications, 0)
         is_begun = False
         try:
             with self._connection.use() as connection:
@@ -140,23 +141,23 @@ class Sender:
             return batch.finish(status, f"The connection to RabbitMQ broke: {describe(error)}.")
         return batch.finish(SendStatus.UNSURE, "")  # none is open
 
-    def _wait(self, connection: amqp.Connection, batch: Batch) -> None:
+    def _wait(self, connection: amqp.Connection, batch: PendingConfirms) -> None:
         """Wait for the confirms; those of a blocked connection do not come before memory and disk suffice again."""
         deadline = time.monotonic() + self._timeout
         while batch.pending and not self._connection.is_blocked:
             try:
-                connection.drain_events(timeout=max(1e-6, deadline - time.monotonic()))
+                connection.blocking_read(max(1e-6, deadline - time.monotonic()))  # a heartbeat does not prolong it
             except TimeoutError as error:
                 text = f"{batch.pending} of {len(batch.results)} confirms did not come within {self._timeout:g} s"
                 raise TimeoutError(text) from error
 
-    def _after_channel_error(self, batch: Batch, error: ChannelError) -> list[SendResult]:
+    def _after_channel_error(self, batch: PendingConfirms, error: ChannelError) -> list[SendResult]:
         """Return results after the server has closed the channel over one message: the others are sent again."""
         text = describe(error)
         if not isinstance(error, NotFound | AccessRefused | PreconditionFailed):
             return batch.finish(SendStatus.UNSURE, f"RabbitMQ closed the channel: {text}.")
         open_ones = [index for index, result in enumerate(batch.results) if result is None]
-        blamed = [index for index in open_ones if f"'{batch.publications[index].exchange}'" in text]
+        blamed = [index for index in open_ones if f"exchange '{batch.publications[index].exchange}'" in text]
         for index in blamed:
             batch.results[index] = SendResult(SendStatus.MISCONFIGURED, reason=f"RabbitMQ refused the topic: {text}.")
         rest = [index for index in open_ones if index not in blamed]
@@ -177,6 +178,6 @@ class Sender:
         return self._channel
 
 
-def _listen(channel: amqp.Channel, batch: Batch) -> None:
+def _listen(channel: amqp.Channel, batch: PendingConfirms) -> None:
     events: dict[str, set[Callable[..., None]]] = channel.events  # type: ignore[attr-defined]  # the stubs lack it
     events.update(basic_ack={batch.on_ack}, basic_nack={batch.on_nack}, basic_return={batch.on_return})

@@ -48,11 +48,6 @@ def delay_key(seconds: int, tag: str) -> str:
     return f"{bits}.{tag}"
 
 
-def plain_key(routing_key: str) -> str:
-    """Return a routing key without the words of the ladder."""
-    return routing_key.split(".", RUNGS)[-1]
-
-
 def declare_topic(channel: amqp.Channel, topic: TopicSpec) -> None:
     """
     Declare a topic's exchange. The ladder is there already.
@@ -73,8 +68,11 @@ def declare_group(channel: amqp.Channel, topic: TopicSpec, group: str, *, delive
         amqp.PreconditionFailed: as for `declare_topic`.
     """
     queue, dead = queue_name(topic.name, group), dead_queue_name(topic.name, group)
+    unlimited = _unlimited(channel)
     arguments = group_arguments(topic, dead, delivery_limit=delivery_limit, max_length=max_length)
-    channel.queue_declare(dead, durable=True, auto_delete=False, arguments=_unlimited(channel))
+    if topic.type is TopicType.FIFO:  # what is fetched and goes back unhandled counts, and a dead letter would break the order
+        arguments = {**arguments, "x-single-active-consumer": True, **unlimited}
+    channel.queue_declare(dead, durable=True, auto_delete=False, arguments=unlimited)
     channel.queue_declare(queue, durable=True, auto_delete=False, arguments=arguments)
     channel.queue_bind(queue, topic.name, routing_key="#")
     channel.queue_bind(queue, DUE, arguments=_for(queue))
@@ -87,11 +85,10 @@ def group_arguments(topic: TopicSpec, dead: str, *, delivery_limit: int, max_len
         **AT_LEAST_ONCE,
         "x-dead-letter-exchange": "",
         "x-dead-letter-routing-key": dead,
-        "x-delivery-limit": delivery_limit,
         "x-message-ttl": int(topic.retention.total_seconds() * 1000),
     }
-    if topic.type is TopicType.FIFO:
-        arguments["x-single-active-consumer"] = True
+    if topic.type is not TopicType.FIFO:
+        arguments["x-delivery-limit"] = delivery_limit
     if max_length is not None:
         arguments["x-max-length"] = max_length
     return arguments

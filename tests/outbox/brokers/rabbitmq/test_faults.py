@@ -10,7 +10,8 @@ import pytest
 
 from outbox.brokers.base import Delivery, Outgoing, SendResult, SendStatus
 from outbox.brokers.rabbitmq import RabbitMQBroker
-from outbox.errors import BrokerUnavailable
+from outbox.brokers.rabbitmq.topology import DUE
+from outbox.errors import BrokerUnavailable, TimeLimitExceeded
 from outbox.message import TopicSpec, TopicType
 from project.servers.rabbitmq import RabbitMQ
 from tests.outbox.brokers.rabbitmq.conftest import HELD, Open
@@ -148,6 +149,36 @@ class TestMemoryAlarm:
         assert statuses(wait_until(lambda: _accepted(broker, message()))) == [SendStatus.ACCEPTED]
 
 
+class TestExceptionBetweenMessageAndConfirm:
+    def test_leaves_no_confirm_to_be_taken_for_another_messages(
+        self, open_broker: Open, node: RabbitMQ, message: NewMessage, monkeypatch: pytest.MonkeyPatch
+    ):
+        broker = open_broker(MAX_LENGTH=1)
+        wait_until(lambda: _refused(broker, message()))
+        with monkeypatch.context() as patch:
+            patch.setattr(amqp.Connection, "blocking_read", _time_limit)
+            with pytest.raises(TimeLimitExceeded):
+                broker.send([message(), message(), message()])
+
+        results = broker.send([message(), message()])
+
+        assert statuses(results) == [SendStatus.UNAVAILABLE] * 2
+
+
+class TestDeletedLadder:
+    def test_is_declared_again(self, broker, channel: amqp.Channel, message: NewMessage, topic):
+        broker.send([message()])
+        channel.exchange_delete(DUE)
+
+        with pytest.raises(BrokerUnavailable, match=DUE):
+            broker.receive("shipping", [topic], limit=1, invisible_for=HELD, wait=timedelta())
+        broker.receive("shipping", [topic], limit=1, invisible_for=HELD, wait=timedelta())
+
+        broker.send([message(b"later")])
+        [delivery] = broker.receive("shipping", [topic], limit=1, invisible_for=HELD, wait=timedelta(seconds=5))
+        assert delivery.body == b"later"
+
+
 class TestFullQueue:
     def test_is_an_outage_until_somebody_receives(self, open_broker: Open, message: NewMessage, topic):
         broker = open_broker(MAX_LENGTH=3)
@@ -277,6 +308,21 @@ class TestConsumerTimeout:
         assert (again.body, again.attempt, second.body) == (b"1", 2, b"2")
         assert kept is not None
 
+    def test_leaves_a_retry_of_an_ordered_message_its_delay(self, open_broker: Open, message: NewMessage, topic):
+        now = [0.0]
+        broker = open_broker(TopicType.FIFO, clock=lambda: now[0])
+        broker.send([message(b"1", key="a"), message(b"2", key="a")])
+        [head] = broker.receive("billing", [topic], limit=5, invisible_for=HELD, wait=timedelta(seconds=5))
+        broker.retry(head, timedelta(minutes=60))
+
+        now[0] += 30 * 60
+        early = [one for _ in range(3) for one in _received(broker, topic)]
+        now[0] += 31 * 60
+        late = wait_until(lambda: _received(broker, topic))
+
+        assert early == []
+        assert [one.body for one in late] == [b"1"]
+
 
 class TestSeveralTopics:
     def test_leave_nothing_with_a_consumer_that_did_not_ask_for_it(self, node: RabbitMQ, topic, message: NewMessage):
@@ -299,6 +345,10 @@ class TestNodes:
         broker = open_broker(NODES=["127.0.0.1:1", node.address])
 
         assert statuses(broker.send([message()])) == [SendStatus.ACCEPTED]
+
+
+def _time_limit(*args: object) -> None:
+    raise TimeLimitExceeded
 
 
 def _accepted(broker: RabbitMQBroker, one: Outgoing) -> list[SendResult] | None:

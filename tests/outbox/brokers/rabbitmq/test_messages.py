@@ -32,6 +32,18 @@ class TestTooLong:
         assert taken.status is SendStatus.ACCEPTED
 
 
+class TestHeaders:
+    def test_of_users_are_kept_whatever_they_begin_with(self, broker, message: NewMessage, topic):
+        headers = {"x-request-id": "47", "x-tenant": "shop"}
+        broker.send([message(headers=headers)])
+
+        [delivery] = broker.receive("billing", [topic], limit=1, invisible_for=HELD, wait=timedelta(seconds=5))
+        broker.release([delivery])
+        [again] = broker.receive("billing", [topic], limit=1, invisible_for=HELD, wait=timedelta(seconds=5))
+
+        assert delivery.headers == again.headers == headers
+
+
 class TestOtherProducers:
     def test_are_read_as_far_as_their_messages_go(self, broker, channel: amqp.Channel, message: NewMessage, topic):
         broker.send([message()])  # so that the topic is there
