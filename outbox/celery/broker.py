@@ -117,10 +117,15 @@ class CeleryBroker(SendOnly):
         try:
             producer = self._connected()
         except Exception as error:  # whatever a transport raises
+            self._drop()
             result = not_connected(error)
             return {one.number: result for one in parcels}
         deadline = monotonic() + self._settings.timeout.total_seconds()
-        results = {parcel.number: result for parcel, result in producer.publish(parcels, deadline)}
+        try:
+            results = {parcel.number: result for parcel, result in producer.publish(parcels, deadline)}
+        except BaseException:  # a confirm that is still to come would be taken for another's
+            self._drop()
+            raise
         if producer.is_broken:
             self._drop()
         return results

@@ -5,7 +5,7 @@ Publishing to RabbitMQ: messages are written one after the other, and their conf
 |---|---|
 | ack | ACCEPTED |
 | return (no queue is bound), then ack | its queue is declared anew, and it goes again once; then MISCONFIGURED |
-| nack (a queue is full and rejects) | UNAVAILABLE |
+| nack (a queue is full and rejects) | MISCONFIGURED: tried again later, and tasks of other queues do not wait for it |
 | connection.blocked (memory or disk alarm) | UNAVAILABLE for what was not written yet, UNSURE for the others |
 | the channel is closed (404: no such exchange; 406: too large) | each message without an answer goes again by itself |
 | nothing in time, or the connection breaks | UNSURE; the connection is thrown away |
@@ -34,9 +34,11 @@ LOOK_SECONDS = 0.2  # how soon a wait for confirms sees that the broker is to be
 CLOSE_SECONDS = 2.0
 SHORTEST = 0.01  # seconds; 0 would not wait at all
 
-NACKED = SendResult(SendStatus.UNAVAILABLE, reason="Celery's broker: a queue is full and rejects what is published (nack).")
+NACKED = SendResult(SendStatus.MISCONFIGURED, reason="Celery's broker: a queue is full and rejects what is published (nack).")
 BLOCKED = SendResult(SendStatus.UNAVAILABLE, reason="Celery's broker takes nothing now: an alarm blocks it (connection.blocked).")
 NOT_CONFIRMED = SendResult(SendStatus.UNSURE, reason="Celery's broker did not confirm the task in time.")
+
+AWAY = SendResult(SendStatus.UNAVAILABLE, reason="The connection to Celery's broker broke before this task was handed over.")
 
 CANNOT_BE_WRITTEN = (amqp.FrameSyntaxError, struct.error, TypeError, ValueError, OverflowError)  # AMQP has no such value
 
@@ -69,7 +71,7 @@ class ConfirmingProducer:
         """Return whether the connection may be used: the server has not closed it since the last call."""
         if not self.is_broken:
             try:
-                self._drain(0)
+                self._drain(SHORTEST)  # not 0: py-amqp would spin over a frame that has come in half
             except (*self._connection.connection_errors, *self._connection.channel_errors, OSError):
                 self.is_broken = True
         return not self.is_broken
@@ -119,7 +121,7 @@ class ConfirmingProducer:
     ) -> Generator[tuple[Parcel, SendResult], None, Sequence[Parcel]]:
         """Declare the queues of parcels; yield the results of those whose queue cannot be, and return the others."""
         refused: dict[str, SendResult] = {}
-        stopped_by = self._why_stop(deadline)
+        stopped_by = AWAY if self.is_broken else self._why_stop(deadline)
         for name in dict.fromkeys(name for parcel in parcels for name in parcel.task.queues):
             if stopped_by:
                 break
@@ -149,6 +151,10 @@ class ConfirmingProducer:
     def _publish_together(self, parcels: Sequence[Parcel], deadline: float) -> list[SendResult]:
         """Publish and wait. UNSURE without a broken connection: the channel was closed, and the server says by which."""
         results: dict[int, SendResult] = {}
+        if self.is_broken:  # since the last message; py-amqp would connect again by itself, and without a login
+            return [AWAY] * len(parcels)
+        if not parcels:
+            return []
         channel = self._channel
         try:
             if channel is None or not channel.is_open:

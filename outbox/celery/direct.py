@@ -11,11 +11,14 @@ from time import monotonic
 from typing import Any
 
 from celery import Celery
+from kombu import Queue
 from kombu.common import maybe_declare
+from kombu.transport import virtual
 
 from outbox.brokers.base import SendResult, SendStatus
 from outbox.celery.link import ACCEPTED, OUT_OF_TIME, failed
 from outbox.celery.parcel import Parcel
+from outbox.celery.stored import StoredTask
 
 
 class DirectProducer:
@@ -56,8 +59,17 @@ class DirectProducer:
     def _publish(self, parcel: Parcel) -> SendResult:
         task, status = parcel.task, SendStatus.MISCONFIGURED
         try:
-            for queue in task.queues:
-                maybe_declare(self._app.amqp.queues[queue], self._channel)
+            queues = self._queues_of(task)
+        except KeyError as error:  # kombu counts it among the errors of a connection
+            return failed(SendStatus.MISCONFIGURED, error)
+        try:
+            for queue in queues:
+                maybe_declare(queue, self._channel)
+            if not self._reaches_a_queue(task):
+                self._connection.declared_entities.clear()
+                where = f"exchange {task.exchange!r} with routing key {task.routing_key!r}"
+                reason = f"Celery's broker has no queue for {where}. Start a worker with that queue, or correct the route."
+                return SendResult(SendStatus.MISCONFIGURED, reason=reason)
             status = SendStatus.REFUSED
             message = parcel.prepare(self._channel)
             status = SendStatus.UNSURE
@@ -70,3 +82,18 @@ class DirectProducer:
         except Exception as error:  # of this task only: whatever a transport raises about what it cannot take
             return failed(status, error)
         return ACCEPTED
+
+    def _queues_of(self, task: StoredTask) -> list[Queue]:
+        """Return the queues of a task, or those of its exchange where it names none: Redis does not know the type of that."""
+        known = self._app.amqp.queues
+        if task.queues or not task.exchange:
+            return [known[name] for name in task.queues]
+        return [queue for queue in list(known.values()) if queue.exchange and queue.exchange.name == task.exchange]
+
+    def _reaches_a_queue(self, task: StoredTask) -> bool:
+        """Return whether a queue takes the task. A virtual transport drops one that none takes, and says nothing."""
+        if not task.exchange or not isinstance(self._channel, virtual.Channel):
+            return True
+        if self._channel.typeof(task.exchange).type == "fanout":
+            return True
+        return bool(self._channel._lookup(task.exchange, task.routing_key))

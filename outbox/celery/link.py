@@ -13,7 +13,9 @@ from outbox.brokers.base import SendResult, SendStatus
 
 ACCEPTED = SendResult(SendStatus.ACCEPTED)
 
-OUT_OF_TIME = SendResult(SendStatus.UNAVAILABLE, reason="The time for the batch was over before this task was handed over.")
+OUT_OF_TIME = SendResult(
+    SendStatus.UNAVAILABLE, reason="The time of the batch was over, or the relay was stopped, before this task was handed over."
+)
 
 REDIS_REFUSES_LOGIN = {"AuthenticationError", "AuthenticationWrongNumberOfArgsError", "NoPermissionError"}
 """By name, since redis need not be installed."""

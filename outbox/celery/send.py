@@ -78,7 +78,8 @@ def _run_at_commit(app: Celery, signature: Signature[Any], alias: str) -> Any:
     """Run a task here when the transaction commits; arguments that could not be sent raise now."""
     refuse_unfit(signature)
     signature = signature.clone()
-    dumps((signature.args, signature.kwargs), serializer=signature.options.get("serializer") or app.conf.task_serializer)
+    serializer = signature.options.get("serializer") or getattr(app.tasks.get(str(signature.task)), "serializer", None)
+    dumps((signature.args, signature.kwargs), serializer=serializer or app.conf.task_serializer)
     result = signature.freeze()
     transaction.on_commit(signature.apply_async, using=alias)
     return result

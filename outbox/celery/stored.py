@@ -23,6 +23,7 @@ CONTENT_TYPE = "application/vnd.outbox.celery-task+json"
 
 KOMBUS_TYPE = b'"__type__"'  # stands where kombu's JSON has written a time or a decimal; without one any reader will do
 
+MAX_HEADER_BYTES = 100_000  # AMQP has them in one frame of 128 KiB, and the server closes the connection over a larger one
 MAX_ROUTING_KEY_BYTES = 255  # AMQP's short string
 
 
@@ -88,11 +89,16 @@ def encode(
     Return the body of a message row for a task.
 
     Raises:
-        InvalidMessage: no broker would take the routing key, or JSON cannot hold a header.
+        InvalidMessage: no broker would take the routing key or the headers, or JSON cannot hold a header.
     """
     name = headers["task"]
     if len(routing_key.encode()) > MAX_ROUTING_KEY_BYTES:
         raise InvalidMessage(f"Task {name} has a routing key of more than {MAX_ROUTING_KEY_BYTES} bytes. Choose a shorter one.")
+    written, others = _dump(name, "headers", headers), _dump(name, "properties", properties)
+    if len(bytes(written)) + len(bytes(others)) > MAX_HEADER_BYTES:
+        raise InvalidMessage(
+            f"Task {name} has headers of more than {MAX_HEADER_BYTES} bytes, with its stamps. Use arguments for these."
+        )
     body, encoded = _part(payload, content_type, content_encoding)
     return _encoder.encode(
         StoredTask(
@@ -100,8 +106,8 @@ def encode(
             id=headers["id"],
             content_type=content_type,
             content_encoding=content_encoding,
-            headers=_dump(name, "headers", headers),
-            properties=_dump(name, "properties", properties),
+            headers=written,
+            properties=others,
             body=body,
             encoded=encoded,
             exchange=exchange,

@@ -114,10 +114,10 @@ class TestSend:
         assert statuses(results) == [ACCEPTED, REFUSED, ACCEPTED]
         assert set(numbers(app)) == {1, 2}
 
-    def test_calls_a_full_queue_unavailable(self, broker: CeleryBroker, app: Celery):
+    def test_calls_a_full_queue_misconfigured_so_that_others_do_not_wait(self, broker: CeleryBroker, app: Celery):
         results = broker.send([task(number, "full") for number in range(5)])
 
-        assert statuses(results) == [ACCEPTED] * 2 + [UNAVAILABLE] * 3
+        assert statuses(results) == [ACCEPTED] * 2 + [MISCONFIGURED] * 3
         assert numbers(app, "full") == [0, 1]
 
     def test_calls_a_queue_with_other_arguments_misconfigured(self, broker: CeleryBroker, app: Celery, server: RabbitMQ):

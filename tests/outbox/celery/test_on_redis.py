@@ -1,12 +1,15 @@
 """Tasks sent to a real Redis."""
 
 from collections.abc import Iterator
+from typing import Any
 
+import msgspec
 import pytest
 import redis
 from celery import Celery
+from msgspec.structs import replace
 
-from outbox.brokers.base import SendStatus
+from outbox.brokers.base import Outgoing, SendStatus
 from outbox.celery import CeleryBroker
 from project.servers.redis import Redis
 from tests.outbox.celery.app import app as tests_app
@@ -59,6 +62,26 @@ class TestSend:
         assert statuses(results) == [ACCEPTED]
         assert numbers(app) == [1, 5]
 
+    def test_finds_the_queue_of_an_exchange_by_the_routing_key(self, broker: CeleryBroker, app: Celery):
+        found = _to(task(1), exchange="routed", routing_key="routed.now")
+        lost = _to(task(2), exchange="routed", routing_key="elsewhere")
+
+        results = broker.send([found, lost])
+
+        assert statuses(results) == [ACCEPTED, SendStatus.MISCONFIGURED]
+        assert "no queue for exchange 'routed' with routing key 'elsewhere'" in results[1].reason
+        assert numbers(app, "routed") == [1]
+
+    def test_sends_others_beside_a_task_whose_queue_is_unknown(self, broker: CeleryBroker, app: Celery):
+        unknown = _to(task(1), queues=["nowhere"])
+        create_missing, app.amqp.queues.create_missing = app.amqp.queues.create_missing, False
+
+        results = broker.send([unknown, task(2)])
+        app.amqp.queues.create_missing = create_missing
+
+        assert statuses(results) == [SendStatus.MISCONFIGURED, ACCEPTED]
+        assert numbers(app) == [2]
+
     def test_calls_a_full_memory_unavailable(self, broker: CeleryBroker, app: Celery, server: Redis):
         broker.send([task(1)])
         with redis.Redis.from_url(server.url) as client:
@@ -77,3 +100,9 @@ class TestSend:
                 results = wrong.send([task(1)])
 
         assert statuses(results) == [SendStatus.MISCONFIGURED]
+
+
+def _to(message: Outgoing, **where: Any) -> Outgoing:
+    """Return a task's message with another destination."""
+    stored = {**msgspec.json.decode(message.body), "queues": [], **where}
+    return replace(message, body=msgspec.json.encode(stored))

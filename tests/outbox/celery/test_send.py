@@ -160,6 +160,7 @@ class TestATask:
             {"queue": Queue("own", Exchange("other", type="topic"), "own")},
             {"routing_key": "x" * 256, "queue": "routed"},
             {"headers": {"who": object()}},
+            {"headers": {"larger than a frame": "x" * 100_000}},
             {"chord": add.s()},
         ],
         ids=lambda options: next(iter(options)),
