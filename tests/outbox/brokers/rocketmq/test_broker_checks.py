@@ -56,7 +56,7 @@ class TestSettings:
             ({"transactionTimeOut": "1999"}, "COMMIT_WINDOW", False),
             ({"transactionCheckMax": "20"}, "CHECK_HORIZON", True),
             ({"transactionOpBatchInterval": "3000", "transactionOpMsgMaxSize": "4096"}, "transactionOpBatchInterval", False),
-            ({"transactionOpMsgMaxSize": "4096"}, "only each 1:00:00", False),
+            ({"transactionOpMsgMaxSize": "4096"}, "only every 1:00:00", False),
             ({"flushDiskType": "ASYNC_FLUSH"}, "power", False),
             ({"transientStorePoolEnable": "true"}, "transientStorePoolEnable", True),
             ({"rejectTransactionMessage": "true"}, "rejectTransactionMessage", True),
@@ -191,7 +191,7 @@ class TestBroker:
 
         assert problem.is_error
         assert f"Broker {port.address} cannot be checked" in problem.text
-        assert "open the port" in problem.hint
+        assert "allow connections to the port" in problem.hint
 
     def test_that_refuses_to_tell_its_settings_cannot_be_asked(self, port: PortStub, check: Any):
         port.say(requests.GET_BROKER_CONFIG, requests.NO_PERMISSION, "signature does not match")

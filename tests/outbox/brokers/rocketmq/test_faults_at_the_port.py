@@ -93,7 +93,7 @@ class TestSend:
         port.recover()
 
         assert outcome.status is UNAVAILABLE
-        assert "answers nothing" in outcome.reason
+        assert "does not answer" in outcome.reason
         assert len(port.asked(SEND)) == 1
         assert wait_until(lambda: send(broker, kind).status is ACCEPTED)
 
