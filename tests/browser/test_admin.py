@@ -205,7 +205,7 @@ class TestAnAudit:
         operator = visit()
         page = operator.open(f"/admin/outbox_pipeline/auditrun/{lost.run}/change/")
 
-        page.get_by_role("link", name="all findings of this run").click()
+        page.get_by_role("link", name="Show all findings of this audit").click()
         page.check("#action-toggle")
         page.select_option("select[name=action]", "retry")
         page.get_by_role("button", name="Go").click()
