@@ -64,9 +64,10 @@ class HeldDeliveries:
     def renew(self, deliveries: Sequence[Delivery], invisible_for: timedelta) -> list[Delivery | None]:
         """Hold deliveries for that time from now. None for one that is gone, or that the server will take back before."""
         with self._connection.lock:
+            self.return_expired()
             until = self._clock() + invisible_for.total_seconds()
             found: list[Delivery | None] = []
-            for held in map(self._find_current, deliveries):
+            for held in map(self._find, deliveries):
                 if held is None or until > held.fetched.received_at + self.longest:
                     found.append(None)
                 else:
@@ -82,7 +83,8 @@ class HeldDeliveries:
     def is_held(self, delivery: Delivery) -> bool:
         """Return whether a delivery can still be settled."""
         with self._connection.lock:
-            return self._find_current(delivery) is not None
+            self.return_expired()
+            return self._find(delivery) is not None
 
     def ack(self, deliveries: Iterable[Delivery]) -> list[bool]:
         """
@@ -122,7 +124,8 @@ class HeldDeliveries:
         found = []
         try:
             with self._connection.lock:
-                for held in map(self._find_current, deliveries):
+                self.return_expired()
+                for held in map(self._find, deliveries):
                     found.append(held is not None)
                     if held is not None:
                         del self._held[held.fetched.delivery.receipt]
@@ -146,7 +149,6 @@ class HeldDeliveries:
             held.window.put_back(held.fetched.tag, due_at)
             self._connection.wake()
 
-    def _find_current(self, delivery: Delivery) -> HeldDelivery | None:
-        """Return a delivery that is still ours; one whose time is over goes back now."""
-        self.return_expired()
+    def _find(self, delivery: Delivery) -> HeldDelivery | None:
+        """Return a delivery that is still ours."""
         return self._held.get(delivery.receipt) if self._serial == self._connection.serial else None
