@@ -6,11 +6,21 @@ from collections.abc import Collection, Sequence
 from datetime import timedelta
 from operator import attrgetter
 
-from outbox.brokers.base import Delivery, Ended, EndSemantics, HalfRef, HalfStatus, Outgoing, SendResult, SendStatus, StoredCopy
+from outbox.brokers.base import (
+    ACCEPTED,
+    Delivery,
+    Ended,
+    EndSemantics,
+    HalfRef,
+    HalfStatus,
+    Outgoing,
+    SendResult,
+    SendStatus,
+    StoredCopy,
+)
 from outbox.brokers.capabilities import HalfMessages
 from outbox.message import Resolution
 
-ACCEPTED = SendResult(SendStatus.ACCEPTED)
 AWAY = SendResult(SendStatus.UNAVAILABLE, reason="away")
 COMMITTED = SendResult(SendStatus.ACCEPTED, ended=Ended.COMMITTED)
 

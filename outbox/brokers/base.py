@@ -16,6 +16,7 @@ from datetime import datetime, timedelta
 from typing import Any, ClassVar
 
 from outbox.brokers.types import (
+    ACCEPTED,
     BrokerStatus,
     DeadLetter,
     DeadLetterCount,
@@ -187,6 +188,7 @@ class Broker(abc.ABC):
 
 
 __all__ = [
+    "ACCEPTED",
     "DEFAULT_MAX_BODY_BYTES",
     "Broker",
     "BrokerStatus",

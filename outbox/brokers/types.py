@@ -109,6 +109,9 @@ class SendResult(msgspec.Struct, frozen=True, gc=False):
     place: str = ""
 
 
+ACCEPTED = SendResult(SendStatus.ACCEPTED)
+
+
 @dataclass(frozen=True, slots=True)
 class Delivery:
     """

@@ -25,8 +25,8 @@ import amqp
 from celery import Celery
 from kombu.common import maybe_declare
 
-from outbox.brokers.base import SendResult, SendStatus
-from outbox.celery.link import ACCEPTED, OUT_OF_TIME, failed
+from outbox.brokers.base import ACCEPTED, SendResult, SendStatus
+from outbox.celery.link import OUT_OF_TIME, failed
 from outbox.celery.parcel import Parcel
 
 LOOK_SECONDS = 0.2  # how soon a wait for confirms sees that the broker is to be closed

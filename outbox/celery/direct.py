@@ -15,8 +15,8 @@ from kombu import Queue
 from kombu.common import maybe_declare
 from kombu.transport import virtual
 
-from outbox.brokers.base import SendResult, SendStatus
-from outbox.celery.link import ACCEPTED, OUT_OF_TIME, failed
+from outbox.brokers.base import ACCEPTED, SendResult, SendStatus
+from outbox.celery.link import OUT_OF_TIME, failed
 from outbox.celery.parcel import Parcel
 from outbox.celery.stored import StoredTask
 

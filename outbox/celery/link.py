@@ -11,8 +11,6 @@ from kombu.transport import pyamqp
 
 from outbox.brokers.base import SendResult, SendStatus
 
-ACCEPTED = SendResult(SendStatus.ACCEPTED)
-
 OUT_OF_TIME = SendResult(
     SendStatus.UNAVAILABLE, reason="The time of the batch was over, or the relay was stopped, before this task was handed over."
 )

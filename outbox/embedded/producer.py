@@ -6,13 +6,11 @@ from collections.abc import Sequence
 from contextlib import nullcontext
 from datetime import datetime, timedelta
 
-from outbox.brokers.base import Outgoing, SendResult, SendStatus
+from outbox.brokers.base import ACCEPTED, Outgoing, SendResult, SendStatus
 from outbox.database import Connection
 from outbox.embedded import halves, log
 from outbox.embedded.rows import MessageRow, message_row
 from outbox.embedded.topics import Topics
-
-ACCEPTED = SendResult(SendStatus.ACCEPTED)
 
 
 def send(connection: Connection, topics: Topics, messages: Sequence[Outgoing], *, now: datetime | None) -> list[SendResult]:

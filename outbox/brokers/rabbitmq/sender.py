@@ -16,11 +16,10 @@ import amqp
 from amqp import spec
 from amqp.exceptions import AccessRefused, ChannelError, NotFound, PreconditionFailed
 
-from outbox.brokers.base import SendResult, SendStatus
+from outbox.brokers.base import ACCEPTED, SendResult, SendStatus
 from outbox.brokers.rabbitmq.connection import LOST, Connection, describe
 from outbox.errors import BrokerUnavailable
 
-ACCEPTED = SendResult(SendStatus.ACCEPTED)
 NO_ROUTE = 312
 BLOCKED = "RabbitMQ has blocked this connection: it is short of memory or disk."
 

@@ -12,7 +12,7 @@ import zlib
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Any
 
-from outbox.brokers.base import Outgoing, SendResult, SendStatus
+from outbox.brokers.base import ACCEPTED, Outgoing, SendResult, SendStatus
 from outbox.brokers.rocketmq.client import Client
 from outbox.brokers.rocketmq.codec import to_proto
 from outbox.brokers.rocketmq.endpoints import Endpoint
@@ -30,7 +30,6 @@ logger = get_logger(__name__)
 SEND_SECONDS = 10.0  # no send starts later than this after the batch did, because the relay's lease must outlast the batch
 NOT_STARTED = SendResult(SendStatus.UNAVAILABLE, reason="Not sent: the messages before it took too long. It will be retried.")
 BLOCKED = SendResult(SendStatus.UNAVAILABLE, reason="An earlier message of its key was not accepted.")
-ACCEPTED = SendResult(SendStatus.ACCEPTED)
 
 
 class ProxySender:
