@@ -17,7 +17,7 @@ from outbox.brokers.options import read_options
 from outbox.brokers.rabbitmq import topology
 from outbox.brokers.rabbitmq.connection import LOST, Connection, describe
 from outbox.brokers.rabbitmq.dead_letters import DeadLetterQueues
-from outbox.brokers.rabbitmq.envelope import DIED_AT, REASON, copy_of, to_amqp, too_large_for_amqp
+from outbox.brokers.rabbitmq.envelope import DIED_AT, REASON, copy_of, micros_of, to_amqp, too_large_for_amqp
 from outbox.brokers.rabbitmq.options import RabbitMQOptions, problems
 from outbox.brokers.rabbitmq.receiver import Receiver
 from outbox.brokers.rabbitmq.sender import Publication, Publisher
@@ -160,7 +160,7 @@ class RabbitMQBroker(DeadLetters):
 
     def dead_letter(self, delivery: Delivery, reason: str) -> bool:
         """Put a copy into the group's dead letters, and acknowledge the delivery."""
-        died_at = round(datetime.now(UTC).timestamp() * 1e6)
+        died_at = micros_of(datetime.now(UTC))
         message = copy_of(delivery, attempts=delivery.attempt, **{REASON: reason, DIED_AT: died_at})
         return self._replace(delivery, Publication("", topology.dead_queue_name(delivery.topic, delivery.group), message))
 

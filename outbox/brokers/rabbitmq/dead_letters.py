@@ -20,12 +20,11 @@ from amqp.exceptions import NotFound
 
 from outbox.brokers.base import DeadLetter, Delivery
 from outbox.brokers.rabbitmq.connection import LOST, Connection, describe
-from outbox.brokers.rabbitmq.envelope import DIED_AT, REASON, attempts_before, copy_of, to_delivery
+from outbox.brokers.rabbitmq.envelope import ATTEMPTS, DIED_AT, REASON, attempts_before, copy_of, micros_of, time_of, to_delivery
 from outbox.brokers.rabbitmq.sender import Publication
-from outbox.brokers.rabbitmq.topology import dead_queue_name, queue_name
+from outbox.brokers.rabbitmq.topology import MOST_AT_ONCE, dead_queue_name, queue_name
 from outbox.errors import BrokerUnavailable
 
-MOST_AT_ONCE = 65_535
 ALL = 0  # the delivery tag that stands for all that are not settled
 
 REASONS = {
@@ -127,13 +126,12 @@ class DeadLetterQueues:
 def _read(group: str, topic: str, message: amqp.Message) -> QueuedLetter:
     headers = message.properties.get("application_headers") or {}
     delivery = to_delivery(message, group=group, topic=topic, receipt="")
-    if DIED_AT in headers:
-        died_at, reason = datetime.fromtimestamp(headers[DIED_AT] / 1e6, UTC), str(headers.get(REASON, ""))
-        attempt = int(headers.get("outbox-attempts", 1))
+    if died_at := time_of(headers.get(DIED_AT)):
+        reason, attempt = str(headers.get(REASON, "")), int(headers.get(ATTEMPTS, 1))
     else:
         died_at, reason = _death_of(headers)
         attempt = max(1, attempts_before(headers))
-    name = f"{topic}/{delivery.message_id}/{round(died_at.timestamp() * 1e6)}"
+    name = f"{topic}/{delivery.message_id}/{micros_of(died_at)}"
     return QueuedLetter(DeadLetter(name, group, topic, delivery.message_id, reason, attempt, died_at), message, delivery)
 
 

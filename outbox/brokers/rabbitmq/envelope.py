@@ -48,7 +48,7 @@ def copy_of(delivery: Delivery, *, attempts: int, **extra: Any) -> amqp.Message:
         **delivery.headers,
         KEY: delivery.key,
         TAG: delivery.tag,
-        STORED_AT: round(stored_at.timestamp() * 1e6),
+        STORED_AT: micros_of(stored_at),
         ATTEMPTS: attempts,
         **extra,
     }
@@ -69,7 +69,7 @@ def to_delivery(message: amqp.Message, *, group: str, topic: str, receipt: str) 
         tag=str(raw.get(TAG, message.delivery_info.get("routing_key", ""))),
         headers={name: str(value) for name, value in raw.items() if _is_users(name)},
         attempt=attempts_before(raw) + 1,
-        stored_at=_time_of(raw.get(STORED_AT)),
+        stored_at=time_of(raw.get(STORED_AT)),
     )
 
 
@@ -97,5 +97,11 @@ def _is_users(name: str) -> bool:
     return name not in OURS and name not in THEIRS and not name.startswith(THEIR_PREFIXES)
 
 
-def _time_of(micros: Any) -> datetime | None:
+def micros_of(time: datetime) -> int:
+    """Return a time as our headers have it: microseconds since 1970."""
+    return round(time.timestamp() * 1e6)
+
+
+def time_of(micros: Any) -> datetime | None:
+    """Return the time in a header of ours; None where it is missing, or not ours."""
     return datetime.fromtimestamp(micros / 1e6, UTC) if isinstance(micros, int) else None

@@ -22,10 +22,9 @@ from outbox.brokers.rabbitmq.envelope import to_delivery
 from outbox.brokers.rabbitmq.held import CONSUMER_MARGIN, HeldDeliveries
 from outbox.brokers.rabbitmq.options import RabbitMQOptions
 from outbox.brokers.rabbitmq.ordered import WINDOW, Fetched, OrderedQueue
-from outbox.brokers.rabbitmq.topology import queue_name
+from outbox.brokers.rabbitmq.topology import MOST_AT_ONCE, queue_name
 from outbox.errors import BrokerUnavailable
 
-MOST_AT_ONCE = 65_535  # of one subscription
 UNCLAIMED_SECONDS = 1.0  # what came beyond the limit goes back to its queue, unless the next receive takes it before
 
 Source = tuple[str, str]  # group and topic

@@ -22,6 +22,8 @@ DESTINATION = "outbox-to"  # the header that it looks at
 RUNGS = 20
 MAX_DELAY = timedelta(seconds=2**RUNGS - 1)  # 12 days
 
+MOST_AT_ONCE = 65_535  # messages of one subscription
+
 QUORUM = {"x-queue-type": "quorum"}
 # A queue of the ladder forgets a message only when the next queue has confirmed it.
 AT_LEAST_ONCE = {"x-dead-letter-strategy": "at-least-once", "x-overflow": "reject-publish"}
@@ -68,18 +70,7 @@ def declare_group(channel: amqp.Channel, topic: TopicSpec, group: str, *, delive
         amqp.PreconditionFailed: as for `declare_topic`.
     """
     queue, dead = queue_name(topic.name, group), dead_queue_name(topic.name, group)
-    unlimited = _unlimited(channel)
-    arguments = group_arguments(topic, dead, delivery_limit=delivery_limit, max_length=max_length)
-    if topic.type is TopicType.FIFO:  # what is fetched and goes back unhandled counts, and a dead letter would break the order
-        arguments = {**arguments, "x-single-active-consumer": True, **unlimited}
-    channel.queue_declare(dead, durable=True, auto_delete=False, arguments=unlimited)
-    channel.queue_declare(queue, durable=True, auto_delete=False, arguments=arguments)
-    channel.queue_bind(queue, topic.name, routing_key="#")
-    channel.queue_bind(queue, DUE, arguments=_for(queue))
-
-
-def group_arguments(topic: TopicSpec, dead: str, *, delivery_limit: int, max_length: int | None) -> dict[str, Any]:
-    """Return the arguments of a group's queue."""
+    unlimited = _no_delivery_limit(channel)
     arguments: dict[str, Any] = {
         **QUORUM,
         **AT_LEAST_ONCE,
@@ -87,11 +78,16 @@ def group_arguments(topic: TopicSpec, dead: str, *, delivery_limit: int, max_len
         "x-dead-letter-routing-key": dead,
         "x-message-ttl": int(topic.retention.total_seconds() * 1000),
     }
-    if topic.type is not TopicType.FIFO:
+    if topic.type is TopicType.FIFO:  # what is fetched and goes back unhandled counts, and a dead letter would break the order
+        arguments |= {"x-single-active-consumer": True, **unlimited}
+    else:
         arguments["x-delivery-limit"] = delivery_limit
     if max_length is not None:
         arguments["x-max-length"] = max_length
-    return arguments
+    channel.queue_declare(dead, durable=True, auto_delete=False, arguments={**QUORUM, **unlimited})
+    channel.queue_declare(queue, durable=True, auto_delete=False, arguments=arguments)
+    channel.queue_bind(queue, topic.name, routing_key="#")
+    channel.queue_bind(queue, DUE, arguments=_for(queue))
 
 
 def declare_ladder(channel: amqp.Channel) -> None:
@@ -111,7 +107,7 @@ def _for(destination: str) -> Mapping[str, str]:
     return {"x-match": "all", DESTINATION: destination}
 
 
-def _unlimited(channel: amqp.Channel) -> dict[str, Any]:
-    """Return the arguments of a queue that keeps a message however often it is looked at; from 4.0 on 20 times is the default."""
+def _no_delivery_limit(channel: amqp.Channel) -> dict[str, Any]:
+    """Return what lets a queue keep a message however often it is delivered; from 4.0 on, 20 times is the default."""
     version = str(channel.connection.server_properties.get("version", ""))
-    return {**QUORUM, "x-delivery-limit": -1} if int(version.partition(".")[0] or 0) >= 4 else dict(QUORUM)
+    return {"x-delivery-limit": -1} if int(version.partition(".")[0] or 0) >= 4 else {}
