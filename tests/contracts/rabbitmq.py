@@ -2,20 +2,18 @@
 
 import time
 from collections.abc import Sequence
-from datetime import UTC, datetime, timedelta
+from datetime import timedelta
 from typing import Any, ClassVar
 
 import pytest
-from msgspec.structs import replace
 
 from outbox.brokers.base import Broker, Delivery, Outgoing, SendResult
 from outbox.brokers.rabbitmq import RabbitMQBroker
 from outbox.brokers.rabbitmq.sender import Publication
 from outbox.message import TopicType
-from tests.contracts.harness import Harness
+from tests.contracts.real_time import SCALE, RealTimeHarness, sooner
 from tests.rabbitmq_node import server
 
-SCALE = 1 / 20  # a minute of the contract takes 3 s
 GROUPS = ["group", "cart", "points", "shipment", "other", "old-group", "new-group"]
 
 
@@ -23,13 +21,13 @@ class ScaledRabbitMQ(RabbitMQBroker):
     """Takes minutes of delay for seconds, since those pass on the server."""
 
     def send(self, messages: Sequence[Outgoing]) -> list[SendResult]:
-        return super().send([_sooner(message) for message in messages])
+        return super().send([sooner(message) for message in messages])
 
     def retry(self, delivery: Delivery, after: timedelta) -> bool:
         return super().retry(delivery, after * SCALE)
 
 
-class RabbitMQHarness(Harness):
+class RabbitMQHarness(RealTimeHarness):
     """Deliveries expire by the harness' clock; delays pass on the server, and so in real time."""
 
     broker_class = ScaledRabbitMQ
@@ -75,22 +73,9 @@ class RabbitMQHarness(Harness):
     def options_elsewhere(self) -> dict[str, Any]:
         return {**self.options(), "GROUPS": {}}
 
-    def clock(self) -> datetime:
-        return datetime.now(UTC)
-
     def restart(self) -> None:
         server().kill()
         server().start()
 
-    def is_now(self, time: datetime | None) -> bool:
-        return time is not None and abs(datetime.now(UTC) - time) < timedelta(seconds=30)
-
     def open_unreachable(self) -> Broker:
         return self.open(NODES=["127.0.0.1:1"])
-
-
-def _sooner(message: Outgoing) -> Outgoing:
-    if message.deliver_at is None or not message.topic.startswith(TopicType.DELAY):
-        return message
-    now = datetime.now(UTC)
-    return replace(message, deliver_at=now + (message.deliver_at - now) * SCALE)

@@ -9,7 +9,6 @@ from functools import partial
 from typing import Any, ClassVar
 
 import pytest
-from msgspec.structs import replace
 
 from outbox.brokers.base import Broker, DeadLetter, Delivery, HalfRef, HalfStatus, Outgoing, SendResult
 from outbox.brokers.rocketmq import RocketMQBroker
@@ -19,11 +18,10 @@ from outbox.brokers.rocketmq.remoting.ports import Ports
 from outbox.brokers.rocketmq.remoting.requests import ANY_QUEUE, END_TRANSACTION
 from outbox.message import TopicType
 from project.servers.remoting import query, send
-from tests.contracts.harness import Harness
+from tests.contracts.real_time import SCALE, RealTimeHarness, sooner
 from tests.rocketmq_node import MARKS, server
 from tests.waiting import wait_until
 
-SCALE = 1 / 20  # a minute of the contract takes 3 s
 LEAST_WAIT = timedelta(seconds=0.1)  # of the server, as it is set up
 PATIENCE = "PT30S"  # as JSON can write it, for other processes
 
@@ -34,7 +32,7 @@ class PatientRocketMQ(RocketMQBroker):
     """Takes the contract's minutes for seconds, and receives till nothing more comes: a server hands out by and by."""
 
     def send(self, messages: Sequence[Outgoing]) -> list[SendResult]:
-        return super().send([_sooner(message) for message in messages])
+        return super().send([sooner(message) for message in messages])
 
     def receive(
         self,
@@ -92,7 +90,7 @@ class PatientRocketMQ(RocketMQBroker):
         return super().renew(deliveries, invisible_for * SCALE)
 
 
-class RocketMQHarness(Harness):
+class RocketMQHarness(RealTimeHarness):
     broker_class = PatientRocketMQ
     marks: ClassVar = [pytest.mark.rocketmq, pytest.mark.timeout(420)]
     lateness = timedelta(seconds=30)
@@ -132,9 +130,6 @@ class RocketMQHarness(Harness):
     def options_elsewhere(self) -> dict[str, Any]:
         return self.options()
 
-    def clock(self) -> datetime:
-        return datetime.now(UTC)
-
     @contextmanager
     def lose_ends(self, broker: Broker, *, arrive: bool) -> Iterator[None]:
         ask = Ports.ask
@@ -154,15 +149,5 @@ class RocketMQHarness(Harness):
         server().kill_broker()
         server().start_broker()
 
-    def is_now(self, time: datetime | None) -> bool:
-        return time is not None and abs(datetime.now(UTC) - time) < timedelta(seconds=30)
-
     def open_unreachable(self) -> Broker:
         return self.open(ENDPOINTS="127.0.0.1:1", NAME_SERVERS=["127.0.0.1:1"])
-
-
-def _sooner(message: Outgoing) -> Outgoing:
-    if message.deliver_at is None or not message.topic.startswith(TopicType.DELAY):
-        return message
-    now = datetime.now(UTC)
-    return replace(message, deliver_at=now + (message.deliver_at - now) * SCALE)
