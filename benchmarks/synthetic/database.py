@@ -120,7 +120,7 @@ def _stored(frame: DataFrame, topic_id: Column) -> DataFrame:
 
 
 def _handled(frame: DataFrame) -> DataFrame:
-    """Give each row its own dedupe key, or the inbox would reject a second copy."""
+    """Set a dedupe key of its own for each row, or the inbox would reject a second copy."""
     columns = ("message_id", "source", "topic", "lane", "number", "nth")
     return frame.select("consumer_group", F.expr("uuid()"), *columns, _text("at"))
 

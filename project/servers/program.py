@@ -96,7 +96,7 @@ class Program(abc.ABC):
             process.wait()
 
     def freeze(self) -> None:
-        """Have it do nothing, and leave its connections open, until `thaw`."""
+        """Suspend it until `thaw`; its connections stay open."""
         if self._process is not None:
             os.killpg(self._process.pid, signal.SIGSTOP)
 

@@ -53,7 +53,7 @@ class Stage:
         }
 
     def publish(self, first: int, count: int = COUNT, *flags: str) -> list[str]:
-        """Have a process send tasks; return their ids."""
+        """Start a process that sends tasks; return their ids."""
         command = [sys.executable, "-m", "tests.journeys.celery_tasks.publisher", str(first), str(count), *flags]
         done = subprocess.run(command, env=self.environment, capture_output=True, text=True, timeout=60)
         assert done.returncode == (-signal.SIGKILL if "killed" in flags else 0), done.stderr

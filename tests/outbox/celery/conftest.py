@@ -42,7 +42,7 @@ def app() -> Celery:
 
 @pytest.fixture
 def shared_app(app: Celery) -> Iterator[Celery]:
-    """Have the app be the current one, to which shared tasks belong."""
+    """Make the app the current one, to which shared tasks belong."""
     before = current_app._get_current_object()
     app.set_current()
     yield app

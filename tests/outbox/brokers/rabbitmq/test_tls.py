@@ -24,7 +24,7 @@ ssl_options.verify = verify_none
 
 @pytest.fixture
 def secured(tmp_path: Path):
-    """Give the address of a node that speaks TLS, and its certificate."""
+    """Yield the address of a node that speaks TLS, and its certificate."""
     certificate, port = make_certificate(tmp_path), free_port()
     with RabbitMQ(tmp_path / "home", settings=CONFIG.format(host=HOST, port=port, folder=tmp_path)):
         yield f"{HOST}:{port}", certificate
