@@ -11,7 +11,7 @@ from django.test import Client
 from django.urls import reverse
 from standardwebhooks import Webhook
 
-from outbox.api import refusals, throttling
+from outbox.api import refusals
 from outbox.check_backs import register, sources
 from outbox.logs import LimitedLog
 from tests.check_back_secrets import SECRET
@@ -25,7 +25,6 @@ def _clean_slate(settings: Any, monkeypatch: pytest.MonkeyPatch) -> Iterator[Non
     monkeypatch.setattr(register, "registered", {})
     monkeypatch.setattr(sources, "_aliases", {})
     monkeypatch.setattr(refusals, "limited", LimitedLog(refusals.logger))
-    throttling.repeats.clear()
     cache.clear()
     yield
     cache.clear()

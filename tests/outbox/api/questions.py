@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import asdict
+from datetime import UTC, datetime
 from typing import Any
 
 from outbox.message import Half
+
+STRANGE = Half("orders", "of another producer", "h", born_at=datetime.now(UTC))
 
 
 def question_of(half: Half, **changes: Any) -> dict[str, Any]:

@@ -9,10 +9,8 @@ from outbox.message import COMMIT, UNKNOWN, Half
 from outbox.models import CheckBack, State
 from tests.check_back_secrets import OTHER_SECRET
 from tests.factories import BatchFactory, MessageRowFactory
-from tests.outbox.api.questions import question_of
+from tests.outbox.api.questions import STRANGE, question_of
 from tests.outbox.check_backs.halves import half_of
-
-STRANGE = Half("orders", "of another producer", "h", born_at=datetime.now(UTC))
 
 
 @pytest.fixture
