@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import signal
+import subprocess
+import sys
 from collections.abc import Iterator
 from datetime import timedelta
 
@@ -23,6 +26,33 @@ pytestmark = [
 ]
 
 SOON = timedelta(milliseconds=100)
+
+# Send a mail once: a line in a file, which belongs to no transaction. Arguments: Redis, the file, where to die.
+HANDLER = """
+import os, signal, sys
+from datetime import timedelta
+import redis
+from outbox import RedisIdempotencyKey, RetryLater
+
+url, mails, place = sys.argv[1:]
+
+def reach(here):
+    if here == place:
+        os.kill(os.getpid(), signal.SIGKILL)
+
+once = RedisIdempotencyKey(redis.Redis.from_url(url), held=timedelta(seconds=3))
+try:
+    with once("mail:1") as is_first:
+        reach("before the effect")
+        if is_first:
+            with open(mails, "a") as file:
+                file.write("mail\\n")
+        reach("after the effect")
+except RetryLater:
+    sys.exit(11)
+sys.exit(0 if is_first else 10)
+"""
+FIRST, AGAIN, LATER = 0, 10, 11
 
 
 @pytest.fixture(scope="module")
@@ -148,3 +178,46 @@ class TestRedisIdempotencyKey:
                 raise AssertionError("nobody may act")
 
         assert handle(group("cart"), delivery(Placed("A1"))).outcome is Outcome.RETRY
+
+
+@pytest.mark.parametrize("client", [True], indirect=True, ids=["text"])
+class TestAProcessThatIsKilled:
+    @pytest.fixture
+    def mails(self, tmp_path):
+        path = tmp_path / "mails"
+        path.touch()
+        return path
+
+    @pytest.fixture
+    def handle_elsewhere(self, server, client, mails):
+        """Handle a message in a process of its own, which is killed at a place; return its exit code."""
+
+        def handle_elsewhere(place=""):
+            program = [sys.executable, "-c", HANDLER, server.url, str(mails), place]
+            return subprocess.run(program, timeout=60, check=False).returncode
+
+        return handle_elsewhere
+
+    def test_before_the_effect_has_another_process_do_it_later(self, handle_elsewhere, client, mails):
+        assert handle_elsewhere("before the effect") == -signal.SIGKILL
+        assert handle_elsewhere() == LATER
+        wait_until(lambda: not client.exists("outbox:token:mail:1"))
+
+        assert [handle_elsewhere(), handle_elsewhere()] == [FIRST, AGAIN]
+        assert mails.read_text() == "mail\n"
+
+    def test_after_the_effect_has_it_happen_twice(self, handle_elsewhere, client, mails):
+        """What the page says: weaker than the inbox."""
+        assert handle_elsewhere("after the effect") == -signal.SIGKILL
+        wait_until(lambda: not client.exists("outbox:token:mail:1"))
+
+        assert [handle_elsewhere(), handle_elsewhere()] == [FIRST, AGAIN]
+        assert mails.read_text() == "mail\nmail\n"
+
+    def test_finds_its_key_after_redis_itself_was_killed(self, handle_elsewhere, server, client, mails):
+        assert handle_elsewhere() == FIRST
+        server.kill()
+        server.start()
+
+        assert handle_elsewhere() == AGAIN
+        assert mails.read_text() == "mail\n"
