@@ -1,26 +1,18 @@
 from contextlib import suppress
-from datetime import timedelta
 
 import pytest
 from django.contrib.auth.models import Group, Permission
 from django.db import DatabaseError, IntegrityError, transaction
 from django.db.transaction import TransactionManagementError
 
-from outbox import Message, Reject, Retry, RetryLater, publish
+from outbox import Message, Reject, RetryLater, publish
 from outbox import transaction as outbox_transaction
 from outbox.consuming import register
-from outbox.models import Batch, CheckBack, Inbox, State
-from outbox.testing.factories import FailedDeliveryFactory
-from tests.outbox.publishing.rows import OrderMade, ParcelMoved, ReminderSet
+from outbox.models import Inbox
+from tests.outbox.publishing.rows import OrderMade, ParcelMoved
+from tests.outbox.testing.orders import ORDER, commit
 
 pytestmark = pytest.mark.usefixtures("own_topics")
-
-ORDER = OrderMade(order_id=1)
-
-
-def commit(message=ORDER, **options):
-    with transaction.atomic():
-        publish(message, **options)
 
 
 class TestRunUntilIdle:
@@ -241,158 +233,6 @@ class TestDeliver:
     def test_says_that_nobody_takes_it(self, outbox):
         with pytest.raises(AssertionError, match="No consumer handles OrderMade of topic 'made'"):
             outbox.deliver(ORDER)
-
-
-class TestAdvance:
-    def test_lets_a_delay_pass(self, outbox, handled):
-        seen = handled(OrderMade)
-        commit(delay=timedelta(hours=1))
-        outbox.run_until_idle()
-        outbox.advance(timedelta(minutes=59))
-        outbox.run_until_idle()
-        assert seen == []
-
-        outbox.advance(timedelta(minutes=1))
-        outbox.run_until_idle()
-
-        assert seen == [ORDER]
-
-    @pytest.mark.parametrize("is_sent_before", [True, False])
-    def test_lets_a_delay_of_the_broker_pass(self, outbox, handled, is_sent_before):
-        seen = handled(ReminderSet)
-        commit(ReminderSet(text="!"), delay=timedelta(minutes=10))
-        if is_sent_before:
-            outbox.run_until_idle()
-        outbox.advance(timedelta(minutes=9))
-        outbox.run_until_idle()
-        assert seen == []
-
-        outbox.advance(timedelta(minutes=1))
-        outbox.run_until_idle()
-
-        assert seen == [ReminderSet(text="!")]
-
-    def test_lets_each_retry_come_exactly_when_it_is_due(self, outbox, handled):
-        tries = []
-
-        def fail(order):
-            tries.append(order)
-            raise RuntimeError
-
-        handled(OrderMade, fail, retry=Retry(delays=[timedelta(seconds=10), timedelta(minutes=1)]))
-        commit()
-        outbox.run_until_idle(raise_errors=False)
-
-        made = []
-        for seconds in (9, 1, 59, 1):
-            outbox.advance(timedelta(seconds=seconds))
-            outbox.run_until_idle(raise_errors=False)
-            made.append(len(tries))
-
-        assert made == [1, 2, 2, 3]
-
-    def test_lets_the_relays_back_off_and_breaker_pass(self, outbox, handled):
-        seen = handled(OrderMade)
-        outbox.broker.fail("send_halves", "unavailable", times=3)
-        commit()
-        outbox.run_until_idle()
-        assert seen == []
-
-        outbox.advance(timedelta(seconds=1))
-        outbox.run_until_idle()
-
-        assert seen == [ORDER]
-
-    def test_makes_each_row_older_once(self, outbox):
-        failed = FailedDeliveryFactory()
-        failed.refresh_from_db()
-        failed_at = failed.failed_at
-
-        outbox.advance(timedelta(hours=1))
-
-        failed.refresh_from_db()
-        assert failed_at - failed.failed_at == timedelta(hours=1)
-
-    def test_lets_a_dedupe_key_expire(self, outbox):
-        commit(dedupe_key="once")
-        commit(dedupe_key="once")
-        outbox.assert_published(OrderMade, times=1)
-
-        outbox.advance(timedelta(days=7))
-        commit(dedupe_key="once")
-
-        outbox.assert_published(OrderMade, times=2)
-
-
-class TestCheckBack:
-    def test_answers_from_the_tests_own_transaction_and_records_it(self, outbox):
-        commit()
-        with outbox.crash("after_decide"):
-            outbox.run_until_idle()
-
-        answers = outbox.check_back()
-
-        assert answers == ["COMMIT"]
-        assert CheckBack.objects.get().asked_by == "test"
-        assert len(outbox.broker.visible("made")) == 1
-
-    def test_is_pending_while_nobody_has_ended_the_half(self, outbox):
-        commit()
-        with outbox.crash("after_half"):
-            outbox.run_until_idle()
-
-        [half] = outbox.pending_check_backs()
-
-        assert (half.topic, half.key) == ("made", "1")
-        assert Batch.objects.get().state == State.CLAIMED
-
-    @pytest.mark.django_db(databases=["default", "other"])
-    def test_asks_the_database_that_the_message_is_from(self, outbox):
-        with outbox_transaction("other"):
-            publish(ORDER)
-        with outbox.crash("after_decide"):
-            outbox.run_until_idle()
-
-        assert outbox.check_back() == ["COMMIT"]
-        assert CheckBack.objects.using("other").count() == 1
-
-
-class TestHalfFirst:
-    @pytest.mark.parametrize("is_committing", [pytest.param(False, marks=pytest.mark.django_db), True])
-    def test_comes_to_its_handlers(self, request, handled, is_committing):
-        if is_committing:
-            request.getfixturevalue("transactional_db")
-        outbox = request.getfixturevalue("outbox")
-        seen = handled(OrderMade)
-        with outbox_transaction(half_first=ORDER):
-            pass
-
-        outbox.run_until_idle()
-
-        assert seen == [ORDER]
-        assert Batch.objects.get().state == State.SENT
-
-    def test_is_rolled_back_with_its_transaction(self, outbox, handled):
-        seen = handled(OrderMade)
-        with outbox_transaction(half_first=ORDER):
-            transaction.set_rollback(True)
-
-        outbox.run_until_idle()
-
-        assert (seen, outbox.pending_check_backs()) == ([], [])
-
-    def test_is_committed_by_the_check_back_where_its_process_died(self, outbox, handled):
-        seen = handled(OrderMade)
-        with outbox_transaction(half_first=ORDER):
-            pass
-        with outbox.crash("half_first.after_commit"):
-            outbox.run_until_idle()
-        assert len(outbox.pending_check_backs()) == 1
-
-        assert outbox.check_back() == ["COMMIT"]
-        outbox.run_until_idle()
-
-        assert seen == [ORDER]
 
 
 class TestDeadLetters:

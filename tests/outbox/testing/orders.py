@@ -1,0 +1,17 @@
+"""An order, and its commit in Django's own transaction."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from django.db import transaction
+
+from outbox import Message, publish
+from tests.outbox.publishing.rows import OrderMade
+
+ORDER = OrderMade(order_id=1)
+
+
+def commit(message: Message = ORDER, **options: Any) -> None:
+    with transaction.atomic():
+        publish(message, **options)
