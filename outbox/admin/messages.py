@@ -122,7 +122,7 @@ class TopicIdFilter(Filter):
 
 @admin.register(MessageRow)
 class MessageAdmin(ReadOnlyAdmin):
-    list_display = ["recorded", "state", "topic", "shown_key", "age", "attempts", "reason"]
+    list_display = ["recorded", "state", "topic", "type", "shown_key", "age", "attempts", "reason"]
     list_filter = [StateFilter, TopicIdFilter]
     search_fields = ["id", "key", "about"]
     search_help_text = "A message id, a key, or the row that the message is about, such as shop.order:4711. Exact matches only."
@@ -132,7 +132,7 @@ class MessageAdmin(ReadOnlyAdmin):
     pages = ("changelist", "change")
 
     def get_queryset(self, request: HttpRequest) -> QuerySet[MessageRow]:
-        return super().get_queryset(request).exclude(topic_id=0).defer("body", "headers")
+        return super().get_queryset(request).exclude(topic_id=0).defer("body")
 
     def get_search_results(
         self, request: HttpRequest, queryset: QuerySet[MessageRow], search_term: str
@@ -173,6 +173,10 @@ class MessageAdmin(ReadOnlyAdmin):
 
     def topic(self, row: Any) -> str:
         return row.current.topic if row.current else ""
+
+    def type(self, row: MessageRow) -> SafeString:
+        """Return the message's type; of a Celery task, its name."""
+        return shown(read_headers(row.headers).get(Header.TYPE, ""), 60)
 
     @admin.display(description="key")
     def shown_key(self, row: MessageRow) -> SafeString:

@@ -51,6 +51,11 @@ class TestList:
         for text in ("retrying", "orders", "536365", '<td class="field-attempts">3</td>', "time-out"):
             assert text in page
 
+    def test_shows_the_type(self, message, admin_client):
+        message(headers=json.dumps({"ce-type": "shop.tasks.send_mail"}))
+
+        assert "shop.tasks.send_mail" in admin_client.get(reverse(LIST)).text
+
     def test_does_not_show_what_a_group_gave_up_as_sent_and_well(self, message, admin_client):
         given_up, handled = (message(key="536365", batch={"state": State.SENT}) for _ in range(2))
         for row in (given_up, handled):
