@@ -27,7 +27,7 @@ TOPIC_NAMES = "SELECT name FROM outbox_topic WHERE id <> 0 ORDER BY name"
 
 # Dead messages by ids, by topic, or all.
 DEAD = f"""
-SELECT count(*), t.name, (array_agg(b.last_error ORDER BY b.id))[1]
+SELECT count(*), t.name, (array_agg(b.last_error ORDER BY b.id))[1], array_agg(u.id ORDER BY b.id, u.n)
 FROM outbox_batch b JOIN outbox_topic t ON t.id = b.topic_id, unnest(b.message_ids) WITH ORDINALITY u(id, n)
 WHERE b.state = {State.DEAD} AND u.n <> ALL(b.split) AND (%(ids)s::uuid[] IS NULL OR u.id = ANY(%(ids)s))
     AND (%(topic)s::text IS NULL OR t.name = %(topic)s) GROUP BY t.name ORDER BY t.name
@@ -59,8 +59,9 @@ class Command(BaseCommand):
                 if options["topic"]:
                     _require_topic(connection, options["topic"])
                 if options["skip"] and not options["no_input"]:
-                    _confirm_skip(connection, options)
-                settled = _settle(connection, options)
+                    settled = _skip_confirmed(connection, options)
+                else:
+                    settled = _settle(connection, options)
         except (OutboxError, psycopg.Error) as error:
             raise unable(error) from error
         self.stdout.write(json.dumps(asdict(settled)) if options["json"] else _as_text(settled, skip=options["skip"]))
@@ -75,11 +76,14 @@ def _uuid(text: str) -> UUID:
 _uuid.__name__ = "message id"  # argparse says: invalid message id value
 
 
-def _confirm_skip(connection: database.Connection, options: dict[str, Any]) -> None:
+def _skip_confirmed(connection: database.Connection, options: dict[str, Any]) -> RetryResult:
+    """Skip the messages that the user was asked about; those that die in the meantime stay dead."""
     found = connection.execute(DEAD, {"ids": options["message_id"] or None, "topic": options["topic"]}).fetchall()
     if found:
-        rows = table(["dead messages", "topic", "first reason"], found)
+        rows = table(["dead messages", "topic", "first reason"], [row[:3] for row in found])
         confirm(f"{rows}\n\nThey will be skipped. This cannot be undone: skipped messages are never sent again.")
+    chosen = options["message_id"] or [message_id for row in found for message_id in row[3]]
+    return retry_messages(connection, chosen, by=actor("outbox_retry"), skip=True)
 
 
 def _settle(connection: database.Connection, options: dict[str, Any]) -> RetryResult:

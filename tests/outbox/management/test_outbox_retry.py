@@ -54,6 +54,16 @@ class TestOutboxRetry:
         assert states(batch) == ["skipped"] * 2
         assert capsys.readouterr().out == "2 messages skipped.\n"
 
+    def test_skips_what_it_asked_about_and_not_what_died_since(self, batch, monkeypatch):
+        since = []
+        monkeypatch.setattr("sys.stdin.isatty", lambda: True, raising=False)
+        monkeypatch.setattr("builtins.input", lambda prompt: since.append(BatchFactory(state=State.DEAD)) or "yes")
+
+        assert retry("--all-dead", "--skip") == 0
+
+        assert states(batch) == ["skipped"] * 2
+        assert states(since[0]) == ["dead"]
+
     def test_skips_nothing_unasked_where_there_is_no_terminal(self, batch, capsys):
         with pytest.raises(CommandError, match="--no-input") as refused:
             retry("--topic", "broken", "--skip")
