@@ -15,8 +15,8 @@ from project.demo.report import LEDGERS, Connection, Kills, number
 # What a shop's part of the outbox still has to send.
 UNSENT = "(SELECT count(*) FROM outbox_ticket) + (SELECT count(*) FROM outbox_delayed)"
 
-# What a broker of its own has not brought to an end, as far as the outbox's tables tell: what is to be sent, what a group has not
-# handled, and what comes again after so many consumers were killed before the ack, which the inbox drops.
+# What is unfinished on a broker outside the database, as far as the outbox's tables tell: what is to be sent, what a group has
+# not handled, and what comes again after so many consumers were killed before the ack, which the inbox drops.
 UNHANDLED = f"""
 {UNSENT}
     + (SELECT count(*) FROM outbox_batch WHERE state IN (0, 1))

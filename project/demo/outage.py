@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-HELD = 10  # messages that the broker is to have for the dead consumers
+LEAST_HELD = 10  # messages in the queues of dead consumers
 DOWN_SECONDS = 3  # until it is started again
 
 
@@ -40,7 +40,7 @@ class BrokerKill:
     Kills the broker, and starts it again on its data.
 
     Args:
-        is_safe: returns whether the server says of its queues that they outlast a crash.
+        is_safe: returns whether the queues are on the disk, so that they outlast a crash.
         count_held: counts the messages that the broker has confirmed and some groups have not handled.
     """
 
@@ -54,7 +54,7 @@ class BrokerKill:
 
     def is_due(self, groups: Sequence[str]) -> bool:
         """Return whether the broker has enough messages for these groups."""
-        return self._count_held(groups) >= HELD and self._is_safe()
+        return self._count_held(groups) >= LEAST_HELD and self._is_safe()
 
     def kill(self, groups: Sequence[str]) -> str:
         """Kill it. Return what is to be shown."""

@@ -22,7 +22,8 @@ from project.demo.report import LEDGERS, Connection, Kills, number
 from project.servers.rabbitmq import RabbitMQ as Server
 from project.servers.rocketmq_jars import ServerError
 
-# Bound to all topics, so it has each copy that a relay sent; nobody reads it before the report.
+# Bound to all topics: what a relay sent and RabbitMQ confirmed is in it, as often as it was sent. Nobody reads it before the
+# report.
 WITNESS = "demo.witness"
 
 WAITING = f"{LEDGERS} SELECT {UNHANDLED}"
@@ -84,7 +85,7 @@ class RabbitMQ(DemoBroker):
         return number(connection, WAITING % kills.unacked) or self._count_ready()
 
     def show(self, connection: Connection) -> None:
-        """Read the witness: each copy of a message that a relay has sent."""
+        """Take each copy of a message from the witness."""
         connection.execute(TABLES)
         with self._channel() as channel, connection.cursor() as cursor, cursor.copy("COPY demo_visible FROM STDIN") as copy:
             while (message := channel.basic_get(WITNESS, no_ack=True)) is not None:
