@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import abc
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import ClassVar
@@ -45,6 +45,13 @@ SHOW = """
 CREATE OR REPLACE TEMP VIEW demo_visible AS SELECT message_id, key FROM outbox_embedded_message;
 CREATE OR REPLACE TEMP VIEW demo_half AS SELECT id FROM outbox_embedded_half
     UNION ALL SELECT half_id FROM outbox_embedded_message WHERE half_id IS NOT NULL
+"""
+
+# What a broker outside the database has.
+TABLES = """
+DROP TABLE IF EXISTS demo_visible, demo_half;
+CREATE TEMP TABLE demo_visible (message_id text, key text);
+CREATE TEMP TABLE demo_half (id text)
 """
 
 
@@ -89,3 +96,21 @@ class Embedded(DemoBroker):
 
     def show(self, connection: Connection) -> None:
         connection.execute(SHOW)
+
+
+def write_copies(connection: Connection, copies: Iterable[tuple[str, str]], halves: Iterable[str] = ()) -> None:
+    """
+    Create the temporary tables that the report reads, for a broker outside the database.
+
+    Args:
+        copies: id and key of each copy of a message that consumers could see.
+        halves: the ids of half messages.
+    """
+    connection.execute(TABLES)
+    with connection.cursor() as cursor:
+        with cursor.copy("COPY demo_visible FROM STDIN") as copy:
+            for row in copies:
+                copy.write_row(row)
+        with cursor.copy("COPY demo_half FROM STDIN") as copy:
+            for half in halves:
+                copy.write_row((half,))

@@ -14,7 +14,7 @@ from outbox.brokers.rabbitmq.connection import LOST, describe
 from outbox.brokers.rabbitmq.envelope import to_delivery
 from outbox.brokers.rabbitmq.topology import QUORUM, declare_topic, queue_name
 from outbox.consuming.register import groups
-from project.demo.brokers import UNHANDLED, DemoBroker
+from project.demo.brokers import UNHANDLED, DemoBroker, write_copies
 from project.demo.kills import ONE_PHASE_ROUNDS
 from project.demo.outage import BrokerKill
 from project.demo.processes import DemoError
@@ -36,12 +36,6 @@ JOIN outbox_topic t ON t.id = b.topic_id JOIN reads r ON r.topic = t.name
 WHERE b.state = 3 AND u.position::smallint <> ALL (b.split) AND r.consumer_group = ANY(%s)
 AND NOT EXISTS (SELECT FROM outbox_inbox i WHERE i.consumer_group = r.consumer_group AND i.message_id = u.id)
 """  # noqa: S608
-
-TABLES = """
-DROP TABLE IF EXISTS demo_visible, demo_half;
-CREATE TEMP TABLE demo_visible (message_id text, key text);
-CREATE TEMP TABLE demo_half (id text)
-"""
 
 
 class RabbitMQ(DemoBroker):
@@ -86,11 +80,11 @@ class RabbitMQ(DemoBroker):
 
     def show(self, connection: Connection) -> None:
         """Take each copy of a message from the witness."""
-        connection.execute(TABLES)
-        with self._channel() as channel, connection.cursor() as cursor, cursor.copy("COPY demo_visible FROM STDIN") as copy:
+        copies = []
+        with self._channel() as channel:
             while (message := channel.basic_get(WITNESS, no_ack=True)) is not None:
-                found = to_delivery(message, group="", topic="", receipt="")
-                copy.write_row((found.message_id, found.key))
+                copies.append(to_delivery(message, group="", topic="", receipt=""))
+        write_copies(connection, [(copy.message_id, copy.key) for copy in copies])
 
     @property
     def _node(self) -> Server:

@@ -15,7 +15,7 @@ from django.conf import settings
 from outbox import conf
 from outbox.consuming.register import groups
 from outbox.message import Header
-from project.demo.brokers import UNHANDLED, DemoBroker
+from project.demo.brokers import UNHANDLED, DemoBroker, write_copies
 from project.demo.processes import DemoError
 from project.demo.report import LEDGERS, Connection, Kills, number
 
@@ -38,12 +38,6 @@ WAITING = f"""
 SELECT {UNHANDLED}
     + greatest(0, %d - (SELECT count(*) FROM outbox_check_back WHERE answer = 'ROLLBACK'))
 """  # noqa: S608
-
-TABLES = """
-DROP TABLE IF EXISTS demo_visible, demo_half;
-CREATE TEMP TABLE demo_visible (message_id text, key text);
-CREATE TEMP TABLE demo_half (id text)
-"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,14 +97,8 @@ class RocketMQ(DemoBroker):
             for stored in _read(self._node, HALVES, 1)
             if stored.properties.get("REAL_TOPIC") in {topic.name for topic in topics}
         }
-        connection.execute(TABLES)
-        with connection.cursor() as cursor:
-            with cursor.copy("COPY demo_visible FROM STDIN") as copy:
-                for stored in visible:
-                    copy.write_row((message_id_of(stored.properties), stored.properties.get(Header.SUBJECT, "")))
-            with cursor.copy("COPY demo_half FROM STDIN") as copy:
-                for half in halves:
-                    copy.write_row((half,))
+        copies = [(message_id_of(stored.properties), stored.properties.get(Header.SUBJECT, "")) for stored in visible]
+        write_copies(connection, copies, halves)
 
 
 @contextmanager
