@@ -12,7 +12,7 @@ export PIP_ROOT_USER_ACTION := ignore
 export UV_PYTHON_DOWNLOADS := never
 
 .DEFAULT_GOAL := help
-.PHONY: help demo demo-rocketmq serve test test-core test-rocketmq test-spark test-browser test-wheel faults-rocketmq storm-rocketmq storm-consumers screenshots rocketmq audit bench bench-peers docs check check-style check-types check-walls check-migrations lock lock-check clean
+.PHONY: help demo demo-rocketmq demo-rabbitmq serve test test-core test-rocketmq test-spark test-browser test-wheel faults-rocketmq storm-rocketmq storm-consumers screenshots rocketmq audit bench bench-peers docs check check-style check-types check-walls check-migrations lock lock-check clean
 
 help:
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-15s  %s\n", $$1, $$2 }' Makefile
@@ -22,6 +22,9 @@ demo: $(VENV)/.project ## replay a day of orders while relay and consumer are ki
 
 demo-rocketmq: $(VENV)/.rocketmq ## the same on a RocketMQ, started for it; needs Java and Maven (ARGS="...")
 	@$(BIN)/python manage.py outbox_demo --broker rocketmq $(ARGS)
+
+demo-rabbitmq: $(VENV)/.project ## the same on a RabbitMQ, started for it and killed once; needs rabbitmq-server (ARGS="...")
+	@$(BIN)/python manage.py outbox_demo --broker rabbitmq $(ARGS)
 
 serve: $(VENV)/.project ## play the demo, then leave shop and admin running
 	@$(BIN)/python manage.py outbox_demo --serve $(ARGS)

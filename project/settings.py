@@ -2,6 +2,7 @@
 
 import os
 from pathlib import Path
+from typing import Any
 
 import dj_database_url
 from django.core.exceptions import ImproperlyConfigured
@@ -84,7 +85,7 @@ if "DATABASE_URL" in os.environ:
 else:
     DATABASES = {"default": {"ENGINE": "project.no_database", "NAME": "no-database"}}
 
-OUTBOX = {
+OUTBOX: dict[str, Any] = {
     "BROKERS": {"default": broker(os.environ)},
     "TOPICS": {
         "orders": {"TYPE": "transaction"},

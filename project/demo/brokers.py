@@ -3,17 +3,29 @@
 from __future__ import annotations
 
 import abc
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import ClassVar
 
+from project.demo.kills import ROUNDS, Round
+from project.demo.outage import BrokerKill
 from project.demo.report import LEDGERS, Connection, Kills, number
 
 # What a shop's part of the outbox still has to send.
 UNSENT = "(SELECT count(*) FROM outbox_ticket) + (SELECT count(*) FROM outbox_delayed)"
 
-# What still waits in the outbox, and in the broker: halves, what a group has not read, and what it has not acknowledged.
+# What is unfinished on a broker outside the database, as far as the outbox's tables tell: what is to be sent, what a group has
+# not handled, and what comes again after so many consumers were killed before the ack, which the inbox drops.
+UNHANDLED = f"""
+{UNSENT}
+    + (SELECT count(*) FROM outbox_batch WHERE state IN (0, 1))
+    + (SELECT count(*) FROM message m JOIN reads r USING (topic) WHERE NOT EXISTS (
+        SELECT FROM outbox_inbox i WHERE i.consumer_group = r.consumer_group AND i.message_id = m.id))
+    + greatest(0, %d - (SELECT count(*) FROM outbox_duplicate WHERE nth > 1))
+"""  # noqa: S608
+
+# What still waits in the outbox, and in the embedded broker: halves, what a group has not read, and what it has not acknowledged.
 # A dead letter waits for a person, and is not counted.
 WAITING = f"""
 {LEDGERS}
@@ -35,11 +47,19 @@ CREATE OR REPLACE TEMP VIEW demo_half AS SELECT id FROM outbox_embedded_half
     UNION ALL SELECT half_id FROM outbox_embedded_message WHERE half_id IS NOT NULL
 """
 
+# What a broker outside the database has.
+TABLES = """
+DROP TABLE IF EXISTS demo_visible, demo_half;
+CREATE TEMP TABLE demo_visible (message_id text, key text);
+CREATE TEMP TABLE demo_half (id text)
+"""
+
 
 class DemoBroker(abc.ABC):
     """One broker, for one demo."""
 
-    doors: ClassVar[tuple[str, ...]]
+    doors: ClassVar[tuple[str, ...]]  # who asks about half messages; none: it has no half messages
+    rounds: ClassVar[tuple[Round, ...]] = ROUNDS
     opening: str = ""  # shown to the user while it starts
     settle_seconds: ClassVar[float] = 40  # to wait until all work is done
     commands: ClassVar[dict[str, str]] = {}  # processes that it needs beside the others: name -> management command
@@ -52,6 +72,10 @@ class DemoBroker(abc.ABC):
     def environment(self) -> dict[str, str]:
         """Return the environment variables that the settings of all processes read."""
         return {}
+
+    def plan_kill(self, connection: Connection) -> BrokerKill | None:
+        """Return what kills the broker itself; None where it is not killed."""
+        return None
 
     @abc.abstractmethod
     def count_open(self, connection: Connection, kills: Kills) -> int:
@@ -72,3 +96,21 @@ class Embedded(DemoBroker):
 
     def show(self, connection: Connection) -> None:
         connection.execute(SHOW)
+
+
+def write_copies(connection: Connection, copies: Iterable[tuple[str, str]], halves: Iterable[str] = ()) -> None:
+    """
+    Create the temporary tables that the report reads, for a broker outside the database.
+
+    Args:
+        copies: id and key of each copy of a message that consumers could see.
+        halves: the ids of half messages.
+    """
+    connection.execute(TABLES)
+    with connection.cursor() as cursor:
+        with cursor.copy("COPY demo_visible FROM STDIN") as copy:
+            for row in copies:
+                copy.write_row(row)
+        with cursor.copy("COPY demo_half FROM STDIN") as copy:
+            for half in halves:
+                copy.write_row((half,))

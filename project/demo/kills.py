@@ -11,11 +11,14 @@ from outbox.failpoints import VARIABLE
 
 HALF_SENT = "relay.after_half"  # half messages stored, nothing decided: check-backs answer ROLLBACK
 DECIDED = "relay.after_decide"  # decided, not committed: check-backs answer COMMIT
+CLAIMED = "relay.after_claim"  # nothing sent
+CONFIRMED = "relay.after_send"  # one phase: the broker has the messages, the database does not know: they are sent again
 WRITTEN = "consumer.after_handler"  # inside the handler's transaction: it is rolled back
 UNACKED = "consumer.after_commit"  # the handler's writes are in, the broker does not know: it delivers again
 
 RESIDENT, CELERY = "relay", "celery"  # the two hosts of relays, as their processes are called
-PLACES = {RESIDENT: (HALF_SENT, DECIDED), CELERY: (HALF_SENT, DECIDED)}
+RELAY_PLACES = (HALF_SENT, DECIDED, CLAIMED, CONFIRMED)
+PLACES = {RESIDENT: RELAY_PLACES, CELERY: RELAY_PLACES}
 CONSUMER_PLACES = (WRITTEN, UNACKED)
 
 IN_WORDS = {
@@ -23,6 +26,8 @@ IN_WORDS = {
     CELERY: "Celery's relay",
     HALF_SENT: "after its half messages, before it decided",
     DECIDED: "after it decided, before it committed",
+    CLAIMED: "after it claimed messages, before it sent them",
+    CONFIRMED: "after the broker's confirms, before it marked the messages as sent",
     WRITTEN: "inside its handler's transaction",
     UNACKED: "after its handler's commit, before the ack",
 }
@@ -45,11 +50,17 @@ class Kill:
 
 @dataclass(frozen=True, slots=True)
 class Round:
-    """Kills of one round: the resident relay, then Celery's while the first is dead; consumers at the same time."""
+    """
+    Kills of one round: the resident relay, then Celery's while the first is dead; consumers at the same time.
+
+    Args:
+        kills_broker: before the relays, the broker is killed, while the consumers are dead and it has messages for them.
+    """
 
     resident: Kill
     celery: Kill
     consumers: tuple[Kill, ...]
+    kills_broker: bool = False
 
 
 # The decided ones come first: what is left of them is ended in the relays' sweep, a while later.
@@ -58,6 +69,16 @@ ROUNDS = (
     Round(Kill(RESIDENT, DECIDED), Kill(CELERY, DECIDED), (Kill("shipment", UNACKED), Kill("letters", WRITTEN))),
     Round(Kill(RESIDENT, HALF_SENT), Kill(CELERY, HALF_SENT), (Kill("points", UNACKED), Kill("shipment", WRITTEN))),
     Round(Kill(RESIDENT, HALF_SENT), Kill(CELERY, HALF_SENT), (Kill("cart", UNACKED), Kill("letters", UNACKED))),
+)
+
+# For a broker without half messages, which is killed itself.
+ONE_PHASE_ROUNDS = (
+    Round(Kill(RESIDENT, CONFIRMED), Kill(CELERY, CONFIRMED), (Kill("cart", UNACKED), Kill("letters", WRITTEN))),
+    Round(
+        Kill(RESIDENT, CLAIMED), Kill(CELERY, CONFIRMED), (Kill("points", UNACKED), Kill("shipment", UNACKED)), kills_broker=True
+    ),
+    Round(Kill(RESIDENT, CONFIRMED), Kill(CELERY, CLAIMED), (Kill("points", UNACKED), Kill("shipment", WRITTEN))),
+    Round(Kill(RESIDENT, CLAIMED), Kill(CELERY, CLAIMED), (Kill("cart", UNACKED), Kill("letters", UNACKED))),
 )
 
 

@@ -13,7 +13,8 @@ from typing import Any
 
 import psycopg
 
-from project.demo.kills import CELERY, HALF_SENT, RESIDENT, UNACKED, Kill
+from project.demo.kills import CELERY, CONFIRMED, HALF_SENT, RESIDENT, UNACKED, Kill
+from project.demo.outage import Outage
 
 Connection = psycopg.Connection[tuple[Any, ...]]
 
@@ -104,6 +105,7 @@ class Kills:
 
     Args:
         undecided: relays between their half messages and the decision.
+        unmarked: relays between the broker's confirms and the mark in the database.
         unacked: consumers between the handler's commit and the ack.
     """
 
@@ -111,6 +113,7 @@ class Kills:
     celery: int = 0
     consumers: int = 0
     undecided: int = 0
+    unmarked: int = 0
     unacked: int = 0
 
     @classmethod
@@ -121,6 +124,7 @@ class Kills:
             celery=sum(kill.process == CELERY for kill in kills),
             consumers=sum(not kill.is_of_relay for kill in kills),
             undecided=sum(kill.place == HALF_SENT for kill in kills),
+            unmarked=sum(kill.place == CONFIRMED for kill in kills),
             unacked=sum(kill.place == UNACKED for kill in kills),
         )
 
@@ -131,7 +135,13 @@ class Kills:
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """The counts of the report: guarantees, and injected faults."""
+    """
+    The counts of the report: guarantees, and injected faults.
+
+    Args:
+        two_phase: the broker has half messages, and asks about them.
+        outage: of the broker that was killed itself; None: it was not.
+    """
 
     orders: int
     cancellations: int
@@ -150,6 +160,8 @@ class Report:
     applied_twice: int
     p50_ms: float
     p99_ms: float
+    two_phase: bool = True
+    outage: Outage | None = None
 
     @property
     def is_kept(self) -> bool:
@@ -157,29 +169,40 @@ class Report:
 
     def missing(self) -> list[str]:
         """Return the faults that the demo wants to show and that did not happen."""
-        kills, asked = self.kills, self.check_backs
+        kills = self.kills
         wanted = [
             ("rolled back orders", self.rolled_back, 3),
             ("kills of relays", kills.resident + kills.celery, 5),
             ("kills of the resident relay", kills.resident, 2),
             ("kills of Celery's relay", kills.celery, 2),
             ("kills of consumers before the ack", kills.unacked, 5),
-            ("check-backs answered COMMIT", asked["commit"], 3),
-            ("check-backs answered ROLLBACK", asked["rollback"], 1),
+            *(self._wanted_of_two_phases() if self.two_phase else self._wanted_of_one_phase()),
         ]
         return [f"{what}: {found} instead of {least} or more" for what, found, least in wanted if found < least]
+
+    def _wanted_of_two_phases(self) -> list[tuple[str, int, int]]:
+        asked = self.check_backs
+        return [("check-backs answered COMMIT", asked["commit"], 3), ("check-backs answered ROLLBACK", asked["rollback"], 1)]
+
+    def _wanted_of_one_phase(self) -> list[tuple[str, int, int]]:
+        return [
+            ("kills of relays between confirm and mark", self.kills.unmarked, 3),
+            ("duplicate copies", self.duplicate_copies, 3),
+            ("kills of the broker", int(self.outage is not None), 1),
+            ("messages in queues of dead consumers when the broker was killed", self.outage.held if self.outage else 0, 1),
+        ]
 
     def as_dict(self) -> dict[str, Any]:
         """Return the report for `--json`; `kills` in total, and by process."""
         return {**asdict(self), "kills": self.kills.total, "kills_by": asdict(self.kills)}
 
 
-def read(connection: Connection, kills: Kills, doors: Sequence[str]) -> Report:
+def read(connection: Connection, kills: Kills, doors: Sequence[str], outage: Outage | None = None) -> Report:
     """
     Count everything.
 
     Args:
-        doors: who asks about half messages, as `asked_by` names them.
+        doors: who asks about half messages, as `asked_by` names them; none where there are no half messages.
     """
     found = connection.execute(COUNTS)
     assert found.description is not None
@@ -197,6 +220,8 @@ def read(connection: Connection, kills: Kills, doors: Sequence[str]) -> Report:
         applied_twice=number(connection, APPLIED_TWICE),
         p50_ms=round(p50, 1),
         p99_ms=round(p99, 1),
+        two_phase=bool(doors),
+        outage=outage,
     )
 
 

@@ -15,7 +15,7 @@ from django.conf import settings
 from outbox import conf
 from outbox.consuming.register import groups
 from outbox.message import Header
-from project.demo.brokers import UNSENT, DemoBroker
+from project.demo.brokers import UNHANDLED, DemoBroker, write_copies
 from project.demo.processes import DemoError
 from project.demo.report import LEDGERS, Connection, Kills, number
 
@@ -31,25 +31,13 @@ PROXY = {"minInvisibleTimeMillsForRecv": 100, "grpcClientConsumerMinLongPollingT
 OWN_SECONDS = {"check_horizon": 30, "invisible": 3}
 OTHER_SECONDS = {"check_horizon": 600, "invisible": 10}
 
-# What the outbox has to send, and what a group has not handled. A batch that waits for nothing but its check-back is not
-# counted: its messages are, until they are handled. The last parts are for consumers that were killed before the ack, as the
-# server hands out again what they held, and the inbox drops it; and for relays that were killed before they decided, as the
-# server asks about their half messages when all else may be over.
+# A batch that waits for nothing but its check-back is not counted: its messages are, until they are handled. The last part is
+# for relays that were killed before they decided, as the server asks about their half messages when all else may be over.
 WAITING = f"""
 {LEDGERS}
-SELECT {UNSENT}
-    + (SELECT count(*) FROM outbox_batch WHERE state IN (0, 1))
-    + (SELECT count(*) FROM message m JOIN reads r USING (topic) WHERE NOT EXISTS (
-        SELECT FROM outbox_inbox i WHERE i.consumer_group = r.consumer_group AND i.message_id = m.id))
-    + greatest(0, %d - (SELECT count(*) FROM outbox_duplicate WHERE nth > 1))
+SELECT {UNHANDLED}
     + greatest(0, %d - (SELECT count(*) FROM outbox_check_back WHERE answer = 'ROLLBACK'))
 """  # noqa: S608
-
-TABLES = """
-DROP TABLE IF EXISTS demo_visible, demo_half;
-CREATE TEMP TABLE demo_visible (message_id text, key text);
-CREATE TEMP TABLE demo_half (id text)
-"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,14 +97,8 @@ class RocketMQ(DemoBroker):
             for stored in _read(self._node, HALVES, 1)
             if stored.properties.get("REAL_TOPIC") in {topic.name for topic in topics}
         }
-        connection.execute(TABLES)
-        with connection.cursor() as cursor:
-            with cursor.copy("COPY demo_visible FROM STDIN") as copy:
-                for stored in visible:
-                    copy.write_row((message_id_of(stored.properties), stored.properties.get(Header.SUBJECT, "")))
-            with cursor.copy("COPY demo_half FROM STDIN") as copy:
-                for half in halves:
-                    copy.write_row((half,))
+        copies = [(message_id_of(stored.properties), stored.properties.get(Header.SUBJECT, "")) for stored in visible]
+        write_copies(connection, copies, halves)
 
 
 @contextmanager

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 
 from project.demo.feed import Feed
 from project.demo.kills import RESIDENT, ROUNDS, Kill, Permits, Round
+from project.demo.outage import DOWN_SECONDS, BrokerKill
 from project.demo.processes import Processes
 from project.demo.screen import Screen
 
@@ -23,6 +24,7 @@ class Scenario:
     Args:
         count_open: counts what is still under way.
         settle_seconds: to wait until nothing is.
+        broker_kill: kills the broker in the rounds that say so.
     """
 
     def __init__(
@@ -33,6 +35,7 @@ class Scenario:
         count_open: Callable[[], int],
         screen: Screen,
         settle_seconds: float = 40,
+        broker_kill: BrokerKill | None = None,
     ) -> None:
         self.processes = processes
         self.permits = permits
@@ -40,6 +43,7 @@ class Scenario:
         self.count_open = count_open
         self.screen = screen
         self.settle_seconds = settle_seconds
+        self.broker_kill = broker_kill
 
     def play(self, rounds: Iterable[Round] = ROUNDS) -> None:
         """Send all orders, with kills in between, and wait until all work is done."""
@@ -55,14 +59,34 @@ class Scenario:
     def _play_round(self, round_: Round, until_sent: int) -> None:
         for kill in round_.consumers:
             self.permits.grant(kill)
+        if self.broker_kill and round_.kills_broker:
+            self._kill_broker(self.broker_kill, round_.consumers, until_sent)
         self.processes.hold(RESIDENT)  # so that Celery's relay has the work while it is dead
         self.permits.grant(round_.resident)
         self._feed_until_dead([round_.resident], until_sent)
         self.permits.grant(round_.celery)
         self._feed_until_dead([round_.celery], until_sent)
         self.processes.release(RESIDENT)
-        self._feed_until_dead(round_.consumers, until_sent)
+        if not round_.kills_broker:
+            self._feed_until_dead(round_.consumers, until_sent)
         self._feed_until(until_sent)
+
+    def _kill_broker(self, broker_kill: BrokerKill, consumers: Sequence[Kill], until_sent: int) -> None:
+        """Kill the broker while it has messages for dead consumers, send orders meanwhile, then start it and the consumers."""
+        groups = [kill.process for kill in consumers]
+        for group in groups:
+            self.processes.hold(group)
+        self._feed_until_dead(consumers, until_sent)
+        self._feed_while(lambda: not broker_kill.is_due(groups), until_sent, KILL_SECONDS)
+        if broker_kill.is_due(groups):
+            before = self.feed.sent
+            self.screen.say(broker_kill.kill(groups))
+            self._feed_while(lambda: True, until_sent, DOWN_SECONDS)
+            self.screen.say(broker_kill.start_again(self.feed.sent - before))
+        else:
+            self.screen.say(f"not killed within {KILL_SECONDS} s: the broker")
+        for group in groups:
+            self.processes.release(group)
 
     def _feed_until(self, sent: int) -> None:
         """Send orders until the given number is sent, as fast as the shop accepts them."""
@@ -75,17 +99,21 @@ class Scenario:
     def _feed_until_dead(self, kills: Iterable[Kill], until_sent: int) -> None:
         """Send orders until each of the kills has happened."""
         kills = list(kills)
-        deadline = time.monotonic() + KILL_SECONDS
-        while not all(map(self.permits.is_used, kills)) and time.monotonic() < deadline:
-            self.processes.tend()
-            if not self.feed.is_empty:
-                self.feed.send_next()
-            time.sleep(PACE_SECONDS if self.feed.sent < until_sent else SLOW_PACE_SECONDS)
+        self._feed_while(lambda: not all(map(self.permits.is_used, kills)), until_sent, KILL_SECONDS)
         for kill in kills:
             if self.permits.revoke(kill):
                 self.screen.say(f"not killed within {KILL_SECONDS} s: {kill}")
             else:
                 self.screen.say(f"killed {kill}")
+
+    def _feed_while(self, condition: Callable[[], bool], until_sent: int, seconds: float) -> None:
+        """Send orders one by one while a condition holds, for so long at most."""
+        deadline = time.monotonic() + seconds
+        while condition() and time.monotonic() < deadline:
+            self.processes.tend()
+            if not self.feed.is_empty:
+                self.feed.send_next()
+            time.sleep(PACE_SECONDS if self.feed.sent < until_sent else SLOW_PACE_SECONDS)
 
     def _settle(self) -> None:
         """Wait until all work is done. The report counts what is unfinished at the deadline as lost."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Iterator
 from typing import TextIO
 
 from project.demo.report import Report
@@ -26,20 +27,19 @@ class Screen:
 
 def table(report: Report) -> str:
     """Return the report as an aligned table."""
-    kills, asked = report.kills, report.check_backs
+    kills = report.kills
     rows = [
         ("orders placed", report.orders, f"{report.cancellations} cancellations"),
         ("refused", report.refused_lines, "dirty lines, each kept with its reason"),
         ("rolled back", report.rolled_back, "payment declined after the order was published"),
         ("messages published", report.published, "orders, cancellations, shipments"),
-        ("half messages", report.half_messages, f"{report.half_messages - report.published} more than messages: sent again"),
+        ("half messages", report.half_messages, _half_messages_note(report)),
         (
             "killed with SIGKILL",
             kills.total,
             f"{kills.resident} resident relay, {kills.celery} Celery's, {kills.consumers} consumers",
         ),
-        ("check-backs", sum(asked.values()), ", ".join(f"{count} {answer.upper()}" for answer, count in asked.items())),
-        ("duplicate copies", report.duplicate_copies, "made by the broker; consumers could see each"),
+        *_faults_of_phases(report),
         ("redelivered", report.redelivered, "deliveries that were not the first"),
         ("duplicates dropped", report.duplicates_dropped, "by the inbox"),
         ("handled", report.handled, f"p50 {report.p50_ms:,.0f} ms, p99 {report.p99_ms:,.0f} ms after the commit"),
@@ -50,3 +50,22 @@ def table(report: Report) -> str:
     ]
     wide = max(len(name) for name, _, _ in rows)
     return "\n".join(f"  {name:<{wide}}  {number:>6}  {note}".rstrip() for name, number, note in rows)
+
+
+def _half_messages_note(report: Report) -> str:
+    if report.two_phase:
+        return f"{report.half_messages - report.published} more than messages: sent again"
+    return "none, and no check-backs: the broker takes messages in one phase"
+
+
+def _faults_of_phases(report: Report) -> Iterator[tuple[str, int, str]]:
+    """Yield the rows that differ with the phases in which the broker takes messages."""
+    if report.two_phase:
+        asked = report.check_backs
+        yield "check-backs", sum(asked.values()), ", ".join(f"{count} {answer.upper()}" for answer, count in asked.items())
+        yield "duplicate copies", report.duplicate_copies, "made by the broker; consumers could see each"
+        return
+    if outage := report.outage:
+        note = f"with {outage.held} messages in queues of dead consumers; back on its data after {outage.seconds:.1f} s"
+        yield "broker killed", 1, note
+    yield "duplicate copies", report.duplicate_copies, "sent again: the confirm was lost, or its relay died with it"

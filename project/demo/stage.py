@@ -23,7 +23,8 @@ from project.demo.brokers import DemoBroker, Embedded
 from project.demo.database import own_database
 from project.demo.feed import Feed
 from project.demo.interrupt import Interrupt
-from project.demo.kills import CELERY, RESIDENT, ROUNDS, Permits
+from project.demo.kills import CELERY, RESIDENT, Permits
+from project.demo.outage import Outage
 from project.demo.processes import DemoError, Processes
 from project.demo.scenario import Scenario
 from project.demo.screen import Screen
@@ -73,6 +74,7 @@ class Stage:
         self.address = "http://{}:{}".format(*listener.getsockname())
         self.permits = Permits(folder)
         self.processes = Processes(folder, self._environment(), interrupt.check)
+        self.outage: Outage | None = None  # of the broker, when it was killed
 
     def start(self) -> None:
         """Migrate, start all processes, wait until the shop answers."""
@@ -99,8 +101,10 @@ class Stage:
             def count_open() -> int:
                 return broker.count_open(connection, report.Kills.count(self.permits.done()))
 
-            scenario = Scenario(self.processes, self.permits, feed, count_open, self.screen, broker.settle_seconds)
-            scenario.play(ROUNDS if self.options.with_kills else ())
+            kill = broker.plan_kill(connection)
+            scenario = Scenario(self.processes, self.permits, feed, count_open, self.screen, broker.settle_seconds, kill)
+            scenario.play(broker.rounds if self.options.with_kills else ())
+            self.outage = kill.outage if kill else None
 
     def stop(self) -> None:
         """Stop all processes but the database."""
@@ -111,7 +115,8 @@ class Stage:
     def read_report(self) -> report.Report:
         with psycopg.connect(self.database_url, autocommit=True) as connection:
             self.options.broker.show(connection)
-            return report.read(connection, report.Kills.count(self.permits.done()), self.options.broker.doors)
+            kills = report.Kills.count(self.permits.done())
+            return report.read(connection, kills, self.options.broker.doors, self.outage)
 
     def add_admin(self, name: str) -> str:
         """Make a superuser; return its password."""

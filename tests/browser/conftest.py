@@ -19,6 +19,7 @@ import psycopg
 import pytest
 
 from project.demo import stage as demo
+from project.demo.brokers import Embedded
 from project.demo.interrupt import Interrupt
 from project.demo.kills import ROUNDS
 from project.demo.screen import Screen
@@ -87,7 +88,7 @@ def shop(browser: Browser) -> Iterator[Shop]:
     """Play part of the demo, with kills, and make some trouble; then serve it under a strict policy."""
     options = demo.Options(invoices=read_orders(DAY)[:INVOICES], port=8400)
     with pytest.MonkeyPatch.context() as patch, demo.open_stage(options, Screen(sys.stderr), Interrupt()) as stage:
-        patch.setattr(demo, "ROUNDS", (ROUNDS[0], ROUNDS[3]))
+        patch.setattr(Embedded, "rounds", (ROUNDS[0], ROUNDS[3]))
         stage.play()
         with psycopg.connect(stage.database_url, autocommit=True) as connection:
             trouble.make(connection)

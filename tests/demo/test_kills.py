@@ -3,7 +3,7 @@ import sys
 
 import pytest
 
-from project.demo.kills import DECIDED, HALF_SENT, RESIDENT, ROUNDS, UNACKED, Kill, Permits
+from project.demo.kills import CONFIRMED, DECIDED, HALF_SENT, ONE_PHASE_ROUNDS, RESIDENT, ROUNDS, UNACKED, Kill, Permits
 
 KILL = Kill(RESIDENT, HALF_SENT)
 
@@ -63,8 +63,9 @@ class TestPermits:
 
 
 class TestRounds:
-    def test_kill_as_many_as_the_demo_promises(self):
-        kills = [kill for one in ROUNDS for kill in (one.resident, one.celery, *one.consumers)]
+    @pytest.mark.parametrize("rounds", [ROUNDS, ONE_PHASE_ROUNDS], ids=["two phases", "one phase"])
+    def test_kill_as_many_as_the_demo_promises(self, rounds):
+        kills = [kill for one in rounds for kill in (one.resident, one.celery, *one.consumers)]
 
         assert sum(kill.process == RESIDENT for kill in kills) >= 2
         assert sum(kill.process == "celery" for kill in kills) >= 2
@@ -76,3 +77,9 @@ class TestRounds:
 
         assert places.count(HALF_SENT) >= 3
         assert places.count(DECIDED) >= 3
+
+    def test_of_one_phase_leave_copies_at_least_three_times_and_kill_the_broker_once(self):
+        places = [kill.place for one in ONE_PHASE_ROUNDS for kill in (one.resident, one.celery)]
+
+        assert places.count(CONFIRMED) >= 3
+        assert [one.kills_broker for one in ONE_PHASE_ROUNDS].count(True) == 1

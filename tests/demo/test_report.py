@@ -10,7 +10,8 @@ from outbox import database, models, publish, transaction
 from outbox.embedded.models import EmbeddedMessage
 from project.demo import report
 from project.demo.brokers import Embedded
-from project.demo.kills import CELERY, DECIDED, HALF_SENT, RESIDENT, UNACKED, WRITTEN, Kill
+from project.demo.kills import CELERY, CONFIRMED, DECIDED, HALF_SENT, RESIDENT, UNACKED, WRITTEN, Kill
+from project.demo.outage import Outage
 from project.demo.rocketmq import RocketMQ
 from project.shop.messages import OrderPlaced, OrderShipped
 from project.shop.models import CartEntry, Customer, Letter, Order, PointsEntry, Refusal, Shipment
@@ -281,20 +282,38 @@ class TestMissing:
             "check-backs answered ROLLBACK",
         ]
 
+    def test_asks_a_broker_of_one_phase_for_copies_and_for_its_own_kill(self, order):
+        shown = replace(
+            read(replace(KILLS, unmarked=3)),
+            rolled_back=3,
+            two_phase=False,
+            duplicate_copies=3,
+            outage=Outage(held=10, seconds=8.5, invoices=20),
+        )
+
+        assert shown.missing() == []
+        assert [text.partition(":")[0] for text in replace(shown, kills=KILLS, duplicate_copies=0, outage=None).missing()] == [
+            "kills of relays between confirm and mark",
+            "duplicate copies",
+            "kills of the broker",
+            "messages in queues of dead consumers when the broker was killed",
+        ]
+
 
 class TestKills:
     def test_are_counted_by_whom_they_hit(self):
         done = [
             (Kill(RESIDENT, HALF_SENT), 1),
             (Kill(CELERY, DECIDED), 2),
+            (Kill(CELERY, CONFIRMED), 5),
             (Kill("cart", UNACKED), 3),
             (Kill("cart", WRITTEN), 4),
         ]
 
         kills = report.Kills.count(done)
 
-        assert kills == report.Kills(resident=1, celery=1, consumers=2, undecided=1, unacked=1)
-        assert kills.total == 4
+        assert kills == report.Kills(resident=1, celery=2, consumers=2, undecided=1, unmarked=1, unacked=1)
+        assert kills.total == 5
 
 
 class TestAsDict:

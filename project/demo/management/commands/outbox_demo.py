@@ -16,6 +16,7 @@ from django.core.management.base import BaseCommand, CommandError
 from project.demo.brokers import DemoBroker, Embedded
 from project.demo.interrupt import Interrupt, Interrupted
 from project.demo.processes import DemoError
+from project.demo.rabbitmq import RabbitMQ
 from project.demo.rocketmq import OTHER_SECONDS, Node, RocketMQ
 from project.demo.screen import Screen, table
 from project.demo.stage import Options, Stage, open_stage
@@ -28,6 +29,8 @@ def _broker(name: str, node: str) -> DemoBroker:
     """Return the broker that was chosen. Raises DemoError where the node is not named as it should be."""
     if name == "embedded":
         return Embedded()
+    if name == "rabbitmq":
+        return RabbitMQ()
     if not node:
         return RocketMQ()
     proxy, _, name_server = node.partition(",")
@@ -56,9 +59,10 @@ class Command(BaseCommand):
         )
         parser.add_argument(
             "--broker",
-            choices=["embedded", "rocketmq"],
+            choices=["embedded", "rocketmq", "rabbitmq"],
             default="embedded",
-            help="what carries the messages (default: embedded). rocketmq starts one, which needs Java and Maven",
+            help="what carries the messages (default: embedded). rocketmq starts one, which needs Java and Maven; rabbitmq "
+            "starts one, which needs rabbitmq-server, and kills it once",
         )
         parser.add_argument(
             "--rocketmq",
@@ -67,7 +71,12 @@ class Command(BaseCommand):
             help="use a RocketMQ that runs, such as 127.0.0.1:8081,127.0.0.1:9876; the shop's topics must be empty there "
             "(default: DEMO_ROCKETMQ_NODE)",
         )
-        parser.add_argument("--celery-broker", default="", metavar="URL", help="Redis or RabbitMQ for Celery (default: files)")
+        parser.add_argument(
+            "--celery-broker",
+            default="",
+            metavar="URL",
+            help="Redis or RabbitMQ for Celery (default: files; with --broker rabbitmq the server it starts)",
+        )
 
     def handle(self, *args: Any, **options: Any) -> None:
         screen = Screen(sys.stderr if options["json"] else sys.stdout)

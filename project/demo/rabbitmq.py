@@ -1,0 +1,117 @@
+"""The demo on a RabbitMQ of its own, which carries Celery's tasks, too."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+
+import amqp
+
+from outbox import conf
+from outbox.brokers.rabbitmq.connection import LOST, describe
+from outbox.brokers.rabbitmq.envelope import to_delivery
+from outbox.brokers.rabbitmq.topology import QUORUM, declare_topic, queue_name
+from outbox.consuming.register import groups
+from project.demo.brokers import UNHANDLED, DemoBroker, write_copies
+from project.demo.kills import ONE_PHASE_ROUNDS
+from project.demo.outage import BrokerKill
+from project.demo.processes import DemoError
+from project.demo.report import LEDGERS, Connection, Kills, number
+from project.servers.rabbitmq import RabbitMQ as Server
+from project.servers.rocketmq_jars import ServerError
+
+# Bound to all topics: what a relay sent and RabbitMQ confirmed is in it, as often as it was sent. Nobody reads it before the
+# report.
+WITNESS = "demo.witness"
+
+WAITING = f"{LEDGERS} SELECT {UNHANDLED}"
+
+# Messages that the broker has confirmed, for each group that has not handled them.
+HELD = f"""
+{LEDGERS}
+SELECT count(*) FROM outbox_batch b CROSS JOIN unnest(b.message_ids) WITH ORDINALITY u(id, position)
+JOIN outbox_topic t ON t.id = b.topic_id JOIN reads r ON r.topic = t.name
+WHERE b.state = 3 AND u.position::smallint <> ALL (b.split) AND r.consumer_group = ANY(%s)
+AND NOT EXISTS (SELECT FROM outbox_inbox i WHERE i.consumer_group = r.consumer_group AND i.message_id = u.id)
+"""  # noqa: S608
+
+
+class RabbitMQ(DemoBroker):
+    """RabbitMQ, one node, which is killed once and started again on its data."""
+
+    doors = ()
+    rounds = ONE_PHASE_ROUNDS
+    settle_seconds = 60
+    opening = "starting RabbitMQ"
+
+    def __init__(self) -> None:
+        self._server: Server | None = None
+        self._readers = {  # topic -> its groups
+            topic.name: [name for name, group in groups().items() if topic.name in group.topics]
+            for topic in conf.topics_of("default")
+        }
+
+    @contextmanager
+    def run(self, folder: Path) -> Iterator[None]:
+        """Start it, and declare the witness before there is a message. Raises DemoError."""
+        try:
+            with Server(folder / "rabbitmq") as self._server:
+                self._declare_witness()
+                yield
+        except ServerError as error:
+            raise DemoError(str(error)) from error
+
+    def environment(self) -> dict[str, str]:
+        options = {"NODES": [self._node.address], "GROUPS": self._readers}
+        return {"DEMO_RABBITMQ": json.dumps(options), "CELERY_BROKER_URL": self._node.url}
+
+    def plan_kill(self, connection: Connection) -> BrokerKill:
+        """Return what kills the node once its queues are on the disk, so that they outlast it."""
+
+        def count_held(groups: Sequence[str]) -> int:
+            return int((connection.execute(HELD, [list(groups)]).fetchone() or (0,))[0])
+
+        return BrokerKill(self._node, lambda: all(map(self._node.knows_after_crash, [WITNESS, *self._queues()])), count_held)
+
+    def count_open(self, connection: Connection, kills: Kills) -> int:
+        return number(connection, WAITING % kills.unacked) or self._count_ready()
+
+    def show(self, connection: Connection) -> None:
+        """Take each copy of a message from the witness."""
+        copies = []
+        with self._channel() as channel:
+            while (message := channel.basic_get(WITNESS, no_ack=True)) is not None:
+                copies.append(to_delivery(message, group="", topic="", receipt=""))
+        write_copies(connection, [(copy.message_id, copy.key) for copy in copies])
+
+    @property
+    def _node(self) -> Server:
+        assert self._server is not None
+        return self._server
+
+    @contextmanager
+    def _channel(self) -> Iterator[amqp.Channel]:
+        """Yield a channel of a bare client. Raises DemoError where the server does not answer it."""
+        try:
+            with amqp.Connection(self._node.address) as client:
+                yield client.channel()
+        except LOST as error:
+            raise DemoError(f"RabbitMQ cannot be asked: {describe(error)}.") from error
+
+    def _declare_witness(self) -> None:
+        with self._channel() as channel:
+            channel.queue_declare(WITNESS, durable=True, auto_delete=False, arguments=QUORUM)
+            for topic in conf.topics_of("default"):
+                declare_topic(channel, topic)
+                channel.queue_bind(WITNESS, topic.name, routing_key="#")
+
+    def _queues(self) -> list[str]:
+        return [queue_name(topic, group) for topic, names in self._readers.items() for group in names]
+
+    def _count_ready(self) -> int:
+        """Return how many messages wait in the groups' queues: copies, when all messages were handled."""
+        with self._channel() as channel:
+            answers = [channel.queue_declare(queue, passive=True) for queue in self._queues()]
+        return sum(answer[1] for answer in answers if answer is not None)
