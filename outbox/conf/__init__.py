@@ -119,13 +119,15 @@ def broker_class(alias: str) -> type[Broker]:
 
 
 def topics_of(alias: str) -> list[TopicSpec]:
-    """Return the topics of a broker, types filled in, sorted by name."""
+    """Return the topics of a broker, sorted by name. Where it has no half messages, type transaction becomes normal (W009)."""
+    has_halves = broker_class(alias).supports_half_messages
     found = []
     for name in sorted(settings().topics):
         topic = topic_settings(name)
         if topic.broker == alias:
             assert topic.type is not None
-            found.append(TopicSpec(name, topic.type, topic.queues, topic.retention, settings().retention))
+            kind = TopicType.NORMAL if topic.type is TopicType.TRANSACTION and not has_halves else topic.type
+            found.append(TopicSpec(name, kind, topic.queues, topic.retention, settings().retention))
     return found
 
 

@@ -127,6 +127,12 @@ class TestATopic:
         ]
         assert [topic.name for topic in conf.topics_of("spare")] == ["c"]
 
+    def test_is_normal_for_a_broker_without_half_messages(self, settings):
+        default = {"BACKEND": f"{__name__}.OnePhaseBroker"}
+        settings.OUTBOX = {"BROKERS": {"default": default}, "TOPICS": {"orders": {"TYPE": "transaction"}}}
+
+        assert [topic.type for topic in conf.topics_of("default")] == [TopicType.NORMAL]
+
 
 class TestABroker:
     def test_is_made_with_its_topics(self, settings):
