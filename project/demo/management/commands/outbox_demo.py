@@ -14,6 +14,7 @@ from typing import Any
 from django.core.management.base import BaseCommand, CommandError
 
 from project.demo.brokers import DemoBroker, Embedded
+from project.demo.compare.run import run as compare
 from project.demo.interrupt import Interrupt, Interrupted
 from project.demo.processes import DemoError
 from project.demo.rocketmq import OTHER_SECONDS, Node, RocketMQ
@@ -68,10 +69,19 @@ class Command(BaseCommand):
             "(default: DEMO_ROCKETMQ_NODE)",
         )
         parser.add_argument("--celery-broker", default="", metavar="URL", help="Redis or RabbitMQ for Celery (default: files)")
+        parser.add_argument(
+            "--compare",
+            action="store_true",
+            help="play the day three ways on a RabbitMQ that it starts, which needs rabbitmq-server: with task.delay() in the "
+            "transaction, with transaction.on_commit(task.delay), and with the outbox. Exit code 1 unless only the outbox keeps "
+            "the promise",
+        )
 
     def handle(self, *args: Any, **options: Any) -> None:
         screen = Screen(sys.stderr if options["json"] else sys.stdout)
         try:
+            if options["compare"]:
+                sys.exit(compare(options, screen, self.stdout))
             chosen = Options(
                 invoices=read_orders(options["orders"]),
                 port=options["port"],
