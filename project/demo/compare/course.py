@@ -44,7 +44,7 @@ class Course:
         self.rounds = rounds
         self.take_away = take_away
         self.count_open = count_open
-        self.errors = 0
+        self.failed_requests = 0
 
     def play(self) -> None:
         """Send all orders, with kills in between, and wait until all work is done."""
@@ -63,7 +63,7 @@ class Course:
         try:
             self.feed.send_next()
         except DemoError:
-            self.errors += 1
+            self.failed_requests += 1
 
     def _send_until(self, sent: int) -> None:
         while self.feed.sent < sent:
@@ -72,11 +72,11 @@ class Course:
 
     def _send_in_outage(self) -> None:
         """Send some invoices. It runs in a thread of its own, which starts no process: that would end with it."""
-        errors, until = self.errors, self.feed.sent + OUTAGE_INVOICES
+        failed, until = self.failed_requests, self.feed.sent + OUTAGE_INVOICES
         while self.feed.sent < until:
             self._send()
         text = f"killed RabbitMQ and sent {OUTAGE_INVOICES} invoices while it was away"
-        self.screen.say(f"{text}: {self.errors - errors} customers saw an error")
+        self.screen.say(f"{text}: {self.failed_requests - failed} failed")
 
     def _kill(self, kills: Collection[Kill], until_sent: int) -> None:
         """Send orders until each of the kills has happened."""

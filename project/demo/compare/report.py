@@ -51,13 +51,13 @@ class Day:
     What came of one day.
 
     Args:
-        errors: customers who saw one, by a kill or because RabbitMQ was away.
+        failed_requests: by a kill, or because RabbitMQ was away.
         planned: kills of the web process, of handlers and of the relay that were to happen.
     """
 
     orders: int
     rolled_back: int
-    errors: int
+    failed_requests: int
     planned: int
     kills: int
     lost: int
@@ -74,12 +74,12 @@ Days = Mapping[str, Day]
 """By the names of the ways."""
 
 
-def read(connection: Connection, *, errors: int, planned: int, kills: int) -> Day:
+def read(connection: Connection, *, failed_requests: int, planned: int, kills: int) -> Day:
     """Count what came of a day."""
     return Day(
         orders=number(connection, ORDERS),
         rolled_back=number(connection, ROLLED_BACK),
-        errors=errors,
+        failed_requests=failed_requests,
         planned=planned,
         kills=kills,
         lost=number(connection, LOST),
@@ -98,16 +98,16 @@ def missing(days: Days) -> list[str]:
         ("effects applied twice", ON_COMMIT, days[ON_COMMIT.name].applied_twice),
     ]
     unseen = [f"{what} with {way.title}" for what, way, found in wanted if not found]
-    return unseen + [f"{day.planned - day.kills} kills in {name}" for name, day in days.items() if day.kills < day.planned]
+    return unseen + [f"{day.planned - day.kills} kills with {name}" for name, day in days.items() if day.kills < day.planned]
 
 
 def table(days: Days) -> str:
     """Return the days side by side."""
     rows = [
         ("orders placed", "orders", ""),
-        ("rolled back", "rolled_back", "payment declined after the order was sent or published"),
-        ("killed with SIGKILL", "kills", "the web process, workers or consumers; with the outbox its relay, too"),
-        ("customer saw an error", "errors", "the web process was killed, or RabbitMQ was away"),
+        ("rolled back", "rolled_back", "payment declined after the order was sent"),
+        ("killed with SIGKILL", "kills", "web processes, handlers, and the outbox's relay"),
+        ("failed requests", "failed_requests", "the web process was killed, or RabbitMQ was away"),
         ("", "", ""),
         ("lost", "lost", "committed, and not applied by everyone it concerns"),
         ("ghosts", "ghosts", "applied, and never committed"),
@@ -117,7 +117,7 @@ def table(days: Days) -> str:
     columns = [asdict(days[way.name]) for way in WAYS]
     lines = [("", [way.title for way in WAYS], "")]
     lines += [(name, [str(column[field]) if field else "" for column in columns], note) for name, field, note in rows]
-    return "\n".join(f"  {name:<21}{''.join(f'{cell:>11}' for cell in cells)}  {note}".rstrip() for name, cells, note in lines)
+    return "\n".join(f"  {name:<19}{''.join(f'{cell:>11}' for cell in cells)}  {note}".rstrip() for name, cells, note in lines)
 
 
 def as_dict(days: Days) -> dict[str, Any]:

@@ -90,12 +90,13 @@ class Stage:
             )
             course.play()
         kills = len(list(permits.done()))
-        return report.read(connection, errors=course.errors, planned=sum(map(len, rounds)), kills=kills)
+        return report.read(connection, failed_requests=course.failed_requests, planned=sum(map(len, rounds)), kills=kills)
 
     def _start(self, way: Way, processes: Processes, permits: Permits, listener: socket.socket) -> None:
         """Start all processes, and wait until the shop answers."""
         command = [sys.executable, "-m", "gunicorn", "project.wsgi", "--bind", f"fd://{listener.fileno()}"]
         command += ["--threads", "4", "--log-level", "warning", "--no-control-socket"]
+        command += ["--preload"]  # so that the next worker is there at once where one was killed
         processes.start(WEB, command, environment(WEB, permits), inherits=[listener.fileno()])
         for name, own_command in way.processes.items():
             processes.start(name, own_command, environment(name, permits))

@@ -1,0 +1,79 @@
+"""`outbox_demo --compare` as a user runs it, and its table in the README."""
+
+import json
+import re
+
+import pytest
+
+from project.servers.rabbitmq import RabbitMQ
+from tests.journeys import readme
+from tests.journeys.demos import Demo
+
+LINE = re.compile(r"^  (?P<name>[a-z][\w ]+?) +(?P<cells>\d+ +\d+ +\d+)(?P<note>  \S.*)?$", re.MULTILINE)
+HEADING = re.compile(r"^ +delay\(\) +on_commit +outbox$", re.MULTILINE)
+
+pytestmark = [
+    pytest.mark.rabbitmq,
+    pytest.mark.slow,
+    pytest.mark.timeout(300),
+    pytest.mark.skipif(not RabbitMQ.is_here(), reason="There is no rabbitmq-server: apt-get install rabbitmq-server."),
+]
+
+
+@pytest.fixture(scope="class")
+def played(tmp_path_factory):
+    """A comparison that has been played to its end."""
+    demo = Demo(tmp_path_factory.mktemp("demo"), "--compare", "--json")
+    demo.finish(seconds=270)
+    return demo
+
+
+def rows(text):
+    """Return the table's rows: label and note, and which cells are zero. Other counts differ by timing."""
+    heading = HEADING.search(text)
+    assert heading, text
+    table = text[heading.end() :].partition("```")[0]
+    return {(found["name"], found["note"]): [int(cell) == 0 for cell in found["cells"].split()] for found in LINE.finditer(table)}
+
+
+class TestTheComparison:
+    def test_has_the_outbox_alone_keep_the_promise(self, played):
+        assert played.process.returncode == 0, played.stderr
+
+        report = json.loads(played.stdout)
+        assert (report["kept"], report["missing"]) == (True, [])
+        outbox = report["ways"]["outbox"]
+        assert (outbox["lost"], outbox["ghosts"], outbox["early"], outbox["applied_twice"]) == (0, 0, 0, 0)
+
+    def test_loses_orders_after_their_commit_and_no_others(self, played):
+        ways = json.loads(played.stdout)["ways"]
+
+        assert ways["on_commit"]["lost"] >= 3  # kills after the commit
+        assert ways["delay"]["lost"] == 0
+
+    def test_makes_ghosts_of_orders_that_were_sent_before_their_commit_and_of_no_others(self, played):
+        ways = json.loads(played.stdout)["ways"]
+
+        assert ways["delay"]["ghosts"] >= 10  # declined payments, and kills before the commit
+        assert ways["on_commit"]["ghosts"] == 0
+
+    def test_kills_the_same_in_all_ways(self, played):
+        ways = json.loads(played.stdout)["ways"]
+
+        assert [way["kills"] for way in ways.values()] == [10, 10, 12]  # 2 of the relay
+
+    def test_has_requests_fail_with_the_outbox_only_where_the_web_process_was_killed(self, played):
+        ways = json.loads(played.stdout)["ways"]
+
+        assert ways["outbox"]["failed_requests"] == 5
+        assert ways["on_commit"]["failed_requests"] > 5
+        assert ways["delay"]["failed_requests"] > 5
+
+    def test_is_what_the_readme_shows(self, played):
+        shown, seen = rows(readme.section("See it")), rows(played.stderr)
+
+        assert len(seen) == 8
+        assert shown == seen
+
+    def test_leaves_nothing_behind(self, played):
+        assert played.left_behind() == (0, 0, 0)
