@@ -14,8 +14,8 @@ CONFIRMED = "relay.after_send"  # RabbitMQ has the messages, the relay has not n
 WEB, WORKER = "web", "worker"
 
 IN_WORDS = {
-    SENT: "the web process after it sent, before the commit",
-    COMMITTED: "the web process after the commit, before what is sent then",
+    SENT: "the web process right before an order's commit",
+    COMMITTED: "the web process right after an order's commit",
     CONFIRMED: "the relay after RabbitMQ's confirms, before it noted them",
 }
 
@@ -24,9 +24,8 @@ RELAY = Kill(RESIDENT, CONFIRMED)
 ROUNDS: tuple[tuple[Kill, ...], ...] = (
     (Kill(WEB, COMMITTED), Kill("cart", UNACKED)),
     (Kill(WEB, SENT), Kill("points", UNACKED), RELAY),
-    (Kill(WEB, COMMITTED), Kill("shipment", WRITTEN)),
+    (Kill(WEB, COMMITTED), Kill("shipment", WRITTEN), Kill("letters", UNACKED)),
     (Kill(WEB, SENT), Kill("shipment", UNACKED), RELAY),
-    (Kill(WEB, COMMITTED), Kill("letters", UNACKED)),
 )
 OUTAGE_AFTER = 2  # rounds: then RabbitMQ is killed
 
