@@ -54,7 +54,7 @@ class Course:
             self._send_until(number * share)
             if number == OUTAGE_AFTER:
                 self.take_away(self._send_in_outage)
-                self._settle()  # so that those of the next round are there to be killed
+                self._settle()  # so that the handlers which the next round kills are back
         self._send_until(len(self.feed.invoices))
         self.screen.say("all work is done" if self._settle() else f"unfinished after {SETTLE_SECONDS} s: {self.count_open()}")
 
