@@ -53,6 +53,13 @@ class Command(BaseCommand):
         parser.add_argument("--seed", type=int, default=1, metavar="N", help="chooses whose payment is declined (default: 1)")
         parser.add_argument("--no-kills", action="store_true", help="kill nobody")
         parser.add_argument(
+            "--compare",
+            action="store_true",
+            help="play the day three ways on a RabbitMQ that it starts, which needs rabbitmq-server: with task.delay() in the "
+            "transaction, with transaction.on_commit(task.delay), and with the outbox. Exit code 1 unless only the outbox keeps "
+            "the promise",
+        )
+        parser.add_argument(
             "--port", type=int, default=8000, metavar="N", help="the web server's, or the next free one (default: 8000)"
         )
         parser.add_argument(
@@ -69,13 +76,6 @@ class Command(BaseCommand):
             "(default: DEMO_ROCKETMQ_NODE)",
         )
         parser.add_argument("--celery-broker", default="", metavar="URL", help="Redis or RabbitMQ for Celery (default: files)")
-        parser.add_argument(
-            "--compare",
-            action="store_true",
-            help="play the day three ways on a RabbitMQ that it starts, which needs rabbitmq-server: with task.delay() in the "
-            "transaction, with transaction.on_commit(task.delay), and with the outbox. Exit code 1 unless only the outbox keeps "
-            "the promise",
-        )
 
     def handle(self, *args: Any, **options: Any) -> None:
         screen = Screen(sys.stderr if options["json"] else sys.stdout)
