@@ -91,21 +91,21 @@ class Permits:
     def environment(self, process: str) -> dict[str, str]:
         """Return the environment variable that kills a process at its failpoints as soon as that is permitted."""
         places = PLACES.get(process, CONSUMER_PLACES)
-        return {VARIABLE: ",".join(f"{place}=kill:{self._path(Kill(process, place))}" for place in places)}
+        return {VARIABLE: ",".join(f"{place}=kill:{self.path(Kill(process, place))}" for place in places)}
 
     def grant(self, kill: Kill) -> None:
-        self._path(kill).touch()
+        self.path(kill).touch()
 
     def revoke(self, kill: Kill) -> bool:
         """Withdraw a permission. False: it was already used."""
         try:
-            self._path(kill).unlink()
+            self.path(kill).unlink()
         except FileNotFoundError:
             return False
         return True
 
     def is_used(self, kill: Kill) -> bool:
-        return not self._path(kill).exists()
+        return not self.path(kill).exists()
 
     def done(self) -> Iterator[tuple[Kill, int]]:
         """Return each kill that happened, with the id of the process."""
@@ -115,7 +115,8 @@ class Permits:
             if pid.isdecimal() and not _is_alive(int(pid)):
                 yield Kill(process, place), int(pid)
 
-    def _path(self, kill: Kill) -> Path:
+    def path(self, kill: Kill) -> Path:
+        """Return the file that permits a kill."""
         return self.folder / f"{kill.process}.{kill.place}"
 
 

@@ -159,7 +159,7 @@ class Stage:
 
     def _wait_for_shop(self) -> None:
         deadline = time.monotonic() + START_SECONDS
-        while not _answers(self.address):
+        while not answers(self.address):
             self.processes.tend()
             if time.monotonic() > deadline:
                 raise DemoError(f"The shop did not answer at {self.address} within {START_SECONDS} s.")
@@ -196,7 +196,8 @@ def listen(first: int) -> socket.socket:
     raise DemoError(f"No port from {first} to {first + PORTS - 1} is free. Name another: --port N.")
 
 
-def _answers(address: str) -> bool:
+def answers(address: str) -> bool:
+    """Return whether the shop answers at an address."""
     try:
         urllib.request.urlopen(f"{address}/shop/orders/", timeout=5)  # noqa: S310
     except urllib.error.HTTPError:

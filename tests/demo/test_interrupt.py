@@ -7,11 +7,8 @@ from project.demo.interrupt import Interrupt, Interrupted
 
 
 @pytest.fixture
-def interrupt():
-    before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
-    yield Interrupt()
-    for number, handler in before.items():
-        signal.signal(number, handler)
+def interrupt(signal_handlers):
+    return Interrupt()
 
 
 class TestInterrupt:

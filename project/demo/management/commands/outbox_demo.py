@@ -14,6 +14,7 @@ from typing import Any
 from django.core.management.base import BaseCommand, CommandError
 
 from project.demo.brokers import DemoBroker, Embedded
+from project.demo.compare.run import run as compare
 from project.demo.interrupt import Interrupt, Interrupted
 from project.demo.processes import DemoError
 from project.demo.rabbitmq import RabbitMQ
@@ -55,6 +56,13 @@ class Command(BaseCommand):
         parser.add_argument("--seed", type=int, default=1, metavar="N", help="chooses whose payment is declined (default: 1)")
         parser.add_argument("--no-kills", action="store_true", help="kill nobody")
         parser.add_argument(
+            "--compare",
+            action="store_true",
+            help="play the day three ways on a RabbitMQ that it starts, which needs rabbitmq-server: with task.delay() in the "
+            "transaction, with transaction.on_commit(task.delay), and with the outbox. Exit code 1 unless only the outbox keeps "
+            "the promise",
+        )
+        parser.add_argument(
             "--port", type=int, default=8000, metavar="N", help="the web server's, or the next free one (default: 8000)"
         )
         parser.add_argument(
@@ -81,6 +89,8 @@ class Command(BaseCommand):
     def handle(self, *args: Any, **options: Any) -> None:
         screen = Screen(sys.stderr if options["json"] else sys.stdout)
         try:
+            if options["compare"]:
+                sys.exit(compare(options, screen, self.stdout))
             chosen = Options(
                 invoices=read_orders(options["orders"]),
                 port=options["port"],

@@ -1,0 +1,47 @@
+"""Who is killed where in a comparison: the same in all three ways, and the outbox's relay on top."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from outbox.failpoints import VARIABLE
+from project.demo.kills import CONSUMER_PLACES, RESIDENT, UNACKED, WRITTEN, Kill, Permits
+
+SENT = "shop.sent"  # inside the order's transaction, after its messages were sent or written
+COMMITTED = "shop.committed"  # after the order's commit, before what is sent then
+CONFIRMED = "relay.after_send"  # RabbitMQ has the messages, the relay has not noted it: they are sent again
+
+WEB, WORKER = "web", "worker"
+
+IN_WORDS = {
+    SENT: "the web process right before an order's commit",
+    COMMITTED: "the web process right after an order's commit",
+    CONFIRMED: "the relay after RabbitMQ's confirms, before it noted them",
+}
+
+RELAY = Kill(RESIDENT, CONFIRMED)
+
+ROUNDS: tuple[tuple[Kill, ...], ...] = (
+    (Kill(WEB, COMMITTED), Kill("cart", UNACKED)),
+    (Kill(WEB, SENT), Kill("points", UNACKED), RELAY),
+    (Kill(WEB, COMMITTED), Kill("shipment", WRITTEN), Kill("letters", UNACKED)),
+    (Kill(WEB, SENT), Kill("shipment", UNACKED), RELAY),
+)
+OUTAGE_AFTER = 2  # rounds: then RabbitMQ is killed
+
+
+def in_words(kill: Kill) -> str:
+    return IN_WORDS.get(kill.place) or str(kill)
+
+
+def environment(process: str, permits: Permits) -> dict[str, str]:
+    """Return the environment variable that kills a process at its failpoints as soon as that is permitted."""
+    return {VARIABLE: ",".join(f"{place}=kill:{permits.path(kill)}" for place, kill in _failpoints(process).items())}
+
+
+def _failpoints(process: str) -> Mapping[str, Kill]:
+    """Return the failpoints of a process. Celery's worker has those of all groups, with their names."""
+    planned = {kill for kills in ROUNDS for kill in kills}
+    if process == WORKER:
+        return {f"{kill.place}.{kill.process}": kill for kill in planned if kill.place in CONSUMER_PLACES}
+    return {kill.place: kill for kill in planned if kill.process == process}

@@ -1,0 +1,38 @@
+"""
+The shop's settings for a comparison. All three ways use one RabbitMQ.
+
+Celery gets what keeps tasks safe: publisher confirms here; late acknowledgement, tasks of killed workers given back, durable
+queues and persistent messages by the shop's settings and Celery's defaults.
+"""
+
+import os
+
+from project.demo.compare.shop import way
+from project.settings import *  # noqa: F403
+from project.settings import OUTBOX as SHOP_OUTBOX
+
+NODE = os.environ["DEMO_RABBITMQ"]  # host:port
+
+ROOT_URLCONF = "project.demo.compare.shop.urls"
+
+CELERY_BROKER_URL = f"amqp://guest:guest@{NODE}//"
+CELERY_BROKER_TRANSPORT_OPTIONS = {"confirm_publish": True}
+CELERY_IMPORTS = ["project.demo.compare.shop.tasks"]
+CELERY_TASK_DEFAULT_QUEUE = f"shop-{way()}"
+
+GROUPS = {"orders": ["cart", "points", "shipment"], "order-cancellations": ["points"], "shipments": ["letters"]}
+
+OUTBOX = {
+    **SHOP_OUTBOX,
+    "BROKERS": {
+        "default": {
+            "BACKEND": "outbox.brokers.rabbitmq.RabbitMQBroker",
+            "OPTIONS": {"NODES": [NODE], "GROUPS": GROUPS},
+        },
+    },
+    "TOPICS": {topic: {} for topic in GROUPS},
+    "CELERY_WAKEUP": False,
+}
+
+# Half first needs a broker with half messages. The view that has it stands beside others that are used here.
+SILENCED_SYSTEM_CHECKS = ["outbox.E035"]
