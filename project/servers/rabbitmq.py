@@ -43,16 +43,18 @@ class RabbitMQ(Program):
     Args:
         home: its folder; a node that is started there again has the queues and messages of the last one.
         settings: more lines of rabbitmq.conf.
+        plugins: plugins that are enabled.
     """
 
     command = str(BIN / "rabbitmq-server") if BIN.is_dir() else "rabbitmq-server"
     package = "rabbitmq-server"
     start_seconds = 60
 
-    def __init__(self, home: Path, *, settings: str = "") -> None:
+    def __init__(self, home: Path, *, settings: str = "", plugins: Sequence[str] = ()) -> None:
         super().__init__()
         self._home = home
         self._settings = settings
+        self._plugins = plugins
         self._epmd_port = free_port()
         self._distribution_port = free_port()
         self._epmd: subprocess.Popen[bytes] | None = None
@@ -107,7 +109,7 @@ class RabbitMQ(Program):
     def _make_home(self) -> Path:
         self._home.mkdir(exist_ok=True)
         (self._home / "rabbitmq.conf").write_text(CONFIG.format(host=HOST, port=self.port) + self._settings)
-        (self._home / "enabled_plugins").write_text("[].\n")
+        (self._home / "enabled_plugins").write_text(f"[{','.join(self._plugins)}].\n")
         cookie = self._home / ".erlang.cookie"
         if not cookie.exists():
             cookie.write_text(os.urandom(16).hex())

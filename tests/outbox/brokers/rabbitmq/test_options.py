@@ -24,6 +24,7 @@ class TestCheckOptions:
             ({**GOOD, "HEARTBEAT": "PT0S"}, "must be greater than zero"),
             ({**GOOD, "DELIVERY_LIMIT": 0}, "DELIVERY_LIMIT"),
             ({**GOOD, "TLS_CA_FILE": "/nowhere.pem", "TLS": True}, "no such file"),
+            ({**GOOD, "MANAGEMENT_URL": "rabbit-1:15672"}, "is not a URL"),
             ({**GOOD, "NODE": "rabbit"}, "NODE"),
         ],
         ids=str,
