@@ -99,9 +99,9 @@ class RabbitMQ(Program):
         [names] = self._home.glob("mnesia/*/quorum/*/names.dets")
         return f"%2F_{queue}".encode() in names.read_bytes() and time.time() - names.stat().st_mtime > NAMES_SECONDS
 
-    def control(self, *arguments: str) -> str:
-        """Run rabbitmqctl, and return what it says. Raises CalledProcessError."""
-        command = [str(BIN / "rabbitmqctl") if BIN.is_dir() else "rabbitmqctl", *arguments]
+    def control(self, *arguments: str, program: str = "rabbitmqctl") -> str:
+        """Run rabbitmqctl, or another program of the package; return what it says. Raises CalledProcessError."""
+        command = [str(BIN / program) if BIN.is_dir() else program, *arguments]
         environment = dict(self._environment(self._home))
         done = subprocess.run(command, env=environment, check=True, capture_output=True, text=True, timeout=60)
         return done.stdout
