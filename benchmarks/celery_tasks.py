@@ -24,8 +24,8 @@ from benchmarks.settings import with_rabbitmq
 from outbox import conf
 from outbox.brokers.base import Outgoing, SendStatus
 from outbox.celery import CeleryBroker, OutboxTask
-from outbox.celery.canvas import record
-from outbox.celery.recorder import Recorder
+from outbox.celery.canvas import capture
+from outbox.celery.capturing import CapturingProducer
 from outbox.celery.stored import TOPIC, decode
 from outbox.relay.hosts import RelayTarget, run_once
 from project.servers.rabbitmq import RabbitMQ
@@ -101,17 +101,17 @@ def _send_alone(count: int) -> None:
 def _send_batched(count: int) -> None:
     broker = conf.make_broker("celery")
     assert isinstance(broker, CeleryBroker)
-    body = _recorded()
+    body = _encoded()
     for _ in range(0, count, BATCH):
         results = broker.send([Outgoing(uuid.uuid4().hex, TOPIC, body) for _ in range(BATCH)])
         assert {one.status for one in results} == {SendStatus.ACCEPTED}
     broker.close()
 
 
-def _recorded() -> bytes:
-    recorder = Recorder(app)
-    record(task.s(*ARGUMENTS), recorder)
-    return recorder.recorded[0].body
+def _encoded() -> bytes:
+    producer = CapturingProducer(app)
+    capture(task.s(*ARGUMENTS), producer)
+    return producer.captured[0].body
 
 
 class _BareProducer:
@@ -128,7 +128,7 @@ class _BareProducer:
         channel.queue_declare("celery", durable=True, auto_delete=False)
         channel.confirm_select()
         channel.events["basic_ack"].add(self._note)
-        stored = decode(_recorded())
+        stored = decode(_encoded())
         headers, body = stored.read_headers(), stored.payload.decode()
         for sent in range(BATCH, count + 1, BATCH):
             for _ in range(BATCH):
