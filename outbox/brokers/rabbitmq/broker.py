@@ -73,11 +73,18 @@ class RabbitMQBroker(DeadLetters):
     def check_topics(cls, options: Mapping[str, Any], topics: Sequence[TopicSpec]) -> list[Problem]:
         """Return topics that cannot be served, and groups of topics that are not there."""
         names = {topic.name for topic in topics}
-        return [
+        found = [
             Problem(f'OPTIONS["GROUPS"] names topic {name!r}, which this broker does not have.', "Correct it, or add the topic.")
             for name in read_options(RabbitMQOptions, options).groups
             if name not in names
         ]
+        for topic in topics:
+            if topic.retention > topology.MAX_RETENTION:
+                text = (
+                    f'OUTBOX["TOPICS"]["{topic.name}"]["RETENTION"] is {topic.retention}, and RabbitMQ declares no queue with it.'
+                )
+                found.append(Problem(text, f"Set it to {topology.MAX_RETENTION.days} days or less."))
+        return found
 
     @classmethod
     def max_send_duration(cls, options: Mapping[str, Any]) -> timedelta:

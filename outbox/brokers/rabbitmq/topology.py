@@ -22,6 +22,7 @@ DESTINATION = "outbox-to"  # the header that it looks at
 RUNGS = 20
 MAX_DELAY = timedelta(seconds=2**RUNGS - 1)  # 12 days
 
+MAX_RETENTION = timedelta(days=10 * 365)  # the server's limit for x-message-ttl
 MOST_AT_ONCE = 65_535  # messages of one subscription
 
 QUORUM = {"x-queue-type": "quorum"}
