@@ -154,7 +154,7 @@ class ServerChecks:
         except ChannelError as error:
             try:
                 only_type()
-            except PreconditionFailed as other:
+            except ChannelError as other:
                 error = other if "'x-queue-type'" in describe(other) else error
             return Problem(f"{what} cannot be declared: {describe(error)}.", _hint_for(error))
         return None
