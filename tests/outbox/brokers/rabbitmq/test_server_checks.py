@@ -78,8 +78,8 @@ class TestNode:
 
         assert f"does not offer {name}" in text
 
-    def test_with_small_frames_is_named_and_a_silent_heartbeat_replaced(self, open_broker: Open, tmp_path):
-        with RabbitMQ(tmp_path / "small", settings="frame_max = 8192\nheartbeat = 0\n") as node:
+    def test_with_small_frames_is_named(self, open_broker: Open, tmp_path):
+        with RabbitMQ(tmp_path / "small", settings="frame_max = 8192\n") as node:
             broker = open_broker(NODES=[node.address])
 
             text = the_one(broker.check())
@@ -221,16 +221,19 @@ class TestAlarm:
         assert wait_until(lambda: broker.check() == [])
 
 
+class TestHeartbeat:
+    def test_of_a_server_without_one_is_ours(self, tmp_path):
+        with RabbitMQ(tmp_path / "mute", settings="heartbeat = 0\n") as node:
+            broker = RabbitMQBroker(
+                "rabbit", {"NODES": [node.address], "HEARTBEAT": "PT7S"}, [TopicSpec("orders", TopicType.NORMAL)]
+            )
+            broker.check()
+
+            listed = node.control("-q", "list_connections", "timeout")
+            broker.close()
+
+        assert listed.split() == ["timeout", "7"]
+
+
 def properties(**fields: Any) -> dict[str, Any]:
     return {"product": "RabbitMQ", "version": "3.10.8", "capabilities": CAPABLE, **fields}
-
-
-def test_heartbeat_of_a_server_without_one_is_ours(tmp_path):
-    with RabbitMQ(tmp_path / "mute", settings="heartbeat = 0\n") as node:
-        broker = RabbitMQBroker("rabbit", {"NODES": [node.address], "HEARTBEAT": "PT7S"}, [TopicSpec("orders", TopicType.NORMAL)])
-        broker.check()
-
-        listed = node.control("-q", "list_connections", "timeout")
-        broker.close()
-
-    assert listed.split() == ["timeout", "7"]
