@@ -1,7 +1,8 @@
-"""Celery's tasks on a RabbitMQ: confirmed one by one and by the batch, relayed, and what the call costs."""
+"""Celery's tasks on a RabbitMQ: confirmed one by one and by the batch, relayed; what the call costs, and when a task starts."""
 
 from __future__ import annotations
 
+import os
 import tempfile
 import time
 import uuid
@@ -16,13 +17,15 @@ from django.conf import settings
 from django.db import connection, transaction
 from django.test import override_settings
 
+from benchmarks import celery_latency
 from benchmarks.figure import Figure, interleaved, percentile
 from benchmarks.models import TABLE, Order
+from benchmarks.settings import with_rabbitmq
 from outbox import conf
 from outbox.brokers.base import Outgoing, SendStatus
 from outbox.celery import CeleryBroker, OutboxTask
-from outbox.celery.canvas import record
-from outbox.celery.recorder import Recorder
+from outbox.celery.canvas import capture
+from outbox.celery.capturing import CapturingProducer
 from outbox.celery.stored import TOPIC, decode
 from outbox.relay.hosts import RelayTarget, run_once
 from project.servers.rabbitmq import RabbitMQ
@@ -63,13 +66,24 @@ def measure(scale: float) -> list[Figure]:
             lambda: _relay(count),
         )
         confirmed, on_commit, in_transaction = _measure_calls(max(20, int(300 * scale)))
+        latencies = _latencies(server.address, scale)
     return [
         Figure("celery: confirmed by batch, beside each", batched, "/s", 1.0, at_most=False, bound=alone),
         Figure("celery: confirmed by batch, beside py-amqp", batched, "/s", 0.8, at_most=False, bound=bare),
         Figure("celery: through a relay, beside each", relayed, "/s", None, at_most=False, bound=alone),
         Figure("celery: p50 of row and task, by on_commit", in_transaction, "us", None, at_most=True, bound=on_commit),
         Figure("celery: the same, on_commit confirmed", in_transaction, "us", None, at_most=True, bound=confirmed),
+        *latencies,
     ]
+
+
+def _latencies(address: str, scale: float) -> list[Figure]:
+    os.environ["BENCH_RABBITMQ"] = address  # for the processes
+    try:
+        with override_settings(OUTBOX=with_rabbitmq(address)):
+            return celery_latency.measure(scale)
+    finally:
+        del os.environ["BENCH_RABBITMQ"]
 
 
 def _rate(send: Callable[[int], None], count: int) -> float:
@@ -87,17 +101,17 @@ def _send_alone(count: int) -> None:
 def _send_batched(count: int) -> None:
     broker = conf.make_broker("celery")
     assert isinstance(broker, CeleryBroker)
-    body = _recorded()
+    body = _encoded()
     for _ in range(0, count, BATCH):
         results = broker.send([Outgoing(uuid.uuid4().hex, TOPIC, body) for _ in range(BATCH)])
         assert {one.status for one in results} == {SendStatus.ACCEPTED}
     broker.close()
 
 
-def _recorded() -> bytes:
-    recorder = Recorder(app)
-    record(task.s(*ARGUMENTS), recorder)
-    return recorder.recorded[0].body
+def _encoded() -> bytes:
+    producer = CapturingProducer(app)
+    capture(task.s(*ARGUMENTS), producer)
+    return producer.captured[0].body
 
 
 class _BareProducer:
@@ -114,7 +128,7 @@ class _BareProducer:
         channel.queue_declare("celery", durable=True, auto_delete=False)
         channel.confirm_select()
         channel.events["basic_ack"].add(self._note)
-        stored = decode(_recorded())
+        stored = decode(_encoded())
         headers, body = stored.read_headers(), stored.payload.decode()
         for sent in range(BATCH, count + 1, BATCH):
             for _ in range(BATCH):

@@ -22,18 +22,19 @@ from benchmarks import bare_relay, sent_times
 from benchmarks.clocked_broker import VARIABLE
 from benchmarks.figure import Figure, interleaved, percentile
 from benchmarks.history import empty
-from benchmarks.messages import Clocked, ClockedAtBroker, ClockedOnePhase, ClockedOnRocketMQ
+from benchmarks.messages import Clocked, ClockedAtBroker, ClockedOnePhase, ClockedOnRabbitMQ, ClockedOnRocketMQ
 from benchmarks.processes import command, count, is_up, module, wait_until
 from outbox import database, publish
 
 TABLE = "DROP TABLE IF EXISTS bench_handled; CREATE TABLE bench_handled (number int PRIMARY KEY, handled_at float8)"
 UNSENT = "SELECT (SELECT count(*) FROM outbox_ticket) + (SELECT count(*) FROM outbox_batch WHERE state IN (0, 1, 2))"
 WARM_UP = 30  # all connections are open, all code is loaded, all statements are prepared
+FIRST = 1000  # the number of the first message that counts
 PACE = 50  # messages in a second, where nothing else is asked for
 SLOW, FAST = 10, 200
 ROUNDS = 3
 
-Kind = type[Clocked | ClockedOnePhase | ClockedOnRocketMQ]
+Kind = type[Clocked | ClockedOnePhase | ClockedOnRabbitMQ | ClockedOnRocketMQ]
 Name = TypeVar("Name", int, str)  # of a message
 
 
@@ -62,12 +63,23 @@ def measure(scale: float) -> list[Figure]:
 
 def clock(kind: Kind, messages: int, per_second: float = PACE) -> list[float]:
     """Return the milliseconds that each message took to its handler, while relay and consumer run."""
+
+    def publish_one(number: int) -> int:
+        with transaction.atomic():
+            publish(kind(number=number))
+        return number
+
+    return clock_each(publish_one, messages, per_second)
+
+
+def clock_each(publish_one: Callable[[int], int], messages: int, per_second: float) -> list[float]:
+    """Return the same for messages that a function publishes by their numbers."""
     with connection.cursor() as cursor:
         cursor.execute(TABLE)
-    _publish_and_wait(kind, range(WARM_UP), per_second)
-    committed = _publish_and_wait(kind, range(1000, 1000 + messages), per_second)
+    _publish_and_wait(publish_one, range(WARM_UP), per_second)
+    committed = _publish_and_wait(publish_one, range(FIRST, FIRST + messages), per_second)
     with connection.cursor() as cursor:
-        cursor.execute("SELECT number, handled_at FROM bench_handled WHERE number >= 1000")
+        cursor.execute("SELECT number, handled_at FROM bench_handled WHERE number >= %s", [FIRST])
         return [(handled - committed[number]) * 1000 for number, handled in cursor.fetchall()]
 
 
@@ -156,12 +168,7 @@ def _handled(kind: Kind, messages: int) -> list[float]:
         return clock(kind, messages, SLOW)
 
 
-def _publish_and_wait(kind: Kind, numbers: range, per_second: float) -> Mapping[int, float]:
-    def publish_one(number: int) -> int:
-        with transaction.atomic():
-            publish(kind(number=number))
-        return number
-
+def _publish_and_wait(publish_one: Callable[[int], int], numbers: range, per_second: float) -> Mapping[int, float]:
     committed = _at_rate(publish_one, numbers, per_second)
     arrived = "SELECT count(*) FROM bench_handled WHERE number BETWEEN %s AND %s"
     wait_until(lambda: count(arrived, numbers[0], numbers[-1]) == len(numbers), 60, "all messages handled")

@@ -45,3 +45,11 @@ class ClockedOnRocketMQ(Message):
     class Meta:
         topic = "bench-rocketmq"
         key = "number"
+
+
+class ClockedOnRabbitMQ(Message):
+    number: int
+
+    class Meta:
+        topic = "bench-rabbitmq"
+        key = "number"

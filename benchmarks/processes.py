@@ -21,6 +21,11 @@ def command(*arguments: str, **environment: str) -> AbstractContextManager[subpr
     return _run([sys.executable, "manage.py", *arguments], environment)
 
 
+def program(*arguments: str) -> AbstractContextManager[subprocess.Popen[bytes]]:
+    """Run any program in the background; stop it at the end."""
+    return _run(arguments, {})
+
+
 def module(name: str, *arguments: str) -> AbstractContextManager[subprocess.Popen[bytes]]:
     """Run a module of the benchmarks in the background; stop it at the end."""
     return _run([sys.executable, "-m", name, *arguments], {})

@@ -1,12 +1,14 @@
 """
-A real RabbitMQ, started for it: relay and adapter against a bare client that awaits its confirms by the batch.
+A real RabbitMQ, started for it: relay and adapter against a bare client that awaits its confirms by the batch, and the time from
+commit to handler.
 
-All publish messages of 200 bytes, with the headers of CloudEvents, to one quorum queue, in batches of 500, and in turn, so that
-noise hits all alike. The relay reads its messages from the database and marks them there, which the bare client does not.
+In bulk all publish messages of 200 bytes, with the headers of CloudEvents, to one quorum queue, in batches of 500, and in turn,
+so that noise hits all alike. The relay reads its messages from the database and marks them there, which the bare client does not.
 """
 
 from __future__ import annotations
 
+import os
 import sys
 import tempfile
 import time
@@ -20,15 +22,16 @@ from typing import Any
 import amqp
 from django.test.utils import override_settings
 
+from benchmarks import rabbitmq_latency
 from benchmarks.consumers import ONE, TABLE
 from benchmarks.figure import Figure, interleaved
 from benchmarks.history import empty, fill
-from benchmarks.settings import OUTBOX
+from benchmarks.settings import OUTBOX, with_rabbitmq
 from outbox import conf, database
 from outbox.brokers.base import Outgoing, SendStatus
 from outbox.consuming.register import group
 from outbox.consuming.worker import Worker
-from outbox.relay.hosts import STATEMENTS
+from outbox.relay.hosts import PLANNER_SETTINGS
 from outbox.relay.lane import take_lane
 from outbox.relay.rounds import Relay
 from outbox.topics import topic_id, write_topics
@@ -59,7 +62,7 @@ def measure(scale: float) -> list[Figure]:
     """Compare the ways to publish, then consume with an inbox; nothing where there is no RabbitMQ to be had, which is said."""
     count = int(10_000 * scale)
     try:
-        with _outbox() as address, database.connect("default", settings=STATEMENTS) as connection:
+        with _outbox() as address, database.connect("default", settings=PLANNER_SETTINGS) as connection:
             connection.execute(TABLE)
             with closing(conf.make_broker(ALIAS)) as broker, amqp.Connection(address) as bare:
                 relay = Relay(connection, broker, take_lane(connection, lanes=16))
@@ -71,6 +74,7 @@ def measure(scale: float) -> list[Figure]:
                     lambda: _relayed(relay, count),
                 )
                 consumed = _consumed(broker, bare, count)
+            latencies = _latencies(address, scale)
     except ServerError as error:
         print(f"rabbitmq is skipped: {error}", file=sys.stderr)
         return []
@@ -78,7 +82,18 @@ def measure(scale: float) -> list[Figure]:
         Figure("RabbitMQ: sends of the adapter", ours, "/s", 0.8, at_most=False, bound=best),
         Figure("RabbitMQ: relay", relayed, "/s", 0.8, at_most=False, bound=best),
         Figure("RabbitMQ: consumed with an inbox, one process", consumed, "/s", None, at_most=False),
+        *latencies,
     ]
+
+
+def _latencies(address: str, scale: float) -> list[Figure]:
+    os.environ["BENCH_RABBITMQ"] = address  # for the processes
+    try:
+        with override_settings(OUTBOX=with_rabbitmq(address)):
+            write_topics("default")
+            return rabbitmq_latency.measure(address, scale)
+    finally:
+        del os.environ["BENCH_RABBITMQ"]
 
 
 @contextmanager

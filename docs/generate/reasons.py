@@ -104,6 +104,7 @@ SETTINGS: dict[str, dict[str, str]] = {
         "request_timeout": "The server is far, or slow at its peak.",
         "delivery_limit": "Queues were declared with another limit, or processes are killed often.",
         "consumer_timeout": "The server's `consumer_timeout` is not its default.",
+        "management_url": "`outbox_doctor` is to look for policies that weaken the queues, and for queues with too few members.",
         "max_length": "A slow group is to stop the publishers before the server's disk is full.",
     },
     "MemoryOptions": {
@@ -179,6 +180,7 @@ CHECKS = {
     "E044": "A relay would be led to the wrong place.",
     "E045": "A relay would find no messages.",
     "W049": "One frozen process would stop a key.",
+    "W050": "Two processes would handle one message at the same time.",
     "W046": "Handlers would be done again and again.",
     "E047": "`publish()` would raise.",
 }

@@ -31,7 +31,7 @@ from outbox.brokers.types import (
     SendStatus,
     StoredCopy,
 )
-from outbox.message import Half, TopicSpec
+from outbox.message import Half, TopicSpec, TopicType
 
 DEFAULT_MAX_BODY_BYTES = 4 * 1024 * 1024
 
@@ -92,6 +92,11 @@ class Broker(abc.ABC):
     def max_send_duration(cls, options: Mapping[str, Any]) -> timedelta:
         """Return how long a send of one batch takes if every request takes its full timeout. A lease must be longer."""
         return timedelta()
+
+    @classmethod
+    def max_handling_time(cls, options: Mapping[str, Any], kind: TopicType) -> timedelta | None:
+        """Return how long a delivery of such a topic can be held, renewals included. None: for any time."""
+        return None
 
     def check(self) -> list[Problem]:
         """Return what is wrong with the options, and with the topics on the running broker."""

@@ -20,7 +20,7 @@ class SendStatus(enum.StrEnum):
     ACCEPTED = "accepted"  # the broker has it
     REFUSED = "refused"  # this message can never be sent
     MISCONFIGURED = "misconfigured"  # topic missing, wrong type, no permission: an operator must act
-    UNAVAILABLE = "unavailable"  # a problem at the broker; the message is certainly not stored
+    UNAVAILABLE = "unavailable"  # a problem at the broker; the message is not stored for all of its consumer groups
     UNSURE = "unsure"  # may or may not be stored
 
 

@@ -17,7 +17,7 @@ from celery.result import AsyncResult, GroupResult
 from celery.utils import uuid
 from vine import barrier
 
-from outbox.celery.recorder import Recorder
+from outbox.celery.capturing import CapturingProducer
 from outbox.errors import InvalidMessage
 
 REFUSED = {
@@ -28,19 +28,19 @@ REFUSED = {
 """Options of `apply_async` that the outbox cannot keep, each with the reason."""
 
 
-def record(signature: Signature[Any], recorder: Recorder, **options: Any) -> AsyncResult[Any] | GroupResult:
+def capture(signature: Signature[Any], producer: CapturingProducer, **options: Any) -> AsyncResult[Any] | GroupResult:
     """
-    Record the messages of a signature; return the result that `apply_async` would have returned.
+    Capture the messages of a signature; return the result that `apply_async` would have returned.
 
     Raises:
         InvalidMessage: the signature, or an option of it, cannot go through the outbox.
     """
     refuse_unfit(signature, options)
     if isinstance(signature, group | chunks):
-        return _record_group(signature.group() if isinstance(signature, chunks) else signature, recorder, options)
+        return _capture_group(signature.group() if isinstance(signature, chunks) else signature, producer, options)
     if isinstance(signature, Chain):
-        return _record_chain(signature, recorder, options)
-    return _record_task(signature, recorder, options)
+        return _capture_chain(signature, producer, options)
+    return _capture_task(signature, producer, options)
 
 
 def refuse_unfit(signature: Signature[Any], options: Mapping[str, Any] | None = None) -> None:
@@ -60,12 +60,12 @@ def refuse_unfit(signature: Signature[Any], options: Mapping[str, Any] | None = 
         raise InvalidMessage(f"Task {signature.task} has the option {name!r}, and {REFUSED[name]}. Leave it out.")
 
 
-def _record_task(signature: Signature[Any], recorder: Recorder, options: dict[str, Any]) -> AsyncResult[Any]:
-    recorder.ignore_result = _ignores_result(signature, {**signature.options, **options}, recorder.app)
+def _capture_task(signature: Signature[Any], producer: CapturingProducer, options: dict[str, Any]) -> AsyncResult[Any]:
+    producer.ignore_result = _ignores_result(signature, {**signature.options, **options}, producer.app)
     result: AsyncResult[Any] = signature.apply_async(
-        **{**options, "producer": recorder, "add_to_parent": False, "ignore_result": True, "retry": False}
+        **{**options, "producer": producer, "add_to_parent": False, "ignore_result": True, "retry": False}
     )
-    result.ignored = bool(recorder.ignore_result)
+    result.ignored = bool(producer.ignore_result)
     return result
 
 
@@ -77,8 +77,8 @@ def _ignores_result(signature: Signature[Any], options: dict[str, Any], app: Cel
     return None if task is None else bool(task.ignore_result)
 
 
-def _record_chain(signature: Chain, recorder: Recorder, options: dict[str, Any]) -> AsyncResult[Any] | GroupResult:
-    """Record a chain's first task with the others in it, as `_chain.run` sends it."""
+def _capture_chain(signature: Chain, producer: CapturingProducer, options: dict[str, Any]) -> AsyncResult[Any] | GroupResult:
+    """Capture a chain's first task with the others in it, as `_chain.run` sends it."""
     options = {**signature.options, **options}
     link, link_error = options.pop("link", None), options.pop("link_error", None)
     names = ("root_id", "parent_id", "task_id", "group_id", "chord", "group_index")
@@ -90,7 +90,7 @@ def _record_chain(signature: Chain, recorder: Recorder, options: dict[str, Any])
         taken["root_id"],
         taken["parent_id"],
         link_error,
-        recorder.app,
+        producer.app,
         taken["task_id"],
         taken["group_id"],
         taken["chord"],
@@ -102,11 +102,11 @@ def _record_chain(signature: Chain, recorder: Recorder, options: dict[str, Any])
         tasks[0].extend_list_option("link", link)
     first = tasks.pop()
     options["chain"] = [*(options.get("chain") or ()), *tasks]
-    result = record(first, recorder, **options)
+    result = capture(first, producer, **options)
     return results[0] if tasks else result
 
 
-def _record_group(signature: group, recorder: Recorder, options: dict[str, Any]) -> GroupResult:
+def _capture_group(signature: group, producer: CapturingProducer, options: dict[str, Any]) -> GroupResult:
     options = {**signature.options, **options}
     for name in ("link", "link_error"):
         if options.pop(name, None):
@@ -114,15 +114,15 @@ def _record_group(signature: group, recorder: Recorder, options: dict[str, Any])
     group_id = options.pop("task_id", None) or uuid()
     options["group_id"] = group_id
     results = []
-    for index, child in enumerate(_flatten(signature, recorder.app)):
+    for index, child in enumerate(_flatten(signature, producer.app)):
         one = child.clone()
         result = one.freeze(group_id=group_id, root_id=options.get("root_id"), group_index=index)
-        record(one, recorder, **options)
+        capture(one, producer, **options)
         results.append(result)
     if not results:
         raise InvalidMessage("The group has no task. Put one into it.")
     # With a barrier of its own the result does not turn to the result backend, which the transaction need not wait for.
-    return GroupResult(group_id, results, app=recorder.app, ready_barrier=barrier())
+    return GroupResult(group_id, results, app=producer.app, ready_barrier=barrier())
 
 
 def _flatten(signature: group, app: Celery) -> Iterator[Signature[Any]]:

@@ -12,8 +12,8 @@ from django.db import transaction
 from kombu.serialization import dumps
 
 from outbox import conf
-from outbox.celery.canvas import record, refuse_unfit
-from outbox.celery.recorder import Recorded, Recorder
+from outbox.celery.canvas import capture, refuse_unfit
+from outbox.celery.capturing import CapturingProducer, EncodedTask
 from outbox.celery.stored import CONTENT_TYPE, TOPIC
 from outbox.errors import ConfigurationError
 from outbox.publishing.draft import Draft, compose_encoded
@@ -56,14 +56,14 @@ def send_in_transaction(signature: Signature[Any], *, using: str | None = None) 
     alias = choose_database(subject, using=using, about=None)
     if app.conf.task_always_eager:
         return _run_at_commit(app, signature, alias)
-    recorder = Recorder(app)
-    result = record(signature if isinstance(signature, chunks) else signature.clone(), recorder)  # a clone of chunks has no type
-    publish_drafts([_compose(one) for one in recorder.recorded], using=alias)
+    producer = CapturingProducer(app)
+    result = capture(signature if isinstance(signature, chunks) else signature.clone(), producer)  # a clone of chunks has no type
+    publish_drafts([_compose(one) for one in producer.captured], using=alias)
     _add_to_parent(app, signature, result, alias)
     return result
 
 
-def _compose(one: Recorded) -> Draft:
+def _compose(one: EncodedTask) -> Draft:
     return compose_encoded(f"Task {one.task}", TOPIC, one.body, type=one.task, key=one.id, content_type=CONTENT_TYPE)
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from datetime import timedelta
+from functools import partial
 from typing import Any
 
 from django.core.checks import CheckMessage, Error
@@ -13,6 +14,7 @@ from outbox import conf
 from outbox.brokers.base import Broker
 from outbox.brokers.capabilities import HalfMessages
 from outbox.checks.settings import known_settings, known_topics
+from outbox.consuming.register import groups
 from outbox.message import TopicType
 
 MARGIN = timedelta(seconds=5)  # for the relay's own statements around a send
@@ -59,6 +61,30 @@ def check_retention(**kwargs: Any) -> list[CheckMessage]:
         for alias, broker, options in _brokers_in_use()
         if alias in two_phase and retention < HalfMessages.of(broker).max_check_back_age(options)
     ]
+
+
+def check_time_limits(**kwargs: Any) -> list[CheckMessage]:
+    """
+    W050: A handler's `time_limit` is longer than its broker lets a delivery be held.
+
+    A message whose handler takes that long is delivered to another process, and handled twice at the same time; the inbox lets
+    only one of them commit. Lower the `time_limit`, or raise the broker's limit (RabbitMQ: `CONSUMER_TIMEOUT`).
+    """
+    topics = {name: topic for name, topic, _ in known_topics()}
+    brokers = {alias: partial(broker.max_handling_time, options) for alias, broker, options in _brokers_in_use()}
+    found: list[CheckMessage] = []
+    for one in [one for group in groups().values() for one in group.consumers.values()]:
+        topic = topics.get(one.topic)
+        if topic is None or topic.broker not in brokers or one.time_limit is None:
+            continue
+        longest = brokers[topic.broker](topic.type or TopicType.NORMAL)
+        if longest is not None and longest < one.time_limit:
+            text = (
+                f"{one.name} has time_limit={one.time_limit}, but broker {topic.broker!r} lets a delivery be held for {longest}."
+            )
+            hint = f"Lower it to {longest}, or raise the limit in the broker's OPTIONS and on the server."
+            found.append(Caution(text, hint=hint, id="outbox.W050"))
+    return found
 
 
 def _is_two_phase(topic: conf.TopicSettings, broker: type[Broker]) -> bool:

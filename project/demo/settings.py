@@ -22,15 +22,12 @@ ROCKETMQ = {
 
 rabbitmq = json.loads(os.environ.get("DEMO_RABBITMQ", "{}"))
 RABBITMQ = {"BACKEND": "outbox.brokers.rabbitmq.RabbitMQBroker", "OPTIONS": rabbitmq}
-# RabbitMQ has no half messages, so no topics of type transaction. The shop's view that goes half first cannot work then, which
-# check E035 says of it; the demo's customers do not call it.
-TOPICS = {name: {**topic, "TYPE": "normal"} if rabbitmq else topic for name, topic in SHOP_OUTBOX["TOPICS"].items()}
+# RabbitMQ has no half messages, so the view that announces orders half first cannot work. The demo's customers do not call it.
 SILENCED_SYSTEM_CHECKS = ["outbox.E035"] if rabbitmq else []
 
 OUTBOX = {
     **SHOP_OUTBOX,
     "BROKERS": {"default": ROCKETMQ if node else RABBITMQ if rabbitmq else EMBEDDED},
-    "TOPICS": TOPICS,
     "RELAY": {"SWEEP_AGE": timedelta(seconds=10)},
     "CONSUMER": {"INVISIBLE": timedelta(seconds=node.get("invisible", 3))},  # what a killed consumer held comes back then
     "CHECK_BACK": {"URL": os.environ.get("DEMO_CHECK_BACK_URL", ""), "SECRETS": os.environ.get("DEMO_SECRET", "").split()},

@@ -43,16 +43,18 @@ class RabbitMQ(Program):
     Args:
         home: its folder; a node that is started there again has the queues and messages of the last one.
         settings: more lines of rabbitmq.conf.
+        plugins: plugins that are enabled.
     """
 
     command = str(BIN / "rabbitmq-server") if BIN.is_dir() else "rabbitmq-server"
     package = "rabbitmq-server"
     start_seconds = 60
 
-    def __init__(self, home: Path, *, settings: str = "") -> None:
+    def __init__(self, home: Path, *, settings: str = "", plugins: Sequence[str] = ()) -> None:
         super().__init__()
         self._home = home
         self._settings = settings
+        self._plugins = plugins
         self._epmd_port = free_port()
         self._distribution_port = free_port()
         self._epmd: subprocess.Popen[bytes] | None = None
@@ -97,9 +99,9 @@ class RabbitMQ(Program):
         [names] = self._home.glob("mnesia/*/quorum/*/names.dets")
         return f"%2F_{queue}".encode() in names.read_bytes() and time.time() - names.stat().st_mtime > NAMES_SECONDS
 
-    def control(self, *arguments: str) -> str:
-        """Run rabbitmqctl, and return what it says. Raises CalledProcessError."""
-        command = [str(BIN / "rabbitmqctl") if BIN.is_dir() else "rabbitmqctl", *arguments]
+    def control(self, *arguments: str, program: str = "rabbitmqctl") -> str:
+        """Run rabbitmqctl, or another program of the package; return what it says. Raises CalledProcessError."""
+        command = [str(BIN / program) if BIN.is_dir() else program, *arguments]
         environment = dict(self._environment(self._home))
         done = subprocess.run(command, env=environment, check=True, capture_output=True, text=True, timeout=60)
         return done.stdout
@@ -107,7 +109,7 @@ class RabbitMQ(Program):
     def _make_home(self) -> Path:
         self._home.mkdir(exist_ok=True)
         (self._home / "rabbitmq.conf").write_text(CONFIG.format(host=HOST, port=self.port) + self._settings)
-        (self._home / "enabled_plugins").write_text("[].\n")
+        (self._home / "enabled_plugins").write_text(f"[{','.join(self._plugins)}].\n")
         cookie = self._home / ".erlang.cookie"
         if not cookie.exists():
             cookie.write_text(os.urandom(16).hex())

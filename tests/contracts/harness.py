@@ -21,8 +21,8 @@ from outbox.brokers.base import Broker, SendResult, SendStatus
 from outbox.brokers.memory import MemoryBroker
 from outbox.brokers.memory.store import forget
 from outbox.celery import CeleryBroker
-from outbox.celery.canvas import record
-from outbox.celery.recorder import Recorder
+from outbox.celery.canvas import capture
+from outbox.celery.capturing import CapturingProducer
 from outbox.celery.stored import TOPIC
 from outbox.embedded import EmbeddedBroker, halves, wakeup
 from outbox.message import TopicSpec, TopicType
@@ -273,9 +273,9 @@ class CeleryHarness(Harness):
     def __init__(self) -> None:
         super().__init__()
         self.topics = {TopicType.NORMAL: TopicSpec(TOPIC, TopicType.NORMAL)}
-        recorder = Recorder(app)
-        record(add.s(1, 2), recorder)
-        self.body = recorder.recorded[0].body
+        producer = CapturingProducer(app)
+        capture(add.s(1, 2), producer)
+        self.body = producer.captured[0].body
 
     def options(self) -> dict[str, Any]:
         return {"APP": "tests.outbox.celery.app.app"}

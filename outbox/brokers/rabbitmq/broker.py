@@ -18,9 +18,11 @@ from outbox.brokers.rabbitmq import topology
 from outbox.brokers.rabbitmq.connection import LOST, Connection, describe
 from outbox.brokers.rabbitmq.dead_letters import DeadLetterQueues
 from outbox.brokers.rabbitmq.envelope import DIED_AT, REASON, copy_of, micros_of, to_amqp, too_large_for_amqp
+from outbox.brokers.rabbitmq.held import CONSUMER_MARGIN
 from outbox.brokers.rabbitmq.options import RabbitMQOptions, problems
 from outbox.brokers.rabbitmq.receiver import Receiver
 from outbox.brokers.rabbitmq.sender import Publication, Publisher
+from outbox.brokers.rabbitmq.server_checks import ServerChecks
 from outbox.brokers.validation import known_topic, validate
 from outbox.errors import BrokerUnavailable
 from outbox.message import TopicType
@@ -71,11 +73,18 @@ class RabbitMQBroker(DeadLetters):
     def check_topics(cls, options: Mapping[str, Any], topics: Sequence[TopicSpec]) -> list[Problem]:
         """Return topics that cannot be served, and groups of topics that are not there."""
         names = {topic.name for topic in topics}
-        return [
+        found = [
             Problem(f'OPTIONS["GROUPS"] names topic {name!r}, which this broker does not have.', "Correct it, or add the topic.")
             for name in read_options(RabbitMQOptions, options).groups
             if name not in names
         ]
+        for topic in topics:
+            if topic.retention > topology.MAX_RETENTION:
+                text = (
+                    f'OUTBOX["TOPICS"]["{topic.name}"]["RETENTION"] is {topic.retention}, and RabbitMQ declares no queue with it.'
+                )
+                found.append(Problem(text, f"Set it to {topology.MAX_RETENTION.days} days or less."))
+        return found
 
     @classmethod
     def max_send_duration(cls, options: Mapping[str, Any]) -> timedelta:
@@ -83,22 +92,17 @@ class RabbitMQBroker(DeadLetters):
         settings = read_options(RabbitMQOptions, options)
         return (len(settings.nodes) + 2) * settings.request_timeout
 
+    @classmethod
+    def max_handling_time(cls, options: Mapping[str, Any], kind: TopicType) -> timedelta | None:
+        """Return how long a delivery is renewed before the server would take it back; ordered ones may have waited before."""
+        longest = read_options(RabbitMQOptions, options).consumer_timeout * CONSUMER_MARGIN
+        return longest / 2 if kind is TopicType.FIFO else longest
+
     def check(self) -> list[Problem]:
-        """Return what is wrong with the options, and which exchanges and queues exist with other arguments."""
+        """Return what is wrong with the options, the nodes, what is declared there, and the permissions; see `server_checks`."""
         if found := [*self.check_options(self.options), *self.check_topics(self.options, list(self.topics.values()))]:
             return found
-        for topic in self.topics.values():
-            try:
-                with self._questions.use() as connection:
-                    channel = connection.channel()
-                    self._declare(channel, topic)
-                    channel.close()
-            except ChannelError as error:
-                hint = "Delete it when it is empty, set the options as it was declared, or grant the permission that is missing."
-                found.append(Problem(_not_declared(topic.name, error), hint))
-            except LOST as error:
-                raise BrokerUnavailable(f"RabbitMQ did not answer: {describe(error)}.") from error
-        return found
+        return ServerChecks(self._settings, self._questions, self.topics.values(), self._declare_queues).problems()
 
     def send(self, messages: Sequence[Outgoing]) -> list[SendResult]:
         """Send messages and wait for the confirms of all."""
@@ -202,10 +206,6 @@ class RabbitMQBroker(DeadLetters):
 
     def _reject(self, message: Outgoing) -> SendResult | None:
         """Return the result of a message that cannot be sent, or None."""
-        is_half = message.topic in self.topics and self.topics[message.topic].type is TopicType.TRANSACTION
-        if is_half:
-            reason = f"Topic {message.topic!r} is of type transaction; RabbitMQ has no half messages."
-            return SendResult(SendStatus.MISCONFIGURED, reason=reason)
         if result := validate(message, self.topics, is_half=False, max_body_bytes=self.max_body_bytes):
             return result
         reason = too_large_for_amqp(message)

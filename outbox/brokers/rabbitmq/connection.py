@@ -132,7 +132,7 @@ class Connection:
         errors = []
         for address in addresses(self._options):
             try:
-                self._amqp = self._connect(address)
+                self._amqp = connect(self._options, address, self._name, on_block=self._note_block)
             except LOST as error:
                 errors.append(f"{address}: {describe(error)}")
             else:
@@ -141,26 +141,8 @@ class Connection:
                 return self._amqp
         raise BrokerUnavailable(f"No node of RabbitMQ could be connected to: {'; '.join(errors)}.")
 
-    def _connect(self, address: str) -> amqp.Connection:
-        options = self._options
-        host = address.rpartition(":")[0].strip("[]")
-        tls = {"context": {"check_hostname": True, "cafile": options.tls_ca_file or None}, "server_hostname": host}
-        connection = amqp.Connection(
-            host=address,
-            userid=options.user,
-            password=options.password,
-            login_method="PLAIN",
-            virtual_host=options.virtual_host,
-            ssl=tls if options.tls else False,
-            connect_timeout=self._timeout,
-            write_timeout=self._timeout,
-            heartbeat=math.ceil(options.heartbeat.total_seconds()),
-            client_properties={"connection_name": self._name},
-            on_blocked=lambda reason: setattr(self, "is_blocked", True),
-            on_unblocked=lambda: setattr(self, "is_blocked", False),
-        )
-        connection.connect()
-        return connection
+    def _note_block(self, is_blocked: bool) -> None:
+        self.is_blocked = is_blocked
 
     def _start_heart(self) -> None:
         if self._heart is None:
@@ -186,6 +168,41 @@ class Connection:
                     logger.exception("The connection %r to RabbitMQ is dropped after an error.", self._name)
                     self.drop()
             self.wake()
+
+
+def connect(
+    options: RabbitMQOptions, address: str, name: str, *, on_block: Callable[[bool], None] = lambda is_blocked: None
+) -> amqp.Connection:
+    """
+    Connect to one node.
+
+    Args:
+        address: host:port.
+        name: as for `Connection`.
+        on_block: called with True when the server takes no messages, with False when it takes them again.
+
+    Raises:
+        AMQPError, OSError: the node does not answer, or refuses.
+    """
+    timeout = options.request_timeout.total_seconds()
+    host = address.rpartition(":")[0].strip("[]")
+    tls = {"context": {"check_hostname": True, "cafile": options.tls_ca_file or None}, "server_hostname": host}
+    connection = amqp.Connection(
+        host=address,
+        userid=options.user,
+        password=options.password,
+        login_method="PLAIN",
+        virtual_host=options.virtual_host,
+        ssl=tls if options.tls else False,
+        connect_timeout=timeout,
+        write_timeout=timeout,
+        heartbeat=math.ceil(options.heartbeat.total_seconds()),
+        client_properties={"connection_name": name},
+        on_blocked=lambda reason: on_block(True),
+        on_unblocked=lambda: on_block(False),
+    )
+    connection.connect()
+    return connection
 
 
 def _drain(connection: amqp.Connection) -> None:

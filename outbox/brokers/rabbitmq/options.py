@@ -15,6 +15,8 @@ from outbox.brokers.options import Options, problems_with, read_options
 
 NODE = re.compile(r"(?P<host>[^:\s]+|\[[0-9a-fA-F:]+\])(:(?P<port>\d{1,5}))?")
 
+URL = re.compile(r"https?://\S+")
+
 
 class RabbitMQOptions(Options, frozen=True):
     """Where the nodes are, and how the queues are declared."""
@@ -34,6 +36,8 @@ class RabbitMQOptions(Options, frozen=True):
     # handlers are counted by the consumers, so this is for what no consumer sees.
     delivery_limit: Annotated[int, msgspec.Meta(ge=1)] = 100
     consumer_timeout: timedelta = timedelta(minutes=30)  # as on the server; it takes older deliveries back, with their channel
+    # "http://rabbit-1:15672", of the management plugin. Only checks use it, for policies and the members of quorum queues.
+    management_url: str = ""
     max_length: Annotated[int, msgspec.Meta(ge=1)] | None = None  # messages of one queue; a full queue refuses more
 
 
@@ -54,6 +58,9 @@ def problems(raw: Mapping[str, Any]) -> list[Problem]:
         for name in ("heartbeat", "request_timeout", "consumer_timeout")
         if getattr(options, name) <= timedelta()
     )
+    if options.management_url and not URL.fullmatch(options.management_url):
+        text = f'OPTIONS["MANAGEMENT_URL"] is {options.management_url!r}, which is not a URL.'
+        found.append(Problem(text, 'Write it like "http://rabbit-1:15672".'))
     if options.tls_ca_file and not (options.tls and Path(options.tls_ca_file).is_file()):
         text = f'OPTIONS["TLS_CA_FILE"] is {options.tls_ca_file!r}; there is no such file, or TLS is off.'
         found.append(Problem(text, "Give the path of a PEM file, and TLS=True."))

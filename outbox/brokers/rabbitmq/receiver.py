@@ -58,7 +58,7 @@ class Receiver:
         self._declared: set[Source] = set()  # over the current connection
         self._fetched: list[Fetched] = []  # of topics without order, and not handed out yet
         self._windows: dict[Source, OrderedQueue] = {}
-        self._postponed: dict[tuple[Source, str], float] = {}  # message -> when it is due, over a lost connection
+        self._postponed: dict[tuple[Source, str], float] = {}  # message -> when it is due; over lost connections
         self._first = 0  # the topic that is asked first, by turns
         self._is_interrupted = False
 
@@ -189,17 +189,21 @@ class Receiver:
     def _open_channel(self, connection: amqp.Connection) -> amqp.Channel:
         if self._channel is None or self._serial != self._connection.serial:
             self._fetched.clear()
-            self._postponed = {
-                (source, message_id): due_at
-                for source, window in self._windows.items()
-                for message_id, due_at in window.postponed(self._clock())
-            }
+            self._keep_postponed()
             self._windows.clear()
             self._declared.clear()
             self._channel = connection.channel()
             self._serial = self._connection.serial
             self.held.begin(self._channel)
         return self._channel
+
+    def _keep_postponed(self) -> None:
+        """Remember what is to be retried later, until it is fetched again, or due."""
+        now = self._clock()
+        kept = {name: due_at for name, due_at in self._postponed.items() if due_at > now}
+        for source, window in self._windows.items():
+            kept |= {(source, message_id): due_at for message_id, due_at in window.postponed(now)}
+        self._postponed = kept
 
     def _ensure_declared(self, channel: amqp.Channel, group: str, topic: str) -> None:
         if (group, topic) not in self._declared:

@@ -8,6 +8,7 @@ late confirm would be taken for another message's.
 
 from __future__ import annotations
 
+import re
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -21,6 +22,7 @@ from outbox.brokers.rabbitmq.connection import LOST, Connection, describe
 from outbox.errors import BrokerUnavailable
 
 NO_ROUTE = 312
+TOO_LARGE = re.compile(r"message size \d+ is larger than (?:configured )?max size (\d+)")
 BLOCKED = "RabbitMQ has blocked this connection: it is short of memory or disk."
 
 
@@ -75,7 +77,11 @@ class PendingConfirms:
         self._settle(tag, multiple, ACCEPTED)
 
     def on_nack(self, tag: int, multiple: bool) -> None:
-        """Note that messages are not stored in all of their queues."""
+        """
+        Note that messages are not stored in all of their queues. They may be in some, and are published to all of them again.
+
+        This is an outage, and not an unsure send: no attempt is counted while a queue is full.
+        """
         reason = "RabbitMQ did not take the message: a queue is full, or most of its nodes are away."
         self._settle(tag, multiple, SendResult(SendStatus.UNAVAILABLE, reason=reason))
 
@@ -156,14 +162,13 @@ class Publisher:
         if not isinstance(error, NotFound | AccessRefused | PreconditionFailed):
             return batch.finish(SendStatus.UNSURE, f"RabbitMQ closed the channel: {text}.")
         open_ones = [index for index, result in enumerate(batch.results) if result is None]
-        blamed = [index for index in open_ones if f"exchange '{batch.publications[index].exchange}'" in text]
-        for index in blamed:
-            batch.results[index] = SendResult(SendStatus.MISCONFIGURED, reason=f"RabbitMQ refused the topic: {text}.")
+        blamed = {index: result for index in open_ones if (result := _blame(batch.publications[index], text))}
         rest = [index for index in open_ones if index not in blamed]
-        if not blamed and len(rest) == 1:  # it is too large for this server, as far as one can tell
-            batch.results[rest[0]] = SendResult(SendStatus.REFUSED, reason=f"RabbitMQ refused the message: {text}.")
-            return batch.finish(SendStatus.UNSURE, "")
-        groups = [rest] if blamed else [[index] for index in rest]
+        if not blamed and len(rest) == 1:
+            blamed[rest.pop()] = SendResult(SendStatus.REFUSED, reason=f"RabbitMQ refused the message: {text}.")
+        for index, result in blamed.items():
+            batch.results[index] = result
+        groups = [rest] if blamed else [[index] for index in rest]  # one by one: it has to be found out which it is
         for indexes in groups:
             for index, result in zip(indexes, self.publish([batch.publications[n] for n in indexes]), strict=True):
                 batch.results[index] = result
@@ -175,6 +180,16 @@ class Publisher:
             self._channel.confirm_select()
             self._serial, self._next_tag = self._connection.serial, 1
         return self._channel
+
+
+def _blame(publication: Publication, text: str) -> SendResult | None:
+    """Return the result of a message over which, by its error, the server closed the channel; None: it was not this one."""
+    if f"exchange '{publication.exchange}'" in text:
+        return SendResult(SendStatus.MISCONFIGURED, reason=f"RabbitMQ refused the topic: {text}.")
+    limit = TOO_LARGE.search(text)
+    if limit is not None and len(publication.message.body) > int(limit[1]):
+        return SendResult(SendStatus.REFUSED, reason=f"RabbitMQ refused the message: {text}.")
+    return None
 
 
 def _listen(channel: amqp.Channel, batch: PendingConfirms) -> None:

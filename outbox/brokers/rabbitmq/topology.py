@@ -9,7 +9,7 @@ long as the one below, a message enters those whose seconds add up to its delay,
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from datetime import timedelta
 from typing import Any
 
@@ -22,6 +22,7 @@ DESTINATION = "outbox-to"  # the header that it looks at
 RUNGS = 20
 MAX_DELAY = timedelta(seconds=2**RUNGS - 1)  # 12 days
 
+MAX_RETENTION = timedelta(days=10 * 365)  # the server's limit for x-message-ttl
 MOST_AT_ONCE = 65_535  # messages of one subscription
 
 QUORUM = {"x-queue-type": "quorum"}
@@ -48,6 +49,13 @@ def delay_key(seconds: int, tag: str) -> str:
     """Return the routing key that takes a message through the ladder: a word for each rung, the longest first, then the tag."""
     bits = ".".join("1" if seconds >> number & 1 else "0" for number in reversed(range(RUNGS)))
     return f"{bits}.{tag}"
+
+
+def queues_of(topics: Mapping[str, Sequence[str]]) -> set[str]:
+    """Return the names of all queues of topics and their groups, the ladder included."""
+    groups = [(topic, group) for topic, names in topics.items() for group in names]
+    found = {name(topic, group) for topic, group in groups for name in (queue_name, dead_queue_name)}
+    return found | {rung(number) for number in range(RUNGS)}
 
 
 def declare_topic(channel: amqp.Channel, topic: TopicSpec) -> None:

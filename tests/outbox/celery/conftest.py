@@ -12,8 +12,8 @@ from celery import Celery, current_app
 
 from outbox.brokers.base import Outgoing, SendResult, SendStatus
 from outbox.celery import CeleryBroker
-from outbox.celery.canvas import record
-from outbox.celery.recorder import Recorder
+from outbox.celery.canvas import capture
+from outbox.celery.capturing import CapturingProducer
 from outbox.celery.stored import TOPIC, StoredTask, decode
 from outbox.message import TopicSpec, TopicType
 from outbox.models import MessageRow
@@ -81,9 +81,9 @@ def broker_at(url: str, **options: Any) -> Iterator[CeleryBroker]:
 
 def task(number: int = 0, queue: str = "celery", **options: Any) -> Outgoing:
     """Make what a relay hands over of a task `tests.add(number, number)`."""
-    recorder = Recorder(tests_app)
-    record(add.s(number, number).set(queue=queue, **options), recorder)
-    [one] = recorder.recorded
+    producer = CapturingProducer(tests_app)
+    capture(add.s(number, number).set(queue=queue, **options), producer)
+    [one] = producer.captured
     return Outgoing(uuid.uuid4().hex, TOPIC, one.body, one.id)
 
 

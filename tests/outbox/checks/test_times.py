@@ -2,6 +2,7 @@ from datetime import timedelta
 
 import pytest
 
+from outbox import consumer
 from outbox.brokers.memory import MemoryBroker
 
 SECOND = timedelta(seconds=1)
@@ -72,3 +73,33 @@ class TestE020:
         settings.OUTBOX = outbox
 
         assert found() == []
+
+
+def handler(message, context): ...
+
+
+class TestW050:
+    RABBITMQ = {
+        "BROKERS": {"default": {"BACKEND": "outbox.brokers.rabbitmq.RabbitMQBroker", "OPTIONS": {"NODES": ["rabbit-1"]}}},
+        "TOPICS": {"orders": {"TYPE": "normal"}, "ordered": {"TYPE": "fifo"}},
+    }
+
+    @pytest.mark.parametrize(("topic", "minutes"), [("orders", 27), ("ordered", 13.5)])
+    def test_warns_of_a_handler_that_may_outlast_its_delivery(self, settings, found, topic, minutes):
+        settings.OUTBOX = self.RABBITMQ
+        consumer(topic=topic, group="cart", time_limit=timedelta(minutes=minutes))(handler)
+        enough = found()
+        consumer(topic=topic, group="points", time_limit=timedelta(minutes=minutes, seconds=1))(handler)
+
+        (problem,) = found()
+
+        assert enough == []
+        assert problem.id == "outbox.W050"
+        assert f"lets a delivery be held for {timedelta(minutes=minutes)}" in problem.msg
+        assert problem.hint.startswith(f"Lower it to {timedelta(minutes=minutes)}")
+
+    def test_is_quiet_where_a_delivery_is_held_for_any_time(self, settings, found):
+        settings.OUTBOX = outbox(kind="normal")
+        consumer(topic="orders", group="cart", time_limit=timedelta(days=1))(handler)
+
+        assert "outbox.W050" not in [problem.id for problem in found()]

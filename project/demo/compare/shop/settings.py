@@ -7,6 +7,7 @@ queues and persistent messages by the shop's settings and Celery's defaults.
 
 import os
 
+from project.brokers import GROUPS
 from project.demo.compare.shop import way
 from project.settings import *  # noqa: F403
 from project.settings import OUTBOX as SHOP_OUTBOX
@@ -20,8 +21,6 @@ CELERY_BROKER_TRANSPORT_OPTIONS = {"confirm_publish": True}
 CELERY_IMPORTS = ["project.demo.compare.shop.tasks"]
 CELERY_TASK_DEFAULT_QUEUE = f"shop-{way()}"
 
-GROUPS = {"orders": ["cart", "points", "shipment"], "order-cancellations": ["points"], "shipments": ["letters"]}
-
 OUTBOX = {
     **SHOP_OUTBOX,
     "BROKERS": {
@@ -30,7 +29,6 @@ OUTBOX = {
             "OPTIONS": {"NODES": [NODE], "GROUPS": GROUPS},
         },
     },
-    "TOPICS": {topic: {} for topic in GROUPS},
     "CELERY_WAKEUP": False,
 }
 

@@ -2,43 +2,23 @@
 
 import threading
 from collections.abc import Callable
-from contextlib import suppress
 from datetime import timedelta
 
 import amqp
 import pytest
 
-from outbox.brokers.base import Delivery, Outgoing, SendResult, SendStatus
+from outbox.brokers.base import Outgoing, SendStatus
 from outbox.brokers.rabbitmq import RabbitMQBroker
-from outbox.brokers.rabbitmq.topology import DUE
 from outbox.errors import BrokerUnavailable, TimeLimitExceeded
 from outbox.message import TopicSpec, TopicType
 from project.servers.rabbitmq import RabbitMQ
+from tests.outbox.brokers.rabbitmq.acts import accepted, receive_all, received, refused, statuses
 from tests.outbox.brokers.rabbitmq.conftest import HELD, Open
 from tests.waiting import wait_until
 
 pytestmark = pytest.mark.rabbitmq
 
 NewMessage = Callable[..., Outgoing]
-
-
-def receive_all(broker: RabbitMQBroker, topic: str, count: int) -> list[str]:
-    """Receive and acknowledge until so many different messages have come; return the ids of all, again and again."""
-    found: list[str] = []
-
-    def receive() -> bool:
-        with suppress(BrokerUnavailable):
-            deliveries = broker.receive("billing", [topic], limit=500, invisible_for=HELD, wait=timedelta(seconds=1))
-            found.extend(one.message_id for one in deliveries)
-            broker.ack(deliveries)
-        return len(set(found)) >= count
-
-    wait_until(receive, 60)
-    return found
-
-
-def statuses(results: list[SendResult]) -> list[SendStatus]:
-    return [one.status for one in results]
 
 
 class TestManyMessages:
@@ -92,7 +72,7 @@ class TestKilledServer:
         assert statuses(results) == [SendStatus.UNSURE]
         assert statuses(later) == [SendStatus.UNAVAILABLE]
         assert "could be connected to" in later[0].reason
-        assert statuses(wait_until(lambda: _accepted(broker, message()))) == [SendStatus.ACCEPTED]
+        assert statuses(wait_until(lambda: accepted(broker, message()))) == [SendStatus.ACCEPTED]
 
     def test_gives_back_what_was_held(self, broker, node: RabbitMQ, message: NewMessage, topic):
         broker.send([message(b"a")])
@@ -102,7 +82,7 @@ class TestKilledServer:
         node.kill()
         node.start()
 
-        [again] = wait_until(lambda: _received(broker, topic))
+        [again] = wait_until(lambda: received(broker, topic))
         assert (again.message_id, again.body) == (held.message_id, b"a")
         assert broker.ack([held]) == [False]
         assert broker.ack([again]) == [True]
@@ -119,7 +99,7 @@ class TestFrozenServer:
 
         assert statuses(results) == [SendStatus.UNSURE] * 2
         assert "did not come within 1 s" in results[0].reason
-        assert statuses(wait_until(lambda: _accepted(broker, message()))) == [SendStatus.ACCEPTED]
+        assert statuses(wait_until(lambda: accepted(broker, message()))) == [SendStatus.ACCEPTED]
 
     def test_is_noticed_by_a_consumer_that_waits(self, open_broker: Open, node: RabbitMQ, topic):
         broker = open_broker(HEARTBEAT="PT1S", REQUEST_TIMEOUT="PT2S")
@@ -138,15 +118,15 @@ class TestMemoryAlarm:
         broker.send([message(b"a")])
         node.control("set_vm_memory_high_watermark", "0.00001")
         try:
-            refused = wait_until(lambda: _refused(broker, message()))
+            results = wait_until(lambda: refused(broker, message()))
             [held] = broker.receive("billing", [topic], limit=1, invisible_for=HELD, wait=timedelta(seconds=5))
             is_acked = broker.ack([held])
         finally:
             node.control("set_vm_memory_high_watermark", "0.6")
 
-        assert "short of memory or disk" in wait_until(lambda: refused[0].reason)
+        assert "short of memory or disk" in results[0].reason
         assert is_acked == [True]
-        assert statuses(wait_until(lambda: _accepted(broker, message()))) == [SendStatus.ACCEPTED]
+        assert statuses(wait_until(lambda: accepted(broker, message()))) == [SendStatus.ACCEPTED]
 
 
 class TestExceptionBetweenMessageAndConfirm:
@@ -154,7 +134,7 @@ class TestExceptionBetweenMessageAndConfirm:
         self, open_broker: Open, node: RabbitMQ, message: NewMessage, monkeypatch: pytest.MonkeyPatch
     ):
         broker = open_broker(MAX_LENGTH=1)
-        wait_until(lambda: _refused(broker, message()))
+        wait_until(lambda: refused(broker, message()))
         with monkeypatch.context() as patch:
             patch.setattr(amqp.Connection, "blocking_read", _time_limit)
             with pytest.raises(TimeLimitExceeded):
@@ -163,80 +143,6 @@ class TestExceptionBetweenMessageAndConfirm:
         results = broker.send([message(), message()])
 
         assert statuses(results) == [SendStatus.UNAVAILABLE] * 2
-
-
-class TestDeletedLadder:
-    def test_is_declared_again(self, broker, channel: amqp.Channel, message: NewMessage, topic):
-        broker.send([message()])
-        channel.exchange_delete(DUE)
-
-        with pytest.raises(BrokerUnavailable, match=DUE):
-            broker.receive("shipping", [topic], limit=1, invisible_for=HELD, wait=timedelta())
-        broker.receive("shipping", [topic], limit=1, invisible_for=HELD, wait=timedelta())
-
-        broker.send([message(b"later")])
-        [delivery] = broker.receive("shipping", [topic], limit=1, invisible_for=HELD, wait=timedelta(seconds=5))
-        assert delivery.body == b"later"
-
-
-class TestFullQueue:
-    def test_is_an_outage_until_somebody_receives(self, open_broker: Open, message: NewMessage, topic):
-        broker = open_broker(MAX_LENGTH=3)
-        filled = [result for _ in range(8) for result in broker.send([message()])]  # it takes some more than its length
-
-        [held, *rest] = broker.receive("billing", [topic], limit=10, invisible_for=HELD, wait=timedelta(seconds=5))
-        broker.ack([held, *rest])
-
-        assert filled[-1].status is SendStatus.UNAVAILABLE
-        assert "a queue is full" in filled[-1].reason
-        assert statuses(wait_until(lambda: _accepted(broker, message()))) == [SendStatus.ACCEPTED]
-
-
-class TestDeletedQueue:
-    def test_is_declared_again_by_its_consumers_and_an_alert_until_then(
-        self, broker, channel: amqp.Channel, message: NewMessage, topic
-    ):
-        broker.receive("billing", [topic], limit=1, invisible_for=HELD, wait=timedelta())
-        broker.send([message()])
-        channel.queue_delete(f"{topic}:billing")
-
-        astray = broker.send([message()])
-        with pytest.raises(BrokerUnavailable, match="no queue"):
-            broker.receive("billing", [topic], limit=1, invisible_for=HELD, wait=timedelta())
-        broker.receive("billing", [topic], limit=1, invisible_for=HELD, wait=timedelta())
-        later = broker.send([message(b"later")])
-
-        assert statuses(astray) == [SendStatus.MISCONFIGURED]
-        assert f"No queue takes messages of '{topic}'" in astray[0].reason
-        assert statuses(later) == [SendStatus.ACCEPTED]
-        assert [one.body for one in wait_until(lambda: _received(broker, topic))] == [b"later"]
-
-
-class TestDeletedExchange:
-    def test_is_declared_again(self, broker, channel: amqp.Channel, message: NewMessage, topic):
-        broker.send([message()])
-        channel.exchange_delete(topic)
-
-        first = broker.send([message()])
-        second = broker.send([message()])
-
-        assert statuses(first) == [SendStatus.MISCONFIGURED]
-        assert "no exchange" in first[0].reason
-        assert statuses(second) == [SendStatus.ACCEPTED]
-
-
-class TestDeclaredOtherwise:
-    def test_is_named_with_the_difference(self, open_broker: Open, message: NewMessage, topic):
-        open_broker().send([message()])
-        other = open_broker(MAX_LENGTH=5)
-
-        [result] = other.send([message()])
-
-        assert result.status is SendStatus.MISCONFIGURED
-        assert "x-max-length" in result.reason
-        assert "x-max-length" in other.check()[0].text
-        with pytest.raises(BrokerUnavailable, match="x-max-length"):
-            other.receive("billing", [topic], limit=1, invisible_for=HELD, wait=timedelta())
 
 
 class TestWrongPassword:
@@ -249,33 +155,6 @@ class TestWrongPassword:
         assert "ACCESS_REFUSED" in result.reason
         with pytest.raises(BrokerUnavailable, match="ACCESS_REFUSED"):
             broker.check()
-
-
-class TestMessageTooLargeForTheServer:
-    def test_is_refused_and_its_neighbours_taken(self, open_broker: Open, message: NewMessage, tmp_path):
-        with RabbitMQ(tmp_path / "small", settings="max_message_size = 1000\n") as node:
-            broker = open_broker(NODES=[node.address])
-
-            results = broker.send([message(b"a"), message(b"x" * 2000), message(b"b")])
-
-            assert statuses(results) == [SendStatus.ACCEPTED, SendStatus.REFUSED, SendStatus.ACCEPTED]
-            assert "message size" in results[1].reason
-            broker.close()
-
-
-class TestDeliveryLimit:
-    def test_makes_a_dead_letter_that_says_why(self, open_broker: Open, message: NewMessage, topic):
-        broker = open_broker(DELIVERY_LIMIT=2)
-        broker.send([message(b"poison")])
-
-        for _ in range(3):
-            deliveries = wait_until(lambda: _received(broker, topic))
-            broker.release(deliveries)
-
-        [letter] = wait_until(lambda: broker.dead_letters("billing"))
-        assert "delivered it too often" in letter.reason
-        assert broker.replay("billing", [letter.id]) == 1
-        assert [(one.body, one.attempt) for one in wait_until(lambda: _received(broker, topic))] == [(b"poison", 1)]
 
 
 class TestConsumerTimeout:
@@ -300,10 +179,10 @@ class TestConsumerTimeout:
         broker.retry(head, timedelta(minutes=20))
 
         now[0] += 20 * 60
-        [again] = wait_until(lambda: _received(broker, topic))
+        [again] = wait_until(lambda: received(broker, topic))
         [kept] = broker.renew([again], timedelta(minutes=20))
         broker.ack([again])
-        [second] = wait_until(lambda: _received(broker, topic))
+        [second] = wait_until(lambda: received(broker, topic))
 
         assert (again.body, again.attempt, second.body) == (b"1", 2, b"2")
         assert kept is not None
@@ -316,11 +195,32 @@ class TestConsumerTimeout:
         broker.retry(head, timedelta(minutes=60))
 
         now[0] += 30 * 60
-        early = [one for _ in range(3) for one in _received(broker, topic)]
+        early = [one for _ in range(3) for one in received(broker, topic)]
         now[0] += 31 * 60
-        late = wait_until(lambda: _received(broker, topic))
+        late = wait_until(lambda: received(broker, topic))
 
         assert early == []
+        assert [one.body for one in late] == [b"1"]
+
+    def test_leaves_it_over_two_connections_of_which_one_fetched_nothing(
+        self, open_broker: Open, node: RabbitMQ, message: NewMessage, topic
+    ):
+        now = [0.0]
+        broker, other = open_broker(TopicType.FIFO, clock=lambda: now[0]), open_broker(TopicType.FIFO)
+        broker.send([message(b"1", key="a")])
+        [head] = broker.receive("billing", [topic], limit=5, invisible_for=HELD, wait=timedelta(seconds=5))
+        broker.retry(head, timedelta(minutes=60))
+        received(other, topic)  # it waits for its turn to receive
+
+        now[0] += 20 * 60  # the broker connects anew, and it is the other's turn
+        nothing = received(broker, topic)
+        node.control("close_all_connections", "a test")
+        other.close()
+        early = [one for _ in range(3) for one in received(broker, topic)]
+        now[0] += 41 * 60
+        late = wait_until(lambda: received(broker, topic))
+
+        assert nothing == early == []
         assert [one.body for one in late] == [b"1"]
 
 
@@ -349,19 +249,3 @@ class TestNodes:
 
 def _time_limit(*args: object) -> None:
     raise TimeLimitExceeded
-
-
-def _accepted(broker: RabbitMQBroker, one: Outgoing) -> list[SendResult] | None:
-    results = broker.send([one])
-    return results if results[0].status is SendStatus.ACCEPTED else None
-
-
-def _refused(broker: RabbitMQBroker, one: Outgoing) -> list[SendResult] | None:
-    results = broker.send([one])
-    return results if results[0].status is SendStatus.UNAVAILABLE else None
-
-
-def _received(broker: RabbitMQBroker, topic: str) -> list[Delivery]:
-    with suppress(BrokerUnavailable):
-        return broker.receive("billing", [topic], limit=10, invisible_for=HELD, wait=timedelta(seconds=1))
-    return []

@@ -1,5 +1,6 @@
 """OPTIONS: what is wrong is named before anything connects."""
 
+from datetime import timedelta
 from typing import Any
 
 import pytest
@@ -24,6 +25,7 @@ class TestCheckOptions:
             ({**GOOD, "HEARTBEAT": "PT0S"}, "must be greater than zero"),
             ({**GOOD, "DELIVERY_LIMIT": 0}, "DELIVERY_LIMIT"),
             ({**GOOD, "TLS_CA_FILE": "/nowhere.pem", "TLS": True}, "no such file"),
+            ({**GOOD, "MANAGEMENT_URL": "rabbit-1:15672"}, "is not a URL"),
             ({**GOOD, "NODE": "rabbit"}, "NODE"),
         ],
         ids=str,
@@ -41,6 +43,12 @@ class TestCheckTopics:
         [problem] = RabbitMQBroker.check_topics({**GOOD, "GROUPS": {"order": ["billing"]}}, topics)
 
         assert "'order'" in problem.text
+
+    @pytest.mark.parametrize(("days", "is_refused"), [(3650, False), (3651, True)])
+    def test_refuses_a_retention_that_no_queue_can_have(self, days: int, is_refused: bool):
+        found = RabbitMQBroker.check_topics(GOOD, [TopicSpec("orders", TopicType.NORMAL, retention=timedelta(days=days))])
+
+        assert ['OUTBOX["TOPICS"]["orders"]["RETENTION"]' in problem.text for problem in found] == [True] * is_refused
 
 
 class TestAddresses:

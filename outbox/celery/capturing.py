@@ -1,4 +1,4 @@
-"""What Celery takes for the producer of its messages, and which keeps them instead of sending."""
+"""A producer that Celery gives its messages to, and that keeps them instead of sending them."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ MODES = {"persistent": PERSISTENT, "transient": 1}
 
 
 @dataclass(frozen=True, slots=True)
-class Recorded:
+class EncodedTask:
     """A task as it would have been sent: its name, its id, and the body of its message row."""
 
     task: str
@@ -37,7 +37,7 @@ class _NoConnection:
 
 
 @dataclass(slots=True)
-class Recorder:
+class CapturingProducer:
     """
     Keeps what is published; duck-typed, as Celery takes any producer.
 
@@ -48,7 +48,7 @@ class Recorder:
 
     app: Celery
     ignore_result: bool | None = None
-    recorded: list[Recorded] = field(default_factory=list)
+    captured: list[EncodedTask] = field(default_factory=list)
     connection: _NoConnection = field(default_factory=_NoConnection)
     serializer: str | None = None
 
@@ -96,7 +96,7 @@ class Recorder:
             routing_key=routing_key or "",
             queues=self._names(name, declare),
         )
-        self.recorded.append(Recorded(name, headers["id"], encoded))
+        self.captured.append(EncodedTask(name, headers["id"], encoded))
 
     def _names(self, task: str, declare: Sequence[Any] | None) -> list[str]:
         """Return the names of queues; each must be one that the relay finds, or makes, by its name."""

@@ -1,0 +1,97 @@
+"""
+Checks that need the management plugin: policies, which a client does not see, and the members of quorum queues.
+
+Source: the HTTP API of RabbitMQ's management plugin, `GET /api/queues/{virtual host}`.
+"""
+
+from __future__ import annotations
+
+import base64
+import json
+import ssl
+import urllib.error
+import urllib.parse
+import urllib.request
+from collections.abc import Collection, Iterator
+from typing import Any
+
+from outbox.brokers.base import Problem
+from outbox.brokers.rabbitmq.options import RabbitMQOptions
+
+COLUMNS = ("name", "members", "online", "policy", "operator_policy", "effective_policy_definition")
+ENOUGH_MEMBERS = 3  # survive the loss of one node
+
+# What a policy does to our queues with each of its keys. On a quorum queue it wins over the arguments of the queue, or the lower
+# of both counts.
+POLICY_EFFECTS = {
+    "overflow": "a full queue may drop messages that were confirmed",
+    "max-length": "the queue is full with fewer messages",
+    "max-length-bytes": "the queue is full with fewer messages",
+    "message-ttl": "messages become dead letters, or are lost from the ladder of delays, before their time",
+    "delivery-limit": "messages become dead letters after fewer deliveries",
+    "expires": "a queue that no consumer uses is deleted with its messages",
+    "dead-letter-exchange": "dead letters go elsewhere",
+    "dead-letter-routing-key": "dead letters go elsewhere",
+    "dead-letter-strategy": "a dead letter may be lost on its way",
+}
+
+
+def problems_of_queues(options: RabbitMQOptions, names: Collection[str]) -> Iterator[Problem]:
+    """Return what policies change in these queues, and which have too few members; nothing without MANAGEMENT_URL."""
+    if not options.management_url:
+        return
+    try:
+        queues = _queues(options)
+    except (OSError, ValueError) as error:
+        hint = 'Correct OPTIONS["MANAGEMENT_URL"], or give USER the tag management: rabbitmqctl set_user_tags USER management'
+        yield Problem(f"The management API of RabbitMQ does not answer: {error}.", hint, is_error=False)
+        return
+    ours = [queue for queue in queues if queue["name"] in names]
+    yield from _problems_of_policies(ours)
+    yield from _problems_of_members(ours, min(len(options.nodes), ENOUGH_MEMBERS))
+
+
+def _problems_of_policies(queues: list[dict[str, Any]]) -> Iterator[Problem]:
+    for key, effect in POLICY_EFFECTS.items():
+        changed = [queue for queue in queues if key in (queue.get("effective_policy_definition") or {})]
+        if not changed:
+            continue
+        policies = {str(queue[kind]) for queue in changed for kind in ("policy", "operator_policy") if queue.get(kind)}
+        names = ", ".join(sorted(repr(name) for name in policies))
+        value = changed[0]["effective_policy_definition"][key]
+        yield Problem(
+            f"A policy ({names}) sets {key}={value!r} for {_listed(changed)}: {effect}.",
+            "Change the pattern of the policy, so that it does not match these queues.",
+        )
+
+
+def _problems_of_members(queues: list[dict[str, Any]], wanted: int) -> Iterator[Problem]:
+    if few := [queue for queue in queues if len(queue.get("members", ())) < wanted]:
+        count = min(len(queue.get("members", ())) for queue in few)
+        yield Problem(
+            f"{_listed(few)}: {count} member{'' if count == 1 else 's'}, where {wanted} nodes can have one. If a node is lost, "
+            "messages are lost or wait for it.",
+            "Add members: rabbitmq-queues grow NODE all",
+        )
+    if lost := [queue for queue in queues if 2 * len(queue.get("online", ())) <= len(queue.get("members", ()))]:
+        text = f"{_listed(lost)}: most members are offline, so nothing is sent there and nothing is received."
+        yield Problem(text, "Start the nodes that are down.")
+
+
+def _queues(options: RabbitMQOptions) -> list[dict[str, Any]]:
+    """Return the queues of our virtual host. Raises OSError and ValueError."""
+    path = f"/api/queues/{urllib.parse.quote(options.virtual_host, safe='')}?columns={','.join(COLUMNS)}"
+    credentials = base64.b64encode(f"{options.user}:{options.password}".encode()).decode()
+    headers = {"Authorization": f"Basic {credentials}"}
+    request = urllib.request.Request(options.management_url.rstrip("/") + path, headers=headers)  # noqa: S310  (options check it)
+    tls = ssl.create_default_context(cafile=options.tls_ca_file or None) if request.type == "https" else None
+    timeout = options.request_timeout.total_seconds()
+    with urllib.request.urlopen(request, timeout=timeout, context=tls) as answer:  # noqa: S310
+        found: list[dict[str, Any]] = json.load(answer)
+    return found
+
+
+def _listed(queues: list[dict[str, Any]]) -> str:
+    names = sorted(str(queue["name"]) for queue in queues)
+    more = f" and {len(names) - 3} more" if len(names) > 3 else ""
+    return f"queue{'' if len(names) == 1 else 's'} {', '.join(map(repr, names[:3]))}{more}"

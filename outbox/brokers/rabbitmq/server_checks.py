@@ -1,0 +1,245 @@
+"""
+Checks of the running server, for `Broker.check()`: what a client can ask. With MANAGEMENT_URL, `management` asks the rest.
+
+Nothing that is asked changes the server, except that exchanges, queues and bindings are declared, as for a send. Questions
+about permissions are requests that the server refuses or answers without an effect, once it has checked the permission.
+"""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import suppress
+from functools import partial
+from typing import Any
+
+import amqp
+from amqp import spec
+from amqp.exceptions import AccessRefused, ChannelError, NotFound, PreconditionFailed
+
+from outbox.brokers.base import Problem
+from outbox.brokers.rabbitmq import topology
+from outbox.brokers.rabbitmq.connection import LOST, Connection, connect, describe
+from outbox.brokers.rabbitmq.management import problems_of_queues
+from outbox.brokers.rabbitmq.options import RabbitMQOptions, addresses
+from outbox.brokers.rabbitmq.permissions import Permissions
+from outbox.errors import BrokerUnavailable
+from outbox.message import TopicSpec
+
+MIN_VERSION = (3, 10)
+MIN_FRAME_BYTES = 131_072  # RabbitMQ's default; all headers of a message travel in one frame
+ALARM = "RabbitMQ takes no messages: it blocks connections that publish, because a node is short of memory or disk."
+ALARM_HINT = (
+    "`rabbitmqctl status` shows the alarms. Free disk, drain the queues, or raise vm_memory_high_watermark. Messages wait in the "
+    "outbox meanwhile."
+)
+CAPABILITIES = {
+    "publisher_confirms": "no message is known to be stored",
+    "basic.nack": "a full queue loses messages",
+    "consumer_cancel_notify": "a consumer does not notice that its queue was deleted",
+    "connection.blocked": "an alarm looks like a server that does not answer",
+}
+# What an argument of a queue follows from.
+SOURCES = {
+    "x-message-ttl": 'the RETENTION of the topic in OUTBOX["TOPICS"]',
+    "x-max-length": 'OPTIONS["MAX_LENGTH"]',
+    "x-delivery-limit": 'OPTIONS["DELIVERY_LIMIT"]',
+    "x-single-active-consumer": 'the TYPE of the topic in OUTBOX["TOPICS"]',
+}
+
+
+class ServerChecks:
+    """
+    Checks of the nodes, of what is declared, and of the permissions of our user.
+
+    Args:
+        connection: a connection that nothing else is published over; an alarm blocks it.
+        declare_queues: declares the queues of a topic's group.
+    """
+
+    def __init__(
+        self,
+        options: RabbitMQOptions,
+        connection: Connection,
+        topics: Iterable[TopicSpec],
+        declare_queues: Callable[[amqp.Channel, TopicSpec, str], None],
+    ) -> None:
+        self._options = options
+        self._connection = connection
+        self._topics = list(topics)
+        self._declare_queues = declare_queues
+        self._permissions = Permissions(options.user, options.virtual_host, [topic.name for topic in self._topics])
+
+    def problems(self) -> list[Problem]:
+        """Return what is wrong. Raises BrokerUnavailable."""
+        try:
+            with self._connection.use():  # if no node answers, that is the problem
+                pass
+            found = [*self._problems_of_nodes()]
+            with self._connection.use() as connection:
+                channel = connection.channel()
+                declared = [*self._problems_of_declarations(channel)]
+                found += declared or self._permissions.problems_of_groups(channel, self._groups())
+                channel.close()
+            found += problems_of_queues(self._options, topology.queues_of(self._options.groups))
+            return found + self._problems_of_publishing()
+        except LOST as error:
+            raise BrokerUnavailable(f"RabbitMQ did not answer: {describe(error)}.") from error
+
+    def _groups(self) -> list[tuple[TopicSpec, str]]:
+        return [(topic, group) for topic in self._topics for group in self._options.groups.get(topic.name, ())]
+
+    def _problems_of_nodes(self) -> Iterator[Problem]:
+        clusters: dict[str, list[str]] = {}  # name -> its nodes
+        for address in addresses(self._options):
+            try:
+                properties, frame_bytes = self._introduced(address)
+            except LOST as error:
+                hint = 'Start it, or remove it from OPTIONS["NODES"]. Until then fewer nodes are left to fail over to.'
+                yield Problem(f"Node {address} does not answer: {describe(error)}.", hint, is_error=False)
+                continue
+            yield from problems_of_node(address, properties, frame_bytes)
+            clusters.setdefault(str(properties.get("cluster_name", "")), []).append(address)
+        if len(clusters) > 1:
+            parts = "; ".join(f"{name or 'one without a name'}: {', '.join(nodes)}" for name, nodes in clusters.items())
+            yield Problem(
+                f'OPTIONS["NODES"] names nodes of {len(clusters)} clusters ({parts}). Messages go to the one that answers first, '
+                "and consumers of another one never get them.",
+                "Join the nodes to one cluster, or name the nodes of one cluster only.",
+            )
+
+    def _introduced(self, address: str) -> tuple[dict[str, Any], int]:
+        """Return what a node says of itself when a client connects, and the largest frame that is agreed."""
+        connection = connect(self._options, address, "outbox check")
+        properties: dict[str, Any] = connection.server_properties  # type: ignore[attr-defined]  # the stubs lack it
+        with suppress(*LOST), connection.transport.having_timeout(self._options.request_timeout.total_seconds()):
+            connection.close()
+        return properties, connection.frame_max
+
+    def _problems_of_declarations(self, channel: amqp.Channel) -> Iterator[Problem]:
+        """Declare everything, and return what exists with other arguments, or was missing."""
+        if problem := self._declared("The ladder of delays", partial(topology.declare_ladder, channel)):
+            yield problem
+            return  # nothing can be bound to it
+        for topic in self._topics:
+            is_new = not _exists(partial(channel.exchange_declare, topic.name, "topic", passive=True))
+            if problem := self._declared(f"Topic {topic.name!r}", partial(topology.declare_topic, channel, topic)):
+                yield problem
+                continue
+            for group in self._options.groups.get(topic.name, ()):
+                queue = topology.queue_name(topic.name, group)
+                was_missing = not is_new and not _exists(partial(channel.queue_declare, queue, passive=True))
+                what = f"Group {group!r} of topic {topic.name!r}"
+                only_type = partial(channel.queue_declare, queue, durable=True, auto_delete=False, arguments=topology.QUORUM)
+                if problem := self._declared(what, partial(self._declare_queues, channel, topic, group), only_type):
+                    yield problem
+                elif was_missing:
+                    text = f"Queue {queue!r} was missing and has been declared: group {group!r} gets nothing sent before."
+                    hint = "If the group is not new, find out who deleted the queue, and resend what it has missed."
+                    yield Problem(text, hint, is_error=False)
+
+    def _declared(
+        self, what: str, declare: Callable[[], object], only_type: Callable[[], object] = lambda: None
+    ) -> Problem | None:
+        """
+        Declare something; return what is wrong.
+
+        Args:
+            only_type: declares a queue by its type alone. The server names one difference, and that of the type is the last.
+        """
+        try:
+            declare()
+        except AccessRefused as error:
+            return self._permissions.problem(what, error)
+        except ChannelError as error:
+            try:
+                only_type()
+            except ChannelError as other:
+                error = other if "'x-queue-type'" in describe(other) else error
+            return Problem(f"{what} cannot be declared: {describe(error)}.", _hint_for(error))
+        return None
+
+    def _problems_of_publishing(self) -> list[Problem]:
+        """Publish to where no queue is bound, which shows permissions and alarms."""
+        for exchange in (topology.rung(topology.RUNGS - 1), ""):
+            try:
+                if not self._is_returned(exchange):
+                    return [Problem(ALARM, ALARM_HINT)]
+            except AccessRefused as error:
+                return [self._permissions.problem("Retries and dead letters", error)]
+            except NotFound:
+                pass  # the ladder could not be declared, which is reported
+        return []
+
+    def _is_returned(self, exchange: str) -> bool:
+        """Return whether a message without a queue comes back. False: the connection is blocked."""
+        returned: list[object] = []
+        with self._connection.use() as connection:
+            channel = connection.channel()
+            events: dict[str, Any] = channel.events  # type: ignore[attr-defined]  # the stubs lack it
+            events["basic_return"] = {lambda *arguments: returned.append(arguments)}
+            channel.send_method(
+                spec.Basic.Publish, "Bssbb", (0, exchange, f"outbox-check-{uuid.uuid4().hex}", True, False), amqp.Message(b"")
+            )
+            while not returned and not self._connection.is_blocked:
+                connection.drain_events(timeout=self._options.request_timeout.total_seconds())
+            if returned:
+                channel.close()
+                return True
+        self._connection.drop()  # it answers nothing until the alarm is over
+        return False
+
+
+def problems_of_node(node: str, properties: Mapping[str, Any], frame_bytes: int) -> Iterator[Problem]:
+    """
+    Return what a node lacks.
+
+    Args:
+        node: host:port.
+        properties: what it says of itself when a client connects.
+        frame_bytes: the largest frame, as agreed with it.
+    """
+    product, version = str(properties.get("product", "")), str(properties.get("version", ""))
+    if product != "RabbitMQ":
+        text = f"Node {node} is {product or 'a server without a name'} {version}, not RabbitMQ: nothing here was tested with it."
+        yield Problem(text, "Use RabbitMQ 3.10 or later.", is_error=False)
+    elif _numbers(version) < MIN_VERSION:
+        yield Problem(
+            f"Node {node} runs RabbitMQ {version}, and 3.10 is needed. Quorum queues of earlier versions know neither a "
+            "message's time to live nor at-least-once dead lettering, so no queue can be declared.",
+            "Upgrade it, and then run `rabbitmqctl enable_feature_flag all`.",
+        )
+    capabilities = properties.get("capabilities") or {}
+    for name, loss in CAPABILITIES.items():
+        if not capabilities.get(name):
+            hint = "Use RabbitMQ 3.10 or later, without a proxy that hides it."
+            yield Problem(f"Node {node} does not offer {name}: {loss}.", hint)
+    if 0 < frame_bytes < MIN_FRAME_BYTES:
+        yield Problem(
+            f"Node {node} has frame_max = {frame_bytes}: a message whose headers do not fit into one frame ends the "
+            "connection, and is sent again for ever.",
+            f"Set frame_max = {MIN_FRAME_BYTES}, the default, in rabbitmq.conf.",
+        )
+
+
+def _hint_for(error: ChannelError) -> str:
+    if not isinstance(error, PreconditionFailed):
+        return "Run the check again; if the error stays, look into the log of the node."
+    source = next((source for name, source in SOURCES.items() if f"'{name}'" in describe(error)), "")
+    correct = f"set {source} as it was declared" if source else "rename the topic or the group"
+    return f"Delete it when it is empty (it is declared again), or {correct}."
+
+
+def _exists(declare: Callable[[], object]) -> bool:
+    """Return whether a passive declaration finds something; another error is left to the declaration itself."""
+    try:
+        declare()
+    except NotFound:
+        return False
+    except ChannelError:
+        pass
+    return True
+
+
+def _numbers(version: str) -> tuple[int, ...]:
+    return tuple(int(part) for part in version.split(".")[:2] if part.isdigit())
