@@ -25,7 +25,8 @@ import amqp
 from celery import Celery
 from kombu.common import maybe_declare
 
-from outbox.brokers.base import ACCEPTED, SendResult, SendStatus
+from outbox.brokers.base import SendResult, SendStatus
+from outbox.brokers.confirms import PendingConfirms
 from outbox.celery.link import OUT_OF_TIME, failed
 from outbox.celery.parcel import Parcel
 
@@ -62,7 +63,9 @@ class ConfirmingProducer:
         self._is_blocked = False
         self._wire.on_blocked = self._note_blocked
         self._wire.on_unblocked = self._note_unblocked
-        self._channel: _ConfirmChannel | None = None
+        self._channel: Any = None
+        self._next_tag = 1
+        self._returned: set[str] = set()  # ids of messages
         self._declaring: Any = None
         self._is_proved = False
         self.is_broken = False
@@ -150,52 +153,53 @@ class ConfirmingProducer:
 
     def _publish_together(self, parcels: Sequence[Parcel], deadline: float) -> list[SendResult]:
         """Publish and wait. UNSURE without a broken connection: the channel was closed, and the server says by which."""
-        results: dict[int, SendResult] = {}
         if self.is_broken:  # since the last message; py-amqp would connect again by itself, and without a login
             return [AWAY] * len(parcels)
         if not parcels:
             return []
-        channel = self._channel
+        batch = PendingConfirms(0, NACKED, _explain_return)
+        written: list[Parcel] = []
+        results: dict[int, SendResult] = {}  # of those that were not written, by their numbers
         try:
-            if channel is None or not channel.is_open:
-                with self._wire.transport.having_timeout(max(SHORTEST, deadline - monotonic())):
-                    channel = self._channel = _ConfirmChannel(self._wire)
+            channel = self._open_channel(deadline)
+            batch.first_tag = self._next_tag
+            batch.listen(channel)
             for parcel in parcels:
-                if stop := self._why_stop(deadline):
-                    results[parcel.number] = stop
-                elif refusal := channel.write(parcel, deadline):
-                    results[parcel.number] = refusal
-            self._wait(channel, deadline)
+                written.append(parcel)
+                if result := self._why_stop(deadline) or _write(channel, batch, parcel, deadline):
+                    results[written.pop().number] = result
+            self._next_tag = batch.next_tag
+            self._wait(batch, deadline)
         except self._connection.channel_errors as error:
             self._channel = None
-            return self._after_channel_error(parcels, channel, results, error)
+            status = SendStatus.UNSURE
+            if len(parcels) == 1:
+                status = SendStatus.REFUSED if isinstance(error, PERMANENT) else SendStatus.MISCONFIGURED
+            unanswered = not_written = failed(status, error)
         except (*self._connection.connection_errors, OSError) as error:
             self.is_broken = True
-            unsure, away = failed(SendStatus.UNSURE, error), failed(SendStatus.UNAVAILABLE, error)
-            written = channel.unanswered() if channel else ()
-            return [
-                results.get(one.number) or (channel and channel.result_of(one)) or (unsure if one.message_id in written else away)
-                for one in parcels
-            ]
-        return self._collect(parcels, channel, results)
+            unanswered, not_written = failed(SendStatus.UNSURE, error), failed(SendStatus.UNAVAILABLE, error)
+        else:
+            self.is_broken = batch.pending > 0  # a late ack would be taken for that of another message
+            unanswered = not_written = NOT_CONFIRMED
+        self._returned |= {message_id for _, message_id in batch.returned}
+        results |= {parcel.number: result for parcel, result in zip(written, batch.finish(unanswered), strict=False)}
+        return [results.get(parcel.number, not_written) for parcel in parcels]
 
-    def _after_channel_error(
-        self, parcels: Sequence[Parcel], channel: _ConfirmChannel | None, results: dict[int, SendResult], error: BaseException
-    ) -> list[SendResult]:
-        status = SendStatus.UNSURE
-        if len(parcels) == 1:
-            status = SendStatus.REFUSED if isinstance(error, PERMANENT) else SendStatus.MISCONFIGURED
-        closed = failed(status, error)
-        return [results.get(one.number) or (channel and channel.result_of(one)) or closed for one in parcels]
+    def _open_channel(self, deadline: float) -> Any:
+        """Return the channel for messages; its confirms are on."""
+        if self._channel is None or not self._channel.is_open:
+            with self._wire.transport.having_timeout(max(SHORTEST, deadline - monotonic())):
+                channel = self._wire.channel()
+                channel.confirm_select()
+            self._channel, self._next_tag = channel, 1
+        return self._channel
 
     def _was_returned(self, parcel: Parcel) -> bool:
-        return self._channel is not None and self._channel.take_returned(parcel)
-
-    def _collect(self, parcels: Sequence[Parcel], channel: _ConfirmChannel, results: dict[int, SendResult]) -> list[SendResult]:
-        found = [results.get(one.number) or channel.result_of(one) for one in parcels]
-        if None in found:
-            self.is_broken = True  # a late ack would be taken for that of another message
-        return [one or NOT_CONFIRMED for one in found]
+        """Return whether the server has returned a message, once."""
+        was_returned = parcel.message_id in self._returned
+        self._returned.discard(parcel.message_id)
+        return was_returned
 
     def _why_stop(self, deadline: float) -> SendResult | None:
         """Return why no more is to be written."""
@@ -203,9 +207,9 @@ class ConfirmingProducer:
             return BLOCKED
         return OUT_OF_TIME if monotonic() >= deadline or self._is_closing() else None
 
-    def _wait(self, channel: _ConfirmChannel, deadline: float) -> None:
+    def _wait(self, batch: PendingConfirms, deadline: float) -> None:
         """Wait until all is confirmed, or no confirm can be expected."""
-        while channel.has_open and not self._is_blocked and not self._is_closing() and (left := deadline - monotonic()) > 0:
+        while batch.pending and not self._is_blocked and not self._is_closing() and (left := deadline - monotonic()) > 0:
             self._drain(min(left, LOOK_SECONDS))
 
     def _drain(self, seconds: float) -> None:
@@ -223,82 +227,29 @@ class ConfirmingProducer:
         self._is_blocked = False
 
 
-class _ConfirmChannel:
-    """A channel whose messages are numbered from 1 as they are written, as the server numbers its acks."""
+def _write(channel: Any, batch: PendingConfirms, parcel: Parcel, deadline: float) -> SendResult | None:
+    """Write a message to the connection. Return a result only if it cannot be written."""
+    try:
+        message = parcel.prepare(channel, message_id=parcel.message_id)
+    except Exception as error:  # whatever is wrong with it
+        return failed(SendStatus.REFUSED, error)
+    batch.extend([(parcel.task.exchange, parcel.message_id)])
+    try:
+        channel.basic_publish(
+            message,
+            exchange=parcel.task.exchange,
+            routing_key=parcel.task.routing_key,
+            mandatory=True,
+            timeout=max(SHORTEST, deadline - monotonic()),
+        )
+    except CANNOT_BE_WRITTEN as error:  # py-amqp finds out before the first byte
+        batch.remove_last()
+        return failed(SendStatus.REFUSED, error)
+    return None
 
-    def __init__(self, wire: Any) -> None:
-        self._channel = wire.channel()
-        self._channel.confirm_select()
-        self._channel.events["basic_ack"].add(self._on_ack)
-        self._channel.events["basic_nack"].add(self._on_nack)
-        self._channel.events["basic_return"].add(self._on_return)
-        self._written = 0
-        self._open: dict[int, Parcel] = {}  # by delivery tag, in their order
-        self._results: dict[str, SendResult] = {}  # by message id
-        self._returned: dict[str, SendResult] = {}
-        self._was_returned: set[str] = set()
 
-    @property
-    def is_open(self) -> bool:
-        return bool(self._channel.is_open)
-
-    @property
-    def has_open(self) -> bool:
-        """Whether a message has no answer yet."""
-        return bool(self._open)
-
-    def unanswered(self) -> set[str]:
-        """Return the ids of messages that were written, and have no answer."""
-        return {parcel.message_id for parcel in self._open.values()}
-
-    def write(self, parcel: Parcel, deadline: float) -> SendResult | None:
-        """Write a message to the connection. Return a result only if it cannot be written."""
-        try:
-            message = parcel.prepare(self._channel, message_id=parcel.message_id)
-        except Exception as error:  # whatever is wrong with it
-            return failed(SendStatus.REFUSED, error)
-        self._results.pop(parcel.message_id, None)
-        self._written += 1
-        self._open[self._written] = parcel
-        try:
-            self._channel.basic_publish(
-                message,
-                exchange=parcel.task.exchange,
-                routing_key=parcel.task.routing_key,
-                mandatory=True,
-                timeout=max(SHORTEST, deadline - monotonic()),
-            )
-        except CANNOT_BE_WRITTEN as error:  # py-amqp finds out before the first byte
-            del self._open[self._written]
-            self._written -= 1
-            return failed(SendStatus.REFUSED, error)
-        return None
-
-    def take_returned(self, parcel: Parcel) -> bool:
-        """Return whether the server has returned a message, once."""
-        was_returned = parcel.message_id in self._was_returned
-        self._was_returned.discard(parcel.message_id)
-        return was_returned
-
-    def result_of(self, parcel: Parcel) -> SendResult | None:
-        """Return what the server has answered to a message, once."""
-        return self._results.pop(parcel.message_id, None)
-
-    def _on_ack(self, delivery_tag: int, multiple: bool) -> None:
-        self._settle(delivery_tag, multiple, ACCEPTED)
-
-    def _on_nack(self, delivery_tag: int, multiple: bool) -> None:
-        self._settle(delivery_tag, multiple, NACKED)
-
-    def _settle(self, tag: int, multiple: bool, result: SendResult) -> None:
-        tags = [one for one in self._open if one <= tag] if multiple else [tag]
-        for one in tags:
-            parcel = self._open.pop(one, None)
-            if parcel is not None:
-                self._results[parcel.message_id] = self._returned.pop(parcel.message_id, result)
-
-    def _on_return(self, error: Exception, exchange: str, routing_key: str, message: Any) -> None:
-        where = f"exchange {exchange!r} with routing key {routing_key!r}" if exchange else f"queue {routing_key!r}"
-        reason = f"Celery's broker has no queue for {where}. Start a worker with that queue, or correct the route."
-        self._was_returned.add(message.properties["message_id"])
-        self._returned[message.properties["message_id"]] = SendResult(SendStatus.MISCONFIGURED, reason=reason)
+def _explain_return(error: Exception, exchange: str, routing_key: str) -> SendResult:
+    """Return the result of a message that came back."""
+    where = f"exchange {exchange!r} with routing key {routing_key!r}" if exchange else f"queue {routing_key!r}"
+    reason = f"Celery's broker has no queue for {where}. Start a worker with that queue, or correct the route."
+    return SendResult(SendStatus.MISCONFIGURED, reason=reason)
