@@ -38,7 +38,7 @@ def broker(demo):
     """The broker that the demo's processes have, its queues declared."""
     options = json.loads(demo.environment()["DEMO_RABBITMQ"])
     with closing(RabbitMQBroker("default", options, [TopicSpec(name, TopicType.NORMAL) for name in READERS])) as broker:
-        assert broker.check() == []
+        assert not any(problem.is_error for problem in broker.check())  # it declares the queues, and says so
         yield broker
 
 
