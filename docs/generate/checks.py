@@ -19,7 +19,7 @@ E is an error, which stops commands; W a warning. Each comes with a hint. What y
 
 - `manage.py check --tag outbox` runs these only.
 - `manage.py check --database default` also asks the server what settings cannot tell.
-- `manage.py check --deploy` also looks for what is good on one's own machine only.
+- `manage.py check --deploy` also looks for what is good on one's own machine only; with `--database`, it asks the brokers, too.
 - `manage.py outbox_doctor` runs them all but those of `--deploy`, and goes on to servers and processes.
 
 Two handlers of one message type in one group, and two message types of one name, are refused earlier: when the second is defined.

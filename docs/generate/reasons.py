@@ -181,6 +181,7 @@ CHECKS = {
     "E045": "A relay would find no messages.",
     "W049": "One frozen process would stop a key.",
     "W050": "Two processes would handle one message at the same time.",
+    "W051": "A weaker server would show with the first loss.",
     "W046": "Handlers would be done again and again.",
     "E047": "`publish()` would raise.",
 }

@@ -49,7 +49,12 @@ WITH_DATABASES = (
     servers.check_idle_transactions,
     servers.check_schemas,
 )
-WHEN_DEPLOYED = (check_back.check_secrets, deployment.check_durability, deployment.check_failpoints)
+WHEN_DEPLOYED = (
+    check_back.check_secrets,
+    deployment.check_durability,
+    deployment.check_failpoints,
+    deployment.check_running_brokers,
+)
 
 
 def register_checks() -> None:

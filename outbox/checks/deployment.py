@@ -1,15 +1,18 @@
-"""Check for settings that are for development only: `manage.py check --deploy`."""
+"""Check what only matters in production: `manage.py check --deploy`."""
 
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator, Sequence
+from contextlib import closing
 from typing import Any
 
 from django.core.checks import CheckMessage, Error
 from django.core.checks import Warning as Caution
 
-from outbox import failpoints
+from outbox import conf, failpoints
 from outbox.checks.settings import known_topics
+from outbox.errors import BrokerUnavailable
 
 
 def check_durability(**kwargs: Any) -> list[CheckMessage]:
@@ -38,3 +41,30 @@ def check_failpoints(**kwargs: Any) -> list[CheckMessage]:
         return []
     text = f"{failpoints.VARIABLE} is set: processes end themselves at these failpoints."
     return [Caution(text, hint="Remove the environment variable.", id="outbox.W033")]
+
+
+def check_running_brokers(databases: Sequence[str] | None = None, **kwargs: Any) -> list[CheckMessage]:
+    """
+    W051: A broker cannot be reached, or it is weaker than its page promises.
+
+    Only asked together with `--database`. The hint says what to change at the server or in OPTIONS. (With `--deploy`.)
+    """
+    if not databases:
+        return []
+    return [
+        problem for alias in sorted({topic.broker for _, topic, _ in known_topics()}) for problem in _problems_of_server(alias)
+    ]
+
+
+def _problems_of_server(alias: str) -> Iterator[CheckMessage]:
+    broker_class, options = conf.broker_class(alias), conf.settings().brokers[alias].options
+    if broker_class.check_options(options):  # another check reports it
+        return
+    try:
+        with closing(conf.make_broker(alias)) as broker:
+            found = [(problem.text, problem.hint) for problem in broker.check()]
+    except BrokerUnavailable as error:
+        hint = f'Start it, or correct OUTBOX["BROKERS"]["{alias}"]["OPTIONS"]. Messages wait in the outbox meanwhile.'
+        found = [(f"It cannot be reached: {str(error).splitlines()[0]}", hint)]
+    for text, hint in found:
+        yield Caution(f"Broker {alias!r}: {text}", hint=hint, id="outbox.W051")

@@ -1,5 +1,7 @@
 import pytest
 
+from outbox.brokers.base import Problem
+from outbox.brokers.memory import MemoryBroker
 from outbox.failpoints import VARIABLE
 from tests.check_back_secrets import SECRET
 from tests.outbox.checks.conftest import BROKERS
@@ -37,3 +39,45 @@ class TestW033:
         assert problem.id == "outbox.W033"
         assert problem.msg.startswith("OUTBOX_FAILPOINTS is set")
         assert problem.hint
+
+
+class DurableBroker(MemoryBroker):
+    is_durable = True
+
+
+class WeakBroker(DurableBroker):
+    def check(self):
+        return [Problem("The server forgets at night.", "Let it sleep less.")]
+
+
+class TestW051:
+    @pytest.fixture
+    def asked(self, settings, found):
+        """The problems found with --deploy and --database, and not without --database."""
+
+        def asked(backend, **options):
+            broker = {"BACKEND": backend, "OPTIONS": options}
+            settings.OUTBOX = {"BROKERS": {"default": broker}, "TOPICS": {"orders": {}}, "CHECK_BACK": {"SECRETS": [SECRET]}}
+            assert found(include_deployment_checks=True) == []
+            return found(include_deployment_checks=True, databases=["default"])
+
+        return asked
+
+    @pytest.mark.django_db
+    def test_tells_what_the_running_broker_lacks(self, asked):
+        (problem,) = asked(f"{__name__}.WeakBroker")
+
+        assert (problem.id, problem.hint) == ("outbox.W051", "Let it sleep less.")
+        assert problem.msg == "Broker 'default': The server forgets at night."
+
+    @pytest.mark.django_db
+    def test_tells_that_a_broker_cannot_be_reached(self, asked):
+        (problem,) = asked("outbox.brokers.rabbitmq.RabbitMQBroker", NODES=["127.0.0.1:1"])
+
+        assert problem.id == "outbox.W051"
+        assert problem.msg.startswith("Broker 'default': It cannot be reached: No node of RabbitMQ could be connected to")
+        assert 'OUTBOX["BROKERS"]["default"]["OPTIONS"]' in problem.hint
+
+    @pytest.mark.django_db
+    def test_has_nothing_to_say_of_a_broker_that_is_well(self, asked):
+        assert asked(f"{__name__}.DurableBroker") == []
