@@ -49,9 +49,10 @@ class PendingConfirms:
 
     def extend(self, names: Iterable[Name]) -> None:
         """Add messages that are about to be published."""
-        self._names.extend(names)
-        self.pending += len(self._names) - len(self.results)
-        self.results.extend([None] * (len(self._names) - len(self.results)))
+        added = list(names)
+        self._names += added
+        self.results += [None] * len(added)
+        self.pending += len(added)
 
     def remove_last(self) -> None:
         """Remove the last message, which was not published."""
@@ -60,7 +61,7 @@ class PendingConfirms:
         self.pending -= 1
 
     def listen(self, channel: amqp.Channel) -> None:
-        """Have a channel tell its answers to this batch, and to no other."""
+        """Register this batch, and no other, for the answers of a channel."""
         events: dict[str, set[Callable[..., None]]] = channel.events  # type: ignore[attr-defined]  # the stubs lack it
         events.update(basic_ack={self.on_ack}, basic_nack={self.on_nack}, basic_return={self.on_return})
 

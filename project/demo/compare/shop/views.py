@@ -22,7 +22,7 @@ TASKS = {OrderPlaced: (tasks.clear_cart, tasks.book_points, tasks.ship), OrderCa
 
 
 def announce(message: OrderPlaced | OrderCancelled) -> None:
-    """Tell the handlers by the chosen way, the only difference between the views of the three shops."""
+    """Send a message to its handlers by the chosen way, the only difference between the views of the three shops."""
     if way() == OUTBOX:
         publish(message)
         return
