@@ -89,7 +89,7 @@ class Stage:
             self.processes.start(group, command, self.permits.environment(group))
         for name, command_name in self.options.broker.commands.items():
             self.processes.start(name, [*MANAGE, command_name])
-        self._wait_for_shop()
+        wait_for_shop(self.address, self.processes)
         self.screen.say(f"web server, Celery with beat, relay and {len(GROUPS)} consumers run")
 
     def play(self) -> None:
@@ -157,14 +157,6 @@ class Stage:
         command += ["--concurrency", "2", "--loglevel", "WARNING", "--beat", "--schedule", str(self.folder / "beat")]
         return [*command, "--without-gossip", "--without-mingle", "--without-heartbeat"]
 
-    def _wait_for_shop(self) -> None:
-        deadline = time.monotonic() + START_SECONDS
-        while not answers(self.address):
-            self.processes.tend()
-            if time.monotonic() > deadline:
-                raise DemoError(f"The shop did not answer at {self.address} within {START_SECONDS} s.")
-            time.sleep(0.05)
-
 
 @contextmanager
 def open_stage(options: Options, screen: Screen, interrupt: Interrupt) -> Iterator[Stage]:
@@ -196,7 +188,17 @@ def listen(first: int) -> socket.socket:
     raise DemoError(f"No port from {first} to {first + PORTS - 1} is free. Name another: --port N.")
 
 
-def answers(address: str) -> bool:
+def wait_for_shop(address: str, processes: Processes) -> None:
+    """Wait until the shop answers at an address. Raises DemoError."""
+    deadline = time.monotonic() + START_SECONDS
+    while not _answers(address):
+        processes.tend()
+        if time.monotonic() > deadline:
+            raise DemoError(f"The shop did not answer at {address} within {START_SECONDS} s.")
+        time.sleep(0.05)
+
+
+def _answers(address: str) -> bool:
     """Return whether the shop answers at an address."""
     try:
         urllib.request.urlopen(f"{address}/shop/orders/", timeout=5)  # noqa: S310

@@ -28,7 +28,7 @@ from project.demo.kills import Permits
 from project.demo.processes import DemoError, Processes
 from project.demo.report import Connection, number
 from project.demo.screen import Screen
-from project.demo.stage import MANAGE, START_SECONDS, answers, listen
+from project.demo.stage import MANAGE, listen, wait_for_shop
 from project.servers.rabbitmq import RabbitMQ
 from project.servers.rocketmq_jars import ServerError
 from project.shop.orders_file import Invoice
@@ -101,12 +101,7 @@ class Stage:
         processes.start(WEB, command, environment(WEB, permits), inherits=[listener.fileno()])
         for name, own_command in way.processes.items():
             processes.start(name, own_command, environment(name, permits))
-        deadline = time.monotonic() + START_SECONDS
-        while not answers(_address(listener)):
-            processes.tend()
-            if time.monotonic() > deadline:
-                raise DemoError(f"The shop did not answer at {_address(listener)} within {START_SECONDS} s.")
-            time.sleep(0.05)
+        wait_for_shop(_address(listener), processes)
 
     def _take_away(self, meanwhile: Callable[[], None]) -> None:
         """Kill RabbitMQ and start it again while a function runs."""
