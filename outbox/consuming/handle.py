@@ -30,6 +30,7 @@ from outbox.errors import BrokenTransaction, ClosedByHandler, NeverEnded
 from outbox.failpoints import FailpointReached, failpoint
 from outbox.logs import get_logger
 from outbox.message import Cause, Header, current_cause
+from outbox.unawaited import awaiting_all
 
 logger = get_logger(__name__)
 
@@ -212,7 +213,7 @@ def _call(consumer: Consumer, messages: list[Any], contexts: list[Context]) -> N
     cause = Cause(one.message_id, correlation_id, one.headers.get(Header.TRACEPARENT, ""))
     before = current_cause.set(cause if len(contexts) == 1 else None)
     try:
-        with handler_runs():
+        with handler_runs(), awaiting_all():
             result = consumer.handler(messages, contexts) if consumer.batch_size else consumer.handler(messages[0], one)
     finally:
         current_cause.reset(before)

@@ -18,6 +18,7 @@ from outbox.models import MessageRow
 from outbox.publishing.draft import Draft, compose
 from outbox.publishing.statements import write
 from outbox.publishing.wakeup import wake_after_commit
+from outbox.unawaited import awaiting_all
 
 _innermost: ContextVar[str | None] = ContextVar("outbox_innermost_transaction", default=None)
 
@@ -40,13 +41,14 @@ def transaction(
     Raises:
         BrokenTransaction: the block is the outermost one, and is not committed, or nobody can tell: it caught an error that the
             transaction did not survive, or the connection was left in the middle of one, which was closed.
+        NotAwaited: a call of `apublish()` in the block was not awaited.
         HalfNotStored, NotOutermost: as `outbox.half_first.open_transaction` says.
     """
     home = None if half_first is None or about is None else _home_of(type(half_first).__name__, about, using)
     alias = using or home or router.db_for_write(MessageRow)
     token = _innermost.set(alias)
     try:
-        with _open(alias, durable, half_first, about):
+        with _open(alias, durable, half_first, about), awaiting_all():
             yield alias
     finally:
         _innermost.reset(token)
