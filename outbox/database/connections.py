@@ -8,6 +8,7 @@ from datetime import timedelta
 from typing import Any, ParamSpec, TypeVar
 
 import psycopg
+import psycopg.sql
 from django.apps import AppConfig, apps
 from django.db import connections, router, transaction
 from django.db.backends.postgresql.psycopg_any import is_psycopg3
@@ -132,6 +133,8 @@ def connect(
     connection.isolation_level = psycopg.IsolationLevel.READ_COMMITTED
     limits = {} if patience is None else dict.fromkeys(TIMEOUTS, str(max(1, patience // timedelta(milliseconds=1))))
     with _closed_by_an_error(connection):
+        if role := wrapper.settings_dict["OPTIONS"].get("assume_role"):  # as Django does when it connects
+            connection.execute(psycopg.sql.SQL("SET ROLE {}").format(psycopg.sql.Identifier(role)))
         connection.set_up({**NO_JIT, **READ_COMMITTED, **limits, **(settings or {})}, prepares_pooled=is_threshold_given)
     return connection
 
