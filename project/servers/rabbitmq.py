@@ -52,6 +52,7 @@ class RabbitMQ(Program):
         home: its folder; a node that is started there again has the queues and messages of the last one.
         settings: more lines of rabbitmq.conf.
         plugins: plugins that are enabled.
+        erlang: more arguments of its Erlang.
         beside: a node whose cookie and epmd it shares, so that it can join it.
     """
 
@@ -59,11 +60,14 @@ class RabbitMQ(Program):
     package = "rabbitmq-server"
     start_seconds = 60
 
-    def __init__(self, home: Path, *, settings: str = "", plugins: Sequence[str] = (), beside: RabbitMQ | None = None) -> None:
+    def __init__(
+        self, home: Path, *, settings: str = "", plugins: Sequence[str] = (), erlang: str = "", beside: RabbitMQ | None = None
+    ) -> None:
         super().__init__()
         self._home = home
         self._settings = settings
         self._plugins = plugins
+        self._erlang = erlang
         self._beside = beside
         self._epmd_port: int = beside._epmd_port if beside else free_port()
         self._distribution_port = free_port()
@@ -151,7 +155,7 @@ class RabbitMQ(Program):
             "RABBITMQ_LOG_BASE": str(home / "logs"),
             "RABBITMQ_PID_FILE": str(home / "pid"),
             "RABBITMQ_GENERATED_CONFIG_DIR": str(home / "generated"),
-            "RABBITMQ_SERVER_ADDITIONAL_ERL_ARGS": "+S 2:2 +sbwt none",
+            "RABBITMQ_SERVER_ADDITIONAL_ERL_ARGS": f"+S 2:2 +sbwt none {self._erlang}",
             "ERL_EPMD_PORT": str(self._epmd_port),
             "ERL_EPMD_ADDRESS": HOST,
             "RUNNING_UNDER_SYSTEMD": "true",  # the script becomes the server, so that a signal meets it
@@ -173,13 +177,14 @@ class Cluster:
     Args:
         home: the folder of their folders.
         count: how many nodes.
-        settings, plugins: as for RabbitMQ.
+        erlang: as for RabbitMQ.
     """
 
-    def __init__(self, home: Path, count: int, *, settings: str = PAUSE_MINORITY, plugins: Sequence[str] = ()) -> None:
-        self.nodes = [RabbitMQ(home / "node-1", settings=settings, plugins=plugins)]
+    def __init__(self, home: Path, count: int, *, erlang: str = "") -> None:
+        self.nodes = [RabbitMQ(home / "node-1", settings=PAUSE_MINORITY, erlang=erlang)]
         for number in range(2, count + 1):
-            self.nodes.append(RabbitMQ(home / f"node-{number}", settings=settings, plugins=plugins, beside=self.nodes[0]))
+            node = RabbitMQ(home / f"node-{number}", settings=PAUSE_MINORITY, erlang=erlang, beside=self.nodes[0])
+            self.nodes.append(node)
 
     def __enter__(self) -> Self:
         return self.start()

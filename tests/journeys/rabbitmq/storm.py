@@ -103,10 +103,10 @@ class Storm:
         queue: list[str] = []
         while time.monotonic() < ends_at:
             time.sleep(self.chance.uniform(*PAUSE))
-            if not queue:
-                queue = [name for name, (weight, _) in acts.items() for _ in range(weight)]
+            if not queue:  # one of each, then by weight
+                queue = [name for name, (weight, _) in acts.items() for _ in range(weight - 1)]
                 self.chance.shuffle(queue)
-                queue.sort(key=lambda name: self.acts[name] > 0)  # first what was not done yet
+                queue = [*self.chance.sample(list(acts), k=len(acts)), *queue]
             self._do(name := queue.pop(0), acts[name][1])
             self._keep_running()
 

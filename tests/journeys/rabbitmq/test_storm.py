@@ -1,4 +1,4 @@
-"""The storm on RabbitMQ: for a minute here, for more by `make storm-rabbitmq SECONDS=600`, on a cluster by `NODES=3`."""
+"""The storm on RabbitMQ: a bit more than a minute here, more by `make storm-rabbitmq SECONDS=600`, on a cluster by `NODES=3`."""
 
 from __future__ import annotations
 
@@ -15,9 +15,13 @@ from django.db import connection
 from project.servers.rabbitmq import Cluster, RabbitMQ
 from tests.journeys.rabbitmq.storm import DROP, TABLES, Count, Storm
 
-SECONDS = float(os.environ.get("STORM_SECONDS", 60))
+IS_SHORT = "STORM_SECONDS" not in os.environ
+SECONDS = float(os.environ.get("STORM_SECONDS", 75))
 NODES = int(os.environ.get("STORM_NODES", 1))
-PATIENCE = 120 + SECONDS / 2  # until all is settled
+PATIENCE = 300 + SECONDS / 2  # until all is settled
+
+# What a delay queue could not hand on, since a node was killed, it hands on again after three minutes. Not in a short storm.
+SOON = "-rabbit dead_letter_worker_publisher_confirm_timeout 5000"
 
 pytestmark = [
     pytest.mark.rabbitmq,
@@ -33,7 +37,7 @@ def storm(tmp_path: Path) -> Iterator[Storm]:
     unique = uuid.uuid4().hex[:8]
     with connection.cursor() as cursor:
         cursor.execute(TABLES)
-    with Cluster(tmp_path, NODES) as cluster, closing(Storm(cluster, tmp_path, unique)) as storm:
+    with Cluster(tmp_path, NODES, erlang=SOON if IS_SHORT else "") as cluster, closing(Storm(cluster, tmp_path, unique)) as storm:
         yield storm
         print(storm.processes.logs())  # noqa: T201  (pytest shows it where the test failed)
     with connection.cursor() as cursor:
