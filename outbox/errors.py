@@ -51,6 +51,13 @@ class BrokerUnavailable(OutboxError):
     """Raised when a broker cannot be reached by a call whose result cannot express it: receive, ack, backlog, find."""
 
 
+class KeptByClient(BrokerUnavailable):
+    """
+    Raised when a broker did not take a message that is retried or given up. It is not lost: the client that received it keeps it,
+    and delivers it again later, or as soon as another client if this one is closed.
+    """
+
+
 class BrokerCannotTell(BrokerUnavailable):
     """Raised when a broker's OPTIONS do not allow it to look up stored messages. It still carries messages."""
 

@@ -102,7 +102,6 @@ SETTINGS: dict[str, dict[str, str]] = {
         "groups": "A group is to get messages that were sent before its first process started.",
         "heartbeat": "A lost node is to be noticed sooner, or the network pauses for longer.",
         "request_timeout": "The server is far, or slow at its peak.",
-        "delivery_limit": "Queues were declared with another limit, or processes are killed often.",
         "consumer_timeout": "The server's `consumer_timeout` is not its default.",
         "management_url": "`outbox_doctor` is to look for policies that weaken the queues, and for queues with too few members.",
         "max_length": "A slow group is to stop the publishers before the server's disk is full.",

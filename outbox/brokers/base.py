@@ -20,6 +20,7 @@ from outbox.brokers.types import (
     BrokerStatus,
     DeadLetter,
     DeadLetterCount,
+    DelayedCount,
     Delivery,
     Ended,
     EndSemantics,
@@ -160,15 +161,45 @@ class Broker(abc.ABC):
 
     @abc.abstractmethod
     def retry(self, delivery: Delivery, after: timedelta) -> bool:
-        """Return a message to its group, to be delivered again after the given time. False as for `ack`."""
+        """
+        Return a message to its group, to be delivered again after the given time. False as for `ack`.
+
+        Raises:
+            KeptByClient: the broker did not take it; this client delivers it again by itself.
+        """
+
+    def pass_on(self, delivery: Delivery, after: timedelta) -> bool:
+        """
+        Return a message that this process has no handler for to its group, for a member that has one. False as for `ack`.
+
+        Args:
+            after: how soon it may come here again.
+        """
+        return self.retry(delivery, after)
 
     @abc.abstractmethod
     def dead_letter(self, delivery: Delivery, reason: str) -> bool:
-        """Store a message as a dead letter; the group continues with the next one. False as for `ack`."""
+        """Store a message as a dead letter; the group continues with the next one. False and errors as for `retry`."""
 
     @abc.abstractmethod
     def backlog(self, group: str) -> dict[str, int]:
-        """Return the number of messages that wait for a group, by topic, including those being handled."""
+        """
+        Return the number of messages that wait for a group, by topic, including those being handled.
+
+        A broker whose clients hold messages that the server cannot count returns those in `held`.
+        """
+
+    def held(self, group: str) -> dict[str, int]:
+        """Return the number of messages of a group that this client holds and `backlog` does not count, by topic."""
+        return {}
+
+    def refusals(self) -> dict[str, str]:
+        """Return the topics that `receive` was asked for and cannot receive from as configured, each with the reason."""
+        return {}
+
+    def delayed(self) -> DelayedCount | None:
+        """Return the number of messages whose delay is not over, and that `backlog` does not count. None: it cannot tell."""
+        return None
 
     def may_deliver_again(self, group: str, message_ids: Collection[str]) -> set[str]:
         """
@@ -199,6 +230,7 @@ __all__ = [
     "BrokerStatus",
     "DeadLetter",
     "DeadLetterCount",
+    "DelayedCount",
     "Delivery",
     "EndSemantics",
     "Ended",

@@ -4,28 +4,36 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import closing, contextmanager
 from datetime import UTC, datetime, timedelta
 from typing import Any, ClassVar
 
 import amqp
 from amqp.exceptions import ChannelError, NotFound
 
-from outbox.brokers.base import DeadLetter, Delivery, Outgoing, Problem, SendResult, SendStatus, TopicSpec
+from outbox.brokers.base import DeadLetter, DelayedCount, Delivery, Outgoing, Problem, SendResult, SendStatus, TopicSpec
 from outbox.brokers.capabilities import DeadLetters
 from outbox.brokers.options import read_options
 from outbox.brokers.rabbitmq import topology
 from outbox.brokers.rabbitmq.connection import LOST, Connection, describe
 from outbox.brokers.rabbitmq.dead_letters import DeadLetterQueues
+from outbox.brokers.rabbitmq.declarations import Declarations
 from outbox.brokers.rabbitmq.envelope import DIED_AT, REASON, copy_of, micros_of, to_amqp, too_large_for_amqp
 from outbox.brokers.rabbitmq.held import CONSUMER_MARGIN
 from outbox.brokers.rabbitmq.options import RabbitMQOptions, problems
 from outbox.brokers.rabbitmq.receiver import Receiver
-from outbox.brokers.rabbitmq.sender import Publication, Publisher
+from outbox.brokers.rabbitmq.sender import DeclarationMissing, Publication, Publisher
 from outbox.brokers.rabbitmq.server_checks import ServerChecks
+from outbox.brokers.rabbitmq.undeliverable import bring_back
 from outbox.brokers.validation import known_topic, validate
-from outbox.errors import BrokerUnavailable
+from outbox.errors import BrokerUnavailable, KeptByClient
+from outbox.logs import get_logger
 from outbox.message import TopicType
+
+logger = get_logger(__name__)
+
+STORE_AGAIN_AFTER = timedelta(seconds=10)  # a dead letter that RabbitMQ did not store
 
 
 class RabbitMQBroker(DeadLetters):
@@ -58,10 +66,10 @@ class RabbitMQBroker(DeadLetters):
         self._questions = Connection(self._settings, f"outbox {alias} questions")
         self._publisher = Publisher(self._publishing, self._settings.request_timeout.total_seconds())
         self._ordered = {topic.name for topic in topics if topic.type is TopicType.FIFO}
-        self._receiver = Receiver(self._settings, f"outbox {alias} receiving", self._ordered, self._declare_group, clock)
+        self._declarations = Declarations(self.topics, self._settings.max_length)
+        self._receiver = Receiver(self._settings, f"outbox {alias} receiving", self.topics, self._declare_group, clock)
         self._held = self._receiver.held
         self._letters = DeadLetterQueues(self._questions, list(self.topics), self._publish_all)
-        self._has_ladder = False
         self._declared: dict[str, int] = {}  # topic -> serial of the connection over which it was declared
 
     @classmethod
@@ -102,21 +110,21 @@ class RabbitMQBroker(DeadLetters):
         """Return what is wrong with the options, the nodes, what is declared there, and the permissions; see `server_checks`."""
         if found := [*self.check_options(self.options), *self.check_topics(self.options, list(self.topics.values()))]:
             return found
-        return ServerChecks(self._settings, self._questions, self.topics.values(), self._declare_queues).problems()
+        return ServerChecks(self._settings, self._questions, self.topics.values(), self._declarations.declare_queues).problems()
 
     def send(self, messages: Sequence[Outgoing]) -> list[SendResult]:
         """Send messages and wait for the confirms of all."""
-        results = [self._reject(message) for message in messages]
-        good = [index for index, result in enumerate(results) if result is None]
-        if good:
-            if failed := self._declare_topics({messages[index].topic for index in good}):
-                for index in good:
-                    results[index] = failed.get(messages[index].topic)
-                good = [index for index in good if results[index] is None]
-            sent = self._publisher.publish([self._publication(messages[index]) for index in good])
-            for index, result in zip(good, sent, strict=True):
-                results[index] = result
-        return [result for result in results if result is not None]
+        results = {index: result for index, message in enumerate(messages) if (result := self._reject(message))}
+        try:
+            results |= self._send(messages, results)
+        except DeclarationMissing:  # it was deleted since it was declared
+            self._forget_declarations()
+            try:
+                results |= self._send(messages, results)
+            except DeclarationMissing as error:
+                again = SendResult(SendStatus.UNAVAILABLE, reason=f"A queue is deleted again and again: {error}.")
+                results = dict.fromkeys(range(len(messages)), again) | results
+        return [results[index] for index in range(len(messages))]
 
     def receive(
         self,
@@ -130,6 +138,7 @@ class RabbitMQBroker(DeadLetters):
         """Receive messages for a group; its queues are declared if they are not there."""
         for topic in topics:
             known_topic(self.topics, topic)
+        self._bring_back()
         return self._receiver.receive(group, topics, limit=limit, invisible_for=invisible_for, wait=wait)
 
     def interrupt(self) -> None:
@@ -150,41 +159,61 @@ class RabbitMQBroker(DeadLetters):
 
     def retry(self, delivery: Delivery, after: timedelta) -> bool:
         """
-        Put a copy into the ladder, which brings it back to the group's queue, and acknowledge the delivery.
+        Put a copy into the delay queues, which bring it back to the group, and acknowledge the delivery.
 
-        A message of an ordered topic stays with this process, before the others of its key; if the process dies, it is retried
-        at once.
+        A message of an ordered topic stays with this process, before the others of its key; if the process dies, it is delivered
+        again at once.
         """
         if delivery.topic in self._ordered:
             return self._held.postpone(delivery, after)
         if after <= timedelta():
             return self._held.give_back([delivery])[0]
-        message = copy_of(delivery, attempts=delivery.attempt, **{topology.DESTINATION: _queue_of(delivery)})
-        return self._replace(delivery, self._delayed(message, after, delivery.tag))
+        queue, due = topology.group_queues(self.topics[delivery.topic], delivery.group)
+        message = copy_of(delivery, attempts=delivery.attempt, **{topology.DESTINATION: queue})
+        copy = self._delayed(message, after, delivery.tag)
+        return self._replace(delivery, copy, due, after)
+
+    def pass_on(self, delivery: Delivery, after: timedelta) -> bool:
+        """
+        Return a message for another process of its group.
+
+        The queue of an ordered topic has one consumer at a time: this process gives its subscription up, with all that it has
+        fetched over it, so that the next one that waits continues with the same message.
+        """
+        if delivery.topic in self._ordered:
+            return self._receiver.pass_on(delivery, after)
+        return self.retry(delivery, after)
 
     def dead_letter(self, delivery: Delivery, reason: str) -> bool:
         """Put a copy into the group's dead letters, and acknowledge the delivery."""
         died_at = micros_of(datetime.now(UTC))
         message = copy_of(delivery, attempts=delivery.attempt, **{REASON: reason, DIED_AT: died_at})
-        return self._replace(delivery, Publication("", topology.dead_queue_name(delivery.topic, delivery.group), message))
+        dead = topology.dead_queue_name(delivery.topic, delivery.group)
+        return self._replace(delivery, Publication("", dead, message), dead, STORE_AGAIN_AFTER)
+
+    def refusals(self) -> dict[str, str]:
+        """Return the topics whose queues the server does not declare as settings have them, and why."""
+        return dict(self._receiver.refusals)
+
+    def held(self, group: str) -> dict[str, int]:
+        """Return the number of messages that this client has received, by topic; `backlog` does not count them."""
+        return self._receiver.count_held(group)
 
     def backlog(self, group: str) -> dict[str, int]:
-        """Return how many messages wait in a group's queues, without those that consumers hold."""
-        found = {}
-        try:
-            with self._questions.use() as connection:
-                channel = connection.channel()
-                for topic in self.topics:
-                    try:
-                        answer = channel.queue_declare(topology.queue_name(topic, group), passive=True)
-                    except NotFound:
-                        continue  # the channel was opened anew
-                    assert answer is not None, "it is waited for"
-                    found[topic] = answer[1]
-                channel.close()
-        except LOST as error:
-            raise BrokerUnavailable(f"RabbitMQ did not tell the backlog: {describe(error)}.") from error
+        """Return how many messages wait in a group's queues, without those that consumers hold, and without those in a delay."""
+        found: dict[str, int] = {}
+        with self._asking("tell the backlog") as channel:
+            for topic in self.topics.values():
+                for queue in topology.group_queues(topic, group):
+                    if (count := _count(channel, queue)) is not None:
+                        found[topic.name] = found.get(topic.name, 0) + count
         return found
+
+    def delayed(self) -> DelayedCount:
+        """Return how many messages of all topics wait for their time, and how many had no destination then."""
+        with self._asking("count delayed messages") as channel:
+            waiting = sum(_count(channel, topology.rung(number)) or 0 for number in range(topology.RUNGS))
+            return DelayedCount(waiting, _count(channel, topology.UNDELIVERABLE) or 0)
 
     def dead_letters(self, group: str, *, limit: int = 100) -> list[DeadLetter]:
         """Return a group's dead letters, oldest first."""
@@ -218,21 +247,84 @@ class RabbitMQBroker(DeadLetters):
         return Publication(message.topic, message.tag, to_amqp(message))
 
     def _delayed(self, message: amqp.Message, delay: timedelta, tag: str) -> Publication:
-        """Return a publication that reaches the message's destination after that time; the ladder counts whole seconds."""
+        """Return a publication that reaches the message's destination after that time; delay queues count whole seconds."""
         seconds = min(math.ceil(delay.total_seconds()), 2**topology.RUNGS - 1)
         return Publication(topology.rung(topology.RUNGS - 1), topology.delay_key(seconds, tag), message)
 
-    def _replace(self, delivery: Delivery, copy: Publication) -> bool:
-        """Publish a copy of a delivered message, then acknowledge the delivery. False: it is not ours any more."""
+    def _replace(self, delivery: Delivery, copy: Publication, queue: str, after: timedelta) -> bool:
+        """
+        Publish a copy of a delivered message, then acknowledge the delivery. False: it is not ours any more.
+
+        Args:
+            queue: where it goes in the end.
+
+        Raises:
+            KeptByClient: the copy is not stored, or perhaps not. This process delivers the message again after that time.
+        """
         if not self._held.is_held(delivery):
             return False
-        self._publish_all([copy])
+        try:
+            self._publish_copy(delivery, copy, queue)
+        except BrokerUnavailable as error:
+            if not self._held.postpone(delivery, after):
+                return False
+            raise KeptByClient(f"{error} The message stays with this process for {after.total_seconds():.0f} s.") from error
         return self._held.ack([delivery])[0]
 
-    def _publish_all(self, publications: Sequence[Publication]) -> None:
-        failed = [result for result in self._publisher.publish(publications) if result.status is not SendStatus.ACCEPTED]
+    def _publish_copy(self, delivery: Delivery, copy: Publication, queue: str) -> None:
+        try:
+            self._publish_all([copy], queue)
+        except DeclarationMissing:
+            self._forget_declarations()
+            try:
+                with self._publishing.use() as connection, closing(connection.channel()) as channel:
+                    self._declare_group(channel, delivery.group, delivery.topic)
+                self._publish_all([copy], queue)
+            except (*LOST, DeclarationMissing) as error:
+                raise BrokerUnavailable(f"RabbitMQ did not store a message: {describe(error)}.") from error
+
+    def _publish_all(self, publications: Sequence[Publication], *queues: str) -> None:
+        failed = [one for one in self._publish(publications, queues) if one.status is not SendStatus.ACCEPTED]
         if failed:
-            raise BrokerUnavailable(f"RabbitMQ did not store {len(failed)} messages: {failed[0].reason}")
+            count = f"{len(failed)} messages" if len(failed) > 1 else "a message"
+            raise BrokerUnavailable(f"RabbitMQ did not store {count}: {failed[0].reason}")
+
+    def _publish(self, publications: Sequence[Publication], queues: Iterable[str]) -> list[SendResult]:
+        """Publish messages, if the queues exist, and all that delays messages where one is delayed."""
+        if any(one.exchange.startswith(topology.DELAYS) for one in publications):
+            queues, exchanges = [*queues, *topology.delay_queues()], topology.delay_exchanges()
+            return self._publisher.publish(publications, queues=queues, exchanges=exchanges)
+        return self._publisher.publish(publications, queues=queues)
+
+    def _send(self, messages: Sequence[Outgoing], rejected: Mapping[int, SendResult]) -> dict[int, SendResult]:
+        """Send the messages that are not rejected; return their results by index. Raises DeclarationMissing."""
+        topics = {message.topic for index, message in enumerate(messages) if index not in rejected}
+        failed = self._declare_topics(topics)
+        self._bring_back()
+        results = {
+            index: failed[message.topic]
+            for index, message in enumerate(messages)
+            if index not in rejected and message.topic in failed
+        }
+        good = [index for index in range(len(messages)) if index not in rejected and index not in results]
+        publications = [self._publication(messages[index]) for index in good]
+        queues = [queue for topic in topics - failed.keys() for queue in self._queues_of(topic)]
+        for index, result in zip(good, self._publish(publications, queues), strict=True):
+            results[index] = result
+            if result.status is SendStatus.MISCONFIGURED:
+                self._declared.pop(messages[index].topic, None)
+        return results
+
+    def _queues_of(self, topic: str) -> list[str]:
+        """Return the queues of the groups in OPTIONS."""
+        spec, groups = self.topics[topic], self._settings.groups.get(topic, ())
+        return [queue for group in groups for queue in topology.group_queues(spec, group)]
+
+    def _forget_declarations(self) -> None:
+        """Declare everything again before it is used: something was deleted."""
+        self._declared.clear()
+        self._declarations.forget()
+        self._receiver.forget_declarations()
 
     def _declare_topics(self, names: Collection[str]) -> dict[str, SendResult]:
         """Declare topics and the groups in OPTIONS, once for each connection; return results of those that failed."""
@@ -242,9 +334,8 @@ class RabbitMQBroker(DeadLetters):
                 with self._publishing.use() as connection:
                     if self._declared.get(name) == self._publishing.serial or self._publishing.is_blocked:
                         continue
-                    channel = connection.channel()
-                    self._declare(channel, self.topics[name])
-                    channel.close()
+                    with closing(connection.channel()) as channel:
+                        self._declarations.declare(channel, name, self._settings.groups.get(name, ()))
                     self._declared[name] = self._publishing.serial
             except BrokerUnavailable as error:
                 return dict.fromkeys(names, SendResult(SendStatus.UNAVAILABLE, reason=str(error)))
@@ -255,30 +346,37 @@ class RabbitMQBroker(DeadLetters):
                 return dict.fromkeys(names, SendResult(SendStatus.UNAVAILABLE, reason=reason))
         return failed
 
-    def _declare(self, channel: amqp.Channel, topic: TopicSpec) -> None:
-        if not self._has_ladder:
-            topology.declare_ladder(channel)
-            self._has_ladder = True
-        try:
-            topology.declare_topic(channel, topic)
-            for group in self._settings.groups.get(topic.name, ()):
-                self._declare_queues(channel, topic, group)
-        except NotFound:
-            self._has_ladder = False  # it was deleted
-            raise
-
     def _declare_group(self, channel: amqp.Channel, group: str, topic: str) -> None:
-        self._declare(channel, self.topics[topic])
-        if group not in self._settings.groups.get(topic, ()):
-            self._declare_queues(channel, self.topics[topic], group)
+        self._declarations.declare(channel, topic, {group, *self._settings.groups.get(topic, ())})
 
-    def _declare_queues(self, channel: amqp.Channel, topic: TopicSpec, group: str) -> None:
-        settings = self._settings
-        topology.declare_group(channel, topic, group, delivery_limit=settings.delivery_limit, max_length=settings.max_length)
+    def _bring_back(self) -> None:
+        """Give messages without a destination another chance, if something was declared."""
+        if self._declarations.has_new():
+            try:
+                bring_back(self._questions, self._publish_all)
+            except BrokerUnavailable as error:
+                logger.warning("%s", error)
+
+    @contextmanager
+    def _asking(self, what: str) -> Iterator[amqp.Channel]:
+        """Yield a channel for questions. Raises BrokerUnavailable."""
+        try:
+            with self._questions.use() as connection:
+                channel = connection.channel()
+                yield channel
+                channel.close()
+        except LOST as error:
+            raise BrokerUnavailable(f"RabbitMQ did not {what}: {describe(error)}.") from error
 
 
-def _queue_of(delivery: Delivery) -> str:
-    return topology.queue_name(delivery.topic, delivery.group)
+def _count(channel: amqp.Channel, queue: str) -> int | None:
+    """Return how many messages of a queue can be delivered; None: there is no such queue."""
+    try:
+        answer = channel.queue_declare(queue, passive=True)
+    except NotFound:
+        return None  # the channel was opened anew
+    assert answer is not None, "it is waited for"
+    return int(answer[1])
 
 
 def _not_declared(topic: str, error: Exception) -> str:

@@ -34,7 +34,7 @@ MAX_HEADER_BYTES = 100_000  # together; they travel in one frame of 128 KiB
 
 
 def to_amqp(message: Outgoing, *, destination: str = "") -> amqp.Message:
-    """Return a message to publish. `destination`: where the ladder takes it."""
+    """Return a message to publish. `destination`: where it goes when its delay is over."""
     headers: dict[str, Any] = {**message.headers, KEY: message.key, TAG: message.tag, STORED_AT: time.time_ns() // 1000}
     if destination:
         headers[DESTINATION] = destination
@@ -53,6 +53,13 @@ def copy_of(delivery: Delivery, *, attempts: int, **extra: Any) -> amqp.Message:
         **extra,
     }
     return amqp.Message(delivery.body, message_id=delivery.message_id, delivery_mode=PERSISTENT, application_headers=headers)
+
+
+def again(message: amqp.Message) -> amqp.Message:
+    """Return a received message to publish it once more, without the headers of RabbitMQ."""
+    properties = dict(message.properties)
+    headers = properties.pop("application_headers", None) or {}
+    return amqp.Message(message.body, **properties, application_headers={k: v for k, v in headers.items() if not _is_theirs(k)})
 
 
 def to_delivery(message: amqp.Message, *, group: str, topic: str, receipt: str) -> Delivery:
@@ -94,7 +101,11 @@ def too_large_for_amqp(message: Outgoing) -> str:
 
 
 def _is_users(name: str) -> bool:
-    return name not in OURS and name not in THEIRS and not name.startswith(THEIR_PREFIXES)
+    return name not in OURS and not _is_theirs(name)
+
+
+def _is_theirs(name: str) -> bool:
+    return name in THEIRS or name.startswith(THEIR_PREFIXES)
 
 
 def micros_of(time: datetime) -> int:

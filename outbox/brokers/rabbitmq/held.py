@@ -8,11 +8,11 @@ heartbeats if by nobody else. A process that dies or freezes loses its connectio
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
 
-import amqp
 from amqp import spec
 
 from outbox.brokers.base import Delivery
@@ -45,14 +45,12 @@ class HeldDeliveries:
         self._connection = connection
         self.longest = longest
         self._clock = clock
-        self._channel: amqp.Channel | None = None
         self._serial = 0
         self._held: dict[str, HeldDelivery] = {}  # by receipt
 
-    def begin(self, channel: amqp.Channel) -> None:
-        """Take a new channel; what was held over the last one is gone."""
+    def begin(self) -> None:
+        """Begin with a new connection; what was held over the last one is gone."""
         self._held.clear()
-        self._channel = channel
         self._serial = self._connection.serial
 
     def hand_out(self, fetched: Fetched, invisible_for: timedelta, window: OrderedQueue | None = None) -> Delivery:
@@ -100,15 +98,25 @@ class HeldDeliveries:
         return self._settle(deliveries, self._return)
 
     def postpone(self, delivery: Delivery, after: timedelta) -> bool:
-        """Deliver a message of an ordered topic again after that time, in this process; otherwise as `ack`."""
+        """
+        Keep a message for that time; otherwise as `ack`.
+
+        A message of an ordered topic is then delivered again by this process. Any other is returned to its queue, at the latest
+        before the server would take it back.
+        """
         due_at = self._clock() + after.total_seconds()
-        return self._settle([delivery], lambda held: self._return(held, due_at))[0]
+        return self._settle([delivery], lambda held: self._postpone(held, due_at))[0]
+
+    def count(self, group: str) -> Counter[str]:
+        """Return the number of messages of topics without order that are held for a group, by topic."""
+        held = [one.fetched.delivery for one in self._held.values() if one.window is None]
+        return Counter(one.topic for one in held if one.group == group)
 
     def return_expired(self) -> None:
         """Return deliveries that were not renewed in time."""
         now = self._clock()
-        for held in [one for one in self._held.values() if one.expires_at <= now]:
-            del self._held[held.fetched.delivery.receipt]
+        for receipt, held in [(receipt, one) for receipt, one in self._held.items() if one.expires_at <= now]:
+            del self._held[receipt]
             try:
                 self._return(held)
             except LOST:
@@ -117,8 +125,7 @@ class HeldDeliveries:
 
     def reject(self, fetched: Fetched) -> None:
         """Return a message that was not handed out to its queue."""
-        assert self._channel is not None
-        self._channel.basic_reject(fetched.tag, requeue=True)
+        fetched.channel.basic_reject(fetched.tag, requeue=True)
 
     def _settle(self, deliveries: Iterable[Delivery], settle: Callable[[HeldDelivery], None]) -> list[bool]:
         found = []
@@ -136,8 +143,7 @@ class HeldDeliveries:
         return found
 
     def _acknowledge(self, held: HeldDelivery) -> None:
-        assert self._channel is not None
-        self._channel.send_method(spec.Basic.Ack, "Lb", (held.fetched.tag, False))
+        held.fetched.channel.send_method(spec.Basic.Ack, "Lb", (held.fetched.tag, False))
         if held.window is not None:
             held.window.remove(held.fetched.tag)
 
@@ -148,6 +154,13 @@ class HeldDeliveries:
         else:
             held.window.put_back(held.fetched.tag, due_at)
             self._connection.wake()
+
+    def _postpone(self, held: HeldDelivery, due_at: float) -> None:
+        if held.window is not None:
+            self._return(held, due_at)
+            return
+        held.expires_at = min(due_at, held.fetched.received_at + self.longest)
+        self._held[f"{held.fetched.delivery.receipt} postponed"] = held  # nobody has this receipt
 
     def _find(self, delivery: Delivery) -> HeldDelivery | None:
         """Return a delivery that is still ours."""

@@ -27,7 +27,7 @@ POLICY_EFFECTS = {
     "overflow": "a full queue may drop messages that were confirmed",
     "max-length": "the queue is full with fewer messages",
     "max-length-bytes": "the queue is full with fewer messages",
-    "message-ttl": "messages become dead letters, or are lost from the ladder of delays, before their time",
+    "message-ttl": "messages become dead letters, or are delivered, before their time",
     "delivery-limit": "messages become dead letters after fewer deliveries",
     "expires": "a queue that no consumer uses is deleted with its messages",
     "dead-letter-exchange": "dead letters go elsewhere",

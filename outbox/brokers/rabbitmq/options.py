@@ -32,13 +32,11 @@ class RabbitMQOptions(Options, frozen=True):
     groups: dict[str, list[str]] = {}
     heartbeat: timedelta = timedelta(seconds=20)  # a connection that is silent for twice as long is lost
     request_timeout: timedelta = timedelta(seconds=5)  # the confirms of one batch included
-    # A message that was delivered so often, and handed back or lost with its connection, becomes a dead letter. Failures of
-    # handlers are counted by the consumers, so this is for what no consumer sees.
-    delivery_limit: Annotated[int, msgspec.Meta(ge=1)] = 100
     consumer_timeout: timedelta = timedelta(minutes=30)  # as on the server; it takes older deliveries back, with their channel
     # "http://rabbit-1:15672", of the management plugin. Only checks use it, for policies and the members of quorum queues.
     management_url: str = ""
-    max_length: Annotated[int, msgspec.Meta(ge=1)] | None = None  # messages of one queue; a full queue refuses more
+    # Messages in the queue of one group, without its retries and its delayed messages. A full queue refuses more.
+    max_length: Annotated[int, msgspec.Meta(ge=1)] | None = None
 
 
 def problems(raw: Mapping[str, Any]) -> list[Problem]:

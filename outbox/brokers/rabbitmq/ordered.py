@@ -3,13 +3,15 @@ Order by key in one process: of each key only the oldest message is handed out, 
 
 RabbitMQ delivers a queue with a single active consumer to one process at a time, in order, and gives what that process held
 to the next one in the same order. Which of the messages may be handled side by side is decided here, so a message that is
-retried stays with this process.
+retried stays with this process. A message that only another process can handle must not: the whole queue is passed on to it.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
+
+import amqp
 
 from outbox.brokers.base import Delivery
 
@@ -21,6 +23,7 @@ class Fetched:
     """A message that was delivered over a channel. `received_at`: seconds of the receiver's clock."""
 
     delivery: Delivery
+    channel: amqp.Channel
     tag: int
     received_at: float
 
@@ -37,8 +40,17 @@ class Entry:
 
 @dataclass(slots=True)
 class OrderedQueue:
-    """The window of one queue, oldest message first."""
+    """
+    The window of one queue, oldest message first.
 
+    Args:
+        channel: its subscription's own. Closing it returns all messages to the queue, in their order, before another process
+            receives any of them.
+        is_passed_on: nothing more is handed out, and the subscription ends when what is out is settled.
+    """
+
+    channel: amqp.Channel
+    is_passed_on: bool = False
     entries: dict[int, Entry] = field(default_factory=dict)  # by delivery tag
 
     def add(self, fetched: Fetched, due_at: float = 0.0) -> None:
@@ -51,6 +63,8 @@ class OrderedQueue:
 
     def take(self, limit: int, now: float) -> list[Fetched]:
         """Hand out messages that are due and whose keys are free; each time as a delivery of its own."""
+        if self.is_passed_on:
+            return []
         due = [one for one in self._heads() if not one.is_out and one.due_at <= now][:limit]
         for entry in due:
             entry.is_out = True
@@ -65,6 +79,10 @@ class OrderedQueue:
     def remove(self, tag: int) -> None:
         """Forget a message that was settled; the next one of its key is free."""
         del self.entries[tag]
+
+    def has_out(self) -> bool:
+        """Return whether a message is handed out and not settled."""
+        return any(entry.is_out for entry in self.entries.values())
 
     def fetched_at(self) -> float:
         """Return when the oldest message was fetched."""

@@ -4,17 +4,23 @@ Receives for consumer groups.
 On topics without order each receive subscribes, and cancels as soon as something has come: what was delivered until then is
 what it returns. A subscription that stays would fill this process with messages while a handler runs, and `basic.get` is
 slow: a quorum queue answers a few hundred of them in a second. On ordered topics the subscription stays, since it is what
-keeps all other processes from the queue.
+keeps all other processes from the queue; each has a channel of its own, so that one can be given up without the others.
+
+Topics do not hinder each other: one whose queues the server declares with other arguments, or not at all, is named in
+`refusals`. Its queues are read if they exist, so that they can be drained.
 """
 
 from __future__ import annotations
 
+import itertools
 import time
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Collection, Iterable, Mapping
+from contextlib import closing
 from datetime import timedelta
 from functools import partial
 
 import amqp
+from amqp.exceptions import ChannelError, NotFound
 
 from outbox.brokers.base import Delivery
 from outbox.brokers.rabbitmq.connection import LOST, Connection, describe
@@ -22,10 +28,13 @@ from outbox.brokers.rabbitmq.envelope import to_delivery
 from outbox.brokers.rabbitmq.held import CONSUMER_MARGIN, HeldDeliveries
 from outbox.brokers.rabbitmq.options import RabbitMQOptions
 from outbox.brokers.rabbitmq.ordered import WINDOW, Fetched, OrderedQueue
-from outbox.brokers.rabbitmq.topology import MOST_AT_ONCE, queue_name
+from outbox.brokers.rabbitmq.topology import MOST_AT_ONCE, group_queues, queue_name
 from outbox.errors import BrokerUnavailable
+from outbox.message import TopicSpec, TopicType
 
 UNCLAIMED_SECONDS = 1.0  # what came beyond the limit goes back to its queue, unless the next receive takes it before
+DUE_SECONDS = 1.0  # a queue of due messages that was empty is looked at again after this time; delays count whole seconds
+DECLARE_SECONDS = 10.0  # a topic that the server refused is declared again after this time
 
 Source = tuple[str, str]  # group and topic
 
@@ -35,7 +44,7 @@ class Receiver:
     Receives over one connection.
 
     Args:
-        ordered: the topics with order.
+        topics: by name.
         declare: declares a group's queues of a topic over a channel.
         clock: gives seconds; it never goes back.
     """
@@ -44,21 +53,27 @@ class Receiver:
         self,
         options: RabbitMQOptions,
         name: str,
-        ordered: Collection[str],
+        topics: Mapping[str, TopicSpec],
         declare: Callable[[amqp.Channel, str, str], None],
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._connection = Connection(options, name, on_tick=self._return_unclaimed)
         self.held = HeldDeliveries(self._connection, options.consumer_timeout.total_seconds() * CONSUMER_MARGIN, clock)
-        self._ordered = ordered
+        self.refusals: dict[str, str] = {}  # topic -> why its queues cannot be declared
+        self._topics = topics
+        self._ordered = {topic.name for topic in topics.values() if topic.type is TopicType.FIFO}
         self._declare = declare
         self._clock = clock
         self._channel: amqp.Channel | None = None
         self._serial = 0
-        self._declared: set[Source] = set()  # over the current connection
+        self._channels = itertools.count(1)  # so that receipts differ where the server uses a channel's number again
+        self._declared: dict[Source, float] = {}  # over the current connection -> when it is declared again, by `monotonic`
+        self._refused: dict[Source, float] = {}  # queue that cannot be read -> when it is tried again
         self._fetched: list[Fetched] = []  # of topics without order, and not handed out yet
         self._windows: dict[Source, OrderedQueue] = {}
         self._postponed: dict[tuple[Source, str], float] = {}  # message -> when it is due; over lost connections
+        self._passed_on: dict[Source, float] = {}  # queue that another process may have -> when this one subscribes again
+        self._looked_at: dict[str, float] = {}  # queue of due messages that was empty -> when
         self._first = 0  # the topic that is asked first, by turns
         self._is_interrupted = False
 
@@ -69,10 +84,8 @@ class Receiver:
         if not topics:
             return []
         try:
-            self._refetch_old_windows()
-            tags = self._subscribe(group, topics, limit)
-            self._wait(group, topics, wait.total_seconds())
-            self._cancel(tags)
+            self._give_up_windows()
+            self._fetch(group, topics, limit, wait.total_seconds())
         except LOST as error:
             raise BrokerUnavailable(f"RabbitMQ did not deliver: {describe(error)}.") from error
         with self._connection.lock:
@@ -81,6 +94,31 @@ class Receiver:
             fetched, self._fetched = _split(self._fetched, group, topics, limit)
             found = [self.held.hand_out(one, invisible_for) for one in fetched]
             return [*found, *self._take_ordered(group, topics, limit - len(found), invisible_for)]
+
+    def pass_on(self, delivery: Delivery, after: timedelta) -> bool:
+        """Return a message of an ordered topic, and then its queue, for another process; this one waits so long for it."""
+        source = (delivery.group, delivery.topic)
+        with self._connection.lock:
+            if not self.held.give_back([delivery])[0]:
+                return False
+            self._windows[source].is_passed_on = True
+            self._passed_on[source] = time.monotonic() + after.total_seconds()
+            return True
+
+    def count_held(self, group: str) -> dict[str, int]:
+        """Return the number of messages that were fetched for a group and are not settled, by topic."""
+        with self._connection.lock:
+            if self._serial != self._connection.serial:
+                return {}
+            found = self.held.count(group)
+            found.update(one.delivery.topic for one in self._fetched if one.delivery.group == group)
+            found.update({topic: len(window.entries) for (name, topic), window in self._windows.items() if name == group})
+            return dict(found)
+
+    def forget_declarations(self) -> None:
+        """Declare queues again before they are read next."""
+        with self._connection.lock:
+            self._declared.clear()
 
     def interrupt(self) -> None:
         """End the wait of `receive`, and of all later ones; from any thread."""
@@ -92,40 +130,117 @@ class Receiver:
         self._is_interrupted = True
         self._connection.close()
 
-    def _refetch_old_windows(self) -> None:
-        """Drop the connection if ordered messages have waited for long behind their keys: the server would do so later."""
+    def _give_up_windows(self) -> None:
+        """
+        End subscriptions of ordered topics that were passed on, or whose messages wait for so long behind their keys that the
+        server would take them back soon. Their messages return to their queues.
+        """
         with self._connection.lock:
-            fetched_at = min((window.fetched_at() for window in self._windows.values()), default=float("inf"))
-            if fetched_at + self.held.longest / 2 <= self._clock() and not self.held.has_any:
-                self._connection.drop()
+            if self._serial != self._connection.serial:
+                return
+            oldest = self._clock() - self.held.longest / 2
+            for source, window in list(self._windows.items()):
+                if (window.is_passed_on or window.fetched_at() <= oldest) and not window.has_out():
+                    self._keep_postponed(source, window)
+                    del self._windows[source]
+                    with self._connection.use():
+                        window.channel.close()
 
-    def _subscribe(self, group: str, topics: Collection[str], limit: int) -> list[str]:
-        """Ask for messages, for a share of the limit from each topic; return the tags of the subscriptions to cancel."""
+    def _fetch(self, group: str, topics: Collection[str], limit: int, seconds: float) -> None:
+        """Subscribe, wait so long for the first message that can be handed out, and cancel."""
+        deadline = time.monotonic() + seconds
+        tags: dict[str, str] = {}  # queue -> subscription
+        is_over = False
+        while not is_over:
+            self._subscribe(group, topics, limit, tags)
+            look_again_at = min((self._next_look(group, topic, tags) for topic in topics), default=deadline)
+            is_over = self._wait(group, topics, min(deadline, look_again_at)) or time.monotonic() >= deadline
+        with self._connection.use():
+            if self._channel is not None and self._serial == self._connection.serial:
+                for tag in tags.values():  # what the server had sent until then has come when this returns
+                    self._channel.basic_cancel(tag)
+
+    def _subscribe(self, group: str, topics: Collection[str], limit: int, tags: dict[str, str]) -> None:
+        """Subscribe to queues without a tag, for a share of the limit from each topic, and add their tags."""
         with self._connection.use() as connection:
             channel = self._open_channel(connection)
             self.held.return_expired()
-            for topic in topics:
-                self._ensure_declared(channel, group, topic)
-                if topic in self._ordered and (group, topic) not in self._windows:
-                    window = self._windows[group, topic] = OrderedQueue()
-                    channel.basic_qos(0, WINDOW, False)
-                    channel.basic_consume(queue_name(topic, group), callback=partial(self._on_ordered, group, topic, window))
-            plain = [topic for topic in topics if topic not in self._ordered]
+            readable = [topic for topic in topics if self._is_readable(connection, group, topic)]
+            for topic in readable:
+                if topic in self._ordered:
+                    self._subscribe_ordered(connection, group, topic)
+            plain = [topic for topic in readable if topic not in self._ordered]
             left = limit - len(self._fetched)
             if not plain or left <= 0:
-                return []
+                return
             self._first += 1  # else the others' messages would always be those that are too many
             at = self._first % len(plain)
-            channel.basic_qos(0, min(max(1, left // len(topics)), MOST_AT_ONCE), False)
-            return [
-                channel.basic_consume(queue_name(topic, group), callback=partial(self._on_message, group, topic))
-                for topic in [*plain[at:], *plain[:at]]
-            ]
+            channel.basic_qos(0, min(max(1, left // len(plain)), MOST_AT_ONCE), False)
+            for topic in [*plain[at:], *plain[:at]]:
+                queue, due = group_queues(self._topics[topic], group)
+                if queue not in tags:
+                    tags[queue] = self._consume(channel, (group, topic), queue, partial(self._on_message, group, topic))
+                if due not in tags and time.monotonic() >= self._next_look(group, topic, tags):
+                    self._looked_at[due] = time.monotonic()
+                    tags[due] = self._consume(channel, (group, topic), due, partial(self._on_due, group, topic, due))
 
-    def _wait(self, group: str, topics: Collection[str], seconds: float) -> None:
-        """Wait until a message can be handed out, so long at most."""
-        serial, deadline = self._serial, time.monotonic() + seconds
-        windows = [self._windows[group, topic] for topic in topics if topic in self._ordered]
+    def _consume(self, channel: amqp.Channel, source: Source, queue: str, callback: Callable[[amqp.Message], None]) -> str:
+        """Subscribe to a queue; return the tag. A refusal is remembered, since it ends the connection for all."""
+        try:
+            return str(channel.basic_consume(queue, callback=callback))
+        except ChannelError as error:
+            if not isinstance(error, NotFound):
+                self._refuse(source, f"Queue {queue!r} cannot be read: {describe(error)}.")
+            raise
+
+    def _next_look(self, group: str, topic: str, tags: Mapping[str, str]) -> float:
+        """Return when the group's queue of due messages is read next; never, where it is read now."""
+        if topic in self._ordered:
+            return float("inf")
+        _, due = group_queues(self._topics[topic], group)
+        return float("inf") if due in tags else self._looked_at.get(due, float("-inf")) + DUE_SECONDS
+
+    def _is_readable(self, connection: amqp.Connection, group: str, topic: str) -> bool:
+        """Declare a group's queues of a topic, if that was not done; return whether there is a queue to read."""
+        source = (group, topic)
+        if time.monotonic() < self._refused.get(source, float("-inf")):
+            return False
+        if time.monotonic() < self._declared.get(source, float("-inf")):
+            return True
+        with closing(connection.channel()) as channel:  # the server closes it where it refuses
+            try:
+                self._declare(channel, group, topic)
+            except ChannelError as error:
+                self._refuse(source, f"Its queues for group {group!r} cannot be declared: {describe(error)}.")
+                if not all(_exists(channel, queue) for queue in group_queues(self._topics[topic], group)):
+                    return False
+                del self._refused[source]  # there is something to read
+                self._declared[source] = time.monotonic() + DECLARE_SECONDS
+            else:
+                self.refusals.pop(topic, None)
+                self._declared[source] = float("inf")
+        return True
+
+    def _refuse(self, source: Source, reason: str) -> None:
+        self.refusals[source[1]] = reason
+        self._refused[source] = time.monotonic() + DECLARE_SECONDS
+
+    def _subscribe_ordered(self, connection: amqp.Connection, group: str, topic: str) -> None:
+        source = (group, topic)
+        if source in self._windows or time.monotonic() < self._passed_on.get(source, float("-inf")):
+            return
+        self._passed_on.pop(source, None)
+        channel = connection.channel()
+        window = self._windows[source] = OrderedQueue(channel)
+        channel.basic_qos(0, WINDOW, False)
+        prefix = f"{self._serial}.{next(self._channels)}"
+        self._consume(channel, source, queue_name(topic, group), partial(self._on_ordered, source, window, prefix))
+
+    def _wait(self, group: str, topics: Collection[str], deadline: float) -> bool:
+        """Wait until a message can be handed out, at most until the deadline of `monotonic`; return whether it can."""
+        serial = self._serial
+        windows = [window for topic in topics if (window := self._windows.get((group, topic)))]
+        deadline = min(deadline, *(self._passed_on.get((group, topic), deadline) for topic in topics))
 
         def is_done() -> bool:
             return bool(self._fetched) or self._is_interrupted or serial != self._connection.serial or self._is_due(windows)
@@ -137,14 +252,7 @@ class Receiver:
             self._connection.wait(seconds, is_done)
             with self._connection.lock:
                 if is_done() or left <= 0:
-                    return
-
-    def _cancel(self, tags: Iterable[str]) -> None:
-        """End subscriptions. What the server had sent until then has come when this returns."""
-        with self._connection.use():
-            if self._channel is not None and self._serial == self._connection.serial:
-                for tag in tags:
-                    self._channel.basic_cancel(tag)
+                    return is_done()
 
     def _take_ordered(self, group: str, topics: Collection[str], limit: int, invisible_for: timedelta) -> list[Delivery]:
         found: list[Delivery] = []
@@ -155,16 +263,20 @@ class Receiver:
         return found
 
     def _on_message(self, group: str, topic: str, message: amqp.Message) -> None:
-        self._fetched.append(self._open(group, topic, message))
+        self._fetched.append(self._open(group, topic, str(self._serial), message))
 
-    def _on_ordered(self, group: str, topic: str, window: OrderedQueue, message: amqp.Message) -> None:
-        fetched = self._open(group, topic, message)
-        window.add(fetched, self._postponed.pop(((group, topic), fetched.delivery.message_id), 0.0))
+    def _on_due(self, group: str, topic: str, queue: str, message: amqp.Message) -> None:
+        self._looked_at.pop(queue, None)  # there may be more
+        self._on_message(group, topic, message)
 
-    def _open(self, group: str, topic: str, message: amqp.Message) -> Fetched:
+    def _on_ordered(self, source: Source, window: OrderedQueue, prefix: str, message: amqp.Message) -> None:
+        fetched = self._open(*source, prefix, message)
+        window.add(fetched, self._postponed.pop((source, fetched.delivery.message_id), 0.0))
+
+    def _open(self, group: str, topic: str, prefix: str, message: amqp.Message) -> Fetched:
         tag = message.delivery_info["delivery_tag"]
-        delivery = to_delivery(message, group=group, topic=topic, receipt=f"{self._serial}/{tag}")
-        return Fetched(delivery, tag, self._clock())
+        delivery = to_delivery(message, group=group, topic=topic, receipt=f"{prefix}/{tag}")
+        return Fetched(delivery, message.channel, tag, self._clock())
 
     def _is_due(self, windows: Iterable[OrderedQueue]) -> bool:
         now = self._clock()
@@ -189,26 +301,28 @@ class Receiver:
     def _open_channel(self, connection: amqp.Connection) -> amqp.Channel:
         if self._channel is None or self._serial != self._connection.serial:
             self._fetched.clear()
-            self._keep_postponed()
+            for source, window in self._windows.items():
+                self._keep_postponed(source, window)
             self._windows.clear()
             self._declared.clear()
             self._channel = connection.channel()
             self._serial = self._connection.serial
-            self.held.begin(self._channel)
+            self.held.begin()
         return self._channel
 
-    def _keep_postponed(self) -> None:
+    def _keep_postponed(self, source: Source, window: OrderedQueue) -> None:
         """Remember what is to be retried later, until it is fetched again, or due."""
         now = self._clock()
-        kept = {name: due_at for name, due_at in self._postponed.items() if due_at > now}
-        for source, window in self._windows.items():
-            kept |= {(source, message_id): due_at for message_id, due_at in window.postponed(now)}
-        self._postponed = kept
+        self._postponed = {name: due_at for name, due_at in self._postponed.items() if due_at > now}
+        self._postponed |= {(source, message_id): due_at for message_id, due_at in window.postponed(now)}
 
-    def _ensure_declared(self, channel: amqp.Channel, group: str, topic: str) -> None:
-        if (group, topic) not in self._declared:
-            self._declare(channel, group, topic)
-            self._declared.add((group, topic))
+
+def _exists(channel: amqp.Channel, queue: str) -> bool:
+    try:
+        channel.queue_declare(queue, passive=True)
+    except ChannelError:
+        return False
+    return True
 
 
 def _split(messages: list[Fetched], group: str, topics: Collection[str], limit: int) -> tuple[list[Fetched], list[Fetched]]:

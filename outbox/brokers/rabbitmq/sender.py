@@ -4,14 +4,19 @@ Publishes batches and waits for their confirms, once for each batch.
 A confirm says that the message is on a majority of the nodes of every queue that it was routed to. A message that no queue
 wanted comes back (`mandatory`) before its confirm. The channel of a batch that did not end well is not used again, since a
 late confirm would be taken for another message's.
+
+`mandatory` says nothing about one queue of several, or about those behind a delay. So the queues and exchanges that a batch needs
+are declared passively ahead of it, without waiting for an answer: if one is missing, the server closes the channel before it
+reads the first message.
 """
 
 from __future__ import annotations
 
 import re
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import amqp
 from amqp import spec
@@ -23,6 +28,8 @@ from outbox.brokers.rabbitmq.connection import LOST, Connection, describe
 from outbox.errors import BrokerUnavailable
 
 NO_ROUTE = 312
+PASSIVE = NOWAIT = True
+DECLARES = (spec.Queue.Declare, spec.Exchange.Declare)
 TOO_LARGE = re.compile(r"message size \d+ is larger than (?:configured )?max size (\d+)")
 # A nack is an outage, and not an unsure send: no attempt is counted while a queue is full. The message may be in some of its
 # queues, and is published to all of them again.
@@ -31,6 +38,10 @@ NOT_TAKEN = SendResult(
 )
 UNANSWERED = SendResult(SendStatus.UNSURE)
 BLOCKED = "RabbitMQ has blocked this connection: it is short of memory or disk."
+
+
+class DeclarationMissing(Exception):
+    """A queue or an exchange that a batch needs does not exist. Nothing of the batch is stored."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,8 +73,18 @@ class Publisher:
         self._serial = 0
         self._next_tag = 1
 
-    def publish(self, publications: Sequence[Publication]) -> list[SendResult]:
-        """Publish messages and wait for all confirms."""
+    def publish(
+        self, publications: Sequence[Publication], *, queues: Iterable[str] = (), exchanges: Iterable[str] = ()
+    ) -> list[SendResult]:
+        """
+        Publish messages and wait for all confirms.
+
+        Args:
+            queues, exchanges: names of those that must exist.
+
+        Raises:
+            DeclarationMissing: one of them does not exist.
+        """
         if not publications:
             return []
         batch = PendingConfirms(0, NOT_TAKEN, _explain_return)
@@ -77,6 +98,11 @@ class Publisher:
                 batch.first_tag = self._next_tag
                 batch.listen(channel)
                 is_begun = True
+                for name in queues:
+                    channel.send_method(spec.Queue.Declare, "BsbbbbbF", (0, name, PASSIVE, False, False, False, NOWAIT, {}))
+                for name in exchanges:
+                    arguments: tuple[Any, ...] = (0, name, "", PASSIVE, False, False, False, NOWAIT, {})
+                    channel.send_method(spec.Exchange.Declare, "BssbbbbbF", arguments)
                 for one in publications:
                     channel.send_method(spec.Basic.Publish, "Bssbb", (0, one.exchange, one.routing_key, True, False), one.message)
                 self._next_tag = batch.next_tag
@@ -87,6 +113,8 @@ class Publisher:
         except BrokerUnavailable as error:
             return batch.finish(SendResult(SendStatus.UNAVAILABLE, reason=str(error)))
         except ChannelError as error:
+            if isinstance(error, NotFound) and error.method_sig in DECLARES:
+                raise DeclarationMissing(describe(error)) from error
             return self._after_channel_error(publications, batch, error)
         except LOST as error:
             status = SendStatus.UNSURE if is_begun else SendStatus.UNAVAILABLE
@@ -114,7 +142,8 @@ class Publisher:
         blamed = {index: result for index in open_ones if (result := _blame(publications[index], text))}
         rest = [index for index in open_ones if index not in blamed]
         if not blamed and len(rest) == 1:
-            blamed[rest.pop()] = SendResult(SendStatus.REFUSED, reason=f"RabbitMQ refused the message: {text}.")
+            status = SendStatus.REFUSED if isinstance(error, PreconditionFailed) else SendStatus.MISCONFIGURED
+            blamed[rest.pop()] = SendResult(status, reason=f"RabbitMQ refused the message: {text}.")
         for index, result in blamed.items():
             batch.results[index] = result
         groups = [rest] if blamed else [[index] for index in rest]  # one by one: it has to be found out which it is

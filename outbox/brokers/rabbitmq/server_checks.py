@@ -43,7 +43,6 @@ CAPABILITIES = {
 SOURCES = {
     "x-message-ttl": 'the RETENTION of the topic in OUTBOX["TOPICS"]',
     "x-max-length": 'OPTIONS["MAX_LENGTH"]',
-    "x-delivery-limit": 'OPTIONS["DELIVERY_LIMIT"]',
     "x-single-active-consumer": 'the TYPE of the topic in OUTBOX["TOPICS"]',
 }
 
@@ -81,10 +80,17 @@ class ServerChecks:
                 declared = [*self._problems_of_declarations(channel)]
                 found += declared or self._permissions.problems_of_groups(channel, self._groups())
                 channel.close()
-            found += problems_of_queues(self._options, topology.queues_of(self._options.groups))
+            found += problems_of_queues(self._options, {*topology.delay_queues(), *self._group_queues()})
             return found + self._problems_of_publishing()
         except LOST as error:
             raise BrokerUnavailable(f"RabbitMQ did not answer: {describe(error)}.") from error
+
+    def _group_queues(self) -> list[str]:
+        return [
+            queue
+            for topic, group in self._groups()
+            for queue in (*topology.group_queues(topic, group), topology.dead_queue_name(topic.name, group))
+        ]
 
     def _groups(self) -> list[tuple[TopicSpec, str]]:
         return [(topic, group) for topic in self._topics for group in self._options.groups.get(topic.name, ())]
@@ -118,7 +124,7 @@ class ServerChecks:
 
     def _problems_of_declarations(self, channel: amqp.Channel) -> Iterator[Problem]:
         """Declare everything, and return what exists with other arguments, or was missing."""
-        if problem := self._declared("The ladder of delays", partial(topology.declare_ladder, channel)):
+        if problem := self._declared("The delay queues", partial(topology.declare_delays, channel)):
             yield problem
             return  # nothing can be bound to it
         for topic in self._topics:
@@ -161,17 +167,12 @@ class ServerChecks:
 
     def _problems_of_publishing(self) -> list[Problem]:
         """Publish to where no queue is bound, which shows permissions and alarms."""
-        for exchange in (topology.rung(topology.RUNGS - 1), ""):
-            try:
-                if not self._is_returned(exchange):
-                    return [Problem(ALARM, ALARM_HINT)]
-            except AccessRefused as error:
-                return [self._permissions.problem("Retries and dead letters", error)]
-            except NotFound:
-                pass  # the ladder could not be declared, which is reported
-        return []
+        try:
+            return [] if self._is_returned() else [Problem(ALARM, ALARM_HINT)]
+        except AccessRefused as error:
+            return [self._permissions.problem("Dead letters", error)]
 
-    def _is_returned(self, exchange: str) -> bool:
+    def _is_returned(self) -> bool:
         """Return whether a message without a queue comes back. False: the connection is blocked."""
         returned: list[object] = []
         with self._connection.use() as connection:
@@ -179,7 +180,7 @@ class ServerChecks:
             events: dict[str, Any] = channel.events  # type: ignore[attr-defined]  # the stubs lack it
             events["basic_return"] = {lambda *arguments: returned.append(arguments)}
             channel.send_method(
-                spec.Basic.Publish, "Bssbb", (0, exchange, f"outbox-check-{uuid.uuid4().hex}", True, False), amqp.Message(b"")
+                spec.Basic.Publish, "Bssbb", (0, "", f"outbox-check-{uuid.uuid4().hex}", True, False), amqp.Message(b"")
             )
             while not returned and not self._connection.is_blocked:
                 connection.drain_events(timeout=self._options.request_timeout.total_seconds())

@@ -1,15 +1,19 @@
 """
 What is declared on the server: names and arguments of exchanges and queues.
 
-A topic is a durable topic exchange, and a tag is the routing key. Each consumer group of a topic has a quorum queue, bound to
-all tags, and a second one for its dead letters. A delayed message passes a ladder of queues first: each rung waits twice as
-long as the one below, a message enters those whose seconds add up to its delay, and the last rung hands it to the exchange
-`outbox.due`, which finds its destination in a header.
+A topic is a durable topic exchange, and a tag is the routing key. Each consumer group of a topic has three quorum queues: one
+that is bound to all tags, one for messages whose delay is over, and one for its dead letters.
+
+A delayed message passes delay queues first: each waits twice as long as the one below, a message enters those whose seconds add
+up to its delay, and the last one hands it to the exchange `outbox.due`, which finds its destination in a header. A delay queue
+forgets a message only when the next queue has confirmed it, and waits for 32 confirms at most. So a delayed message never meets
+a queue that is full or missing: the queues for due messages have no limit, and a message without a destination goes to the
+queue `outbox.undeliverable`. It is brought back from there when a destination is declared.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from datetime import timedelta
 from typing import Any
 
@@ -17,16 +21,18 @@ import amqp
 
 from outbox.message import TopicSpec, TopicType
 
-DUE = "outbox.due"  # headers exchange behind the ladder
+DUE = "outbox.due"  # headers exchange behind the delay queues
 DESTINATION = "outbox-to"  # the header that it looks at
-RUNGS = 20
+UNDELIVERABLE = "outbox.undeliverable"  # exchange and queue for what reaches no queue behind a delay
+DELAYS = "outbox.delay."  # a delay queue and its exchange have a number behind it
+RUNGS = 20  # delay queues
 MAX_DELAY = timedelta(seconds=2**RUNGS - 1)  # 12 days
 
 MAX_RETENTION = timedelta(days=10 * 365)  # the server's limit for x-message-ttl
 MOST_AT_ONCE = 65_535  # messages of one subscription
 
 QUORUM = {"x-queue-type": "quorum"}
-# A queue of the ladder forgets a message only when the next queue has confirmed it.
+# A message that expires is forgotten only when the next queue has confirmed it.
 AT_LEAST_ONCE = {"x-dead-letter-strategy": "at-least-once", "x-overflow": "reject-publish"}
 
 
@@ -35,75 +41,93 @@ def queue_name(topic: str, group: str) -> str:
     return f"{topic}:{group}"
 
 
+def due_queue_name(topic: str, group: str) -> str:
+    """Return the name of the queue of a group's messages whose delay is over."""
+    return f"{topic}:{group}:due"
+
+
 def dead_queue_name(topic: str, group: str) -> str:
     """Return the name of the queue of a group's dead letters."""
     return f"{topic}:{group}:dead"
 
 
 def rung(number: int) -> str:
-    """Return the name of a rung's queue and exchange; rung 0 waits a second."""
-    return f"outbox.delay.{number}"
+    """Return the name of a delay queue and of its exchange; number 0 waits a second."""
+    return f"{DELAYS}{number}"
 
 
 def delay_key(seconds: int, tag: str) -> str:
-    """Return the routing key that takes a message through the ladder: a word for each rung, the longest first, then the tag."""
+    """Return the routing key for a delay: a word for each delay queue, the longest first, then the tag."""
     bits = ".".join("1" if seconds >> number & 1 else "0" for number in reversed(range(RUNGS)))
     return f"{bits}.{tag}"
 
 
-def queues_of(topics: Mapping[str, Sequence[str]]) -> set[str]:
-    """Return the names of all queues of topics and their groups, the ladder included."""
-    groups = [(topic, group) for topic, names in topics.items() for group in names]
-    found = {name(topic, group) for topic, group in groups for name in (queue_name, dead_queue_name)}
-    return found | {rung(number) for number in range(RUNGS)}
+def group_queues(topic: TopicSpec, group: str) -> list[str]:
+    """Return the queues that a group receives from."""
+    due = [] if topic.type is TopicType.FIFO else [due_queue_name(topic.name, group)]  # ordered retries stay with a consumer
+    return [queue_name(topic.name, group), *due]
+
+
+def delay_queues() -> list[str]:
+    """Return the queues that a delayed message may pass before its destination."""
+    return [*map(rung, range(RUNGS)), UNDELIVERABLE]
+
+
+def delay_exchanges() -> list[str]:
+    """Return the exchanges that a delayed message may pass before its destination."""
+    return [*map(rung, range(RUNGS)), DUE, UNDELIVERABLE]
 
 
 def declare_topic(channel: amqp.Channel, topic: TopicSpec) -> None:
     """
-    Declare a topic's exchange. The ladder is there already.
+    Declare a topic's exchange.
 
     Raises:
         amqp.PreconditionFailed: there is one of that name with other arguments; its text names the difference.
     """
     channel.exchange_declare(topic.name, "topic", durable=True, auto_delete=False)
-    if topic.type is TopicType.DELAY:
-        channel.exchange_bind(topic.name, DUE, arguments=_for(topic.name))
 
 
-def declare_group(channel: amqp.Channel, topic: TopicSpec, group: str, *, delivery_limit: int, max_length: int | None) -> None:
+def declare_group(channel: amqp.Channel, topic: TopicSpec, group: str, *, max_length: int | None) -> None:
     """
-    Declare a group's queues, and bind them to the topic.
+    Declare a group's queues, and bind them to the topic and to the delay queues, which are declared already.
 
     Raises:
         amqp.PreconditionFailed: as for `declare_topic`.
     """
     queue, dead = queue_name(topic.name, group), dead_queue_name(topic.name, group)
-    unlimited = _no_delivery_limit(channel)
+    channel.queue_declare(dead, durable=True, auto_delete=False, arguments=quorum(channel))
     arguments: dict[str, Any] = {
-        **QUORUM,
+        **quorum(channel),
         **AT_LEAST_ONCE,
         "x-dead-letter-exchange": "",
         "x-dead-letter-routing-key": dead,
         "x-message-ttl": int(topic.retention.total_seconds() * 1000),
     }
-    if topic.type is TopicType.FIFO:  # what is fetched and goes back unhandled counts, and a dead letter would break the order
-        arguments |= {"x-single-active-consumer": True, **unlimited}
+    if topic.type is not TopicType.FIFO:
+        due = due_queue_name(topic.name, group)
+        channel.queue_declare(due, durable=True, auto_delete=False, arguments=arguments)
+        channel.queue_bind(due, DUE, arguments=_for(queue))
+        if topic.type is TopicType.DELAY:
+            channel.queue_bind(due, DUE, arguments=_for(topic.name))
     else:
-        arguments["x-delivery-limit"] = delivery_limit
+        arguments["x-single-active-consumer"] = True
     if max_length is not None:
         arguments["x-max-length"] = max_length
-    channel.queue_declare(dead, durable=True, auto_delete=False, arguments={**QUORUM, **unlimited})
     channel.queue_declare(queue, durable=True, auto_delete=False, arguments=arguments)
     channel.queue_bind(queue, topic.name, routing_key="#")
-    channel.queue_bind(queue, DUE, arguments=_for(queue))
 
 
-def declare_ladder(channel: amqp.Channel) -> None:
+def declare_delays(channel: amqp.Channel) -> None:
     """Declare the queues and exchanges that delay messages."""
-    channel.exchange_declare(DUE, "headers", durable=True, auto_delete=False)
+    channel.exchange_declare(UNDELIVERABLE, "fanout", durable=True, auto_delete=False)
+    channel.queue_declare(UNDELIVERABLE, durable=True, auto_delete=False, arguments=quorum(channel))
+    channel.queue_bind(UNDELIVERABLE, UNDELIVERABLE)
+    otherwise = {"alternate-exchange": UNDELIVERABLE}
+    channel.exchange_declare(DUE, "headers", durable=True, auto_delete=False, arguments=otherwise)
     for number in range(RUNGS):
         below = rung(number - 1) if number else DUE
-        channel.exchange_declare(rung(number), "topic", durable=True, auto_delete=False)
+        channel.exchange_declare(rung(number), "topic", durable=True, auto_delete=False, arguments=otherwise)
         arguments = {**QUORUM, **AT_LEAST_ONCE, "x-message-ttl": 1000 << number, "x-dead-letter-exchange": below}
         channel.queue_declare(rung(number), durable=True, auto_delete=False, arguments=arguments)
         before = "*." * (RUNGS - 1 - number)
@@ -111,11 +135,16 @@ def declare_ladder(channel: amqp.Channel) -> None:
         channel.exchange_bind(below, rung(number), routing_key=f"{before}0.#")
 
 
+def quorum(channel: amqp.Channel) -> dict[str, Any]:
+    """
+    Return the arguments of a quorum queue that keeps a message however often it is delivered.
+
+    A process that closes its connection, or hands back what it has not begun, is not the message's failure; consumers count
+    those themselves. RabbitMQ 4.0 and later give a message up after 20 deliveries unless a queue says otherwise.
+    """
+    version = str(channel.connection.server_properties.get("version", ""))
+    return {**QUORUM, "x-delivery-limit": -1} if int(version.partition(".")[0] or 0) >= 4 else dict(QUORUM)
+
+
 def _for(destination: str) -> Mapping[str, str]:
     return {"x-match": "all", DESTINATION: destination}
-
-
-def _no_delivery_limit(channel: amqp.Channel) -> dict[str, Any]:
-    """Return what lets a queue keep a message however often it is delivered; from 4.0 on, 20 times is the default."""
-    version = str(channel.connection.server_properties.get("version", ""))
-    return {"x-delivery-limit": -1} if int(version.partition(".")[0] or 0) >= 4 else {}

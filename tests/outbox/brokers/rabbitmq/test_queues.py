@@ -1,14 +1,17 @@
 """Queues and exchanges that are full, deleted or declared otherwise, and messages that the server refuses."""
 
 from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import replace
 from datetime import timedelta
 
 import amqp
 import pytest
 
-from outbox.brokers.base import Outgoing, SendStatus
-from outbox.brokers.rabbitmq.topology import DUE
+from outbox.brokers.base import Delivery, Outgoing, SendStatus
+from outbox.brokers.rabbitmq import RabbitMQBroker
 from outbox.errors import BrokerUnavailable
+from outbox.message import TopicSpec, TopicType
 from project.servers.rabbitmq import RabbitMQ
 from tests.outbox.brokers.rabbitmq.acts import accepted, drain, receive_all, received, refused, statuses
 from tests.outbox.brokers.rabbitmq.conftest import HELD, Open
@@ -17,20 +20,6 @@ from tests.waiting import wait_until
 pytestmark = pytest.mark.rabbitmq
 
 NewMessage = Callable[..., Outgoing]
-
-
-class TestDeletedLadder:
-    def test_is_declared_again(self, broker, channel: amqp.Channel, message: NewMessage, topic):
-        broker.send([message()])
-        channel.exchange_delete(DUE)
-
-        with pytest.raises(BrokerUnavailable, match=DUE):
-            broker.receive("shipping", [topic], limit=1, invisible_for=HELD, wait=timedelta())
-        broker.receive("shipping", [topic], limit=1, invisible_for=HELD, wait=timedelta())
-
-        broker.send([message(b"later")])
-        [delivery] = broker.receive("shipping", [topic], limit=1, invisible_for=HELD, wait=timedelta(seconds=5))
-        assert delivery.body == b"later"
 
 
 class TestFullQueue:
@@ -69,11 +58,24 @@ class TestFullQueueOfOneGroup:
 
 
 class TestDeletedQueue:
-    def test_is_declared_again_by_its_consumers_and_an_alert_until_then(
-        self, broker, channel: amqp.Channel, message: NewMessage, topic
+    @pytest.mark.parametrize("groups", [["billing"], ["billing", "shipping"]], ids=["the only group", "one of two"])
+    def test_is_declared_again_before_anything_is_sent(
+        self, open_broker: Open, channel: amqp.Channel, message: NewMessage, topic, groups
     ):
-        broker.receive("billing", [topic], limit=1, invisible_for=HELD, wait=timedelta())
+        broker = open_broker(GROUPS={topic: groups})
         broker.send([message()])
+        channel.queue_delete(f"{topic}:billing")
+
+        later = broker.send([message(b"later")])
+
+        assert statuses(later) == [SendStatus.ACCEPTED]
+        assert [one.body for one in wait_until(lambda: received(broker, topic))] == [b"later"]
+
+    def test_of_a_group_that_options_do_not_name_is_declared_again_by_its_consumers(
+        self, open_broker: Open, channel: amqp.Channel, message: NewMessage, topic
+    ):
+        broker = open_broker(GROUPS={})
+        broker.receive("billing", [topic], limit=1, invisible_for=HELD, wait=timedelta())
         channel.queue_delete(f"{topic}:billing")
 
         astray = broker.send([message()])
@@ -86,6 +88,16 @@ class TestDeletedQueue:
         assert f"No queue takes messages of '{topic}'" in astray[0].reason
         assert statuses(later) == [SendStatus.ACCEPTED]
         assert [one.body for one in wait_until(lambda: received(broker, topic))] == [b"later"]
+
+    def test_of_dead_letters_is_declared_again(self, broker, channel: amqp.Channel, message: NewMessage, topic):
+        broker.send([message()])
+        [held] = wait_until(lambda: received(broker, topic))
+        channel.queue_delete(f"{topic}:billing:dead")
+
+        is_ended = broker.dead_letter(held, "no such customer")
+
+        assert is_ended
+        assert [one.reason for one in wait_until(lambda: broker.dead_letters("billing"))] == ["no such customer"]
 
 
 class TestDeletedExchange:
@@ -102,17 +114,81 @@ class TestDeletedExchange:
 
 
 class TestDeclaredOtherwise:
-    def test_is_named_with_the_difference(self, open_broker: Open, message: NewMessage, topic):
-        open_broker().send([message()])
+    def test_is_named_with_the_difference_and_can_be_drained(self, open_broker: Open, message: NewMessage, topic):
+        open_broker().send([message(b"old")])
         other = open_broker(MAX_LENGTH=5)
 
         [result] = other.send([message()])
+        drained = wait_until(lambda: received(other, topic))
 
         assert result.status is SendStatus.MISCONFIGURED
         assert "x-max-length" in result.reason
         assert "x-max-length" in other.check()[0].text
-        with pytest.raises(BrokerUnavailable, match="x-max-length"):
-            other.receive("billing", [topic], limit=1, invisible_for=HELD, wait=timedelta())
+        assert "x-max-length" in other.refusals()[topic]
+        assert [one.body for one in drained] == [b"old"]
+
+    @pytest.mark.parametrize("kind", [TopicType.NORMAL, TopicType.FIFO])
+    def test_leaves_the_groups_other_topics_alone(self, node: RabbitMQ, topic, kind):
+        names = [topic, f"{topic}-2"]
+        options = {"NODES": [node.address], "GROUPS": {name: ["billing"] for name in names}}
+        specs = [TopicSpec(name, kind) for name in names]
+        changed = [replace(specs[0], retention=timedelta(days=2)), specs[1]]
+        before, after = RabbitMQBroker("a", options, specs), RabbitMQBroker("b", options, changed)
+        before.send([Outgoing(name, name, b"a", key="k") for name in names])
+        before.close()
+
+        results = after.send([Outgoing(f"{name}-new", name, b"b", key="l") for name in names])
+        found: dict[str, str] = {}
+
+        def receive() -> bool:
+            deliveries = after.receive("billing", names, limit=10, invisible_for=HELD, wait=timedelta(seconds=1))
+            found.update({one.message_id: one.topic for one in deliveries})
+            after.ack(deliveries)
+            return len(found) == 3
+
+        wait_until(receive)
+        assert statuses(results) == [SendStatus.MISCONFIGURED, SendStatus.ACCEPTED]
+        assert found == {names[0]: names[0], names[1]: names[1], f"{names[1]}-new": names[1]}
+        assert list(after.refusals()) == [topic]
+        after.close()
+
+    def test_is_no_longer_named_when_it_was_deleted(self, open_broker: Open, channel: amqp.Channel, message: NewMessage, topic):
+        open_broker().send([message()])
+        other = open_broker(MAX_LENGTH=5)
+        received(other, topic)
+        channel.queue_delete(f"{topic}:billing")
+
+        results = wait_until(lambda: accepted(other, message(b"new")))
+        found = [one.body for one in wait_until(lambda: received(other, topic))]
+        wait_until(lambda: received(other, topic) == [] and other.refusals() == {})
+
+        assert statuses(results) == [SendStatus.ACCEPTED]
+        assert found == [b"new"]
+
+
+class TestQueueThatMayNotBeRead:
+    def test_leaves_the_groups_other_topics_alone(self, node: RabbitMQ, topic):
+        names = [topic, f"{topic}-2"]
+        options = {"NODES": [node.address], "GROUPS": {name: ["billing"] for name in names}}
+        specs = [TopicSpec(name, TopicType.NORMAL) for name in names]
+        owner = RabbitMQBroker("a", options, specs)
+        owner.send([Outgoing(name, name, b"a") for name in names])
+        node.control("add_user", topic, "secret")
+        node.control("set_permissions", "-p", "/", topic, ".*", ".*", rf"^(outbox\..*|{topic}|{names[1]}.*)$")
+        broker = RabbitMQBroker("b", {**options, "USER": topic, "PASSWORD": "secret"}, specs)
+
+        def receive() -> list[Delivery]:
+            with suppress(BrokerUnavailable):
+                return broker.receive("billing", names, limit=10, invisible_for=HELD, wait=timedelta(seconds=1))
+            return []
+
+        found = wait_until(receive)
+
+        assert [one.topic for one in found] == [names[1]]
+        assert "ACCESS_REFUSED" in broker.refusals()[topic]
+        for one in (owner, broker):
+            one.close()
+        node.control("delete_user", topic)
 
 
 class TestMessageTooLargeForTheServer:
@@ -140,16 +216,13 @@ class TestMessageTooLargeForTheServer:
             broker.close()
 
 
-class TestDeliveryLimit:
-    def test_makes_a_dead_letter_that_says_why(self, open_broker: Open, message: NewMessage, topic):
-        broker = open_broker(DELIVERY_LIMIT=2)
-        broker.send([message(b"poison")])
+class TestHandBacks:
+    def test_make_no_dead_letter_however_many_there_are(self, broker, message: NewMessage, topic):
+        broker.send([message(b"patient")])
 
-        for _ in range(3):
-            deliveries = wait_until(lambda: received(broker, topic))
-            broker.release(deliveries)
+        for _ in range(150):
+            broker.release(wait_until(lambda: received(broker, topic)))
 
-        [letter] = wait_until(lambda: broker.dead_letters("billing"))
-        assert "delivered it too often" in letter.reason
-        assert broker.replay("billing", [letter.id]) == 1
-        assert [(one.body, one.attempt) for one in wait_until(lambda: received(broker, topic))] == [(b"poison", 1)]
+        [delivery] = wait_until(lambda: received(broker, topic))
+        assert delivery.body == b"patient"
+        assert broker.dead_letters("billing") == []

@@ -119,7 +119,6 @@ class TestQueue:
         ("options", "kind", "source"),
         [
             ({"MAX_LENGTH": 5}, TopicType.NORMAL, "MAX_LENGTH"),
-            ({"DELIVERY_LIMIT": 5}, TopicType.NORMAL, "DELIVERY_LIMIT"),
             ({}, TopicType.FIFO, "TYPE"),
         ],
         ids=lambda value: str(value),
@@ -174,7 +173,7 @@ class TestPermission:
     def test_that_is_missing_from_the_start_is_named(self, open_broker: Open, user, missing, configure, write, read):
         problem, *_ = open_broker(**user(configure, write, read)).check()
 
-        assert "The ladder of delays: user 'shop' lacks the permission to" in problem.text
+        assert "The delay queues: user 'shop' lacks the permission to" in problem.text
         assert missing in problem.text
         assert "rabbitmqctl set_permissions -p / shop" in problem.hint
 
@@ -183,7 +182,11 @@ class TestPermission:
         [
             (r"^outbox\..*|{topic}:.*|amq\.default$", ALL, "Topic '{topic}': user 'shop' lacks the permission to write"),
             (ALL, r"^outbox\..*|{topic}$", "Group 'billing' of topic '{topic}': user 'shop' lacks the permission to read"),
-            (r"^outbox\.(due|delay\.1?[0-8])|outbox\.delay\.9|{topic}.*$", ALL, "Retries and dead letters: user 'shop' lacks"),
+            (r"^outbox\..*|{topic}.*$", ALL, "Dead letters: user 'shop' lacks the permission"),
+            (
+                r"^outbox\.(due|undeliverable|delay\.1?[0-8])|amq\.default|{topic}.*$",
+                ALL,
+            ),
         ],
         ids=["topic", "queues", "default exchange"],
     )
