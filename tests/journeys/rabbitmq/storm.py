@@ -25,7 +25,7 @@ from amqp.exceptions import AMQPError
 from django.db import connection
 
 from outbox.brokers.rabbitmq.envelope import REASON
-from outbox.brokers.rabbitmq.topology import RUNGS, dead_queue_name, queue_name, rung
+from outbox.brokers.rabbitmq.topology import dead_queue_name, delay_queues, due_queue_name, queue_name
 from outbox.models import Gap, MessageState
 from project.servers.rabbitmq import Cluster, RabbitMQ
 from project.servers.rocketmq_jars import ServerError
@@ -146,7 +146,7 @@ class Storm:
 
     def _kill_node(self, node: RabbitMQ | None = None) -> None:
         node = node or self.chance.choice(self.cluster.nodes)
-        queues = [*self._queues(), *map(_tap, self.names.groups)]
+        queues = [*self._queues(), *map(_tap, self._tapped())]
         wait_until(lambda: all(node.knows_after_crash(name) for name in queues), 20)
         self._mark("kill node")
         node.kill()
@@ -255,14 +255,14 @@ class Storm:
     def _tap(self) -> None:
         """Bind a queue of the storm's own to each topic, which gets a copy of each message."""
         with self._channel() as channel:
-            for topic in self.names.groups:
+            for topic in self._tapped():
                 channel.exchange_declare(topic, "topic", durable=True, auto_delete=False)
                 channel.queue_declare(_tap(topic), durable=True, auto_delete=False, arguments={"x-queue-type": "quorum"})
                 channel.queue_bind(_tap(topic), topic, routing_key="#")
 
     def copies(self) -> Counter[int]:
         """Count the copies of each number that the broker has handed on."""
-        return Counter(_number(one) for topic in self.names.groups for one in self._take(_tap(topic)))
+        return Counter(_number(one) for topic in self._tapped() for one in self._take(_tap(topic)))
 
     def letters(self) -> dict[tuple[str, int], list[str]]:
         """Return the reasons of the dead letters of each group and number."""
@@ -281,7 +281,7 @@ class Storm:
 
     def left(self) -> dict[str, int]:
         """Return what waits anywhere though nothing should: in groups' queues, delay queues, or undeliverable."""
-        ends = (*map(_tap, self.names.groups), ":dead")
+        ends = (*map(_tap, self._tapped()), ":dead")
         return {name: count for name, count in self.waiting().items() if count and not name.endswith(ends)}
 
     def gaps(self) -> list[Gap]:
@@ -327,7 +327,12 @@ class Storm:
     def _queues(self) -> list[str]:
         """Return the names of the queues that an operator may delete while they are empty."""
         pairs = [(topic, group) for topic, groups in self.names.groups.items() for group in groups]
-        return [*(name(*pair) for pair in pairs for name in (queue_name, dead_queue_name)), *map(rung, range(RUNGS))]
+        due = [due_queue_name(*pair) for pair in pairs if pair[0] != self.names.steps]
+        return [*(name(*pair) for pair in pairs for name in (queue_name, dead_queue_name)), *due, *delay_queues()]
+
+    def _tapped(self) -> list[str]:
+        """Return the topics whose exchanges see all messages: delayed ones go to queues of groups alone."""
+        return [topic for topic in self.names.groups if topic != self.names.later]
 
     def _node(self) -> RabbitMQ:
         return self.chance.choice(self.cluster.nodes)
@@ -397,7 +402,8 @@ class Count:
         }
 
     def lost(self) -> set[int]:
-        return self.published.keys() - self.copies.keys()
+        """Return what no exchange has seen, nor a handler."""
+        return self.published.keys() - self.copies.keys() - {number for _, number in [*self.effects, *self.letters]}
 
     def ghosts(self) -> set[int]:
         seen = self.copies.keys() | {number for _, number in [*self.effects, *self.letters]}
