@@ -20,7 +20,7 @@ from outbox.consuming.context import Context
 from outbox.consuming.delivery_info import DeliveryInfo, context_of, fields_of
 from outbox.consuming.inbox import Claim, Entry
 from outbox.consuming.keeper import Keeper
-from outbox.consuming.outcome import BUSY, FOR_ANOTHER, HANDLED, Outcome, Result, causes, is_conflict, judge
+from outbox.consuming.outcome import BUSY, FOR_ANOTHER, HANDLED, NOT_NOW, Outcome, Result, as_decided, causes, is_conflict, judge
 from outbox.consuming.read import find_consumer, read
 from outbox.consuming.register import Consumer, Group
 from outbox.consuming.suspects import alone
@@ -127,13 +127,16 @@ def _apply(one: _Try, consumer: Consumer) -> None:
     if begun is None:
         one.results = [BUSY]
         return
+    if isinstance(begun, tries.Decided):
+        one.results = [as_decided(begun)]
+        return
     with alone(entries[0].arrival.message_id) if begun.crashes else nullcontext(True) as is_alone:
         if is_alone:
             _apply_begun(one, consumer, messages, entries, failures=begun.failures)
             return
     with outermost_transaction(consumer.using):
         tries.end(entries[0].arrival, one.keeper.worker, consumer.using)
-    one.results = [FOR_ANOTHER]
+    one.results = [NOT_NOW]
 
 
 def _apply_begun(one: _Try, consumer: Consumer, messages: list[Any], entries: list[Entry], *, failures: int) -> None:
@@ -167,16 +170,16 @@ def _claim(entries: list[Entry], using: str) -> list[Claim]:
     return [found]
 
 
-def _begin(one: _Try, consumer: Consumer, entry: Entry) -> tries.Begun | None:
+def _begin(one: _Try, consumer: Consumer, entry: Entry) -> tries.Begun | tries.Decided | None:
     """
-    Record the beginning of another try; return None where another process handles the message now.
+    Record the beginning of another try, as `tries.begin`.
 
     Raises:
         NeverEnded: too many tries were begun and never ended.
     """
     with outermost_transaction(consumer.using):
         begun = tries.begin(entry.arrival, entry.key, one.keeper.worker, consumer.using)
-    if begun is not None and begun.crashes >= tries.CRASH_LIMIT:
+    if isinstance(begun, tries.Begun) and begun.crashes >= tries.CRASH_LIMIT:
         raise NeverEnded(
             f"begun {begun.crashes} times, never ended: the process was killed or froze while {consumer.name} handled the "
             "message, or the handler ran beyond its time_limit"
@@ -193,7 +196,7 @@ def _result_of(claim: Claim, entry: Entry, consumer: Consumer, worker: str) -> R
     if entry.arrival.nth > 1:
         tries.end(entry.arrival, worker, consumer.using)
     if claim is Claim.BEHIND:
-        return FOR_ANOTHER
+        return NOT_NOW
     return BUSY
 
 

@@ -53,6 +53,7 @@ class Result:
         after: with RETRY and HANDED_BACK, deliver it again after that time.
         reason: with DEAD_LETTER, why; with RETRY, why the message blocks its key.
         is_outage: the database went away; the handler is not to blame.
+        is_for_others: another process of the group has a handler for the message, and this one has none.
         is_busy: another process handles the message now. The broker delivers it again when INVISIBLE is over.
         ends_with: the exception that ends the worker after the delivery was settled.
     """
@@ -61,12 +62,14 @@ class Result:
     after: timedelta = timedelta(0)
     reason: str = ""
     is_outage: bool = False
+    is_for_others: bool = False
     is_busy: bool = False
     ends_with: BaseException | None = None
 
 
 HANDLED = Result(Outcome.HANDLED)
-FOR_ANOTHER = Result(Outcome.HANDED_BACK, after=timedelta(seconds=1))  # another worker may have it now, or this one soon
+FOR_ANOTHER = Result(Outcome.HANDED_BACK, after=timedelta(seconds=1), is_for_others=True)
+NOT_NOW = Result(Outcome.HANDED_BACK, after=timedelta(seconds=1))  # another worker may have it now, or this one soon
 BUSY = Result(Outcome.HANDED_BACK, is_busy=True)
 
 
@@ -81,12 +84,16 @@ def judge(
             return FOR_ANOTHER
         with outermost_transaction(group.using):
             tries.wait_for_nobody(group.using)
+            if delivery.attempt > 1 and (decided := tries.decided(arrival, group.using)):
+                return as_decided(decided)  # it could not be read, so no try has begun
             if is_outage or is_conflict(error):
                 result = _again_uncounted(delivery, is_outage=is_outage)
             else:
                 result = _count(group, consumer, delivery, arrival, error, worker)
             if delivery.attempt > 1:
                 tries.end(arrival, worker, group.using, most_crashes=_most_crashes(result, error))
+            if result.outcome is Outcome.DEAD_LETTER:
+                tries.decide(arrival, group.using, given_up=result.reason)
             failure.record(arrival, result.outcome, error, group.using)
     except Exception as trouble:
         is_told = isinstance(trouble, DatabaseError | psycopg.Error)
@@ -99,6 +106,13 @@ def judge(
     if result.outcome is Outcome.RETRY and result.reason:
         _alert_blocked(group, delivery, result.reason)
     return result
+
+
+def as_decided(decided: tries.Decided) -> Result:
+    """Return the result of a message that came before what was decided about it is done. It counts nothing."""
+    if decided.given_up:
+        return Result(Outcome.DEAD_LETTER, reason=decided.given_up)
+    return Result(Outcome.HANDED_BACK, after=decided.early or timedelta())
 
 
 def _most_crashes(result: Result, error: BaseException) -> int:
@@ -129,9 +143,12 @@ def _count(
     else:
         failures = tries.count_failure(arrival, worker, group.using)
         if _is_worth_a_retry(error, policy) and policy.allows(failures):
-            return Result(Outcome.RETRY, after=policy.delay(failures))
+            result = Result(Outcome.RETRY, after=policy.delay(failures))
+            tries.decide(arrival, group.using, after=result.after)
+            return result
         reason = f"failed {failures} {'time' if failures == 1 else 'times'}, last: {failure.describe(error)}"
     if _blocks(group, consumer, delivery):
+        tries.decide(arrival, group.using, after=policy.delays[-1])
         return Result(Outcome.RETRY, after=policy.delays[-1], reason=reason)
     return Result(Outcome.DEAD_LETTER, reason=reason)
 

@@ -3,6 +3,10 @@ A group's tries of a message: failures of its handler, and crashes, which are tr
 
 The broker's count of deliveries is not used: deployments, outages and slow handlers of other messages cause deliveries too.
 A first delivery needs no statement here. Source: docs/explanation/deliveries.md.
+
+What was decided after a failure is written with its count. So a message that comes back before its delay is over, because the
+broker did not take the retry or the process died, is handed back and counts nothing; and one that was given up is not handled
+again, though its dead letter could not be stored.
 """
 
 from __future__ import annotations
@@ -10,6 +14,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Collection
 from dataclasses import dataclass
+from datetime import timedelta
 from typing import Any
 from uuid import UUID
 
@@ -20,16 +25,27 @@ from outbox.database import heartbeats
 from outbox.database.locks import Lock
 
 CRASH_LIMIT = 5
+EARLY = timedelta(seconds=1)  # a message may come so much before its delay is over, by a broker's own clock
 
-# Returns no row where another process handles the message now. Otherwise a try begins; a try that was begun before and has not
-# ended counts as a crash. Committed before the handler begins, so that it is known when the process is killed.
+DECIDED = """
+SELECT greatest(due_at - clock_timestamp(), interval '0') AS early, given_up FROM outbox_tries
+WHERE consumer_group = %(group)s AND message_id = %(message_id)s AND (given_up <> '' OR due_at > clock_timestamp() + %(early)s)
+"""
+
+# A try begins, unless another process handles the message now, its delay is not over, or the group gave it up. A try that was
+# begun before and has not ended counts as a crash. Committed before the handler begins, so that it is known when the process is
+# killed.
 BEGIN = f"""
-WITH l AS MATERIALIZED (SELECT pg_try_advisory_xact_lock({Lock.INBOX}, hashtext(%(group)s || ' ' || %(key)s)) AS is_free)
-INSERT INTO outbox_tries AS t (consumer_group, message_id, topic, begun_at, begun_by)
-SELECT %(group)s, %(message_id)s, %(topic)s, clock_timestamp(), %(worker)s FROM l WHERE is_free
-ON CONFLICT (consumer_group, message_id) DO UPDATE SET crashes = t.crashes + (t.begun_at IS NOT NULL)::int,
-    begun_at = excluded.begun_at, begun_by = excluded.begun_by, changed_at = clock_timestamp()
-RETURNING failures, crashes
+WITH l AS MATERIALIZED (SELECT pg_try_advisory_xact_lock({Lock.INBOX}, hashtext(%(group)s || ' ' || %(key)s)) AS is_free
+), decided AS MATERIALIZED ({DECIDED}), begun AS (
+    INSERT INTO outbox_tries AS t (consumer_group, message_id, topic, begun_at, begun_by)
+    SELECT %(group)s, %(message_id)s, %(topic)s, clock_timestamp(), %(worker)s FROM l
+    WHERE is_free AND NOT EXISTS (SELECT FROM decided)
+    ON CONFLICT (consumer_group, message_id) DO UPDATE SET crashes = t.crashes + (t.begun_at IS NOT NULL)::int,
+        begun_at = excluded.begun_at, begun_by = excluded.begun_by, changed_at = clock_timestamp()
+    RETURNING failures, crashes
+)
+SELECT failures, crashes, early, given_up FROM begun FULL JOIN decided ON true
 """
 
 COUNT_FAILURE = """
@@ -37,6 +53,13 @@ INSERT INTO outbox_tries AS t (consumer_group, message_id, topic, failures) VALU
 ON CONFLICT (consumer_group, message_id) DO UPDATE SET failures = t.failures + 1, changed_at = clock_timestamp(),
     begun_at = CASE WHEN t.begun_by <> %(worker)s THEN t.begun_at END
 RETURNING failures
+"""
+
+DECIDE = """
+INSERT INTO outbox_tries (consumer_group, message_id, topic, due_at, given_up)
+VALUES (%(group)s, %(message_id)s, %(topic)s, clock_timestamp() + %(after)s, %(given_up)s)
+ON CONFLICT (consumer_group, message_id) DO UPDATE SET due_at = excluded.due_at, given_up = excluded.given_up,
+    changed_at = clock_timestamp()
 """
 
 END = """
@@ -65,21 +88,49 @@ class Begun:
     crashes: int
 
 
+@dataclass(frozen=True, slots=True)
+class Decided:
+    """
+    What was decided after the last failure of a message, and is not done yet.
+
+    Args:
+        early: the rest of its delay. None: it has none.
+        given_up: why the group gave it up; "" if it did not.
+    """
+
+    early: timedelta | None
+    given_up: str
+
+
 def new_worker_name() -> str:
     """Return a unique name for a worker: process and a number."""
     return f"{heartbeats.instance()}:{next(_serial)}"
 
 
-def begin(arrival: DeliveryInfo, key: str, worker: str, using: str) -> Begun | None:
-    """Record that a try begins; return None where another process handles the message now."""
-    rows = _rows(using, BEGIN, {**arrival.as_parameters(), "key": key, "worker": worker})
-    return Begun(*rows[0]) if rows else None
+def begin(arrival: DeliveryInfo, key: str, worker: str, using: str) -> Begun | Decided | None:
+    """Record that a try begins, unless its message is not to be tried now; None: another process handles it."""
+    rows = _rows(using, BEGIN, {**arrival.as_parameters(), "key": key, "worker": worker, "early": EARLY})
+    if not rows:
+        return None
+    failures, crashes, early, given_up = rows[0]
+    return Begun(failures, crashes) if given_up is None else Decided(early, given_up)
+
+
+def decided(arrival: DeliveryInfo, using: str) -> Decided | None:
+    """Return what was decided about a message, if that is not done yet."""
+    rows = _rows(using, DECIDED, {**arrival.as_parameters(), "early": EARLY})
+    return Decided(*rows[0]) if rows else None
 
 
 def count_failure(arrival: DeliveryInfo, worker: str, using: str) -> int:
     """Count a failure, which ends the worker's try; return the number of failures."""
     [(failures,)] = _rows(using, COUNT_FAILURE, {**arrival.as_parameters(), "worker": worker})
     return int(failures)
+
+
+def decide(arrival: DeliveryInfo, using: str, *, after: timedelta = timedelta(), given_up: str = "") -> None:
+    """Record when a message that failed is tried again, or why the group gives it up."""
+    _execute(using, DECIDE, {**arrival.as_parameters(), "after": after, "given_up": given_up})
 
 
 def end(arrival: DeliveryInfo, worker: str, using: str, *, most_crashes: int = CRASH_LIMIT) -> None:

@@ -16,6 +16,7 @@ from django.db import connections
 
 from outbox import database
 from outbox.brokers.base import Delivery
+from outbox.consuming import holdings
 from outbox.consuming.delivery_info import DeliveryInfo
 from outbox.consuming.inbox import columns_of
 from outbox.consuming.register import Group, plain_subject
@@ -66,9 +67,19 @@ SELECT place - 1 FROM g WHERE is_wanted
 
 
 def beat(group: Group, alias: str, *, note: str = "", over: database.Connection | None = None) -> None:
-    """Write a heartbeat as a consumer of a group, with what this code wants; by default over Django's connection."""
+    """Write a heartbeat as a consumer of a group, with what it wants and holds; by default over Django's connection."""
     connection = over or database.raw(group.using)
-    heartbeats.beat(connection, "consumer", broker=alias, consumer_group=group.name, note=note, wants=wants_of(group))
+    found = holdings.read(alias, group.name)
+    heartbeats.beat(
+        connection,
+        "consumer",
+        broker=alias,
+        consumer_group=group.name,
+        note=note,
+        wants=wants_of(group),
+        holds=found.held,
+        refusals=found.refusals,
+    )
     now = time.monotonic()
     began, last = _beats.get((group.using, group.name), (now, now))
     _beats[group.using, group.name] = (now if now - last > LIVES_FOR.total_seconds() / 2 else began, now)

@@ -12,7 +12,7 @@ from django.db import InterfaceError, OperationalError, connections
 
 from outbox import conf, database, signals
 from outbox.brokers.base import Broker, Delivery
-from outbox.consuming import tries, wants
+from outbox.consuming import holdings, tries, wants
 from outbox.consuming.delivery_info import fields_of, uuid_of
 from outbox.consuming.handle import handle, handle_together, ignore
 from outbox.consuming.keeper import Held, Keeper, affordable
@@ -24,7 +24,7 @@ from outbox.consuming.tally import Tally
 from outbox.database import heartbeats
 from outbox.database.heartbeats import BY_CELERY
 from outbox.database.outermost import outermost_transaction
-from outbox.errors import BrokerUnavailable, NotMigrated
+from outbox.errors import BrokerUnavailable, KeptByClient, NotMigrated
 from outbox.logs import get_logger, log_fields
 from outbox.message import TopicType
 
@@ -123,6 +123,7 @@ class Worker:
         invisible = self._settings.invisible
         limit = affordable(self._most_at_once, invisible, self._seconds_per_message)
         deliveries = broker.receive(self.group.name, self._topics, limit=limit, invisible_for=invisible, wait=wait)
+        holdings.note(self.alias, self.group.name, self._name, broker)
         if not deliveries:
             return 0
         started_at = time.monotonic()
@@ -142,6 +143,7 @@ class Worker:
         self._keeper.close()
         self._keeper = self._new_keeper()
         self._used_at = 0.0
+        holdings.forget(self.alias, self.group.name, self._name)
         broker, self._broker = self._broker, None
         if broker is not None:
             try:
@@ -200,8 +202,13 @@ class Worker:
         try:
             if result.outcome is Outcome.DEAD_LETTER:
                 is_ended = broker.dead_letter(delivery, result.reason)
+            elif result.is_for_others:
+                is_ended = broker.pass_on(delivery, result.after)
             else:
                 is_ended = broker.retry(delivery, result.after)
+        except KeptByClient as error:
+            logger.warning("Message %s: %s", delivery.message_id, error, extra=fields_of(delivery))
+            return
         except BrokerUnavailable:
             raise
         except Exception:

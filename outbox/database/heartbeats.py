@@ -5,8 +5,10 @@ from __future__ import annotations
 import os
 import socket
 import uuid
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from datetime import timedelta
+
+from psycopg.types.json import Jsonb
 
 from outbox.database import Connection
 
@@ -22,10 +24,13 @@ WITH before AS (
     DELETE FROM outbox_process WHERE kind = %(kind)s AND host = %(host)s AND pid = %(pid)s AND broker = %(broker)s
       AND consumer_group = %(group)s AND instance <> %(instance)s AND beat_at < clock_timestamp() - interval '1 minute'
 )
-INSERT INTO outbox_process (kind, host, pid, instance, broker, consumer_group, lane, breaker, note, wants)
-VALUES (%(kind)s, %(host)s, %(pid)s, %(instance)s, %(broker)s, %(group)s, %(lane)s, %(breaker)s, %(note)s, %(wants)s)
+INSERT INTO outbox_process (kind, host, pid, instance, broker, consumer_group, lane, breaker, note, wants, holds,
+    refusals)
+VALUES (%(kind)s, %(host)s, %(pid)s, %(instance)s, %(broker)s, %(group)s, %(lane)s, %(breaker)s, %(note)s, %(wants)s, %(holds)s,
+    %(refusals)s)
 ON CONFLICT (kind, host, pid, instance, broker, consumer_group) DO UPDATE
-SET lane = excluded.lane, breaker = excluded.breaker, note = excluded.note, wants = excluded.wants, beat_at = clock_timestamp()
+SET lane = excluded.lane, breaker = excluded.breaker, note = excluded.note, wants = excluded.wants, holds = excluded.holds,
+    refusals = excluded.refusals, beat_at = clock_timestamp()
 """
 
 LEAVE = "DELETE FROM outbox_process WHERE kind = %s AND instance = %s AND broker = %s AND consumer_group = %s"
@@ -66,6 +71,8 @@ def beat(
     breaker: str = "closed",
     note: str = "",
     wants: Sequence[str] = (),
+    holds: Mapping[str, int] | None = None,
+    refusals: Mapping[str, str] | None = None,
 ) -> None:
     """
     Send a heartbeat of this process, as a relay, consumer or checker (`kind`) of a broker and a consumer group.
@@ -73,10 +80,11 @@ def beat(
     Args:
         note: what hosts it, for operators to read.
         wants: the subscriptions of a consumer: `consuming/wants.py`.
+        holds, refusals: what a consumer holds and cannot receive: `consuming/holdings.py`.
     """
     who = {"kind": kind, "host": socket.gethostname(), "pid": os.getpid(), "instance": instance()}
     what = {"broker": broker, "group": consumer_group, "lane": lane, "breaker": breaker, "note": note, "wants": list(wants)}
-    connection.execute(BEAT, who | what)
+    connection.execute(BEAT, who | what | {"holds": Jsonb(holds or {}), "refusals": Jsonb(refusals or {})})
 
 
 def leave(connection: Connection, kind: str, *, broker: str = "", consumer_group: str = "") -> None:

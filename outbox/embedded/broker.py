@@ -14,6 +14,7 @@ import psycopg
 from outbox.brokers.base import (
     BrokerStatus,
     DeadLetter,
+    DelayedCount,
     Delivery,
     EndSemantics,
     HalfRef,
@@ -28,7 +29,7 @@ from outbox.brokers.capabilities import DeadLetters, NeedsCheckLoop, StoredInDat
 from outbox.brokers.options import read_options
 from outbox.brokers.validation import TOO_LATE, validate
 from outbox.database import Connection, raw
-from outbox.embedded import checks, halves, lookup, monitoring, producer, receiver, retention, settlement, wakeup
+from outbox.embedded import checks, halves, log, lookup, monitoring, producer, receiver, retention, settlement, wakeup
 from outbox.embedded.attempts import Act, attempt
 from outbox.embedded.client import Client, tables_there
 from outbox.embedded.options import EmbeddedOptions, problems
@@ -242,6 +243,11 @@ class EmbeddedBroker(NeedsCheckLoop, DeadLetters, StoredInDatabase):
         """Return the number of messages that wait for a group, by topic."""
         with self._client.translated() as connection:
             return lookup.backlog(connection, group)
+
+    def delayed(self) -> DelayedCount:
+        """Return the number of delayed messages. Retries are part of the backlog."""
+        with self._client.translated() as connection:
+            return DelayedCount(log.count_delayed(connection))
 
     def may_deliver_again(self, group: str, message_ids: Collection[str]) -> set[str]:
         """Return the ids that the group has not read, has not finished, or keeps as dead letters."""

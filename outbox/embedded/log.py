@@ -87,6 +87,12 @@ def delay(connection: Connection, rows: Sequence[MessageRow], times: Sequence[da
     connection.execute(DELAY, {**arrays(rows), "times": list(times)})
 
 
+def count_delayed(connection: Connection) -> int:
+    """Return the number of messages that are not visible yet."""
+    [count] = connection.execute("SELECT count(*) FROM outbox_embedded_delayed").fetchone() or (0,)
+    return int(count)
+
+
 def move_delayed(
     connection: Connection, topic_ids: Collection[int], *, limit: int, now: datetime | None
 ) -> list[tuple[int, int]]:

@@ -138,6 +138,8 @@ class Migration(migrations.Migration):
                 ("crashes", models.IntegerField(db_default=0)),
                 ("begun_at", models.DateTimeField(null=True)),
                 ("begun_by", models.TextField(db_default="")),
+                ("due_at", models.DateTimeField(null=True)),
+                ("given_up", models.TextField(db_default="")),
                 ("changed_at", models.DateTimeField(db_default=django.db.models.functions.datetime.Now())),
             ],
             options={
@@ -244,6 +246,8 @@ class Migration(migrations.Migration):
                     "wants",
                     django.contrib.postgres.fields.ArrayField(base_field=models.TextField(), db_default=[], size=None),
                 ),
+                ("holds", models.JSONField(db_default={})),
+                ("refusals", models.JSONField(db_default={})),
                 ("started_at", models.DateTimeField(db_default=django.db.models.functions.datetime.Now())),
                 ("beat_at", models.DateTimeField(db_default=django.db.models.functions.datetime.Now())),
             ],

@@ -108,7 +108,8 @@ class Tries(models.Model):
     What a group has tried of a message that came to it again, or failed. The row goes when the message is handled.
 
     `failures`: how often the handler raised. `crashes`: how often it was begun and did not end. `begun_at`, `begun_by`: the
-    try that is under way, or never ended; of a first delivery that is not written down.
+    try that is under way, or never ended; of a first delivery that is not written down. `due_at`: no earlier than then is it
+    tried again. `given_up`: why the group gave it up, until the broker has stored the dead letter.
     """
 
     pk = models.CompositePrimaryKey("consumer_group", "message_id")
@@ -119,6 +120,8 @@ class Tries(models.Model):
     crashes = models.IntegerField(db_default=0)
     begun_at = models.DateTimeField(null=True)
     begun_by = models.TextField(db_default="")
+    due_at = models.DateTimeField(null=True)
+    given_up = models.TextField(db_default="")
     changed_at = models.DateTimeField(db_default=Now())
 
     class Meta:

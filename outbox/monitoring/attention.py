@@ -46,6 +46,7 @@ class Kind(enum.StrEnum):
     GROUP_SLOW = "group_slow"
     GROUP_FAILS = "group_fails"
     DEAD_LETTERS = "dead_letters"
+    UNDELIVERABLE = "undeliverable"
     GAP = "gap"
     CODE_DIFFERS = "code_differs"
     NO_MAINTENANCE = "no_maintenance"
@@ -97,6 +98,7 @@ def find(connection: Connection, status: Status) -> Iterator[Attention]:
     for group in status.groups:
         yield from _group(group, status)
     yield from _dead_letters(status)
+    yield from _undeliverable(status)
     yield from _records(status)
     for source in _sources:
         yield from source(connection, status.database)
@@ -170,6 +172,10 @@ def _topic(topic: TopicStatus, status: Status) -> Iterator[Attention]:
 
 def _group(group: GroupStatus, status: Status) -> Iterator[Attention]:
     subject = f"group {group.consumer_group!r}"
+    for topic, reason in sorted(group.refusals.items()):
+        cause = f"The broker does not serve topic {topic!r} as configured; other topics go on."
+        step = "Correct the settings or the queue: the doctor says how."
+        yield Attention(Kind.MISCONFIGURED, subject, cause, step, error=reason)
     waiting = sum(group.waiting.values())
     wait = f"{count(waiting, 'message')} {'waits' if waiting == 1 else 'wait'}"
     if group.consumers:
@@ -215,6 +221,15 @@ def _dead_letters(status: Status) -> Iterator[Attention]:
         cause = f"{count(letters, 'message')} of topic {topic!r} failed for good."
         step = f"Correct the cause, then run outbox_replay --group {group}, or discard them."
         yield Attention(Kind.DEAD_LETTERS, f"group {group!r}", cause, step, error=errors[0] if errors else "")
+
+
+def _undeliverable(status: Status) -> Iterator[Attention]:
+    """Yield messages that reached no consumer group when their delay was over."""
+    for alias, delayed in sorted(status.delayed.items()):
+        if delayed.undeliverable:
+            cause = f"{count(delayed.undeliverable, 'message')} reached no consumer group when the delay was over."
+            step = "Start the consumers of their topics, or restart them: they are delivered as soon as the group's queues exist."
+            yield Attention(Kind.UNDELIVERABLE, f"broker {alias!r}", cause, step)
 
 
 def _records(status: Status) -> Iterator[Attention]:

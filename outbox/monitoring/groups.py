@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from datetime import timedelta
 
 from outbox import conf
-from outbox.brokers.base import Broker, DeadLetterCount
+from outbox.brokers.base import Broker, DeadLetterCount, DelayedCount
 from outbox.brokers.capabilities import DeadLetters
 from outbox.consuming.outcome import Outcome
 from outbox.consuming.register import Group, groups
@@ -79,6 +79,7 @@ class GroupStatus:
         retrying: number of messages whose delivery failed, and that wait for the next one.
         error: the error of one of these deliveries.
         can_tell: whether the broker can tell the backlog.
+        refusals: topic -> why its consumers cannot receive from it as configured.
         dead_letters: topic -> number of dead letters; at most 100 are counted where the broker is a server.
     """
 
@@ -95,6 +96,7 @@ class GroupStatus:
     retrying: int = 0
     error: str = ""
     can_tell: bool = True
+    refusals: dict[str, str] = field(default_factory=dict)
     dead_letters: dict[str, int] = field(default_factory=dict)
 
 
@@ -117,17 +119,17 @@ class _Answer:
 
 def read_groups(
     connection: Connection, using: str, processes: Sequence[ProcessStatus], letters: Sequence[DeadLetterCount]
-) -> list[GroupStatus]:
+) -> tuple[list[GroupStatus], dict[str, DelayedCount]]:
     """
-    Return the status of the consumer groups whose inbox is in a database.
+    Return the status of the consumer groups whose inbox is in a database, and what is delayed at their brokers on servers.
 
     Args:
         letters: dead letters that brokers keep in that database, which need not be read from the brokers.
     """
     mine = [(one, alias) for one in groups().values() if one.using == using for alias in _brokers_of(one)]
     if not mine:
-        return []
-    answers = _ask_brokers({(one.name, alias) for one, alias in mine})
+        return [], {}
+    answers, delayed = _ask_brokers({(one.name, alias) for one, alias in mine})
     rows = connection.execute(PACES, {"window": PACE_WITHIN.total_seconds(), "limit": ROW_LIMIT}).fetchall()
     paces = {(name, topic): _Pace(*row) for name, topic, *row in rows}
     retrying = {(name, topic): row for name, topic, *row in connection.execute(RETRYING, [Outcome.RETRY]).fetchall()}
@@ -142,14 +144,15 @@ def read_groups(
         failing = [retrying[key] for key in keys if key in retrying]
         idle = min((pace.idle_seconds for pace in own_paces), default=None)
         consumers = [process for process in processes if process.does == ("consumer", alias, one.name)]
+        live = [process for process in consumers if not process.is_silent]
         found.append(
             GroupStatus(
                 one.name,
                 alias,
                 topics,
-                answer.waiting,
+                _add(answer.waiting, live),
                 answer.trouble,
-                consumers=sum(not process.is_silent for process in consumers),
+                consumers=len(live),
                 silent_seconds=min((process.silent_seconds for process in consumers), default=None),
                 per_minute=_per_minute(own_paces),
                 idle_seconds=idle,
@@ -157,10 +160,19 @@ def read_groups(
                 retrying=sum(number for number, _ in failing),
                 error=next((error for _, error in failing), ""),
                 can_tell=answer.can_tell,
+                refusals={topic: reason for process in live for topic, reason in process.refusals.items()},
                 dead_letters=answer.letters or {key[1]: counted[key] for key in keys if key in counted},
             )
         )
-    return found
+    return found, delayed
+
+
+def _add(waiting: dict[str, int], consumers: Sequence[ProcessStatus]) -> dict[str, int]:
+    """Return the backlog with what consumers hold and the broker does not count."""
+    held: Counter[str] = Counter()
+    for one in consumers:
+        held.update(one.holds)
+    return {topic: waiting.get(topic, 0) + held[topic] for topic in sorted({*waiting, *held})}
 
 
 def _per_minute(paces: Sequence[_Pace]) -> float:
@@ -183,8 +195,12 @@ def _brokers_of(group: Group) -> list[str]:
         return []
 
 
-def _ask_brokers(wanted: Iterable[tuple[str, str]]) -> dict[tuple[str, str], _Answer]:
-    """Ask all brokers at once for their groups; a broker that does not answer in time has an answer that says so."""
+def _ask_brokers(wanted: Iterable[tuple[str, str]]) -> tuple[dict[tuple[str, str], _Answer], dict[str, DelayedCount]]:
+    """
+    Ask all brokers at once for their groups, and for what is delayed there.
+
+    A broker that does not answer in time has an answer that says so, and none about delays.
+    """
     by_alias: dict[str, list[str]] = {}
     for group, alias in sorted(wanted):
         by_alias.setdefault(alias, []).append(group)
@@ -192,7 +208,8 @@ def _ask_brokers(wanted: Iterable[tuple[str, str]]) -> dict[tuple[str, str], _An
     deadline = time.monotonic() + ANSWER_WITHIN_SECONDS
     for asking in asked.values():
         asking.join(max(0.0, deadline - time.monotonic()))
-    return {(name, alias): asked[alias].found.get(name, _NO_ANSWER) for alias, names in by_alias.items() for name in names}
+    answers = {(name, alias): asked[alias].found.get(name, _NO_ANSWER) for alias, names in by_alias.items() for name in names}
+    return answers, {alias: asking.delayed for alias, asking in asked.items() if asking.delayed is not None}
 
 
 _NO_ANSWER = _Answer(trouble=f"No answer within {ANSWER_WITHIN_SECONDS:.0f} s")
@@ -204,6 +221,7 @@ class _Asking(threading.Thread):
     def __init__(self, alias: str, names: Sequence[str]) -> None:
         super().__init__(name=f"outbox status of broker {alias!r}", daemon=True)
         self.found: dict[str, _Answer] = {}
+        self.delayed: DelayedCount | None = None
         self._alias = alias
         self._names = names
         self.start()
@@ -213,6 +231,7 @@ class _Asking(threading.Thread):
             with closing(conf.make_broker(self._alias)) as broker:
                 for name in self._names:
                     self.found[name] = _ask(broker, name)
+                self.delayed = broker.delayed()
         except Exception as error:  # any error, since the other brokers are shown anyway
             trouble = _Answer(trouble=str(error).strip() or repr(error))
             self.found |= {name: trouble for name in self._names if name not in self.found}

@@ -116,6 +116,11 @@ def _groups(statuses: list[Status]) -> Iterator[Metric]:
     live = _gauge("outbox_consumers", "Consumers with a recent heartbeat.", "consumer_group", "broker")
     lag = _gauge("outbox_backlog_messages", "Messages that wait for a group.", "consumer_group", "broker", "topic")
     dead = _gauge("outbox_dead_letters", "Dead letters of a group.", "consumer_group", "broker", "topic")
+    delayed = _gauge("outbox_delayed_messages", "Messages at a broker whose delay is not over.", "broker")
+    astray = _gauge("outbox_undeliverable_messages", "Messages at a broker that had no consumer group after a delay.", "broker")
+    for alias, found in {alias: found for status in statuses for alias, found in status.delayed.items()}.items():
+        delayed.add_metric([alias], found.waiting)
+        astray.add_metric([alias], found.undeliverable)
     for group in (one for status in statuses for one in status.groups):
         labels = [group.consumer_group, group.broker]
         up.add_metric(labels, not group.trouble)
@@ -125,7 +130,7 @@ def _groups(statuses: list[Status]) -> Iterator[Metric]:
         if not group.trouble:
             for topic in group.topics:
                 dead.add_metric([*labels, topic], group.dead_letters.get(topic, 0))
-    return iter((up, live, lag, dead))
+    return iter((up, live, lag, dead, delayed, astray))
 
 
 @outside_transactions

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from psycopg.rows import class_row
+from psycopg.rows import dict_row
 
 from outbox import conf
 from outbox.checks.celery import CONSUME, SWEEP, beat_entries, seconds_between
@@ -14,6 +15,7 @@ from outbox.database.heartbeats import BY_CELERY, SILENT_AFTER
 
 PROCESSES = """
 SELECT kind, host, pid, broker, consumer_group, lane, breaker, note,
+    holds::text AS holds, refusals::text AS refusals, -- Django's connections do not decode JSON
     extract(epoch FROM clock_timestamp() - beat_at)::float8 AS silent_seconds,
     extract(epoch FROM clock_timestamp() - started_at)::float8 AS age_seconds
 FROM outbox_process ORDER BY kind, broker, consumer_group, beat_at DESC, host, pid
@@ -26,6 +28,8 @@ class ProcessStatus:
     A process that sent its last heartbeat `silent_seconds` ago, and its first one `age_seconds` ago.
 
     Args:
+        holds: topic -> messages that a consumer has received and its broker does not count.
+        refusals: topic -> why a consumer cannot receive from it as configured.
         beats_within: seconds without a heartbeat after which the process counts as silent.
     """
 
@@ -37,6 +41,8 @@ class ProcessStatus:
     lane: int | None
     breaker: str
     note: str
+    holds: dict[str, int]
+    refusals: dict[str, str]
     silent_seconds: float
     age_seconds: float
     beats_within: float = SILENT_AFTER.total_seconds()
@@ -59,7 +65,9 @@ class ProcessStatus:
 
 def read_processes(connection: Connection) -> list[ProcessStatus]:
     """Return all processes that have not deregistered, grouped by what they do, the newest heartbeat first."""
-    found = connection.cursor(row_factory=class_row(ProcessStatus)).execute(PROCESSES).fetchall()
+    rows = connection.cursor(row_factory=dict_row).execute(PROCESSES).fetchall()
+    decoded = [row | {name: json.loads(row[name]) for name in ("holds", "refusals")} for row in rows]
+    found = [ProcessStatus(**row) for row in decoded]
     return [replace(one, beats_within=_beats_within(one)) if one.note == BY_CELERY else one for one in found]
 
 

@@ -10,7 +10,7 @@ from datetime import timedelta
 from psycopg.rows import class_row
 
 from outbox import conf
-from outbox.brokers.base import BrokerStatus, DeadLetterCount, SendStatus
+from outbox.brokers.base import BrokerStatus, DeadLetterCount, DelayedCount, SendStatus
 from outbox.brokers.capabilities import StoredInDatabase
 from outbox.consuming.outcome import Outcome
 from outbox.consuming.wants import differing_groups
@@ -167,6 +167,7 @@ class Status:
         differing_groups: groups whose processes have had different code for longer than a deployment takes.
         has_strays: whether messages are in the DEFAULT partition.
         check_backs: answer -> number of check-backs in the last hour.
+        delayed: broker -> messages there whose delay is not over, or that have no consumer group; of brokers that count them.
         risks: what may be lost with the settings of brokers, a sentence each.
     """
 
@@ -183,6 +184,7 @@ class Status:
     has_strays: bool
     check_backs: dict[str, int]
     risks: list[str] = field(default_factory=list)
+    delayed: dict[str, DelayedCount] = field(default_factory=dict)
     attention: list[Attention] = field(default_factory=list)
 
 
@@ -191,11 +193,12 @@ def read_status(connection: Connection, alias: str) -> Status:
     brokers = _read_brokers(connection, alias)
     letters = [letters for broker in brokers for letters in broker.dead_letters]
     processes = read_processes(connection)
+    groups, delayed = read_groups(connection, alias, processes, letters)
     status = Status(
         alias,
         connection.cursor(row_factory=class_row(TopicStatus)).execute(TOPICS).fetchall(),
         processes,
-        read_groups(connection, alias, processes, letters),
+        groups,
         _read_failures(connection),
         connection.cursor(row_factory=class_row(GapStatus)).execute(GAPS).fetchall(),
         dict(connection.execute(MISCONFIGURED, [SendStatus.MISCONFIGURED]).fetchall()),
@@ -205,6 +208,7 @@ def read_status(connection: Connection, alias: str) -> Status:
         connection.execute(STRAYS).fetchone() == (True,),
         dict(connection.execute(CHECK_BACKS).fetchall()),
         list(_risks()),
+        delayed,
     )
     status.attention.extend(find(connection, status))
     return status

@@ -11,6 +11,7 @@ from typing import Any, ClassVar, TypeVar
 
 from outbox.brokers.base import (
     DeadLetter,
+    DelayedCount,
     Delivery,
     HalfRef,
     HalfStatus,
@@ -211,6 +212,12 @@ class MemoryBroker(Controls, NeedsCheckLoop, DeadLetters, TransactionalSends):
         with self._store.changed:
             known = self._store.groups.get(group, Group())
             return {topic: receiver.count_waiting(self._store, known, topic, self._now()) for topic in known.next_number}
+
+    def delayed(self) -> DelayedCount:
+        """Return the number of delayed messages. Retries are part of the backlog."""
+        with self._store.changed:
+            now = self._now()
+            return DelayedCount(sum(copy.visible_at > now for copies in self._store.copies.values() for copy in copies))
 
     def may_deliver_again(self, group: str, message_ids: Collection[str]) -> set[str]:
         """Return the ids that the group has not read, has not finished, or keeps as dead letters."""

@@ -6,6 +6,7 @@ import msgspec
 
 from outbox.brokers.base import Delivery, Outgoing
 from outbox.message import Header, Message
+from outbox.models import Tries
 from tests.factories import message_id
 
 SOURCE = "urn:uuid:of-the-tests"
@@ -37,3 +38,8 @@ def delivery(message: Message, *, group: str = "cart", named: str = "", headers=
         headers=headers_of(message) | (headers or {}),
         **fields,
     )
+
+
+def end_delays() -> None:
+    """End the delays of all messages that failed, as if their time had passed."""
+    Tries.objects.update(due_at=None)

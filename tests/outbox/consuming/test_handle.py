@@ -14,7 +14,7 @@ from outbox.consuming.register import group
 from outbox.message import Cause, Header, current_cause
 from outbox.models import Duplicate, FailedDelivery, Inbox
 from project.shop.models import CartEntry
-from tests.outbox.consuming.deliveries import delivery, numbered
+from tests.outbox.consuming.deliveries import delivery, end_delays, numbered
 from tests.outbox.consuming.messages import Cancelled, Ignored, Placed
 
 pytestmark = pytest.mark.django_db
@@ -227,7 +227,10 @@ class TestFailure:
 
         arrived = delivery(Placed("A1"))
 
-        results = [handle(group("cart"), dataclasses.replace(arrived, attempt=n)) for n in (1, 2, 3)]
+        results = []
+        for attempt in (1, 2, 3):
+            results.append(handle(group("cart"), dataclasses.replace(arrived, attempt=attempt)))
+            end_delays()
 
         assert [result.after for result in results[:2]] == [timedelta(seconds=1), timedelta(seconds=5)]
         assert results[2].outcome is Outcome.DEAD_LETTER

@@ -11,7 +11,7 @@ from outbox.consuming import failure
 from outbox.consuming.handle import handle
 from outbox.consuming.register import group
 from outbox.models import FailedDelivery
-from tests.outbox.consuming.deliveries import delivery
+from tests.outbox.consuming.deliveries import delivery, end_delays
 from tests.outbox.consuming.messages import Placed
 
 pytestmark = pytest.mark.django_db(transaction=True)
@@ -34,6 +34,7 @@ def records(caplog):
         message = delivery(Placed("A1"), named="0b2504e0-4f89-11d3-9a0c-0305e82c3309")
         for attempt in range(1, attempts + 1):
             handle(group("cart"), delivery(Placed("A1"), named=message.message_id, attempt=attempt))
+            end_delays()
         return caplog.records
 
     return records

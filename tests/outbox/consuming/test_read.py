@@ -49,7 +49,7 @@ class TestUnreadable:
         gone = delivery(Placed(""), headers={Header.TYPE: "OrderFrobbed"})
 
         first = handle(group("cart"), gone)
-        Tries.objects.update(failures=WAIT_FOR_CODE.limit)
+        Tries.objects.update(failures=WAIT_FOR_CODE.limit, due_at=None)
         last = handle(group("cart"), dataclasses.replace(gone, attempt=2))
 
         assert first.outcome is Outcome.RETRY

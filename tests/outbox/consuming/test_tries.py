@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from datetime import timedelta
 
 import psycopg
 import pytest
 from django.db import connection, connections, transaction
+from django.db.models.functions import Now
 
 from outbox import Reject, Retry, RetryLater, consumer, database
 from outbox.consuming import tries
@@ -53,6 +55,68 @@ def begin_and_die(attempt: int) -> None:
     """Begin a try that never ends."""
     same = delivery(Placed("A1"), named="0b2504e0-4f89-11d3-9a0c-0305e82c3309", attempt=attempt)
     tries.begin(DeliveryInfo.of(same), same.message_id, "a process that is gone", "default")
+
+
+class TestDelays:
+    """A message may come before its delay is over: the broker did not take the retry, or the process died before it asked."""
+
+    LATER = Retry(limit=1, delays=[timedelta(minutes=5)], jitter=0)
+
+    def test_are_kept_by_a_message_that_comes_early_without_another_try(self):
+        handler = Handler(retry=self.LATER)
+        handler.errors = [ValueError("1"), ValueError("2")]
+
+        first, early, again = deliver(), deliver(attempt=2), deliver(attempt=3)
+
+        assert first.outcome is Outcome.RETRY
+        assert [early.outcome, again.outcome] == [Outcome.HANDED_BACK] * 2
+        assert timedelta(minutes=4) < early.after <= timedelta(minutes=5)
+        assert len(handler.contexts) == Tries.objects.get().failures == 1
+
+    def test_are_kept_by_one_that_cannot_be_read(self):
+        Handler(retry=self.LATER)
+        newer = delivery(Placed(""), body=b'{"no": 1}', headers={Header.VERSION: "3"})
+
+        first = handle(group("cart"), newer)
+        early = handle(group("cart"), replace(newer, attempt=2))
+
+        assert (first.outcome, early.outcome) == (Outcome.RETRY, Outcome.HANDED_BACK)
+        assert Tries.objects.get().failures == 1
+
+    def test_end_by_themselves(self):
+        handler = Handler(retry=self.LATER)
+        handler.errors = [ValueError("1")]
+        deliver()
+
+        Tries.objects.update(due_at=Now())
+        result = deliver(attempt=2)
+
+        assert result.outcome is Outcome.HANDLED
+        assert not Tries.objects.exists()
+
+
+class TestMessageThatWasGivenUp:
+    def test_is_given_up_again_for_the_same_reason_and_not_handled(self):
+        handler = Handler(retry=Retry(limit=0))
+        handler.errors = [ValueError("no such customer")]
+
+        first, again = deliver(), deliver(attempt=2)
+
+        assert first.outcome is again.outcome is Outcome.DEAD_LETTER
+        assert again.reason == first.reason == "failed 1 time, last: ValueError: no such customer"
+        assert len(handler.contexts) == FailedDelivery.objects.count() == 1
+
+    def test_is_handled_when_it_is_replayed(self, broker, worker):
+        handler = Handler(retry=Retry(limit=0))
+        handler.errors = [ValueError("no such customer")]
+        broker.send([outgoing(Placed("A1"))])
+        worker().run(until_idle=True)
+
+        for _ in settle_letters(read_letters().found, by="a test"):
+            worker().run(until_idle=True)
+
+        assert len(handler.contexts) == 2
+        assert not Tries.objects.exists()
 
 
 class TestFailures:
