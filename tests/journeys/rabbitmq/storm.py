@@ -289,16 +289,20 @@ class Storm:
         return list(Gap.objects.filter(consumer_group=self.names.third, closed_at=None))
 
     def unseen(self) -> list[tuple[int, int]]:
-        """Return the lanes and numbers that were purged and are not in a gap, though later ones have arrived."""
+        """Return the lanes and numbers that were purged and are not in a gap, though earlier and later ones have arrived."""
         applied = {number for (number,) in _rows("SELECT number FROM storm_effect WHERE topic = %s", [self.names.spare])}
         places = _rows(PLACES, [self.names.spare])
-        last: dict[int, int] = {}
+        arrived: dict[int, list[int]] = {}
         for number, lane, seq in places:
             if number in applied:
-                last[lane] = max(seq, last.get(lane, 0))
+                arrived.setdefault(lane, []).append(seq)
         seen = {(gap.lane, seq) for gap in self.gaps() for seq in range(gap.first_number, gap.last_number + 1)}
-        gone = [(lane, seq) for number, lane, seq in places if number not in applied]
-        return [(lane, seq) for lane, seq in gone if seq < last.get(lane, 0) and (lane, seq) not in seen]
+        return [
+            (lane, seq)
+            for number, lane, seq in places
+            if number not in applied and (lane, seq) not in seen
+            if lane in arrived and min(arrived[lane]) < seq < max(arrived[lane])
+        ]
 
     def settle(self, patience: float) -> None:
         """Wait until each message is handled or a dead letter, nothing waits, and gaps are found; so long at most."""
