@@ -52,10 +52,7 @@ class BrokerUnavailable(OutboxError):
 
 
 class KeptByClient(BrokerUnavailable):
-    """
-    Raised when a broker did not take a message that is retried or given up. It is not lost: the client that received it keeps it,
-    and delivers it again later, or as soon as another client if this one is closed.
-    """
+    """Raised when a broker did not take a message that is retried or given up; its client keeps it, and delivers it again."""
 
 
 class BrokerCannotTell(BrokerUnavailable):

@@ -59,13 +59,15 @@ def atomic(using: str, *, durable: bool = False) -> Iterator[None]:
     Open a transaction like Django's `atomic()`: a savepoint within a transaction, else `outermost_transaction`.
 
     Raises:
-        BrokenTransaction: as `outermost_transaction`; or autocommit was off outside of every block. The connection was closed.
+        BrokenTransaction: as `outermost_transaction`, or the savepoint would be rolled back after an error that was caught; or
+            autocommit was off outside of every block, and the connection was closed.
         RuntimeError: a durable block is not the outermost one.
     """
     wrapper = connections[using]
     if _is_in_transaction(wrapper) or wrapper.vendor != "postgresql" or not wrapper.settings_dict["AUTOCOMMIT"]:
-        with transaction.atomic(using=using, durable=durable):
+        with _noting_set_rollback(wrapper), transaction.atomic(using=using, durable=durable):
             yield
+            _refuse_marked(wrapper, "The transaction")
         return
     refuse_manual(using)
     with outermost_transaction(using):
@@ -91,7 +93,7 @@ def outermost_transaction(alias: str) -> Iterator[None]:
         before = _ConnectionState.of(wrapper)
     is_sound = False
     try:
-        with transaction.atomic(using=alias, durable=True):
+        with _noting_set_rollback(wrapper), transaction.atomic(using=alias, durable=True):
             yield
             require_alive(alias, "The transaction")
         is_sound = wrapper.connection is not None and _ConnectionState.of(wrapper) == before
@@ -105,22 +107,56 @@ def outermost_transaction(alias: str) -> Iterator[None]:
 
 def require_alive(using: str, subject: str, *, has_begun: bool = False) -> None:
     """
-    Raise an error where COMMIT would silently roll back, as PostgreSQL does after a database error that the caller caught.
+    Raise an error where COMMIT would silently be a rollback after an error that the caller caught.
+
+    After a database error PostgreSQL commits nothing. Django rolls back, too, if the error left a method of a model or a manager,
+    or a block without a savepoint: it marks the transaction (`needs_rollback`), as `transaction.set_rollback(True)` does.
 
     Args:
         has_begun: whether a statement was executed; without one, no transaction has begun.
 
     Raises:
-        BrokenTransaction: COMMIT would roll back, and Django was not asked for a rollback.
+        BrokenTransaction: the end of the transaction would roll back, and the caller has not asked for that.
     """
     wrapper = connections[using]
+    _refuse_marked(wrapper, subject)
     status = wrapper.connection.info.transaction_status if wrapper.connection else TransactionStatus.UNKNOWN
     is_alive = status is TransactionStatus.INTRANS or (status is IDLE and not has_begun)
     if not is_alive and not wrapper.needs_rollback:
-        raise BrokenTransaction(
-            f"{subject} is broken: a database error was caught inside it, after which PostgreSQL commits nothing. Put the "
-            "statement that may fail into an atomic() block of its own, and catch the error outside that block."
-        )
+        raise BrokenTransaction(_BROKEN.format(subject))
+
+
+_BROKEN = (
+    "{} is broken: an error was caught inside it, after which nothing is committed. Put the statement that may fail into an "
+    "atomic() block of its own, and catch the error outside that block."
+)
+_ASKED = "_outbox_rollback_is_asked"
+
+
+def _refuse_marked(wrapper: BaseDatabaseWrapper, subject: str) -> None:
+    """Raise BrokenTransaction if Django has marked the transaction for rollback, and the caller has not asked for it."""
+    if wrapper.needs_rollback and not vars(wrapper).get(_ASKED):
+        raise BrokenTransaction(_BROKEN.format(subject)) from vars(wrapper).get("rollback_exc")
+
+
+@contextmanager
+def _noting_set_rollback(wrapper: BaseDatabaseWrapper) -> Iterator[None]:
+    """Note calls of `transaction.set_rollback()` in a block, to tell them from the marks that Django sets after an error."""
+    attributes = vars(wrapper)
+    set_rollback, before = wrapper.set_rollback, {name: attributes.pop(name, None) for name in ("set_rollback", _ASKED)}
+
+    def note(rollback: bool) -> None:
+        attributes[_ASKED] = rollback
+        set_rollback(rollback)
+
+    attributes |= {"set_rollback": note, "rollback_exc": None}  # the error may be of an earlier transaction
+    try:
+        yield
+    finally:
+        for name, value in before.items():
+            attributes.pop(name, None)
+            if value is not None:
+                attributes[name] = value
 
 
 def refuse_manual(using: str) -> None:

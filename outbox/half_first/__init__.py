@@ -79,8 +79,7 @@ def open_transaction(draft: Draft, using: str, *, publish: Callable[[], object],
                     yield
                     failpoint("half_first.after_work")
                     message.is_undone = django_transaction.get_rollback(using)
-                    if not message.is_undone:
-                        require_alive(using, f"The transaction of {draft.subject}", has_begun=True)
+                    require_alive(using, f"The transaction of {draft.subject}", has_begun=True)
         except IntegrityError:
             message.is_undone = True  # at COMMIT: a deferred constraint, so the server itself has rolled back
             raise

@@ -20,7 +20,7 @@ from outbox.models import UNFINISHED, State
 from outbox.monitoring.attention import Attention, find
 from outbox.monitoring.groups import GroupStatus, read_groups
 from outbox.monitoring.processes import ProcessStatus, read_processes
-from outbox.monitoring.text import age
+from outbox.monitoring.text import age, count
 
 FAILURES_WITHIN = timedelta(hours=1)
 FAILURES_SHOWN = 20
@@ -212,6 +212,16 @@ def read_status(connection: Connection, alias: str) -> Status:
     )
     status.attention.extend(find(connection, status))
     return status
+
+
+def delays(status: Status) -> list[str]:
+    """Return a sentence for each broker with messages that are not in the backlog of a group."""
+    text = "Broker {!r}: {} in a delay, {} without a consumer group after it."
+    return [
+        text.format(alias, count(delayed.waiting, "message"), delayed.undeliverable)
+        for alias, delayed in sorted(status.delayed.items())
+        if delayed.waiting or delayed.undeliverable
+    ]
 
 
 def _read_brokers(connection: Connection, alias: str) -> list[BrokerStatus]:

@@ -8,13 +8,14 @@ import pytest
 
 from outbox import Reject, Retry, conf, consumer, failpoints, signals
 from outbox.brokers.memory import MemoryBroker
+from outbox.consuming import wants
 from outbox.consuming import worker as worker_module
 from outbox.consuming.keeper import affordable
 from outbox.consuming.register import group
 from outbox.consuming.worker import Worker
-from outbox.errors import BrokerUnavailable
+from outbox.errors import BrokerUnavailable, KeptByClient
 from outbox.failpoints import VARIABLE, FailpointReached
-from outbox.models import Inbox
+from outbox.models import Inbox, Process
 from project.shop.models import CartEntry
 from tests.outbox.consuming.deliveries import outgoing
 from tests.outbox.consuming.messages import Placed
@@ -42,6 +43,41 @@ def worker(worker) -> Worker:
 
 def applied() -> list[str]:
     return list(CartEntry.objects.order_by("id").values_list("invoice", flat=True))
+
+
+class TestHeartbeat:
+    def test_has_what_the_worker_holds_and_cannot_receive(self, worker, broker, monkeypatch):
+        monkeypatch.setattr(MemoryBroker, "held", lambda client, group: {"orders": 256})
+        monkeypatch.setattr(MemoryBroker, "refusals", lambda client: {"parcels": "no such queue"})
+        worker.step(NO_WAIT)
+
+        wants.beat(worker.group, worker.alias)
+
+        process = Process.objects.get(kind="consumer")
+        assert (process.holds, process.refusals) == ({"orders": 256}, {"parcels": "no such queue"})
+
+    def test_has_nothing_of_a_client_that_was_closed(self, worker, broker, monkeypatch):
+        monkeypatch.setattr(MemoryBroker, "held", lambda client, group: {"orders": 256})
+        worker.step(NO_WAIT)
+
+        worker.close()
+        wants.beat(worker.group, worker.alias)
+
+        assert Process.objects.get(kind="consumer").holds == {}
+
+
+class TestMessageThatTheBrokerDoesNotTake:
+    def test_is_left_to_the_client_and_the_worker_goes_on(self, worker, broker, monkeypatch, caplog):
+        broker.send([outgoing(Placed(invoice)) for invoice in ("bad", "A1")])
+
+        def keep(client, delivery, after):
+            raise KeptByClient(f"RabbitMQ is short of memory. The message stays for {after}.")
+
+        monkeypatch.setattr(MemoryBroker, "retry", keep)
+        worker.step(NO_WAIT)
+
+        assert applied() == ["A1"]
+        assert "RabbitMQ is short of memory. The message stays for 0:00:01." in caplog.text
 
 
 class TestWorker:

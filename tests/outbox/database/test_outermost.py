@@ -7,7 +7,7 @@ from contextlib import suppress
 
 import pytest
 from django.contrib.auth.models import Group
-from django.db import DatabaseError, connection, transaction
+from django.db import DatabaseError, IntegrityError, connection, transaction
 
 from outbox import database
 from outbox.database.outermost import atomic, outermost_transaction
@@ -51,6 +51,26 @@ def ignore_an_error_of(statement: str) -> None:
         cursor.execute(statement)
 
 
+def ignore(error: type[BaseException], work: Callable[[], object]) -> None:
+    with suppress(error):
+        work()
+
+
+def fail_without_a_savepoint() -> None:
+    with transaction.atomic(savepoint=False):
+        raise ZeroDivisionError
+
+
+# What fails where a group "a" is there, and marks the transaction for rollback.
+SWALLOWED: dict[str, Callable[[], object]] = {
+    "create": lambda: Group.objects.create(name="a"),
+    "save": lambda: Group(name="a").save(),
+    "bulk_create": lambda: Group.objects.bulk_create([Group(name="b"), Group(name="a")]),
+    "update": lambda: Group.objects.update(name=None),
+    "block without a savepoint": fail_without_a_savepoint,
+}
+
+
 class TestAtomic:
     def test_commits_at_its_end(self, stored):
         with atomic("default"):
@@ -79,6 +99,67 @@ class TestAtomic:
             write(lambda: ignore_an_error_of("SELECT 1 / 0"))
 
         assert stored() == 0
+
+    @pytest.mark.parametrize("swallowed", SWALLOWED.values(), ids=SWALLOWED)
+    def test_raises_where_it_caught_an_error_for_which_django_rolls_back(self, stored, swallowed):
+        def swallow():
+            with suppress(DatabaseError, ZeroDivisionError):
+                swallowed()
+
+        with pytest.raises(BrokenTransaction, match="error was caught"):
+            write(swallow)
+
+        assert stored() == 0
+
+    @pytest.mark.parametrize("swallowed", SWALLOWED.values(), ids=SWALLOWED)
+    def test_raises_as_a_savepoint_too_and_leaves_the_block_around_it_alone(self, stored, swallowed):
+        def swallow():
+            with suppress(DatabaseError, ZeroDivisionError):
+                swallowed()
+
+        with transaction.atomic():
+            Group.objects.create(name="before")
+            with pytest.raises((BrokenTransaction, DatabaseError)):
+                write(swallow)
+            Group.objects.create(name="after")
+
+        assert stored() == 2
+
+    def test_names_the_error_that_it_caught(self, stored):
+        def swallow():
+            with suppress(IntegrityError):
+                Group.objects.create(name="a")
+
+        with pytest.raises(BrokenTransaction) as caught:
+            write(swallow)
+
+        assert isinstance(caught.value.__cause__, IntegrityError)
+
+    def test_commits_where_the_error_was_caught_around_a_block_of_its_own(self, stored):
+        def swallow():
+            with suppress(IntegrityError), transaction.atomic():
+                Group.objects.create(name="a")
+
+        write(swallow)
+
+        assert stored() == 1
+
+    def test_rolls_back_without_an_error_where_it_is_told_to_after_one(self, stored):
+        def swallow():
+            with suppress(IntegrityError):
+                Group.objects.create(name="a")
+            transaction.set_rollback(True)
+
+        write(swallow)
+
+        assert stored() == 0
+
+    def test_forgets_what_an_earlier_one_was_told(self, stored):
+        with atomic("default"):
+            transaction.set_rollback(True)
+
+        with pytest.raises(BrokenTransaction):
+            write(lambda: ignore(IntegrityError, lambda: Group.objects.create(name="a")))
 
     def test_raises_where_its_connection_was_closed_in_the_middle(self, stored):
         with pytest.raises(BrokenTransaction):

@@ -150,6 +150,19 @@ class TestWorkThatFails:
         assert Group.objects.count() == MessageRow.objects.count() == 0
         assert is_rolled_back()
 
+    def test_does_not_swallow_an_error_for_which_django_rolls_back(self):
+        @outbox.transactional(half_first=announce)
+        def work(message):
+            Group.objects.create(pk=message.group_id)
+            with suppress(DatabaseError):
+                Group.objects.create(pk=message.group_id)
+
+        with pytest.raises(BrokenTransaction, match="GroupMade"):
+            work()
+
+        assert Group.objects.count() == MessageRow.objects.count() == 0
+        assert is_rolled_back()
+
     def test_may_fail_in_a_savepoint(self, broker):
         @outbox.transactional(half_first=announce)
         def work(message):

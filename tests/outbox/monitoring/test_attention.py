@@ -5,7 +5,7 @@ import celery
 import pytest
 
 from outbox import conf, consumer, database
-from outbox.brokers.base import Outgoing
+from outbox.brokers.base import DelayedCount, Outgoing
 from outbox.brokers.memory import MemoryBroker
 from outbox.consuming import register
 from outbox.database.partitions import make_day
@@ -231,6 +231,26 @@ class TestProcesses:
         assert (one.kind, one.cause, one.error) == (Kind.BROKER_AWAY, "It cannot be reached.", "nobody answers")
 
 
+class TestDelayedMessages:
+    def test_without_a_consumer_group_are_named(self, read, relay, cart, monkeypatch):
+        a_process("consumer", consumer_group="cart")
+        monkeypatch.setattr(MemoryBroker, "delayed", lambda broker: DelayedCount(7, undeliverable=3))
+
+        [one] = read()
+
+        assert one.kind is Kind.UNDELIVERABLE
+        assert str(one) == (
+            "Broker 'default': 3 messages reached no consumer group when the delay was over. Start the consumers of their "
+            "topics, or restart them: they are delivered as soon as the group's queues exist."
+        )
+
+    def test_need_none_while_their_delay_is_not_over(self, read, relay, cart, monkeypatch):
+        a_process("consumer", consumer_group="cart")
+        monkeypatch.setattr(MemoryBroker, "delayed", lambda broker: DelayedCount(7))
+
+        assert read() == []
+
+
 class TestGroups:
     @pytest.fixture(autouse=True)
     def _relay(self, relay, cart):
@@ -251,6 +271,25 @@ class TestGroups:
         assert str(one) == (
             "Group 'cart': No consumer is running (silent for 3 min), and 2 messages wait. Start outbox_consume --group cart."
         )
+
+    def test_name_a_topic_that_the_broker_does_not_serve_as_configured(self, read):
+        a_process("consumer", consumer_group="cart", refusals={"parcels": "Its queues have another x-max-length."})
+
+        [one] = read()
+
+        assert (one.kind, one.subject) == (Kind.MISCONFIGURED, "group 'cart'")
+        assert one.cause == "The broker does not serve topic 'parcels' as configured; other topics go on."
+        assert one.error == "Its queues have another x-max-length."
+
+    def test_count_what_consumers_hold_and_the_broker_does_not(self, read):
+        sent(seconds=90)
+        a_process("consumer", consumer_group="cart", holds={"parcels": 256})
+        a_process("consumer", consumer_group="cart", holds={"parcels": 1000}, silent=3600)
+
+        [one] = read()
+
+        assert one.kind is Kind.GROUP_STUCK
+        assert one.cause.startswith("256 messages wait")
 
     def test_need_none_while_nothing_waits(self, read):
         a_process("consumer", consumer_group="cart", silent=160)

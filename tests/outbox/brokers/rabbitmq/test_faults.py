@@ -1,6 +1,7 @@
 """What becomes of messages when the server is hurt: nothing that was confirmed is lost, and no restart of ours is needed."""
 
 import threading
+import time
 from collections.abc import Callable
 from datetime import timedelta
 
@@ -9,7 +10,7 @@ import pytest
 
 from outbox.brokers.base import Outgoing, SendStatus
 from outbox.brokers.rabbitmq import RabbitMQBroker
-from outbox.errors import BrokerUnavailable, TimeLimitExceeded
+from outbox.errors import BrokerUnavailable, KeptByClient, TimeLimitExceeded
 from outbox.message import TopicSpec, TopicType
 from project.servers.rabbitmq import RabbitMQ
 from tests.outbox.brokers.rabbitmq.acts import accepted, receive_all, received, refused, statuses
@@ -127,6 +128,51 @@ class TestMemoryAlarm:
         assert "short of memory or disk" in results[0].reason
         assert is_acked == [True]
         assert statuses(wait_until(lambda: accepted(broker, message()))) == [SendStatus.ACCEPTED]
+
+
+class TestCopyThatIsNotStored:
+    def test_of_a_retry_leaves_the_message_with_its_process_for_the_delay(
+        self, open_broker: Open, node: RabbitMQ, message: NewMessage, topic
+    ):
+        broker, other = open_broker(), open_broker()
+        broker.send([message(b"a")])
+        [held] = wait_until(lambda: received(broker, topic))
+        node.control("set_vm_memory_high_watermark", "0.00001")
+        try:
+            wait_until(lambda: refused(broker, message(b"b")))  # it knows of the alarm now
+            began = time.monotonic()
+            with pytest.raises(KeptByClient, match="stays with this process for 3 s"):
+                broker.retry(held, timedelta(seconds=3))
+            [again] = wait_until(lambda: received(other, topic))
+            waited = time.monotonic() - began
+            is_acked = other.ack([again])
+        finally:
+            node.control("set_vm_memory_high_watermark", "0.6")
+
+        assert (again.body, again.attempt) == (b"a", 2)
+        assert 2.9 < waited < 10
+        assert is_acked == [True]
+        assert broker.ack([held]) == [False]
+        wait_until(lambda: accepted(broker, message(b"c")))
+        wait_until(lambda: broker.delayed().waiting == 0)
+
+    def test_of_a_dead_letter_leaves_it_too(self, open_broker: Open, node: RabbitMQ, message: NewMessage, topic):
+        broker = open_broker()
+        broker.send([message(b"a")])
+        [held] = wait_until(lambda: received(broker, topic))
+        node.control("set_vm_memory_high_watermark", "0.00001")
+        try:
+            wait_until(lambda: refused(broker, message(b"b")))
+            with pytest.raises(KeptByClient):
+                broker.dead_letter(held, "no such customer")
+        finally:
+            node.control("set_vm_memory_high_watermark", "0.6")
+        wait_until(lambda: accepted(broker, message(b"c")))
+        again = wait_until(lambda: [one for one in received(broker, topic) if one.body == b"a"])
+        is_ended = broker.dead_letter(again[0], "no such customer")
+
+        assert is_ended
+        assert [one.reason for one in wait_until(lambda: broker.dead_letters("billing"))] == ["no such customer"]
 
 
 class TestExceptionBetweenMessageAndConfirm:

@@ -183,10 +183,6 @@ class TestPermission:
             (r"^outbox\..*|{topic}:.*|amq\.default$", ALL, "Topic '{topic}': user 'shop' lacks the permission to write"),
             (ALL, r"^outbox\..*|{topic}$", "Group 'billing' of topic '{topic}': user 'shop' lacks the permission to read"),
             (r"^outbox\..*|{topic}.*$", ALL, "Dead letters: user 'shop' lacks the permission"),
-            (
-                r"^outbox\.(due|undeliverable|delay\.1?[0-8])|amq\.default|{topic}.*$",
-                ALL,
-            ),
         ],
         ids=["topic", "queues", "default exchange"],
     )
