@@ -372,7 +372,7 @@ class Count:
         found += [f"applied, and a dead letter: {one} {self.letters[one]}" for one in self.letters.keys() & self.effects.keys()]
         found += [f"wrong reason: {one} {self.published.get(one[1])}: {reasons}" for one, reasons in self._wrong_reasons()]
         found += [f"key {key} out of order: {numbers}" for key, numbers in self._keys().items() if numbers != sorted(numbers)]
-        found += [f"{one} used up its retries in {seconds:.1f} s" for one, seconds in self._spans() if seconds < SHORTEST]
+        found += [f"{one} used up its retries in {times} tries and {seconds:.1f} s" for one, times, seconds in self._hasty()]
         found += [f"{count} messages wait in {name}" for name, count in self.left.items()]
         found += [f"no gap was found: number {number} of lane {lane}" for lane, number in self.storm.unseen()]
         if len(self.purged) > self.storm.purged:
@@ -401,7 +401,8 @@ class Count:
             "gaps": sum(gap.last_number - gap.first_number + 1 for gap in self.storm.gaps()),
             "copies too many": more,
             "left": self.left,
-            "shortest time to use up retries (s)": round(min((seconds for _, seconds in self._spans()), default=0), 1),
+            "shortest time to use up retries (s)": round(min((seconds for *_, seconds in self._spans()), default=0), 1),
+            "most tries to use them up": max((times for _, times, _ in self._spans()), default=0),
             "longest until sending went on, after (s)": self._pauses(),
         }
 
@@ -425,9 +426,19 @@ class Count:
             found.setdefault(key, []).append(number)
         return found
 
-    def _spans(self) -> list[tuple[tuple[str, int], float]]:
-        """Return the time between the first failure of a message and the one that used its retries up."""
-        return [((group, number), seconds) for group, number, seconds in _rows(SPANS, [LIMIT + 1])]
+    def _spans(self) -> list[tuple[tuple[str, int], int, float]]:
+        """Return how often each message that is a dead letter has failed, and in how many seconds."""
+        rows = _rows(SPANS)
+        return [((group, number), times, seconds) for group, number, times, seconds in rows if (group, number) in self.letters]
+
+    def _hasty(self) -> list[tuple[tuple[str, int], int, float]]:
+        """
+        Return the messages that used up their retries faster than the delays between them allow, or were tried too often.
+
+        A process that is killed after a failure, and before it is counted, makes a try more.
+        """
+        spans = self._spans()
+        return [(one, times, seconds) for one, times, seconds in spans if seconds < SHORTEST or times > LIMIT + 1 + UNCOUNTED]
 
     def _pauses(self) -> dict[str, float]:
         """Return, by what was done to the broker, the longest time until sending went on."""
@@ -442,11 +453,10 @@ class Count:
 SENT = "SELECT extract(epoch FROM sent_at)::float8 FROM outbox_batch WHERE state = 3 ORDER BY sent_at"
 
 SPANS = """
-SELECT consumer_group, number, extract(epoch FROM failed_at - first)::float8 FROM (
-    SELECT *, row_number() OVER w AS nth, min(failed_at) OVER w AS first FROM storm_failed
-    WINDOW w AS (PARTITION BY consumer_group, number ORDER BY failed_at)
-) f WHERE nth = %s
+SELECT consumer_group, number, count(*), extract(epoch FROM max(failed_at) - min(failed_at))::float8
+FROM storm_failed GROUP BY 1, 2
 """
+UNCOUNTED = 2  # tries
 SHORTEST = LIMIT * DELAY.total_seconds()
 
 PLACES = """
