@@ -203,20 +203,20 @@ class TestATypeThatOneReleaseHandles:
 
         project.wait_for(mixed(40))
 
-    def test_is_counted_as_waiting_while_no_process_can_take_it(self, project):
+    def test_is_counted_as_waiting_when_that_release_was_killed_and_handled_when_it_is_back(self, project):
         fewer = project.release("fewer", ("Placed", BILLING, []))
         more = project.release("more", ("Placed", BILLING, []), ("Cancelled", BILLING, []))
         project.consume(fewer)
-        frozen = project.consume(more)
+        killed = project.consume(more)
         project.relay(more)
-        send(frozen, signal.SIGSTOP)
+        send(killed, signal.SIGKILL)
 
         messages = [("Cancelled", n, KEYS[n % 3], "") for n in range(6)]
         project.publish(more, messages)
 
         wait_until(lambda: project.waiting(more) == 6, PATIENCE)
         assert project.handled() == []
-        send(frozen, signal.SIGCONT)
+        project.consume(more)
         project.wait_for(messages)
 
 
