@@ -28,6 +28,7 @@ from tests.waiting import wait_until
 
 pytestmark = [
     pytest.mark.rabbitmq,
+    pytest.mark.slow,
     pytest.mark.django_db(transaction=True),
     pytest.mark.timeout(180),
     pytest.mark.skipif(not RabbitMQ.is_here(), reason="There is no rabbitmq-server: apt-get install rabbitmq-server."),
@@ -187,21 +188,6 @@ class TestATypeThatOneReleaseHandles:
         project.publish(more, messages)
 
         project.wait_for(messages)
-
-    def test_reaches_the_others_of_that_release_when_one_of_them_is_killed(self, project):
-        fewer = project.release("fewer", ("Placed", BILLING, []))
-        more = project.release("more", ("Placed", BILLING, []), ("Cancelled", BILLING, []))
-        project.consume(fewer)
-        killed = project.consume(more)
-        project.relay(more)
-        project.publish(more, mixed(20))
-        wait_until(lambda: len(project.handled()) >= 10, PATIENCE)
-
-        send(killed, signal.SIGKILL)
-        project.publish(more, mixed(20, start=20))
-        project.consume(more)
-
-        project.wait_for(mixed(40))
 
     def test_is_counted_as_waiting_when_that_release_was_killed_and_handled_when_it_is_back(self, project):
         fewer = project.release("fewer", ("Placed", BILLING, []))
