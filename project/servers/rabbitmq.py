@@ -41,8 +41,6 @@ disk_free_limit.absolute = 50MB
 # A node that sees fewer than half of the others stops until it sees them again, and its clients go to the others.
 PAUSE_MINORITY = "cluster_partition_handling = pause_minority\n"
 
-DISCONNECT = "[erlang:disconnect_node(Node) || Node <- nodes()]."
-
 
 class RabbitMQ(Program):
     """
@@ -210,13 +208,18 @@ class Cluster:
             node.stop()
 
     def part(self, node: RabbitMQ) -> None:
-        """Part a node from the others, as a network would: they take it for gone, and it takes them for gone."""
-        node.control("eval", " ".join(f"erlang:set_cookie('{one.name}', parted)," for one in self._others(node)) + DISCONNECT)
+        """Part a node from the others at once, as a network would: they take it for gone, and it takes them for gone."""
+        self._meet(node, "parted", "[erlang:disconnect_node(Node) || Node <- nodes()]")
 
     def heal(self, node: RabbitMQ) -> None:
-        """Let a parted node and the others find each other again."""
-        for one in self._others(node):
-            node.control("eval", f"erlang:set_cookie('{one.name}', erlang:get_cookie()), net_kernel:connect_node('{one.name}').")
+        """Let a parted node and all others find each other again, at once: else some would see it and some would not."""
+        others = ", ".join(f"'{one.name}'" for one in self._others(node))
+        self._meet(node, "erlang:get_cookie()", f"[net_kernel:connect_node(Node) || Node <- [{others}]]")
+
+    def _meet(self, node: RabbitMQ, cookie: str, then: str) -> None:
+        """Give a node another cookie for all others, which decides whether they can connect, then evaluate Erlang there."""
+        cookies = ", ".join(f"erlang:set_cookie('{one.name}', {cookie})" for one in self._others(node))
+        node.control("eval", f"{cookies}, {then}.")
 
     def leader(self, queue: str) -> RabbitMQ:
         """Return the node with the leader of a quorum queue. Raises LookupError where it has none."""

@@ -35,6 +35,7 @@ from outbox.message import TopicSpec, TopicType
 
 UNCLAIMED_SECONDS = 1.0  # what came beyond the limit goes back to its queue, unless the next receive takes it before
 DUE_SECONDS = 1.0  # a queue of due messages that was empty is looked at again after this time; delays count whole seconds
+CHANNEL_SECONDS = 30.0  # a channel is not used for longer
 DECLARE_SECONDS = 10.0  # a topic that the server refused is declared again after this time
 
 Source = tuple[str, str]  # group and topic
@@ -66,6 +67,8 @@ class Receiver:
         self._declare = declare
         self._clock = clock
         self._channel: amqp.Channel | None = None
+        self._channel_until = 0.0  # by `monotonic`
+        self._prefix = ""  # of receipts over it
         self._serial = 0
         self._channels = itertools.count(1)  # so that receipts differ where the server uses a channel's number again
         self._declared: dict[Source, float] = {}  # over the current connection -> when it is declared again, by `monotonic`
@@ -176,7 +179,7 @@ class Receiver:
     def _subscribe(self, group: str, topics: Collection[str], limit: int, tags: dict[str, str]) -> None:
         """Subscribe to queues without a tag, for a share of the limit from each topic, and add their tags."""
         with self._connection.use() as connection:
-            channel = self._open_channel(connection)
+            channel = self._open_channel(connection, may_renew=not tags)
             self.held.return_expired()
             readable = [topic for topic in topics if self._is_readable(connection, group, topic)]
             for topic in readable:
@@ -276,7 +279,7 @@ class Receiver:
         return found
 
     def _on_message(self, group: str, topic: str, message: amqp.Message) -> None:
-        self._fetched.append(self._open(group, topic, str(self._serial), message))
+        self._fetched.append(self._open(group, topic, self._prefix, message))
 
     def _on_due(self, group: str, topic: str, queue: str, message: amqp.Message) -> None:
         self._looked_at.pop(queue, None)  # there may be more
@@ -311,17 +314,31 @@ class Receiver:
         for one in unclaimed:
             self.held.reject(one)
 
-    def _open_channel(self, connection: amqp.Connection) -> amqp.Channel:
+    def _open_channel(self, connection: amqp.Connection, *, may_renew: bool) -> amqp.Channel:
         if self._channel is None or self._serial != self._connection.serial:
             self._fetched.clear()
             for source, window in self._windows.items():
                 self._keep_postponed(source, window)
             self._windows.clear()
             self._declared.clear()
-            self._channel = connection.channel()
+            self._channel = self._new_channel(connection)
             self._serial = self._connection.serial
             self.held.begin()
+        elif may_renew and time.monotonic() >= self._channel_until and not self._fetched and not self.held.has_any:
+            self._channel.close()
+            self._channel = self._new_channel(connection)
         return self._channel
+
+    def _new_channel(self, connection: amqp.Connection) -> amqp.Channel:
+        """
+        Open a channel for topics without order; it is closed after a while, when nothing is held.
+
+        When a node of a cluster is lost, so may be a delivery on its way. The queue holds it for the channel as long as that is
+        open, and sends it again only with the next one of the same subscription, which may have ended.
+        """
+        self._channel_until = time.monotonic() + CHANNEL_SECONDS
+        self._prefix = f"{self._connection.serial}.{next(self._channels)}"
+        return connection.channel()
 
     def _keep_postponed(self, source: Source, window: OrderedQueue) -> None:
         """Remember what is to be retried later, until it is fetched again, or due."""

@@ -9,7 +9,7 @@ import amqp
 import pytest
 
 from outbox.brokers.base import Outgoing, SendStatus
-from outbox.brokers.rabbitmq import RabbitMQBroker
+from outbox.brokers.rabbitmq import RabbitMQBroker, receiver
 from outbox.errors import BrokerUnavailable, KeptByClient, TimeLimitExceeded
 from outbox.message import TopicSpec, TopicType
 from project.servers.rabbitmq import RabbitMQ
@@ -268,6 +268,23 @@ class TestConsumerTimeout:
 
         assert nothing == early == []
         assert [one.body for one in late] == [b"1"]
+
+
+class TestDeliveryThatIsLostOnItsWay:
+    """As it is where the leader of a queue dies: the server has sent it, and no client has got it."""
+
+    def test_comes_again_with_another_channel(self, broker, message: NewMessage, topic, monkeypatch: pytest.MonkeyPatch):
+        monkeypatch.setattr(receiver, "CHANNEL_SECONDS", 0.5)
+        received(broker, topic)
+        with monkeypatch.context() as patch:
+            patch.setattr(receiver.Receiver, "_on_message", lambda *arguments: None)
+            broker.send([message(b"a")])
+            nothing = received(broker, topic)
+
+        [found] = wait_until(lambda: received(broker, topic))
+
+        assert nothing == []
+        assert (found.body, broker.ack([found])) == (b"a", [True])
 
 
 class TestSeveralTopics:
