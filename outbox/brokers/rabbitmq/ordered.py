@@ -8,6 +8,7 @@ retried stays with this process. A message that only another process can handle 
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 
@@ -46,10 +47,12 @@ class OrderedQueue:
     Args:
         channel: its subscription's own. Closing it returns all messages to the queue, in their order, before another process
             receives any of them.
+        opened_at: when it was opened, by `time.monotonic`.
         is_passed_on: nothing more is handed out, and the subscription ends when what is out is settled.
     """
 
     channel: amqp.Channel
+    opened_at: float = field(default_factory=time.monotonic)
     is_passed_on: bool = False
     entries: dict[int, Entry] = field(default_factory=dict)  # by delivery tag
 

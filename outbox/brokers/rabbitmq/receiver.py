@@ -149,14 +149,15 @@ class Receiver:
     def _give_up_windows(self) -> None:
         """
         End subscriptions of ordered topics that were passed on, or whose messages wait for so long behind their keys that the
-        server would take them back soon. Their messages return to their queues.
+        server would take them back soon. Their messages return to their queues. An empty one ends as `_new_channel` says.
         """
         with self._connection.lock:
             if self._serial != self._connection.serial:
                 return
             oldest = self._clock() - self.held.longest / 2
             for source, window in list(self._windows.items()):
-                if (window.is_passed_on or window.fetched_at() <= oldest) and not window.has_out():
+                is_old = not window.entries and time.monotonic() >= window.opened_at + CHANNEL_SECONDS
+                if (window.is_passed_on or is_old or window.fetched_at() <= oldest) and not window.has_out():
                     self._keep_postponed(source, window)
                     del self._windows[source]
                     with self._connection.use():
