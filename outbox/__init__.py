@@ -15,7 +15,17 @@ if TYPE_CHECKING:
     from outbox.consuming.idempotency_key import RedisIdempotencyKey
     from outbox.consuming.precondition import update_if, update_or_raise
     from outbox.consuming.register import Retry, consumer
-    from outbox.errors import HalfNotStored, NotInTransaction, OutboxError, Reject, RetryLater, TimeLimitExceeded
+    from outbox.errors import (
+        BrokenTransaction,
+        HalfNotStored,
+        NotAwaited,
+        NotInTransaction,
+        NotOutermost,
+        OutboxError,
+        Reject,
+        RetryLater,
+        TimeLimitExceeded,
+    )
     from outbox.message import COMMIT, ROLLBACK, UNKNOWN, Message, Receipt, Resolution
     from outbox.publishing.decorator import transactional
     from outbox.publishing.envelope import Envelope
@@ -30,8 +40,11 @@ _HOMES = {
     "ROLLBACK": "outbox.message",
     "UNKNOWN": "outbox.message",
     "OutboxError": "outbox.errors",
+    "BrokenTransaction": "outbox.errors",
     "HalfNotStored": "outbox.errors",
+    "NotAwaited": "outbox.errors",
     "NotInTransaction": "outbox.errors",
+    "NotOutermost": "outbox.errors",
     "Reject": "outbox.errors",
     "RetryLater": "outbox.errors",
     "TimeLimitExceeded": "outbox.errors",
@@ -55,11 +68,14 @@ __all__ = [
     "COMMIT",
     "ROLLBACK",
     "UNKNOWN",
+    "BrokenTransaction",
     "Context",
     "Envelope",
     "HalfNotStored",
     "Message",
+    "NotAwaited",
     "NotInTransaction",
+    "NotOutermost",
     "OutboxError",
     "Receipt",
     "RedisIdempotencyKey",

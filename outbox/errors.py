@@ -27,6 +27,10 @@ class HalfNotStored(OutboxError):
     """Raised when a message is to go half first, but its broker did not confirm that it has stored it. Nothing was done."""
 
 
+class NotAwaited(OutboxError):
+    """Raised when a transaction ends, and a call of `apublish()` in it was not awaited."""
+
+
 class WrongDatabase(OutboxError):
     """Raised when a message would be stored in another database than the rows it is about."""
 

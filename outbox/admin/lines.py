@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
 
-from django.utils import timezone
+from outbox.admin.text import local
 
 WIDTH, HEIGHT = 1100, 130
 LEFT, TOP, BOTTOM = 64, 12, 22  # room for the scale, and for the times below
@@ -85,8 +85,8 @@ def drawing(
         "base": HEIGHT - 6,
         "low": say(low),
         "high": say(high),
-        "begins": timezone.localtime(begins_at),
-        "ends": timezone.localtime(ends_at),
+        "begins": local(begins_at),
+        "ends": local(ends_at),
         "lines": [{"name": line.name, "nth": nth, "pieces": list(_pieces(line.values, scale))} for nth, line in enumerate(lines)],
         "rows": _rows(lines, begins_at, ends_at, say),
     }
@@ -111,7 +111,7 @@ def _rows(lines: Sequence[Line], begins_at: datetime, ends_at: datetime, say: Ca
     count = max((len(line.values) for line in lines), default=0)
     step = (ends_at - begins_at) / max(1, count)
     rows = [
-        (timezone.localtime(begins_at + n * step), ["" if line.values[n] is None else say(line.values[n] or 0) for line in lines])
+        (local(begins_at + n * step), ["" if line.values[n] is None else say(line.values[n] or 0) for line in lines])
         for n in reversed(range(count))
     ]
     return [row for row in rows if any(row[1])]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from datetime import datetime, timedelta
+from datetime import UTC, datetime, timedelta
 
 from django.utils import timezone
 from django.utils.formats import date_format
@@ -41,12 +41,22 @@ def _mark(odd: re.Match[str]) -> str:
 
 def moment(at: datetime | None) -> SafeString:
     """Return a time to the second, in one line."""
-    return format_html('<span class="outbox-time">{}</span>', date_format(timezone.localtime(at), "Y-m-d H:i:s") if at else "")
+    return format_html('<span class="outbox-time">{}</span>', date_format(local(at), "Y-m-d H:i:s") if at else "")
 
 
 def since(at: datetime | None) -> str:
     """Return the time since then in words."""
-    return "" if at is None else age(max(timedelta(), timezone.now() - at).total_seconds())
+    return "" if at is None else age(max(timedelta(), datetime.now(UTC) - aware(at)).total_seconds())
+
+
+def aware(at: datetime) -> datetime:
+    """Return a time with its time zone; with `USE_TZ = False`, times of the ORM have none and are in that of Django."""
+    return timezone.make_aware(at, timezone.get_default_timezone()) if timezone.is_naive(at) else at
+
+
+def local(at: datetime) -> datetime:
+    """Return a time in the current time zone."""
+    return timezone.localtime(aware(at))
 
 
 def badge(text: str, tone: str) -> SafeString:

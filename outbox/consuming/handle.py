@@ -24,12 +24,13 @@ from outbox.consuming.outcome import BUSY, FOR_ANOTHER, HANDLED, NOT_NOW, Outcom
 from outbox.consuming.read import find_consumer, read
 from outbox.consuming.register import Consumer, Group
 from outbox.consuming.suspects import alone
-from outbox.database.outermost import outermost_transaction
+from outbox.database.outermost import as_innermost, outermost_transaction
 from outbox.ending import handler_runs, is_end_of_process
 from outbox.errors import BrokenTransaction, ClosedByHandler, NeverEnded
 from outbox.failpoints import FailpointReached, failpoint
 from outbox.logs import get_logger
 from outbox.message import Cause, Header, current_cause
+from outbox.unawaited import awaiting_all
 
 logger = get_logger(__name__)
 
@@ -212,7 +213,7 @@ def _call(consumer: Consumer, messages: list[Any], contexts: list[Context]) -> N
     cause = Cause(one.message_id, correlation_id, one.headers.get(Header.TRACEPARENT, ""))
     before = current_cause.set(cause if len(contexts) == 1 else None)
     try:
-        with handler_runs():
+        with as_innermost(consumer.using), handler_runs(), awaiting_all():
             result = consumer.handler(messages, contexts) if consumer.batch_size else consumer.handler(messages[0], one)
     finally:
         current_cause.reset(before)

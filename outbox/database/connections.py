@@ -8,6 +8,7 @@ from datetime import timedelta
 from typing import Any, ParamSpec, TypeVar
 
 import psycopg
+import psycopg.sql
 from django.apps import AppConfig, apps
 from django.db import connections, router, transaction
 from django.db.backends.postgresql.psycopg_any import is_psycopg3
@@ -16,6 +17,9 @@ from django.db.backends.utils import CursorWrapper
 from outbox import conf
 from outbox.database.own_connection import OwnConnection
 from outbox.errors import ConfigurationError, NotMigrated
+from outbox.logs import get_logger
+
+logger = get_logger(__name__)
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -31,7 +35,8 @@ READ_COMMITTED = {"default_transaction_isolation": "read committed"}
 
 TIMEOUTS = ("lock_timeout", "idle_in_transaction_session_timeout")
 
-HAS_TABLES = "SELECT to_regclass('outbox_topic') IS NOT NULL AND to_regclass('outbox_message') IS NOT NULL"
+# Some tables have a model, and may have been made without the migrations: without partitions, defaults, views.
+HAS_TABLES = "SELECT to_regclass('outbox_message') IS NOT NULL, to_regclass('outbox_message_state') IS NOT NULL"
 
 # Whether the database is a replica, and whether it has the tables of the outbox.
 IS_FIT = "SELECT pg_is_in_recovery(), to_regclass('outbox_wakeup') IS NOT NULL"
@@ -68,8 +73,15 @@ def is_outbox_database(alias: str) -> bool:
 
 
 def has_outbox_tables(alias: str) -> bool:
-    """Return whether Django's connection to a database sees the tables of the outbox."""
-    return raw(alias).execute(HAS_TABLES).fetchone() == (True,)
+    """Return whether Django's connection to a database sees the tables of the outbox, as its migrations make them."""
+    has_table, is_migrated = raw(alias).execute(HAS_TABLES).fetchone() or (False, False)
+    if has_table and not is_migrated:
+        logger.warning(
+            "The tables of the outbox in database %r were made without its migrations, so nothing can be published there. Tests "
+            'that publish need migrations: leave out --nomigrations, and "MIGRATE": False of DATABASES["..."]["TEST"].',
+            alias,
+        )
+    return bool(is_migrated)
 
 
 def ensure_fit(alias: str, connection: Connection) -> None:
@@ -132,6 +144,8 @@ def connect(
     connection.isolation_level = psycopg.IsolationLevel.READ_COMMITTED
     limits = {} if patience is None else dict.fromkeys(TIMEOUTS, str(max(1, patience // timedelta(milliseconds=1))))
     with _closed_by_an_error(connection):
+        if role := wrapper.settings_dict["OPTIONS"].get("assume_role"):  # as Django does when it connects
+            connection.execute(psycopg.sql.SQL("SET ROLE {}").format(psycopg.sql.Identifier(role)))
         connection.set_up({**NO_JIT, **READ_COMMITTED, **limits, **(settings or {})}, prepares_pooled=is_threshold_given)
     return connection
 

@@ -25,12 +25,12 @@ WITH before AS (
       AND consumer_group = %(group)s AND instance <> %(instance)s AND beat_at < clock_timestamp() - interval '1 minute'
 )
 INSERT INTO outbox_process (kind, host, pid, instance, broker, consumer_group, lane, breaker, note, wants, holds,
-    refusals)
+    refusals, error)
 VALUES (%(kind)s, %(host)s, %(pid)s, %(instance)s, %(broker)s, %(group)s, %(lane)s, %(breaker)s, %(note)s, %(wants)s, %(holds)s,
-    %(refusals)s)
+    %(refusals)s, coalesce(%(error)s, ''))
 ON CONFLICT (kind, host, pid, instance, broker, consumer_group) DO UPDATE
 SET lane = excluded.lane, breaker = excluded.breaker, note = excluded.note, wants = excluded.wants, holds = excluded.holds,
-    refusals = excluded.refusals, beat_at = clock_timestamp()
+    refusals = excluded.refusals, error = coalesce(%(error)s, outbox_process.error), beat_at = clock_timestamp()
 """
 
 LEAVE = "DELETE FROM outbox_process WHERE kind = %s AND instance = %s AND broker = %s AND consumer_group = %s"
@@ -73,6 +73,7 @@ def beat(
     wants: Sequence[str] = (),
     holds: Mapping[str, int] | None = None,
     refusals: Mapping[str, str] | None = None,
+    error: str | None = None,
 ) -> None:
     """
     Send a heartbeat of this process, as a relay, consumer or checker (`kind`) of a broker and a consumer group.
@@ -80,11 +81,12 @@ def beat(
     Args:
         note: what hosts it, for operators to read.
         wants: the subscriptions of a consumer: `consuming/wants.py`.
+        error: what keeps it from its work; None leaves the last one.
         holds, refusals: what a consumer holds and cannot receive: `consuming/holdings.py`.
     """
     who = {"kind": kind, "host": socket.gethostname(), "pid": os.getpid(), "instance": instance()}
     what = {"broker": broker, "group": consumer_group, "lane": lane, "breaker": breaker, "note": note, "wants": list(wants)}
-    connection.execute(BEAT, who | what | {"holds": Jsonb(holds or {}), "refusals": Jsonb(refusals or {})})
+    connection.execute(BEAT, who | what | {"holds": Jsonb(holds or {}), "refusals": Jsonb(refusals or {}), "error": error})
 
 
 def leave(connection: Connection, kind: str, *, broker: str = "", consumer_group: str = "") -> None:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from contextvars import ContextVar
 from typing import NamedTuple, Self
 
 from django.db import connections, transaction
@@ -19,6 +20,24 @@ from psycopg.pq import TransactionStatus
 from outbox.errors import BrokenTransaction
 
 IDLE = TransactionStatus.IDLE
+
+
+_innermost: ContextVar[str | None] = ContextVar("outbox_innermost_transaction", default=None)
+
+
+def innermost() -> str | None:
+    """Return the database of the innermost block of `as_innermost`; None outside of all."""
+    return _innermost.get()
+
+
+@contextmanager
+def as_innermost(alias: str) -> Iterator[None]:
+    """Run a block in which messages go to a database by default: that of its transaction."""
+    token = _innermost.set(alias)
+    try:
+        yield
+    finally:
+        _innermost.reset(token)
 
 
 class _ConnectionState(NamedTuple):

@@ -52,6 +52,8 @@ CREATE TABLE outbox_ticket (
 ) WITH (autovacuum_vacuum_scale_factor = 0, autovacuum_vacuum_threshold = 20000);
 CREATE INDEX outbox_ticket_topic ON outbox_ticket (topic_id, pos);
 CREATE INDEX outbox_ticket_message ON outbox_ticket (message_id);
+-- Without a primary key, which each publish would pay for, a publication of all tables would refuse every claim.
+ALTER TABLE outbox_ticket REPLICA IDENTITY FULL;
 """
 
 DELAYED = """

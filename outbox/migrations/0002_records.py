@@ -248,6 +248,7 @@ class Migration(migrations.Migration):
                 ),
                 ("holds", models.JSONField(db_default={})),
                 ("refusals", models.JSONField(db_default={})),
+                ("error", models.TextField(db_default="")),
                 ("started_at", models.DateTimeField(db_default=django.db.models.functions.datetime.Now())),
                 ("beat_at", models.DateTimeField(db_default=django.db.models.functions.datetime.Now())),
             ],

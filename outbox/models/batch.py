@@ -144,6 +144,7 @@ class Process(models.Model):
     # from as configured, with the reasons.
     holds = models.JSONField(db_default={})
     refusals = models.JSONField(db_default={})
+    error = models.TextField(db_default="")  # the database's last answer to a relay that has done nothing since
     started_at = models.DateTimeField(db_default=Now())
     beat_at = models.DateTimeField(db_default=Now())
 

@@ -35,6 +35,7 @@ class Kind(enum.StrEnum):
     NO_CHECKER = "no_checker"
     NO_CONSUMER = "no_consumer"
     PROCESS_SILENT = "process_silent"
+    PROCESS_FAILS = "process_fails"
     BROKER_AWAY = "broker_away"
     MISCONFIGURED = "misconfigured"
     UNKNOWN_TOPIC = "unknown_topic"
@@ -92,6 +93,7 @@ def find(connection: Connection, status: Status) -> Iterator[Attention]:
     """Yield what needs attention; causes come before their effects."""
     yield from _brokers(status)
     yield from _relays(status)
+    yield from _failing(status)
     yield from _silent(status)
     for topic in status.topics:
         yield from _topic(topic, status)
@@ -135,6 +137,15 @@ def _absence(kind: str, known: list[ProcessStatus]) -> str:
         return f"No {kind} is running."
     last = known[0]
     return f"No {kind} is running: the last heartbeat came {age(last.silent_seconds)} ago, from {last.name}."
+
+
+def _failing(status: Status) -> Iterator[Attention]:
+    """Yield processes that live, and that the database keeps from their work."""
+    for process in status.processes:
+        if process.error and not process.is_silent:
+            cause = f"The database refuses the work of the {process.kind} {process.name}."
+            step = "Correct what the error names, such as a permission; the process tries again by itself."
+            yield Attention(Kind.PROCESS_FAILS, f"broker {process.broker!r}", cause, step, error=process.error)
 
 
 def _silent(status: Status) -> Iterator[Attention]:

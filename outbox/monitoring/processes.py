@@ -14,7 +14,7 @@ from outbox.database import Connection
 from outbox.database.heartbeats import BY_CELERY, SILENT_AFTER
 
 PROCESSES = """
-SELECT kind, host, pid, broker, consumer_group, lane, breaker, note,
+SELECT kind, host, pid, broker, consumer_group, lane, breaker, note, error,
     holds::text AS holds, refusals::text AS refusals, -- Django's connections do not decode JSON
     extract(epoch FROM clock_timestamp() - beat_at)::float8 AS silent_seconds,
     extract(epoch FROM clock_timestamp() - started_at)::float8 AS age_seconds
@@ -28,6 +28,7 @@ class ProcessStatus:
     A process that sent its last heartbeat `silent_seconds` ago, and its first one `age_seconds` ago.
 
     Args:
+        error: the database's answer that keeps a relay from its work; "" if it works.
         holds: topic -> messages that a consumer has received and its broker does not count.
         refusals: topic -> why a consumer cannot receive from it as configured.
         beats_within: seconds without a heartbeat after which the process counts as silent.
@@ -41,6 +42,7 @@ class ProcessStatus:
     lane: int | None
     breaker: str
     note: str
+    error: str
     holds: dict[str, int]
     refusals: dict[str, str]
     silent_seconds: float

@@ -7,13 +7,14 @@ Publish: write message row and ticket inside the caller's database transaction.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Coroutine, Iterable, Mapping, Sequence
 from datetime import timedelta
 from typing import Any
 
-from asgiref.sync import sync_to_async
+from asgiref.sync import markcoroutinefunction, sync_to_async
 from django.db.models import Model
 
+from outbox import unawaited
 from outbox.message import Message, Receipt
 from outbox.publishing import rules
 from outbox.publishing.draft import Draft, compose, compose_raw
@@ -65,7 +66,8 @@ def publish(
     return _publish(draft, about=about, dedupe_key=dedupe_key, using=using)
 
 
-async def apublish(
+@markcoroutinefunction
+def apublish(
     message: Message,
     *,
     about: Model | None = None,
@@ -75,15 +77,20 @@ async def apublish(
     delay: timedelta | None = None,
     dedupe_key: str | None = None,
     using: str | None = None,
-) -> Receipt:
+) -> Coroutine[Any, Any, Receipt]:
     """
     Publish from a coroutine, in the thread that holds the transaction of `@transactional`.
 
-    Django has no async transactions. Without such a thread NotInTransaction is raised. Everything else is as in `publish()`.
+    Django has no async transactions. Without such a thread NotInTransaction is raised. Everything else is as in `publish()`. A
+    transaction in which a call is not awaited is rolled back (`NotAwaited`).
     """
-    return await sync_to_async(publish)(
-        message, about=about, key=key, tag=tag, headers=headers, delay=delay, dedupe_key=dedupe_key, using=using
-    )
+    call = _apublish(message, about=about, key=key, tag=tag, headers=headers, delay=delay, dedupe_key=dedupe_key, using=using)
+    unawaited.note(call)
+    return call
+
+
+async def _apublish(message: Message, **options: Any) -> Receipt:
+    return await sync_to_async(publish)(message, **options)
 
 
 def publish_raw(

@@ -5,11 +5,11 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager
-from contextvars import ContextVar
+from decimal import Decimal
 from functools import partial
 
 from django.db import connections, router
-from django.db.models import Model
+from django.db.models import DecimalField, Model
 
 from outbox.database import outermost
 from outbox.errors import InvalidMessage, NotInTransaction, WrongDatabase
@@ -18,8 +18,7 @@ from outbox.models import MessageRow
 from outbox.publishing.draft import Draft, compose
 from outbox.publishing.statements import write
 from outbox.publishing.wakeup import wake_after_commit
-
-_innermost: ContextVar[str | None] = ContextVar("outbox_innermost_transaction", default=None)
+from outbox.unawaited import awaiting_all
 
 
 @contextmanager
@@ -30,7 +29,8 @@ def transaction(
     Open a transaction, or a savepoint in the one that is open; messages published in it go to its database.
 
     Args:
-        using: the database's alias, by default where the routers write messages. It is also what `as` gives.
+        using: the database's alias. By default that of the innermost `transaction()` or of the handler that runs, else where the
+            routers write messages. It is also what `as` gives.
         durable: raise unless this is the outermost block, as Django's `atomic(durable=True)` does.
         half_first: a message that goes to its broker as a half message before the block begins, and is committed when the
             transaction is; published here, not by `publish()`. The block is the outermost one then. While the topic is paused
@@ -40,16 +40,13 @@ def transaction(
     Raises:
         BrokenTransaction: the block is the outermost one, and is not committed, or nobody can tell: it caught an error that the
             transaction did not survive, or the connection was left in the middle of one, which was closed.
+        NotAwaited: a call of `apublish()` in the block was not awaited.
         HalfNotStored, NotOutermost: as `outbox.half_first.open_transaction` says.
     """
     home = None if half_first is None or about is None else _home_of(type(half_first).__name__, about, using)
-    alias = using or home or router.db_for_write(MessageRow)
-    token = _innermost.set(alias)
-    try:
-        with _open(alias, durable, half_first, about):
-            yield alias
-    finally:
-        _innermost.reset(token)
+    alias = using or home or outermost.innermost() or router.db_for_write(MessageRow)
+    with outermost.as_innermost(alias), _open(alias, durable, half_first, about), awaiting_all():
+        yield alias
 
 
 def _open(alias: str, durable: bool, message: Message | None, about: Model | None) -> AbstractContextManager[None]:
@@ -70,35 +67,48 @@ def _publish(draft: Draft, alias: str, about: str | None) -> None:
 def choose_database(subject: str, *, using: str | None, about: Model | None) -> str:
     """
     Return the database a message goes to: `using`, else that of `about`, else that of the innermost
-    `outbox.transaction()`, else where the routers write messages.
+    `outbox.transaction()` or handler, else where the routers write messages.
 
     Raises:
         WrongDatabase: the row it is about lives elsewhere.
         NotInTransaction: no transaction is open there.
     """
     home = None if about is None else _home_of(subject, about, using)
-    alias = using or home or _innermost.get() or router.db_for_write(MessageRow)
+    alias = using or home or outermost.innermost() or router.db_for_write(MessageRow)
     if not outermost.is_in_callers_transaction(alias):
         raise NotInTransaction(_explain(subject, alias))
     return alias
 
 
 def describe(row: Model) -> str:
-    """Write a row as the column `about` holds it: `shop.order:4711`; a proxy is called by its table's model."""
-    return f"{(row._meta.concrete_model or type(row))._meta.label_lower}:{row.pk}"
+    """Write a row as the column `about` holds it: `shop.order:4711`, as its table has the key; a proxy by its table's model."""
+    return f"{(row._meta.concrete_model or type(row))._meta.label_lower}:{_stored_key(row)}"
+
+
+def _stored_key(row: Model) -> object:
+    """Return a primary key as it is stored: a program may have given a UUID, for example, as text without hyphens."""
+    field = row._meta.pk
+    if isinstance(row.pk, tuple) or field is None:
+        return row.pk
+    key = field.to_python(row.pk)
+    while (remote := getattr(field, "target_field", None)) is not None:  # the key is that of a parent
+        field = remote
+    if isinstance(key, Decimal) and isinstance(field, DecimalField):
+        return key.quantize(Decimal(1).scaleb(-field.decimal_places))
+    return key
 
 
 def _home_of(subject: str, about: Model, using: str | None) -> str | None:
     """Return the database of a row, None for one that has not been saved. Raises WrongDatabase where it is not `using`."""
     if not isinstance(about, Model):
         raise InvalidMessage(f"{subject} is about {about!r}, which is no model instance. Pass the row itself.")
-    if about.pk is None:
+    if about.pk is None or (isinstance(about.pk, tuple) and None in about.pk):
         raise InvalidMessage(
             f"{subject} is about a row of {about._meta.label} that has no primary key. Publish after it is saved, and before it "
             "is deleted."
         )
-    home = about._state.db
-    if using and home and home != using:
+    home = about._state.db and router.db_for_write(type(about), instance=about)  # it may have been read from a replica
+    if using and home and using not in (home, about._state.db):
         raise WrongDatabase(
             f"{subject} would go to database {using!r}, but {describe(about)} lives in {home!r}; no transaction "
             "spans both. Leave using= out, or publish about a row of that database."

@@ -43,6 +43,8 @@ PLANNER_SETTINGS = {"plan_cache_mode": "force_generic_plan", "enable_seqscan": "
 IDLE_WAITS = {"shortest": timedelta(milliseconds=20), "longest": timedelta(seconds=1)}
 IDLE_TIMEOUT = timedelta(milliseconds=200)
 NO_IDLE_TIMEOUT = timedelta(0)
+ENDED_BY_SERVER = ("08", "57")  # classes of SQLSTATE: the connection broke, an operator ended it
+MAX_ERROR = 500  # characters
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,6 +103,7 @@ class RelayRunner:
         self.target = target
         self.relay = Relay(connection, broker, lane, breakers=_breakers_of(target))
         self.stopped = threading.Event()
+        self.has_worked = False  # a step was done without an error
         self._connection = connection
         self._note = note
         self._stack = stack
@@ -128,6 +131,7 @@ class RelayRunner:
             if self._maintain() or len(new) > FEW_TOPICS:
                 new = frozenset()  # look at all topics
             done = self.relay.step(new)
+            self.has_worked = True
             if done.batches:
                 idle_since = None
                 if done.claimed >= BUSY_MESSAGES:
@@ -200,6 +204,7 @@ class RelayRunner:
             lane=self.relay.lane.number,
             breaker=self.relay.breakers.describe(),
             note=self._note,
+            error="" if self.has_worked else None,
         )
         if self._waker is not None and self._waker.is_on_call:
             self._waker.announce()
@@ -240,7 +245,23 @@ def open_runner(target: RelayTarget, *, note: str) -> Iterator[RelayRunner]:
         _foreign_topics(target.database, connection)  # so that a first message finds its row
         broker = conf.make_broker(target.broker)
         stack.callback(broker.close)
-        yield RelayRunner(target, connection, broker, lane, note, stack)
+        try:
+            yield RelayRunner(target, connection, broker, lane, note, stack)
+        except psycopg.Error as error:
+            _note_error(target, note, error)
+            raise
+
+
+def _note_error(target: RelayTarget, note: str, error: psycopg.Error) -> None:
+    """Write what the database refuses into the relay's heartbeat, where status and metrics read it; not an outage."""
+    if error.sqlstate is None or error.sqlstate.startswith(ENDED_BY_SERVER):
+        return
+    try:
+        with database.connect(target.database, application_name="outbox heartbeat", connect_timeout=1) as connection:
+            text = str(error).strip().partition("\n")[0][:MAX_ERROR]
+            heartbeats.beat(connection, "relay", broker=target.broker, note=note, error=text)
+    except psycopg.Error:
+        logger.warning("The error of the relay of %s could not be written into its heartbeat.", target, exc_info=True)
 
 
 def run_once(

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import logging
 import threading
+import time
 from collections.abc import Callable, Sequence
 from datetime import timedelta
 
@@ -22,6 +24,7 @@ logger = get_logger(__name__)
 BACKOFF = Backoff(timedelta(milliseconds=200), timedelta(seconds=2))
 NOT_MIGRATED_SECONDS = 3.0  # wait for a database without tables, or one that is not the primary yet
 LANES_HELD_SECONDS = 1.0
+REPEAT_SECONDS = 60.0  # between two lines about the same error
 
 OUTAGES = (psycopg.OperationalError, psycopg.InterfaceError, OperationalError, InterfaceError, BrokerUnavailable)
 
@@ -43,7 +46,9 @@ class Resident(threading.Thread):
         self._pause = pause
         self._begins_after = begins_after
         self._failures = 0
-        self._waits_for = ""
+        self._said = ""  # the last line of the log, which is not repeated for a while
+        self._said_at = 0.0
+        self._repeats = 0
 
     def run(self) -> None:
         """Work until stopped."""
@@ -64,19 +69,24 @@ class Resident(threading.Thread):
         self.stopped.set()
 
     def _log(self, error: Exception) -> float:
-        """Log an error; return the seconds to wait."""
-        wait = BACKOFF(self._failures).total_seconds()
-        if isinstance(error, NotMigrated | LaneNotHeld):
-            if str(error) != self._waits_for:
-                logger.warning("%s waits: %s", self.name, error)
-            self._waits_for = str(error)
-            return NOT_MIGRATED_SECONDS if isinstance(error, NotMigrated) else LANES_HELD_SECONDS
-        self._waits_for = ""
-        if isinstance(error, OUTAGES):
-            logger.warning("%s retries in %.1f s: %s", self.name, wait, str(error).strip())
+        """Log an error, the same one once a minute; return the seconds to wait."""
+        is_outage = isinstance(error, OUTAGES)
+        is_expected = is_outage or isinstance(error, NotMigrated | LaneNotHeld)
+        text = (
+            f"{self.name} {'retries' if is_outage else 'waits' if is_expected else 'fails'}: {str(error).strip() or repr(error)}"
+        )
+        now = time.monotonic()
+        is_new = text != self._said
+        if is_new or now - self._said_at >= REPEAT_SECONDS:
+            level = logging.WARNING if is_expected else logging.ERROR
+            repeats = "" if is_new else f" ({self._repeats} more times)"
+            logger.log(level, "%s%s", text, repeats, exc_info=None if is_expected or not is_new else error)
+            self._said, self._said_at, self._repeats = text, now, 0
         else:
-            logger.error("%s failed and retries in %.1f s", self.name, wait, exc_info=error)
-        return wait
+            self._repeats += 1
+        if isinstance(error, NotMigrated):
+            return NOT_MIGRATED_SECONDS
+        return LANES_HELD_SECONDS if isinstance(error, LaneNotHeld) else BACKOFF(self._failures).total_seconds()
 
 
 class ResidentRelay(Resident):
@@ -101,11 +111,12 @@ class ResidentRelay(Resident):
                 runner.stop()
             extra = log_fields(database=self.target.database, broker=self.target.broker, lane=runner.relay.lane.number)
             logger.info("%s runs in lane %s", self.name, runner.relay.lane.number, extra=extra)
-            self._failures = 0
             try:
                 runner.run()
                 runner.deregister()
             finally:
+                if runner.has_worked:
+                    self._failures = 0
                 self.total.add(runner.relay.total)
                 self._runner = None
         return True

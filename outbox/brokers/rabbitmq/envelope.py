@@ -114,5 +114,8 @@ def micros_of(time: datetime) -> int:
 
 
 def time_of(micros: Any) -> datetime | None:
-    """Return the time in a header of ours; None where it is missing, or not ours."""
-    return datetime.fromtimestamp(micros / 1e6, UTC) if isinstance(micros, int) else None
+    """Return the time in a header of ours; None where it is missing, or another producer has written something else there."""
+    try:
+        return datetime.fromtimestamp(micros / 1e6, UTC) if isinstance(micros, int) else None
+    except (OverflowError, ValueError, OSError):
+        return None

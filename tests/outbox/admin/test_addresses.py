@@ -4,6 +4,7 @@ import os
 import string
 from datetime import datetime, timedelta, timezone
 from urllib.parse import urlencode
+from uuid import uuid4
 
 import pytest
 from django.contrib import admin
@@ -11,7 +12,7 @@ from django.urls import NoReverseMatch, reverse
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from outbox.models import CheckBack, DeadMessage, State
+from outbox.models import CheckBack, DeadMessage, FailedDelivery, Inbox, Process, State
 from tests.factories import BatchFactory, MessageRowFactory, TicketFactory
 
 pytestmark = pytest.mark.django_db
@@ -118,3 +119,25 @@ class TestAnAddress:
         ]
 
         assert wrong == []
+
+
+class TestWithoutTimeZones:
+    """`USE_TZ = False`: the ORM returns times without a zone."""
+
+    @pytest.fixture
+    def with_times(self, pages, orders):
+        message = uuid4()
+        Inbox.objects.create(consumer_group="cart", dedupe_key="a", message_id=message, source="", topic="orders", nth=1)
+        FailedDelivery.objects.create(
+            consumer_group="cart", message_id=message, topic="orders", nth=1, source="", outcome="retry", fingerprint="no"
+        )
+        Process.objects.create(kind="relay", host="h", pid=1, broker="default")
+        return [*pages, reverse("admin:outbox_messagerow_changelist") + "?since=1h", reverse("admin:outbox_overview_changelist")]
+
+    def test_each_page_opens(self, admin_client, with_times, settings):
+        settings.USE_TZ = False
+
+        statuses = {page: admin_client.get(page).status_code for page in with_times}
+
+        assert {page: status for page, status in statuses.items() if status not in FINE} == {}
+        assert list(statuses.values()).count(200) > 10

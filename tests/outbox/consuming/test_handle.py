@@ -1,18 +1,20 @@
 from __future__ import annotations
 
 import dataclasses
+from contextlib import nullcontext
 from datetime import timedelta
 
 import pytest
 from django.contrib.auth.models import Group as UniqueRow
 from django.db import IntegrityError, connection, transaction
 
+import outbox
 from outbox import Reject, Retry, RetryLater, consumer, signals
 from outbox.consuming.handle import handle
 from outbox.consuming.outcome import Outcome
 from outbox.consuming.register import group
 from outbox.message import Cause, Header, current_cause
-from outbox.models import Duplicate, FailedDelivery, Inbox
+from outbox.models import Duplicate, FailedDelivery, Inbox, MessageRow
 from project.shop.models import CartEntry
 from tests.outbox.consuming.deliveries import delivery, end_delays, numbered
 from tests.outbox.consuming.messages import Cancelled, Ignored, Placed
@@ -198,6 +200,22 @@ class TestPassedOver:
 
         assert result.outcome is Outcome.IGNORED
         assert not CartEntry.objects.exists()
+
+
+class TestHandlerOfAnotherDatabase:
+    @pytest.mark.django_db(databases=["default", "other"])
+    @pytest.mark.parametrize("opens_a_block", [False, True])
+    def test_publishes_in_its_own_transaction(self, opens_a_block):
+        @consumer(Placed, group="cart", using="other")
+        def clear_cart(message, context):
+            with outbox.transaction() if opens_a_block else nullcontext():
+                outbox.publish_raw("orders", {"n": 1})
+
+        result = handle(group("cart"), delivery(Placed("A1")))
+
+        assert result.outcome is Outcome.HANDLED
+        assert MessageRow.objects.using("other").count() == 1
+        assert MessageRow.objects.count() == 0
 
 
 class TestFailure:

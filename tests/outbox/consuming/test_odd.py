@@ -14,7 +14,7 @@ from datetime import timedelta
 import pytest
 from django.db import OperationalError, connection, connections, transaction
 
-from outbox import Retry, consumer, database, signals
+from outbox import Retry, apublish, consumer, database, signals
 from outbox.consuming import tries
 from outbox.consuming.delivery_info import DeliveryInfo
 from outbox.consuming.handle import handle
@@ -39,6 +39,20 @@ END_THIS_CONNECTION = "SELECT pg_terminate_backend(pg_backend_pid())"
 
 def write(message, context) -> None:
     CartEntry.objects.create(invoice=message.invoice, change=-1)
+
+
+class TestHandlerThatForgetsToAwait:
+    def test_apublish_has_failed_and_nothing_is_written(self):
+        @consumer(Placed, group="cart", retry=NO_RETRY)
+        async def clear_cart(message, context):
+            await CartEntry.objects.acreate(invoice=message.invoice, change=-1)
+            apublish(message)
+
+        result = handle(group("cart"), delivery(Placed("A1")))
+
+        assert result.outcome is Outcome.DEAD_LETTER
+        assert "NotAwaited: apublish() was called once" in result.reason
+        assert not CartEntry.objects.exists()
 
 
 class TestForeignProducer:

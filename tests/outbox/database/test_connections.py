@@ -41,6 +41,24 @@ class TestConnect:
 ADD = "SELECT %(one)s::int + %(other)s::int"
 
 
+class TestAssumeRole:
+    def test_is_the_role_of_our_own_connections_too(self, transactional_db):
+        role = "outbox_owner_of_a_test"
+        with database.connect("default") as own:
+            own.execute(f"CREATE ROLE {role}")
+        options = connections["default"].settings_dict["OPTIONS"]
+        options["assume_role"] = role
+        try:
+            with database.connect("default") as own:
+                [current] = own.execute("SELECT current_user").fetchone()
+        finally:
+            del options["assume_role"]
+            with database.connect("default") as own:
+                own.execute(f"DROP ROLE {role}")
+
+        assert current == role
+
+
 @pytest.mark.django_db(transaction=True)
 class TestKeptCursor:
     def test_is_the_same_for_a_statement_as_long_as_the_connection_lives(self):

@@ -13,7 +13,7 @@ from django.db import connection, connections, transaction
 
 from outbox import apublish, publish, transactional
 from outbox import transaction as outbox_transaction
-from outbox.errors import ConfigurationError, NotInTransaction
+from outbox.errors import ConfigurationError, NotAwaited, NotInTransaction
 from outbox.message import Cause, Header, current_cause
 from tests.outbox.publishing.rows import OrderMade, bodies, headers_of, message_rows
 from tests.outbox.publishing.views import Broken
@@ -294,3 +294,50 @@ class TestApublish:
         run(both)
 
         assert message_rows() == []
+
+
+@pytest.mark.django_db(transaction=True)
+class TestACallThatIsNotAwaited:
+    async def forget(self):
+        apublish(OrderMade(order_id=1))
+
+    async def leave_in_a_task(self):
+        self.task = asyncio.create_task(self.publish_later())
+        await asyncio.sleep(0)
+
+    async def publish_later(self):
+        call = apublish(OrderMade(order_id=1))
+        await asyncio.sleep(60)
+        await call
+
+    @staticmethod
+    def forget_in_a_block(name):
+        with outbox_transaction():
+            Group.objects.create(name=name)
+            apublish(OrderMade(order_id=1))
+
+    @pytest.mark.parametrize("way", ["forget", "leave_in_a_task"])
+    def test_rolls_back_and_says_so(self, way):
+        @transactional
+        async def work():
+            await Group.objects.acreate(name="staff")
+            await getattr(self, way)()
+
+        with pytest.raises(NotAwaited, match="called once and not awaited"):
+            run(work)
+
+        assert Group.objects.count() == len(message_rows()) == 0
+
+    def test_rolls_back_in_synchronous_code_too(self):
+        with pytest.raises(NotAwaited):
+            self.forget_in_a_block("staff")
+
+        assert Group.objects.count() == len(message_rows()) == 0
+
+    def test_rolls_back_no_more_than_the_block_that_it_is_in(self):
+        with outbox_transaction():
+            Group.objects.create(name="staff")
+            with pytest.raises(NotAwaited):
+                self.forget_in_a_block("other")
+
+        assert [group.name for group in Group.objects.all()] == ["staff"]

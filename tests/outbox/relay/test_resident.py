@@ -89,6 +89,20 @@ class TestResident:
             *((logging.WARNING, False), (logging.ERROR, True)),
         ]
 
+    def test_says_the_same_once_a_minute_and_how_often_it_was(self, start, caplog, monkeypatch):
+        times = iter([0.0, 1.0, 2.0, 59.0, 61.0, 62.0])
+        monkeypatch.setattr(resident.time, "monotonic", lambda: next(times))
+        work = Work(*[ValueError("a bug")] * 5, ValueError("another"), False)
+
+        start(work)
+        assert work.is_done.wait(5)
+
+        assert [(record.getMessage(), bool(record.exc_info)) for record in caplog.records] == [
+            ("The worker fails: a bug", True),
+            ("The worker fails: a bug (3 more times)", False),
+            ("The worker fails: another", True),
+        ]
+
     def test_waits_for_a_lane_and_says_so_once(self, start, caplog, monkeypatch):
         monkeypatch.setattr(resident, "LANES_HELD_SECONDS", 0.01)
         work = Work(LaneNotHeld("all held"), LaneNotHeld("all held"), False)

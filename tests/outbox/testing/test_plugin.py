@@ -49,6 +49,16 @@ def test_server():
 """
 
 
+UNRELATED = """
+import pytest
+from django.contrib.auth.models import Group
+
+@pytest.mark.django_db
+def test_staff():
+    assert Group.objects.create(name="staff").pk
+"""
+
+
 @pytest.fixture
 def run(tmp_path):
     """Run pytest in a project of a user without a server; return the process."""
@@ -66,6 +76,24 @@ def run(tmp_path):
         )
 
     return run
+
+
+class TestWithoutMigrations:
+    @pytest.mark.parametrize(
+        ("options", "settings"),
+        [(["--nomigrations"], SETTINGS), ([], SETTINGS + 'DATABASES["default"]["TEST"] = {"MIGRATE": False}')],
+        ids=["of pytest", "of settings"],
+    )
+    def test_tests_that_do_not_publish_pass_and_are_told_why_others_do_not(self, run, tmp_path, options, settings):
+        (tmp_path / "test_staff.py").write_text(UNRELATED)
+
+        outcome = run(
+            "--ds", "settings", "-o", "outbox_postgres=true", "-o", "log_cli=true", *options, "test_staff.py", settings=settings
+        )
+
+        assert outcome.returncode == 0, outcome.stdout + outcome.stderr
+        assert "1 passed" in outcome.stdout
+        assert "were made without its migrations, so nothing can be published there" in outcome.stdout + outcome.stderr
 
 
 class TestThePlugin:

@@ -7,6 +7,7 @@ import amqp
 import pytest
 
 from outbox.brokers.base import Outgoing, SendStatus
+from outbox.brokers.rabbitmq.envelope import time_of
 from tests.outbox.brokers.rabbitmq.conftest import HELD
 
 pytestmark = pytest.mark.rabbitmq
@@ -70,3 +71,9 @@ class TestOtherConsumers:
 
         found = [channel.basic_get(queue) for _ in range(2)]
         assert [one and bytes(one.body) for one in found] == [b"a", None]
+
+
+class TestTimeOfAnotherProducer:
+    @pytest.mark.parametrize("value", [2**63 - 1, -(2**62), "yesterday", 1.5, None, b"x"], ids=str)
+    def test_is_none_where_it_cannot_be_read(self, value):
+        assert time_of(value) is None

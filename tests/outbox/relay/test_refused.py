@@ -1,0 +1,99 @@
+"""A database that refuses what the relay does: a publication without replica identities, a missing permission."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+
+import pytest
+
+from outbox import database, publish_raw, transaction
+from outbox.models import Batch, Process, State
+from outbox.monitoring.attention import Kind
+from outbox.monitoring.status import read_status
+from outbox.relay.hosts import RelayTarget
+from outbox.relay.resident import ResidentRelay
+from tests.waiting import wait_until
+
+pytestmark = pytest.mark.django_db(transaction=True)
+
+# Tables that a publication of all tables covers, and whose rows could then be neither deleted nor updated.
+WITHOUT_IDENTITY = """
+SELECT c.relname FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace
+WHERE n.nspname = current_schema() AND c.relkind = 'r' AND c.relpersistence = 'p' AND c.relreplident <> 'f'
+  AND NOT EXISTS (SELECT FROM pg_index i WHERE i.indrelid = c.oid AND i.indisprimary)
+"""
+
+
+@pytest.fixture
+def own() -> Iterator[database.Connection]:
+    with database.connect("default") as own:
+        yield own
+
+
+@pytest.fixture
+def publication(own: database.Connection) -> Iterator[None]:
+    """Publish all tables, as Debezium and logical replicas do."""
+    own.execute("CREATE PUBLICATION everything FOR ALL TABLES")
+    yield
+    own.execute("DROP PUBLICATION everything")
+
+
+@pytest.fixture
+def relay(memory_brokers: None) -> Iterator[Callable[[], ResidentRelay]]:
+    started: list[ResidentRelay] = []
+
+    def start() -> ResidentRelay:
+        started.append(ResidentRelay(RelayTarget("default", "default")))
+        started[-1].start()
+        return started[-1]
+
+    yield start
+    for one in started:
+        one.stop()
+        one.join(10)
+
+
+def publish() -> None:
+    with transaction():
+        publish_raw("orders", {"n": 1})
+
+
+def sent() -> bool:
+    return Batch.objects.filter(state=State.SENT).exists()
+
+
+def fails() -> list[str]:
+    with database.connect("default") as connection:
+        return [str(one) for one in read_status(connection, "default").attention if one.kind is Kind.PROCESS_FAILS]
+
+
+class TestPublicationOfAllTables:
+    def test_finds_a_replica_identity_on_each(self, own):
+        assert own.execute(WITHOUT_IDENTITY).fetchall() == []
+
+    def test_does_not_stop_the_relay(self, publication, relay):
+        publish()
+
+        relay()
+
+        assert wait_until(sent)
+
+
+class TestErrorThatStays:
+    def test_is_named_with_its_words_until_it_is_corrected(self, own, publication, relay):
+        own.execute("ALTER TABLE outbox_ticket REPLICA IDENTITY NOTHING")
+        try:
+            publish()
+            one = relay()
+
+            named = wait_until(fails)
+            failures = wait_until(lambda: one._failures > 3 and one._failures)
+        finally:
+            own.execute("ALTER TABLE outbox_ticket REPLICA IDENTITY FULL")
+
+        assert "Broker 'default': The database refuses the work of the relay" in named[0]
+        assert 'cannot delete from table "outbox_ticket" because it does not have a replica identity' in named[0]
+        assert failures > 3
+        assert wait_until(sent)
+        assert wait_until(lambda: not fails())
+        assert Process.objects.get(kind="relay").error == ""
