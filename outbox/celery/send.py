@@ -12,8 +12,10 @@ from django.db import transaction
 from kombu.serialization import dumps
 
 from outbox import conf
+from outbox.brokers.options import read_options
 from outbox.celery.canvas import capture, refuse_unfit
 from outbox.celery.capturing import CapturingProducer, EncodedTask
+from outbox.celery.options import CeleryOptions, find_app
 from outbox.celery.stored import CONTENT_TYPE, TOPIC
 from outbox.errors import ConfigurationError
 from outbox.publishing.draft import Draft, compose_encoded
@@ -42,7 +44,7 @@ def send_in_transaction(signature: Signature[Any], *, using: str | None = None) 
     Raises:
         NotInTransaction: the database has no open transaction.
         InvalidMessage: the signature has an option that cannot be kept, or begins with a chord.
-        ConfigurationError: `OUTBOX["BROKERS"]` has no CeleryBroker, or Celery's task_protocol is 1.
+        ConfigurationError: `OUTBOX["BROKERS"]` has no CeleryBroker, or one for another Celery app; or task_protocol is 1.
         kombu.exceptions.EncodeError: the serializer cannot write the arguments.
     """
     if TOPIC not in conf.settings().topics:
@@ -52,6 +54,7 @@ def send_in_transaction(signature: Signature[Any], *, using: str | None = None) 
     app = signature.app
     if app.conf.task_protocol != PROTOCOL:
         raise ConfigurationError(f"The outbox sends Celery's protocol {PROTOCOL} only. Leave task_protocol out.")
+    _refuse_foreign(signature)
     subject = f"Task {signature.task}"
     alias = choose_database(subject, using=using, about=None)
     if app.conf.task_always_eager:
@@ -61,6 +64,19 @@ def send_in_transaction(signature: Signature[Any], *, using: str | None = None) 
     publish_drafts([_compose(one) for one in producer.captured], using=alias)
     _add_to_parent(app, signature, result, alias)
     return result
+
+
+def _refuse_foreign(signature: Signature[Any]) -> None:
+    """Raise ConfigurationError where the broker publishes for another app: the task would go to that app's server."""
+    alias = conf.topic_settings(TOPIC).broker
+    if conf.broker_class(alias).system != "celery":  # a test's
+        return
+    app = find_app(read_options(CeleryOptions, conf.settings().brokers[alias].options))
+    if app.main != signature.app.main or app.conf.broker_url != signature.app.conf.broker_url:
+        raise ConfigurationError(
+            f"Task {signature.task} belongs to the Celery app {signature.app.main!r}, and broker {alias!r} sends to the server "
+            f'of {app.main!r}. Name the app in OPTIONS["APP"] of that broker; the tasks of one app can be sent in transactions.'
+        )
 
 
 def _compose(one: EncodedTask) -> Draft:

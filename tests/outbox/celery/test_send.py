@@ -59,6 +59,12 @@ def comparable(message: Any) -> dict[str, Any]:
     }
 
 
+def with_app(outbox: dict[str, Any], app: str) -> dict[str, Any]:
+    """Return settings whose tasks go to another Celery app's server."""
+    brokers = {**outbox["BROKERS"], "celery": {**outbox["BROKERS"]["celery"], "OPTIONS": {"APP": app}}}
+    return {**outbox, "BROKERS": brokers}
+
+
 class TestATask:
     @pytest.mark.parametrize("options", KEPT.values(), ids=KEPT)
     @pytest.mark.filterwarnings("ignore:.*")
@@ -211,12 +217,22 @@ class TestATask:
         [far.s(1), far.s(1).set(countdown=5), chain(far.s(1), far.si(2)), group(far.s(1), far.s(2)), far.chunks([(1,), (2,)], 1)],
         ids=["task", "countdown", "chain", "group", "chunks"],
     )
-    def test_reaches_neither_celerys_broker_nor_its_result_backend(self, signature: Any):
+    def test_reaches_neither_celerys_broker_nor_its_result_backend(self, settings: Any, signature: Any):
+        settings.OUTBOX = with_app(settings.OUTBOX, "tests.outbox.celery.app.away")
+
         with transaction.atomic():
             result = send_in_transaction(signature)
 
         assert stored()
         assert result.id
+
+    def test_of_another_app_is_refused_before_it_goes_to_the_wrong_server(self):
+        with transaction.atomic(), pytest.raises(ConfigurationError) as refused:
+            send_in_transaction(far.s(1))
+
+        assert "Task tests.far belongs to the Celery app 'outbox-tests-away'" in str(refused.value)
+        assert "broker 'celery' sends to the server of 'outbox-tests'" in str(refused.value)
+        assert stored() == []
 
     def test_needs_a_celery_broker_in_the_settings(self, settings: Any):
         settings.OUTBOX = {}
