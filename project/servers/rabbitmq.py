@@ -1,13 +1,15 @@
 """
 A real RabbitMQ on ports of its own, as long as the one who started it lives.
 
-    python -m project.servers.rabbitmq          # prints the URL for CELERY_BROKER_URL
+    python -m project.servers.rabbitmq              # prints the URL for CELERY_BROKER_URL
+    python -m project.servers.rabbitmq --nodes 3    # a cluster; prints a URL for each node
 
 Debian's package may run a service of its own: this is another node, with another name, other ports and another epmd.
 """
 
 from __future__ import annotations
 
+import argparse
 import os
 import shutil
 import signal
@@ -19,6 +21,7 @@ import time
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
+from types import TracebackType
 from typing import Self
 
 from project.servers.program import HOST, Program, free_port
@@ -35,6 +38,11 @@ log.file = false
 disk_free_limit.absolute = 50MB
 """
 
+# A node that sees fewer than half of the others stops until it sees them again, and its clients go to the others.
+PAUSE_MINORITY = "cluster_partition_handling = pause_minority\n"
+
+DISCONNECT = "[erlang:disconnect_node(Node) || Node <- nodes()]."
+
 
 class RabbitMQ(Program):
     """
@@ -44,18 +52,24 @@ class RabbitMQ(Program):
         home: its folder; a node that is started there again has the queues and messages of the last one.
         settings: more lines of rabbitmq.conf.
         plugins: plugins that are enabled.
+        erlang: more arguments of its Erlang.
+        beside: a node whose cookie and epmd it shares, so that it can join it.
     """
 
     command = str(BIN / "rabbitmq-server") if BIN.is_dir() else "rabbitmq-server"
     package = "rabbitmq-server"
     start_seconds = 60
 
-    def __init__(self, home: Path, *, settings: str = "", plugins: Sequence[str] = ()) -> None:
+    def __init__(
+        self, home: Path, *, settings: str = "", plugins: Sequence[str] = (), erlang: str = "", beside: RabbitMQ | None = None
+    ) -> None:
         super().__init__()
         self._home = home
         self._settings = settings
         self._plugins = plugins
-        self._epmd_port = free_port()
+        self._erlang = erlang
+        self._beside = beside
+        self._epmd_port: int = beside._epmd_port if beside else free_port()
         self._distribution_port = free_port()
         self._epmd: subprocess.Popen[bytes] | None = None
 
@@ -65,13 +79,18 @@ class RabbitMQ(Program):
         return f"{HOST}:{self.port}"
 
     @property
+    def name(self) -> str:
+        """What it is called within a cluster."""
+        return f"outbox{self.port}@localhost"
+
+    @property
     def url(self) -> str:
         """Where clients find it."""
         return f"amqp://guest:guest@{HOST}:{self.port}//"
 
     def start(self) -> Self:
         """Start it, and its epmd before it. Raises ServerError."""
-        if self._epmd is None and shutil.which("epmd"):  # else the node would start one that outlives it
+        if self._epmd is None and self._beside is None and shutil.which("epmd"):  # else the node would start one that outlives it
             tie = ["setpriv", "--pdeathsig", "TERM"] if shutil.which("setpriv") else []
             command = [*tie, "epmd", "-port", str(self._epmd_port), "-address", HOST]
             self._epmd = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
@@ -99,6 +118,11 @@ class RabbitMQ(Program):
         [names] = self._home.glob("mnesia/*/quorum/*/names.dets")
         return f"%2F_{queue}".encode() in names.read_bytes() and time.time() - names.stat().st_mtime > NAMES_SECONDS
 
+    def join(self, other: RabbitMQ) -> None:
+        """Make it a member of another node's cluster; it forgets its own queues."""
+        for command in ("stop_app", "reset", f"join_cluster {other.name}", "start_app"):
+            self.control(*command.split())
+
     def control(self, *arguments: str, program: str = "rabbitmqctl") -> str:
         """Run rabbitmqctl, or another program of the package; return what it says. Raises CalledProcessError."""
         command = [str(BIN / program) if BIN.is_dir() else program, *arguments]
@@ -112,7 +136,7 @@ class RabbitMQ(Program):
         (self._home / "enabled_plugins").write_text(f"[{','.join(self._plugins)}].\n")
         cookie = self._home / ".erlang.cookie"
         if not cookie.exists():
-            cookie.write_text(os.urandom(16).hex())
+            cookie.write_text((self._beside._home / cookie.name).read_text() if self._beside else os.urandom(16).hex())
             cookie.chmod(0o400)
         return self._home
 
@@ -123,7 +147,7 @@ class RabbitMQ(Program):
         return {
             **{name: value for name, value in os.environ.items() if not name.startswith(("RABBITMQ_", "ERL_"))},
             "HOME": str(home),
-            "RABBITMQ_NODENAME": f"outbox{self.port}@localhost",
+            "RABBITMQ_NODENAME": self.name,
             "RABBITMQ_DIST_PORT": str(self._distribution_port),
             "RABBITMQ_CONFIG_FILE": str(home / "rabbitmq.conf"),
             "RABBITMQ_ENABLED_PLUGINS_FILE": str(home / "enabled_plugins"),
@@ -131,7 +155,7 @@ class RabbitMQ(Program):
             "RABBITMQ_LOG_BASE": str(home / "logs"),
             "RABBITMQ_PID_FILE": str(home / "pid"),
             "RABBITMQ_GENERATED_CONFIG_DIR": str(home / "generated"),
-            "RABBITMQ_SERVER_ADDITIONAL_ERL_ARGS": "+S 2:2 +sbwt none",
+            "RABBITMQ_SERVER_ADDITIONAL_ERL_ARGS": f"+S 2:2 +sbwt none {self._erlang}",
             "ERL_EPMD_PORT": str(self._epmd_port),
             "ERL_EPMD_ADDRESS": HOST,
             "RUNNING_UNDER_SYSTEMD": "true",  # the script becomes the server, so that a signal meets it
@@ -146,13 +170,78 @@ class RabbitMQ(Program):
             return False
 
 
+class Cluster:
+    """
+    Nodes that have joined to one cluster, all on this machine; leave the block to stop them.
+
+    Args:
+        home: the folder of their folders.
+        count: how many nodes.
+        erlang: as for RabbitMQ.
+    """
+
+    def __init__(self, home: Path, count: int, *, erlang: str = "") -> None:
+        self.nodes = [RabbitMQ(home / "node-1", settings=PAUSE_MINORITY, erlang=erlang)]
+        for number in range(2, count + 1):
+            node = RabbitMQ(home / f"node-{number}", settings=PAUSE_MINORITY, erlang=erlang, beside=self.nodes[0])
+            self.nodes.append(node)
+
+    def __enter__(self) -> Self:
+        return self.start()
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        self.stop()
+
+    def start(self) -> Self:
+        """Start all nodes, and join them. Raises ServerError."""
+        first, *others = self.nodes
+        try:
+            first.start()
+            for node in others:
+                node.start().join(first)
+        except (ServerError, subprocess.SubprocessError):
+            self.stop()
+            raise
+        return self
+
+    def stop(self) -> None:
+        """End all nodes, the first one last: its epmd is that of all."""
+        for node in reversed(self.nodes):
+            node.stop()
+
+    def part(self, node: RabbitMQ) -> None:
+        """Part a node from the others, as a network would: they take it for gone, and it takes them for gone."""
+        node.control("eval", " ".join(f"erlang:set_cookie('{one.name}', parted)," for one in self._others(node)) + DISCONNECT)
+
+    def heal(self, node: RabbitMQ) -> None:
+        """Let a parted node and the others find each other again."""
+        for one in self._others(node):
+            node.control("eval", f"erlang:set_cookie('{one.name}', erlang:get_cookie()), net_kernel:connect_node('{one.name}').")
+
+    def leader(self, queue: str) -> RabbitMQ:
+        """Return the node with the leader of a quorum queue. Raises LookupError where it has none."""
+        for node in self.nodes:
+            with suppress(subprocess.SubprocessError):
+                rows = node.control("list_queues", "name", "leader", "--quiet", "--no-table-headers").splitlines()
+                names = dict(row.split("\t", 1) for row in rows)
+                return next(one for one in self.nodes if one.name == names.get(queue))
+        raise LookupError(f"Queue {queue!r} has no leader.")
+
+    def _others(self, node: RabbitMQ) -> list[RabbitMQ]:
+        return [one for one in self.nodes if one is not node]
+
+
 def main() -> None:
-    """Run one until it is interrupted, in a folder that goes with it."""
+    """Run one node, or a cluster, until it is interrupted, in a folder that goes with it."""
+    parser = argparse.ArgumentParser(description="Run RabbitMQ until Ctrl-C; print a URL for each node.")
+    parser.add_argument("--nodes", type=int, default=1, metavar="N", help="of one cluster (default: 1)")
+    count = parser.parse_args().nodes
     with tempfile.TemporaryDirectory(prefix="rabbitmq-") as folder:
         signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
-        with RabbitMQ(Path(folder)) as server, suppress(KeyboardInterrupt):
-            print(server.url, flush=True)  # noqa: T201
-            server.wait()
+        with Cluster(Path(folder), count) as cluster, suppress(KeyboardInterrupt):
+            for node in cluster.nodes:
+                print(node.url, flush=True)  # noqa: T201
+            cluster.nodes[0].wait()
 
 
 if __name__ == "__main__":

@@ -62,7 +62,9 @@ class Acts:
         )
 
     def send(self, *messages: Outgoing) -> None:
-        assert [outcome.status for outcome in self.broker.send(messages)] == [SendStatus.ACCEPTED] * len(messages)
+        results = self.broker.send(messages)
+        failed = [one for one in results if one.status is not SendStatus.ACCEPTED]
+        assert not failed, failed[0]
 
     def send_bodies(self, *bodies: bytes, kind: TopicType = TopicType.NORMAL, key: str = "") -> list[Outgoing]:
         messages = [self.message(kind, body=body, key=key) for body in bodies]

@@ -67,6 +67,7 @@ class Harness(abc.ABC):
     delivers_again = False  # deliver_again() works
     keeps_reasons = True  # a dead letter has its reason
     gives_back_at_once = False  # the deliveries of a process that died; otherwise when their time is over
+    counts_invisible = True  # backlog(), held() and delayed() together include messages in a handler, or between retries
     counts_what_is_handled = True  # backlog() includes messages that were received and not finished
     can_lose_ends = False  # lose_ends() works
     can_restart = False  # restart() works

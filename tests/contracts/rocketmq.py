@@ -102,6 +102,7 @@ class RocketMQHarness(RealTimeHarness):
     can_restart = True
     refuses_second_ack = False
     can_start_at_the_end = False
+    counts_invisible = False
     counts_what_is_handled = False
     keeps_reasons = False
 

@@ -178,10 +178,12 @@ class RabbitMQBroker(DeadLetters):
         Return a message for another process of its group.
 
         The queue of an ordered topic has one consumer at a time: this process gives its subscription up, with all that it has
-        fetched over it, so that the next one that waits continues with the same message.
+        fetched over it, so that the next one that waits continues with the same message. On other topics it looks later than
+        others for what comes out of the delay.
         """
         if delivery.topic in self._ordered:
             return self._receiver.pass_on(delivery, after)
+        self._receiver.leave_due(delivery.group, delivery.topic, after)
         return self.retry(delivery, after)
 
     def dead_letter(self, delivery: Delivery, reason: str) -> bool:

@@ -13,6 +13,7 @@ Topics do not hinder each other: one whose queues the server declares with other
 from __future__ import annotations
 
 import itertools
+import random
 import time
 from collections.abc import Callable, Collection, Iterable, Mapping
 from contextlib import closing
@@ -104,6 +105,18 @@ class Receiver:
             self._windows[source].is_passed_on = True
             self._passed_on[source] = time.monotonic() + after.total_seconds()
             return True
+
+    def leave_due(self, group: str, topic: str, after: timedelta) -> None:
+        """
+        Leave the queue of due messages to other processes at first, when a message comes there that was passed on.
+
+        Else two processes may look there in turns in which it comes to the same one again and again.
+        """
+        _, due = group_queues(self._topics[topic], group)
+        now = time.monotonic()
+        with self._connection.lock:
+            if self._looked_at.get(due, now) <= now:  # not later with each message: its own may come there, too
+                self._looked_at[due] = now + after.total_seconds() + random.uniform(1, 3) * DUE_SECONDS  # noqa: S311
 
     def count_held(self, group: str) -> dict[str, int]:
         """Return the number of messages that were fetched for a group and are not settled, by topic."""

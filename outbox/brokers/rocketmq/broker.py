@@ -202,7 +202,7 @@ class RocketMQBroker(AsksProducers, DeadLetters):
         return self._client.run(dead_letters.discard(self._client, self._server_groups(group), set(letters)))
 
     def backlog(self, group: str) -> dict[str, int]:
-        """Return the number of messages not delivered to a group yet, by topic. Raises as `dead_letters`."""
+        """Return the number of messages that can be delivered to a group now, by topic. Raises as `dead_letters`."""
         self._require_ports("backlog()")
         server_groups = {name: group_name(group, topic) for name, topic in self.topics.items()}
         read = {one: self._client.run(lookup.topics_read_by(self._client, one)) for one in set(server_groups.values())}

@@ -11,7 +11,7 @@ from outbox.brokers.base import HalfRef, StoredCopy
 from outbox.brokers.rocketmq.brokers import ask_all
 from outbox.brokers.rocketmq.client import Client
 from outbox.brokers.rocketmq.codec import HALF_MARK
-from outbox.brokers.rocketmq.dead_letters import dead_lettered_topics
+from outbox.brokers.rocketmq.dead_letters import RETRY_PREFIX, dead_lettered_topics
 from outbox.brokers.rocketmq.places import HALVES, Place
 from outbox.brokers.rocketmq.remoting import requests
 from outbox.brokers.rocketmq.remoting.frames import Request, StoredMessage
@@ -56,8 +56,11 @@ async def topics_read_by(client: Client, group: str) -> set[str]:
 
 
 async def backlog(client: Client, group: str, topic: str) -> int:
-    """Return the number of messages of a topic that were not delivered to one of the server's groups."""
+    """Return the number of messages of a topic that can be delivered to one of the server's groups now, retries included."""
+    return await _lag(client, group, topic) + await _lag(client, group, f"{RETRY_PREFIX}{group}_{topic}")
 
+
+async def _lag(client: Client, group: str, topic: str) -> int:
     async def ask(broker: str) -> list[int]:
         request = Request(requests.GET_CONSUME_STATS, {"consumerGroup": group, "topic": topic})
         answer = await client.ports.ask(broker, request)

@@ -4,24 +4,19 @@ from __future__ import annotations
 
 import importlib.util
 import json
-import os
-import signal
 import subprocess
-import sys
 import uuid
 from collections.abc import Iterator
-from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import pytest
-from django.conf import settings as django_settings
 from django.db import connection
 
 from outbox import publish_raw, transaction
 from outbox.failpoints import VARIABLE as FAILPOINTS
 from outbox.message import TopicType
-from tests.database_url import url_of
+from tests.journeys.processes import Processes
 from tests.journeys.rocketmq.names import VARIABLE, names, outbox
 
 HERE = Path(__file__).parent
@@ -43,7 +38,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             item.add_marker(pytest.mark.timeout(600))
 
 
-class Journey:
+class Journey(Processes):
     """
     Publishes, starts processes, and reads what came of it.
 
@@ -52,12 +47,11 @@ class Journey:
     """
 
     def __init__(self, folder: Path, options: dict[str, Any], unique: str) -> None:
-        self.folder = folder
+        super().__init__(folder, "tests.journeys.rocketmq.settings")
         self.unique = unique
         self.options = options
         self.with_ordered = True  # consumers read the ordered topic, too
         self.work, self.steps, self.group = names(unique)
-        self.processes: list[subprocess.Popen[bytes]] = []
 
     def publish(self, topic: str, *numbers: int, key: str = "") -> None:
         """Publish numbered messages, each in a transaction of its own."""
@@ -65,27 +59,9 @@ class Journey:
             with transaction():
                 publish_raw(topic, {"number": number}, key=key)
 
-    def start(self, *command: str, failpoints: str = "") -> subprocess.Popen[bytes]:
-        """Start `python -m ...` in a session of its own."""
-        environment = {
-            **os.environ,
-            "DATABASE_URL": url_of(connection.settings_dict),
-            "DJANGO_SETTINGS_MODULE": "tests.journeys.rocketmq.settings",
-            "CELERY_FILES_DIR": str(self.folder / "celery"),
-            VARIABLE: json.dumps({"unique": self.unique, "options": self.options, "ordered": self.with_ordered}),
-            FAILPOINTS: failpoints,
-        }
-        with (self.folder / f"{command[-1]}.{len(self.processes)}.log").open("wb") as log:
-            process = subprocess.Popen(
-                [sys.executable, "-m", *command],
-                cwd=django_settings.BASE_DIR,
-                env=environment,
-                stdout=log,
-                stderr=log,
-                start_new_session=True,
-            )
-        self.processes.append(process)
-        return process
+    def start(self, *command: str, failpoints: str = "", **variables: str) -> subprocess.Popen[bytes]:
+        told = {"unique": self.unique, "options": self.options, "ordered": self.with_ordered}
+        return super().start(*command, **{VARIABLE: json.dumps(told), FAILPOINTS: failpoints, **variables})
 
     def consume(self, **options: str) -> subprocess.Popen[bytes]:
         return self.start("django", "outbox_consume", "--group", self.group, **options)
@@ -115,16 +91,6 @@ class Journey:
     def is_used(self, place: str) -> bool:
         """Whether the last permit was."""
         return not (self.folder / place).exists()
-
-    def logs(self) -> str:
-        """Return the end of each process's output, for a test that failed."""
-        return "\n".join(f"--- {log.name}\n{log.read_text()[-2000:]}" for log in sorted(self.folder.glob("*.log")))
-
-    def close(self) -> None:
-        for process in self.processes:
-            with suppress(ProcessLookupError):
-                os.killpg(process.pid, signal.SIGKILL)
-            process.wait()
 
 
 @pytest.fixture

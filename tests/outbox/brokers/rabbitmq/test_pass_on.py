@@ -124,3 +124,17 @@ def receive(broker: RabbitMQBroker, topic: str) -> list[Delivery]:
     with suppress(BrokerUnavailable):
         return broker.receive("billing", [topic], limit=50, invisible_for=HELD, wait=timedelta(milliseconds=50))
     return []
+
+
+class TestMessageWithoutOrderForAnother:
+    def test_is_left_to_the_others_when_its_delay_is_over(self, open_broker: Open, message: NewMessage, topic):
+        old, new = open_broker(), open_broker()
+        old.send([message(b"for another")])
+        [one] = wait_until(lambda: received(old, topic))
+
+        old.pass_on(one, SECOND)
+        nothing = [*received(old, topic), *received(old, topic)]  # two seconds
+        found = wait_until(lambda: received(new, topic))
+
+        assert nothing == []
+        assert bodies(found) == [b"for another"]

@@ -1,0 +1,70 @@
+"""
+A process that publishes numbered messages of all kinds to all topics until it is stopped.
+
+`python -m tests.journeys.rabbitmq.publisher FIRST`. Each number is written into a table by the transaction of its message; every
+fifth transaction is rolled back. Numbers of a key grow, since one process publishes all of them.
+"""
+
+from __future__ import annotations
+
+import random
+import sys
+import time
+from contextlib import suppress
+from datetime import timedelta
+
+import django
+
+django.setup()
+
+from django.db import Error, connection  # noqa: E402
+
+from outbox import publish_raw, transaction  # noqa: E402
+from tests.journeys.rabbitmq.given import given, names  # noqa: E402
+
+ALL = names(given["unique"])
+
+PAUSE = 0.04  # seconds
+KEYS = 3
+
+NOTE = "INSERT INTO storm_published (number, message_id, topic, kind, key) VALUES (%s, %s, %s, %s, %s)"
+
+TOPICS = {ALL.work: 10, ALL.bulk: 5, ALL.steps: 4, ALL.later: 2, ALL.spare: 3}
+# What a message does, and how often.
+KINDS: dict[str, dict[str, float]] = {
+    ALL.work: {"fine": 300, "flaky": 30, "put off": 15, "bad": 12, "rejected": 6, "loop": 1, "stuck": 0.5},
+    ALL.bulk: {"fine": 100, "bad": 2},
+    ALL.steps: {"fine": 50, "rejected": 1},
+    ALL.later: {"fine": 1},
+    ALL.spare: {"fine": 1},
+}
+
+
+class Undone(Exception):
+    """Raised to roll a transaction back."""
+
+
+def publish(number: int, topic: str, key: str = "") -> None:
+    """Publish a message and write its number down, in one transaction."""
+    [kind] = random.choices(list(KINDS[topic]), list(KINDS[topic].values()))
+    delay = timedelta(seconds=random.randint(1, 8)) if topic == ALL.later else None
+    with transaction(), connection.cursor() as cursor:
+        receipt = publish_raw(topic, {"do": kind, "number": number}, key=key, delay=delay)
+        cursor.execute(NOTE, [number, receipt.message_id, topic, kind, key])
+        if number % 5 == 0:
+            raise Undone
+
+
+def main() -> None:
+    """Publish for ever."""
+    first = number = int(sys.argv[1])
+    while True:
+        [topic] = random.choices(list(TOPICS), list(TOPICS.values()))
+        with suppress(Undone, Error):
+            publish(number, topic, f"{first}-{number % KEYS}" if topic == ALL.steps else "")
+        number += 1
+        time.sleep(PAUSE)
+
+
+if __name__ == "__main__":
+    main()

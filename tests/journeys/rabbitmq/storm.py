@@ -1,0 +1,488 @@
+"""
+A storm on RabbitMQ: nodes, connections, queues, relays, consumers and publishers are hurt for minutes, by chance.
+
+It is counted without what the framework counts: in the tables that the transactions wrote, in queues of the storm's own that get
+a copy of each message, in what the handlers wrote, and in the queues of dead letters. What an operator deletes on purpose, by
+purging a queue, is counted apart: it is lost, and has to be found as gaps.
+"""
+
+from __future__ import annotations
+
+import json
+import random
+import signal
+import subprocess
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import amqp
+from amqp.exceptions import AMQPError
+from django.db import connection
+
+from outbox.brokers.rabbitmq.envelope import REASON
+from outbox.brokers.rabbitmq.topology import dead_queue_name, delay_queues, due_queue_name, queue_name
+from outbox.models import Gap, MessageState
+from project.servers.rabbitmq import Cluster, RabbitMQ
+from project.servers.rocketmq_jars import ServerError
+from tests.journeys.processes import Processes, send
+from tests.journeys.rabbitmq.given import DELAY, LIMIT, VARIABLE, names
+from tests.waiting import wait_until
+
+PAUSE = (1.0, 5.0)  # seconds between two acts
+STATISTICS_SECONDS = 6  # quorum queues count their messages that often
+
+TABLES = """
+CREATE TABLE storm_published (number int, message_id uuid, topic text, kind text, key text);
+CREATE TABLE storm_effect (id bigserial, consumer_group text, topic text, key text, number int);
+CREATE TABLE storm_failed (consumer_group text, number int, failed_at timestamptz DEFAULT clock_timestamp())
+"""
+DROP = "DROP TABLE storm_published, storm_effect, storm_failed"
+
+# What the reason of a dead letter has in it, by kind.
+REASONS = {
+    "bad": ["ValueError: bad"],
+    "rejected": ["of no use"],
+    "loop": ["TimeLimitExceeded"],
+    "stuck": ["TimeLimitExceeded", "the handler ran beyond its time_limit"],
+}
+
+CELERY = ["celery", "-A", "project", "worker", "--queues", "outbox,shop", "--concurrency", "3", "--loglevel", "WARNING"]
+CELERY += ["--beat", "--without-gossip", "--without-mingle", "--without-heartbeat"]
+PUBLISHER = "tests.journeys.rabbitmq.publisher"
+
+KINDS = {"relay": 2, "celery": 1, "consumer": 2, "consumer of two": 1, "consumer of spare": 1, "publisher": 2}
+
+Act = Callable[[], object]
+
+
+class Storm:
+    """
+    Keeps processes running, and hurts them and their broker.
+
+    Args:
+        folder: for logs and Celery's files.
+        unique: the suffix of all names.
+    """
+
+    def __init__(self, cluster: Cluster, folder: Path, unique: str) -> None:
+        self.cluster = cluster
+        self.names = names(unique)
+        self.processes = Processes(folder, "tests.journeys.rabbitmq.settings")
+        self.acts: Counter[str] = Counter()
+        self.acted_at: list[tuple[str, float]] = []
+        self.purged = 0  # messages
+        self.settled_after = 0.0  # seconds
+        self.chance = random.Random(unique)
+        self._told = {VARIABLE: json.dumps({"unique": unique, "nodes": [node.address for node in cluster.nodes]})}
+        self._numbers = iter(range(0, 2_000_000_000, 1_000_000))
+        self._tap()
+        self.running = {f"{kind} {nth}": self._start(kind) for kind, count in KINDS.items() for nth in range(count)}
+
+    def play(self, seconds: float) -> None:
+        """Hurt by chance for so long, each time something else, so that a short storm has all of it."""
+        acts: dict[str, tuple[int, Act]] = {
+            "kill a process": (6, self._kill),
+            "freeze a process": (4, self._freeze),
+            "stop a process": (1, self._stop),
+            "kill a node": (2, self._kill_node),
+            "freeze a node": (2, self._freeze_node),
+            "alarm": (2, self._alarm),
+            "close connections": (2, self._close_connections),
+            "purge a queue": (1, self._purge),
+            "delete a queue": (1, self._delete),
+        }
+        if len(self.cluster.nodes) > 1:
+            acts |= {"kill the leader": (3, self._kill_leader), "part a node": (3, self._part)}
+        wait_until(self._is_under_way, 60)
+        ends_at = time.monotonic() + seconds
+        queue: list[str] = []
+        while time.monotonic() < ends_at:
+            time.sleep(self.chance.uniform(*PAUSE))
+            if not queue:  # one of each, then by weight
+                queue = [name for name, (weight, _) in acts.items() for _ in range(weight - 1)]
+                self.chance.shuffle(queue)
+                queue = [*self.chance.sample(list(acts), k=len(acts)), *queue]
+            self._do(name := queue.pop(0), acts[name][1])
+            self._keep_running()
+
+    def calm(self) -> None:
+        """Publish no more, and start again what died by itself."""
+        for name in [name for name in self.running if name.startswith("publisher")]:
+            self._end(name)
+            del self.running[name]
+        self._keep_running()
+        _say("all is calm")
+
+    def close(self) -> None:
+        self.processes.close()
+
+    # --- what is hurt ---
+
+    def _do(self, name: str, act: Act) -> None:
+        _say(name)
+        try:
+            act()
+        except (subprocess.SubprocessError, AMQPError, OSError, LookupError, ServerError, AssertionError) as error:
+            _say(f"{name} did not work: {str(error)[:300]}")
+        else:
+            self.acts[name] += 1
+
+    def _kill(self) -> None:
+        name = self.chance.choice([*self.running])
+        self._end(name)
+        self.running[name] = self._start(name.rpartition(" ")[0])
+
+    def _stop(self) -> None:
+        send(self.running[self.chance.choice([*self.running])], signal.SIGTERM)
+
+    def _freeze(self) -> None:
+        with self._frozen(self.chance.choice([*self.running])):
+            time.sleep(self.chance.choice([1, 3, 12]))  # the last one is noticed by the node
+
+    def _kill_node(self, node: RabbitMQ | None = None) -> None:
+        node = node or self.chance.choice(self.cluster.nodes)
+        queues = [*self._queues(), *map(_tap, self._tapped())]
+        wait_until(lambda: all(node.knows_after_crash(name) for name in queues), 20)
+        self._mark("kill node")
+        node.kill()
+        time.sleep(self.chance.uniform(0, 3))
+        node.start()
+
+    def _kill_leader(self) -> None:
+        self._kill_node(self.cluster.leader(queue_name(self.names.work, self.names.one)))
+
+    def _freeze_node(self) -> None:
+        node = self.chance.choice(self.cluster.nodes)
+        self._mark("freeze node")
+        node.freeze()
+        try:
+            time.sleep(self.chance.choice([1, 4, 12]))
+        finally:
+            node.thaw()
+
+    def _part(self) -> None:
+        node = self.cluster.leader(queue_name(self.names.work, self.names.one))
+        self._mark("part node")
+        self.cluster.part(node)
+        try:
+            time.sleep(self.chance.uniform(3, 12))
+        finally:
+            self.cluster.heal(node)
+
+    def _alarm(self) -> None:
+        node = self.chance.choice(self.cluster.nodes)
+        self._mark("alarm")
+        node.control("set_vm_memory_high_watermark", "0.0001")
+        try:
+            time.sleep(self.chance.choice([2, 6, 15]))
+        finally:
+            node.control("set_vm_memory_high_watermark", "0.6")
+
+    def _close_connections(self) -> None:
+        self._mark("close connections")
+        self._node().control("close_all_connections", "a storm")
+
+    def _purge(self) -> None:
+        """Purge the queue of the spare topic while messages wait there."""
+        with self._frozen("consumer of spare 0"), self._channel() as channel:
+            queue = queue_name(self.names.spare, self.names.third)
+            wait_until(lambda: _count(channel, queue) > 3, 10)
+            self.purged += channel.queue_purge(queue) or 0
+
+    def _delete(self) -> None:
+        """Delete an empty queue while all processes are frozen, so that nothing is lost with it."""
+        with self._frozen(*self.running):
+            time.sleep(STATISTICS_SECONDS)
+            waiting = self.waiting()
+            empty = [name for name in self._queues() if waiting.get(name) == 0]
+            name = self.chance.choice(empty)
+            _say(f"{name} is deleted")
+            with self._channel() as channel:
+                channel.queue_delete(name)
+
+    # --- processes ---
+
+    def _is_under_way(self) -> bool:
+        [(groups,)] = _rows("SELECT count(DISTINCT (consumer_group, topic)) FROM storm_effect")
+        return groups == sum(map(len, self.names.groups.values()))
+
+    def _start(self, kind: str) -> subprocess.Popen[bytes]:
+        start, consume = self.processes.start, ["django", "outbox_consume", "--threads", "2", "--group"]
+        match kind:
+            case "relay":
+                return start("django", "outbox_relay", **self._told)
+            case "celery":
+                schedule = str(self.processes.folder / f"beat-{self.chance.randrange(10**9)}")
+                return start(*CELERY, "--schedule", schedule, **self._told)
+            case "consumer":
+                return start(*consume, self.names.one, **self._told)
+            case "consumer of two":
+                return start(*consume, self.names.two, **self._told)
+            case "consumer of spare":
+                return start(*consume, self.names.third, **self._told)
+            case _:
+                return start(PUBLISHER, str(next(self._numbers)), **self._told)
+
+    def _end(self, name: str) -> None:
+        send(self.running[name], signal.SIGKILL)
+        self.running[name].wait()
+
+    def _keep_running(self) -> None:
+        for name, process in self.running.items():
+            if process.poll() is not None:
+                self.running[name] = self._start(name.rpartition(" ")[0])
+
+    @contextmanager
+    def _frozen(self, *chosen: str) -> Iterator[None]:
+        for name in chosen:
+            send(self.running[name], signal.SIGSTOP)
+        try:
+            yield
+        finally:
+            for name in chosen:
+                send(self.running[name], signal.SIGCONT)
+
+    def _mark(self, what: str) -> None:
+        self.acted_at.append((what, time.time()))
+
+    # --- what is counted ---
+
+    def _tap(self) -> None:
+        """Bind a queue of the storm's own to each topic, which gets a copy of each message."""
+        with self._channel() as channel:
+            for topic in self._tapped():
+                channel.exchange_declare(topic, "topic", durable=True, auto_delete=False)
+                channel.queue_declare(_tap(topic), durable=True, auto_delete=False, arguments={"x-queue-type": "quorum"})
+                channel.queue_bind(_tap(topic), topic, routing_key="#")
+
+    def copies(self) -> Counter[int]:
+        """Count the copies of each number that the broker has handed on."""
+        return Counter(_number(one) for topic in self._tapped() for one in self._take(_tap(topic)))
+
+    def letters(self) -> dict[tuple[str, int], list[str]]:
+        """Return the reasons of the dead letters of each group and number."""
+        found: dict[tuple[str, int], list[str]] = {}
+        for topic, groups in self.names.groups.items():
+            for group in groups:
+                for one in self._take(dead_queue_name(topic, group)):
+                    reason = (one.properties.get("application_headers") or {}).get(REASON, "given up by RabbitMQ")
+                    found.setdefault((group, _number(one)), []).append(str(reason))
+        return found
+
+    def waiting(self) -> dict[str, int]:
+        """Return how many messages each queue has, those included that consumers hold."""
+        rows = self._node().control("list_queues", "name", "messages", "--quiet", "--no-table-headers").splitlines()
+        return {name: int(count) for name, _, count in (row.partition("\t") for row in rows)}
+
+    def left(self) -> dict[str, int]:
+        """Return what waits anywhere though nothing should: in groups' queues, delay queues, or undeliverable."""
+        ends = (*map(_tap, self._tapped()), ":dead")
+        return {name: count for name, count in self.waiting().items() if count and not name.endswith(ends)}
+
+    def gaps(self) -> list[Gap]:
+        """Return the gaps that were found in what the operator purged."""
+        return list(Gap.objects.filter(consumer_group=self.names.third, closed_at=None))
+
+    def unseen(self) -> list[tuple[int, int]]:
+        """Return the lanes and numbers that were purged and are not in a gap, though earlier and later ones have arrived."""
+        applied = {number for (number,) in _rows("SELECT number FROM storm_effect WHERE topic = %s", [self.names.spare])}
+        places = _rows(PLACES, [self.names.spare])
+        arrived: dict[int, list[int]] = {}
+        for number, lane, seq in places:
+            if number in applied:
+                arrived.setdefault(lane, []).append(seq)
+        seen = {(gap.lane, seq) for gap in self.gaps() for seq in range(gap.first_number, gap.last_number + 1)}
+        return [
+            (lane, seq)
+            for number, lane, seq in places
+            if number not in applied and (lane, seq) not in seen
+            if lane in arrived and min(arrived[lane]) < seq < max(arrived[lane])
+        ]
+
+    def settle(self, patience: float) -> None:
+        """Wait until each message is handled or a dead letter, nothing waits, and gaps are found; so long at most."""
+        began_at = time.monotonic()
+        with suppress(AssertionError):
+            wait_until(self._is_settled, patience)
+        self.settled_after = time.monotonic() - began_at
+
+    def _is_settled(self) -> bool:
+        self._keep_running()
+        time.sleep(1)
+        if MessageState.objects.exclude(state="sent").exists():
+            return False
+        with suppress(subprocess.SubprocessError):
+            if not self.left():
+                time.sleep(STATISTICS_SECONDS)
+                return not self.left() and not self.unseen()
+        return False
+
+    def _take(self, queue: str) -> Iterator[amqp.Message]:
+        """Yield all messages of a queue, and remove them."""
+        with self._channel() as channel:
+            while (message := channel.basic_get(queue, no_ack=True)) is not None:
+                yield message
+
+    def _queues(self) -> list[str]:
+        """Return the names of the queues that an operator may delete while they are empty."""
+        pairs = [(topic, group) for topic, groups in self.names.groups.items() for group in groups]
+        due = [due_queue_name(*pair) for pair in pairs if pair[0] != self.names.steps]
+        return [*(name(*pair) for pair in pairs for name in (queue_name, dead_queue_name)), *due, *delay_queues()]
+
+    def _tapped(self) -> list[str]:
+        """Return the topics whose exchanges see all messages: delayed ones go to queues of groups alone."""
+        return [topic for topic in self.names.groups if topic != self.names.later]
+
+    def _node(self) -> RabbitMQ:
+        return self.chance.choice(self.cluster.nodes)
+
+    @contextmanager
+    def _channel(self) -> Iterator[amqp.Channel]:
+        with amqp.Connection(self._node().address) as one, one.channel() as channel:
+            yield channel
+
+
+class Count:
+    """What a storm has left behind, once it is calm."""
+
+    def __init__(self, storm: Storm) -> None:
+        self.storm = storm
+        all_ = storm.names
+        self.published = {
+            number: (topic, kind) for number, topic, kind in _rows("SELECT number, topic, kind FROM storm_published")
+        }
+        self.copies, self.letters, self.left = storm.copies(), storm.letters(), storm.left()
+        self.effects = Counter((group, number) for group, number in _rows("SELECT consumer_group, number FROM storm_effect"))
+        expected = {(group, number) for number, (topic, _) in self.published.items() for group in all_.groups[topic]}
+        missing = expected - self.effects.keys() - self.letters.keys()
+        self.purged = {one for one in missing if one[0] == all_.third}
+        self.not_applied = missing - self.purged
+
+    def wrong(self) -> list[str]:
+        """Return what is not as it should be, a line each."""
+        found = [f"lost: {number} {self.published[number]}" for number in sorted(self.lost())]
+        found += [f"ghost: {number}" for number in self.ghosts()]
+        found += [f"applied {times} times: {one}" for one, times in self.effects.items() if times > 1]
+        found += [f"not applied, and no dead letter: {one} {self.published[one[1]]}" for one in sorted(self.not_applied)]
+        found += [f"applied, and a dead letter: {one} {self.letters[one]}" for one in self.letters.keys() & self.effects.keys()]
+        found += [f"wrong reason: {one} {self.published.get(one[1])}: {reasons}" for one, reasons in self._wrong_reasons()]
+        found += [f"key {key} out of order: {numbers}" for key, numbers in self._keys().items() if numbers != sorted(numbers)]
+        found += [f"{one} used up its retries in {times} tries and {seconds:.1f} s" for one, times, seconds in self._hasty()]
+        found += [f"{count} messages wait in {name}" for name, count in self.left.items()]
+        found += [f"no gap was found: number {number} of lane {lane}" for lane, number in self.storm.unseen()]
+        if len(self.purged) > self.storm.purged:
+            found.append(
+                f"of {self.storm.names.spare}, {len(self.purged)} messages are gone, and {self.storm.purged} were purged"
+            )
+        return found
+
+    def report(self) -> dict[str, Any]:
+        """Return the figures."""
+        doubles = {one: reasons for one, reasons in self.letters.items() if len(reasons) > 1}
+        more = self.copies.total() - len(self.copies)
+        return {
+            "acts": dict(self.storm.acts),
+            "seconds to settle": round(self.storm.settled_after),
+            "committed": len(self.published),
+            "lost": len(self.lost()),
+            "ghosts": len(self.ghosts()),
+            "applied": self.effects.total(),
+            "applied twice": sum(times > 1 for times in self.effects.values()),
+            "not applied": len(self.not_applied),
+            "dead letters": len(self.letters),
+            "letters too many": sum(len(reasons) - 1 for reasons in doubles.values()),
+            "purged": self.storm.purged,
+            "of these not applied": len(self.purged),
+            "gaps": sum(gap.last_number - gap.first_number + 1 for gap in self.storm.gaps()),
+            "copies too many": more,
+            "left": self.left,
+            "shortest time to use up retries (s)": round(min((seconds for *_, seconds in self._spans()), default=0), 1),
+            "most tries to use them up": max((times for _, times, _ in self._spans()), default=0),
+            "longest until sending went on, after (s)": self._pauses(),
+        }
+
+    def lost(self) -> set[int]:
+        """Return what no exchange has seen, nor a handler."""
+        return self.published.keys() - self.copies.keys() - {number for _, number in [*self.effects, *self.letters]}
+
+    def ghosts(self) -> set[int]:
+        seen = self.copies.keys() | {number for _, number in [*self.effects, *self.letters]}
+        return seen - self.published.keys()
+
+    def _wrong_reasons(self) -> list[tuple[tuple[str, int], list[str]]]:
+        def is_right(one: tuple[str, int], reason: str) -> bool:
+            return any(part in reason for part in REASONS.get(self.published.get(one[1], ("", ""))[1], []))
+
+        return [(one, reasons) for one, reasons in self.letters.items() if not all(is_right(one, reason) for reason in reasons)]
+
+    def _keys(self) -> dict[str, list[int]]:
+        found: dict[str, list[int]] = {}
+        for key, number in _rows("SELECT key, number FROM storm_effect WHERE key <> '' ORDER BY id"):
+            found.setdefault(key, []).append(number)
+        return found
+
+    def _spans(self) -> list[tuple[tuple[str, int], int, float]]:
+        """Return how often each message that is a dead letter has failed, and in how many seconds."""
+        rows = _rows(SPANS)
+        return [((group, number), times, seconds) for group, number, times, seconds in rows if (group, number) in self.letters]
+
+    def _hasty(self) -> list[tuple[tuple[str, int], int, float]]:
+        """
+        Return the messages that used up their retries faster than the delays between them allow, or were tried too often.
+
+        A process that is killed after a failure, and before it is counted, makes a try more.
+        """
+        spans = self._spans()
+        return [(one, times, seconds) for one, times, seconds in spans if seconds < SHORTEST or times > LIMIT + 1 + UNCOUNTED]
+
+    def _pauses(self) -> dict[str, float]:
+        """Return, by what was done to the broker, the longest time until sending went on."""
+        sent = [at for (at,) in _rows(SENT)]
+        found: dict[str, float] = {}
+        for what, at in self.storm.acted_at:
+            pauses = [later - max(at, one) for one, later in pairwise(sent) if one < at + PAUSE[1] and later > at]
+            found[what] = max(round(max(pauses, default=0.0), 1), found.get(what, 0.0))
+        return found
+
+
+SENT = "SELECT extract(epoch FROM sent_at)::float8 FROM outbox_batch WHERE state = 3 ORDER BY sent_at"
+
+SPANS = """
+SELECT consumer_group, number, count(*), extract(epoch FROM max(failed_at) - min(failed_at))::float8
+FROM storm_failed GROUP BY 1, 2
+"""
+UNCOUNTED = 2  # tries
+SHORTEST = LIMIT * DELAY.total_seconds()
+
+PLACES = """
+SELECT p.number, s.lane, s.number FROM storm_published p JOIN outbox_message_state s ON s.id = p.message_id WHERE p.topic = %s
+"""
+
+
+def _rows(statement: str, values: Any = None) -> list[tuple[Any, ...]]:
+    with connection.cursor() as cursor:
+        cursor.execute(statement, values)
+        return cursor.fetchall()
+
+
+def _count(channel: amqp.Channel, queue: str) -> int:
+    answer = channel.queue_declare(queue, passive=True)
+    assert answer is not None, "it is waited for"
+    return answer[1]
+
+
+def _number(message: amqp.Message) -> int:
+    return int(json.loads(message.body)["number"])
+
+
+def _tap(topic: str) -> str:
+    return f"tap-{topic}"
+
+
+def _say(text: str) -> None:
+    print(f"{time.strftime('%X')} {text}", flush=True)  # noqa: T201
