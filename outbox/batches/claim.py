@@ -113,7 +113,8 @@ WHERE topic.ordered AND NOT topic.paused AND topic.broker = %(broker)s AND topic
 AND (%(only)s::text IS NULL OR topic.name = %(only)s) LIMIT 1
 """
 
-# The oldest batch that is due, or whose lease is over, or whose owner's lane is free: attempt + 1. A batch with order keys waits
+# The batch that has been due longest, or whose lease is over, or whose owner's lane is free: attempt + 1. A batch that was just
+# returned goes behind the others, so that one that is never answered does not hold them. A batch with order keys waits
 # for all unfinished and dead batches before it that share a key. "Before" compares numbers, not ids: a batch that was split off
 # late holds earlier messages. Batches that share a key were one batch once, so their numbers are of one lane.
 RECLAIM = f"""
@@ -124,7 +125,7 @@ WITH reclaimed AS (
         SELECT batch.id FROM outbox_batch batch
         JOIN outbox_topic topic ON topic.id = batch.topic_id AND NOT topic.paused AND topic.broker = %(broker)s
             AND topic.name <> ALL(%(without)s::text[]) AND (%(only)s::text IS NULL OR topic.name = %(only)s)
-        WHERE batch.state IN {UNFINISHED}
+        WHERE batch.state IN {UNFINISHED} AND batch.id IS DISTINCT FROM %(but)s
         AND (batch.state = {State.RELEASED} AND batch.due_at <= clock_timestamp()
             OR batch.state = {State.CLAIMED}
                 AND (batch.lease_until < clock_timestamp() OR {IS_LANE_FREE.format(lane="batch.owner")}))
@@ -132,7 +133,7 @@ WITH reclaimed AS (
             SELECT 1 FROM outbox_batch earlier
             WHERE (earlier.state IN {UNFINISHED} OR earlier.state = {State.DEAD}) AND earlier.topic_id = batch.topic_id
             AND earlier.first_seq < batch.first_seq AND earlier.order_keys && batch.order_keys))
-        ORDER BY batch.id LIMIT 1 FOR UPDATE OF batch SKIP LOCKED)
+        ORDER BY batch.due_at NULLS FIRST, batch.id LIMIT 1 FOR UPDATE OF batch SKIP LOCKED)
     RETURNING *)
 SELECT reclaimed.id, attempt, topic.name, topic.type, lane, first_seq, message_ids::text[], order_keys, split, tries
 FROM reclaimed JOIN outbox_topic topic ON topic.id = reclaimed.topic_id
@@ -235,9 +236,14 @@ def claim_ordered(
         return [_claimed(row) for row in cursor.fetchall()]
 
 
-def reclaim(connection: Connection, scope: Scope, *, lane: int, lease: timedelta) -> Batch | None:
-    """Claim again the oldest batch that is due, or that its relay left behind; attempt + 1."""
-    row = connection.execute(RECLAIM, {"lane": lane, "lease": lease, **scope.arguments()}).fetchone()
+def reclaim(connection: Connection, scope: Scope, *, lane: int, lease: timedelta, but: int | None = None) -> Batch | None:
+    """
+    Claim again the batch that has been due longest, or that its relay left behind; attempt + 1.
+
+    Args:
+        but: id of a batch to leave out.
+    """
+    row = connection.execute(RECLAIM, {"lane": lane, "lease": lease, "but": but, **scope.arguments()}).fetchone()
     return None if row is None else _batch(row)
 
 

@@ -15,14 +15,17 @@ from outbox.brokers.base import Outgoing, Problem, SendResult, SendStatus, Topic
 from outbox.brokers.capabilities import SendOnly
 from outbox.brokers.options import problems_with, read_options
 from outbox.brokers.validation import validate
-from outbox.celery.confirms import ConfirmingProducer
+from outbox.celery.confirms import ConfirmingProducer, Refusal
 from outbox.celery.direct import DirectProducer
-from outbox.celery.link import OUT_OF_TIME, has_confirms, not_connected, open_connection
+from outbox.celery.errors import not_connected
+from outbox.celery.link import OUT_OF_TIME, has_confirms, open_connection
 from outbox.celery.options import CeleryOptions, find_app
 from outbox.celery.parcel import Parcel
 from outbox.celery.stored import TOPIC, decode
 from outbox.errors import BrokerUnavailable, ConfigurationError
 from outbox.message import TopicType
+
+NO_ANSWER = (SendStatus.UNAVAILABLE, SendStatus.UNSURE)
 
 CONNECT_TIMEOUT = timedelta(seconds=4)  # Celery's default, broker_connection_timeout
 
@@ -112,15 +115,43 @@ class CeleryBroker(SendOnly):
     def _publish(self, parcels: Sequence[Parcel]) -> dict[int, SendResult]:
         if not parcels:
             return {}
-        if self._is_closed:
-            return {one.number: OUT_OF_TIME for one in parcels}
+        deadline = monotonic() + self._settings.timeout.total_seconds()
+        results, closed = self._call(parcels, deadline)
+        while closed is not None:
+            alone = self._find_refused(closed, results, deadline)
+            rest = [one for one in parcels if results[one.number].status in NO_ANSWER and one.number not in alone]
+            results |= alone
+            again, closed = self._call(rest, deadline)
+            results |= _still_unsure(results, again)
+        return results
+
+    def _find_refused(self, first: Refusal, before: Mapping[int, SendResult], deadline: float) -> dict[int, SendResult]:
+        """
+        Send each task alone of which one made the server close the connection; return the results.
+
+        Where the server closes the connection again, the task is MISCONFIGURED, and so are others of a queue that it declared.
+        """
+        results: dict[int, SendResult] = {}
+        for parcel in first.suspects:
+            result, closed = self._call([parcel], deadline)
+            if closed is None:
+                results |= _still_unsure(before, result)
+            elif closed.queue is not None and closed.queue == first.queue:
+                return results | {one.number: closed.result for one in first.suspects if one.number not in results}
+            else:
+                results[parcel.number] = closed.result
+        return results
+
+    def _call(self, parcels: Sequence[Parcel], deadline: float) -> tuple[dict[int, SendResult], Refusal | None]:
+        """Publish over the connection, or a new one; return the results, and why the server closed it, if because of a task."""
+        if not parcels or self._is_closed or monotonic() >= deadline:
+            return {one.number: OUT_OF_TIME for one in parcels}, None
         try:
             producer = self._connected()
         except Exception as error:  # whatever a transport raises
             self._drop()
             result = not_connected(error)
-            return {one.number: result for one in parcels}
-        deadline = monotonic() + self._settings.timeout.total_seconds()
+            return {one.number: result for one in parcels}, None
         try:
             results = {parcel.number: result for parcel, result in producer.publish(parcels, deadline)}
         except BaseException:  # a confirm that is still to come would be taken for another's
@@ -128,7 +159,7 @@ class CeleryBroker(SendOnly):
             raise
         if producer.is_broken:
             self._drop()
-        return results
+        return results, producer.refusal
 
     def _connected(self) -> ConfirmingProducer | DirectProducer:
         if self._producer is not None and not self._producer.is_alive():
@@ -144,6 +175,16 @@ class CeleryBroker(SendOnly):
         if producer is not None:
             with suppress(Exception):  # it may be broken in any way
                 producer.close()
+
+
+def _still_unsure(before: Mapping[int, SendResult], after: Mapping[int, SendResult]) -> dict[int, SendResult]:
+    """Return the results of a second try. What was not handed over again may be stored since the first."""
+    return {
+        number: before[number]
+        if result.status is SendStatus.UNAVAILABLE and before[number].status is SendStatus.UNSURE
+        else result
+        for number, result in after.items()
+    }
 
 
 def _problems_of(app: Any) -> list[Problem]:

@@ -8,6 +8,7 @@ Publishing to RabbitMQ: messages are written one after the other, and their conf
 | nack (a queue is full and rejects) | MISCONFIGURED: tried again later, and tasks of other queues do not wait for it |
 | connection.blocked (memory or disk alarm) | UNAVAILABLE for what was not written yet, UNSURE for the others |
 | the channel is closed (404: no such exchange; 406: too large) | each message without an answer goes again by itself |
+| the connection is closed because of a task (503: no such exchange type; 530; 540) | `broker.py` tries each suspect alone |
 | nothing in time, or the connection breaks | UNSURE; the connection is thrown away |
 
 On a new connection one message goes first: RabbitMQ says that it is blocked only when something is published.
@@ -18,6 +19,7 @@ from __future__ import annotations
 import struct
 from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import suppress
+from dataclasses import dataclass
 from time import monotonic
 from typing import Any
 
@@ -27,7 +29,8 @@ from kombu.common import maybe_declare
 
 from outbox.brokers.base import SendResult, SendStatus
 from outbox.brokers.confirms import PendingConfirms
-from outbox.celery.link import OUT_OF_TIME, failed
+from outbox.celery.errors import RABBITMQ_OUTAGES, TOO_LARGE, closed_by_server, failed
+from outbox.celery.link import OUT_OF_TIME
 from outbox.celery.parcel import Parcel
 
 LOOK_SECONDS = 0.2  # how soon a wait for confirms sees that the broker is to be closed
@@ -43,7 +46,21 @@ AWAY = SendResult(SendStatus.UNAVAILABLE, reason="The connection to Celery's bro
 
 CANNOT_BE_WRITTEN = (amqp.FrameSyntaxError, struct.error, TypeError, ValueError, OverflowError)  # AMQP has no such value
 
-PERMANENT = (amqp.PreconditionFailed, amqp.ContentTooLarge)  # the message is larger than the server takes
+
+@dataclass(frozen=True, slots=True)
+class Refusal:
+    """
+    What a server said when it closed the connection because of a task.
+
+    Args:
+        result: that of the task.
+        suspects: the tasks of which one made it do so.
+        queue: the queue that was declared for them. None: they were published.
+    """
+
+    result: SendResult
+    suspects: Sequence[Parcel]
+    queue: str | None
 
 
 class ConfirmingProducer:
@@ -53,6 +70,7 @@ class ConfirmingProducer:
     Args:
         connection: kombu's, over py-amqp.
         is_closing: whether no more is to be handed over, or waited for.
+        refusal: why the server closed the connection, where one of the tasks may have made it do so.
     """
 
     def __init__(self, app: Celery, connection: Any, is_closing: Callable[[], bool]) -> None:
@@ -69,6 +87,7 @@ class ConfirmingProducer:
         self._declaring: Any = None
         self._is_proved = False
         self.is_broken = False
+        self.refusal: Refusal | None = None
 
     def is_alive(self) -> bool:
         """Return whether the connection may be used: the server has not closed it since the last call."""
@@ -132,8 +151,7 @@ class ConfirmingProducer:
                 with self._wire.transport.having_timeout(max(SHORTEST, deadline - monotonic())):
                     maybe_declare(self._app.amqp.queues[name], self._declaring_channel())
             except (*self._connection.connection_errors, OSError) as error:
-                self.is_broken = True
-                stopped_by = failed(SendStatus.UNAVAILABLE, error)
+                stopped_by = self._break(error, [one for one in parcels if name in one.task.queues], queue=name)
             except Exception as error:  # the server's queue has other arguments, or Celery's settings name none like it
                 refused[name] = failed(SendStatus.MISCONFIGURED, error)
         rest = []
@@ -174,11 +192,11 @@ class ConfirmingProducer:
             self._channel = None
             status = SendStatus.UNSURE
             if len(parcels) == 1:
-                status = SendStatus.REFUSED if isinstance(error, PERMANENT) else SendStatus.MISCONFIGURED
+                status = SendStatus.REFUSED if isinstance(error, TOO_LARGE) else SendStatus.MISCONFIGURED
             unanswered = not_written = failed(status, error)
         except (*self._connection.connection_errors, OSError) as error:
-            self.is_broken = True
-            unanswered, not_written = failed(SendStatus.UNSURE, error), failed(SendStatus.UNAVAILABLE, error)
+            not_written = self._break(error, [one for one in written if one.number not in results])
+            unanswered = SendResult(SendStatus.UNSURE, reason=not_written.reason)
         else:
             self.is_broken = batch.pending > 0  # a late ack would be taken for that of another message
             unanswered = not_written = NOT_CONFIRMED
@@ -194,6 +212,14 @@ class ConfirmingProducer:
                 channel.confirm_select()
             self._channel, self._next_tag = channel, 1
         return self._channel
+
+    def _break(self, error: BaseException, suspects: list[Parcel], queue: str | None = None) -> SendResult:
+        """Note that the connection broke, and whether the server closed it because of one of these tasks."""
+        self.is_broken = True
+        closed = closed_by_server(error)
+        if suspects and closed is not None and closed.reply_code not in RABBITMQ_OUTAGES:
+            self.refusal = Refusal(failed(SendStatus.MISCONFIGURED, closed), suspects, queue)
+        return failed(SendStatus.UNAVAILABLE, closed or error)
 
     def _was_returned(self, parcel: Parcel) -> bool:
         """Return whether the server has returned a message, once."""

@@ -16,7 +16,8 @@ from kombu.common import maybe_declare
 from kombu.transport import virtual
 
 from outbox.brokers.base import ACCEPTED, SendResult, SendStatus
-from outbox.celery.link import OUT_OF_TIME, failed
+from outbox.celery.errors import REDIS_OUTAGES, failed, redis_code
+from outbox.celery.link import OUT_OF_TIME
 from outbox.celery.parcel import Parcel
 from outbox.celery.stored import StoredTask
 
@@ -29,6 +30,8 @@ class DirectProducer:
         connection: kombu's.
         is_closing: whether no more is to be handed over.
     """
+
+    refusal = None  # a server that answers each message does not close the connection because of one
 
     def __init__(self, app: Celery, connection: Any, is_closing: Callable[[], bool]) -> None:
         self._app = app
@@ -75,7 +78,8 @@ class DirectProducer:
             status = SendStatus.UNSURE
             self._channel.basic_publish(message, exchange=task.exchange, routing_key=task.routing_key)
         except self._connection.channel_errors as error:  # the server has answered, and did not store it
-            return failed(SendStatus.UNAVAILABLE, error)
+            self.is_broken = redis_code(error) in REDIS_OUTAGES  # another server may take over behind the same address
+            return failed(SendStatus.UNAVAILABLE if self.is_broken else SendStatus.MISCONFIGURED, error)
         except (*self._connection.connection_errors, OSError) as error:
             self.is_broken = True
             return failed(SendStatus.UNSURE if status is SendStatus.UNSURE else SendStatus.UNAVAILABLE, error)

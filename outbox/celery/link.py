@@ -1,10 +1,9 @@
-"""A connection to Celery's broker, and what its errors mean."""
+"""A connection to Celery's broker."""
 
 from __future__ import annotations
 
 from datetime import timedelta
 
-import amqp
 from celery import Celery
 from kombu import Connection
 from kombu.transport import pyamqp
@@ -14,9 +13,6 @@ from outbox.brokers.base import SendResult, SendStatus
 OUT_OF_TIME = SendResult(
     SendStatus.UNAVAILABLE, reason="The time of the batch was over, or the relay was stopped, before this task was handed over."
 )
-
-REDIS_REFUSES_LOGIN = {"AuthenticationError", "AuthenticationWrongNumberOfArgsError", "NoPermissionError"}
-"""By name, since redis need not be installed."""
 
 
 def open_connection(app: Celery, timeout: timedelta) -> Connection:
@@ -42,15 +38,3 @@ def open_connection(app: Celery, timeout: timedelta) -> Connection:
 def has_confirms(connection: Connection) -> bool:
     """Return whether a server behind this transport confirms what it has stored."""
     return isinstance(connection.transport, pyamqp.Transport)
-
-
-def not_connected(error: Exception) -> SendResult:
-    """Return the result of messages that were not handed over since no connection was made."""
-    refused = isinstance(error, amqp.AccessRefused | amqp.NotAllowed) or type(error).__name__ in REDIS_REFUSES_LOGIN
-    status = SendStatus.MISCONFIGURED if refused else SendStatus.UNAVAILABLE
-    return failed(status, error)
-
-
-def failed(status: SendStatus, error: BaseException) -> SendResult:
-    """Return a result that names an error, in one line."""
-    return SendResult(status, reason=" ".join(f"Celery's broker: {type(error).__name__}: {error}".split()))

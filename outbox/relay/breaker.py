@@ -121,9 +121,8 @@ class Breakers:
         return str(self.state)
 
     def is_probed(self, topic: str) -> bool:
-        """Return whether one message of a topic is sent ahead of its others, as a probe."""
-        breaker = self._topics.get(topic, self._broker)
-        return BreakerState.HALF_OPEN in (self.state, breaker.state)
+        """Return whether one message of a topic is sent ahead of its others: its last send got no answer, or its broker none."""
+        return topic in self._topics or self.state is BreakerState.HALF_OPEN
 
     def note_answer(self, topic: str) -> None:
         """Close the breakers of a topic and of the broker: there was an answer, whatever it said."""

@@ -175,9 +175,9 @@ class Claims:
                 return batches
             seen |= ids
 
-    def reclaim(self, *, without: Collection[str] = (), only: str | None = None) -> Batch | None:
-        """Claim again the oldest batch that is due, or that its relay left behind."""
-        return reclaim(self.connection, self._scope(without, only), lane=self.lane.number, lease=self.lease)
+    def reclaim(self, *, without: Collection[str] = (), only: str | None = None, but: int | None = None) -> Batch | None:
+        """Claim again the batch that has been due longest, or that its relay left behind, except the batch with an id."""
+        return reclaim(self.connection, self._scope(without, only), lane=self.lane.number, lease=self.lease, but=but)
 
     def _scope(self, without: Collection[str], only: str | None) -> Scope:
         return Scope(self.broker, [*self.foreign, *without], only)

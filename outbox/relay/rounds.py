@@ -113,6 +113,7 @@ class Relay:
         self.committer = Committer(connection, broker, self._splitter, source[0], clock)
         self._sweeper = Sweeper(connection, self.committer, settings.sweep_age)
         self._sender = Sender(connection, broker, self.breakers, source[0], lambda: self.is_stopping, clock)
+        self._probes_new = True  # whether the last probe was to be of a new message
 
     def stop(self) -> None:
         """Ask the relay to finish the sends under way and release the rest; may be called from a signal handler."""
@@ -163,21 +164,35 @@ class Relay:
         if self.breakers.state is BreakerState.HALF_OPEN:
             # First try a topic that has not failed: a failed one may be unavailable for a reason of its own.
             failed = self.breakers.failed_topics
-            probe = self._claim_one(without=failed) or (self._claim_one(only=failed[0]) if failed else [])
+            scopes: list[dict[str, Any]] = [{"without": failed}, *({"only": topic} for topic in failed)]
+            probe = next(filter(None, (self._claim_one(**scope) for scope in scopes)), [])
             return [[batch] for batch in self._keep_mine(probe)]
         if new:
             return [[batch] for batch in self._keep_mine(self.claims.claim_new(new, without=away))]
-        old = self.claims.reclaim(without=away)
+        unanswered = self._sender.unanswered
+        old = self.claims.reclaim(without=away, but=unanswered)
         claimed = self.claims.claim(without=away)
         ordered = self.claims.claim_ordered(without=away)
+        if unanswered and not (old or claimed or ordered):
+            old = self.claims.reclaim(without=away)
         found = [[old] if old else [], *self._by_phase(claimed), ordered]
         return [batches for batches in map(self._keep_mine, found) if batches]
 
     def _claim_one(self, **scope: Any) -> list[Batch]:
-        """Claim a released batch, or else one message, to find out whether the broker answers again."""
-        if old := self.claims.reclaim(**scope):
-            return [old]
-        return self.claims.claim(limit=1, **scope) or self.claims.claim_ordered(limit=1, **scope)
+        """
+        Claim a released batch or one message, to find out whether the broker answers again.
+
+        Released batches and new messages take turns, and the batch that got no answer last is taken only where nothing else
+        waits: a message that the broker never answers must not hold the others.
+        """
+        self._probes_new = not self._probes_new
+        claims: list[Callable[[], list[Batch]]] = [
+            lambda: _listed(self.claims.reclaim(but=self._sender.unanswered, **scope)),
+            lambda: self.claims.claim(limit=1, **scope) or self.claims.claim_ordered(limit=1, **scope),
+        ]
+        if self._probes_new:
+            claims.reverse()
+        return claims[0]() or claims[1]() or _listed(self.claims.reclaim(**scope))
 
     def _keep_mine(self, batches: list[Batch]) -> list[Batch]:
         """Return the batches whose topics settings assign to this broker; release the others for another relay."""
@@ -249,3 +264,7 @@ class Relay:
         committed = self.committer.commit(decisions, since=began)
         failpoint("relay.after_commit")
         return results, self.committer.conclude(committed)
+
+
+def _listed(batch: Batch | None) -> list[Batch]:
+    return [] if batch is None else [batch]

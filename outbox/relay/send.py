@@ -8,7 +8,7 @@ for the previous message of its key; after a failure, no more messages of that k
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import islice
 from time import monotonic
 from typing import Any, TypeAlias
@@ -28,6 +28,8 @@ from outbox.relay.load import Loaded, Row, by_batch, slices
 logger = get_logger(__name__)
 
 SLICE_BYTES = 8 * 1024 * 1024  # of bodies in memory at a time
+
+SHRINKS_BY, MAX_SHIFT = 2, 16  # a batch that has failed is sent in quarters, and then in quarters of these
 
 ANSWERS = (SendStatus.ACCEPTED, SendStatus.REFUSED, SendStatus.MISCONFIGURED)
 
@@ -49,6 +51,7 @@ class Sender:
         source: the stable id of the database.
         is_stopping: returns whether the relay stops; then messages not sent yet are released.
         clock: a monotonic clock, in seconds.
+        unanswered: id of the batch whose last send got no answer for any of its messages; None after an answer.
     """
 
     connection: Connection
@@ -57,6 +60,8 @@ class Sender:
     source: str
     is_stopping: Callable[[], bool]
     clock: Callable[[], float] = monotonic
+    unanswered: int | None = field(default=None, init=False)
+    _probes: int = field(default=0, init=False)
 
     def send(self, batches: Sequence[Batch], *, is_half: bool, shed_at: float) -> list[BatchSendResult]:
         """
@@ -105,28 +110,43 @@ class Sender:
     def _calls(
         self, batches: Sequence[Batch], results: dict[int, BatchSendResult], unavailable: Mapping[str, Unaccepted]
     ) -> Iterator[list[Loaded]]:
-        """Yield the messages of each call to the broker; each depends on the results of the calls before."""
+        """
+        Yield the messages of each call to the broker; each depends on the results of the calls before.
+
+        What has failed before is not sent together with anything else.
+        """
         for messages in slices(self.connection, batches, slice_bytes=SLICE_BYTES):
             waves = in_order(messages, results) if batches[0].order_keys is not None else iter([messages])
             for wave in waves:
-                if self.breakers.failed_topics:
-                    yield from self._with_probes(wave, unavailable)
-                else:
-                    yield wave
+                together, alone = [], []
+                for loaded in wave:
+                    if self.breakers.is_probed(loaded.batch.topic):
+                        alone.append((loaded.batch, self._growing(loaded)))
+                    elif loaded.batch.tries:
+                        alone.append((loaded.batch, _shrunk(loaded)))
+                    else:
+                        together.append(loaded)
+                if together:
+                    yield together
+                for batch, parts in alone:
+                    for rows in parts:
+                        if batch.topic in unavailable:
+                            break
+                        yield [Loaded(batch, rows)]
 
-    def _with_probes(self, wave: Sequence[Loaded], unavailable: Mapping[str, Unaccepted]) -> Iterator[list[Loaded]]:
-        """Yield the first message of each topic that is probed, then the rest of the topics that got an answer."""
-        firsts = {loaded.batch.topic: loaded for loaded in reversed(wave) if loaded.batch.topic not in unavailable}
-        probed = [loaded for topic, loaded in firsts.items() if self.breakers.is_probed(topic)]
-        if probed:
-            yield [Loaded(loaded.batch, loaded.rows[:1]) for loaded in probed]
-        rest = [
-            Loaded(loaded.batch, loaded.rows[1:]) if any(loaded is one for one in probed) else loaded
-            for loaded in wave
-            if loaded.batch.topic not in unavailable
-        ]
-        if rest := [loaded for loaded in rest if loaded.rows]:
-            yield rest
+    def _growing(self, loaded: Loaded) -> Iterator[Sequence[Row]]:
+        """
+        Yield the messages of a topic whose last send got no answer in growing parts: one as a probe, then two, four, and so on.
+
+        They begin one message later each time, so that a message that the broker never answers is not always the first.
+        """
+        start = self._probes % len(loaded.rows)
+        self._probes += 1
+        rows = [*loaded.rows[start:], *loaded.rows[:start]]
+        size = 1
+        while rows:
+            yield rows[:size]
+            rows, size = rows[size:], size * 2
 
     def _why_shed(self, shed_at: float) -> Unaccepted | None:
         if self.is_stopping():
@@ -154,7 +174,9 @@ class Sender:
             failures.setdefault(batch.topic, []).extend(failed)
             if len(failed) < len(positions) or any(one.status in ANSWERS for one in failed):
                 answered.add(batch.topic)
-        return self._note(failures, answered)
+        unavailable = self._note(failures, answered)
+        self.unanswered = next((batch.id for batch in batches if batch.topic in unavailable), None)
+        return unavailable
 
     def _build(self, loaded: Loaded, result: BatchSendResult, messages: list[Outgoing], *, is_half: bool) -> list[int]:
         """Append the outgoing messages of a batch; return their positions. A row that cannot be sent is REFUSED."""
@@ -217,6 +239,13 @@ class Sender:
                     extra=log_fields(topic=topic, broker=self.broker.alias),
                 )
         return unavailable
+
+
+def _shrunk(loaded: Loaded) -> Iterator[Sequence[Row]]:
+    """Yield the messages of a batch that has failed in parts that get smaller with each failure, to find the one that fails."""
+    size = max(1, len(loaded.rows) >> min(SHRINKS_BY * loaded.batch.tries, MAX_SHIFT))
+    for start in range(0, len(loaded.rows), size):
+        yield loaded.rows[start : start + size]
 
 
 def in_order(messages: Sequence[Loaded], results: dict[int, BatchSendResult]) -> Iterator[list[Loaded]]:

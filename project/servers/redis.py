@@ -6,7 +6,8 @@ import socket
 from collections.abc import Sequence
 from pathlib import Path
 
-from project.servers.program import HOST, Program
+from project.servers.program import HOST, Program, free_port
+from project.servers.rocketmq_jars import ServerError
 
 
 class Redis(Program):
@@ -28,7 +29,32 @@ class Redis(Program):
         """Where clients find it."""
         return f"redis://{HOST}:{self.port}/0"
 
+    def say(self, command: str) -> str:
+        """Send a command on one line; return the first line of the answer."""
+        with socket.create_connection((HOST, self.port), timeout=5) as connection, connection.makefile("rwb") as stream:
+            stream.write(f"{command}\r\n".encode())
+            stream.flush()
+            return stream.readline().decode().strip()
+
+    def follow(self, master: Redis) -> None:
+        """Become a replica of another server."""
+        self.say(f"REPLICAOF {HOST} {master.port}")
+
+    def take_over(self) -> None:
+        """Become a master."""
+        self.say("REPLICAOF NO ONE")
+
+    def swap_ports(self, other: Redis) -> None:
+        """Exchange the ports of two servers, as an address does that follows the master; connections that are open stay."""
+        mine, theirs = self.port, other.port
+        for server, port in ((other, free_port()), (self, theirs), (other, mine)):
+            answer = server.say(f"CONFIG SET port {port}")
+            if answer != "+OK":
+                raise ServerError(f"redis-server did not change its port: {answer}")
+            server.port = port
+
     def _make_home(self) -> Path:
+        self._home.mkdir(exist_ok=True)
         return self._home
 
     def _arguments(self, home: Path) -> Sequence[str | Path]:

@@ -30,6 +30,7 @@ from outbox.brokers.rocketmq.errors import StatusError
 from outbox.brokers.rocketmq.options import RocketMQOptions
 from outbox.brokers.rocketmq.remoting.ports import Ports
 from outbox.brokers.rocketmq.routes import Routes
+from outbox.brokers.rocketmq.statuses import NO_BROKERS
 from outbox.brokers.rocketmq.stubs import Code, MessagingServiceStub, definition, service
 from outbox.errors import BrokerUnavailable
 
@@ -162,7 +163,7 @@ class Client:
         A proxy that is asked while its broker starts caches for 20 s that there is no such topic.
         """
         if not await self.ports.has_brokers():
-            raise StatusError(definition.Status(code=Code.TOPIC_NOT_FOUND, message="No name server knows a broker."))
+            raise StatusError(definition.Status(code=Code.TOPIC_NOT_FOUND, message=NO_BROKERS))
         request = service.QueryRouteRequest(topic=self.resource(topic), endpoints=self.access_point.proto)
         return Queue.all_of(await self.call(self.access_point, "QueryRoute", request))
 

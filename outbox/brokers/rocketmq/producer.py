@@ -75,6 +75,8 @@ class ProxySender:
     def _failed(self, endpoint: Endpoint, topic: TopicSpec, error: Exception) -> SendResult:
         """Note the failure of a proxy, and return the result of the send."""
         outcome = status_of(error)
+        if isinstance(error, StatusError) and error.code == Code.TOPIC_NOT_FOUND and self.client.routes.was_seen(topic.name):
+            outcome = SendResult(SendStatus.UNAVAILABLE, reason=f"{outcome.reason} It was there: its brokers may be down.")
         if is_flow_control(error):
             if seconds := self._proxies.note_flow_control(endpoint.target):
                 logger.warning("Proxy %s applies flow control; sending nothing for %.1f s: %s", endpoint.target, seconds, error)

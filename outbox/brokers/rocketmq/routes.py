@@ -52,6 +52,10 @@ class Routes:
             if name in self._known:
                 self._known[name] = 0.0, self._known[name][1]
 
+    def was_seen(self, topic: str) -> bool:
+        """Return whether a topic was there not long ago, so that its brokers may be down where a proxy says that there is none."""
+        return topic in self._seen_at and self._clock() - self._seen_at[topic] < MISSING_SECONDS
+
     async def _find(self, topic: str) -> list[Queue]:
         try:
             queues = await self._query(topic)
@@ -66,5 +70,5 @@ class Routes:
 
     def _may_be_down(self, topic: str, error: Exception) -> bool:
         if isinstance(error, StatusError):
-            return error.code == Code.TOPIC_NOT_FOUND and self._clock() - self._seen_at[topic] < MISSING_SECONDS
+            return error.code == Code.TOPIC_NOT_FOUND and self.was_seen(topic)
         return True

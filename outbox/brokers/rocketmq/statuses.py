@@ -55,6 +55,7 @@ FLOW_CONTROL = Code.TOO_MANY_REQUESTS
 FLOW_CONTROLLED = f"RocketMQ applies flow control ({FLOW_CONTROL}); nothing is sent for a moment."
 
 ILLEGAL_MESSAGE = "the message is illegal"  # the text of 50001 for an id or properties that are too long
+NO_BROKERS = "No name server knows a broker."  # with TOPIC_NOT_FOUND: no topic is there while all brokers are away
 NOT_CONNECTED = ("failed to connect", "connection refused", "connect to", "dns resolution failed", "name resolution")
 
 
@@ -126,6 +127,8 @@ def is_flow_control(error: Exception) -> bool:
 def _of_status(error: StatusError) -> SendStatus:
     if error.code in REFUSED or ILLEGAL_MESSAGE in error.text.lower():
         return SendStatus.REFUSED
+    if error.text == NO_BROKERS:
+        return SendStatus.UNAVAILABLE
     if error.code in MISCONFIGURED:
         return SendStatus.MISCONFIGURED
     if error.code == Code.INTERNAL_SERVER_ERROR and _is_about_connecting(error.text):

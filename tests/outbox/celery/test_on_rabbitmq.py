@@ -5,10 +5,12 @@ import threading
 from collections.abc import Iterator
 from datetime import timedelta
 from time import monotonic
+from typing import Any
 
 import pytest
+from amqp import Channel, Message
 from celery import Celery
-from kombu import Connection, Queue
+from kombu import Connection, Exchange, Queue
 
 from outbox.brokers.base import SendStatus
 from outbox.celery import CeleryBroker
@@ -129,6 +131,50 @@ class TestSend:
         assert statuses(results) == [MISCONFIGURED, ACCEPTED]
         assert "x-max-length" in results[0].reason
         assert statuses(broker.send([task(3)])) == [ACCEPTED]
+
+    def test_calls_an_unknown_type_of_exchange_misconfigured_and_sends_the_others(self, broker: CeleryBroker, app: Celery):
+        app.amqp.queues.add(Queue("odd", Exchange("odd", type="no-such-type"), "odd"))
+        tasks = [task(number, "odd" if number in (0, 60, 61) else "celery") for number in range(123)]
+
+        results = broker.send(tasks)
+
+        assert {number for number, one in enumerate(results) if one.status is MISCONFIGURED} == {0, 60, 61}
+        assert {one.status for one in results} == {ACCEPTED, MISCONFIGURED}
+        assert "unknown exchange type 'no-such-type'" in results[0].reason
+        assert len(numbers(app)) == 120
+
+    def test_calls_several_queues_that_close_the_connection_misconfigured(self, broker: CeleryBroker, app: Celery):
+        for name in ("odd", "odder"):
+            app.amqp.queues.add(Queue(name, Exchange(name, type=name), name))
+
+        results = broker.send([task(1, "odd"), task(2, "odder"), task(3)])
+
+        assert statuses(results) == [MISCONFIGURED, MISCONFIGURED, ACCEPTED]
+        assert ["'odd'" in results[0].reason, "'odder'" in results[1].reason] == [True, True]
+
+    def test_calls_a_publish_that_closes_the_connection_misconfigured(self, broker: CeleryBroker, app: Celery, monkeypatch):
+        publish = Channel.basic_publish
+
+        def publish_bad_at_once(channel: Channel, message: Message, **more: Any) -> None:
+            publish(channel, message, **more, immediate="bad" in message.body)
+
+        monkeypatch.setattr(Channel, "basic_publish", publish_bad_at_once)
+        bad = task(7, link=tests_app.signature("bad"))
+
+        results = broker.send([*(task(number) for number in range(5)), bad, *(task(number) for number in range(8, 12))])
+
+        assert statuses(results) == [ACCEPTED] * 5 + [MISCONFIGURED] + [ACCEPTED] * 4
+        assert "NOT_IMPLEMENTED - immediate=true" in results[5].reason
+        assert {*range(5), *range(8, 12)} <= set(numbers(app))
+
+    def test_calls_a_limit_of_connections_an_outage(self, broker: CeleryBroker, app: Celery, server: RabbitMQ):
+        server.control("set_vhost_limits", "-p", "/", '{"max-connections": 0}')
+        results = broker.send([task(1)])
+        server.control("clear_vhost_limits", "-p", "/")
+
+        assert statuses(results) == [UNAVAILABLE]
+        assert "limit" in results[0].reason
+        assert statuses(broker.send([task(1)])) == [ACCEPTED]
 
     def test_goes_on_over_a_new_connection_when_the_server_has_closed_the_last(
         self, broker: CeleryBroker, app: Celery, server: RabbitMQ

@@ -14,6 +14,7 @@ from outbox.celery import CeleryBroker
 from project.servers.redis import Redis
 from tests.outbox.celery.app import app as tests_app
 from tests.outbox.celery.conftest import broker_at, configured, numbers, statuses, task
+from tests.waiting import wait_until
 
 ACCEPTED, UNAVAILABLE, UNSURE = SendStatus.ACCEPTED, SendStatus.UNAVAILABLE, SendStatus.UNSURE
 
@@ -92,6 +93,48 @@ class TestSend:
         assert statuses(results) == [UNAVAILABLE] * 2
         assert statuses(broker.send([task(4)])) == [ACCEPTED]
         assert numbers(app) == [1, 4]
+
+    def test_calls_a_key_that_its_user_may_not_touch_misconfigured_and_sends_the_others(self, app: Celery, server: Redis):
+        with redis.Redis.from_url(server.url) as client:
+            client.execute_command("ACL", "SETUSER", "shop", "on", ">secret", "~celery*", "~_kombu.*", "+@all")
+        with broker_at(server.url.replace("redis://", "redis://shop:secret@")) as broker:
+            results = broker.send([task(number, "routed" if number % 50 == 0 else "celery") for number in range(120)])
+
+        assert {number for number, one in enumerate(results) if one.status is SendStatus.MISCONFIGURED} == {0, 50, 100}
+        assert {one.status for one in results} == {ACCEPTED, SendStatus.MISCONFIGURED}
+        assert "no permissions to access one of the keys" in results[0].reason
+        assert len(numbers(app)) == 117
+
+    def test_calls_a_key_that_is_not_a_list_misconfigured_and_sends_the_others(
+        self, broker: CeleryBroker, app: Celery, server: Redis
+    ):
+        with redis.Redis.from_url(server.url) as client:
+            client.set("routed", "not a list")
+
+        results = broker.send([_to(task(1), exchange="routed", routing_key="routed.now"), task(2)])
+
+        assert statuses(results) == [SendStatus.MISCONFIGURED, ACCEPTED]
+        assert "WRONGTYPE" in results[0].reason
+        assert numbers(app) == [2]
+
+    def test_follows_a_replica_that_takes_over_behind_the_same_address(
+        self, broker: CeleryBroker, app: Celery, server: Redis, tmp_path
+    ):
+        broker.send([task(1)])
+        with Redis(tmp_path / "second") as second:
+            second.follow(server)
+            wait_until(lambda: second.say("LLEN celery") == ":1")
+            second.take_over()
+            second.swap_ports(server)
+            server.follow(second)
+            away = broker.send([task(2), task(3)])
+
+            results = broker.send([task(4)])
+
+            assert statuses(away) == [UNAVAILABLE] * 2
+            assert "ReadOnlyError" in away[0].reason
+            assert statuses(results) == [ACCEPTED]
+            assert numbers(app) == [1, 4]
 
     def test_is_misconfigured_where_the_password_is_wrong(self, broker: CeleryBroker, server: Redis):
         with redis.Redis.from_url(server.url) as client:

@@ -170,6 +170,18 @@ class TestEnd:
         assert standings == [HalfStatus.UNKNOWN, HalfStatus.UNKNOWN, HalfStatus.GONE]
 
 
+class TestTopic:
+    def test_that_was_there_is_away_where_the_proxy_says_that_it_is_missing(self, stub: Stub, open_at: OpenAt):
+        broker = open_at(stub.endpoints)
+        broker.send([message(FIFO, key="1")])
+        stub.say("SendMessage", Code.TOPIC_NOT_FOUND)
+
+        [outcome] = broker.send([message(FIFO, key="1")])
+
+        assert outcome.status is SendStatus.UNAVAILABLE
+        assert "its brokers may be down" in outcome.reason
+
+
 class TestFlowControl:
     def test_sends_nothing_for_a_while(self, stub: Stub, open_at: OpenAt):
         broker = open_at(stub.endpoints, IN_FLIGHT=1)

@@ -105,6 +105,17 @@ class TestOf:
         with pytest.raises(StatusError):
             asyncio.run(want())
 
+    def test_tells_a_topic_that_was_there_from_one_that_never_was(self):
+        server = Server(["old"])
+        routes = server.routes()
+        asyncio.run(routes.of("orders"))
+
+        found = routes.was_seen("orders"), routes.was_seen("ordres")
+        server.now += 601
+
+        assert found == (True, False)
+        assert not routes.was_seen("orders")
+
     def test_knows_nothing_where_nothing_was_known(self):
         with pytest.raises(grpc.aio.AioRpcError):
             asyncio.run(Server(AWAY).routes().of("orders"))

@@ -8,7 +8,7 @@ import pytest
 from outbox.brokers.base import Ended, SendResult, SendStatus
 from outbox.brokers.rocketmq.errors import StatusError
 from outbox.brokers.rocketmq.remoting.frames import Answer
-from outbox.brokers.rocketmq.statuses import status_of, status_of_end, status_of_send
+from outbox.brokers.rocketmq.statuses import NO_BROKERS, status_before_send, status_of, status_of_end, status_of_send
 from outbox.brokers.rocketmq.stubs import Code, definition
 
 REFUSED, MISCONFIGURED, UNAVAILABLE, UNSURE = (
@@ -75,6 +75,9 @@ class TestStatus:
     )
     def test_is_read_where_the_code_says_little(self, text: str, verdict: SendStatus):
         assert status_of(status(Code.INTERNAL_SERVER_ERROR, text)).status is verdict
+
+    def test_of_a_topic_while_no_broker_is_known_is_an_outage(self):
+        assert status_before_send(status(Code.TOPIC_NOT_FOUND, NO_BROKERS)).status is UNAVAILABLE
 
     def test_names_code_and_text(self):
         assert status_of(status(Code.TOPIC_NOT_FOUND, "No such topic")).reason == "RocketMQ says 40402 No such topic."

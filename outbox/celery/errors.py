@@ -1,0 +1,104 @@
+"""
+What the errors of Celery's broker mean. docs/reference/celery-errors.md has the same tables.
+
+An outage is what a server cannot do now: UNAVAILABLE, and the connection is dropped, since another server may have taken its
+place. A refusal is what it will not do: MISCONFIGURED or REFUSED, of this task only.
+"""
+
+from __future__ import annotations
+
+import re
+
+import amqp
+
+from outbox.brokers.base import SendResult, SendStatus
+
+UNAVAILABLE, MISCONFIGURED, REFUSED = SendStatus.UNAVAILABLE, SendStatus.MISCONFIGURED, SendStatus.REFUSED
+
+REDIS_OUTAGES = frozenset(
+    {
+        "LOADING",  # it reads its data after a start
+        "OOM",  # maxmemory is reached
+        "MISCONF",  # it cannot write to its disk
+        "READONLY",  # it has become a replica
+        "NOREPLICAS",  # fewer replicas than min-replicas-to-write
+        "MASTERDOWN",  # a replica without its master
+        "CLUSTERDOWN",
+        "TRYAGAIN",
+        "BUSY",  # a script runs
+    }
+)
+"""
+The prefixes of Redis' answers that are outages. Any other one (NOPERM, WRONGTYPE, MOVED, ERR) is a refusal.
+
+Source: https://redis.io/docs/latest/develop/reference/protocol-spec/#simple-errors, and src/server.c.
+"""
+
+REDIS_CLASSES = {
+    "BusyLoadingError": "LOADING",
+    "ClusterDownError": "CLUSTERDOWN",
+    "MasterDownError": "MASTERDOWN",
+    "OutOfMemoryError": "OOM",
+    "ReadOnlyError": "READONLY",
+    "TryAgainError": "TRYAGAIN",
+}
+"""Errors of redis-py that have lost their prefix, by name, since redis need not be installed."""
+
+REDIS_REFUSES_LOGIN = {"AuthenticationError", "AuthenticationWrongNumberOfArgsError", "NoPermissionError"}
+
+RABBITMQ_CHANNEL = {
+    311: REFUSED,  # CONTENT_TOO_LARGE
+    312: MISCONFIGURED,  # NO_ROUTE
+    403: MISCONFIGURED,  # ACCESS_REFUSED
+    404: MISCONFIGURED,  # NOT_FOUND
+    405: MISCONFIGURED,  # RESOURCE_LOCKED: another connection's own queue
+    406: MISCONFIGURED,  # PRECONDITION_FAILED: of a queue that is declared; of a message that is published: see below
+}
+"""Replies with which RabbitMQ closes a channel: refusals, all of them."""
+
+TOO_LARGE = (amqp.PreconditionFailed, amqp.ContentTooLarge)  # of a message that is published
+
+RABBITMQ_OUTAGES = {
+    320,  # CONNECTION_FORCED: it shuts down, or an operator closes the connection
+    506,  # RESOURCE_ERROR
+}
+"""
+Replies with which RabbitMQ closes a connection because of itself. Any other one (501-505, 530, 540, 541) may be the answer to a
+task, which is tried again alone: if the connection is closed again, that task is MISCONFIGURED.
+
+Source: https://www.rabbitmq.com/amqp-0-9-1-reference#constants.
+"""
+
+RABBITMQ_FULL = re.compile(r"limit .*is reached|vhost '.*' is down")
+"""What RabbitMQ says of a login (530) that it cannot take now."""
+
+REDIS_CODE = re.compile(r"^(?:.*of pipeline caused error: )?([A-Z]{2,})\b", re.DOTALL)
+
+
+def redis_code(error: BaseException) -> str:
+    """Return the prefix of Redis' answer, such as NOPERM; "" where it has none."""
+    if code := getattr(error, "status_code", None) or REDIS_CLASSES.get(type(error).__name__):
+        return str(code)
+    found = REDIS_CODE.match(str(error))
+    return found[1] if found else ""
+
+
+def closed_by_server(error: BaseException | None) -> amqp.AMQPError | None:
+    """Return the error with which RabbitMQ has closed the connection; None where it broke otherwise."""
+    while error is not None:  # py-amqp fails over its closed socket while it raises what the server said
+        if isinstance(error, amqp.exceptions.ConnectionError) and error.reply_code:
+            return error
+        error = error.__context__
+    return None
+
+
+def not_connected(error: Exception) -> SendResult:
+    """Return the result of messages that were not handed over since no connection was made."""
+    is_refused = isinstance(error, amqp.AccessRefused | amqp.NotAllowed) or type(error).__name__ in REDIS_REFUSES_LOGIN
+    is_refused = is_refused and not RABBITMQ_FULL.search(str(error))
+    return failed(MISCONFIGURED if is_refused else UNAVAILABLE, error)
+
+
+def failed(status: SendStatus, error: BaseException) -> SendResult:
+    """Return a result that names an error, in one line."""
+    return SendResult(status, reason=" ".join(f"Celery's broker: {type(error).__name__}: {error}".split()))
