@@ -64,7 +64,7 @@ def _cards(status: Status) -> list[dict[str, Any]]:
     waiting = sum(topic.waiting + topic.delayed + topic.released + topic.claimed for topic in status.topics)
     prepared = sum(topic.prepared for topic in status.topics)
     dead = sum(topic.dead for topic in status.topics)
-    letters = sum(sum(group.dead_letters.values()) for group in status.groups)
+    letters = sum(sum((group.dead_letters or {}).values()) for group in status.groups)
     parked = sum(status.parked.values())
     oldest = max((topic.oldest_seconds for topic in status.topics if topic.oldest_seconds is not None), default=None)
     alive = sum(not process.is_silent for process in status.processes)
@@ -117,7 +117,7 @@ def _group(group: GroupStatus) -> list[dict[str, Any]]:
             "name": group.consumer_group,
             "topic": topic,
             "waiting": "?" if group.trouble else group.waiting.get(topic, 0),
-            "letters": group.dead_letters.get(topic, 0),
+            "letters": "?" if group.dead_letters is None else group.dead_letters.get(topic, 0),
             "consumers": group.consumers,
             "per_minute": f"{group.per_minute:.0f}",
         }

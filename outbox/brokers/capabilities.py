@@ -225,12 +225,26 @@ class DeadLetters(Capability):
         """Return the dead letters of a group, oldest first."""
 
     @abc.abstractmethod
-    def replay(self, group: str, letters: Sequence[str]) -> int:
-        """Deliver dead letters (by `DeadLetter.id`) to their group again, with attempts from 1. Return their number."""
+    def count_dead_letters(self, group: str) -> dict[str, int]:
+        """
+        Return the exact number of a group's dead letters by topic, without topics that have none. Changes nothing.
+
+        Monitoring calls this often, so it reads no letters where the broker can count them. A broker that cannot tell the number
+        now raises `BrokerUnavailable`.
+        """
 
     @abc.abstractmethod
-    def discard(self, group: str, letters: Sequence[str]) -> int:
-        """Delete dead letters (by `DeadLetter.id`). Return how many still existed."""
+    def replay(self, group: str, letters: Collection[str]) -> set[str]:
+        """
+        Deliver dead letters (by `DeadLetter.id`) to their group again, with attempts from 1.
+
+        Return the ids of those that were replayed: of two processes that replay or discard a letter, one gets its id. After an
+        error some may have been replayed.
+        """
+
+    @abc.abstractmethod
+    def discard(self, group: str, letters: Collection[str]) -> set[str]:
+        """Delete dead letters (by `DeadLetter.id`). Return the ids of those that were deleted, as `replay`."""
 
     def deliver_again(self, group: str, message_ids: Sequence[str]) -> set[str]:
         """

@@ -11,7 +11,7 @@ from datetime import datetime
 from outbox import conf
 from outbox.brokers.base import DeadLetter
 from outbox.brokers.capabilities import DeadLetters
-from outbox.consuming import letter_acts, tries
+from outbox.consuming import letter_acts
 from outbox.consuming.delivery_info import uuid_of
 from outbox.consuming.failure import without_numbers
 from outbox.consuming.letter_acts import LetterAct
@@ -20,7 +20,9 @@ from outbox.consuming.register import Group, groups
 from outbox.errors import BrokerUnavailable
 from outbox.models import FailedDelivery
 
-READ_AT_ONCE = 1000
+READ_AT_ONCE = 1000  # for a page or a list
+READ_TO_SETTLE = 50_000  # for a command that settles all that match
+SETTLED_AT_ONCE = 100
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,7 +55,7 @@ class Letters:
     The dead letters of the groups, oldest first.
 
     Args:
-        cut: groups of which only the oldest `READ_AT_ONCE` letters were read.
+        cut: groups that have more letters, of which only the oldest were read.
         troubles: why the letters of a group could not be read.
     """
 
@@ -78,12 +80,13 @@ class LetterGroup:
 NO_RECORD = "Given up by the broker itself; no failed try is recorded here."
 
 
-def read_letters() -> Letters:
-    """Ask the brokers of all consumer groups for their dead letters."""
+def read_letters(*, is_to_settle: bool = False) -> Letters:
+    """Ask the brokers of all consumer groups for their dead letters, each for the oldest `READ_AT_ONCE` or `READ_TO_SETTLE`."""
+    limit = READ_TO_SETTLE if is_to_settle else READ_AT_ONCE
     letters = Letters()
     for group in groups().values():
         for alias in group.brokers:
-            _read(letters, group, alias)
+            _read(letters, group, alias, limit)
     letters.found.sort(key=lambda one: one.letter.died_at)
     return letters
 
@@ -101,7 +104,7 @@ def group_letters(letters: Iterable[Letter]) -> list[LetterGroup]:
 
 def settle_letters(letters: Iterable[Letter], *, by: str, reason: str = "", discard: bool = False) -> Iterator[Letter]:
     """
-    Replay or discard dead letters, one after the other; yield each letter that was settled.
+    Replay or discard dead letters, a portion after the other; yield each letter that was settled.
 
     A letter that is not yielded was settled by another process before. The failures of a replayed message are counted from zero.
     Each act is recorded before it is done, so call this outside a transaction.
@@ -112,28 +115,27 @@ def settle_letters(letters: Iterable[Letter], *, by: str, reason: str = "", disc
         reason: why, in the operator's words.
 
     Raises:
-        BrokerUnavailable: a broker cannot be reached; the letters yielded so far are settled.
+        BrokerUnavailable: a broker cannot be reached. The letters yielded so far are settled; of the next `SETTLED_AT_ONCE` some
+            may be.
     """
     act = LetterAct.DISCARD_ASKED if discard else LetterAct.REPLAY_ASKED
-    by_broker: dict[str, list[Letter]] = {}
+    chosen: dict[str, dict[str, list[Letter]]] = {}
     for one in letters:
-        by_broker.setdefault(one.broker, []).append(one)
-    for alias, chosen in by_broker.items():
+        chosen.setdefault(one.broker, {}).setdefault(one.letter.group, []).append(one)
+    for alias, by_group in chosen.items():
         with closing(conf.make_broker(alias)) as broker:
             keeper = DeadLetters.of(broker)
             settle = keeper.discard if discard else keeper.replay
-            for one in chosen:
-                letter, using = one.letter, groups()[one.letter.group].using
-                asked = letter_acts.note_asked(letter, one.last, act=act, by=by, reason=reason, using=using)
-                tries.forget(letter.group, [uuid_of(letter.message_id)], using)
-                if settle(letter.group, [letter.id]):
-                    letter_acts.confirm(asked, act, using)
-                    yield one
-                else:
-                    letter_acts.withdraw(asked, using)
+            for group, found in by_group.items():
+                using = groups()[group].using
+                for portion in (found[at : at + SETTLED_AT_ONCE] for at in range(0, len(found), SETTLED_AT_ONCE)):
+                    asked = letter_acts.note_asked([(one.letter, one.last) for one in portion], act, by, reason, using)
+                    settled = settle(group, [one.letter.id for one in portion])
+                    letter_acts.end(asked, settled, act, using)
+                    yield from (one for one in portion if one.letter.id in settled)
 
 
-def _read(letters: Letters, group: Group, alias: str) -> None:
+def _read(letters: Letters, group: Group, alias: str, limit: int) -> None:
     if not conf.broker_class(alias).supports_replay:
         letters.troubles.append(
             f"The dead letters of group {group.name!r} stay with the broker {alias!r}, which does not list them."
@@ -141,12 +143,12 @@ def _read(letters: Letters, group: Group, alias: str) -> None:
         return
     try:
         with closing(conf.make_broker(alias)) as broker:
-            found = DeadLetters.of(broker).dead_letters(group.name, limit=READ_AT_ONCE)
+            found = DeadLetters.of(broker).dead_letters(group.name, limit=limit)
     except BrokerUnavailable as error:
         letters.troubles.append(f"Group {group.name!r}: {str(error).strip()}")
         return
     letters.found.extend(_with_tries(group, alias, found))
-    if len(found) == READ_AT_ONCE:
+    if len(found) == limit:
         letters.cut.append(group.name)
 
 

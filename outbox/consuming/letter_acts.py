@@ -8,20 +8,21 @@ without a row.
 from __future__ import annotations
 
 import enum
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 from uuid import UUID
 
-from django.db import connections
+from django.db import connections, transaction
 from django.db.models import Exists, OuterRef
 
 from outbox.brokers.base import DeadLetter
+from outbox.consuming import tries
 from outbox.consuming.delivery_info import uuid_of
 from outbox.consuming.outcome import Outcome
 from outbox.models import FailedDelivery, Inbox
 
-# The number with which the outbox sent a message.
-PLACE = "SELECT o.id, s.lane, s.number FROM outbox_message_state s CROSS JOIN outbox_source o WHERE s.id = %s"
+# The numbers with which the outbox sent messages.
+PLACES = "SELECT s.id, o.id, s.lane, s.number FROM outbox_message_state s CROSS JOIN outbox_source o WHERE s.id = ANY(%s)"
 
 
 class LetterAct(enum.StrEnum):
@@ -52,47 +53,58 @@ class GroupEnd:
     by: str
 
 
-def note_asked(letter: DeadLetter, last: FailedDelivery | None, *, act: LetterAct, by: str, reason: str, using: str) -> int:
+def note_asked(
+    letters: Collection[tuple[DeadLetter, FailedDelivery | None]], act: LetterAct, by: str, reason: str, using: str
+) -> dict[str, int]:
     """
-    Record that an operator is about to act on a dead letter; return the row's id.
+    Record that an operator is about to act on dead letters of a group; return letter id -> row id.
+
+    The failures of the messages are counted from zero again.
 
     Args:
-        last: the group's last try, which has the message's number. Without one the number is read from the outbox, if that is in
-            this database.
+        letters: each with the group's last try, which has the message's number. Without one the number is read from the outbox,
+            if that is in this database.
         using: the database of the group's inbox.
     """
-    message_id = uuid_of(letter.message_id)
-    source, lane, number = (last.source, last.lane, last.number) if last else _read_place(message_id, using)
-    row = FailedDelivery.objects.using(using).create(
-        consumer_group=letter.group,
-        message_id=message_id,
-        topic=letter.topic,
-        nth=letter.attempt,
-        source=source,
-        lane=lane,
-        number=number,
-        outcome=act,
-        fingerprint=last.fingerprint if last else "",
-        error=reason,
-        acted_by=by,
-    )
-    return row.pk
+    ids = {letter.id: uuid_of(letter.message_id) for letter, _ in letters}
+    places = _read_places([ids[letter.id] for letter, last in letters if last is None], using)
+    rows = []
+    for letter, last in letters:
+        place = (last.source, last.lane, last.number) if last else places.get(ids[letter.id], ("", None, None))
+        source, lane, number = place
+        row = FailedDelivery(
+            consumer_group=letter.group,
+            message_id=ids[letter.id],
+            topic=letter.topic,
+            nth=letter.attempt,
+            source=source,
+            lane=lane,
+            number=number,
+            outcome=act,
+            fingerprint=last.fingerprint if last else "",
+            error=reason,
+            acted_by=by,
+        )
+        rows.append(row)
+    with transaction.atomic(using):
+        FailedDelivery.objects.using(using).bulk_create(rows)
+        for group in {letter.group for letter, _ in letters}:
+            tries.forget(group, ids.values(), using)
+    return {letter.id: row.pk for (letter, _), row in zip(letters, rows, strict=True)}
 
 
-def _read_place(message_id: UUID, using: str) -> tuple[str, int | None, int | None]:
+def _read_places(message_ids: list[UUID], using: str) -> dict[UUID, tuple[str, int | None, int | None]]:
     with connections[using].cursor() as cursor:
-        cursor.execute(PLACE, [message_id])
-        return cursor.fetchone() or ("", None, None)
+        cursor.execute(PLACES, [message_ids])
+        return {message_id: (source, lane, number) for message_id, source, lane, number in cursor.fetchall()}
 
 
-def confirm(row_id: int, act: LetterAct, using: str) -> None:
-    """Record that the act was done."""
-    FailedDelivery.objects.using(using).filter(pk=row_id).update(outcome=DONE[act])
-
-
-def withdraw(row_id: int, using: str) -> None:
-    """Delete the record of an act that had no effect, because the letter was already gone."""
-    FailedDelivery.objects.using(using).filter(pk=row_id).delete()
+def end(asked: Mapping[str, int], settled: Collection[str], act: LetterAct, using: str) -> None:
+    """Record which acts were done, and delete the records of those without effect, because the letter was already gone."""
+    rows = FailedDelivery.objects.using(using)
+    with transaction.atomic(using):
+        rows.filter(pk__in=[row for letter, row in asked.items() if letter in settled]).update(outcome=DONE[act])
+        rows.filter(pk__in=[row for letter, row in asked.items() if letter not in settled]).delete()
 
 
 def read_ends(message_ids: Iterable[UUID], using: str) -> Mapping[UUID, list[GroupEnd]]:

@@ -224,12 +224,17 @@ class EmbeddedBroker(NeedsCheckLoop, DeadLetters, StoredInDatabase):
         with self._client.translated() as connection:
             return settlement.dead_letters(connection, group, limit)
 
-    def replay(self, group: str, letters: Sequence[str]) -> int:
+    def count_dead_letters(self, group: str) -> dict[str, int]:
+        """Return the number of dead letters of a group, by topic."""
+        with self._client.translated() as connection:
+            return settlement.count_dead_letters(connection, group)
+
+    def replay(self, group: str, letters: Collection[str]) -> set[str]:
         """Deliver dead letters to their group again, with attempts counted from 1."""
         with self._client.translated() as connection:
             return settlement.replay(connection, group, letters, now=self._now())
 
-    def discard(self, group: str, letters: Sequence[str]) -> int:
+    def discard(self, group: str, letters: Collection[str]) -> set[str]:
         """Delete dead letters. Retention deletes their messages later."""
         with self._client.translated() as connection:
             return settlement.discard(connection, group, letters)

@@ -8,7 +8,7 @@ message. Until then the call succeeds, however late it is.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from datetime import datetime, timedelta
 
 from outbox.brokers.base import DeadLetter, Delivery
@@ -69,16 +69,22 @@ WHERE d.consumer_group = %(group)s AND d.died_at IS NOT NULL
 ORDER BY d.died_at, d.id LIMIT %(limit)s
 """
 
+COUNT_DEAD_LETTERS = """
+SELECT t.name, count(*) FROM outbox_embedded_delivery d JOIN outbox_embedded_topic t ON t.id = d.topic_id
+WHERE d.consumer_group = %(group)s AND d.died_at IS NOT NULL GROUP BY 1
+"""
+
 REPLAY = f"""
 WITH given AS (
     UPDATE outbox_embedded_delivery SET died_at = NULL, reason = '', attempt = 0, due_at = {NOW}
     WHERE consumer_group = %(group)s AND id = ANY(%(ids)s) AND died_at IS NOT NULL RETURNING id
 )
-SELECT count(*), {NOTIFY} FROM given
+SELECT id::text, {NOTIFY} FROM given
 """
 
 DISCARD = """
 DELETE FROM outbox_embedded_delivery WHERE consumer_group = %(group)s AND id = ANY(%(ids)s) AND died_at IS NOT NULL
+RETURNING id::text
 """
 
 # Until the deliveries are committed, no prune deletes their messages (retention.py). A statement of its own, so that the
@@ -140,15 +146,21 @@ def dead_letters(connection: Connection, group: str, limit: int) -> list[DeadLet
     return [DeadLetter(*row) for row in connection.execute(DEAD_LETTERS, {"group": group, "limit": limit})]
 
 
-def replay(connection: Connection, group: str, letters: Sequence[str], *, now: datetime | None) -> int:
-    """Deliver dead letters again; return how many."""
-    row = connection.execute(REPLAY, {"group": group, "ids": [int(one) for one in letters], "now": now}).fetchone()
-    return int(row[0]) if row else 0
+def count_dead_letters(connection: Connection, group: str) -> dict[str, int]:
+    """Return the number of dead letters of a group, by topic."""
+    return dict(connection.execute(COUNT_DEAD_LETTERS, {"group": group}).fetchall())
 
 
-def discard(connection: Connection, group: str, letters: Sequence[str]) -> int:
-    """Delete dead letters; return how many existed."""
-    return connection.execute(DISCARD, {"group": group, "ids": [int(one) for one in letters]}).rowcount
+def replay(connection: Connection, group: str, letters: Collection[str], *, now: datetime | None) -> set[str]:
+    """Deliver dead letters again; return the ids of those that existed."""
+    rows = connection.execute(REPLAY, {"group": group, "ids": [int(one) for one in letters], "now": now}).fetchall()
+    return {row[0] for row in rows}
+
+
+def discard(connection: Connection, group: str, letters: Collection[str]) -> set[str]:
+    """Delete dead letters; return the ids of those that existed."""
+    rows = connection.execute(DISCARD, {"group": group, "ids": [int(one) for one in letters]}).fetchall()
+    return {row[0] for row in rows}
 
 
 def deliver_again(connection: Connection, group: str, message_ids: Sequence[str], *, now: datetime | None) -> set[str]:

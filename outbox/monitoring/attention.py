@@ -226,12 +226,13 @@ def _has_sent(group: GroupStatus, status: Status) -> bool:
 def _dead_letters(status: Status) -> Iterator[Attention]:
     """Yield the dead letters of all groups, including groups that this process no longer has."""
     found = {(one.consumer_group, one.topic): one.letters for one in status.dead_letters}
-    found |= {(group.consumer_group, topic): number for group in status.groups for topic, number in group.dead_letters.items()}
-    for (group, topic), letters in sorted(found.items()):
-        errors = [one.error for one in status.failures if (one.consumer_group, one.topic) == (group, topic) and one.dead_letters]
+    for group in status.groups:
+        found |= {(group.consumer_group, topic): number for topic, number in (group.dead_letters or {}).items()}
+    for (name, topic), letters in sorted(found.items()):
+        errors = [one.error for one in status.failures if (one.consumer_group, one.topic) == (name, topic) and one.dead_letters]
         cause = f"{count(letters, 'message')} of topic {topic!r} failed for good."
-        step = f"Correct the cause, then run outbox_replay --group {group}, or discard them."
-        yield Attention(Kind.DEAD_LETTERS, f"group {group!r}", cause, step, error=errors[0] if errors else "")
+        step = f"Correct the cause, then run outbox_replay --group {name}, or discard them."
+        yield Attention(Kind.DEAD_LETTERS, f"group {name!r}", cause, step, error=errors[0] if errors else "")
 
 
 def _undeliverable(status: Status) -> Iterator[Attention]:

@@ -6,7 +6,7 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Iterable, Sequence
-from contextlib import closing
+from contextlib import closing, suppress
 from dataclasses import dataclass, field
 from datetime import timedelta
 
@@ -16,13 +16,12 @@ from outbox.brokers.capabilities import DeadLetters
 from outbox.consuming.outcome import Outcome
 from outbox.consuming.register import Group, groups
 from outbox.database import Connection
-from outbox.errors import BrokerCannotTell, ConfigurationError, UnknownTopic
+from outbox.errors import BrokerCannotTell, BrokerUnavailable, ConfigurationError, UnknownTopic
 from outbox.message import TopicType
 from outbox.models import State
 from outbox.monitoring.processes import ProcessStatus
 
 ANSWER_WITHIN_SECONDS = 3.0  # shorter than the time-outs of probes and scrapes
-LETTERS_COUNTED = 100  # a broker on a server has to read dead letters to count them
 PACE_WITHIN = timedelta(minutes=5)
 ROW_LIMIT = 10_000
 MIN_SECONDS = 30.0  # a pace over less time is not reliable
@@ -80,7 +79,7 @@ class GroupStatus:
         error: the error of one of these deliveries.
         can_tell: whether the broker can tell the backlog.
         refusals: topic -> why its consumers cannot receive from it as configured.
-        dead_letters: topic -> number of dead letters; at most 100 are counted where the broker is a server.
+        dead_letters: topic -> number of dead letters, without topics that have none. None: the broker cannot tell now.
     """
 
     consumer_group: str
@@ -97,7 +96,7 @@ class GroupStatus:
     error: str = ""
     can_tell: bool = True
     refusals: dict[str, str] = field(default_factory=dict)
-    dead_letters: dict[str, int] = field(default_factory=dict)
+    dead_letters: dict[str, int] | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,7 +111,7 @@ class _Pace:
 @dataclass(frozen=True, slots=True)
 class _Answer:
     waiting: dict[str, int] = field(default_factory=dict)
-    letters: dict[str, int] = field(default_factory=dict)
+    letters: dict[str, int] | None = None
     trouble: str = ""
     can_tell: bool = True
 
@@ -161,10 +160,15 @@ def read_groups(
                 error=next((error for _, error in failing), ""),
                 can_tell=answer.can_tell,
                 refusals={topic: reason for process in live for topic, reason in process.refusals.items()},
-                dead_letters=answer.letters or {key[1]: counted[key] for key in keys if key in counted},
+                dead_letters=_letters(alias, answer, {key[1]: counted[key] for key in keys if key in counted}),
             )
         )
     return found, delayed
+
+
+def _letters(alias: str, answer: _Answer, counted: dict[str, int]) -> dict[str, int] | None:
+    """Return the number of dead letters by topic, from the broker, or as `counted` in its tables."""
+    return counted if conf.broker_class(alias).is_stored_in_database else answer.letters
 
 
 def _add(waiting: dict[str, int], consumers: Sequence[ProcessStatus]) -> dict[str, int]:
@@ -238,10 +242,12 @@ class _Asking(threading.Thread):
 
 
 def _ask(broker: Broker, group: str) -> _Answer:
-    letters: Counter[str] = Counter()
     try:
-        if broker.supports_replay and not broker.is_stored_in_database:
-            letters.update(one.topic for one in DeadLetters.of(broker).dead_letters(group, limit=LETTERS_COUNTED))
-        return _Answer(dict(sorted(broker.backlog(group).items())), dict(letters))
+        waiting = dict(sorted(broker.backlog(group).items()))
     except BrokerCannotTell:
         return _Answer(can_tell=False)
+    letters = None
+    if broker.supports_replay and not broker.is_stored_in_database:
+        with suppress(BrokerUnavailable):  # an operator's process has them
+            letters = DeadLetters.of(broker).count_dead_letters(group)
+    return _Answer(waiting, letters)

@@ -127,7 +127,7 @@ def _groups(statuses: list[Status]) -> Iterator[Metric]:
         live.add_metric(labels, group.consumers)
         for topic, number in group.waiting.items():
             lag.add_metric([*labels, topic], number)
-        if not group.trouble:
+        if group.dead_letters is not None:
             for topic in group.topics:
                 dead.add_metric([*labels, topic], group.dead_letters.get(topic, 0))
     return iter((up, live, lag, dead, delayed, astray))

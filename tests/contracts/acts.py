@@ -166,6 +166,15 @@ class Acts:
                 break
         return found
 
+    def counted(self, group: str = "group", *, count: int = 0) -> dict[str, int]:
+        """Return the numbers of dead letters of this test's topics; tries again until they are `count` together."""
+        topics = {topic.name for topic in self.harness.topics.values()}
+        for _ in self.harness.tries():
+            found = {topic: number for topic, number in self.broker.count_dead_letters(group).items() if topic in topics}
+            if sum(found.values()) >= count:
+                break
+        return found
+
     def find(self, message_id: str, *states: str) -> list[StoredCopy]:
         """Look up a message; tries again until its copies have these states, because a server's index may lag behind its log."""
         for _ in self.harness.tries():

@@ -66,6 +66,8 @@ class Harness(abc.ABC):
     finds_dead_letters = True  # find() returns dead letters
     delivers_again = False  # deliver_again() works
     keeps_reasons = True  # a dead letter has its reason
+    settles_letters_once = True  # of two processes that replay or discard a dead letter, one does
+    many_letters = 1000
     gives_back_at_once = False  # the deliveries of a process that died; otherwise when their time is over
     counts_invisible = True  # backlog(), held() and delayed() together include messages in a handler, or between retries
     counts_what_is_handled = True  # backlog() includes messages that were received and not finished

@@ -58,11 +58,15 @@ class PatientRocketMQ(RocketMQBroker):
         self._wait_until_all_is_queued()
         return super().dead_letters(group, limit=limit)
 
-    def replay(self, group: str, letters: Sequence[str]) -> int:
+    def count_dead_letters(self, group: str) -> dict[str, int]:
+        self._wait_until_all_is_queued()
+        return super().count_dead_letters(group)
+
+    def replay(self, group: str, letters: Collection[str]) -> set[str]:
         self._wait_until_all_is_queued()
         return super().replay(group, letters)
 
-    def discard(self, group: str, letters: Sequence[str]) -> int:
+    def discard(self, group: str, letters: Collection[str]) -> set[str]:
         self._wait_until_all_is_queued()
         return super().discard(group, letters)
 
@@ -105,6 +109,8 @@ class RocketMQHarness(RealTimeHarness):
     counts_invisible = False
     counts_what_is_handled = False
     keeps_reasons = False
+    settles_letters_once = False  # its log has no lock: two may see a letter unsettled, and both mark it
+    many_letters = 100  # each is moved, copied and marked on its own
 
     def __init__(self) -> None:
         super().__init__()

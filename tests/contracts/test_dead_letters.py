@@ -1,8 +1,13 @@
 """Dead letters: kept for a person, who has them delivered again or discards them."""
 
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing, suppress
+
 import pytest
 
-from outbox.brokers.base import Broker
+from outbox.brokers.base import Broker, DeadLetter
+from outbox.errors import BrokerUnavailable
 from outbox.message import TopicType
 from tests.contracts.acts import INVISIBLE, Acts
 from tests.contracts.harness import Harness
@@ -69,9 +74,9 @@ class TestDeadLetter:
             broker.dead_letter(delivery, "cannot be read")
         first, second = acts.dead_letters(count=2)
 
-        count = broker.replay("group", [first.id])
+        replayed = broker.replay("group", [first.id])
 
-        assert count == 1
+        assert replayed == {first.id}
         assert [(again.message_id, again.attempt) for again in acts.receive()] == [(first.message_id, 1)]
         assert [letter.id for letter in acts.dead_letters()] == [second.id]
 
@@ -106,9 +111,9 @@ class TestDeadLetter:
         broker.dead_letter(delivery, "cannot be read")
         [letter] = acts.dead_letters(count=1)
 
-        counts = [broker.replay("group", ids) for ids in ([letter.id, letter.id], [letter.id])]
+        replayed = [broker.replay("group", ids) for ids in ([letter.id, letter.id], [letter.id])]
 
-        assert counts == [1, 0]
+        assert replayed == [{letter.id}, set()]
         assert acts.bodies() == [b"poison"]
 
     @pytest.mark.needs("supports_replay")
@@ -118,9 +123,9 @@ class TestDeadLetter:
             broker.dead_letter(delivery, "cannot be read")
         first, second = acts.dead_letters(count=2)
 
-        counts = [broker.discard("group", [first.id]), broker.discard("group", [first.id]), broker.replay("group", [first.id])]
+        settled = [broker.discard("group", [first.id]), broker.discard("group", [first.id]), broker.replay("group", [first.id])]
 
-        assert counts == [1, 0, 0]
+        assert settled == [{first.id}, set(), set()]
         assert [letter.id for letter in acts.dead_letters()] == [second.id]
         assert acts.receive() == []
 
@@ -153,6 +158,104 @@ class TestDeadLetter:
         broker.replay("group", [letter.id])
 
         assert [(again.message_id, again.attempt) for again in acts.receive(kind)] == [(message.message_id, 1)]
+
+
+@pytest.mark.needs("supports_replay")
+class TestCountDeadLetters:
+    def test_counts_those_of_a_group_by_topic(self, acts: Acts, broker: Broker):
+        acts.send_bodies(b"poison", b"worse")
+        acts.send(acts.message(TopicType.FIFO, key="a"))
+        for delivery in [*acts.receive(count=2), *acts.receive(TopicType.FIFO, count=1)]:
+            broker.dead_letter(delivery, "cannot be read")
+
+        found = acts.counted(count=3)
+
+        assert found == {acts.harness.topic(TopicType.NORMAL): 2, acts.harness.topic(TopicType.FIFO): 1}
+        assert acts.counted("other") == {}
+
+    def test_is_as_exact_after_many_looks(self, acts: Acts, broker: Broker):
+        acts.send_bodies(b"poison", b"worse")
+        for delivery in acts.receive(count=2):
+            broker.dead_letter(delivery, "cannot be read")
+        first, _ = before = acts.dead_letters(count=2)
+
+        looks = [(broker.dead_letters("group", limit=1 + look % 2), broker.count_dead_letters("group"))[1] for look in range(30)]
+
+        assert looks == [{first.topic: 2}] * 30
+        assert acts.dead_letters(count=2) == before
+
+
+@pytest.mark.needs("supports_replay")
+class TestManyDeadLetters:
+    @pytest.fixture
+    def letters(self, acts: Acts, broker: Broker, harness: Harness) -> list[DeadLetter]:
+        left = harness.many_letters
+        while left:
+            acts.send_bodies(*[b"poison"] * min(left, 100))
+            for delivery in acts.receive(count=min(left, 100)):
+                broker.dead_letter(delivery, "cannot be read")
+                left -= 1
+        return acts.dead_letters(count=harness.many_letters)
+
+    def test_are_listed_each_once(self, letters: list[DeadLetter], acts: Acts, harness: Harness):
+        looks = [acts.dead_letters() for _ in range(5)]
+
+        assert len({letter.id for letter in letters}) == len(letters) == harness.many_letters
+        assert looks == [letters] * 5
+
+    def test_are_replayed_and_discarded_in_one_call_each(self, letters: list[DeadLetter], acts: Acts, broker: Broker):
+        ids = [letter.id for letter in letters]
+        half = len(ids) // 2
+
+        discarded, replayed = broker.discard("group", ids[half:]), broker.replay("group", ids[:-10])
+
+        assert (discarded, replayed) == (set(ids[half:]), set(ids[:half]))
+        assert acts.dead_letters() == []
+        again = acts.receive(limit=len(ids), count=half)
+        assert sorted(one.message_id for one in again) == sorted(letter.message_id for letter in letters[:half])
+
+    @pytest.mark.needs("settles_letters_once")
+    def test_are_settled_once_by_two_operators_while_a_monitor_counts(
+        self, letters: list[DeadLetter], acts: Acts, harness: Harness
+    ):
+        begun: set[str] = set()
+        done: dict[str, list[str]] = {"replay": [], "discard": []}
+        is_over = threading.Event()
+
+        def settle(name: str) -> None:
+            with closing(harness.open()) as broker:
+                while left := [one.id for one in broker.dead_letters("group", limit=10_000) if one.topic == letters[0].topic]:
+                    for start in range(0, len(left), 100):
+                        portion = left[start : start + 100]
+                        begun.update(portion)
+                        done[name] += getattr(broker, name)("group", portion)
+
+        def watch() -> list[tuple[int, int, int]]:
+            """Return counts, each with the least and the most that it may be."""
+            seen = []
+            with closing(harness.open()) as broker:
+                while not is_over.is_set():
+                    most = len(letters) - sum(map(len, done.values()))
+                    with suppress(BrokerUnavailable):  # the operators have them
+                        found = broker.count_dead_letters("group").get(letters[0].topic, 0)
+                        seen.append((len(letters) - len(begun), found, most))
+            return seen
+
+        with ThreadPoolExecutor(3) as threads:
+            counts = threads.submit(watch)
+            try:
+                for operator in [threads.submit(settle, name) for name in done]:
+                    operator.result()
+            finally:
+                is_over.set()
+
+        assert sorted([*done["replay"], *done["discard"]]) == sorted(letter.id for letter in letters)
+        seen = counts.result()
+        assert [one for one in seen if not one[0] <= one[1] <= one[2]] == []
+        numbers = [number for _, number, _ in seen]
+        assert numbers == sorted(numbers, reverse=True)
+        assert numbers[0] > 0
+        assert acts.counted("group") == {}
 
 
 @pytest.mark.needs("delivers_again")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 import uuid
+from collections import Counter
 from collections.abc import Callable, Collection, Mapping, Sequence
 from datetime import UTC, datetime, timedelta
 from functools import partial
@@ -185,19 +186,24 @@ class MemoryBroker(Controls, NeedsCheckLoop, DeadLetters, TransactionalSends):
             known = self._store.groups.get(group)
             return [letter for letter, _ in known.dead.values()][:limit] if known else []
 
-    def replay(self, group: str, letters: Sequence[str]) -> int:
+    def count_dead_letters(self, group: str) -> dict[str, int]:
+        """Return the number of a group's dead letters, by topic."""
+        with self._store.changed:
+            return dict(Counter(letter.topic for letter, _ in self._store.groups.get(group, Group()).dead.values()))
+
+    def replay(self, group: str, letters: Collection[str]) -> set[str]:
         """Deliver dead letters to their group again."""
         with self._store.changed:
-            known = self._store.groups[group]
-            copies = [known.dead.pop(letter)[1] for letter in letters if letter in known.dead]
-            receiver.redeliver(self._store, known, copies, self._now())
-            return len(copies)
+            known = self._store.groups.get(group, Group())
+            copies = {letter: known.dead.pop(letter)[1] for letter in set(letters) if letter in known.dead}
+            receiver.redeliver(self._store, known, copies.values(), self._now())
+            return set(copies)
 
-    def discard(self, group: str, letters: Sequence[str]) -> int:
+    def discard(self, group: str, letters: Collection[str]) -> set[str]:
         """Delete dead letters."""
         with self._store.changed:
-            dead = self._store.groups[group].dead
-            return len([dead.pop(letter) for letter in letters if letter in dead])
+            dead = self._store.groups.get(group, Group()).dead
+            return {letter for letter in set(letters) if dead.pop(letter, None) is not None}
 
     def deliver_again(self, group: str, message_ids: Sequence[str]) -> set[str]:
         """Deliver messages again that the group has finished."""

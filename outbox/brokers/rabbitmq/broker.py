@@ -10,7 +10,7 @@ from datetime import UTC, datetime, timedelta
 from typing import Any, ClassVar
 
 import amqp
-from amqp.exceptions import ChannelError, NotFound
+from amqp.exceptions import ChannelError
 
 from outbox.brokers.base import DeadLetter, DelayedCount, Delivery, Outgoing, Problem, SendResult, SendStatus, TopicSpec
 from outbox.brokers.capabilities import DeadLetters
@@ -69,7 +69,7 @@ class RabbitMQBroker(DeadLetters):
         self._declarations = Declarations(self.topics, self._settings.max_length)
         self._receiver = Receiver(self._settings, f"outbox {alias} receiving", self.topics, self._declare_group, clock)
         self._held = self._receiver.held
-        self._letters = DeadLetterQueues(self._questions, list(self.topics), self._publish_all)
+        self._letters = DeadLetterQueues(self._asking, list(self.topics), self._publish_all)
         self._declared: dict[str, int] = {}  # topic -> serial of the connection over which it was declared
 
     @classmethod
@@ -218,14 +218,18 @@ class RabbitMQBroker(DeadLetters):
             return DelayedCount(waiting, _count(channel, topology.UNDELIVERABLE) or 0)
 
     def dead_letters(self, group: str, *, limit: int = 100) -> list[DeadLetter]:
-        """Return a group's dead letters, oldest first."""
+        """Return a group's dead letters, oldest first; waits for another process that reads them."""
         return self._letters.read(group, limit)
 
-    def replay(self, group: str, letters: Sequence[str]) -> int:
+    def count_dead_letters(self, group: str) -> dict[str, int]:
+        """Return the number of a group's dead letters, by topic. Raises BrokerUnavailable while another process reads them."""
+        return self._letters.count(group)
+
+    def replay(self, group: str, letters: Collection[str]) -> set[str]:
         """Put dead letters back into their group's queue."""
         return self._letters.replay(group, letters)
 
-    def discard(self, group: str, letters: Sequence[str]) -> int:
+    def discard(self, group: str, letters: Collection[str]) -> set[str]:
         """Delete dead letters."""
         return self._letters.discard(group, letters)
 
@@ -361,7 +365,7 @@ class RabbitMQBroker(DeadLetters):
 
     @contextmanager
     def _asking(self, what: str) -> Iterator[amqp.Channel]:
-        """Yield a channel for questions. Raises BrokerUnavailable."""
+        """Yield a channel for questions, and close it. Raises BrokerUnavailable."""
         try:
             with self._questions.use() as connection:
                 channel = connection.channel()
@@ -373,12 +377,8 @@ class RabbitMQBroker(DeadLetters):
 
 def _count(channel: amqp.Channel, queue: str) -> int | None:
     """Return how many messages of a queue can be delivered; None: there is no such queue."""
-    try:
-        answer = channel.queue_declare(queue, passive=True)
-    except NotFound:
-        return None  # the channel was opened anew
-    assert answer is not None, "it is waited for"
-    return int(answer[1])
+    state = topology.state_of(channel, queue)
+    return state[0] if state else None
 
 
 def _not_declared(topic: str, error: Exception) -> str:

@@ -18,6 +18,7 @@ from datetime import timedelta
 from typing import Any
 
 import amqp
+from amqp.exceptions import NotFound
 
 from outbox.message import TopicSpec, TopicType
 
@@ -96,7 +97,8 @@ def declare_group(channel: amqp.Channel, topic: TopicSpec, group: str, *, max_le
         amqp.PreconditionFailed: as for `declare_topic`.
     """
     queue, dead = queue_name(topic.name, group), dead_queue_name(topic.name, group)
-    channel.queue_declare(dead, durable=True, auto_delete=False, arguments=quorum(channel))
+    letters = {**quorum(channel), "x-single-active-consumer": True}  # one process at a time reads them (dead_letters.py)
+    channel.queue_declare(dead, durable=True, auto_delete=False, arguments=letters)
     arguments: dict[str, Any] = {
         **quorum(channel),
         **AT_LEAST_ONCE,
@@ -133,6 +135,16 @@ def declare_delays(channel: amqp.Channel) -> None:
         before = "*." * (RUNGS - 1 - number)
         channel.queue_bind(rung(number), rung(number), routing_key=f"{before}1.#")
         channel.exchange_bind(below, rung(number), routing_key=f"{before}0.#")
+
+
+def state_of(channel: amqp.Channel, queue: str) -> tuple[int, int] | None:
+    """Return how many messages of a queue can be delivered, and how many consumers it has; None: there is no such queue."""
+    try:
+        answer = channel.queue_declare(queue, passive=True)
+    except NotFound:
+        return None  # the channel was opened anew
+    assert answer is not None, "it is waited for"
+    return int(answer[1]), int(answer[2])
 
 
 def quorum(channel: amqp.Channel) -> dict[str, Any]:

@@ -191,15 +191,20 @@ class RocketMQBroker(AsksProducers, DeadLetters):
         self._require_ports("dead_letters()")
         return self._client.run(dead_letters.dead_letters(self._client, group, self._server_groups(group), limit))
 
-    def replay(self, group: str, letters: Sequence[str]) -> int:
+    def count_dead_letters(self, group: str) -> dict[str, int]:
+        """Return the number of a group's dead letters, by topic. Reads them: marks in the same log say which are settled."""
+        self._require_ports("count_dead_letters()")
+        return self._client.run(dead_letters.count_dead_letters(self._client, self._server_groups(group)))
+
+    def replay(self, group: str, letters: Collection[str]) -> set[str]:
         """Send copies of dead letters, which only their group handles, with attempts from 1."""
         self._require_ports("replay()")
-        return self._client.run(dead_letters.replay(self._client, group, self._server_groups(group), set(letters)))
+        return self._client.run(dead_letters.replay(self._client, group, self._server_groups(group), letters))
 
-    def discard(self, group: str, letters: Sequence[str]) -> int:
+    def discard(self, group: str, letters: Collection[str]) -> set[str]:
         """Mark dead letters as discarded, so that they are no longer listed. The server's log keeps them until they expire."""
         self._require_ports("discard()")
-        return self._client.run(dead_letters.discard(self._client, self._server_groups(group), set(letters)))
+        return self._client.run(dead_letters.discard(self._client, self._server_groups(group), letters))
 
     def backlog(self, group: str) -> dict[str, int]:
         """Return the number of messages that can be delivered to a group now, by topic. Raises as `dead_letters`."""

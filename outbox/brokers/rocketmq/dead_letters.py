@@ -15,6 +15,7 @@ import asyncio
 import heapq
 import json
 import time
+from collections import Counter
 from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -49,40 +50,42 @@ class StoredDeadLetter:
 
 async def dead_letters(client: Client, group: str, server_groups: Collection[str], limit: int) -> list[DeadLetter]:
     """Return the dead letters of a group that were neither replayed nor discarded, oldest first."""
-    found: dict[str, DeadLetter] = {}
     with _broker_errors():
-        for letter in await _stored_dead_letters(client, server_groups):
-            stored = letter.stored
-            if MARK in stored.properties:
-                found.pop(stored.properties["KEYS"], None)
-            else:
-                message_id, attempt = message_id_of(stored.properties), max(1, stored.retries)
-                found[stored.id] = DeadLetter(stored.id, group, letter.topic, message_id, "", attempt, stored.stored_at)
-    return list(found.values())[:limit]
+        return [_as_dead_letter(letter, group) for letter in (await _open_dead_letters(client, server_groups))[:limit]]
 
 
-async def replay(client: Client, group: str, server_groups: Collection[str], ids: Collection[str]) -> int:
-    """Send one copy of each dead letter to its group. Return the number of copies."""
-    count = 0
+async def count_dead_letters(client: Client, server_groups: Collection[str]) -> dict[str, int]:
+    """
+    Return the number of dead letters that were neither replayed nor discarded, by topic.
+
+    They are read, since offsets count the marks, too, and letters of all topics. Where there are none, that is one request.
+    """
+    with _broker_errors():
+        return dict(Counter(letter.topic for letter in await _open_dead_letters(client, server_groups)))
+
+
+async def replay(client: Client, group: str, server_groups: Collection[str], ids: Collection[str]) -> set[str]:
+    """Send one copy of each dead letter to its group. Return the ids of those that were copied now."""
+    settled = set()
     with _broker_errors():
         letters = await _unsettled(client, server_groups, ids)
         for letter in letters:
             if not await client.ports.find(letter.broker, letter.topic, letter.stored.id):
                 await _send_copy(client, letter, group)
-                count += 1
+                settled.add(letter.stored.id)
             await _send_mark(client, letter, "replayed")
         await _wait_until_indexed(client, letters)
-    return count
+    return settled
 
 
-async def discard(client: Client, server_groups: Collection[str], ids: Collection[str]) -> int:
-    """Mark dead letters as discarded. Return their number."""
+async def discard(client: Client, server_groups: Collection[str], ids: Collection[str]) -> set[str]:
+    """Mark dead letters as discarded. Return their ids."""
     with _broker_errors():
         letters = await _unsettled(client, server_groups, ids)
         for letter in letters:
             await _send_mark(client, letter, "discarded")
         await _wait_until_indexed(client, letters)
-    return len(letters)
+    return {letter.stored.id for letter in letters}
 
 
 async def dead_lettered_topics(client: Client, broker: str, message_id: str) -> list[str]:
@@ -96,6 +99,23 @@ async def dead_lettered_topics(client: Client, broker: str, message_id: str) -> 
         for stored in await client.ports.find(broker, DEAD_LETTER_PREFIX + group, message_id)
     ]
     return [letter.topic for letter in found if not await _is_settled(client, letter)]
+
+
+async def _open_dead_letters(client: Client, server_groups: Collection[str]) -> list[StoredDeadLetter]:
+    """Return the dead letters that have no mark, oldest first."""
+    found: dict[str, StoredDeadLetter] = {}
+    for letter in await _stored_dead_letters(client, server_groups):
+        if MARK in letter.stored.properties:
+            found.pop(letter.stored.properties["KEYS"], None)
+        else:
+            found[letter.stored.id] = letter
+    return list(found.values())
+
+
+def _as_dead_letter(letter: StoredDeadLetter, group: str) -> DeadLetter:
+    stored = letter.stored
+    attempt = max(1, stored.retries)
+    return DeadLetter(stored.id, group, letter.topic, message_id_of(stored.properties), "", attempt, stored.stored_at)
 
 
 async def _stored_dead_letters(client: Client, server_groups: Collection[str]) -> list[StoredDeadLetter]:

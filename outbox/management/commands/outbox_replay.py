@@ -55,9 +55,10 @@ class Command(BaseCommand):
             for name in options["group"] or ():
                 group(name)
             _require_databases()
-            letters = read_letters()
+            is_to_settle = bool(options["message_id"] or options["all"])
+            letters = read_letters(is_to_settle=is_to_settle)
             chosen = [one for one in letters.found if _is_chosen(one, options)]
-            if options["message_id"] or options["all"]:
+            if is_to_settle:
                 self._settle(chosen, letters, options)
             else:
                 self._list(chosen, letters, as_json=options["json"])
@@ -70,7 +71,8 @@ class Command(BaseCommand):
             self.stdout.write(json.dumps({"dead_letters": listed, "troubles": letters.troubles}, default=str))
         else:
             found = [_as_groups(chosen), _as_table(chosen)] if chosen else ["No dead letters."]
-            self.stdout.write("\n\n".join([*found, *map(one_line, letters.troubles)]))
+            more = [f"Group {name!r} has more dead letters; its oldest are listed." for name in letters.cut]
+            self.stdout.write("\n\n".join([*found, *map(one_line, [*more, *letters.troubles])]))
         if letters.troubles:
             raise SystemExit(1)
 

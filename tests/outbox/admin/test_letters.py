@@ -8,6 +8,7 @@ from django.urls import resolve, reverse
 
 from outbox import conf
 from outbox.brokers.base import Outgoing
+from outbox.brokers.memory import MemoryBroker
 from outbox.brokers.memory.store import forget
 from outbox.consuming import dead_letters as room
 from outbox.consuming.dead_letters import group_letters, read_letters, settle_letters
@@ -117,6 +118,23 @@ class TestSettleLetters:
 
         assert list(settle_letters([first, second], by="ada", discard=True)) == [second]
         assert left() == []
+
+    def test_asks_the_broker_for_a_portion_at_a_time(self, given_up, monkeypatch):
+        given_up(*"12345")
+        asked = []
+        discard = MemoryBroker.discard
+
+        def note(self, group, letters):
+            asked.append((len(letters), [outcome for _, outcome, _, _ in acts()]))
+            return discard(self, group, letters)
+
+        monkeypatch.setattr(MemoryBroker, "discard", note)
+        monkeypatch.setattr(room, "SETTLED_AT_ONCE", 3)
+
+        settled = list(settle_letters(of_cart(), by="ada", discard=True))
+
+        assert [one.letter.message_id for one in settled] == list("12345")
+        assert asked == [(3, ["discard asked"] * 3), (2, ["discarded"] * 3 + ["discard asked"] * 2)]
 
     def test_writes_down_who_did_what_and_why(self, given_up):
         given_up("1", "2")
@@ -324,6 +342,7 @@ class TestActs:
 
     def test_note_what_was_done_before_the_broker_went_away(self, given_up, operator, monkeypatch):
         given_up("1", "2")
+        monkeypatch.setattr(room, "SETTLED_AT_ONCE", 1)
         client = operator(*ALL)
         page = client.post(reverse(LIST), {"action": "retry", "letter": names()})
         replay = type(conf.make_broker("default")).replay

@@ -104,6 +104,17 @@ class TestOutboxReplay:
         assert replay() == 0
         assert capsys.readouterr().out == "No dead letters.\n"
 
+    def test_replays_all_that_there_are(self, broker, capsys):
+        for start in range(0, 3000, 500):
+            broker.send([Outgoing(str(number), "orders", b"1") for number in range(start, start + 500)])
+        for delivery in broker.receive("cart", ["orders"], limit=3000, invisible_for=MINUTE, wait=timedelta(0)):
+            broker.dead_letter(delivery, "out of stock")
+
+        code = replay("--all", "--error", "out of stock")
+
+        assert (code, capsys.readouterr().out) == (0, "3000 dead letters replayed.\n")
+        assert not [letter for letter in broker.dead_letters("cart", limit=10) if letter.reason == "out of stock"]
+
     def test_has_messages_delivered_to_their_group_again(self, broker, capsys):
         assert replay("o-cart") == 0
 
@@ -157,7 +168,7 @@ class TestOutboxReplay:
         assert json.loads(capsys.readouterr().out) == {"replayed": 1, "not_found": ["nothing"], "cut": [], "troubles": []}
 
     def test_ends_with_1_when_there_are_more_than_it_reads(self, broker, capsys, monkeypatch):
-        monkeypatch.setattr(letters, "READ_AT_ONCE", 1)
+        monkeypatch.setattr(letters, "READ_TO_SETTLE", 1)
 
         assert replay("--all", "--group", "cart") == 1
         assert "Group 'cart' has more dead letters: run the command again." in capsys.readouterr().out

@@ -151,6 +151,30 @@ class TestBacklogs:
         assert scrape("outbox_backlog_messages", "consumer_group", "topic") == {}
         assert scrape("outbox_backlog_up", "consumer_group") == {("cart",): 0}
 
+    def test_count_dead_letters_without_reading_them(self, scrape, monkeypatch):
+        broker = conf.make_broker("default")
+        options = {"limit": 200, "invisible_for": timedelta(minutes=1), "wait": timedelta(0)}
+        broker.receive("cart", {"parcels": None}, **options)
+        broker.send([Outgoing(f"parcel-{number}", "parcels", b"{}") for number in range(150)])
+        for delivery in broker.receive("cart", {"parcels": None}, **options):
+            broker.dead_letter(delivery, "no")
+        monkeypatch.setattr(MemoryBroker, "dead_letters", lambda *args, **options: pytest.fail("read"))
+
+        found = scrape("outbox_dead_letters", "consumer_group", "topic")
+
+        assert found == {("cart", "parcels"): 150}
+
+    def test_count_no_dead_letters_while_the_broker_cannot_tell(self, scrape, monkeypatch):
+        def refuse(broker, group):
+            raise BrokerUnavailable("another process reads them")
+
+        monkeypatch.setattr(MemoryBroker, "count_dead_letters", refuse)
+
+        found = scrape("outbox_dead_letters", "consumer_group")
+
+        assert found == {}
+        assert scrape("outbox_backlog_up", "consumer_group") == {("cart",): 1}
+
 
 class TestDatabases:
     def test_that_cannot_be_asked_are_down_and_hide_no_other(self, scrape, monkeypatch):
