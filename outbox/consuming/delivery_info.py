@@ -9,6 +9,7 @@ from uuid import NAMESPACE_OID, UUID, uuid5
 
 from outbox.brokers.base import Delivery
 from outbox.consuming.context import Context
+from outbox.errors import UnreadableBody
 from outbox.logs import log_fields
 from outbox.message import Header
 
@@ -91,6 +92,20 @@ def _number(headers: Mapping[str, str]) -> tuple[int, int] | tuple[None, None]:
         return None, None
     is_storable = int(lane) < 2**15 and int(number) < 2**63  # another producer's number may be anything
     return (int(lane), int(number)) if is_storable else (None, None)
+
+
+def require_id(delivery: Delivery) -> None:
+    """
+    Raise an error for a message of another producer that has no id.
+
+    Raises:
+        UnreadableBody: it could not be told from the next one, which would be dropped as its duplicate.
+    """
+    if not delivery.message_id:
+        raise UnreadableBody(
+            f"A message on topic {delivery.topic!r} has no message id, by which the group could tell it from others. Have its "
+            "producer set one (message_id on RabbitMQ)."
+        )
 
 
 def uuid_of(message_id: str) -> UUID:

@@ -17,7 +17,7 @@ from outbox import tracing
 from outbox.brokers.base import Delivery
 from outbox.consuming import failure, inbox, tries, wants
 from outbox.consuming.context import Context
-from outbox.consuming.delivery_info import DeliveryInfo, context_of, fields_of
+from outbox.consuming.delivery_info import DeliveryInfo, context_of, fields_of, require_id
 from outbox.consuming.inbox import Claim, Entry
 from outbox.consuming.keeper import Keeper
 from outbox.consuming.outcome import BUSY, FOR_ANOTHER, HANDLED, NOT_NOW, Outcome, Result, as_decided, causes, is_conflict, judge
@@ -59,6 +59,7 @@ def handle(group: Group, delivery: Delivery, keeper: Keeper | None = None) -> Re
     one = _Try(group, [delivery], keeper)
     before = connections[group.using].connection
     try:
+        require_id(delivery)
         one.consumer = find_consumer(group, delivery)
         if one.consumer is None:
             return ignore(group, [delivery])[0]
@@ -78,6 +79,8 @@ def handle_together(group: Group, deliveries: Sequence[Delivery], keeper: Keeper
     """
     one = _Try(group, deliveries, keeper)
     try:
+        for delivery in deliveries:
+            require_id(delivery)
         one.consumer = find_consumer(group, deliveries[0])
         if one.consumer is not None:
             _apply(one, one.consumer)

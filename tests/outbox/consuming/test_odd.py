@@ -9,6 +9,7 @@ import sys
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from datetime import timedelta
 
 import pytest
@@ -23,7 +24,7 @@ from outbox.consuming.register import group
 from outbox.consuming.worker import Worker
 from outbox.errors import BrokerUnavailable, ConfigurationError
 from outbox.message import Header
-from outbox.models import FailedDelivery, Inbox, Tries
+from outbox.models import Duplicate, FailedDelivery, Inbox, Tries
 from project.shop.models import CartEntry
 from tests.outbox.consuming.deliveries import delivery, numbered, outgoing
 from tests.outbox.consuming.messages import Ignored, Placed
@@ -53,6 +54,18 @@ class TestHandlerThatForgetsToAwait:
         assert result.outcome is Outcome.DEAD_LETTER
         assert "NotAwaited: apublish() was called once" in result.reason
         assert not CartEntry.objects.exists()
+
+
+class TestMessageWithoutAnId:
+    def test_is_a_dead_letter_that_says_so_and_no_duplicate_of_another(self):
+        consumer(Placed, group="cart")(write)
+
+        results = [handle(group("cart"), replace(delivery(Placed(name)), message_id="")) for name in ("A1", "A2")]
+
+        assert [result.outcome for result in results] == [Outcome.DEAD_LETTER] * 2
+        assert "has no message id" in results[0].reason
+        assert not CartEntry.objects.exists()
+        assert not Duplicate.objects.exists()
 
 
 class TestForeignProducer:
