@@ -41,9 +41,9 @@ class Broker(abc.ABC):
     """
     Carries messages from relays to consumer groups.
 
-    A broker is created in the process that uses it, after any fork. One thread makes all calls except four: `renew` and
-    `release` may be called by a second thread, also during a call of the first; `interrupt` and `close` may be called by any
-    thread. After `close`, a call in progress returns early or raises `BrokerUnavailable`.
+    A broker is created in the process that uses it, after any fork. One thread makes all calls except some: `renew` and
+    `release` may be called by a second thread, also during a call of the first; `interrupt`, `close`, `held` and `refusals` by
+    any thread, and the last two return at once. After `close`, a call in progress returns early or raises `BrokerUnavailable`.
 
     Args:
         alias: the broker's name in `OUTBOX["BROKERS"]`.

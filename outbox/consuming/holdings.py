@@ -12,7 +12,7 @@ from outbox.brokers.base import Broker
 @dataclass(frozen=True, slots=True)
 class Holdings:
     """
-    The state of workers after their last receive.
+    The state of workers.
 
     Args:
         held: topic -> messages that the broker's backlog lacks.
@@ -24,27 +24,27 @@ class Holdings:
 
 
 _lock = threading.Lock()
-_of_workers: dict[tuple[str, str], dict[str, Holdings]] = {}  # broker and group -> by worker
+_clients: dict[tuple[str, str], dict[str, Broker]] = {}  # broker and group -> by worker
 
 
 def note(alias: str, group: str, worker: str, broker: Broker) -> None:
-    """Remember what a worker's broker client holds now."""
-    found = Holdings(Counter(broker.held(group)), broker.refusals())
+    """Remember the broker client of a worker."""
     with _lock:
-        _of_workers.setdefault((alias, group), {})[worker] = found
+        _clients.setdefault((alias, group), {})[worker] = broker
 
 
 def forget(alias: str, group: str, worker: str) -> None:
     """Forget a worker whose broker client is closed."""
     with _lock:
-        _of_workers.get((alias, group), {}).pop(worker, None)
+        _clients.get((alias, group), {}).pop(worker, None)
 
 
 def read(alias: str, group: str) -> Holdings:
     """Return the sum of all workers of a group at a broker."""
-    total = Holdings()
     with _lock:
-        for one in _of_workers.get((alias, group), {}).values():
-            total.held.update(one.held)
-            total.refusals.update(one.refusals)
+        clients = list(_clients.get((alias, group), {}).values())
+    total = Holdings()
+    for broker in clients:
+        total.held.update(broker.held(group))
+        total.refusals.update(broker.refusals())
     return total

@@ -123,7 +123,6 @@ class Worker:
         invisible = self._settings.invisible
         limit = affordable(self._most_at_once, invisible, self._seconds_per_message)
         deliveries = broker.receive(self.group.name, self._topics, limit=limit, invisible_for=invisible, wait=wait)
-        holdings.note(self.alias, self.group.name, self._name, broker)
         if not deliveries:
             return 0
         started_at = time.monotonic()
@@ -304,4 +303,5 @@ class Worker:
     def _connected(self) -> Broker:
         if self._broker is None:
             self._broker = conf.make_broker(self.alias)
+            holdings.note(self.alias, self.group.name, self._name, self._broker)
         return self._broker

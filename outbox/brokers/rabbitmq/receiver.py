@@ -36,6 +36,7 @@ from outbox.message import TopicSpec, TopicType
 UNCLAIMED_SECONDS = 1.0  # what came beyond the limit goes back to its queue, unless the next receive takes it before
 DUE_SECONDS = 1.0  # a queue of due messages that was empty is looked at again after this time; delays count whole seconds
 CHANNEL_SECONDS = 30.0  # a channel is not used for longer
+COUNT_SECONDS = 0.5  # a connection that is in use for longer is opened, or waits for an answer
 DECLARE_SECONDS = 10.0  # a topic that the server refused is declared again after this time
 
 Source = tuple[str, str]  # group and topic
@@ -78,6 +79,7 @@ class Receiver:
         self._postponed: dict[tuple[Source, str], float] = {}  # message -> when it is due; over lost connections
         self._passed_on: dict[Source, float] = {}  # queue that another process may have -> when this one subscribes again
         self._looked_at: dict[str, float] = {}  # queue of due messages that was empty -> when
+        self._counted: dict[str, dict[str, int]] = {}  # group -> what it held when that was last counted
         self._first = 0  # the topic that is asked first, by turns
         self._is_interrupted = False
 
@@ -122,14 +124,19 @@ class Receiver:
                 self._looked_at[due] = now + after.total_seconds() + random.uniform(1, 3) * DUE_SECONDS  # noqa: S311
 
     def count_held(self, group: str) -> dict[str, int]:
-        """Return the number of messages that were fetched for a group and are not settled, by topic."""
-        with self._connection.lock:
-            if self._serial != self._connection.serial:
-                return {}
-            found = self.held.count(group)
-            found.update(one.delivery.topic for one in self._fetched if one.delivery.group == group)
-            found.update({topic: len(window.entries) for (name, topic), window in self._windows.items() if name == group})
-            return dict(found)
+        """Return the number of messages that were fetched for a group and are not settled, by topic; from any thread."""
+        if self._connection.lock.acquire(timeout=COUNT_SECONDS):  # while it is held for longer, nothing is fetched or settled
+            try:
+                self._counted[group] = self._count_held(group) if self._serial == self._connection.serial else {}
+            finally:
+                self._connection.lock.release()
+        return self._counted.get(group, {})
+
+    def _count_held(self, group: str) -> dict[str, int]:
+        found = self.held.count(group)
+        found.update(one.delivery.topic for one in self._fetched if one.delivery.group == group)
+        found.update({topic: len(window.entries) for (name, topic), window in self._windows.items() if name == group})
+        return dict(found)
 
     def forget_declarations(self) -> None:
         """Declare queues again before they are read next."""
