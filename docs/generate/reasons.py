@@ -179,6 +179,7 @@ CHECKS = {
     "E044": "A relay would be led to the wrong place.",
     "E045": "A relay would find no messages.",
     "W049": "One frozen process would stop a key.",
+    "W052": "A message whose acknowledgement was lost comes when its inbox row is gone, and is handled twice.",
     "W050": "Two processes would handle one message at the same time.",
     "W051": "A weaker server would show with the first loss.",
     "W046": "Handlers would be done again and again.",

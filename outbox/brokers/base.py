@@ -99,6 +99,16 @@ class Broker(abc.ABC):
         """Return how long a delivery of such a topic can be held, renewals included. None: for any time."""
         return None
 
+    @classmethod
+    def redelivery_time(cls, options: Mapping[str, Any], topic: TopicSpec) -> timedelta | None:
+        """
+        Return how long after it was handled a message that `may_deliver_again` does not name may come to its group again.
+
+        Its inbox row must be kept as long, which a system check compares. None: the options do not tell; then `check` compares
+        with the server's settings.
+        """
+        return None
+
     def check(self) -> list[Problem]:
         """Return what is wrong with the options, and with the topics on the running broker."""
         return self.check_options(self.options)
@@ -203,9 +213,9 @@ class Broker(abc.ABC):
 
     def may_deliver_again(self, group: str, message_ids: Collection[str]) -> set[str]:
         """
-        Return those of the messages that may be delivered to a group again, because their deliveries have not ended.
+        Return those of the messages that may be delivered to a group again: their deliveries have not ended, or can be replayed.
 
-        A broker that cannot tell returns none; it must forget a message within a time that `check` compares with the settings.
+        A broker that cannot tell of a message must forget it within `redelivery_time`, or a time that its `check` compares.
         """
         return set()
 

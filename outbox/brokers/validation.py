@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from datetime import timedelta
 
-from outbox.brokers.base import Outgoing, SendResult, SendStatus
+from outbox.brokers.base import Outgoing, Problem, SendResult, SendStatus
 from outbox.errors import UnknownTopic
 from outbox.message import TopicSpec, TopicType
 
@@ -57,3 +58,23 @@ def known_topic(topics: Mapping[str, TopicSpec], name: str) -> TopicSpec:
 
 def _misconfigured(reason: str) -> SendResult:
     return SendResult(SendStatus.MISCONFIGURED, reason=reason)
+
+
+def problem_of_retention(subject: str, kept: timedelta, remembered: timedelta, remedy: str) -> Problem | None:
+    """
+    Return a problem if messages may come again when their inbox rows are deleted.
+
+    Args:
+        subject: what keeps the messages, and how long.
+        kept: how long a message may come again after it was handled.
+        remembered: how long inbox rows are kept.
+        remedy: what to do instead of keeping them longer.
+    """
+    if kept <= remembered:
+        return None
+    return Problem(
+        f"{subject}, but inbox rows are kept for {remembered}: a message whose acknowledgement was lost may be delivered and "
+        "handled again after that.",
+        f'Set OUTBOX["RETENTION"] to {kept} or more, or {remedy}.',
+        is_error=False,
+    )

@@ -21,6 +21,7 @@ ALWAYS = (
     apps.check_pipeline_app,
     times.check_leases,
     times.check_retention,
+    times.check_inbox_retention,
     times.check_time_limits,
     messages.check_topics,
     messages.check_keys,

@@ -13,6 +13,7 @@ from django.core.checks import Warning as Caution
 from outbox import conf
 from outbox.brokers.base import Broker
 from outbox.brokers.capabilities import HalfMessages
+from outbox.brokers.validation import problem_of_retention
 from outbox.checks.settings import known_settings, known_topics
 from outbox.consuming.register import groups
 from outbox.message import TopicType
@@ -61,6 +62,23 @@ def check_retention(**kwargs: Any) -> list[CheckMessage]:
         for alias, broker, options in _brokers_in_use()
         if alias in two_phase and retention < HalfMessages.of(broker).max_check_back_age(options)
     ]
+
+
+def check_inbox_retention(**kwargs: Any) -> list[CheckMessage]:
+    """
+    W052: A broker keeps messages of a topic longer than inbox rows are kept.
+
+    Set `OUTBOX["RETENTION"]` to the topic's `RETENTION` or more, or lower that of the topic.
+    """
+    found: list[CheckMessage] = []
+    for alias, broker, options in _brokers_in_use():
+        for topic in conf.topics_of(alias):
+            kept = broker.redelivery_time(options, topic)
+            setting = f'OUTBOX["TOPICS"]["{topic.name}"]["RETENTION"]'
+            subject = f"Broker {alias!r} keeps messages of topic {topic.name!r} for {kept} ({setting})"
+            if kept and (problem := problem_of_retention(subject, kept, topic.remembered, f"lower {setting}")):
+                found.append(Caution(problem.text, hint=problem.hint, id="outbox.W052"))
+    return found
 
 
 def check_time_limits(**kwargs: Any) -> list[CheckMessage]:

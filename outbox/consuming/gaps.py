@@ -213,20 +213,19 @@ def _still_at_the_broker(group: Group, found: list[Missing], cursor: CursorWrapp
     for alias, mine in by_broker.items():
         try:
             with closing(conf.make_broker(alias)) as broker:
-                if type(broker).may_deliver_again is not Broker.may_deliver_again:
-                    awaited += [missing for missing in mine if _has_any(broker, group, missing, cursor)]
-                else:
-                    backlog = broker.backlog(group.name)
-                    awaited += [missing for missing in mine if _may_wait(backlog, group, missing, cursor)]
+                awaited += [missing for missing in mine if _is_before(broker, group, missing, cursor)]
         except BrokerUnavailable:
             awaited += [missing for missing in mine if _came_lately(group, missing, cursor)]
     return awaited
 
 
-def _has_any(broker: Broker, group: Group, missing: Missing, cursor: CursorWrapper) -> bool:
+def _is_before(broker: Broker, group: Group, missing: Missing, cursor: CursorWrapper) -> bool:
     cursor.execute(IDS, {"limit": LOOKED_UP, **asdict(missing)})
     ids = [str(row[0]) for row in cursor.fetchall()]
-    return bool(ids and broker.may_deliver_again(group.name, ids))
+    if ids and broker.may_deliver_again(group.name, ids):
+        return True
+    knows_all = broker.redelivery_time(broker.options, broker.topics[missing.topic]) == timedelta()
+    return not knows_all and _may_wait(broker.backlog(group.name), group, missing, cursor)
 
 
 def _may_wait(backlog: Mapping[str, int], group: Group, missing: Missing, cursor: CursorWrapper) -> bool:

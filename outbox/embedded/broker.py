@@ -95,6 +95,11 @@ class EmbeddedBroker(NeedsCheckLoop, DeadLetters, StoredInDatabase):
         with tables_there():
             return monitoring.read_copies(raw(read_options(EmbeddedOptions, options).database), message_id, half_ids)
 
+    @classmethod
+    def redelivery_time(cls, options: Mapping[str, Any], topic: TopicSpec) -> timedelta:
+        """Return no time: `may_deliver_again` knows every message."""
+        return timedelta()
+
     def check(self) -> list[Problem]:
         """Return problems of the options, and differences between the stored topics and settings."""
         found = self.check_options(self.options)

@@ -1,8 +1,9 @@
 """
 Prune the inbox. A row is kept as long as its broker may deliver the message again, however old it is.
 
-When a consumer dies between its database commit and the acknowledgement, the message is delivered again, perhaps weeks later,
-when its group is started again. Without the inbox row, the message would be applied twice.
+A dead letter counts, too: it can be replayed. When a consumer dies between its database commit and the acknowledgement, the
+message is delivered again, perhaps weeks later, when its group is started again. Without the inbox row, the message would be
+applied twice.
 """
 
 from __future__ import annotations
@@ -23,11 +24,15 @@ logger = get_logger(__name__)
 SLICE = 10_000  # rows in one question to the brokers
 
 # A slice of rows past their retention, oldest first, after the last row of the slice before.
+# A message whose dead letter was replayed since then may be in its queue again, as long as a new one.
 READ_OLD = """
-SELECT handled_at, consumer_group, dedupe_key, message_id::text, topic FROM outbox_inbox
+SELECT handled_at, consumer_group, dedupe_key, message_id::text, topic FROM outbox_inbox inbox
 WHERE handled_at < %(before)s AND handled_at >= %(after_at)s
     AND (handled_at, consumer_group, dedupe_key) > (%(after_at)s, %(after_group)s, %(after_key)s)
-    AND topic <> ALL(%(unavailable)s)
+    AND topic <> ALL(%(unavailable)s) AND NOT EXISTS (
+        SELECT FROM outbox_delivery act
+        WHERE act.message_id = inbox.message_id AND act.consumer_group = inbox.consumer_group AND act.failed_at >= %(before)s
+            AND act.outcome IN ('replay asked', 'replayed'))
 ORDER BY handled_at, consumer_group, dedupe_key LIMIT %(limit)s
 """
 

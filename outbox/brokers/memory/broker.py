@@ -66,6 +66,11 @@ class MemoryBroker(Controls, NeedsCheckLoop, DeadLetters, TransactionalSends):
         """Return problems of the OPTIONS."""
         return problems_with(MemoryOptions, options)
 
+    @classmethod
+    def redelivery_time(cls, options: Mapping[str, Any], topic: TopicSpec) -> timedelta:
+        """Return no time: `may_deliver_again` knows every message."""
+        return timedelta()
+
     def send(self, messages: Sequence[Outgoing]) -> list[SendResult]:
         """Make messages visible to all groups."""
         with self._store.changed:

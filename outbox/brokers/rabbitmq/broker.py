@@ -106,6 +106,11 @@ class RabbitMQBroker(DeadLetters):
         longest = read_options(RabbitMQOptions, options).consumer_timeout * CONSUMER_MARGIN
         return longest / 2 if kind is TopicType.FIFO else longest
 
+    @classmethod
+    def redelivery_time(cls, options: Mapping[str, Any], topic: TopicSpec) -> timedelta:
+        """Return how long a message stays in a group's queues; then it is a dead letter, which `may_deliver_again` knows."""
+        return topic.retention
+
     def check(self) -> list[Problem]:
         """Return what is wrong with the options, the nodes, what is declared there, and the permissions; see `server_checks`."""
         if found := [*self.check_options(self.options), *self.check_topics(self.options, list(self.topics.values()))]:
@@ -224,6 +229,10 @@ class RabbitMQBroker(DeadLetters):
     def count_dead_letters(self, group: str) -> dict[str, int]:
         """Return the number of a group's dead letters, by topic. Raises BrokerUnavailable while another process reads them."""
         return self._letters.count(group)
+
+    def may_deliver_again(self, group: str, message_ids: Collection[str]) -> set[str]:
+        """Return the ids that the group keeps as dead letters: those can be replayed. All ids if there are too many to list."""
+        return self._letters.among(group, message_ids)
 
     def replay(self, group: str, letters: Collection[str]) -> set[str]:
         """Put dead letters back into their group's queue."""

@@ -102,6 +102,15 @@ class DeadLetterQueues:
                 found += [_read(group, topic, message).letter for message in reader.messages()]
         return sorted(found, key=lambda letter: letter.died_at)[:limit]
 
+    def among(self, group: str, message_ids: Collection[str]) -> set[str]:
+        """Return the message ids that have a letter. All of them if there are more letters than can be listed."""
+        counts = self.count(group)
+        if not counts:
+            return set()
+        if max(counts.values()) > MOST_AT_ONCE:
+            return set(message_ids)
+        return {letter.message_id for letter in self.read(group, sum(counts.values()))}.intersection(message_ids)
+
     def replay(self, group: str, ids: Collection[str]) -> set[str]:
         """Put letters back into the queue of their group, with attempts from 1. Return the ids of those that were there."""
 

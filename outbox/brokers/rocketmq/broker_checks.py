@@ -16,6 +16,7 @@ from outbox.brokers.rocketmq.places import HALVES
 from outbox.brokers.rocketmq.remoting import requests
 from outbox.brokers.rocketmq.remoting.frames import Answer, RemotingError, Request
 from outbox.brokers.rocketmq.settlement import MAX_INVISIBLE
+from outbox.brokers.validation import problem_of_retention
 from outbox.message import TopicSpec, TopicType
 
 MAX_BATCH_INTERVAL = timedelta(seconds=1)
@@ -163,13 +164,11 @@ def problems_of_retention(broker: str, settings: Mapping[str, str], topics: Sequ
     """Return a problem if a broker keeps messages longer than their inbox rows are kept."""
     hours = int(settings["fileReservedTime"])
     needed = timedelta(hours=hours) + CLEAN_UP_INTERVAL + MAX_INVISIBLE
-    if topics and (remembered := min(topic.remembered for topic in topics)) < needed:
-        yield Problem(
-            f"Broker {broker} keeps messages for {hours} hours (fileReservedTime) and up to a day more, but inbox rows are kept "
-            f"for {remembered}: a message whose acknowledgement was lost may be delivered and handled again after that.",
-            f'Set OUTBOX["RETENTION"] to {needed} or more, or lower fileReservedTime.',
-            is_error=False,
-        )
+    for remembered in {topic.remembered for topic in topics}:
+        names = ", ".join(repr(topic.name) for topic in topics if topic.remembered == remembered)
+        subject = f"Broker {broker} keeps messages for {hours} hours (fileReservedTime) and up to a day more (topics {names})"
+        if problem := problem_of_retention(subject, needed, remembered, "lower fileReservedTime"):
+            yield problem
 
 
 def _needed(topic: str) -> list[tuple[Request, str]]:

@@ -103,3 +103,37 @@ class TestW050:
         consumer(topic="orders", group="cart", time_limit=timedelta(days=1))(handler)
 
         assert "outbox.W050" not in [problem.id for problem in found()]
+
+
+class TestW052:
+    @staticmethod
+    def rabbitmq(topic, **settings):
+        broker = {"BACKEND": "outbox.brokers.rabbitmq.RabbitMQBroker", "OPTIONS": {"NODES": ["rabbit-1"]}}
+        return {"BROKERS": {"default": broker}, "TOPICS": {"orders": {"TYPE": "normal", **topic}}, **settings}
+
+    def test_warns_of_a_topic_that_is_kept_longer_than_inbox_rows(self, settings, found):
+        settings.OUTBOX = self.rabbitmq({"RETENTION": timedelta(days=14)}, RETENTION=timedelta(days=10))
+
+        (problem,) = found()
+
+        assert problem.id == "outbox.W052"
+        assert problem.msg.startswith(
+            "Broker 'default' keeps messages of topic 'orders' for 14 days, 0:00:00 "
+            '(OUTBOX["TOPICS"]["orders"]["RETENTION"]), but inbox rows are kept for 10 days, 0:00:00'
+        )
+        assert problem.hint == (
+            'Set OUTBOX["RETENTION"] to 14 days, 0:00:00 or more, or lower OUTBOX["TOPICS"]["orders"]["RETENTION"].'
+        )
+
+    def test_is_quiet_where_both_are_the_same(self, settings, found):
+        settings.OUTBOX = self.rabbitmq({})
+
+        assert found() == []
+
+    def test_is_quiet_where_the_broker_knows_what_it_may_deliver_again(self, settings, found):
+        settings.OUTBOX = {
+            "BROKERS": {"default": {"BACKEND": "outbox.embedded.EmbeddedBroker"}},
+            "TOPICS": {"orders": {"TYPE": "normal", "RETENTION": timedelta(days=14)}},
+        }
+
+        assert "outbox.W052" not in [problem.id for problem in found()]

@@ -172,6 +172,7 @@ class TestFindGaps:
     )
     def test_waits_an_hour_while_a_broker_that_cannot_tell_has_as_much_before_it(self, broker, backlog, ago, found, monkeypatch):
         monkeypatch.setattr(MemoryBroker, "may_deliver_again", Broker.may_deliver_again)
+        monkeypatch.setattr(MemoryBroker, "redelivery_time", Broker.redelivery_time)
         monkeypatch.setattr(MemoryBroker, "backlog", lambda broker, group: {"orders": backlog})
         arrived(1, 4, ago=ago)
 
@@ -185,6 +186,7 @@ class TestFindGaps:
             raise BrokerUnavailable("gone")
 
         monkeypatch.setattr(MemoryBroker, "may_deliver_again", Broker.may_deliver_again)
+        monkeypatch.setattr(MemoryBroker, "redelivery_time", Broker.redelivery_time)
         monkeypatch.setattr(MemoryBroker, "backlog", refuse)
         arrived(1, 4, ago=ago)
 
