@@ -1,5 +1,5 @@
 """
-What the errors of Celery's broker mean. docs/reference/celery-errors.md has the same tables.
+What the errors of Celery's broker mean. docs/how-to/celery-tasks.md has the same tables.
 
 An outage is what a server cannot do now: UNAVAILABLE, and the connection is dropped, since another server may have taken its
 place. A refusal is what it will not do: MISCONFIGURED or REFUSED, of this task only.
@@ -13,7 +13,7 @@ import amqp
 
 from outbox.brokers.base import SendResult, SendStatus
 
-UNAVAILABLE, MISCONFIGURED, REFUSED = SendStatus.UNAVAILABLE, SendStatus.MISCONFIGURED, SendStatus.REFUSED
+UNAVAILABLE, MISCONFIGURED = SendStatus.UNAVAILABLE, SendStatus.MISCONFIGURED
 
 REDIS_OUTAGES = frozenset(
     {
@@ -46,17 +46,11 @@ REDIS_CLASSES = {
 
 REDIS_REFUSES_LOGIN = {"AuthenticationError", "AuthenticationWrongNumberOfArgsError", "NoPermissionError"}
 
-RABBITMQ_CHANNEL = {
-    311: REFUSED,  # CONTENT_TOO_LARGE
-    312: MISCONFIGURED,  # NO_ROUTE
-    403: MISCONFIGURED,  # ACCESS_REFUSED
-    404: MISCONFIGURED,  # NOT_FOUND
-    405: MISCONFIGURED,  # RESOURCE_LOCKED: another connection's own queue
-    406: MISCONFIGURED,  # PRECONDITION_FAILED: of a queue that is declared; of a message that is published: see below
-}
-"""Replies with which RabbitMQ closes a channel: refusals, all of them."""
-
-TOO_LARGE = (amqp.PreconditionFailed, amqp.ContentTooLarge)  # of a message that is published
+TOO_LARGE = (amqp.PreconditionFailed, amqp.ContentTooLarge)
+"""
+Errors with which RabbitMQ closes the channel over a published message that is REFUSED. All others that close a channel (403, 404,
+405, and 406 of a declaration) are MISCONFIGURED.
+"""
 
 RABBITMQ_OUTAGES = {
     320,  # CONNECTION_FORCED: it shuts down, or an operator closes the connection

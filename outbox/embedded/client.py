@@ -192,15 +192,19 @@ def reason_of(error: psycopg.Error) -> str:
     return f"{NO_TABLES} {error}" if isinstance(error, errors.UndefinedTable) else f"{type(error).__name__}: {error}"
 
 
+# What an operator has to correct: tables, columns, permissions (42), a schema (3F), a feature (0A), a replica identity (55000).
+REFUSALS = ("0A", "3D", "3F", "42", "55000")
+
+
 def status_of(error: psycopg.Error) -> SendStatus:
     """
     Return the status of the messages in a statement that failed.
 
     After an error that the server reports, the transaction was rolled back and nothing is stored. After a lost connection this
-    is unknown. Source: PostgreSQL, Appendix A, error classes.
+    is unknown. docs/guarantees.md has the table. Source: PostgreSQL, Appendix A, error classes.
     """
     state = error.sqlstate or ""
-    if isinstance(error, (errors.UndefinedTable, errors.UndefinedColumn, errors.InsufficientPrivilege)):
+    if state.startswith(REFUSALS):
         return SendStatus.MISCONFIGURED
     if isinstance(error, psycopg.DataError) or state.startswith("54"):
         return SendStatus.REFUSED

@@ -30,11 +30,12 @@ class Redis(Program):
         return f"redis://{HOST}:{self.port}/0"
 
     def say(self, command: str) -> str:
-        """Send a command on one line; return the first line of the answer."""
+        """Send a command on one line; return the answer: one line, or the text that follows it."""
         with socket.create_connection((HOST, self.port), timeout=5) as connection, connection.makefile("rwb") as stream:
             stream.write(f"{command}\r\n".encode())
             stream.flush()
-            return stream.readline().decode().strip()
+            first = stream.readline().decode().strip()
+            return stream.read(int(first[1:])).decode() if first.startswith("$") else first
 
     def follow(self, master: Redis) -> None:
         """Become a replica of another server."""
@@ -47,11 +48,16 @@ class Redis(Program):
     def swap_ports(self, other: Redis) -> None:
         """Exchange the ports of two servers, as an address does that follows the master; connections that are open stay."""
         mine, theirs = self.port, other.port
-        for server, port in ((other, free_port()), (self, theirs), (other, mine)):
-            answer = server.say(f"CONFIG SET port {port}")
-            if answer != "+OK":
-                raise ServerError(f"redis-server did not change its port: {answer}")
-            server.port = port
+        other.listen_at(free_port())
+        self.listen_at(theirs)
+        other.listen_at(mine)
+
+    def listen_at(self, port: int) -> None:
+        """Change the port; connections that are open stay. Raises ServerError."""
+        answer = self.say(f"CONFIG SET port {port}")
+        if answer != "+OK":
+            raise ServerError(f"redis-server did not change its port: {answer}")
+        self.port = port
 
     def _make_home(self) -> Path:
         self._home.mkdir(exist_ok=True)

@@ -53,7 +53,7 @@ class Routes:
                 self._known[name] = 0.0, self._known[name][1]
 
     def was_seen(self, topic: str) -> bool:
-        """Return whether a topic was there not long ago, so that its brokers may be down where a proxy says that there is none."""
+        """Return whether a topic was there not long ago: its brokers may be down where a proxy says that it is missing."""
         return topic in self._seen_at and self._clock() - self._seen_at[topic] < MISSING_SECONDS
 
     async def _find(self, topic: str) -> list[Queue]:

@@ -96,6 +96,16 @@ class TestMessageWithoutAnAnswer:
 
         assert waiting() == bad
 
+    def test_holds_no_other_behind_whole_batches_of_its_kind(self, make_relay, make_topic: Topics, poison, clock):
+        topic = make_topic()
+        tickets = TicketFactory.create_batch(40, topic=topic)
+        bad = {str(ticket.message_id) for ticket in tickets[:20]}
+        poison(bad)
+
+        play(make_relay(batch_size=5), clock)
+
+        assert waiting() == bad
+
     def test_holds_no_new_message(self, relay, make_topic: Topics, poison, clock):
         topic = make_topic()
         bad = str(TicketFactory(topic=topic).message_id)
