@@ -197,7 +197,13 @@ class BrokerStatus:
 
 @dataclass(frozen=True, slots=True)
 class DeadLetter:
-    """A message that a group gave up. `id` identifies it for `replay` and `discard`."""
+    """
+    A message that a group gave up.
+
+    Args:
+        id: identifies it for `replay` and `discard`.
+        source: the header `ce-source`, which tells messages of different producers with the same id apart.
+    """
 
     id: str
     group: str
@@ -206,6 +212,7 @@ class DeadLetter:
     reason: str
     attempt: int
     died_at: datetime
+    source: str = ""
 
 
 @dataclass(frozen=True, slots=True)

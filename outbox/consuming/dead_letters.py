@@ -12,7 +12,7 @@ from outbox import conf
 from outbox.brokers.base import DeadLetter
 from outbox.brokers.capabilities import DeadLetters
 from outbox.consuming import letter_acts
-from outbox.consuming.delivery_info import uuid_of
+from outbox.consuming.delivery_info import identity_of
 from outbox.consuming.failure import without_numbers
 from outbox.consuming.letter_acts import LetterAct
 from outbox.consuming.outcome import Outcome
@@ -156,12 +156,12 @@ def _with_tries(group: Group, alias: str, found: list[DeadLetter]) -> Iterator[L
     """Yield letters with their last recorded try, and with its reason where the broker keeps none."""
     rows = FailedDelivery.objects.using(group.using).filter(
         consumer_group=group.name,
-        message_id__in=[uuid_of(letter.message_id) for letter in found],
+        message_id__in=[identity_of(letter.message_id, letter.source) for letter in found],
         outcome__in=[Outcome.RETRY, Outcome.DEAD_LETTER],
     )
     last = {(row.message_id, row.topic): row for row in rows.defer("traceback").order_by("id")} if found else {}
     for letter in found:
-        row = last.get((uuid_of(letter.message_id), letter.topic))
+        row = last.get((identity_of(letter.message_id, letter.source), letter.topic))
         yield Letter(alias, letter if letter.reason else _explained(letter, row), row)
 
 

@@ -13,6 +13,8 @@ from outbox.errors import UnreadableBody
 from outbox.logs import log_fields
 from outbox.message import Header
 
+SOURCE_PREFIX = "urn:uuid:"  # of an outbox; its message ids are UUIDs
+
 
 @dataclass(frozen=True, slots=True)
 class DeliveryInfo:
@@ -20,7 +22,7 @@ class DeliveryInfo:
     The columns about a delivery in the tables of the inbox, failures and duplicates.
 
     Args:
-        message_id: a UUID; the id of another producer, which may be any text, is hashed to one.
+        message_id: a UUID; see `identity_of`.
         lane, number: None where the message has no number.
     """
 
@@ -38,7 +40,7 @@ class DeliveryInfo:
         return cls(
             group=delivery.group,
             topic=delivery.topic,
-            message_id=uuid_of(delivery.message_id),
+            message_id=identity_of(delivery.message_id, delivery.headers.get(Header.SOURCE, "")),
             nth=delivery.attempt,
             source=delivery.headers.get(Header.SOURCE, "").replace("\0", ""),
             lane=lane,
@@ -106,6 +108,21 @@ def require_id(delivery: Delivery) -> None:
             f"A message on topic {delivery.topic!r} has no message id, by which the group could tell it from others. Have its "
             "producer set one (message_id on RabbitMQ)."
         )
+
+
+def identity_of(message_id: str, source: str) -> UUID:
+    """
+    Return the UUID by which the tables know a message: its id, if that is one.
+
+    Producers that are not an outbox name themselves in `ce-source`, and their ids are unique only together with it (CloudEvents
+    1.0). Without a source, the id alone has to be unique.
+    """
+    return uuid_of(dedupe_key_of(message_id, source))
+
+
+def dedupe_key_of(message_id: str, source: str) -> str:
+    """Return the text that identifies a message for a group."""
+    return message_id if not source or source.startswith(SOURCE_PREFIX) else f"{source} {message_id}"
 
 
 def uuid_of(message_id: str) -> UUID:

@@ -17,7 +17,7 @@ from outbox import tracing
 from outbox.brokers.base import Delivery
 from outbox.consuming import failure, inbox, tries, wants
 from outbox.consuming.context import Context
-from outbox.consuming.delivery_info import DeliveryInfo, context_of, fields_of, require_id
+from outbox.consuming.delivery_info import DeliveryInfo, context_of, dedupe_key_of, fields_of, require_id
 from outbox.consuming.inbox import Claim, Entry
 from outbox.consuming.keeper import Keeper
 from outbox.consuming.outcome import BUSY, FOR_ANOTHER, HANDLED, NOT_NOW, Outcome, Result, as_decided, causes, is_conflict, judge
@@ -207,7 +207,9 @@ def _result_of(claim: Claim, entry: Entry, consumer: Consumer, worker: str) -> R
 def _dedupe_key(consumer: Consumer, message: object, delivery: Delivery) -> str:
     own = consumer.dedupe(message) if consumer.dedupe else None
     # The subject keeps the keys of a group's handlers apart from each other, and from message ids.
-    return delivery.message_id if own is None else f"{consumer.subject}:{own}"
+    if own is not None:
+        return f"{consumer.subject}:{own}"
+    return dedupe_key_of(delivery.message_id, delivery.headers.get(Header.SOURCE, ""))
 
 
 def _call(consumer: Consumer, messages: list[Any], contexts: list[Context]) -> None:

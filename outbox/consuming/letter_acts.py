@@ -17,7 +17,7 @@ from django.db.models import Exists, OuterRef
 
 from outbox.brokers.base import DeadLetter
 from outbox.consuming import tries
-from outbox.consuming.delivery_info import uuid_of
+from outbox.consuming.delivery_info import identity_of
 from outbox.consuming.outcome import Outcome
 from outbox.models import FailedDelivery, Inbox
 
@@ -66,7 +66,7 @@ def note_asked(
             if that is in this database.
         using: the database of the group's inbox.
     """
-    ids = {letter.id: uuid_of(letter.message_id) for letter, _ in letters}
+    ids = {letter.id: identity_of(letter.message_id, letter.source) for letter, _ in letters}
     places = _read_places([ids[letter.id] for letter, last in letters if last is None], using)
     rows = []
     for letter, last in letters:

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 
 from outbox.brokers.base import Delivery
 from outbox.consuming import tries
-from outbox.consuming.delivery_info import uuid_of
+from outbox.consuming.delivery_info import DeliveryInfo
 from outbox.consuming.read import find_consumer
 from outbox.consuming.register import Consumer, Group
 from outbox.errors import UnknownMessageType
@@ -27,8 +27,9 @@ def plan(group: Group, deliveries: Sequence[Delivery]) -> list[list[Delivery]]:
 def _by_risk(group: Group, deliveries: list[Delivery]) -> list[Delivery]:
     if len(deliveries) < 2:
         return deliveries
-    unended = tries.unended(group.name, [uuid_of(one.message_id) for one in deliveries], group.using)
-    return sorted(deliveries, key=lambda one: uuid_of(one.message_id) in unended)
+    ids = [DeliveryInfo.of(one).message_id for one in deliveries]
+    unended = tries.unended(group.name, ids, group.using)
+    return [one for _, one in sorted(zip(ids, deliveries, strict=True), key=lambda pair: pair[0] in unended)]
 
 
 def _together(group: Group, deliveries: list[Delivery]) -> Iterator[list[Delivery]]:

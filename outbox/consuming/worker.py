@@ -13,7 +13,7 @@ from django.db import InterfaceError, OperationalError, connections
 from outbox import conf, database, signals
 from outbox.brokers.base import Broker, Delivery
 from outbox.consuming import holdings, tries, wants
-from outbox.consuming.delivery_info import fields_of, uuid_of
+from outbox.consuming.delivery_info import DeliveryInfo, fields_of
 from outbox.consuming.handle import handle, handle_together, ignore
 from outbox.consuming.keeper import Held, Keeper, affordable
 from outbox.consuming.outcome import Outcome, Result
@@ -221,7 +221,7 @@ class Worker:
 
     def _note_dead(self, delivery: Delivery, reason: str) -> None:
         with outermost_transaction(self.group.using):
-            tries.forget(self.group.name, [uuid_of(delivery.message_id)], self.group.using)
+            tries.forget(self.group.name, [DeliveryInfo.of(delivery).message_id], self.group.using)
         signals.dead_lettered.send_robust(
             sender=Worker, group=self.group.name, message_id=delivery.message_id, topic=delivery.topic, reason=reason
         )

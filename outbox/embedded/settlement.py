@@ -9,6 +9,7 @@ message. Until then the call succeeds, however late it is.
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
+from dataclasses import replace
 from datetime import datetime, timedelta
 
 from outbox.brokers.base import DeadLetter, Delivery
@@ -16,6 +17,7 @@ from outbox.database import Connection
 from outbox.database.locks import Lock
 from outbox.embedded.clock import NOW
 from outbox.embedded.log import NOTIFY
+from outbox.message import Header, read_headers
 
 ACK = """
 WITH given AS (SELECT * FROM unnest(%(ids)s::bigint[], %(attempts)s::int[]) AS g (id, attempt))
@@ -61,7 +63,7 @@ RETURNING id
 """
 
 DEAD_LETTERS = """
-SELECT d.id::text, d.consumer_group, t.name, m.message_id, d.reason, d.attempt, d.died_at
+SELECT d.id::text, d.consumer_group, t.name, m.message_id, d.reason, d.attempt, d.died_at, m.headers
 FROM outbox_embedded_delivery d
 JOIN outbox_embedded_message m USING (topic_id, queue, pos)
 JOIN outbox_embedded_topic t ON t.id = d.topic_id
@@ -143,7 +145,8 @@ def dead_letter(connection: Connection, delivery: Delivery, reason: str, *, now:
 
 def dead_letters(connection: Connection, group: str, limit: int) -> list[DeadLetter]:
     """Return the dead letters of a group, oldest first."""
-    return [DeadLetter(*row) for row in connection.execute(DEAD_LETTERS, {"group": group, "limit": limit})]
+    rows = connection.execute(DEAD_LETTERS, {"group": group, "limit": limit})
+    return [replace(DeadLetter(*row[:-1]), source=read_headers(row[-1]).get(Header.SOURCE, "")) for row in rows]
 
 
 def count_dead_letters(connection: Connection, group: str) -> dict[str, int]:

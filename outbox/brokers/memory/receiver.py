@@ -9,7 +9,7 @@ from datetime import datetime, timedelta
 
 from outbox.brokers.base import DeadLetter, Delivery
 from outbox.brokers.memory.store import Copy, Group, Place, Store
-from outbox.message import TopicSpec, TopicType
+from outbox.message import Header, TopicSpec, TopicType
 
 
 def join(store: Store, name: str, topics: Collection[str], *, at_end: bool) -> Group:
@@ -137,4 +137,5 @@ def letter(delivery: Delivery, reason: str, now: datetime) -> DeadLetter:
         reason=reason,
         attempt=delivery.attempt,
         died_at=now,
+        source=delivery.headers.get(Header.SOURCE, ""),
     )

@@ -25,6 +25,7 @@ from outbox.brokers.rabbitmq.envelope import ATTEMPTS, DIED_AT, REASON, copy_of,
 from outbox.brokers.rabbitmq.sender import Publication
 from outbox.brokers.rabbitmq.topology import MOST_AT_ONCE, dead_queue_name, queue_name, state_of
 from outbox.errors import BrokerUnavailable
+from outbox.message import Header
 
 PORTION = 100  # letters that are settled together
 WINDOWS = (
@@ -269,7 +270,8 @@ def _read(group: str, topic: str, message: amqp.Message) -> QueuedLetter:
         died_at, reason = _death_of(headers)
         attempt = max(1, int(headers.get(ATTEMPTS) or 0))  # x-delivery-count counts looks, too
     name, tag = f"{topic}/{delivery.message_id}/{micros_of(died_at)}", message.delivery_info["delivery_tag"]
-    return QueuedLetter(DeadLetter(name, group, topic, delivery.message_id, reason, attempt, died_at), delivery, tag)
+    source = delivery.headers.get(Header.SOURCE, "")
+    return QueuedLetter(DeadLetter(name, group, topic, delivery.message_id, reason, attempt, died_at, source), delivery, tag)
 
 
 def _death_of(headers: dict[str, Any]) -> tuple[datetime, str]:

@@ -201,6 +201,11 @@ def message_id_of(properties: Mapping[str, str]) -> str:
     return _our_id(properties.get("UNIQ_KEY", ""), _read(properties)[0])
 
 
+def source_of(properties: Mapping[str, str]) -> str:
+    """Return the source from the properties of a stored message."""
+    return _read(properties)[0].get(Header.SOURCE, "")
+
+
 def clock_ahead(message: Any) -> float:
     """Return by how many seconds the sender's clock was ahead of the broker's; negative if it was behind."""
     system = message.system_properties

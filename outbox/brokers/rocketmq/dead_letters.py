@@ -23,7 +23,7 @@ from dataclasses import dataclass, replace
 from outbox.brokers.base import DeadLetter
 from outbox.brokers.rocketmq.brokers import addresses_of_all
 from outbox.brokers.rocketmq.client import Client
-from outbox.brokers.rocketmq.codec import REPLAY_GROUP, SERVER_PROPERTY, message_id_of
+from outbox.brokers.rocketmq.codec import REPLAY_GROUP, SERVER_PROPERTY, message_id_of, source_of
 from outbox.brokers.rocketmq.remoting import requests
 from outbox.brokers.rocketmq.remoting.frames import RemotingError, Request, StoredMessage
 from outbox.brokers.rocketmq.remoting.requests import ANY_QUEUE, NO_SUCH_TOPIC
@@ -115,7 +115,8 @@ async def _open_dead_letters(client: Client, server_groups: Collection[str]) -> 
 def _as_dead_letter(letter: StoredDeadLetter, group: str) -> DeadLetter:
     stored = letter.stored
     attempt = max(1, stored.retries)
-    return DeadLetter(stored.id, group, letter.topic, message_id_of(stored.properties), "", attempt, stored.stored_at)
+    message_id, source = message_id_of(stored.properties), source_of(stored.properties)
+    return DeadLetter(stored.id, group, letter.topic, message_id, "", attempt, stored.stored_at, source)
 
 
 async def _stored_dead_letters(client: Client, server_groups: Collection[str]) -> list[StoredDeadLetter]:

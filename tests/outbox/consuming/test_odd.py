@@ -17,6 +17,7 @@ from django.db import OperationalError, connection, connections, transaction
 
 from outbox import Retry, apublish, consumer, database, signals
 from outbox.consuming import tries
+from outbox.consuming.dead_letters import read_letters, settle_letters
 from outbox.consuming.delivery_info import DeliveryInfo
 from outbox.consuming.handle import handle
 from outbox.consuming.outcome import Outcome, judge
@@ -66,6 +67,31 @@ class TestMessageWithoutAnId:
         assert "has no message id" in results[0].reason
         assert not CartEntry.objects.exists()
         assert not Duplicate.objects.exists()
+
+
+class TestTwoProducersWithTheSameId:
+    @pytest.mark.parametrize("named", ["1", ID], ids=["text", "uuid"])
+    def test_are_told_apart_by_their_source(self, named):
+        consumer(Placed, group="cart")(write)
+        sources = ("/shops/1", "/shops/2", "/shops/2")
+
+        results = [handle(group("cart"), delivery(Placed("A1"), named=named, headers={Header.SOURCE: one})) for one in sources]
+
+        assert [result.outcome for result in results] == [Outcome.HANDLED, Outcome.HANDLED, Outcome.DUPLICATE]
+        assert CartEntry.objects.count() == 2
+
+    def test_have_dead_letters_of_their_own(self, broker, worker):
+        @consumer(Placed, group="cart", retry=NO_RETRY)
+        def fail(message, context):
+            raise ValueError(context.source)
+
+        for one in ("/shops/1", "/shops/2"):
+            broker.send([outgoing(Placed("A1"), named="1", headers={Header.SOURCE: one})])
+        worker().run(until_idle=True)
+
+        letters = read_letters().found
+        assert sorted(one.last.error for one in letters) == ["ValueError: /shops/1", "ValueError: /shops/2"]
+        assert len(list(settle_letters(letters, by="a test"))) == 2
 
 
 class TestForeignProducer:
