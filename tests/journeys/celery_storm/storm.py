@@ -119,7 +119,13 @@ class OnRabbitMQ(Server):
         try:
             time.sleep(self.chance.choice([2, 5, 10]))
         finally:
+            wait_until(self._is_lifted, 180)
+
+    def _is_lifted(self) -> bool:
+        with suppress(subprocess.SubprocessError):  # rabbitmqctl takes long on a busy machine
             self.server.control("set_vm_memory_high_watermark", "0.6")
+            return True
+        return False
 
     def _delete(self) -> None:
         """Delete the tasks' queue while no relay sends and no worker holds a task, so that nothing is lost with it."""
