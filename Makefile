@@ -12,7 +12,7 @@ export PIP_ROOT_USER_ACTION := ignore
 export UV_PYTHON_DOWNLOADS := never
 
 .DEFAULT_GOAL := help
-.PHONY: help demo demo-rocketmq demo-rabbitmq serve test test-core test-rocketmq test-spark test-browser test-wheel faults-rocketmq storm-rocketmq storm-consumers storm-rabbitmq screenshots rocketmq audit bench bench-peers docs check check-style check-types check-walls check-migrations lock lock-check clean
+.PHONY: help demo demo-rocketmq demo-rabbitmq serve test test-core test-rocketmq test-spark test-browser test-wheel faults-rocketmq storm-rocketmq storm-consumers storm-rabbitmq storm-celery screenshots rocketmq audit bench bench-peers docs check check-style check-types check-walls check-migrations lock lock-check clean
 
 help:
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-15s  %s\n", $$1, $$2 }' Makefile
@@ -71,6 +71,9 @@ storm-consumers: $(VENV)/.rocketmq ## hurt consumers for SECONDS (600), handlers
 storm-rabbitmq: $(VENV)/.dev ## hurt a RabbitMQ, its connections, queues, relays and consumers for SECONDS (600), and count; NODES=3: a cluster
 	@STORM_SECONDS=$(or $(SECONDS),600) STORM_NODES=$(or $(NODES),1) $(BIN)/python -m pytest -p no:xdist -s \
 	tests/journeys/rabbitmq/test_storm.py
+
+storm-celery: $(VENV)/.dev ## hurt RabbitMQ and Redis, relays, workers and publishers of Celery's tasks for SECONDS (600) each, and count
+	@STORM_SECONDS=$(or $(SECONDS),600) $(BIN)/python -m pytest -p no:xdist -s tests/journeys/celery_storm/test_storm.py
 
 # One process plays the demo and looks at it, another fills the tables.
 test-browser: $(VENV)/.browser ## look at the played demo in Chromium, and at a million messages (ARGS="...")

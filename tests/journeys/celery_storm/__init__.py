@@ -1,0 +1,1 @@
+"""A storm on Celery's tasks: processes, servers and what is counted."""
