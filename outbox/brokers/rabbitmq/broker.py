@@ -33,7 +33,7 @@ from outbox.message import TopicType
 
 logger = get_logger(__name__)
 
-STORE_AGAIN_AFTER = timedelta(seconds=10)  # a dead letter that RabbitMQ did not store
+STORE_AGAIN_AFTER = timedelta(seconds=10)  # what RabbitMQ did not store: a dead letter, messages without a destination
 
 
 class RabbitMQBroker(DeadLetters):
@@ -70,6 +70,7 @@ class RabbitMQBroker(DeadLetters):
         self._receiver = Receiver(self._settings, f"outbox {alias} receiving", self.topics, self._declare_group, clock)
         self._held = self._receiver.held
         self._letters = DeadLetterQueues(self._asking, list(self.topics), self._publish_all)
+        self._bring_back_at = 0.0  # by `monotonic`
         self._declared: dict[str, int] = {}  # topic -> serial of the connection over which it was declared
 
     @classmethod
@@ -366,9 +367,11 @@ class RabbitMQBroker(DeadLetters):
 
     def _bring_back(self) -> None:
         """Give messages without a destination another chance, if something was declared."""
-        if self._declarations.has_new():
+        if self._declarations.has_new and time.monotonic() >= self._bring_back_at:
+            self._bring_back_at = time.monotonic() + STORE_AGAIN_AFTER.total_seconds()
             try:
                 bring_back(self._questions, self._publish_all)
+                self._declarations.has_new = False
             except BrokerUnavailable as error:
                 logger.warning("%s", error)
 

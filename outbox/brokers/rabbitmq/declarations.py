@@ -24,7 +24,7 @@ class Declarations:
         self._topics = topics
         self._max_length = max_length
         self._has_delays = False
-        self._has_new = False
+        self.has_new = False  # something was declared since this was set to False
 
     def declare(self, channel: amqp.Channel, topic: str, groups: Collection[str]) -> None:
         """
@@ -38,7 +38,7 @@ class Declarations:
         except NotFound:  # delay queues were deleted
             self.forget()
             self._declare(channel, topic, groups)
-        self._has_new = True
+        self.has_new = True
 
     def declare_queues(self, channel: amqp.Channel, topic: TopicSpec, group: str) -> None:
         """Declare the queues of one group; otherwise as `declare`."""
@@ -47,11 +47,6 @@ class Declarations:
     def forget(self) -> None:
         """Declare the delay queues again next time: one of them is missing."""
         self._has_delays = False
-
-    def has_new(self) -> bool:
-        """Return whether something was declared since the last call."""
-        has_new, self._has_new = self._has_new, False
-        return has_new
 
     def _declare(self, channel: amqp.Channel, topic: str, groups: Collection[str]) -> None:
         if not self._has_delays:

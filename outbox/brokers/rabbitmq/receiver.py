@@ -218,11 +218,11 @@ class Receiver:
             raise
 
     def _next_look(self, group: str, topic: str, tags: Mapping[str, str]) -> float:
-        """Return when the group's queue of due messages is read next; never, where it is read now."""
-        if topic in self._ordered:
+        """Return when the group's queue of due messages is read next; never, where it is read now or the topic is not read."""
+        queue, *others = group_queues(self._topics[topic], group)
+        if queue not in tags or all(due in tags for due in others):
             return float("inf")
-        _, due = group_queues(self._topics[topic], group)
-        return float("inf") if due in tags else self._looked_at.get(due, float("-inf")) + DUE_SECONDS
+        return min(self._looked_at.get(due, float("-inf")) + DUE_SECONDS for due in others)
 
     def _is_readable(self, connection: amqp.Connection, group: str, topic: str) -> bool:
         """Declare a group's queues of a topic, if that was not done; return whether there is a queue to read."""
@@ -264,7 +264,8 @@ class Receiver:
         """Wait until a message can be handed out, at most until the deadline of `monotonic`; return whether it can."""
         serial = self._serial
         windows = [window for topic in topics if (window := self._windows.get((group, topic)))]
-        deadline = min(deadline, *(self._passed_on.get((group, topic), deadline) for topic in topics))
+        again_at = [self._passed_on[group, topic] for topic in topics if (group, topic) in self._passed_on]
+        deadline = min([deadline, *(at for at in again_at if at > time.monotonic())])
 
         def is_done() -> bool:
             return bool(self._fetched) or self._is_interrupted or serial != self._connection.serial or self._is_due(windows)

@@ -21,6 +21,8 @@ pytestmark = pytest.mark.rabbitmq
 
 NewMessage = Callable[..., Outgoing]
 
+SECOND = timedelta(seconds=1)
+
 
 class TestFullQueue:
     def test_is_an_outage_until_somebody_receives(self, open_broker: Open, message: NewMessage, topic):
@@ -166,6 +168,15 @@ class TestDeclaredOtherwise:
         assert found == [b"new"]
 
 
+def count_waits(broker: RabbitMQBroker, receive: Callable[[], object]) -> int:
+    """Return how often a receive waited on its connection."""
+    connection, waits = broker._receiver._connection, []
+    wait = connection.wait
+    connection.wait = lambda *arguments: waits.append(wait(*arguments))  # type: ignore[method-assign]
+    receive()
+    return len(waits)
+
+
 class TestQueueThatMayNotBeRead:
     def test_leaves_the_groups_other_topics_alone(self, node: RabbitMQ, topic):
         names = [topic, f"{topic}-2"]
@@ -184,8 +195,11 @@ class TestQueueThatMayNotBeRead:
 
         found = wait_until(receive)
 
+        waits = count_waits(broker, lambda: broker.receive("billing", names, limit=1, invisible_for=HELD, wait=2 * SECOND))
+
         assert [one.topic for one in found] == [names[1]]
         assert "ACCESS_REFUSED" in broker.refusals()[topic]
+        assert waits < 20  # it waits, and does not look again and again
         for one in (owner, broker):
             one.close()
         node.control("delete_user", topic)
