@@ -323,10 +323,13 @@ class Storm:
         return False
 
     def _take(self, queue: str) -> Iterator[amqp.Message]:
-        """Yield all messages of a queue, and remove them."""
+        """Yield all messages of a queue, and remove them; by a subscription, since queues of dead letters allow nothing else."""
         with self._channel() as channel:
-            while (message := channel.basic_get(queue, no_ack=True)) is not None:
-                yield message
+            count, found = _count(channel, queue), list[amqp.Message]()
+            channel.basic_consume(queue, no_ack=True, callback=found.append)
+            while len(found) < count:
+                channel.connection.drain_events(timeout=30)
+            yield from found
 
     def _queues(self) -> list[str]:
         """Return the names of the queues that an operator may delete while they are empty."""
