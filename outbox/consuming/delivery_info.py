@@ -122,7 +122,8 @@ def identity_of(message_id: str, source: str) -> UUID:
 
 def dedupe_key_of(message_id: str, source: str) -> str:
     """Return the text that identifies a message for a group."""
-    return message_id if not source or source.startswith(SOURCE_PREFIX) else f"{source} {message_id}"
+    text = message_id if not source or source.startswith(SOURCE_PREFIX) else f"{source} {message_id}"
+    return text.replace("\0", "")
 
 
 def uuid_of(message_id: str) -> UUID:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from collections import Counter
 from dataclasses import dataclass, field
+from weakref import WeakValueDictionary
 
 from outbox.brokers.base import Broker
 
@@ -24,19 +25,20 @@ class Holdings:
 
 
 _lock = threading.Lock()
-_clients: dict[tuple[str, str], dict[str, Broker]] = {}  # broker and group -> by worker
+_clients: dict[tuple[str, str], WeakValueDictionary[str, Broker]] = {}  # broker and group -> by worker
 
 
 def note(alias: str, group: str, worker: str, broker: Broker) -> None:
     """Remember the broker client of a worker."""
     with _lock:
-        _clients.setdefault((alias, group), {})[worker] = broker
+        _clients.setdefault((alias, group), WeakValueDictionary())[worker] = broker
 
 
 def forget(alias: str, group: str, worker: str) -> None:
     """Forget a worker whose broker client is closed."""
     with _lock:
-        _clients.get((alias, group), {}).pop(worker, None)
+        if (clients := _clients.get((alias, group))) is not None:
+            clients.pop(worker, None)
 
 
 def read(alias: str, group: str) -> Holdings:

@@ -84,8 +84,8 @@ def judge(
             return FOR_ANOTHER
         with outermost_transaction(group.using):
             tries.wait_for_nobody(group.using)
-            if delivery.attempt > 1 and (decided := tries.decided(arrival, group.using)):
-                return as_decided(decided)  # it could not be read, so no try has begun
+            if decided := tries.decided(arrival, group.using):  # of another copy, or before this one could be read
+                return as_decided(decided)
             if is_outage or is_conflict(error):
                 result = _again_uncounted(delivery, is_outage=is_outage)
             else:
@@ -109,7 +109,9 @@ def judge(
 
 
 def as_decided(decided: tries.Decided) -> Result:
-    """Return the result of a message that came before what was decided about it is done. It counts nothing."""
+    """Return the result of a message about which something is decided already. It counts nothing."""
+    if decided.has_letter:
+        return Result(Outcome.DUPLICATE)
     if decided.given_up:
         return Result(Outcome.DEAD_LETTER, reason=decided.given_up)
     return Result(Outcome.HANDED_BACK, after=decided.early or timedelta())

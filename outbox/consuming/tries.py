@@ -28,7 +28,7 @@ CRASH_LIMIT = 5
 EARLY = timedelta(seconds=1)  # a message may come so much before its delay is over, by a broker's own clock
 
 DECIDED = """
-SELECT greatest(due_at - clock_timestamp(), interval '0') AS early, given_up FROM outbox_tries
+SELECT greatest(due_at - clock_timestamp(), interval '0') AS early, given_up, has_letter FROM outbox_tries
 WHERE consumer_group = %(group)s AND message_id = %(message_id)s AND (given_up <> '' OR due_at > clock_timestamp() + %(early)s)
 """
 
@@ -45,7 +45,7 @@ WITH l AS MATERIALIZED (SELECT pg_try_advisory_xact_lock({Lock.INBOX}, hashtext(
         begun_at = excluded.begun_at, begun_by = excluded.begun_by, changed_at = clock_timestamp()
     RETURNING failures, crashes
 )
-SELECT failures, crashes, early, given_up FROM begun FULL JOIN decided ON true
+SELECT failures, crashes, early, given_up, has_letter FROM begun FULL JOIN decided ON true
 """
 
 COUNT_FAILURE = """
@@ -56,10 +56,10 @@ RETURNING failures
 """
 
 DECIDE = """
-INSERT INTO outbox_tries (consumer_group, message_id, topic, due_at, given_up)
-VALUES (%(group)s, %(message_id)s, %(topic)s, clock_timestamp() + %(after)s, %(given_up)s)
+INSERT INTO outbox_tries (consumer_group, message_id, topic, due_at, given_up, has_letter)
+VALUES (%(group)s, %(message_id)s, %(topic)s, clock_timestamp() + %(after)s, %(given_up)s, %(has_letter)s)
 ON CONFLICT (consumer_group, message_id) DO UPDATE SET due_at = excluded.due_at, given_up = excluded.given_up,
-    changed_at = clock_timestamp()
+    has_letter = excluded.has_letter, changed_at = clock_timestamp()
 """
 
 END = """
@@ -96,10 +96,12 @@ class Decided:
     Args:
         early: the rest of its delay. None: it has none.
         given_up: why the group gave it up; "" if it did not.
+        has_letter: whether the broker has stored its dead letter.
     """
 
     early: timedelta | None
     given_up: str
+    has_letter: bool
 
 
 def new_worker_name() -> str:
@@ -112,8 +114,8 @@ def begin(arrival: DeliveryInfo, key: str, worker: str, using: str) -> Begun | D
     rows = _rows(using, BEGIN, {**arrival.as_parameters(), "key": key, "worker": worker, "early": EARLY})
     if not rows:
         return None
-    failures, crashes, early, given_up = rows[0]
-    return Begun(failures, crashes) if given_up is None else Decided(early, given_up)
+    failures, crashes, *decision = rows[0]
+    return Begun(failures, crashes) if failures is not None else Decided(*decision)
 
 
 def decided(arrival: DeliveryInfo, using: str) -> Decided | None:
@@ -128,9 +130,11 @@ def count_failure(arrival: DeliveryInfo, worker: str, using: str) -> int:
     return int(failures)
 
 
-def decide(arrival: DeliveryInfo, using: str, *, after: timedelta = timedelta(), given_up: str = "") -> None:
-    """Record when a message that failed is tried again, or why the group gives it up."""
-    _execute(using, DECIDE, {**arrival.as_parameters(), "after": after, "given_up": given_up})
+def decide(
+    arrival: DeliveryInfo, using: str, *, after: timedelta = timedelta(), given_up: str = "", has_letter: bool = False
+) -> None:
+    """Record when a message that failed is tried again, or why the group gives it up, and whether its dead letter is stored."""
+    _execute(using, DECIDE, {**arrival.as_parameters(), "after": after, "given_up": given_up, "has_letter": has_letter})
 
 
 def end(arrival: DeliveryInfo, worker: str, using: str, *, most_crashes: int = CRASH_LIMIT) -> None:

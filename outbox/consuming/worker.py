@@ -221,7 +221,7 @@ class Worker:
 
     def _note_dead(self, delivery: Delivery, reason: str) -> None:
         with outermost_transaction(self.group.using):
-            tries.forget(self.group.name, [DeliveryInfo.of(delivery).message_id], self.group.using)
+            tries.decide(DeliveryInfo.of(delivery), self.group.using, given_up=reason, has_letter=True)
         signals.dead_lettered.send_robust(
             sender=Worker, group=self.group.name, message_id=delivery.message_id, topic=delivery.topic, reason=reason
         )

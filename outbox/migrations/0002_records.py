@@ -140,6 +140,7 @@ class Migration(migrations.Migration):
                 ("begun_by", models.TextField(db_default="")),
                 ("due_at", models.DateTimeField(null=True)),
                 ("given_up", models.TextField(db_default="")),
+                ("has_letter", models.BooleanField(db_default=False)),
                 ("changed_at", models.DateTimeField(db_default=django.db.models.functions.datetime.Now())),
             ],
             options={

@@ -109,7 +109,8 @@ class Tries(models.Model):
 
     `failures`: how often the handler raised. `crashes`: how often it was begun and did not end. `begun_at`, `begun_by`: the
     try that is under way, or never ended; of a first delivery that is not written down. `due_at`: no earlier than then is it
-    tried again. `given_up`: why the group gave it up, until the broker has stored the dead letter.
+    tried again. `given_up`: why the group gave it up. `has_letter`: the broker has stored its dead letter, so that another
+    copy of the message is dropped. The row goes when the letter is replayed or discarded, too.
     """
 
     pk = models.CompositePrimaryKey("consumer_group", "message_id")
@@ -122,6 +123,7 @@ class Tries(models.Model):
     begun_by = models.TextField(db_default="")
     due_at = models.DateTimeField(null=True)
     given_up = models.TextField(db_default="")
+    has_letter = models.BooleanField(db_default=False)
     changed_at = models.DateTimeField(db_default=Now())
 
     class Meta:

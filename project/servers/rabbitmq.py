@@ -156,6 +156,7 @@ class RabbitMQ(Program):
             "RABBITMQ_SERVER_ADDITIONAL_ERL_ARGS": f"+S 2:2 +sbwt none {self._erlang}",
             "ERL_EPMD_PORT": str(self._epmd_port),
             "ERL_EPMD_ADDRESS": HOST,
+            "ERL_CRASH_DUMP": str(home / "erl_crash.dump"),
             "RUNNING_UNDER_SYSTEMD": "true",  # the script becomes the server, so that a signal meets it
         }
 

@@ -8,7 +8,7 @@ import pytest
 
 from outbox import Reject, Retry, conf, consumer, failpoints, signals
 from outbox.brokers.memory import MemoryBroker
-from outbox.consuming import wants
+from outbox.consuming import holdings, wants
 from outbox.consuming import worker as worker_module
 from outbox.consuming.keeper import affordable
 from outbox.consuming.register import group
@@ -46,6 +46,10 @@ def applied() -> list[str]:
 
 
 class TestHeartbeat:
+    @pytest.fixture(autouse=True)
+    def _no_other_workers(self, monkeypatch):
+        monkeypatch.setattr(holdings, "_clients", {})
+
     def test_has_what_the_worker_holds_and_cannot_receive(self, worker, broker, monkeypatch):
         monkeypatch.setattr(MemoryBroker, "held", lambda client, group: {"orders": 256})
         monkeypatch.setattr(MemoryBroker, "refusals", lambda client: {"parcels": "no such queue"})
