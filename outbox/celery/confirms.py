@@ -29,7 +29,7 @@ from kombu.common import maybe_declare
 
 from outbox.brokers.base import SendResult, SendStatus
 from outbox.brokers.confirms import PendingConfirms
-from outbox.celery.errors import RABBITMQ_OUTAGES, TOO_LARGE, closed_by_server, failed
+from outbox.celery.errors import AMQP_OUTAGES, TOO_LARGE, closed_by_server, failed
 from outbox.celery.link import OUT_OF_TIME
 from outbox.celery.parcel import Parcel
 
@@ -217,7 +217,7 @@ class ConfirmingProducer:
         """Note that the connection broke, and whether the server closed it because of one of these tasks."""
         self.is_broken = True
         closed = closed_by_server(error)
-        if suspects and closed is not None and closed.reply_code not in RABBITMQ_OUTAGES:
+        if suspects and closed is not None and closed.reply_code not in AMQP_OUTAGES:
             self.refusal = Refusal(failed(SendStatus.MISCONFIGURED, closed), suspects, queue)
         return failed(SendStatus.UNAVAILABLE, closed or error)
 

@@ -52,7 +52,7 @@ Errors with which RabbitMQ closes the channel over a published message that is R
 405, and 406 of a declaration) are MISCONFIGURED.
 """
 
-RABBITMQ_OUTAGES = {
+AMQP_OUTAGES = {
     320,  # CONNECTION_FORCED: it shuts down, or an operator closes the connection
     506,  # RESOURCE_ERROR
 }
@@ -63,7 +63,7 @@ task, which is tried again alone: if the connection is closed again, that task i
 Source: https://www.rabbitmq.com/amqp-0-9-1-reference#constants.
 """
 
-RABBITMQ_FULL = re.compile(r"limit .*is reached|vhost '.*' is down")
+AMQP_FULL = re.compile(r"limit .*is reached|vhost '.*' is down")
 """What RabbitMQ says of a login (530) that it cannot take now."""
 
 REDIS_CODE = re.compile(r"^(?:.*of pipeline caused error: )?([A-Z]{2,})\b", re.DOTALL)
@@ -89,7 +89,7 @@ def closed_by_server(error: BaseException | None) -> amqp.AMQPError | None:
 def not_connected(error: Exception) -> SendResult:
     """Return the result of messages that were not handed over since no connection was made."""
     is_refused = isinstance(error, amqp.AccessRefused | amqp.NotAllowed) or type(error).__name__ in REDIS_REFUSES_LOGIN
-    is_refused = is_refused and not RABBITMQ_FULL.search(str(error))
+    is_refused = is_refused and not AMQP_FULL.search(str(error))
     return failed(MISCONFIGURED if is_refused else UNAVAILABLE, error)
 
 

@@ -106,7 +106,7 @@ def require_id(delivery: Delivery) -> None:
     if not delivery.message_id:
         raise UnreadableBody(
             f"A message on topic {delivery.topic!r} has no message id, by which the group could tell it from others. Have its "
-            "producer set one (message_id on RabbitMQ)."
+            "producer set one."
         )
 
 

@@ -25,7 +25,7 @@ from outbox.database import heartbeats
 from outbox.database.locks import Lock
 
 CRASH_LIMIT = 5
-EARLY = timedelta(seconds=1)  # a message may come so much before its delay is over, by a broker's own clock
+EARLY = timedelta(seconds=0.1)  # a message may come so much before its delay is over, by a broker's own clock
 
 DECIDED = """
 SELECT greatest(due_at - clock_timestamp(), interval '0') AS early, given_up, has_letter FROM outbox_tries

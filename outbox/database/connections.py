@@ -78,7 +78,7 @@ def has_outbox_tables(alias: str) -> bool:
     if has_table and not is_migrated:
         logger.warning(
             "The tables of the outbox in database %r were made without its migrations, so nothing can be published there. Tests "
-            'that publish need migrations: leave out --nomigrations, and "MIGRATE": False of DATABASES["..."]["TEST"].',
+            "that publish need the migrations: leave out pytest's option nomigrations, and MIGRATE in DATABASES' TEST.",
             alias,
         )
     return bool(is_migrated)

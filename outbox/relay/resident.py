@@ -70,23 +70,24 @@ class Resident(threading.Thread):
 
     def _log(self, error: Exception) -> float:
         """Log an error, the same one once a minute; return the seconds to wait."""
-        is_outage = isinstance(error, OUTAGES)
-        is_expected = is_outage or isinstance(error, NotMigrated | LaneNotHeld)
-        text = (
-            f"{self.name} {'retries' if is_outage else 'waits' if is_expected else 'fails'}: {str(error).strip() or repr(error)}"
-        )
+        wait = BACKOFF(self._failures).total_seconds()
+        is_expected = isinstance(error, (*OUTAGES, NotMigrated, LaneNotHeld))
+        text = str(error).strip() or repr(error)
         now = time.monotonic()
         is_new = text != self._said
         if is_new or now - self._said_at >= REPEAT_SECONDS:
-            level = logging.WARNING if is_expected else logging.ERROR
+            does = f"retries in {wait:.1f} s" if isinstance(error, OUTAGES) else "waits" if is_expected else "fails"
             repeats = "" if is_new else f" ({self._repeats} more times)"
-            logger.log(level, "%s%s", text, repeats, exc_info=None if is_expected or not is_new else error)
+            level = logging.WARNING if is_expected else logging.ERROR
+            logger.log(
+                level, "%s %s: %s%s", self.name, does, text, repeats, exc_info=None if is_expected or not is_new else error
+            )
             self._said, self._said_at, self._repeats = text, now, 0
         else:
             self._repeats += 1
         if isinstance(error, NotMigrated):
             return NOT_MIGRATED_SECONDS
-        return LANES_HELD_SECONDS if isinstance(error, LaneNotHeld) else BACKOFF(self._failures).total_seconds()
+        return LANES_HELD_SECONDS if isinstance(error, LaneNotHeld) else wait
 
 
 class ResidentRelay(Resident):

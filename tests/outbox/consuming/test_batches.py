@@ -14,7 +14,7 @@ from outbox.consuming.worker import Worker
 from outbox.errors import ConfigurationError
 from outbox.models import Duplicate, Inbox
 from project.shop.models import CartEntry
-from tests.outbox.consuming.deliveries import outgoing
+from tests.outbox.consuming.deliveries import end_delays, outgoing
 from tests.outbox.consuming.messages import Ignored, Placed
 
 pytestmark = pytest.mark.django_db
@@ -110,6 +110,7 @@ class TestBatch:
         broker.send([outgoing(Placed("bad"))])
         step()
         clock.forward(timedelta(seconds=2))
+        end_delays()
         broker.send([outgoing(Placed("A1")), outgoing(Placed("A2"))])
 
         step()

@@ -21,7 +21,7 @@ from outbox.consuming.worker import Worker
 from outbox.message import Header
 from outbox.models import FailedDelivery, Inbox, Tries
 from project.shop.models import CartEntry
-from tests.outbox.consuming.deliveries import delivery, outgoing
+from tests.outbox.consuming.deliveries import delivery, end_delays, outgoing
 from tests.outbox.consuming.messages import Placed
 
 pytestmark = pytest.mark.django_db
@@ -45,8 +45,10 @@ class Handler:
             raise self.errors.pop(0)
 
 
-def deliver(*, attempt: int = 1, key: str = "") -> object:
-    """Deliver one and the same message for the n-th time."""
+def deliver(*, attempt: int = 1, key: str = "", is_early: bool = False) -> object:
+    """Deliver one and the same message for the n-th time, by default when its delay is over."""
+    if not is_early:
+        end_delays()
     same = delivery(Placed("A1"), named="0b2504e0-4f89-11d3-9a0c-0305e82c3309", attempt=attempt, key=key)
     return handle(group("cart"), same)
 
@@ -66,7 +68,7 @@ class TestDelays:
         handler = Handler(retry=self.LATER)
         handler.errors = [ValueError("1"), ValueError("2")]
 
-        first, early, again = deliver(), deliver(attempt=2), deliver(attempt=3)
+        first, early, again = deliver(), deliver(attempt=2, is_early=True), deliver(attempt=3, is_early=True)
 
         assert first.outcome is Outcome.RETRY
         assert [early.outcome, again.outcome] == [Outcome.HANDED_BACK] * 2
@@ -163,7 +165,7 @@ class TestFailures:
         Handler()
 
         with django_assert_num_queries(4):  # savepoint, claim, the handler's own, release
-            deliver()
+            deliver(is_early=True)
 
     def test_say_in_the_dead_letter_how_many_they_were(self):
         Handler(retry=Retry(limit=0)).errors = [ValueError("no")]
@@ -178,6 +180,7 @@ class TestFailures:
         for _ in range(3):
             at_work.step(NO_WAIT)
             clock.forward(SECOND)
+            end_delays()
         (letter,) = read_letters().found
         assert Tries.objects.get().failures == 3
 

@@ -17,7 +17,7 @@ from outbox.errors import BrokerUnavailable, KeptByClient
 from outbox.failpoints import VARIABLE, FailpointReached
 from outbox.models import Inbox, Process
 from project.shop.models import CartEntry
-from tests.outbox.consuming.deliveries import outgoing
+from tests.outbox.consuming.deliveries import end_delays, outgoing
 from tests.outbox.consuming.messages import Placed
 
 pytestmark = pytest.mark.django_db
@@ -113,6 +113,7 @@ class TestWorker:
             worker.step(NO_WAIT)
             assert worker.step(NO_WAIT) == 0, "not before its delay"
             clock.forward(SECOND)
+            end_delays()
 
         signals.dead_lettered.disconnect(dispatch_uid="test")
         assert applied() == ["A1"]

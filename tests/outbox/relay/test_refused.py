@@ -51,6 +51,8 @@ def relay(memory_brokers: None) -> Iterator[Callable[[], ResidentRelay]]:
     for one in started:
         one.stop()
         one.join(10)
+    with database.connect("default") as own:  # a run that failed has left it
+        own.execute("DELETE FROM outbox_wakeup")
 
 
 def publish() -> None:
