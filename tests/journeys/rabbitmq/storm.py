@@ -26,6 +26,7 @@ from django.db import connection
 
 from outbox.brokers.rabbitmq.envelope import REASON
 from outbox.brokers.rabbitmq.topology import dead_queue_name, delay_queues, due_queue_name, queue_name
+from outbox.consuming.tries import EARLY
 from outbox.models import Gap, MessageState
 from project.servers.rabbitmq import Cluster, RabbitMQ
 from project.servers.rocketmq_jars import ServerError
@@ -460,7 +461,7 @@ SELECT consumer_group, number, count(*), extract(epoch FROM max(failed_at) - min
 FROM storm_failed GROUP BY 1, 2
 """
 UNCOUNTED = 2  # tries
-SHORTEST = LIMIT * DELAY.total_seconds()
+SHORTEST = LIMIT * (DELAY - EARLY).total_seconds()
 
 PLACES = """
 SELECT p.number, s.lane, s.number FROM storm_published p JOIN outbox_message_state s ON s.id = p.message_id WHERE p.topic = %s
