@@ -218,7 +218,7 @@ class Cluster:
         self._meet(node, "erlang:get_cookie()", f"[net_kernel:connect_node(Node) || Node <- [{others}]]")
 
     def _meet(self, node: RabbitMQ, cookie: str, then: str) -> None:
-        """Give a node another cookie for all others, which decides whether they can connect, then evaluate Erlang there."""
+        """Set another cookie for all others at a node, which decides whether they can connect, then evaluate Erlang there."""
         cookies = ", ".join(f"erlang:set_cookie('{one.name}', {cookie})" for one in self._others(node))
         node.control("eval", f"{cookies}, {then}.")
 

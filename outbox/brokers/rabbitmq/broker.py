@@ -366,7 +366,7 @@ class RabbitMQBroker(DeadLetters):
         self._declarations.declare(channel, topic, {group, *self._settings.groups.get(topic, ())})
 
     def _bring_back(self) -> None:
-        """Give messages without a destination another chance, if something was declared."""
+        """Publish messages that had no destination again, if something was declared since."""
         if self._declarations.has_new and time.monotonic() >= self._bring_back_at:
             self._bring_back_at = time.monotonic() + STORE_AGAIN_AFTER.total_seconds()
             try:

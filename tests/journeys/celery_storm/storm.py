@@ -176,7 +176,7 @@ class OnRedis(Server):
         wait_until(lambda: "master_link_status:up" in self.other.say("INFO replication"), 20)
 
     def _fail_over(self) -> None:
-        """Have the replica take over while the old one lives on as its replica: clients that stay there are told READONLY."""
+        """Let the replica take over while the old one lives on as its replica: clients that stay there are told READONLY."""
         self._wait_for_replica()
         self.failed_over_at.append(time.time())
         self.other.take_over()
