@@ -120,7 +120,7 @@ class TestResume:
         pause(database.raw("default"), "drawn", by="ada", reason="the warehouse moves")
         with database.connect("default") as relay:
             relay.execute("LISTEN outbox")
-            relay.execute("INSERT INTO outbox_wakeup VALUES ('default', -1)")
+            relay.execute("INSERT INTO outbox_wakeup VALUES ('another', -1)")
             with database.connect("default") as own:
                 own.execute("INSERT INTO outbox_topic (name, type, paused) VALUES ('woken', 'normal', true)")
                 resume(own, "woken", since=None)
