@@ -12,7 +12,7 @@ export PIP_ROOT_USER_ACTION := ignore
 export UV_PYTHON_DOWNLOADS := never
 
 .DEFAULT_GOAL := help
-.PHONY: help demo demo-rocketmq demo-rabbitmq serve test test-core test-rocketmq test-spark test-browser test-wheel faults-rocketmq storm-rocketmq storm-consumers storm-rabbitmq storm-celery screenshots rocketmq audit bench bench-peers docs check check-style check-types check-walls check-migrations lock lock-check clean
+.PHONY: help demo demo-rocketmq demo-rabbitmq serve test test-core test-rocketmq test-spark test-browser test-setups test-wheel faults-rocketmq storm-rocketmq storm-consumers storm-rabbitmq storm-celery screenshots rocketmq audit bench bench-peers docs check check-style check-types check-walls check-migrations lock lock-check clean
 
 help:
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-15s  %s\n", $$1, $$2 }' Makefile
@@ -87,6 +87,10 @@ screenshots: $(VENV)/.browser ## take the README's screenshots anew
 test-spark: export JDK_JAVA_OPTIONS = -XX:TieredStopAtLevel=1 -XX:+UseSerialGC
 test-spark: $(VENV)/.spark ## run the tests that need Spark, and so Java (ARGS="...")
 	@$(BIN)/python -m pytest -m spark --numprocesses 2 $(BY_FILE) $(or $(ARGS),$(call marked,spark))
+
+# Each starts a PostgreSQL for itself. Django 6 needs Python 3.12, which PYTHON names where it is not on the PATH.
+test-setups: $(VENV)/.dev ## play a small shop in other set-ups and on each version of Django; asks the package index (PYTHON=..., ARGS="...")
+	@$(BIN)/python -m pytest -m setups --numprocesses 2 $(BY_FILE) $(or $(ARGS),tests/setups)
 
 test-wheel: $(VENV)/.dev ## build the package, install it in an empty environment, follow the README there; asks the package index
 	@$(BIN)/python -m pytest -m wheel tests/journeys/test_wheel.py $(ARGS)

@@ -1,0 +1,1 @@
+"""One small shop, played in each of the set-ups that a Django project may have."""

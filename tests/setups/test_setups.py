@@ -1,0 +1,119 @@
+"""
+The promise in other projects: migrate, check, publish, relay, consume, fail and replay, every page of the admin, doctor, prune.
+
+Each set-up is a line in `lines.py`. What needs more than settings has a test of its own.
+"""
+
+import os
+import subprocess
+import sys
+
+import psycopg
+import pytest
+from django.conf import settings
+
+from tests.setups.conftest import as_role, caught_up, run
+from tests.setups.lines import LINES
+
+pytestmark = [pytest.mark.setups, pytest.mark.timeout(180)]
+
+# Those with a server, a role or a second database of their own are below.
+SPECIAL = {"replica_router", "two_databases", "assume_role", "dml_only", "pgbouncer", "logical_replication"}
+
+# What the migrations wrote comes again from the publisher.
+TRUNCATE_ALL = """
+SELECT format('TRUNCATE %s CASCADE', string_agg(oid::regclass::text, ', ')) FROM pg_class
+WHERE relkind IN ('r', 'p') AND relnamespace = 'public'::regnamespace
+"""
+
+TESTS_OF_ORDERS = """
+import pytest
+from tests.setups.shop.models import Order
+
+@pytest.mark.django_db
+def test_has_no_points():
+    assert Order.objects.create().points == 0
+"""
+
+
+@pytest.mark.parametrize("setup", sorted(LINES.keys() - SPECIAL))
+def test_set_up(setup, databases, play):
+    said = play(setup, databases(f"setup_{setup}"))
+
+    assert "handled, replayed" in said
+
+
+def test_reads_from_a_replica(databases, replica, play):
+    said = play("replica_router", databases("setup_replica"), REPLICA_HOST=str(replica.home))
+
+    assert "handled, replayed" in said
+
+
+def test_outbox_in_the_second_of_two_databases(databases, play):
+    url = databases("setup_two")
+    databases("setup_two_other")
+
+    said = play("two_databases", url, OTHER_NAME="setup_two_other")
+
+    assert "handled, replayed" in said
+
+
+def test_assumes_a_role_whose_rights_it_does_not_inherit(databases, play):
+    said = play("assume_role", as_role(databases("setup_role"), "deploy"))
+
+    assert "handled, replayed" in said
+
+
+def test_behind_pgbouncer(databases, pooler, play):
+    said = play("pgbouncer", databases("setup_pgbouncer"), POOLER_HOST="127.0.0.1", POOLER_PORT=str(pooler.port))
+
+    assert "handled, replayed" in said
+
+
+def test_all_tables_are_published_to_a_logical_replica(server, databases, play):
+    """The subscriber, a database of the same server, needs a slot that exists: its own would wait for this very transaction."""
+    url, copy = databases("setup_logical"), databases("setup_logical_copy")
+    for one in (url, copy):
+        play("logical_replication", one, "migrate")
+    run(url, "CREATE PUBLICATION everything FOR ALL TABLES", "SELECT pg_create_logical_replication_slot('copy', 'pgoutput')")
+    with psycopg.connect(copy, autocommit=True) as subscriber:
+        (truncate,) = subscriber.execute(TRUNCATE_ALL).fetchone()
+        subscriber.execute(truncate)
+        source = f"host={server.home} dbname=setup_logical user=postgres"
+        options = "copy_data = false, create_slot = false, slot_name = 'copy'"
+        subscriber.execute(f"CREATE SUBSCRIPTION copy CONNECTION '{source}' PUBLICATION everything WITH ({options})")
+        try:
+            said = play("logical_replication", url, "check", "shop", "prune")
+
+            caught_up(copy, "SELECT points FROM shop_order ORDER BY id", [(11,), (15,)])
+            caught_up(copy, "SELECT count(*) FROM outbox_message", [(2,)])
+        finally:
+            subscriber.execute("ALTER SUBSCRIPTION copy DISABLE")
+            subscriber.execute("ALTER SUBSCRIPTION copy SET (slot_name = NONE)")
+            subscriber.execute("DROP SUBSCRIPTION copy")
+            run(url, "SELECT pg_drop_replication_slot('copy')")
+    assert "handled, replayed" in said
+
+
+def test_tests_of_a_project_without_migrations(server, tmp_path):
+    """The tables are made by models alone, without partitions and defaults: what publishes cannot be tested, the rest can."""
+    (tmp_path / "test_orders.py").write_text(TESTS_OF_ORDERS)
+    options = [
+        "--nomigrations",
+        "--ds=tests.setups.settings",
+        "-p",
+        "no:cacheprovider",
+        "-c",
+        "/dev/null",
+        f"--rootdir={tmp_path}",
+    ]
+
+    done = subprocess.run(
+        [sys.executable, "-m", "pytest", "-q", *options, tmp_path],
+        cwd=settings.BASE_DIR,
+        env={**os.environ, "SETUP": "plain", "DATABASE_URL": server.url, "PYTHONPATH": str(settings.BASE_DIR)},
+        capture_output=True,
+        text=True,
+    )
+
+    assert "1 passed" in done.stdout, done.stdout + done.stderr
