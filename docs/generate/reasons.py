@@ -178,6 +178,7 @@ CHECKS = {
     "E042": "Tables, or the reader of a setting, would be missing.",
     "E044": "A relay would be led to the wrong place.",
     "E045": "A relay would find no messages.",
+    "E053": "A handler whose error cannot be stored would be retried for ever.",
     "W049": "One frozen process would stop a key.",
     "W052": "A message whose acknowledgement was lost comes when its inbox row is gone, and is handled twice.",
     "W050": "Two processes would handle one message at the same time.",

@@ -45,6 +45,7 @@ ALWAYS = (
 WITH_URLS = (check_back.check_transactions, check_back.check_somebody_answers)
 WITH_DATABASES = (
     servers.check_version,
+    servers.check_encoding,
     servers.check_pooler,
     servers.check_direct_databases,
     servers.check_idle_transactions,

@@ -22,6 +22,8 @@ SCHEMA = "SELECT relnamespace::regnamespace::text FROM pg_class WHERE oid = to_r
 
 SOURCE = "SELECT id FROM outbox_source"
 
+ENCODING = "SELECT current_setting('server_encoding')"
+
 
 def check_version(databases: Sequence[str] | None = None, **kwargs: Any) -> list[CheckMessage]:
     """
@@ -37,6 +39,31 @@ def check_version(databases: Sequence[str] | None = None, **kwargs: Any) -> list
             text = f"Database {alias!r}: {error}"
             return [Error(text, hint="Upgrade the server, or route the app outbox to a newer one.", id="outbox.E024")]
         return []
+
+    return _check_each(databases, check)
+
+
+def check_encoding(databases: Sequence[str] | None = None, **kwargs: Any) -> list[CheckMessage]:
+    """
+    E053: The database is not encoded in UTF-8.
+
+    Keys, headers and errors may have characters that it cannot store. An error of a handler that cannot be stored is not
+    counted, so its message would be retried for ever. Django expects UTF-8, too: create a database with `ENCODING 'UTF8'`, and
+    move the tables there.
+    """
+
+    def check(alias: str) -> list[CheckMessage]:
+        with database.connect(alias) as connection:
+            (encoding,) = connection.execute(ENCODING).fetchone() or ("",)
+        if encoding == "UTF8":
+            return []
+        return [
+            Error(
+                f"Database {alias!r} is encoded in {encoding}, which cannot store all keys, headers and errors.",
+                hint="Move the tables to a database that was created with ENCODING 'UTF8', which Django expects, too.",
+                id="outbox.E053",
+            )
+        ]
 
     return _check_each(databases, check)
 

