@@ -6,7 +6,7 @@ from django.contrib.auth.models import Group
 from django.db import connection
 
 from outbox import publish, transactional
-from outbox.errors import ConfigurationError
+from outbox.errors import BrokenTransaction, ConfigurationError
 from tests.outbox.publishing.rows import OrderMade, message_rows
 from tests.outbox.publishing.views import Broken
 
@@ -37,7 +37,7 @@ def get(client):
     def get(shape, then="200"):
         try:
             status = client.get(f"/{shape}/", {"then": then}).status_code
-        except Broken:
+        except (Broken, BrokenTransaction):
             status = "raised"
         assert Group.objects.count() == len(message_rows())
         return status, bool(message_rows())
@@ -52,6 +52,10 @@ class TestEachShape:
 
     def test_rolls_back_on_an_exception(self, get, shape):
         assert get(shape, "broken") == ("raised", False)
+
+    def test_answers_with_no_success_after_an_error_that_was_swallowed(self, get, shape):
+        """Django rolls back for it without a word, and the view would answer 200 for an order that is not there."""
+        assert get(shape, "swallowed") == ("raised", False)
 
     def test_writes_in_a_transaction_of_its_own(self, client, shape, django_assert_num_queries):
         client.get(f"/{shape}/")  # finds the topic
@@ -102,6 +106,10 @@ class TestUnderAtomicRequests:
     @pytest.mark.parametrize("shape", SHAPES)
     def test_it_rolls_back_on_an_exception(self, get, shape):
         assert get(shape, "broken") == ("raised", False)
+
+    @pytest.mark.parametrize("shape", SHAPES)
+    def test_it_answers_with_no_success_after_an_error_that_was_swallowed(self, get, shape):
+        assert get(shape, "swallowed") == ("raised", False)
 
     @pytest.mark.parametrize("shape", ["api-outside", "api-inside", "api-method", "orders"])
     def test_it_rolls_back_when_an_exception_has_become_a_response(self, get, shape):

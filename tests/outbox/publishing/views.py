@@ -1,7 +1,10 @@
 """Each shape that @transactional takes. All write a group and publish; then they do what the request's `then` says."""
 
+from contextlib import suppress
+
 from asgiref.sync import sync_to_async
 from django.contrib.auth.models import Group
+from django.db import IntegrityError
 from django.http import HttpResponse
 from django.urls import include, path
 from django.utils.decorators import method_decorator
@@ -33,6 +36,10 @@ def answer(then, response=HttpResponse):
         raise Broken
     if then == "denied":
         raise PermissionDenied
+    if then == "swallowed":
+        with suppress(IntegrityError):
+            Group.objects.create(pk=Group.objects.get().pk)
+        then = "200"
     return response(status=int(then))
 
 
