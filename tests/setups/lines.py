@@ -18,7 +18,11 @@ LINES: dict[str, dict[str, Any]] = {
     "plain": {},
     "use_tz_false": {"USE_TZ": False, "TIME_ZONE": "America/New_York"},
     "atomic_requests": {"DATABASES": {"default": {"ATOMIC_REQUESTS": True}}},
-    "replica_router": {"DATABASES": {"replica": REPLICA}, "DATABASE_ROUTERS": ["tests.setups.routers.ReplicaRouter"]},
+    "replica_router": {
+        "DATABASES": {"replica": REPLICA},
+        "DATABASE_ROUTERS": ["tests.setups.routers.ReplicaRouter"],
+        "SILENCED_SYSTEM_CHECKS": ["outbox.W021"],
+    },
     "two_databases": {
         "DATABASES": {"other": OTHER_DATABASE},
         "DATABASE_ROUTERS": ["tests.setups.routers.ShopElsewhere"],
