@@ -165,6 +165,7 @@ CHECKS = {
     "W026": "Half messages of another topic would get the default answer.",
     "E027": "Half messages would stay hidden.",
     "E028": "An answer could wait for the request that it asks about.",
+    "W054": "Each check-back would be answered with 404.",
     "W029": "Every check-back would be UNKNOWN.",
     "W030": "A lost wakeup would leave a message waiting.",
     "W031": "Tests would wait for a server.",

@@ -42,7 +42,7 @@ ALWAYS = (
     celery.check_beat,
     celery.check_eager,
 )
-WITH_URLS = (check_back.check_transactions, check_back.check_somebody_answers)
+WITH_URLS = (check_back.check_transactions, check_back.check_somebody_answers, check_back.check_own_url)
 WITH_DATABASES = (
     servers.check_version,
     servers.check_encoding,

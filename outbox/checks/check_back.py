@@ -93,6 +93,25 @@ def check_somebody_answers(**kwargs: Any) -> list[CheckMessage]:
     ]
 
 
+def check_own_url(**kwargs: Any) -> list[CheckMessage]:
+    """
+    W054: `OUTBOX["CHECK_BACK"]["URL"]` is set, and the project's URLs have no check-back endpoint.
+
+    Relays would ask that address and get 404, so half messages would stay hidden. Include `outbox.api.urls`, or remove URL: then
+    relays answer from the database. If another project answers there, silence this check.
+    """
+    url = known_settings().check_back.url
+    if not url or list(_endpoints()):
+        return []
+    return [
+        Caution(
+            f'OUTBOX["CHECK_BACK"]["URL"] is {url!r}, but the project\'s URLs have no check-back endpoint.',
+            hint='Add path("outbox/", include("outbox.api.urls")) to the urlpatterns, or remove URL.',
+            id="outbox.W054",
+        )
+    ]
+
+
 def check_transactions(**kwargs: Any) -> list[CheckMessage]:
     """
     E028: The check-back endpoint runs inside ATOMIC_REQUESTS.

@@ -60,7 +60,8 @@ def check_upgrades(**kwargs: Any) -> list[CheckMessage]:
     """
     E015: The upgrades of a message type do not lead to its version.
 
-    A body is upgraded step by step: each version from the oldest one up to the one before `Meta.version` needs an upgrade.
+    A body is upgraded step by step: each version from the oldest one up to the one before `Meta.version` needs an upgrade. The
+    version before the current one always does: its messages may wait in the database, at the broker or as dead letters.
     """
     found: list[CheckMessage] = []
     for kind in message_types().values():
@@ -68,6 +69,13 @@ def check_upgrades(**kwargs: Any) -> list[CheckMessage]:
         for step in sorted(step for step in steps if step >= version):
             text = f"Message type {_name(kind)} is at version {version} but has an upgrade from version {step}."
             found.append(Error(text, hint=f"Raise Meta.version to {step + 1}, or remove the upgrade.", id="outbox.E015"))
+        if version > 1 and not steps:
+            text = (
+                f"Message type {_name(kind)} is at version {version} and has no upgrade from version {version - 1}, whose "
+                "messages would become dead letters."
+            )
+            hint = f"Add @{kind.__name__}.upgrade_from({version - 1}); if no such message exists, return the body as it is."
+            found.append(Error(text, hint=hint, id="outbox.E015"))
         for step in sorted(set(range(min(steps, default=version), version)) - set(steps)):
             text = f"Message type {_name(kind)} has an upgrade from version {min(steps)}, but not from version {step}."
             found.append(Error(text, hint=f"Add @{kind.__name__}.upgrade_from({step}).", id="outbox.E015"))

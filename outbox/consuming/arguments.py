@@ -13,6 +13,7 @@ from outbox.message import Message
 
 Handler = Callable[[Any, Any], object]  # message and context; two lists with batch_size
 OnDead = Literal["block", "skip"]
+NOT_A_MESSAGE = {"self", "cls", "context", "contexts"}  # names that say that the arguments were taken for others
 MOST_AT_ONCE = 500  # each message holds a lock until its transaction ends: locks.md
 
 M = TypeVar("M", contravariant=True)
@@ -88,11 +89,18 @@ def handler_of(target: Callable[..., Any]) -> Handler:
     handler = target
     if isinstance(target, type):
         handler = getattr(target(), "handle", None)  # type: ignore[assignment]
+    shape = "handle(self, message, context)" if isinstance(target, type) else "handler(message, context)"
     try:
-        inspect.signature(handler).bind("message", "context")
+        signature = inspect.signature(handler)
+        signature.bind("message", "context")
     except (TypeError, ValueError) as error:
-        shape = "handle(self, message, context)" if isinstance(target, type) else "handler(message, context)"
         raise ConfigurationError(f"{name_of(target)} cannot be called as {shape}: {error}.") from error
+    first = next(iter(signature.parameters), "")
+    if first in NOT_A_MESSAGE:
+        raise ConfigurationError(
+            f"{name_of(target)} calls its first argument {first!r}, but it is the message: {shape}. Decorate a class, not its "
+            "method."
+        )
     return handler
 
 

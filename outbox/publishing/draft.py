@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from datetime import UTC, datetime, timedelta
 from functools import cache
@@ -215,15 +216,40 @@ def _encode_message(message: Message) -> bytes:
             f"{kind.__name__} cannot be written as JSON: {_name_unwritable(fields, 'field')}{error}. Put what others need of it "
             "into fields of plain types: its primary key, a text, a number."
         ) from error
+    if b"null" in body:
+        _refuse_nan(kind.__name__, {name: getattr(message, name) for name in message.__struct_fields__}, "field")
     return body
 
 
 def _encode_mapping(subject: str, body: Mapping[str, Any]) -> bytes:
     try:
-        return _encode(dict(body))
+        encoded = _encode(dict(body))
     except (TypeError, ValueError, RecursionError, msgspec.MsgspecError) as error:
         named = _name_unwritable(body, "entry")
         raise InvalidMessage(f"{subject} has a body that cannot be written as JSON: {named}{error}. Pass bytes.") from error
+    if b"null" in encoded:
+        _refuse_nan(subject, body, "entry")
+    return encoded
+
+
+def _refuse_nan(subject: str, values: Mapping[str, Any], what: str) -> None:
+    """Raise InvalidMessage where a value has a number that JSON lacks: msgspec writes null, so it would be lost unseen."""
+    for name, value in values.items():
+        if _has_nan(value):
+            raise InvalidMessage(
+                f"{subject} cannot be written as JSON: its {what} {name!r} has a number that is infinite or not a number (NaN). "
+                "Pass None, or a text."
+            )
+
+
+def _has_nan(value: object) -> bool:
+    if isinstance(value, float):
+        return not math.isfinite(value)
+    if isinstance(value, Mapping):
+        return any(map(_has_nan, value.values()))
+    if isinstance(value, msgspec.Struct):
+        return any(_has_nan(getattr(value, name)) for name in value.__struct_fields__)
+    return isinstance(value, list | tuple | set | frozenset) and any(map(_has_nan, value))
 
 
 def _name_unwritable(values: Mapping[str, Any], what: str) -> str:

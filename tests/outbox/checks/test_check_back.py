@@ -135,6 +135,27 @@ class TestE027:
         assert found() == []
 
 
+class TestW054:
+    @pytest.fixture(autouse=True)
+    def _url(self, settings):
+        check_back = {"URL": "https://shop.example/outbox/check-back/", "SECRETS": [SECRET]}
+        settings.OUTBOX = {"BROKERS": BROKERS, "CHECK_BACK": check_back}
+
+    def test_finds_an_address_that_this_project_does_not_serve(self, found, addresses):
+        addresses()
+
+        (problem,) = found()
+
+        assert problem.id == "outbox.W054"
+        assert "'https://shop.example/outbox/check-back/'" in problem.msg
+        assert "outbox.api.urls" in problem.hint
+
+    def test_is_quiet_where_the_project_serves_the_endpoint(self, found, addresses):
+        addresses(path("outbox/", include("outbox.api.urls")))
+
+        assert found() == []
+
+
 class TestE028:
     @pytest.fixture(autouse=True)
     def _atomic_requests(self, settings, monkeypatch):

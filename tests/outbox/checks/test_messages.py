@@ -187,6 +187,17 @@ class TestE015:
         assert problem.msg.endswith("Forgotten is at version 1 but has an upgrade from version 1.")
         assert "Raise Meta.version to 2" in problem.hint
 
+    def test_finds_a_version_without_any_upgrade(self, found):
+        class Raised(Message):
+            class Meta:
+                topic = "orders"
+                version = 2
+
+        (problem,) = found()
+        assert problem.id == "outbox.E015"
+        assert "Raised is at version 2 and has no upgrade from version 1" in problem.msg
+        assert problem.hint.startswith("Add @Raised.upgrade_from(1);")
+
     def test_takes_a_type_that_forgot_its_first_versions(self, found):
         class Grown(Message):
             class Meta:

@@ -97,6 +97,11 @@ class TestConsumer:
         with pytest.raises(ConfigurationError, match="cannot be called as"):
             consumer(Placed, group="cart")(target)
 
+    @pytest.mark.parametrize("target", [lambda context, message: None, lambda self, message: None])
+    def test_refuses_what_takes_something_else_for_the_message(self, target):
+        with pytest.raises(ConfigurationError, match="but it is the message: handler\\(message, context\\)"):
+            consumer(Placed, group="cart")(target)
+
     @pytest.mark.parametrize("wrong", [{"limit": -1}, {"limit": "3"}, {"jitter": 2}, {"delays": []}, {"delays": [5]}])
     def test_refuses_a_retry_that_is_no_policy(self, wrong):
         with pytest.raises(ConfigurationError, match="is not valid"):

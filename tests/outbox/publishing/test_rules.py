@@ -69,6 +69,13 @@ class TestAMessage:
         with pytest.raises(InvalidMessage, match=r"its entry 'who' holds a django\.contrib\.auth\.models\.Group\."):
             publish_raw("made", {"order": 1, "who": Group(name="staff")})
 
+    @pytest.mark.parametrize("number", [float("nan"), float("inf")])
+    def test_has_numbers_that_json_can_hold(self, number):
+        with pytest.raises(InvalidMessage, match="its field 'thing' has a number that is infinite or not a number"):
+            publish(Odd(thing={"prices": [1.5, {"gross": number}]}))
+        with pytest.raises(InvalidMessage, match="its entry 'price' has a number that is infinite or not a number"):
+            publish_raw("made", {"price": number})
+
     def test_has_texts_that_utf8_can_hold(self):
         with pytest.raises(InvalidMessage, match="OrderMade cannot be written as JSON"):
             publish(OrderMade(order_id=1, customer="\ud800"))
