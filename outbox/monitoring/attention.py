@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 from outbox import conf
 from outbox.database import Connection
-from outbox.monitoring.groups import GroupStatus
+from outbox.monitoring.groups import GroupStatus, Progress
 from outbox.monitoring.processes import ProcessStatus, is_replaced
 from outbox.monitoring.text import age, count
 from outbox.relay.splitter import ALERT_TRIES
@@ -24,7 +24,6 @@ if TYPE_CHECKING:
 
 LATE_AFTER = timedelta(minutes=1)
 STUCK_AFTER = timedelta(minutes=5)  # where it is unknown since when a message waits
-FAILING_AT_LEAST = 3  # messages; a single failing message does not make its group fail
 SLOW_AFTER = timedelta(minutes=10)  # of work in the backlog, at the pace of the last minutes
 
 
@@ -190,7 +189,8 @@ def _group(group: GroupStatus, status: Status) -> Iterator[Attention]:
     waiting = sum(group.waiting.values())
     wait = f"{count(waiting, 'message')} {'waits' if waiting == 1 else 'wait'}"
     if group.consumers:
-        yield from _trouble(group, subject, waiting, wait)
+        stuck = [one for topic, progress in sorted(group.progress.items()) for one in _stuck(group, subject, topic, progress)]
+        yield from stuck or _slow(group, subject, waiting, wait)
     elif waiting or (not group.waiting and not group.trouble and _has_sent(group, status)):
         last = "none sends heartbeats" if group.silent_seconds is None else f"silent for {age(group.silent_seconds)}"
         backlog = "the group has never received" if group.can_tell else "the broker cannot tell the backlog"
@@ -198,24 +198,38 @@ def _group(group: GroupStatus, status: Status) -> Iterator[Attention]:
         yield Attention(Kind.NO_CONSUMER, subject, cause, f"Start outbox_consume --group {group.consumer_group}.")
 
 
-def _trouble(group: GroupStatus, subject: str, waiting: int, wait: str) -> Iterator[Attention]:
-    """Yield why a group that has consumers makes no progress."""
-    late = group.waits_seconds or 0.0
-    if waiting > group.consumers and (group.idle_seconds is None or group.idle_seconds > STUCK_AFTER.total_seconds()):
-        late = max(late, group.idle_seconds or STUCK_AFTER.total_seconds())  # `waits_seconds` knows the newest sends only
-    if late > LATE_AFTER.total_seconds() and waiting:
-        if group.retrying >= waiting / 2 and group.retrying >= FAILING_AT_LEAST:
-            cause = f"{wait}, none was handled for {age(late)}, and {group.retrying} failed and wait for a retry."
-            step = "Correct the handler. Failed messages are delivered again automatically."
-            yield Attention(Kind.GROUP_FAILS, subject, cause, step, error=group.error)
-        elif waiting > group.retrying:
-            cause = f"{wait}, and {count(group.consumers, 'consumer')} handled none for {age(late)}."
-            step = "Look for a handler that hangs, and set its time_limit; or for an ordered key that waits for a failed message."
-            yield Attention(Kind.GROUP_STUCK, subject, cause, step)
-    elif group.per_minute and waiting > group.per_minute * SLOW_AFTER.total_seconds() / 60:
+def _slow(group: GroupStatus, subject: str, waiting: int, wait: str) -> Iterator[Attention]:
+    if group.per_minute and waiting > group.per_minute * SLOW_AFTER.total_seconds() / 60:
         takes = age(60 * waiting / group.per_minute)
         cause = f"{wait}; at {group.per_minute:.0f} a minute, as in the last minutes, that takes {takes}."
         yield Attention(Kind.GROUP_SLOW, subject, cause, "Start more consumers, or set batch_size of a handler.")
+
+
+def _stuck(group: GroupStatus, subject: str, topic: str, progress: Progress) -> Iterator[Attention]:
+    """Yield why a group that has consumers makes no progress in a topic, or with some messages of it."""
+    waiting = group.waiting.get(topic, 0)
+    if progress.failing_seconds > LATE_AFTER.total_seconds():
+        verb = "waits" if progress.retrying == 1 else "wait"
+        cause = (
+            f"{count(progress.retrying, 'message')} of topic {topic!r} failed and {verb} for a retry; the first failure "
+            f"was {age(progress.failing_seconds)} ago."
+        )
+        step = "Correct the handler. Failed messages are delivered again automatically."
+        yield Attention(Kind.GROUP_FAILS, subject, cause, step, error=progress.error)
+        return
+    late = progress.waits_seconds or 0.0
+    # `waits_seconds` knows the newest sends only, and a process that has just started has handled none.
+    idle = group.oldest_seconds if progress.idle_seconds is None else progress.idle_seconds
+    if waiting > group.consumers and idle > STUCK_AFTER.total_seconds():
+        late = max(late, idle)
+    if late > LATE_AFTER.total_seconds() and waiting > progress.retrying:
+        verb = "waits" if waiting == 1 else "wait"
+        cause = (
+            f"{count(waiting, 'message')} of topic {topic!r} {verb}, and {count(group.consumers, 'consumer')} handled none "
+            f"for {age(late)}."
+        )
+        step = "Look for a handler that hangs, and set its time_limit; or for an ordered key that waits for a failed message."
+        yield Attention(Kind.GROUP_STUCK, subject, cause, step)
 
 
 def _has_sent(group: GroupStatus, status: Status) -> bool:

@@ -9,6 +9,7 @@ from collections.abc import Iterable, Sequence
 from contextlib import closing, suppress
 from dataclasses import dataclass, field
 from datetime import timedelta
+from typing import Any
 
 from outbox import conf
 from outbox.brokers.base import Broker, DeadLetterCount, DelayedCount
@@ -39,11 +40,14 @@ FROM newest GROUP BY 1, 2
 """
 
 # Messages whose last delivery failed, of the newest failed deliveries, and that the group has not handled since: they wait for
-# their next delivery.
+# their next delivery. And how long ago the first delivery of one of them failed.
 RETRYING = """
-SELECT consumer_group, topic, count(*), max(fingerprint) FROM (
-    SELECT DISTINCT ON (consumer_group, message_id) consumer_group, topic, message_id, outcome, fingerprint FROM (
-        SELECT id, consumer_group, topic, message_id, outcome, fingerprint
+SELECT consumer_group, topic, count(*), extract(epoch FROM clock_timestamp() - min(first_failed_at))::float8, max(fingerprint)
+FROM (
+    SELECT DISTINCT ON (consumer_group, message_id) consumer_group, topic, message_id, outcome, fingerprint,
+        min(failed_at) OVER (PARTITION BY consumer_group, message_id) AS first_failed_at
+    FROM (
+        SELECT id, consumer_group, topic, message_id, outcome, fingerprint, failed_at
         FROM outbox_delivery WHERE acted_by = '' ORDER BY id DESC LIMIT 10000) newest
     ORDER BY consumer_group, message_id, id DESC
 ) failed
@@ -62,6 +66,26 @@ JOIN outbox_topic t ON t.id = b.topic_id
 
 
 @dataclass(frozen=True, slots=True)
+class Progress:
+    """
+    The progress of a consumer group in one topic.
+
+    Args:
+        idle_seconds: seconds since the group handled a message of it; None if that is too long ago to be found.
+        waits_seconds: seconds for which a message has waited since the group handled its last one; None if unknown.
+        retrying: number of messages whose delivery failed, and that wait for the next one.
+        failing_seconds: seconds since the first failed delivery of one of these.
+        error: the error of one of these deliveries.
+    """
+
+    idle_seconds: float | None = None
+    waits_seconds: float | None = None
+    retrying: int = 0
+    failing_seconds: float = 0.0
+    error: str = ""
+
+
+@dataclass(frozen=True, slots=True)
 class GroupStatus:
     """
     The status of a consumer group at one broker.
@@ -69,14 +93,12 @@ class GroupStatus:
     Args:
         waiting: topic -> number of messages that wait for the group, including those being handled. Empty if the group has never
             received.
+        progress: topic -> what became of its messages lately.
         trouble: why the broker cannot be reached; "" if it can.
         consumers: number of processes with a recent heartbeat.
         silent_seconds: seconds since the newest heartbeat; None if there is none.
+        oldest_seconds: the age of the process among them that started first.
         per_minute: messages that the group has handled per minute in the last minutes.
-        idle_seconds: seconds since it handled a message of these topics; None if that is too long ago to be found.
-        waits_seconds: seconds for which a message has waited since the group handled its last one; None if unknown.
-        retrying: number of messages whose delivery failed, and that wait for the next one.
-        error: the error of one of these deliveries.
         can_tell: whether the broker can tell the backlog.
         refusals: topic -> why its consumers cannot receive from it as configured.
         dead_letters: topic -> number of dead letters, without topics that have none. None: the broker cannot tell now.
@@ -86,14 +108,12 @@ class GroupStatus:
     broker: str
     topics: list[str]
     waiting: dict[str, int] = field(default_factory=dict)
+    progress: dict[str, Progress] = field(default_factory=dict)
     trouble: str = ""
     consumers: int = 0
     silent_seconds: float | None = None
+    oldest_seconds: float = 0.0
     per_minute: float = 0.0
-    idle_seconds: float | None = None
-    waits_seconds: float | None = None
-    retrying: int = 0
-    error: str = ""
     can_tell: bool = True
     refusals: dict[str, str] = field(default_factory=dict)
     dead_letters: dict[str, int] | None = None
@@ -140,8 +160,6 @@ def read_groups(
         keys = [(one.name, topic) for topic in topics]
         answer = answers[one.name, alias]
         own_paces = [paces[key] for key in keys if key in paces]
-        failing = [retrying[key] for key in keys if key in retrying]
-        idle = min((pace.idle_seconds for pace in own_paces), default=None)
         consumers = [process for process in processes if process.does == ("consumer", alias, one.name)]
         live = [process for process in consumers if not process.is_silent]
         found.append(
@@ -150,14 +168,12 @@ def read_groups(
                 alias,
                 topics,
                 _add(answer.waiting, live),
+                {key[1]: _progress(key[1], sends, paces.get(key), retrying.get(key)) for key in keys},
                 answer.trouble,
                 consumers=len(live),
                 silent_seconds=min((process.silent_seconds for process in consumers), default=None),
+                oldest_seconds=max((process.age_seconds for process in live), default=0.0),
                 per_minute=_per_minute(own_paces),
-                idle_seconds=idle,
-                waits_seconds=_waits(sends, topics, idle),
-                retrying=sum(number for number, _ in failing),
-                error=next((error for _, error in failing), ""),
                 can_tell=answer.can_tell,
                 refusals={topic: reason for process in live for topic, reason in process.refusals.items()},
                 dead_letters=_letters(alias, answer, {key[1]: counted[key] for key in keys if key in counted}),
@@ -185,10 +201,16 @@ def _per_minute(paces: Sequence[_Pace]) -> float:
     return 60 * sum(pace.handled for pace in paces) / max(seconds, MIN_SECONDS)
 
 
-def _waits(sends: Sequence[tuple[str, float]], topics: Sequence[str], idle: float | None) -> float | None:
+def _progress(topic: str, sends: Sequence[tuple[str, float]], pace: _Pace | None, retrying: Sequence[Any] | None) -> Progress:
+    idle = pace.idle_seconds if pace else None
+    return Progress(idle, _waits(sends, topic, idle), *(retrying or ()))
+
+
+def _waits(sends: Sequence[tuple[str, float]], topic: str, idle: float | None) -> float | None:
     """Return for how long the oldest message sent after the group handled its last one has waited; None: unknown."""
-    at_once = [topic for topic in topics if conf.topic_settings(topic).type is not TopicType.DELAY]
-    return max((age for topic, age in sends if topic in at_once and (idle is None or age < idle)), default=None)
+    if conf.topic_settings(topic).type is TopicType.DELAY:
+        return None
+    return max((age for name, age in sends if name == topic and (idle is None or age < idle)), default=None)
 
 
 def _brokers_of(group: Group) -> list[str]:

@@ -85,8 +85,8 @@ def sent(seconds):
     return BatchFactory(topic=topic, state=State.SENT, sent_at=ago(seconds=seconds))
 
 
-def handled(seconds, number=1):
-    about = {"consumer_group": "cart", "topic": "parcels", "handled_at": ago(seconds=seconds)}
+def handled(seconds, number=1, topic="parcels"):
+    about = {"consumer_group": "cart", "topic": topic, "handled_at": ago(seconds=seconds)}
     Inbox.objects.bulk_create(Inbox(dedupe_key=uuid4().hex, message_id=uuid4(), **about) for _ in range(number))
 
 
@@ -289,7 +289,7 @@ class TestGroups:
         [one] = read()
 
         assert one.kind is Kind.GROUP_STUCK
-        assert one.cause.startswith("256 messages wait")
+        assert one.cause.startswith("256 messages of topic 'parcels' wait")
 
     def test_need_none_while_nothing_waits(self, read):
         a_process("consumer", consumer_group="cart", silent=160)
@@ -314,7 +314,20 @@ class TestGroups:
 
         [one] = read()
 
-        assert (one.kind, one.cause) == (Kind.GROUP_STUCK, "1 message waits, and 1 consumer handled none for 100 s.")
+        assert one.kind is Kind.GROUP_STUCK
+        assert one.cause == "1 message of topic 'parcels' waits, and 1 consumer handled none for 100 s."
+
+    def test_name_a_topic_that_stands_still_beside_one_that_flows(self, read, settings):
+        letters = {"letters": {"TYPE": "normal"}}
+        settings.OUTBOX = {**settings.OUTBOX, "TOPICS": {**settings.OUTBOX["TOPICS"], **letters}}
+        consumer(topic="letters", group="cart")(lambda message, context: None)
+        a_process("consumer", consumer_group="cart")
+        a_backlog("a")
+        handled(seconds=200)
+        sent(seconds=100)
+        handled(seconds=1, topic="letters", number=100)
+
+        assert [one.kind for one in read()] == [Kind.GROUP_STUCK]
 
     def test_need_none_when_the_first_message_since_long_has_just_come(self, read):
         a_process("consumer", consumer_group="cart")
@@ -332,14 +345,26 @@ class TestGroups:
 
         assert read() == []
 
-    def test_need_none_while_what_waits_is_to_be_retried(self, read):
+    def test_need_none_while_what_waits_is_to_be_retried_soon(self, read):
         a_process("consumer", consumer_group="cart")
         a_backlog("a")
         handled(seconds=200)
         sent(seconds=100)
-        FailedDelivery.objects.filter(id=a_failure().id).update(failed_at=ago(seconds=90))
+        FailedDelivery.objects.filter(id=a_failure().id).update(failed_at=ago(seconds=40))
 
         assert read() == []
+
+    def test_name_a_message_that_keeps_failing_while_others_are_handled(self, read):
+        a_process("consumer", consumer_group="cart")
+        handled(seconds=1, number=100)
+        failed = a_failure(fingerprint="ValueError in shop.add_points: boom")
+        FailedDelivery.objects.filter(id=failed.id).update(failed_at=ago(seconds=100))
+        a_failure(message_id=failed.message_id, nth=2, fingerprint="ValueError in shop.add_points: boom")
+
+        [one] = read()
+
+        assert (one.kind, one.error) == (Kind.GROUP_FAILS, "ValueError in shop.add_points: boom")
+        assert one.cause == "1 message of topic 'parcels' failed and waits for a retry; the first failure was 100 s ago."
 
     def test_name_one_whose_handler_fails_however_far_the_next_delivery_is(self, read):
         a_process("consumer", consumer_group="cart")
@@ -370,7 +395,14 @@ class TestGroups:
 
         [one] = read()
 
-        assert (one.kind, one.cause) == (Kind.GROUP_STUCK, "3 messages wait, and 1 consumer handled none for 7 min.")
+        assert one.kind is Kind.GROUP_STUCK
+        assert one.cause == "3 messages of topic 'parcels' wait, and 1 consumer handled none for 7 min."
+
+    def test_need_none_in_the_first_minutes_of_a_group_that_never_handled(self, read):
+        a_process("consumer", consumer_group="cart", age=60)
+        a_backlog("a", "b", "c")
+
+        assert read() == []
 
     def test_name_one_that_is_slow(self, read):
         a_process("consumer", consumer_group="cart")
