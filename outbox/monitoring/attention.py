@@ -110,12 +110,13 @@ def _brokers(status: Status) -> Iterator[Attention]:
     away: dict[str, tuple[str, str]] = {}
     for process in status.processes:
         if process.breaker != "closed" and not process.is_silent:
-            away[process.broker] = f"The relay {process.name} gets no answer: its breaker is {process.breaker}.", ""
+            error = next((topic.error for topic in status.topics if topic.broker == process.broker and topic.error), "")
+            away[process.broker] = f"The relay {process.name} gets no answer: its breaker is {process.breaker}.", error
     for group in status.groups:
         if group.trouble:
             away[group.broker] = "It cannot be reached.", group.trouble
     for alias, (cause, error) in sorted(away.items()):
-        step = f'Start it, or correct OUTBOX["BROKERS"]["{alias}"]. No message is lost meanwhile.'
+        step = f'Start it, correct what it answers, or OUTBOX["BROKERS"]["{alias}"]. No message is lost meanwhile.'
         yield Attention(Kind.BROKER_AWAY, f"broker {alias!r}", cause, step, error=error)
 
 

@@ -29,7 +29,7 @@ FAILURES_SHOWN = 20
 # are of messages: a message that was split off counts in its current batch. A uuid7 begins with its time in milliseconds.
 TOPICS = f"""
 SELECT name, broker, type, is_paused, paused_by, pause_reason, paused_seconds, has_sent,
-    waiting, delayed, released, claimed, prepared, dead, tries,
+    waiting, delayed, released, claimed, prepared, dead, tries, error,
     oldest::text AS oldest_id,
     CASE WHEN oldest IS NOT NULL THEN greatest(0, extract(epoch FROM clock_timestamp())
         - ('x' || translate(left(oldest::text, 13), '-', ''))::bit(48)::bigint / 1000.0)::float8 END AS oldest_seconds
@@ -40,16 +40,17 @@ FROM (
         (SELECT count(*) FROM (SELECT FROM outbox_ticket WHERE topic_id = t.id LIMIT 1000000) ticket) AS waiting,
         (SELECT count(*) FROM outbox_delayed WHERE topic_id = t.id) AS delayed,
         coalesce(b.released, 0) AS released, coalesce(b.claimed, 0) AS claimed, coalesce(b.prepared, 0) AS prepared,
-        coalesce(b.dead, 0) AS dead, coalesce(b.tries, 0) AS tries,
+        coalesce(b.dead, 0) AS dead, coalesce(b.tries, 0) AS tries, coalesce(b.error, '') AS error,
         least(b.oldest, (SELECT message_id FROM outbox_ticket WHERE topic_id = t.id ORDER BY pos LIMIT 1)) AS oldest
     FROM outbox_topic t LEFT JOIN (
         SELECT topic_id, max(tries) FILTER (WHERE state IN {UNFINISHED}) AS tries,
             sum(n) FILTER (WHERE state = {State.RELEASED}) AS released,
             sum(n) FILTER (WHERE state = {State.CLAIMED}) AS claimed,
             sum(n) FILTER (WHERE state = {State.PREPARED}) AS prepared, sum(n) FILTER (WHERE state = {State.DEAD}) AS dead,
+            (array_agg(last_error ORDER BY id DESC) FILTER (WHERE state = {State.RELEASED}))[1] AS error,
             (array_agg(message_ids[1] ORDER BY message_ids[1]) FILTER (WHERE state IN {UNFINISHED}))[1] AS oldest
         FROM (
-            SELECT topic_id, state, tries, message_ids, cardinality(message_ids) - cardinality(split) AS n
+            SELECT id, topic_id, state, tries, last_error, message_ids, cardinality(message_ids) - cardinality(split) AS n
             FROM outbox_batch WHERE state IN {UNFINISHED} OR state = {State.DEAD}) counted
         GROUP BY topic_id
     ) b ON b.topic_id = t.id
@@ -98,6 +99,7 @@ class TopicStatus:
         has_sent: whether a message of the topic was ever claimed.
         oldest_id, oldest_seconds: id and age of the oldest message that is to be sent now; None if there is none.
         tries: the highest number of failed tries of a batch.
+        error: the broker's last answer about a message that is to be sent again; "" if there is none.
     """
 
     name: str
@@ -116,6 +118,7 @@ class TopicStatus:
     prepared: int
     dead: int
     tries: int
+    error: str
     oldest_seconds: float | None
 
     @property

@@ -14,6 +14,7 @@ from collections.abc import Callable
 from outbox.relay.backoff import Backoff
 
 NAMED_TOPICS = 3  # topics named in the description of open breakers
+PROBE_SECONDS = 60.0  # after its wait; a topic that was not probed for so long has nothing to send
 
 
 class BreakerState(enum.StrEnum):
@@ -48,6 +49,11 @@ class Breaker:
         if self._openings == 0:
             return BreakerState.CLOSED
         return BreakerState.OPEN if self._clock() < self.open_until else BreakerState.HALF_OPEN
+
+    @property
+    def is_unanswered(self) -> bool:
+        """Whether the last send got no answer, and the next one is due."""
+        return self._openings > 0 and self._clock() < self.open_until + PROBE_SECONDS
 
     @property
     def seconds_left(self) -> float:
@@ -114,8 +120,9 @@ class Breakers:
         return [name for name, breaker in list(self._topics.items()) if breaker.state is BreakerState.OPEN]
 
     def describe(self) -> str:
-        """Return the text of `Process.breaker`."""
-        if self.state is BreakerState.CLOSED and (names := sorted(self.open_topics)):
+        """Return the text of `Process.breaker`, which is the same while topics wait for a probe and while they are probed."""
+        names = sorted(name for name, breaker in list(self._topics.items()) if breaker.is_unanswered)
+        if self.state is BreakerState.CLOSED and names:
             more = f" and {len(names) - NAMED_TOPICS} more" if len(names) > NAMED_TOPICS else ""
             return f"open for {', '.join(names[:NAMED_TOPICS])}{more}"
         return str(self.state)

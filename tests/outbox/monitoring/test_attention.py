@@ -218,6 +218,14 @@ class TestProcesses:
 
         assert [(one.kind, one.subject) for one in read()] == [(Kind.PROCESS_SILENT, "group 'audit'")]
 
+    def test_name_what_a_broker_said_last(self, read):
+        a_process("relay", breaker="half-open")
+        BatchFactory(topic=TopicFactory(name="orders"), state=State.RELEASED, last_error="It takes nothing: memory alarm.")
+
+        [one] = read()
+
+        assert (one.kind, one.error) == (Kind.BROKER_AWAY, "It takes nothing: memory alarm.")
+
     def test_name_a_broker_once_that_does_not_answer(self, read, cart, monkeypatch):
         def refuse(broker, group):
             raise BrokerUnavailable("nobody answers")

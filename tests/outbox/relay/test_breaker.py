@@ -118,7 +118,21 @@ class TestBreakers:
 
         assert breakers.open_topics == ["parcels"]
         assert breakers.is_probed("orders")
-        assert breakers.describe() == "open for parcels"
+
+    def test_name_a_topic_until_it_is_answered(self, breakers, clock):
+        """An alert that waits for half a minute would never fire if each probe took the topic off the list."""
+        open_for(breakers, "orders")
+        clock.now += 2
+
+        assert breakers.describe() == "open for orders"
+        breakers.note_answer("orders")
+        assert breakers.describe() == "closed"
+
+    def test_forget_a_topic_that_has_nothing_to_send(self, breakers, clock):
+        open_for(breakers, "orders")
+        clock.now += 100
+
+        assert breakers.describe() == "closed"
 
     def test_open_the_brokers_once_however_many_topics_get_no_answer_at_once(self, breakers):
         open_for(breakers, *(f"orders-{number}" for number in range(16)))
