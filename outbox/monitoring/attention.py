@@ -30,6 +30,7 @@ SLOW_AFTER = timedelta(minutes=10)  # of work in the backlog, at the pace of the
 class Kind(enum.StrEnum):
     """The causes; label values of metrics."""
 
+    READ_ONLY = "read_only"
     NO_RELAY = "no_relay"
     NO_CHECKER = "no_checker"
     NO_CONSUMER = "no_consumer"
@@ -90,6 +91,7 @@ def register(source: Source) -> None:
 
 def find(connection: Connection, status: Status) -> Iterator[Attention]:
     """Yield what needs attention; causes come before their effects."""
+    yield from _read_only(status)
     yield from _brokers(status)
     yield from _relays(status)
     yield from _failing(status)
@@ -103,6 +105,14 @@ def find(connection: Connection, status: Status) -> Iterator[Attention]:
     yield from _records(status)
     for source in _sources:
         yield from source(connection, status.database)
+
+
+def _read_only(status: Status) -> Iterator[Attention]:
+    """Yield a database without writes. No process can send heartbeats to it, so all of them seem to be gone."""
+    if status.is_read_only:
+        cause = "It accepts no writes, so nothing is published, sent or handled, and processes send no heartbeats."
+        step = "Set default_transaction_read_only = off, or see why the server was made read-only, such as a full disk."
+        yield Attention(Kind.READ_ONLY, f"database {status.database!r}", cause, step)
 
 
 def _brokers(status: Status) -> Iterator[Attention]:

@@ -10,7 +10,7 @@ import psycopg
 from outbox.database import Connection
 from outbox.errors import NotMigrated
 from outbox.monitoring.connection import connected
-from outbox.monitoring.status import read_status
+from outbox.monitoring.status import is_read_only, read_status
 from outbox.relay.hosts import databases
 
 STATEMENT_SECONDS = 3  # a usual time-out of load balancers
@@ -23,10 +23,15 @@ class Health(StrEnum):
     NEEDS_ATTENTION = "needs attention"  # `manage.py outbox_status` lists it
     UNREACHABLE = "unreachable"
     UNFIT = "unfit"  # without tables of the outbox, or a replica
+    READ_ONLY = "read only"
 
 
 def readiness() -> dict[str, Health]:
-    """Return for each database whether this process can publish to it: OK, UNREACHABLE or UNFIT."""
+    """
+    Return for each database whether this process can publish to it: OK, UNREACHABLE, UNFIT or READ_ONLY.
+
+    Nothing is written, so a full disk is not noticed.
+    """
     return {alias: _ask(alias, _can_publish) for alias in databases()}
 
 
@@ -46,7 +51,7 @@ def _ask(alias: str, question: Callable[[str, Connection], Health]) -> Health:
 
 
 def _can_publish(alias: str, connection: Connection) -> Health:
-    return Health.OK
+    return Health.READ_ONLY if is_read_only(connection) else Health.OK
 
 
 def _needs_attention(alias: str, connection: Connection) -> Health:

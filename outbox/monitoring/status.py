@@ -85,7 +85,10 @@ CHECK_BACKS = """
 SELECT answer, count(*) FROM outbox_check_back WHERE answered_at > clock_timestamp() - interval '1 hour' GROUP BY 1 ORDER BY 1
 """
 
-STRAYS = "SELECT EXISTS (SELECT FROM outbox_message_default)"
+IS_READ_ONLY = "SELECT current_setting('transaction_read_only') = 'on'"
+
+# Whether there are strays, and whether the database is read-only.
+STRAYS = f"SELECT EXISTS (SELECT FROM outbox_message_default), ({IS_READ_ONLY})"
 
 
 @dataclass(frozen=True, slots=True)
@@ -172,6 +175,7 @@ class Status:
         check_backs: answer -> number of check-backs in the last hour.
         delayed: broker -> messages there whose delay is not over, or that have no consumer group; of brokers that count them.
         risks: what may be lost with the settings of brokers, a sentence each.
+        is_read_only: whether transactions are read-only by default, so that nothing can be published.
     """
 
     database: str
@@ -188,6 +192,7 @@ class Status:
     check_backs: dict[str, int]
     risks: list[str] = field(default_factory=list)
     delayed: dict[str, DelayedCount] = field(default_factory=dict)
+    is_read_only: bool = False
     attention: list[Attention] = field(default_factory=list)
 
 
@@ -197,6 +202,7 @@ def read_status(connection: Connection, alias: str) -> Status:
     letters = [letters for broker in brokers for letters in broker.dead_letters]
     processes = read_processes(connection)
     groups, delayed = read_groups(connection, alias, processes, letters)
+    has_strays, cannot_write = connection.execute(STRAYS).fetchone() or (False, False)
     status = Status(
         alias,
         connection.cursor(row_factory=class_row(TopicStatus)).execute(TOPICS).fetchall(),
@@ -208,13 +214,19 @@ def read_status(connection: Connection, alias: str) -> Status:
         {topic: count for broker in brokers for topic, count in broker.parked.items()},
         letters,
         differing_groups(connection),
-        connection.execute(STRAYS).fetchone() == (True,),
+        has_strays,
         dict(connection.execute(CHECK_BACKS).fetchall()),
         list(_risks()),
         delayed,
+        cannot_write,
     )
     status.attention.extend(find(connection, status))
     return status
+
+
+def is_read_only(connection: Connection) -> bool:
+    """Return whether the database makes the transactions of this connection read-only."""
+    return connection.execute(IS_READ_ONLY).fetchone() == (True,)
 
 
 def delays(status: Status) -> list[str]:

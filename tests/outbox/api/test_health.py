@@ -64,6 +64,14 @@ class TestBothAddresses:
 
         assert (answer.status_code, answer.json()["databases"]) == (503, {"default": "ok", "other": "unfit"})
 
+    def test_answer_503_when_a_database_is_read_only(self, address, get, connect_with):
+        connect_with("other", options="-c default_transaction_read_only=on")
+
+        answer = get(address)
+
+        assert answer.status_code == 503
+        assert answer.json()["databases"] == {"default": "ok", "other": "read only" if address == READY else "needs attention"}
+
     def test_answer_without_a_transaction_around_them(self, address, get, monkeypatch):
         monkeypatch.setitem(connections["default"].settings_dict, "ATOMIC_REQUESTS", True)
         monkeypatch.setattr(connections["default"], "ensure_connection", lambda: pytest.fail("asked for a transaction"))

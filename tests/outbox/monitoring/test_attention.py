@@ -239,6 +239,13 @@ class TestProcesses:
         assert (one.kind, one.cause, one.error) == (Kind.BROKER_AWAY, "It cannot be reached.", "nobody answers")
 
 
+class TestADatabase:
+    def test_that_accepts_no_writes_is_named_first(self, relay, read):
+        database.raw("default").execute("SET transaction_read_only = on")
+
+        assert read()[0].kind is Kind.READ_ONLY
+
+
 class TestDelayedMessages:
     def test_without_a_consumer_group_are_named(self, read, relay, cart, monkeypatch):
         a_process("consumer", consumer_group="cart")
