@@ -112,6 +112,14 @@ class TestSplit:
 
         assert [row.order_keys for row in children(batch)] == [[7], [7]]  # by id, as they are claimed again
 
+    @pytest.mark.parametrize("origin", [None, 7])
+    def test_keeps_the_place_of_the_messages_in_the_order_of_their_keys(self, splitter, origin):
+        batch = make_claimed(size=3, order_keys=[7, 8, 7], origin_id=origin)
+
+        split(splitter, batch, result_of(batch, refused=2, held=[3]).unaccepted)
+
+        assert [row.origin_id for row in children(batch)] == [origin or batch.id] * 2
+
     @pytest.mark.parametrize(
         ("fate", "tries", "wait"),
         [("unsure", 3, 400), ("misconfigured", 2, 3600), ("unavailable", 2, 0), ("held", 2, 0), ("shed", 2, 0)],
