@@ -285,11 +285,11 @@ class TestAnnouncements:
         assert (record.outbox_message_id, record.outbox_topic) == (str(batch.message_ids[1]), "parts")
 
     def test_log_what_only_an_operator_can_correct_and_why(self, splitter, caplog):
-        batch = make_claimed(topic=TopicFactory(name="parts"), tries=1)
+        batch = make_claimed(topic=TopicFactory(name="parts"), attempt=7)
 
         splitter.return_batch(batch, result_of(batch, misconfigured=1).unaccepted)
 
-        assert caplog.messages == [f"Batch {batch.id} of topic parts failed, try 2: misconfigured, says the broker"]
+        assert caplog.messages == [f"Batch {batch.id} of topic parts failed, attempt 7: misconfigured, says the broker"]
         [record] = caplog.records
         assert (record.outbox_batch, record.outbox_topic, record.outbox_attempt) == (batch.id, "parts", batch.attempt)
         assert record.outbox_message_ids == batch.message_ids
