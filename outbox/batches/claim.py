@@ -115,8 +115,9 @@ AND (%(only)s::text IS NULL OR topic.name = %(only)s) LIMIT 1
 
 # The batch that has been due longest, or whose lease is over, or whose owner's lane is free: attempt + 1. A batch that was just
 # returned goes behind the others, so that one that is never answered does not hold them. A batch with order keys waits
-# for all unfinished and dead batches before it that share a key. "Before" compares numbers, not ids: a batch that was split off
-# late holds earlier messages. Batches that share a key were one batch once, so their numbers are of one lane.
+# for all unfinished and dead batches before it that share a key. Of messages that were claimed together the lower number comes
+# first; otherwise the earlier claim, since claims of ordered topics run one after the other. Numbers of two claims may be of two
+# lanes, and the id of a batch that was split off only says when it was.
 RECLAIM = f"""
 WITH reclaimed AS (
     UPDATE outbox_batch SET state = {State.CLAIMED}, attempt = attempt + 1, owner = %(lane)s, due_at = NULL,
@@ -132,7 +133,9 @@ WITH reclaimed AS (
         AND (batch.order_keys IS NULL OR NOT EXISTS (
             SELECT 1 FROM outbox_batch earlier
             WHERE (earlier.state IN {UNFINISHED} OR earlier.state = {State.DEAD}) AND earlier.topic_id = batch.topic_id
-            AND earlier.first_seq < batch.first_seq AND earlier.order_keys && batch.order_keys))
+            AND earlier.order_keys && batch.order_keys
+            AND (coalesce(earlier.origin_id, earlier.id), earlier.first_seq)
+                < (coalesce(batch.origin_id, batch.id), batch.first_seq)))
         ORDER BY batch.due_at NULLS FIRST, batch.id LIMIT 1 FOR UPDATE OF batch SKIP LOCKED)
     RETURNING *)
 SELECT reclaimed.id, attempt, topic.name, topic.type, lane, first_seq, message_ids::text[], order_keys, split, tries

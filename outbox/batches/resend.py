@@ -37,7 +37,9 @@ WHERE id = %(id)s AND state = {State.PREPARED} AND attempt = %(attempt)s AND car
 LOCK = f"SELECT pg_advisory_xact_lock({Lock.RESEND}, 0)"
 
 # The current states of messages, and when they were last sent.
-READ_STATE = "SELECT id, state, batch_id, position, sent_at FROM outbox_message_state WHERE id = ANY(%s)"
+READ_STATE = """
+SELECT id, state, batch_id, position, sent_at FROM outbox_message_state WHERE id = ANY(%s) ORDER BY created_at DESC, id DESC
+"""
 
 RESEND_ONE = f"""
 WITH batch AS (
@@ -45,9 +47,9 @@ WITH batch AS (
     WHERE id = %(batch)s AND state = {State.SENT} AND %(position)s::smallint <> ALL(split) AND cardinality(message_ids) > 1
     RETURNING *
 )
-INSERT INTO outbox_batch (topic_id, lane, first_seq, message_ids, order_keys, state, attempt, due_at)
+INSERT INTO outbox_batch (topic_id, lane, first_seq, message_ids, order_keys, origin_id, state, attempt, due_at)
 SELECT topic_id, lane, first_seq + %(position)s - 1, message_ids[%(position)s:%(position)s],
-    order_keys[%(position)s:%(position)s], {State.RELEASED}, attempt, clock_timestamp()
+    order_keys[%(position)s:%(position)s], coalesce(origin_id, id), {State.RELEASED}, attempt, clock_timestamp()
 FROM batch
 """
 
@@ -57,10 +59,29 @@ UPDATE outbox_batch SET state = {State.RELEASED}, tries = 0, due_at = clock_time
 WHERE id = %(batch)s AND state = {State.SENT} AND cardinality(message_ids) = 1
 """
 
+# The keys of messages on ordered topics, as their publishers lock them: no later ticket of a key is uncommitted then.
+LOCK_KEYS = f"""
+SELECT pg_advisory_xact_lock_shared({Lock.TOPIC_KEYS}, topic_id), pg_advisory_xact_lock({Lock.KEY}, hash) FROM (
+    SELECT DISTINCT message.topic_id, hashtext(message.key) AS hash
+    FROM outbox_message message JOIN outbox_topic topic ON topic.id = message.topic_id
+    WHERE message.id = ANY(%s) AND topic.ordered ORDER BY hash, message.topic_id) keys
+"""
+
+# The ticket comes before those of later messages of the key. Its position is free for that key: the message had a ticket once.
 INSERT_TICKET = """
-INSERT INTO outbox_ticket (message_id, topic_id, order_key)
-SELECT message.id, topic.id, CASE WHEN topic.ordered THEN hashtextextended(message.key, topic.id) END
-FROM outbox_message message JOIN outbox_topic topic ON topic.id = message.topic_id WHERE message.id = %s
+WITH lost AS (
+    SELECT message.id, topic.id AS topic_id, message.created_at,
+        CASE WHEN topic.ordered THEN hashtextextended(message.key, topic.id) END AS order_key
+    FROM outbox_message message JOIN outbox_topic topic ON topic.id = message.topic_id WHERE message.id = %s)
+INSERT INTO outbox_ticket (pos, message_id, topic_id, order_key) OVERRIDING SYSTEM VALUE
+SELECT coalesce(
+        (SELECT greatest(0, min(ticket.pos) - 1)
+            FROM outbox_ticket ticket JOIN outbox_message later ON later.id = ticket.message_id
+            WHERE ticket.topic_id = lost.topic_id AND ticket.order_key = lost.order_key
+            AND (later.created_at, later.id) > (lost.created_at, lost.id) HAVING count(*) > 0),
+        nextval(pg_get_serial_sequence('outbox_ticket', 'pos'))),
+    id, topic_id, order_key
+FROM lost
 """
 
 GONE = "The outbox does not have it: it was pruned, or never published."
@@ -98,6 +119,8 @@ def resend(connection: Connection, message_ids: Sequence[UUID], *, lost_before: 
     """
     Resend messages that were sent, and send those that have no ticket; messages that are on their way are refused.
 
+    Those of one key on an ordered topic go in the order in which they were published, and before later ones that still wait.
+
     Args:
         connection: in a transaction, READ COMMITTED.
         lost_before: when the audit found them lost; messages that were sent later are refused.
@@ -107,7 +130,8 @@ def resend(connection: Connection, message_ids: Sequence[UUID], *, lost_before: 
     rows = connection.cursor(row_factory=class_row(_MessageState)).execute(READ_STATE, [list(message_ids)]).fetchall()
     states = {row.id: row for row in rows}
     result.refuse([one for one in message_ids if one not in states], GONE)
-    for row in states.values():
+    connection.execute(LOCK_KEYS, [[row.id for row in rows if row.state == "lost"]])
+    for row in rows:
         if reason := _why_not(row, lost_before):
             result.refuse([row.id], reason)
         else:

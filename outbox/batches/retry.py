@@ -65,10 +65,10 @@ WITH batch AS (
     AND cardinality(message_ids) - cardinality(split) > 1
     RETURNING *
 ), recorded AS ({RECORD.format(message_ids="message_ids[%(position)s:%(position)s]", batches="batch")})
-INSERT INTO outbox_batch (topic_id, lane, first_seq, message_ids, order_keys, state, attempt, due_at, last_error)
+INSERT INTO outbox_batch (topic_id, lane, first_seq, message_ids, order_keys, origin_id, state, attempt, due_at, last_error)
 SELECT topic_id, lane, first_seq + %(position)s - 1, message_ids[%(position)s:%(position)s],
     (SELECT before.order_keys[%(position)s:%(position)s] FROM outbox_batch before WHERE before.id = batch.id),
-    %(next)s, attempt, CASE WHEN %(next)s = {State.RELEASED} THEN clock_timestamp() END, last_error
+    coalesce(origin_id, id), %(next)s, attempt, CASE WHEN %(next)s = {State.RELEASED} THEN clock_timestamp() END, last_error
 FROM batch
 """
 

@@ -28,8 +28,9 @@ WITH batch AS (
     AND NOT split && %(positions)s::smallint[] AND cardinality(message_ids) > 1
     RETURNING *),
 split_off AS (
-    INSERT INTO outbox_batch (topic_id, lane, first_seq, message_ids, order_keys, state, attempt, tries, due_at, last_error)
-    SELECT topic_id, lane, first_seq + run.lo - 1, message_ids[run.lo:run.hi], order_keys[run.lo:run.hi],
+    INSERT INTO outbox_batch (topic_id, lane, first_seq, message_ids, order_keys, origin_id,
+        state, attempt, tries, due_at, last_error)
+    SELECT topic_id, lane, first_seq + run.lo - 1, message_ids[run.lo:run.hi], order_keys[run.lo:run.hi], coalesce(origin_id, id),
         CASE WHEN run.dead THEN {State.DEAD} ELSE {State.RELEASED} END, attempt, tries + run.tried::int,
         clock_timestamp() + run.wait, run.error
     FROM batch, unnest(%(lo)s::smallint[], %(hi)s::smallint[], %(dead)s::boolean[], %(tried)s::boolean[], %(wait)s::interval[],

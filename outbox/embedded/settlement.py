@@ -1,9 +1,9 @@
 """
 Settle deliveries: acknowledge, retry, release or dead-letter them, or hold them longer.
 
-A receipt is the delivery's id and attempt (rows.py). Each statement matches both, and that the delivery is still held. When a
-delivery is taken again, its attempt changes (receiver.py), so a late call changes nothing after another consumer has taken the
-message. Until then the call succeeds, however late it is.
+A receipt is the delivery's id and attempt (rows.py), which no delivery has twice. Each statement matches both, and that the
+delivery is still held. When a delivery is taken again, its attempt changes (receiver.py), so a late call changes nothing after
+another consumer has taken the message. Until then the call succeeds, however late it is.
 """
 
 from __future__ import annotations
@@ -76,10 +76,15 @@ SELECT t.name, count(*) FROM outbox_embedded_delivery d JOIN outbox_embedded_top
 WHERE d.consumer_group = %(group)s AND d.died_at IS NOT NULL GROUP BY 1
 """
 
+# A replayed message gets a new id, since its attempts are counted from 1 again: a receipt from before the replay must not match.
 REPLAY = f"""
-WITH given AS (
-    UPDATE outbox_embedded_delivery SET died_at = NULL, reason = '', attempt = 0, due_at = {NOW}
-    WHERE consumer_group = %(group)s AND id = ANY(%(ids)s) AND died_at IS NOT NULL RETURNING id
+WITH letter AS (
+    SELECT id FROM outbox_embedded_delivery
+    WHERE consumer_group = %(group)s AND id = ANY(%(ids)s) AND died_at IS NOT NULL FOR UPDATE
+),
+given AS (
+    UPDATE outbox_embedded_delivery d SET id = DEFAULT, died_at = NULL, reason = '', attempt = 0, due_at = {NOW}
+    FROM letter WHERE d.id = letter.id RETURNING letter.id
 )
 SELECT id::text, {NOTIFY} FROM given
 """

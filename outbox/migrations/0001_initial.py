@@ -103,6 +103,7 @@ CREATE TABLE outbox_batch (
     first_seq bigint,
     message_ids uuid[] NOT NULL,
     order_keys bigint[],
+    origin_id bigint,
     half_ids text[],
     half_places text[],
     split smallint[] NOT NULL DEFAULT '{}',
@@ -295,6 +296,7 @@ class Migration(migrations.Migration):
                             "order_keys",
                             django.contrib.postgres.fields.ArrayField(base_field=models.BigIntegerField(), null=True, size=None),
                         ),
+                        ("origin_id", models.BigIntegerField(null=True)),
                         (
                             "half_ids",
                             django.contrib.postgres.fields.ArrayField(

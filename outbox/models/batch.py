@@ -51,6 +51,7 @@ class Batch(models.Model):
     first_seq = models.BigIntegerField(null=True)
     message_ids = ArrayField(models.UUIDField())
     order_keys = ArrayField(models.BigIntegerField(), null=True)
+    origin_id = models.BigIntegerField(null=True)  # the batch that claimed the messages; NULL: this one
     half_ids = ArrayField(models.TextField(null=True), null=True)
     half_places = ArrayField(models.TextField(null=True), null=True)  # where the broker stores them, in its words
     split = ArrayField(models.SmallIntegerField(), default=list)  # positions that left for a batch of their own

@@ -35,12 +35,14 @@ WHERE current.id = %s
 # The first message of the same key that is not sent: in an unfinished or dead batch, or with an earlier ticket.
 HEAD = f"""
 SELECT id FROM (
-    SELECT 0 AS rank, b.first_seq AS place, b.message_ids[array_position(b.order_keys, %(key)s)] AS id FROM outbox_batch b
+    SELECT 0 AS rank, coalesce(b.origin_id, b.id) AS claim, b.first_seq AS place,
+        b.message_ids[array_position(b.order_keys, %(key)s)] AS id FROM outbox_batch b
     WHERE b.topic_id = %(topic)s AND (b.state IN {UNFINISHED} OR b.state = {State.DEAD}) AND %(key)s = ANY(b.order_keys)
-      AND b.id IS DISTINCT FROM %(batch)s
+      AND (%(batch)s::bigint IS NULL OR (coalesce(b.origin_id, b.id), b.first_seq)
+        < (SELECT coalesce(mine.origin_id, mine.id), mine.first_seq FROM outbox_batch mine WHERE mine.id = %(batch)s))
     UNION ALL
-    SELECT 1, pos, message_id FROM outbox_ticket WHERE topic_id = %(topic)s AND order_key = %(key)s AND pos < %(pos)s
-) earlier WHERE id <> %(id)s ORDER BY rank, place LIMIT 1
+    SELECT 1, 0, pos, message_id FROM outbox_ticket WHERE topic_id = %(topic)s AND order_key = %(key)s AND pos < %(pos)s
+) earlier WHERE id <> %(id)s ORDER BY rank, claim, place LIMIT 1
 """
 
 AHEAD = "SELECT count(*) FROM (SELECT FROM outbox_ticket WHERE topic_id = %s AND pos < %s LIMIT 100000) earlier"

@@ -136,10 +136,10 @@ def _send_alert(batch: Batch | PreparedBatch, leaving: Sequence[Run]) -> None:
     for run in leaving:
         has_failed_often = run.is_tried and (batch.tries + 1) % ALERT_TRIES == 0
         if run.reason is SplitReason.MISCONFIGURED or has_failed_often:
-            details = {"batch": batch.id, "topic": batch.topic, "tries": batch.tries + 1}
+            details = {"batch": batch.id, "topic": batch.topic, "attempt": batch.attempt}
             extra = log_fields(
                 batch=batch.id, topic=batch.topic, attempt=batch.attempt, message_ids=batch.message_ids[run.lo - 1 : run.hi]
             )
-            text = "Batch %(batch)s of topic %(topic)s failed, try %(tries)s: %(reason)s"
+            text = "Batch %(batch)s of topic %(topic)s failed, attempt %(attempt)s: %(reason)s"
             logger.error(text, details | {"reason": run.text}, extra=extra)
             signals.alert.send_robust(sender=Splitter, reason=run.text, details=details)

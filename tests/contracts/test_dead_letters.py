@@ -81,6 +81,19 @@ class TestDeadLetter:
         assert [letter.id for letter in acts.dead_letters()] == [second.id]
 
     @pytest.mark.needs("supports_replay")
+    def test_is_not_settled_by_the_consumer_that_had_it_before_the_replay(self, acts: Acts, broker: Broker):
+        acts.send_bodies(b"poison")
+        [stale] = acts.receive()
+        broker.dead_letter(stale, "cannot be read")
+        broker.replay("group", [letter.id for letter in acts.dead_letters(count=1)])
+        [again] = acts.receive(count=1)
+
+        late = [*broker.ack([stale]), *broker.renew([stale], INVISIBLE), broker.retry(stale, INVISIBLE)]
+
+        assert late == [False, None, False]
+        assert broker.ack([again]) == [True]
+
+    @pytest.mark.needs("supports_replay")
     def test_is_delivered_again_as_it_was(self, acts: Acts, broker: Broker):
         body, headers = bytes(range(256)), {"ce-source": "urn:shop", "who": 'Zoë "Z" \\ \x00'}
         acts.send(acts.message(body=body, key="ключ-🐿", tag="placed", headers=headers))

@@ -65,6 +65,14 @@ class TestSendAgain:
 
         assert Batch.objects.exclude(id=batch.id).get().order_keys == [22]
 
+    @pytest.mark.parametrize("origin", [None, 7])
+    def test_keeps_the_place_of_a_message_in_the_order_of_its_key(self, origin):
+        batch = sent(size=2, topic=TopicFactory(type="fifo"), order_keys=[11, 11], origin_id=origin)
+
+        again(batch.message_ids[1])
+
+        assert Batch.objects.exclude(id=batch.id).get().origin_id == (origin or batch.id)
+
     def test_gives_a_ticket_to_what_nothing_would_ever_send(self):
         row = MessageRowFactory(topic=TopicFactory(type="fifo"), key="customer-1")
         assert state(row.id) == "lost"

@@ -78,6 +78,14 @@ class TestSettleMessages:
         assert batch.order_keys == [11, None, 33]
         assert Batch.objects.exclude(id=batch.id).get().order_keys == [22]
 
+    @pytest.mark.parametrize("origin", [None, 7])
+    def test_keeps_the_place_of_the_message_in_the_order_of_its_key(self, connection, origin):
+        batch = dead(size=2, topic=TopicFactory(type="fifo"), order_keys=[11, 22], origin_id=origin)
+
+        retry_messages(connection, [batch.message_ids[1]], by="ada")
+
+        assert Batch.objects.exclude(id=batch.id).get().origin_id == (origin or batch.id)
+
     def test_gives_no_order_keys_to_a_batch_without_order(self, make_relay, connection):
         batch = dead(size=3, topic=TopicFactory(type="transaction"))
 

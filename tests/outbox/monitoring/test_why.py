@@ -144,6 +144,12 @@ class TestBehindItsKey:
         assert ask(second.message_id).startswith(f"It waits behind message {first.message_id} of the same key")
         assert ask(first.message_id) == "It is the next message that the relay sends."
 
+    def test_but_not_of_its_key_that_is_later(self, bills, ask):
+        lost = BatchFactory(topic=bills, state=State.RELEASED, order_keys=[5], lane=1, first_seq=31)
+        BatchFactory(topic=bills, state=State.DEAD, order_keys=[5], lane=2, first_seq=1)
+
+        assert "behind" not in ask(lost.message_ids[0])
+
     def test_but_not_of_another_key(self, bills, ask):
         TicketFactory(topic=bills, order_key=5)
         BatchFactory(topic=bills, size=1, state=State.DEAD, order_keys=[5])

@@ -108,8 +108,9 @@ class TestReclaim:
 
     def test_takes_messages_of_a_key_in_their_order_however_late_they_were_split_off(self, connect):
         topic = TopicFactory(type="fifo")
-        third = BatchFactory(topic=topic, order_keys=[1], state=State.RELEASED, first_seq=3)
-        second = BatchFactory(topic=topic, order_keys=[1], state=State.RELEASED, first_seq=2)
+        first = BatchFactory(topic=topic, order_keys=[1], size=3, split=[2, 3], state=State.SENT)
+        third = BatchFactory(topic=topic, order_keys=[1], state=State.RELEASED, first_seq=3, origin_id=first.id)
+        second = BatchFactory(topic=topic, order_keys=[1], state=State.RELEASED, first_seq=2, origin_id=first.id)
         mine = claims(connect())
 
         assert mine.reclaim().id == second.id
@@ -118,3 +119,25 @@ class TestReclaim:
         assert second.state == State.CLAIMED
         Batch.objects.filter(id=second.id).update(state=State.SENT)
         assert mine.reclaim().id == third.id
+
+    @pytest.mark.parametrize("numbers", [(31, 1), (1, 1), (1, 31)])
+    def test_takes_messages_of_a_key_that_two_lanes_claimed_in_the_order_of_the_claims(self, connect, numbers):
+        topic = TopicFactory(type="fifo")
+        first, second = (
+            BatchFactory(topic=topic, order_keys=[1], state=State.RELEASED, lane=lane, first_seq=number)
+            for lane, number in enumerate(numbers, 1)
+        )
+        mine = claims(connect())
+
+        assert mine.reclaim().id == first.id
+        assert mine.reclaim(but=first.id) is None
+
+        Batch.objects.filter(id=first.id).update(state=State.SENT)
+        assert mine.reclaim().id == second.id
+
+    def test_does_not_wait_for_a_dead_message_that_came_later_though_its_number_is_lower(self, connect):
+        topic = TopicFactory(type="fifo")
+        lost = BatchFactory(topic=topic, order_keys=[1], state=State.RELEASED, lane=1, first_seq=31)
+        BatchFactory(topic=topic, order_keys=[1], state=State.DEAD, lane=2, first_seq=1)
+
+        assert claims(connect()).reclaim().id == lost.id

@@ -112,6 +112,14 @@ class TestSplit:
 
         assert [row.order_keys for row in children(batch)] == [[7], [7]]  # by id, as they are claimed again
 
+    @pytest.mark.parametrize("origin", [None, 7])
+    def test_keeps_the_place_of_the_messages_in_the_order_of_their_keys(self, splitter, origin):
+        batch = make_claimed(size=3, order_keys=[7, 8, 7], origin_id=origin)
+
+        split(splitter, batch, result_of(batch, refused=2, held=[3]).unaccepted)
+
+        assert [row.origin_id for row in children(batch)] == [origin or batch.id] * 2
+
     @pytest.mark.parametrize(
         ("fate", "tries", "wait"),
         [("unsure", 3, 400), ("misconfigured", 2, 3600), ("unavailable", 2, 0), ("held", 2, 0), ("shed", 2, 0)],
@@ -277,11 +285,11 @@ class TestAnnouncements:
         assert (record.outbox_message_id, record.outbox_topic) == (str(batch.message_ids[1]), "parts")
 
     def test_log_what_only_an_operator_can_correct_and_why(self, splitter, caplog):
-        batch = make_claimed(topic=TopicFactory(name="parts"), tries=1)
+        batch = make_claimed(topic=TopicFactory(name="parts"), attempt=7)
 
         splitter.return_batch(batch, result_of(batch, misconfigured=1).unaccepted)
 
-        assert caplog.messages == [f"Batch {batch.id} of topic parts failed, try 2: misconfigured, says the broker"]
+        assert caplog.messages == [f"Batch {batch.id} of topic parts failed, attempt 7: misconfigured, says the broker"]
         [record] = caplog.records
         assert (record.outbox_batch, record.outbox_topic, record.outbox_attempt) == (batch.id, "parts", batch.attempt)
         assert record.outbox_message_ids == batch.message_ids
