@@ -5,6 +5,7 @@ from __future__ import annotations
 # Name of a section's class -> setting -> what makes somebody change it.
 SETTINGS: dict[str, dict[str, str]] = {
     "Settings": {
+        "project": "WSGI_APPLICATION of two projects begins alike, or one project has several.",
         "brokers": "There is more than one broker, or another one than PostgreSQL.",
         "topics": "Each project has topics of its own.",
         "relay": "One of its settings.",
@@ -184,6 +185,7 @@ CHECKS = {
     "W051": "A weaker server would show with the first loss.",
     "W046": "Handlers would be done again and again.",
     "E047": "`publish()` would raise.",
+    "E053": "Messages of one project would wait for ever in the tables of another.",
 }
 
 TABLES = {
