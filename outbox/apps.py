@@ -6,6 +6,10 @@ from django.apps import AppConfig
 from django.db.models.signals import post_migrate
 from django.utils.module_loading import autodiscover_modules
 
+from outbox.logs import get_logger
+
+logger = get_logger(__name__)
+
 
 class OutboxConfig(AppConfig):
     name = "outbox"
@@ -23,15 +27,20 @@ class OutboxConfig(AppConfig):
 
 def _prepare_database(*, using: str, **kwargs: object) -> None:
     """
-    Write topic rows, and create the partitions of the message table ahead.
+    Note whose the tables are, write topic rows, and create the partitions of the message table ahead.
 
     Called after every migrate, also of other apps, and of this app to zero, after which there are no tables.
     """
     # models cannot be imported before the apps are loaded
-    from outbox.database import has_outbox_tables, is_outbox_database
+    from outbox.database import has_outbox_tables, is_outbox_database, raw
+    from outbox.database.identity import adopt, problem_of_project
     from outbox.database.partitions import make_days
     from outbox.topics import write_topics
 
     if is_outbox_database(using) and has_outbox_tables(using):
+        adopt(raw(using))
+        if problem := problem_of_project(using, raw(using)):
+            logger.error(" ".join(problem))
+            return
         write_topics(using)
         make_days(using)

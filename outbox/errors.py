@@ -67,6 +67,10 @@ class NotMigrated(OutboxError):
     """Raised when a database is read-only, or lacks the tables of the outbox or of a broker that stores messages there."""
 
 
+class OtherProject(NotMigrated):
+    """Raised when the tables of the outbox in a database belong to another project."""
+
+
 class LaneNotHeld(OutboxError):
     """Raised when a relay asks for a lane that another relay holds."""
 

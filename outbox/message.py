@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import enum
 import json
+import re
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from contextvars import ContextVar
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
@@ -22,6 +23,8 @@ Upgrade = Callable[[dict[str, Any]], dict[str, Any]]
 
 _prepared: set[type[msgspec.Struct]] = set()
 _preparing = threading.Lock()
+
+_BEHIND_OPTIONAL = re.compile(r"Required field '(\w+)' cannot follow optional fields")
 
 
 def prepare(kind: type[msgspec.Struct]) -> None:
@@ -124,7 +127,49 @@ class MessageOptions:
 
 @dataclass_transform(frozen_default=True, field_specifiers=(msgspec.field,))
 class _MessageType(msgspec.StructMeta):
-    """Metaclass that makes type checkers treat subclasses as frozen, as msgspec does."""
+    """
+    Metaclass of message types: their errors name the class and its fields.
+
+    It also makes type checkers treat subclasses as frozen, as msgspec does.
+    """
+
+    def __new__(mcls, name: str, bases: tuple[type, ...], namespace: dict[str, Any], **options: Any) -> _MessageType:
+        try:
+            return super().__new__(mcls, name, bases, namespace, **options)
+        except TypeError as error:
+            if found := _BEHIND_OPTIONAL.match(str(error)):
+                raise TypeError(
+                    f"{name}.{found[1]} is required, and a field before it has a default. Move it before that field, give it a "
+                    f"default, or let all fields be given by name: class {name}({', '.join(one.__name__ for one in bases)}, "
+                    "kw_only=True)."
+                ) from error
+            raise
+
+    def __call__(cls, *args: Any, **values: Any) -> Any:
+        try:
+            return super().__call__(*args, **values)
+        except TypeError as error:
+            if (problem := _problem_of_fields(cls, len(args), values)) and error.__traceback__.tb_next is None:  # type: ignore[union-attr]
+                raise TypeError(problem) from error
+            raise
+
+
+def _problem_of_fields(kind: type, given: int, values: Mapping[str, object]) -> str:
+    """Return which fields of a message type are missing, unknown or too many in a call; "" where all are right."""
+    fields = msgspec.structs.fields(kind)
+    names = [field.name for field in fields]
+    unknown = [name for name in values if name not in names]
+    missing = [field.name for field in fields[given:] if field.required and field.name not in values]
+    parts = [f"has no field {_quoted(unknown)}"] if unknown else []
+    if missing:
+        parts.append(f"needs {_quoted(missing)}")
+    if given > len(names):
+        parts.append(f"was given {given} values")
+    return f"{kind.__name__} {' and '.join(parts)}. Its fields are: {', '.join(names) or 'none'}." if parts else ""
+
+
+def _quoted(names: Iterable[str]) -> str:
+    return ", ".join(map(repr, names))
 
 
 class Message(msgspec.Struct, frozen=True, metaclass=_MessageType):
@@ -134,6 +179,8 @@ class Message(msgspec.Struct, frozen=True, metaclass=_MessageType):
     `class Meta` may set `topic` (required to publish), `key` (the name of a field: for search, order and the scope of
     idempotency), `tag`, `version` (an integer, increased when the fields change), `type` (the name on the wire, by default
     the name of the class) and `mask` (fields that the admin shows only to users who have the permission).
+
+    A type without `class Meta` has that of its base, and `class Meta(Base.Meta)` changes some of it; `type` is never inherited.
     """
 
     _meta: ClassVar[MessageOptions] = MessageOptions()
@@ -193,8 +240,13 @@ def message_types() -> Mapping[str, type[Message]]:
 
 
 def _read_meta(cls: type[Message]) -> MessageOptions:
-    meta = cls.__dict__.get("Meta")
-    given = {name: value for name, value in vars(meta).items() if not name.startswith("__")} if meta else {}
+    given: dict[str, Any] = {}
+    meta = getattr(cls, "Meta", None)
+    for one in reversed(meta.__mro__ if meta else ()):
+        given |= {name: value for name, value in vars(one).items() if not name.startswith("__")}
+    own = cls.__dict__.get("Meta")
+    if own is None or "type" not in vars(own):
+        given.pop("type", None)  # it names one class
     known = set(MessageOptions.__dataclass_fields__)
     if unknown := sorted(set(given) - known):
         raise TypeError(f"{cls.__name__}.Meta has unknown options {unknown}. Choices are: {sorted(known)}.")

@@ -9,6 +9,7 @@ import psycopg
 from django.db import ProgrammingError, connections
 
 from outbox import conf, database
+from outbox.database.identity import require_own_tables
 from outbox.database.wakeup import wake_relay
 from outbox.errors import ConfigurationError
 from outbox.message import TopicType
@@ -107,6 +108,7 @@ def topic_id(name: str, using: str) -> int:
     Raises:
         UnknownTopic: the topic is not in settings.
         ConfigurationError: the database was not migrated, or this connection writes to a schema that no relay reads.
+        OtherProject: the tables of the outbox belong to another project.
         django.db.Error: the caller's transaction, or its connection, is broken.
     """
     database_name = str(connections[using].settings_dict["NAME"])
@@ -124,6 +126,7 @@ def topic_id(name: str, using: str) -> int:
             f"Database {using!r} has no outbox tables. Run `manage.py migrate --database {using}`, or name another by using=."
         ) from error
     _require_visible_schema(using)
+    require_own_tables(using, database.raw(using))
     if row is None:
         with database.connect(database.direct_alias(using)) as own:
             write_topic(own, name)

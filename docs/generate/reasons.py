@@ -5,6 +5,7 @@ from __future__ import annotations
 # Name of a section's class -> setting -> what makes somebody change it.
 SETTINGS: dict[str, dict[str, str]] = {
     "Settings": {
+        "project": "WSGI_APPLICATION of two projects begins alike, or one project has several.",
         "brokers": "There is more than one broker, or another one than PostgreSQL.",
         "topics": "Each project has topics of its own.",
         "relay": "One of its settings.",
@@ -179,13 +180,14 @@ CHECKS = {
     "E042": "Tables, or the reader of a setting, would be missing.",
     "E044": "A relay would be led to the wrong place.",
     "E045": "A relay would find no messages.",
-    "E053": "A handler whose error cannot be stored would be retried for ever.",
+    "E055": "A handler whose error cannot be stored would be retried for ever.",
     "W049": "One frozen process would stop a key.",
     "W052": "A message whose acknowledgement was lost comes when its inbox row is gone, and is handled twice.",
     "W050": "Two processes would handle one message at the same time.",
     "W051": "A weaker server would show with the first loss.",
     "W046": "Handlers would be done again and again.",
     "E047": "`publish()` would raise.",
+    "E053": "Messages of one project would wait for ever in the tables of another.",
 }
 
 TABLES = {

@@ -138,6 +138,22 @@ class Broker(abc.ABC):
             wait: return an empty list after this time if no message comes.
         """
 
+    def set_owner(self, group: str, source: str, project: str) -> None:  # noqa: B027  (a broker may be unable to compare)
+        """
+        Note in which outbox a consumer group has its inbox; called before the first `receive` for the group.
+
+        A broker that can notes it on its server, for each topic, when the group first receives. Then it refuses a group of the
+        same name whose inbox is elsewhere, which is another project's: it receives nothing, and `refusals` and `check` name the
+        owner. By default nothing is compared.
+
+        Args:
+            source: the stable id of the outbox.
+            project: its project, for people.
+        """
+
+    def take_over(self, group: str) -> None:  # noqa: B027
+        """Forget on the server whose a group is, so that the next client with another owner may receive."""
+
     def interrupt(self) -> None:  # noqa: B027  (a broker whose waits are short does without)
         """
         End the wait of the current `receive`, and of all later ones: they return what is there. May be called from any thread.

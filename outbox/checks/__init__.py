@@ -48,6 +48,7 @@ WITH_DATABASES = (
     servers.check_encoding,
     servers.check_pooler,
     servers.check_direct_databases,
+    servers.check_projects,
     servers.check_idle_transactions,
     servers.check_schemas,
 )

@@ -12,6 +12,7 @@ from django.core.checks import Warning as Caution
 
 from outbox import conf, failpoints
 from outbox.checks.settings import known_topics
+from outbox.consuming.owners import set_owners
 from outbox.errors import BrokerUnavailable
 
 
@@ -62,6 +63,7 @@ def _problems_of_server(alias: str) -> Iterator[CheckMessage]:
         return
     try:
         with closing(conf.make_broker(alias)) as broker:
+            set_owners(broker)
             found = [(problem.text, problem.hint) for problem in broker.check()]
     except BrokerUnavailable as error:
         hint = f'Start it, or correct OUTBOX["BROKERS"]["{alias}"]["OPTIONS"]. Messages wait in the outbox meanwhile.'

@@ -12,6 +12,7 @@ from django.db import Error as DatabaseError
 from django.db import NotSupportedError, connections
 
 from outbox import conf, database
+from outbox.database.identity import problem_of_project, read_identity
 from outbox.errors import ConfigurationError
 from outbox.message import TopicType
 
@@ -19,8 +20,6 @@ from outbox.message import TopicType
 SCHEMAS = "SELECT relnamespace::regnamespace::text FROM pg_class WHERE relname = 'outbox_ticket' AND relkind = 'r'"
 IDLE_TRANSACTIONS = "SELECT current_setting('idle_in_transaction_session_timeout')"
 SCHEMA = "SELECT relnamespace::regnamespace::text FROM pg_class WHERE oid = to_regclass('outbox_ticket')"
-
-SOURCE = "SELECT id FROM outbox_source"
 
 ENCODING = "SELECT current_setting('server_encoding')"
 
@@ -45,7 +44,7 @@ def check_version(databases: Sequence[str] | None = None, **kwargs: Any) -> list
 
 def check_encoding(databases: Sequence[str] | None = None, **kwargs: Any) -> list[CheckMessage]:
     """
-    E053: The database is not encoded in UTF-8.
+    E055: The database is not encoded in UTF-8.
 
     Keys, headers and errors may have characters that it cannot store. An error of a handler that cannot be stored is not
     counted, so its message would be retried for ever. Django expects UTF-8, too: create a database with `ENCODING 'UTF8'`, and
@@ -61,7 +60,7 @@ def check_encoding(databases: Sequence[str] | None = None, **kwargs: Any) -> lis
             Error(
                 f"Database {alias!r} is encoded in {encoding}, which cannot store all keys, headers and errors.",
                 hint="Move the tables to a database that was created with ENCODING 'UTF8', which Django expects, too.",
-                id="outbox.E053",
+                id="outbox.E055",
             )
         ]
 
@@ -103,6 +102,27 @@ def check_direct_databases(databases: Sequence[str] | None = None, **kwargs: Any
                 id="outbox.E045",
             )
         ]
+
+    return _check_each(databases, check)
+
+
+def check_projects(databases: Sequence[str] | None = None, **kwargs: Any) -> list[CheckMessage]:
+    """
+    E053: The tables of the outbox in a database belong to another project.
+
+    Nothing can be published, relayed or consumed there: the other project's relays would not know this one's topics. Give each
+    project a database or a schema of its own. Where two settings modules are one project, set the same `OUTBOX["PROJECT"]`.
+    """
+
+    try:
+        conf.settings()
+    except ConfigurationError:  # E001 reports it
+        return []
+
+    def check(alias: str) -> list[CheckMessage]:
+        with database.connect(alias) as connection:
+            problem = problem_of_project(alias, connection)
+        return [Error(problem[0], hint=problem[1], id="outbox.E053")] if problem else []
 
     return _check_each(databases, check)
 
@@ -169,10 +189,9 @@ def _source_of(alias: str) -> str | None:
     """Return the stable id of a database's outbox; None if it has none."""
     try:
         with database.connect(alias) as connection:
-            row = connection.execute(SOURCE).fetchone()
+            return read_identity(connection).source
     except psycopg.errors.UndefinedTable:
         return None
-    return row[0] if row else None
 
 
 def _schema_of(alias: str) -> str | None:

@@ -38,6 +38,7 @@ __all__ = [
     "changed",
     "forget",
     "make_broker",
+    "project",
     "read",
     "settings",
     "topic_settings",
@@ -61,6 +62,16 @@ def settings() -> Settings:
     """
     found = add_reserved_topics(read(getattr(django_settings, "OUTBOX", {})))
     return _change(found) if _change else found
+
+
+def project() -> str:
+    """
+    Return the name of this project: `OUTBOX["PROJECT"]`, or the package of WSGI_APPLICATION; "" where there is neither.
+
+    ROOT_URLCONF would not do: tests of many projects replace it.
+    """
+    application = getattr(django_settings, "WSGI_APPLICATION", None) or getattr(django_settings, "ASGI_APPLICATION", None)
+    return settings().project or str(application or "").partition(".")[0]
 
 
 def topic_settings(name: str) -> TopicSettings:

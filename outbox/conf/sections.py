@@ -67,6 +67,8 @@ class CheckBackSettings(Section, frozen=True):
 class Settings(Section, frozen=True):
     """The dict `OUTBOX`."""
 
+    # Name of this project, which its tables and consumer groups belong to; "": the package of WSGI_APPLICATION.
+    project: str = ""
     brokers: dict[str, BrokerSettings] = msgspec.field(default_factory=lambda: {"default": BrokerSettings()})  # by alias
     topics: dict[str, TopicSettings] = {}  # by name; messages can be published to these only
     relay: RelaySettings = RelaySettings()  # below

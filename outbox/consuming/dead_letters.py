@@ -16,6 +16,7 @@ from outbox.consuming.delivery_info import identity_of
 from outbox.consuming.failure import without_numbers
 from outbox.consuming.letter_acts import LetterAct
 from outbox.consuming.outcome import Outcome
+from outbox.consuming.owners import set_owner
 from outbox.consuming.register import Group, groups
 from outbox.errors import BrokerUnavailable
 from outbox.models import FailedDelivery
@@ -128,6 +129,7 @@ def settle_letters(letters: Iterable[Letter], *, by: str, reason: str = "", disc
             settle = keeper.discard if discard else keeper.replay
             for group, found in by_group.items():
                 using = groups()[group].using
+                set_owner(broker, groups()[group])
                 for portion in (found[at : at + SETTLED_AT_ONCE] for at in range(0, len(found), SETTLED_AT_ONCE)):
                     asked = letter_acts.note_asked([(one.letter, one.last) for one in portion], act, by, reason, using)
                     settled = settle(group, [one.letter.id for one in portion])
@@ -143,6 +145,7 @@ def _read(letters: Letters, group: Group, alias: str, limit: int) -> None:
         return
     try:
         with closing(conf.make_broker(alias)) as broker:
+            set_owner(broker, group)
             found = DeadLetters.of(broker).dead_letters(group.name, limit=limit)
     except BrokerUnavailable as error:
         letters.troubles.append(f"Group {group.name!r}: {str(error).strip()}")

@@ -17,6 +17,7 @@ from outbox.consuming.delivery_info import DeliveryInfo, fields_of
 from outbox.consuming.handle import handle, handle_together, ignore
 from outbox.consuming.keeper import Held, Keeper, affordable
 from outbox.consuming.outcome import Outcome, Result
+from outbox.consuming.owners import set_owner
 from outbox.consuming.plan import plan
 from outbox.consuming.read import find_consumer
 from outbox.consuming.register import Group
@@ -302,6 +303,8 @@ class Worker:
 
     def _connected(self) -> Broker:
         if self._broker is None:
-            self._broker = conf.make_broker(self.alias)
+            broker = conf.make_broker(self.alias)
+            set_owner(broker, self.group)
+            self._broker = broker
             holdings.note(self.alias, self.group.name, self._name, self._broker)
         return self._broker

@@ -15,6 +15,7 @@ from django.db.backends.postgresql.psycopg_any import is_psycopg3
 from django.db.backends.utils import CursorWrapper
 
 from outbox import conf
+from outbox.database.identity import require_own_tables
 from outbox.database.own_connection import OwnConnection
 from outbox.errors import ConfigurationError, NotMigrated
 from outbox.logs import get_logger
@@ -85,7 +86,13 @@ def has_outbox_tables(alias: str) -> bool:
 
 
 def ensure_fit(alias: str, connection: Connection) -> None:
-    """Raise NotMigrated unless the database has the tables of the outbox and accepts writes."""
+    """
+    Raise unless the database has the tables of the outbox, of this project, and accepts writes.
+
+    Raises:
+        NotMigrated: it is a replica, or has no such tables.
+        OtherProject: they belong to another project.
+    """
     is_replica, has_tables = connection.execute(IS_FIT).fetchone() or (False, False)
     if is_replica:
         raise NotMigrated(
@@ -97,6 +104,7 @@ def ensure_fit(alias: str, connection: Connection) -> None:
             f"Database {alias!r} has no tables of the outbox. Run manage.py migrate --database {alias}, "
             "or exclude it from the outbox with a database router."
         )
+    require_own_tables(alias, connection)
 
 
 def connect(

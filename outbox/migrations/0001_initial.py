@@ -9,7 +9,11 @@ import django.db.models.functions.datetime
 from django.db import migrations, models
 
 SOURCE = """
-CREATE TABLE outbox_source (is_only boolean PRIMARY KEY DEFAULT true CHECK (is_only), id text NOT NULL);
+CREATE TABLE outbox_source (
+    is_only boolean PRIMARY KEY DEFAULT true CHECK (is_only),
+    id text NOT NULL,
+    project text NOT NULL DEFAULT ''
+);
 INSERT INTO outbox_source (id) VALUES ('urn:uuid:' || gen_random_uuid());
 """
 

@@ -19,6 +19,7 @@ from outbox import conf
 from outbox.batches.batch import Batch, BatchSendResult, SplitReason, Unaccepted
 from outbox.brokers.base import Broker
 from outbox.database import Connection
+from outbox.database.identity import read_identity
 from outbox.failpoints import failpoint
 from outbox.logs import get_logger, log_fields
 from outbox.message import TopicType
@@ -33,8 +34,6 @@ from outbox.relay.splitter import Splitter
 from outbox.relay.sweep import Sweeper, SweepResult
 
 logger = get_logger(__name__)
-
-SOURCE = "SELECT id FROM outbox_source"
 
 
 @dataclass(slots=True)
@@ -108,11 +107,11 @@ class Relay:
         self.claims = Claims(connection, broker.alias, lane, settings.lease, settings.batch_size, len(broker.topics))
         self.breakers = breakers or make_breakers(clock, random)
         self._splitter = Splitter(connection, Backoff(RETRY_BASE, RETRY_LIMIT, random), MISCONFIGURED_RETRY)
-        source = connection.execute(SOURCE).fetchone()
-        assert source is not None, "outbox_source is empty; its row is written by the first migration"
-        self.committer = Committer(connection, broker, self._splitter, source[0], clock)
+        source = read_identity(connection).source
+        assert source, "outbox_source is empty; its row is written by the first migration"
+        self.committer = Committer(connection, broker, self._splitter, source, clock)
         self._sweeper = Sweeper(connection, self.committer, settings.sweep_age)
-        self._sender = Sender(connection, broker, self.breakers, source[0], lambda: self.is_stopping, clock)
+        self._sender = Sender(connection, broker, self.breakers, source, lambda: self.is_stopping, clock)
         self._probes_new = True  # whether the last probe was to be of a new message
 
     def stop(self) -> None:

@@ -160,3 +160,91 @@ class TestAToken:
     def test_is_nothing_else(self, text):
         with pytest.raises(ValueError, match=r"Token|values to unpack|invalid literal"):
             Token.parse(text)
+
+
+class TestMeta:
+    def test_of_a_base_is_that_of_a_type_without_one(self):
+        class Base(Message):
+            class Meta:
+                topic = "orders"
+                key = "order_id"
+                type = "shop.Base"
+
+        class OrderPaid(Base):
+            order_id: int
+
+        assert OrderPaid._meta == MessageOptions(topic="orders", key="order_id", type="OrderPaid")
+
+    def test_that_inherits_changes_some_of_its_base(self):
+        class Base(Message):
+            class Meta:
+                topic = "orders"
+                tag = "new"
+                mask = ("customer",)
+
+        class OrderPaid(Base):
+            customer: str
+
+            class Meta(Base.Meta):
+                tag = "paid"
+                version = 2
+
+        assert OrderPaid._meta == MessageOptions(topic="orders", tag="paid", mask=("customer",), type="OrderPaid", version=2)
+
+    def test_that_inherits_nothing_stands_alone(self):
+        class Base(Message):
+            class Meta:
+                topic = "orders"
+
+        class OrderPaid(Base):
+            class Meta:
+                tag = "paid"
+
+        assert OrderPaid._meta == MessageOptions(tag="paid", type="OrderPaid")
+
+
+class TestFields:
+    class GiftOrdered(Message):
+        order_id: int
+        customer: str
+        gift: bool = False
+
+    @pytest.mark.parametrize(
+        ("args", "values", "text"),
+        [
+            ((), {"order_id": 1}, "GiftOrdered needs 'customer'. Its fields are: order_id, customer, gift."),
+            ((1,), {"custmer": "Ann"}, "GiftOrdered has no field 'custmer' and needs 'customer'. Its fields are: "),
+            ((), {}, "GiftOrdered needs 'order_id', 'customer'. "),
+            ((1, "Ann", True, 4), {}, "GiftOrdered was given 4 values. Its fields are: "),
+        ],
+        ids=["missing", "misspelt", "none", "too many"],
+    )
+    def test_that_are_wrong_are_named_with_their_class(self, args, values, text):
+        with pytest.raises(TypeError) as raised:
+            self.GiftOrdered(*args, **values)
+
+        assert str(raised.value).startswith(text)
+
+    def test_keep_the_error_of_a_default(self):
+        def fail():
+            raise TypeError("No clock here.")
+
+        class OrderPaid(Message):
+            at: str = msgspec.field(default_factory=fail)
+
+        with pytest.raises(TypeError, match="No clock here"):
+            OrderPaid()
+
+    def test_that_are_required_behind_a_default_are_named_with_what_to_do(self):
+        with pytest.raises(TypeError, match=r"OrderPaid\.cents is required, and .*class OrderPaid\(Message, kw_only=True\)"):
+
+            class OrderPaid(Message):
+                currency: str = "EUR"
+                cents: int
+
+    def test_may_follow_a_default_where_they_are_given_by_name(self):
+        class OrderPaid(Message, kw_only=True):
+            currency: str = "EUR"
+            cents: int
+
+        assert OrderPaid(cents=7).currency == "EUR"

@@ -22,6 +22,7 @@ from outbox.brokers.rabbitmq.declarations import Declarations
 from outbox.brokers.rabbitmq.envelope import DIED_AT, REASON, copy_of, micros_of, to_amqp, too_large_for_amqp
 from outbox.brokers.rabbitmq.held import CONSUMER_MARGIN
 from outbox.brokers.rabbitmq.options import RabbitMQOptions, problems
+from outbox.brokers.rabbitmq.owners import OwnedByAnother, Owners
 from outbox.brokers.rabbitmq.receiver import Receiver
 from outbox.brokers.rabbitmq.sender import DeclarationMissing, Publication, Publisher
 from outbox.brokers.rabbitmq.server_checks import ServerChecks
@@ -66,8 +67,9 @@ class RabbitMQBroker(DeadLetters):
         self._questions = Connection(self._settings, f"outbox {alias} questions")
         self._publisher = Publisher(self._publishing, self._settings.request_timeout.total_seconds())
         self._ordered = {topic.name for topic in topics if topic.type is TopicType.FIFO}
+        self._owners = Owners()
         self._declarations = Declarations(self.topics, self._settings.max_length)
-        self._receiver = Receiver(self._settings, f"outbox {alias} receiving", self.topics, self._declare_group, clock)
+        self._receiver = Receiver(self._settings, f"outbox {alias} receiving", self.topics, self._declare_owned, clock)
         self._held = self._receiver.held
         self._letters = DeadLetterQueues(self._asking, list(self.topics), self._publish_all)
         self._bring_back_at = 0.0  # by `monotonic`
@@ -116,7 +118,17 @@ class RabbitMQBroker(DeadLetters):
         """Return what is wrong with the options, the nodes, what is declared there, and the permissions; see `server_checks`."""
         if found := [*self.check_options(self.options), *self.check_topics(self.options, list(self.topics.values()))]:
             return found
-        return ServerChecks(self._settings, self._questions, self.topics.values(), self._declarations.declare_queues).problems()
+        declare = self._declarations.declare_queues
+        return ServerChecks(self._settings, self._questions, self.topics.values(), declare, self._owners).problems()
+
+    def set_owner(self, group: str, source: str, project: str) -> None:
+        """Note in which outbox a group has its inbox; `owners.py` says how the server compares it."""
+        self._owners.set(group, source, project)
+
+    def take_over(self, group: str) -> None:
+        """Let the group's queues belong to the owner that was set, whose they were before notwithstanding."""
+        with self._asking("hand the group over") as channel:
+            self._owners.forget(channel, self.topics, group)
 
     def send(self, messages: Sequence[Outgoing]) -> list[SendResult]:
         """Send messages and wait for the confirms of all."""
@@ -225,6 +237,7 @@ class RabbitMQBroker(DeadLetters):
 
     def dead_letters(self, group: str, *, limit: int = 100) -> list[DeadLetter]:
         """Return a group's dead letters, oldest first; waits for another process that reads them."""
+        self._require_owner(group)
         return self._letters.read(group, limit)
 
     def count_dead_letters(self, group: str) -> dict[str, int]:
@@ -237,10 +250,12 @@ class RabbitMQBroker(DeadLetters):
 
     def replay(self, group: str, letters: Collection[str]) -> set[str]:
         """Put dead letters back into their group's queue."""
+        self._require_owner(group)
         return self._letters.replay(group, letters)
 
     def discard(self, group: str, letters: Collection[str]) -> set[str]:
         """Delete dead letters."""
+        self._require_owner(group)
         return self._letters.discard(group, letters)
 
     def close(self) -> None:
@@ -361,6 +376,19 @@ class RabbitMQBroker(DeadLetters):
                 reason = f"The connection to RabbitMQ broke: {describe(error)}."
                 return dict.fromkeys(names, SendResult(SendStatus.UNAVAILABLE, reason=reason))
         return failed
+
+    def _require_owner(self, group: str) -> None:
+        """Raise BrokerUnavailable if the group is another project's."""
+        try:
+            with self._asking("say whose the group is") as channel:
+                self._owners.require(channel, self.topics, group)
+        except OwnedByAnother as error:
+            raise BrokerUnavailable(str(error)) from error
+
+    def _declare_owned(self, channel: amqp.Channel, group: str, topic: str) -> None:
+        """Declare a group's queues, before it receives. Raises OwnedByAnother."""
+        self._owners.claim(channel, topic, group)
+        self._declare_group(channel, group, topic)
 
     def _declare_group(self, channel: amqp.Channel, group: str, topic: str) -> None:
         self._declarations.declare(channel, topic, {group, *self._settings.groups.get(topic, ())})

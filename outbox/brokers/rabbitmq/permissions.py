@@ -54,7 +54,7 @@ class Permissions:
 
     def command(self) -> str:
         """Return the command that grants all that is needed."""
-        ours = rf"outbox\.(delay\.\d+|due|undeliverable)|({'|'.join(map(re.escape, self._topics))})(:.*)?"
+        ours = rf"outbox\.(delay\.\d+|due|undeliverable|owner\..*)|({'|'.join(map(re.escape, self._topics))})(:.*)?"
         written = rf"{ours}|amq\.default"
         return f"rabbitmqctl set_permissions -p {self._virtual_host} {self._user} '^({ours})$' '^({written})$' '^({ours})$'"
 

@@ -7,7 +7,7 @@ slow: a quorum queue answers a few hundred of them in a second. On ordered topic
 keeps all other processes from the queue; each has a channel of its own, so that one can be given up without the others.
 
 Topics do not hinder each other: one whose queues the server declares with other arguments, or not at all, is named in
-`refusals`. Its queues are read if they exist, so that they can be drained.
+`refusals`. Its queues are read if they exist, so that they can be drained; but not those of another project's group.
 """
 
 from __future__ import annotations
@@ -29,9 +29,13 @@ from outbox.brokers.rabbitmq.envelope import to_delivery
 from outbox.brokers.rabbitmq.held import CONSUMER_MARGIN, HeldDeliveries
 from outbox.brokers.rabbitmq.options import RabbitMQOptions
 from outbox.brokers.rabbitmq.ordered import WINDOW, Fetched, OrderedQueue
+from outbox.brokers.rabbitmq.owners import OwnedByAnother
 from outbox.brokers.rabbitmq.topology import MOST_AT_ONCE, group_queues, queue_name
 from outbox.errors import BrokerUnavailable
+from outbox.logs import get_logger, log_fields
 from outbox.message import TopicSpec, TopicType
+
+logger = get_logger(__name__)
 
 UNCLAIMED_SECONDS = 1.0  # what came beyond the limit goes back to its queue, unless the next receive takes it before
 DUE_SECONDS = 1.0  # a queue of due messages that was empty is looked at again after this time; delays count whole seconds
@@ -48,7 +52,7 @@ class Receiver:
 
     Args:
         topics: by name.
-        declare: declares a group's queues of a topic over a channel.
+        declare: declares a group's queues of a topic over a channel; raises OwnedByAnother.
         clock: gives seconds; it never goes back.
     """
 
@@ -234,6 +238,9 @@ class Receiver:
         with closing(connection.channel()) as channel:  # the server closes it where it refuses
             try:
                 self._declare(channel, group, topic)
+            except OwnedByAnother as error:
+                self._refuse(source, str(error))
+                return False
             except ChannelError as error:
                 self._refuse(source, f"Its queues for group {group!r} cannot be declared: {describe(error)}.")
                 if not all(_exists(channel, queue) for queue in group_queues(self._topics[topic], group)):
@@ -246,7 +253,11 @@ class Receiver:
         return True
 
     def _refuse(self, source: Source, reason: str) -> None:
-        self.refusals[source[1]] = reason
+        group, topic = source
+        if self.refusals.get(topic) != reason:
+            text = "Group %r cannot receive from topic %r as configured: %s"
+            logger.error(text, group, topic, reason, extra=log_fields(group=group, topic=topic))
+        self.refusals[topic] = reason
         self._refused[source] = time.monotonic() + DECLARE_SECONDS
 
     def _subscribe_ordered(self, connection: amqp.Connection, group: str, topic: str) -> None:

@@ -22,6 +22,7 @@ from outbox.brokers.rabbitmq import topology
 from outbox.brokers.rabbitmq.connection import LOST, Connection, connect, describe
 from outbox.brokers.rabbitmq.management import problems_of_queues
 from outbox.brokers.rabbitmq.options import RabbitMQOptions, addresses
+from outbox.brokers.rabbitmq.owners import OwnedByAnother, Owners
 from outbox.brokers.rabbitmq.permissions import Permissions
 from outbox.errors import BrokerUnavailable
 from outbox.message import TopicSpec
@@ -54,6 +55,7 @@ class ServerChecks:
     Args:
         connection: a connection that nothing else is published over; an alarm blocks it.
         declare_queues: declares the queues of a topic's group.
+        owners: whose groups are ours.
     """
 
     def __init__(
@@ -62,11 +64,13 @@ class ServerChecks:
         connection: Connection,
         topics: Iterable[TopicSpec],
         declare_queues: Callable[[amqp.Channel, TopicSpec, str], None],
+        owners: Owners,
     ) -> None:
         self._options = options
         self._connection = connection
         self._topics = list(topics)
         self._declare_queues = declare_queues
+        self._owners = owners
         self._permissions = Permissions(options.user, options.virtual_host, [topic.name for topic in self._topics])
 
     def problems(self) -> list[Problem]:
@@ -79,6 +83,7 @@ class ServerChecks:
                 channel = connection.channel()
                 declared = [*self._problems_of_declarations(channel)]
                 found += declared or self._permissions.problems_of_groups(channel, self._groups())
+                found += self._problems_of_owners(channel)
                 channel.close()
             found += problems_of_queues(self._options, {*topology.delay_queues(), *self._group_queues()})
             return found + self._problems_of_publishing()
@@ -143,6 +148,17 @@ class ServerChecks:
                     text = f"Queue {queue!r} was missing and has been declared: group {group!r} gets nothing sent before."
                     hint = "If the group is not new, find out who deleted the queue, and resend what it has missed."
                     yield Problem(text, hint, is_error=False)
+
+    def _problems_of_owners(self, channel: amqp.Channel) -> Iterator[Problem]:
+        """Return the groups of this project whose queues belong to another one."""
+        for group in self._owners.groups():
+            for topic in self._topics:
+                try:
+                    self._owners.require(channel, [topic.name], group)
+                except OwnedByAnother as error:
+                    yield Problem(*error.args)
+                except AccessRefused as error:
+                    yield self._permissions.problem(f"Group {group!r} of topic {topic.name!r}", error)
 
     def _declared(
         self, what: str, declare: Callable[[], object], only_type: Callable[[], object] = lambda: None

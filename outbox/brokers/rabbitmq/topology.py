@@ -25,6 +25,7 @@ from outbox.message import TopicSpec, TopicType
 DUE = "outbox.due"  # headers exchange behind the delay queues
 DESTINATION = "outbox-to"  # the header that it looks at
 UNDELIVERABLE = "outbox.undeliverable"  # exchange and queue for what reaches no queue behind a delay
+OWNER = "outbox.owner."  # begins the name of a group's owner (owners.py)
 DELAYS = "outbox.delay."  # a delay queue and its exchange have a number behind it
 RUNGS = 20  # delay queues
 MAX_DELAY = timedelta(seconds=2**RUNGS - 1)  # 12 days

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from argparse import ArgumentParser, ArgumentTypeError
 from collections.abc import Callable
+from contextlib import closing
 from dataclasses import asdict
 from functools import partial
 from typing import Any, TypeVar
@@ -45,11 +46,18 @@ class Command(BaseCommand):
         parser.add_argument("--threads", type=_count, default=1, metavar="N", help="for each group and broker (default: 1)")
         parser.add_argument("--until-idle", action="store_true", help="end when no more messages wait")
         parser.add_argument("--once", action="store_true", help="end after one receive for each group and broker")
+        parser.add_argument(
+            "--take-over", action="store_true", help="let the groups' queues belong to this project's database; with --group"
+        )
         parser.add_argument("--json", action="store_true", help="print the summary as one line of JSON")
 
     def handle(self, **options: Any) -> None:
+        if options["take_over"] and not options["group"]:
+            raise unable("--take-over needs --group: name the groups whose owner's database is gone.")
         try:
             chosen = _choose(options["group"])
+            if options["take_over"]:
+                take_over(chosen)
             consumers = ConsumerThreads(chosen, threads=options["threads"])
         except OutboxError as error:
             raise unable(error) from error
@@ -93,6 +101,14 @@ def _choose(names: list[str] | None) -> list[Group]:
     if not groups():
         raise ConfigurationError("No @consumer is defined. Define one in consumers.py of an installed app.")
     return list(groups().values())
+
+
+def take_over(chosen: list[Group]) -> None:
+    """Let the queues of groups belong to this project's database from their next receive on."""
+    for one in chosen:
+        for alias in one.brokers:
+            with closing(conf.make_broker(alias)) as broker:
+                broker.take_over(one.name)
 
 
 def _describe(one: Group) -> str:

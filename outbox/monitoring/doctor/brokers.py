@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from contextlib import closing
 
 from outbox import conf
+from outbox.consuming.owners import set_owners
 from outbox.errors import BrokerUnavailable
 from outbox.monitoring.doctor.finding import Finding, Level
 
@@ -22,6 +23,7 @@ def _check(subject: str, alias: str, topics: int) -> Iterator[Finding]:
     began = time.monotonic()
     try:
         with closing(conf.make_broker(alias)) as broker:
+            set_owners(broker)
             problems = broker.check()
     except BrokerUnavailable as error:
         hint = f'Start it, or correct OUTBOX["BROKERS"]["{alias}"]["OPTIONS"]. Messages wait meanwhile; none is lost.'

@@ -102,6 +102,17 @@ class TestE013:
 
         assert found() == []
 
+    def test_takes_a_field_that_only_the_types_of_a_base_have(self, found):
+        class Base(Message):
+            class Meta:
+                topic = "orders"
+                key = "order_id"
+
+        class OrderPaid(Base):
+            order_id: int
+
+        assert found() == []
+
 
 class TestE047:
     @pytest.mark.parametrize(

@@ -23,7 +23,7 @@ class TestE024:
         assert problem.hint
 
 
-class TestE053:
+class TestE055:
     @pytest.fixture
     def latin1(self, monkeypatch):
         """Let `other` be a database that cannot store each character."""
@@ -40,7 +40,7 @@ class TestE053:
     def test_finds_a_database_that_cannot_store_each_character(self, found, latin1):
         (problem,) = found(databases=["other"])
 
-        assert problem.id == "outbox.E053"
+        assert problem.id == "outbox.E055"
         assert problem.msg.startswith("Database 'other' is encoded in LATIN1")
         assert "ENCODING 'UTF8'" in problem.hint
 

@@ -200,11 +200,22 @@ class TestPermission:
         command = problem.hint.removeprefix("Grant it: rabbitmqctl ")
         node.control(*shlex.split(command))
         broker = open_broker(**options)
+        broker.set_owner("billing", "urn:uuid:7a0e9f0e-0000-4000-8000-00000000000a", "shop")
 
         assert broker.check() == []
         assert broker.send([message()])[0].status is SendStatus.ACCEPTED
         [held] = broker.receive("billing", [topic], limit=1, invisible_for=HELD, wait=timedelta(seconds=5))
         assert broker.retry(held, timedelta(seconds=1))
+        assert (broker.refusals(), broker.check()) == ({}, [])
+
+    def test_to_note_whose_a_group_is_is_named_by_its_consumer(self, open_broker: Open, user, topic):
+        broker = open_broker(**user(ALL, rf"^(outbox\.[du].*|{topic}.*|amq\.default)$", ALL))
+        broker.set_owner("billing", "urn:uuid:7a0e9f0e-0000-4000-8000-00000000000a", "shop")
+
+        broker.receive("billing", [topic], limit=1, invisible_for=HELD, wait=timedelta())
+
+        assert "exchange 'outbox.owner.7a0e9f0e" in broker.refusals()[topic]
+        assert "ACCESS_REFUSED" in broker.refusals()[topic]
 
 
 class TestAlarm:

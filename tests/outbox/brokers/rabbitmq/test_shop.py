@@ -11,13 +11,18 @@ from itertools import pairwise
 from typing import Any
 
 import pytest
+from django.core.management import CommandError, call_command
 
 from outbox import Retry, conf, consumer, database, publish_raw, transaction
-from outbox.brokers.base import Outgoing
-from outbox.consuming import register
+from outbox.brokers.base import Broker, Delivery, Outgoing
+from outbox.consuming import register, wants
 from outbox.consuming.worker import Worker
+from outbox.management.commands.outbox_consume import take_over
 from outbox.message import read_headers
 from outbox.models import Batch, DeadMessage, InboxRow, MessageRow, State
+from outbox.monitoring import doctor
+from outbox.monitoring.attention import Kind
+from outbox.monitoring.status import read_status
 from outbox.relay.lane import Lane
 from outbox.relay.rounds import Relay
 from outbox.topics import write_topics
@@ -210,3 +215,60 @@ class TestShop:
 
         assert sent_meanwhile == 0
         assert DeadMessage.objects.count() == 0
+
+
+class TestTwoProjects:
+    @pytest.fixture
+    def theirs(self, names: tuple[str, str]) -> Iterator[Broker]:
+        """Another project's client that receives for its group "cart" first."""
+        work, _ = names
+        with closing(conf.make_broker("default")) as broker:
+            broker.set_owner("cart", "urn:uuid:7a0e9f0e-0000-4000-8000-00000000000b", "blog")
+            broker.receive("cart", [work], limit=1, invisible_for=timedelta(minutes=1), wait=timedelta())
+            yield broker
+
+    def test_in_one_group_are_named_and_the_second_handles_nothing(self, names, theirs, relay, worker):
+        work, _ = names
+        seen: list[int] = []
+
+        @consumer(topic=work, group="cart")
+        def note(message, context):
+            seen.append(message["n"])
+
+        publish(work, 1)
+        relay()
+        ours = worker()
+        ours.run(until_idle=True)
+        wants.beat(register.group("cart"), "default")
+
+        [entry] = [one for one in read_status(database.raw("default"), "default").attention if one.kind is Kind.MISCONFIGURED]
+        assert "belongs to the project 'blog'" in entry.error
+        assert "outbox_consume --group cart --take-over" in entry.error
+        assert "belongs to the project 'blog'" in " ".join(one.text for one in doctor.brokers.check())
+        assert seen == []
+        assert [one.body for one in receive_as(theirs, work)] == [b'{"n":1}']
+
+    def test_are_one_after_a_take_over(self, names, theirs, relay, worker):
+        work, _ = names
+        seen: list[int] = []
+
+        @consumer(topic=work, group="cart")
+        def note(message, context):
+            seen.append(message["n"])
+
+        publish(work, 1)
+        relay()
+        theirs.close()
+
+        take_over([register.group("cart")])
+        worker().run(until_idle=True)
+
+        assert seen == [1]
+
+    def test_are_not_taken_over_without_the_name_of_a_group(self, names):
+        with pytest.raises(CommandError, match="--take-over needs --group"):
+            call_command("outbox_consume", take_over=True)
+
+
+def receive_as(broker: Broker, topic: str) -> list[Delivery]:
+    return broker.receive("cart", [topic], limit=9, invisible_for=timedelta(minutes=1), wait=timedelta(seconds=5))

@@ -1,7 +1,11 @@
+import pytest
+
 from outbox.brokers.base import Problem
 from outbox.brokers.memory import MemoryBroker
 from outbox.errors import BrokerUnavailable
 from outbox.monitoring.doctor import Level, brokers
+
+pytestmark = pytest.mark.django_db
 
 BROKER = "broker 'default'"
 

@@ -1,0 +1,155 @@
+"""Two projects, each with a database of its own, in one virtual host."""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Callable
+from contextlib import closing
+from datetime import timedelta
+
+import pytest
+
+from outbox.brokers.base import Outgoing
+from outbox.brokers.rabbitmq import RabbitMQBroker
+from outbox.errors import BrokerUnavailable
+from outbox.message import TopicSpec, TopicType
+from tests.outbox.brokers.rabbitmq.acts import accepted
+from tests.outbox.brokers.rabbitmq.conftest import HELD, Open
+from tests.waiting import wait_until
+
+pytestmark = pytest.mark.rabbitmq
+
+SHOP = "urn:uuid:7a0e9f0e-0000-4000-8000-00000000000a", "shop"
+BLOG = "urn:uuid:7a0e9f0e-0000-4000-8000-00000000000b", "blog"
+
+Join = Callable[..., RabbitMQBroker]
+
+
+@pytest.fixture
+def join(open_broker: Open) -> Join:
+    """Open a client of a project's group."""
+
+    def join(project: tuple[str, str], group: str = "billing", **options: object) -> RabbitMQBroker:
+        broker = open_broker(**options)
+        broker.set_owner(group, *project)
+        return broker
+
+    return join
+
+
+def receive(broker: RabbitMQBroker, group: str = "billing", seconds: float = 0.0) -> list[str]:
+    """Receive and acknowledge what is there; return the ids."""
+    found = broker.receive(group, list(broker.topics), limit=10, invisible_for=HELD, wait=timedelta(seconds=seconds))
+    broker.ack(found)
+    return [one.message_id for one in found]
+
+
+def send(broker: RabbitMQBroker, message: Outgoing) -> str:
+    """Send until the server has stored it; return the id."""
+    wait_until(lambda: accepted(broker, message))
+    return message.message_id
+
+
+class TestGroupOfAnotherProject:
+    @pytest.mark.parametrize("kind", [TopicType.NORMAL, TopicType.FIFO])
+    def test_receives_nothing_and_names_the_owner(self, join, message, topic, kind, caplog):
+        shop, blog = join(SHOP, kind=kind), join(BLOG, kind=kind)
+        receive(shop)
+        sent = send(shop, message(key="7"))
+
+        taken = receive(blog, seconds=0.5)
+
+        assert taken == []
+        assert f"Queue '{topic}:billing' belongs to the project 'shop' (outbox {SHOP[0]})" in blog.refusals()[topic]
+        assert f"this is 'blog' (outbox {BLOG[0]})" in caplog.text
+        assert receive(shop, seconds=5) == [sent]
+        assert shop.refusals() == {}
+
+    def test_is_found_by_check_with_what_to_do(self, join, topic):
+        shop, blog = join(SHOP), join(BLOG)
+        receive(shop)
+
+        (problem,) = blog.check()
+
+        assert "belongs to the project 'shop'" in problem.text
+        assert "Give this group another name, or each project a virtual host" in problem.hint
+        assert "outbox_consume --group billing --take-over" in problem.hint
+        assert shop.check() == []
+
+    def test_neither_lists_nor_settles_dead_letters(self, join, message):
+        shop, blog = join(SHOP), join(BLOG)
+        receive(shop)
+        send(shop, message())
+        [one] = shop.receive("billing", list(shop.topics), limit=1, invisible_for=HELD, wait=timedelta(seconds=5))
+        shop.dead_letter(one, "No such order.")
+        [letter] = wait_until(lambda: shop.dead_letters("billing"))
+
+        for act in (
+            lambda: blog.dead_letters("billing"),
+            lambda: blog.replay("billing", [letter.id]),
+            lambda: blog.discard("billing", [letter.id]),
+        ):
+            with pytest.raises(BrokerUnavailable, match="belongs to the project 'shop'"):
+                act()
+
+        assert shop.count_dead_letters("billing") == {one.topic: 1}
+
+    def test_owns_it_after_it_was_taken_over(self, join, message):
+        shop, blog = join(SHOP), join(BLOG)
+        receive(shop)
+        shop.close()
+        sent = send(blog, message())
+
+        blog.take_over("billing")
+
+        assert receive(blog, seconds=5) == [sent]
+        again = join(SHOP)
+        assert receive(again) == []
+        assert "belongs to the project 'blog'" in again.refusals()[message().topic]
+
+    def test_is_refused_where_names_are_so_long_that_the_servers_answer_is_cut(self, node):
+        spec = TopicSpec(f"{uuid.uuid4().hex}{'t' * 120}", TopicType.NORMAL)
+        options = {"NODES": [node.address]}
+        with closing(RabbitMQBroker("one", options, [spec])) as shop, closing(RabbitMQBroker("two", options, [spec])) as blog:
+            shop.set_owner("billing", *SHOP)
+            blog.set_owner("billing", *BLOG)
+            receive(shop)
+
+            receive(blog)
+
+            assert "belongs to" in blog.refusals()[spec.name]
+            assert shop.refusals() == {}
+
+
+class TestGroupOfOneProject:
+    def test_is_shared_by_its_processes(self, join, message):
+        first, second = join(SHOP), join(SHOP)
+        receive(first)
+        receive(second)
+        sent = send(first, message())
+
+        taken = wait_until(lambda: receive(second))
+
+        assert taken == [sent]
+        assert first.refusals() == second.refusals() == {}
+
+    def test_stays_its_own_when_the_project_is_renamed(self, join, message):
+        receive(join(SHOP))
+        renamed = join((SHOP[0], "market"))
+        sent = send(renamed, message())
+
+        taken = receive(renamed, seconds=5)
+
+        assert taken == [sent]
+
+
+class TestGroupOfAnotherName:
+    def test_gets_the_messages_of_another_projects_topic(self, join, message):
+        shop, blog = join(SHOP, "billing"), join(BLOG, "mail")
+        receive(shop, "billing")
+        receive(blog, "mail")
+
+        sent = send(shop, message())
+
+        assert receive(blog, "mail", seconds=5) == [sent]
+        assert receive(shop, "billing", seconds=5) == [sent]
