@@ -44,7 +44,6 @@ IDLE_WAITS = {"shortest": timedelta(milliseconds=20), "longest": timedelta(secon
 IDLE_TIMEOUT = timedelta(milliseconds=200)
 NO_IDLE_TIMEOUT = timedelta(0)
 ENDED_BY_SERVER = ("08", "57")  # classes of SQLSTATE: the connection broke, an operator ended it
-MAX_ERROR = 500  # characters
 
 
 @dataclass(frozen=True, slots=True)
@@ -258,7 +257,7 @@ def _note_error(target: RelayTarget, note: str, error: psycopg.Error) -> None:
         return
     try:
         with database.connect(target.database, application_name="outbox heartbeat", connect_timeout=1) as connection:
-            text = str(error).strip().partition("\n")[0][:MAX_ERROR]
+            text = str(error).strip().partition("\n")[0]
             heartbeats.beat(connection, "relay", broker=target.broker, note=note, error=text)
     except psycopg.Error:
         logger.warning("The error of the relay of %s could not be written into its heartbeat.", target, exc_info=True)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 import threading
-import time
 from collections.abc import Callable, Sequence
 from datetime import timedelta
 
@@ -24,7 +23,6 @@ logger = get_logger(__name__)
 BACKOFF = Backoff(timedelta(milliseconds=200), timedelta(seconds=2))
 NOT_MIGRATED_SECONDS = 3.0  # wait for a database without tables, or one that is not the primary yet
 LANES_HELD_SECONDS = 1.0
-REPEAT_SECONDS = 60.0  # between two lines about the same error
 
 OUTAGES = (psycopg.OperationalError, psycopg.InterfaceError, OperationalError, InterfaceError, BrokerUnavailable)
 
@@ -46,9 +44,6 @@ class Resident(threading.Thread):
         self._pause = pause
         self._begins_after = begins_after
         self._failures = 0
-        self._said = ""  # the last line of the log, which is not repeated for a while
-        self._said_at = 0.0
-        self._repeats = 0
 
     def run(self) -> None:
         """Work until stopped."""
@@ -69,22 +64,13 @@ class Resident(threading.Thread):
         self.stopped.set()
 
     def _log(self, error: Exception) -> float:
-        """Log an error, the same one once a minute; return the seconds to wait."""
+        """Log an error; return the seconds to wait."""
         wait = BACKOFF(self._failures).total_seconds()
         is_expected = isinstance(error, (*OUTAGES, NotMigrated, LaneNotHeld))
+        does = f"retries in {wait:.1f} s" if isinstance(error, OUTAGES) else "waits" if is_expected else "fails"
         text = str(error).strip() or repr(error)
-        now = time.monotonic()
-        is_new = text != self._said
-        if is_new or now - self._said_at >= REPEAT_SECONDS:
-            does = f"retries in {wait:.1f} s" if isinstance(error, OUTAGES) else "waits" if is_expected else "fails"
-            repeats = "" if is_new else f" ({self._repeats} more times)"
-            level = logging.WARNING if is_expected else logging.ERROR
-            logger.log(
-                level, "%s %s: %s%s", self.name, does, text, repeats, exc_info=None if is_expected or not is_new else error
-            )
-            self._said, self._said_at, self._repeats = text, now, 0
-        else:
-            self._repeats += 1
+        level = logging.WARNING if is_expected else logging.ERROR
+        logger.log(level, "%s %s: %s", self.name, does, text, exc_info=None if is_expected else error)
         if isinstance(error, NotMigrated):
             return NOT_MIGRATED_SECONDS
         return LANES_HELD_SECONDS if isinstance(error, LaneNotHeld) else wait
