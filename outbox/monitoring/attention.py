@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 
 from outbox import conf
 from outbox.database import Connection
+from outbox.database.heartbeats import MAINTENANCE
 from outbox.monitoring.groups import GroupStatus
 from outbox.monitoring.processes import ProcessStatus, is_replaced
 from outbox.monitoring.text import age, count
@@ -142,7 +143,7 @@ def _absence(kind: str, known: list[ProcessStatus]) -> str:
 def _failing(status: Status) -> Iterator[Attention]:
     """Yield processes that live, and that the database keeps from their work."""
     for process in status.processes:
-        if process.error and not process.is_silent:
+        if process.cannot_send and not process.is_silent:
             cause = f"The database refuses the work of the {process.kind} {process.name}."
             step = "Correct what the error names, such as a permission; the process tries again by itself."
             yield Attention(Kind.PROCESS_FAILS, f"broker {process.broker!r}", cause, step, error=process.error)
@@ -255,6 +256,23 @@ def _records(status: Status) -> Iterator[Attention]:
     for group in status.differing_groups:
         cause = "Its processes have subscribed to different types or tags for more than an hour."
         yield Attention(Kind.CODE_DIFFERS, f"group {group!r}", cause, "Deploy the same code to all of them.")
+    yield from _maintenance(status)
+
+
+def _maintenance(status: Status) -> Iterator[Attention]:
+    """Yield what the maintenance has left undone, and its error if a relay knows one."""
+    errors = {one.error.removeprefix(MAINTENANCE) for one in status.processes if one.error.startswith(MAINTENANCE)}
+    causes = ["The maintenance fails."] if errors else []
+    if status.lacks_tomorrow:
+        causes.append("The partition for tomorrow does not exist.")
+    if status.overdue:
+        days = count(len(status.overdue), "day")
+        causes.append(f"{days} of messages are kept past their retention, since {status.overdue[0]}.")
+    if causes:
+        run = f"run outbox_maintenance as {status.owner!r}, the owner of the tables: it says what keeps it from its work"
+        step = f"Check that outbox_relay runs, or beat's entry outbox-maintenance; or {run}."
+        subject, error = f"database {status.database!r}", " ".join(sorted(errors))
+        yield Attention(Kind.NO_MAINTENANCE, subject, " ".join(causes), step, error=error)
     if status.has_strays:
         cause = "Messages are in the DEFAULT partition, because the partition of their day does not exist."
         step = "Check that outbox_relay runs, or beat's entry outbox-maintenance."

@@ -23,13 +23,15 @@ logger = get_logger(__name__)
 BACKOFF = Backoff(timedelta(milliseconds=200), timedelta(seconds=2))
 NOT_MIGRATED_SECONDS = 3.0  # wait for a database without tables, or one that is not the primary yet
 LANES_HELD_SECONDS = 1.0
+MAX_REFUSED_SECONDS = 60.0  # wait of a step with longer pauses, such as the maintenance, before it tries again what was refused
 
 OUTAGES = (psycopg.OperationalError, psycopg.InterfaceError, OperationalError, InterfaceError, BrokerUnavailable)
 
 
 class Resident(threading.Thread):
     """
-    A thread that repeats a step. After an error, which it logs, it waits with exponential back-off.
+    A thread that repeats a step. After an error, which it logs, it waits with exponential back-off; after one that is
+    not an outage at least for its pause, and at most a minute.
 
     Args:
         step: one step of the work; returns whether there is more to do at once.
@@ -73,7 +75,9 @@ class Resident(threading.Thread):
         logger.log(level, "%s %s: %s", self.name, does, text, exc_info=None if is_expected else error)
         if isinstance(error, NotMigrated):
             return NOT_MIGRATED_SECONDS
-        return LANES_HELD_SECONDS if isinstance(error, LaneNotHeld) else wait
+        if isinstance(error, LaneNotHeld):
+            return LANES_HELD_SECONDS
+        return wait if isinstance(error, OUTAGES) else max(wait, min(self._pause, MAX_REFUSED_SECONDS))
 
 
 class ResidentRelay(Resident):

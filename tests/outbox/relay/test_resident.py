@@ -13,6 +13,7 @@ from tests.waiting import wait_until
 
 @pytest.fixture(autouse=True)
 def _short_waits(monkeypatch):
+    monkeypatch.setattr(resident, "MAX_REFUSED_SECONDS", 0.01)
     monkeypatch.setattr(resident, "BACKOFF", Backoff(resident.BACKOFF.base, resident.BACKOFF.limit, lambda: 0.01))
 
 
@@ -99,6 +100,15 @@ class TestResident:
             ("The worker fails: a bug", True),
             ("The worker fails: another", True),
         ]
+
+    def test_does_not_try_again_at_once_what_was_refused(self, start, monkeypatch):
+        monkeypatch.setattr(resident, "MAX_REFUSED_SECONDS", 60.0)
+        work = Work(ValueError("no permission"), False)
+
+        start(work)
+
+        assert not work.is_done.wait(0.5)
+        assert work.turns == 1
 
     def test_waits_for_a_lane_and_says_so_once(self, start, caplog, monkeypatch):
         monkeypatch.setattr(resident, "LANES_HELD_SECONDS", 0.01)
