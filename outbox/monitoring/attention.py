@@ -13,7 +13,7 @@ from datetime import timedelta
 from typing import TYPE_CHECKING
 
 from outbox import conf
-from outbox.database import Connection
+from outbox.database import Connection, partitions
 from outbox.database.heartbeats import MAINTENANCE
 from outbox.monitoring.groups import GroupStatus
 from outbox.monitoring.processes import ProcessStatus, is_replaced
@@ -103,6 +103,7 @@ def find(connection: Connection, status: Status) -> Iterator[Attention]:
     yield from _dead_letters(status)
     yield from _undeliverable(status)
     yield from _records(status)
+    yield from _maintenance(connection, status)
     for source in _sources:
         yield from source(connection, status.database)
 
@@ -256,21 +257,21 @@ def _records(status: Status) -> Iterator[Attention]:
     for group in status.differing_groups:
         cause = "Its processes have subscribed to different types or tags for more than an hour."
         yield Attention(Kind.CODE_DIFFERS, f"group {group!r}", cause, "Deploy the same code to all of them.")
-    yield from _maintenance(status)
 
 
-def _maintenance(status: Status) -> Iterator[Attention]:
+def _maintenance(connection: Connection, status: Status) -> Iterator[Attention]:
     """Yield what the maintenance has left undone, and its error if a relay knows one."""
-    errors = {one.error.removeprefix(MAINTENANCE) for one in status.processes if one.error.startswith(MAINTENANCE)}
+    live = [one.error for one in status.processes if not one.is_silent]
+    errors = {error.removeprefix(MAINTENANCE) for error in live if error.startswith(MAINTENANCE)}
     causes = ["The maintenance fails."] if errors else []
     if status.lacks_tomorrow:
         causes.append("The partition for tomorrow does not exist.")
     if status.overdue:
         days = count(len(status.overdue), "day")
-        causes.append(f"{days} of messages are kept past their retention, since {status.overdue[0]}.")
+        causes.append(f"Messages of {days} are kept past their retention, from {status.overdue[0]} on.")
     if causes:
-        run = f"run outbox_maintenance as {status.owner!r}, the owner of the tables: it says what keeps it from its work"
-        step = f"Check that outbox_relay runs, or beat's entry outbox-maintenance; or {run}."
+        run = f"run outbox_maintenance as {partitions.rights(connection).owner!r}, the owner of the tables"
+        step = f"Check that outbox_relay runs, or beat's entry outbox-maintenance; or {run}. It says what keeps it from its work."
         subject, error = f"database {status.database!r}", " ".join(sorted(errors))
         yield Attention(Kind.NO_MAINTENANCE, subject, " ".join(causes), step, error=error)
     if status.has_strays:

@@ -169,7 +169,6 @@ class Status:
         has_strays: whether messages are in the DEFAULT partition.
         lacks_tomorrow: whether the partition of tomorrow does not exist.
         overdue: days of messages that are kept past their retention, oldest first.
-        owner: the role that owns the tables, and may create and drop partitions.
         check_backs: answer -> number of check-backs in the last hour.
         delayed: broker -> messages there whose delay is not over, or that have no consumer group; of brokers that count them.
         risks: what may be lost with the settings of brokers, a sentence each.
@@ -188,7 +187,6 @@ class Status:
     has_strays: bool
     lacks_tomorrow: bool
     overdue: list[date]
-    owner: str
     check_backs: dict[str, int]
     risks: list[str] = field(default_factory=list)
     delayed: dict[str, DelayedCount] = field(default_factory=dict)
@@ -216,7 +214,6 @@ def read_status(connection: Connection, alias: str) -> Status:
         connection.execute(STRAYS).fetchone() == (True,),
         partitions.lacks_tomorrow(days),
         overdue(days),
-        partitions.rights(connection).owner,
         dict(connection.execute(CHECK_BACKS).fetchall()),
         list(_risks()),
         delayed,

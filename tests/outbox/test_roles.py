@@ -186,7 +186,7 @@ class TestARoleWithTheGrantsOfThePage:
             attention = [str(one) for one in read_status(own, "default").attention if one.kind is Kind.NO_MAINTENANCE]
 
         assert "keeps days of messages past their retention: 2001-02-03 by another role" in caplog.text
-        assert "1 day of messages are kept past their retention, since 2001-02-03." in attention[0]
+        assert "Messages of 1 day are kept past their retention, from 2001-02-03 on." in attention[0]
 
 
 class TestARelayThatMayNotCreatePartitions:
