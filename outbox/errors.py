@@ -20,7 +20,7 @@ class NotInTransaction(OutboxError):
 
 
 class NotOutermost(OutboxError):
-    """Raised when a message is to go half first, but a transaction is already open."""
+    """Raised when a message is to go half first, or a handler enters a durable block, but a transaction is already open."""
 
 
 class HalfNotStored(OutboxError):

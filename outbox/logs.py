@@ -1,16 +1,22 @@
 """
 Loggers of the package, whose records are one line each: a message id with a line break in it cannot forge a log line.
 
-Every logger of the package comes from `get_logger`. `LimitedLog` is for lines that an unauthenticated request can cause. Records
-have fields, so that JSON logs can be searched: `extra=log_fields(topic=..., message_id=...)`.
+Every logger of the package comes from `get_logger`. It writes the same line once a minute, with the number of times that it was
+left out, and its traceback only at first: an outage does not fill the log, however often something is tried again. Lines are the
+same if they come from the same place in the code, and differ in ids and numbers only; or if they have the same cause, as lines
+about requests do, which anybody can send.
+
+Records have fields, so that JSON logs can be searched: `extra=log_fields(topic=..., message_id=...)`.
 """
 
 from __future__ import annotations
 
 import logging
+import re
 import textwrap
 import time
 from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
 from numbers import Number
 from typing import Any, Protocol
 
@@ -18,7 +24,39 @@ from outbox.forks import ForkSafeLock
 
 PREFIX = "outbox_"  # no attribute of a LogRecord begins with it
 
+CAUSE = f"{PREFIX}cause"
+
+MAX_ERROR_CHARACTERS = 2_000
+"""The text of an error is cut at this length, wherever it is stored or logged."""
+
+MAX_TRACEBACK_CHARACTERS = 10 * MAX_ERROR_CHARACTERS
+REPEAT_SECONDS = 60.0  # between two lines that are the same
+MOST_LINES = 20  # different ones from one place in the code, in that time
+MOST_REMEMBERED = 1_000
+
+_UUID = re.compile(r"\b[0-9a-f]{8}-(?:[0-9a-f]{4}-){3}[0-9a-f]{12}\b", re.IGNORECASE)
+_HEX = re.compile(r"\b(?:0x[0-9a-f]+|(?=[a-f]*[0-9])[0-9a-f]{8,})\b", re.IGNORECASE)
+_DIGITS = re.compile(r"\d+")
+
 _format_exception = logging.Formatter().formatException
+
+
+def cut(text: str) -> str:
+    """Return the text of an error as it may be stored or logged: its beginning, if it is longer than `MAX_ERROR_CHARACTERS`."""
+    return text if len(text) <= MAX_ERROR_CHARACTERS else f"{text[: MAX_ERROR_CHARACTERS - 1]}…"
+
+
+def cut_traceback(text: str) -> str:
+    """Return a formatted traceback without its middle, if it is longer than `MAX_TRACEBACK_CHARACTERS`."""
+    half = MAX_TRACEBACK_CHARACTERS // 2
+    return text if len(text) <= 2 * half else f"{text[: half - 1]}…{text[-half:]}"
+
+
+def without_numbers(text: str) -> str:
+    """Return a text with `#` for each id and number in it."""
+    for pattern in (_UUID, _HEX, _DIGITS):
+        text = pattern.sub("#", text)
+    return text
 
 
 def one_line(text: str) -> str:
@@ -27,10 +65,14 @@ def one_line(text: str) -> str:
 
 
 def get_logger(name: str) -> logging.Logger:
-    """Return a logger whose records are one line each, apart from tracebacks, whose lines are indented."""
+    """
+    Return a logger whose records are one line each, apart from tracebacks, whose lines are indented.
+
+    The same line is written once a minute.
+    """
     logger = logging.getLogger(name)
-    if _keep_to_one_line not in logger.filters:
-        logger.addFilter(_keep_to_one_line)
+    if _admit not in logger.filters:
+        logger.addFilter(_admit)
     return logger
 
 
@@ -41,27 +83,106 @@ class _OneLine:
         self._value = value
 
     def __str__(self) -> str:
-        return one_line(str(self._value))
+        return one_line(cut(_converted(str, self._value)))
 
     def __repr__(self) -> str:
-        return one_line(repr(self._value))
+        return one_line(cut(_converted(repr, self._value)))
+
+
+def _converted(convert: Callable[[object], str], value: object) -> str:
+    """Return a value as text; a note where its own code raises."""
+    try:
+        return convert(value)
+    except Exception as error:
+        return f"({type(value).__name__}, whose text cannot be had: {type(error).__name__})"
 
 
 def _argument(value: Any) -> Any:
     if isinstance(value, str):
-        return value if value.isprintable() else _OneLine(value)
+        return value if value.isprintable() and len(value) <= MAX_ERROR_CHARACTERS else _OneLine(value)
     return value if value is None or isinstance(value, Number) else _OneLine(value)
 
 
-def _keep_to_one_line(record: logging.LogRecord) -> bool:
-    record.msg = one_line(record.msg) if isinstance(record.msg, str) else _OneLine(record.msg)
+def _admit(record: logging.LogRecord) -> bool:
+    """Keep a record to one line; return whether it is written."""
+    _keep_to_one_line(record)
+    return _repeats.admit(record)
+
+
+def _keep_to_one_line(record: logging.LogRecord) -> None:
+    record.msg = one_line(cut(record.msg)) if isinstance(record.msg, str) else _OneLine(record.msg)
     if isinstance(record.args, Mapping):
         record.args = {name: _argument(value) for name, value in record.args.items()}
     elif record.args:
         record.args = tuple(_argument(value) for value in record.args)
     if record.exc_info and record.exc_info[0] and not record.exc_text:
-        record.exc_text = textwrap.indent(_format_exception(record.exc_info), "  ")
-    return True
+        record.exc_text = textwrap.indent(cut_traceback(_format_exception(record.exc_info)), "  ")
+
+
+@dataclass(slots=True)
+class _Line:
+    """When a line was last written, and how often it was left out since."""
+
+    written_at: float = float("-inf")
+    left_out: int = 0
+
+
+class Repeats:
+    """
+    Decides which records are written: the same one once a minute, and not too many different ones from one place in the code.
+
+    Records at INFO are the same only if their numbers are, too, and may be as many as there are.
+
+    Args:
+        clock: a monotonic clock, in seconds.
+    """
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
+        self._lines: dict[tuple[str, int, str], _Line] = {}  # the least recent first
+        self._places: dict[tuple[str, int], list[float]] = {}  # when lines of a place were written in the last minute
+        self._lock = ForkSafeLock()
+
+    def admit(self, record: logging.LogRecord) -> bool:
+        """Return whether to write a record, after adding to it how often it was left out, and removing a repeated traceback."""
+        if record.levelno <= logging.DEBUG:
+            return True
+        is_failure = record.levelno > logging.INFO
+        text = record.getMessage()
+        place = record.pathname, record.lineno
+        key = (*place, vars(record).get(CAUSE) or (without_numbers(text) if is_failure else text))
+        with self._lock.current:
+            now = self._clock()
+            line = self._lines.pop(key, None)
+            is_known = line is not None
+            line = self._lines[key] = line or _Line()
+            if len(self._lines) > MOST_REMEMBERED:
+                del self._lines[next(iter(self._lines))]
+            if now - line.written_at < REPEAT_SECONDS or (is_failure and not self._has_room(place, now)):
+                line.left_out += 1
+                return False
+            left_out, line.left_out, line.written_at = line.left_out, 0, now
+        if left_out:
+            record.msg = f"{record.msg} ({left_out} more {'time' if left_out == 1 else 'times'})"
+        if is_known and record.exc_info:
+            record.exc_info = record.exc_text = None
+        return True
+
+    def forget(self) -> None:
+        """Forget what was written, as at the beginning of a test."""
+        with self._lock.current:
+            self._lines.clear()
+            self._places.clear()
+
+    def _has_room(self, place: tuple[str, int], now: float) -> bool:
+        recent = [at for at in self._places.get(place, ()) if now - at < REPEAT_SECONDS]
+        has_room = len(recent) < MOST_LINES
+        self._places[place] = [*recent, now] if has_room else recent
+        return has_room
+
+
+_repeats = Repeats()
+forget_lines = _repeats.forget
 
 
 class HasTopic(Protocol):
@@ -91,6 +212,7 @@ def log_fields(
     broker: str | None = None,
     database: str | None = None,
     lane: int | None = None,
+    cause: str | None = None,
 ) -> dict[str, Any]:
     """
     Return the fields of a log record: `outbox_topic`, `outbox_message_id`, … Arguments that are None are left out.
@@ -99,6 +221,7 @@ def log_fields(
         message_id, message_ids: converted to text.
         message_ids, topics, batches: lists, for a record about several.
         attempt: of the batch or the delivery.
+        cause: one of a few fixed names. Lines of one place with the same cause are the same line, whatever their text.
     """
     found = {
         "message_id": None if message_id is None else str(message_id),
@@ -112,42 +235,6 @@ def log_fields(
         "broker": broker,
         "database": database,
         "lane": lane,
+        "cause": cause,
     }
     return {f"{PREFIX}{name}": value for name, value in found.items() if value is not None}
-
-
-class LimitedLog:
-    """
-    Writes at most one line per cause and interval. The next line of the cause has the number of lines left out.
-
-    Args:
-        interval: seconds.
-        clock: a monotonic clock, in seconds.
-    """
-
-    def __init__(self, logger: logging.Logger, *, interval: float = 60.0, clock: Callable[[], float] = time.monotonic) -> None:
-        self._logger = logger
-        self._interval = interval
-        self._clock = clock
-        self._written: dict[str, float] = {}
-        self._left_out: dict[str, int] = {}
-
-    def log(self, level: int, cause: str, text: str, *args: object, exc_info: BaseException | None = None) -> None:
-        """
-        Write a line, or count it.
-
-        Args:
-            cause: one of a few fixed names; never text from a request.
-            text, args: as for a logger.
-        """
-        with _lock.current:
-            now = self._clock()
-            if cause in self._written and now - self._written[cause] < self._interval:
-                self._left_out[cause] += 1
-                return
-            left_out, self._left_out[cause], self._written[cause] = self._left_out.get(cause, 0), 0, now
-        more = f" ({left_out} more since the last such line.)" if left_out else ""
-        self._logger.log(level, text + more, *args, exc_info=exc_info)
-
-
-_lock = ForkSafeLock()

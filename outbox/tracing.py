@@ -8,7 +8,6 @@ Histograms measure the time from publishing a message until it was sent, and unt
 
 from __future__ import annotations
 
-import logging
 import time
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext, suppress
@@ -17,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 from uuid import UUID
 
 from outbox import conf
-from outbox.logs import LimitedLog, get_logger
+from outbox.logs import get_logger
 from outbox.message import Header
 
 try:
@@ -29,7 +28,7 @@ except ImportError:
 if TYPE_CHECKING:
     from outbox.brokers.base import Delivery, Outgoing
 
-_limited = LimitedLog(get_logger(__name__))
+logger = get_logger(__name__)
 
 NAME = "outbox"
 LINKS = 128  # of one span; most collectors keep no more
@@ -116,7 +115,7 @@ def _guard() -> Iterator[None]:
 
 
 def _log(error: Exception) -> None:
-    _limited.log(logging.ERROR, "tracing", "OpenTelemetry failed, and nothing was recorded: %r", error, exc_info=error)
+    logger.error("OpenTelemetry failed, and nothing was recorded: %r", error, exc_info=error)
 
 
 @contextmanager

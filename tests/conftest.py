@@ -7,7 +7,14 @@ import pytest
 from django.conf import settings
 from django.test import TransactionTestCase
 
+from outbox.logs import forget_lines
+
 CI = os.environ.get("CI") == "true"
+
+
+@pytest.fixture(autouse=True)
+def _log_from_the_beginning() -> None:
+    forget_lines()
 
 
 @pytest.fixture(autouse=True, scope="session")

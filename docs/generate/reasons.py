@@ -126,7 +126,7 @@ COMMANDS = {
     "outbox_consume": "Run consumers.",
     "outbox_doctor": "Find out before a start, or in an outage, what is not set up as it should be.",
     "outbox_pause": "Stop one topic without a deployment, from a shell or a script.",
-    "outbox_prune": "Delete what is past its time where no relay and no beat run, or at once.",
+    "outbox_maintenance": "Create partitions and delete what is past its time, by the role that owns the tables, or at once.",
     "outbox_relay": "Run relays.",
     "outbox_replay": "Deal with what consumers gave up, from a shell or a script.",
     "outbox_retry": "Deal with what the broker rejected, from a shell or a script.",

@@ -10,15 +10,14 @@ from rest_framework.request import Request
 from rest_framework.response import Response
 from rest_framework.views import APIView
 
-from outbox.logs import LimitedLog, get_logger
+from outbox.logs import get_logger, log_fields
 
 logger = get_logger("outbox.api")
-limited = LimitedLog(logger)
 
 
 def log_limited(level: int, cause: str, text: str, *args: object) -> None:
     """Write a line, unless one with the same cause was written in the last minute."""
-    limited.log(level, cause, text, *args)
+    logger.log(level, text, *args, extra=log_fields(cause=cause))
 
 
 class LimitedRefusals(APIView):

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from datetime import datetime
 
 from outbox.brokers.base import HalfRef, SendResult, SendStatus
+from outbox.logs import cut
 from outbox.message import TopicType
 
 MessageRow = tuple[str, str | None, str | None, bytes]
@@ -67,10 +68,13 @@ class SplitReason(enum.StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Unaccepted:
-    """Why one message was not accepted. `text` is for operators."""
+    """Why one message was not accepted. `text` is for operators, and is cut where it is too long to be stored."""
 
     reason: SplitReason
     text: str
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "text", cut(self.text))
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from outbox.check_backs.resolve import Answer
 from outbox.database import Connection
+from outbox.logs import cut
 from outbox.message import Half, Resolution
 
 # A repeated request (its sender got no answer, or it is replayed) stays one row, with its last answer. No row is returned when
@@ -47,7 +48,7 @@ def record(connection: Connection, half: Half, answer: Answer, *, request_id: st
         half.token,
         half.asked,
         answer.resolution,
-        answer.reason,
+        cut(answer.reason),
         answer.about,
         milliseconds,
     )

@@ -13,7 +13,7 @@ from outbox.brokers.base import DeadLetter
 from outbox.brokers.capabilities import DeadLetters
 from outbox.consuming import letter_acts
 from outbox.consuming.delivery_info import identity_of
-from outbox.consuming.failure import without_numbers
+from outbox.consuming.failure import shape_of
 from outbox.consuming.letter_acts import LetterAct
 from outbox.consuming.outcome import Outcome
 from outbox.consuming.owners import set_owner
@@ -47,7 +47,7 @@ class Letter:
     @property
     def fingerprint(self) -> str:
         """A text that is equal for letters whose errors look alike."""
-        return self.last.fingerprint if self.last and self.last.fingerprint else without_numbers(self.letter.reason)
+        return self.last.fingerprint if self.last and self.last.fingerprint else shape_of(self.letter.reason)
 
 
 @dataclass(slots=True)

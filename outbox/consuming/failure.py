@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 import site
 import sysconfig
 import threading
@@ -12,16 +11,11 @@ from types import TracebackType
 
 import outbox
 from outbox.consuming.delivery_info import DeliveryInfo
+from outbox.logs import cut, cut_traceback, without_numbers
 from outbox.models import FailedDelivery
 
-MAX_ERROR_CHARACTERS = 2_000
-MAX_TRACEBACK_CHARACTERS = 20_000
 MAX_FINGERPRINT_CHARACTERS = 200
 MAX_REMEMBERED = 1_000
-
-_UUID = re.compile(r"\b[0-9a-f]{8}-(?:[0-9a-f]{4}-){3}[0-9a-f]{12}\b", re.IGNORECASE)
-_HEX = re.compile(r"\b(?:0x[0-9a-f]+|(?=[a-f]*[0-9])[0-9a-f]{8,})\b", re.IGNORECASE)
-_DIGITS = re.compile(r"\d+")
 
 _NOT_THE_USERS = tuple(
     f"{Path(folder).resolve()}/"
@@ -46,8 +40,8 @@ def record(arrival: DeliveryInfo, outcome: str, error: BaseException, using: str
         number=arrival.number,
         outcome=outcome,
         fingerprint=fingerprint(error),
-        error=describe(error)[:MAX_ERROR_CHARACTERS],
-        traceback=storable("".join(traceback.format_exception(error)))[-MAX_TRACEBACK_CHARACTERS:],
+        error=describe(error),
+        traceback=storable(cut_traceback("".join(traceback.format_exception(error)))),
     )
 
 
@@ -74,7 +68,7 @@ def text_of(error: BaseException) -> str:
 
 def _raw_text(error: BaseException) -> str:
     try:
-        return str(error)
+        return cut(str(error))
     except Exception as trouble:
         return f"(its __str__ raised {type(trouble).__name__})"
 
@@ -87,16 +81,13 @@ def describe(error: BaseException) -> str:
 
 def fingerprint(error: BaseException) -> str:
     """Return a string that is equal for similar errors: type, place in the user's code, text without numbers."""
-    words = without_numbers(_raw_text(error))
+    words = shape_of(_raw_text(error))
     return storable(f"{type(error).__name__} in {_place(error.__traceback__)}: {words}")[:MAX_FINGERPRINT_CHARACTERS]
 
 
-def without_numbers(text: str) -> str:
-    """Return the first line of a text, with `#` for each id and number in it."""
-    words = text.partition("\n")[0]
-    for pattern in (_UUID, _HEX, _DIGITS):
-        words = pattern.sub("#", words)
-    return words[:MAX_FINGERPRINT_CHARACTERS]
+def shape_of(text: str) -> str:
+    """Return the beginning of the first line of a text, with `#` for each id and number in it."""
+    return without_numbers(text.partition("\n")[0])[:MAX_FINGERPRINT_CHARACTERS]
 
 
 def _place(trace: TracebackType | None) -> str:

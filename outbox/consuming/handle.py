@@ -26,13 +26,15 @@ from outbox.consuming.register import Consumer, Group
 from outbox.consuming.suspects import alone
 from outbox.database.outermost import as_innermost, outermost_transaction
 from outbox.ending import handler_runs, is_end_of_process
-from outbox.errors import BrokenTransaction, ClosedByHandler, NeverEnded
+from outbox.errors import BrokenTransaction, ClosedByHandler, NeverEnded, NotOutermost
 from outbox.failpoints import FailpointReached, failpoint
 from outbox.logs import get_logger
 from outbox.message import Cause, Header, current_cause
 from outbox.unawaited import awaiting_all
 
 logger = get_logger(__name__)
+
+DURABLE_IS_NESTED = "A durable atomic block cannot be nested"  # Django's words
 
 
 @dataclass(slots=True)
@@ -220,6 +222,14 @@ def _call(consumer: Consumer, messages: list[Any], contexts: list[Context]) -> N
     try:
         with as_innermost(consumer.using), handler_runs(), awaiting_all():
             result = consumer.handler(messages, contexts) if consumer.batch_size else consumer.handler(messages[0], one)
+    except RuntimeError as error:
+        if DURABLE_IS_NESTED not in str(error):
+            raise
+        raise NotOutermost(
+            f"{consumer.name} entered atomic(durable=True), but a handler runs inside the transaction that commits its inbox row. "
+            "Use atomic() there: what the handler writes is committed when it returns. Work that has to be committed by itself goes "
+            "into a message of its own, which the handler publishes."
+        ) from error
     finally:
         current_cause.reset(before)
     if inspect.iscoroutine(result):

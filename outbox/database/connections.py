@@ -42,6 +42,8 @@ HAS_TABLES = "SELECT to_regclass('outbox_message') IS NOT NULL, to_regclass('out
 # Whether the database is a replica, and whether it has the tables of the outbox.
 IS_FIT = "SELECT pg_is_in_recovery(), to_regclass('outbox_wakeup') IS NOT NULL"
 
+ENDED_BY_SERVER = ("08", "57")  # classes of SQLSTATE: the connection broke, an operator ended it
+
 # A lost host is noticed within seconds instead of hours, and reconnected within 5 s of its return.
 OUTAGE_OPTIONS = {
     "connect_timeout": 5,  # seconds, as the next two
@@ -179,6 +181,11 @@ def connect_session(alias: str, **options: Any) -> OwnConnection:
                 raise ConfigurationError(f"{explain_pooler(alias)} {name_direct(alias)}")
             connection.keep_session()
     return connection
+
+
+def is_refusal(error: psycopg.Error) -> bool:
+    """Return whether the database has refused a statement, such as for a missing permission; not whether it was away."""
+    return error.sqlstate is not None and not error.sqlstate.startswith(ENDED_BY_SERVER)
 
 
 @contextmanager

@@ -11,9 +11,11 @@ from datetime import timedelta
 from psycopg.types.json import Jsonb
 
 from outbox.database import Connection
+from outbox.logs import cut
 
 BEAT_SECONDS = 2.0  # the interval, except for relays, which send one each second
 SILENT_AFTER = timedelta(seconds=8)  # without a heartbeat: the process was killed, is frozen, or busy for that long
+MAINTENANCE = "Maintenance: "  # the error of a relay that sends begins with it, where only the maintenance fails
 BY_CELERY = "celery"  # the note of a process that sends heartbeats only during a task
 STALE_AFTER = timedelta(minutes=5)
 CONSUMER_STALE_AFTER = timedelta(hours=1)  # longer, because consuming/wants.py reads the subscriptions of past consumers
@@ -86,7 +88,9 @@ def beat(
     """
     who = {"kind": kind, "host": socket.gethostname(), "pid": os.getpid(), "instance": instance()}
     what = {"broker": broker, "group": consumer_group, "lane": lane, "breaker": breaker, "note": note, "wants": list(wants)}
-    connection.execute(BEAT, who | what | {"holds": Jsonb(holds or {}), "refusals": Jsonb(refusals or {}), "error": error})
+    refused = {topic: cut(reason) for topic, reason in (refusals or {}).items()}
+    said = error if error is None else cut(error)
+    connection.execute(BEAT, who | what | {"holds": Jsonb(holds or {}), "refusals": Jsonb(refused), "error": said})
 
 
 def leave(connection: Connection, kind: str, *, broker: str = "", consumer_group: str = "") -> None:

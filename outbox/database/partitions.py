@@ -9,9 +9,9 @@ from __future__ import annotations
 
 import random
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from datetime import UTC, date, datetime, timedelta
-from typing import TypeVar
+from typing import LiteralString, NamedTuple, TypeVar
 from uuid import UUID
 
 from psycopg import errors, sql
@@ -36,6 +36,13 @@ RETRIED = (errors.LockNotAvailable, errors.DeadlockDetected, errors.CheckViolati
 # Other transactions queue behind a lock that waits.
 WAIT_BRIEFLY = "SET LOCAL lock_timeout = '100ms'"
 
+# Only the owner of a table, or a member of that role, may attach partitions to it and drop them.
+MAY_CHANGE = """
+SELECT pg_has_role(c.relowner, 'USAGE') AND has_schema_privilege(c.relnamespace, 'CREATE'),
+    pg_get_userbyid(c.relowner), current_user
+FROM pg_class c WHERE c.oid = 'outbox_message'::regclass
+"""
+
 LIST_DAYS = """
 SELECT c.relname FROM pg_inherits i JOIN pg_class c ON c.oid = i.inhrelid
 WHERE i.inhparent = 'outbox_message'::regclass AND c.relname <> 'outbox_message_default' ORDER BY c.relname
@@ -44,14 +51,14 @@ WHERE i.inhparent = 'outbox_message'::regclass AND c.relname <> 'outbox_message_
 
 # With the CHECK constraint, ATTACH needs no scan. CREATE .. PARTITION OF would block all publishers while it waits for an open
 # transaction; ATTACH locks only the DEFAULT partition, which publishers rarely need.
-CREATE_DAY = """
-CREATE TABLE {day} (LIKE outbox_message INCLUDING DEFAULTS INCLUDING CONSTRAINTS);
-ALTER TABLE {day} ADD PRIMARY KEY (id), ADD CONSTRAINT is_of_its_day CHECK (id >= {first} AND id < {end});
-"""
-ATTACH_DAY = """
-ALTER TABLE outbox_message ATTACH PARTITION {day} FOR VALUES FROM ({first}) TO ({end});
-ALTER TABLE {day} DROP CONSTRAINT is_of_its_day;
-"""
+CREATE_DAY = (
+    "CREATE TABLE {day} (LIKE outbox_message INCLUDING DEFAULTS INCLUDING CONSTRAINTS)",
+    "ALTER TABLE {day} ADD PRIMARY KEY (id), ADD CONSTRAINT is_of_its_day CHECK (id >= {first} AND id < {end})",
+)
+ATTACH_DAY = (
+    "ALTER TABLE outbox_message ATTACH PARTITION {day} FOR VALUES FROM ({first}) TO ({end})",
+    "ALTER TABLE {day} DROP CONSTRAINT is_of_its_day",
+)
 
 # No row may be written into DEFAULT while its rows of this day are moved.
 LOCK_MESSAGES = "LOCK TABLE outbox_message IN ACCESS EXCLUSIVE MODE"
@@ -65,6 +72,26 @@ DROP_DAY = "DROP TABLE {day}"
 
 # PostgreSQL has no min() of uuids before version 18.
 FIND_STRAY = "SELECT id FROM outbox_message_default WHERE id >= %s ORDER BY id LIMIT 1"
+
+
+class Rights(NamedTuple):
+    """Whether a connection's role may create and drop partitions, the role that owns them, and its own."""
+
+    may_change: bool
+    owner: str
+    role: str
+
+
+def rights(connection: Connection) -> Rights:
+    """Return what a connection may do with the partitions."""
+    row = connection.execute(MAY_CHANGE).fetchone()
+    assert row is not None
+    return Rights(*row)
+
+
+def lacks_tomorrow(found: Collection[date], *, today: date | None = None) -> bool:
+    """Return whether the partition of tomorrow is not among the days that have one, so that no maintenance runs."""
+    return (today or datetime.now(UTC).date()) + timedelta(days=1) not in found
 
 
 def table_of(day: date) -> str:
@@ -120,10 +147,10 @@ def drop_day(connection: Connection, day: date, *, unless: Callable[[], bool], p
         connection.execute(LOCK_PARTITIONS)
         if day not in days(connection):
             return False
-        _run(connection, LOCK_DAY, day)
+        _run(connection, LOCK_DAY, day=day)
         if unless():
             return False
-        _run(connection, DROP_DAY, day)
+        _run(connection, DROP_DAY, day=day)
         return True
 
     try:
@@ -160,16 +187,17 @@ def _make_day(connection: Connection, day: date) -> bool:
     has_strays = _has_strays(connection, day)
     if has_strays:
         connection.execute(LOCK_MESSAGES)
-    _run(connection, CREATE_DAY, day)
+    _run(connection, *CREATE_DAY, day=day)
     if has_strays:
-        _run(connection, MOVE_STRAYS, day)
-    _run(connection, ATTACH_DAY, day)
+        _run(connection, MOVE_STRAYS, day=day)
+    _run(connection, *ATTACH_DAY, day=day)
     return True
 
 
-def _run(connection: Connection, statement: str, day: date) -> None:
+def _run(connection: Connection, *statements: LiteralString, day: date) -> None:
     bounds = {"first": sql.Literal(first_id(day)), "end": sql.Literal(first_id(day + timedelta(days=1)))}
-    connection.execute(sql.SQL(statement).format(day=sql.Identifier(table_of(day)), **bounds))
+    for statement in statements:  # one by one, since a connection that prepares statements takes no two at once
+        connection.execute(sql.SQL(statement).format(day=sql.Identifier(table_of(day)), **bounds))
 
 
 def _has_strays(connection: Connection, day: date) -> bool:

@@ -16,7 +16,7 @@ from outbox.embedded.half_state import HalfState
 class EmbeddedTopic(models.Model):
     """A topic of the embedded broker. Its number of queues never changes, because keys would move between them."""
 
-    id = models.IntegerField(primary_key=True)
+    id = models.AutoField(primary_key=True)
     name = models.TextField(unique=True)
     type = models.TextField()
     queues = models.SmallIntegerField()
@@ -72,7 +72,7 @@ class EmbeddedMessage(models.Model):
 class EmbeddedHalf(models.Model):
     """A half message, hidden from consumers."""
 
-    id = models.BigIntegerField(primary_key=True)
+    id = models.BigAutoField(primary_key=True)
     topic_id = models.IntegerField()
     queue = models.SmallIntegerField()
     message_id = models.TextField()
@@ -101,7 +101,7 @@ class EmbeddedHalf(models.Model):
 class EmbeddedDelayed(models.Model):
     """A delayed message. When it is due, a consumer of its topic moves it into its queue."""
 
-    id = models.BigIntegerField(primary_key=True)
+    id = models.BigAutoField(primary_key=True)
     topic_id = models.IntegerField()
     queue = models.SmallIntegerField()
     message_id = models.TextField()

@@ -45,7 +45,7 @@ class Lane(models.Model):
 class Batch(models.Model):
     """One batch. The message at position p (from 1) has number `first_seq + p - 1`."""
 
-    id = models.BigIntegerField(primary_key=True)
+    id = models.BigAutoField(primary_key=True)
     topic_id = models.IntegerField()
     lane = models.SmallIntegerField(null=True)
     first_seq = models.BigIntegerField(null=True)

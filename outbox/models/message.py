@@ -13,7 +13,7 @@ from django.db.models.functions import Now
 class Topic(models.Model):
     """A topic as this database knows it; written from `OUTBOX["TOPICS"]`. Id 0 is kept for tombstones."""
 
-    id = models.IntegerField(primary_key=True)
+    id = models.AutoField(primary_key=True)
     name = models.TextField(unique=True)
     broker = models.TextField(default="default")
     type = models.TextField()
@@ -63,7 +63,7 @@ class MessageRow(models.Model):
 class Ticket(models.Model):
     """A message that waits to be claimed; the claim deletes the row. `pos` is the primary key for Django only."""
 
-    pos = models.BigIntegerField(primary_key=True)
+    pos = models.BigAutoField(primary_key=True)
     message_id = models.UUIDField()
     topic_id = models.IntegerField()
     order_key = models.BigIntegerField(null=True)

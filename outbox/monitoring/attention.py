@@ -13,7 +13,8 @@ from datetime import timedelta
 from typing import TYPE_CHECKING
 
 from outbox import conf
-from outbox.database import Connection
+from outbox.database import Connection, partitions
+from outbox.database.heartbeats import MAINTENANCE
 from outbox.monitoring.groups import GroupStatus, Progress
 from outbox.monitoring.processes import ProcessStatus, is_replaced
 from outbox.monitoring.text import age, count
@@ -103,6 +104,7 @@ def find(connection: Connection, status: Status) -> Iterator[Attention]:
     yield from _dead_letters(status)
     yield from _undeliverable(status)
     yield from _records(status)
+    yield from _maintenance(connection, status)
     for source in _sources:
         yield from source(connection, status.database)
 
@@ -152,7 +154,7 @@ def _absence(kind: str, known: list[ProcessStatus]) -> str:
 def _failing(status: Status) -> Iterator[Attention]:
     """Yield processes that live, and that the database keeps from their work."""
     for process in status.processes:
-        if process.error and not process.is_silent:
+        if process.cannot_send and not process.is_silent:
             cause = f"The database refuses the work of the {process.kind} {process.name}."
             step = "Correct what the error names, such as a permission; the process tries again by itself."
             yield Attention(Kind.PROCESS_FAILS, f"broker {process.broker!r}", cause, step, error=process.error)
@@ -280,6 +282,23 @@ def _records(status: Status) -> Iterator[Attention]:
     for group in status.differing_groups:
         cause = "Its processes have subscribed to different types or tags for more than an hour."
         yield Attention(Kind.CODE_DIFFERS, f"group {group!r}", cause, "Deploy the same code to all of them.")
+
+
+def _maintenance(connection: Connection, status: Status) -> Iterator[Attention]:
+    """Yield what the maintenance has left undone, and its error if a relay knows one."""
+    live = [one.error for one in status.processes if not one.is_silent]
+    errors = {error.removeprefix(MAINTENANCE) for error in live if error.startswith(MAINTENANCE)}
+    causes = ["The maintenance fails."] if errors else []
+    if status.lacks_tomorrow:
+        causes.append("The partition for tomorrow does not exist.")
+    if status.overdue:
+        days = count(len(status.overdue), "day")
+        causes.append(f"Messages of {days} are kept past their retention, from {status.overdue[0]} on.")
+    if causes:
+        run = f"run outbox_maintenance as {partitions.rights(connection).owner!r}, the owner of the tables"
+        step = f"Check that outbox_relay runs, or beat's entry outbox-maintenance; or {run}. It says what keeps it from its work."
+        subject, error = f"database {status.database!r}", " ".join(sorted(errors))
+        yield Attention(Kind.NO_MAINTENANCE, subject, " ".join(causes), step, error=error)
     if status.has_strays:
         cause = "Messages are in the DEFAULT partition, because the partition of their day does not exist."
         step = "Check that outbox_relay runs, or beat's entry outbox-maintenance."

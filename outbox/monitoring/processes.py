@@ -11,7 +11,7 @@ from psycopg.rows import dict_row
 from outbox import conf
 from outbox.checks.celery import CONSUME, SWEEP, beat_entries, seconds_between
 from outbox.database import Connection
-from outbox.database.heartbeats import BY_CELERY, SILENT_AFTER
+from outbox.database.heartbeats import BY_CELERY, MAINTENANCE, SILENT_AFTER
 
 PROCESSES = """
 SELECT kind, host, pid, broker, consumer_group, lane, breaker, note, error,
@@ -28,7 +28,7 @@ class ProcessStatus:
     A process that sent its last heartbeat `silent_seconds` ago, and its first one `age_seconds` ago.
 
     Args:
-        error: the database's answer that keeps a relay from its work; "" if it works.
+        error: what keeps a relay from its work, or from the maintenance; "" if nothing does.
         holds: topic -> messages that a consumer has received and its broker does not count.
         refusals: topic -> why a consumer cannot receive from it as configured.
         beats_within: seconds without a heartbeat after which the process counts as silent.
@@ -58,6 +58,11 @@ class ProcessStatus:
     def name(self) -> str:
         """Its host and process id."""
         return f"{self.host}:{self.pid}"
+
+    @property
+    def cannot_send(self) -> bool:
+        """Whether its error keeps a relay from sending, and not only from the maintenance."""
+        return bool(self.error) and not self.error.startswith(MAINTENANCE)
 
     @property
     def is_silent(self) -> bool:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass, field
-from datetime import timedelta
+from datetime import date, timedelta
 
 from psycopg.rows import class_row
 
@@ -14,13 +14,14 @@ from outbox.brokers.base import BrokerStatus, DeadLetterCount, DelayedCount, Sen
 from outbox.brokers.capabilities import StoredInDatabase
 from outbox.consuming.outcome import Outcome
 from outbox.consuming.wants import differing_groups
-from outbox.database import Connection
+from outbox.database import Connection, partitions
 from outbox.errors import ConfigurationError
 from outbox.models import UNFINISHED, State
 from outbox.monitoring.attention import Attention, find
 from outbox.monitoring.groups import GroupStatus, read_groups
 from outbox.monitoring.processes import ProcessStatus, read_processes
 from outbox.monitoring.text import age, count
+from outbox.relay.prune import overdue
 
 FAILURES_WITHIN = timedelta(hours=1)
 FAILURES_SHOWN = 20
@@ -172,6 +173,8 @@ class Status:
         parked: topic -> number of half messages whose check-backs have stopped.
         differing_groups: groups whose processes have had different code for longer than a deployment takes.
         has_strays: whether messages are in the DEFAULT partition.
+        lacks_tomorrow: whether the partition of tomorrow does not exist.
+        overdue: days of messages that are kept past their retention, oldest first.
         check_backs: answer -> number of check-backs in the last hour.
         delayed: broker -> messages there whose delay is not over, or that have no consumer group; of brokers that count them.
         risks: what may be lost with the settings of brokers, a sentence each.
@@ -189,6 +192,8 @@ class Status:
     dead_letters: list[DeadLetterCount]
     differing_groups: list[str]
     has_strays: bool
+    lacks_tomorrow: bool
+    overdue: list[date]
     check_backs: dict[str, int]
     risks: list[str] = field(default_factory=list)
     delayed: dict[str, DelayedCount] = field(default_factory=dict)
@@ -203,6 +208,7 @@ def read_status(connection: Connection, alias: str) -> Status:
     processes = read_processes(connection)
     groups, delayed = read_groups(connection, alias, processes, letters)
     has_strays, cannot_write = connection.execute(STRAYS).fetchone() or (False, False)
+    days = partitions.days(connection)
     status = Status(
         alias,
         connection.cursor(row_factory=class_row(TopicStatus)).execute(TOPICS).fetchall(),
@@ -215,6 +221,8 @@ def read_status(connection: Connection, alias: str) -> Status:
         letters,
         differing_groups(connection),
         has_strays,
+        partitions.lacks_tomorrow(days),
+        overdue(days),
         dict(connection.execute(CHECK_BACKS).fetchall()),
         list(_risks()),
         delayed,

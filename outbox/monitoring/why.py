@@ -139,7 +139,7 @@ def _topic_held(message: _Message, relays: list[ProcessStatus]) -> str:
     if not live:
         last = f": the last heartbeat came {age(relays[0].silent_seconds)} ago" if relays else ""
         return f"No relay of broker {message.broker!r} is running{last}. Start outbox_relay."
-    if all(one.error for one in live):
+    if all(one.cannot_send for one in live):
         return f"The relay of broker {message.broker!r} fails: {live[0].error.rstrip('.')}."
     if all(one.breaker == "open" for one in live):
         return f"Broker {message.broker!r} does not answer. The relay retries automatically."

@@ -26,6 +26,7 @@ from outbox.logs import get_logger
 from outbox.relay.breaker import Breakers, BreakerState
 from outbox.relay.delayed import MOVE_LIMIT, move_due
 from outbox.relay.lane import Lane, take_lane
+from outbox.relay.maintenance import last_error
 from outbox.relay.rounds import Relay, RelayResult, make_breakers
 from outbox.relay.wakeup import Waker, forget_dead
 from outbox.topics import match_topics
@@ -43,8 +44,6 @@ PLANNER_SETTINGS = {"plan_cache_mode": "force_generic_plan", "enable_seqscan": "
 IDLE_WAITS = {"shortest": timedelta(milliseconds=20), "longest": timedelta(seconds=1)}
 IDLE_TIMEOUT = timedelta(milliseconds=200)
 NO_IDLE_TIMEOUT = timedelta(0)
-ENDED_BY_SERVER = ("08", "57")  # classes of SQLSTATE: the connection broke, an operator ended it
-MAX_ERROR = 500  # characters
 
 
 @dataclass(frozen=True, slots=True)
@@ -204,12 +203,17 @@ class RelayRunner:
             lane=self.relay.lane.number,
             breaker=self.relay.breakers.describe(),
             note=self._note,
-            error="" if self.has_worked else None,
+            error=self._error() if self.has_worked else None,
         )
         if self._waker is not None and self._waker.is_on_call:
             self._waker.announce()
         self._maintenance_at = time.monotonic() + MAINTENANCE_SECONDS
         return True
+
+    def _error(self) -> str:
+        """Return what keeps this process from its maintenance, since this relay works."""
+        error = last_error(self.target.database)
+        return f"{heartbeats.MAINTENANCE}{error}" if error else ""
 
 
 def require_sessions(aliases: Iterable[str]) -> None:
@@ -254,11 +258,11 @@ def open_runner(target: RelayTarget, *, note: str) -> Iterator[RelayRunner]:
 
 def _note_error(target: RelayTarget, note: str, error: psycopg.Error) -> None:
     """Write what the database refuses into the relay's heartbeat, where status and metrics read it; not an outage."""
-    if error.sqlstate is None or error.sqlstate.startswith(ENDED_BY_SERVER):
+    if not database.is_refusal(error):
         return
     try:
         with database.connect(target.database, application_name="outbox heartbeat", connect_timeout=1) as connection:
-            text = str(error).strip().partition("\n")[0][:MAX_ERROR]
+            text = str(error).strip().partition("\n")[0]
             heartbeats.beat(connection, "relay", broker=target.broker, note=note, error=text)
     except psycopg.Error:
         logger.warning("The error of the relay of %s could not be written into its heartbeat.", target, exc_info=True)

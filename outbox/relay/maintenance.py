@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from contextlib import closing
+from collections.abc import Iterable, Iterator
+from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from datetime import date
 from functools import partial
 
+import psycopg
+
 from outbox import conf, database
-from outbox.database import heartbeats
-from outbox.database.partitions import make_days
+from outbox.database import Connection, heartbeats, partitions
+from outbox.errors import ConfigurationError
 from outbox.relay.prune import Pruned, prune, read_keep_since
 
 MAINTENANCE_INTERVAL = 3600.0  # seconds
@@ -24,21 +26,70 @@ class MaintenanceResult:
     pruned: Pruned
     forgotten: int
 
+    def as_json(self) -> dict[str, object]:
+        """Return what was made and pruned as a dict that can be encoded as JSON."""
+        return {"made": [str(day) for day in self.made]} | self.pruned.as_json()
+
 
 def maintain(using: str) -> MaintenanceResult:
     """
     Create the partitions of coming days and prune, in a database that has the outbox.
 
+    A role that does not own the tables leaves partitions to the one that does, and deletes rows only. Rows are also deleted where
+    partitions cannot be created.
+
     Raises:
         NotMigrated: the database has no tables of the outbox, or is a replica.
+        ConfigurationError: this role may not create partitions, and the one that may has not created that of tomorrow.
         psycopg.Error: the database failed. The next maintenance continues where this one ended.
     """
-    with database.connect(using, application_name="outbox maintenance") as connection:
-        database.ensure_fit(using, connection)
-        forgotten = heartbeats.forget_stale(connection)
-    made = make_days(using)
-    pruned = prune(using)
+    with _noted(using):
+        with database.connect(using, application_name="outbox maintenance") as connection:
+            database.ensure_fit(using, connection)
+            forgotten = heartbeats.forget_stale(connection)
+            is_ours = partitions.rights(connection).may_change
+        try:
+            made = partitions.make_days(using) if is_ours else []
+        finally:
+            pruned = prune(using)
+        if not is_ours:
+            with database.connect(using, application_name="outbox maintenance") as connection:
+                _require_tomorrow(using, connection)
     return MaintenanceResult(made, pruned, forgotten)
+
+
+def last_error(using: str) -> str:
+    """Return what the last maintenance of a database by this process failed with; "" if it succeeded, or met an outage."""
+    return _errors.get(using, "")
+
+
+_errors: dict[str, str] = {}
+
+
+@contextmanager
+def _noted(using: str) -> Iterator[None]:
+    """Keep the error of a maintenance for the heartbeats of this process, until a maintenance succeeds."""
+    try:
+        yield
+    except ConfigurationError as error:
+        _errors[using] = str(error)
+        raise
+    except psycopg.Error as error:
+        if database.is_refusal(error):
+            _errors[using] = str(error).strip().partition("\n")[0]
+        raise
+    else:
+        _errors.pop(using, None)
+
+
+def _require_tomorrow(using: str, connection: Connection) -> None:
+    if partitions.lacks_tomorrow(partitions.days(connection)):
+        _, owner, role = partitions.rights(connection)
+        raise ConfigurationError(
+            f"Database {using!r} has no partition for tomorrow, and role {role!r} may not create it, because it does not own "
+            f"outbox_message. Run manage.py outbox_maintenance as {owner!r}, from cron or at each deployment. No message is lost "
+            "meanwhile."
+        )
 
 
 def prune_brokers(aliases: Iterable[str]) -> dict[str, int]:

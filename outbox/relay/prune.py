@@ -35,6 +35,8 @@ logger = get_logger(__name__)
 SLICE = 1000
 INBOX = "outbox_inbox"
 NOT_LOCKED = "open transactions"  # the next prune will find the day free
+OF_OTHERS = "another role, which owns the tables and has to run outbox_maintenance"
+OTHERS_GRACE = timedelta(days=2)  # so long after its retention may a day be kept by that role
 
 # One process prunes at a time; a second one has nothing to do.
 TRY_LOCK = f"SELECT pg_try_advisory_lock({Lock.PRUNE}, 0)"
@@ -101,7 +103,7 @@ def prune(using: str, *, now: datetime | None = None, patience: timedelta = part
     Drop days and delete rows that are past `OUTBOX["RETENTION"]`.
 
     A day is past its retention when all of it is; rows that belong to its messages are deleted with it. An app that holds days
-    back may keep them longer, and drops them itself.
+    back may keep them longer, and drops them itself. A role that does not own the tables deletes rows only.
 
     Args:
         patience: how long to try for the lock that dropping one day needs.
@@ -119,10 +121,15 @@ def prune(using: str, *, now: datetime | None = None, patience: timedelta = part
         connection.execute(END_IDLE_SESSION)
         if connection.execute(TRY_LOCK).fetchone() != (True,):
             return pruned
+        may_drop = partitions.rights(connection).may_change
         for day in partitions.days(connection):
             if day < last_kept:
-                _prune_day(connection, day, pruned, patience, holds)
-        _alert_held(using, pruned, {hold.reason: last_kept - hold.grace for hold in holds})
+                if may_drop:
+                    _prune_day(connection, day, pruned, patience, holds)
+                else:
+                    pruned.kept[day] = OF_OTHERS
+        free_by = {hold.reason: last_kept - hold.grace for hold in holds}
+        _alert_held(using, pruned, free_by | {OF_OTHERS: last_kept - OTHERS_GRACE})
         pruned.rows["outbox_batch"] = prune_batches(
             connection, before=midnight, kept=[_bounds(day) for day in [*pruned.kept, last_kept]]
         )
@@ -134,6 +141,14 @@ def prune(using: str, *, now: datetime | None = None, patience: timedelta = part
             if table not in taken:
                 pruned.rows[table] = _delete_rows(connection, table, old, before=midnight, now=now)
     return pruned
+
+
+def overdue(days: Iterable[date]) -> list[date]:
+    """Return the days that are kept for longer after their retention than any role or app that drops them needs."""
+    holds = retention_holds.active()
+    kept_for = max([conf.settings().retention, *holds.values()]) + max([OTHERS_GRACE, *(hold.grace for hold in holds)])
+    first = (datetime.now(UTC) - kept_for).date()
+    return [day for day in days if day < first]
 
 
 def read_keep_since() -> datetime | None:
@@ -184,7 +199,12 @@ def _prune_day(connection: Connection, day: date, pruned: Pruned, patience: time
     # Before any lock is taken, so that a day that is held blocks no other transaction, not even briefly.
     if is_held():
         return
-    if partitions.drop_day(connection, day, unless=is_held, patience=patience):
+    try:
+        is_dropped = partitions.drop_day(connection, day, unless=is_held, patience=patience)
+    except psycopg.errors.InsufficientPrivilege:  # a partition that another role has created
+        pruned.kept[day] = OF_OTHERS
+        return
+    if is_dropped:
         pruned.days.append(day)
     else:
         pruned.kept.setdefault(day, NOT_LOCKED)

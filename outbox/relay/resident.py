@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 import threading
-import time
 from collections.abc import Callable, Sequence
 from datetime import timedelta
 
@@ -24,14 +23,15 @@ logger = get_logger(__name__)
 BACKOFF = Backoff(timedelta(milliseconds=200), timedelta(seconds=2))
 NOT_MIGRATED_SECONDS = 3.0  # wait for a database without tables, or one that is not the primary yet
 LANES_HELD_SECONDS = 1.0
-REPEAT_SECONDS = 60.0  # between two lines about the same error
+MAX_REFUSED_SECONDS = 60.0  # wait of a step with longer pauses, such as the maintenance, before it tries again what was refused
 
 OUTAGES = (psycopg.OperationalError, psycopg.InterfaceError, OperationalError, InterfaceError, BrokerUnavailable)
 
 
 class Resident(threading.Thread):
     """
-    A thread that repeats a step. After an error, which it logs, it waits with exponential back-off.
+    A thread that repeats a step. After an error, which it logs, it waits with exponential back-off; after one that is
+    not an outage at least for its pause, and at most a minute.
 
     Args:
         step: one step of the work; returns whether there is more to do at once.
@@ -46,9 +46,6 @@ class Resident(threading.Thread):
         self._pause = pause
         self._begins_after = begins_after
         self._failures = 0
-        self._said = ""  # the last line of the log, which is not repeated for a while
-        self._said_at = 0.0
-        self._repeats = 0
 
     def run(self) -> None:
         """Work until stopped."""
@@ -69,25 +66,18 @@ class Resident(threading.Thread):
         self.stopped.set()
 
     def _log(self, error: Exception) -> float:
-        """Log an error, the same one once a minute; return the seconds to wait."""
+        """Log an error; return the seconds to wait."""
         wait = BACKOFF(self._failures).total_seconds()
         is_expected = isinstance(error, (*OUTAGES, NotMigrated, LaneNotHeld))
+        does = f"retries in {wait:.1f} s" if isinstance(error, OUTAGES) else "waits" if is_expected else "fails"
         text = str(error).strip() or repr(error)
-        now = time.monotonic()
-        is_new = text != self._said
-        if is_new or now - self._said_at >= REPEAT_SECONDS:
-            does = f"retries in {wait:.1f} s" if isinstance(error, OUTAGES) else "waits" if is_expected else "fails"
-            repeats = "" if is_new else f" ({self._repeats} more times)"
-            level = logging.WARNING if is_expected else logging.ERROR
-            logger.log(
-                level, "%s %s: %s%s", self.name, does, text, repeats, exc_info=None if is_expected or not is_new else error
-            )
-            self._said, self._said_at, self._repeats = text, now, 0
-        else:
-            self._repeats += 1
+        level = logging.WARNING if is_expected else logging.ERROR
+        logger.log(level, "%s %s: %s", self.name, does, text, exc_info=None if is_expected else error)
         if isinstance(error, NotMigrated):
             return NOT_MIGRATED_SECONDS
-        return LANES_HELD_SECONDS if isinstance(error, LaneNotHeld) else wait
+        if isinstance(error, LaneNotHeld):
+            return LANES_HELD_SECONDS
+        return wait if isinstance(error, OUTAGES) else max(wait, min(self._pause, MAX_REFUSED_SECONDS))
 
 
 class ResidentRelay(Resident):

@@ -1,4 +1,4 @@
-"""One step of a periodic task: an outage is logged, and the next run does the step again."""
+"""One step of a periodic task: an error is logged, and the next run does the step again."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ EXPECTED = (psycopg.OperationalError, psycopg.InterfaceError, OperationalError, 
 
 
 def try_step(step: Callable[..., object], *args: Any, **options: Any) -> None:
-    """Run a step; log an outage of database or broker."""
+    """Run a step; log an error, so that the next steps are not left out."""
     try:
         step(*args, **options)
     except LaneNotHeld as error:
@@ -26,3 +26,5 @@ def try_step(step: Callable[..., object], *args: Any, **options: Any) -> None:
         logger.info("%s", error)
     except EXPECTED as error:
         logger.warning("%s failed for now: %s", step.__qualname__, str(error).strip())
+    except Exception as error:
+        logger.exception("%s failed: %s", step.__qualname__, str(error).strip() or repr(error))

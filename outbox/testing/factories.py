@@ -46,7 +46,7 @@ def _of_message(name: str, otherwise: Any) -> Any:
 
 
 class IdentityFactory(factory.django.DjangoModelFactory):
-    """Inserts a row whose primary key the database generates (GENERATED ALWAYS, for which the ORM's INSERT fails)."""
+    """Inserts a row with the given columns only, so that the others have the database's defaults."""
 
     class Meta:
         abstract = True

@@ -5,18 +5,32 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from datetime import UTC, datetime
 from pathlib import Path
 
 import psycopg
 import pytest
 from django.conf import settings
 
+from outbox.database import partitions
+
 
 @pytest.fixture
-def migrate(fresh_database: str):
+def settings_module(monkeypatch: pytest.MonkeyPatch):
+    """Return a function that names the module of the settings."""
+
+    def settings_module(name: str) -> None:
+        monkeypatch.setenv("DJANGO_SETTINGS_MODULE", name)
+
+    settings_module("project.settings")
+    return settings_module
+
+
+@pytest.fixture
+def migrate(fresh_database: str, settings_module):
     def migrate(*target: str) -> None:
         command = [sys.executable, str(Path(settings.BASE_DIR) / "manage.py"), "migrate", "--verbosity", "0", *target]
-        environment = {**os.environ, "DATABASE_URL": fresh_database, "DJANGO_SETTINGS_MODULE": "project.settings"}
+        environment = {**os.environ, "DATABASE_URL": fresh_database}
         done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
         assert done.returncode == 0, done.stderr
 
@@ -54,3 +68,12 @@ class TestMigrate:
 
         migrate()
         assert has_table("outbox_process")
+
+    @pytest.mark.timeout(180)
+    def test_works_on_connections_that_bind_on_the_server_and_prepare_everything(self, migrate, has_table, settings_module):
+        settings_module("tests.journeys.binding_settings")
+
+        migrate()
+
+        assert has_table("outbox_process")
+        assert has_table(partitions.table_of(datetime.now(UTC).date()))

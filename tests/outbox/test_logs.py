@@ -3,7 +3,8 @@ import logging
 
 import pytest
 
-from outbox.logs import LimitedLog, get_logger, one_line
+from outbox import logs
+from outbox.logs import MAX_ERROR_CHARACTERS, MAX_TRACEBACK_CHARACTERS, MOST_LINES, get_logger, log_fields, one_line
 
 FORGED = "of nobody\n2026-01-01 00:00:00 INFO outbox: all is well"
 
@@ -77,42 +78,92 @@ class TestALineOfTheLog:
         assert written() == [r"WARNING a\nb"]
 
 
+class TestARepeatedLine:
+    @pytest.fixture
+    def now(self, monkeypatch):
+        now = [100.0]
+        monkeypatch.setattr(logs, "_repeats", logs.Repeats(clock=lambda: now[0]))
+        return now
+
+    @pytest.fixture
+    def say(self, logger, now):
+        def say(text, *args, level=logging.WARNING, **options):
+            logger.log(level, text, *args, **options)
+
+        logger.setLevel(logging.INFO)
+        return say
+
+    def test_is_written_once_a_minute_with_the_number_left_out(self, say, written, now):
+        for seconds in range(62):
+            now[0] = 100.0 + seconds
+            say("PostgreSQL is away.")
+
+        assert written() == ["WARNING PostgreSQL is away.", "WARNING PostgreSQL is away. (59 more times)"]
+
+    def test_is_the_same_whatever_ids_and_numbers_it_has(self, say, written):
+        for number in range(3):
+            say(
+                "Message 0199d3a4-1111-7000-8000-00000000000%s failed, next try in %.1f s: %r", number, number, ValueError(number)
+            )
+
+        assert len(written()) == 1
+
+    def test_is_another_where_its_words_differ(self, say, written):
+        for topic in ("orders", "payments", "orders"):
+            say("Topic %r gets no answer.", topic)
+
+        assert written() == ["WARNING Topic 'orders' gets no answer.", "WARNING Topic 'payments' gets no answer."]
+
+    def test_has_its_traceback_only_once(self, say, written, now):
+        for _ in range(2):
+            say("It failed.", exc_info=ValueError("a bug"))
+            now[0] += 60
+
+        assert written() == ["WARNING It failed.", "  ValueError: a bug", "WARNING It failed."]
+
+    def test_that_is_never_quite_the_same_comes_a_limited_number_of_times(self, say, written, now):
+        for number in range(1000):
+            say("It failed: %s", "x" * number)
+
+        assert len(written()) == MOST_LINES
+
+    def test_is_the_same_where_its_cause_is(self, say, written):
+        for cause, text in (("unsigned", "/a"), ("unsigned", "/b"), ("stale", "/a")):
+            say("A request of %s is refused.", text, extra=log_fields(cause=cause))
+
+        assert written() == ["WARNING A request of /a is refused."] * 2
+
+    def test_for_the_record_is_the_same_only_with_its_numbers(self, say, written):
+        for number in (1, 2, 2):
+            say("%s dead messages were released.", number, level=logging.INFO)
+
+        assert written() == ["INFO 1 dead messages were released.", "INFO 2 dead messages were released."]
+
+    def test_does_not_harm_its_caller_where_the_text_of_an_argument_cannot_be_had(self, say, written):
+        class Odd:
+            def __str__(self):
+                raise ZeroDivisionError
+
+        say("It failed: %s", Odd())
+
+        assert written() == ["WARNING It failed: (Odd, whose text cannot be had: ZeroDivisionError)"]
+
+
+class TestALongError:
+    LONG = "x" * 3_000_000
+
+    @pytest.mark.parametrize("said", [LONG, ValueError(LONG)], ids=["text", "error"])
+    def test_is_cut_in_its_line(self, logger, written, said):
+        logger.error("It failed: %s", said)
+
+        assert written() == [f"ERROR It failed: {'x' * (MAX_ERROR_CHARACTERS - 1)}…"]
+
+    def test_is_cut_in_its_traceback(self, logger, written):
+        logger.error("It failed.", exc_info=ValueError(self.LONG))
+
+        assert sum(map(len, written())) < MAX_TRACEBACK_CHARACTERS + 100
+
+
 class TestOneLine:
     def test_leaves_a_text_as_it_is(self):
         assert one_line('it\'s a \\ "text"') == 'it\'s a \\ "text"'
-
-
-class TestLimitedLog:
-    @pytest.fixture
-    def now(self):
-        return [100.0]
-
-    @pytest.fixture
-    def limited(self, logger, now):
-        return LimitedLog(logger, interval=60, clock=lambda: now[0])
-
-    def test_writes_one_line_for_a_cause(self, limited, written):
-        for number in range(1000):
-            limited.log(logging.WARNING, "unsigned", "A request of %s is not signed.", number)
-
-        assert written() == ["WARNING A request of 0 is not signed."]
-
-    def test_says_afterwards_how_many_it_left_out(self, limited, written, now):
-        for _ in range(4):
-            limited.log(logging.WARNING, "unsigned", "Not signed.")
-        now[0] += 60
-        limited.log(logging.WARNING, "unsigned", "Not signed.")
-        now[0] += 60
-        limited.log(logging.WARNING, "unsigned", "Not signed.")
-
-        assert written() == [
-            "WARNING Not signed.",
-            "WARNING Not signed. (3 more since the last such line.)",
-            "WARNING Not signed.",
-        ]
-
-    def test_writes_one_for_each_cause(self, limited, written):
-        for cause in ("unsigned", "stale", "unsigned"):
-            limited.log(logging.WARNING, cause, cause)
-
-        assert written() == ["WARNING unsigned", "WARNING stale"]

@@ -150,6 +150,19 @@ class TestMaintenance:
 
         assert (kept, pruned) == (["default"], [{"default"}])
 
+    def test_goes_on_with_the_brokers_after_an_error_of_a_database(self, monkeypatch, caplog):
+        def refuse(using):
+            raise psycopg.errors.InsufficientPrivilege("must be owner of table outbox_message")
+
+        pruned = []
+        monkeypatch.setattr(tasks, "maintain", refuse)
+        monkeypatch.setattr(tasks, "prune_brokers", pruned.append)
+
+        tasks.maintenance()
+
+        assert pruned == [{"default"}]
+        assert "must be owner of table outbox_message" in caplog.text
+
     def test_runs_over_the_real_tables(self, caplog):
         tasks.maintenance()
 

@@ -69,7 +69,7 @@ def shop() -> str:
 
 def prune() -> str:
     """Make days and prune, as the maintenance does."""
-    return " ".join(_call("outbox_prune").split())
+    return " ".join(_call("outbox_maintenance").split())
 
 
 ACTS: dict[str, Callable[[], str]] = {act.__name__: act for act in (migrate, check, shop, prune)}

@@ -1,4 +1,4 @@
-"""Check that databases can be reached, are migrated, durable, have partitions ahead, and the same time as this host."""
+"""Check that databases can be reached, are migrated, durable, have grants, partitions ahead, and the same time as this host."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from django.db.migrations.executor import MigrationExecutor
 from outbox import database
 from outbox.database import Connection, partitions
 from outbox.errors import ConfigurationError, NotMigrated
+from outbox.monitoring.doctor import grants
 from outbox.monitoring.doctor.finding import Finding, Level
 
 CONNECT_SECONDS = 5
@@ -60,8 +61,12 @@ def _check(subject: str, alias: str, connection: Connection) -> Iterator[Finding
     for name, setting in connection.execute(UNSAFE_SETTINGS).fetchall():
         text = f"{name} is {setting}: a crash may lose committed messages together with your rows"
         yield Finding(Level.WARNING, subject, text, f"Set {name} = on, unless this server is for tests.")
-    if datetime.now(UTC).date() + timedelta(days=1) not in partitions.days(connection):
+    yield from grants.check(subject, connection)
+    if partitions.lacks_tomorrow(partitions.days(connection)):
+        may_change, owner, _ = partitions.rights(connection)
         hint = "Check that outbox_relay runs, or beat's entry outbox-maintenance."
+        if not may_change:
+            hint = f"Run manage.py outbox_maintenance as {owner!r}, from cron or at each deployment: this role may not create it."
         yield Finding(Level.WARNING, subject, "the partition for tomorrow does not exist: maintenance does not run", hint)
 
 

@@ -21,7 +21,7 @@ from django.utils import timezone
 from outbox import database
 from outbox.database import outermost
 from outbox.database.locks import END_IDLE_SESSION, Lock
-from outbox.logs import get_logger
+from outbox.logs import cut, get_logger
 from outbox.pipeline.audit_runs import verdict
 from outbox.pipeline.conf import settings
 from outbox.pipeline.errors import AuditFailed, AuditRunning
@@ -103,7 +103,7 @@ def begin(
 def skip(using: str, error: str) -> AuditRun:
     """Store that a run was skipped, and why."""
     run = begin(using, asked_by="beat", since=None, settle_seconds=0.0, state=AuditRun.State.SKIPPED)
-    run.error, run.ended_at = error, timezone.now()
+    run.error, run.ended_at = cut(error), timezone.now()
     run.save()
     return run
 
@@ -115,7 +115,7 @@ def error_of(run: AuditRun) -> str:
 
 def fail(run: AuditRun, error: str, exit_code: int | None) -> None:
     """Store that a run failed, and why."""
-    run.state, run.error, run.exit_code, run.ended_at = AuditRun.State.FAILED, error, exit_code, timezone.now()
+    run.state, run.error, run.exit_code, run.ended_at = AuditRun.State.FAILED, cut(error), exit_code, timezone.now()
     run.save()
 
 

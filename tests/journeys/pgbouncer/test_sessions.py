@@ -88,7 +88,7 @@ class TestARelay:
 
 @pytest.mark.usefixtures("without_direct")
 class TestWithoutADirectAlias:
-    @pytest.mark.parametrize("command", ["outbox_relay", "outbox_record", "outbox_prune", "outbox_archive", "outbox_audit"])
+    @pytest.mark.parametrize("command", ["outbox_relay", "outbox_record", "outbox_maintenance", "outbox_archive", "outbox_audit"])
     def test_a_command_refuses_and_names_the_line_to_write(self, command, settings, tmp_path):
         brokers = {"default": {"BACKEND": "outbox.brokers.memory.MemoryBroker"}}
         archive = {"ARCHIVE": {"PATH": str(tmp_path)}}

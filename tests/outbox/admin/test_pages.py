@@ -155,4 +155,4 @@ class TestOverview:
 
         overview()
 
-        assert len(asked) <= 23 + len(groups())
+        assert len(asked) <= 24 + len(groups())

@@ -11,9 +11,7 @@ from django.test import Client
 from django.urls import reverse
 from standardwebhooks import Webhook
 
-from outbox.api import refusals
 from outbox.check_backs import register, sources
-from outbox.logs import LimitedLog
 from tests.check_back_secrets import SECRET
 
 Post = Callable[..., HttpResponse]
@@ -24,7 +22,6 @@ def _clean_slate(settings: Any, monkeypatch: pytest.MonkeyPatch) -> Iterator[Non
     settings.OUTBOX = {"CHECK_BACK": {"SECRETS": [SECRET]}}
     monkeypatch.setattr(register, "registered", {})
     monkeypatch.setattr(sources, "_aliases", {})
-    monkeypatch.setattr(refusals, "limited", LimitedLog(refusals.logger))
     cache.clear()
     yield
     cache.clear()

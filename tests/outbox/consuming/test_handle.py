@@ -37,6 +37,30 @@ def fails_with(error: Exception, **options):
         raise error
 
 
+@pytest.mark.django_db(transaction=True)
+class TestADurableBlockInAHandler:
+    def test_is_named_at_the_first_delivery_with_the_way_out(self):
+        @consumer(Placed, group="cart")
+        def clear_cart(message, context):
+            with transaction.atomic(durable=True):
+                CartEntry.objects.create(invoice=message.invoice, change=-1)
+
+        result = handle(group("cart"), delivery(Placed("A1")))
+
+        assert result.outcome is Outcome.RETRY
+        error = FailedDelivery.objects.get().error
+        assert error.startswith("NotOutermost: ")
+        assert "clear_cart entered atomic(durable=True)" in error
+        assert "Use atomic() there" in error
+
+    def test_leaves_another_runtime_error_as_it_is(self):
+        fails_with(RuntimeError("no such customer"))
+
+        handle(group("cart"), delivery(Placed("A1")))
+
+        assert FailedDelivery.objects.get().error == "RuntimeError: no such customer"
+
+
 class TestHandled:
     def test_applies_the_writes_and_the_inbox_row(self):
         clears_the_cart()

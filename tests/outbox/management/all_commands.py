@@ -19,7 +19,7 @@ CALLS = {
     "outbox_consume": ["--once"],
     "outbox_doctor": [],
     "outbox_pause": ["orders"],
-    "outbox_prune": [],
+    "outbox_maintenance": [],
     "outbox_record": [],
     "outbox_relay": ["--once"],
     "outbox_replay": [],

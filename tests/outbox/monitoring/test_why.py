@@ -71,6 +71,18 @@ class TestUnsent:
 
         assert ask(ticket.message_id) == "Broker 'default' does not answer. The relay retries automatically."
 
+    def test_where_the_relay_fails(self, orders, ask, relay):
+        Process.objects.update(error="permission denied for table outbox_ticket")
+        ticket = TicketFactory(topic=orders)
+
+        assert ask(ticket.message_id) == "The relay of broker 'default' fails: permission denied for table outbox_ticket."
+
+    def test_where_only_the_maintenance_of_the_relay_fails(self, orders, ask, relay):
+        Process.objects.update(error="Maintenance: must be owner of table outbox_message")
+        ticket = TicketFactory(topic=orders)
+
+        assert ask(ticket.message_id) == "It is the next message that the relay sends."
+
     def test_where_others_are_ahead(self, orders, ask, relay):
         TicketFactory.create_batch(2, topic=orders)
         ticket = TicketFactory(topic=orders)

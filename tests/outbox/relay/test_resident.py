@@ -13,6 +13,7 @@ from tests.waiting import wait_until
 
 @pytest.fixture(autouse=True)
 def _short_waits(monkeypatch):
+    monkeypatch.setattr(resident, "MAX_REFUSED_SECONDS", 0.01)
     monkeypatch.setattr(resident, "BACKOFF", Backoff(resident.BACKOFF.base, resident.BACKOFF.limit, lambda: 0.01))
 
 
@@ -89,9 +90,7 @@ class TestResident:
             *((logging.WARNING, False), (logging.ERROR, True)),
         ]
 
-    def test_says_the_same_once_a_minute_and_how_often_it_was(self, start, caplog, monkeypatch):
-        times = iter([0.0, 1.0, 2.0, 59.0, 61.0, 62.0])
-        monkeypatch.setattr(resident.time, "monotonic", lambda: next(times))
+    def test_says_the_same_once_with_a_traceback(self, start, caplog):
         work = Work(*[ValueError("a bug")] * 5, ValueError("another"), False)
 
         start(work)
@@ -99,9 +98,17 @@ class TestResident:
 
         assert [(record.getMessage(), bool(record.exc_info)) for record in caplog.records] == [
             ("The worker fails: a bug", True),
-            ("The worker fails: a bug (3 more times)", False),
             ("The worker fails: another", True),
         ]
+
+    def test_does_not_try_again_at_once_what_was_refused(self, start, monkeypatch):
+        monkeypatch.setattr(resident, "MAX_REFUSED_SECONDS", 60.0)
+        work = Work(ValueError("no permission"), False)
+
+        start(work)
+
+        assert not work.is_done.wait(0.5)
+        assert work.turns == 1
 
     def test_waits_for_a_lane_and_says_so_once(self, start, caplog, monkeypatch):
         monkeypatch.setattr(resident, "LANES_HELD_SECONDS", 0.01)

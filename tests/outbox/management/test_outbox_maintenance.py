@@ -22,11 +22,11 @@ def old_day():
         own.execute("DROP TABLE IF EXISTS outbox_message_20010203")
 
 
-class TestOutboxPrune:
+class TestOutboxMaintenance:
     def test_prunes_and_says_what(self, old_day, capsys):
         Duplicate.objects.create(consumer_group="g", message_id=message_id(), topic="t", nth=2, dropped_at=NOON)
 
-        call_command("outbox_prune", "--database", "default")
+        call_command("outbox_maintenance", "--database", "default")
 
         assert capsys.readouterr().out == ("Database 'default'\n  2001-02-03 dropped\n  outbox_duplicate: 1 rows deleted\n")
 
@@ -34,18 +34,18 @@ class TestOutboxPrune:
         TicketFactory(message=MessageRowFactory(id=message_id(NOON)))
 
         with pytest.raises(SystemExit) as end:
-            call_command("outbox_prune", "--database", "default", "--json")
+            call_command("outbox_maintenance", "--database", "default", "--json")
 
         assert end.value.code == 1
         assert json.loads(capsys.readouterr().out)["default"]["kept"] == {"2001-02-03": "waiting messages"}
 
     def test_says_when_there_is_nothing_to_do(self, capsys):
-        call_command("outbox_prune", "--database", "default")
+        call_command("outbox_maintenance", "--database", "default")
 
-        assert capsys.readouterr().out == "Database 'default'\n  nothing is past its retention\n"
+        assert capsys.readouterr().out == "Database 'default'\n  nothing to create, and nothing is past its retention\n"
 
     def test_ends_with_2_when_it_cannot_ask(self):
         with pytest.raises(CommandError) as error:
-            call_command("outbox_prune", "--database", "nix")
+            call_command("outbox_maintenance", "--database", "nix")
 
         assert error.value.returncode == 2

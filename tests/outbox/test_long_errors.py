@@ -1,0 +1,56 @@
+"""Errors of millions of characters, at each door by which an error is stored."""
+
+from __future__ import annotations
+
+import pytest
+
+from outbox import Retry, consumer, database
+from outbox.batches.batch import SplitReason, Unaccepted
+from outbox.check_backs.record import record
+from outbox.check_backs.resolve import Answer
+from outbox.consuming.handle import handle
+from outbox.consuming.register import group
+from outbox.database import heartbeats
+from outbox.logs import MAX_ERROR_CHARACTERS, MAX_TRACEBACK_CHARACTERS
+from outbox.message import UNKNOWN, Half
+from outbox.models import CheckBack, FailedDelivery, Process
+from tests.outbox.consuming.deliveries import delivery
+from tests.outbox.consuming.messages import Placed
+
+pytestmark = pytest.mark.django_db(transaction=True)
+
+LONG = "no such order\n" * 200_000
+
+
+class TestALongError:
+    def test_of_a_handler_is_cut_in_its_row_and_in_the_dead_letter(self, own_definitions):
+        @consumer(Placed, group="cart", retry=Retry(limit=0))
+        def clear_cart(message, context):
+            raise ValueError(LONG)
+
+        result = handle(group("cart"), delivery(Placed("A1")))
+
+        row = FailedDelivery.objects.get()
+        assert MAX_ERROR_CHARACTERS <= len(row.error) < MAX_ERROR_CHARACTERS + 100
+        assert row.error.endswith("…")
+        assert len(row.traceback) <= MAX_TRACEBACK_CHARACTERS
+        assert "raise ValueError" in row.traceback
+        assert len(result.reason) < MAX_ERROR_CHARACTERS + 100
+
+    def test_of_a_broker_is_cut_before_a_relay_stores_it(self):
+        unaccepted = Unaccepted(SplitReason.UNSURE, LONG)
+
+        assert len(unaccepted.text) == MAX_ERROR_CHARACTERS
+
+    def test_of_a_check_back_is_cut_in_its_row(self):
+        half = Half("orders", "m-1", "h-1", "source:17:1:1", asked=1)
+
+        record(database.raw("default"), half, Answer(UNKNOWN, LONG), request_id="r", asked_by="endpoint", milliseconds=1.5)
+
+        assert len(CheckBack.objects.get().reason) == MAX_ERROR_CHARACTERS
+
+    def test_is_cut_in_a_heartbeat(self):
+        heartbeats.beat(database.raw("default"), "relay", error=LONG, refusals={"orders": LONG})
+
+        row = Process.objects.get()
+        assert len(row.error) == len(row.refusals["orders"]) == MAX_ERROR_CHARACTERS

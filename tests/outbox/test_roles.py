@@ -1,0 +1,274 @@
+"""A role that may only read and write rows, with the grants of docs/how-to/deploy.md; another role owns the tables."""
+
+from __future__ import annotations
+
+import logging
+import re
+from collections.abc import Callable, Iterator
+from contextlib import closing, contextmanager
+from datetime import UTC, date, datetime, timedelta
+from typing import Any
+
+import psycopg
+import pytest
+from django.core.management import call_command
+from django.db import connections
+
+from outbox import Retry, consumer, database, publish, transaction
+from outbox.consuming import register
+from outbox.consuming.worker import Worker
+from outbox.database import partitions
+from outbox.errors import ConfigurationError
+from outbox.models import DeadMessage, Duplicate, MessageRow, Process
+from outbox.monitoring.attention import Kind
+from outbox.monitoring.doctor import databases
+from outbox.monitoring.doctor.finding import Level
+from outbox.monitoring.status import read_status
+from outbox.relay import maintenance
+from outbox.relay.hosts import NO_IDLE_TIMEOUT, RelayTarget, run_once
+from outbox.relay.maintenance import maintain
+from outbox.relay.resident import Resident, ResidentRelay
+from tests.factories import message_id
+from tests.outbox.publishing.rows import OrderMade
+from tests.quotes import ROOT
+from tests.waiting import wait_until
+
+pytestmark = pytest.mark.django_db(transaction=True, databases=["default", "other"])
+
+TARGET = RelayTarget("default", "default")
+ROLE = "outbox_role_of_a_test"
+PAGE = (ROOT / "docs/how-to/deploy.md").read_text()
+GRANTS = re.search(r"### Roles.*?```sql\n(.*?)```", PAGE, re.DOTALL)[1].replace("shop_app", ROLE)
+PUBLISHER = re.search(r"\| a process that only publishes \|(.*)\|", PAGE)[1]
+TO_PUBLISH = re.findall(r"((?:`[A-Z]+`(?:, | and )?)+) on ((?:`\w+`(?:, | and )?)+)", PUBLISHER)
+OLD = datetime(2001, 2, 3, 12, tzinfo=UTC)
+
+
+@pytest.fixture(autouse=True)
+def _outbox(settings: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    embedded = {"BACKEND": "outbox.embedded.EmbeddedBroker"}
+    settings.OUTBOX = {"BROKERS": {"default": embedded}, "TOPICS": {"made": {"TYPE": "delay"}}, "CELERY_WAKEUP": False}
+    monkeypatch.setattr(register, "registered", {})
+    monkeypatch.setattr(maintenance, "_errors", {})
+
+
+@pytest.fixture
+def as_owner() -> Callable[[str], None]:
+    """Run SQL as the owner of the tables."""
+    options = {**connections["default"].settings_dict["OPTIONS"]}
+
+    def run(statements: str) -> None:
+        given = connections["default"].settings_dict["OPTIONS"]
+        connections["default"].settings_dict["OPTIONS"] = options
+        try:
+            with database.connect("default") as own:
+                own.execute(statements)
+        finally:
+            connections["default"].settings_dict["OPTIONS"] = given
+
+    return run
+
+
+@pytest.fixture
+def role(as_owner: Callable[[str], None], transactional_db: None) -> Iterator[str]:
+    """A role without grants, which all connections of this process have in `as_role()`."""
+    as_owner(f"CREATE ROLE {ROLE}")
+    yield ROLE
+    as_owner(f"DROP OWNED BY {ROLE}; DROP ROLE {ROLE}")
+
+
+@contextmanager
+def as_role(name: str = ROLE) -> Iterator[None]:
+    wrapper = connections["default"]
+    before = wrapper.settings_dict["OPTIONS"]
+    wrapper.close()
+    wrapper.settings_dict["OPTIONS"] = {**before, "assume_role": name}
+    try:
+        yield
+    finally:
+        wrapper.close()
+        wrapper.settings_dict["OPTIONS"] = before
+
+
+@pytest.fixture
+def granted(role: str, as_owner: Callable[[str], None]) -> str:
+    """A role with the grants of the page."""
+    as_owner(GRANTS)
+    return role
+
+
+@pytest.fixture
+def day(as_owner: Callable[[str], None]) -> Iterator[Callable[[date], None]]:
+    """Create a partition as the owner; all partitions that should exist do so after the test."""
+    made = []
+
+    def make(one: date) -> None:
+        made.append(one)
+        with database.connect("default") as own:
+            partitions.make_day(own, one)
+
+    yield make
+    for one in made:
+        as_owner(f"DROP TABLE IF EXISTS {partitions.table_of(one)}")
+    partitions.make_days("default")
+
+
+def concerns() -> list[tuple[Level, str, str]]:
+    found = [one for one in databases.check() if "'default'" in one.subject]
+    return [(one.level, one.text, one.hint) for one in found if one.level is not Level.OK and "a crash may lose" not in one.text]
+
+
+def without_tomorrow() -> Iterator[None]:
+    tomorrow = datetime.now(UTC).date() + timedelta(days=1)
+    with database.connect("default") as own:
+        own.execute(f"DROP TABLE {partitions.table_of(tomorrow)}")
+    yield
+    partitions.make_days("default")
+
+
+no_tomorrow = pytest.fixture(without_tomorrow, name="no_tomorrow")
+
+
+class TestARoleWithTheGrantsOfThePage:
+    def test_has_all_that_the_doctor_asks_for(self, granted):
+        partitions.make_days("default")
+
+        with as_role():
+            assert concerns() == []
+
+    def test_publishes_relays_and_consumes(self, granted):
+        handled: list[int] = []
+
+        @consumer(OrderMade, group="points", retry=Retry(limit=0))
+        def give_points(message, context):
+            handled.append(message.order_id)
+            if message.order_id == 2:
+                raise ValueError("no such customer")
+
+        with as_role():
+            for number in (1, 2):
+                with transaction():
+                    publish(OrderMade(order_id=number))
+            done = run_once(TARGET, note="test", at_most=timedelta(seconds=10), idle_timeout=NO_IDLE_TIMEOUT)
+            with closing(Worker(register.group("points"), "default")) as worker:
+                tally = worker.run(until_idle=True)
+
+        assert done.sent == 2
+        assert sorted(handled) == [1, 2]
+        assert (tally.handled, tally.dead_letters) == (1, 1)
+
+    def test_deletes_rows_and_leaves_days_to_their_owner_in_silence(self, granted, day, caplog):
+        day((datetime.now(UTC) - timedelta(days=9)).date())  # past its retention since yesterday
+        Duplicate.objects.create(consumer_group="g", message_id=message_id(), topic="t", nth=2, dropped_at=OLD)
+
+        with as_role():
+            done = maintain("default")
+
+        assert done.made == []
+        assert done.pruned.rows["outbox_duplicate"] == 1
+        assert list(done.pruned.kept.values()) == ["another role, which owns the tables and has to run outbox_maintenance"]
+        assert caplog.messages == []
+
+    def test_deletes_rows_although_days_are_missing(self, granted, no_tomorrow):
+        Duplicate.objects.create(consumer_group="g", message_id=message_id(), topic="t", nth=2, dropped_at=OLD)
+
+        with as_role(), pytest.raises(ConfigurationError):
+            maintain("default")
+
+        assert not Duplicate.objects.exists()
+
+    def test_is_told_of_days_that_their_owner_does_not_drop(self, granted, day, caplog):
+        day(OLD.date())
+
+        with as_role():
+            maintain("default")
+        with database.connect("default") as own:
+            attention = [str(one) for one in read_status(own, "default").attention if one.kind is Kind.NO_MAINTENANCE]
+
+        assert "keeps days of messages past their retention: 2001-02-03 by another role" in caplog.text
+        assert "Messages of 1 day are kept past their retention, from 2001-02-03 on." in attention[0]
+
+
+class TestARelayThatMayNotCreatePartitions:
+    def test_says_so_once_and_in_heartbeat_and_status_until_the_owner_has_done_it(self, granted, no_tomorrow, caplog):
+        caplog.set_level(logging.WARNING)
+        with as_role():
+            relay = ResidentRelay(TARGET)
+            beside = Resident("Maintenance", self._maintain, pause=0.1)
+            relay.start()
+            beside.start()
+            try:
+                named = wait_until(lambda: [one for one in self._named() if "The maintenance fails." in one])
+                wait_until(lambda: beside._failures > 3)
+                error = Process.objects.get(kind="relay").error
+                found = concerns()
+                self._as_owner()
+                wait_until(lambda: not self._named())
+            finally:
+                relay.stop()
+                beside.stop()
+                relay.join(10)
+                beside.join(10)
+
+        assert error.startswith(
+            "Maintenance: Database 'default' has no partition for tomorrow, and role 'outbox_role_of_a_test' may"
+        )
+        assert "The maintenance fails. The partition for tomorrow does not exist." in named[0]
+        assert "run outbox_maintenance as " in named[0]
+        assert [(level, hint.partition(" as ")[0]) for level, _, hint in found] == [
+            (Level.WARNING, "Run manage.py outbox_maintenance")
+        ]
+        assert [one for one in caplog.messages if "may not create it" in one] == caplog.messages[:1]
+
+    def _maintain(self) -> bool:
+        maintain("default")
+        return False
+
+    def _named(self) -> list[str]:
+        with database.connect("default") as own:
+            return [str(one) for one in read_status(own, "default").attention if one.kind is Kind.NO_MAINTENANCE]
+
+    def _as_owner(self) -> None:
+        options = connections["default"].settings_dict["OPTIONS"]
+        given = options.pop("assume_role")
+        try:
+            call_command("outbox_maintenance", "--database", "default")
+        finally:
+            options["assume_role"] = given
+
+
+class TestADoctor:
+    def test_names_what_its_role_lacks_and_the_statements_that_grant_it(self, granted, as_owner):
+        partitions.make_days("default")
+        as_owner(f"REVOKE DELETE ON outbox_ticket FROM {ROLE}; REVOKE USAGE ON SEQUENCE outbox_embedded_half_id FROM {ROLE}")
+
+        with as_role():
+            [(level, text, hint)] = concerns()
+        as_owner(hint.partition("run: ")[2])
+        with as_role():
+            after = concerns()
+
+        assert level is Level.ERROR
+        assert text == f"role {ROLE} lacks DELETE on outbox_ticket; USAGE on outbox_embedded_half_id"
+        assert after == []
+
+
+def _listed(text: str) -> str:
+    return ", ".join(re.findall(r"`(\w+)`", text))
+
+
+class TestARoleThatOnlyPublishes:
+    def test_needs_what_the_page_says(self, role, as_owner):
+        as_owner(f"GRANT USAGE ON SCHEMA public TO {role}")
+        for privileges, tables in TO_PUBLISH:
+            as_owner(f"GRANT {_listed(privileges)} ON {_listed(tables)} TO {role}")
+
+        with as_role():
+            for options in ({}, {"delay": timedelta(days=1)}, {"dedupe_key": "a"}, {"dedupe_key": "a"}):
+                with transaction():
+                    publish(OrderMade(order_id=1), **options)
+            with pytest.raises(psycopg.errors.InsufficientPrivilege), database.connect("default") as own:
+                own.execute("SELECT FROM outbox_batch")
+
+        assert MessageRow.objects.count() == 3
+        assert not DeadMessage.objects.exists()
