@@ -49,7 +49,10 @@ def server() -> Iterator[Postgres]:
     with tempfile.TemporaryDirectory(prefix="outbox-setups-") as home, Postgres(home, durable=True) as server:
         run(server.url, "ALTER SYSTEM SET wal_level = logical")
         run(
-            server.url, "CREATE ROLE shop_owner", "CREATE ROLE deploy LOGIN NOINHERIT IN ROLE shop_owner", "CREATE ROLE web LOGIN"
+            server.url,
+            "CREATE ROLE shop_owner",
+            "CREATE ROLE deploy LOGIN NOINHERIT IN ROLE shop_owner",
+            "CREATE ROLE shop_app LOGIN",
         )
         server.stop()
         server.start()

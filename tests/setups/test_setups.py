@@ -5,6 +5,7 @@ Each set-up is a line in `lines.py`. What needs more than settings has a test of
 """
 
 import os
+import re
 import subprocess
 import sys
 from importlib.util import find_spec
@@ -83,6 +84,20 @@ def test_assumes_a_role_whose_rights_it_does_not_inherit(databases, play):
     said = play("assume_role", as_role(databases("setup_role"), "deploy"))
 
     assert "handled, replayed" in said
+
+
+def test_as_a_role_that_only_reads_and_writes_rows(databases, play):
+    """With the statements of docs/how-to/deploy.md; the owner of the tables migrates, and runs the maintenance."""
+    url = databases("setup_rows")
+    page = (settings.BASE_DIR / "docs/how-to/deploy.md").read_text()
+    (grants,) = re.findall(r"```sql\n(GRANT USAGE ON SCHEMA.*?)```", page, re.DOTALL)
+    play("dml_only", url, "migrate")
+    run(url, *grants.strip().splitlines())
+
+    said = play("dml_only", as_role(url, "shop_app"), "check", "shop")
+
+    assert "handled, replayed" in said
+    assert "nothing is past its retention" in play("dml_only", url, "prune")
 
 
 def test_behind_pgbouncer(databases, pooler, play):
