@@ -192,6 +192,11 @@ class Message(msgspec.Struct, frozen=True, metaclass=_MessageType):
         cls._upgrades = {}
         _register(cls)
 
+    def __repr__(self) -> str:
+        """Return the fields without the values of masked ones, since errors and logs show it."""
+        shown = ((name, "***" if name in self._meta.mask else repr(getattr(self, name))) for name in self.__struct_fields__)
+        return f"{type(self).__name__}({', '.join(f'{name}={value}' for name, value in shown)})"
+
     @classmethod
     def upgrade_from(cls, version: int) -> Callable[[Upgrade], Upgrade]:
         """Register the decorated function, which turns the body (a dict) of `version` into the body of `version + 1`."""

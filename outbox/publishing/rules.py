@@ -20,6 +20,7 @@ The types of a message's fields are checked by `draft.py`.
 from __future__ import annotations
 
 import re
+import reprlib
 from collections.abc import Mapping
 from datetime import timedelta
 from functools import lru_cache
@@ -36,6 +37,12 @@ TOPIC_RULE = "A topic's name is 1 to 127 letters, digits, %, _ and -."
 
 _TOPIC = re.compile(r"[%a-zA-Z0-9_-]{1,127}")
 _HEADER_NAME = re.compile(r"[A-Za-z0-9._-]{1,128}")
+
+# Shows values in errors, whose texts stay readable.
+_repr = reprlib.Repr()
+_repr.maxstring = _repr.maxother = MAX_TEXT
+_shown = _repr.repr
+
 _UNFIT_TEXT = re.compile(r"[\x00-\x1f\x7f-\x9f\ud800-\udfff]")  # control characters; lone surrogates, which UTF-8 cannot encode
 _UNFIT_TAG = re.compile(rf"[\s|]|{_UNFIT_TEXT.pattern}")
 
@@ -49,7 +56,7 @@ def is_topic_name(name: str) -> bool:
 def check_topic(subject: str, name: object) -> None:
     """Raise InvalidMessage unless a topic may have that name. `subject`: the name of the message in the text."""
     if not isinstance(name, str) or not is_topic_name(name):
-        raise InvalidMessage(f"{subject} cannot go to topic {name!r}. {TOPIC_RULE}")
+        raise InvalidMessage(f"{subject} cannot go to topic {_shown(name)}. {TOPIC_RULE}")
 
 
 def check_key(subject: str, key: object, *, topic: str, is_ordered: bool) -> None:
@@ -66,7 +73,7 @@ def check_tag(subject: str, tag: object) -> None:
     """Raise InvalidMessage unless the tag is valid."""
     if not isinstance(tag, str) or len(tag) > MAX_TEXT or tag == "*" or _UNFIT_TAG.search(tag):
         raise InvalidMessage(
-            f"{subject} cannot have the tag {tag!r}. A tag is a string of at most {MAX_TEXT} characters "
+            f"{subject} cannot have the tag {_shown(tag)}. A tag is a string of at most {MAX_TEXT} characters "
             "without blanks, | and control characters, and not *."
         )
 
@@ -80,7 +87,7 @@ def check_headers(subject: str, headers: Mapping[str, str]) -> None:
         _check_header_name(subject, name)
         if not isinstance(value, str) or _UNFIT_TEXT.search(value):
             raise InvalidMessage(
-                f"{subject} has the header {name!r} with the value {value!r}. "
+                f"{subject} has the header {_shown(name)} with the value {_shown(value)}. "
                 "A header's value is a string without control characters."
             )
         size += len(name) + len(value.encode())
@@ -127,13 +134,13 @@ def check_dedupe_key(subject: str, dedupe_key: object) -> None:
 def _check_text(subject: str, what: str, text: object) -> None:
     if not isinstance(text, str) or len(text) > MAX_TEXT or _UNFIT_TEXT.search(text):
         raise InvalidMessage(
-            f"{subject} cannot have the {what} {text!r}. A {what} is a string of at most {MAX_TEXT} characters "
+            f"{subject} cannot have the {what} {_shown(text)}. A {what} is a string of at most {MAX_TEXT} characters "
             "without control characters."
         )
 
 
 def _check_header_name(subject: str, name: object) -> None:
     if not isinstance(name, str) or not _HEADER_NAME.fullmatch(name):
-        raise InvalidMessage(f"{subject} has a header called {name!r}. A name is 1 to 128 letters, digits, dots, _ and -.")
+        raise InvalidMessage(f"{subject} has a header called {_shown(name)}. A name is 1 to 128 letters, digits, dots, _ and -.")
     if name.lower().startswith(Header.RESERVED_PREFIX) or name.lower() == Header.CONTENT_TYPE:
         raise InvalidMessage(f"{subject} has a header called {name!r}, which the outbox writes itself. Choose another name.")

@@ -82,6 +82,14 @@ class TestAMessageType:
             make()(total=Decimal(1)).total = Decimal(2)
 
 
+class TestRepr:
+    def test_shows_fields(self):
+        assert repr(make()(total=Decimal("1.50"))) == "Order(total=Decimal('1.50'))"
+
+    def test_hides_masked_ones(self):
+        assert repr(make(mask=["total"])(total=Decimal("1.50"))) == "Order(total=***)"
+
+
 class TestFromBody:
     def test_reads_the_body(self):
         kind = make()

@@ -104,6 +104,12 @@ class TestTheKey:
     def test_may_be(self, key):
         assert publish(OrderMade(order_id=1), key=key).key == key
 
+    def test_is_cut_in_the_error_about_it(self):
+        with pytest.raises(InvalidMessage, match="cannot have the key") as caught:
+            publish_raw("made", b"1", key="x" * 20_000_000)
+
+        assert len(str(caught.value)) < 1000
+
     @pytest.mark.parametrize("key", ["x" * 256, "a\x00", "a\x1f", "a\x7f", "a\x85", "a\ud800", 7])
     def test_may_not_be(self, key):
         with pytest.raises(InvalidMessage, match="OrderMade cannot have the key"):

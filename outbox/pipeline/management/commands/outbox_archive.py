@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from argparse import ArgumentParser
+from pathlib import Path
 from typing import Any
 
 import psycopg
@@ -12,6 +13,7 @@ from django.core.management.base import BaseCommand
 from outbox import database
 from outbox.errors import OutboxError
 from outbox.management.exits import unable
+from outbox.management.private_file import write_privately
 from outbox.pipeline.archive import archive, archive_config
 from outbox.pipeline.spark.archive.config import ArchiveConfig
 from outbox.relay.hosts import databases
@@ -35,17 +37,20 @@ class Command(BaseCommand):
         parser.add_argument("--master", default="local[2]", help="Spark's master (default: local[2])")
         parser.add_argument("--driver-memory", default="2g", metavar="SIZE", help="memory of Spark's driver (default: 2g)")
         parser.add_argument(
-            "--print-config", action="store_true", help="print the job's configuration, including passwords, and exit"
+            "--write-config",
+            type=Path,
+            metavar="FILE",
+            help="write the job's configuration, with passwords, to a file that only you can read, and exit",
         )
 
     def handle(self, **options: Any) -> None:
         try:
             configs = {alias: _config(alias, options) for alias in databases(options["database"])}
-            if options["print_config"]:
-                self.stdout.write("\n".join(config.to_json() for config in configs.values()))
+            if options["write_config"]:
+                write_privately(options["write_config"], "\n".join(config.to_json() for config in configs.values()))
                 return
             done = {alias: archive(config, log=self._log) for alias, config in configs.items()}
-        except (OutboxError, psycopg.Error) as error:
+        except (OutboxError, psycopg.Error, OSError) as error:
             raise unable(error) from error
         if options["json"]:
             self.stdout.write(json.dumps(done))

@@ -14,6 +14,7 @@ from django.db import Error as DatabaseError
 
 from outbox.errors import OutboxError
 from outbox.management.exits import unable
+from outbox.management.private_file import write_privately
 from outbox.management.tables import table
 from outbox.pipeline.audit_runs import verdict
 from outbox.pipeline.audit_runs.counts import OF_GROUPS, by_group, given_up
@@ -55,7 +56,10 @@ class Command(BaseCommand):
         parser.add_argument("--verdict", type=Path, metavar="FILE", help="write the run's verdict, signed if a key is set")
         parser.add_argument("--verify", type=Path, metavar="FILE", help="verify a verdict's signature, and exit")
         parser.add_argument(
-            "--print-config", action="store_true", help="print the job's configuration, including passwords, and exit"
+            "--write-config",
+            type=Path,
+            metavar="FILE",
+            help="write the job's configuration, with passwords, to a file that only you can read, and exit",
         )
 
     def handle(self, **options: Any) -> None:
@@ -64,8 +68,8 @@ class Command(BaseCommand):
                 self._verify(options["verify"])
                 return
             config = _config(options)
-            if options["print_config"]:
-                self.stdout.write(config.to_json())
+            if options["write_config"]:
+                write_privately(options["write_config"], config.to_json())
                 return
             report = self._run(config, options)
         except (OutboxError, PipelineError, DatabaseError, psycopg.Error, OSError) as error:

@@ -77,10 +77,14 @@ class TestTheCommand:
 
         assert failed.value.returncode == 2
 
-    def test_prints_what_a_cluster_needs(self, ids, with_archive):
-        _, text = told("--print-config", "--master", "spark://there:7077")
+    def test_writes_what_a_cluster_needs_for_its_owner_only(self, ids, with_archive, tmp_path):
+        file = tmp_path / "archive.json"
+        file.touch(0o644)
 
-        config = json.loads(text)
+        told("--write-config", str(file), "--master", "spark://there:7077")
+
+        assert file.stat().st_mode & 0o777 == 0o600
+        config = json.loads(file.read_text())
         assert config["lake"] == str(with_archive / "default")
         assert config["pipeline"]["master"] == "spark://there:7077"
         assert config["before"] == str((datetime.now(UTC) - timedelta(days=7)).date())
