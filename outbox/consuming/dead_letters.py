@@ -8,6 +8,8 @@ from contextlib import closing
 from dataclasses import dataclass, field, replace
 from datetime import datetime
 
+from django.db import router
+
 from outbox import conf
 from outbox.brokers.base import DeadLetter
 from outbox.brokers.capabilities import DeadLetters
@@ -17,7 +19,7 @@ from outbox.consuming.failure import shape_of
 from outbox.consuming.letter_acts import LetterAct
 from outbox.consuming.outcome import Outcome
 from outbox.consuming.owners import set_owner
-from outbox.consuming.register import Group, groups
+from outbox.consuming.register import groups
 from outbox.errors import BrokerUnavailable
 from outbox.models import FailedDelivery
 
@@ -32,11 +34,13 @@ class Letter:
     A dead letter and the broker that keeps it.
 
     Args:
+        using: the database of the group's inbox.
         last: the group's last recorded try; None where none is recorded.
     """
 
     broker: str
     letter: DeadLetter
+    using: str
     last: FailedDelivery | None = None
 
     @property
@@ -78,18 +82,48 @@ class LetterGroup:
     count: int = 0
 
 
+@dataclass(frozen=True, slots=True)
+class _Keeper:
+    """A group, the database of its inbox, and the brokers that may keep letters of it."""
+
+    group: str
+    using: str
+    brokers: tuple[str, ...]
+
+
 NO_RECORD = "Given up by the broker itself; no failed try is recorded here."
 
 
 def read_letters(*, is_to_settle: bool = False) -> Letters:
-    """Ask the brokers of all consumer groups for their dead letters, each for the oldest `READ_AT_ONCE` or `READ_TO_SETTLE`."""
+    """
+    Ask the brokers of all consumer groups for their dead letters, each for the oldest `READ_AT_ONCE` or `READ_TO_SETTLE`.
+
+    Groups whose code was removed are asked about too, as long as a dead letter of theirs is recorded.
+    """
     limit = READ_TO_SETTLE if is_to_settle else READ_AT_ONCE
     letters = Letters()
-    for group in groups().values():
-        for alias in group.brokers:
-            _read(letters, group, alias, limit)
+    for keeper in _keepers():
+        for alias in keeper.brokers:
+            _read(letters, keeper, alias, limit)
     letters.found.sort(key=lambda one: one.letter.died_at)
     return letters
+
+
+def groups_with_letters() -> list[str]:
+    """Return the names of all groups that may have dead letters, also without code here."""
+    return sorted({keeper.group for keeper in _keepers()})
+
+
+def _keepers() -> Iterator[_Keeper]:
+    yield from (_Keeper(group.name, group.using, tuple(group.brokers)) for group in groups().values())
+    topics = conf.settings().topics
+    for using in sorted({router.db_for_write(FailedDelivery), *(group.using for group in groups().values())}):
+        brokers: dict[str, set[str]] = {}
+        given_up = FailedDelivery.objects.using(using).filter(outcome=Outcome.DEAD_LETTER)
+        for group, topic in given_up.order_by().values_list("consumer_group", "topic").distinct():
+            if group not in groups() and topic in topics and conf.broker_class(topics[topic].broker).supports_replay:
+                brokers.setdefault(group, set()).add(topics[topic].broker)
+        yield from (_Keeper(group, using, tuple(sorted(aliases))) for group, aliases in sorted(brokers.items()))
 
 
 def group_letters(letters: Iterable[Letter]) -> list[LetterGroup]:
@@ -120,16 +154,15 @@ def settle_letters(letters: Iterable[Letter], *, by: str, reason: str = "", disc
             may be.
     """
     act = LetterAct.DISCARD_ASKED if discard else LetterAct.REPLAY_ASKED
-    chosen: dict[str, dict[str, list[Letter]]] = {}
+    chosen: dict[str, dict[tuple[str, str], list[Letter]]] = {}
     for one in letters:
-        chosen.setdefault(one.broker, {}).setdefault(one.letter.group, []).append(one)
+        chosen.setdefault(one.broker, {}).setdefault((one.letter.group, one.using), []).append(one)
     for alias, by_group in chosen.items():
         with closing(conf.make_broker(alias)) as broker:
             keeper = DeadLetters.of(broker)
             settle = keeper.discard if discard else keeper.replay
-            for group, found in by_group.items():
-                using = groups()[group].using
-                set_owner(broker, groups()[group])
+            for (group, using), found in by_group.items():
+                set_owner(broker, group, using)
                 for portion in (found[at : at + SETTLED_AT_ONCE] for at in range(0, len(found), SETTLED_AT_ONCE)):
                     asked = letter_acts.note_asked([(one.letter, one.last) for one in portion], act, by, reason, using)
                     settled = settle(group, [one.letter.id for one in portion])
@@ -137,35 +170,35 @@ def settle_letters(letters: Iterable[Letter], *, by: str, reason: str = "", disc
                     yield from (one for one in portion if one.letter.id in settled)
 
 
-def _read(letters: Letters, group: Group, alias: str, limit: int) -> None:
+def _read(letters: Letters, keeper: _Keeper, alias: str, limit: int) -> None:
     if not conf.broker_class(alias).supports_replay:
         letters.troubles.append(
-            f"The dead letters of group {group.name!r} stay with the broker {alias!r}, which does not list them."
+            f"The dead letters of group {keeper.group!r} stay with the broker {alias!r}, which does not list them."
         )
         return
     try:
         with closing(conf.make_broker(alias)) as broker:
-            set_owner(broker, group)
-            found = DeadLetters.of(broker).dead_letters(group.name, limit=limit)
+            set_owner(broker, keeper.group, keeper.using)
+            found = DeadLetters.of(broker).dead_letters(keeper.group, limit=limit)
     except BrokerUnavailable as error:
-        letters.troubles.append(f"Group {group.name!r}: {str(error).strip()}")
+        letters.troubles.append(f"Group {keeper.group!r}: {str(error).strip()}")
         return
-    letters.found.extend(_with_tries(group, alias, found))
+    letters.found.extend(_with_tries(keeper, alias, found))
     if len(found) == limit:
-        letters.cut.append(group.name)
+        letters.cut.append(keeper.group)
 
 
-def _with_tries(group: Group, alias: str, found: list[DeadLetter]) -> Iterator[Letter]:
+def _with_tries(keeper: _Keeper, alias: str, found: list[DeadLetter]) -> Iterator[Letter]:
     """Yield letters with their last recorded try, and with its reason where the broker keeps none."""
-    rows = FailedDelivery.objects.using(group.using).filter(
-        consumer_group=group.name,
+    rows = FailedDelivery.objects.using(keeper.using).filter(
+        consumer_group=keeper.group,
         message_id__in=[identity_of(letter.message_id, letter.source) for letter in found],
         outcome__in=[Outcome.RETRY, Outcome.DEAD_LETTER],
     )
     last = {(row.message_id, row.topic): row for row in rows.defer("traceback").order_by("id")} if found else {}
     for letter in found:
         row = last.get((identity_of(letter.message_id, letter.source), letter.topic))
-        yield Letter(alias, letter if letter.reason else _explained(letter, row), row)
+        yield Letter(alias, letter if letter.reason else _explained(letter, row), keeper.using, row)
 
 
 def _explained(letter: DeadLetter, row: FailedDelivery | None) -> DeadLetter:

@@ -9,13 +9,13 @@ from django.db import Error as DatabaseError
 
 from outbox import database
 from outbox.brokers.base import Broker
-from outbox.consuming.register import Group, groups
+from outbox.consuming.register import groups
 from outbox.database.identity import read_identity
 
 
-def set_owner(broker: Broker, group: Group) -> None:
-    """Tell a broker whose a group is."""
-    broker.set_owner(group.name, *read_identity(database.raw(group.using)))
+def set_owner(broker: Broker, group: str, using: str) -> None:
+    """Tell a broker whose a group is: of the outbox in the database of its inbox."""
+    broker.set_owner(group, *read_identity(database.raw(using)))
 
 
 def set_owners(broker: Broker) -> None:
@@ -23,4 +23,4 @@ def set_owners(broker: Broker) -> None:
     for group in groups().values():
         if broker.alias in group.brokers:
             with suppress(DatabaseError, psycopg.Error):
-                set_owner(broker, group)
+                set_owner(broker, group.name, group.using)

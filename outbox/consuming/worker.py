@@ -304,7 +304,7 @@ class Worker:
     def _connected(self) -> Broker:
         if self._broker is None:
             broker = conf.make_broker(self.alias)
-            set_owner(broker, self.group)
+            set_owner(broker, self.group.name, self.group.using)
             self._broker = broker
             holdings.note(self.alias, self.group.name, self._name, self._broker)
         return self._broker

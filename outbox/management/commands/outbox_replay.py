@@ -13,8 +13,8 @@ import psycopg
 from django.core.management.base import BaseCommand
 
 from outbox import database
-from outbox.consuming.dead_letters import Letter, Letters, group_letters, read_letters, settle_letters
-from outbox.consuming.register import group, groups
+from outbox.consuming.dead_letters import Letter, Letters, group_letters, groups_with_letters, read_letters, settle_letters
+from outbox.consuming.register import groups
 from outbox.errors import OutboxError
 from outbox.logs import one_line
 from outbox.management.actor import actor
@@ -52,9 +52,12 @@ class Command(BaseCommand):
         if options["discard"] and not (options["message_id"] or options["all"]):
             raise unable("Choose the dead letters to discard: MESSAGE_ID... or --all.")
         try:
-            for name in options["group"] or ():
-                group(name)
             _require_databases()
+            known = groups_with_letters()
+            for name in set(options["group"] or ()) - set(known):
+                raise unable(
+                    f"No group is called {name!r}, and none of that name has dead letters. Choices are: {', '.join(known)}."
+                )
             is_to_settle = bool(options["message_id"] or options["all"])
             letters = read_letters(is_to_settle=is_to_settle)
             chosen = [one for one in letters.found if _is_chosen(one, options)]

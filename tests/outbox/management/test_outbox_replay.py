@@ -60,6 +60,31 @@ def dead(broker):
     return sorted(letter.message_id for group in ("cart", "points") for letter in broker.dead_letters(group))
 
 
+class TestAGroupWhoseCodeIsGone:
+    @pytest.fixture(autouse=True)
+    def _cart_is_removed(self, broker):
+        for letter in broker.dead_letters("cart"):
+            about = {"message_id": uuid.uuid4(), "topic": letter.topic, "nth": 1, "source": "", "fingerprint": ""}
+            FailedDelivery.objects.create(consumer_group="cart", outcome="dead letter", **about)
+        del register.registered["cart"]
+
+    def test_has_its_letters_listed(self, broker, capsys):
+        assert replay() == 0
+        everything = capsys.readouterr().out
+        assert replay("--group", "cart") == 0
+        own = capsys.readouterr().out
+
+        assert all(name in everything for name in ("b-cart", "b-points", "o-cart", "o-points"))
+        assert "o-cart" in own
+        assert "o-points" not in own
+
+    def test_has_its_letters_replayed_and_discarded(self, broker):
+        assert replay("o-cart") == 0
+        assert replay("--group", "cart", "--all", "--discard", "--no-input") == 0
+
+        assert dead(broker) == ["b-points", "o-points"]
+
+
 class TestOutboxReplay:
     def test_lists_what_the_groups_gave_up(self, broker, capsys):
         assert replay() == 0
