@@ -5,7 +5,8 @@ A process that is asked to end finishes the calls under way and returns the rest
 to it may never return; then the process ends without it. Nothing is lost, as when the process is killed: other processes take
 over its batches, lanes and deliveries when its connection is gone or the lease is over.
 
-A consumer's handler is not interrupted: the 5 seconds begin when it returns, or when the end is requested a second time.
+A consumer's handler is not interrupted: the 5 seconds begin when it returns, or when the end is requested a second time. One that
+runs on after its time limit ends its process.
 """
 
 from __future__ import annotations
@@ -33,7 +34,11 @@ LOG_SECONDS = 0.3  # for the log, which may block, too
 UNFINISHED = 3
 """Exit code of a process that ended on request, without waiting for a call that did not return."""
 
+GIVEN_UP = 1
+"""Exit code of a process that ended because a handler did not, at its time limit."""
+
 _in_handlers: set[int] = set()
+_given_up: set[int] = set()
 
 
 def is_end_of_process(error: BaseException, *, is_requested: bool) -> bool:
@@ -68,6 +73,13 @@ def handler_runs() -> Iterator[None]:
         yield
     finally:
         _in_handlers.discard(thread)
+        _given_up.discard(thread)
+
+
+def give_up_handler(thread: int) -> None:
+    """Request the end of this process, which does not wait for the handler in a thread."""
+    _given_up.add(thread)
+    _in_handlers.discard(thread)
 
 
 class Watch(threading.Thread):
@@ -103,7 +115,7 @@ class Watch(threading.Thread):
 
     def run(self) -> None:
         """Wait for the request, pass it on, and exit the process if it has not ended in time."""
-        while not self._requests():
+        while not (self._requests() or _given_up):
             if self._closed.wait(POLL_SECONDS):
                 return
         self.requested.set()
@@ -142,7 +154,7 @@ class Watch(threading.Thread):
         logging.start()
         logging.join(LOG_SECONDS)
         if self._may_exit:
-            os._exit(UNFINISHED)
+            os._exit(GIVEN_UP if _given_up else UNFINISHED)
 
     def _log_calls(self) -> None:
         effect = "This process ends without it" if self._may_exit else "This task cannot end before it returns"

@@ -177,6 +177,7 @@ CHECKS = {
     "E036": "Each process would write a lake of its own.",
     "E037": "A day would leave the database while it is still wanted there.",
     "E038": "The audit would end without an answer.",
+    "E056": "The audit would end without an answer.",
     "E042": "Tables, or the reader of a setting, would be missing.",
     "E044": "A relay would be led to the wrong place.",
     "E045": "A relay would find no messages.",

@@ -2,8 +2,9 @@
 The deliveries that a worker holds, and the thread that looks after them while a handler runs.
 
 A handler may be slow: the thread renews its delivery at the broker, keeps its idle transaction alive, hands back the deliveries
-that wait behind it, and interrupts it at its time limit. The inbox sets a timeout of most of `INVISIBLE` for idle transactions,
-so that the server ends that of a frozen process; the thread of a live process sends a statement from time to time.
+that wait behind it, and interrupts it at its time limit, until it gives it up and ends the process. The inbox sets a timeout of
+most of `INVISIBLE` for idle transactions, so that the server ends that of a frozen process; the thread of a live process sends a
+statement from time to time.
 """
 
 from __future__ import annotations
@@ -26,6 +27,7 @@ from outbox.brokers.base import Broker, Delivery
 from outbox.consuming import tries
 from outbox.consuming.register import Consumer
 from outbox.database.heartbeats import BEAT_SECONDS
+from outbox.ending import give_up_handler
 from outbox.errors import BrokerUnavailable, TimeLimitExceeded
 from outbox.logs import get_logger, log_fields
 
@@ -35,6 +37,8 @@ RELEASE_SECONDS = 1.0  # deliveries that wait so long behind a handler are hande
 LOOK_SECONDS = 0.25
 TOUCH_SECONDS = 5.0  # maximum time between two statements in a handler's idle transaction
 RENEWALS = 3  # in each INVISIBLE
+INTERRUPT_SECONDS = 1.0  # between two interruptions of a handler beyond its time limit
+GIVE_UP_SECONDS = 10.0  # beyond its time limit; more than a coroutine has to end (`coroutines.CANCEL_SECONDS`)
 SLOW = 5  # a handler that runs for this many times INVISIBLE is reported
 
 
@@ -62,6 +66,8 @@ class _Work:
     touched_at: float = field(default_factory=time.monotonic)
     is_over: bool = False
     is_broken_off: bool = False
+    interrupted_at: float = float("-inf")
+    is_given_up: bool = False
     is_reported: bool = False
 
     def keep_alive(self) -> None:
@@ -76,17 +82,31 @@ class _Work:
 
     def break_off(self) -> None:
         """
-        Raise `TimeLimitExceeded` in the handler's thread, once, and cancel the statement that it waits for.
+        Raise `TimeLimitExceeded` in the handler's thread, and cancel the statement that it waits for.
 
-        Coroutines raise it themselves (`coroutines.py`), since their thread waits for an event loop.
+        A handler may catch the exception, so it is raised again each second. Coroutines raise it themselves (`coroutines.py`),
+        since their thread waits for an event loop.
         """
+        now = time.monotonic()
         with self.lock:
-            if not self.is_over and not self.is_broken_off and not self.consumer.is_async:
-                ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(self.thread), ctypes.py_object(TimeLimitExceeded))
             self.is_broken_off = True
-            if not self.is_over and self.connection.lock.locked():
+            if self.is_over:
+                return
+            if not self.consumer.is_async and now - self.interrupted_at >= INTERRUPT_SECONDS:
+                self.interrupted_at = now
+                ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(self.thread), ctypes.py_object(TimeLimitExceeded))
+            if self.connection.lock.locked():
                 with suppress(psycopg.Error):
                     self.connection.cancel_safe(timeout=LOOK_SECONDS)
+
+    def give_up(self) -> bool:
+        """End the process without waiting for the handler; return whether this is the first call."""
+        with self.lock:
+            if self.is_over or self.is_given_up:
+                return False
+            self.is_given_up = True
+            give_up_handler(self.thread)
+            return True
 
 
 def affordable(most: int, invisible: timedelta, seconds_per_message: float) -> int:
@@ -210,11 +230,13 @@ class Keeper:
         try:
             if limit is not None and runs_for >= limit.total_seconds():
                 work.break_off()
+                if runs_for >= limit.total_seconds() + GIVE_UP_SECONDS and work.give_up():
+                    self._report_given_up(work, limit)
             elif now - work.touched_at >= min(self._invisible / 4, TOUCH_SECONDS):
                 work.keep_alive()
             if runs_for >= SLOW * self._invisible and not work.is_reported:
                 work.is_reported = True
-                self._report(work)
+                self._report_slow(work)
             with self._lock:
                 self._release(now)
                 self._renew(now, is_given_up=work.is_broken_off)
@@ -245,11 +267,23 @@ class Keeper:
             one.delivery = delivery or one.delivery
         self._waiting = deque(left for work in self._waiting if (left := [one for one in work if not one.is_lost]))
 
-    def _report(self, work: _Work) -> None:
-        name, group = work.consumer.name, work.consumer.group
-        text = (
-            f"{name} of group {group!r} has been handling a message for more than {SLOW} x OUTBOX['CONSUMER']['INVISIBLE']. "
-            "Find out what it waits for, or set a time_limit."
+    def _report_given_up(self, work: _Work, limit: timedelta) -> None:
+        self._alert(
+            work,
+            f"{work.consumer.name} of group {work.consumer.group!r} still runs {GIVE_UP_SECONDS:.0f} s after its time_limit of "
+            f"{limit.total_seconds():g} s: it caught TimeLimitExceeded, or is in a call that Python cannot interrupt. This "
+            "process ends, so that its supervisor starts it anew. The transaction is rolled back, and the message is delivered "
+            "again. Do not catch BaseException in the handler, and set a time-out for each of its calls.",
         )
+
+    def _report_slow(self, work: _Work) -> None:
+        self._alert(
+            work,
+            f"{work.consumer.name} of group {work.consumer.group!r} has been handling a message for more than "
+            f"{SLOW} x OUTBOX['CONSUMER']['INVISIBLE']. Find out what it waits for, or set a time_limit.",
+        )
+
+    def _alert(self, work: _Work, text: str) -> None:
+        name, group = work.consumer.name, work.consumer.group
         logger.error(text, extra=log_fields(group=group, topic=work.consumer.topic))
         signals.alert.send_robust(sender=Consumer, reason=text, details={"group": group, "handler": name})

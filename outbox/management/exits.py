@@ -1,7 +1,8 @@
 """
 The exit codes of all commands.
 
-0: done, and nothing needs attention. 1: something needs attention, or was not done; the output says what. 2: nothing could be
+0: done, and nothing needs attention. 1: something needs attention, or was not done; the output says what (of `outbox_consume`: a
+handler that did not end at its time limit). 2: nothing could be
 done, because arguments or settings are wrong, or a database or broker cannot be reached. 3: stopped by a signal during a call
 that did not return; other processes continue its work.
 """

@@ -8,18 +8,17 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import quote, urlencode
 
-from django.apps import apps
-from django.core.exceptions import FieldDoesNotExist
 from django.db import DEFAULT_DB_ALIAS, connections
 
 from outbox import conf, database
 from outbox.brokers.capabilities import StoredInDatabase
 from outbox.consuming.register import groups
 from outbox.errors import ConfigurationError
-from outbox.message import TopicType, message_type
-from outbox.pipeline.conf import AuditSettings, settings
+from outbox.message import TopicType
+from outbox.pipeline.business import business_of
+from outbox.pipeline.conf import settings
 from outbox.pipeline.models import RecordedTopic
-from outbox.pipeline.spark.config import Archived, Business, Group, PipelineConfig, Reader, Source
+from outbox.pipeline.spark.config import Archived, Group, PipelineConfig, Reader, Source
 
 # When the outbox was installed in this database. Nothing older can have been pruned.
 INSTALLED_AT = "SELECT min(applied) FROM django_migrations WHERE app = 'outbox'"
@@ -43,7 +42,7 @@ def pipeline_config(
         more: other fields of `PipelineConfig`.
 
     Raises:
-        ConfigurationError: a model, type or field in `OUTBOX["PIPELINE"]["AUDIT"]` does not exist, or there is no archive.
+        ConfigurationError: an entry of `OUTBOX["PIPELINE"]["AUDIT"]` is wrong, or there is no archive.
     """
     databases = {alias: database_source(alias, reader) for alias in {using, *readable_brokers().values()}}
     if archived:
@@ -55,7 +54,7 @@ def pipeline_config(
     return PipelineConfig(
         outbox=databases[using],
         brokers=[databases[alias] for alias in sorted(set(readable_brokers().values()))],
-        business=[_business(name, entry) for name, entry in settings().audit.items()],
+        business=[business_of(name, entry) for name, entry in settings().audit.items()],
         groups=_groups(using),
         seen_topics=[*seen, *recorded],
         recorded=recorded,
@@ -107,35 +106,6 @@ def database_source(alias: str, reader: Reader = "jdbc") -> Source:
             return Source(url, reader="python")
         url = f"postgresql://{login}@{info.host}:{info.port}/{name}"
         return Source(f"{url}?{urlencode(query)}" if query else url, reader=reader)
-
-
-def _business(name: str, entry: AuditSettings) -> Business:
-    place = f'OUTBOX["PIPELINE"]["AUDIT"]["{name}"]'
-    try:
-        meta = apps.get_model(entry.model)._meta
-    except (LookupError, ValueError) as error:
-        raise ConfigurationError(f'{place} names the model {entry.model!r}: {error} Write "app.Model".') from error
-    kind = message_type(entry.expects)
-    if kind is None:
-        raise ConfigurationError(
-            f"{place} expects {entry.expects!r}, but no message type has this name. Write the name of the type as it is sent, "
-            "and make sure that its module is imported."
-        )
-    try:
-        at = meta.get_field(entry.at).column if entry.at else ""
-    except FieldDoesNotExist as error:
-        raise ConfigurationError(f"{place} has AT {entry.at!r}: {error}.") from error
-    quoted = connections[DEFAULT_DB_ALIAS].ops.quote_name
-    return Business(
-        name=name,
-        topic=kind._meta.topic,
-        type=entry.expects,
-        about=meta.label_lower,
-        table=quoted(meta.db_table),
-        key=quoted(meta.pk.column),
-        where=entry.where,
-        at=quoted(at) if at else "",
-    )
 
 
 def _groups(using: str) -> list[Group]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from django.core.checks import register
+from django.core.checks import Tags, register
 
 from outbox.checks import TAG
 from outbox.pipeline.checks import archive, audit, settings
@@ -14,3 +14,4 @@ def register_checks() -> None:
     """Register all checks. Called once, when the app is ready."""
     for check in ALWAYS:
         register(check, TAG)
+    register(audit.check_conditions, TAG, Tags.database)

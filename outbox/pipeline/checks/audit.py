@@ -2,45 +2,63 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Sequence
 from typing import Any
 
-from django.apps import apps
 from django.core.checks import CheckMessage, Error
-from django.core.exceptions import FieldDoesNotExist
+from django.db import Error as DatabaseError
+from django.db import connections, transaction
 
-from outbox.message import message_type
+from outbox import database
+from outbox.errors import ConfigurationError
+from outbox.pipeline.business import business_of, place_of, problems_with
 from outbox.pipeline.checks.settings import pipeline_settings
-from outbox.pipeline.conf import AuditSettings
+from outbox.pipeline.spark.sources.statements import of_business
+
+REFUSALS = {"42601", "42703", "42883", "42804", "42846", "22P02", "42702", "42803"}
+"""SQLSTATE of errors in a condition itself: syntax, column, function, type."""
 
 
 def check_business_rows(**kwargs: Any) -> list[CheckMessage]:
     """
-    E038: An entry of `OUTBOX["PIPELINE"]["AUDIT"]` names a model, a message type or a field that does not exist.
+    E038: An entry of `OUTBOX["PIPELINE"]["AUDIT"]` names a model, a message type or a field that the audit cannot use.
 
     Correct the name; the text says which. A message type is known once its module is imported: `messages.py` of each app is
-    imported automatically, other modules by the app's `ready()`. The SQL in `WHERE` is not checked here, but by `outbox_audit`.
+    imported automatically, other modules by the app's `ready()`. The model has a primary key of one column, and AT is a date-time
+    field of it or of its parents.
     """
     return [
-        Error(f'OUTBOX["PIPELINE"]["AUDIT"]["{name}"] {text}', hint=hint, id="outbox.E038")
+        Error(f"{place_of(name)} {text}", hint=hint, id="outbox.E038")
         for name, entry in pipeline_settings().audit.items()
-        for text, hint in _problems(entry)
+        for text, hint in problems_with(entry)
     ]
 
 
-def _problems(entry: AuditSettings) -> Iterator[tuple[str, str]]:
-    """Yield what is wrong with an entry, and what to do."""
-    if message_type(entry.expects) is None:
-        text = f"expects {entry.expects!r}, but no message type has this name."
-        yield text, "Write the name of the type as it is sent, and make sure that its module is imported."
+def check_conditions(databases: Sequence[str] | None = None, **kwargs: Any) -> list[CheckMessage]:
+    """
+    E056: PostgreSQL refuses the SQL in `WHERE` of an entry of `OUTBOX["PIPELINE"]["AUDIT"]`.
+
+    Correct it; the table's alias is `b`. Where a table is missing, `migrate` comes first.
+    """
+    found: list[CheckMessage] = []
+    for alias in sorted(set(databases or ()) & set(database.outbox_databases())):
+        for name, entry in pipeline_settings().audit.items():
+            try:
+                query = of_business(business_of(name, entry)).query
+            except ConfigurationError:  # E038 reports it
+                continue
+            if entry.where and (error := _refusal(alias, query)):
+                text = f"{place_of(name)} has WHERE {entry.where!r}, which database {alias!r} refuses: {error}"
+                found.append(Error(text, hint="Correct the SQL; the table's alias is b.", id="outbox.E056"))
+    return found
+
+
+def _refusal(alias: str, query: str) -> str:
+    """Return why a database refuses a query; "" where it plans it, or cannot be asked."""
     try:
-        meta = apps.get_model(entry.model)._meta
-    except (LookupError, ValueError) as error:
-        yield f"names the model {entry.model!r}: {error}", 'Write "app.Model".'
-        return
-    try:
-        if entry.at:
-            meta.get_field(entry.at)
-    except FieldDoesNotExist:
-        names = ", ".join(sorted(field.name for field in meta.concrete_fields))
-        yield f"has AT {entry.at!r}, but {meta.object_name} has no such field.", f"Its fields are {names}."
+        with transaction.atomic(using=alias), connections[alias].cursor() as cursor:
+            cursor.execute(f"EXPLAIN {query}")
+    except DatabaseError as error:
+        refused = getattr(error.__cause__, "sqlstate", None) in REFUSALS
+        return str(error).strip().splitlines()[0] if refused else ""
+    return ""

@@ -8,7 +8,8 @@ from collections.abc import Callable
 
 import pytest
 
-from outbox.ending import UNFINISHED
+from outbox.ending import GIVEN_UP, UNFINISHED
+from tests.journeys.endings import TIME_LIMIT
 from tests.journeys.endings.scene import LIMIT, Scene, end
 from tests.waiting import wait_until
 
@@ -139,3 +140,21 @@ class TestHandlerThatTakesLong:
         assert seconds < 1
         assert consumer.returncode == UNFINISHED
         assert scene.handled() == 0
+
+    def test_ends_its_process_if_it_does_not_end_at_its_time_limit(self, scene: Scene):
+        gate = scene.folder / "gate"
+        gate.touch()
+        scene.start("django", "outbox_relay")
+        stubborn = scene.start("django", "outbox_consume", **{TIME_LIMIT: "0.5"})
+        scene.publish(waits_while=str(gate), catches=True)
+        wait_until(gate.with_suffix(".begun").exists)
+        stubborn.send_signal(signal.SIGTERM)
+
+        code = stubborn.wait(30)
+
+        assert code == GIVEN_UP
+        assert "work of group 'endings' still runs 10 s after its time_limit of 0.5 s" in scene.said(stubborn)
+        assert scene.handled() == 0
+        gate.unlink()
+        scene.start("django", "outbox_consume")
+        wait_until(scene.handled)

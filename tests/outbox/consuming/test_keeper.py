@@ -12,11 +12,12 @@ from datetime import timedelta
 import pytest
 from django.db import connections
 
-from outbox import Retry, TimeLimitExceeded, conf, consumer, signals
+from outbox import Retry, TimeLimitExceeded, conf, consumer, ending, signals
 from outbox.brokers.memory import MemoryBroker
 from outbox.consuming import keeper as keeper_module
 from outbox.consuming.register import group
 from outbox.consuming.worker import Worker
+from outbox.ending import Watch
 from outbox.models import FailedDelivery, Tries
 from project.shop.models import CartEntry
 from tests.outbox.consuming.deliveries import outgoing
@@ -192,6 +193,48 @@ class TestTimeLimit:
             raise TimeoutError("of a service")
 
         assert self.run(broker) == "failed 1 time, last: TimeoutError: of a service"
+
+    def test_interrupts_a_handler_again_that_catches_it(self, broker, monkeypatch):
+        monkeypatch.setattr(keeper_module, "INTERRUPT_SECONDS", 0.1)
+        caught = []
+
+        @consumer(Placed, group="limited", time_limit=timedelta(seconds=0.2), retry=NO_RETRY)
+        def work(message, context):
+            CartEntry.objects.create(invoice=message.invoice, change=1)
+            while len(caught) < 3:
+                try:
+                    time.sleep(0.05)
+                except BaseException as error:
+                    caught.append(type(error))
+            while True:
+                time.sleep(0.05)
+
+        assert self.run(broker) == "failed 1 time, last: TimeLimitExceeded"
+        assert caught == [TimeLimitExceeded] * 3
+
+    def test_ends_the_process_whose_handler_runs_on(self, broker, monkeypatch, caplog):
+        monkeypatch.setattr(keeper_module, "GIVE_UP_SECONDS", 0.2)
+        monkeypatch.setattr(ending, "LIMIT_SECONDS", 0.2)
+        gate = threading.Event()
+        watch = Watch(lambda: 0, lambda: [threading.main_thread()], may_exit=False)
+        watch.start()
+
+        @consumer(Placed, group="limited", time_limit=timedelta(seconds=0.2))
+        def work(message, context):
+            while not gate.is_set():
+                with suppress(BaseException):
+                    gate.wait(0.1)
+
+        watch.on_request(lambda: threading.Timer(1, gate.set).start())
+        broker.send([outgoing(Placed("A1"))])
+        worker = Worker(group("limited"), "default")
+        worker.step(NO_WAIT)
+        worker.close()
+        watch.join(10)
+
+        assert watch.requested.is_set()
+        assert "limited' still runs 0 s after its time_limit of 0.2 s" in caplog.text
+        assert "cannot end before it returns" in caplog.text
 
     def test_hurts_no_handler_that_ends_in_time(self, broker):
         @consumer(Placed, group="limited", time_limit=timedelta(seconds=0.5))

@@ -76,7 +76,7 @@ class TestWhatTheJobIsTold:
             ({"MODEL": "shop.Odrer", "EXPECTS": "OrderPlaced"}, r"\[\"orders\"\] names the model 'shop.Odrer'"),
             ({"MODEL": "Order", "EXPECTS": "OrderPlaced"}, 'Write "app.Model"'),
             ({"MODEL": "shop.Order", "EXPECTS": "OrderPlaecd"}, "expects 'OrderPlaecd', but no message type has this name"),
-            ({"MODEL": "shop.Order", "EXPECTS": "OrderPlaced", "AT": "at"}, "has AT 'at': Order has no field named 'at'"),
+            ({"MODEL": "shop.Order", "EXPECTS": "OrderPlaced", "AT": "at"}, "has AT 'at', but Order has no such field"),
         ],
     )
     def test_is_refused_where_it_names_what_is_not_there(self, settings, entry, said):

@@ -69,7 +69,7 @@ class PostgresReader(DataSourceReader):
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         assert isinstance(partition, KeyRange)
         schema = pa.schema([(column.name, ARROW[column.dataType.typeName()]) for column in self.schema])
-        query = PART.format(columns=", ".join(self.schema.names), query=self.options["query"])
+        query = PART.format(columns=", ".join(self.schema.names), query=self.options["query"].replace("%", "%%"))
         with psycopg.connect(self.options["url"], application_name="outbox audit") as connection:
             connection.execute(JOIN.format(snapshot=self.options["snapshot"]))
             with connection.cursor(name="outbox_audit", binary=True) as cursor:

@@ -224,7 +224,7 @@ def of_marks(since: datetime | None, *, was_pruned: bool = True) -> Statement:
 def of_business(entry: Business) -> Statement:
     """Return the query for business rows. Its SQL comes from settings, which are trusted."""
     at = f"b.{entry.at}" if entry.at else "NULL::timestamptz"
-    where = f"WHERE {entry.where}" if entry.where else ""
+    where = f"WHERE ({entry.where}\n)" if entry.where else ""
     name, about = entry.name.replace("'", "''"), entry.about.replace("'", "''")
     return Statement(
         f"SELECT 0 AS part, '{name}' AS subject, '{about}:' || b.{entry.key} AS about, {at} AS at FROM {entry.table} b {where}"

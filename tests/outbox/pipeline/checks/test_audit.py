@@ -1,6 +1,33 @@
 import pytest
+from django.apps import apps
+from django.apps.registry import Apps
+from django.core.checks import Tags, run_checks
+from django.db import connection, models
+from django.utils import timezone
 
 from outbox import Message
+from outbox.pipeline import business
+from outbox.pipeline.conf import AuditSettings
+from outbox.pipeline.spark.sources.statements import of_business
+
+
+class Registry(Apps):
+    """Django's models, and a child of two parents."""
+
+    def get_model(self, app_label, model_name=None, require_ready=True):
+        return self.gift if app_label == "shop.Gift" else apps.get_model(app_label, model_name, require_ready)
+
+
+@pytest.fixture
+def gifts(monkeypatch):
+    registry = Registry()
+    names = {"__module__": __name__, "Meta": type("Meta", (), {"app_label": "shop", "apps": registry})}
+    order = type("Paid", (models.Model,), {**names, "placed_at": models.DateTimeField()})
+    parcel_names = {**names, "number": models.AutoField(primary_key=True), "seen_at": models.DateTimeField()}
+    parcel = type("Parcel", (models.Model,), parcel_names)
+    registry.gift = type("Gift", (order, parcel), {**names, "wish": models.TextField()})
+    monkeypatch.setattr(business, "apps", registry)
+    return order, parcel, registry.gift
 
 
 @pytest.fixture
@@ -25,11 +52,38 @@ class TestE038:
             ({"MODEL": "shop.Odrer"}, "names the model 'shop.Odrer'", 'Write "app.Model".'),
             ({"MODEL": "Order"}, "names the model 'Order'", 'Write "app.Model".'),
             ({"EXPECTS": "OrderPlaecd"}, "expects 'OrderPlaecd', but no message type", "Write the name of the type"),
-            ({"AT": "placed"}, "has AT 'placed', but Order has no such field.", "Its fields are country, customer"),
+            (
+                {"AT": "placed"},
+                "has AT 'placed', but Order has no such field.",
+                "Its date-time fields are invoiced_at, placed_at.",
+            ),
         ],
         ids=["a model that is not there", "a model without its app", "a type nobody registered", "a field that is not there"],
     )
     def test_finds_what_is_not_there(self, settings, found, outbox, entry, text, hint):
+        settings.OUTBOX = outbox(**entry)
+
+        (problem,) = found()
+
+        assert problem.id == "outbox.E038"
+        assert problem.msg.startswith(f'OUTBOX["PIPELINE"]["AUDIT"]["orders"] {text}')
+        assert problem.hint.startswith(hint)
+
+    @pytest.mark.parametrize(
+        ("entry", "text", "hint"),
+        [
+            ({"MODEL": "outbox.Lane", "AT": ""}, "names the model 'outbox.Lane', whose primary key has several", "Name a model"),
+            ({"AT": "customer"}, "has AT 'customer', which is not a date-time field of Order.", "Its date-time fields are"),
+            ({"AT": "lines"}, "has AT 'lines', which is not a date-time field of Order.", "Its date-time fields are"),
+            (
+                {"MODEL": "shop.Gift", "AT": "seen_at"},
+                "has AT 'seen_at', a field of another parent",
+                "Its date-time fields are placed_at",
+            ),
+        ],
+        ids=["a key of several columns", "a text", "a relation", "a field of a second parent"],
+    )
+    def test_finds_what_the_audit_cannot_read(self, settings, found, outbox, gifts, entry, text, hint):
         settings.OUTBOX = outbox(**entry)
 
         (problem,) = found()
@@ -48,3 +102,41 @@ class TestE038:
         settings.OUTBOX = outbox(**entry)
 
         assert found() == []
+
+
+@pytest.mark.django_db
+class TestRowsOfAChild:
+    def test_have_the_time_of_their_parent(self, gifts, outbox):
+        with connection.schema_editor() as editor:
+            for model in gifts:
+                editor.create_model(model)
+        parcel = gifts[1].objects.create(seen_at=timezone.now())
+        gift = gifts[2].objects.create(parcel_ptr=parcel, seen_at=parcel.seen_at, placed_at=timezone.now(), wish="a kite")
+        entry = AuditSettings("shop.Gift", "OrderPlaced", "b.wish LIKE 'a%' -- kites", "placed_at")
+
+        with connection.cursor() as cursor:
+            cursor.execute(of_business(business.business_of("gifts", entry)).query)
+            rows = cursor.fetchall()
+
+        assert rows == [(0, "gifts", f"shop.gift:{gift.pk}", gift.placed_at)]
+
+
+@pytest.mark.django_db
+class TestE056:
+    def found(self):
+        return [one for one in run_checks(tags=[Tags.database], databases=["default"]) if one.id == "outbox.E056"]
+
+    @pytest.mark.parametrize("where", ["this is no SQL", "b.totla > 0", "b.id LIKE 'a%'", "no_such(b.id)", "b.id = 'a'"])
+    def test_finds_a_condition_that_the_database_refuses(self, settings, outbox, where):
+        settings.OUTBOX = outbox(WHERE=where)
+
+        (problem,) = self.found()
+
+        assert problem.msg.startswith(f'OUTBOX["PIPELINE"]["AUDIT"]["orders"] has WHERE {where!r}')
+        assert "which database 'default' refuses: " in problem.msg
+
+    @pytest.mark.parametrize("where", ["", "b.invoice LIKE 'a%'", "b.id > 1 -- of the shop", "b.placed_at > now() OR b.id < 3"])
+    def test_is_quiet_otherwise(self, settings, outbox, where):
+        settings.OUTBOX = outbox(WHERE=where)
+
+        assert self.found() == []

@@ -7,6 +7,8 @@ import pytest
 from django.db import connection
 
 from outbox.models import Inbox, Lane, State
+from outbox.pipeline.business import business_of
+from outbox.pipeline.conf import AuditSettings
 from outbox.pipeline.job_config import pipeline_config
 from outbox.pipeline.models import RecordedMessage, RecordedTopic
 from outbox.pipeline.spark.audit.run import audit
@@ -16,6 +18,7 @@ from outbox.pipeline.spark.schemas import FRAMES
 from outbox.pipeline.spark.sources import jdbc, rows
 from outbox.pipeline.spark.sources.postgres import copy_history
 from outbox.pipeline.spark.sources.snapshot import exported_snapshot
+from project.shop.models import Customer, Order
 from tests.factories import BatchFactory, DelayedFactory, MessageRowFactory, TicketFactory, TopicFactory, message_id
 from tests.outbox.pipeline.spark.tcp import reached_by_tcp
 
@@ -100,6 +103,18 @@ class TestAHistoryFromPostgreSQL:
             ("late", "", -1, (str(outbox[10]),)),
             ("lost", "cart", 4, (str(outbox[3]),)),
         ]
+
+    @pytest.mark.parametrize("where", ["b.invoice LIKE '5363%'", "b.invoice ~ '^5' OR b.total > 5 -- paid"])
+    def test_has_the_business_rows_that_a_condition_selects(self, spark, config, tmp_path, reader, where):
+        customer = Customer.objects.create(number="17850", country="France")
+        for invoice in ("536365", "636365"):
+            Order.objects.create(invoice=invoice, customer=customer, country="France", invoiced_at=BEFORE, total=1)
+        entry = AuditSettings("shop.Order", "OrderPlaced", where, "placed_at")
+
+        history = copied(spark, replace(config, business=[business_of("orders", entry)]), tmp_path, reader)
+
+        order = Order.objects.get(invoice="536365")
+        assert [row.about for row in history.frames["business"].collect()] == [f"shop.order:{order.pk}"]
 
     def test_names_a_column_that_an_older_schema_has_not(self, spark, config, tmp_path):
         with connection.cursor() as cursor:
