@@ -41,7 +41,7 @@ def _untaken(app: Any, connection: Any, queue: str) -> list[Finding]:
         return []
     text = f"{count(waiting, 'task')} in Celery's queue {queue!r}, and no worker that answers takes from it"
     hint = (
-        'Start a worker of Celery for this queue. Where all relays are resident, set OUTBOX["CELERY_WAKEUP"] = False and empty the '
-        "queue with Celery's command purge."
+        'Start a worker of Celery for this queue. Where all relays are resident, set OUTBOX["CELERY_WAKEUP"] = False, and empty '
+        "the queue with Celery's command purge."
     )
     return [Finding(Level.WARNING, "wakeups", text, hint)]
