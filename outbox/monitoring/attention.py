@@ -9,12 +9,14 @@ from __future__ import annotations
 import enum
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
-from datetime import timedelta
+from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING
 
 from outbox import conf
+from outbox.checks.celery import wakeup_app
 from outbox.database import Connection, partitions
-from outbox.database.heartbeats import MAINTENANCE
+from outbox.database.heartbeats import BY_CELERY, MAINTENANCE, STALE_AFTER
+from outbox.ids import first_id_at
 from outbox.monitoring.groups import GroupStatus, Progress
 from outbox.monitoring.processes import ProcessStatus, is_replaced
 from outbox.monitoring.text import age, count
@@ -28,6 +30,9 @@ STUCK_AFTER = timedelta(minutes=5)  # where it is unknown since when a message w
 SLOW_AFTER = timedelta(minutes=10)  # of work in the backlog, at the pace of the last minutes
 
 
+HAS_MESSAGES = "SELECT EXISTS (SELECT FROM outbox_message WHERE id >= %s AND id < %s)"
+
+
 class Kind(enum.StrEnum):
     """The causes; label values of metrics."""
 
@@ -35,6 +40,7 @@ class Kind(enum.StrEnum):
     NO_RELAY = "no_relay"
     NO_CHECKER = "no_checker"
     NO_CONSUMER = "no_consumer"
+    NO_WORKER = "no_worker"
     PROCESS_SILENT = "process_silent"
     PROCESS_FAILS = "process_fails"
     BROKER_AWAY = "broker_away"
@@ -95,6 +101,7 @@ def find(connection: Connection, status: Status) -> Iterator[Attention]:
     yield from _read_only(status)
     yield from _brokers(status)
     yield from _relays(status)
+    yield from _untaken(connection, status)
     yield from _failing(status)
     yield from _silent(status)
     for topic in status.topics:
@@ -142,6 +149,26 @@ def _relays(status: Status) -> Iterator[Attention]:
         if checkers and not any(not one.is_silent for one in checkers):
             cause = f"{_absence('checker', checkers)} Half messages whose commit was lost stay hidden."
             yield Attention(Kind.NO_CHECKER, f"broker {alias!r}", cause, "Start outbox_relay or outbox_checker.")
+
+
+def _untaken(connection: Connection, status: Status) -> Iterator[Attention]:
+    """
+    Yield that no worker of Celery takes the wakeups that commits send.
+
+    A worker that does relays for a moment, and leaves a heartbeat. So none does if there are messages older than a worker needs,
+    but newer than heartbeats that are deleted.
+    """
+    relays = [one for one in status.processes if one.kind == "relay"]
+    is_resident = any(one.note != BY_CELERY and not one.is_silent for one in relays)
+    if not is_resident or any(one.note == BY_CELERY for one in relays) or not any(wakeup_app()):
+        return
+    now = datetime.now(UTC)
+    bounds = [first_id_at(now - STALE_AFTER + LATE_AFTER), first_id_at(now - LATE_AFTER)]
+    if connection.execute(HAS_MESSAGES, bounds).fetchone() == (True,):
+        queue = conf.settings().celery_queue
+        cause = f"Commits send wakeups to Celery's queue {queue!r}, and no worker takes them. Resident relays send the messages."
+        step = 'Start a worker of Celery for this queue, or set OUTBOX["CELERY_WAKEUP"] = False. The doctor asks the workers.'
+        yield Attention(Kind.NO_WORKER, f"database {status.database!r}", cause, step)
 
 
 def _absence(kind: str, known: list[ProcessStatus]) -> str:

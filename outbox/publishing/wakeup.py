@@ -5,6 +5,9 @@ A separate thread sends it, so that a request neither waits for Celery's broker 
 one per `PAUSE_SECONDS`; commits in between share the next one. It is sent even where a resident relay runs, which the NOTIFY
 of the publish has woken already; the task then finds nothing and ends. A project that runs resident relays only sets
 `OUTBOX["CELERY_WAKEUP"] = False`. A process that ends right after its commit may lose the wakeup.
+
+While as many tasks wait in the queue as there are brokers, none is sent: a task that waits finds the messages as well, and where
+no worker takes them, Redis would keep each of them for ever.
 """
 
 from __future__ import annotations
@@ -15,6 +18,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache
+from typing import Any
 
 from django.db import connections, transaction
 
@@ -23,6 +27,7 @@ from outbox.logs import get_logger, log_fields
 
 TASK = "outbox.tasks.relay"
 PAUSE_SECONDS = 0.05
+UNTAKEN_SECONDS = 60.0  # so long may no worker take a wakeup before the log says so
 BACK_OFF_SECONDS = 1.0  # after a failure; by then the sweep has found the messages
 EXPIRES_SECONDS = 10  # workers drop an older wakeup
 
@@ -57,18 +62,36 @@ def _after_commit(wakeup: Wakeup) -> Callable[[], None]:
     return hand_over
 
 
+def count_waiting(connection: Any, queue: str) -> int:
+    """
+    Return how many tasks wait in a queue; 0 if it does not exist, or the transport does not count.
+
+    Args:
+        connection: kombu's, to Celery's server.
+    """
+    with connection.channel() as channel:
+        try:
+            declared = channel.queue_declare(queue, passive=True)
+        except connection.channel_errors:
+            return 0
+    return int(declared.message_count or 0)
+
+
 class Sender:
     """
     Sends wakeups from a thread that starts with the first one.
 
     Args:
         sent, failed: how many, since the process started. Failures are logged when they begin and when they end.
+        spared: how many were not sent, since no worker has taken the ones before.
     """
 
     def __init__(self) -> None:
         self.sent = 0
         self.failed = 0
+        self.spared = 0
         self._is_failing = False
+        self._untaken_since: float | None = None
         self._waiting: set[Wakeup] = set()
         self._changed = threading.Condition()
         self._thread: threading.Thread | None = None
@@ -95,6 +118,9 @@ class Sender:
         try:
             from celery import current_app  # here, so that publish() does not import it
 
+            if self._is_untaken(current_app):
+                self.spared += 1
+                return True
             current_app.send_task(
                 TASK,
                 kwargs={"database": wakeup.database, "broker": wakeup.broker},
@@ -118,6 +144,24 @@ class Sender:
         if self._is_failing:
             logger.info("Wakeups are sent again", extra=log_fields(database=wakeup.database, broker=wakeup.broker))
         self._is_failing = False
+        return True
+
+    def _is_untaken(self, app: Any) -> bool:
+        """Return whether as many tasks wait in the queue as there are brokers; log it if that lasts."""
+        settings = conf.settings()
+        with app.pool.acquire(block=True) as connection:
+            waiting = count_waiting(connection, settings.celery_queue)
+        if waiting < len({topic.broker for topic in settings.topics.values()}):
+            self._untaken_since = None
+            return False
+        now = time.monotonic()
+        self._untaken_since = self._untaken_since or now
+        if now - self._untaken_since >= UNTAKEN_SECONDS:
+            logger.warning(
+                "No worker of Celery has taken a wakeup from the queue %r for a minute: %s wait, and no others are sent. "
+                'Start a worker for this queue; or, where all relays are resident, set OUTBOX["CELERY_WAKEUP"] = False.',
+                *(settings.celery_queue, waiting),
+            )
         return True
 
 

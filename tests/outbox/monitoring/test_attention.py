@@ -32,7 +32,8 @@ class Parcel(Message):
 @pytest.fixture(autouse=True)
 def _clean_slate(settings, monkeypatch, db):
     memory = {"BACKEND": "outbox.brokers.memory.MemoryBroker", "OPTIONS": {"NAME": uuid4().hex}}
-    settings.OUTBOX = {"TOPICS": {"parcels": {"TYPE": "normal"}}, "BROKERS": {"default": memory}}
+    topics = {"parcels": {"TYPE": "normal"}}
+    settings.OUTBOX = {"TOPICS": topics, "BROKERS": {"default": memory}, "CELERY_WAKEUP": False}
     monkeypatch.setattr(register, "registered", {})
     make_day(database.raw("default"), ago(days=1).date())  # soon after midnight, what is an hour old is of that day
 
@@ -244,6 +245,41 @@ class TestADatabase:
         database.raw("default").execute("SET transaction_read_only = on")
 
         assert read()[0].kind is Kind.READ_ONLY
+
+
+class TestWakeupsByCelery:
+    @pytest.fixture(autouse=True)
+    def _app(self, settings, monkeypatch):
+        settings.OUTBOX = {**settings.OUTBOX, "CELERY_WAKEUP": True}
+        monkeypatch.setattr(celery, "current_app", celery.Celery("project", set_as_current=False))
+
+    def test_that_no_worker_takes_are_named(self, read, relay):
+        MessageRowFactory(id=message_id(ago(minutes=2)))
+
+        [one] = read()
+
+        assert one.kind is Kind.NO_WORKER
+        assert str(one).startswith(
+            "Database 'default': Commits send wakeups to Celery's queue 'outbox', and no worker takes them."
+        )
+
+    def test_are_well_while_a_worker_relays(self, read, relay):
+        MessageRowFactory(id=message_id(ago(minutes=2)))
+        a_process("relay", note="celery", silent=110)
+
+        assert [one for one in read() if one.kind is Kind.NO_WORKER] == []
+
+    @pytest.mark.parametrize("age", [1, 600])
+    def test_are_not_judged_by_messages_that_are_too_new_or_too_old(self, age, read, relay):
+        MessageRowFactory(id=message_id(ago(seconds=age)))
+
+        assert read() == []
+
+    def test_are_not_looked_for_where_none_are_sent(self, read, relay, settings):
+        settings.OUTBOX = {**settings.OUTBOX, "CELERY_WAKEUP": False}
+        MessageRowFactory(id=message_id(ago(minutes=2)))
+
+        assert read() == []
 
 
 class TestDelayedMessages:

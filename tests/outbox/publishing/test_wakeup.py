@@ -55,6 +55,7 @@ def app(monkeypatch):
     """A Celery app whose tasks stay in memory: `app.sent()` takes what came, `app.fail` says that the broker is down."""
     app = Recorder("woken", broker="memory://", set_as_current=False)
     monkeypatch.setattr(celery, "current_app", app)
+    monkeypatch.setattr(wakeup, "count_waiting", lambda connection, queue: 0)  # as if a worker took them
     monkeypatch.setattr(wakeup, "PAUSE_SECONDS", 0.0)
     monkeypatch.setattr(wakeup, "BACK_OFF_SECONDS", 0.0)
     return app

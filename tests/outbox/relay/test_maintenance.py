@@ -1,6 +1,7 @@
 import logging
 from datetime import UTC, datetime, timedelta
 
+import psycopg
 import pytest
 from django.db import connections
 
@@ -8,9 +9,15 @@ from outbox import database
 from outbox.brokers.memory import MemoryBroker
 from outbox.database import partitions
 from outbox.errors import NotMigrated
-from outbox.models import Process, State
-from outbox.relay.maintenance import maintain, prune_brokers
-from tests.factories import BatchFactory
+from outbox.models import Duplicate, Process, State
+from outbox.relay import maintenance
+from outbox.relay.maintenance import last_error, maintain, prune_brokers
+from tests.factories import BatchFactory, message_id
+
+
+@pytest.fixture(autouse=True)
+def _no_error_before(monkeypatch):
+    monkeypatch.setattr(maintenance, "_errors", {})
 
 
 @pytest.mark.django_db(transaction=True)
@@ -24,6 +31,19 @@ class TestKeepUp:
 
         assert done.made == [last]
         assert done.pruned.rows["outbox_inbox"] == 0
+
+    def test_prunes_although_days_cannot_be_made(self, monkeypatch):
+        def refuse(using):
+            raise psycopg.errors.DiskFull("no space left on device")
+
+        Duplicate.objects.create(consumer_group="g", message_id=message_id(), topic="t", nth=2, dropped_at=LONG_AGO)
+        monkeypatch.setattr(partitions, "make_days", refuse)
+
+        with pytest.raises(psycopg.errors.DiskFull):
+            maintain("default")
+
+        assert not Duplicate.objects.exists()
+        assert last_error("default") == "no space left on device"
 
     def test_forgets_silent_processes(self):
         Process.objects.create(kind="relay", host="h", pid=1, beat_at=datetime.now(UTC) - timedelta(minutes=6))
