@@ -3,20 +3,17 @@
 from __future__ import annotations
 
 import json
-import re
 import uuid
 from collections.abc import Callable
 from contextlib import closing
-from pathlib import Path
 from typing import Any
 
 import amqp
 import pytest
-from django.conf import settings as django_settings
 from django.contrib.auth import get_user_model
 from django.db.models import Model
 
-from outbox import Message, conf, consumer, database, publish, publish_raw, transaction
+from outbox import conf, consumer, database, publish, publish_raw, transaction
 from outbox.consuming import register
 from outbox.consuming.dead_letters import read_letters
 from outbox.consuming.worker import Worker
@@ -25,11 +22,11 @@ from outbox.relay.lane import Lane
 from outbox.relay.rounds import Relay
 from outbox.topics import write_topics
 from project.servers.rabbitmq import RabbitMQ
+from tests.outbox.brokers.messages_page import names, type_of
 from tests.waiting import wait_until
 
 pytestmark = [pytest.mark.django_db, pytest.mark.rabbitmq, pytest.mark.usefixtures("no_consumers")]
 
-PAGE = Path(django_settings.BASE_DIR) / "docs/brokers/messages.md"
 JSON = "application/json"
 
 Publish = Callable[..., None]
@@ -245,23 +242,3 @@ class TestOurMessage:
         assert (headers["ce-type"], headers["ce-subject"], headers["x-tenant"]) == ("shop.OrderPlaced", "4711", "eu")
         assert "ce-type" not in plain.headers
         assert bytes(plain.body) == b"plain"
-
-
-def type_of(name: str) -> type[Any]:
-    class OrderPlaced(Message):
-        order_id: int
-
-        class Meta:
-            topic = name
-            type = "shop.OrderPlaced"
-            key = "order_id"
-            tag = "placed"
-
-    return OrderPlaced
-
-
-def names(heading: str) -> set[str]:
-    """Return the names in the first column of the table below a heading of the page."""
-    section = re.split(r"^#+ ", PAGE.read_text(), flags=re.MULTILINE)
-    (table,) = [part for part in section if part.startswith(f"{heading}\n")]
-    return set(re.findall(r"^\| `([^`]+)`", table, re.MULTILINE))
