@@ -78,13 +78,14 @@ def judge(
 ) -> Result:
     """Decide the outcome of a delivery whose handling raised an error, and record the failure. Never raises."""
     arrival = DeliveryInfo.of(delivery)
+    has_id = bool(delivery.message_id)  # else nothing may be concluded from what was decided about another one
     try:
         database.drop_if_lost(group.using)
         if consumer is None and isinstance(error, UnknownMessageType) and wants.is_wanted(group, delivery):
             return FOR_ANOTHER
         with outermost_transaction(group.using):
             tries.wait_for_nobody(group.using)
-            if decided := tries.decided(arrival, group.using):  # of another copy, or before this one could be read
+            if has_id and (decided := tries.decided(arrival, group.using)):  # of another copy, or before this one could be read
                 return as_decided(decided)
             if is_outage or is_conflict(error):
                 result = _again_uncounted(delivery, is_outage=is_outage)
@@ -92,7 +93,7 @@ def judge(
                 result = _count(group, consumer, delivery, arrival, error, worker)
             if delivery.attempt > 1:
                 tries.end(arrival, worker, group.using, most_crashes=_most_crashes(result, error))
-            if result.outcome is Outcome.DEAD_LETTER:
+            if result.outcome is Outcome.DEAD_LETTER and has_id:
                 tries.decide(arrival, group.using, given_up=result.reason)
             failure.record(arrival, result.outcome, error, group.using)
     except Exception as trouble:

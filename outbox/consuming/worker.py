@@ -221,8 +221,9 @@ class Worker:
             self._note_dead(delivery, result.reason)
 
     def _note_dead(self, delivery: Delivery, reason: str) -> None:
-        with outermost_transaction(self.group.using):
-            tries.decide(DeliveryInfo.of(delivery), self.group.using, given_up=reason, has_letter=True)
+        if delivery.message_id:
+            with outermost_transaction(self.group.using):
+                tries.decide(DeliveryInfo.of(delivery), self.group.using, given_up=reason, has_letter=True)
         signals.dead_lettered.send_robust(
             sender=Worker, group=self.group.name, message_id=delivery.message_id, topic=delivery.topic, reason=reason
         )

@@ -21,6 +21,7 @@ from outbox import conf, database
 from outbox.brokers.base import Broker, Delivery
 from outbox.consuming.delivery_info import DeliveryInfo
 from outbox.database import heartbeats
+from outbox.database.identity import read_identity
 from outbox.database.locks import Lock
 from outbox.errors import BrokerUnavailable
 from outbox.failpoints import failpoint
@@ -109,7 +110,8 @@ class Recorder:
         Receive once; write and acknowledge the deliveries. Return False if another recorder holds the lock.
 
         Raises:
-            BrokerUnavailable, psycopg.Error: broker or database cannot be reached. The messages will be delivered again.
+            BrokerUnavailable, psycopg.Error: broker or database cannot be reached, or the group is another project's. The
+            messages will be delivered again.
         """
         try:
             return self._record_once(conf.settings().consumer.wait if wait is None else wait)
@@ -155,6 +157,8 @@ class Recorder:
         deliveries = self._broker.receive(
             self.group, dict.fromkeys(self.topics), limit=BATCH_SIZE, invisible_for=self._invisible_for, wait=wait
         )
+        if not deliveries and (refusals := self._broker.refusals()):  # what was read until now is not known
+            raise BrokerUnavailable(next(iter(refusals.values())))
         if deliveries:
             self._write(deliveries)
             failpoint("recorder.after_write")
@@ -175,6 +179,7 @@ class Recorder:
         connection.execute(SET_IDLE_TIMEOUT, [str(int(patience * 1000))])
         self._connection = connection
         self._broker = conf.make_broker(self.alias)
+        self._broker.set_owner(self.group, *read_identity(connection))
         connection.execute(BEGIN, {"broker": self.alias, "group": self.group, "topics": self.topics})
         self._restart_settling()
         return True

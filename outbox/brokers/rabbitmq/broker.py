@@ -15,6 +15,7 @@ from amqp.exceptions import ChannelError
 from outbox.brokers.base import DeadLetter, DelayedCount, Delivery, Outgoing, Problem, SendResult, SendStatus, TopicSpec
 from outbox.brokers.capabilities import DeadLetters
 from outbox.brokers.options import read_options
+from outbox.brokers.owners import GroupOwner, OwnedByAnother
 from outbox.brokers.rabbitmq import topology
 from outbox.brokers.rabbitmq.connection import LOST, Connection, describe
 from outbox.brokers.rabbitmq.dead_letters import DeadLetterQueues
@@ -22,7 +23,7 @@ from outbox.brokers.rabbitmq.declarations import Declarations
 from outbox.brokers.rabbitmq.envelope import DIED_AT, REASON, copy_of, micros_of, to_amqp, too_large_for_amqp
 from outbox.brokers.rabbitmq.held import CONSUMER_MARGIN
 from outbox.brokers.rabbitmq.options import RabbitMQOptions, problems
-from outbox.brokers.rabbitmq.owners import OwnedByAnother, Owners
+from outbox.brokers.rabbitmq.owners import Owners
 from outbox.brokers.rabbitmq.receiver import Receiver
 from outbox.brokers.rabbitmq.sender import DeclarationMissing, Publication, Publisher
 from outbox.brokers.rabbitmq.server_checks import ServerChecks
@@ -123,7 +124,7 @@ class RabbitMQBroker(DeadLetters):
 
     def set_owner(self, group: str, source: str, project: str) -> None:
         """Note in which outbox a group has its inbox; `owners.py` says how the server compares it."""
-        self._owners.set(group, source, project)
+        self._owners.set(group, GroupOwner.of(source, project))
 
     def take_over(self, group: str) -> None:
         """Let the group's queues belong to the owner that was set, whose they were before notwithstanding."""

@@ -21,7 +21,7 @@ from typing import Any
 import amqp
 
 from outbox.brokers.base import DeadLetter, Delivery
-from outbox.brokers.rabbitmq.envelope import ATTEMPTS, DIED_AT, REASON, copy_of, micros_of, time_of, to_delivery
+from outbox.brokers.rabbitmq.envelope import DIED_AT, REASON, attempts_noted, copy_of, micros_of, time_of, to_delivery
 from outbox.brokers.rabbitmq.sender import Publication
 from outbox.brokers.rabbitmq.topology import MOST_AT_ONCE, dead_queue_name, queue_name, state_of
 from outbox.errors import BrokerUnavailable
@@ -264,11 +264,11 @@ def _count(channel: amqp.Channel, queue: str, deadline: float, pause: float) -> 
 def _read(group: str, topic: str, message: amqp.Message) -> QueuedLetter:
     headers = message.properties.get("application_headers") or {}
     delivery = to_delivery(message, group=group, topic=topic, receipt="")
+    attempt = max(1, attempts_noted(headers))  # x-delivery-count counts looks, too
     if died_at := time_of(headers.get(DIED_AT)):
-        reason, attempt = str(headers.get(REASON, "")), int(headers.get(ATTEMPTS, 1))
+        reason = str(headers.get(REASON, ""))
     else:
         died_at, reason = _death_of(headers)
-        attempt = max(1, int(headers.get(ATTEMPTS) or 0))  # x-delivery-count counts looks, too
     name, tag = f"{topic}/{delivery.message_id}/{micros_of(died_at)}", message.delivery_info["delivery_tag"]
     source = delivery.headers.get(Header.SOURCE, "")
     return QueuedLetter(DeadLetter(name, group, topic, delivery.message_id, reason, attempt, died_at, source), delivery, tag)

@@ -15,6 +15,7 @@ import amqp
 
 from outbox.brokers.base import Delivery, Outgoing
 from outbox.brokers.rabbitmq.topology import DESTINATION, RUNGS
+from outbox.message import Header
 
 KEY = "outbox-key"
 TAG = "outbox-tag"
@@ -28,6 +29,7 @@ THEIRS = {"x-death", "x-delivery-count", "x-acquired-count"}  # RabbitMQ's, and 
 THEIR_PREFIXES = ("x-first-death-", "x-last-death-")
 
 PERSISTENT = 2
+MAX_ATTEMPTS = 1_000_000  # another producer may have written any number
 MAX_NAME_BYTES = 255  # of a header's name or a routing key
 MAX_TAG_BYTES = MAX_NAME_BYTES - 2 * RUNGS
 MAX_HEADER_BYTES = 100_000  # together; they travel in one frame of 128 KiB
@@ -38,7 +40,7 @@ def to_amqp(message: Outgoing, *, destination: str = "") -> amqp.Message:
     headers: dict[str, Any] = {**message.headers, KEY: message.key, TAG: message.tag, STORED_AT: time.time_ns() // 1000}
     if destination:
         headers[DESTINATION] = destination
-    return amqp.Message(message.body, message_id=message.message_id, delivery_mode=PERSISTENT, application_headers=headers)
+    return _new(message.body, message.message_id, headers)
 
 
 def copy_of(delivery: Delivery, *, attempts: int, **extra: Any) -> amqp.Message:
@@ -52,7 +54,15 @@ def copy_of(delivery: Delivery, *, attempts: int, **extra: Any) -> amqp.Message:
         ATTEMPTS: attempts,
         **extra,
     }
-    return amqp.Message(delivery.body, message_id=delivery.message_id, delivery_mode=PERSISTENT, application_headers=headers)
+    return _new(delivery.body, delivery.message_id, headers)
+
+
+def _new(body: bytes, message_id: str, headers: Mapping[str, Any]) -> amqp.Message:
+    properties: dict[str, Any] = {"message_id": message_id, "delivery_mode": PERSISTENT, "application_headers": headers}
+    content_type = headers.get(Header.CONTENT_TYPE, "")
+    if 0 < len(content_type.encode()) <= MAX_NAME_BYTES:
+        properties["content_type"] = content_type
+    return amqp.Message(body, **properties)
 
 
 def again(message: amqp.Message) -> amqp.Message:
@@ -63,18 +73,25 @@ def again(message: amqp.Message) -> amqp.Message:
 
 
 def to_delivery(message: amqp.Message, *, group: str, topic: str, receipt: str) -> Delivery:
-    """Return a received message. Headers that are not text, from other producers, are shown as text."""
+    """
+    Return a received message; docs/brokers/messages.md says what is read of another producer's.
+
+    Headers that are not text are shown as text.
+    """
     raw = message.properties.get("application_headers") or {}
     body = message.body
+    headers = {name: str(value) for name, value in raw.items() if _is_users(name)}
+    if content_type := message.properties.get("content_type"):
+        headers.setdefault(Header.CONTENT_TYPE, str(content_type))
     return Delivery(
         group=group,
         topic=topic,
-        message_id=str(message.properties.get("message_id", "")),
+        message_id=str(message.properties.get("message_id") or headers.get(Header.ID, "")),
         body=body.encode() if isinstance(body, str) else bytes(body),
         receipt=receipt,
-        key=str(raw.get(KEY, "")),
+        key=str(raw.get(KEY) or headers.get(Header.SUBJECT, "")),
         tag=str(raw.get(TAG, message.delivery_info.get("routing_key", ""))),
-        headers={name: str(value) for name, value in raw.items() if _is_users(name)},
+        headers=headers,
         attempt=attempts_before(raw) + 1,
         stored_at=time_of(raw.get(STORED_AT)),
     )
@@ -82,8 +99,16 @@ def to_delivery(message: amqp.Message, *, group: str, topic: str, receipt: str) 
 
 def attempts_before(raw: Mapping[str, Any]) -> int:
     """Return how often a message was delivered to its group before: as earlier copies, and as this one."""
-    counts = (raw.get(ATTEMPTS), raw.get("x-delivery-count"))
-    return sum(count for count in counts if isinstance(count, int))
+    return attempts_noted(raw) + _number(raw.get("x-delivery-count"))
+
+
+def attempts_noted(raw: Mapping[str, Any]) -> int:
+    """Return how often a message was delivered to its group as earlier copies; 0 where that cannot be read."""
+    return _number(raw.get(ATTEMPTS))
+
+
+def _number(value: Any) -> int:
+    return min(value, MAX_ATTEMPTS) if isinstance(value, int) and value > 0 else 0
 
 
 def too_large_for_amqp(message: Outgoing) -> str:

@@ -13,28 +13,21 @@ from collections.abc import Iterable
 import amqp
 from amqp.exceptions import NotFound, PreconditionFailed
 
+from outbox.brokers.owners import GroupOwner, OwnedByAnother
 from outbox.brokers.rabbitmq.topology import OWNER, queue_name
 
-URN = "urn:uuid:"
 CURRENT = re.compile(rf"but current is the value '{re.escape(OWNER)}([^.']+)\.?([^']*)")
-
-
-class OwnedByAnother(Exception):
-    """Raised when the group of a topic belongs to another outbox. Its arguments: what is wrong, and what to do."""
-
-    def __str__(self) -> str:
-        return " ".join(self.args)
 
 
 class Owners:
     """The outboxes with the inboxes of this client's groups."""
 
     def __init__(self) -> None:
-        self._of: dict[str, tuple[str, str]] = {}  # group -> source and project
+        self._of: dict[str, GroupOwner] = {}
 
-    def set(self, group: str, source: str, project: str) -> None:
+    def set(self, group: str, owner: GroupOwner) -> None:
         """Note in which outbox a group has its inbox."""
-        self._of[group] = source.removeprefix(URN), project
+        self._of[group] = owner
 
     def groups(self) -> list[str]:
         """Return the groups whose outbox is known."""
@@ -56,9 +49,9 @@ class Owners:
         except PreconditionFailed as error:
             if "'alternate-exchange'" not in str(error.reply_text):
                 raise
-            source, project = _read(channel, name)
-            if source != ours[0]:
-                raise OwnedByAnother(*_explain(name, group, (source, project), ours)) from error
+            theirs = _read(channel, name)
+            if theirs.source != ours.source:
+                raise OwnedByAnother(f"Queue {name!r}", group, theirs, ours, apart="a virtual host of its own") from error
 
     def require(self, channel: amqp.Channel, topics: Iterable[str], group: str) -> None:
         """Raise OwnedByAnother if the group of a topic is not ours. Declares nothing."""
@@ -79,20 +72,11 @@ def _declare(channel: amqp.Channel, name: str, arguments: dict[str, str]) -> Non
     channel.exchange_declare(name, "fanout", durable=True, auto_delete=False, arguments=arguments)
 
 
-def _read(channel: amqp.Channel, name: str) -> tuple[str, str]:
-    """Return source and project of the owner that the server has noted; empty where it cannot be read."""
+def _read(channel: amqp.Channel, name: str) -> GroupOwner:
+    """Return the owner that the server has noted; of empty texts where it cannot be read."""
     try:
         _declare(channel, name, {})  # the server's answer is cut after 255 bytes: without our name, theirs is in it
     except PreconditionFailed as error:
         if found := CURRENT.search(str(error.reply_text)):
-            return found[1], found[2]
-    return "", ""
-
-
-def _explain(queue: str, group: str, theirs: tuple[str, str], ours: tuple[str, str]) -> tuple[str, str]:
-    return (
-        f"Queue {queue!r} belongs to the project {theirs[1]!r} (outbox {URN}{theirs[0]}), and this is {ours[1]!r} "
-        f"(outbox {URN}{ours[0]}): a consumer group has its inbox in one database.",
-        "Give this group another name, or each project a virtual host. If the other database is gone for good, run "
-        f"outbox_consume --group {group} --take-over once.",
-    )
+            return GroupOwner(found[1], found[2])
+    return GroupOwner("", "")

@@ -24,12 +24,12 @@ import amqp
 from amqp.exceptions import ChannelError, NotFound
 
 from outbox.brokers.base import Delivery
+from outbox.brokers.owners import OwnedByAnother
 from outbox.brokers.rabbitmq.connection import LOST, Connection, describe
 from outbox.brokers.rabbitmq.envelope import to_delivery
 from outbox.brokers.rabbitmq.held import CONSUMER_MARGIN, HeldDeliveries
 from outbox.brokers.rabbitmq.options import RabbitMQOptions
 from outbox.brokers.rabbitmq.ordered import WINDOW, Fetched, OrderedQueue
-from outbox.brokers.rabbitmq.owners import OwnedByAnother
 from outbox.brokers.rabbitmq.topology import MOST_AT_ONCE, group_queues, queue_name
 from outbox.errors import BrokerUnavailable
 from outbox.logs import get_logger, log_fields

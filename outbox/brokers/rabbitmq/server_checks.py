@@ -18,11 +18,12 @@ from amqp import spec
 from amqp.exceptions import AccessRefused, ChannelError, NotFound, PreconditionFailed
 
 from outbox.brokers.base import Problem
+from outbox.brokers.owners import OwnedByAnother
 from outbox.brokers.rabbitmq import topology
 from outbox.brokers.rabbitmq.connection import LOST, Connection, connect, describe
 from outbox.brokers.rabbitmq.management import problems_of_queues
 from outbox.brokers.rabbitmq.options import RabbitMQOptions, addresses
-from outbox.brokers.rabbitmq.owners import OwnedByAnother, Owners
+from outbox.brokers.rabbitmq.owners import Owners
 from outbox.brokers.rabbitmq.permissions import Permissions
 from outbox.errors import BrokerUnavailable
 from outbox.message import TopicSpec

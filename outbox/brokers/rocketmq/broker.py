@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import threading
 import time
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from datetime import timedelta
 from typing import Any, ClassVar
 
@@ -24,6 +25,7 @@ from outbox.brokers.base import (
 )
 from outbox.brokers.capabilities import AsksProducers, DeadLetters
 from outbox.brokers.options import read_options
+from outbox.brokers.owners import GroupOwner, OwnedByAnother
 from outbox.brokers.rocketmq import dead_letters, lookup
 from outbox.brokers.rocketmq.broker_checks import problems_of_brokers, problems_of_topics
 from outbox.brokers.rocketmq.check_backs import CheckBackListener
@@ -32,6 +34,7 @@ from outbox.brokers.rocketmq.codec import half_id
 from outbox.brokers.rocketmq.errors import StatusError
 from outbox.brokers.rocketmq.half_lookup import HalfLookup
 from outbox.brokers.rocketmq.options import RocketMQOptions, problems
+from outbox.brokers.rocketmq.owners import UNANSWERED, Owners
 from outbox.brokers.rocketmq.port_half_sender import PortHalfSender
 from outbox.brokers.rocketmq.port_sender import PortSender, wrong_type
 from outbox.brokers.rocketmq.producer import SEND_SECONDS, Producer, ProxySender
@@ -85,6 +88,8 @@ class RocketMQBroker(AsksProducers, DeadLetters):
         self._halves = PortHalfSender(ports, self._half_lookup, clock) if is_at_port else ProxyHalfSender(proxies, clock)
         self._settlement = Settlement(self._client, self.topics)
         self._receiver = Receiver(self._client, self.topics, self._settlement)
+        self._owners = Owners(self._client, clock)
+        self._stopped = threading.Event()
         self._listener: CheckBackListener | None = None
 
     @property
@@ -122,6 +127,7 @@ class RocketMQBroker(AsksProducers, DeadLetters):
             return found
         found = self.check_topics(self.options, list(self.topics.values()))
         found += [problem for topic in self.topics.values() if (problem := self._problem_of(topic))]
+        found += self._problems_of_owners()
         return [*found, *self._client.run(problems_of_brokers(self._client, list(self.topics.values())))]
 
     def send(self, messages: Sequence[Outgoing]) -> list[SendResult]:
@@ -164,11 +170,30 @@ class RocketMQBroker(AsksProducers, DeadLetters):
         """Receive messages for a group, at most 32 per topic. A failing topic does not block the others."""
         for name in topics:
             known_topic(self.topics, name)
+        if not self._owners.may_receive(group):
+            self._stopped.wait(wait.total_seconds())
+            return []
         return self._receiver.receive(group, topics, limit=limit, invisible_for=invisible_for, wait=wait)
 
     def interrupt(self) -> None:
         """End the wait of the current `receive`, whose request the server keeps open for at least 5 s."""
+        self._stopped.set()
         self._receiver.interrupt()
+
+    def set_owner(self, group: str, source: str, project: str) -> None:
+        """Note in which outbox a group has its inbox; `owners.py` says where that is compared."""
+        self._owners.set(group, GroupOwner.of(source, project))
+
+    def take_over(self, group: str) -> None:
+        """Forget whose a group is, so that the next client that receives owns it."""
+        try:
+            self._owners.forget(group)
+        except UNANSWERED as error:
+            raise BrokerUnavailable(f"The name servers did not hand group {group!r} over: {error}.") from error
+
+    def refusals(self) -> dict[str, str]:
+        """Return the topics that nothing can be received from since a group is another project's."""
+        return {topic: reason for reason in list(self._owners.refused.values()) for topic in self.topics}
 
     def renew(self, deliveries: Sequence[Delivery], invisible_for: timedelta) -> list[Delivery | None]:
         """Renew deliveries for at most 12 hours. The server answers with new receipts; only the newest one is valid."""
@@ -189,6 +214,7 @@ class RocketMQBroker(AsksProducers, DeadLetters):
     def dead_letters(self, group: str, *, limit: int = 100) -> list[DeadLetter]:
         """Return the dead letters of a group, without reasons. Raises BrokerCannotTell if no broker's own port is known."""
         self._require_ports("dead_letters()")
+        self._require_owner(group)
         return self._client.run(dead_letters.dead_letters(self._client, group, self._server_groups(group), limit))
 
     def count_dead_letters(self, group: str) -> dict[str, int]:
@@ -199,11 +225,13 @@ class RocketMQBroker(AsksProducers, DeadLetters):
     def replay(self, group: str, letters: Collection[str]) -> set[str]:
         """Send copies of dead letters, which only their group handles, with attempts from 1."""
         self._require_ports("replay()")
+        self._require_owner(group)
         return self._client.run(dead_letters.replay(self._client, group, self._server_groups(group), letters))
 
     def discard(self, group: str, letters: Collection[str]) -> set[str]:
         """Mark dead letters as discarded, so that they are no longer listed. The server's log keeps them until they expire."""
         self._require_ports("discard()")
+        self._require_owner(group)
         return self._client.run(dead_letters.discard(self._client, self._server_groups(group), letters))
 
     def backlog(self, group: str) -> dict[str, int]:
@@ -233,6 +261,22 @@ class RocketMQBroker(AsksProducers, DeadLetters):
 
     def _server_groups(self, group: str) -> set[str]:
         return {group_name(group, topic) for topic in self.topics.values()}
+
+    def _require_owner(self, group: str) -> None:
+        """Raise BrokerUnavailable if the group is another project's, or no name server says whose it is."""
+        try:
+            self._owners.require(group)
+        except (OwnedByAnother, *UNANSWERED) as error:
+            raise BrokerUnavailable(str(error)) from error
+
+    def _problems_of_owners(self) -> Iterator[Problem]:
+        for group in self._owners.groups():
+            try:
+                self._owners.require(group)
+            except OwnedByAnother as error:
+                yield Problem(*error.args)
+            except UNANSWERED as error:
+                yield Problem(f"The name servers do not say whose group {group!r} is: {error}.", "Correct NAME_SERVERS.")
 
     def _require_ports(self, what: str) -> None:
         if not self._client.ports.are_known:

@@ -6,6 +6,7 @@ import hashlib
 import re
 import zlib
 from collections.abc import Mapping
+from contextlib import suppress
 from datetime import UTC, datetime
 from functools import lru_cache
 from typing import Any
@@ -20,6 +21,8 @@ from outbox.logs import get_logger
 from outbox.message import Half, Header, TopicType
 
 logger = get_logger(__name__)
+
+_headers = msgspec.json.Decoder(dict[str, str])
 
 # Properties that carry what RocketMQ has no field for. Each is set only if it is needed.
 KEY, TOKEN, HEADERS = "outbox-key", "outbox-token", "outbox-headers"
@@ -240,8 +243,9 @@ def _read(properties: Mapping[str, str]) -> tuple[dict[str, str], str, str]:
     headers = {name: value for name, value in properties.items() if not SERVER_PROPERTY.match(name)}
     headers.pop(REPLAY_GROUP, None)
     token = headers.pop(TOKEN, "") or headers.get(Header.TOKEN, "")
-    if HEADERS in headers:
-        headers |= msgspec.json.decode(headers.pop(HEADERS), type=dict[str, str])
+    with suppress(msgspec.DecodeError):  # another producer's header may have the name; it stays as it is
+        headers |= _headers.decode(headers.get(HEADERS, "{}"))
+        headers.pop(HEADERS, None)
     key = headers.pop(KEY, "") or headers.get(Header.SUBJECT, "")
     return headers, key, token
 

@@ -13,6 +13,7 @@ from django.core.management import CommandError, call_command
 
 from outbox import conf, database
 from outbox.brokers.base import Broker
+from outbox.brokers.memory import MemoryBroker
 from outbox.errors import BrokerUnavailable
 from outbox.failpoints import VARIABLE, FailpointReached
 from outbox.models import Process
@@ -213,6 +214,20 @@ class TestHowFarItHasCome:
         assert (topic.consumer_group, topic.read_until) == ("other", None)
         assert topic.began_at > began
         other.close()
+
+    def test_of_another_projects_group_says_so_and_does_not_claim_to_have_read(self, recorder, monkeypatch):
+        owners: list[tuple[str, ...]] = []
+        monkeypatch.setattr(MemoryBroker, "set_owner", lambda broker, *owner: owners.append(owner))
+        monkeypatch.setattr(
+            MemoryBroker, "refusals", lambda broker: {"orders": "It belongs to the project 'blog'."} if owners else {}
+        )
+
+        with pytest.raises(BrokerUnavailable, match="belongs to the project 'blog'"):
+            recorder.run_once(AT_ONCE)
+
+        [(source,)] = database.raw("default").execute("SELECT id FROM outbox_source").fetchall()
+        assert owners == [("recorder", source, "project")]
+        assert RecordedTopic.objects.get(topic="orders").read_until is None
 
 
 class TestTheCommand:

@@ -72,7 +72,7 @@ class TestGroupOfAnotherProject:
         (problem,) = blog.check()
 
         assert "belongs to the project 'shop'" in problem.text
-        assert "Give this group another name, or each project a virtual host" in problem.hint
+        assert "Give this group another name, or each project a virtual host of its own" in problem.hint
         assert "outbox_consume --group billing --take-over" in problem.hint
         assert shop.check() == []
 

@@ -1,0 +1,46 @@
+"""Whose a consumer group is, for brokers that note it on their servers."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+URN = "urn:uuid:"
+
+
+class GroupOwner(NamedTuple):
+    """
+    The outbox with a group's inbox.
+
+    Args:
+        source: its stable id, without the prefix of a URN.
+        project: its project, for people.
+    """
+
+    source: str
+    project: str
+
+    @classmethod
+    def of(cls, source: str, project: str) -> GroupOwner:
+        return cls(source.removeprefix(URN), project)
+
+    def __str__(self) -> str:
+        return f"{self.project!r} (outbox {URN}{self.source})"
+
+
+class OwnedByAnother(Exception):
+    """Raised when a group belongs to another outbox. Its arguments: what is wrong, and what to do."""
+
+    def __init__(self, subject: str, group: str, theirs: GroupOwner, ours: GroupOwner, *, apart: str) -> None:
+        """
+        Args:
+            subject: what belongs to another one, at the beginning of a sentence.
+            apart: what a server has to keep projects apart, such as a virtual host.
+        """
+        super().__init__(
+            f"{subject} belongs to the project {theirs}, and this is {ours}: a consumer group has its inbox in one database.",
+            f"Give this group another name, or each project {apart}. If the other database is gone for good, run "
+            f"outbox_consume --group {group} --take-over once.",
+        )
+
+    def __str__(self) -> str:
+        return " ".join(self.args)

@@ -1,0 +1,109 @@
+"""
+Whose a consumer group is: noted with the first receive, so that two projects do not share a group.
+
+The note is an entry in the configuration that name servers keep for clients (`kvConfig.json`). They do not exchange it, so it is
+written to each, and the first that has it is believed. Without NAME_SERVERS nothing is compared.
+Source: apache/rocketmq KVConfigManager, PutKVConfigRequestHeader.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+
+from outbox.brokers.owners import GroupOwner, OwnedByAnother
+from outbox.brokers.rocketmq.client import Client
+from outbox.brokers.rocketmq.remoting import requests
+from outbox.brokers.rocketmq.remoting.connection import NoAnswer, NotConnected
+from outbox.brokers.rocketmq.remoting.frames import Answer, RemotingError, Request
+from outbox.logs import get_logger, log_fields
+
+logger = get_logger(__name__)
+
+NAMESPACE = "OUTBOX_GROUPS"  # of our entries
+AGAIN_SECONDS = 10.0  # after a refusal, or when no name server answers
+
+UNANSWERED = (NotConnected, NoAnswer, RemotingError)
+
+
+class Owners:
+    """
+    The outboxes with the inboxes of this client's groups.
+
+    Args:
+        clock: a monotonic clock in seconds.
+    """
+
+    def __init__(self, client: Client, clock: Callable[[], float]) -> None:
+        self.refused: dict[str, str] = {}  # group -> whose it is, and what to do
+        self._client = client
+        self._clock = clock
+        self._of: dict[str, GroupOwner] = {}
+        self._ask_again_at: dict[str, float] = {}
+
+    def set(self, group: str, owner: GroupOwner) -> None:
+        """Note in which outbox a group has its inbox."""
+        self._of[group] = owner
+
+    def groups(self) -> list[str]:
+        """Return the groups whose outbox is known."""
+        return sorted(self._of)
+
+    def may_receive(self, group: str) -> bool:
+        """Return whether a group is not another project's, and note that it is ours. Asks once, and again after a refusal."""
+        if group in self._of and self._clock() >= self._ask_again_at.get(group, float("-inf")):
+            self._ask_again_at[group] = float("inf")
+            try:
+                self._client.run(self._claim(group))
+                self.refused.pop(group, None)
+            except OwnedByAnother as error:
+                self._ask_again_at[group] = self._clock() + AGAIN_SECONDS
+                if self.refused.get(group) != str(error):
+                    logger.error("Group %r receives nothing: %s", group, error, extra=log_fields(group=group))
+                self.refused[group] = str(error)
+            except UNANSWERED:  # consumers go on while name servers are away
+                self._ask_again_at[group] = self._clock() + AGAIN_SECONDS
+        return group not in self.refused
+
+    def require(self, group: str) -> None:
+        """Raise OwnedByAnother if a group is another project's. Notes nothing."""
+        if group in self._of:
+            self._client.run(self._require(group))
+
+    def forget(self, group: str) -> None:
+        """Remove the note: the next one that receives for the group owns it. Raises as `Ports.ask`, and RemotingError."""
+        for answer in self._client.run(self._ask(requests.DELETE_KV_CONFIG, self._entry(group))):
+            answer.checked()
+        self._ask_again_at.pop(group, None)
+
+    async def _claim(self, group: str) -> None:
+        if await self._require(group):
+            return
+        owner = self._of[group]
+        await self._ask(requests.PUT_KV_CONFIG, {**self._entry(group), "value": f"{owner.source} {owner.project}"})
+        await self._require(group)  # another project may have written at the same moment
+
+    async def _require(self, group: str) -> bool:
+        """Return whether the group is noted as ours. Raises OwnedByAnother where it is noted as another's."""
+        answers = await self._ask(requests.GET_KV_CONFIG, self._entry(group))
+        notes = [answer.checked().fields["value"] for answer in answers if answer.code != requests.NOTHING_FOUND]
+        for source, _, project in (note.partition(" ") for note in notes):
+            if source != self._of[group].source:
+                theirs, ours = GroupOwner(source, project), self._of[group]
+                raise OwnedByAnother(f"Consumer group {group!r}", group, theirs, ours, apart="a NAMESPACE of its own")
+        return bool(notes)
+
+    async def _ask(self, code: int, fields: Mapping[str, str]) -> list[Answer]:
+        """Ask all name servers; return the answers of those that are there. Raises as `Ports.ask` if none is."""
+        answers: list[Answer] = []
+        failure: Exception | None = None
+        for server in self._client.options.name_servers:
+            try:
+                answers.append(await self._client.ports.ask(server, Request(code, fields)))
+            except (NotConnected, NoAnswer) as error:
+                failure = error
+        if failure is not None and not answers:
+            raise failure
+        return answers
+
+    def _entry(self, group: str) -> dict[str, str]:
+        return {"namespace": NAMESPACE, "key": f"{self._client.options.namespace}%{group}"}

@@ -1,0 +1,244 @@
+"""Programs without any code of ours, with plain py-amqp, that publish to our topics and read from them."""
+
+from __future__ import annotations
+
+import json
+import uuid
+from collections.abc import Callable
+from contextlib import closing
+from typing import Any
+
+import amqp
+import pytest
+from django.contrib.auth import get_user_model
+from django.db.models import Model
+
+from outbox import conf, consumer, database, publish, publish_raw, transaction
+from outbox.consuming import register
+from outbox.consuming.dead_letters import read_letters
+from outbox.consuming.worker import Worker
+from outbox.message import Cause, current_cause
+from outbox.relay.lane import Lane
+from outbox.relay.rounds import Relay
+from outbox.topics import write_topics
+from project.servers.rabbitmq import RabbitMQ
+from tests.outbox.brokers.messages_page import names, type_of
+from tests.waiting import wait_until
+
+pytestmark = [pytest.mark.django_db, pytest.mark.rabbitmq, pytest.mark.usefixtures("no_consumers")]
+
+JSON = "application/json"
+
+Publish = Callable[..., None]
+
+
+@pytest.fixture
+def topic(settings: Any, node: RabbitMQ) -> str:
+    """A topic of ours, of the group "cart"."""
+    name = f"orders-{uuid.uuid4().hex[:8]}"
+    options = {"NODES": [node.address], "GROUPS": {name: ["cart"]}}
+    settings.OUTBOX = {
+        **settings.OUTBOX,
+        "BROKERS": {"default": {"BACKEND": "outbox.brokers.rabbitmq.RabbitMQBroker", "OPTIONS": options}},
+        "TOPICS": {name: {}},
+    }
+    write_topics("default")
+    return name
+
+
+@pytest.fixture
+def seen(topic: str) -> list[Any]:
+    """What a handler of the topic is called with: message and context."""
+    found: list[Any] = []
+
+    @consumer(topic=topic, group="cart")
+    def note(message: Any, context: Any) -> None:
+        found.append((message, context))
+
+    return found
+
+
+@pytest.fixture
+def handle(topic: str) -> Callable[[], Any]:
+    """Handle all that waits; return the counts."""
+
+    def handle() -> Any:
+        with closing(Worker(register.group("cart"), "default")) as worker:
+            return worker.run(until_idle=True)
+
+    return handle
+
+
+@pytest.fixture
+def theirs(topic: str, seen: list[Any], handle: Callable[[], Any], channel: amqp.Channel) -> Publish:
+    """Publish as another program, to a topic whose queues are there."""
+    handle()
+
+    def publish(body: bytes | str = b'{"n": 1}', *, tag: str = "", headers: dict[str, Any] | None = None, **fields: Any) -> None:
+        message = amqp.Message(body, delivery_mode=2, application_headers=headers or {}, **fields)
+        channel.basic_publish(message, topic, tag, mandatory=True)
+
+    return publish
+
+
+@pytest.fixture(autouse=True)
+def _own_types(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("outbox.message.registered", {})
+
+
+@pytest.fixture
+def orders() -> Callable[[], Model]:
+    """Make a row for a message to be about."""
+    return lambda: get_user_model().objects.create(username=uuid.uuid4().hex)
+
+
+@pytest.fixture
+def ours(topic: str, channel: amqp.Channel) -> Callable[[], list[amqp.Message]]:
+    """Relay what was published; return what came to a queue that another program has bound."""
+    channel.exchange_declare(topic, "topic", durable=True, auto_delete=False)
+    queue = channel.queue_declare("", exclusive=True).queue
+    channel.queue_bind(queue, topic, "#")
+
+    def relayed() -> list[amqp.Message]:
+        with closing(conf.make_broker("default")) as broker:
+            sent = Relay(database.raw("default"), broker, Lane(1)).drain().sent
+        return [wait_until(lambda: channel.basic_get(queue, no_ack=True)) for _ in range(sent)]
+
+    return relayed
+
+
+class TestTheirMessage:
+    def test_needs_an_id_and_no_more(self, theirs, handle, seen):
+        theirs(b"plain", message_id="a-1")
+
+        tally = handle()
+
+        [(message, context)] = seen
+        assert tally.handled == 1
+        assert (message, context.message_id, context.source, context.key, context.tag) == (b"plain", "a-1", "", "", "")
+
+    def test_is_decoded_by_the_content_type_of_amqp(self, theirs, handle, seen):
+        theirs(b'{"n": 7}', message_id="a-1", content_type=JSON)
+
+        handle()
+
+        [(message, _)] = seen
+        assert message == {"n": 7}
+
+    def test_may_have_all_that_ours_have(self, theirs, handle, topic):
+        found: list[Any] = []
+
+        kind = type_of(topic)
+
+        @consumer(kind, group="cart")
+        def note_typed(message: Any, context: Any) -> None:
+            found.append((message, context))
+
+        headers = {
+            "ce-id": "a-1",
+            "ce-source": "https://shipping.example",
+            "ce-type": "shop.OrderPlaced",
+            "ce-subject": "4711",
+            "ce-correlationid": "c-9",
+            "x-tenant": "eu",
+        }
+        theirs(b'{"order_id": 4711}', tag="shipped", headers=headers, content_type=JSON)
+
+        handle()
+
+        [(message, context)] = found
+        assert message == kind(order_id=4711)
+        assert (context.message_id, context.source) == ("a-1", "https://shipping.example")
+        assert (context.key, context.tag, context.headers["x-tenant"]) == ("4711", "shipped", "eu")
+
+    def test_is_told_by_source_and_id(self, theirs, handle, seen):
+        for source in ("shipping", "billing", "shipping"):
+            theirs(source.encode(), message_id="1", headers={"ce-source": source})
+
+        tally = handle()
+
+        assert (tally.handled, tally.duplicates) == (2, 1)
+        assert sorted(message for message, _ in seen) == [b"billing", b"shipping"]
+
+    def test_without_a_source_is_told_by_its_id(self, theirs, handle, seen):
+        for number in ("1", "2", "1"):
+            theirs(number.encode(), message_id=number)
+
+        tally = handle()
+
+        assert (tally.handled, tally.duplicates) == (2, 1)
+
+    def test_without_an_id_becomes_a_dead_letter_and_the_group_goes_on(self, theirs, handle, seen):
+        theirs(b"first")
+        theirs(b"second")
+        theirs(b"third", message_id="3")
+
+        handle()
+
+        letters = read_letters().found
+        assert [message for message, _ in seen] == [b"third"]
+        assert len(letters) == 2
+        assert all("has no message id" in one.letter.reason for one in letters)
+
+    def test_whose_body_cannot_be_read_becomes_a_dead_letter_and_the_group_goes_on(self, theirs, handle, seen):
+        theirs(b"{", message_id="1", content_type=JSON)
+        theirs(b"\xff\x00", message_id="2", content_type=JSON)
+        theirs(b"{}", message_id="3", content_type=JSON)
+
+        handle()
+
+        letters = read_letters().found
+        assert [message for message, _ in seen] == [{}]
+        assert sorted(one.letter.message_id for one in letters) == ["1", "2"]
+        assert all("has a JSON content type, but is not valid JSON" in one.letter.reason for one in letters)
+
+    def test_whose_headers_cannot_be_read_is_handled_without_them(self, theirs, handle, seen):
+        headers = {
+            "ce-lane": "many",
+            "ce-number": 2**62,
+            "ce-time": "yesterday",
+            "ce-source": "a\0b",
+            "outbox-attempts": 2**62,
+            "outbox-stored-at": -(2**62),
+            "traceparent": "00-nothing",
+            "nested": {"a": [1, None, b"\xff"]},
+        }
+        theirs(message_id="1", headers=headers)
+        theirs(message_id="2", headers={"outbox-attempts": "often", "outbox-died-at": "later"})
+
+        tally = handle()
+
+        assert (tally.handled, len(seen)) == (2, 2)
+
+    def test_that_died_with_such_headers_is_listed(self, theirs, handle, seen):
+        theirs(b"{", message_id="1", content_type=JSON, headers={"outbox-attempts": "often", "outbox-died-at": "later"})
+
+        handle()
+
+        [letter] = read_letters().found
+        assert letter.letter.message_id == "1"
+
+
+class TestOurMessage:
+    def test_is_on_the_wire_as_the_page_says(self, topic, ours, orders):
+        kind = type_of(topic)
+        cause = current_cause.set(Cause("a-1", "c-9"))
+        with transaction():
+            order = orders()
+            publish(kind(order_id=4711), about=order, headers={"traceparent": f"00-{'1' * 32}-{'2' * 16}-01", "x-tenant": "eu"})
+            publish_raw(topic, b"plain")
+        current_cause.reset(cause)
+
+        typed, plain = ours()
+
+        headers = typed.headers
+        assert {*headers, *plain.headers} - {"x-tenant"} == names("Ours") - {"ce-token", "ce-deliverat"} | {
+            name for name in names("On RabbitMQ") if name.startswith("outbox-")
+        }
+        assert {*typed.properties, "routing_key"} == {name for name in names("On RabbitMQ") if not name.startswith("outbox-")}
+        assert json.loads(typed.body) == {"order_id": 4711}
+        assert (typed.delivery_info["routing_key"], headers["outbox-tag"], headers["outbox-key"]) == ("placed", "placed", "4711")
+        assert (typed.properties["message_id"], typed.properties["content_type"]) == (headers["ce-id"], JSON)
+        assert (headers["ce-type"], headers["ce-subject"], headers["x-tenant"]) == ("shop.OrderPlaced", "4711", "eu")
+        assert "ce-type" not in plain.headers
+        assert bytes(plain.body) == b"plain"
