@@ -34,7 +34,7 @@ CORE: Kinds = [
     ("`--database`", checks.WITH_DATABASES),
     ("`--deploy`", checks.WHEN_DEPLOYED),
 ]
-PIPELINE: Kinds = [("always", pipeline_checks.ALWAYS)]
+PIPELINE: Kinds = [("always", pipeline_checks.ALWAYS), ("`--database`", pipeline_checks.WITH_DATABASES)]
 
 
 def page() -> str:

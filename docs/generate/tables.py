@@ -34,7 +34,7 @@ APPS = ("outbox_embedded", "outbox_pipeline")
 
 WITHOUT_MODEL = {
     "outbox": {
-        "outbox_source": "One row: the stable id of this database, for tokens and headers, and the project that its tables belong to.",
+        "outbox_source": "One row: the stable id of this database, for tokens and headers, and the project of its tables.",
         "outbox_wakeup": "The relay that publishers wake, one for each broker. UNLOGGED: gone after a crash.",
     },
     "outbox_embedded": {"outbox_embedded_wakeup": "Consumers of the embedded broker that wait to be woken by a commit."},
