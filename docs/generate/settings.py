@@ -41,7 +41,8 @@ OPTIONS = [
 
 TYPES = {
     "Callable[[], datetime]": "function",
-    "Count": "int, 1 or more",
+    "SmallCount": "int, 1 to 32,767",
+    "QueueName": "text, 1 to 255 characters",
     "EndSemantics": "idempotent, forgetful, duplicating or stateless",
     "Positive": "int, 1 or more",
     "TopicType": "normal, transaction, fifo or delay",

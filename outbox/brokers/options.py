@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import difflib
+import re
 from collections.abc import Mapping
+from datetime import timedelta
 from typing import Any, TypeVar
 
 import msgspec
 
 from outbox.brokers.base import Problem
+from outbox.durations import problem_of_duration
 from outbox.errors import ConfigurationError
 from outbox.message import prepare
 
@@ -37,14 +40,31 @@ def read_options(kind: type[O], raw: Mapping[str, Any]) -> O:
 
 
 def problems_with(kind: type[Options], raw: Mapping[str, Any]) -> list[Problem]:
-    """Return what `read_options` would raise, with a hint."""
+    """Return what `read_options` would raise, and durations that are too short or too long, with a hint."""
     prepare(kind)
     try:
-        msgspec.convert(dict(raw), kind)
+        options = msgspec.convert(dict(raw), kind)
     except msgspec.ValidationError as error:
         known = ", ".join(name.upper() for name in kind.__struct_fields__)
         return [Problem(f"OPTIONS: {error}.", _hint(kind, str(error)).strip() or f"Choices are: {known}.")]
-    return []
+    values = {name: getattr(options, name) for name in kind.__struct_fields__}
+    wrong = {name: problem_of_duration(name, value) for name, value in values.items() if isinstance(value, timedelta)}
+    return [
+        Problem(f'OPTIONS["{name.upper()}"] is {values[name]}; {problem}', "Correct it.")
+        for name, problem in wrong.items()
+        if problem
+    ]
+
+
+ADDRESS = re.compile(r"(?P<host>[^:\s]+|\[[0-9a-fA-F:]+\])(:(?P<port>\d{1,5}))?")
+
+
+def read_address(text: str) -> tuple[str, int | None] | None:
+    """Return the host and the port of "host:port", "host" or "[::1]:port". None: it is not an address."""
+    found = ADDRESS.fullmatch(text)
+    if found is None or (found["port"] and not 0 < int(found["port"]) < 65_536):
+        return None
+    return found["host"].strip("[]"), int(found["port"]) if found["port"] else None
 
 
 def _hint(kind: type[Options], text: str) -> str:

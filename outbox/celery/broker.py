@@ -50,8 +50,6 @@ class CeleryBroker(SendOnly):
         if found := problems_with(CeleryOptions, options):
             return found
         settings = read_options(CeleryOptions, options)
-        if settings.timeout <= timedelta():
-            return [Problem(f'OPTIONS["TIMEOUT"] is {settings.timeout}; it must be greater than zero.', "Correct it.")]
         try:
             app = find_app(settings)
         except ConfigurationError as error:

@@ -8,6 +8,7 @@ import urllib.request
 from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
 from typing import Any
+from urllib.parse import urlsplit
 from uuid import uuid4
 
 from django.db import close_old_connections
@@ -70,6 +71,15 @@ def log_sent(half: Half, resolution: Resolution) -> None:
     )
 
 
+def _has_host(url: str) -> bool:
+    """Return whether a URL has a host, and a port that exists where it has one."""
+    try:
+        parts = urlsplit(url)
+        return bool(parts.hostname) and parts.port != 0 and not any(one.isspace() for one in url)
+    except ValueError:
+        return False
+
+
 def over_http(url: str, secret: str, timeout: timedelta = timedelta(seconds=10)) -> Ask:
     """
     Return an `ask` that calls a check-back endpoint with requests signed as Standard Webhooks.
@@ -85,6 +95,8 @@ def over_http(url: str, secret: str, timeout: timedelta = timedelta(seconds=10))
     """
     if not url.startswith(("http://", "https://")):
         raise ConfigurationError(f"The check-back URL {url!r} does not begin with http:// or https://. Write it in full.")
+    if not _has_host(url):
+        raise ConfigurationError(f"The check-back URL {url!r} has no valid host and port. Write it in full.")
     signer = make_signer(secret)
     opener = make_opener()
 

@@ -19,7 +19,7 @@ def read_rate(rate: str) -> tuple[int, int]:
     Raises:
         ConfigurationError: the rate has another format.
     """
-    found = re.fullmatch(r"(\d+)/([1-9]\d*)?([smhd])[a-z]*", rate)
+    found = re.fullmatch(r"([1-9]\d*)/([1-9]\d*)?([smhd])[a-z]*", rate)
     if found is None:
         raise ConfigurationError(
             f'OUTBOX["CHECK_BACK"]["THROTTLE"] is {rate!r}. Write a number and a time: "600/s", "1000/min", "50/10s".'

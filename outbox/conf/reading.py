@@ -9,11 +9,9 @@ import msgspec
 
 from outbox.conf.explain import explain
 from outbox.conf.sections import Section, Settings
+from outbox.durations import problem_of_duration
 from outbox.errors import ConfigurationError
 from outbox.message import prepare
-
-MAY_BE_ZERO = frozenset({"sweep_age", "wait"})
-"""Durations that may be 0; all others must be greater."""
 
 
 def read(raw: object) -> Settings:
@@ -56,11 +54,11 @@ def read_section(raw: object, kind: type[S], place: str) -> S:
 
 
 def _require_durations(section: Section, place: str) -> None:
-    """Raise ConfigurationError for a duration of zero or less."""
+    """Raise ConfigurationError for a duration of zero or less, or one that is too long."""
     durations = {name: value for name in section.__struct_fields__ if isinstance(value := getattr(section, name), timedelta)}
     for name, value in durations.items():
-        if value < timedelta() or (not value and name not in MAY_BE_ZERO):
-            raise ConfigurationError(f'{place}["{name.upper()}"] is {value}; it must be greater than zero.')
+        if problem := problem_of_duration(name, value):
+            raise ConfigurationError(f'{place}["{name.upper()}"] is {value}; {problem}')
     for name in section.__struct_fields__:
         inner = getattr(section, name)
         for key, entry in inner.items() if isinstance(inner, dict) else [(None, inner)]:

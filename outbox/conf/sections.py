@@ -9,7 +9,8 @@ import msgspec
 
 from outbox.message import TopicType
 
-Count = Annotated[int, msgspec.Meta(ge=1)]
+SmallCount = Annotated[int, msgspec.Meta(ge=1, le=32_767)]  # as columns and protocols have it
+QueueName = Annotated[str, msgspec.Meta(min_length=1, max_length=255)]
 
 
 class Section(msgspec.Struct, frozen=True, forbid_unknown_fields=True, rename=str.upper):
@@ -31,7 +32,7 @@ class TopicSettings(Section, frozen=True):
 
     broker: str = "default"  # alias of the broker that carries it
     type: TopicType | None = None  # default: transaction where the broker has half messages, else normal
-    queues: Count = 4  # number of messages without a key that can be in delivery at the same time
+    queues: SmallCount = 4  # number of messages without a key that can be in delivery at the same time
     retention: timedelta = timedelta(days=7)  # how long the broker keeps messages
 
 
@@ -40,7 +41,7 @@ class RelaySettings(Section, frozen=True):
 
     batch_size: Annotated[int, msgspec.Meta(ge=1, le=2000)] = 500  # messages of one topic in a claim; twice as many of all topics
     lease: timedelta = timedelta(seconds=30)  # how long a claim lasts; a relay that dies loses its claims at once
-    lanes: Count = 16  # maximum number of relays at once in a database
+    lanes: SmallCount = 16  # maximum number of relays at once in a database
     sweep_age: timedelta = timedelta(seconds=10)  # the commits of a decided batch that old are repeated
     task_time: timedelta = timedelta(seconds=30)  # maximum duration of a Celery task that relays
 
@@ -48,7 +49,7 @@ class RelaySettings(Section, frozen=True):
 class ConsumerSettings(Section, frozen=True):
     """How consumers receive."""
 
-    batch_size: Count = 32  # maximum number of messages received at once
+    batch_size: SmallCount = 32  # maximum number of messages received at once
     invisible: timedelta = timedelta(seconds=60)  # how long others do not see a received message; renewed while it is handled
     wait: timedelta = timedelta(seconds=1)  # how long one receive waits for messages
     settle: timedelta = timedelta(minutes=1)  # a number that is missing for longer is a gap
@@ -77,6 +78,6 @@ class Settings(Section, frozen=True):
     direct_databases: dict[str, str] = {}  # alias behind a pooler -> alias that bypasses it, where a session is needed
     pipeline: dict[str, Any] = {}  # read by the app `outbox.pipeline`
     celery_wakeup: bool = True  # whether each commit that publishes sends the Celery task `outbox.tasks.relay`
-    celery_queue: str = "outbox"  # Celery queue of the tasks that wake relays
+    celery_queue: QueueName = "outbox"  # Celery queue of the tasks that wake relays
     retention: timedelta = timedelta(days=7)  # minimum time for which sent messages, inbox rows and records are kept
     dedupe_retention: timedelta = timedelta(days=7)  # how long a dedupe key is remembered

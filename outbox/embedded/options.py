@@ -59,9 +59,4 @@ def problems(raw: Mapping[str, Any]) -> list[Problem]:
                 "The embedded broker needs PostgreSQL. Name a PostgreSQL database.",
             )
         )
-    found.extend(
-        Problem(f'OPTIONS["{name.upper()}"] is {getattr(options, name)}; it must be greater than zero.', "Correct it.")
-        for name in ("check_after", "check_interval", "statement_timeout")
-        if getattr(options, name) <= timedelta()
-    )
     return found

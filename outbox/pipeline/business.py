@@ -25,15 +25,15 @@ def place_of(name: str) -> str:
 def problems_with(entry: AuditSettings) -> Iterator[tuple[str, str]]:
     """Yield what is wrong with an entry, and what to do."""
     if message_type(entry.expects) is None:
-        text = f"expects {entry.expects!r}, but no message type has this name."
+        text = f"has EXPECTS {entry.expects!r}, but no message type has this name."
         yield text, "Write the name of the type as it is sent, and make sure that its module is imported."
     try:
         meta = apps.get_model(entry.model)._meta
     except (LookupError, ValueError) as error:
-        yield f"names the model {entry.model!r}: {error}", 'Write "app.Model".'
+        yield f"has MODEL {entry.model!r}: {error}", 'Write "app.Model".'
         return
     if not _key(meta):
-        text = f"names the model {entry.model!r}, whose primary key has several columns."
+        text = f"has MODEL {entry.model!r}, whose primary key has several columns."
         yield text, "Name a model with a key of one column: the audit finds a row's messages by its key."
     if entry.at and (problem := _problem_with_at(meta, entry.at)):
         yield problem

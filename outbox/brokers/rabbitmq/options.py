@@ -11,10 +11,10 @@ from typing import Annotated, Any
 import msgspec
 
 from outbox.brokers.base import Problem
-from outbox.brokers.options import Options, problems_with, read_options
+from outbox.brokers.options import Options, problems_with, read_address, read_options
 
-NODE = re.compile(r"(?P<host>[^:\s]+|\[[0-9a-fA-F:]+\])(:(?P<port>\d{1,5}))?")
-
+LONGEST_HEARTBEAT = timedelta(seconds=65_535)
+LONGEST_NAME = 127  # a queue's name has topic and group, and 255 bytes at most
 URL = re.compile(r"https?://\S+")
 
 
@@ -36,7 +36,7 @@ class RabbitMQOptions(Options, frozen=True):
     # "http://rabbit-1:15672", of the management plugin. Only checks use it, for policies and the members of quorum queues.
     management_url: str = ""
     # Messages in the queue of one group, without its retries and its delayed messages. A full queue refuses more.
-    max_length: Annotated[int, msgspec.Meta(ge=1)] | None = None
+    max_length: Annotated[int, msgspec.Meta(ge=1, le=9223372036854775807)] | None = None
 
 
 def problems(raw: Mapping[str, Any]) -> list[Problem]:
@@ -47,14 +47,20 @@ def problems(raw: Mapping[str, Any]) -> list[Problem]:
     found = [
         Problem(f'OPTIONS["NODES"] has {node!r}, which is not host:port.', 'Write it like "rabbit-1:5672".')
         for node in options.nodes
-        if not NODE.fullmatch(node)
+        if read_address(node) is None
     ]
     if not options.nodes:
         found.append(Problem('OPTIONS["NODES"] is empty.', 'Name one node at least, like "rabbit-1:5672".'))
+    if options.heartbeat > LONGEST_HEARTBEAT:
+        text = f'OPTIONS["HEARTBEAT"] is {options.heartbeat}, which AMQP cannot express.'
+        found.append(Problem(text, f"Set it to {LONGEST_HEARTBEAT.seconds} s or less."))
+    if not options.virtual_host:
+        found.append(Problem('OPTIONS["VIRTUAL_HOST"] is empty.', 'Name it. The one that each server has is "/".'))
     found.extend(
-        Problem(f'OPTIONS["{name.upper()}"] is {getattr(options, name)}; it must be greater than zero.', "Correct it.")
-        for name in ("heartbeat", "request_timeout", "consumer_timeout")
-        if getattr(options, name) <= timedelta()
+        Problem(f'OPTIONS["GROUPS"]["{topic}"] has the group {name!r}.', f"Its name has 1 to {LONGEST_NAME} bytes.")
+        for topic, names in options.groups.items()
+        for name in names
+        if not 0 < len(name.encode()) <= LONGEST_NAME
     )
     if options.management_url and not URL.fullmatch(options.management_url):
         text = f'OPTIONS["MANAGEMENT_URL"] is {options.management_url!r}, which is not a URL.'

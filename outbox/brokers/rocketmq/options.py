@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping
 from datetime import timedelta
 from pathlib import Path
@@ -11,9 +10,7 @@ from typing import Annotated, Any
 import msgspec
 
 from outbox.brokers.base import Problem
-from outbox.brokers.options import Options, problems_with, read_options
-
-ADDRESS = re.compile(r"(?P<host>[^:\s]+|\[[0-9a-fA-F:]+\]):(?P<port>\d{1,5})")
+from outbox.brokers.options import Options, problems_with, read_address, read_options
 
 
 class RocketMQOptions(Options, frozen=True):
@@ -52,15 +49,8 @@ def problems(raw: Mapping[str, Any]) -> list[Problem]:
     found = [
         Problem(f'OPTIONS["{name}"] has {text!r}, which is not host:port.', 'Write it like "127.0.0.1:8081".')
         for name, text in named
-        if not ADDRESS.fullmatch(text)
+        if (address := read_address(text)) is None or address[1] is None
     ]
-    found.extend(
-        Problem(
-            f'OPTIONS["{name.upper()}"] is {getattr(options, name)}; it must be greater than zero.', "Set a positive timedelta."
-        )
-        for name in ("request_timeout", "commit_window", "check_horizon")
-        if getattr(options, name) <= timedelta()
-    )
     if bool(options.access_key) != bool(options.secret_key):
         found.append(Problem("OPTIONS has only one of ACCESS_KEY and SECRET_KEY.", "Set both, or neither."))
     if options.tls_ca_file and not ((options.tls or options.broker_tls) and Path(options.tls_ca_file).is_file()):
@@ -71,6 +61,8 @@ def problems(raw: Mapping[str, Any]) -> list[Problem]:
 
 def parse_address(text: str) -> tuple[str, int]:
     """Return the host and the port of "host:port"."""
-    match = ADDRESS.fullmatch(text)
-    assert match is not None, f"{text!r} is not host:port, which check_options() reports"
-    return match["host"].strip("[]"), int(match["port"])
+    found = read_address(text)
+    assert found is not None, f"{text!r} is not host:port, which check_options() reports"
+    host, port = found
+    assert port is not None, f"{text!r} has no port, which check_options() reports"
+    return host, port

@@ -73,9 +73,9 @@ class TestWhatTheJobIsTold:
     @pytest.mark.parametrize(
         ("entry", "said"),
         [
-            ({"MODEL": "shop.Odrer", "EXPECTS": "OrderPlaced"}, r"\[\"orders\"\] names the model 'shop.Odrer'"),
+            ({"MODEL": "shop.Odrer", "EXPECTS": "OrderPlaced"}, r"\[\"orders\"\] has MODEL 'shop.Odrer'"),
             ({"MODEL": "Order", "EXPECTS": "OrderPlaced"}, 'Write "app.Model"'),
-            ({"MODEL": "shop.Order", "EXPECTS": "OrderPlaecd"}, "expects 'OrderPlaecd', but no message type has this name"),
+            ({"MODEL": "shop.Order", "EXPECTS": "OrderPlaecd"}, "has EXPECTS 'OrderPlaecd', but no message type has this name"),
             ({"MODEL": "shop.Order", "EXPECTS": "OrderPlaced", "AT": "at"}, "has AT 'at', but Order has no such field"),
         ],
     )

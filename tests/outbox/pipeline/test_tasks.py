@@ -66,7 +66,7 @@ class TestAudit:
 
         tasks.audit()
 
-        assert "names the model 'shop.Odrer'" in AuditRun.objects.get().error
+        assert "has MODEL 'shop.Odrer'" in AuditRun.objects.get().error
         assert len(alerts) == 1
 
     def test_cannot_take_what_was_archived_along_where_there_is_no_archive(self, alerts):

@@ -49,9 +49,9 @@ class TestE038:
     @pytest.mark.parametrize(
         ("entry", "text", "hint"),
         [
-            ({"MODEL": "shop.Odrer"}, "names the model 'shop.Odrer'", 'Write "app.Model".'),
-            ({"MODEL": "Order"}, "names the model 'Order'", 'Write "app.Model".'),
-            ({"EXPECTS": "OrderPlaecd"}, "expects 'OrderPlaecd', but no message type", "Write the name of the type"),
+            ({"MODEL": "shop.Odrer"}, "has MODEL 'shop.Odrer'", 'Write "app.Model".'),
+            ({"MODEL": "Order"}, "has MODEL 'Order'", 'Write "app.Model".'),
+            ({"EXPECTS": "OrderPlaecd"}, "has EXPECTS 'OrderPlaecd', but no message type", "Write the name of the type"),
             (
                 {"AT": "placed"},
                 "has AT 'placed', but Order has no such field.",
@@ -72,7 +72,7 @@ class TestE038:
     @pytest.mark.parametrize(
         ("entry", "text", "hint"),
         [
-            ({"MODEL": "outbox.Lane", "AT": ""}, "names the model 'outbox.Lane', whose primary key has several", "Name a model"),
+            ({"MODEL": "outbox.Lane", "AT": ""}, "has MODEL 'outbox.Lane', whose primary key has several", "Name a model"),
             ({"AT": "customer"}, "has AT 'customer', which is not a date-time field of Order.", "Its date-time fields are"),
             ({"AT": "lines"}, "has AT 'lines', which is not a date-time field of Order.", "Its date-time fields are"),
             (

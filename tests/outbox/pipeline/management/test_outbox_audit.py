@@ -60,7 +60,7 @@ class TestItsExitCode:
         said, code = audit()
 
         assert code == 2
-        assert "names the model 'shop.Odrer'" in said
+        assert "has MODEL 'shop.Odrer'" in said
 
     def test_is_2_where_there_is_no_archive_to_be_audited(self, job_that):
         job_that("is clean")
