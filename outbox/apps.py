@@ -27,7 +27,7 @@ class OutboxConfig(AppConfig):
 
 def _prepare_database(*, using: str, **kwargs: object) -> None:
     """
-    Note whose the tables are, write topic rows, and create the partitions of the message table ahead.
+    Store the project of the tables, write topic rows, and create the partitions of the message table ahead.
 
     Called after every migrate, also of other apps, and of this app to zero, after which there are no tables.
     """

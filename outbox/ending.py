@@ -35,7 +35,7 @@ UNFINISHED = 3
 """Exit code of a process that ended on request, without waiting for a call that did not return."""
 
 GIVEN_UP = 1
-"""Exit code of a process that ended because a handler did not, at its time limit."""
+"""Exit code of a process that ended because a handler was still running long after its time limit."""
 
 _in_handlers: set[int] = set()
 _given_up: set[int] = set()

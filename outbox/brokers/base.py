@@ -142,9 +142,9 @@ class Broker(abc.ABC):
         """
         Note in which outbox a consumer group has its inbox; called before the first `receive` for the group.
 
-        A broker that can notes it on its server, for each topic, when the group first receives. Then it refuses a group of the
-        same name whose inbox is elsewhere, which is another project's: it receives nothing, and `refusals` and `check` name the
-        owner. By default nothing is compared.
+        If the broker can, it stores the owner on its server when the group first receives from a topic. A group of the same name
+        with another inbox, that is, of another project, then receives nothing, and `refusals` and `check` name the owner. By
+        default nothing is compared.
 
         Args:
             source: the stable id of the outbox.
@@ -152,7 +152,7 @@ class Broker(abc.ABC):
         """
 
     def take_over(self, group: str) -> None:  # noqa: B027
-        """Forget on the server whose a group is, so that the next client with another owner may receive."""
+        """Delete a group's owner on the server, so that the next client with another owner may receive."""
 
     def interrupt(self) -> None:  # noqa: B027  (a broker whose waits are short does without)
         """

@@ -1,4 +1,4 @@
-"""Whose a consumer group is, for brokers that note it on their servers."""
+"""The owner of a consumer group, for brokers that store it on their servers."""
 
 from __future__ import annotations
 

@@ -66,7 +66,7 @@ def settings() -> Settings:
 
 def project() -> str:
     """
-    Return the name of this project: `OUTBOX["PROJECT"]`, or the package of WSGI_APPLICATION; "" where there is neither.
+    Return the name of this project: `OUTBOX["PROJECT"]`, or the package of WSGI_APPLICATION or ASGI_APPLICATION; else "".
 
     ROOT_URLCONF would not do: tests of many projects replace it.
     """

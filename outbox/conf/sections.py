@@ -68,7 +68,7 @@ class CheckBackSettings(Section, frozen=True):
 class Settings(Section, frozen=True):
     """The dict `OUTBOX`."""
 
-    # Name of this project, which its tables and consumer groups belong to; "": the package of WSGI_APPLICATION.
+    # Name of the project that the tables of the outbox belong to; "": the package of WSGI_APPLICATION or ASGI_APPLICATION.
     project: str = ""
     brokers: dict[str, BrokerSettings] = msgspec.field(default_factory=lambda: {"default": BrokerSettings()})  # by alias
     topics: dict[str, TopicSettings] = {}  # by name; messages can be published to these only

@@ -98,8 +98,8 @@ def handler_of(target: Callable[..., Any]) -> Handler:
     first = next(iter(signature.parameters), "")
     if first in NOT_A_MESSAGE:
         raise ConfigurationError(
-            f"{name_of(target)} calls its first argument {first!r}, but it is the message: {shape}. Decorate a class, not its "
-            "method."
+            f"The first argument of {name_of(target)} is the message, but is named {first!r}. Write {shape}; to use a method, "
+            "decorate its class."
         )
     return handler
 

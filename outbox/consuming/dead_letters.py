@@ -83,7 +83,7 @@ class LetterGroup:
 
 
 @dataclass(frozen=True, slots=True)
-class _Keeper:
+class _GroupBrokers:
     """A group, the database of its inbox, and the brokers that may keep letters of it."""
 
     group: str
@@ -102,20 +102,20 @@ def read_letters(*, is_to_settle: bool = False) -> Letters:
     """
     limit = READ_TO_SETTLE if is_to_settle else READ_AT_ONCE
     letters = Letters()
-    for keeper in _keepers():
-        for alias in keeper.brokers:
-            _read(letters, keeper, alias, limit)
+    for asked in _groups_to_ask():
+        for alias in asked.brokers:
+            _read(letters, asked, alias, limit)
     letters.found.sort(key=lambda one: one.letter.died_at)
     return letters
 
 
 def groups_with_letters() -> list[str]:
     """Return the names of all groups that may have dead letters, also without code here."""
-    return sorted({keeper.group for keeper in _keepers()})
+    return sorted({asked.group for asked in _groups_to_ask()})
 
 
-def _keepers() -> Iterator[_Keeper]:
-    yield from (_Keeper(group.name, group.using, tuple(group.brokers)) for group in groups().values())
+def _groups_to_ask() -> Iterator[_GroupBrokers]:
+    yield from (_GroupBrokers(group.name, group.using, tuple(group.brokers)) for group in groups().values())
     topics = conf.settings().topics
     for using in sorted({router.db_for_write(FailedDelivery), *(group.using for group in groups().values())}):
         brokers: dict[str, set[str]] = {}
@@ -123,7 +123,7 @@ def _keepers() -> Iterator[_Keeper]:
         for group, topic in given_up.order_by().values_list("consumer_group", "topic").distinct():
             if group not in groups() and topic in topics and conf.broker_class(topics[topic].broker).supports_replay:
                 brokers.setdefault(group, set()).add(topics[topic].broker)
-        yield from (_Keeper(group, using, tuple(sorted(aliases))) for group, aliases in sorted(brokers.items()))
+        yield from (_GroupBrokers(group, using, tuple(sorted(aliases))) for group, aliases in sorted(brokers.items()))
 
 
 def group_letters(letters: Iterable[Letter]) -> list[LetterGroup]:
@@ -170,35 +170,35 @@ def settle_letters(letters: Iterable[Letter], *, by: str, reason: str = "", disc
                     yield from (one for one in portion if one.letter.id in settled)
 
 
-def _read(letters: Letters, keeper: _Keeper, alias: str, limit: int) -> None:
+def _read(letters: Letters, asked: _GroupBrokers, alias: str, limit: int) -> None:
     if not conf.broker_class(alias).supports_replay:
         letters.troubles.append(
-            f"The dead letters of group {keeper.group!r} stay with the broker {alias!r}, which does not list them."
+            f"The dead letters of group {asked.group!r} stay with the broker {alias!r}, which does not list them."
         )
         return
     try:
         with closing(conf.make_broker(alias)) as broker:
-            set_owner(broker, keeper.group, keeper.using)
-            found = DeadLetters.of(broker).dead_letters(keeper.group, limit=limit)
+            set_owner(broker, asked.group, asked.using)
+            found = DeadLetters.of(broker).dead_letters(asked.group, limit=limit)
     except BrokerUnavailable as error:
-        letters.troubles.append(f"Group {keeper.group!r}: {str(error).strip()}")
+        letters.troubles.append(f"Group {asked.group!r}: {str(error).strip()}")
         return
-    letters.found.extend(_with_tries(keeper, alias, found))
+    letters.found.extend(_with_tries(asked, alias, found))
     if len(found) == limit:
-        letters.cut.append(keeper.group)
+        letters.cut.append(asked.group)
 
 
-def _with_tries(keeper: _Keeper, alias: str, found: list[DeadLetter]) -> Iterator[Letter]:
+def _with_tries(asked: _GroupBrokers, alias: str, found: list[DeadLetter]) -> Iterator[Letter]:
     """Yield letters with their last recorded try, and with its reason where the broker keeps none."""
-    rows = FailedDelivery.objects.using(keeper.using).filter(
-        consumer_group=keeper.group,
+    rows = FailedDelivery.objects.using(asked.using).filter(
+        consumer_group=asked.group,
         message_id__in=[identity_of(letter.message_id, letter.source) for letter in found],
         outcome__in=[Outcome.RETRY, Outcome.DEAD_LETTER],
     )
     last = {(row.message_id, row.topic): row for row in rows.defer("traceback").order_by("id")} if found else {}
     for letter in found:
         row = last.get((identity_of(letter.message_id, letter.source), letter.topic))
-        yield Letter(alias, letter if letter.reason else _explained(letter, row), keeper.using, row)
+        yield Letter(alias, letter if letter.reason else _explained(letter, row), asked.using, row)
 
 
 def _explained(letter: DeadLetter, row: FailedDelivery | None) -> DeadLetter:

@@ -1,10 +1,10 @@
 """
 The deliveries that a worker holds, and the thread that looks after them while a handler runs.
 
-A handler may be slow: the thread renews its delivery at the broker, keeps its idle transaction alive, hands back the deliveries
-that wait behind it, and interrupts it at its time limit, until it gives it up and ends the process. The inbox sets a timeout of
-most of `INVISIBLE` for idle transactions, so that the server ends that of a frozen process; the thread of a live process sends a
-statement from time to time.
+A handler may be slow: the thread renews its delivery at the broker, keeps its idle transaction alive, hands back the
+deliveries that wait behind it, and interrupts it at its time limit. If that does not help, the thread ends the process. The
+inbox sets a timeout of most of `INVISIBLE` for idle transactions, so that the server ends that of a frozen process; the thread
+of a live process sends a statement from time to time.
 """
 
 from __future__ import annotations

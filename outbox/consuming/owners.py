@@ -2,24 +2,33 @@
 
 from __future__ import annotations
 
-from contextlib import suppress
+from collections.abc import Iterable
+from contextlib import closing, suppress
 
 import psycopg
 from django.db import Error as DatabaseError
 
-from outbox import database
+from outbox import conf, database
 from outbox.brokers.base import Broker
-from outbox.consuming.register import groups
+from outbox.consuming.register import Group, groups
 from outbox.database.identity import read_identity
 
 
 def set_owner(broker: Broker, group: str, using: str) -> None:
-    """Tell a broker whose a group is: of the outbox in the database of its inbox."""
+    """Tell a broker the owner of a group: the outbox in the database of its inbox."""
     broker.set_owner(group, *read_identity(database.raw(using)))
 
 
+def take_over(chosen: Iterable[Group]) -> None:
+    """Let groups belong to this project's database from their next receive on, whoever owned them before."""
+    for group in chosen:
+        for alias in group.brokers:
+            with closing(conf.make_broker(alias)) as broker:
+                broker.take_over(group.name)
+
+
 def set_owners(broker: Broker) -> None:
-    """Tell a broker whose the project's groups are; those whose database is away are left out."""
+    """Tell a broker the owners of the project's groups. Groups whose database cannot be reached are left out."""
     for group in groups().values():
         if broker.alias in group.brokers:
             with suppress(DatabaseError, psycopg.Error):

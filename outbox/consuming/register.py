@@ -207,7 +207,7 @@ def consumer(
         tags: handle only messages with one of these tags.
         using: the database of the handler's writes and of the inbox row.
         time_limit: raise `outbox.TimeLimitExceeded` in the handler after this time, which counts as a failure. By default
-            there is no limit. Where the handler does not end within 10 s of that, its process does.
+            there is no limit. If it does not end within 10 s, its process ends.
         batch_size: handle up to this many messages at once (2 to 500), in one transaction: `handler(messages, contexts)`, two
             lists. After a failure each message is handled alone, in lists of one. Not on ordered topics.
 

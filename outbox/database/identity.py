@@ -1,4 +1,4 @@
-"""Whose the tables of the outbox in a database are: the stable id of the database, and the project that migrated it."""
+"""The identity of the outbox in a database: its stable id, and the project that migrated it."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class Identity(NamedTuple):
     The identity of a database's outbox.
 
     Args:
-        source: its stable id, which headers and tokens name.
+        source: its stable id: `ce-source` of its messages, part of its tokens, and the owner of its consumer groups.
         project: the project that it belongs to; "" where that is not known.
     """
 

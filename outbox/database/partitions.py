@@ -90,7 +90,7 @@ def rights(connection: Connection) -> Rights:
 
 
 def lacks_tomorrow(found: Collection[date], *, today: date | None = None) -> bool:
-    """Return whether the partition of tomorrow is not among the days that have one, so that no maintenance runs."""
+    """Return whether tomorrow has no partition, which means that no maintenance runs."""
     return (today or datetime.now(UTC).date()) + timedelta(days=1) not in found
 
 

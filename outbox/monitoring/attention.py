@@ -135,7 +135,7 @@ def _brokers(status: Status) -> Iterator[Attention]:
         if group.trouble:
             away[group.broker] = "It cannot be reached.", group.trouble
     for alias, (cause, error) in sorted(away.items()):
-        step = f'Start it, correct what it answers, or OUTBOX["BROKERS"]["{alias}"]. No message is lost meanwhile.'
+        step = f'Start it, correct what its error names, or correct OUTBOX["BROKERS"]["{alias}"]. No message is lost meanwhile.'
         yield Attention(Kind.BROKER_AWAY, f"broker {alias!r}", cause, step, error=error)
 
 
@@ -155,8 +155,8 @@ def _untaken(connection: Connection, status: Status) -> Iterator[Attention]:
     """
     Yield that no worker of Celery takes the wakeups that commits send.
 
-    A worker that does relays for a moment, and leaves a heartbeat. So none does if there are messages older than a worker needs,
-    but newer than heartbeats that are deleted.
+    A worker that takes one runs a relay, whose heartbeat is kept for `STALE_AFTER`. So messages that are older than a minute and
+    newer than that, without such a heartbeat, show that no worker takes them.
     """
     relays = [one for one in status.processes if one.kind == "relay"]
     is_resident = any(one.note != BY_CELERY and not one.is_silent for one in relays)
@@ -323,7 +323,7 @@ def _maintenance(connection: Connection, status: Status) -> Iterator[Attention]:
         causes.append(f"Messages of {days} are kept past their retention, from {status.overdue[0]} on.")
     if causes:
         run = f"run outbox_maintenance as {partitions.rights(connection).owner!r}, the owner of the tables"
-        step = f"Check that outbox_relay runs, or beat's entry outbox-maintenance; or {run}. It says what keeps it from its work."
+        step = f"Check that outbox_relay runs, or beat's entry outbox-maintenance; or {run}, which prints the error."
         subject, error = f"database {status.database!r}", " ".join(sorted(errors))
         yield Attention(Kind.NO_MAINTENANCE, subject, " ".join(causes), step, error=error)
     if status.has_strays:

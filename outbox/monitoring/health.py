@@ -22,7 +22,7 @@ class Health(StrEnum):
     OK = "ok"
     NEEDS_ATTENTION = "needs attention"  # `manage.py outbox_status` lists it
     UNREACHABLE = "unreachable"
-    UNFIT = "unfit"  # without tables of the outbox, or a replica
+    UNFIT = "unfit"  # without tables of the outbox, a replica, or another project's tables
     READ_ONLY = "read only"
 
 

@@ -14,7 +14,7 @@ from collections.abc import Callable
 from outbox.relay.backoff import Backoff
 
 NAMED_TOPICS = 3  # topics named in the description of open breakers
-PROBE_SECONDS = 60.0  # after its wait; a topic that was not probed for so long has nothing to send
+PROBE_SECONDS = 60.0  # if a topic is not probed for so long after its wait, it has nothing to send
 
 
 class BreakerState(enum.StrEnum):

@@ -144,7 +144,7 @@ def prune(using: str, *, now: datetime | None = None, patience: timedelta = part
 
 
 def overdue(days: Iterable[date]) -> list[date]:
-    """Return the days that are kept for longer after their retention than any role or app that drops them needs."""
+    """Return the days that should have been dropped by now, by whichever role or app drops them."""
     holds = retention_holds.active()
     kept_for = max([conf.settings().retention, *holds.values()]) + max([OTHERS_GRACE, *(hold.grace for hold in holds)])
     first = (datetime.now(UTC) - kept_for).date()

@@ -139,7 +139,7 @@ class TestARepeatedLine:
 
         assert written() == ["INFO 1 dead messages were released.", "INFO 2 dead messages were released."]
 
-    def test_does_not_harm_its_caller_where_the_text_of_an_argument_cannot_be_had(self, say, written):
+    def test_does_not_raise_if_str_of_an_argument_raises(self, say, written):
         class Odd:
             def __str__(self):
                 raise ZeroDivisionError

@@ -14,7 +14,7 @@ import pytest
 from django.core.management import call_command
 from django.db import connections
 
-from outbox import Retry, consumer, database, publish, transaction
+from outbox import Retry, consumer, database, publish, topics, transaction
 from outbox.consuming import register
 from outbox.consuming.worker import Worker
 from outbox.database import partitions
@@ -263,6 +263,7 @@ class TestARoleThatOnlyPublishes:
         for privileges, tables in TO_PUBLISH:
             as_owner(f"GRANT {_listed(privileges)} ON {_listed(tables)} TO {role}")
 
+        topics.forget("default")  # the first publish of a process looks more up
         with as_role():
             for options in ({}, {"delay": timedelta(days=1)}, {"dedupe_key": "a"}, {"dedupe_key": "a"}):
                 with transaction():

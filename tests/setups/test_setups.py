@@ -131,7 +131,7 @@ def test_all_tables_are_published_to_a_logical_replica(server, databases, play):
     assert "handled, replayed" in said
 
 
-def test_settings_of_the_database_that_change_how_values_look_or_how_long_anything_may_take(databases, play):
+def test_unusual_settings_of_the_database(databases, play):
     url = databases("setup_odd")
     run(url, *(f"ALTER DATABASE setup_odd SET {name} = '{value}'" for name, value in ODD_SETTINGS.items()))
 

@@ -127,7 +127,7 @@ class RabbitMQBroker(DeadLetters):
         self._owners.set(group, GroupOwner.of(source, project))
 
     def take_over(self, group: str) -> None:
-        """Let the group's queues belong to the owner that was set, whose they were before notwithstanding."""
+        """Delete the notes of the group's owner, so that the next client that receives for it becomes the owner."""
         with self._asking("hand the group over") as channel:
             self._owners.forget(channel, self.topics, group)
 
@@ -381,7 +381,7 @@ class RabbitMQBroker(DeadLetters):
     def _require_owner(self, group: str) -> None:
         """Raise BrokerUnavailable if the group is another project's."""
         try:
-            with self._asking("say whose the group is") as channel:
+            with self._asking("tell the group's owner") as channel:
                 self._owners.require(channel, self.topics, group)
         except OwnedByAnother as error:
             raise BrokerUnavailable(str(error)) from error

@@ -1,5 +1,5 @@
 """
-Whose a consumer group is: noted on the server with the first receive, so that two projects do not share a group's queue.
+The owner of a consumer group: stored on the server by the first receive, so that two projects do not share a group's queue.
 
 The note is an exchange with the name of the group's queue, through which no message goes. Its argument `alternate-exchange` names
 the outbox with the group's inbox; the server refuses a declaration with another one, and says which one it has.

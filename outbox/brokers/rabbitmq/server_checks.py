@@ -56,7 +56,7 @@ class ServerChecks:
     Args:
         connection: a connection that nothing else is published over; an alarm blocks it.
         declare_queues: declares the queues of a topic's group.
-        owners: whose groups are ours.
+        owners: the owners of this project's groups.
     """
 
     def __init__(

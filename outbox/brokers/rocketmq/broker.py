@@ -276,7 +276,7 @@ class RocketMQBroker(AsksProducers, DeadLetters):
             except OwnedByAnother as error:
                 yield Problem(*error.args)
             except UNANSWERED as error:
-                yield Problem(f"The name servers do not say whose group {group!r} is: {error}.", "Correct NAME_SERVERS.")
+                yield Problem(f"The name servers do not tell the owner of group {group!r}: {error}.", "Correct NAME_SERVERS.")
 
     def _require_ports(self, what: str) -> None:
         if not self._client.ports.are_known:

@@ -1,5 +1,5 @@
 """
-Whose a consumer group is: noted with the first receive, so that two projects do not share a group.
+The owner of a consumer group: stored by the first receive, so that two projects do not share a group.
 
 The note is an entry in the configuration that name servers keep for clients (`kvConfig.json`). They do not exchange it, so it is
 written to each, and the first that has it is believed. Without NAME_SERVERS nothing is compared.

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 from argparse import ArgumentParser, ArgumentTypeError
 from collections.abc import Callable
-from contextlib import closing
 from dataclasses import asdict
 from functools import partial
 from typing import Any, TypeVar
@@ -18,6 +17,7 @@ from django.db import connections
 from outbox import conf, database
 from outbox.consuming import wants
 from outbox.consuming.gaps import find_gaps
+from outbox.consuming.owners import take_over
 from outbox.consuming.register import Group, group, groups
 from outbox.consuming.threads import ConsumerThreads
 from outbox.database import heartbeats
@@ -47,7 +47,7 @@ class Command(BaseCommand):
         parser.add_argument("--until-idle", action="store_true", help="end when no more messages wait")
         parser.add_argument("--once", action="store_true", help="end after one receive for each group and broker")
         parser.add_argument(
-            "--take-over", action="store_true", help="let the groups' queues belong to this project's database; with --group"
+            "--take-over", action="store_true", help="make this database the owner of the groups, and end; needs --group"
         )
         parser.add_argument("--json", action="store_true", help="print the summary as one line of JSON")
 
@@ -58,6 +58,8 @@ class Command(BaseCommand):
             chosen = _choose(options["group"])
             if options["take_over"]:
                 take_over(chosen)
+                self.stdout.write(f"{', '.join(one.name for one in chosen)}: taken over. Start the consumers.")
+                return
             consumers = ConsumerThreads(chosen, threads=options["threads"])
         except OutboxError as error:
             raise unable(error) from error
@@ -101,14 +103,6 @@ def _choose(names: list[str] | None) -> list[Group]:
     if not groups():
         raise ConfigurationError("No @consumer is defined. Define one in consumers.py of an installed app.")
     return list(groups().values())
-
-
-def take_over(chosen: list[Group]) -> None:
-    """Let the queues of groups belong to this project's database from their next receive on."""
-    for one in chosen:
-        for alias in one.brokers:
-            with closing(conf.make_broker(alias)) as broker:
-                broker.take_over(one.name)
 
 
 def _describe(one: Group) -> str:

@@ -75,7 +75,7 @@ class TestTicketOfALostMessage:
         return batch.message_ids
 
     @pytest.mark.parametrize("lost", [[0], [1], [2], [0, 1], [1, 0], [0, 2], [3, 1]])
-    def test_stands_where_the_message_was_published(self, publish, lost):
+    def test_gets_the_position_of_the_original_one(self, publish, lost):
         ids = [publish() for _ in range(4)]
         self.lose(*(ids[n] for n in lost))
 

@@ -99,7 +99,7 @@ class TestConsumer:
 
     @pytest.mark.parametrize("target", [lambda context, message: None, lambda self, message: None])
     def test_refuses_what_takes_something_else_for_the_message(self, target):
-        with pytest.raises(ConfigurationError, match="but it is the message: handler\\(message, context\\)"):
+        with pytest.raises(ConfigurationError, match=r"is the message, but is named .* Write handler\(message, context\)"):
             consumer(Placed, group="cart")(target)
 
     @pytest.mark.parametrize("wrong", [{"limit": -1}, {"limit": "3"}, {"jitter": 2}, {"delays": []}, {"delays": [5]}])

@@ -263,7 +263,7 @@ class TestWakeupsByCelery:
             "Database 'default': Commits send wakeups to Celery's queue 'outbox', and no worker takes them."
         )
 
-    def test_are_well_while_a_worker_relays(self, read, relay):
+    def test_are_not_reported_while_a_worker_relays(self, read, relay):
         MessageRowFactory(id=message_id(ago(minutes=2)))
         a_process("relay", note="celery", silent=110)
 
@@ -396,7 +396,7 @@ class TestGroups:
 
         assert read() == []
 
-    def test_need_none_while_what_waits_is_to_be_retried_soon(self, read):
+    def test_need_none_while_waiting_messages_are_about_to_be_retried(self, read):
         a_process("consumer", consumer_group="cart")
         a_backlog("a")
         handled(seconds=200)

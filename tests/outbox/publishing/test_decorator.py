@@ -53,7 +53,7 @@ class TestEachShape:
     def test_rolls_back_on_an_exception(self, get, shape):
         assert get(shape, "broken") == ("raised", False)
 
-    def test_answers_with_no_success_after_an_error_that_was_swallowed(self, get, shape):
+    def test_does_not_answer_success_after_a_swallowed_error(self, get, shape):
         """Django rolls back for it without a word, and the view would answer 200 for an order that is not there."""
         assert get(shape, "swallowed") == ("raised", False)
 
@@ -108,7 +108,7 @@ class TestUnderAtomicRequests:
         assert get(shape, "broken") == ("raised", False)
 
     @pytest.mark.parametrize("shape", SHAPES)
-    def test_it_answers_with_no_success_after_an_error_that_was_swallowed(self, get, shape):
+    def test_it_does_not_answer_success_after_a_swallowed_error(self, get, shape):
         assert get(shape, "swallowed") == ("raised", False)
 
     @pytest.mark.parametrize("shape", ["api-outside", "api-inside", "api-method", "orders"])

@@ -151,7 +151,7 @@ class TestTheirMessage:
         assert (context.message_id, context.source) == ("a-1", "https://shipping.example")
         assert (context.key, context.tag, context.headers["x-tenant"]) == ("4711", "shipped", "eu")
 
-    def test_is_told_by_source_and_id(self, theirs, handle, seen):
+    def test_is_identified_by_source_and_id(self, theirs, handle, seen):
         for source in ("shipping", "billing", "shipping"):
             theirs(source.encode(), message_id="1", headers={"ce-source": source})
 
@@ -160,7 +160,7 @@ class TestTheirMessage:
         assert (tally.handled, tally.duplicates) == (2, 1)
         assert sorted(message for message, _ in seen) == [b"billing", b"shipping"]
 
-    def test_without_a_source_is_told_by_its_id(self, theirs, handle, seen):
+    def test_without_a_source_is_identified_by_its_id(self, theirs, handle, seen):
         for number in ("1", "2", "1"):
             theirs(number.encode(), message_id=number)
 

@@ -208,7 +208,7 @@ class TestPermission:
         assert broker.retry(held, timedelta(seconds=1))
         assert (broker.refusals(), broker.check()) == ({}, [])
 
-    def test_to_note_whose_a_group_is_is_named_by_its_consumer(self, open_broker: Open, user, topic):
+    def test_for_the_owner_of_a_group_is_named_by_its_consumer(self, open_broker: Open, user, topic):
         broker = open_broker(**user(ALL, rf"^(outbox\.[du].*|{topic}.*|amq\.default)$", ALL))
         broker.set_owner("billing", "urn:uuid:7a0e9f0e-0000-4000-8000-00000000000a", "shop")
 

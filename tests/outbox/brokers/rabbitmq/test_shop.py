@@ -16,8 +16,8 @@ from django.core.management import CommandError, call_command
 from outbox import Retry, conf, consumer, database, publish_raw, transaction
 from outbox.brokers.base import Broker, Delivery, Outgoing
 from outbox.consuming import register, wants
+from outbox.consuming.owners import take_over
 from outbox.consuming.worker import Worker
-from outbox.management.commands.outbox_consume import take_over
 from outbox.message import read_headers
 from outbox.models import Batch, DeadMessage, InboxRow, MessageRow, State
 from outbox.monitoring import doctor

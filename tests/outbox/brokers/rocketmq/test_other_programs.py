@@ -160,7 +160,7 @@ class TestTheirMessage:
         assert (context.message_id, context.source) == ("a-1", "https://shipping.example")
         assert (context.key, context.tag, context.headers["x-tenant"]) == ("4711", "shipped", "eu")
 
-    def test_is_told_by_source_and_id(self, theirs, handle_until, seen):
+    def test_is_identified_by_source_and_id(self, theirs, handle_until, seen):
         for source in ("shipping", "billing", "shipping"):
             theirs(source.encode(), ce_id="1", ce_source=source)
         theirs(b"last", ce_id="2")
