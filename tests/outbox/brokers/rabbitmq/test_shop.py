@@ -16,7 +16,6 @@ from django.core.management import CommandError, call_command
 from outbox import Retry, conf, consumer, database, publish_raw, transaction
 from outbox.brokers.base import Broker, Delivery, Outgoing
 from outbox.consuming import register, wants
-from outbox.consuming.owners import take_over
 from outbox.consuming.worker import Worker
 from outbox.message import read_headers
 from outbox.models import Batch, DeadMessage, InboxRow, MessageRow, State
@@ -260,7 +259,7 @@ class TestTwoProjects:
         relay()
         theirs.close()
 
-        take_over([register.group("cart")])
+        call_command("outbox_consume", group=["cart"], take_over=True)
         worker().run(until_idle=True)
 
         assert seen == [1]
