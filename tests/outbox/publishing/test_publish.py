@@ -155,6 +155,11 @@ class TestPublishRaw:
             "content-type": "application/json",
         }
 
+    def test_may_have_a_nul_character_in_a_text(self):
+        publish(OrderMade(order_id=1, customer="a\0b"))
+
+        assert OrderMade.from_body(bytes(message_rows()[0].body)).customer == "a\0b"
+
     def test_leaves_bytes_as_they_are(self):
         receipt = publish_raw("made", b"\x00\xff")
 
